@@ -1,0 +1,1 @@
+"""topoplan: topology-aware communication planning for multi-GPU training."""

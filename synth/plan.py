@@ -1,0 +1,226 @@
+"""A plan: for each range of sizes the schedule to use, with the topology it is for, the bound, and a hash.
+
+A plan file is self-contained: it carries its topology, so that it can be replayed by whoever reads it. Every schedule
+is verified before a plan is saved and again after one is loaded, and so is the bound's certificate.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from ..topo.errors import InputError, PlanMismatchError, TopoplanError, VerificationError
+from ..topo.exact import fraction_to_json, load_json
+from ..topo.files import write_whole
+from ..topo.graph import Topology
+from .bounds import Bound
+from .certificate import check_bound
+from .collective import Collective
+from .cost import Cost, bandwidth_s_per_GB, cost
+from .schedule import Schedule
+from .verify import verify
+
+FORMAT = "topoplan-plan"
+VERSION = 1
+MAX_PLAN_BYTES = 512 << 20
+
+
+@dataclass(frozen=True)
+class Entry:
+    """The schedule for buffers of at least `min_bytes` and less than `max_bytes` (None: no upper end)."""
+
+    min_bytes: int
+    max_bytes: int | None
+    schedule: Schedule
+
+    def covers(self, size_bytes: int) -> bool:
+        """Whether a buffer of that size is in this entry's range."""
+        return self.min_bytes <= size_bytes and (self.max_bytes is None or size_bytes < self.max_bytes)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """See the module's docstring. Entries cover all sizes from 0 up, in order and without gaps."""
+
+    topology: Topology
+    collective: Collective
+    entries: tuple[Entry, ...]
+    bound: Bound
+
+    def __post_init__(self) -> None:
+        edge: int | None = 0
+        for entry in self.entries:
+            if edge is None or entry.min_bytes != edge or not (entry.max_bytes is None or entry.max_bytes > edge):
+                raise InputError(f"plan: the ranges of sizes have a gap or overlap at {entry.min_bytes} bytes")
+            if entry.schedule.collective != self.collective:
+                raise InputError(f"plan: for {self.collective}, but holds a schedule for {entry.schedule.collective}")
+            edge = entry.max_bytes
+        if edge is not None:
+            raise InputError(f"plan: no schedule for buffers of {edge} bytes and more")
+
+    def entry_for(self, size_bytes: int) -> Entry:
+        """The entry whose range covers `size_bytes`."""
+        return next(entry for entry in self.entries if entry.covers(size_bytes))
+
+    def cost_of(self, entry: Entry) -> Cost:
+        """Alpha and beta that the cost model predicts for an entry."""
+        return cost(entry.schedule, self.topology)
+
+    def gap_of(self, entry: Entry) -> Fraction:
+        """1 - (bandwidth-only algbw from the entry's exact link loads) / bound; 0 is at the bound."""
+        needed = bandwidth_s_per_GB(entry.schedule, self.topology)
+        return 1 - self.bound.s_per_GB / needed if needed else Fraction(0)
+
+    def verify(self) -> None:
+        """Replay every schedule on the topology and redo the bound's arithmetic; VerificationError if any fails."""
+        for schedule in {replace(entry.schedule, segments=1): None for entry in self.entries}:
+            verify(schedule, self.topology)
+        check_bound(self.bound, self.collective, self.topology)
+
+    def check_topology(self, topology: Topology) -> None:
+        """Raise PlanMismatchError unless the plan is for `topology`, rank order included."""
+        if topology.fingerprint != self.topology.fingerprint:
+            raise PlanMismatchError(
+                f"the plan is for topology {self.topology.name!r} (fingerprint {self.topology.fingerprint}), "
+                f"not for {topology.name!r} (fingerprint {topology.fingerprint}); synthesize one for it"
+            )
+        try:
+            replace(self, topology=topology).verify()
+        except VerificationError as error:
+            raise PlanMismatchError(
+                f"the plan is for a machine like {topology.name!r}, but with its GPUs or devices in another order or "
+                f"under other names ({error}); synthesize one for it"
+            ) from None
+
+    # -- files ---------------------------------------------------------------------------------------------------
+
+    def to_json(self) -> dict[str, Any]:
+        """The plan as a JSON object, `hash` over all the rest."""
+        schedules: dict[Schedule, int] = {}
+        entries = []
+        for entry in self.entries:
+            base = replace(entry.schedule, segments=1)
+            number = schedules.setdefault(base, len(schedules))
+            entries.append(
+                {
+                    "min_bytes": entry.min_bytes,
+                    "max_bytes": entry.max_bytes,
+                    "schedule": number,
+                    "segments": entry.schedule.segments,
+                }
+            )
+        body = {
+            "format": FORMAT,
+            "version": VERSION,
+            "fingerprint": self.topology.fingerprint,
+            "collective": self.collective.name,
+            "ranks": self.collective.ranks,
+            "root": self.collective.root,
+            "reduction_order": "step by step, within a step as listed",
+            "dtypes": "any that the backend can move and add",
+            "bound": self.bound.to_json(),
+            "entries": entries,
+            "schedules": [schedule.to_json() for schedule in schedules],
+            "topology": self.topology.to_json(),
+        }
+        return {**body, "hash": _hash(body)}
+
+    @cached_property
+    def hash(self) -> str:
+        """SHA-256 of the plan's content, in hex."""
+        return str(self.to_json()["hash"])
+
+    def save(self, path: str | Path, *, overwrite: bool = False) -> None:
+        """Verify, then write the file whole. Raises InputError where it exists and `overwrite` is off."""
+        self.verify()
+        write_whole(path, _dumps(self.to_json()), overwrite=overwrite)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Plan:
+        """Read and verify a plan file. InputError: no such file, or not a plan; VerificationError: it does not hold."""
+        try:
+            if Path(path).stat().st_size > MAX_PLAN_BYTES:
+                raise InputError(f"{path}: larger than {MAX_PLAN_BYTES >> 20} MiB; not a plan")
+            text = Path(path).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+            raise InputError(f"{path}: cannot be read: {reason}; expected a plan written by topo-synth -o") from None
+        return cls.loads(text, str(path))
+
+    @classmethod
+    def loads(cls, text: str, where: str = "plan") -> Plan:
+        """Read and verify a plan's text; see `load`."""
+        try:
+            data = load_json(text)
+        except json.JSONDecodeError as error:
+            raise InputError(
+                f"{where}: not JSON at line {error.lineno}: {error.msg}; the file is cut off or is not a plan"
+            ) from None
+        except (ValueError, RecursionError) as error:
+            raise InputError(f"{where}: not usable JSON: {error}") from None
+        if not isinstance(data, dict) or data.get("format") != FORMAT:
+            raise InputError(f"{where}: not a plan; expected a file written by topo-synth -o")
+        if data.get("version") != VERSION:
+            raise InputError(f"{where}: plan version {data.get('version')!r}; this topoplan reads version {VERSION}")
+        if data.pop("hash", None) != _hash(data):
+            raise VerificationError(f"{where}: the plan's content does not match its hash; it was changed or damaged")
+        try:
+            plan = cls._from_json(data, where)
+            plan.verify()
+        except TopoplanError as error:
+            raise VerificationError(f"{where}: {error}") from None
+        return plan
+
+    @classmethod
+    def _from_json(cls, data: dict[str, Any], where: str) -> Plan:
+        try:
+            topology = Topology.from_json(data["topology"], f"{where}: topology")
+            if topology.fingerprint != data["fingerprint"]:
+                raise VerificationError(
+                    f"the plan says it is for fingerprint {data['fingerprint']}, its topology has {topology.fingerprint}"
+                )
+            schedules = [Schedule.from_json(s, f"schedules[{i}]") for i, s in enumerate(data["schedules"])]
+            return cls(
+                topology=topology,
+                collective=Collective(data["collective"], data["ranks"], data["root"]),
+                entries=tuple(
+                    Entry(e["min_bytes"], e["max_bytes"], replace(schedules[e["schedule"]], segments=e["segments"]))
+                    for e in data["entries"]
+                ),
+                bound=Bound.from_json(data["bound"]),
+            )
+        except (KeyError, TypeError, IndexError, ValueError) as error:
+            raise VerificationError(f"a field is missing or malformed: {type(error).__name__}: {error}") from None
+
+
+def _canonical(value: Any) -> Any:
+    """Numbers in one spelling, whether they come from Python or from a file."""
+    if isinstance(value, dict):
+        return {k: _canonical(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_canonical(v) for v in value]
+    if isinstance(value, bool) or value is None or isinstance(value, (int, str)):
+        return value
+    return fraction_to_json(Fraction(str(value)))
+
+
+def _hash(body: dict[str, Any]) -> str:
+    text = json.dumps(_canonical(body), sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _dumps(data: dict[str, Any]) -> str:
+    """A line a field, and a line a schedule or entry."""
+    lines = []
+    for key, value in data.items():
+        if isinstance(value, list):
+            rows = ",\n".join(f"  {json.dumps(row)}" for row in value)
+            lines.append(f"{json.dumps(key)}: [\n{rows}\n]")
+        else:
+            lines.append(f"{json.dumps(key)}: {json.dumps(value)}")
+    return "{\n" + ",\n".join(lines) + "\n}\n"

@@ -1,0 +1,52 @@
+"""Every error that topoplan raises on purpose, with the exit code that its commands give it.
+
+    TopoplanError            1  failed
+    +-- InputError           2  usage: a bad argument or a bad file; says what, where, what was expected, what to do
+    +-- InfeasibleError      3  no schedule can exist (or none of the asked form), with the reason
+    +-- TimeLimitError       4  the time limit passed before any plan was found
+    +-- VerificationError    5  a schedule or plan did not survive the independent replay or its checks
+    |   +-- PlanMismatchError   a sound plan, but not for this topology, world size or group of ranks
+    +-- ExecutionError       1  a plan could not be carried out: a peer failed, a deadline passed
+
+Messages are one line each.
+"""
+
+from __future__ import annotations
+
+
+class TopoplanError(Exception):
+    """Base of all errors that topoplan raises on purpose; `exit_code` is what a command ends with."""
+
+    exit_code = 1
+
+
+class InputError(TopoplanError):
+    """A bad argument or file. The message says what, where, what was expected and what to do."""
+
+    exit_code = 2
+
+
+class InfeasibleError(TopoplanError):
+    """What was asked for cannot exist; the message gives the reason (a cut, a missing link, a bound)."""
+
+    exit_code = 3
+
+
+class TimeLimitError(TopoplanError):
+    """The time limit passed before any plan was found."""
+
+    exit_code = 4
+
+
+class VerificationError(TopoplanError):
+    """A schedule or a plan failed the independent replay or an integrity check."""
+
+    exit_code = 5
+
+
+class PlanMismatchError(VerificationError):
+    """A sound plan that is not for this topology, world size or group of ranks."""
+
+
+class ExecutionError(TopoplanError):
+    """A plan could not be carried out."""

@@ -1,0 +1,58 @@
+"""Exact numbers in and out of files: fractions from JSON numbers, strings and back."""
+
+from __future__ import annotations
+
+import json
+from decimal import Decimal
+from fractions import Fraction
+from typing import Any
+
+
+def parse_fraction(value: object) -> Fraction:
+    """An int, Decimal, Fraction, finite float (by its shortest decimal form) or a string such as "64/3" or "19.2".
+
+    Raises ValueError where `value` is none of these.
+    """
+    if isinstance(value, bool) or value is None:
+        raise ValueError(f"not a number: {value!r}")
+    if isinstance(value, (int, Fraction)):
+        return Fraction(value)
+    if isinstance(value, float):
+        return Fraction(repr(value))
+    if isinstance(value, Decimal):
+        if not value.is_finite() or abs(value.adjusted()) > 30:
+            raise ValueError(f"not a usable number: {value}")
+        return Fraction(value)
+    if isinstance(value, str) and len(value) <= 100 and "e" not in value.lower():
+        try:
+            return Fraction(value)
+        except ZeroDivisionError:
+            raise ValueError(f"not a number: {value!r}") from None
+    raise ValueError(f"not a number: {value!r}")
+
+
+def fraction_to_json(value: Fraction) -> int | float | str:
+    """The shortest JSON value that `parse_fraction` reads back as exactly `value`: a number if a decimal can say it."""
+    if value.denominator == 1:
+        return value.numerator
+    as_float = float(value)
+    if "e" not in repr(as_float) and Fraction(repr(as_float)) == value:
+        return as_float
+    return f"{value.numerator}/{value.denominator}"
+
+
+def load_json(text: str) -> Any:
+    """Like json.loads, but decimals arrive as Decimal (exact), and NaN or Infinity are refused (ValueError)."""
+
+    def refuse(name: str) -> Any:
+        raise ValueError(f"{name} is not a number that a file may hold")
+
+    return json.loads(text, parse_float=Decimal, parse_constant=refuse)
+
+
+def fraction_gcd(values: list[Fraction]) -> Fraction:
+    """The largest fraction of which every one of `values` (positive, at least one) is a whole multiple."""
+    from math import gcd, lcm
+
+    denominator = lcm(*(v.denominator for v in values))
+    return Fraction(gcd(*(int(v * denominator) for v in values)), denominator)

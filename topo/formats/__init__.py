@@ -1,0 +1,1 @@
+"""Readers and writers of topology files, told apart by content."""

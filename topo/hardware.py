@@ -1,0 +1,199 @@
+"""What links carry and how long they take: every constant with where it is from.
+
+Two sorts of rates are kept apart. Datasheet rates are what the vendor prints; the presets use them. Counted rates are
+what NCCL and RCCL put into their own models (about four fifths of the datasheet); files in their XML dialect are read
+with these, since that is what the file means to its reader. All rates are GB/s (1e9 bytes a second) in one direction.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+
+# -- NVLink --------------------------------------------------------------------------------------------------------
+
+NVLINK_DATASHEET_GBps: Mapping[int, Fraction] = {
+    1: Fraction(20),  # Tesla P100 whitepaper: 40 GB/s a link, both directions together
+    2: Fraction(25),  # Tesla V100 whitepaper: 6 links, 300 GB/s both directions together
+    3: Fraction(25),  # A100 whitepaper: 12 links, 600 GB/s both directions together
+    4: Fraction(25),  # H100 whitepaper: 18 links, 900 GB/s both directions together
+    5: Fraction(50),  # Blackwell architecture brief: 18 links, 1.8 TB/s both directions together
+}
+"""GB/s of one NVLink in one direction, by NVLink generation."""
+
+NVLINK_LINKS_PER_GPU: Mapping[int, int] = {1: 4, 2: 6, 3: 12, 4: 18, 5: 18}
+"""NVLinks of the largest GPU of a generation (P100, V100, A100, H100, B200; same sources)."""
+
+_NVLINK_COUNTED_GBps: tuple[tuple[int, Fraction], ...] = (
+    (100, Fraction(401, 10)),
+    (90, Fraction(103, 5)),
+    (80, Fraction(20)),
+    (70, Fraction(20)),
+    (60, Fraction(18)),
+)
+_NVLINK_COUNTED_SM86_GBps = Fraction(12)
+_NVLINK_COUNTED_UNKNOWN_GBps = Fraction(20)
+
+
+def nvlink_counted_GBps(sm: int | None) -> Fraction:
+    """GB/s of one NVLink in one direction as NCCL counts it, by compute capability times ten (NCCL 2.30, graph/topo.h).
+
+    An unknown or older capability counts as sm 80, as there.
+    """
+    if sm is None:
+        return _NVLINK_COUNTED_UNKNOWN_GBps
+    if sm == 86:
+        return _NVLINK_COUNTED_SM86_GBps
+    return next((rate for least, rate in _NVLINK_COUNTED_GBps if sm >= least), _NVLINK_COUNTED_UNKNOWN_GBps)
+
+
+def c2c_GBps(bw: int, count: int) -> Fraction:
+    """GB/s of an NVLink-C2C port: `bw` MB/s a link times `count` links (NCCL 2.30, graph/topo.cc)."""
+    return Fraction(bw * count, 1000)
+
+
+# -- xGMI ----------------------------------------------------------------------------------------------------------
+
+XGMI_DATASHEET_MI250_GBps = Fraction(50)
+"""GB/s of one MI250 Infinity Fabric link in one direction (MI250 datasheet: 100 GB/s a link, both directions)."""
+
+XGMI_DATASHEET_MI300X_GBps = Fraction(64)
+"""GB/s of one MI300X Infinity Fabric link in one direction (MI300X datasheet: 7 links, 128 GB/s each, both directions)."""
+
+_XGMI_COUNTED_GBps: tuple[tuple[re.Pattern[str], Fraction], ...] = (
+    (re.compile(r"(gfx)?9[45]\w"), Fraction(48)),  # MI300 and MI350: GFX94X, GFX95X
+    (re.compile(r"910|(gfx)?90a"), Fraction(36)),  # MI200
+)
+_XGMI_COUNTED_OTHER_GBps = Fraction(24)  # Vega and MI100
+
+
+def xgmi_counted_GBps(gcn: str) -> Fraction:
+    """GB/s of one xGMI link in one direction as RCCL counts it, by architecture such as 906, 910, gfx942 (graph/topo.h)."""
+    name = gcn.split(":")[0].strip().lower()
+    return next((rate for pattern, rate in _XGMI_COUNTED_GBps if pattern.fullmatch(name)), _XGMI_COUNTED_OTHER_GBps)
+
+
+# -- PCI Express ---------------------------------------------------------------------------------------------------
+
+PCIE_GTps: Mapping[int, Fraction] = {
+    1: Fraction(5, 2),
+    2: Fraction(5),
+    3: Fraction(8),
+    4: Fraction(16),
+    5: Fraction(32),
+    6: Fraction(64),
+}
+"""Transfer rate of a lane in GT/s, by PCI Express generation (PCI Express base specifications)."""
+
+PCIE_DEFAULT_GENERATION = 3
+PCIE_DEFAULT_WIDTH = 16
+
+_PCIE_LANE_HUNDRED_Mbps: Mapping[int, int] = {1: 15, 2: 30, 3: 60, 4: 120, 5: 240, 6: 480}
+_SPEED = re.compile(r"\s*(\d{1,3}(?:\.\d{1,3})?)\s*GT/s(?:\s+PCIe)?\s*")
+
+
+def pcie_GBps(generation: int, width: int) -> Fraction:
+    """GB/s of a PCI Express link in one direction: width x {15, 30, 60, 120, 240, 480} / 80 (NCCL 2.30, graph/topo.cc).
+
+    That is 12 GB/s for Gen3 x16: what is left after packet headers, not the 15.75 of the datasheet.
+    """
+    return Fraction(width * _PCIE_LANE_HUNDRED_Mbps[generation], 80)
+
+
+def pcie_generation(speed: str | None) -> int | None:
+    """Generation of a speed as Linux prints it ("16.0 GT/s PCIe", "8 GT/s"), None where it says nothing of the kind."""
+    match = _SPEED.fullmatch(speed or "")
+    if match is None:
+        return None
+    rate = Fraction(match.group(1))
+    return next((generation for generation, GTps in PCIE_GTps.items() if GTps == rate), None)
+
+
+@dataclass(frozen=True)
+class PcieLink:
+    """A PCI Express link as it is counted, and what had to be assumed for it (phrases, empty where nothing was)."""
+
+    generation: int
+    width: int
+    assumed: tuple[str, ...] = ()
+
+    @property
+    def bandwidth_GBps(self) -> Fraction:
+        """GB/s in one direction."""
+        return pcie_GBps(self.generation, self.width)
+
+
+def pcie_link(speed: str | None, width: int | None) -> PcieLink:
+    """The link that a speed and a width describe; unknown ones are taken as NCCL takes them: Gen3, 16 lanes."""
+    assumed: list[str] = []
+    generation = pcie_generation(speed)
+    if generation is None:
+        generation = PCIE_DEFAULT_GENERATION
+        told = "not given" if not speed else f"{speed[:40]!r} is none that is known"
+        assumed.append(f"link_speed {told}; taken as Gen3 (8 GT/s), as NCCL does")
+    if not width:
+        assumed.append(f"link_width {'not given' if width is None else 'is 0'}; taken as 16 lanes, as NCCL does")
+        width = PCIE_DEFAULT_WIDTH
+    return PcieLink(generation, width, tuple(assumed))
+
+
+# -- between CPUs and inside a device -------------------------------------------------------------------------------
+
+LOCAL_GBps = Fraction(5000)
+"""What NCCL counts for a connection that limits nothing (LOC_BW in graph/topo.h)."""
+
+QPI_DATASHEET_GBps = Fraction(96, 5)
+"""GB/s of one Intel QPI link in one direction: 9.6 GT/s x 2 bytes (Xeon E5 v4 datasheet)."""
+
+_INTER_CPU_ARCH_GBps: Mapping[str, Fraction] = {"ppc64": Fraction(32), "arm64": Fraction(6)}
+_INTER_CPU_AMD_GBps = Fraction(16)
+_INTER_CPU_ZHAOXIN_GBps, _INTER_CPU_YONGFENG_GBps = Fraction(6), Fraction(9)
+_INTEL_BROADWELL_GBps = Fraction(6)
+_INTEL_GBps: tuple[tuple[int, Fraction], ...] = (
+    (0xCF, Fraction(40)),  # Emerald Rapids
+    (0x8F, Fraction(22)),  # Sapphire Rapids
+    (0x55, Fraction(10)),  # Skylake, Cascade Lake
+)
+_INTEL_AFTER_EMERALD_MODELS = (0xAD, 0xAE, 0xAF)  # Granite Rapids and Sierra Forest have lower model numbers
+
+
+def inter_cpu_GBps(arch: str | None, vendor: str | None, family: int | None, model: int | None) -> Fraction:
+    """GB/s from a CPU to another of its machine as NCCL counts it (graph/topo.h, picked as in graph/topo.cc).
+
+    By architecture (x86_64, arm64, ppc64), CPUID vendor string, family and model. AMD counts 16 whatever its
+    family, as in NCCL 2.30; later ones count 24 for Zen 3 and 4, and 32 for Zen 5. What is not known is not limited.
+    """
+    if arch in _INTER_CPU_ARCH_GBps:
+        return _INTER_CPU_ARCH_GBps[arch]
+    if vendor == "AuthenticAMD":
+        return _INTER_CPU_AMD_GBps
+    if vendor in ("CentaurHauls", "  Shanghai  "):
+        return _INTER_CPU_YONGFENG_GBps if (family, model) == (7, 0x5B) else _INTER_CPU_ZHAOXIN_GBps
+    if vendor != "GenuineIntel":
+        return LOCAL_GBps
+    if family != 6 or model is None:
+        return _INTEL_BROADWELL_GBps
+    if model in _INTEL_AFTER_EMERALD_MODELS:
+        return _INTEL_GBps[0][1]
+    return next((rate for least, rate in _INTEL_GBps if model >= least), _INTEL_BROADWELL_GBps)
+
+
+# -- latencies -----------------------------------------------------------------------------------------------------
+
+LATENCY_us: Mapping[str, Fraction] = {
+    "nvlink": Fraction(3, 5),
+    "xgmi": Fraction(3, 5),
+    "c2c": Fraction(3, 5),
+    "nvswitch": Fraction(3, 10),
+    "pcie": Fraction(1, 2),
+    "smp": Fraction(1, 2),
+    "network": Fraction(27, 20),
+}
+"""Microseconds that one link takes, by kind.
+
+From NCCL's tuning model (graph/tuning.cc, hwLat, low-latency protocol, ring): 0.6 from GPU to GPU over NVLink, 1.0
+over PCI, 2.7 over a network. These are of whole paths, so a link to a switch (nvswitch, pcie, network) has half. xGMI
+and C2C are taken as NVLink, a link between sockets as one of PCI.
+"""

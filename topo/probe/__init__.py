@@ -1,0 +1,1 @@
+"""Facts about the machine at hand, each with its source."""
