@@ -60,7 +60,7 @@ XGMI_DATASHEET_MI250_GBps = Fraction(50)
 """GB/s of one MI250 Infinity Fabric link in one direction (MI250 datasheet: 100 GB/s a link, both directions)."""
 
 XGMI_DATASHEET_MI300X_GBps = Fraction(64)
-"""GB/s of one MI300X Infinity Fabric link in one direction (MI300X datasheet: 7 links, 128 GB/s each, both directions)."""
+"""GB/s of one MI300X Infinity Fabric link in one direction (datasheet: 7 links, 128 GB/s each both ways)."""
 
 _XGMI_COUNTED_GBps: tuple[tuple[re.Pattern[str], Fraction], ...] = (
     (re.compile(r"(gfx)?9[45]\w"), Fraction(48)),  # MI300 and MI350: GFX94X, GFX95X
@@ -70,7 +70,7 @@ _XGMI_COUNTED_OTHER_GBps = Fraction(24)  # Vega and MI100
 
 
 def xgmi_counted_GBps(gcn: str) -> Fraction:
-    """GB/s of one xGMI link in one direction as RCCL counts it, by architecture such as 906, 910, gfx942 (graph/topo.h)."""
+    """GB/s of one xGMI link in one direction as RCCL counts it (graph/topo.h), by architecture: 906, 910, gfx942."""
     name = gcn.split(":")[0].strip().lower()
     return next((rate for pattern, rate in _XGMI_COUNTED_GBps if pattern.fullmatch(name)), _XGMI_COUNTED_OTHER_GBps)
 
@@ -165,7 +165,7 @@ def inter_cpu_GBps(arch: str | None, vendor: str | None, family: int | None, mod
     By architecture (x86_64, arm64, ppc64), CPUID vendor string, family and model. AMD counts 16 whatever its
     family, as in NCCL 2.30; later ones count 24 for Zen 3 and 4, and 32 for Zen 5. What is not known is not limited.
     """
-    if arch in _INTER_CPU_ARCH_GBps:
+    if arch is not None and arch in _INTER_CPU_ARCH_GBps:
         return _INTER_CPU_ARCH_GBps[arch]
     if vendor == "AuthenticAMD":
         return _INTER_CPU_AMD_GBps

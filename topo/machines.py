@@ -12,9 +12,9 @@ from itertools import combinations
 
 from .graph import Device, Link, Topology, both_ways
 from .hardware import (
+    NVLINK_LINKS_PER_GPU,
     LATENCY_us,
     NVLINK_DATASHEET_GBps,
-    NVLINK_LINKS_PER_GPU,
     QPI_DATASHEET_GBps,
     XGMI_DATASHEET_MI250_GBps,
     XGMI_DATASHEET_MI300X_GBps,
@@ -113,7 +113,7 @@ def dgx_h100(boxes: int = 1) -> Topology:
 
 
 def mi250(boxes: int = 1) -> Topology:
-    """Boxes of 8 AMD MI250, each two dies that are a GPU of their own; a 25 GB/s NIC for each two dies between boxes."""
+    """Boxes of 8 AMD MI250, two dies each that are GPUs of their own; between boxes a 25 GB/s NIC a package."""
     source = "MI250 datasheet; adjacency as in RCCL's recorded topo_16p1h.xml"
     gpus = [d for _ in range(boxes) for d in _gpus(16, (0, 1, 2, 3))]
     gpus = _in_boxes([replace(d, id=f"gpu{i}") for i, d in enumerate(gpus)], boxes, 16)

@@ -16,6 +16,7 @@ from itertools import combinations
 from math import prod
 
 from .errors import InputError
+from .exact import fraction_to_json
 from .graph import DEFAULT_BANDWIDTH_GBps, Device, Link, Topology, both_ways
 from .machines import dgx1, dgx2, dgx_a100, dgx_h100, mi250, mi300x, pcie_2socket, z52
 
@@ -74,7 +75,7 @@ def _unknown(name: str) -> str:
     near = difflib.get_close_matches(name.lower(), PRESETS, n=1, cutoff=0.6)
     hint = f" (did you mean {PRESETS[near[0]].example!r}?)" if near else ""
     known = ", ".join(p.example for p in PRESETS.values())
-    return f"unknown topology {name!r}{hint}; expected a file, 'local', or a preset such as {known}"
+    return f"unknown topology {name[:60]!r}{hint}; expected a file, 'local', or a preset such as {known}"
 
 
 def _sizes(entry: Preset, spec: str | None, argument: str) -> tuple[int, ...]:
@@ -97,7 +98,8 @@ def _sizes(entry: Preset, spec: str | None, argument: str) -> tuple[int, ...]:
 def _bandwidth(text: str, argument: str) -> Fraction:
     if not _RATE.fullmatch(text) or not Fraction(text):
         raise InputError(
-            f"{argument!r}: the bandwidth {text!r} after '@' is not a number of GB/s above 0; write for example '@25' or '@19.2'"
+            f"{argument!r}: the bandwidth {text!r} after '@' is not a number of GB/s above 0; "
+            "write for example '@25' or '@19.2'"
         )
     return Fraction(text)
 
@@ -106,11 +108,7 @@ def _bandwidth(text: str, argument: str) -> Fraction:
 
 
 def _graph(name: str, gpus: int, pairs: list[tuple[int, int]], bandwidth: Fraction) -> Topology:
-    at = (
-        ""
-        if bandwidth == DEFAULT_BANDWIDTH_GBps
-        else f"@{bandwidth if bandwidth.denominator == 1 else float(bandwidth):g}"
-    )
+    at = "" if bandwidth == DEFAULT_BANDWIDTH_GBps else f"@{fraction_to_json(bandwidth)}"
     return Topology(
         name=name + at,
         devices=tuple(Device(f"gpu{i}") for i in range(gpus)),

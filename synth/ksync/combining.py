@@ -1,0 +1,105 @@
+"""Allreduce solved directly as a CP-SAT model, rather than composed of reduce-scatter and allgather.
+
+Each rank holds one partial sum of each chunk. has[v,c,j,s]: the contribution of rank j is in what v holds of chunk c
+when step s begins. In a step a rank may send what it holds over any edge; the receiver adds it (its contributions must
+be disjoint from what it holds and from what else arrives) or takes it over in place of its own. At the end every rank
+holds every contribution. Ranks do not keep several partial sums of a chunk apart: "infeasible" means within that form.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from ortools.sat.python import cp_model
+
+from ..schedule import Op, Schedule, Transfer
+from .copying import Instance, add_rounds, run_solver
+from .fabric import Fabric
+
+Send = tuple[int, int, int, Op]
+"""(chunk, edge, step, op)"""
+
+
+def solve_combining(fabric: Fabric, instance: Instance, deadline: float) -> Schedule | None:
+    """A schedule of exactly that form, or None where it is proved that there is none of one partial sum a rank."""
+    model = cp_model.CpModel()
+    n, steps, count = fabric.ranks, instance.steps, instance.chunks
+    has: dict[tuple[int, int, int, int], cp_model.IntVar] = {}
+    for c in range(count):
+        for v in range(n):
+            for j in range(n):
+                for s in range(steps + 1):
+                    has[v, c, j, s] = model.new_bool_var("")
+                model.add(has[v, c, j, 0] == int(v == j))
+                model.add(has[v, c, j, steps] == 1)
+    sends: dict[Send, cp_model.IntVar] = {}
+    for c in range(count):
+        for e in range(len(fabric.edges)):
+            for s in range(steps):
+                sends[c, e, s, "reduce"] = model.new_bool_var("")
+                if s:
+                    sends[c, e, s, "copy"] = model.new_bool_var("")
+    for c in range(count):
+        for v in range(n):
+            for s in range(steps):
+                _add_step(model, fabric, has, sends, (v, c, s))
+    rounds = add_rounds(model, instance)
+    load: dict[tuple[tuple[str, str], int], list[cp_model.IntVar]] = defaultdict(list)
+    for (_, e, s, _), var in sends.items():
+        for link in fabric.links_of(e):
+            load[link, s].append(var)
+    for (link, s), variables in load.items():
+        model.add(sum(variables) <= fabric.capacity[link] * rounds[s])
+    _break_symmetry(model, fabric, sends, count, steps)
+    solver = run_solver(model, deadline, instance)
+    if solver is None:
+        return None
+    chosen = [key for key, var in sends.items() if solver.boolean_value(var)]
+    lengths = [r if isinstance(r, int) else solver.value(r) for r in rounds]
+    chunks = instance.collective.even_chunks(count)
+    transfers = tuple(
+        sorted(Transfer(s, *fabric.edges[e], c, op, fabric.routes[e][1:-1]) for c, e, s, op in chosen)
+    )
+    durations = tuple(r * chunks[0].share / fabric.unit_GBps for r in lengths)
+    return Schedule(instance.collective, "exact", chunks, transfers, durations)
+
+
+def _add_step(
+    model: cp_model.CpModel,
+    fabric: Fabric,
+    has: dict[tuple[int, int, int, int], cp_model.IntVar],
+    sends: dict[Send, cp_model.IntVar],
+    where: tuple[int, int, int],
+) -> None:
+    """What rank v holds of chunk c after step s, given what is sent to it."""
+    v, c, s = where
+    inward = fabric.into(v)
+    copies = [sends[c, e, s, "copy"] for e in inward if s]
+    adds = [sends[c, e, s, "reduce"] for e in inward]
+    copied = model.new_bool_var("")
+    model.add(sum(copies) == copied)
+    for add in adds:
+        model.add_implication(add, ~copied)
+    for j in range(fabric.ranks):
+        before, after = has[v, c, j, s], has[v, c, j, s + 1]
+        arriving = []
+        for e, add in zip(inward, adds, strict=True):
+            theirs = has[fabric.edges[e][0], c, j, s]
+            both = model.new_bool_var("")
+            model.add_bool_or([~add, ~theirs, both])
+            model.add_implication(both, add)
+            model.add_implication(both, theirs)
+            arriving.append(both)
+        model.add(after == before + sum(arriving)).only_enforce_if(~copied)
+        if s:
+            for e, copy in zip(inward, copies, strict=True):
+                model.add(after == has[fabric.edges[e][0], c, j, s]).only_enforce_if(copy)
+
+
+def _break_symmetry(
+    model: cp_model.CpModel, fabric: Fabric, sends: dict[Send, cp_model.IntVar], count: int, steps: int
+) -> None:
+    """Chunks are alike: let the number of sends of chunk c in the first step not decrease with c."""
+    for c in range(count - 1):
+        mine, next_ = (sum(sends[d, e, 0, "reduce"] for e in range(len(fabric.edges))) for d in (c, c + 1))
+        model.add(mine <= next_)

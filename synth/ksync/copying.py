@@ -1,0 +1,182 @@
+"""SCCL's formulation as a CP-SAT model, for collectives that only copy: allgather, broadcast, gather, scatter, alltoall.
+
+A Boolean per (chunk, edge, step): the chunk crosses that edge in that step. Every required rank gets every chunk over
+exactly one edge in one step, from a rank that had it in an earlier step; a link of bandwidth b carries at most b r_s
+chunks in step s; the r_s >= 1 add up to R (SCCL, section 4). A send is a variable only where its source can have the
+chunk by then and its destination can still be of use, by hop distances.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from dataclasses import dataclass
+from fractions import Fraction
+
+from ortools.sat.python import cp_model
+
+from ...topo.errors import TimeLimitError
+from ..collective import Chunk, Collective
+from ..schedule import Schedule, Transfer
+from .fabric import Fabric
+
+Key = tuple[int, int, int]
+"""(chunk, edge, step)"""
+
+
+@dataclass(frozen=True)
+class Instance:
+    """One question: is there a schedule of `chunks` (in SCCL's units), `steps` and `rounds`?"""
+
+    collective: Collective
+    chunks: int
+    steps: int
+    rounds: int
+
+    @property
+    def ratio(self) -> Fraction:
+        """R/C, which multiplies L beta in SCCL's cost."""
+        return Fraction(self.rounds, self.chunks)
+
+
+def new_solver(deadline: float) -> cp_model.CpSolver:
+    """A CP-SAT solver with two workers, a fixed seed, and what is left until `deadline` (time.monotonic)."""
+    solver = cp_model.CpSolver()
+    solver.parameters.num_workers = 2
+    solver.parameters.random_seed = 1
+    solver.parameters.max_time_in_seconds = max(0.01, deadline - time.monotonic())
+    return solver
+
+
+def run_solver(model: cp_model.CpModel, deadline: float, what: Instance) -> cp_model.CpSolver | None:
+    """Solve; None when it is proved infeasible. TimeLimitError when nothing is proved by the deadline."""
+    solver = new_solver(deadline)
+    status = solver.solve(model)
+    if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+        return solver
+    if status == cp_model.INFEASIBLE:
+        return None
+    raise TimeLimitError(
+        f"no answer in time for {what.collective.name} with {what.chunks} chunks, {what.steps} steps, {what.rounds} rounds"
+    )
+
+
+def solve_copying(fabric: Fabric, instance: Instance, deadline: float) -> Schedule | None:
+    """A schedule of exactly that form, or None where it is proved that there is none."""
+    chunks = instance.collective.even_chunks(instance.chunks)
+    sends = possible_sends(fabric, instance.collective, chunks, instance.steps)
+    model = cp_model.CpModel()
+    variable = {key: model.new_bool_var("") for key in sends}
+    arrivals: dict[tuple[int, int], list[Key]] = defaultdict(list)
+    for key in sends:
+        arrivals[key[0], fabric.edges[key[1]][1]].append(key)
+    for c, chunk in enumerate(chunks):
+        sources = set(instance.collective.holders(chunk))
+        wanted = set(instance.collective.receivers(chunk))
+        for rank in set(range(fabric.ranks)) - sources:
+            inward = [variable[key] for key in arrivals[c, rank]]
+            if rank in wanted:
+                if not inward:
+                    return None
+                model.add_exactly_one(inward)
+            elif inward:
+                model.add_at_most_one(inward)
+        for c_, e, s in (key for rank in range(fabric.ranks) for key in arrivals[c, rank]):
+            u = fabric.edges[e][0]
+            if u not in sources:
+                earlier = [variable[key] for key in arrivals[c, u] if key[2] < s]
+                model.add_bool_or([*earlier, ~variable[c_, e, s]])
+    rounds = add_rounds(model, instance)
+    _add_capacities(model, fabric, variable, rounds)
+    _break_symmetry(model, instance, chunks, arrivals, variable)
+    solver = run_solver(model, deadline, instance)
+    if solver is None:
+        return None
+    chosen = {key for key, var in variable.items() if solver.boolean_value(var)}
+    lengths = [r if isinstance(r, int) else solver.value(r) for r in rounds]
+    return _schedule(fabric, instance, chunks, chosen, lengths)
+
+
+def possible_sends(fabric: Fabric, collective: Collective, chunks: tuple[Chunk, ...], steps: int) -> list[Key]:
+    """The (chunk, edge, step) that can be part of a schedule, by hop distances."""
+    out: list[Key] = []
+    near: dict[tuple[int, ...], dict[int, int]] = {}
+    far: dict[tuple[int, ...], dict[int, int]] = {}
+    for c, chunk in enumerate(chunks):
+        sources, wanted = tuple(collective.holders(chunk)), tuple(collective.receivers(chunk))
+        if sources not in near:
+            near[sources] = fabric.hops_from(sources)
+        if wanted not in far:
+            far[wanted] = fabric.hops_from(wanted, backwards=True)
+        for e, (u, v) in enumerate(fabric.edges):
+            if v in sources or u not in near[sources] or v not in far[wanted]:
+                continue
+            first, last = near[sources][u], steps - 1 - far[wanted][v]
+            out.extend((c, e, s) for s in range(first, last + 1))
+    return out
+
+
+def add_rounds(model: cp_model.CpModel, instance: Instance) -> list[cp_model.IntVar] | list[int]:
+    slack = instance.rounds - instance.steps
+    if slack == 0:
+        return [1] * instance.steps
+    rounds = [model.new_int_var(1, slack + 1, f"r{s}") for s in range(instance.steps)]
+    model.add(sum(rounds) == instance.rounds)
+    return rounds
+
+
+def _add_capacities(
+    model: cp_model.CpModel,
+    fabric: Fabric,
+    variable: dict[Key, cp_model.IntVar],
+    rounds: list[cp_model.IntVar] | list[int],
+) -> None:
+    load: dict[tuple[tuple[str, str], int], list[cp_model.IntVar]] = defaultdict(list)
+    for (_, e, s), var in variable.items():
+        for link in fabric.links_of(e):
+            load[link, s].append(var)
+    for (link, s), variables in load.items():
+        model.add(sum(variables) <= fabric.capacity[link] * rounds[s])
+
+
+def _break_symmetry(
+    model: cp_model.CpModel,
+    instance: Instance,
+    chunks: tuple[Chunk, ...],
+    arrivals: dict[tuple[int, int], list[Key]],
+    variable: dict[Key, cp_model.IntVar],
+) -> None:
+    """Chunks of one source and target are alike: let them arrive in order at the first rank that wants them."""
+    for c in range(len(chunks) - 1):
+        if chunks[c] != chunks[c + 1]:
+            continue
+        sources = set(instance.collective.holders(chunks[c]))
+        rank = next((r for r in instance.collective.receivers(chunks[c]) if r not in sources), None)
+        if rank is None:
+            continue
+        before, after = (sum(k[2] * variable[k] for k in arrivals[d, rank]) for d in (c, c + 1))
+        model.add(before <= after)
+
+
+def _schedule(
+    fabric: Fabric, instance: Instance, chunks: tuple[Chunk, ...], chosen: set[Key], rounds: list[int]
+) -> Schedule:
+    used = _useful(fabric, instance.collective, chunks, chosen)
+    transfers = tuple(
+        sorted(Transfer(s, *fabric.edges[e], c, "copy", fabric.routes[e][1:-1]) for c, e, s in used)
+    )
+    durations = tuple(r * chunks[0].share / fabric.unit_GBps for r in rounds)
+    return Schedule(instance.collective, "exact", chunks, transfers, durations)
+
+
+def _useful(fabric: Fabric, collective: Collective, chunks: tuple[Chunk, ...], chosen: set[Key]) -> set[Key]:
+    """The chosen sends less those to relays that pass nothing on."""
+    by_end = {(c, fabric.edges[e][1]): (c, e, s) for c, e, s in chosen}
+    keep: set[Key] = set()
+    for c, chunk in enumerate(chunks):
+        for rank in collective.receivers(chunk):
+            here = rank
+            while (c, here) in by_end and by_end[c, here] not in keep:
+                keep.add(by_end[c, here])
+                here = fabric.edges[by_end[c, here][1]][0]
+    return keep

@@ -1,0 +1,69 @@
+"""The graph that k-synchronous synthesis works on: ranks, edges between them, and the links that edges share.
+
+An edge joins two ranks that the hardware routes between without another GPU in the way; its route may cross several
+physical links, and several edges may share one. Capacities are whole numbers: chunks a round, in the link unit.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from fractions import Fraction
+
+from ...topo.graph import Topology
+from ...topo.routes import Route, Router, route_links
+from ..cost import DirectedLink, unit_GBps
+
+
+@dataclass(frozen=True)
+class Fabric:
+    """`edges[i]` = (u, v) has route `routes[i]`; `capacity[link]` is chunks a round; `unit_GBps` what one unit is."""
+
+    topology: Topology
+    edges: tuple[tuple[int, int], ...]
+    routes: tuple[Route, ...]
+    capacity: dict[DirectedLink, int]
+    unit_GBps: Fraction
+
+    @property
+    def ranks(self) -> int:
+        """Number of ranks."""
+        return len(self.topology.ranks)
+
+    def into(self, rank: int) -> list[int]:
+        """Numbers of the edges that end at `rank`."""
+        return [i for i, (_, v) in enumerate(self.edges) if v == rank]
+
+    def links_of(self, edge: int) -> tuple[DirectedLink, ...]:
+        """The physical links that an edge crosses."""
+        return route_links(self.routes[edge])
+
+    def hops_from(self, sources: tuple[int, ...], *, backwards: bool = False) -> dict[int, int]:
+        """Edges on a shortest path from any of `sources` to each rank (to them, if `backwards`); unreachable: absent."""
+        neighbours: dict[int, list[int]] = {r: [] for r in range(self.ranks)}
+        for u, v in self.edges:
+            neighbours[v if backwards else u].append(u if backwards else v)
+        hops = dict.fromkeys(sources, 0)
+        queue = deque(sources)
+        while queue:
+            here = queue.popleft()
+            for there in neighbours[here]:
+                if there not in hops:
+                    hops[there] = hops[here] + 1
+                    queue.append(there)
+        return hops
+
+
+def fabric_of(topology: Topology) -> Fabric:
+    """The fabric of a topology: an edge for every ordered pair of ranks with a route."""
+    router = Router(topology)
+    rank_of = {device: r for r, device in enumerate(topology.ranks)}
+    edges, routes = [], []
+    for u in range(len(topology.ranks)):
+        for there, route in sorted(router.routes_from(u).items(), key=lambda item: rank_of[item[0]]):
+            edges.append((u, rank_of[there]))
+            routes.append(route)
+    used = {link for route in routes for link in route_links(route)}
+    unit = unit_GBps(topology)
+    capacity = {link: int(topology.capacity_GBps[link] / unit) for link in sorted(used)}
+    return Fabric(topology, tuple(edges), tuple(routes), capacity, unit)

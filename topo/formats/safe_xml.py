@@ -1,0 +1,127 @@
+"""XML from strangers, read without harm: no DTD, no entities, bounded depth and size, lines known."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from xml.etree.ElementTree import ParseError
+
+from defusedxml.common import DefusedXmlException
+from defusedxml.ElementTree import DefusedXMLParser
+
+from ..errors import InputError
+
+MAX_CHARACTERS = 16 * 2**20
+MAX_DEPTH = 64
+MAX_ELEMENTS = 200_000
+_CUT_OFF = ("no element found", "unclosed token", "partial character")
+
+
+@dataclass(eq=False)
+class Element:
+    """One element: its attributes, its children in order, and where it stands."""
+
+    tag: str
+    attributes: Mapping[str, str]
+    where: str
+    line: int
+    children: list[Element] = field(default_factory=list)
+
+    def __iter__(self) -> Iterator[Element]:
+        """The children, in order."""
+        return iter(self.children)
+
+    def walk(self) -> Iterator[Element]:
+        """This element and all below it, in the order of the text."""
+        stack = [self]
+        while stack:
+            here = stack.pop()
+            yield here
+            stack.extend(reversed(here.children))
+
+    def get(self, key: str) -> str | None:
+        """An attribute, None where it is absent or empty."""
+        return self.attributes.get(key) or None
+
+    def integer(self, key: str, default: int | None = None, least: int = 0, most: int = 10**9) -> int | None:
+        """A whole number, `default` where the attribute is absent or empty. Raises InputError for anything else."""
+        text = self.get(key)
+        if text is None:
+            return default
+        try:
+            value = int(text) if len(text) <= 20 else most + 1
+        except ValueError:
+            value = most + 1
+        if not least <= value <= most:
+            raise self.error(f"{key}={text[:40]!r}: expected a whole number from {least} to {most}")
+        return value
+
+    def error(self, what: str) -> InputError:
+        """An InputError that says in which file and line."""
+        return InputError(f"{self.where}, line {self.line}: <{self.tag}> {what}")
+
+
+class _Builder:
+    """Receives the parser's events; stops as soon as a bound is passed."""
+
+    def __init__(self, where: str) -> None:
+        self.where = where
+        self.parser: Any = None
+        self.root: Element | None = None
+        self._open: list[Element] = []
+        self._count = 0
+
+    def start(self, tag: str, attributes: dict[str, str]) -> None:
+        line = int(self.parser.CurrentLineNumber) if self.parser is not None else 0
+        element = Element(tag, attributes, self.where, line)
+        self._count += 1
+        if len(self._open) >= MAX_DEPTH:
+            raise element.error(f"is nested deeper than {MAX_DEPTH} elements; no topology is")
+        if self._count > MAX_ELEMENTS:
+            raise element.error(f"is one of more than {MAX_ELEMENTS} elements; so large a file is refused")
+        if self._open:
+            self._open[-1].children.append(element)
+        else:
+            self.root = element
+        self._open.append(element)
+
+    def end(self, tag: str) -> None:
+        self._open.pop()
+
+    def data(self, text: str) -> None:
+        """Text between elements: these formats have none."""
+
+    def close(self) -> Element | None:
+        return self.root
+
+
+def parse_xml(text: str, where: str) -> Element:
+    """The root element of `text`; `where` names the file in errors.
+
+    Raises InputError, with line and column, where the text is cut off or malformed, and where it declares a document
+    type or entities (which these formats have no use for).
+    """
+    if len(text) > MAX_CHARACTERS:
+        raise InputError(f"{where}: {len(text)} characters; more than {MAX_CHARACTERS} are refused")
+    builder = _Builder(where)
+    try:
+        parser = DefusedXMLParser(target=builder, forbid_dtd=True)
+        builder.parser = parser.parser
+        parser.feed(text)
+        parser.close()
+    except ParseError as error:
+        line, column = error.position
+        what = str(error).split(":")[0]
+        ending = "is the file cut off?" if what in _CUT_OFF else "correct it there"
+        raise InputError(f"{where}: not whole XML: {what} at line {line}, column {column + 1}; {ending}") from None
+    except DefusedXmlException as error:
+        kind = type(error).__name__.removesuffix("Forbidden")
+        raise InputError(
+            f"{where}: declares a DTD or entities ({kind}), which is refused; remove the declaration"
+        ) from None
+    except (ValueError, LookupError) as error:
+        raise InputError(f"{where}: not usable XML: {error}") from None
+    if builder.root is None:
+        raise InputError(f"{where}: no XML element found")
+    return builder.root

@@ -1,0 +1,58 @@
+"""What a topology argument names: this machine (`local`), a file, or a preset."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from .errors import InputError
+from .formats.detect import read_topology_text
+from .graph import Topology
+from .presets import PRESETS, preset
+
+LOCAL = "local"
+MAX_FILE_BYTES = 16 * 2**20
+
+
+def resolve(argument: str) -> Topology:
+    """The topology that an argument names. Raises InputError where it names none.
+
+    `local` is the machine this runs on, a path of an existing file is read by its content, all else is a preset.
+    """
+    if argument == LOCAL:
+        from .probe.join import probe_local  # only this argument needs the probes
+
+        return probe_local()
+    path = Path(argument)
+    try:
+        exists = bool(argument) and path.exists()
+    except (OSError, ValueError):
+        exists = False
+    if exists and not (path.is_dir() and _names_a_preset(argument)):
+        return read_topology_text(_text_of(path), argument)
+    if not _names_a_preset(argument) and ("/" in argument or path.suffix[1:].isalpha()):
+        raise InputError(
+            f"{argument}: no such file; expected a topology file, 'local', or a preset such as dgx1 or ring:8"
+        )
+    return preset(argument)
+
+
+def _names_a_preset(argument: str) -> bool:
+    return argument.partition("@")[0].partition(":")[0] in PRESETS
+
+
+def _text_of(path: Path) -> str:
+    if path.is_dir():
+        raise InputError(f"{path}: a directory; expected a file that describes a topology")
+    try:
+        with path.open("rb") as file:
+            raw = file.read(MAX_FILE_BYTES + 1)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror or error}") from None
+    if len(raw) > MAX_FILE_BYTES:
+        raise InputError(f"{path}: larger than {MAX_FILE_BYTES >> 20} MiB; no topology is, so it is not read")
+    try:
+        return raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"{path}: byte {error.start + 1} is not UTF-8 text; expected a text file that describes a topology"
+        ) from None
