@@ -98,7 +98,7 @@ def solve_copying(fabric: Fabric, instance: Instance, deadline: float) -> Schedu
 
 
 def possible_sends(fabric: Fabric, collective: Collective, chunks: tuple[Chunk, ...], steps: int) -> list[Key]:
-    """The (chunk, edge, step) that can be part of a schedule, by hop distances."""
+    """The (chunk, edge, step) that can be part of a schedule, by hop distances; a lone receiver sends nothing on."""
     out: list[Key] = []
     near: dict[tuple[int, ...], dict[int, int]] = {}
     far: dict[tuple[int, ...], dict[int, int]] = {}
@@ -109,7 +109,7 @@ def possible_sends(fabric: Fabric, collective: Collective, chunks: tuple[Chunk, 
         if wanted not in far:
             far[wanted] = fabric.hops_from(wanted, backwards=True)
         for e, (u, v) in enumerate(fabric.edges):
-            if v in sources or u not in near[sources] or v not in far[wanted]:
+            if v in sources or wanted == (u,) or u not in near[sources] or v not in far[wanted]:
                 continue
             first, last = near[sources][u], steps - 1 - far[wanted][v]
             out.extend((c, e, s) for s in range(first, last + 1))

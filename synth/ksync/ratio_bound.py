@@ -3,16 +3,17 @@
 Relax SCCL's formulation: x[j,e,s] in [0, 1] is how much of commodity j (the data of one source for one set of
 receivers) crosses edge e in step s, r_s >= 0 the length of step s for one chunk. Minimise sum r_s subject to
 
-    (1) every rank v that wants j:             sum_{e into v, s} x[j,e,s]               = 1     (dual pi[j,v], free)
-    (1') every other rank:                     sum_{e into v, s} x[j,e,s]              <= 1     (dual pi[j,v] <= 0)
-    (2) what left over e by step s was there:  sum_{t<=s} x[j,e,t] <= sum_{f into u, t<s} x[j,f,t]   (dual -w[j,e,s])
-        for e = (u,v), u not a source of j, the edge f = (v,u) left out (what came from v need not go back)
-    (3) links:                                 sum_{j, e over l} x[j,e,s] <= b_l r_s            (dual -y[l,s])
+    (1) every rank v that wants j:       sum_{e into v, s} x[j,e,s]  = 1                          (dual pi[j,v], free)
+        every other rank but the source: the same                   <= 1                          (dual pi[j,v] <= 0)
+    (2) what leaves u by step s came before: sum_{e in A, t<=s} x[j,e,t] <= sum_{f into u, t<s} x[j,f,t] (dual -w)
+        several receivers: for each edge A = {(u,v)}, f = (v,u) left out (what came from v need not go back);
+        one receiver: for A = all edges out of u (nothing need be copied); at the source, the right side is 1
+    (3) links:                           sum_{j, e over l} x[j,e,s] <= b_l r_s                    (dual -y[l,s])
 
-Any pi, w >= 0, y >= 0 prove, by weak duality and 0 <= x <= 1,
+By weak duality and 0 <= x <= 1, any pi, w >= 0 and y >= 0 prove
 
-    R/C >= ( sum pi[j,v] - sum_{j,e,s} max(0, excess[j,e,s]) ) / max_s (sum_l b_l y[l,s]),   where
-    excess[j,e,s] = pi[j,v] - sum_{l in e} y[l,s] - sum_{t>=s} w[j,e,t] + sum_{f=(v,x), x != u, t>s} w[j,f,t].
+    R/C >= ( sum pi - sum_{at the source} w - sum_{j,e,s} max(0, excess[j,e,s]) ) / max_s (sum_l b_l y[l,s]),  with
+    excess[j,(u,v),s] = pi[j,v] - sum_{l in e} y[l,s] - sum_{t>=s, A has e} w[j,A,t] + sum_{t>s, A out of v, e counts} w[j,A,t]
 
 The programme is solved in floats; the multipliers are rounded to fractions, and only this formula, evaluated exactly,
 counts. `equal_steps` asks for r_1 = ... = r_S (the rows with R = S), where max_s becomes a mean over s.
@@ -21,44 +22,53 @@ counts. `equal_steps` asks for r_1 = ... = r_S (the rows with R = S), where max_
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 
 import numpy as np
 from scipy.optimize import linprog
 from scipy.sparse import coo_matrix
 
-from ..collective import Collective
+from ..collective import Chunk, Collective
 from ..cost import DirectedLink
 from .copying import Key, possible_sends
 from .fabric import Fabric
 
 _MAX_DENOMINATORS = (64, 1000, 10**6)
+_ALL = -1
+
+Forward = tuple[int, int, int, int]
+"""(commodity, rank u, next rank v or _ALL, step): a row of kind (2)."""
+
+
+@dataclass(frozen=True)
+class Multipliers:
+    """Those of the programme above that are not zero. Commodities are numbered as in `collective.even_chunks(1)`."""
+
+    pi: dict[tuple[int, int], Fraction]
+    w: dict[Forward, Fraction]
+    y: dict[tuple[DirectedLink, int], Fraction]
 
 
 @dataclass(frozen=True)
 class RatioProof:
-    """Multipliers of the programme above; `value` is what they prove R/C to be at least. Commodities are numbered as
-    `collective.even_chunks(1)`. The dictionaries hold the multipliers that are not zero.
-    """
+    """R/C is at least `value` for `collective` in `steps` steps; `multipliers` prove it."""
 
     collective: Collective
     steps: int
     equal_steps: bool
-    pi: dict[tuple[int, int], Fraction]
-    w: dict[Key, Fraction]
-    y: dict[tuple[DirectedLink, int], Fraction]
+    multipliers: Multipliers
     value: Fraction
 
 
+@dataclass
 class _Rows:
     """A sparse matrix in the making, a row a constraint."""
 
-    def __init__(self) -> None:
-        self.rows: list[int] = []
-        self.columns: list[int] = []
-        self.values: list[float] = []
-        self.right: list[float] = []
+    rows: list[int] = field(default_factory=list)
+    columns: list[int] = field(default_factory=list)
+    values: list[float] = field(default_factory=list)
+    right: list[float] = field(default_factory=list)
 
     def add(self, terms: list[tuple[int, float]], right: float) -> int:
         for column, value in terms:
@@ -72,118 +82,142 @@ class _Rows:
         return coo_matrix((self.values, (self.rows, self.columns)), (len(self.right), columns))
 
 
-def least_ratio(fabric: Fabric, collective: Collective, steps: int, *, equal_steps: bool = False) -> RatioProof | None:
-    """The proof of the best lower bound on R/C in `steps` steps, or None where no schedule has so few steps."""
-    commodities = collective.even_chunks(1)
-    sends = possible_sends(fabric, collective, commodities, steps)
-    column = {key: steps + i for i, key in enumerate(sends)}
-    inward: dict[tuple[int, int], list[Key]] = defaultdict(list)
-    for key in sends:
-        inward[key[0], fabric.edges[key[1]][1]].append(key)
-    at_most, equal = _Rows(), _Rows()
-    pi_rows: dict[tuple[int, int], int] = {}
-    slack_rows: dict[tuple[int, int], int] = {}
-    w_rows: dict[Key, int] = {}
-    y_rows: dict[tuple[DirectedLink, int], int] = {}
-    for j, chunk in enumerate(commodities):
-        wanted, sources = set(collective.receivers(chunk)), set(collective.holders(chunk))
-        for v in sorted(set(range(fabric.ranks)) - sources):
-            terms = [(column[key], 1.0) for key in inward[j, v]]
+class _Programme:
+    """The linear programme: columns 0..S-1 are r_s, then one a possible send."""
+
+    def __init__(self, fabric: Fabric, collective: Collective, steps: int, equal_steps: bool) -> None:
+        self.fabric, self.collective, self.steps, self.equal_steps = fabric, collective, steps, equal_steps
+        self.commodities = collective.even_chunks(1)
+        self.sends = possible_sends(fabric, collective, self.commodities, steps)
+        self.column = {key: steps + i for i, key in enumerate(self.sends)}
+        self.at_most, self.equal = _Rows(), _Rows()
+        self.pi: dict[tuple[int, int], tuple[bool, int]] = {}
+        self.w: dict[Forward, int] = {}
+        self.y: dict[tuple[DirectedLink, int], int] = {}
+        self.into: dict[tuple[int, int], list[Key]] = defaultdict(list)
+        self.out_of: dict[tuple[int, int], list[Key]] = defaultdict(list)
+        for key in self.sends:
+            u, v = fabric.edges[key[1]]
+            self.into[key[0], v].append(key)
+            self.out_of[key[0], u].append(key)
+
+    def build(self) -> bool:
+        """Add all rows. False where some receiver cannot be reached in so few steps."""
+        for j, chunk in enumerate(self.commodities):
+            if not self._add_arrivals(j, chunk):
+                return False
+            self._add_forwarding(j, chunk)
+        load: dict[tuple[DirectedLink, int], list[int]] = defaultdict(list)
+        for key, at in self.column.items():
+            for link in self.fabric.links_of(key[1]):
+                load[link, key[2]].append(at)
+        for (link, s), columns in load.items():
+            terms = [*((c, 1.0) for c in columns), (s, -float(self.fabric.capacity[link]))]
+            self.y[link, s] = self.at_most.add(terms, 0.0)
+        if self.equal_steps:
+            for s in range(1, self.steps):
+                self.equal.add([(0, 1.0), (s, -1.0)], 0.0)
+        return True
+
+    def _add_arrivals(self, j: int, chunk: Chunk) -> bool:
+        wanted, sources = set(self.collective.receivers(chunk)), set(self.collective.holders(chunk))
+        for v in sorted(set(range(self.fabric.ranks)) - sources):
+            terms = [(self.column[key], 1.0) for key in self.into[j, v]]
             if v in wanted:
                 if not terms:
-                    return None
-                pi_rows[j, v] = equal.add(terms, 1.0)
+                    return False
+                self.pi[j, v] = True, self.equal.add(terms, 1.0)
             elif terms:
-                slack_rows[j, v] = at_most.add(terms, 1.0)
-    last_sends: dict[tuple[int, int], list[Key]] = defaultdict(list)
-    for key in sends:
-        last_sends[key[0], key[1]].append(key)
-    for (j, e), keys in last_sends.items():
-        u, v = fabric.edges[e]
-        if u in set(collective.holders(commodities[j])):
-            continue
-        for _, _, s in keys:
-            terms = [(column[k], 1.0) for k in keys if k[2] <= s]
-            terms += [(column[k], -1.0) for k in inward[j, u] if k[2] < s and fabric.edges[k[1]][0] != v]
-            w_rows[j, e, s] = at_most.add(terms, 0.0)
-    load: dict[tuple[DirectedLink, int], list[int]] = defaultdict(list)
-    for key, at in column.items():
-        for link in fabric.links_of(key[1]):
-            load[link, key[2]].append(at)
-    for (link, s), columns in load.items():
-        y_rows[link, s] = at_most.add([*((c, 1.0) for c in columns), (s, -float(fabric.capacity[link]))], 0.0)
-    if equal_steps:
-        for s in range(1, steps):
-            equal.add([(0, 1.0), (s, -1.0)], 0.0)
-    total = steps + len(sends)
-    objective = np.zeros(total)
-    objective[:steps] = 1.0
-    result = linprog(
-        objective, at_most.matrix(total), at_most.right, equal.matrix(total), equal.right, bounds=(0, None), method="highs"
-    )
-    if result.status != 0:
-        return None
-    eq, ub = result.eqlin.marginals, result.ineqlin.marginals
-    floats = (
-        {k: eq[i] for k, i in pi_rows.items()} | {k: ub[i] for k, i in slack_rows.items()},
-        {k: -ub[i] for k, i in w_rows.items()},
-        {k: -ub[i] for k, i in y_rows.items()},
-    )
-    return max(
-        (_rounded(fabric, collective, steps, equal_steps, floats, d) for d in _MAX_DENOMINATORS), key=lambda p: p.value
-    )
+                self.pi[j, v] = False, self.at_most.add(terms, 1.0)
+        return True
+
+    def _add_forwarding(self, j: int, chunk: Chunk) -> None:
+        single, sources = _single_receiver(self.collective, chunk), set(self.collective.holders(chunk))
+        for u in range(self.fabric.ranks):
+            sends = self.out_of[j, u]
+            if u in sources:
+                if single and sends:
+                    self.w[j, u, _ALL, self.steps - 1] = self.at_most.add([(self.column[k], 1.0) for k in sends], 1.0)
+                continue
+            for v in [_ALL] if single else sorted({self.fabric.edges[k[1]][1] for k in sends}):
+                mine = [k for k in sends if v in (_ALL, self.fabric.edges[k[1]][1])]
+                for s in sorted({k[2] for k in mine}):
+                    terms = [(self.column[k], 1.0) for k in mine if k[2] <= s]
+                    terms += [
+                        (self.column[k], -1.0)
+                        for k in self.into[j, u]
+                        if k[2] < s and self.fabric.edges[k[1]][0] != v
+                    ]
+                    self.w[j, u, v, s] = self.at_most.add(terms, 0.0)
+
+    def solve(self) -> RatioProof | None:
+        """Solve, round the duals, and return the best proof that rounding leaves."""
+        total = self.steps + len(self.sends)
+        objective = np.zeros(total)
+        objective[: self.steps] = 1.0
+        at_most, equal = self.at_most.matrix(total), self.equal.matrix(total)
+        result = linprog(
+            objective, at_most, self.at_most.right, equal, self.equal.right, bounds=(0, None), method="highs"
+        )
+        if result.status != 0:
+            return None
+        exact, upper = result.eqlin.marginals, result.ineqlin.marginals
+        proofs = []
+        for denominator in _MAX_DENOMINATORS:
+
+            def near(value: float, limit: int = denominator) -> Fraction:
+                return Fraction(float(value)).limit_denominator(limit)
+
+            multipliers = Multipliers(
+                pi={k: f for k, (eq, i) in self.pi.items() if (f := near(exact[i]) if eq else min(near(upper[i]), near(0.0)))},
+                w={k: f for k, i in self.w.items() if (f := near(-upper[i])) > 0},
+                y={k: f for k, i in self.y.items() if (f := near(-upper[i])) > 0},
+            )
+            value = proved_ratio(self.fabric, self.collective, self.steps, self.equal_steps, multipliers)
+            proofs.append(RatioProof(self.collective, self.steps, self.equal_steps, multipliers, value))
+        return max(proofs, key=lambda p: p.value)
 
 
-def _rounded(
-    fabric: Fabric,
-    collective: Collective,
-    steps: int,
-    equal_steps: bool,
-    floats: tuple[dict[tuple[int, int], float], dict[Key, float], dict[tuple[DirectedLink, int], float]],
-    denominator: int,
-) -> RatioProof:
-    def near(value: float) -> Fraction:
-        return Fraction(float(value)).limit_denominator(denominator)
+def least_ratio(fabric: Fabric, collective: Collective, steps: int, *, equal_steps: bool = False) -> RatioProof | None:
+    """The best proved lower bound on R/C in `steps` steps, or None where no schedule has so few steps."""
+    programme = _Programme(fabric, collective, steps, equal_steps)
+    return programme.solve() if programme.build() else None
 
-    pi = {k: f for k, v in floats[0].items() if (f := near(v))}
-    w = {k: f for k, v in floats[1].items() if (f := near(v)) > 0}
-    y = {k: f for k, v in floats[2].items() if (f := near(v)) > 0}
-    for (j, v), value in list(pi.items()):
-        if v not in set(collective.receivers(collective.even_chunks(1)[j])) and value > 0:
-            del pi[j, v]
-    value = proved_ratio(fabric, collective, steps, equal_steps, pi, w, y)
-    return RatioProof(collective, steps, equal_steps, pi, w, y, value)
+
+def _single_receiver(collective: Collective, chunk: Chunk) -> bool:
+    return len(set(collective.receivers(chunk)) - set(collective.holders(chunk))) <= 1
 
 
 def proved_ratio(
-    fabric: Fabric,
-    collective: Collective,
-    steps: int,
-    equal_steps: bool,
-    pi: dict[tuple[int, int], Fraction],
-    w: dict[Key, Fraction],
-    y: dict[tuple[DirectedLink, int], Fraction],
+    fabric: Fabric, collective: Collective, steps: int, equal_steps: bool, multipliers: Multipliers
 ) -> Fraction:
-    """What the multipliers prove, by the formula in the module's docstring, exactly. 0 where they prove nothing."""
+    """What multipliers prove, by the formula in the module's docstring, exactly; 0 where they prove nothing."""
     commodities = collective.even_chunks(1)
+    pi, w, y = multipliers.pi, multipliers.w, multipliers.y
+    sources = [set(collective.holders(chunk)) for chunk in commodities]
+    single = [_single_receiver(collective, chunk) for chunk in commodities]
+    wanted = [set(collective.receivers(chunk)) for chunk in commodities]
     if any(f < 0 for f in (*w.values(), *y.values())):
         return Fraction(0)
-    if any(f > 0 and v not in set(collective.receivers(commodities[j])) for (j, v), f in pi.items()):
+    if any(v in sources[j] or (f > 0 and v not in wanted[j]) for (j, v), f in pi.items()):
         return Fraction(0)
-    later: dict[tuple[int, int], list[tuple[int, Fraction]]] = defaultdict(list)
-    out_of: dict[tuple[int, int], list[tuple[int, int, Fraction]]] = defaultdict(list)
-    for (j, e, s), f in w.items():
-        u, x = fabric.edges[e]
-        later[j, e].append((s, f))
-        out_of[j, u].append((x, s, f))
-    loss = Fraction(0)
+    if any((v == _ALL) != single[j] or (u in sources[j] and v != _ALL) for (j, u, v, _) in w):
+        return Fraction(0)
+    total = sum(pi.values(), Fraction(0)) - sum((f for (j, u, _, _), f in w.items() if u in sources[j]), Fraction(0))
+    at: dict[tuple[int, int], list[tuple[int, int, Fraction]]] = defaultdict(list)
+    for (j, u, v, s), f in w.items():
+        at[j, u].append((v, s, f))
     for j, e, s in possible_sends(fabric, collective, commodities, steps):
         u, v = fabric.edges[e]
         excess = pi.get((j, v), Fraction(0))
         excess -= sum((y.get((link, s), Fraction(0)) for link in fabric.links_of(e)), Fraction(0))
-        excess -= sum((f for t, f in later[j, e] if t >= s), Fraction(0))
-        excess += sum((f for x, t, f in out_of[j, v] if x != u and t > s), Fraction(0))
-        loss += max(Fraction(0), excess)
-    per_step = [sum((fabric.capacity[link] * f for (link, t), f in y.items() if t == s), Fraction(0)) for s in range(steps)]
-    price = sum(per_step, Fraction(0)) / steps if equal_steps else max(per_step, default=Fraction(0))
-    return max(Fraction(0), (sum(pi.values(), Fraction(0)) - loss) / price) if price else Fraction(0)
+        at_source = u in sources[j]
+        excess -= sum((f for x, t, f in at[j, u] if x in (_ALL, v) and (t >= s or at_source)), Fraction(0))
+        if v not in sources[j]:
+            excess += sum((f for x, t, f in at[j, v] if x != u and t > s), Fraction(0))
+        total -= max(Fraction(0), excess)
+    length = [Fraction(0)] * steps
+    for (link, s), f in y.items():
+        length[s] += fabric.capacity[link] * f
+    price = sum(length, Fraction(0)) / steps if equal_steps else max(length)
+    return max(Fraction(0), total / price) if price else Fraction(0)

@@ -5,7 +5,7 @@ A probe never fails whole: where a question has no answer, the fact says so in `
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -34,6 +34,7 @@ class Facts:
     items: tuple[Fact, ...] = ()
 
     def __add__(self, other: Facts) -> Facts:
+        """These facts, then the other's."""
         return Facts(self.items + other.items)
 
     @cached_property
@@ -116,8 +117,3 @@ def list_folder(folder: Path) -> tuple[Path, ...]:
         return tuple(sorted(folder.iterdir()))
     except OSError:
         return ()
-
-
-def gather(*groups: Iterable[Fact]) -> Facts:
-    """All facts of several iterables."""
-    return Facts(tuple(fact for group in groups for fact in group))

@@ -161,7 +161,7 @@ class _Joiner:
         if speed is None:
             reason = next((f.missing for f in self.facts.missing if (f.subject, f.key) == (subject, "speed_Mbps")), "")
             self.notes.append(f"{name}: speed not known ({reason})")
-        extra = {"speed": speed, "state": state, "pci": _pci_facts(self.facts, bus_id)}
+        extra: dict[str, Any] = {"speed": speed, "state": state, "pci": _pci_facts(self.facts, bus_id)}
         if speed is not None:
             extra["net_speed_GBps"] = speed / 8000
         if subject.startswith("rdma"):

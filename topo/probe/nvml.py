@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import ctypes
 import importlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
-from .facts import Fact, Facts, ask
+from .facts import Fact, Facts, Value, ask
 
 SUBJECT = "nvml"
 REMOTE_KINDS = {0: "gpu", 1: "cpu", 2: "switch"}
@@ -79,7 +79,7 @@ def _read_gpu(nvml: Any, gpu: Any, subject: str) -> Iterator[Fact]:
         major, minor = nvml.nvmlDeviceGetCudaComputeCapability(gpu)
         return int(major) * 10 + int(minor)
 
-    questions = {
+    questions: dict[str, tuple[str, Callable[[], Value]]] = {
         "bus_id": ("nvmlDeviceGetPciInfo", bus_id),
         "uuid": ("nvmlDeviceGetUUID", lambda: _text(nvml.nvmlDeviceGetUUID(gpu))),
         "name": ("nvmlDeviceGetName", lambda: _text(nvml.nvmlDeviceGetName(gpu))),

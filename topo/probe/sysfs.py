@@ -93,7 +93,7 @@ def _read_device(root: Path, path: Path) -> Iterator[Fact]:
 
 
 def bridges_above(path: Path) -> tuple[Path, ...]:
-    """Folders of the bridges between the root complex and a device, from the top: those that look like a bus address."""
+    """Folders of the bridges above a device, from the top: the parents that look like a bus address."""
     try:
         parents = path.resolve().parents
     except (OSError, RuntimeError):

@@ -1,0 +1,309 @@
+"""The Pareto front of k-synchronous schedules over steps S and R/C, its ends proved.
+
+For each S from the least possible on: the row with R = S and the most chunks, and the row with the least R/C, down to
+what the linear programme of ratio_bound proves; it stops where R/C meets the topology's bandwidth bound. Where the best
+R/C of an S is above that bound, the (C, R) just below it are listed too, as proved infeasible. Reduce-scatter and reduce
+are allgather and broadcast on the reversed topology; allreduce is composed of two, and solved directly for few steps.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from math import ceil, floor
+
+from ...topo.errors import TimeLimitError
+from ...topo.graph import Topology
+from ..bounds import Bound, bound
+from ..collective import Collective
+from ..schedule import Schedule
+from ..transform import compose, reverse
+from .combining import solve_combining
+from .copying import Instance, solve_copying
+from .fabric import Fabric, fabric_of
+from .ratio_bound import RatioProof, least_ratio
+
+FEASIBLE, INFEASIBLE, UNKNOWN = "feasible", "infeasible", "unknown"
+_MOST_CHUNKS = {"broadcast": 24, "alltoall": 4}
+_ROUND_SLACK = 8
+_TRIES = 12
+_DIRECT_EDGES = 72
+_DIRECT_SLACK = 1
+_INSTANCE_SECONDS = 5.0
+_OPEN_AT_MOST = 2
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One (chunks, steps, rounds) in SCCL's units, what is known of it, by which `proof`, and its schedule if found.
+
+    `form` is "direct" or "composed" (allreduce only). `dominated`: another feasible row has no more steps and no
+    greater R/C. `latency_optimal`: no schedule has fewer steps; `bandwidth_optimal`: R/C meets the topology's bound.
+    """
+
+    chunks: int
+    steps: int
+    rounds: int
+    status: str
+    proof: str
+    synthesis_s: float
+    form: str = "direct"
+    latency_optimal: bool = False
+    bandwidth_optimal: bool = False
+    dominated: bool = False
+    schedule: Schedule | None = None
+
+    @property
+    def ratio(self) -> Fraction:
+        """R/C."""
+        return Fraction(self.rounds, self.chunks)
+
+
+@dataclass(frozen=True)
+class Front:
+    """The rows that were looked at, the least R/C there can be, and whether the front is whole (nothing left open)."""
+
+    rows: tuple[Row, ...]
+    least_ratio: Fraction
+    bound: Bound
+    complete: bool
+
+    @property
+    def front(self) -> tuple[Row, ...]:
+        """Feasible rows that no other dominates."""
+        return tuple(row for row in self.rows if row.status == FEASIBLE and not row.dominated)
+
+
+def pareto(
+    collective: Collective,
+    topology: Topology,
+    time_limit_s: float = 300.0,
+    max_steps: int | None = None,
+    progress: Progress | None = None,
+) -> Front:
+    """The front of a collective on a topology. `max_steps` ends the search where R/C cannot meet the bound (default:
+    three more than the least number of steps). Raises InfeasibleError where the topology is not connected.
+    """
+    deadline = time.monotonic() + time_limit_s
+    limit = bound(collective, topology, time_limit_s / 2, progress)
+    if collective.name == "allreduce":
+        rows, complete = _allreduce_rows(topology, deadline, max_steps, progress)
+    elif collective.reduces:
+        rows, complete = _Search(collective.reversed(), topology.reversed(), deadline, max_steps, progress).run()
+        rows = [replace(row, schedule=reverse(row.schedule) if row.schedule else None) for row in rows]
+    else:
+        rows, complete = _Search(collective, topology, deadline, max_steps, progress).run()
+    share = collective.even_chunks(1)[0].share
+    fabric = fabric_of(topology)
+    least = limit.s_per_GB * fabric.unit_GBps / share
+    complete = complete and all(row.status != UNKNOWN for row in rows)
+    return Front(tuple(_judged(rows, least)), least, limit, complete)
+
+
+def _judged(rows: list[Row], least: Fraction) -> list[Row]:
+    """Rows with their flags set, in order of steps, then R/C."""
+    feasible = [row for row in rows if row.status == FEASIBLE]
+    fewest = min((row.steps for row in feasible), default=0)
+
+    def beats(a: Row, b: Row) -> bool:
+        better = (a.steps, a.ratio) != (b.steps, b.ratio) or (a.chunks, a.form) < (b.chunks, b.form)
+        return a is not b and a.steps <= b.steps and a.ratio <= b.ratio and better
+
+    out = [
+        replace(
+            row,
+            latency_optimal=row.status == FEASIBLE and row.steps == fewest,
+            bandwidth_optimal=row.status == FEASIBLE and row.ratio == least,
+            dominated=row.status == FEASIBLE and any(beats(other, row) for other in feasible),
+        )
+        for row in rows
+    ]
+    return sorted(out, key=lambda r: (r.steps, -r.ratio, r.chunks))
+
+
+class _Search:
+    """The rows of a collective that only copies."""
+
+    def __init__(
+        self,
+        collective: Collective,
+        topology: Topology,
+        deadline: float,
+        max_steps: int | None,
+        progress: Progress | None,
+    ) -> None:
+        self.collective, self.deadline, self.progress = collective, deadline, progress
+        self.fabric: Fabric = fabric_of(topology)
+        share = collective.even_chunks(1)[0].share
+        seconds = max(1.0, (deadline - time.monotonic()) / 2)
+        self.least = bound(collective, topology, seconds).s_per_GB * self.fabric.unit_GBps / share
+        self.max_steps = max_steps
+        self.rows: dict[tuple[int, int, int], Row] = {}
+        self.complete = True
+
+    def run(self) -> tuple[list[Row], bool]:
+        """All rows, and whether none was left open."""
+        best: Fraction | None = None
+        steps, proof = self._fewest_steps()
+        last = self.max_steps or steps + 3
+        while proof is not None and steps <= max(last, steps if best is None else 0):
+            if best is None or max(proof.value, self.least) < best:
+                self._most_chunks_at_equal_steps(steps)
+                found = self._least_ratio_at(steps, max(proof.value, self.least), best)
+                if found is not None:
+                    best = found if best is None else min(best, found)
+                    self._show_what_is_impossible(steps, best, proof)
+            if best == self.least:
+                return list(self.rows.values()), self.complete
+            steps += 1
+            proof = least_ratio(self.fabric, self.collective, steps)
+        self.complete = False
+        return list(self.rows.values()), False
+
+    def _fewest_steps(self) -> tuple[int, RatioProof | None]:
+        for steps in range(1, self.fabric.ranks + 1):
+            proof = least_ratio(self.fabric, self.collective, steps)
+            if proof is not None:
+                return steps, proof
+        return 0, None
+
+    def _most_chunks_at_equal_steps(self, steps: int) -> None:
+        """The row with R = S: from the most chunks that spread evenly over a source's edges, one more at a time."""
+        started = time.monotonic()
+        proof = least_ratio(self.fabric, self.collective, steps, equal_steps=True)
+        most = floor(steps / proof.value) if proof is not None and proof.value else 0
+        if most == 0:
+            self._add(1, steps, steps, INFEASIBLE, "linear programme", time.monotonic() - started)
+        even = min(sum(self._width(e) for e, (u, _) in enumerate(self.fabric.edges) if u == r) for r in self._sources())
+        start = most // even * even if most >= even else most
+        chunks = start
+        while 1 <= chunks <= most:
+            status = self._try(chunks, steps, steps).status
+            if status != FEASIBLE and chunks > start:
+                return
+            chunks += 1 if status == FEASIBLE else -1
+            if status != FEASIBLE:
+                start = chunks
+
+    def _sources(self) -> set[int]:
+        return {rank for chunk in self.collective.even_chunks(1) for rank in self.collective.holders(chunk)}
+
+    def _width(self, edge: int) -> int:
+        return min(self.fabric.capacity[link] for link in self.fabric.links_of(edge))
+
+    def _least_ratio_at(self, steps: int, least: Fraction, best: Fraction | None) -> Fraction | None:
+        """The least R/C found feasible in `steps` steps, of those below `best`."""
+        most = _MOST_CHUNKS.get(self.collective.name, 8)
+        known = [r.ratio for r in self.rows.values() if r.status == FEASIBLE and r.steps == steps]
+        ceiling = min([x for x in (best, *known) if x is not None], default=None)
+        candidates = sorted(
+            (Fraction(rounds, chunks), chunks, rounds)
+            for chunks in range(1, most + 1)
+            for rounds in range(max(steps, ceil(least * chunks)), max(steps + _ROUND_SLACK, ceil(least * chunks)) + 1)
+            if ceiling is None or Fraction(rounds, chunks) < ceiling
+        )
+        left_open = 0
+        for ratio, chunks, rounds in candidates[:_TRIES]:
+            status = self._try(chunks, steps, rounds).status
+            if status == FEASIBLE:
+                return ratio
+            left_open += status == UNKNOWN
+            if left_open >= _OPEN_AT_MOST:
+                break
+        self.complete = self.complete and not left_open and len(candidates) <= _TRIES
+        return min(known, default=None)
+
+    def _show_what_is_impossible(self, steps: int, best: Fraction, proof: RatioProof) -> None:
+        """The rows just below the best R/C of this number of steps, where it is not the topology's bound."""
+        for chunks in range(2, 9):
+            rounds = ceil(best * chunks) - 1
+            if rounds < steps or Fraction(rounds, chunks) < self.least or (chunks, steps, rounds) in self.rows:
+                continue
+            if Fraction(rounds, chunks) < proof.value:
+                self._add(chunks, steps, rounds, INFEASIBLE, "linear programme", 0.0)
+
+    def _try(self, chunks: int, steps: int, rounds: int) -> Row:
+        key = chunks, steps, rounds
+        if key not in self.rows:
+            if time.monotonic() > self.deadline:
+                self.complete = False
+                return Row(*key, UNKNOWN, "time limit", 0.0)
+            if self.progress is not None:
+                self.progress(f"{self.collective.name}: {chunks} chunks, {steps} steps, {rounds} rounds")
+            started = time.monotonic()
+            try:
+                limit = min(self.deadline, started + _INSTANCE_SECONDS)
+                found = solve_copying(self.fabric, Instance(self.collective, *key), limit)
+            except TimeLimitError:
+                self.complete = False
+                return self._add(*key, UNKNOWN, "time limit", time.monotonic() - started)
+            seconds = time.monotonic() - started
+            self._add(*key, FEASIBLE if found else INFEASIBLE, "schedule" if found else "solver", seconds, found)
+        return self.rows[key]
+
+    def _add(
+        self, chunks: int, steps: int, rounds: int, status: str, proof: str, seconds: float, found: Schedule | None = None
+    ) -> Row:
+        row = Row(chunks, steps, rounds, status, proof, seconds, schedule=found)
+        return self.rows.setdefault((chunks, steps, rounds), row)
+
+
+def _allreduce_rows(
+    topology: Topology, deadline: float, max_steps: int | None, progress: Progress | None
+) -> tuple[list[Row], bool]:
+    n = len(topology.ranks)
+    half = Collective("allgather", n)
+    gathers, complete = _Search(half, topology, deadline, max_steps, progress).run()
+    scatters = gathers
+    if not topology.is_symmetric:
+        scatters, whole = _Search(half, topology.reversed(), deadline, max_steps, progress).run()
+        complete = complete and whole
+    rows = []
+    back = {(r.chunks, r.steps, r.rounds): r for r in scatters if r.schedule}
+    for row in gathers:
+        other = back.get((row.chunks, row.steps, row.rounds))
+        if row.schedule is None or other is None or other.schedule is None:
+            continue
+        rows.append(
+            Row(
+                row.chunks * n, 2 * row.steps, 2 * row.rounds, FEASIBLE, "schedule", row.synthesis_s, "composed",
+                schedule=compose(reverse(other.schedule), row.schedule),
+            )
+        )  # fmt: skip
+    fewest = min((row.steps for row in gathers if row.status == FEASIBLE), default=0)
+    if not fewest or len(fabric_of(topology).edges) > _DIRECT_EDGES:
+        return rows, False
+    return rows + _direct_rows(topology, fewest, deadline, progress), complete
+
+
+def _direct_rows(topology: Topology, fewest: int, deadline: float, progress: Progress | None) -> list[Row]:
+    """Allreduce in fewer steps than any composed form has: more and more chunks while the solver finds them soon."""
+    fabric = fabric_of(topology)
+    collective = Collective("allreduce", fabric.ranks)
+    rows: list[Row] = []
+    best: Fraction | None = None
+    for steps in range(fewest, 2 * fewest):
+        for rounds in range(steps, steps + _DIRECT_SLACK + 1):
+            chunks = 1 if best is None else floor(rounds / best) + 1
+            while time.monotonic() < deadline:
+                if progress is not None:
+                    progress(f"allreduce, direct: {chunks} chunks, {steps} steps, {rounds} rounds")
+                started = time.monotonic()
+                instance = Instance(collective, chunks, steps, rounds)
+                try:
+                    found = solve_combining(fabric, instance, min(deadline, started + _INSTANCE_SECONDS))
+                    status, proof = (FEASIBLE, "schedule") if found else (INFEASIBLE, "solver, one partial sum a rank")
+                except TimeLimitError:
+                    found, status, proof = None, UNKNOWN, "time limit"
+                rows.append(
+                    Row(chunks, steps, rounds, status, proof, time.monotonic() - started, schedule=found)
+                )
+                if found is None:
+                    break
+                best = Fraction(rounds, chunks)
+                chunks += 1
+    return rows

@@ -1,0 +1,33 @@
+"""The registry of strategies. One file a strategy, one contract (see `base`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from ...topo.errors import InputError
+from ..schedule import Schedule
+from . import direct, double_tree, exact, halving_doubling, one_shot, packing, recursive_doubling, ring
+from .base import Request
+
+Strategy = Callable[[Request], list[Schedule]]
+
+STRATEGIES: Mapping[str, Strategy] = {
+    "exact": exact.build,
+    "packing": packing.build,
+    "ring": ring.build,
+    "double-tree": double_tree.build,
+    "recursive-doubling": recursive_doubling.build,
+    "halving-doubling": halving_doubling.build,
+    "direct": direct.build,
+    "one-shot": one_shot.build,
+}
+"""By name. Each returns candidate schedules (for small sizes, large ones, ...), or raises InfeasibleError with the reason
+why it has none for this collective on this topology.
+"""
+
+
+def strategy(name: str) -> Strategy:
+    """The strategy of that name; InputError if there is none."""
+    if name not in STRATEGIES:
+        raise InputError(f"unknown strategy {name!r}; expected auto or one of {', '.join(STRATEGIES)}")
+    return STRATEGIES[name]

@@ -1,0 +1,88 @@
+"""The contract of strategies, and what several of them need.
+
+A strategy takes a Request and returns candidate schedules, each with its steps' durations filled in; the caller costs,
+verifies and chooses. It raises InfeasibleError where it has none for the collective or the topology.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from ...topo.errors import InfeasibleError
+from ...topo.graph import Topology
+from ...topo.routes import Router
+from ..collective import Chunk, Collective
+from ..cost import tighten
+from ..schedule import Op, Schedule, Transfer
+
+SEGMENTS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+"""How finely pipelines may be cut; the cost model chooses among them by size."""
+
+Send = tuple[int, int, int, int, Op]
+"""(step, src, dst, chunk, op)"""
+
+
+@dataclass
+class Request:
+    """What is wanted: a collective on a topology, and until when (time.monotonic). Routes are shared among strategies."""
+
+    collective: Collective
+    topology: Topology
+    deadline: float
+    progress: Callable[[str], None] | None = None
+    router: Router = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.router = Router(self.topology)
+
+    @property
+    def seconds_left(self) -> float:
+        """Until the deadline, at least a tenth of a second."""
+        return max(0.1, self.deadline - time.monotonic())
+
+    def say(self, message: str) -> None:
+        """Report progress to whoever listens."""
+        if self.progress is not None:
+            self.progress(message)
+
+    def reversed(self) -> Request:
+        """The opposite collective on the reversed topology."""
+        return Request(self.collective.reversed(), self.topology.reversed(), self.deadline, self.progress)
+
+    def of(self, collective: Collective) -> Request:
+        """Another collective on the same topology."""
+        return Request(collective, self.topology, self.deadline, self.progress)
+
+
+def only_for(request: Request, name: str, collectives: Sequence[str]) -> None:
+    """InfeasibleError unless the collective is one of those that a strategy has."""
+    if request.collective.name not in collectives:
+        raise InfeasibleError(f"{name} has no {request.collective.name}; it has {', '.join(collectives)}")
+
+
+def build_schedule(
+    request: Request,
+    name: str,
+    chunks: tuple[Chunk, ...],
+    sends: Iterable[Send],
+    *,
+    trees: int | None = None,
+) -> Schedule:
+    """Sends with their routes filled in, as a schedule. InfeasibleError where two ranks have no route."""
+    transfers = []
+    for step, src, dst, chunk, op in sends:
+        route = request.router.route(src, dst)
+        if route is None:
+            a, b = request.topology.ranks[src], request.topology.ranks[dst]
+            raise InfeasibleError(f"{name} needs {a} to send to {b}, and only other GPUs lie between them")
+        transfers.append(Transfer(step, src, dst, chunk, op, route[1:-1]))
+    transfers.sort()
+    schedule = Schedule(request.collective, name, chunks, tuple(transfers), (), trees=trees)
+    return tighten(schedule, request.topology)
+
+
+def whole(collective: Collective) -> tuple[Chunk, ...]:
+    """One chunk in SCCL's units."""
+    return collective.even_chunks(1)

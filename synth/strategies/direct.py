@@ -1,0 +1,31 @@
+"""Everyone to everyone: one step for collectives that copy or reduce, two for allreduce (reduce-scatter, allgather)."""
+
+from __future__ import annotations
+
+from ...topo.errors import InfeasibleError
+from ..collective import Collective
+from ..schedule import Schedule
+from ..transform import compose, reverse
+from .base import Request, Send, build_schedule, whole
+
+
+def build(request: Request) -> list[Schedule]:
+    """The direct schedule. InfeasibleError where some pair has no route without another GPU in the way."""
+    collective = request.collective
+    if collective.name == "allreduce":
+        gather = build(request.of(Collective("allgather", collective.ranks)))[0]
+        scatter = build(request.of(Collective("reduce-scatter", collective.ranks)))[0]
+        return [compose(scatter, gather)]
+    if collective.reduces:
+        return [reverse(build(request.reversed())[0])]
+    chunks = whole(collective)
+    sends: list[Send] = [
+        (0, src, dst, c, "copy")
+        for c, chunk in enumerate(chunks)
+        for src in collective.holders(chunk)
+        for dst in collective.receivers(chunk)
+        if src != dst
+    ]
+    if not sends:
+        raise InfeasibleError("direct needs at least two ranks")
+    return [build_schedule(request, "direct", chunks, sends)]

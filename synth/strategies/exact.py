@@ -1,0 +1,27 @@
+"""SCCL's exact synthesis: the schedules of the Pareto front over steps and R/C (see synth/ksync)."""
+
+from __future__ import annotations
+
+from ...topo.errors import InfeasibleError, TimeLimitError
+from ..ksync.fabric import fabric_of
+from ..ksync.pareto import pareto
+from ..schedule import Schedule
+from .base import Request
+
+MOST_VARIABLES = 60_000
+"""Chunks times edges, for one chunk in SCCL's units, above which the exact models are not tried."""
+
+
+def build(request: Request) -> list[Schedule]:
+    """The feasible rows' schedules. TimeLimitError where the time was too short to find any."""
+    edges = len(fabric_of(request.topology).edges)
+    chunks = len(request.collective.even_chunks(1))
+    if edges * max(chunks, request.collective.ranks) > MOST_VARIABLES:
+        raise InfeasibleError(
+            f"exact is for small machines: {request.collective.ranks} ranks with {edges} routes between them are too many"
+        )
+    front = pareto(request.collective, request.topology, request.seconds_left, progress=request.progress)
+    found = [row.schedule for row in front.front if row.schedule is not None]
+    if not found:
+        raise TimeLimitError(f"exact found no schedule for {request.collective.name} in time; give it more")
+    return found

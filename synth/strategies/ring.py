@@ -1,0 +1,167 @@
+"""Rings over the best Hamiltonian cycles that the topology has, in both directions, weighted; not rank order.
+
+Maximise the sum of the cycles' rates under the links' bandwidths. Cycles are generated as needed: the next one is the
+cheapest Hamiltonian circuit under the links' dual prices, found by CP-SAT's circuit constraint; when none costs less
+than 1, no set of cycles is better. A cycle of weight w carries w's share of the buffer (Baidu's and Horovod's ring).
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from fractions import Fraction
+
+import numpy as np
+from numpy.typing import NDArray
+from ortools.sat.python import cp_model
+from scipy.optimize import linprog
+from scipy.sparse import csc_matrix
+
+from ...topo.errors import InfeasibleError
+from ...topo.routes import route_links
+from ..collective import Chunk, Collective
+from ..cost import DirectedLink
+from ..schedule import Schedule
+from ..transform import compose
+from .base import Request, Send, build_schedule, only_for
+
+Cycle = tuple[int, ...]
+_PRICE_SCALE = 10**6
+_PRICING_SECONDS = 2.0
+_MOST_CYCLES = 200
+
+
+def build(request: Request) -> list[Schedule]:
+    """One schedule. InfeasibleError where there is no Hamiltonian cycle (or none was found in time)."""
+    only_for(request, "ring", ["allreduce", "allgather", "reduce-scatter"])
+    n = request.collective.ranks
+    cycles = {(0, 1): Fraction(1)} if n == 2 else best_cycles(request)
+    gather = _half(request, cycles, "allgather")
+    if request.collective.name == "allgather":
+        return [gather]
+    scatter = _half(request, cycles, "reduce-scatter")
+    return [scatter if request.collective.name == "reduce-scatter" else compose(scatter, gather)]
+
+
+def _half(request: Request, cycles: dict[Cycle, Fraction], name: str) -> Schedule:
+    """Around each cycle, every rank's part travels n - 1 hops: away from its source, or towards its target."""
+    n, total = request.collective.ranks, sum(cycles.values(), Fraction(0))
+    scattering = name == "reduce-scatter"
+    chunks: list[Chunk] = []
+    sends: list[Send] = []
+    for rank in range(n):
+        for cycle, rate in cycles.items():
+            at = cycle.index(rank) + (1 if scattering else 0)
+            share = rate / (n * total)
+            chunks.append(Chunk(share, target=rank) if scattering else Chunk(share, source=rank))
+            for s in range(n - 1):
+                a, b = cycle[(at + s) % n], cycle[(at + s + 1) % n]
+                sends.append((s, a, b, len(chunks) - 1, "reduce" if scattering else "copy"))
+    return build_schedule(request.of(Collective(name, n)), "ring", tuple(chunks), sends)
+
+
+def best_cycles(request: Request) -> dict[Cycle, Fraction]:
+    """Directed Hamiltonian cycles and their rates in GB/s; no link carries more than its bandwidth."""
+    topology, router, n = request.topology, request.router, request.collective.ranks
+    rank_of = {device: r for r, device in enumerate(topology.ranks)}
+    crossing = {
+        (u, rank_of[there]): route_links(route) for u in range(n) for there, route in router.routes_from(u).items()
+    }
+    links = sorted({link for route in crossing.values() for link in route})
+    number = {link: i for i, link in enumerate(links)}
+    capacity = [topology.capacity_GBps[link] for link in links]
+    floats = np.array([float(c) for c in capacity])
+    prices = 1.0 / floats / len(links)
+    cycles: dict[Cycle, Counter[int]] = {}
+    weights = np.zeros(0)
+    while len(cycles) < _MOST_CYCLES and (not cycles or request.seconds_left > 0.1):
+        found = cheapest_cycle(n, {edge: _price(edge, crossing, number, prices) for edge in crossing}, request)
+        fresh = [c for c in (found, _rotated(found[::-1])) if c not in cycles and _possible(c, crossing)]
+        cost = min((sum(prices[i] * k for i, k in _uses(c, crossing, number).items()) for c in fresh), default=np.inf)
+        if cycles and cost >= 1 - 1e-9:
+            break
+        for cycle in fresh:
+            cycles[cycle] = _uses(cycle, crossing, number)
+        weights, prices = _solve(list(cycles.values()), floats)
+        request.say(f"ring: {len(cycles)} cycles, {weights.sum():.4g} GB/s around")
+    return _exact(list(cycles), list(cycles.values()), weights, capacity)
+
+
+def _price(
+    edge: tuple[int, int],
+    crossing: dict[tuple[int, int], tuple[DirectedLink, ...]],
+    number: dict[DirectedLink, int],
+    prices: NDArray[np.float64],
+) -> float:
+    return float(sum(prices[number[link]] for link in crossing[edge]))
+
+
+def _possible(cycle: Cycle, crossing: dict[tuple[int, int], tuple[DirectedLink, ...]]) -> bool:
+    return all(edge in crossing for edge in _edges(cycle))
+
+
+def _edges(cycle: Cycle) -> list[tuple[int, int]]:
+    return [(cycle[i], cycle[(i + 1) % len(cycle)]) for i in range(len(cycle))]
+
+
+def _uses(
+    cycle: Cycle, crossing: dict[tuple[int, int], tuple[DirectedLink, ...]], number: dict[DirectedLink, int]
+) -> Counter[int]:
+    """How often a cycle uses each link."""
+    return Counter(number[link] for edge in _edges(cycle) for link in crossing[edge])
+
+
+def _rotated(cycle: Cycle) -> Cycle:
+    """The same cycle, starting at rank 0."""
+    at = cycle.index(0)
+    return cycle[at:] + cycle[:at]
+
+
+def cheapest_cycle(n: int, price: dict[tuple[int, int], float], request: Request) -> Cycle:
+    """A Hamiltonian circuit of least total price over the given directed edges, starting at rank 0.
+
+    Raises InfeasibleError where there is none, or none was found in the time there is.
+    """
+    model = cp_model.CpModel()
+    arcs = {edge: model.new_bool_var("") for edge in price}
+    model.add_circuit([(u, v, arc) for (u, v), arc in arcs.items()])
+    top = max(price.values()) or 1.0
+    model.minimize(sum(int(price[edge] / top * _PRICE_SCALE) * arc for edge, arc in arcs.items()))
+    solver = cp_model.CpSolver()
+    solver.parameters.num_workers = 2
+    solver.parameters.random_seed = 1
+    solver.parameters.max_time_in_seconds = min(_PRICING_SECONDS, max(0.5, request.deadline - time.monotonic()))
+    status = solver.solve(model)
+    if status == cp_model.INFEASIBLE:
+        raise InfeasibleError("ring: the topology has no cycle through all GPUs that no other GPU must forward for")
+    if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+        raise InfeasibleError("ring: no cycle through all GPUs was found in time")
+    after = {u: v for (u, v), arc in arcs.items() if solver.boolean_value(arc)}
+    cycle = [0]
+    while after[cycle[-1]] != 0:
+        cycle.append(after[cycle[-1]])
+    return tuple(cycle)
+
+
+def _solve(uses: list[Counter[int]], capacity: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Rates of the cycles and prices of the links: max sum of rates, loads within bandwidths."""
+    rows = [i for column in uses for i in column]
+    columns = [j for j, column in enumerate(uses) for _ in column]
+    values = [float(k) for column in uses for k in column.values()]
+    matrix = csc_matrix((values, (rows, columns)), shape=(len(capacity), len(uses)))
+    result = linprog(-np.ones(len(uses)), matrix, capacity, bounds=(0, None), method="highs-ds")
+    return np.maximum(result.x, 0.0), np.maximum(-result.ineqlin.marginals, 0.0)
+
+
+def _exact(
+    cycles: list[Cycle], uses: list[Counter[int]], weights: NDArray[np.float64], capacity: list[Fraction]
+) -> dict[Cycle, Fraction]:
+    """Fractions near the rates, scaled down by whatever they overload a link."""
+    unit = min(capacity)
+    rates = [(Fraction(float(w)) / unit).limit_denominator(1000) * unit for w in weights]
+    loads = [Fraction(0)] * len(capacity)
+    for rate, column in zip(rates, uses, strict=True):
+        for i, k in column.items():
+            loads[i] += rate * k
+    over = max(Fraction(1), *(used / c for used, c in zip(loads, capacity, strict=True)))
+    return {cycle: rate / over for cycle, rate in zip(cycles, rates, strict=True) if rate}
