@@ -307,3 +307,33 @@ def _direct_rows(topology: Topology, fewest: int, deadline: float, progress: Pro
                 best = Fraction(rounds, chunks)
                 chunks += 1
     return rows
+
+
+def decide(
+    collective: Collective,
+    topology: Topology,
+    instances: list[tuple[int, int, int]],
+    time_limit_s: float = 300.0,
+    progress: Progress | None = None,
+) -> Front:
+    """Rows for the given (chunks, steps, rounds) alone. Allreduce is solved directly, not composed."""
+    deadline = time.monotonic() + time_limit_s
+    limit = bound(collective, topology, time_limit_s / 2, progress)
+    turned = collective.reduces and collective.name != "allreduce"
+    fabric = fabric_of(topology.reversed() if turned else topology)
+    target = collective.reversed() if turned else collective
+    solve = solve_combining if collective.name == "allreduce" else solve_copying
+    rows = []
+    for chunks, steps, rounds in instances:
+        if progress is not None:
+            progress(f"{collective.name}: {chunks} chunks, {steps} steps, {rounds} rounds")
+        started = time.monotonic()
+        try:
+            found = solve(fabric, Instance(target, chunks, steps, rounds), deadline)
+            status, proof = (FEASIBLE, "schedule") if found else (INFEASIBLE, "solver")
+        except TimeLimitError:
+            found, status, proof = None, UNKNOWN, "time limit"
+        schedule = reverse(found) if found is not None and turned else found
+        rows.append(Row(chunks, steps, rounds, status, proof, time.monotonic() - started, schedule=schedule))
+    least = limit.s_per_GB * fabric.unit_GBps / collective.even_chunks(1)[0].share
+    return Front(tuple(_judged(rows, least)), least, limit, all(row.status != UNKNOWN for row in rows))
