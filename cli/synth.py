@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 PROG = "topo-synth"
 DEFAULT_SIZE = "1G"
 DEFAULT_TIME_LIMIT_S = 60.0
+WIDTH = 110
+"""Columns of a table that is not printed to a terminal."""
 EXAMPLES = """\
 examples:
   topo-synth --collective allreduce --topology dgx1                    what is best at which size, and how far from perfect
@@ -280,7 +282,7 @@ def _why(limit: Bound) -> str:
 def _print_tables(plan: Plan | None, front: Front | None, size: int, seconds: float, declined: dict[str, str]) -> None:
     from rich.console import Console
 
-    console = Console(soft_wrap=False)
+    console = Console(width=None if sys.stdout.isatty() else WIDTH)
     if front is not None:
         _print_front(console, front)
     if plan is not None:
@@ -333,7 +335,7 @@ def _print_front(console: Any, front: Front) -> None:
         table.add_column(title, justify="left" if title in ("status", "", "form", "proof") else "right")
     for row in front.rows:
         marks = [
-            "on the front" * (row in front.front),
+            "front" * (row in front.front),
             "fewest steps" * (row.latency_optimal and not row.dominated),
             "least R/C" * row.bandwidth_optimal,
             "dominated" * row.dominated,

@@ -31,7 +31,7 @@ _ROUND_SLACK = 8
 _TRIES = 12
 _DIRECT_EDGES = 72
 _DIRECT_SLACK = 1
-_INSTANCE_SECONDS = 5.0
+_INSTANCE_SECONDS = 3.0
 _OPEN_AT_MOST = 2
 
 Progress = Callable[[str], None]
@@ -177,7 +177,7 @@ class _Search:
         proof = least_ratio(self.fabric, self.collective, steps, equal_steps=True)
         most = floor(steps / proof.value) if proof is not None and proof.value else 0
         if most == 0:
-            self._add(1, steps, steps, INFEASIBLE, "linear programme", time.monotonic() - started)
+            self._add(1, steps, steps, INFEASIBLE, "LP dual", time.monotonic() - started)
         even = min(sum(self._width(e) for e, (u, _) in enumerate(self.fabric.edges) if u == r) for r in self._sources())
         start = most // even * even if most >= even else most
         chunks = start
@@ -224,7 +224,7 @@ class _Search:
             if rounds < steps or Fraction(rounds, chunks) < self.least or (chunks, steps, rounds) in self.rows:
                 continue
             if Fraction(rounds, chunks) < proof.value:
-                self._add(chunks, steps, rounds, INFEASIBLE, "linear programme", 0.0)
+                self._add(chunks, steps, rounds, INFEASIBLE, "LP dual", 0.0)
 
     def _try(self, chunks: int, steps: int, rounds: int) -> Row:
         key = chunks, steps, rounds
