@@ -148,7 +148,9 @@ def _instance(text: str) -> tuple[int, int, int]:
     try:
         chunks, steps, rounds = (int(x) for x in text.split(","))
     except ValueError:
-        raise InputError(f"--instance {text}: expected three whole numbers, chunks,steps,rounds, such as 6,3,7") from None
+        raise InputError(
+            f"--instance {text}: expected three whole numbers, chunks,steps,rounds, such as 6,3,7"
+        ) from None
     if chunks < 1 or steps < 1 or rounds < steps:
         raise InputError(f"--instance {text}: expected chunks and steps of at least 1, and no fewer rounds than steps")
     return chunks, steps, rounds
@@ -255,7 +257,12 @@ def _report_bound(
     if args.json:
         empty = dict.fromkeys(("strategy", "chunks", "steps", "rounds", "trees", "predicted", "gap"))
         body = _head_json(collective, topology) | empty
-        body |= {"size_bytes": parse_size(args.size), "bound": _bound_json(limit), "verified": False, "synthesis_s": seconds}
+        body |= {
+            "size_bytes": parse_size(args.size),
+            "bound": _bound_json(limit),
+            "verified": False,
+            "synthesis_s": seconds,
+        }
         print(json.dumps(body))
         return 0
     print(f"{collective.name} on {topology.name}, {collective.ranks} ranks: at most {_GBps(limit)} GB/s algbw")
@@ -268,7 +275,9 @@ def _report_bound(
 
 def _GBps(limit: Bound) -> str:
     exact = limit.algbw_GBps
-    return f"{float(exact):.4g}" + (f" (exactly {exact})" if exact.denominator != 1 and exact.denominator < 10**6 else "")
+    return f"{float(exact):.4g}" + (
+        f" (exactly {exact})" if exact.denominator != 1 and exact.denominator < 10**6 else ""
+    )
 
 
 def _why(limit: Bound) -> str:

@@ -15,13 +15,12 @@ from typing import Any
 import networkx as nx
 import numpy as np
 from ortools.graph.python import max_flow
-from scipy.optimize import linprog
-from scipy.sparse import coo_matrix
 
 from ..topo.errors import InfeasibleError
 from ..topo.exact import fraction_to_json, parse_fraction
 from ..topo.graph import Topology
 from .collective import Collective
+from .linear import Rows, minimise
 
 _MCF_LIMIT = 400_000
 """Alltoall's linear programme is set up for up to this many variables (GPUs times links)."""
@@ -134,7 +133,10 @@ class _Flow:
 
 
 def _worst_cut(
-    collective: Collective, topology: Topology, supply_of: Callable[[Fraction], Mapping[str, Fraction]], targets: list[str]
+    collective: Collective,
+    topology: Topology,
+    supply_of: Callable[[Fraction], Mapping[str, Fraction]],
+    targets: list[str],
 ) -> Bound:
     """The best cut bound of a collective in which `targets` must each get what GPUs supply, by Newton's method.
 
@@ -229,31 +231,25 @@ def _alltoall_prices(collective: Collective, topology: Topology) -> list[Bound]:
 
 def _mcf_prices(topology: Topology, links: list[tuple[str, str]]) -> dict[tuple[str, str], Fraction]:
     """min t: every GPU sends one unit to every other; f[s,l] summed over s is at most t times the link's bandwidth."""
-    number = {d.id: i for i, d in enumerate(topology.devices)}
-    gpus, nodes, m = topology.ranks, len(number), len(links)
-    tail, head = (np.array([number[link[k]] for link in links]) for k in (0, 1))
-    n, every = len(gpus), np.arange(len(gpus) * m)
-    source, link = every // m, every % m
-    balance = coo_matrix(
-        (
-            np.concatenate([np.ones(n * m), -np.ones(n * m)]),
-            (np.concatenate([source * nodes + head[link], source * nodes + tail[link]]), np.concatenate([every, every]) + 1),
-        ),
-        shape=(n * nodes, n * m + 1),
-    )
-    demand = np.zeros((n, nodes))
-    for s, gpu in enumerate(gpus):
-        demand[s, [number[g] for g in gpus]] = 1.0
-        demand[s, number[gpu]] = 1.0 - n
-    capacity = np.array([float(topology.capacity_GBps[x]) for x in links])
-    rows = np.concatenate([link, np.arange(m)])
-    columns = np.concatenate([every + 1, np.zeros(m, dtype=int)])
-    shared = coo_matrix((np.concatenate([np.ones(n * m), -capacity]), (rows, columns)), shape=(m, n * m + 1))
-    objective = np.zeros(n * m + 1)
+    n, gpus = len(topology.ranks), topology.ranks
+    column = {(s, link): 1 + s * len(links) + i for s in range(n) for i, link in enumerate(links)}
+    arriving: dict[str, list[tuple[tuple[str, str], float]]] = {d.id: [] for d in topology.devices}
+    for link in links:
+        arriving[link[1]].append((link, 1.0))
+        arriving[link[0]].append((link, -1.0))
+    balance, shared = Rows(), Rows()
+    for s, source in enumerate(gpus):
+        for device, terms in arriving.items():
+            wanted = 1.0 - n if device == source else float(topology.by_id[device].kind == "gpu")
+            balance.add([(column[s, link], sign) for link, sign in terms], wanted)
+    for link in links:
+        loads = [(column[s, link], 1.0) for s in range(n)]
+        shared.add([*loads, (0, -float(topology.capacity_GBps[link]))], 0.0)
+    objective = np.zeros(len(column) + 1)
     objective[0] = 1.0
-    result = linprog(objective, shared, np.zeros(m), balance, demand.ravel(), bounds=(0, None), method="highs")
-    if result.status != 0:
-        return {x: Fraction(1) for x in links}
-    duals = np.maximum(-result.ineqlin.marginals, 0.0)
+    optimum = minimise(objective, shared, balance)
+    if optimum is None:
+        return dict.fromkeys(links, Fraction(1))
+    duals = np.maximum(-optimum.at_most_duals, 0.0)
     least = float(duals[duals > 1e-12].min())
     return {x: Fraction(float(y) / least).limit_denominator(1000) for x, y in zip(links, duals, strict=True)}

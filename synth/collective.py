@@ -123,5 +123,6 @@ class Collective:
         share = Fraction(1, self.ranks if self.name in _FROM_EACH | _TO_EACH else 1)
         for key in sorted(keys, key=str):
             if totals.get(key, 0) != share:
-                return f"chunks with source {key[0]} and target {key[1]} make up {totals.get(key, 0)} of the buffer; expected {share}"
+                what = f"chunks with source {key[0]} and target {key[1]}"
+                return f"{what} make up {totals.get(key, 0)} of the buffer; expected {share}"
         return None

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from ..topo.errors import InfeasibleError
 from .collective import Chunk, Collective
-from .schedule import Schedule, Transfer
+from .schedule import Op, Schedule, Transfer
 
 
 def reverse(schedule: Schedule) -> Schedule:
@@ -17,7 +17,7 @@ def reverse(schedule: Schedule) -> Schedule:
     """
     last = schedule.steps - 1
     opposite = schedule.collective.reversed()
-    op = "reduce" if opposite.reduces else "copy"
+    op: Op = "reduce" if opposite.reduces else "copy"
     return replace(
         schedule,
         collective=opposite,

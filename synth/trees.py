@@ -14,16 +14,17 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import linprog
-from scipy.sparse import csc_matrix, csr_matrix
+from scipy.sparse import csr_matrix
 from scipy.sparse.csgraph import dijkstra, minimum_spanning_tree
 
 from ..topo.errors import InfeasibleError
 from ..topo.graph import Topology
 from ..topo.routes import Route
+from .linear import Rows, minimise
 
 _HOP_PRICE = 1e-7
 _TOLERANCE = 1e-9
@@ -69,7 +70,7 @@ class _Graph:
         links = [(a, b) for pair in self.pairs for a, b in (pair, pair[::-1])]
         self.rows = np.array([sender[a] for a, _ in links], dtype=np.int64)
         self.columns = np.array([receiver[b] for _, b in links], dtype=np.int64)
-        self.pair_of = np.array([self.number[min(l), max(l)] for l in links], dtype=np.int64)
+        self.pair_of = np.array([self.number[min(link), max(link)] for link in links], dtype=np.int64)
         self.receivers = np.array([receiver[g] for g in gpus], dtype=np.int64)
 
     def joins_all(self) -> bool:
@@ -106,11 +107,7 @@ class _Graph:
 
     def uses(self, tree: Tree) -> list[int]:
         """Numbers of the link pairs that a tree uses, as often as it uses them."""
-        return [
-            self.number[min(a, b), max(a, b)]
-            for route in tree.edges
-            for a, b in zip(route, route[1:], strict=False)
-        ]
+        return [self.number[min(a, b), max(a, b)] for route in tree.edges for a, b in pairwise(route)]
 
 
 def pack_trees(
@@ -152,11 +149,17 @@ def pack_trees(
 
 def _solve(columns: list[list[int]], capacity: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Weights of the trees and prices of the links: max sum w, uses w <= capacity."""
-    rows = [i for column in columns for i in column]
-    at = [j for j, column in enumerate(columns) for _ in column]
-    uses = csc_matrix((np.ones(len(rows)), (rows, at)), shape=(len(capacity), len(columns)))
-    result = linprog(-np.ones(len(columns)), uses, capacity, bounds=(0, None), method="highs-ds")
-    return np.maximum(result.x, 0.0), np.maximum(-result.ineqlin.marginals, 0.0)
+    users: list[list[tuple[int, float]]] = [[] for _ in capacity]
+    for number, column in enumerate(columns):
+        for i in column:
+            users[i].append((number, 1.0))
+    rows = Rows()
+    for i, terms in enumerate(users):
+        rows.add(terms, float(capacity[i]))
+    optimum = minimise(-np.ones(len(columns)), rows)
+    if optimum is None:
+        raise InfeasibleError("the packing of trees has no optimum; are the bandwidths of very different sizes?")
+    return optimum.x, np.maximum(-optimum.at_most_duals, 0.0)
 
 
 def _exact_rates(graph: _Graph, columns: list[list[int]], weights: NDArray[np.float64]) -> list[Fraction]:

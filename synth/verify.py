@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from fractions import Fraction
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,7 +31,9 @@ def verify(schedule: Schedule, topology: Topology) -> None:
 
 
 def _name(transfer: Transfer) -> str:
-    return f"step {transfer.step}: {transfer.op} of chunk {transfer.chunk} from rank {transfer.src} to rank {transfer.dst}"
+    return (
+        f"step {transfer.step}: {transfer.op} of chunk {transfer.chunk} from rank {transfer.src} to rank {transfer.dst}"
+    )
 
 
 def _check_form(schedule: Schedule, topology: Topology) -> None:
@@ -73,7 +76,7 @@ def _check_routes(schedule: Schedule, topology: Topology) -> None:
         for device in t.route:
             if device in topology.by_id and topology.by_id[device].kind == "gpu":
                 raise VerificationError(f"{_name(t)}: its route passes through {device!r}, a GPU; GPUs do not forward")
-        for link in zip(path, path[1:], strict=False):
+        for link in pairwise(path):
             if link not in topology.capacity_GBps:
                 raise VerificationError(f"{_name(t)}: no link {link[0]!r} -> {link[1]!r} in topology {topology.name!r}")
 
@@ -139,7 +142,7 @@ def _check_loads(schedule: Schedule, topology: Topology) -> None:
         load: dict[tuple[str, str], Fraction] = defaultdict(Fraction)
         for t in transfers:
             path = (topology.ranks[t.src], *t.route, topology.ranks[t.dst])
-            for link in zip(path, path[1:], strict=False):
+            for link in pairwise(path):
                 load[link] += schedule.chunks[t.chunk].share
         for link, share in load.items():
             if share > topology.capacity_GBps[link] * allowed:

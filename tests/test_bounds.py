@@ -10,7 +10,6 @@ from itertools import combinations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
 from topoplan.synth.bounds import Bound, bound
 from topoplan.synth.certificate import check_bound
 from topoplan.synth.collective import COLLECTIVES, Collective
@@ -56,7 +55,9 @@ def graphs(draw: st.DrawFn, most: int = 6, two_way: bool = True) -> Topology:
     links: list[Link] = []
     for a, b in sorted(joined):
         link = Link(f"g{a}", f"g{b}", Fraction(draw(st.integers(1, 4))))
-        back = link.reversed() if two_way else replace(link.reversed(), bandwidth_GBps=Fraction(draw(st.integers(1, 4))))
+        back = (
+            link.reversed() if two_way else replace(link.reversed(), bandwidth_GBps=Fraction(draw(st.integers(1, 4))))
+        )
         links += both_ways(link) if two_way else (link, back)
     return Topology("random", tuple(Device(f"g{i}") for i in range(n)), tuple(links))
 
@@ -168,7 +169,8 @@ def test_in_network_reduction_lifts_the_price_bound() -> None:
     """A switch that adds and copies: only the cuts are left, 19.2 GB/s instead of 96/7."""
     topology = preset("pcie-2socket")
     able = replace(
-        topology, devices=tuple(d if d.kind == "gpu" else replace(d, can_reduce=True, can_copy=True) for d in topology.devices)
+        topology,
+        devices=tuple(d if d.kind == "gpu" else replace(d, can_reduce=True, can_copy=True) for d in topology.devices),
     )
     assert bound(Collective("allreduce", 8), able).algbw_GBps == Fraction(96, 5)
 

@@ -6,7 +6,6 @@ import time
 from fractions import Fraction
 
 import pytest
-
 from topoplan.synth.collective import Collective
 from topoplan.synth.cost import rounds, unit_GBps
 from topoplan.synth.ksync.copying import Instance, solve_copying
@@ -129,11 +128,17 @@ def test_the_proof_of_the_least_ratio_holds_on_real_schedules(
     assert schedule is not None
     chunks = triple[0]
     price = max(
-        sum((DGX1.capacity_GBps[link] / unit_GBps(DGX1) * f for (link, t), f in proof.multipliers.y.items() if t == s), Fraction(0))
+        sum(
+            (DGX1.capacity_GBps[link] / unit_GBps(DGX1) * f for (link, t), f in proof.multipliers.y.items() if t == s),
+            Fraction(0),
+        )
         for s in range(steps)
     )
     paid = sum(
-        (proof.multipliers.y.get(((f"gpu{t.src}", f"gpu{t.dst}"), t.step), Fraction(0)) / chunks for t in schedule.transfers),
+        (
+            proof.multipliers.y.get(((f"gpu{t.src}", f"gpu{t.dst}"), t.step), Fraction(0)) / chunks
+            for t in schedule.transfers
+        ),
         Fraction(0),
     )
     assert proof.value <= paid / price <= Fraction(triple[2], chunks)

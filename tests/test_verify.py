@@ -9,7 +9,6 @@ from fractions import Fraction
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
 from topoplan.synth.collective import Chunk, Collective
 from topoplan.synth.cost import tighten
 from topoplan.synth.schedule import Schedule, Transfer
@@ -160,7 +159,8 @@ def test_a_shared_link_counts_the_sum_of_what_crosses_it() -> None:
     topology = preset("pcie-2socket")
     collective = Collective("allreduce", 8)
     both = tuple(
-        Transfer(0, src, src + 4, 0, "reduce", (f"plx{src // 2}", "cpu0", "cpu1", f"plx{2 + src // 2}")) for src in (0, 2)
+        Transfer(0, src, src + 4, 0, "reduce", (f"plx{src // 2}", "cpu0", "cpu1", f"plx{2 + src // 2}"))
+        for src in (0, 2)
     )
     schedule = tighten(Schedule(collective, "by hand", (Chunk(Fraction(1)),), both, ()), topology)
     assert schedule.step_s_per_GB == (2 / Fraction(96, 5),)

@@ -53,7 +53,9 @@ class Device:
         if not self.id:
             raise InputError("a device has an empty id; give every device a name of its own")
         if self.kind not in DEVICE_KINDS:
-            raise InputError(f"device {self.id!r}: unknown kind {self.kind!r}; expected one of {', '.join(DEVICE_KINDS)}")
+            raise InputError(
+                f"device {self.id!r}: unknown kind {self.kind!r}; expected one of {', '.join(DEVICE_KINDS)}"
+            )
         if self.family is not None and self.family not in SWITCH_FAMILIES:
             raise InputError(
                 f"device {self.id!r}: unknown family {self.family!r}; expected one of {', '.join(SWITCH_FAMILIES)}"
@@ -62,7 +64,7 @@ class Device:
 
 @dataclass(frozen=True)
 class Link:
-    """One direction of a cable or bus: what `src` sends to `dst`, at `bandwidth_GBps` (1e9 bytes a second) after `latency_us`.
+    """One direction of a cable or bus, from `src` to `dst`: `bandwidth_GBps` (1e9 bytes a second) after `latency_us`.
 
     `kind` names the medium (nvlink, xgmi, pcie, smp, network, link ...), `count` how many lanes or bonded links it
     stands for (the bandwidth is of all of them together).
@@ -221,7 +223,9 @@ class Topology:
         if not isinstance(links, list):
             raise InputError(f'{where}: "links" must be a list')
         if len(devices) > MAX_DEVICES or len(links) > 20 * MAX_DEVICES:
-            raise InputError(f"{where}: {len(devices)} devices and {len(links)} links; more than {MAX_DEVICES} are refused")
+            raise InputError(
+                f"{where}: {len(devices)} devices and {len(links)} links; more than {MAX_DEVICES} are refused"
+            )
         known = {"format", "version", "name", "source", "devices", "links"}
         name, source = obj.get("name", where), obj.get("source")
         try:

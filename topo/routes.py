@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import heapq
 from fractions import Fraction
+from itertools import pairwise
 
 from .graph import Topology
 
@@ -17,7 +18,7 @@ Route = tuple[str, ...]
 
 def route_links(route: Route) -> tuple[tuple[str, str], ...]:
     """The directed links that a route crosses, as (src, dst)."""
-    return tuple(zip(route, route[1:], strict=False))
+    return tuple(pairwise(route))
 
 
 class Router:

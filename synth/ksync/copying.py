@@ -117,6 +117,7 @@ def possible_sends(fabric: Fabric, collective: Collective, chunks: tuple[Chunk, 
 
 
 def add_rounds(model: cp_model.CpModel, instance: Instance) -> list[cp_model.IntVar] | list[int]:
+    """The length of each step in rounds: at least 1 each, R in all."""
     slack = instance.rounds - instance.steps
     if slack == 0:
         return [1] * instance.steps
@@ -162,9 +163,7 @@ def _schedule(
     fabric: Fabric, instance: Instance, chunks: tuple[Chunk, ...], chosen: set[Key], rounds: list[int]
 ) -> Schedule:
     used = _useful(fabric, instance.collective, chunks, chosen)
-    transfers = tuple(
-        sorted(Transfer(s, *fabric.edges[e], c, "copy", fabric.routes[e][1:-1]) for c, e, s in used)
-    )
+    transfers = tuple(sorted(Transfer(s, *fabric.edges[e], c, "copy", fabric.routes[e][1:-1]) for c, e, s in used))
     durations = tuple(r * chunks[0].share / fabric.unit_GBps for r in rounds)
     return Schedule(instance.collective, "exact", chunks, transfers, durations)
 

@@ -246,7 +246,14 @@ class _Search:
         return self.rows[key]
 
     def _add(
-        self, chunks: int, steps: int, rounds: int, status: str, proof: str, seconds: float, found: Schedule | None = None
+        self,
+        chunks: int,
+        steps: int,
+        rounds: int,
+        status: str,
+        proof: str,
+        seconds: float,
+        found: Schedule | None = None,
     ) -> Row:
         row = Row(chunks, steps, rounds, status, proof, seconds, schedule=found)
         return self.rows.setdefault((chunks, steps, rounds), row)
@@ -299,9 +306,7 @@ def _direct_rows(topology: Topology, fewest: int, deadline: float, progress: Pro
                     status, proof = (FEASIBLE, "schedule") if found else (INFEASIBLE, "solver, one partial sum a rank")
                 except TimeLimitError:
                     found, status, proof = None, UNKNOWN, "time limit"
-                rows.append(
-                    Row(chunks, steps, rounds, status, proof, time.monotonic() - started, schedule=found)
-                )
+                rows.append(Row(chunks, steps, rounds, status, proof, time.monotonic() - started, schedule=found))
                 if found is None:
                     break
                 best = Fraction(rounds, chunks)

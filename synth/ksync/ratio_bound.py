@@ -22,15 +22,14 @@ counts. `equal_steps` asks for r_1 = ... = r_S (the rows with R = S), where max_
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
-from scipy.optimize import linprog
-from scipy.sparse import coo_matrix
 
 from ..collective import Chunk, Collective
 from ..cost import DirectedLink
+from ..linear import Rows, minimise
 from .copying import Key, possible_sends
 from .fabric import Fabric
 
@@ -61,27 +60,6 @@ class RatioProof:
     value: Fraction
 
 
-@dataclass
-class _Rows:
-    """A sparse matrix in the making, a row a constraint."""
-
-    rows: list[int] = field(default_factory=list)
-    columns: list[int] = field(default_factory=list)
-    values: list[float] = field(default_factory=list)
-    right: list[float] = field(default_factory=list)
-
-    def add(self, terms: list[tuple[int, float]], right: float) -> int:
-        for column, value in terms:
-            self.rows.append(len(self.right))
-            self.columns.append(column)
-            self.values.append(value)
-        self.right.append(right)
-        return len(self.right) - 1
-
-    def matrix(self, columns: int) -> coo_matrix:
-        return coo_matrix((self.values, (self.rows, self.columns)), (len(self.right), columns))
-
-
 class _Programme:
     """The linear programme: columns 0..S-1 are r_s, then one a possible send."""
 
@@ -90,7 +68,7 @@ class _Programme:
         self.commodities = collective.even_chunks(1)
         self.sends = possible_sends(fabric, collective, self.commodities, steps)
         self.column = {key: steps + i for i, key in enumerate(self.sends)}
-        self.at_most, self.equal = _Rows(), _Rows()
+        self.at_most, self.equal = Rows(), Rows()
         self.pi: dict[tuple[int, int], tuple[bool, int]] = {}
         self.w: dict[Forward, int] = {}
         self.y: dict[tuple[DirectedLink, int], int] = {}
@@ -144,9 +122,7 @@ class _Programme:
                 for s in sorted({k[2] for k in mine}):
                     terms = [(self.column[k], 1.0) for k in mine if k[2] <= s]
                     terms += [
-                        (self.column[k], -1.0)
-                        for k in self.into[j, u]
-                        if k[2] < s and self.fabric.edges[k[1]][0] != v
+                        (self.column[k], -1.0) for k in self.into[j, u] if k[2] < s and self.fabric.edges[k[1]][0] != v
                     ]
                     self.w[j, u, v, s] = self.at_most.add(terms, 0.0)
 
@@ -155,13 +131,10 @@ class _Programme:
         total = self.steps + len(self.sends)
         objective = np.zeros(total)
         objective[: self.steps] = 1.0
-        at_most, equal = self.at_most.matrix(total), self.equal.matrix(total)
-        result = linprog(
-            objective, at_most, self.at_most.right, equal, self.equal.right, bounds=(0, None), method="highs"
-        )
-        if result.status != 0:
+        optimum = minimise(objective, self.at_most, self.equal)
+        if optimum is None:
             return None
-        exact, upper = result.eqlin.marginals, result.ineqlin.marginals
+        exact, upper = optimum.equal_duals, optimum.at_most_duals
         proofs = []
         for denominator in _MAX_DENOMINATORS:
 
@@ -169,7 +142,11 @@ class _Programme:
                 return Fraction(float(value)).limit_denominator(limit)
 
             multipliers = Multipliers(
-                pi={k: f for k, (eq, i) in self.pi.items() if (f := near(exact[i]) if eq else min(near(upper[i]), near(0.0)))},
+                pi={
+                    k: f
+                    for k, (eq, i) in self.pi.items()
+                    if (f := near(exact[i]) if eq else min(near(upper[i]), near(0.0)))
+                },
                 w={k: f for k, i in self.w.items() if (f := near(-upper[i])) > 0},
                 y={k: f for k, i in self.y.items() if (f := near(-upper[i])) > 0},
             )

@@ -14,13 +14,12 @@ from fractions import Fraction
 import numpy as np
 from numpy.typing import NDArray
 from ortools.sat.python import cp_model
-from scipy.optimize import linprog
-from scipy.sparse import csc_matrix
 
 from ...topo.errors import InfeasibleError
 from ...topo.routes import route_links
 from ..collective import Chunk, Collective
 from ..cost import DirectedLink
+from ..linear import Rows, minimise
 from ..schedule import Schedule
 from ..transform import compose
 from .base import Request, Send, build_schedule, only_for
@@ -35,7 +34,7 @@ def build(request: Request) -> list[Schedule]:
     """One schedule. InfeasibleError where there is no Hamiltonian cycle (or none was found in time)."""
     only_for(request, "ring", ["allreduce", "allgather", "reduce-scatter"])
     n = request.collective.ranks
-    cycles = {(0, 1): Fraction(1)} if n == 2 else best_cycles(request)
+    cycles: dict[Cycle, Fraction] = {(0, 1): Fraction(1)} if n == 2 else best_cycles(request)
     gather = _half(request, cycles, "allgather")
     if request.collective.name == "allgather":
         return [gather]
@@ -145,12 +144,17 @@ def cheapest_cycle(n: int, price: dict[tuple[int, int], float], request: Request
 
 def _solve(uses: list[Counter[int]], capacity: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Rates of the cycles and prices of the links: max sum of rates, loads within bandwidths."""
-    rows = [i for column in uses for i in column]
-    columns = [j for j, column in enumerate(uses) for _ in column]
-    values = [float(k) for column in uses for k in column.values()]
-    matrix = csc_matrix((values, (rows, columns)), shape=(len(capacity), len(uses)))
-    result = linprog(-np.ones(len(uses)), matrix, capacity, bounds=(0, None), method="highs-ds")
-    return np.maximum(result.x, 0.0), np.maximum(-result.ineqlin.marginals, 0.0)
+    users: list[list[tuple[int, float]]] = [[] for _ in capacity]
+    for number, column in enumerate(uses):
+        for i, k in column.items():
+            users[i].append((number, float(k)))
+    rows = Rows()
+    for i, terms in enumerate(users):
+        rows.add(terms, float(capacity[i]))
+    optimum = minimise(-np.ones(len(uses)), rows)
+    if optimum is None:
+        raise InfeasibleError("ring: the weights of the cycles have no optimum")
+    return optimum.x, np.maximum(-optimum.at_most_duals, 0.0)
 
 
 def _exact(

@@ -1,0 +1,42 @@
+# Two commands on a fresh machine: `make demo` and `make test`. Both set up .venv first; only Python 3.10+ is needed.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+TORCH_VERSION ?= 2.13.0
+
+.PHONY: demo test lint format setup gpu-test clean
+
+demo: $(VENV)/.demo
+	$(BIN)/python examples/demo.py
+
+test: $(VENV)/.dev
+	$(BIN)/python -m pytest -m "not gpu" $(PYTEST_ARGS)
+
+gpu-test: $(VENV)/.dev
+	$(BIN)/python -m pytest -m gpu $(PYTEST_ARGS)
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	sh scripts/mypy.sh $(BIN)/mypy
+
+format: $(VENV)/.dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+setup: $(VENV)/.base
+
+$(VENV)/.base: pyproject.toml scripts/setup.sh
+	PYTHON=$(PYTHON) TORCH_VERSION=$(TORCH_VERSION) sh scripts/setup.sh $(VENV)
+	touch $@
+
+$(VENV)/.demo: $(VENV)/.base
+	$(BIN)/python -m pip install --quiet --editable '.[demo]'
+	touch $@
+
+$(VENV)/.dev: $(VENV)/.base
+	$(BIN)/python -m pip install --quiet --editable '.[demo,dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) build *.egg-info

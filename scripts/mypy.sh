@@ -1,0 +1,12 @@
+#!/bin/sh
+# Type-check the package under its import name, whatever the checkout is called: mypy.sh MYPY.
+# The checkout itself is the package, so mypy sees it through a link called topoplan.
+set -eu
+case $1 in /*) mypy=$1 ;; *) mypy=$PWD/$1 ;; esac
+checkout=$PWD
+view=$(mktemp -d)
+trap 'rm -rf "$view"' EXIT
+ln -s "$checkout" "$view/topoplan"
+cd "$view"
+"$mypy" --config-file "$checkout/pyproject.toml" --cache-dir "$checkout/.mypy_cache" \
+    -p topoplan.topo -p topoplan.synth -p topoplan.runtime -p topoplan.cli
