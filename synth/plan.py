@@ -38,6 +38,11 @@ class Entry:
     max_bytes: int | None
     schedule: Schedule
 
+    def __post_init__(self) -> None:
+        segments = self.schedule.segments
+        if isinstance(segments, bool) or not isinstance(segments, int) or segments < 1:
+            raise InputError(f"plan: an entry has {segments!r} segments; expected a whole number above 0")
+
     def covers(self, size_bytes: int) -> bool:
         """Whether a buffer of that size is in this entry's range."""
         return self.min_bytes <= size_bytes and (self.max_bytes is None or size_bytes < self.max_bytes)

@@ -11,6 +11,7 @@ prices (on the mean of both directions) still a bound.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
@@ -25,10 +26,10 @@ from ..topo.errors import InfeasibleError
 from ..topo.graph import Topology
 from ..topo.routes import Route
 from .linear import Rows, minimise
+from .rounding import exact_rates
 
 _HOP_PRICE = 1e-7
 _TOLERANCE = 1e-9
-_DENOMINATORS = (100, 10_000, 10**7)
 
 
 @dataclass(frozen=True)
@@ -141,7 +142,7 @@ def pack_trees(
         weights, prices = _solve(columns, capacity)
         if progress is not None and len(trees) % 20 == 0:
             progress(f"packing: {len(trees)} trees, {weights.sum():.4g} of at most {best[1]:.4g} GB/s")
-    rates = _exact_rates(graph, columns, weights)
+    rates = exact_rates(weights, [Counter(c) for c in columns], graph.capacity)
     kept = [(t, r) for t, r in zip(trees, rates, strict=True) if r]
     exact = _exact_prices(graph, best[0])
     return Packing(tuple(t for t, _ in kept), tuple(r for _, r in kept), exact)
@@ -160,24 +161,6 @@ def _solve(columns: list[list[int]], capacity: NDArray[np.float64]) -> tuple[NDA
     if optimum is None:
         raise InfeasibleError("the packing of trees has no optimum; are the bandwidths of very different sizes?")
     return optimum.x, np.maximum(-optimum.at_most_duals, 0.0)
-
-
-def _exact_rates(graph: _Graph, columns: list[list[int]], weights: NDArray[np.float64]) -> list[Fraction]:
-    """Fractions near the weights, scaled down by what little they overload a link; the best of several roundings."""
-    unit = min(graph.capacity)
-    best: list[Fraction] = []
-    for denominator in _DENOMINATORS:
-        rates = [(Fraction(float(w)) / unit).limit_denominator(denominator) * unit for w in weights]
-        load = [Fraction(0)] * len(graph.capacity)
-        for rate, column in zip(rates, columns, strict=True):
-            if rate:
-                for i in column:
-                    load[i] += rate
-        over = max([Fraction(1), *(used / c for used, c in zip(load, graph.capacity, strict=True))])
-        rates = [r / over for r in rates]
-        if not best or sum(rates) > sum(best) * (1 + Fraction(1, 10**9)):
-            best = rates
-    return best
 
 
 def _exact_prices(graph: _Graph, prices: NDArray[np.float64]) -> dict[tuple[str, str], Fraction]:

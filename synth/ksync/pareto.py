@@ -33,6 +33,7 @@ _DIRECT_EDGES = 72
 _DIRECT_SLACK = 1
 _INSTANCE_SECONDS = 3.0
 _OPEN_AT_MOST = 2
+_PROOF_SECONDS = 10.0
 
 Progress = Callable[[str], None]
 
@@ -150,7 +151,7 @@ class _Search:
         best: Fraction | None = None
         steps, proof = self._fewest_steps()
         last = self.max_steps or steps + 3
-        while proof is not None and steps <= max(last, steps if best is None else 0):
+        while proof is not None and (best is None or steps <= last) and time.monotonic() < self.deadline:
             if best is None or max(proof.value, self.least) < best:
                 self._most_chunks_at_equal_steps(steps)
                 found = self._least_ratio_at(steps, max(proof.value, self.least), best)
@@ -160,13 +161,17 @@ class _Search:
             if best == self.least:
                 return list(self.rows.values()), self.complete
             steps += 1
-            proof = least_ratio(self.fabric, self.collective, steps)
+            proof = self._proof(steps)
         self.complete = False
         return list(self.rows.values()), False
 
+    def _proof(self, steps: int, *, equal_steps: bool = False) -> RatioProof | None:
+        seconds = max(0.1, min(_PROOF_SECONDS, self.deadline - time.monotonic()))
+        return least_ratio(self.fabric, self.collective, steps, equal_steps=equal_steps, time_limit_s=seconds)
+
     def _fewest_steps(self) -> tuple[int, RatioProof | None]:
         for steps in range(1, self.fabric.ranks + 1):
-            proof = least_ratio(self.fabric, self.collective, steps)
+            proof = self._proof(steps)
             if proof is not None:
                 return steps, proof
         return 0, None
@@ -174,8 +179,9 @@ class _Search:
     def _most_chunks_at_equal_steps(self, steps: int) -> None:
         """The row with R = S: from the most chunks that spread evenly over a source's edges, one more at a time."""
         started = time.monotonic()
-        proof = least_ratio(self.fabric, self.collective, steps, equal_steps=True)
-        most = floor(steps / proof.value) if proof is not None and proof.value else 0
+        proof = self._proof(steps, equal_steps=True)
+        least = max(proof.value, self.least) if proof is not None else self.least
+        most = floor(steps / least)
         if most == 0:
             self._add(1, steps, steps, INFEASIBLE, "LP dual", time.monotonic() - started)
         even = min(sum(self._width(e) for e, (u, _) in enumerate(self.fabric.edges) if u == r) for r in self._sources())

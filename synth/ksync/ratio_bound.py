@@ -126,14 +126,15 @@ class _Programme:
                     ]
                     self.w[j, u, v, s] = self.at_most.add(terms, 0.0)
 
-    def solve(self) -> RatioProof | None:
-        """Solve, round the duals, and return the best proof that rounding leaves."""
+    def solve(self, time_limit_s: float) -> RatioProof:
+        """Solve, round the duals, and return the best proof that rounding leaves (of 0 where the time was too short)."""
         total = self.steps + len(self.sends)
         objective = np.zeros(total)
         objective[: self.steps] = 1.0
-        optimum = minimise(objective, self.at_most, self.equal)
+        optimum = minimise(objective, self.at_most, self.equal, time_limit_s)
         if optimum is None:
-            return None
+            nothing = Multipliers({}, {}, {})
+            return RatioProof(self.collective, self.steps, self.equal_steps, nothing, Fraction(0))
         exact, upper = optimum.equal_duals, optimum.at_most_duals
         proofs = []
         for denominator in _MAX_DENOMINATORS:
@@ -155,10 +156,12 @@ class _Programme:
         return max(proofs, key=lambda p: p.value)
 
 
-def least_ratio(fabric: Fabric, collective: Collective, steps: int, *, equal_steps: bool = False) -> RatioProof | None:
+def least_ratio(
+    fabric: Fabric, collective: Collective, steps: int, *, equal_steps: bool = False, time_limit_s: float = 30.0
+) -> RatioProof | None:
     """The best proved lower bound on R/C in `steps` steps, or None where no schedule has so few steps."""
     programme = _Programme(fabric, collective, steps, equal_steps)
-    return programme.solve() if programme.build() else None
+    return programme.solve(time_limit_s) if programme.build() else None
 
 
 def _single_receiver(collective: Collective, chunk: Chunk) -> bool:

@@ -20,6 +20,7 @@ from ...topo.routes import route_links
 from ..collective import Chunk, Collective
 from ..cost import DirectedLink
 from ..linear import Rows, minimise
+from ..rounding import exact_rates
 from ..schedule import Schedule
 from ..transform import compose
 from .base import Request, Send, build_schedule, only_for
@@ -83,7 +84,8 @@ def best_cycles(request: Request) -> dict[Cycle, Fraction]:
             cycles[cycle] = _uses(cycle, crossing, number)
         weights, prices = _solve(list(cycles.values()), floats)
         request.say(f"ring: {len(cycles)} cycles, {weights.sum():.4g} GB/s around")
-    return _exact(list(cycles), list(cycles.values()), weights, capacity)
+    rates = exact_rates(weights, list(cycles.values()), capacity)
+    return {cycle: rate for cycle, rate in zip(cycles, rates, strict=True) if rate}
 
 
 def _price(
@@ -155,17 +157,3 @@ def _solve(uses: list[Counter[int]], capacity: NDArray[np.float64]) -> tuple[NDA
     if optimum is None:
         raise InfeasibleError("ring: the weights of the cycles have no optimum")
     return optimum.x, np.maximum(-optimum.at_most_duals, 0.0)
-
-
-def _exact(
-    cycles: list[Cycle], uses: list[Counter[int]], weights: NDArray[np.float64], capacity: list[Fraction]
-) -> dict[Cycle, Fraction]:
-    """Fractions near the rates, scaled down by whatever they overload a link."""
-    unit = min(capacity)
-    rates = [(Fraction(float(w)) / unit).limit_denominator(1000) * unit for w in weights]
-    loads = [Fraction(0)] * len(capacity)
-    for rate, column in zip(rates, uses, strict=True):
-        for i, k in column.items():
-            loads[i] += rate * k
-    over = max(Fraction(1), *(used / c for used, c in zip(loads, capacity, strict=True)))
-    return {cycle: rate / over for cycle, rate in zip(cycles, rates, strict=True) if rate}

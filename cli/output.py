@@ -1,0 +1,55 @@
+"""Writing files whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import stat
+import tempfile
+from pathlib import Path
+
+from ..topo.errors import InputError
+
+_NEW_FILE_MODE = 0o666
+
+
+def write_text(path: str | Path, text: str) -> None:
+    """Puts `text` at `path`: written beside it first, then moved over it, so that no reader sees half of it.
+
+    An existing file keeps its permissions; a link is followed, and what is no regular file (/dev/stdout) is written
+    to as it is. Raises InputError where the folder is missing or the file cannot be written.
+    """
+    target = Path(os.path.realpath(path))
+    if not target.parent.is_dir():
+        raise InputError(f"{path}: there is no folder {str(target.parent)!r}; make it first, or write somewhere else")
+    if target.is_dir():
+        raise InputError(f"{path}: is a folder; give the name of a file")
+    try:
+        if target.exists() and not target.is_file():
+            target.write_text(text, encoding="utf-8")
+        else:
+            _replace(target, text)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be written: {error.strerror or error}") from None
+
+
+def _replace(target: Path, text: str) -> None:
+    mode = stat.S_IMODE(target.stat().st_mode) if target.exists() else _NEW_FILE_MODE & ~_umask()
+    handle, name = tempfile.mkstemp(prefix=f".{target.name[:100]}.", suffix=".tmp", dir=target.parent)
+    draft = Path(name)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.chmod(mode)
+        draft.replace(target)
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise
+
+
+def _umask() -> int:
+    """The process's umask; reading it means setting it for a moment."""
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask

@@ -1,0 +1,164 @@
+"""What a user holds: `Communicator(plan).allreduce(tensor)`."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from ..synth.plan import Plan
+from ..topo.errors import InputError, PlanMismatchError
+from .executor import Executor, check_op
+
+DEFAULT_TIMEOUT = timedelta(seconds=300)
+_DIGEST_BYTES = 32
+
+
+class Communicator:
+    """Carries out one plan's collective over the ranks of `group` (default: all).
+
+    Constructing it is collective: every rank of the default group must do so, in the same order (it makes a process
+    group of its own, so that its messages never mix with others'). Before any data moves the ranks agree on the plan;
+    where they do not, or their number is not the plan's, every rank raises PlanMismatchError.
+    """
+
+    def __init__(
+        self, plan: Plan | str | Path, group: dist.ProcessGroup | None = None, timeout: timedelta = DEFAULT_TIMEOUT
+    ) -> None:
+        if not dist.is_initialized():
+            raise InputError("torch.distributed is not initialised; call init_process_group first")
+        self.plan = plan if isinstance(plan, Plan) else Plan.load(plan)
+        ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
+        inner = dist.new_group(ranks, timeout=timeout, backend=_plain_backend(group))
+        if not isinstance(inner, dist.ProcessGroup):
+            raise InputError("this rank is not in the group that the communicator is for")
+        self.group = inner
+        self.rank, self.size = dist.get_rank(inner), len(ranks)
+        self.device = torch.device("cuda", torch.cuda.current_device()) if _on_gpu(inner) else torch.device("cpu")
+        self._agree()
+        self._executor = Executor(inner, timeout)
+
+    def _agree(self) -> None:
+        """All ranks show each other the hash of their plan, and each checks the number of ranks."""
+        mine = torch.tensor(list(bytes.fromhex(self.plan.hash)), dtype=torch.uint8, device=self.device)
+        everyones = [torch.empty(_DIGEST_BYTES, dtype=torch.uint8, device=self.device) for _ in range(self.size)]
+        dist.all_gather(everyones, mine, group=self.group)
+        other = [rank for rank, digest in enumerate(everyones) if not torch.equal(digest, everyones[0])]
+        if other:
+            raise PlanMismatchError(
+                f"the ranks do not hold the same plan: rank{'s' if len(other) > 1 else ''} "
+                f"{', '.join(map(str, other))} and rank 0 differ; give all of them the same file"
+            )
+        if self.size != self.plan.collective.ranks:
+            raise PlanMismatchError(
+                f"the plan is for {self.plan.collective.ranks} ranks, the group has {self.size}; "
+                "start as many ranks, or synthesize a plan for this number"
+            )
+
+    # -- collectives ---------------------------------------------------------------------------------------------
+
+    def allreduce(self, tensor: torch.Tensor, op: object = dist.ReduceOp.SUM) -> torch.Tensor:
+        """Every rank ends with the reduction of all tensors, in place. Shapes and dtypes must be alike on all ranks."""
+        return self._in_place("allreduce", tensor, op)
+
+    def reduce(self, tensor: torch.Tensor, op: object = dist.ReduceOp.SUM) -> torch.Tensor:
+        """The plan's root ends with the reduction, in place; other ranks' tensors hold partial results."""
+        return self._in_place("reduce", tensor, op)
+
+    def broadcast(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Every rank ends with what the plan's root has, in place."""
+        return self._in_place("broadcast", tensor, None)
+
+    def allgather(self, output: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+        """`output` (ranks times as long) gets the tensors of all ranks, one after the other."""
+        return self._out_of_place("allgather", output, tensor, output.numel(), tensor.numel() * self.size)
+
+    def gather(self, output: torch.Tensor | None, tensor: torch.Tensor) -> torch.Tensor | None:
+        """At the plan's root, `output` gets the tensors of all ranks; elsewhere it is None."""
+        if self._is_root != (output is not None):
+            raise InputError("gather: give an output at the root, and None at the other ranks")
+        numel = tensor.numel() * self.size
+        there = tensor.new_empty(0) if output is None else output
+        self._out_of_place("gather", there, tensor, numel if output is None else output.numel(), numel)
+        return output
+
+    def reduce_scatter(
+        self, output: torch.Tensor, tensor: torch.Tensor, op: object = dist.ReduceOp.SUM
+    ) -> torch.Tensor:
+        """`output` gets this rank's part of the reduction of all tensors (ranks times as long)."""
+        return self._out_of_place("reduce-scatter", output, tensor, tensor.numel(), output.numel() * self.size, op)
+
+    def scatter(self, output: torch.Tensor, tensor: torch.Tensor | None) -> torch.Tensor:
+        """`output` gets this rank's part of the root's tensor; elsewhere `tensor` is None."""
+        if self._is_root != (tensor is not None):
+            raise InputError("scatter: give a tensor at the root, and None at the other ranks")
+        numel = output.numel() * self.size
+        here = output.new_empty(0) if tensor is None else tensor
+        return self._out_of_place("scatter", output, here, numel if tensor is None else tensor.numel(), numel)
+
+    def alltoall(self, output: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+        """Part j of `tensor` goes to rank j; part j of `output` comes from it."""
+        return self._out_of_place("alltoall", output, tensor, tensor.numel(), output.numel())
+
+    # -- how -----------------------------------------------------------------------------------------------------
+
+    @property
+    def _is_root(self) -> bool:
+        return self.plan.collective.root == self.rank
+
+    def _in_place(self, name: str, tensor: torch.Tensor, op: object) -> torch.Tensor:
+        reduction = self._check(name, (tensor,), op)
+        if tensor.numel() == 0:
+            return tensor
+        flat = tensor.detach().reshape(-1)  # a view where the tensor is contiguous, else a copy
+        entry = self.plan.entry_for(tensor.numel() * tensor.element_size())
+        self._executor.run(entry.schedule, flat.numel(), flat, flat, reduction)
+        if op is not None and reduction == dist.ReduceOp.AVG and (name == "allreduce" or self._is_root):
+            flat.div_(self.size)
+        if flat.data_ptr() != tensor.data_ptr() or not tensor.is_contiguous():
+            tensor.detach().copy_(flat.view(tensor.shape))
+        return tensor
+
+    def _out_of_place(
+        self, name: str, output: torch.Tensor, tensor: torch.Tensor, numel: int, wanted: int, op: object = None
+    ) -> torch.Tensor:
+        reduction = self._check(name, (output, tensor), op)
+        if numel != wanted or numel % self.size:
+            raise InputError(
+                f"{name} over {self.size} ranks: input of {tensor.numel()} and output of {output.numel()} elements "
+                "do not fit together"
+            )
+        if numel == 0:
+            return output
+        entry = self.plan.entry_for(numel * tensor.element_size())
+        source = tensor.detach().reshape(-1)
+        target = output.detach().reshape(-1)
+        self._executor.run(entry.schedule, numel, source, target, reduction)
+        if op is not None and reduction == dist.ReduceOp.AVG:
+            target.div_(self.size)
+        if not output.is_contiguous():
+            output.detach().copy_(target.view(output.shape))
+        return output
+
+    def _check(self, name: str, tensors: tuple[torch.Tensor, ...], op: object) -> dist.ReduceOp.RedOpType:
+        if self.plan.collective.name != name:
+            raise InputError(f"the plan is for {self.plan.collective.name}, not for {name}; synthesize one for it")
+        for tensor in tensors:
+            if tensor.layout != torch.strided:
+                raise InputError(f"{name}: {tensor.layout} tensors are not supported; expected a dense one")
+            if tensor.device.type != self.device.type:
+                raise InputError(f"{name}: the tensor is on {tensor.device}, the group works on {self.device.type}")
+            if tensor.dtype != tensors[0].dtype:
+                raise InputError(f"{name}: input and output differ in dtype: {tensor.dtype} and {tensors[0].dtype}")
+        return dist.ReduceOp.SUM if op is None else check_op(op, tensors[0].dtype)  # type: ignore[return-value]
+
+
+def _plain_backend(group: dist.ProcessGroup | None) -> str:
+    """gloo or nccl: what moves the data under whatever the group is."""
+    return "nccl" if "nccl" in dist.get_backend(group) else "gloo"
+
+
+def _on_gpu(group: dist.ProcessGroup) -> bool:
+    return "nccl" in dist.get_backend(group)

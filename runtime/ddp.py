@@ -1,0 +1,89 @@
+"""The plug-in for DDP: model.register_comm_hook(None, topoplan.ddp_hook(plan)).
+
+No postponed annotations here: DDP compares the annotations of a hook with the types themselves.
+"""
+
+import queue
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from ..synth.order import is_uniform
+from ..synth.plan import Plan
+from ..topo.errors import InputError
+from .communicator import Communicator
+
+Hook = Callable[[object, dist.GradBucket], torch.futures.Future[torch.Tensor]]
+
+
+def ddp_hook(plan: Plan | str | Path, group: dist.ProcessGroup | None = None) -> Hook:
+    """A communication hook that averages gradients through an allreduce plan.
+
+    Making it is collective (see Communicator). Buckets are handled in the order in which DDP hands them over, while
+    backward goes on: by a thread on CPUs, on a stream of its own on GPUs. All ranks end with the same bits: plans whose
+    schedules do not ensure that are refused. Raises InputError and PlanMismatchError.
+    """
+    communicator = Communicator(plan, group)
+    if communicator.plan.collective.name != "allreduce":
+        raise InputError(f"DDP needs a plan for allreduce, this one is for {communicator.plan.collective.name}")
+    for entry in communicator.plan.entries:
+        if not is_uniform(entry.schedule):
+            raise InputError(
+                f"the plan's {entry.schedule.strategy} schedule from {entry.min_bytes} bytes on adds in different orders on "
+                "different ranks, so replicas would drift apart; synthesize without it"
+            )
+    return _on_stream(communicator) if communicator.device.type == "cuda" else _on_thread(communicator)
+
+
+def _average(communicator: Communicator, tensor: torch.Tensor) -> torch.Tensor:
+    """Divide first, as DDP itself does, so that half-precision sums do not overflow."""
+    return communicator.allreduce(tensor.div_(communicator.size))
+
+
+def _on_thread(communicator: Communicator) -> Hook:
+    waiting: queue.SimpleQueue[tuple[torch.Tensor, torch.futures.Future[object]]] = queue.SimpleQueue()
+
+    def serve() -> None:
+        while True:
+            tensor, done = waiting.get()
+            try:
+                done.set_result(_average(communicator, tensor))
+            except Exception as error:  # handed to the training thread, which raises it
+                done.set_result(error)
+
+    threading.Thread(target=serve, name="topoplan-ddp", daemon=True).start()
+
+    def hook(state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        done: torch.futures.Future[object] = torch.futures.Future()
+        waiting.put((bucket.buffer(), done))
+        # An exception stored in a future reaches DDP's C++ side as an object that is no tensor ("unable to cast");
+        # raised while a future is chained it arrives as itself.
+        return done.then(_result_or_raise)
+
+    return hook
+
+
+def _result_or_raise(done: torch.futures.Future[object]) -> torch.Tensor:
+    result = done.value()
+    if isinstance(result, BaseException):
+        raise result
+    assert isinstance(result, torch.Tensor)
+    return result
+
+
+def _on_stream(communicator: Communicator) -> Hook:
+    stream = torch.cuda.Stream(communicator.device)
+
+    def hook(state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        tensor = bucket.buffer()
+        done: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=[communicator.device])
+        stream.wait_stream(torch.cuda.current_stream(communicator.device))
+        with torch.cuda.stream(stream):
+            tensor.record_stream(stream)
+            done.set_result(_average(communicator, tensor))
+        return done
+
+    return hook

@@ -1,0 +1,48 @@
+"""The order of reductions, and whether all ranks end with the same bits.
+
+Floating-point addition commutes but does not associate. The rule that the runtime follows: what lands on a chunk at a
+rank in one step, the rank's own value included, is added from the lowest source rank to the highest. Under that rule
+a schedule fixes the expression that each rank ends with; where all are the same, all ranks agree bitwise.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from .schedule import Schedule
+
+
+def is_uniform(schedule: Schedule) -> bool:
+    """Whether all receivers of a chunk end with the same expression, operands of an addition in any order."""
+    if not schedule.collective.reduces:
+        return True
+    known: dict[tuple[object, ...], int] = {}
+
+    def number(*key: object) -> int:
+        return known.setdefault(key, len(known))
+
+    held: dict[tuple[int, int], int] = {
+        (rank, c): number("input", rank)
+        for c, chunk in enumerate(schedule.chunks)
+        for rank in schedule.collective.holders(chunk)
+    }
+    for transfers in schedule.by_step:
+        adding: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
+        after: dict[tuple[int, int], int] = {}
+        for t in transfers:
+            value = held[t.src, t.chunk]
+            if t.op == "copy":
+                after[t.dst, t.chunk] = value
+            else:
+                adding[t.dst, t.chunk].append((t.src, value))
+        for (rank, c), terms in adding.items():
+            ordered = [value for _, value in sorted([*terms, (rank, held[rank, c])])]
+            total = ordered[0]
+            for value in ordered[1:]:
+                total = number("sum", *sorted((total, value)))
+            after[rank, c] = total
+        held |= after
+    return all(
+        len({held[rank, c] for rank in schedule.collective.receivers(chunk)}) == 1
+        for c, chunk in enumerate(schedule.chunks)
+    )

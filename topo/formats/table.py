@@ -1,0 +1,135 @@
+"""A topology as tables for people: devices, how GPUs reach each other, links by kind, notes."""
+
+from __future__ import annotations
+
+import io
+import shutil
+from collections import Counter
+from collections.abc import Iterable
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from ..cables import cables, kind_name, rate_text
+from ..graph import Device, Topology
+from ..matrix import LABELS, Way, ways
+
+MOST_GPUS = 16
+"""With more GPUs than this the matrix becomes a summary."""
+
+_MOST_DEVICES = 64
+_NARROWEST, _WIDEST = 100, 200
+
+
+def write(topology: Topology, colour: bool = False) -> str:
+    """The tables as text, with terminal colours where asked for."""
+    buffer = io.StringIO()
+    width = min(max(shutil.get_terminal_size((_NARROWEST, 24)).columns, _NARROWEST), _WIDEST)
+    console = Console(file=buffer, width=width, force_terminal=colour, highlight=False, emoji=False, markup=False)
+    ranks = len(topology.ranks)
+    console.print(Text(topology.name, style="bold"))
+    console.print(f"{ranks} rank{'' if ranks == 1 else 's'}, fingerprint {topology.fingerprint}")
+    if topology.source:
+        console.print(f"source: {topology.source}")
+    console.print()
+    console.print(_devices(topology))
+    if ranks > 1:
+        _print_gpus(console, topology)
+    if topology.links:
+        console.print(_links(topology))
+    for note in _notes(topology):
+        console.print(f"note: {note}")
+    lines = (line.rstrip() for line in buffer.getvalue().splitlines())
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _table(title: str, *columns: str, right: Iterable[str] = ()) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, padding=(0, 1))
+    for column in columns:
+        table.add_column(column, justify="right" if column in right else "left", overflow="fold")
+    return table
+
+
+def _devices(topology: Topology) -> Table:
+    """A row a device; where there are many, a row a kind."""
+    if len(topology.devices) > _MOST_DEVICES:
+        table = _table("Devices", "kind", "count", right=("count",))
+        for kind, count in Counter(_what(d) for d in topology.devices).items():
+            table.add_row(kind, str(count))
+        return table
+    table = _table("Devices", "rank", "id", "kind", "NUMA", "bus id", "name", right=("rank", "NUMA"))
+    rank = {ident: str(i) for i, ident in enumerate(topology.ranks)}
+    for device in topology.devices:
+        node = "" if device.numa_node is None else str(device.numa_node)
+        name = device.extra.get("name")
+        cells = (rank.get(device.id, ""), device.id, _what(device), node, device.bus_id or "", str(name or ""))
+        table.add_row(*(Text(cell) for cell in cells))
+    return table
+
+
+def _what(device: Device) -> str:
+    return f"{device.family} switch" if device.family else device.kind
+
+
+def _print_gpus(console: Console, topology: Topology) -> None:
+    rows = ways(topology)
+    seen = Counter(way for i, row in enumerate(rows) for j, way in enumerate(row) if i != j)
+    if len(rows) <= MOST_GPUS:
+        for rates in (True,) if _matrix_width(seen, len(rows), True) <= console.width else (False, True):
+            if not rates or len({way.GBps for way in seen}) > 1 or console.width >= _matrix_width(seen, len(rows), True):
+                console.print(_matrix(rows))
+    else:
+        console.print(_summary(seen))
+    meant = dict.fromkeys(way.label.rstrip("0123456789") for way in seen)
+    known = {label.rstrip("#"): (label, meaning) for label, meaning in LABELS.items()}
+    for label, meaning in (known[m] for m in meant):
+        console.print(Text(f"  {label:6} {meaning}", style="dim"))
+    console.print()
+
+
+def _matrix(rows: list[list[Way]]) -> Table:
+    """Row i, column j: how GPU i sends to GPU j, with the GB/s of that route."""
+    table = Table(
+        title="GPU to GPU: way, GB/s of the route used alone",
+        title_justify="left",
+        title_style="bold",
+        box=None,
+        padding=(0, 1, 0, 0),
+    )
+    table.add_column("", no_wrap=True)
+    for i in range(len(rows)):
+        table.add_column(f"GPU{i}", no_wrap=True)
+    for i, row in enumerate(rows):
+        table.add_row(f"GPU{i}", *(_cell(way) for way in row))
+    return table
+
+
+def _cell(way: Way) -> str:
+    return way.label if way.GBps is None else f"{way.label} {rate_text(way.GBps)}"
+
+
+def _cell_width(way: Way) -> int:
+    return len(_cell(way)) + 1
+
+
+def _summary(seen: Counter[Way]) -> Table:
+    table = _table(f"GPU to GPU (more than {MOST_GPUS} GPUs: pairs counted)", "way", "GB/s", "ordered pairs")
+    for way, count in sorted(seen.items(), key=lambda item: -item[1]):
+        table.add_row(way.label, "" if way.GBps is None else rate_text(way.GBps), str(count))
+    return table
+
+
+def _links(topology: Topology) -> Table:
+    table = _table("Links", "kind", "cables", "GB/s each way", "lanes", right=("cables", "GB/s each way", "lanes"))
+    found = Counter((c.kind, c.GBps, c.count, c.one_way) for c in cables(topology))
+    for (kind, GBps, count, one_way), number in sorted(found.items(), key=lambda item: (item[0][0], -item[0][1])):
+        rate = rate_text(GBps) + (" one way" if one_way else "")
+        table.add_row(Text(kind_name(kind)), str(number), rate, str(count))
+    return table
+
+
+def _notes(topology: Topology) -> list[str]:
+    notes = topology.extra.get("notes")
+    return [str(note) for note in notes] if isinstance(notes, (list, tuple)) else []
