@@ -1,1 +1,71 @@
-"""topoplan: topology-aware communication planning for multi-GPU training."""
+"""topoplan: a topology-aware communication planner for training on several GPUs.
+
+    plan = topoplan.Plan.load("plan.json")                          written by topo-synth -o
+    topoplan.Communicator(plan).allreduce(tensor)                   inside an initialised process group
+    model.register_comm_hook(None, topoplan.ddp_hook(plan))         the one line for DDP
+
+What needs torch is imported when it is first used; topologies and plans do without.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .runtime.communicator import Communicator
+    from .runtime.ddp import ddp_hook
+    from .synth.plan import Plan
+    from .synth.synthesize import synthesize
+    from .topo.errors import (
+        ExecutionError,
+        InfeasibleError,
+        InputError,
+        PlanMismatchError,
+        TimeLimitError,
+        TopoplanError,
+        VerificationError,
+    )
+    from .topo.graph import Topology
+    from .topo.resolve import resolve
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "Communicator": "runtime.communicator",
+    "ExecutionError": "topo.errors",
+    "InfeasibleError": "topo.errors",
+    "InputError": "topo.errors",
+    "Plan": "synth.plan",
+    "PlanMismatchError": "topo.errors",
+    "TimeLimitError": "topo.errors",
+    "Topology": "topo.graph",
+    "TopoplanError": "topo.errors",
+    "VerificationError": "topo.errors",
+    "ddp_hook": "runtime.ddp",
+    "resolve": "topo.resolve",
+    "synthesize": "synth.synthesize",
+}
+
+__all__ = [
+    "Communicator",
+    "ExecutionError",
+    "InfeasibleError",
+    "InputError",
+    "Plan",
+    "PlanMismatchError",
+    "TimeLimitError",
+    "Topology",
+    "TopoplanError",
+    "VerificationError",
+    "ddp_hook",
+    "resolve",
+    "synthesize",
+]
+
+
+def __getattr__(name: str) -> object:
+    """Import a public name's module when the name is first asked for."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f".{_HOMES[name]}", __name__), name)

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from typing import NoReturn
 
-from ..topo.errors import TopoplanError
+from ..topo.errors import InputError, TopoplanError, VerificationError
 
 
 class Parser(argparse.ArgumentParser):
@@ -25,14 +25,18 @@ class Parser(argparse.ArgumentParser):
         raise SystemExit(2)
 
 
-def run_command(prog: str, body: Callable[[], int]) -> int:
-    """Run a command's body; a TopoplanError becomes one line on standard error and its exit code."""
+def run_command(prog: str, body: Callable[[], int], *, quiet: bool = False) -> int:
+    """Run a command's body; a TopoplanError becomes one line on standard error and its exit code.
+
+    `quiet`: say nothing of what another process says as well (bad input, a plan that is not for these ranks).
+    """
     try:
         code = body()
         sys.stdout.flush()
         return code
     except TopoplanError as error:
-        print(f"{prog}: error: {error}", file=sys.stderr)
+        if not quiet or not isinstance(error, (InputError, VerificationError)):
+            print(f"{prog}: error: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         print(f"{prog}: interrupted", file=sys.stderr)

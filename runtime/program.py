@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 from ..synth.schedule import Schedule, Transfer
 
@@ -200,7 +201,7 @@ def _joined(ranges: list[Range], merge: bool) -> list[Range]:
 def _combines(rank: int, adds: list[Message]) -> Iterable[Combine]:
     """Sums over the pieces between all boundaries of the messages to be added."""
     edges = sorted({edge for m in adds for edge in (m.lo, m.hi)})
-    for lo, hi in zip(edges, edges[1:], strict=False):
+    for lo, hi in pairwise(edges):
         over = sorted((m for m in adds if m.lo <= lo and hi <= m.hi), key=lambda m: m.peer)
         if over:
             terms: list[tuple[int, int | None]] = [(m.peer, (m.staged or 0) + lo - m.lo) for m in over]

@@ -42,9 +42,7 @@ class Optimum:
     equal_duals: Floats
 
 
-def minimise(
-    objective: Floats, at_most: Rows, equal: Rows | None = None, time_limit_s: float = 60.0
-) -> Optimum | None:
+def minimise(objective: Floats, at_most: Rows, equal: Rows | None = None, time_limit_s: float = 60.0) -> Optimum | None:
     """min objective x with at_most x <= right, equal x = right, x >= 0; None where HiGHS finds no optimum in time."""
     width = len(objective)
     matrices = [
@@ -53,7 +51,9 @@ def minimise(
         else (None, None)
         for r in (at_most, equal)
     ]
-    result = linprog(objective, *matrices[0], *matrices[1], bounds=(0, None), method="highs", options={"time_limit": time_limit_s})
+    result = linprog(
+        objective, *matrices[0], *matrices[1], bounds=(0, None), method="highs", options={"time_limit": time_limit_s}
+    )
     if result.status != 0:
         return None
     return Optimum(np.maximum(result.x, 0.0), float(result.fun), result.ineqlin.marginals, result.eqlin.marginals)

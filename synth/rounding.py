@@ -19,9 +19,7 @@ _MOST_UNITS = 64
 _WHOLE_SECONDS = 0.5
 
 
-def exact_rates(
-    weights: Floats, uses: Sequence[Mapping[int, int]], capacity: Sequence[Fraction]
-) -> list[Fraction]:
+def exact_rates(weights: Floats, uses: Sequence[Mapping[int, int]], capacity: Sequence[Fraction]) -> list[Fraction]:
     """Rates near `weights`, where column j uses row i `uses[j][i]` times and row i can carry `capacity[i]`.
 
     Whole multiples of a coarse unit are tried first (few columns, even shares), by CP-SAT. Else: a basic solution is a vector

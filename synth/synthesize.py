@@ -12,6 +12,7 @@ from ..topo.graph import Topology
 from .bounds import Bound, bound, check_connected
 from .collective import Collective
 from .cost import Cost, cost
+from .order import is_uniform
 from .plan import Entry, Plan
 from .schedule import Schedule
 from .strategies import STRATEGIES, strategy
@@ -83,8 +84,16 @@ def synthesize(
 
 
 def plan_of(collective: Collective, topology: Topology, limit: Bound, candidates: Iterable[Schedule]) -> Plan:
-    """The plan that takes, at each size, the candidate with the least predicted time. Candidates are verified."""
-    pool = list(candidates)
+    """The plan that takes, at each size, the candidate with the least predicted time. Candidates are verified.
+
+    Schedules under which ranks would end with different bits (see synth/order.py) are left out if there are others.
+    """
+    everything = list(candidates)
+    uniform = {replace(s, segments=1): None for s in everything}
+    for schedule in list(uniform):
+        if not is_uniform(schedule):
+            del uniform[schedule]
+    pool = [s for s in everything if replace(s, segments=1) in uniform] or everything
     for schedule in {replace(s, segments=1): None for s in pool}:
         verify(schedule, topology)
     costs = [cost(schedule, topology) for schedule in pool]

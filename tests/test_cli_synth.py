@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from topoplan.cli.sizes import parse_size
 from topoplan.synth.plan import Plan
 from topoplan.topo.errors import InputError
@@ -139,9 +138,16 @@ def test_an_existing_plan_is_not_replaced_without_force(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "ranks"),
-    [("rccl/topo_8p_rome.xml", 8), ("rccl/topo_8p_940.xml", 8), ("azure/ncv4-topo.xml", 4), ("oci/H100-topology.xml", 8)],
+    [
+        ("rccl/topo_8p_rome.xml", 8),
+        ("rccl/topo_8p_940.xml", 8),
+        ("azure/ncv4-topo.xml", 4),
+        ("oci/H100-topology.xml", 8),
+    ],
 )
-def test_recorded_machines_give_verified_plans(recorded: Callable[[str], Path], tmp_path: Path, name: str, ranks: int) -> None:
+def test_recorded_machines_give_verified_plans(
+    recorded: Callable[[str], Path], tmp_path: Path, name: str, ranks: int
+) -> None:
     path = tmp_path / "plan.json"
     out = synth_json(
         "--collective", "allreduce", "--topology", str(recorded(f"nccl_xml/{name}")), "-o", str(path), "--time-limit", "20"

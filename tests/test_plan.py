@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
 from topoplan.synth.plan import Plan, _hash
 from topoplan.synth.synthesize import collective_on, synthesize
 from topoplan.topo.errors import InputError, PlanMismatchError, VerificationError
@@ -99,7 +98,9 @@ def test_any_flipped_character_is_noticed(data: st.DataObject) -> None:
             Plan.loads(changed)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"format": "other"}', '{"format": "topoplan-plan", "version": 9}'])
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "null", '{"format": "other"}', '{"format": "topoplan-plan", "version": 9}']
+)
 def test_what_is_no_plan_is_an_input_error(text: str) -> None:
     with pytest.raises(InputError):
         Plan.loads(text)

@@ -28,6 +28,10 @@ LABELS: Mapping[str, str] = {
 """What the labels mean; # stands for a number."""
 
 
+Lanes = Mapping[tuple[tuple[str, str], str], int]
+"""Lanes from a device to another, keyed ((src, dst), kind)."""
+
+
 @dataclass(frozen=True)
 class Way:
     """How one GPU reaches another: a label, and the bandwidth in GB/s (None where there is no route or need of one)."""
@@ -38,23 +42,33 @@ class Way:
 
 def ways(topology: Topology) -> list[list[Way]]:
     """Row i, column j: how rank i reaches rank j."""
-    router = Router(topology)
-    ranks = topology.ranks
-    return [
-        [_way(topology, router, router.route(src, dst)) if src != dst else Way("X", None) for dst in range(len(ranks))]
-        for src in range(len(ranks))
-    ]
+    router, lanes, ranks = Router(topology), _lanes(topology), topology.ranks
+    rows: list[list[Way]] = []
+    for src, sender in enumerate(ranks):
+        routes = router.routes_from(src)
+        rows.append(
+            [_way(topology, router, lanes, routes.get(dst)) if dst != sender else Way("X", None) for dst in ranks]
+        )
+    return rows
 
 
-def _way(topology: Topology, router: Router, route: Route | None) -> Way:
+def _lanes(topology: Topology) -> Lanes:
+    """How many lanes of each kind go from one device to another."""
+    lanes: dict[tuple[tuple[str, str], str], int] = {}
+    for link in topology.links:
+        key = (link.src, link.dst), link.kind
+        lanes[key] = lanes.get(key, 0) + link.count
+    return lanes
+
+
+def _way(topology: Topology, router: Router, lanes: Lanes, route: Route | None) -> Way:
     if route is None:
         return Way("DIS", None)
-    return Way(_label(topology, route), router.bandwidth_GBps(route))
+    return Way(_label(topology, lanes, route), router.bandwidth_GBps(route))
 
 
-def _label(topology: Topology, route: Route) -> str:
+def _label(topology: Topology, lanes: Lanes, route: Route) -> str:
     through = [topology.by_id[ident] for ident in route[1:-1]]
-    hops = route_links(route)
     if any(d.family == "network" or d.kind == "nic" for d in through):
         return "NET"
     cpus = sum(d.kind == "cpu" for d in through)
@@ -63,20 +77,7 @@ def _label(topology: Topology, route: Route) -> str:
     if through and all(d.family == "pcie" for d in through):
         return "PIX" if len(through) == 1 else "PXB"
     for kind, name in (("nvlink", "NV"), ("xgmi", "XGMI")):
-        counts = [_count(topology, hop, kind) for hop in hops]
+        counts = [lanes.get((hop, kind), 0) for hop in route_links(route)]
         if all(counts):
             return f"{name}{min(counts)}"
     return "SW" if through else "LNK"
-
-
-def _count(topology: Topology, hop: tuple[str, str], kind: str) -> int:
-    return sum(count for (a, b, its_kind), count in _lanes(topology).items() if (a, b) == hop and its_kind == kind)
-
-
-def _lanes(topology: Topology) -> Mapping[tuple[str, str, str], int]:
-    """How many lanes of each kind go from one device to another."""
-    lanes: dict[tuple[str, str, str], int] = {}
-    for link in topology.links:
-        key = link.src, link.dst, link.kind
-        lanes[key] = lanes.get(key, 0) + link.count
-    return lanes

@@ -20,32 +20,32 @@ MOST_GPUS = 16
 """With more GPUs than this the matrix becomes a summary."""
 
 _MOST_DEVICES = 64
-_NARROWEST, _WIDEST = 100, 200
+_COLUMNS, _WIDEST = 100, 400  # columns where there is no terminal; no table is wider than the other
 
 
 def write(topology: Topology, colour: bool = False) -> str:
     """The tables as text, with terminal colours where asked for."""
     buffer = io.StringIO()
-    width = min(max(shutil.get_terminal_size((_NARROWEST, 24)).columns, _NARROWEST), _WIDEST)
-    console = Console(file=buffer, width=width, force_terminal=colour, highlight=False, emoji=False, markup=False)
+    columns = shutil.get_terminal_size((_COLUMNS, 24)).columns
+    console = Console(file=buffer, width=_WIDEST, force_terminal=colour, highlight=False, emoji=False, markup=False)
     ranks = len(topology.ranks)
     console.print(Text(topology.name, style="bold"))
     console.print(f"{ranks} rank{'' if ranks == 1 else 's'}, fingerprint {topology.fingerprint}")
     if topology.source:
-        console.print(f"source: {topology.source}")
+        console.print(Text(f"source: {topology.source}"), soft_wrap=True)
     console.print()
     console.print(_devices(topology))
     if ranks > 1:
-        _print_gpus(console, topology)
+        _print_gpus(console, topology, columns)
     if topology.links:
         console.print(_links(topology))
     for note in _notes(topology):
-        console.print(f"note: {note}")
+        console.print(Text(f"note: {note}"), soft_wrap=True)
     lines = (line.rstrip() for line in buffer.getvalue().splitlines())
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _table(title: str, *columns: str, right: Iterable[str] = ()) -> Table:
+def _table(title: str | None, *columns: str, right: Iterable[str] = ()) -> Table:
     table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, padding=(0, 1))
     for column in columns:
         table.add_column(column, justify="right" if column in right else "left", overflow="fold")
@@ -73,14 +73,14 @@ def _what(device: Device) -> str:
     return f"{device.family} switch" if device.family else device.kind
 
 
-def _print_gpus(console: Console, topology: Topology) -> None:
+def _print_gpus(console: Console, topology: Topology, columns: int) -> None:
     rows = ways(topology)
     seen = Counter(way for i, row in enumerate(rows) for j, way in enumerate(row) if i != j)
     if len(rows) <= MOST_GPUS:
-        for rates in (True,) if _matrix_width(seen, len(rows), True) <= console.width else (False, True):
-            if not rates or len({way.GBps for way in seen}) > 1 or console.width >= _matrix_width(seen, len(rows), True):
-                console.print(_matrix(rows))
+        console.print(Text("GPU to GPU: the way, and GB/s of the route used alone", style="bold"))
+        console.print(_matrix(rows, stacked=_line_width(rows) > columns))
     else:
+        console.print(Text(f"GPU to GPU: pairs counted, since there are more than {MOST_GPUS} GPUs", style="bold"))
         console.print(_summary(seen))
     meant = dict.fromkeys(way.label.rstrip("0123456789") for way in seen)
     known = {label.rstrip("#"): (label, meaning) for label, meaning in LABELS.items()}
@@ -89,33 +89,28 @@ def _print_gpus(console: Console, topology: Topology) -> None:
     console.print()
 
 
-def _matrix(rows: list[list[Way]]) -> Table:
-    """Row i, column j: how GPU i sends to GPU j, with the GB/s of that route."""
-    table = Table(
-        title="GPU to GPU: way, GB/s of the route used alone",
-        title_justify="left",
-        title_style="bold",
-        box=None,
-        padding=(0, 1, 0, 0),
-    )
+def _matrix(rows: list[list[Way]], stacked: bool) -> Table:
+    """Row i, column j: how GPU i sends to GPU j; where lines would be too long, with the rate below the label."""
+    table = Table(box=None, padding=(0, 1, 0, 0))
     table.add_column("", no_wrap=True)
     for i in range(len(rows)):
-        table.add_column(f"GPU{i}", no_wrap=True)
+        table.add_column(str(i) if stacked else f"GPU{i}", no_wrap=True)
     for i, row in enumerate(rows):
-        table.add_row(f"GPU{i}", *(_cell(way) for way in row))
+        table.add_row(f"GPU{i}", *(_cell(way, "\n" if stacked else " ") for way in row))
     return table
 
 
-def _cell(way: Way) -> str:
-    return way.label if way.GBps is None else f"{way.label} {rate_text(way.GBps)}"
+def _cell(way: Way, between: str) -> str:
+    return way.label if way.GBps is None else f"{way.label}{between}{rate_text(way.GBps)}"
 
 
-def _cell_width(way: Way) -> int:
-    return len(_cell(way)) + 1
+def _line_width(rows: list[list[Way]]) -> int:
+    """How long a line of the matrix is with every cell in one line."""
+    return 6 + sum(1 + max(len(_cell(row[j], " ")) for row in rows) for j in range(len(rows)))
 
 
 def _summary(seen: Counter[Way]) -> Table:
-    table = _table(f"GPU to GPU (more than {MOST_GPUS} GPUs: pairs counted)", "way", "GB/s", "ordered pairs")
+    table = _table(None, "way", "GB/s", "ordered pairs", right=("GB/s", "ordered pairs"))
     for way, count in sorted(seen.items(), key=lambda item: -item[1]):
         table.add_row(way.label, "" if way.GBps is None else rate_text(way.GBps), str(count))
     return table
