@@ -194,7 +194,7 @@ def _row(case: _Case, communicator: Communicator | None) -> Row:
         case.reset()
         case.output.zero_() if case.parted else None
         (planned or stock or (lambda: None))()
-        wrong = _everywhere(float(case.wrong()), dist.ReduceOp.SUM, case.device)
+        wrong = int(_everywhere(float(case.wrong()), dist.ReduceOp.SUM, case.device))
     plan_us, stock_us = _median_us(plan_times, case.device), _median_us(stock_times, case.device)
     best_us = plan_us if plan_us is not None else stock_us
     algbw = case.bytes / best_us * 1e-3 if best_us else 0.0
@@ -216,7 +216,7 @@ def _row(case: _Case, communicator: Communicator | None) -> Row:
         algbw_GBps=algbw,
         busbw_GBps=algbw * float(job.collective.bus_factor()),
         bound_fraction=fraction,
-        wrong=int(wrong),
+        wrong=wrong,
     )
 
 
@@ -243,7 +243,7 @@ def _median_us(times: list[float], device: torch.device) -> float | None:
         return None
     slowest = torch.tensor(times, dtype=torch.float64, device=device)
     dist.all_reduce(slowest, dist.ReduceOp.MAX)
-    return statistics.median(slowest.tolist()) * 1e6
+    return float(statistics.median(slowest.tolist())) * 1e6
 
 
 def _planned(case: _Case, communicator: Communicator) -> Callable[[], object]:

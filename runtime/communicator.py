@@ -152,7 +152,7 @@ class Communicator:
                 raise InputError(f"{name}: the tensor is on {tensor.device}, the group works on {self.device.type}")
             if tensor.dtype != tensors[0].dtype:
                 raise InputError(f"{name}: input and output differ in dtype: {tensor.dtype} and {tensors[0].dtype}")
-        return dist.ReduceOp.SUM if op is None else check_op(op, tensors[0].dtype)  # type: ignore[return-value]
+        return dist.ReduceOp.SUM if op is None else check_op(op, tensors[0].dtype)
 
 
 def _plain_backend(group: dist.ProcessGroup | None) -> str:

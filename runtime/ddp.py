@@ -16,7 +16,7 @@ from ..synth.plan import Plan
 from ..topo.errors import InputError
 from .communicator import Communicator
 
-Hook = Callable[[object, dist.GradBucket], torch.futures.Future[torch.Tensor]]
+Hook = Callable[[object, dist.GradBucket], torch.futures.Future[torch.Tensor]]  # type: ignore[name-defined]
 
 
 def ddp_hook(plan: Plan | str | Path, group: dist.ProcessGroup | None = None) -> Hook:
@@ -56,7 +56,7 @@ def _on_thread(communicator: Communicator) -> Hook:
 
     threading.Thread(target=serve, name="topoplan-ddp", daemon=True).start()
 
-    def hook(state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    def hook(state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # type: ignore[name-defined]
         done: torch.futures.Future[object] = torch.futures.Future()
         waiting.put((bucket.buffer(), done))
         # An exception stored in a future reaches DDP's C++ side as an object that is no tensor ("unable to cast");
@@ -75,9 +75,9 @@ def _result_or_raise(done: torch.futures.Future[object]) -> torch.Tensor:
 
 
 def _on_stream(communicator: Communicator) -> Hook:
-    stream = torch.cuda.Stream(communicator.device)
+    stream = torch.cuda.Stream(communicator.device)  # type: ignore[no-untyped-call]
 
-    def hook(state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    def hook(state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # type: ignore[name-defined]
         tensor = bucket.buffer()
         done: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=[communicator.device])
         stream.wait_stream(torch.cuda.current_stream(communicator.device))

@@ -194,4 +194,4 @@ def check_op(op: object, dtype: torch.dtype) -> dist.ReduceOp.RedOpType:
         raise InputError(f"{dtype} tensors cannot be reduced; expected a real number type")
     if op == dist.ReduceOp.AVG and not dtype.is_floating_point:
         raise InputError(f"AVG of {dtype} is not a whole number; use SUM, or a floating-point type")
-    return op  # type: ignore[return-value]
+    return op

@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import tempfile
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+RANK_HEAD = """
+import sys, torch, torch.distributed as dist, topoplan
+from datetime import timedelta
+from topoplan.runtime.communicator import Communicator
+torch.set_num_threads(1)
+RANK, WORLD, FILE, ARGS = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4:]
+dist.init_process_group("gloo", init_method="file://" + FILE, rank=RANK, world_size=WORLD, timeout=timedelta(seconds=60))
+"""
 
 MACHINES = Path(__file__).resolve().parents[2] / "shared" / "machines"
 
@@ -21,3 +34,31 @@ def recorded() -> Callable[[str], Path]:
         return path
 
     return find
+
+
+def _run_ranks(body: str, world: int, *args: str, timeout: float = 150) -> list[str]:
+    """Standard output of each rank; AssertionError with what a rank printed if one fails."""
+    with tempfile.TemporaryDirectory() as folder:
+        script = Path(folder) / "rank.py"
+        script.write_text(RANK_HEAD + textwrap.dedent(body))
+        command = [sys.executable, str(script)]
+        rest = [str(world), str(Path(folder) / "rendezvous"), *args]
+        ranks = [
+            subprocess.Popen([*command, str(r), *rest], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+            for r in range(world)
+        ]
+        try:
+            done = [rank.communicate(timeout=timeout) for rank in ranks]
+        finally:
+            for rank in ranks:
+                rank.kill()
+                rank.wait()
+    for number, (rank, (out, err)) in enumerate(zip(ranks, done, strict=True)):
+        assert rank.returncode == 0, f"rank {number} ended with {rank.returncode}:\n{out}\n{err}"
+    return [out for out, _ in done]
+
+
+@pytest.fixture(scope="session")
+def run_ranks() -> Callable[..., list[str]]:
+    """Real processes over real sockets: `run_ranks(body, world, *args)` runs Python text once a rank."""
+    return _run_ranks

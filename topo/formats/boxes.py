@@ -243,6 +243,8 @@ def _bar_y(boxes: Picture) -> float:
             reach[-1] = (reach[-1][0], max(bottom, reach[-1][1]))
         else:
             reach.append((top, bottom))
+    if not reach:
+        return 0.0
     gaps = [(below[0] - above[1], (above[1] + below[0]) / 2) for above, below in pairwise(reach)]
     widest = max(gaps, default=(0.0, 0.0))
     if widest[0] >= 2 * _BAR_GAP:

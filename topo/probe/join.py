@@ -249,7 +249,7 @@ def _absent(facts: Facts) -> Iterator[str]:
             grouped[fact.key, fact.source, fact.missing or ""].append(fact.subject)
     for (key, source, reason), subjects in grouped.items():
         if key == "library":
-            told = " ".join(word if word.isupper() else word.lower() for word in reason.split())
+            told = " ".join(word.lower() if word.istitle() else word for word in reason.split())
             yield f"no NVIDIA driver: {told}; GPUs are not listed"
         else:
             yield f"{_listed(subjects)}: {key.replace('_', ' ')} not known: {source}: {reason}"

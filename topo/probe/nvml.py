@@ -10,7 +10,6 @@ from __future__ import annotations
 import ctypes
 import importlib
 from collections.abc import Callable, Iterator
-from types import ModuleType
 from typing import Any
 
 from .facts import Fact, Facts, Value, ask
@@ -34,10 +33,8 @@ def read_nvml() -> Facts:
         nvml.nvmlInit()
     except (nvml.NVMLError, OSError, AttributeError) as error:
         return Facts((Fact(SUBJECT, "library", None, "nvmlInit", str(error)),))
-    try:
-        return Facts(tuple(_read_driver(nvml)))
-    finally:
-        _shut_down(nvml)
+    facts = tuple(_read_driver(nvml))
+    return Facts((*facts, ask(SUBJECT, "shutdown", "nvmlShutdown", lambda: _shut_down(nvml), _errors(nvml))))
 
 
 def normal_bus_id(text: str) -> str:
@@ -51,8 +48,9 @@ def _errors(nvml: Any) -> tuple[type[Exception], ...]:
     return (nvml.NVMLError, AttributeError, ctypes.ArgumentError, OSError, ValueError)
 
 
-def _shut_down(nvml: ModuleType) -> Fact:
-    return ask(SUBJECT, "shutdown", "nvmlShutdown", lambda: str(nvml.nvmlShutdown()), _errors(nvml))
+def _shut_down(nvml: Any) -> str:
+    nvml.nvmlShutdown()
+    return "done"
 
 
 def _read_driver(nvml: Any) -> Iterator[Fact]:

@@ -1,0 +1,147 @@
+"""topo-run as it is used: its ranks, its rows, its exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from topoplan.synth.synthesize import collective_on, synthesize
+from topoplan.topo.presets import preset
+
+ROW = {"size_bytes", "schedule", "plan_us", "stock_us", "ratio", "predicted_us", "algbw_GBps", "busbw_GBps",
+       "bound_fraction", "wrong"}  # fmt: skip
+
+
+def run(*args: str, code: int = 0, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "topoplan.cli.run", *args]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=200, check=False, env={**os.environ, **(env or {})}
+    )
+    assert done.returncode == code, (done.stdout, done.stderr)
+    assert "Traceback" not in done.stderr
+    return done
+
+
+def make(path: Path, topology: str, collective: str = "allreduce", strategy: str = "auto") -> str:
+    target = preset(topology)
+    synthesize(collective_on(collective, target), target, strategy, 20).plan.save(path)
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def plan(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return make(tmp_path_factory.mktemp("plans") / "plan.json", "ring:3")
+
+
+def rows_of(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = json.loads(done.stdout)["rows"]
+    assert all(set(row) >= ROW for row in rows)
+    return rows
+
+
+def test_rows_have_the_contracts_fields_and_no_wrong_elements(plan: str) -> None:
+    rows = rows_of(run(plan, "-b", "100", "-e", "256K", "-f", "50", "-n", "3", "-w", "1", "--json"))
+    assert [row["size_bytes"] for row in rows] == [100, 5000, 250_000]
+    for row in rows:
+        assert row["wrong"] == 0
+        assert row["ratio"] == pytest.approx(row["stock_us"] / row["plan_us"])
+        assert row["algbw_GBps"] == pytest.approx(row["size_bytes"] / row["plan_us"] / 1e3)
+        assert row["busbw_GBps"] == pytest.approx(row["algbw_GBps"] * 4 / 3)
+
+
+def test_the_table_is_nccl_tests_style(plan: str) -> None:
+    lines = run(plan, "-b", "1K", "-e", "1K", "-n", "2", "--dtype", "bfloat16", "--op", "avg").stdout.splitlines()
+    assert lines[0] == "# allreduce on ring:3, 3 ranks, gloo, bfloat16, avg"
+    assert next(line for line in lines if not line.startswith("#")).split()[:3] == ["1024", "512", "bfloat16"]
+    assert lines[-1] == "# wrong elements: 0"
+
+
+@pytest.mark.parametrize("collective", ["allgather", "reduce-scatter", "broadcast", "alltoall"])
+def test_other_collectives_are_checked_too(tmp_path: Path, collective: str) -> None:
+    path = make(tmp_path / "plan.json", "path:2", collective, "exact")
+    assert all(row["wrong"] == 0 for row in rows_of(run(path, "-e", "4K", "-n", "2", "--json")))
+
+
+def test_wrong_elements_are_counted_and_are_a_failure(plan: str, tmp_path: Path) -> None:
+    """The count is not a constant: a runtime that forgets one addition is caught."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import builtins\n_import = builtins.__import__\n"
+        "def patched(name, *rest, **more):\n"
+        "    module = _import(name, *rest, **more)\n"
+        "    import sys\n"
+        "    bench = sys.modules.get('topoplan.runtime.executor')\n"
+        "    if bench is not None and hasattr(bench, 'REDUCTIONS'):\n"
+        "        for key in bench.REDUCTIONS:\n"
+        "            bench.REDUCTIONS[key] = lambda into, other: into\n"
+        "    return module\n"
+        "builtins.__import__ = patched\n"
+    )
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    done = run(plan, "-b", "4K", "-e", "4K", "-n", "1", "--json", code=1, env={"PYTHONPATH": path})
+    assert rows_of(done)[0]["wrong"] > 1000
+
+
+def test_stock_alone(tmp_path: Path) -> None:
+    (row,) = rows_of(run("--stock", "--nproc", "2", "-b", "4K", "-e", "4K", "-n", "2", "--json"))
+    assert row["plan_us"] is None
+    assert row["schedule"] == "stock"
+    assert row["stock_us"] > 0
+
+
+def test_bad_input_is_one_line_and_the_contracts_exit_code(plan: str, tmp_path: Path) -> None:
+    damaged, cut = tmp_path / "damaged.json", tmp_path / "cut.json"
+    text = Path(plan).read_text()
+    damaged.write_text(text.replace('"reduce"', '"copy"', 1))
+    cut.write_text(text[: len(text) // 2])
+    cases = [
+        (["none.json"], 2, "cannot be read"),
+        ([str(cut)], 2, "not JSON"),
+        ([str(damaged)], 5, "does not match its hash"),
+        ([plan, "--nproc", "2"], 2, "the plan is for 3 ranks"),
+        ([plan, "--topology", "ring:4"], 5, "the plan is for topology"),
+        ([plan, "-b", "2M", "-e", "1M"], 2, "expected a smallest size"),
+        ([plan, "--op", "xor"], 2, "expected one of sum"),
+        ([plan, "--dtype", "int32", "--op", "avg"], 2, "AVG of"),
+        ([], 2, "no plan given"),
+        (["--stock"], 2, "--nproc"),
+    ]
+    for args, code, says in cases:
+        done = run(*args, code=code)
+        assert done.stdout == ""
+        assert says in done.stderr
+        assert len(done.stderr.strip().splitlines()) == 1, done.stderr
+
+
+def test_joining_a_world_of_another_size_is_refused(plan: str) -> None:
+    done = run(plan, code=5, env={"RANK": "0", "WORLD_SIZE": "2"})
+    assert "the plan is for 3 ranks, 2 were started" in done.stderr
+    assert run(plan, code=5, env={"RANK": "1", "WORLD_SIZE": "2"}).stderr == ""
+
+
+def test_torchrun_joins(plan: str) -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3", "-m"]
+    command += ["topoplan.cli.run", plan, "-b", "1K", "-e", "1K", "-n", "1", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stderr
+    assert rows_of(done)[0]["wrong"] == 0
+
+
+def test_help_needs_no_torch() -> None:
+    code = "import sys; from topoplan.cli.run import _parser; _parser(); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_recorded_machines_run_with_no_wrong_elements(recorded: Callable[[str], Path], tmp_path: Path) -> None:
+    from topoplan.topo.resolve import resolve
+
+    topology = resolve(str(recorded("nccl_xml/rccl/topo_8p_rome.xml")))
+    path = tmp_path / "plan.json"
+    synthesize(collective_on("allreduce", topology), topology, "auto", 10).plan.save(path)
+    rows = rows_of(run(str(path), "-b", "4K", "-e", "1M", "-f", "256", "-n", "2", "-w", "0", "--json"))
+    assert [row["wrong"] for row in rows] == [0, 0]
