@@ -153,6 +153,7 @@ def _as_rank(args: argparse.Namespace, plan: Plan | None, sizes: tuple[int, int]
     try:
         communicator = Communicator(plan, timeout=timeout) if plan is not None else None
         rows = measure(job, communicator, _say if rank == 0 and sys.stderr.isatty() else lambda _: None)
+        dist.barrier()  # gloo may abort a rank that leaves while others are still being served
     finally:
         dist.destroy_process_group()
     if rank == 0:

@@ -4,24 +4,22 @@ import subprocess
 import sys
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
-OUT = HERE.parent / "demo-out"
-PLAN = OUT / "dgx1-allreduce.json"
+ROOT = Path(__file__).resolve().parent.parent
+PLAN = "demo-out/dgx1-allreduce.json"
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "8"]
 
 
 def step(title: str, shown: str, command: list[str]) -> None:
     """Say what is run, run it, and stop the demo where it fails."""
     print(f"\n\033[1m{title}\033[0m\n$ {shown}\n", flush=True)
-    done = subprocess.run([sys.executable, *command], check=False)
+    done = subprocess.run([sys.executable, *command], check=False, cwd=ROOT)
     if done.returncode:
         sys.exit(f"the demo stopped: `{shown}` ended with exit code {done.returncode}")
 
 
 def main() -> None:
     """Run the steps in order."""
-    OUT.mkdir(exist_ok=True)
-    plan = PLAN.relative_to(HERE.parent)
+    (ROOT / PLAN).parent.mkdir(exist_ok=True)
     step("1. What is this machine?", "topo-probe", ["-m", "topoplan.cli.probe"])
     step(
         "2. A hybrid cube mesh (DGX-1): steps against rounds, the ends of the front proved",
@@ -30,18 +28,18 @@ def main() -> None:
     )
     step(
         "3. The allreduce to use at each size, and how far it is from the bound",
-        f"topo-synth --collective allreduce --topology dgx1 -o {plan} --force",
-        ["-m", "topoplan.cli.synth", "--collective", "allreduce", "--topology", "dgx1", "-o", str(PLAN), "--force"],
+        f"topo-synth --collective allreduce --topology dgx1 -o {PLAN} --force",
+        ["-m", "topoplan.cli.synth", "--collective", "allreduce", "--topology", "dgx1", "-o", PLAN, "--force"],
     )
     step(
         "4. Eight processes carry it out; every element is checked",
-        f"topo-run {plan} -b 4K -e 4M -f 32 -n 5",
-        ["-m", "topoplan.cli.run", str(PLAN), "-b", "4K", "-e", "4M", "-f", "32", "-n", "5"],
+        f"topo-run {PLAN} -b 4K -e 4M -f 32 -n 5",
+        ["-m", "topoplan.cli.run", PLAN, "-b", "4K", "-e", "4M", "-f", "32", "-n", "5"],
     )
-    script = str(HERE / "train_ddp.py")
+    script = "examples/train_ddp.py"
     shown = "torchrun --standalone --nproc-per-node 8 examples/train_ddp.py"
     step("5. Training on handwritten digits, stock DDP", shown, [*TORCHRUN, script])
-    step("6. The same with one line more", f"{shown} --plan {plan}", [*TORCHRUN, script, "--plan", str(PLAN)])
+    step("6. The same with one line more", f"{shown} --plan {PLAN}", [*TORCHRUN, script, "--plan", PLAN])
 
 
 if __name__ == "__main__":

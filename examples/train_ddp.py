@@ -23,7 +23,7 @@ def main() -> None:
     """Train, and print loss and test accuracy from rank 0."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--plan", help="a plan for allreduce, written by topo-synth -o")
-    parser.add_argument("--epochs", type=int, default=4)
+    parser.add_argument("--epochs", type=int, default=8)
     args = parser.parse_args()
 
     backend = "nccl" if torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"]) else "gloo"
@@ -62,7 +62,10 @@ def main() -> None:
         with torch.no_grad():
             right = (net(images[test].to(device)).argmax(1).cpu() == labels[test]).float().mean().item()
         how = f"plan {args.plan}" if args.plan else f"stock {backend}"
-        print(f"{how}: {world} ranks, {args.epochs} epochs in {seconds:.1f} s, last loss {loss.item():.4f}, accuracy {right:.2%}")
+        print(
+            f"{how}: {world} ranks, {args.epochs} epochs in {seconds:.1f} s, last loss {loss.item():.4f}, accuracy {right:.2%}"
+        )
+    dist.barrier()  # gloo may abort a rank that leaves while others are still being served
     dist.destroy_process_group()
 
 

@@ -69,7 +69,9 @@ def test_other_collectives_are_checked_too(tmp_path: Path, collective: str) -> N
 
 
 @pytest.mark.parametrize("op", ["sum", "avg", "prod", "max", "min"])
-@pytest.mark.parametrize("name", ["allreduce", "reduce-scatter", "allgather", "broadcast", "alltoall", "gather", "scatter"])
+@pytest.mark.parametrize(
+    "name", ["allreduce", "reduce-scatter", "allgather", "broadcast", "alltoall", "gather", "scatter"]
+)
 def test_wrong_elements_are_counted_one_by_one(name: str, op: str) -> None:
     """The count is no constant: what is right counts 0, each damaged element 1, and NaN is wrong."""
     torch = pytest.importorskip("torch")
