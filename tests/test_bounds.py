@@ -10,6 +10,7 @@ from itertools import combinations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from topoplan.synth.bounds import Bound, bound
 from topoplan.synth.certificate import check_bound
 from topoplan.synth.collective import COLLECTIVES, Collective

@@ -11,6 +11,7 @@ import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pytest
+
 from topoplan.cli.output import write_text
 from topoplan.cli.probe import main
 from topoplan.topo.errors import InputError

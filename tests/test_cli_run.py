@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from topoplan.synth.synthesize import collective_on, synthesize
 from topoplan.topo.presets import preset
 

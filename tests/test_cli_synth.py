@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from topoplan.cli.sizes import parse_size
 from topoplan.synth.plan import Plan
 from topoplan.topo.errors import InputError

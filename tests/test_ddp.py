@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
 from topoplan.synth.synthesize import collective_on, synthesize
 from topoplan.topo.presets import preset
 

@@ -6,6 +6,7 @@ import time
 from fractions import Fraction
 
 import pytest
+
 from topoplan.synth.collective import Collective
 from topoplan.synth.cost import rounds, unit_GBps
 from topoplan.synth.ksync.copying import Instance, solve_copying

@@ -9,6 +9,7 @@ from fractions import Fraction
 from pathlib import Path
 
 import pytest
+
 from topoplan.topo import hardware
 from topoplan.topo.errors import InputError
 from topoplan.topo.formats import nccl_xml

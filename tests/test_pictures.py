@@ -9,6 +9,7 @@ from itertools import combinations
 from pathlib import Path
 
 import pytest
+
 from topoplan.topo.cables import Cable, cables, rate_text
 from topoplan.topo.formats import dot, svg
 from topoplan.topo.formats.arrange import arrange

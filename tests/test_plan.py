@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from topoplan.synth.plan import Plan, _hash
 from topoplan.synth.synthesize import collective_on, synthesize
 from topoplan.topo.errors import InputError, PlanMismatchError, VerificationError

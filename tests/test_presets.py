@@ -8,6 +8,7 @@ from pathlib import Path
 
 import networkx as nx
 import pytest
+
 from topoplan.topo.errors import InputError
 from topoplan.topo.formats import nccl_xml
 from topoplan.topo.graph import Topology

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
+
 from topoplan.topo.graph import Topology
 from topoplan.topo.hardware import pcie_GBps
 from topoplan.topo.matrix import ways

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from topoplan.runtime.program import Program, lower
 from topoplan.synth.collective import Collective
 from topoplan.synth.ksync.copying import Instance, solve_copying

@@ -8,6 +8,7 @@ from fractions import Fraction
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from topoplan.synth.collective import Collective
 from topoplan.synth.cost import bandwidth_s_per_GB, cost, rounds
 from topoplan.synth.schedule import Schedule

@@ -11,6 +11,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from topoplan.topo.errors import InputError
 from topoplan.topo.graph import Device, Link, Topology, both_ways
 from topoplan.topo.presets import preset

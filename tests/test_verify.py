@@ -9,6 +9,7 @@ from fractions import Fraction
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from topoplan.synth.collective import Chunk, Collective
 from topoplan.synth.cost import tighten
 from topoplan.synth.schedule import Schedule, Transfer
