@@ -63,9 +63,9 @@ def _probe(arguments: argparse.Namespace) -> int:
     if arguments.output is None:
         sys.stdout.write(text)
     else:
-        from .output import write_text
+        from ..topo.files import write_whole
 
-        write_text(arguments.output, text)
+        write_whole(arguments.output, text)
     return 0
 
 

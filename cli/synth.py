@@ -17,7 +17,7 @@ from .sizes import parse_size, show_size
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from ..synth.bounds import Bound
+    from ..synth.certificate import Bound
     from ..synth.collective import Collective
     from ..synth.ksync.pareto import Front, Row
     from ..synth.plan import Plan

@@ -7,7 +7,6 @@ duals are rounded to fractions. Whatever the floats were, the value of a bound i
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 from fractions import Fraction
 from math import lcm
 from typing import Any
@@ -17,39 +16,14 @@ import numpy as np
 from ortools.graph.python import max_flow
 
 from ..topo.errors import InfeasibleError
-from ..topo.exact import fraction_to_json, parse_fraction
+from ..topo.exact import fraction_to_json
 from ..topo.graph import Topology
+from .certificate import Bound, proved_s_per_GB
 from .collective import Collective
 from .linear import Rows, minimise
 
 _MCF_LIMIT = 400_000
 """Alltoall's linear programme is set up for up to this many variables (GPUs times links)."""
-
-
-@dataclass(frozen=True)
-class Bound:
-    """No schedule takes less than `s_per_GB` seconds for each GB of buffer; `certificate` proves it.
-
-    `kind` is "cut" or "prices"; see synth/certificate.py for what each says and how it is checked.
-    """
-
-    s_per_GB: Fraction
-    kind: str
-    certificate: Mapping[str, Any] = field(hash=False)
-
-    @property
-    def algbw_GBps(self) -> Fraction:
-        """The greatest algorithm bandwidth that the bound leaves."""
-        return 1 / self.s_per_GB
-
-    def to_json(self) -> dict[str, Any]:
-        """`s_per_GB`, `kind` and `certificate`."""
-        return {"s_per_GB": fraction_to_json(self.s_per_GB), "kind": self.kind, "certificate": dict(self.certificate)}
-
-    @classmethod
-    def from_json(cls, data: Any) -> Bound:
-        """Read `to_json`'s object; ValueError, KeyError or TypeError where it is not one."""
-        return cls(parse_fraction(data["s_per_GB"]), str(data["kind"]), dict(data["certificate"]))
 
 
 def check_connected(collective: Collective, topology: Topology) -> None:
@@ -92,8 +66,6 @@ def bound(
 
 
 def _proved(kind: str, certificate: Mapping[str, Any], collective: Collective, topology: Topology) -> Bound:
-    from .certificate import proved_s_per_GB
-
     return Bound(proved_s_per_GB(kind, certificate, collective, topology), kind, certificate)
 
 

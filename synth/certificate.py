@@ -20,16 +20,42 @@ from __future__ import annotations
 import heapq
 from collections import defaultdict
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
 from ..topo.errors import VerificationError
-from ..topo.exact import parse_fraction
+from ..topo.exact import fraction_to_json, parse_fraction
 from ..topo.graph import Topology
-from .bounds import Bound
 from .collective import Collective
 
 Prices = dict[tuple[str, str], Fraction]
+
+
+@dataclass(frozen=True)
+class Bound:
+    """No schedule takes less than `s_per_GB` seconds for each GB of buffer; `certificate` proves it.
+
+    `kind` is "cut" or "prices"; see the module's docstring.
+    """
+
+    s_per_GB: Fraction
+    kind: str
+    certificate: Mapping[str, Any] = field(hash=False)
+
+    @property
+    def algbw_GBps(self) -> Fraction:
+        """The greatest algorithm bandwidth that the bound leaves."""
+        return 1 / self.s_per_GB
+
+    def to_json(self) -> dict[str, Any]:
+        """`s_per_GB`, `kind` and `certificate`."""
+        return {"s_per_GB": fraction_to_json(self.s_per_GB), "kind": self.kind, "certificate": dict(self.certificate)}
+
+    @classmethod
+    def from_json(cls, data: Any) -> Bound:
+        """Read `to_json`'s object; ValueError, KeyError or TypeError where it is not one."""
+        return cls(parse_fraction(data["s_per_GB"]), str(data["kind"]), dict(data["certificate"]))
 
 
 def check_bound(bound: Bound, collective: Collective, topology: Topology) -> None:

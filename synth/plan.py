@@ -18,8 +18,7 @@ from ..topo.errors import InputError, PlanMismatchError, TopoplanError, Verifica
 from ..topo.exact import fraction_to_json, load_json
 from ..topo.files import write_whole
 from ..topo.graph import Topology
-from .bounds import Bound
-from .certificate import check_bound
+from .certificate import Bound, check_bound
 from .collective import Collective
 from .cost import Cost, bandwidth_s_per_GB, cost
 from .schedule import Schedule

@@ -9,7 +9,8 @@ from math import ceil
 
 from ..topo.errors import InfeasibleError, InputError, TimeLimitError
 from ..topo.graph import Topology
-from .bounds import Bound, bound, check_connected
+from .bounds import bound, check_connected
+from .certificate import Bound
 from .collective import Collective
 from .cost import Cost, cost
 from .order import is_uniform

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from topoplan.synth.bounds import Bound, bound
-from topoplan.synth.certificate import check_bound
+from topoplan.synth.bounds import bound
+from topoplan.synth.certificate import Bound, check_bound
 from topoplan.synth.collective import COLLECTIVES, Collective
 from topoplan.synth.trees import pack_trees
 from topoplan.topo.errors import InfeasibleError, VerificationError

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from topoplan.cli.output import write_text
 from topoplan.cli.probe import main
 from topoplan.topo.errors import InputError
+from topoplan.topo.files import write_whole
 from topoplan.topo.graph import Topology
 from topoplan.topo.presets import preset
 from topoplan.topo.resolve import resolve
@@ -177,14 +177,14 @@ def test_an_existing_file_keeps_its_permissions(tmp_path: Path) -> None:
     file = tmp_path / "plan"
     file.write_text("old")
     file.chmod(0o640)
-    write_text(file, "new")
+    write_whole(file, "new")
     assert (file.read_text(), stat.S_IMODE(file.stat().st_mode)) == ("new", 0o640)
 
 
 def test_a_new_file_gets_the_permissions_of_the_umask(tmp_path: Path) -> None:
     before = os.umask(0o027)
     try:
-        write_text(tmp_path / "plan", "new")
+        write_whole(tmp_path / "plan", "new")
     finally:
         os.umask(before)
     assert stat.S_IMODE((tmp_path / "plan").stat().st_mode) == 0o640
@@ -193,7 +193,7 @@ def test_a_new_file_gets_the_permissions_of_the_umask(tmp_path: Path) -> None:
 def test_a_link_is_followed_and_stays_a_link(tmp_path: Path) -> None:
     (tmp_path / "real").write_text("old")
     (tmp_path / "link").symlink_to(tmp_path / "real")
-    write_text(tmp_path / "link", "new")
+    write_whole(tmp_path / "link", "new")
     assert (tmp_path / "link").is_symlink()
     assert (tmp_path / "real").read_text() == "new"
 
@@ -206,10 +206,10 @@ def test_a_failure_on_the_way_leaves_the_old_file_and_no_draft(tmp_path: Path, m
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(InputError, match="No space left"):
-        write_text(tmp_path / "plan", "new")
+        write_whole(tmp_path / "plan", "new")
     assert [(p.name, p.read_text()) for p in tmp_path.iterdir()] == [("plan", "old")]
 
 
 def test_a_missing_folder_is_an_input_error(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="there is no folder"):
-        write_text(tmp_path / "no" / "plan", "text")
+        write_whole(tmp_path / "no" / "plan", "text")

@@ -13,7 +13,8 @@ import pytest
 from topoplan.topo.cables import Cable, cables, rate_text
 from topoplan.topo.formats import dot, svg
 from topoplan.topo.formats.arrange import arrange
-from topoplan.topo.formats.layout import Shape, lay_out
+from topoplan.topo.formats.boxes import lay_out
+from topoplan.topo.formats.layout import Shape
 from topoplan.topo.graph import Device, Link, Topology, both_ways
 from topoplan.topo.matrix import ways
 from topoplan.topo.presets import preset

@@ -110,7 +110,7 @@ def test_what_is_no_plan_is_an_input_error(text: str) -> None:
 def test_missing_files_and_folders(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="cannot be read"):
         Plan.load(tmp_path / "none.json")
-    with pytest.raises(InputError, match="does not exist"):
+    with pytest.raises(InputError, match="there is no folder"):
         PLAN.save(tmp_path / "nowhere" / "plan.json")
 
 

@@ -3,35 +3,56 @@
 from __future__ import annotations
 
 import os
+import stat
 import tempfile
 from pathlib import Path
 
 from .errors import InputError
 
+_NEW_FILE_MODE = 0o666
+
 
 def write_whole(path: str | Path, text: str, *, overwrite: bool = True) -> None:
-    """Write `text` to a temporary file beside `path`, then rename it there.
+    """Puts `text` at `path`: written beside it first, then moved over it, so that no reader sees half of it.
 
-    Raises InputError where the folder is missing, the file cannot be written, or it exists and `overwrite` is off.
+    An existing file keeps its permissions; a link is followed, and what is no regular file (/dev/stdout) is written
+    to as it is. Raises InputError where the folder is missing, the file cannot be written, or it exists and `overwrite`
+    is off.
     """
-    target = Path(path)
-    if target.is_dir():
-        raise InputError(f"{target}: is a folder; expected the name of a file to write")
+    target = Path(os.path.realpath(path))
     if not overwrite and target.exists():
-        raise InputError(f"{target}: exists already and was left as it is; name another file, or give --force")
+        raise InputError(f"{path}: exists already and was left as it is; name another file, or give --force")
     if not target.parent.is_dir():
-        raise InputError(f"{target}: the folder {target.parent} does not exist; create it first")
+        raise InputError(f"{path}: there is no folder {str(target.parent)!r}; make it first, or write somewhere else")
+    if target.is_dir():
+        raise InputError(f"{path}: is a folder; give the name of a file")
     try:
-        handle, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+        if target.exists() and not target.is_file():
+            target.write_text(text, encoding="utf-8")
+        else:
+            _replace(target, text)
     except OSError as error:
-        raise InputError(f"{target}: cannot be written: {error.strerror}") from None
+        raise InputError(f"{path}: cannot be written: {error.strerror or error}") from None
+
+
+def _replace(target: Path, text: str) -> None:
+    mode = stat.S_IMODE(target.stat().st_mode) if target.exists() else _NEW_FILE_MODE & ~_umask()
+    handle, name = tempfile.mkstemp(prefix=f".{target.name[:100]}.", suffix=".tmp", dir=target.parent)
+    draft = Path(name)
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as out:
-            out.write(text)
-        umask = os.umask(0)
-        os.umask(umask)
-        Path(name).chmod(0o666 & ~umask)
-        Path(name).replace(target)
-    except OSError as error:
-        Path(name).unlink(missing_ok=True)
-        raise InputError(f"{target}: cannot be written: {error.strerror}") from None
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.chmod(mode)
+        draft.replace(target)
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise
+
+
+def _umask() -> int:
+    """The process's umask; reading it means setting it for a moment."""
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask

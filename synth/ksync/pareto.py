@@ -16,7 +16,8 @@ from math import ceil, floor
 
 from ...topo.errors import TimeLimitError
 from ...topo.graph import Topology
-from ..bounds import Bound, bound
+from ..bounds import bound
+from ..certificate import Bound
 from ..collective import Collective
 from ..schedule import Schedule
 from ..transform import compose, reverse

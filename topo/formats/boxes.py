@@ -251,3 +251,10 @@ def _bar_y(boxes: Picture) -> float:
         return widest[1]
     offset = _BAR_GAP + _BAR_HEIGHT / 2
     return reach[0][0] - offset if reach[0][0] >= offset else reach[-1][1] + offset
+
+
+def lay_out(topology: Topology) -> Picture:
+    """The picture of a topology, with its upper left corner at (0, 0)."""
+    if all(d.kind == "gpu" for d in topology.devices):
+        return flat_picture(topology, topology.ranks, cables(topology)).cornered()
+    return boxes_picture(topology).cornered()

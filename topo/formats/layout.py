@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
-from ..cables import Cable, cables
+from ..cables import Cable
 from ..graph import Topology
 from .arrange import arrange
 
@@ -127,15 +127,6 @@ class Picture:
         """The same picture with its upper left corner at (0, 0)."""
         corners = self._extent() or [(0.0, 0.0)]
         return self.moved(-min(x for x, _ in corners), -min(y for _, y in corners))
-
-
-def lay_out(topology: Topology) -> Picture:
-    """The picture of a topology."""
-    if all(d.kind == "gpu" for d in topology.devices):
-        return flat_picture(topology, topology.ranks, cables(topology)).cornered()
-    from .boxes import boxes_picture  # built on this module
-
-    return boxes_picture(topology).cornered()
 
 
 def gpu_size(topology: Topology) -> tuple[int, int]:

@@ -14,7 +14,8 @@ from xml.sax.saxutils import escape
 
 from ..cables import kind_name, rate_text
 from ..graph import Topology
-from .layout import TIMES, Frame, Picture, Shape, Wire, lay_out
+from .boxes import lay_out
+from .layout import TIMES, Frame, Picture, Shape, Wire
 
 _MARGIN, _HEAD, _LEGEND_ROW, _LEGEND_COLUMN = 28, 66, 24, 290
 _LEAST_WIDTH = 420
