@@ -151,11 +151,11 @@ def _as_rank(args: argparse.Namespace, plan: Plan | None, sizes: tuple[int, int]
     rank = int(os.environ["RANK"])
     dist.init_process_group(backend, init_method=init_method(), rank=rank, world_size=world, timeout=timeout)
     try:
-        communicator = Communicator(plan, timeout=timeout) if plan is not None else None
-        rows = measure(job, communicator, _say if rank == 0 and sys.stderr.isatty() else lambda _: None)
-        dist.barrier()  # gloo may abort a rank that leaves while others are still being served
+        say = _say if rank == 0 and sys.stderr.isatty() else lambda _: None
+        rows = measure(job, None if plan is None else Communicator(plan, timeout=timeout), say)
+        dist.barrier()
     finally:
-        dist.destroy_process_group()
+        dist.destroy_process_group()  # when nothing holds on to a group any more: gloo may abort at exit otherwise
     if rank == 0:
         _print(args, plan, job, backend, rows)
     return 1 if any(row.wrong for row in rows) else 0

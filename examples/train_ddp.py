@@ -20,7 +20,7 @@ import topoplan
 
 
 def main() -> None:
-    """Train, and print loss and test accuracy from rank 0."""
+    """Join the other ranks, train, and print loss and test accuracy from rank 0."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--plan", help="a plan for allreduce, written by topo-synth -o")
     parser.add_argument("--epochs", type=int, default=8)
@@ -31,42 +31,43 @@ def main() -> None:
     if backend == "nccl":
         torch.cuda.set_device(device)
     dist.init_process_group(backend)
+    result = train(args.plan, args.epochs, device)
+    if dist.get_rank() == 0:
+        print(f"{f'plan {args.plan}' if args.plan else f'stock {backend}'}: {result}")
+    dist.barrier()
+    dist.destroy_process_group()  # when nothing holds on to a group any more: gloo may abort at exit otherwise
+
+
+def train(plan: str | None, epochs: int, device: torch.device) -> str:
+    """Train on this rank's share of every batch; what came of it, in words."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     rank, world = dist.get_rank(), dist.get_world_size()
-
     digits = load_digits()
-    images = torch.tensor(digits.data, dtype=torch.float32) / 16
-    labels = torch.tensor(digits.target)
+    images = torch.tensor(digits.data, dtype=torch.float32, device=device) / 16
+    labels = torch.tensor(digits.target, device=device)
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(1))
-    test, train = order[:360], order[360:]
+    held_out, seen = order[:360], order[360:]
 
     net = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 128), nn.ReLU(), nn.Linear(128, 10)).to(device)
     model = DistributedDataParallel(net)
-    if args.plan:
-        model.register_comm_hook(None, topoplan.ddp_hook(args.plan))  # <- the one line
+    if plan:
+        model.register_comm_hook(None, topoplan.ddp_hook(plan))  # <- the one line
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9)
 
     started = time.perf_counter()
-    for epoch in range(args.epochs):
-        shuffled = train[torch.randperm(len(train), generator=torch.Generator().manual_seed(epoch))]
+    for epoch in range(epochs):
+        shuffled = seen[torch.randperm(len(seen), generator=torch.Generator().manual_seed(epoch))]
         for batch in shuffled[: len(shuffled) // 64 * 64].view(-1, 64):
             mine = batch[rank * 64 // world : (rank + 1) * 64 // world]
             optimizer.zero_grad()
-            loss = nn.functional.cross_entropy(model(images[mine].to(device)), labels[mine].to(device))
+            loss = nn.functional.cross_entropy(model(images[mine]), labels[mine])
             loss.backward()
             optimizer.step()
     seconds = time.perf_counter() - started
-
-    if rank == 0:
-        with torch.no_grad():
-            right = (net(images[test].to(device)).argmax(1).cpu() == labels[test]).float().mean().item()
-        how = f"plan {args.plan}" if args.plan else f"stock {backend}"
-        print(
-            f"{how}: {world} ranks, {args.epochs} epochs in {seconds:.1f} s, last loss {loss.item():.4f}, accuracy {right:.2%}"
-        )
-    dist.barrier()  # gloo may abort a rank that leaves while others are still being served
-    dist.destroy_process_group()
+    with torch.no_grad():
+        accuracy = (net(images[held_out]).argmax(1) == labels[held_out]).float().mean().item()
+    return f"{world} ranks, {epochs} epochs in {seconds:.1f} s, last loss {loss.item():.4f}, accuracy {accuracy:.2%}"
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ No postponed annotations here: DDP compares the annotations of a hook with the t
 
 import queue
 import threading
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from ..synth.plan import Plan
 from ..topo.errors import InputError
 from .communicator import Communicator
 
+_Task = tuple[Communicator, torch.Tensor, torch.futures.Future[object]]
 Hook = Callable[[object, dist.GradBucket], torch.futures.Future[torch.Tensor]]  # type: ignore[name-defined]
 
 
@@ -44,26 +46,29 @@ def _average(communicator: Communicator, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _on_thread(communicator: Communicator) -> Hook:
-    waiting: queue.SimpleQueue[tuple[torch.Tensor, torch.futures.Future[object]]] = queue.SimpleQueue()
-
-    def serve() -> None:
-        while True:
-            tensor, done = waiting.get()
-            try:
-                done.set_result(_average(communicator, tensor))
-            except Exception as error:  # handed to the training thread, which raises it
-                done.set_result(error)
-
-    threading.Thread(target=serve, name="topoplan-ddp", daemon=True).start()
+    waiting: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
+    threading.Thread(target=_serve, args=(waiting,), name="topoplan-ddp", daemon=True).start()
 
     def hook(state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # type: ignore[name-defined]
         done: torch.futures.Future[object] = torch.futures.Future()
-        waiting.put((bucket.buffer(), done))
+        waiting.put((communicator, bucket.buffer(), done))
         # An exception stored in a future reaches DDP's C++ side as an object that is no tensor ("unable to cast");
         # raised while a future is chained it arrives as itself.
         return done.then(_result_or_raise)
 
+    weakref.finalize(hook, waiting.put, None)  # the thread ends with the model that had the hook
     return hook
+
+
+def _serve(waiting: "queue.SimpleQueue[_Task | None]") -> None:
+    """Average one bucket after the other. Nothing is held on to between them: groups must be free to be destroyed."""
+    while (task := waiting.get()) is not None:
+        communicator, tensor, done = task
+        try:
+            done.set_result(_average(communicator, tensor))
+        except Exception as error:  # handed to the training thread, which raises it
+            done.set_result(error)
+        del task, communicator, tensor, done
 
 
 def _result_or_raise(done: torch.futures.Future[object]) -> torch.Tensor:

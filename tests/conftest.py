@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 RANK_HEAD = """
-import sys, torch, torch.distributed as dist, topoplan
+import os, sys, torch, torch.distributed as dist, topoplan
 from datetime import timedelta
 from topoplan.runtime.communicator import Communicator
 torch.set_num_threads(1)
@@ -36,11 +36,20 @@ def recorded() -> Callable[[str], Path]:
     return find
 
 
+RANK_TAIL = """
+body()
+dist.destroy_process_group()
+sys.stdout.flush()
+os._exit(0)  # gloo may abort an interpreter that ends while something still holds on to a process group
+"""
+
+
 def _run_ranks(body: str, world: int, *args: str, timeout: float = 150) -> list[str]:
     """Standard output of each rank; AssertionError with what a rank printed if one fails."""
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder) / "rank.py"
-        script.write_text(RANK_HEAD + textwrap.dedent(body))
+        inner = textwrap.indent(textwrap.dedent(body), "    ")
+        script.write_text(f"{RANK_HEAD}\ndef body():\n{inner}\n{RANK_TAIL}")
         command = [sys.executable, str(script)]
         rest = [str(world), str(Path(folder) / "rendezvous"), *args]
         ranks = [
