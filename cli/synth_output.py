@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ..synth.plan import Plan
     from ..topo.graph import Topology
 
-WIDTH = 110
+WIDTH = 120
 """Columns of a table that is not printed to a terminal."""
 
 
@@ -155,7 +155,7 @@ def _print_plan(console: Any, plan: Plan, size: int) -> None:
     table = Table(box=None, header_style="bold", pad_edge=False)
     for title, left in (("sizes from", 0), ("to", 0), ("strategy", 1), ("chunks", 0), ("steps", 0), ("rounds", 0),
                         ("trees", 0), ("segments", 0), ("latency us", 0), ("GB/s at most", 0), ("gap", 0)):  # fmt: skip
-        table.add_column(title, justify="left" if left else "right")
+        table.add_column(title, justify="left" if left else "right", no_wrap=True)
     for entry in plan.entries:
         s, cost = entry.schedule, plan.cost_of(entry)
         total = rounds(s, topology)

@@ -11,14 +11,16 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import lru_cache
 from math import lcm
 
 from ..topo.exact import fraction_gcd
 from ..topo.graph import Topology
-from ..topo.routes import route_links
+from ..topo.routes import Router, route_links
 from .schedule import Schedule, Transfer
 
 DirectedLink = tuple[str, str]
+_ROUTED_RANKS = 64
 
 
 @dataclass(frozen=True)
@@ -105,14 +107,23 @@ def bandwidth_s_per_GB(schedule: Schedule, topology: Topology) -> Fraction:
     return busiest_s_per_GB(link_shares(schedule, topology, schedule.transfers), topology)
 
 
+@lru_cache(maxsize=64)
 def unit_GBps(topology: Topology) -> Fraction:
-    """The link unit: the greatest bandwidth of which every link between devices is a whole multiple."""
-    return fraction_gcd(sorted(set(topology.capacity_GBps.values())))
+    """The link unit: the greatest bandwidth of which every link that routes between GPUs cross is a whole multiple.
+
+    With more than 64 GPUs, of which every link is one. A topology without links has unit 1.
+    """
+    links = set(topology.capacity_GBps)
+    if len(topology.ranks) <= _ROUTED_RANKS:
+        router = Router(topology)
+        routes = (route for r in range(len(topology.ranks)) for route in router.routes_from(r).values())
+        links = {link for route in routes for link in route_links(route)} or links
+    return fraction_gcd(sorted({topology.capacity_GBps[link] for link in links})) if links else Fraction(1)
 
 
 def rounds(schedule: Schedule, topology: Topology) -> Fraction | None:
     """SCCL's R: the steps' durations in units of one chunk over one unit of link; None where chunks differ in size."""
     shares = {c.share for c in schedule.chunks}
-    if len(shares) != 1 or not topology.capacity_GBps:
+    if len(shares) != 1:
         return None
     return sum(schedule.step_s_per_GB, Fraction(0)) * unit_GBps(topology) / shares.pop()

@@ -95,6 +95,7 @@ def plan_of(collective: Collective, topology: Topology, limit: Bound, candidates
         if not is_uniform(schedule):
             del uniform[schedule]
     pool = [s for s in everything if replace(s, segments=1) in uniform] or everything
+    pool.sort(key=lambda s: len(s.transfers))  # of schedules that cost the same, the one with fewest transfers
     for schedule in {replace(s, segments=1): None for s in pool}:
         verify(schedule, topology)
     costs = [cost(schedule, topology) for schedule in pool]

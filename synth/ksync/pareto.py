@@ -28,6 +28,8 @@ from .ratio_bound import RatioProof, least_ratio
 
 FEASIBLE, INFEASIBLE, UNKNOWN = "feasible", "infeasible", "unknown"
 _MOST_CHUNKS = {"broadcast": 24, "alltoall": 4}
+_MOST_CHUNKS_OF_EQUAL_STEPS = 32
+_MOST_VARIABLES = 300_000
 _ROUND_SLACK = 8
 _TRIES = 12
 _DIRECT_EDGES = 72
@@ -182,7 +184,7 @@ class _Search:
         started = time.monotonic()
         proof = self._proof(steps, equal_steps=True)
         least = max(proof.value, self.least) if proof is not None else self.least
-        most = floor(steps / least)
+        most = min(floor(steps / least), _MOST_CHUNKS_OF_EQUAL_STEPS)
         if most == 0:
             self._add(1, steps, steps, INFEASIBLE, "LP dual", time.monotonic() - started)
         even = min(sum(self._width(e) for e, (u, _) in enumerate(self.fabric.edges) if u == r) for r in self._sources())
@@ -236,9 +238,10 @@ class _Search:
     def _try(self, chunks: int, steps: int, rounds: int) -> Row:
         key = chunks, steps, rounds
         if key not in self.rows:
-            if time.monotonic() > self.deadline:
+            size = len(self.collective.even_chunks(chunks)) * len(self.fabric.edges) * steps
+            if time.monotonic() > self.deadline or size > _MOST_VARIABLES:
                 self.complete = False
-                return Row(*key, UNKNOWN, "time limit", 0.0)
+                return Row(*key, UNKNOWN, "too large" if size > _MOST_VARIABLES else "time limit", 0.0)
             if self.progress is not None:
                 self.progress(f"{self.collective.name}: {chunks} chunks, {steps} steps, {rounds} rounds")
             started = time.monotonic()
