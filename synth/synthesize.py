@@ -17,7 +17,7 @@ from .order import is_uniform
 from .plan import Entry, Plan
 from .schedule import Schedule
 from .strategies import STRATEGIES, strategy
-from .strategies.base import Request
+from .strategies.base import NotOfferedError, Request
 from .verify import verify
 
 AUTO = "auto"
@@ -75,7 +75,8 @@ def synthesize(
         try:
             candidates += strategy(name)(Request(collective, topology, turn, progress))
         except (InfeasibleError, TimeLimitError) as error:
-            declined[name] = str(error)
+            if strategy_name != AUTO or not isinstance(error, NotOfferedError):
+                declined[name] = str(error)
             timed_out = timed_out or isinstance(error, TimeLimitError)
     if not candidates:
         reasons = "; ".join(declined.values())

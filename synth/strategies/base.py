@@ -56,10 +56,14 @@ class Request:
         return Request(collective, self.topology, self.deadline, self.progress)
 
 
+class NotOfferedError(InfeasibleError):
+    """A strategy does not do the collective that is asked for, on any topology."""
+
+
 def only_for(request: Request, name: str, collectives: Sequence[str]) -> None:
-    """InfeasibleError unless the collective is one of those that a strategy has."""
+    """NotOfferedError unless the collective is one of those that a strategy has."""
     if request.collective.name not in collectives:
-        raise InfeasibleError(f"{name} has no {request.collective.name}; it has {', '.join(collectives)}")
+        raise NotOfferedError(f"{name} has no {request.collective.name}; it has {', '.join(collectives)}")
 
 
 def build_schedule(

@@ -29,6 +29,7 @@ Cycle = tuple[int, ...]
 _PRICE_SCALE = 10**6
 _PRICING_SECONDS = 2.0
 _MOST_CYCLES = 200
+_MOST_TRANSFERS = 400_000
 
 
 def build(request: Request) -> list[Schedule]:
@@ -36,11 +37,21 @@ def build(request: Request) -> list[Schedule]:
     only_for(request, "ring", ["allreduce", "allgather", "reduce-scatter"])
     n = request.collective.ranks
     cycles: dict[Cycle, Fraction] = {(0, 1): Fraction(1)} if n == 2 else best_cycles(request)
+    cycles = _few_enough(cycles, n)
     gather = _half(request, cycles, "allgather")
     if request.collective.name == "allgather":
         return [gather]
     scatter = _half(request, cycles, "reduce-scatter")
     return [scatter if request.collective.name == "reduce-scatter" else compose(scatter, gather)]
+
+
+def _few_enough(cycles: dict[Cycle, Fraction], n: int) -> dict[Cycle, Fraction]:
+    """The heaviest cycles, as many as keep the schedule readable and quick to verify."""
+    most = _MOST_TRANSFERS // (2 * n * (n - 1))
+    if most < 1:
+        raise InfeasibleError(f"ring: a ring of {n} ranks has {2 * n * (n - 1)} transfers, more than are planned for")
+    heaviest = sorted(cycles.items(), key=lambda item: -item[1])[:most]
+    return dict(heaviest)
 
 
 def _half(request: Request, cycles: dict[Cycle, Fraction], name: str) -> Schedule:
