@@ -58,6 +58,7 @@ def _parser() -> Parser:
     add("--root", type=int, metavar="R", help="root of broadcast, reduce, gather and scatter (default 0)")
     add("--pareto", action="store_true", help="enumerate steps against rounds with exact synthesis")
     add("--max-steps", type=int, metavar="S", help="with --pareto: look no further than this many steps")
+    add("-k", "--slack", dest="slack", type=int, metavar="K", help="with --pareto: only k-synchronous rows, R <= S + K")
     add("--instance", action="append", metavar="C,S,R", help="decide one (chunks, steps, rounds); may be repeated")
     add("--bound-only", action="store_true", help="only the bound and its certificate")
     add("--time-limit", type=float, default=DEFAULT_TIME_LIMIT_S, metavar="SECONDS",
@@ -115,6 +116,8 @@ def _check(args: argparse.Namespace) -> None:
         raise InputError(f"--time-limit is {args.time_limit:g}; expected seconds above 0")
     if args.max_steps is not None and args.max_steps < 1:
         raise InputError(f"--max-steps is {args.max_steps}; expected at least 1")
+    if args.slack is not None and args.slack < 0:
+        raise InputError(f"--slack is {args.slack}; expected 0 or more")
     if (args.pareto or args.instance) and args.strategy not in ("auto", "exact"):
         raise InputError(f"--pareto and --instance are exact synthesis; they do not go with --strategy {args.strategy}")
     if args.output and Path(args.output).exists() and not args.force:
@@ -140,7 +143,7 @@ def _front(
 
     if args.instance:
         return decide(collective, topology, [_instance(text) for text in args.instance], args.time_limit, say)
-    return pareto(collective, topology, args.time_limit, args.max_steps, say)
+    return pareto(collective, topology, args.time_limit, args.max_steps, args.slack, say)
 
 
 def _instance(text: str) -> tuple[int, int, int]:

@@ -1,5 +1,6 @@
 """The main job from end to end, on this machine: probe, synthesize, run, train. `make demo` calls it."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "
 def step(title: str, shown: str, command: list[str]) -> None:
     """Say what is run, run it, and stop the demo where it fails."""
     print(f"\n\033[1m{title}\033[0m\n$ {shown}\n", flush=True)
-    done = subprocess.run([sys.executable, *command], check=False, cwd=ROOT)
+    done = subprocess.run([sys.executable, *command], check=False, cwd=ROOT, env={"OMP_NUM_THREADS": "1", **os.environ})
     if done.returncode:
         sys.exit(f"the demo stopped: `{shown}` ended with exit code {done.returncode}")
 

@@ -75,6 +75,23 @@ def test_z52_has_a_front_of_one_row() -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "slack", "ends"),
+    [
+        ("allgather", 0, [(1, 2, 2), (6, 7, 7)]),
+        ("alltoall", 0, [(1, 3, 3), (3, 8, 8)]),
+        ("alltoall", 5, [(1, 2, 3), (3, 3, 8)]),
+    ],
+)
+def test_fronts_of_k_synchronous_schedules(name: str, slack: int, ends: list[tuple[int, int, int]]) -> None:
+    """SCCL's k: with R <= S + k the bandwidth-optimal row needs more steps."""
+    front = pareto(Collective(name, 8), DGX1, slack=slack)
+    found = [(r.chunks, r.steps, r.rounds) for r in front.front]
+    assert [found[0], found[-1]] == ends
+    assert all(r.rounds <= r.steps + slack for r in front.rows)
+    assert front.front[-1].bandwidth_optimal
+
+
+@pytest.mark.parametrize(
     ("name", "triple", "feasible"),
     [
         ("broadcast", (6, 3, 3), True),

@@ -87,20 +87,23 @@ def pareto(
     topology: Topology,
     time_limit_s: float = 300.0,
     max_steps: int | None = None,
+    slack: int | None = None,
     progress: Progress | None = None,
 ) -> Front:
     """The front of a collective on a topology. `max_steps` ends the search where R/C cannot meet the bound (default:
-    three more than the least number of steps). Raises InfeasibleError where the topology is not connected.
+    three more than the least number of steps, or with `slack` the number of ranks). `slack` is SCCL's k: only
+    k-synchronous schedules are looked at, with R <= S + k. Raises InfeasibleError where the topology is not connected.
     """
     deadline = time.monotonic() + time_limit_s
     limit = bound(collective, topology, time_limit_s / 2, progress)
+    scope = _Scope(deadline, max_steps, slack, progress)
     if collective.name == "allreduce":
-        rows, complete = _allreduce_rows(topology, deadline, max_steps, progress)
+        rows, complete = _allreduce_rows(topology, scope)
     elif collective.reduces:
-        rows, complete = _Search(collective.reversed(), topology.reversed(), deadline, max_steps, progress).run()
+        rows, complete = _Search(collective.reversed(), topology.reversed(), scope).run()
         rows = [replace(row, schedule=reverse(row.schedule) if row.schedule else None) for row in rows]
     else:
-        rows, complete = _Search(collective, topology, deadline, max_steps, progress).run()
+        rows, complete = _Search(collective, topology, scope).run()
     share = collective.even_chunks(1)[0].share
     fabric = fabric_of(topology)
     least = limit.s_per_GB * fabric.unit_GBps / share
@@ -129,6 +132,16 @@ def _judged(rows: list[Row], least: Fraction) -> list[Row]:
     return sorted(out, key=lambda r: (r.steps, -r.ratio, r.chunks))
 
 
+@dataclass(frozen=True)
+class _Scope:
+    """How far to look: see `pareto`."""
+
+    deadline: float
+    max_steps: int | None = None
+    slack: int | None = None
+    progress: Progress | None = None
+
+
 class _Search:
     """The rows of a collective that only copies."""
 
@@ -136,16 +149,14 @@ class _Search:
         self,
         collective: Collective,
         topology: Topology,
-        deadline: float,
-        max_steps: int | None,
-        progress: Progress | None,
+        scope: _Scope,
     ) -> None:
-        self.collective, self.deadline, self.progress = collective, deadline, progress
+        self.collective, self.deadline, self.progress = collective, scope.deadline, scope.progress
         self.fabric: Fabric = fabric_of(topology)
         share = collective.even_chunks(1)[0].share
-        seconds = max(1.0, (deadline - time.monotonic()) / 2)
+        seconds = max(1.0, (scope.deadline - time.monotonic()) / 2)
         self.least = bound(collective, topology, seconds).s_per_GB * self.fabric.unit_GBps / share
-        self.max_steps = max_steps
+        self.scope = scope
         self.rows: dict[tuple[int, int, int], Row] = {}
         self.complete = True
 
@@ -153,14 +164,15 @@ class _Search:
         """All rows, and whether none was left open."""
         best: Fraction | None = None
         steps, proof = self._fewest_steps()
-        last = self.max_steps or steps + 3
+        last = self.scope.max_steps or (steps + 3 if self.scope.slack is None else self.fabric.ranks)
         while proof is not None and (best is None or steps <= last) and time.monotonic() < self.deadline:
             if best is None or max(proof.value, self.least) < best:
                 self._most_chunks_at_equal_steps(steps)
                 found = self._least_ratio_at(steps, max(proof.value, self.least), best)
                 if found is not None:
                     best = found if best is None else min(best, found)
-                    self._show_what_is_impossible(steps, best, proof)
+                    if self.scope.slack is None:
+                        self._show_what_is_impossible(steps, best, proof)
             if best == self.least:
                 return list(self.rows.values()), self.complete
             steps += 1
@@ -209,10 +221,13 @@ class _Search:
         most = _MOST_CHUNKS.get(self.collective.name, 8)
         known = [r.ratio for r in self.rows.values() if r.status == FEASIBLE and r.steps == steps]
         ceiling = min([x for x in (best, *known) if x is not None], default=None)
+        if self.scope.slack == 0:
+            return min(known, default=None)
+        slack = _ROUND_SLACK if self.scope.slack is None else self.scope.slack
         candidates = sorted(
             (Fraction(rounds, chunks), chunks, rounds)
             for chunks in range(1, most + 1)
-            for rounds in range(max(steps, ceil(least * chunks)), max(steps + _ROUND_SLACK, ceil(least * chunks)) + 1)
+            for rounds in range(max(steps, ceil(least * chunks)), self._last_round(steps, least, chunks, slack) + 1)
             if ceiling is None or Fraction(rounds, chunks) < ceiling
         )
         left_open = 0
@@ -225,6 +240,10 @@ class _Search:
                 break
         self.complete = self.complete and not left_open and len(candidates) <= _TRIES
         return min(known, default=None)
+
+    def _last_round(self, steps: int, least: Fraction, chunks: int, slack: int) -> int:
+        """The most rounds worth trying: where k is not given, at least one number that the bound allows."""
+        return steps + slack if self.scope.slack is not None else max(steps + slack, ceil(least * chunks))
 
     def _show_what_is_impossible(self, steps: int, best: Fraction, proof: RatioProof) -> None:
         """The rows just below the best R/C of this number of steps, where it is not the topology's bound."""
@@ -269,15 +288,13 @@ class _Search:
         return self.rows.setdefault((chunks, steps, rounds), row)
 
 
-def _allreduce_rows(
-    topology: Topology, deadline: float, max_steps: int | None, progress: Progress | None
-) -> tuple[list[Row], bool]:
+def _allreduce_rows(topology: Topology, scope: _Scope) -> tuple[list[Row], bool]:
     n = len(topology.ranks)
     half = Collective("allgather", n)
-    gathers, complete = _Search(half, topology, deadline, max_steps, progress).run()
+    gathers, complete = _Search(half, topology, scope).run()
     scatters = gathers
     if not topology.is_symmetric:
-        scatters, whole = _Search(half, topology.reversed(), deadline, max_steps, progress).run()
+        scatters, whole = _Search(half, topology.reversed(), scope).run()
         complete = complete and whole
     rows = []
     back = {(r.chunks, r.steps, r.rounds): r for r in scatters if r.schedule}
@@ -294,25 +311,25 @@ def _allreduce_rows(
     fewest = min((row.steps for row in gathers if row.status == FEASIBLE), default=0)
     if not fewest or len(fabric_of(topology).edges) > _DIRECT_EDGES:
         return rows, False
-    return rows + _direct_rows(topology, fewest, deadline, progress), complete
+    return rows + _direct_rows(topology, fewest, scope), complete
 
 
-def _direct_rows(topology: Topology, fewest: int, deadline: float, progress: Progress | None) -> list[Row]:
+def _direct_rows(topology: Topology, fewest: int, scope: _Scope) -> list[Row]:
     """Allreduce in fewer steps than any composed form has: more and more chunks while the solver finds them soon."""
     fabric = fabric_of(topology)
     collective = Collective("allreduce", fabric.ranks)
     rows: list[Row] = []
     best: Fraction | None = None
     for steps in range(fewest, 2 * fewest):
-        for rounds in range(steps, steps + _DIRECT_SLACK + 1):
+        for rounds in range(steps, steps + (_DIRECT_SLACK if scope.slack is None else scope.slack) + 1):
             chunks = 1 if best is None else floor(rounds / best) + 1
-            while time.monotonic() < deadline:
-                if progress is not None:
-                    progress(f"allreduce, direct: {chunks} chunks, {steps} steps, {rounds} rounds")
+            while time.monotonic() < scope.deadline:
+                if scope.progress is not None:
+                    scope.progress(f"allreduce, direct: {chunks} chunks, {steps} steps, {rounds} rounds")
                 started = time.monotonic()
                 instance = Instance(collective, chunks, steps, rounds)
                 try:
-                    found = solve_combining(fabric, instance, min(deadline, started + _INSTANCE_SECONDS))
+                    found = solve_combining(fabric, instance, min(scope.deadline, started + _INSTANCE_SECONDS))
                     status, proof = (FEASIBLE, "schedule") if found else (INFEASIBLE, "solver, one partial sum a rank")
                 except TimeLimitError:
                     found, status, proof = None, UNKNOWN, "time limit"
