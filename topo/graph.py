@@ -181,7 +181,7 @@ class Topology:
             raise InputError(
                 f"{where}: {len(devices)} devices and {len(links)} links; more than {MAX_DEVICES} are refused"
             )
-        known = {"format", "version", "name", "source", "devices", "links"}
+        known = {"format", "version", "name", "source", "devices", "links", "fingerprint"}  # the last is recomputed
         name, source = obj.get("name", where), obj.get("source")
         try:
             return cls(
