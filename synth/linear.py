@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -57,3 +57,18 @@ def minimise(objective: Floats, at_most: Rows, equal: Rows | None = None, time_l
     if result.status != 0:
         return None
     return Optimum(np.maximum(result.x, 0.0), float(result.fun), result.ineqlin.marginals, result.eqlin.marginals)
+
+
+def pack(columns: Sequence[Mapping[int, int]], capacity: Floats) -> tuple[Floats, Floats] | None:
+    """Weights of columns that use row i `column[i]` times, and prices of the rows: max sum of weights, no row over its
+    capacity. None where HiGHS finds no optimum in time.
+    """
+    users: list[list[tuple[int, float]]] = [[] for _ in capacity]
+    for number, column in enumerate(columns):
+        for i, times in column.items():
+            users[i].append((number, float(times)))
+    rows = Rows()
+    for terms, most in zip(users, capacity, strict=True):
+        rows.add(terms, float(most))
+    optimum = minimise(-np.ones(len(columns)), rows)
+    return None if optimum is None else (optimum.x, np.maximum(-optimum.at_most_duals, 0.0))

@@ -25,7 +25,7 @@ from scipy.sparse.csgraph import dijkstra, minimum_spanning_tree
 from ..topo.errors import InfeasibleError
 from ..topo.graph import Topology
 from ..topo.routes import Route
-from .linear import Rows, minimise
+from .linear import pack
 from .rounding import exact_rates
 
 _HOP_PRICE = 1e-7
@@ -125,7 +125,7 @@ def pack_trees(
     capacity = np.array([float(c) for c in graph.capacity])
     prices = 1.0 / capacity / len(capacity)
     trees: list[Tree] = []
-    columns: list[list[int]] = []
+    columns: list[Counter[int]] = []
     seen: set[Tree] = set()
     best = prices, np.inf
     weights = np.zeros(0)
@@ -138,29 +138,17 @@ def pack_trees(
             break
         seen.add(tree)
         trees.append(tree)
-        columns.append(graph.uses(tree))
-        weights, prices = _solve(columns, capacity)
+        columns.append(Counter(graph.uses(tree)))
+        solved = pack(columns, capacity)
+        if solved is None:
+            raise InfeasibleError("the packing of trees has no optimum; are the bandwidths of very different sizes?")
+        weights, prices = solved
         if progress is not None and len(trees) % 20 == 0:
             progress(f"packing: {len(trees)} trees, {weights.sum():.4g} of at most {best[1]:.4g} GB/s")
-    rates = exact_rates(weights, [Counter(c) for c in columns], graph.capacity)
+    rates = exact_rates(weights, columns, graph.capacity)
     kept = [(t, r) for t, r in zip(trees, rates, strict=True) if r]
     exact = _exact_prices(graph, best[0])
     return Packing(tuple(t for t, _ in kept), tuple(r for _, r in kept), exact)
-
-
-def _solve(columns: list[list[int]], capacity: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Weights of the trees and prices of the links: max sum w, uses w <= capacity."""
-    users: list[list[tuple[int, float]]] = [[] for _ in capacity]
-    for number, column in enumerate(columns):
-        for i in column:
-            users[i].append((number, 1.0))
-    rows = Rows()
-    for i, terms in enumerate(users):
-        rows.add(terms, float(capacity[i]))
-    optimum = minimise(-np.ones(len(columns)), rows)
-    if optimum is None:
-        raise InfeasibleError("the packing of trees has no optimum; are the bandwidths of very different sizes?")
-    return optimum.x, np.maximum(-optimum.at_most_duals, 0.0)
 
 
 def _exact_prices(graph: _Graph, prices: NDArray[np.float64]) -> dict[tuple[str, str], Fraction]:

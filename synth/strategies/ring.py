@@ -19,7 +19,7 @@ from ...topo.errors import InfeasibleError
 from ...topo.routes import route_links
 from ..collective import Chunk, Collective
 from ..cost import DirectedLink
-from ..linear import Rows, minimise
+from ..linear import pack
 from ..rounding import exact_rates
 from ..schedule import Schedule
 from ..transform import compose
@@ -93,7 +93,10 @@ def best_cycles(request: Request) -> dict[Cycle, Fraction]:
             break
         for cycle in fresh:
             cycles[cycle] = _uses(cycle, crossing, number)
-        weights, prices = _solve(list(cycles.values()), floats)
+        solved = pack(list(cycles.values()), floats)
+        if solved is None:
+            raise InfeasibleError("ring: the weights of the cycles have no optimum")
+        weights, prices = solved
         request.say(f"ring: {len(cycles)} cycles, {weights.sum():.4g} GB/s around")
     rates = exact_rates(weights, list(cycles.values()), capacity)
     return {cycle: rate for cycle, rate in zip(cycles, rates, strict=True) if rate}
@@ -153,18 +156,3 @@ def cheapest_cycle(n: int, price: dict[tuple[int, int], float], request: Request
     while after[cycle[-1]] != 0:
         cycle.append(after[cycle[-1]])
     return tuple(cycle)
-
-
-def _solve(uses: list[Counter[int]], capacity: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Rates of the cycles and prices of the links: max sum of rates, loads within bandwidths."""
-    users: list[list[tuple[int, float]]] = [[] for _ in capacity]
-    for number, column in enumerate(uses):
-        for i, k in column.items():
-            users[i].append((number, float(k)))
-    rows = Rows()
-    for i, terms in enumerate(users):
-        rows.add(terms, float(capacity[i]))
-    optimum = minimise(-np.ones(len(uses)), rows)
-    if optimum is None:
-        raise InfeasibleError("ring: the weights of the cycles have no optimum")
-    return optimum.x, np.maximum(-optimum.at_most_duals, 0.0)
