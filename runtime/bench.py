@@ -131,12 +131,16 @@ class _Case:
         return torch.cat([self.data(r, part) for r in range(self.ranks)]).double(), 0.0
 
     def _reduced(self) -> tuple[torch.Tensor, torch.Tensor | float]:
-        """The reduction in float64, and the rounding that any order of it may have: (n + 1) eps sum |x|."""
+        """The reduction in float64, and the rounding that any order of it may have: (n + 1) eps sum |x|.
+
+        Whole numbers are reduced in 64 bits and wrap as the dtype does.
+        """
         op, n = self.job.op, self.ranks
-        total = self.data(0, self.numel).double()
+        wide = torch.float64 if self.job.dtype.is_floating_point else torch.int64
+        total = self.data(0, self.numel).to(wide)
         size = total.abs()
         for rank in range(1, n):
-            other = self.data(rank, self.numel).double()
+            other = self.data(rank, self.numel).to(wide)
             if op in ("sum", "avg"):
                 total += other
                 size += other.abs()
@@ -148,7 +152,7 @@ class _Case:
         if op == "avg":
             total, size = total / n, size / n
         if op in ("max", "min") or not self.job.dtype.is_floating_point:
-            return total, 0.0
+            return total.to(self.job.dtype).double(), 0.0
         info = torch.finfo(self.job.dtype)
         return total, (n + 1) * info.eps * size + n * info.smallest_normal
 

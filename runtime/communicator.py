@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from ..synth.plan import Plan
-from ..topo.errors import InputError, PlanMismatchError
+from ..topo.errors import InputError, PlanMismatchError, TopoplanError
 from .executor import Executor, check_op
 
 DEFAULT_TIMEOUT = timedelta(seconds=300)
@@ -29,7 +29,7 @@ class Communicator:
     ) -> None:
         if not dist.is_initialized():
             raise InputError("torch.distributed is not initialised; call init_process_group first")
-        self.plan = plan if isinstance(plan, Plan) else Plan.load(plan)
+        loaded = _loaded(plan)
         ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
         inner = dist.new_group(ranks, timeout=timeout, backend=_plain_backend(group))
         if not isinstance(inner, dist.ProcessGroup):
@@ -37,25 +37,32 @@ class Communicator:
         self.group = inner
         self.rank, self.size = dist.get_rank(inner), len(ranks)
         self.device = torch.device("cuda", torch.cuda.current_device()) if _on_gpu(inner) else torch.device("cpu")
-        self._agree()
+        self.plan = self._agree(loaded)
         self._executor = Executor(inner, timeout)
 
-    def _agree(self) -> None:
-        """All ranks show each other the hash of their plan, and each checks the number of ranks."""
-        mine = torch.tensor(list(bytes.fromhex(self.plan.hash)), dtype=torch.uint8, device=self.device)
+    def _agree(self, loaded: Plan | TopoplanError) -> Plan:
+        """All ranks show each other the hash of their plan (zeros: it has none), and each checks the number of ranks."""
+        digest = bytes.fromhex(loaded.hash) if isinstance(loaded, Plan) else bytes(_DIGEST_BYTES)
+        mine = torch.tensor(list(digest), dtype=torch.uint8, device=self.device)
         everyones = [torch.empty(_DIGEST_BYTES, dtype=torch.uint8, device=self.device) for _ in range(self.size)]
         dist.all_gather(everyones, mine, group=self.group)
+        if isinstance(loaded, TopoplanError):
+            raise loaded
+        without = [str(rank) for rank, digest in enumerate(everyones) if not digest.any()]
+        if without:
+            raise PlanMismatchError(f"rank {', '.join(without)} could not read its plan; see its own error")
         other = [rank for rank, digest in enumerate(everyones) if not torch.equal(digest, everyones[0])]
         if other:
             raise PlanMismatchError(
                 f"the ranks do not hold the same plan: rank{'s' if len(other) > 1 else ''} "
                 f"{', '.join(map(str, other))} and rank 0 differ; give all of them the same file"
             )
-        if self.size != self.plan.collective.ranks:
+        if self.size != loaded.collective.ranks:
             raise PlanMismatchError(
-                f"the plan is for {self.plan.collective.ranks} ranks, the group has {self.size}; "
+                f"the plan is for {loaded.collective.ranks} ranks, the group has {self.size}; "
                 "start as many ranks, or synthesize a plan for this number"
             )
+        return loaded
 
     # -- collectives ---------------------------------------------------------------------------------------------
 
@@ -148,11 +155,23 @@ class Communicator:
         for tensor in tensors:
             if tensor.layout != torch.strided:
                 raise InputError(f"{name}: {tensor.layout} tensors are not supported; expected a dense one")
+            if any(step == 0 and length > 1 for step, length in zip(tensor.stride(), tensor.shape, strict=True)):
+                raise InputError(f"{name}: the tensor is expanded, its elements share memory; pass a clone")
             if tensor.device.type != self.device.type:
                 raise InputError(f"{name}: the tensor is on {tensor.device}, the group works on {self.device.type}")
             if tensor.dtype != tensors[0].dtype:
                 raise InputError(f"{name}: input and output differ in dtype: {tensor.dtype} and {tensors[0].dtype}")
         return dist.ReduceOp.SUM if op is None else check_op(op, tensors[0].dtype)
+
+
+def _loaded(plan: Plan | str | Path) -> Plan | TopoplanError:
+    """The plan, or why it could not be read: the other ranks are waiting, so the error is raised after they know."""
+    if isinstance(plan, Plan):
+        return plan
+    try:
+        return Plan.load(plan)
+    except TopoplanError as error:
+        return error
 
 
 def _plain_backend(group: dist.ProcessGroup | None) -> str:

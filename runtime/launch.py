@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -34,6 +35,7 @@ def launch(command: list[str], ranks: int) -> int:
     """
     with tempfile.TemporaryDirectory(prefix="topoplan-") as folder:
         children: list[subprocess.Popen[bytes]] = []
+        before = signal.signal(signal.SIGTERM, _terminated)
         logs = [Path(folder) / f"rank{rank}.err" for rank in range(ranks)]
         try:
             for rank in range(ranks):
@@ -41,6 +43,7 @@ def launch(command: list[str], ranks: int) -> int:
             failed = _wait(children)
         finally:
             _end(children)
+            signal.signal(signal.SIGTERM, before)
         if failed is None:
             return 0
         code = children[failed].returncode
@@ -50,6 +53,11 @@ def launch(command: list[str], ranks: int) -> int:
             print(f"rank {failed} was ended by signal {-code}", file=sys.stderr)
             return 1
         return code
+
+
+def _terminated(number: int, frame: object) -> None:
+    """A request to end becomes an exception, so that the ranks are ended too."""
+    raise SystemExit(128 + number)
 
 
 def _start(command: list[str], rank: int, ranks: int, rendezvous: Path, log: Path) -> subprocess.Popen[bytes]:

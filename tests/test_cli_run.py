@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -90,6 +91,26 @@ def test_wrong_elements_are_counted_one_by_one(name: str, op: str) -> None:
     case.output[100] = float("nan")
     case.output[101] *= -1.5
     assert case.wrong() == 3
+
+
+def test_whole_numbers_that_overflow_wrap_on_both_sides(tmp_path: Path) -> None:
+    path = make(tmp_path / "plan.json", "switch:6", strategy="direct")
+    (row,) = rows_of(run(path, "-b", "4K", "-e", "4K", "-n", "1", "--dtype", "int8", "--op", "prod", "--json"))
+    assert row["wrong"] == 0
+
+
+def test_a_terminated_run_leaves_no_rank_behind(plan: str) -> None:
+    command = [sys.executable, "-m", "topoplan.cli.run", plan, "-b", "1M", "-e", "1M", "-n", "1000000"]
+    parent = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    children = Path(f"/proc/{parent.pid}/task/{parent.pid}/children")
+    deadline = time.monotonic() + 60
+    while len(started := children.read_text().split()) < 3 and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert len(started) == 3
+    time.sleep(1)
+    parent.terminate()
+    assert parent.wait(timeout=30) == 143
+    assert not any(Path(f"/proc/{pid}").exists() for pid in started)
 
 
 def test_stock_alone(tmp_path: Path) -> None:

@@ -73,6 +73,9 @@ def test_dtypes_operators_shapes_and_lengths(run_ranks: RunRanks, plans: Callabl
     refused(lambda: c.allreduce(torch.ones(4, dtype=torch.int64), R.AVG), "AVG of")
     refused(lambda: c.allreduce(torch.ones(4, dtype=torch.bool)), "cannot be reduced")
     refused(lambda: c.allreduce(torch.ones(4), R.BXOR), "not supported")
+    refused(lambda: c.allreduce(torch.ones(4, dtype=torch.uint16)), "cannot be reduced")
+    refused(lambda: c.allreduce(torch.ones(4, dtype=torch.complex64)), "cannot be reduced")
+    refused(lambda: c.allreduce(torch.ones(1).expand(8)), "share memory")
     refused(lambda: c.allreduce(torch.ones(4).to_sparse()), "expected a dense one")
     refused(lambda: c.allreduce(torch.ones(4, device="meta")), "the tensor is on meta")
     refused(lambda: c.broadcast(torch.ones(4)), "the plan is for allreduce")
@@ -148,6 +151,18 @@ def test_ranks_must_agree_on_the_plan_before_anything_moves(run_ranks: RunRanks,
     """
     said = run_ranks(body, 3, plans("switch:3"), plans("ring:3"))
     assert all("do not hold the same plan: rank 2 and rank 0 differ" in line for line in said)
+
+
+def test_a_plan_that_one_rank_cannot_read_is_an_error_on_all(run_ranks: RunRanks, plans: Callable[..., str]) -> None:
+    body = """
+    try:
+        Communicator("nowhere.json" if RANK == 2 else ARGS[0])
+    except topoplan.TopoplanError as error:
+        print(error)
+    """
+    said = run_ranks(body, 3, plans("switch:3"))
+    assert "nowhere.json: cannot be read" in said[2]
+    assert all("rank 2 could not read its plan" in line for line in said[:2])
 
 
 def test_the_number_of_ranks_must_be_the_plans(run_ranks: RunRanks, plans: Callable[..., str]) -> None:
