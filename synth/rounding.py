@@ -36,7 +36,7 @@ def exact_rates(weights: Floats, uses: Sequence[Mapping[int, int]], capacity: Se
         rates = [f * unit for f in near]
         if _fits(rates, uses, capacity):
             return rates
-    for slack in (0.0, 1e-9, 1e-6):  # the floats may be a little infeasible
+    for slack in (0.0, 1e-9, 1e-8, 1e-7, 1e-6):  # the floats may be a little infeasible
         rates = [Fraction(floor(w * (1 - slack) * _FINE), _FINE) * unit for w in scaled]
         if _fits(rates, uses, capacity):
             return rates

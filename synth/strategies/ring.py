@@ -26,7 +26,7 @@ from ..transform import compose
 from .base import Request, Send, build_schedule, only_for
 
 Cycle = tuple[int, ...]
-_PRICE_SCALE = 10**6
+_PRICE_SCALE = 10**9
 _PRICING_SECONDS = 2.0
 _MOST_CYCLES = 200
 _MOST_TRANSFERS = 400_000
