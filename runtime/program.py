@@ -111,7 +111,8 @@ class _Layout:
     def _lay_out(self, rank: int) -> None:
         """Alltoall: the chunks that a rank ever holds, one after the other."""
         touched = {c for c, chunk in enumerate(self.schedule.chunks) if rank in (chunk.source, chunk.target)}
-        touched |= {t.chunk for t in self.schedule.transfers if rank in (t.src, t.dst)}
+        t = self.schedule.transfers
+        touched |= set(t.chunk[(t.src == rank) | (t.dst == rank)].tolist())
         starts, at = {}, 0
         for c in sorted(touched):
             lo, hi = self.in_block[c]
@@ -132,7 +133,9 @@ def lower(schedule: Schedule, rank: int, numel: int) -> Program:
     Where each rank has a part of its own, `numel` must be a multiple of the number of ranks.
     """
     layout = _Layout(schedule, numel)
-    ticks = [tick for tick in (_tick(layout, rank, n) for n in range(schedule.steps + schedule.segments - 1)) if tick]
+    numbers = range(schedule.steps + schedule.segments - 1)
+    mine = _steps_of(schedule, rank)
+    ticks = [tick for tick in (_tick(layout, rank, mine, number) for number in numbers) if tick]
     staging = max((m.staged + m.hi - m.lo for t in ticks for m in t.receives if m.staged is not None), default=0)
     return Program(
         rank=rank,
@@ -144,19 +147,26 @@ def lower(schedule: Schedule, rank: int, numel: int) -> Program:
     )
 
 
-def _active(schedule: Schedule, number: int) -> Iterator[tuple[Transfer, int]]:
+def _steps_of(schedule: Schedule, rank: int) -> list[list[Transfer]]:
+    """A rank's transfers, by step."""
+    rows: list[list[Transfer]] = [[] for _ in range(schedule.steps)]
+    t = schedule.transfers
+    for transfer in t.taken((t.src == rank) | (t.dst == rank)):
+        rows[transfer.step].append(transfer)
+    return rows
+
+
+def _active(mine: list[list[Transfer]], segments: int, number: int) -> Iterator[tuple[Transfer, int]]:
     """Transfers of a tick with the segment that each carries: segment j does step s at tick s + j."""
-    for step in range(max(0, number - schedule.segments + 1), min(schedule.steps, number + 1)):
-        for transfer in schedule.by_step[step]:
+    for step in range(max(0, number - segments + 1), min(len(mine), number + 1)):
+        for transfer in mine[step]:
             yield transfer, number - step
 
 
-def _tick(layout: _Layout, rank: int, number: int) -> Tick | None:
+def _tick(layout: _Layout, rank: int, mine: list[list[Transfer]], number: int) -> Tick | None:
     sending: dict[int, list[Range]] = defaultdict(list)
     arriving: dict[tuple[int, str], list[Range]] = defaultdict(list)
-    for t, part in _active(layout.schedule, number):
-        if rank not in (t.src, t.dst):
-            continue
+    for t, part in _active(mine, layout.schedule.segments, number):
         lo, hi = layout.segment(rank, t.chunk, part)
         if lo == hi:
             continue

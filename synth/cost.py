@@ -7,19 +7,21 @@ the loads of the steps that are under way at once adding up.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
-from math import lcm
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ..topo.exact import fraction_gcd
 from ..topo.graph import Topology
 from ..topo.routes import Router, route_links
-from .schedule import Schedule, Transfer
+from .loads import DirectedLink, Loads, step_loads
+from .schedule import Schedule
 
-DirectedLink = tuple[str, str]
 _ROUTED_RANKS = 64
 
 
@@ -35,67 +37,70 @@ class Cost:
         return float(self.alpha_us) * 1e-6 + float(self.beta_s_per_GB) * size_bytes * 1e-9
 
 
-def full_route(topology: Topology, transfer: Transfer) -> tuple[str, ...]:
-    """Devices that a transfer passes, both GPUs included."""
-    return (topology.ranks[transfer.src], *transfer.route, topology.ranks[transfer.dst])
-
-
-def link_shares(schedule: Schedule, topology: Topology, transfers: Iterable[Transfer]) -> dict[DirectedLink, Fraction]:
-    """Share of the buffer that each directed link carries over `transfers`."""
-    scale = lcm(*(c.share.denominator for c in schedule.chunks))
-    whole = [int(c.share * scale) for c in schedule.chunks]
-    load: dict[DirectedLink, int] = defaultdict(int)
-    for t in transfers:
-        for link in route_links(full_route(topology, t)):
-            load[link] += whole[t.chunk]
-    return {link: Fraction(n, scale) for link, n in load.items()}
-
-
-def busiest_s_per_GB(shares: Mapping[DirectedLink, Fraction], topology: Topology) -> Fraction:
-    """Seconds for each GB of buffer that the most loaded link needs."""
-    return max((s / topology.capacity_GBps[link] for link, s in shares.items()), default=Fraction(0))
-
-
 def tighten(schedule: Schedule, topology: Topology) -> Schedule:
     """The same schedule with each step's duration set to what its most loaded link needs."""
-    by_step: dict[int, list[Transfer]] = defaultdict(list)
-    for t in schedule.transfers:
-        by_step[t.step].append(t)
-    steps = max(by_step, default=-1) + 1
-    costs = (busiest_s_per_GB(link_shares(schedule, topology, by_step[s]), topology) for s in range(steps))
-    return replace(schedule, step_s_per_GB=tuple(costs))
+    steps = int(schedule.transfers.step.max(initial=-1)) + 1
+    loads = step_loads(schedule.chunks, schedule.transfers, steps, topology)
+    longest = loads.seconds.max(axis=1, initial=0) if steps else []
+    return replace(schedule, step_s_per_GB=tuple(Fraction(int(x), loads.scale) for x in longest))
 
 
 def cost(schedule: Schedule, topology: Topology) -> Cost:
     """Alpha and beta of a schedule; see the module's docstring."""
-    latency = [
-        max((_latency_us(topology, t) for t in transfers), default=Fraction(0)) for transfers in schedule.by_step
-    ]
-    if schedule.segments == 1:
-        return Cost(sum(latency, Fraction(0)), sum(schedule.step_s_per_GB, Fraction(0)))
-    loads = [link_shares(schedule, topology, transfers) for transfers in schedule.by_step]
-    alpha, beta = Fraction(0), Fraction(0)
-    steps, segments = schedule.steps, schedule.segments
-    windows: dict[tuple[int, int], tuple[Fraction, Fraction]] = {}
-    for tick in range(steps + segments - 1):
-        window = max(0, tick - segments + 1), min(steps, tick + 1)
-        if window not in windows:
-            windows[window] = max(latency[slice(*window)]), _together(loads[slice(*window)], topology)
-        alpha += windows[window][0]
-        beta += windows[window][1] / segments
-    return Cost(alpha, beta)
+    return costs(schedule, topology, [schedule.segments])[0]
 
 
-def _latency_us(topology: Topology, transfer: Transfer) -> Fraction:
-    return sum((topology.latency_us[link] for link in route_links(full_route(topology, transfer))), Fraction(0))
+def costs(schedule: Schedule, topology: Topology, segments: Sequence[int]) -> list[Cost]:
+    """The costs of a schedule cut into each of several numbers of segments."""
+    loads = step_loads(schedule.chunks, schedule.transfers, schedule.steps, topology)
+    one = Cost(
+        Fraction(int(sum(loads.latency)), loads.latency_scale), sum(schedule.step_s_per_GB, Fraction(0))
+    )  # the declared durations, which may be longer than the loads need
+    windows = _Windows(loads)
+    return [one if m == 1 else windows.cost(m) for m in segments]
 
 
-def _together(loads: list[dict[DirectedLink, Fraction]], topology: Topology) -> Fraction:
-    total: dict[DirectedLink, Fraction] = defaultdict(Fraction)
-    for load in loads:
-        for link, share in load.items():
-            total[link] += share
-    return busiest_s_per_GB(total, topology)
+class _Windows:
+    """Greatest latency and load of runs of consecutive steps, which are what the ticks of a pipeline do at once."""
+
+    def __init__(self, loads: Loads) -> None:
+        self.loads, self.steps = loads, len(loads.latency)
+        zero = np.zeros((1, len(loads.links)), dtype=loads.seconds.dtype)
+        self.before = np.concatenate([zero, np.cumsum(loads.seconds, axis=0, dtype=loads.seconds.dtype)])
+        self.known: dict[tuple[int, int], tuple[int, int]] = {}
+
+    def window(self, low: int, high: int) -> tuple[int, int]:
+        """Of steps low .. high - 1: latency and seconds, both as whole numbers."""
+        if (low, high) not in self.known:
+            self.known[low, high] = (
+                int(self.loads.latency[low:high].max(initial=0)),
+                int((self.before[high] - self.before[low]).max(initial=0)),
+            )
+        return self.known[low, high]
+
+    def cost(self, segments: int) -> Cost:
+        """Ticks at which all steps are under way, or the pipeline's middle, are alike: each is counted, not repeated."""
+        steps, alpha, beta = self.steps, 0, 0
+        whole = max(0, segments - steps + 1)
+        for tick in [*range(min(segments, steps) - 1), *range(max(segments, steps) - 1, steps + segments - 1)]:
+            latency, seconds = self.window(max(0, tick - segments + 1), min(steps, tick + 1))
+            alpha, beta = alpha + latency, beta + seconds
+        if whole:
+            latency, seconds = self.window(0, steps)
+            repeats = whole - 1  # the last of them is among the ticks above
+            alpha, beta = alpha + repeats * latency, beta + repeats * seconds
+        else:
+            for low in range(steps - segments):
+                latency, seconds = self.window(low, low + segments)
+                alpha, beta = alpha + latency, beta + seconds
+        return Cost(Fraction(alpha, self.loads.latency_scale), Fraction(beta, self.loads.scale * segments))
+
+
+def total_seconds(schedule: Schedule, topology: Topology) -> dict[DirectedLink, Fraction]:
+    """How long each link that a schedule uses is busy over all of it, in s for each GB of buffer."""
+    loads = step_loads(schedule.chunks, schedule.transfers, schedule.steps, topology)
+    total: NDArray[Any] = loads.seconds.sum(axis=0, dtype=loads.seconds.dtype)
+    return {link: Fraction(int(x), loads.scale) for link, x in zip(loads.links, total, strict=True)}
 
 
 def bandwidth_s_per_GB(schedule: Schedule, topology: Topology) -> Fraction:
@@ -104,7 +109,7 @@ def bandwidth_s_per_GB(schedule: Schedule, topology: Topology) -> Fraction:
     """
     if schedule.segments == 1:
         return sum(schedule.step_s_per_GB, Fraction(0))
-    return busiest_s_per_GB(link_shares(schedule, topology, schedule.transfers), topology)
+    return max(total_seconds(schedule, topology).values(), default=Fraction(0))
 
 
 @lru_cache(maxsize=64)

@@ -9,31 +9,18 @@ step s at tick s + j: a pipeline. A schedule is plain data: hashable, comparable
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any
 
 from ..topo.errors import InputError
 from ..topo.exact import fraction_to_json, parse_fraction
 from .collective import Chunk, Collective
+from .transfers import OPS, Op, Transfer, Transfers
 
-Op = Literal["copy", "reduce"]
-
-
-@dataclass(frozen=True, order=True)
-class Transfer:
-    """One chunk sent from rank `src` to rank `dst` in `step`; the receiver takes it over (copy) or adds it (reduce).
-
-    `route` lists the devices between the two (switches, sockets, NICs); empty for a direct link.
-    """
-
-    step: int
-    src: int
-    dst: int
-    chunk: int
-    op: Op = "copy"
-    route: tuple[str, ...] = ()
+__all__ = ["Op", "Schedule", "Transfer", "Transfers"]
 
 
 @dataclass(frozen=True)
@@ -41,16 +28,23 @@ class Schedule:
     """See the module's docstring.
 
     `step_s_per_GB[s]` is how long step s may last, in seconds for each GB (1e9 bytes) of buffer: no link carries more
-    in it than its bandwidth times that. `trees` is the number of trees of a tree schedule, else None.
+    in it than its bandwidth times that. `trees` is the number of trees of a tree schedule, else None; `depth` how many
+    hops the deepest of them has from its root. `transfers` may be given as any sequence of Transfer.
     """
 
     collective: Collective
     strategy: str
     chunks: tuple[Chunk, ...]
-    transfers: tuple[Transfer, ...]
+    transfers: Transfers
     step_s_per_GB: tuple[Fraction, ...]
     segments: int = 1
     trees: int | None = None
+    depth: int | None = None
+
+    def __post_init__(self) -> None:
+        rows: Sequence[Transfer] = self.transfers
+        if not isinstance(rows, Transfers):
+            object.__setattr__(self, "transfers", Transfers.of(rows))
 
     @property
     def steps(self) -> int:
@@ -81,8 +75,8 @@ class Schedule:
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object; transfers are rows [step, src, dst, chunk, op, route], routes indexed in `routes`."""
-        routes = sorted({t.route for t in self.transfers})
-        number = {route: i for i, route in enumerate(routes)}
+        step, src, dst, chunk, op, route = (column.tolist() for column in self.transfers.columns)
+        ops = [OPS[x] for x in op]
         return {
             "collective": self.collective.name,
             "ranks": self.collective.ranks,
@@ -90,10 +84,11 @@ class Schedule:
             "strategy": self.strategy,
             "segments": self.segments,
             "trees": self.trees,
+            "depth": self.depth,
             "step_s_per_GB": [fraction_to_json(x) for x in self.step_s_per_GB],
             "chunks": [[fraction_to_json(c.share), c.source, c.target] for c in self.chunks],
-            "routes": [list(route) for route in routes],
-            "transfers": [[t.step, t.src, t.dst, t.chunk, t.op, number[t.route]] for t in self.transfers],
+            "routes": [list(r) for r in self.transfers.routes],
+            "transfers": [list(row) for row in zip(step, src, dst, chunk, ops, route, strict=True)],
         }
 
     @classmethod
@@ -101,21 +96,27 @@ class Schedule:
         """Read `to_json`'s object; InputError where it is not one. Whether it is right is for the verifier to say."""
         try:
             routes = [tuple(str(x) for x in route) for route in data["routes"]]
-            segments, trees = data["segments"], data["trees"]
-            if not _is_count(segments) or not (trees is None or _is_count(trees)):
-                raise InputError(f"{where}: segments and trees must be whole numbers above 0")
+            segments, trees, depth = data["segments"], data["trees"], data.get("depth")
+            if not _is_count(segments) or not all(x is None or _is_count(x) for x in (trees, depth)):
+                raise InputError(f"{where}: segments, trees and depth must be whole numbers above 0")
+            rows = data["transfers"]
+            columns = list(zip(*rows, strict=True)) if rows else [()] * 6
+            step, src, dst, chunk, op, route = columns
+            if any(not isinstance(x, int) or isinstance(x, bool) for c in (step, src, dst, chunk, route) for x in c):
+                raise ValueError("a transfer's step, src, dst, chunk and route must be whole numbers")
+            if route and not 0 <= min(route) <= max(route) < len(routes):
+                raise ValueError("a transfer names a route that is not listed")
             return cls(
                 collective=Collective(data["collective"], data["ranks"], data["root"]),
                 strategy=str(data["strategy"]),
                 chunks=tuple(Chunk(parse_fraction(share), s, t) for share, s, t in data["chunks"]),
-                transfers=tuple(
-                    Transfer(int(s), int(a), int(b), int(c), op, routes[r]) for s, a, b, c, op, r in data["transfers"]
-                ),
+                transfers=Transfers(step, src, dst, chunk, [OPS.index(x) for x in op], route, routes),
                 step_s_per_GB=tuple(parse_fraction(x) for x in data["step_s_per_GB"]),
                 segments=segments,
                 trees=trees,
+                depth=depth,
             )
-        except (KeyError, TypeError, ValueError, IndexError) as error:
+        except (KeyError, TypeError, ValueError, IndexError, OverflowError) as error:
             raise InputError(f"{where}: not a schedule: {type(error).__name__}: {error}") from None
 
 

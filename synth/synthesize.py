@@ -12,7 +12,7 @@ from ..topo.graph import Topology
 from .bounds import bound, check_connected
 from .certificate import Bound
 from .collective import Collective
-from .cost import Cost, cost
+from .cost import Cost, costs
 from .order import is_uniform
 from .plan import Entry, Plan
 from .schedule import Schedule
@@ -99,9 +99,16 @@ def plan_of(collective: Collective, topology: Topology, limit: Bound, candidates
     pool.sort(key=lambda s: len(s.transfers))  # of schedules that cost the same, the one with fewest transfers
     for schedule in {replace(s, segments=1): None for s in pool}:
         verify(schedule, topology)
-    costs = [cost(schedule, topology) for schedule in pool]
+    cuts: dict[Schedule, list[int]] = {}
+    for schedule in pool:
+        cuts.setdefault(replace(schedule, segments=1), []).append(schedule.segments)
+    known = {
+        (base, m): found
+        for base, segments in cuts.items()
+        for m, found in zip(segments, costs(base, topology, segments), strict=True)
+    }
     entries: list[Entry] = []
-    for number, first in lower_envelope(costs):
+    for number, first in lower_envelope([known[replace(s, segments=1), s.segments] for s in pool]):
         if entries:
             entries[-1] = replace(entries[-1], max_bytes=first)
         entries.append(Entry(first, None, pool[number]))

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
+
 from ..topo.errors import InfeasibleError
 from .collective import Chunk, Collective
-from .schedule import Op, Schedule, Transfer
+from .schedule import Schedule
+from .transfers import COPY, REDUCE, Transfers
 
 
 def reverse(schedule: Schedule) -> Schedule:
@@ -17,14 +20,14 @@ def reverse(schedule: Schedule) -> Schedule:
     """
     last = schedule.steps - 1
     opposite = schedule.collective.reversed()
-    op: Op = "reduce" if opposite.reduces else "copy"
+    t = schedule.transfers
+    op = np.full(len(t), REDUCE if opposite.reduces else COPY)
+    routes = [route[::-1] for route in t.routes]
     return replace(
         schedule,
         collective=opposite,
         chunks=tuple(Chunk(c.share, source=c.target, target=c.source) for c in schedule.chunks),
-        transfers=tuple(
-            sorted(Transfer(last - t.step, t.dst, t.src, t.chunk, op, t.route[::-1]) for t in schedule.transfers)
-        ),
+        transfers=Transfers(last - t.step, t.dst, t.src, t.chunk, op, t.route, routes).sorted(),
         step_s_per_GB=schedule.step_s_per_GB[::-1],
     )
 
@@ -34,12 +37,14 @@ def compose(reduce_scatter: Schedule, allgather: Schedule) -> Schedule:
     shares = [(c.share, c.target) for c in reduce_scatter.chunks]
     if shares != [(c.share, c.source) for c in allgather.chunks]:
         raise InfeasibleError("reduce-scatter and allgather cut the buffer differently; they do not make an allreduce")
-    first = reduce_scatter.steps
-    later = tuple(replace(t, step=t.step + first) for t in allgather.transfers)
+    step, *rest, route = allgather.transfers.columns
+    later = Transfers(step + reduce_scatter.steps, *rest, route, allgather.transfers.routes)
     return Schedule(
         collective=Collective("allreduce", allgather.collective.ranks),
         strategy=allgather.strategy,
         chunks=tuple(Chunk(c.share) for c in allgather.chunks),
-        transfers=reduce_scatter.transfers + later,
+        transfers=Transfers.joined([reduce_scatter.transfers, later]),
         step_s_per_GB=reduce_scatter.step_s_per_GB + allgather.step_s_per_GB,
+        trees=allgather.trees,
+        depth=allgather.depth,
     )

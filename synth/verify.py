@@ -2,24 +2,30 @@
 
 It keeps, for every rank and chunk, how often each rank's contribution is in what that rank holds (0, 1, or 2 for
 "more than once"), plays all transfers, and at the end wants each receiver to hold every contribution exactly once.
-ORing flags, as checkers of the field do, cannot see double counting; counting does.
+ORing flags, as checkers of the field do, cannot see double counting; counting does. Where a collective only copies,
+a rank has a chunk or has it not. Transfers are played a step at a time, as arrays.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections.abc import Iterator
 from fractions import Fraction
 from itertools import pairwise
+from math import lcm
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..topo.errors import VerificationError
 from ..topo.graph import Topology
+from .innetwork import computes_in_network, stream_loads
 from .schedule import Schedule, Transfer
+from .transfers import COPY, REDUCE, Transfers
 
 Counts = NDArray[np.uint8]
+Mask = NDArray[np.bool_]
 _MANY = 2
+_SAFE = 1 << 62
 
 
 def verify(schedule: Schedule, topology: Topology) -> None:
@@ -36,12 +42,16 @@ def _name(transfer: Transfer) -> str:
     )
 
 
+def _refuse_any(transfers: Transfers, wrong: Mask, why: str) -> None:
+    if wrong.any():
+        raise VerificationError(f"{_name(transfers[int(np.flatnonzero(wrong)[0])])}: {why}")
+
+
 def _check_form(schedule: Schedule, topology: Topology) -> None:
-    collective = schedule.collective
-    if collective.ranks != len(topology.ranks):
-        raise VerificationError(
-            f"the schedule is for {collective.ranks} ranks, topology {topology.name!r} has {len(topology.ranks)}"
-        )
+    collective, t = schedule.collective, schedule.transfers
+    n = collective.ranks
+    if n != len(topology.ranks):
+        raise VerificationError(f"the schedule is for {n} ranks, topology {topology.name!r} has {len(topology.ranks)}")
     problem = collective.problem_with(schedule.chunks)
     if problem:
         raise VerificationError(f"{collective.name}: {problem}")
@@ -49,29 +59,22 @@ def _check_form(schedule: Schedule, topology: Topology) -> None:
         raise VerificationError("a step has a negative duration")
     if schedule.segments < 1:
         raise VerificationError(f"segments is {schedule.segments}; expected 1 or more")
-    previous = 0
-    for t in schedule.transfers:
-        if not (0 <= t.src < collective.ranks and 0 <= t.dst < collective.ranks):
-            raise VerificationError(f"{_name(t)}: no such rank; ranks are 0 to {collective.ranks - 1}")
-        if t.src == t.dst:
-            raise VerificationError(f"{_name(t)}: a rank sends to itself")
-        if not 0 <= t.chunk < len(schedule.chunks):
-            raise VerificationError(f"{_name(t)}: no such chunk; chunks are 0 to {len(schedule.chunks) - 1}")
-        if t.op not in ("copy", "reduce"):
-            raise VerificationError(f"{_name(t)}: unknown operation {t.op!r}; expected copy or reduce")
-        if t.op == "reduce" and not collective.reduces:
-            raise VerificationError(f"{_name(t)}: {collective.name} adds nothing up")
-        if not previous <= t.step < schedule.steps:
-            raise VerificationError(f"{_name(t)}: steps must not decrease, and be below {schedule.steps}")
-        previous = t.step
+    strange = (t.src < 0) | (t.src >= n) | (t.dst < 0) | (t.dst >= n)
+    _refuse_any(t, strange, f"no such rank; ranks are 0 to {n - 1}")
+    _refuse_any(t, t.src == t.dst, "a rank sends to itself")
+    chunks = len(schedule.chunks)
+    _refuse_any(t, (t.chunk < 0) | (t.chunk >= chunks), f"no such chunk; chunks are 0 to {chunks - 1}")
+    if not collective.reduces:
+        _refuse_any(t, t.op == REDUCE, f"{collective.name} adds nothing up")
+    before = np.concatenate([[0], t.step[:-1]])
+    backwards = (t.step < before) | (t.step >= schedule.steps)
+    _refuse_any(t, backwards, f"steps must not decrease, and be below {schedule.steps}")
 
 
 def _check_routes(schedule: Schedule, topology: Topology) -> None:
-    seen: set[tuple[int, int, tuple[str, ...]]] = set()
-    for t in schedule.transfers:
-        if (t.src, t.dst, t.route) in seen:
-            continue
-        seen.add((t.src, t.dst, t.route))
+    first, _ = schedule.transfers.ways()
+    for place in first.tolist():
+        t = schedule.transfers[place]
         path = (topology.ranks[t.src], *t.route, topology.ranks[t.dst])
         for device in t.route:
             if device in topology.by_id and topology.by_id[device].kind == "gpu":
@@ -81,73 +84,124 @@ def _check_routes(schedule: Schedule, topology: Topology) -> None:
                 raise VerificationError(f"{_name(t)}: no link {link[0]!r} -> {link[1]!r} in topology {topology.name!r}")
 
 
-def replay(schedule: Schedule) -> dict[tuple[int, int], Counts]:
-    """Play the transfers; return how often each contribution is in each (rank, chunk) held at the end.
+def replay(schedule: Schedule) -> None:
+    """Play the transfers; see the module's docstring.
 
     Raises VerificationError on a send of what a rank does not have, on two writes of which one is a copy to one chunk
     at one rank in a step, and where a receiver lacks a contribution, has it more than once, or has one it should not.
     """
+    _check_alone(schedule)
+    if schedule.collective.reduces:
+        by_chunk = np.argsort(schedule.transfers.chunk, kind="stable")
+        edges = np.searchsorted(schedule.transfers.chunk[by_chunk], np.arange(len(schedule.chunks) + 1))
+        for c, (low, high) in enumerate(pairwise(edges.tolist())):
+            _add_up(schedule, c, schedule.transfers.taken(by_chunk[low:high]))
+    else:
+        _hand_on(schedule)
+
+
+def _check_alone(schedule: Schedule) -> None:
+    """A copy must be the only write to its chunk at its rank in its step."""
+    t = schedule.transfers
+    key = (t.step * schedule.collective.ranks + t.dst) * len(schedule.chunks) + t.chunk
+    _, place, count = np.unique(key, return_inverse=True, return_counts=True)
+    crowded = (count[place.reshape(-1)] > 1) & (t.op == COPY)
+    _refuse_any(t, crowded, "another transfer writes that chunk at that rank in the same step")
+
+
+def _steps(transfers: Transfers) -> Iterator[Transfers]:
+    edges = np.flatnonzero(np.diff(transfers.step)) + 1
+    for low, high in pairwise([0, *edges.tolist(), len(transfers)]):
+        if high > low:
+            yield transfers[low:high]
+
+
+def _hand_on(schedule: Schedule) -> None:
+    """Collectives that copy: who has which chunk."""
     collective = schedule.collective
-    unit: list[Counts] = [np.zeros(collective.ranks, np.uint8) for _ in range(collective.ranks)]
-    for rank, counts in enumerate(unit):
-        counts[rank] = 1
-    held = {(r, c): unit[r] for c, chunk in enumerate(schedule.chunks) for r in collective.holders(chunk)}
-    for transfers in schedule.by_step:
-        arriving: dict[tuple[int, int], list[tuple[Transfer, Counts]]] = defaultdict(list)
-        for t in transfers:
-            if (t.src, t.chunk) not in held:
-                raise VerificationError(f"{_name(t)}: rank {t.src} does not have it at that step")
-            arriving[t.dst, t.chunk].append((t, held[t.src, t.chunk]))
-        for key, writes in arriving.items():
-            held[key] = _land(held.get(key), writes)
-    _check_end(schedule, held)
-    return held
-
-
-def _land(before: Counts | None, writes: list[tuple[Transfer, Counts]]) -> Counts:
-    """What a rank holds of a chunk after the writes of one step."""
-    first = writes[0][0]
-    if len(writes) > 1 and any(t.op == "copy" for t, _ in writes):
-        raise VerificationError(f"{_name(first)}: another transfer writes that chunk at that rank in the same step")
-    if first.op == "copy":
-        return writes[0][1]
-    if before is None:
-        raise VerificationError(f"{_name(first)}: rank {first.dst} has nothing to add it to")
-    total = before.astype(np.int64)
-    for _, counts in writes:
-        total += counts
-    return np.minimum(total, _MANY).astype(np.uint8)
-
-
-def _check_end(schedule: Schedule, held: dict[tuple[int, int], Counts]) -> None:
-    collective = schedule.collective
+    has = np.zeros((collective.ranks, len(schedule.chunks)), np.bool_)
     for c, chunk in enumerate(schedule.chunks):
-        wanted = np.zeros(collective.ranks, np.uint8)
-        wanted[list(collective.contributors(chunk))] = 1
+        has[list(collective.holders(chunk)), c] = True
+    for now in _steps(schedule.transfers):
+        missing = ~has[now.src, now.chunk]
+        if missing.any():
+            t = now[int(np.flatnonzero(missing)[0])]
+            raise VerificationError(f"{_name(t)}: rank {t.src} does not have it at that step")
+        has[now.dst, now.chunk] = True
+    for c, chunk in enumerate(schedule.chunks):
         for rank in collective.receivers(chunk):
-            counts = held.get((rank, c))
-            if counts is None:
+            if not has[rank, c]:
                 raise VerificationError(f"rank {rank} never gets chunk {c}")
-            if np.array_equal(counts, wanted):
-                continue
-            other = int(np.flatnonzero(counts != wanted)[0])
-            how = "more than once" if counts[other] > wanted[other] and wanted[other] else "although it should not"
-            if counts[other] < wanted[other]:
-                raise VerificationError(f"rank {rank} ends without the contribution of rank {other} to chunk {c}")
-            raise VerificationError(f"rank {rank} ends with the contribution of rank {other} to chunk {c} {how}")
+
+
+def _add_up(schedule: Schedule, c: int, transfers: Transfers) -> None:
+    """Collectives that reduce, one chunk: how often each contribution (column) is in what each rank (row) holds."""
+    collective = schedule.collective
+    held: Counts = np.eye(collective.ranks, dtype=np.uint8)
+    for now in _steps(transfers):
+        sent = held[now.src]
+        copies = now.op == COPY
+        # Every sum is taken from what was held before the step, and capped, so that 8 bits are enough.
+        order = np.argsort(now.dst[~copies], kind="stable")
+        targets, starts, count = np.unique(now.dst[~copies][order], return_index=True, return_counts=True)
+        if len(targets):
+            arriving = sent[~copies][order]
+            single = bool((count == 1).all())
+            total = arriving if single else np.add.reduceat(arriving, starts, axis=0, dtype=np.int64)
+            held[targets] = np.minimum(held[targets] + total, _MANY)
+        held[now.dst[copies]] = sent[copies]
+    chunk = schedule.chunks[c]
+    wanted = np.zeros(collective.ranks, np.uint8)
+    wanted[list(collective.contributors(chunk))] = 1
+    for rank in collective.receivers(chunk):
+        if np.array_equal(held[rank], wanted):
+            continue
+        other = int(np.flatnonzero(held[rank] != wanted)[0])
+        if held[rank, other] < wanted[other]:
+            raise VerificationError(f"rank {rank} ends without the contribution of rank {other} to chunk {c}")
+        raise VerificationError(f"rank {rank} ends with the contribution of rank {other} to chunk {c} more than once")
 
 
 def _check_loads(schedule: Schedule, topology: Topology) -> None:
-    for step, (transfers, allowed) in enumerate(zip(schedule.by_step, schedule.step_s_per_GB, strict=True)):
-        load: dict[tuple[str, str], Fraction] = defaultdict(Fraction)
-        for t in transfers:
-            path = (topology.ranks[t.src], *t.route, topology.ranks[t.dst])
-            for link in pairwise(path):
-                load[link] += schedule.chunks[t.chunk].share
-        for link, share in load.items():
-            if share > topology.capacity_GBps[link] * allowed:
-                raise VerificationError(
-                    f"step {step}: link {link[0]!r} -> {link[1]!r} is overloaded: it carries {share} of the buffer, "
-                    f"{float(topology.capacity_GBps[link]):g} GB/s for {float(allowed):g} s a GB carry "
-                    f"{topology.capacity_GBps[link] * allowed}"
-                )
+    for step, link, share in _loads(schedule, topology):
+        allowed = schedule.step_s_per_GB[step]
+        if share > topology.capacity_GBps[link] * allowed:
+            raise VerificationError(
+                f"step {step}: link {link[0]!r} -> {link[1]!r} is overloaded: it carries {share} of the buffer, "
+                f"{float(topology.capacity_GBps[link]):g} GB/s for {float(allowed):g} s a GB carry "
+                f"{topology.capacity_GBps[link] * allowed}"
+            )
+
+
+def _loads(schedule: Schedule, topology: Topology) -> Iterator[tuple[int, tuple[str, str], Fraction]]:
+    """For each step and each bandwidth that links have, the most loaded link of that bandwidth, with its load."""
+    transfers = schedule.transfers
+    if not len(transfers):
+        return
+    if computes_in_network(topology):
+        for now in _steps(transfers):
+            for link, share in stream_loads(schedule.chunks, now, topology).items():
+                yield int(now.step[0]), link, share
+        return
+    scale = lcm(*(c.share.denominator for c in schedule.chunks))
+    shares = [int(c.share * scale) for c in schedule.chunks]
+    links = list(topology.capacity_GBps)
+    number = {link: i for i, link in enumerate(links)}
+    first, way = transfers.ways()
+    paths = []
+    for place in first.tolist():
+        t = transfers[place]
+        paths.append([number[link] for link in pairwise((topology.ranks[t.src], *t.route, topology.ranks[t.dst]))])
+    exact = np.int64 if max(shares) * len(transfers) * max(map(len, paths)) < _SAFE else object
+    share_of = np.array(shares, dtype=exact)
+    group = {c: i for i, c in enumerate(sorted(set(topology.capacity_GBps.values())))}
+    groups = np.array([group[topology.capacity_GBps[link]] for link in links])
+    for low, high in pairwise([0, *(np.flatnonzero(np.diff(transfers.step)) + 1).tolist(), len(transfers)]):
+        load = np.zeros(len(links), dtype=exact)
+        crossed = [paths[w] for w in way[low:high].tolist()]
+        times = np.repeat(share_of[transfers.chunk[low:high]], [len(path) for path in crossed])
+        np.add.at(load, np.array([i for path in crossed for i in path]), times)
+        for g in range(len(group)):
+            members = np.flatnonzero(groups == g)
+            worst = int(members[np.argmax(load[members])])
+            yield int(transfers.step[low]), links[worst], Fraction(int(load[worst]), scale)

@@ -15,7 +15,8 @@ from ...topo.graph import Topology
 from ...topo.routes import Router
 from ..collective import Chunk, Collective
 from ..cost import tighten
-from ..schedule import Op, Schedule, Transfer
+from ..schedule import Schedule
+from ..transfers import OPS, Op, Transfers
 
 SEGMENTS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 """How finely pipelines may be cut; the cost model chooses among them by size."""
@@ -75,15 +76,21 @@ def build_schedule(
     trees: int | None = None,
 ) -> Schedule:
     """Sends with their routes filled in, as a schedule. InfeasibleError where two ranks have no route."""
-    transfers = []
+    routes: dict[tuple[int, int], int] = {}
+    listed: list[tuple[str, ...]] = []
+    rows = []
     for step, src, dst, chunk, op in sends:
-        route = request.router.route(src, dst)
-        if route is None:
-            a, b = request.topology.ranks[src], request.topology.ranks[dst]
-            raise InfeasibleError(f"{name} needs {a} to send to {b}, and only other GPUs lie between them")
-        transfers.append(Transfer(step, src, dst, chunk, op, route[1:-1]))
-    transfers.sort()
-    schedule = Schedule(request.collective, name, chunks, tuple(transfers), (), trees=trees)
+        number = routes.get((src, dst))
+        if number is None:
+            route = request.router.route(src, dst)
+            if route is None:
+                a, b = request.topology.ranks[src], request.topology.ranks[dst]
+                raise InfeasibleError(f"{name} needs {a} to send to {b}, and only other GPUs lie between them")
+            number = routes[src, dst] = len(listed)
+            listed.append(route[1:-1])
+        rows.append((step, src, dst, chunk, OPS.index(op), number))
+    columns = zip(*rows, strict=True) if rows else [()] * 6
+    schedule = Schedule(request.collective, name, chunks, Transfers(*columns, listed).sorted(), (), trees=trees)
     return tighten(schedule, request.topology)
 
 
