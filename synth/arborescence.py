@@ -1,0 +1,65 @@
+"""Cheapest out-trees that reach all nodes of a dense directed graph from a root (Chu, Liu 1965; Edmonds 1967)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def cheapest_out_tree(price: NDArray[Any], root: int) -> list[int]:
+    """The parent of every node (-1 at `root`) in an out-tree of least total price, `price[u, v]` being that of u -> v.
+
+    Floats, or exact whole numbers in an array of objects. Every node needs an edge from every other: where there is
+    none, give it a price above the sum of all others.
+    """
+    n = len(price)
+    if n == 1:
+        return [-1]
+    cost = price.copy()
+    top = cost.max() + 1
+    cost[np.arange(n), np.arange(n)] = top
+    parent = [int(u) for u in np.argmin(cost, axis=0)]
+    parent[root] = -1
+    cycle = _cycle(parent)
+    if not cycle:
+        return parent
+    # The cycle becomes one node (the last); entering it at v saves the edge inside the cycle that led to v.
+    rest = [node for node in range(n) if node not in set(cycle)]
+    m = len(rest)
+    smaller = np.empty((m + 1, m + 1), dtype=cost.dtype)
+    smaller[:m, :m] = cost[np.ix_(rest, rest)]
+    saved = np.array([cost[parent[v], v] for v in cycle], dtype=cost.dtype)
+    entering = cost[np.ix_(rest, cycle)] - saved
+    leaving = cost[np.ix_(cycle, rest)]
+    smaller[:m, m] = entering.min(axis=1)
+    smaller[m, :m] = leaving.min(axis=0)
+    smaller[m, m] = top
+    inner = cheapest_out_tree(smaller, rest.index(root))
+    out = list(parent)
+    enter_at = cycle[int(np.argmin(entering[inner[m]]))]
+    out[enter_at] = rest[inner[m]]
+    for i, node in enumerate(rest):
+        if inner[i] == m:
+            out[node] = cycle[int(np.argmin(leaving[:, i]))]
+        elif inner[i] >= 0:
+            out[node] = rest[inner[i]]
+    return out
+
+
+def _cycle(parent: list[int]) -> list[int]:
+    """Nodes of a cycle of parents, or none."""
+    state = [0] * len(parent)
+    for start in range(len(parent)):
+        path = []
+        node = start
+        while node >= 0 and state[node] == 0:
+            state[node] = 1
+            path.append(node)
+            node = parent[node]
+        if node >= 0 and state[node] == 1:
+            return path[path.index(node) :]
+        for seen in path:
+            state[seen] = 2
+    return []

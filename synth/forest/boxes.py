@@ -1,0 +1,127 @@
+"""Equal boxes on a network: found by their links, solved once, and joined lane by lane.
+
+A lane is the i-th GPU of every box. Data of lane i is reduced inside each box to its lane GPU, across boxes along a tree
+of boxes (see shapes.py), and the same way back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.sparse import coo_matrix
+from scipy.sparse.csgraph import connected_components
+
+from ...topo.graph import Topology
+from ...topo.routes import Route, Router
+from .pairs import Tree
+from .shapes import Parents
+from .symmetry import colours
+
+
+@dataclass(frozen=True)
+class Boxes:
+    """`ranks[b][i]` is the GPU of lane i in box b."""
+
+    ranks: tuple[tuple[int, ...], ...]
+
+    @property
+    def count(self) -> int:
+        """Number of boxes."""
+        return len(self.ranks)
+
+    @property
+    def lanes(self) -> int:
+        """GPUs of a box."""
+        return len(self.ranks[0])
+
+
+def find_boxes(topology: Topology) -> Boxes | None:
+    """Equal groups of GPUs that slower links join: the largest groups there are. None where the machine is one box.
+
+    Links are taken away from the slowest up (those of network switches first) until GPUs fall into several equal groups.
+    """
+    index = {d.id: i for i, d in enumerate(topology.devices)}
+    colour = colours(topology)
+    links = list(topology.capacity_GBps.items())
+    network = {d.id for d in topology.devices if d.family == "network"}
+    kept = [(a, b, c) for (a, b), c in links if a not in network and b not in network]
+    for least in [None, *sorted({c for _, c in links})[:8]]:
+        inside = [(index[a], index[b]) for a, b, c in kept if least is None or c > least]
+        if len(inside) == len(links):
+            continue
+        found = _equal_parts(topology, inside, colour, index)
+        if found is not None:
+            return found
+    return None
+
+
+def _equal_parts(
+    topology: Topology, inside: Sequence[tuple[int, int]], colour: np.ndarray, index: dict[str, int]
+) -> Boxes | None:
+    size = len(topology.devices)
+    a, b = (np.array([pair[i] for pair in inside], dtype=np.int64) for i in (0, 1))
+    _, part = connected_components(coo_matrix((np.ones(len(a)), (a, b)), shape=(size, size)), directed=False)
+    groups: dict[int, list[int]] = {}
+    for rank, gpu in enumerate(topology.ranks):
+        groups.setdefault(int(part[index[gpu]]), []).append(rank)
+    members = list(groups.values())
+    kinds = {tuple(int(colour[index[topology.ranks[r]]]) for r in group) for group in members}
+    if len(members) < 2 or len(members[0]) < 2 or len({len(group) for group in members}) != 1:
+        return None
+    if len(kinds) == 1:
+        return Boxes(tuple(tuple(group) for group in members))
+    # The same colours in another order: lanes by colour.
+    ordered = [sorted(group, key=lambda r: int(colour[index[topology.ranks[r]]])) for group in members]
+    kinds = {tuple(int(colour[index[topology.ranks[r]]]) for r in group) for group in ordered}
+    return Boxes(tuple(tuple(group) for group in ordered)) if len(kinds) == 1 else None
+
+
+def lane_trees(
+    topology: Topology, boxes: Boxes, trees_of_boxes: Iterable[Parents], router: Router
+) -> list[tuple[Tree, int]] | None:
+    """For every lane and tree of boxes the tree of GPUs, with its root; None where some routes do not exist.
+
+    Inside a box the lane's GPU is reached along a tree of fewest hops.
+    """
+    insides = [[_inside(members, lane, router) for lane in range(boxes.lanes)] for members in boxes.ranks]
+    if any(inside is None for row in insides for inside in row):
+        return None
+    out = []
+    for lane in range(boxes.lanes):
+        local = [route for row in insides for route in (row[lane] or [])]
+        for parents in trees_of_boxes:
+            across = []
+            for box, parent in enumerate(parents):
+                if parent >= 0:
+                    route = router.route(boxes.ranks[box][lane], boxes.ranks[parent][lane])
+                    if route is None:
+                        return None
+                    across.append(route)
+            out.append((Tree((*local, *across)), boxes.ranks[parents.index(-1)][lane]))
+    return out
+
+
+def _inside(members: Sequence[int], lane: int, router: Router) -> list[Route] | None:
+    """Routes that join a box's GPUs into a tree about the lane's GPU, each as few hops from it as can be."""
+    ranks = router.topology.ranks
+    left = [r for r in members if r != members[lane]]
+    layer, out = [members[lane]], []
+    while left and layer:
+        fresh = []
+        for rank in list(left):
+            for near in layer:
+                route = router.route(rank, near)
+                if route is not None and len(route) <= 2 + _plain(route, router.topology):
+                    out.append(route)
+                    fresh.append(rank)
+                    left.remove(rank)
+                    break
+        layer = fresh
+    return None if left or not ranks else out
+
+
+def _plain(route: Route, topology: Topology) -> int:
+    """Devices on a route that are not of the network: routes inside a box pass only such."""
+    return sum(topology.by_id[d].family != "network" for d in route[1:-1])

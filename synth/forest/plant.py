@@ -1,0 +1,318 @@
+"""Forests for allreduce, from the simplest to the fullest: few and low trees where that costs little, all at the bound.
+
+Where GPUs are joined by links of their own, whole numbers of trees are packed by matroid union. Where shifts of the
+rank order are symmetries, one tree's images load all links alike. Equal boxes are joined lane by lane. Where none of
+these reaches the bound, trees of the column generation are weighed against each other.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from math import ceil
+
+import numpy as np
+
+from ...topo.exact import fraction_gcd
+from .pairs import Floats, Tree
+from .metric import Metric
+from .shapes import SHAPES
+from .boxes import lane_trees
+from .survey import Survey
+from .symmetry import group
+from .trees import Forest, RootedTree, mirrored, tree_depth
+from .union import spanning_trees
+from .weigh import Usage, best_shares, busiest, small_shares
+
+AT_BOUND = Fraction(1, 10**6)
+"""A gap of at most this counts as at the bound."""
+_MOST_TREES = 256
+_UNION_STEPS = (1, 2, 4, 8, 16, 32, 64, 128)
+_UNION_WORK = 400_000
+_ROOTS = 64
+_METRIC_RANKS = 256
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a user asks of trees: a gap that is allowed in exchange for fewer and lower ones, and the most of each."""
+
+    epsilon: Fraction | None = None
+    max_trees: int | None = None
+    max_depth: int | None = None
+
+    def allows(self, planted: Planted) -> bool:
+        """Whether trees and depth are within the limits."""
+        few = self.max_trees is None or planted.forest.count <= self.max_trees
+        return few and (self.max_depth is None or planted.forest.depth <= self.max_depth)
+
+
+@dataclass(frozen=True)
+class Planted:
+    """A forest, the algbw that its exact loads allow, and how it was found."""
+
+    forest: Forest
+    rate_GBps: Fraction
+    how: str
+
+
+class Nursery:
+    """Collects the forests of one machine."""
+
+    def __init__(
+        self,
+        survey: Survey,
+        bound_GBps: Fraction,
+        limits: Limits,
+        deadline: float,
+        say: Callable[[str], None] | None = None,
+    ) -> None:
+        self.survey, self.bound, self.limits, self.deadline, self.say = survey, bound_GBps, limits, deadline, say
+        self.planted: list[Planted] = []
+
+    # -- keeping -------------------------------------------------------------------------------------------------
+
+    def keep(self, forest: Forest, rate: Fraction, how: str) -> None:
+        """Add a forest to the collection."""
+        self.planted.append(Planted(forest, rate, how))
+        if self.say is not None:
+            gap = 1 - float(rate / self.bound)
+            self.say(f"packing: {forest.count} trees, {forest.depth} deep, {gap:.2%} under the bound ({how})")
+
+    def keep_weighed(
+        self, trees: Sequence[RootedTree], how: str, images: np.ndarray | None = None, *, even: bool = False
+    ) -> None:
+        """Add trees with the best shares, or even ones where these are as good (or asked for). Equal trees are one."""
+        times = Counter(trees)
+        total, trees = len(trees), list(times)
+        usage = Usage(self.survey.topology, trees, images)
+        group_of = [0] * len(trees)
+        ones = busiest(usage.uses, [times[tree] for tree in trees], usage.capacity) / total
+        shares = [Fraction(times[tree], total) for tree in trees]
+        if not even and len(trees) > 1 and 1 / ones < self.bound * (1 - AT_BOUND):
+            depths = [tree_depth(tree, self.survey.ranks) for tree in trees]
+            floats = best_shares(usage.uses, usage.capacity, group_of, depths)
+            shares = small_shares(floats, usage.uses, usage.capacity, group_of)
+        kept = [(tree, share) for tree, share in zip(trees, shares, strict=True) if share]
+        load = self._load(usage, shares)
+        depth = max(tree_depth(tree, self.survey.ranks) for tree, _ in kept)
+        self.keep(Forest(tuple(t for t, _ in kept), tuple(s for _, s in kept), depth, images), 1 / load, how)
+
+    @staticmethod
+    def _load(usage: Usage, shares: Sequence[Fraction]) -> Fraction:
+        whole = np.lcm.reduce([s.denominator for s in shares], dtype=object)
+        return busiest(usage.uses, [int(s * whole) for s in shares], usage.capacity) / int(whole)
+
+    def at_bound(self) -> bool:
+        """Whether a forest within the limits is at the bound."""
+        enough = self.bound * (1 - AT_BOUND)
+        return any(p.rate_GBps >= enough and self.limits.allows(p) for p in self.planted)
+
+    def _time_left(self) -> bool:
+        return time.monotonic() < self.deadline
+
+    def _rooted(self, tree: Tree, root: int | None = None) -> RootedTree:
+        return mirrored(tree, self.survey.ranks, root)
+
+    # -- ways of finding -----------------------------------------------------------------------------------------
+
+    def grow(self) -> list[Planted]:
+        """Try everything that the machine suggests, the dearest only where the bound is not reached."""
+        self.one_tree()
+        if self.survey.direct:
+            self.whole_numbers()
+        else:
+            self.lanes()
+            self.orbits()
+        if not self.at_bound() and self._time_left():
+            if self.survey.direct:
+                self.orbits()
+            if not self.at_bound():
+                self.single_links()
+        if (self.limits.max_depth or self.limits.max_trees) and not self.at_bound() and self._time_left():
+            self.low_ones()
+        return self.planted
+
+    def one_tree(self) -> None:
+        """The lowest tree, and of several low trees the one that carries most."""
+        graph, n = self.survey.graph, len(self.survey.ranks)
+        if n > _METRIC_RANKS:
+            _, tree = graph.cheapest_tree(1 / graph.capacity)
+            self.keep_weighed([self._rooted(tree)], "one tree")
+            return
+        metric = both_ways_metric(self.survey, 1 / graph.capacity)
+        best: dict[int, tuple[Fraction, RootedTree]] = {}
+        for root in range(0, n, ceil(n / _ROOTS)):
+            for hop_price in (0.0, 0.5, 10.0):
+                tree = low_tree(metric, root, hop_price)
+                if tree is None:
+                    continue
+                rooted = self._rooted(tree)
+                usage = Usage(self.survey.topology, [rooted])
+                rate = 1 / busiest(usage.uses, [1], usage.capacity)
+                depth = tree_depth(rooted, self.survey.ranks)
+                if depth not in best or rate > best[depth][0]:
+                    best[depth] = rate, rooted
+        for depth in sorted(best):
+            if all(best[depth][0] > best[lower][0] for lower in best if lower < depth):
+                self.keep_weighed([best[depth][1]], "one tree")
+
+    def whole_numbers(self) -> None:
+        """Direct links: k trees of equal shares, every link used a whole number of times; few, and as few as reach the
+        bound.
+        """
+        graph = self.survey.graph
+        unit = fraction_gcd(sorted(set(graph.exact)))
+        nodes = len(graph.names)
+        best_of: dict[int, tuple[Fraction, int]] = {}
+        for u in range(1, _MOST_TREES + 1):
+            count = int(u * self.bound / unit)
+            if not 1 <= count <= _MOST_TREES or count * nodes * count > _UNION_WORK * 8:
+                continue
+            rate = count * unit / u
+            if count not in best_of or rate > best_of[count][0]:
+                best_of[count] = rate, u
+        wanted = {
+            max((k for k in best_of if k <= most), key=lambda k: best_of[k][0], default=0) for most in self._counts()
+        }
+        for count in sorted(wanted - {0}):
+            rate, u = best_of[count]
+            if not self._time_left() or (rate == 1 and count == 1):
+                continue
+            copies = [int(c / unit) * u for c in graph.exact]
+            ends = list(zip(graph.low.tolist(), graph.high.tolist(), strict=True))
+            found = spanning_trees(nodes, ends, copies, count, self.deadline)
+            if found is not None:
+                trees = [Tree(tuple(graph.pairs[edge] for edge in sorted(edges))) for edges in found]
+                self.keep_weighed([self._rooted(tree) for tree in trees], "whole numbers", even=True)
+
+    def _counts(self) -> list[int]:
+        if self.limits.max_trees is not None:
+            return [self.limits.max_trees]
+        return [*_UNION_STEPS, _MOST_TREES]
+
+    def orbits(self) -> None:
+        """Shifts of the rank order: columns of the class prices, each with all its images."""
+        columns = self.survey.by_class(self.deadline, self.say)
+        carrying = [tree for tree, rate in zip(columns.trees, columns.rates, strict=True) if rate > 1e-9]
+        most = min(_MOST_TREES, self.limits.max_trees or _MOST_TREES)
+        images = group(self.survey.turns, max(1, most // max(len(carrying), 1)))
+        if images is None:
+            return
+        trees = [self._rooted(tree) for tree in carrying]
+        if len(self.survey.ranks) <= _METRIC_RANKS:
+            metric = both_ways_metric(self.survey, columns.prices)
+            low = [low_tree(metric, 0, price) for price in (0.0, 0.25)]
+            flat = [self._rooted(tree) for tree in low if tree is not None]
+            self.keep_weighed(flat, "images of low trees", images)
+            if self.at_bound():
+                return
+            trees += flat
+        self.keep_weighed(trees, "images", images)
+
+    def lanes(self) -> None:
+        """Equal boxes: trees of boxes, one set a lane."""
+        boxes = self.survey.boxes
+        if boxes is None:
+            return
+        for name, shape in SHAPES.items():
+            parents = shape(boxes.count)
+            if len(parents) * boxes.lanes > _MOST_TREES or not self._time_left():
+                continue
+            found = lane_trees(self.survey.topology, boxes, parents, self.survey.router)
+            if found is not None:
+                self.keep_weighed([self._rooted(tree, root) for tree, root in found], f"boxes, {name}")
+
+    def single_links(self) -> None:
+        """The column generation link by link: everything it found is weighed."""
+        columns = self.survey.single(self.deadline, self.say)
+        carrying = [tree for tree, rate in zip(columns.trees, columns.rates, strict=True) if rate > 1e-9]
+        self.keep_weighed([self._rooted(tree) for tree in carrying], "column generation")
+
+    def low_ones(self) -> None:
+        """Trees within the depth limit, generated under prices, and of them as many as are allowed."""
+        found = low_columns(self.survey, self.limits.max_depth, self.deadline)
+        if not found:
+            return
+        trees = [self._rooted(tree) for tree in found]
+        self.keep_weighed(trees, "low trees")
+        most = self.limits.max_trees
+        if most is not None and self.planted[-1].forest.count > most:
+            heaviest = sorted(
+                zip(self.planted[-1].forest.shares, self.planted[-1].forest.trees, strict=True), key=lambda x: -x[0]
+            )
+            self.keep_weighed([tree for _, tree in heaviest[:most]], "heaviest low trees")
+
+
+def both_ways_metric(survey: Survey, prices: Floats) -> Metric:
+    """Routes under prices of pairs, the same both ways."""
+    pairs = survey.graph.pairs
+    return Metric(survey.topology, [*pairs, *((b, a) for a, b in pairs)], np.tile(prices, 2))
+
+
+def low_tree(metric: Metric, root: int, hop_price: float = 0.0, most_depth: int | None = None) -> Tree | None:
+    """A low tree (see Metric.low_parents) with its routes."""
+    parents = metric.low_parents(root, hop_price, most_depth)
+    if parents is None:
+        return None
+    return Tree(tuple(metric.route(parent, node) for node, parent in enumerate(parents) if parent >= 0))
+
+
+def low_columns(survey: Survey, most_depth: int | None, deadline: float) -> list[Tree]:
+    """Column generation whose columns are low trees only (by a heuristic, so what is reached proves nothing)."""
+    graph, n = survey.graph, len(survey.ranks)
+    if n > _METRIC_RANKS:
+        return []
+    from ..linear import pack
+
+    prices = 1 / graph.capacity
+    trees: dict[Tree, None] = {}
+    columns = []
+    roots = range(0, n, ceil(n / _ROOTS))
+    dual = prices
+    while time.monotonic() < deadline:
+        metric = both_ways_metric(survey, dual)
+        fresh = []
+        for root in roots:
+            for hop_price in (0.0, 0.5):
+                tree = low_tree(metric, root, hop_price, most_depth)
+                if tree is None or tree in trees:
+                    continue
+                used = graph.uses(tree)
+                price = sum(dual[i] * times for i, times in used.items())
+                if not columns or price < 1 - 1e-9:
+                    fresh.append((price, tree, used))
+        fresh.sort(key=lambda x: x[0])
+        for _, tree, used in fresh[:8]:
+            trees[tree] = None
+            columns.append(used)
+        if not fresh:
+            break
+        solved = pack(columns, graph.capacity)
+        if solved is None:
+            break
+        rates, dual = solved
+    if not columns:
+        return []
+    return [tree for tree, rate in zip(trees, rates, strict=True) if rate > 1e-9]
+
+
+def pareto(planted: Sequence[Planted]) -> list[Planted]:
+    """Forests that no other betters in rate, depth and number of trees at once, fastest first."""
+    out: list[Planted] = []
+    for one in sorted(planted, key=lambda p: (-p.rate_GBps, p.forest.count, p.forest.depth)):
+        if not any(o.forest.count <= one.forest.count and o.forest.depth <= one.forest.depth for o in out):
+            out.append(one)
+    return out
+
+
+def chosen(planted: Sequence[Planted], bound_GBps: Fraction, limits: Limits) -> list[Planted]:
+    """Those within the limits; with an epsilon, of those within it the one with fewest trees."""
+    allowed = [p for p in planted if limits.allows(p)]
+    if limits.epsilon is not None:
+        near = [p for p in allowed if p.rate_GBps >= bound_GBps * (1 - max(limits.epsilon, AT_BOUND))]
+        return sorted(near, key=lambda p: (p.forest.count, p.forest.depth, -p.rate_GBps))[:1]
+    return pareto(allowed)

@@ -1,0 +1,179 @@
+"""Trees where directions count: out-trees for broadcast and allgather, pairs of an in- and an out-tree for allreduce.
+
+Column generation with directed prices. A root's column is the cheapest out-tree over cheapest routes (Edmonds 1967); for
+allreduce the cheapest in-tree to the same rank goes with it. Equal shards (allgather) are a row a root: what each root
+sends is as much. Reduce and reduce-scatter are these on the reversed topology, turned round. The dual prices, priced
+exactly, are the certificate of kind "tree-prices".
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...topo.errors import InfeasibleError
+from ...topo.graph import Topology
+from ..arborescence import cheapest_out_tree
+from ..linear import Rows, minimise
+from .metric import Floats, Link, Metric
+from .symmetry import group
+from .trees import RootedTree
+from .weigh import orbits
+
+Say = Callable[[str], None] | None
+_TOLERANCE = 1e-9
+_HOP_PRICES = (0.0, 0.1, 1.0)
+_EXACT_RANKS = 160
+
+
+@dataclass
+class Branches:
+    """Rooted trees with the shares (floats) of their roots' parts, the prices of links, and what they prove: `value`, a
+    lower bound on the time in units of one root's part over 1 GB/s; `reached` is the time that the shares take.
+    """
+
+    trees: list[RootedTree] = field(default_factory=list)
+    shares: Floats = field(default_factory=lambda: np.zeros(0))
+    prices: dict[Link, float] = field(default_factory=dict)
+    value: float = 0.0
+    reached: float = np.inf
+    images: NDArray[np.int64] | None = None
+
+
+class RootedPacking:
+    """Column generation for one of broadcast (`roots` holds one rank), allgather (all ranks), allreduce (`both`)."""
+
+    def __init__(
+        self, topology: Topology, roots: Sequence[int], both: bool, turns: list[NDArray[np.int64]] | None = None
+    ) -> None:
+        self.topology, self.both = topology, both
+        self.links = list(topology.capacity_GBps)
+        self.roots = list(roots)
+        self.parts = 1 if both else len(self.roots)
+        images = group(turns, 4096) if turns and len(self.roots) > 1 else None
+        n = len(topology.ranks)
+        index = {d.id: i for i, d in enumerate(topology.devices)}
+        self.images = None
+        self.times = 1
+        rows = np.arange(len(self.links))
+        if images is not None and len({int(image[index[topology.ranks[0]]]) for image in images}) == n:
+            self.images, self.roots = images, [0]
+            self.times = 1 if both else n
+            rows = orbits(topology, self.links, images)
+        _, compact = np.unique(rows, return_inverse=True)
+        self.row = compact.reshape(-1)
+        capacity = np.array([float(topology.capacity_GBps[link]) for link in self.links])
+        self.capacity = np.bincount(self.row, weights=capacity)
+        self.number = {link: i for i, link in enumerate(self.links)}
+        self.found: dict[RootedTree, Counter[int]] = {}
+        self.branches = Branches(images=self.images)
+
+    def run(self, deadline: float, enough: float = 0.0, say: Say = None) -> Branches:
+        """Generate until nothing better is left, the time per part is down to `enough`, or the time is over."""
+        out = self.branches
+        prices = 1 / self.capacity / len(self.capacity)
+        duals: Mapping[int, float] = {}
+        while True:
+            fresh = self._price(prices, duals, out)
+            if not fresh or (self.found and time.monotonic() > deadline):
+                break
+            for tree in fresh:
+                self.found[tree] = self._uses(tree)
+            solved = self._solve()
+            if solved is None:
+                raise InfeasibleError("the packing of trees has no optimum; are the bandwidths of very different sizes?")
+            out.shares, out.reached, prices, duals = solved
+            out.trees = list(self.found)
+            if out.reached <= max(out.value, enough) * (1 + _TOLERANCE):
+                break
+            if say is not None:
+                say(f"packing: {len(self.found)} trees, {self.parts / out.reached:.4g} GB/s")
+        return out
+
+    def _price(self, prices: Floats, duals: Mapping[int, float], out: Branches) -> list[RootedTree]:
+        """Trees that cost less than their root's dual under the prices (of rows); keeps the best prices in `out`."""
+        metric = Metric(self.topology, self.links, prices[self.row])
+        cheapest: dict[int, float] = {}
+        fresh: list[tuple[float, RootedTree]] = []
+        top = float(metric.distance[np.isfinite(metric.distance)].sum()) + 1
+        forward = np.where(np.isfinite(metric.distance), metric.distance, top)
+        exact = len(forward) <= _EXACT_RANKS
+        for root in self.roots:
+            down = cheapest_out_tree(forward, root) if exact else None
+            up = cheapest_out_tree(forward.T, root) if exact and self.both else None
+            offers = [(down, up)] if down is not None else []
+            if not exact or not self.found:
+                for hop_price in _HOP_PRICES:
+                    low = metric.low_parents(root, hop_price)
+                    if low is not None:
+                        offers.append((low, low if self.both and self._two_way(metric, low) else up))
+            for d, u in offers:
+                if d is None or (self.both and u is None):
+                    continue
+                tree = self._tree(metric, root, d, u)
+                cost = sum(float(prices[i]) * times for i, times in self._uses(tree).items()) / self.times
+                limit = duals.get(0 if self.both else root, np.inf) / self.times
+                if d is down and exact:
+                    cheapest[root] = cost
+                if root not in duals and not any(tree.root == root for _, tree in fresh):
+                    cost = 0.0  # the first of a root comes in whatever it costs
+                if tree not in self.found and cost < limit * (1 - _TOLERANCE):
+                    fresh.append((cost, tree))
+        if cheapest:
+            paid = float(self.capacity @ prices)
+            costs = list(cheapest.values())
+            value = (min(costs) if self.both else sum(costs) * self.times) / paid
+            if value > out.value:
+                out.value = value
+                out.prices = {link: float(prices[self.row[i]]) for i, link in enumerate(self.links)}
+        fresh.sort(key=lambda x: x[0])
+        most = len(self.roots) if not self.both else 4
+        return [tree for _, tree in fresh[: max(most, 4)]]
+
+    @staticmethod
+    def _two_way(metric: Metric, parents: Sequence[int]) -> bool:
+        return all(p < 0 or np.isfinite(metric.distance[v, p]) for v, p in enumerate(parents))
+
+    def _tree(self, metric: Metric, root: int, down: Sequence[int], up: Sequence[int] | None) -> RootedTree:
+        below = tuple(None if p < 0 else metric.route(p, v) for v, p in enumerate(down))
+        above = () if up is None else tuple(None if p < 0 else metric.route(v, p) for v, p in enumerate(up))
+        return RootedTree(root, above if self.both else (), below)
+
+    def _uses(self, tree: RootedTree) -> Counter[int]:
+        out: Counter[int] = Counter()
+        for route in (*tree.up, *tree.down):
+            if route is not None:
+                for a, b in zip(route, route[1:], strict=False):
+                    out[int(self.row[self.number[a, b]])] += self.times
+        return out
+
+    def _solve(self) -> tuple[Floats, float, Floats, dict[int, float]] | None:
+        """min t: shares sum up to 1 a root (in all, for allreduce), and no row needs longer than t."""
+        columns = list(self.found.items())
+        users: dict[int, list[tuple[int, float]]] = defaultdict(list)
+        members: dict[int, list[tuple[int, float]]] = defaultdict(list)
+        scale = self.parts * len(self.topology.ranks) / float(self.capacity.sum())
+        for j, (tree, used) in enumerate(columns):
+            for row, times in used.items():
+                users[row].append((j, times / self.capacity[row] / scale))
+            members[0 if self.both else tree.root].append((j, 1.0))
+        loads, whole = Rows(), Rows()
+        order = sorted(users)
+        for row in order:
+            loads.add([*users[row], (len(columns), -1.0)], 0.0)
+        for root in sorted(members):
+            whole.add(members[root], 1.0)
+        objective = np.zeros(len(columns) + 1)
+        objective[-1] = 1.0
+        found = minimise(objective, loads, whole)
+        if found is None:
+            return None
+        prices = np.zeros(len(self.capacity))
+        prices[order] = np.maximum(-found.at_most_duals, 0.0) / self.capacity[order]
+        duals = {root: float(y) * scale for root, y in zip(sorted(members), found.equal_duals, strict=True)}
+        return found.x[:-1], found.value * scale, prices, duals

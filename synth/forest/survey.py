@@ -1,0 +1,94 @@
+"""What there is to know about a machine before trees are chosen: its pairs, the best prices found so far, its symmetries.
+
+The bound and the packing both start here, so that neither does the other's work again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property, lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...topo.graph import Topology
+from ...topo.routes import Router
+from .boxes import Boxes, find_boxes
+from .generate import Columns, generate
+from .pairs import PairGraph
+from .symmetry import group, shifts
+
+Say = Callable[[str], None] | None
+_CLASS_PAIRS = 20_000
+
+
+class Survey:
+    """Of one topology. Columns are kept, and go on from where they were when more time is given."""
+
+    def __init__(self, topology: Topology) -> None:
+        self.topology = topology
+        self.graph = PairGraph(topology)
+        self.router = Router(topology)
+        self.ranks = {gpu: r for r, gpu in enumerate(topology.ranks)}
+        self._by_class: Columns | None = None
+        self._single: Columns | None = None
+
+    @cached_property
+    def direct(self) -> bool:
+        """Whether GPUs are joined by links of their own only, both ways alike."""
+        gpus_only = all(self.topology.by_id[d].kind == "gpu" for pair in self.graph.pairs for d in pair)
+        return gpus_only and self.topology.is_symmetric
+
+    @cached_property
+    def turns(self) -> list[NDArray[np.int64]]:
+        """Shifts of the rank order under which the machine is the same; see symmetry.py."""
+        return shifts(self.topology)
+
+    @cached_property
+    def boxes(self) -> Boxes | None:
+        """Equal boxes, where there are any."""
+        return find_boxes(self.topology)
+
+    @cached_property
+    def classes_are_orbits(self) -> bool:
+        """Whether shifts alone move every pair of a class to every other: then prices by class lose nothing."""
+        if self.graph.classes.max(initial=-1) + 1 == len(self.graph.pairs):
+            return True
+        images = group(self.turns, 4096)
+        if images is None:
+            return False
+        size = len(self.graph.names)
+        least = np.arange(len(self.graph.pairs))
+        key = self.graph.low * size + self.graph.high
+        order = np.argsort(key)
+        for image in images:
+            a, b = image[self.graph.low], image[self.graph.high]
+            there = np.minimum(a, b) * size + np.maximum(a, b)
+            least = np.minimum(least, order[np.searchsorted(key[order], there)])
+        return len(np.unique(least)) == int(self.graph.classes.max()) + 1
+
+    def by_class(self, deadline: float, say: Say = None) -> Columns:
+        """Columns and prices with links of a class priced alike."""
+        if self._by_class is None or not self._by_class.optimal:
+            self._by_class = generate(self.graph, self.graph.classes, deadline, say, self._by_class)
+        return self._by_class
+
+    def single(self, deadline: float, say: Say = None) -> Columns:
+        """Columns and prices with every pair of devices for itself."""
+        if self._single is None or not self._single.optimal:
+            start = self._single or self.by_class(deadline, say)
+            rows = np.arange(len(self.graph.pairs))
+            self._single = generate(self.graph, rows, deadline, say, start, most=start.value)
+        return self._single
+
+    @property
+    def best(self) -> Columns | None:
+        """Those with the least proved value so far."""
+        known = [c for c in (self._by_class, self._single) if c is not None]
+        return min(known, key=lambda c: c.value, default=None)
+
+
+@lru_cache(maxsize=4)
+def survey(topology: Topology) -> Survey:
+    """The survey of a topology; the last few are kept."""
+    return Survey(topology)

@@ -1,0 +1,197 @@
+"""Rooted trees over ranks, whose edges are routes; forests of them with their shares; and the schedules they make."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...topo.graph import Topology
+from ...topo.routes import Route
+from ..collective import Chunk, Collective
+from ..cost import tighten
+from ..innetwork import computes_in_network
+from ..schedule import Schedule
+from ..transfers import COPY, REDUCE, Transfers
+from .pairs import Tree
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class RootedTree:
+    """`up[r]` is the route on which rank r's reduced data goes to its parent, `down[r]` the one on which r receives.
+
+    Both have an entry a rank, None at the root; either may be empty where nothing is reduced, or nothing broadcast.
+    """
+
+    root: int
+    up: tuple[Route | None, ...] = ()
+    down: tuple[Route | None, ...] = ()
+
+    def parents(self, ranks: dict[str, int], way: str) -> list[int]:
+        """The parent of every rank in the tree that goes `up` or `down`, -1 at the root."""
+        if way == "up":
+            return [-1 if route is None else ranks[route[-1]] for route in self.up]
+        return [-1 if route is None else ranks[route[0]] for route in self.down]
+
+
+@dataclass(frozen=True)
+class Forest:
+    """Trees with their shares of what is divided among them (the buffer, or each root's part of it).
+
+    With `images` (permutations of the devices, a row each, the first the identity) every tree stands for all its images,
+    and its share is divided evenly among them. `depth` is the greatest number of hops from a root.
+    """
+
+    trees: tuple[RootedTree, ...]
+    shares: tuple[Fraction, ...]
+    depth: int
+    images: Ints | None = field(default=None, compare=False)
+
+    @property
+    def count(self) -> int:
+        """Number of trees, images counted."""
+        return len(self.trees) * (1 if self.images is None else len(self.images))
+
+
+def mirrored(tree: Tree, ranks: dict[str, int], root: int | None = None) -> RootedTree:
+    """An undirected tree hung at `root`, or at its centre: what goes down retraces what goes up."""
+    around: list[dict[int, Route]] = [{} for _ in ranks]
+    for route in tree.edges:
+        u, v = ranks[route[0]], ranks[route[-1]]
+        around[u][v], around[v][u] = route, route[::-1]
+    root = _centre(around) if root is None else root
+    up: list[Route | None] = [None] * len(ranks)
+    order, seen = [root], {root}
+    for node in order:
+        for there in around[node]:
+            if there not in seen:
+                seen.add(there)
+                up[there] = around[there][node]
+                order.append(there)
+    return RootedTree(root, tuple(up), tuple(None if route is None else route[::-1] for route in up))
+
+
+def _centre(around: Sequence[dict[int, Route]]) -> int:
+    """The node from which the farthest node of a tree is nearest: the middle of a longest path."""
+
+    def farthest(start: int) -> list[int]:
+        before, order = {start: -1}, [start]
+        for node in order:
+            for there in around[node]:
+                if there not in before:
+                    before[there] = node
+                    order.append(there)
+        path = [order[-1]]
+        while before[path[-1]] >= 0:
+            path.append(before[path[-1]])
+        return path
+
+    path = farthest(farthest(0)[0])
+    return min(path[(len(path) - 1) // 2], path[len(path) // 2])
+
+
+def levels(parents: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Depth (hops from the root) and height (hops to the farthest leaf below) of every node."""
+    children: list[list[int]] = [[] for _ in parents]
+    for child, parent in enumerate(parents):
+        if parent >= 0:
+            children[parent].append(child)
+    order = [node for node, parent in enumerate(parents) if parent < 0]
+    depth, height = [0] * len(parents), [0] * len(parents)
+    for node in order:
+        for child in children[node]:
+            depth[child] = depth[node] + 1
+        order.extend(children[node])
+    for node in reversed(order):
+        height[node] = max((height[child] + 1 for child in children[node]), default=0)
+    return depth, height
+
+
+def tree_depth(tree: RootedTree, ranks: dict[str, int]) -> int:
+    """The greatest number of hops between the root and any rank, in either direction."""
+    return max(max(levels(tree.parents(ranks, way))[0]) for way in ("up", "down") if getattr(tree, way))
+
+
+@dataclass
+class _Columns:
+    """Transfers of one tree, its chunk not yet numbered."""
+
+    step: list[int]
+    src: list[int]
+    dst: list[int]
+    op: list[int]
+    route: list[tuple[str, ...]]
+
+
+def tree_columns(tree: RootedTree, ranks: dict[str, int], together: bool) -> _Columns:
+    """Reduce up, each rank once all below it are done (or, `together`, all children of a parent at once), then down."""
+    out = _Columns([], [], [], [], [])
+    start = 0
+    if tree.up:
+        parents = tree.parents(ranks, "up")
+        _, height = levels(parents)
+        start = height[tree.root]
+        for rank, route in enumerate(tree.up):
+            if route is not None:
+                out.step.append(height[parents[rank]] - 1 if together else height[rank])
+                out.src.append(rank)
+                out.dst.append(parents[rank])
+                out.op.append(REDUCE)
+                out.route.append(route[1:-1])
+    if tree.down:
+        parents = tree.parents(ranks, "down")
+        depth, _ = levels(parents)
+        for rank, route in enumerate(tree.down):
+            if route is not None:
+                out.step.append(start + depth[rank] - 1)
+                out.src.append(parents[rank])
+                out.dst.append(rank)
+                out.op.append(COPY)
+                out.route.append(route[1:-1])
+    return out
+
+
+def schedule_of(forest: Forest, collective: Collective, topology: Topology, strategy: str) -> Schedule:
+    """The forest's trees as chunks of a collective, each played as soon as it can be."""
+    ranks = {gpu: r for r, gpu in enumerate(topology.ranks)}
+    names = [d.id for d in topology.devices]
+    index = {name: i for i, name in enumerate(names)}
+    gpus = np.array([index[g] for g in topology.ranks], dtype=np.int64)
+    rank_of = np.full(len(names), -1, dtype=np.int64)
+    rank_of[gpus] = np.arange(len(gpus))
+    images = np.arange(len(names), dtype=np.int64)[None] if forest.images is None else forest.images
+    together = computes_in_network(topology)
+    per_root = collective.name in ("allgather", "reduce-scatter")
+    whole = Fraction(1, collective.ranks) if per_root else Fraction(1)
+    chunks: list[Chunk] = []
+    parts: list[Transfers] = []
+    each = len(images) if not per_root else max(1, len(images) // len(ranks))
+    for tree, share in zip(forest.trees, forest.shares, strict=True):
+        columns = tree_columns(tree, ranks, together)
+        for image in images:
+            moved = rank_of[image[gpus]]
+            route_of = sorted(set(columns.route))
+            place = {route: i for i, route in enumerate(route_of)}
+            parts.append(
+                Transfers(
+                    columns.step,
+                    moved[columns.src],
+                    moved[columns.dst],
+                    np.full(len(columns.step), len(chunks)),
+                    columns.op,
+                    [place[route] for route in columns.route],
+                    [tuple(names[image[index[d]]] for d in route) for route in route_of],
+                )
+            )
+            root = int(moved[tree.root])
+            source = root if collective.name == "allgather" else None
+            target = root if collective.name == "reduce-scatter" else None
+            chunks.append(Chunk(share * whole / each, source, target))
+    transfers = Transfers.joined(parts).sorted()
+    bare = Schedule(collective, strategy, tuple(chunks), transfers, (), trees=forest.count, depth=forest.depth)
+    return tighten(bare, topology)

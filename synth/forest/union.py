@@ -1,0 +1,186 @@
+"""Whole trees into whole links: k spanning trees of which every edge lies in at most as many as it has copies.
+
+By matroid union (Edmonds 1965; Nash-Williams, Tutte 1961): forests grow greedily, low and balanced; an edge that is
+still missing is found by a shortest chain of exchanges between forests. Where k trees exist, they are found.
+"""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections import deque
+from collections.abc import Sequence
+
+Edge = tuple[int, int]
+_DEPTH_WEIGHT = 0.25
+
+
+class _Forest:
+    """Edges of a forest as numbers, with a parent for every node."""
+
+    def __init__(self, nodes: int, ends: Sequence[Edge]) -> None:
+        self.ends = ends
+        self.around: list[set[int]] = [set() for _ in range(nodes)]
+        self.edges: set[int] = set()
+        self.parent: list[int] = []
+        self.depth: list[int] = []
+        self.top: list[int] = []
+        self.hang()
+
+    def change(self, drop: int | None, add: int) -> None:
+        if drop is not None:
+            self.edges.discard(drop)
+            for node in self.ends[drop]:
+                self.around[node].discard(drop)
+        self.edges.add(add)
+        for node in self.ends[add]:
+            self.around[node].add(add)
+        self.hang()
+
+    def hang(self) -> None:
+        """Recompute `parent` (the edge towards it, -1 at a root), `depth` and `top`."""
+        nodes = len(self.around)
+        self.parent, self.depth, self.top = [-1] * nodes, [-1] * nodes, [-1] * nodes
+        for start in range(nodes):
+            if self.depth[start] >= 0:
+                continue
+            self.depth[start], self.top[start] = 0, start
+            stack = [start]
+            while stack:
+                node = stack.pop()
+                for edge in self.around[node]:
+                    a, b = self.ends[edge]
+                    there = b if a == node else a
+                    if self.depth[there] < 0:
+                        self.parent[there], self.depth[there] = edge, self.depth[node] + 1
+                        self.top[there] = start
+                        stack.append(there)
+
+    def joins(self, edge: int) -> bool:
+        """Whether the edge's ends are already joined."""
+        a, b = self.ends[edge]
+        return self.top[a] == self.top[b]
+
+    def between(self, edge: int) -> list[int]:
+        """The forest's edges on the path between the edge's ends."""
+        a, b = self.ends[edge]
+        path = []
+        while a != b:
+            if self.depth[a] < self.depth[b]:
+                a, b = b, a
+            up = self.parent[a]
+            path.append(up)
+            x, y = self.ends[up]
+            a = y if x == a else x
+        return path
+
+
+def spanning_trees(
+    nodes: int, ends: Sequence[Edge], copies: Sequence[int], count: int, deadline: float
+) -> list[set[int]] | None:
+    """`count` spanning trees, as sets of edge numbers; None where there are none, or the time is over."""
+    if sum(min(c, count) for c in copies) < count * (nodes - 1):
+        return None
+    left = [min(c, count) for c in copies]
+    roots = _central(nodes, ends)
+    forests = [_Forest(nodes, ends) for _ in range(count)]
+    for i, forest in enumerate(forests):
+        for edge in _low_tree(nodes, ends, left, copies, roots[i % len(roots)]):
+            left[edge] -= 1
+            forest.edges.add(edge)
+            for node in ends[edge]:
+                forest.around[node].add(edge)
+        forest.hang()
+    missing = sum(nodes - 1 - len(forest.edges) for forest in forests)
+    while missing:
+        if time.monotonic() > deadline or not _augment(forests, left):
+            return None
+        missing -= 1
+    return [forest.edges for forest in forests]
+
+
+def _augment(forests: list[_Forest], left: list[int]) -> bool:
+    """Bring one more edge in, by the shortest chain of exchanges."""
+    spare = [edge for edge, copies in enumerate(left) if copies]
+    came: dict[tuple[int, int], tuple[int, int] | None] = {}  # (edge in hand, forest it left): what pushed it out
+    queue: deque[tuple[int, int]] = deque()
+    for edge in spare:
+        came[edge, -1] = None
+        queue.append((edge, -1))
+    while queue:
+        state = queue.popleft()
+        edge, origin = state
+        for i, forest in enumerate(forests):
+            if i == origin or edge in forest.edges:
+                continue
+            if not forest.joins(edge):
+                _carry_out(forests, left, came, state, i)
+                return True
+            for other in forest.between(edge):
+                if (other, i) not in came:
+                    came[other, i] = state
+                    queue.append((other, i))
+    return False
+
+
+def _carry_out(
+    forests: list[_Forest],
+    left: list[int],
+    came: dict[tuple[int, int], tuple[int, int] | None],
+    state: tuple[int, int],
+    target: int,
+) -> None:
+    edge, origin = state
+    forests[target].change(None, edge)
+    while (pushed := came[edge, origin]) is not None:
+        forests[origin].change(edge, pushed[0])
+        edge, origin = pushed
+    left[edge] -= 1
+
+
+def _central(nodes: int, ends: Sequence[Edge]) -> list[int]:
+    """Nodes by how near the farthest node is, the most central ones only."""
+    around: list[list[int]] = [[] for _ in range(nodes)]
+    for a, b in ends:
+        around[a].append(b)
+        around[b].append(a)
+    reach = []
+    for start in range(nodes):
+        seen, queue = {start: 0}, deque([start])
+        while queue:
+            node = queue.popleft()
+            for there in around[node]:
+                if there not in seen:
+                    seen[there] = seen[node] + 1
+                    queue.append(there)
+        reach.append(max(seen.values()))
+    return [node for node in range(nodes) if reach[node] == min(reach)]
+
+
+def _low_tree(nodes: int, ends: Sequence[Edge], left: Sequence[int], copies: Sequence[int], root: int) -> list[int]:
+    """A spanning tree of what is left (a forest's part of it where that is all there is): low, and on spare links."""
+    around: list[list[int]] = [[] for _ in range(nodes)]
+    for edge, (a, b) in enumerate(ends):
+        if left[edge]:
+            around[a].append(edge)
+            around[b].append(edge)
+    done = [False] * nodes
+    out = []
+    for start in [root, *range(nodes)]:
+        if done[start]:
+            continue
+        heap: list[tuple[float, int, int, int]] = [(0.0, 0, start, -1)]
+        while heap:
+            _, depth, node, via = heapq.heappop(heap)
+            if done[node]:
+                continue
+            done[node] = True
+            if via >= 0:
+                out.append(via)
+            for edge in around[node]:
+                a, b = ends[edge]
+                there = b if a == node else a
+                if not done[there]:
+                    used = 1 - left[edge] / copies[edge]
+                    heapq.heappush(heap, (_DEPTH_WEIGHT * (depth + 1) + used, depth + 1, there, edge))
+    return out

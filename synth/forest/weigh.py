@@ -1,0 +1,168 @@
+"""How much each tree of a set should carry: shares that load no link more than they must, as small fractions."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from fractions import Fraction
+from itertools import pairwise
+from math import lcm
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...topo.graph import Topology
+from ..collective import Chunk
+from ..innetwork import computes_in_network, stream_loads
+from ..linear import Floats, Rows, minimise
+from ..loads import DirectedLink
+from ..transfers import Transfers
+from .trees import RootedTree, tree_columns
+
+Ints = NDArray[np.int64]
+GOOD = Fraction(1, 10**7)
+"""Shares are rounded to the smallest denominator at which the busiest link is within this of what the floats reach."""
+_DENOMINATORS = (*range(1, 65), 72, 84, 90, 96, 120, 128, 144, 168, 180, 240, 256, 360, 420, 504, 512, 720, 840, 1000, 1024)
+_FINE = (5040, 10_000, 65_536, 10**6, 10**8, 10**10)
+_ROUNDED_TREES = 4096
+_SUGGESTED = 1000
+
+
+class Usage:
+    """How often each tree uses each link (or class of links), and what the link can carry.
+
+    With `images` of a group of symmetries, links of an orbit are one row, and a tree's uses are spread over it evenly.
+    """
+
+    def __init__(self, topology: Topology, trees: Sequence[RootedTree], images: Ints | None = None) -> None:
+        links = list(topology.capacity_GBps)
+        orbit = np.arange(len(links)) if images is None else orbits(topology, links, images)
+        _, row = np.unique(orbit, return_inverse=True)
+        self.row = {link: int(r) for link, r in zip(links, row.reshape(-1), strict=True)}
+        self.capacity = [Fraction(0)] * (int(row.max(initial=-1)) + 1)
+        for link, r in self.row.items():
+            self.capacity[r] += topology.capacity_GBps[link]
+        self.uses = [self._of(tree, topology) for tree in trees]
+
+    def _of(self, tree: RootedTree, topology: Topology) -> Counter[int]:
+        out: Counter[int] = Counter()
+        for link, times in link_uses(tree, topology).items():
+            out[self.row[link]] += times
+        return out
+
+
+def link_uses(tree: RootedTree, topology: Topology) -> Mapping[DirectedLink, int]:
+    """How often a tree sends its chunk over each directed link."""
+    if computes_in_network(topology):
+        ranks = {gpu: r for r, gpu in enumerate(topology.ranks)}
+        c = tree_columns(tree, ranks, together=True)
+        out: dict[DirectedLink, int] = defaultdict(int)
+        steps = np.array(c.step)
+        rows = Transfers(c.step, c.src, c.dst, np.zeros(len(c.step)), c.op, range(len(c.step)), c.route)
+        for step in sorted(set(c.step)):
+            for link, share in stream_loads([Chunk(Fraction(1))], rows.taken(steps == step), topology).items():
+                out[link] += int(share)
+        return out
+    routes = [route for route in (*tree.up, *tree.down) if route is not None]
+    return Counter(link for route in routes for link in pairwise(route))
+
+
+def orbits(topology: Topology, links: Sequence[DirectedLink], images: Ints) -> Ints:
+    """For each link the least number among its images."""
+    index = {d.id: i for i, d in enumerate(topology.devices)}
+    size = len(index)
+    a = np.array([index[x] for x, _ in links])
+    b = np.array([index[y] for _, y in links])
+    key = a * size + b
+    order = np.argsort(key)
+    least = np.arange(len(links))
+    for image in images:
+        there = order[np.searchsorted(key[order], image[a] * size + image[b])]
+        least = np.minimum(least, there)
+    return least
+
+
+def busiest(uses: Sequence[Mapping[int, int]], counts: Sequence[int], capacity: Sequence[Fraction]) -> Fraction:
+    """The greatest load over capacity when column j carries counts[j]."""
+    load: dict[int, int] = defaultdict(int)
+    for column, count in zip(uses, counts, strict=True):
+        if count:
+            for row, times in column.items():
+                load[row] += times * count
+    by_capacity: dict[Fraction, int] = defaultdict(int)
+    for row, total in load.items():
+        by_capacity[capacity[row]] = max(by_capacity[capacity[row]], total)
+    return max((total / c for c, total in by_capacity.items()), default=Fraction(0))
+
+
+def best_shares(
+    uses: Sequence[Mapping[int, int]], capacity: Sequence[Fraction], group: Sequence[int], depths: Sequence[int] = ()
+) -> Floats:
+    """Shares that sum up to 1 in each group and make the busiest link as idle as they can (floats; low trees first)."""
+    groups = sorted(set(group))
+    place = {g: i for i, g in enumerate(groups)}
+    users: dict[int, list[tuple[int, float]]] = defaultdict(list)
+    for j, column in enumerate(uses):
+        for row, times in column.items():
+            users[row].append((j, times / float(capacity[row])))
+    scale = max(len(groups), 1) / float(sum(capacity))  # so that the time is of the order of 1
+    most, whole = Rows(), Rows()
+    for terms in users.values():
+        most.add([*((j, x / scale) for j, x in terms), (len(uses), -1.0)], 0.0)
+    members: list[list[tuple[int, float]]] = [[] for _ in groups]
+    for j, g in enumerate(group):
+        members[place[g]].append((j, 1.0))
+    for row in members:
+        whole.add(row, 1.0)
+    objective = np.zeros(len(uses) + 1)
+    objective[-1] = 1.0
+    if depths:
+        objective[:-1] = 1e-6 * np.array(depths) / (max(depths) * len(groups))
+    found = minimise(objective, most, whole)
+    if found is None:
+        return np.array([1.0 / len(members[place[g]]) for g in group])
+    return found.x[:-1]
+
+
+def small_shares(
+    shares: Floats, uses: Sequence[Mapping[int, int]], capacity: Sequence[Fraction], group: Sequence[int]
+) -> list[Fraction]:
+    """Fractions near `shares` that sum up to exactly 1 in each group, with the smallest common denominator that does."""
+    target = Fraction(float(max(_float_load(shares, uses, capacity), 1e-300)))
+    members: dict[int, list[int]] = defaultdict(list)
+    for j, g in enumerate(group):
+        members[g].append(j)
+    best: tuple[Fraction, list[int], int] | None = None
+    tries: Iterable[int] = (*_DENOMINATORS, *_own(shares), *_FINE) if len(shares) <= _ROUNDED_TREES else _FINE
+    for denominator in tries:
+        counts = [0] * len(shares)
+        for own in members.values():
+            wanted = np.maximum(shares[own], 0) * denominator / max(float(shares[own].sum()), 1e-300)
+            low = np.floor(wanted + 1e-9).astype(np.int64)
+            rest = denominator - int(low.sum())
+            for j in np.argsort(low - wanted, kind="stable")[: max(rest, 0)]:
+                low[j] += 1
+            for j, k in zip(own, low.tolist(), strict=True):
+                counts[j] = k
+        load = busiest(uses, counts, capacity) / denominator
+        if best is None or load < best[0]:
+            best = load, counts, denominator
+        if load <= target * (1 + GOOD):
+            best = load, counts, denominator
+            break
+    assert best is not None
+    return [Fraction(k, best[2]) for k in best[1]]
+
+
+def _own(shares: Floats) -> list[int]:
+    """The common denominator that the shares themselves suggest, where it is small."""
+    common = lcm(*(Fraction(float(x)).limit_denominator(_SUGGESTED).denominator for x in shares))
+    return [common] if common <= _FINE[-1] else []
+
+
+def _float_load(shares: Floats, uses: Sequence[Mapping[int, int]], capacity: Sequence[Fraction]) -> float:
+    load: dict[int, float] = defaultdict(float)
+    for column, share in zip(uses, shares.tolist(), strict=True):
+        for row, times in column.items():
+            load[row] += times * share
+    return max((total / float(capacity[row]) for row, total in load.items()), default=0.0)
