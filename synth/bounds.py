@@ -6,13 +6,14 @@ duals are rounded to fractions. Whatever the floats were, the value of a bound i
 
 from __future__ import annotations
 
+import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from fractions import Fraction
 from math import lcm
 from typing import Any
 
 import networkx as nx
-import numpy as np
 from ortools.graph.python import max_flow
 
 from ..topo.errors import InfeasibleError
@@ -20,10 +21,19 @@ from ..topo.exact import fraction_to_json
 from ..topo.graph import Topology
 from .certificate import Bound, proved_s_per_GB
 from .collective import Collective
-from .linear import Rows, minimise
+from .forest.generate import Columns, exact_prices
+from .forest.rooted import RootedPacking
+from .forest.survey import Survey, survey
+from .forest.symmetry import colours, shifts
+from .innetwork import computes_in_network
 
-_MCF_LIMIT = 400_000
-"""Alltoall's linear programme is set up for up to this many variables (GPUs times links)."""
+DENOMINATORS = (1, 12, 60, 1000, 10**6)
+"""Prices are rounded to fractions of at most these denominators, the smallest that will do."""
+_CLOSE = 1e-9
+_SINGLE_PAIRS = 4000
+_ROOTED_RANKS = 48
+_CUT_RANKS = 256
+"""With more GPUs, cuts are sought towards one GPU of each class only: the rest would find the same."""
 
 
 def check_connected(collective: Collective, topology: Topology) -> None:
@@ -57,12 +67,25 @@ def bound(
     Needs at least two ranks.
     """
     check_connected(collective, topology)
+    deadline = time.monotonic() + time_limit_s
     found = [_CUTS[collective.name](collective, topology)]
-    if collective.name == "allreduce":
-        found += _allreduce_prices(collective, topology, time_limit_s, progress)
-    if collective.name == "alltoall":
-        found += _alltoall_prices(collective, topology)
+    if not computes_in_network(topology):
+        if collective.name == "allreduce":
+            found += _allreduce_prices(collective, topology, deadline, progress)
+        elif collective.name == "alltoall":
+            found += _alltoall_prices(collective, topology, deadline, progress)
+        elif not _balanced(topology):
+            found += _tree_prices(collective, topology, deadline, progress)
     return max(found, key=lambda b: b.s_per_GB)
+
+
+def _balanced(topology: Topology) -> bool:
+    """Whether as much leads into every device but GPUs as out of it: then cuts say all (Edmonds; splitting off)."""
+    into: dict[str, Fraction] = defaultdict(Fraction)
+    for (a, b), c in topology.capacity_GBps.items():
+        into[b] += c
+        into[a] -= c
+    return all(not into[d.id] for d in topology.devices if d.kind != "gpu")
 
 
 def _proved(kind: str, certificate: Mapping[str, Any], collective: Collective, topology: Topology) -> Bound:
@@ -109,18 +132,29 @@ def _worst_cut(
     topology: Topology,
     supply_of: Callable[[Fraction], Mapping[str, Fraction]],
     targets: list[str],
+    hub: str | None = None,
 ) -> Bound:
     """The best cut bound of a collective in which `targets` must each get what GPUs supply, by Newton's method.
 
     `supply_of(T)` are the rates at which a schedule of T s a GB must supply; cuts that cannot carry them give a
-    greater T, until none is violated (ForestColl, section 5.1, as a search for the bottleneck cut).
+    greater T, until none is violated (ForestColl, section 5.1, as a search for the bottleneck cut). `hub` is the GPU that
+    plays a part of its own.
     """
     flow = _Flow(topology)
+    targets = _unlike(topology, targets, hub)
     best = _cut_bound(set(topology.by_id) - {targets[0]}, collective, topology)
     for target in targets:
         while (cut := flow.violated_cut(supply_of(best.s_per_GB), target)) is not None:
             best = _cut_bound(cut, collective, topology)
     return best
+
+
+def _unlike(topology: Topology, gpus: list[str], hub: str | None) -> list[str]:
+    """Of many GPUs one of each class (any choice gives a bound, and classes mostly are orbits); of few all."""
+    if len(gpus) <= _CUT_RANKS:
+        return gpus
+    colour = dict(zip((d.id for d in topology.devices), colours(topology, hub).tolist(), strict=True))
+    return list({colour[gpu]: gpu for gpu in reversed(gpus)}.values())
 
 
 def _allgather_cut(collective: Collective, topology: Topology) -> Bound:
@@ -134,7 +168,7 @@ def _root_cut(collective: Collective, topology: Topology) -> Bound:
     root = gpus[collective.root or 0]
     others = [g for g in gpus if g != root]
     if collective.name == "broadcast":
-        return _worst_cut(collective, topology, lambda t: {root: 1 / t}, others)
+        return _worst_cut(collective, topology, lambda t: {root: 1 / t}, others, root)
     return _worst_cut(collective, topology, lambda t: dict.fromkeys(others, Fraction(1, n) / t), [root])
 
 
@@ -147,16 +181,17 @@ def _reversed_cut(collective: Collective, topology: Topology) -> Bound:
 def _allreduce_cut(collective: Collective, topology: Topology) -> Bound:
     """The narrowest cut between GPU 0 and any other, either way."""
     hub, others = topology.ranks[0], list(topology.ranks[1:])
-    out = _worst_cut(collective, topology, lambda t: {hub: 1 / t}, others)
-    back = _worst_cut(collective, topology.reversed(), lambda t: {hub: 1 / t}, others)
+    out = _worst_cut(collective, topology, lambda t: {hub: 1 / t}, others, hub)
+    back = _worst_cut(collective, topology.reversed(), lambda t: {hub: 1 / t}, others, hub)
     back = _cut_bound(set(topology.by_id) - set(back.certificate["inside"]), collective, topology)
     return max(out, back, key=lambda b: b.s_per_GB)
 
 
 def _alltoall_cut(collective: Collective, topology: Topology) -> Bound:
     """The best of the cuts round single GPUs."""
-    cuts = [_cut_bound({gpu}, collective, topology) for gpu in topology.ranks]
-    cuts += [_cut_bound(set(topology.by_id) - {gpu}, collective, topology) for gpu in topology.ranks]
+    gpus = _unlike(topology, list(topology.ranks), None)
+    cuts = [_cut_bound({gpu}, collective, topology) for gpu in gpus]
+    cuts += [_cut_bound(set(topology.by_id) - {gpu}, collective, topology) for gpu in gpus]
     return max(cuts, key=lambda b: b.s_per_GB)
 
 
@@ -176,52 +211,74 @@ _CUTS: Mapping[str, Callable[[Collective, Topology], Bound]] = {
 
 
 def _allreduce_prices(
-    collective: Collective, topology: Topology, time_limit_s: float, progress: Callable[[str], None] | None
+    collective: Collective, topology: Topology, deadline: float, progress: Callable[[str], None] | None
 ) -> list[Bound]:
-    from .trees import pack_trees
+    """Duals of the packing of trees: by class of links first, link by link where that may be better, and with a price for
+    each direction where bandwidths differ.
+    """
+    machine = survey(topology)
+    out: list[Bound] = []
+    if machine.graph.joins_all():
+        columns = machine.by_class(deadline, progress)
+        out += _priced(machine, columns, collective)
+        best = min((b.algbw_GBps for b in out), default=Fraction(0))
+        settled = machine.classes_are_orbits or machine.reached_by_whole_trees(best, deadline)
+        if not settled and len(machine.graph.pairs) <= _SINGLE_PAIRS:
+            out += _priced(machine, machine.single(deadline, progress), collective)
+    if not topology.is_symmetric:
+        out += _tree_prices(collective, topology, deadline, progress)
+    return out
 
-    if any(d.kind == "switch" and (d.can_reduce or d.can_copy) for d in topology.devices):
+
+def _priced(machine: Survey, columns: Columns, collective: Collective) -> list[Bound]:
+    """The bound that a set of prices proves, with the smallest denominators that lose nothing to speak of."""
+    out: list[Bound] = []
+    for denominator in DENOMINATORS:
+        exact = exact_prices(machine.graph, columns.prices, denominator)
+        rows = [[a, b, fraction_to_json(p)] for (a, b), p in exact.items()]
+        out.append(_proved("prices", {"prices": rows}, collective, machine.topology))
+        if float(out[-1].algbw_GBps) <= columns.value * (1 + _CLOSE):
+            break
+    return out
+
+
+def _tree_prices(
+    collective: Collective, topology: Topology, deadline: float, progress: Callable[[str], None] | None
+) -> list[Bound]:
+    """Duals of the packing of in- and out-trees, for machines on which directions, or switches, are uneven."""
+    name = collective.name
+    if len(topology.ranks) > _ROOTED_RANKS or name in ("gather", "scatter"):
         return []
+    turned = name in ("reduce", "reduce-scatter")
+    seen = topology.reversed() if turned else topology
+    roots = [collective.root or 0] if name in ("broadcast", "reduce") else range(collective.ranks)
+    packing = RootedPacking(seen, list(roots), name == "allreduce", shifts(seen))
+    prices = packing.run(deadline, 0.0, progress).prices
+    facing = {(b, a): p for (a, b), p in prices.items()} if turned else prices
+    return _directed("tree-prices", facing, collective, topology)
+
+
+def _alltoall_prices(
+    collective: Collective, topology: Topology, deadline: float, progress: Callable[[str], None] | None
+) -> list[Bound]:
+    """Duals of the concurrent multicommodity flow; uniform prices where that is too large."""
     try:
-        prices = pack_trees(topology, time_limit_s, progress).prices
+        prices = survey(topology).paths(collective, deadline, progress).flow.prices
     except InfeasibleError:
+        prices = dict.fromkeys(topology.capacity_GBps, 1.0)
+    return _directed("prices", prices, collective, topology)
+
+
+def _directed(kind: str, prices: Mapping[tuple[str, str], float], collective: Collective, topology: Topology) -> list[Bound]:
+    top = max(prices.values(), default=0.0)
+    if not top:
         return []
-    rows = [[a, b, fraction_to_json(p)] for (a, b), p in prices.items()]
-    return [_proved("prices", {"prices": rows}, collective, topology)]
-
-
-def _alltoall_prices(collective: Collective, topology: Topology) -> list[Bound]:
-    """Duals of the concurrent multicommodity flow, one commodity a source; uniform prices where that is too large."""
-    links = list(topology.capacity_GBps)
-    if len(topology.ranks) * len(links) > _MCF_LIMIT:
-        prices = {link: Fraction(1) for link in links}
-    else:
-        prices = _mcf_prices(topology, links)
-    rows = [[a, b, fraction_to_json(p)] for (a, b), p in prices.items() if p]
-    return [_proved("prices", {"prices": rows}, collective, topology)]
-
-
-def _mcf_prices(topology: Topology, links: list[tuple[str, str]]) -> dict[tuple[str, str], Fraction]:
-    """min t: every GPU sends one unit to every other; f[s,l] summed over s is at most t times the link's bandwidth."""
-    n, gpus = len(topology.ranks), topology.ranks
-    column = {(s, link): 1 + s * len(links) + i for s in range(n) for i, link in enumerate(links)}
-    arriving: dict[str, list[tuple[tuple[str, str], float]]] = {d.id: [] for d in topology.devices}
-    for link in links:
-        arriving[link[1]].append((link, 1.0))
-        arriving[link[0]].append((link, -1.0))
-    balance, shared = Rows(), Rows()
-    for s, source in enumerate(gpus):
-        for device, terms in arriving.items():
-            wanted = 1.0 - n if device == source else float(topology.by_id[device].kind == "gpu")
-            balance.add([(column[s, link], sign) for link, sign in terms], wanted)
-    for link in links:
-        loads = [(column[s, link], 1.0) for s in range(n)]
-        shared.add([*loads, (0, -float(topology.capacity_GBps[link]))], 0.0)
-    objective = np.zeros(len(column) + 1)
-    objective[0] = 1.0
-    optimum = minimise(objective, shared, balance)
-    if optimum is None:
-        return dict.fromkeys(links, Fraction(1))
-    duals = np.maximum(-optimum.at_most_duals, 0.0)
-    least = float(duals[duals > 1e-12].min())
-    return {x: Fraction(float(y) / least).limit_denominator(1000) for x, y in zip(links, duals, strict=True)}
+    least = min(p for p in prices.values() if p > 1e-9 * top)
+    out: list[Bound] = []
+    for denominator in DENOMINATORS:
+        exact = {link: Fraction(p / least).limit_denominator(denominator) for link, p in prices.items()}
+        rows = [[a, b, fraction_to_json(p)] for (a, b), p in exact.items() if p]
+        out.append(_proved(kind, {"prices": rows}, collective, topology))
+        if len(out) > 1 and abs(out[-1].s_per_GB - out[-2].s_per_GB) <= _CLOSE * out[-1].s_per_GB:
+            break
+    return out

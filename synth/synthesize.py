@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from math import ceil
+from typing import Any
 
 from ..topo.errors import InfeasibleError, InputError, TimeLimitError
 from ..topo.graph import Topology
@@ -13,6 +14,7 @@ from .bounds import bound, check_connected
 from .certificate import Bound
 from .collective import Collective
 from .cost import Cost, costs
+from .forest.plant import Limits
 from .order import is_uniform
 from .plan import Entry, Plan
 from .schedule import Schedule
@@ -28,11 +30,15 @@ _BYTES_PER_US_OVER_S_PER_GB = 1000
 
 @dataclass(frozen=True)
 class Synthesis:
-    """A plan, how long it took, and why the strategies that gave nothing gave nothing."""
+    """A plan, how long it took, why the strategies that gave nothing gave nothing, all candidates (verified), and the
+    forests that packing met on the way (see strategies.base.Request.table).
+    """
 
     plan: Plan
     seconds: float
     declined: dict[str, str]
+    candidates: tuple[Schedule, ...]
+    table: list[dict[str, Any]]
 
 
 def collective_on(name: str, topology: Topology, root: int | None = None) -> Collective:
@@ -52,6 +58,7 @@ def synthesize(
     strategy_name: str = AUTO,
     time_limit_s: float = 60.0,
     progress: Callable[[str], None] | None = None,
+    limits: Limits | None = None,
 ) -> Synthesis:
     """The verified plan of one strategy, or of the best at each size (auto).
 
@@ -66,6 +73,7 @@ def synthesize(
     limit = bound(collective, topology, time_limit_s * _BOUND_SHARE, progress)
     candidates: list[Schedule] = []
     declined: dict[str, str] = {}
+    table: list[dict[str, Any]] = []
     timed_out = False
     for number, name in enumerate(names):
         now = time.monotonic()
@@ -73,7 +81,8 @@ def synthesize(
         if progress is not None:
             progress(f"{name} ...")
         try:
-            candidates += strategy(name)(Request(collective, topology, turn, progress))
+            request = Request(collective, topology, turn, progress, limit, limits or Limits(), table)
+            candidates += strategy(name)(request)
         except (InfeasibleError, TimeLimitError) as error:
             if strategy_name != AUTO or not isinstance(error, NotOfferedError):
                 declined[name] = str(error)
@@ -82,7 +91,7 @@ def synthesize(
         reasons = "; ".join(declined.values())
         raise TimeLimitError(reasons) if timed_out else InfeasibleError(reasons)
     plan = plan_of(collective, topology, limit, candidates)
-    return Synthesis(plan, time.monotonic() - started, declined)
+    return Synthesis(plan, time.monotonic() - started, declined, tuple(candidates), table)
 
 
 def plan_of(collective: Collective, topology: Topology, limit: Bound, candidates: Iterable[Schedule]) -> Plan:

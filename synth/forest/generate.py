@@ -24,8 +24,6 @@ from .pairs import Floats, PairGraph, Tree
 
 _TOLERANCE = 1e-10
 _SMOOTH = 0.5
-_PRICE_DENOMINATOR = 1000
-_TRY_DENOMINATORS = (1, 12, 60, _PRICE_DENOMINATOR, 10**6)
 
 
 @dataclass(frozen=True)

@@ -74,16 +74,19 @@ class PairGraph:
             total[number] += c
         return total
 
-    def cheapest_tree(self, prices: Floats) -> tuple[float, Tree]:
+    def cheapest_tree(self, prices: Floats, ends: NDArray[np.int64] | None = None) -> tuple[float, Tree]:
         """A minimum spanning tree of the GPUs over cheapest routes, and its price (Mehlhorn 1988: the nearest GPU of
-        every device is found once; tree edges cross links whose ends have different ones). Hops break ties.
+        every device is found once; tree edges cross links whose ends have different ones). Hops break ties. `ends`: the
+        devices to be joined, where they are not just the GPUs.
         """
         size = len(self.names)
         weight = prices + _HOP_SHARE * max(float(prices.mean()), 1e-300)
         both = csr_matrix(
             (np.tile(weight, 2), (np.r_[self.low, self.high], np.r_[self.high, self.low])), shape=(size, size)
         )
-        distance, before, source = dijkstra(both, indices=self.gpus, min_only=True, return_predecessors=True)
+        distance, before, source = dijkstra(
+            both, indices=self.gpus if ends is None else ends, min_only=True, return_predecessors=True
+        )
         a, b = source[self.low], source[self.high]
         with np.errstate(invalid="ignore"):
             length = distance[self.low] + weight + distance[self.high]

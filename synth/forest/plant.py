@@ -16,22 +16,20 @@ from math import ceil
 
 import numpy as np
 
-from ...topo.exact import fraction_gcd
 from .pairs import Floats, Tree
+from .boxes import lane_trees
 from .metric import Metric
 from .shapes import SHAPES
-from .boxes import lane_trees
 from .survey import Survey
 from .symmetry import group
 from .trees import Forest, RootedTree, mirrored, tree_depth
-from .union import spanning_trees
 from .weigh import Usage, best_shares, busiest, small_shares
 
 AT_BOUND = Fraction(1, 10**6)
 """A gap of at most this counts as at the bound."""
 _MOST_TREES = 256
 _UNION_STEPS = (1, 2, 4, 8, 16, 32, 64, 128)
-_UNION_WORK = 400_000
+_UNION_WORK = 3_000_000
 _ROOTS = 64
 _METRIC_RANKS = 256
 
@@ -164,13 +162,11 @@ class Nursery:
         """Direct links: k trees of equal shares, every link used a whole number of times; few, and as few as reach the
         bound.
         """
-        graph = self.survey.graph
-        unit = fraction_gcd(sorted(set(graph.exact)))
-        nodes = len(graph.names)
+        unit, nodes = self.survey.unit, len(self.survey.ranks)
         best_of: dict[int, tuple[Fraction, int]] = {}
         for u in range(1, _MOST_TREES + 1):
             count = int(u * self.bound / unit)
-            if not 1 <= count <= _MOST_TREES or count * nodes * count > _UNION_WORK * 8:
+            if not 1 <= count <= _MOST_TREES or count * nodes * count > _UNION_WORK:
                 continue
             rate = count * unit / u
             if count not in best_of or rate > best_of[count][0]:
@@ -179,15 +175,10 @@ class Nursery:
             max((k for k in best_of if k <= most), key=lambda k: best_of[k][0], default=0) for most in self._counts()
         }
         for count in sorted(wanted - {0}):
-            rate, u = best_of[count]
-            if not self._time_left() or (rate == 1 and count == 1):
-                continue
-            copies = [int(c / unit) * u for c in graph.exact]
-            ends = list(zip(graph.low.tolist(), graph.high.tolist(), strict=True))
-            found = spanning_trees(nodes, ends, copies, count, self.deadline)
+            _, u = best_of[count]
+            found = self.survey.whole_trees(count, u, self.deadline) if self._time_left() else None
             if found is not None:
-                trees = [Tree(tuple(graph.pairs[edge] for edge in sorted(edges))) for edges in found]
-                self.keep_weighed([self._rooted(tree) for tree in trees], "whole numbers", even=True)
+                self.keep_weighed([self._rooted(tree) for tree in found], "whole numbers", even=True)
 
     def _counts(self) -> list[int]:
         if self.limits.max_trees is not None:

@@ -12,6 +12,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +23,7 @@ from ..arborescence import cheapest_out_tree
 from ..linear import Rows, minimise
 from .metric import Floats, Link, Metric
 from .symmetry import group
-from .trees import RootedTree
+from .trees import RootedTree, levels
 from .weigh import orbits
 
 Say = Callable[[str], None] | None
@@ -49,9 +50,14 @@ class RootedPacking:
     """Column generation for one of broadcast (`roots` holds one rank), allgather (all ranks), allreduce (`both`)."""
 
     def __init__(
-        self, topology: Topology, roots: Sequence[int], both: bool, turns: list[NDArray[np.int64]] | None = None
+        self,
+        topology: Topology,
+        roots: Sequence[int],
+        both: bool,
+        turns: list[NDArray[np.int64]] | None = None,
+        most_depth: int | None = None,
     ) -> None:
-        self.topology, self.both = topology, both
+        self.topology, self.both, self.most_depth = topology, both, most_depth
         self.links = list(topology.capacity_GBps)
         self.roots = list(roots)
         self.parts = 1 if both else len(self.roots)
@@ -73,6 +79,13 @@ class RootedPacking:
         self.found: dict[RootedTree, Counter[int]] = {}
         self.branches = Branches(images=self.images)
 
+    def exact_capacity(self) -> list[Fraction]:
+        """Bandwidth of each row in GB/s."""
+        out = [Fraction(0)] * len(self.capacity)
+        for i, link in enumerate(self.links):
+            out[int(self.row[i])] += self.topology.capacity_GBps[link]
+        return out
+
     def run(self, deadline: float, enough: float = 0.0, say: Say = None) -> Branches:
         """Generate until nothing better is left, the time per part is down to `enough`, or the time is over."""
         out = self.branches
@@ -93,6 +106,8 @@ class RootedPacking:
                 break
             if say is not None:
                 say(f"packing: {len(self.found)} trees, {self.parts / out.reached:.4g} GB/s")
+        if not out.trees:
+            raise InfeasibleError("no trees reach all GPUs from everywhere within the depth that is allowed")
         return out
 
     def _price(self, prices: Floats, duals: Mapping[int, float], out: Branches) -> list[RootedTree]:
@@ -107,9 +122,9 @@ class RootedPacking:
             down = cheapest_out_tree(forward, root) if exact else None
             up = cheapest_out_tree(forward.T, root) if exact and self.both else None
             offers = [(down, up)] if down is not None else []
-            if not exact or not self.found:
+            if not exact or not self.found or self.most_depth is not None:
                 for hop_price in _HOP_PRICES:
-                    low = metric.low_parents(root, hop_price)
+                    low = metric.low_parents(root, hop_price, self.most_depth)
                     if low is not None:
                         offers.append((low, low if self.both and self._two_way(metric, low) else up))
             for d, u in offers:
@@ -120,6 +135,8 @@ class RootedPacking:
                 limit = duals.get(0 if self.both else root, np.inf) / self.times
                 if d is down and exact:
                     cheapest[root] = cost
+                    if self.most_depth is not None and self._depth(d, u) > self.most_depth:
+                        continue
                 if root not in duals and not any(tree.root == root for _, tree in fresh):
                     cost = 0.0  # the first of a root comes in whatever it costs
                 if tree not in self.found and cost < limit * (1 - _TOLERANCE):
@@ -134,6 +151,10 @@ class RootedPacking:
         fresh.sort(key=lambda x: x[0])
         most = len(self.roots) if not self.both else 4
         return [tree for _, tree in fresh[: max(most, 4)]]
+
+    @staticmethod
+    def _depth(*trees: Sequence[int] | None) -> int:
+        return max(max(levels(parents)[0]) for parents in trees if parents is not None)
 
     @staticmethod
     def _two_way(metric: Metric, parents: Sequence[int]) -> bool:

@@ -5,21 +5,27 @@ The bound and the packing both start here, so that neither does the other's work
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from fractions import Fraction
 from functools import cached_property, lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ...topo.exact import fraction_gcd
 from ...topo.graph import Topology
 from ...topo.routes import Router
+from ..collective import Collective
 from .boxes import Boxes, find_boxes
 from .generate import Columns, generate
-from .pairs import PairGraph
+from .pairs import PairGraph, Tree
+from .paths import PathPacking
 from .symmetry import group, shifts
+from .union import spanning_trees
 
 Say = Callable[[str], None] | None
-_CLASS_PAIRS = 20_000
+_WHOLE_WORK = 40_000
 
 
 class Survey:
@@ -32,6 +38,8 @@ class Survey:
         self.ranks = {gpu: r for r, gpu in enumerate(topology.ranks)}
         self._by_class: Columns | None = None
         self._single: Columns | None = None
+        self._whole: dict[tuple[int, int], list[Tree] | None] = {}
+        self._alltoall: PathPacking | None = None
 
     @cached_property
     def direct(self) -> bool:
@@ -80,6 +88,43 @@ class Survey:
             rows = np.arange(len(self.graph.pairs))
             self._single = generate(self.graph, rows, deadline, say, start, most=start.value)
         return self._single
+
+    def whole_trees(self, count: int, copies: int, deadline: float) -> list[Tree] | None:
+        """On direct links: `count` trees, no link in more of them than `copies` times its bandwidth in units."""
+        key = count, copies
+        if key not in self._whole:
+            graph = self.graph
+            times = [int(c / self.unit) * copies for c in graph.exact]
+            ends = list(zip(graph.low.tolist(), graph.high.tolist(), strict=True))
+            found = spanning_trees(len(graph.names), ends, times, count, deadline)
+            if found is None and time.monotonic() > deadline:
+                return None
+            self._whole[key] = (
+                None if found is None else [Tree(tuple(graph.pairs[e] for e in sorted(edges))) for edges in found]
+            )
+        return self._whole[key]
+
+    @cached_property
+    def unit(self) -> Fraction:
+        """The greatest bandwidth in GB/s of which all pairs' are whole multiples."""
+        return fraction_gcd(sorted(set(self.graph.exact)))
+
+    def reached_by_whole_trees(self, rate: Fraction, deadline: float) -> bool:
+        """Whether a handful of equal trees on direct links has just this rate, which is then proved to be the best."""
+        parts = rate / self.unit
+        small = self.direct and parts.numerator * len(self.graph.names) <= _WHOLE_WORK
+        return small and self.whole_trees(parts.numerator, parts.denominator, deadline) is not None
+
+    def paths(self, collective: Collective, deadline: float, say: Say = None) -> PathPacking:
+        """Paths for alltoall, or for scatter from its root; kept for alltoall."""
+        if collective.name != "alltoall":
+            packing = PathPacking(self.topology, [collective.root or 0])
+        else:
+            packing = self._alltoall = self._alltoall or PathPacking(
+                self.topology, range(collective.ranks), self.turns
+            )
+        packing.run(deadline, say)
+        return packing
 
     @property
     def best(self) -> Columns | None:

@@ -11,8 +11,9 @@ Ints = NDArray[np.int64]
 _SEED = 20261121
 
 
-def colours(topology: Topology) -> Ints:
-    """A number for every device; devices that play the same part in the machine have the same (Weisfeiler-Leman).
+def colours(topology: Topology, single: str | None = None) -> Ints:
+    """A number for every device; devices that play the same part in the machine have the same (Weisfeiler-Leman). Device
+    `single` is unlike all others.
 
     Refined by kind, abilities and bandwidths, without latencies. By hashing: different parts may, very rarely, share a
     colour; nothing that uses colours may depend on that for being right.
@@ -23,7 +24,7 @@ def colours(topology: Topology) -> Ints:
     dst = np.array([index[b] for (_, b), _ in links], dtype=np.int64)
     value = {c: i for i, c in enumerate(sorted({c for _, c in links}))}
     rate = np.array([value[c] for _, c in links], dtype=np.int64)
-    kinds = [(d.kind, d.can_reduce, d.can_copy) for d in topology.devices]
+    kinds = [(d.kind, d.can_reduce, d.can_copy, d.id == single) for d in topology.devices]
     number = {k: i for i, k in enumerate(sorted(set(kinds)))}
     colour = np.array([number[k] for k in kinds], dtype=np.int64)
     count = len(number)

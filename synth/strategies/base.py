@@ -8,18 +8,27 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from ...topo.errors import InfeasibleError
 from ...topo.graph import Topology
 from ...topo.routes import Router
+from ..certificate import Bound
 from ..collective import Chunk, Collective
 from ..cost import tighten
+from ..forest.plant import Limits
 from ..schedule import Schedule
 from ..transfers import OPS, Op, Transfers
 
-SEGMENTS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+SEGMENTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 """How finely pipelines may be cut; the cost model chooses among them by size."""
+_MOST_PIECES = 1 << 16
+
+
+def segment_counts(trees: int) -> list[int]:
+    """Those of SEGMENTS at which the pieces of all trees are few enough to be run."""
+    return [m for m in SEGMENTS if m <= 2 or m * trees <= _MOST_PIECES]
 
 Send = tuple[int, int, int, int, Op]
 """(step, src, dst, chunk, op)"""
@@ -27,12 +36,17 @@ Send = tuple[int, int, int, int, Op]
 
 @dataclass
 class Request:
-    """What is wanted: a collective on a topology, and until when (time.monotonic). Routes are shared among strategies."""
+    """What is wanted: a collective on a topology, and until when (time.monotonic), with the bound where it is known, and
+    what trees may be like. `table` takes note of forests on the way: trees, depth, algbw_GBps, gap, how, kept.
+    """
 
     collective: Collective
     topology: Topology
     deadline: float
     progress: Callable[[str], None] | None = None
+    bound: Bound | None = None
+    limits: Limits = field(default_factory=Limits)
+    table: list[dict[str, Any]] = field(default_factory=list)
     router: Router = field(init=False)
 
     def __post_init__(self) -> None:
@@ -50,11 +64,11 @@ class Request:
 
     def reversed(self) -> Request:
         """The opposite collective on the reversed topology."""
-        return Request(self.collective.reversed(), self.topology.reversed(), self.deadline, self.progress)
+        return replace(self, collective=self.collective.reversed(), topology=self.topology.reversed())
 
     def of(self, collective: Collective) -> Request:
         """Another collective on the same topology."""
-        return Request(collective, self.topology, self.deadline, self.progress)
+        return replace(self, collective=collective)
 
 
 class NotOfferedError(InfeasibleError):

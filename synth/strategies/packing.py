@@ -1,75 +1,155 @@
-"""Throughput-optimal allreduce: spanning trees packed into the links, each reduced up to its centre and broadcast back.
+"""Throughput-optimal schedules: trees, or paths, packed into the links (synth/forest).
 
-The trees and their rates come from synth/trees.py; a tree's share of the buffer is its share of the rates.
+Allreduce: in- and out-trees with free root shares. Allgather and reduce-scatter: trees from, or to, every rank, of equal
+shares. Broadcast and reduce: trees of one root. Alltoall, scatter and gather: paths that GPUs relay. All are pipelined.
 """
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
+from fractions import Fraction
 
-from ..collective import Chunk
-from ..cost import tighten
-from ..schedule import Schedule, Transfer
-from ..trees import Tree, pack_trees
-from .base import SEGMENTS, Request, only_for
-from .double_tree import tree_sends
+from ...topo.errors import InfeasibleError
+from ..cost import bandwidth_s_per_GB
+from ..forest.balanced import balanced_trees
+from ..forest.innet import in_network_forests
+from ..forest.paths import path_schedule
+from ..forest.plant import Nursery, Planted, chosen
+from ..forest.rooted import Branches, RootedPacking
+from ..forest.survey import Survey, survey
+from ..forest.trees import Forest, RootedTree, schedule_of, tree_depth
+from ..forest.weigh import small_shares
+from ..innetwork import computes_in_network
+from ..schedule import Schedule
+from ..transform import reverse
+from .base import Request, segment_counts
+
+_TURNED = ("reduce", "reduce-scatter", "gather")
+_EXACT_RANKS = 128
 
 
 def build(request: Request) -> list[Schedule]:
-    """The schedule at several numbers of segments. InfeasibleError where two-way links do not join all GPUs."""
-    only_for(request, "packing", ["allreduce"])
-    packing = pack_trees(request.topology, request.seconds_left, request.progress)
-    total = packing.rate_GBps
-    transfers: list[Transfer] = []
-    for number, tree in enumerate(packing.trees):
-        transfers += tree_transfers(request.topology.ranks, tree, number)
-    schedule = Schedule(
-        collective=request.collective,
-        strategy="packing",
-        chunks=tuple(Chunk(rate / total) for rate in packing.rates_GBps),
-        transfers=tuple(sorted(transfers)),
-        step_s_per_GB=(),
-        trees=len(packing.trees),
+    """Schedules of different numbers of trees, depths and segments. InfeasibleError where there is none within limits."""
+    if request.collective.name in _TURNED:
+        return [reverse(schedule) for schedule in build(request.reversed())]
+    if request.collective.name in ("alltoall", "scatter"):
+        found = [_paths(request)]
+    else:
+        found = _trees(request)
+    return [replace(s, segments=m) for s in found for m in segment_counts(s.trees or 1)]
+
+
+def _paths(request: Request) -> Schedule:
+    packing = survey(request.topology).paths(request.collective, request.deadline, request.progress)
+    schedule = path_schedule(packing, request.collective, "packing")
+    _note(request, replace(schedule, segments=2), "paths")
+    return schedule
+
+
+def _trees(request: Request) -> list[Schedule]:
+    machine = survey(request.topology)
+    name, bound = request.collective.name, request.bound
+    best = bound.algbw_GBps if bound is not None else Fraction(0)
+    if name == "allreduce" and computes_in_network(request.topology):
+        planted = in_network_forests(machine, best, request.limits, request.deadline, request.progress)
+    elif name == "allreduce" and (request.topology.is_symmetric or len(machine.ranks) > _EXACT_RANKS):
+        if not machine.graph.joins_all():
+            raise InfeasibleError(
+                f"topology {request.topology.name!r}: links that go both ways do not join all GPUs into a tree"
+            )
+        planted = Nursery(machine, best, request.limits, request.deadline, request.progress).grow()
+    else:
+        planted = _rooted(request, machine)
+    picked = chosen(planted, best, request.limits)
+    if not picked:
+        raise InfeasibleError(_nothing_within(planted, best, request))
+    schedules = []
+    for one in picked:
+        schedules.append(schedule_of(one.forest, request.collective, request.topology, "packing"))
+    for one in planted:
+        request.table.append(
+            {"trees": one.forest.count, "depth": one.forest.depth, "algbw_GBps": float(one.rate_GBps),
+             "gap": max(0.0, float(1 - one.rate_GBps / best)) if best else None, "how": one.how, "kept": one in picked}
+        )  # fmt: skip
+    return schedules
+
+
+def _rooted(request: Request, machine: Survey) -> list[Planted]:
+    """Trees whose direction counts."""
+    collective, topology = request.collective, request.topology
+    roots = [collective.root or 0] if collective.name == "broadcast" else list(range(collective.ranks))
+    both = collective.name == "allreduce"
+    parts = len(roots) if collective.name == "allgather" else 1
+    out: list[Planted] = []
+    if not both:
+        balanced = balanced_trees(topology, roots, machine.turns)
+        if balanced is not None and _near(request, balanced) or (balanced and len(machine.ranks) > _EXACT_RANKS):
+            out.append(Planted(balanced, _rate(request, balanced), "balanced fewest hops"))
+            if len(machine.ranks) > _EXACT_RANKS:
+                return out
+    packing = RootedPacking(topology, roots, both, machine.turns, request.limits.max_depth)
+    enough = float(request.bound.s_per_GB) * parts if request.bound is not None and not both else 0.0
+    branches = packing.run(request.deadline, enough, request.progress)
+    for forest, how in _forests(packing, branches, machine, request.limits.max_trees):
+        out.append(Planted(forest, _rate(request, forest), how))
+    return out
+
+
+def _forests(
+    packing: RootedPacking, branches: Branches, machine: Survey, most: int | None
+) -> list[tuple[Forest, str]]:
+    uses = [packing.found[tree] for tree in branches.trees]
+    of = [0 if packing.both else tree.root for tree in branches.trees]
+    capacity = packing.exact_capacity()
+    shares = small_shares(branches.shares, uses, capacity, of)
+    out = [(_forest(branches.trees, shares, branches, machine), "column generation")]
+    if most is not None and out[0][0].count > most:
+        images = 1 if branches.images is None else len(branches.images)
+        each = max(1, most // (images * len(set(of))))
+        kept = []
+        for root in sorted(set(of)):
+            own = [j for j in range(len(of)) if of[j] == root and shares[j]]
+            kept += sorted(own, key=lambda j: -shares[j])[:each]
+        whole: Counter[int] = Counter()
+        for j in kept:
+            whole[of[j]] += shares[j]  # type: ignore[assignment]
+        again = [shares[j] / whole[of[j]] for j in kept]
+        out.append((_forest([branches.trees[j] for j in kept], again, branches, machine), "heaviest"))
+    return out
+
+
+def _forest(trees: Sequence[RootedTree], shares: Sequence[Fraction], branches: Branches, machine: Survey) -> Forest:
+    kept = [(tree, share) for tree, share in zip(trees, shares, strict=True) if share]
+    depth = max(tree_depth(tree, machine.ranks) for tree, _ in kept)
+    return Forest(tuple(t for t, _ in kept), tuple(s for _, s in kept), depth, branches.images)
+
+
+def _rate(request: Request, forest: Forest) -> Fraction:
+    schedule = schedule_of(forest, request.collective, request.topology, "packing")
+    return 1 / bandwidth_s_per_GB(replace(schedule, segments=2), request.topology)
+
+
+def _near(request: Request, forest: Forest) -> bool:
+    """Whether simple trees are worth keeping beside the optimal ones: within a tenth of the bound."""
+    return request.bound is not None and _rate(request, forest) >= request.bound.algbw_GBps * Fraction(9, 10)
+
+
+def _note(request: Request, schedule: Schedule, how: str) -> None:
+    rate = 1 / bandwidth_s_per_GB(schedule, request.topology)
+    gap = max(0.0, float(1 - rate * request.bound.s_per_GB)) if request.bound is not None else None
+    row = {"trees": None, "depth": schedule.steps, "algbw_GBps": float(rate), "gap": gap, "how": how, "kept": True}
+    request.table.append(row)
+
+
+def _nothing_within(planted: Sequence[Planted], best: Fraction, request: Request) -> str:
+    limits = request.limits
+    asked = [f"at most {limits.max_trees} trees"] * (limits.max_trees is not None)
+    asked += [f"a depth of at most {limits.max_depth}"] * (limits.max_depth is not None)
+    asked += [f"a gap of at most {float(limits.epsilon):g}"] if limits.epsilon is not None else []
+    nearest = sorted(planted, key=lambda p: -p.rate_GBps)[:3]
+    listed = "; ".join(
+        f"{p.forest.count} trees, {p.forest.depth} deep, gap {float(1 - p.rate_GBps / best):.2g}" for p in nearest
     )
-    schedule = tighten(schedule, request.topology)
-    return [replace(schedule, segments=m) for m in SEGMENTS]
-
-
-def tree_transfers(ranks: tuple[str, ...], tree: Tree, chunk: int) -> list[Transfer]:
-    """Reduce and broadcast of one chunk along a tree, rooted where it is shallowest."""
-    number = {gpu: r for r, gpu in enumerate(ranks)}
-    routes: dict[tuple[int, int], tuple[str, ...]] = {}
-    around: dict[int, list[int]] = {r: [] for r in range(len(ranks))}
-    for route in tree.edges:
-        u, v = number[route[0]], number[route[-1]]
-        routes[u, v], routes[v, u] = route[1:-1], route[-2:0:-1]
-        around[u].append(v)
-        around[v].append(u)
-    root = _centre(around)
-    parents: list[int | None] = [None] * len(ranks)
-    order = [root]
-    for node in order:
-        for child in around[node]:
-            if child != parents[node]:
-                parents[child] = node
-                order.append(child)
-    return [Transfer(s, a, b, c, op, routes[a, b]) for s, a, b, c, op in tree_sends(parents, chunk)]
-
-
-def _centre(around: dict[int, list[int]]) -> int:
-    """The node (the lowest of two) from which the farthest node of a tree is nearest: strip leaves until one is left."""
-    degree = {node: len(near) for node, near in around.items()}
-    layer = [node for node, d in degree.items() if d <= 1]
-    left = len(around)
-    while left > 2:
-        left -= len(layer)
-        after = []
-        for leaf in layer:
-            degree[leaf] = 0
-            for node in around[leaf]:
-                if degree[node] > 1:
-                    degree[node] -= 1
-                    if degree[node] == 1:
-                        after.append(node)
-        layer = after
-    return min(layer)
+    return f"packing found no trees with {' and '.join(asked) or 'what was asked'}; it has {listed or 'none'}"

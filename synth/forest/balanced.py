@@ -1,0 +1,94 @@
+"""Out-trees of fewest hops on direct links, with parents taken so that the links of all trees together are loaded alike.
+
+For machines too large for column generation. On vertex-transitive graphs one tree, balanced over the classes of links,
+stands for all; the time over the cut bound is then one part in hundreds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...topo.graph import Topology
+from .symmetry import group
+from .trees import Forest, RootedTree
+from .weigh import orbits
+
+Link = tuple[str, str]
+
+
+def balanced_trees(
+    topology: Topology, roots: Sequence[int], turns: list[NDArray[np.int64]]
+) -> Forest | None:
+    """One tree a root; None where GPUs are not joined by links of their own, or cannot all be reached."""
+    if any(topology.by_id[d].kind != "gpu" for link in topology.capacity_GBps for d in link):
+        return None
+    links = list(topology.capacity_GBps)
+    ranks = {gpu: r for r, gpu in enumerate(topology.ranks)}
+    images = group(turns, 4096) if len(roots) > 1 else None
+    row = np.arange(len(links))
+    if images is not None:
+        index = {d.id: i for i, d in enumerate(topology.devices)}
+        start = index[topology.ranks[0]]
+        if len(set(images[:, start].tolist())) == len(ranks) == len(images):
+            roots, row = [0], orbits(topology, links, images)
+        else:
+            images = None
+    inward: list[list[tuple[int, int]]] = [[] for _ in ranks]
+    outward: list[list[int]] = [[] for _ in ranks]
+    for i, (a, b) in enumerate(links):
+        inward[ranks[b]].append((ranks[a], int(row[i])))
+        outward[ranks[a]].append(ranks[b])
+    weight = np.zeros(int(row.max()) + 1)
+    for i, link in enumerate(links):
+        weight[row[i]] += float(topology.capacity_GBps[link])
+    load = [0.0] * len(weight)
+    step = (1 / weight).tolist()
+    trees = []
+    for root in roots:
+        parents = _tree(root, inward, outward, load, step)
+        if parents is None:
+            return None
+        down = tuple(None if p < 0 else (topology.ranks[p], topology.ranks[v]) for v, p in enumerate(parents))
+        trees.append(RootedTree(root, (), down))
+    depth = max(_depth(root, outward) for root in roots)
+    return Forest(tuple(trees), (Fraction(1),) * len(trees), depth, images)
+
+
+def _levels(root: int, outward: list[list[int]]) -> list[int]:
+    level = [-1] * len(outward)
+    level[root] = 0
+    order = [root]
+    for node in order:
+        for there in outward[node]:
+            if level[there] < 0:
+                level[there] = level[node] + 1
+                order.append(there)
+    return level
+
+
+def _depth(root: int, outward: list[list[int]]) -> int:
+    return max(_levels(root, outward))
+
+
+def _tree(
+    root: int, inward: list[list[tuple[int, int]]], outward: list[list[int]], load: list[float], step: list[float]
+) -> list[int] | None:
+    """Parents one level nearer; nodes with fewest choices choose first, each the least loaded link."""
+    level = _levels(root, outward)
+    if min(level) < 0:
+        return None
+    parents = [-1] * len(level)
+    choices = {
+        node: [(parent, row) for parent, row in inward[node] if level[parent] == level[node] - 1]
+        for node in range(len(level))
+        if node != root
+    }
+    for node, offers in sorted(choices.items(), key=lambda item: (len(item[1]), level[item[0]])):
+        parent, row = min(offers, key=lambda offer: load[offer[1]])
+        load[row] += step[row]
+        parents[node] = parent
+    return parents

@@ -1,0 +1,138 @@
+"""Trees for switches that add and copy: such a switch may be an inner node of a tree.
+
+A tree over the GPUs and some of those switches is found as a spanning tree; every GPU then sends to the nearest GPU above
+it, all that meet in a switch in the same step, so that the switch adds them up (see synth/innetwork.py for what that
+costs). Which switches take part is searched (all subsets of a few, else one more or fewer at a time): the problem is
+Steiner's, so unlike elsewhere nothing is proved here; the bound is a cut's.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from fractions import Fraction
+from itertools import combinations, pairwise
+
+import numpy as np
+
+from ...topo.graph import Topology
+from ...topo.routes import Route
+from .pairs import Floats, PairGraph
+from .plant import Limits, Nursery, Planted
+from .survey import Survey
+from .trees import RootedTree
+
+_ALL_SUBSETS = 6
+_ROUNDS = 40
+_ROOTS = 16
+
+
+def in_network_forests(
+    survey: Survey,
+    bound_GBps: Fraction,
+    limits: Limits,
+    deadline: float,
+    say: Callable[[str], None] | None = None,
+) -> list[Planted]:
+    """Forests of such trees, the best shares of all trees tried, and single ones."""
+    topology = survey.topology
+    able = [d.id for d in topology.devices if d.kind != "gpu" and d.can_copy and d.can_reduce]
+    nursery = Nursery(survey, bound_GBps, limits, deadline, say)
+    graph = survey.graph
+    trees: dict[RootedTree, None] = {}
+    load = np.zeros(len(graph.pairs))
+    for turn in range(_ROUNDS):
+        if trees and time.monotonic() > deadline:
+            break
+        prices = (1 + load * len(load) / max(float(load.sum()), 1.0)) / graph.capacity
+        fresh = list(_cheapest(graph, topology, able, prices))
+        before = len(trees)
+        for tree, pairs in fresh:
+            if tree not in trees:
+                trees[tree] = None
+            for pair in pairs:
+                load[pair] += 1 / graph.capacity[pair]
+        if turn and len(trees) == before:
+            break
+    listed = list(trees)
+    for tree in listed[:_ROOTS]:
+        nursery.keep_weighed([tree], "one tree through switches")
+    if len(listed) > 1 and not nursery.at_bound():
+        nursery.keep_weighed(listed, "trees through switches")
+    return nursery.planted
+
+
+def _cheapest(
+    graph: PairGraph, topology: Topology, able: list[str], prices: Floats
+) -> Iterator[tuple[RootedTree, list[int]]]:
+    """The cheapest tree found over GPUs and able switches, hung at a few of the GPUs."""
+    best: tuple[float, list[int]] | None = None
+    for chosen in _subsets(able):
+        found = _steiner(graph, topology, chosen, prices)
+        if found is not None and (best is None or found[0] < best[0]):
+            best = found
+    if best is None:
+        return
+    for root in range(min(len(topology.ranks), _ROOTS)):
+        tree = _hung(graph, topology, best[1], root)
+        if tree is not None:
+            yield tree, best[1]
+
+
+def _subsets(able: list[str]) -> Iterable[tuple[str, ...]]:
+    if len(able) <= _ALL_SUBSETS:
+        return [chosen for size in range(len(able) + 1) for chosen in combinations(able, size)]
+    return [tuple(able), (), *(tuple(d for d in able if d != out) for out in able)]
+
+
+def _steiner(
+    graph: PairGraph, topology: Topology, chosen: tuple[str, ...], prices: Floats
+) -> tuple[float, list[int]] | None:
+    """A spanning tree over the GPUs and chosen switches, leaves that are switches cut off: its price and its pairs."""
+    index = {name: i for i, name in enumerate(graph.names)}
+    ends = np.r_[graph.gpus, np.array([index[d] for d in chosen], dtype=np.int64)]
+    _, tree = graph.cheapest_tree(prices, ends)
+    pairs = {graph.number[link] for route in tree.edges for link in pairwise(route)}
+    while True:
+        degree: dict[str, int] = {}
+        for pair in pairs:
+            for device in graph.pairs[pair]:
+                degree[device] = degree.get(device, 0) + 1
+        loose = {
+            p for p in pairs if any(degree[d] == 1 and topology.by_id[d].kind != "gpu" for d in graph.pairs[p])
+        }
+        if not loose:
+            break
+        pairs -= loose
+    if len(pairs) >= len(degree):  # routes met in a device: not a tree, leave it
+        return None
+    return float(sum(prices[p] for p in pairs)), sorted(pairs)
+
+
+def _hung(graph: PairGraph, topology: Topology, pairs: list[int], root: int) -> RootedTree | None:
+    """Every GPU's way to the nearest GPU above it, when the tree hangs at rank `root`."""
+    around: dict[str, list[str]] = {}
+    for pair in pairs:
+        a, b = graph.pairs[pair]
+        around.setdefault(a, []).append(b)
+        around.setdefault(b, []).append(a)
+    start = topology.ranks[root]
+    up: dict[str, Route] = {}
+    stack: list[Route] = [(start,)]
+    seen = {start}
+    while stack:
+        way = stack.pop()  # from here up to the nearest GPU above, both included
+        here = way[0]
+        for there in around.get(here, []):
+            if there in seen:
+                continue
+            seen.add(there)
+            if topology.by_id[there].kind == "gpu":
+                up[there] = (there, *way)
+                stack.append((there,))
+            else:
+                stack.append((there, *way))
+    if len(up) != len(topology.ranks) - 1:
+        return None
+    routes = tuple(up.get(gpu) for gpu in topology.ranks)
+    return RootedTree(root, routes, tuple(None if route is None else route[::-1] for route in routes))

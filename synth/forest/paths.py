@@ -1,0 +1,197 @@
+"""Paths for alltoall, scatter and gather: every piece has one source and one target, and GPUs on the way hand it on.
+
+The concurrent multicommodity flow, by column generation: shortest paths under the links' prices, weighed so that the
+busiest link is as idle as it can be. The dual prices are the certificate of kind "prices".
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.sparse import csr_matrix
+from scipy.sparse.csgraph import dijkstra
+
+from ...topo.errors import InfeasibleError, TimeLimitError
+from ...topo.graph import Topology
+from ..collective import Chunk, Collective
+from ..cost import tighten
+from ..linear import Rows, minimise
+from ..schedule import Schedule
+from ..transfers import COPY, Transfers
+from .metric import Floats, Link
+from .symmetry import group
+from .weigh import orbits, small_shares
+
+Path = tuple[str, ...]
+"""Devices from the source GPU to the target GPU, relaying GPUs included."""
+_TOLERANCE = 1e-9
+_HOP_SHARE = 1e-6
+_MOST_PAIRS = 40_000
+
+
+@dataclass
+class Flow:
+    """Paths with their shares (floats) of what their source has for their target; `value` bounds from below the time in
+    units of one pair's part over 1 GB/s, `prices` prove it; `reached` is the time that the shares take.
+    """
+
+    paths: list[Path] = field(default_factory=list)
+    shares: Floats = field(default_factory=lambda: np.zeros(0))
+    prices: dict[Link, float] = field(default_factory=dict)
+    value: float = 0.0
+    reached: float = np.inf
+    images: NDArray[np.int64] | None = None
+
+
+class PathPacking:
+    """Column generation for the pairs from `sources` to all other ranks."""
+
+    def __init__(self, topology: Topology, sources: Sequence[int], turns: list[NDArray[np.int64]] | None = None) -> None:
+        self.topology = topology
+        self.links = list(topology.capacity_GBps)
+        self.names = [d.id for d in topology.devices]
+        self.index = {name: i for i, name in enumerate(self.names)}
+        self.gpus = np.array([self.index[g] for g in topology.ranks], dtype=np.int64)
+        self.sources, self.times = list(sources), 1
+        n = len(topology.ranks)
+        rows = np.arange(len(self.links))
+        images = group(turns, 4096) if turns and len(self.sources) == n else None
+        self.images = None
+        if images is not None and len(set(images[:, self.gpus[0]].tolist())) == n == len(images):
+            self.images, self.sources, self.times = images, [0], n
+            rows = orbits(topology, self.links, images)
+        if len(self.sources) * n > _MOST_PAIRS:
+            raise InfeasibleError(f"paths for {len(self.sources) * n} pairs of ranks are more than are planned for")
+        _, row = np.unique(rows, return_inverse=True)
+        self.row = row.reshape(-1)
+        capacity = np.array([float(topology.capacity_GBps[link]) for link in self.links])
+        self.capacity = np.bincount(self.row, weights=capacity)
+        self.number = {link: i for i, link in enumerate(self.links)}
+        self.src = np.array([self.index[a] for a, _ in self.links], dtype=np.int64)
+        self.dst = np.array([self.index[b] for _, b in self.links], dtype=np.int64)
+        self.found: dict[Path, Counter[int]] = {}
+        self.flow = Flow(images=self.images)
+        self.finished = False
+
+    def run(self, deadline: float, say: Callable[[str], None] | None = None) -> Flow:
+        """Generate until nothing better is left, or the time is over; going on from an earlier call."""
+        out = self.flow
+        prices, duals = 1 / self.capacity, {}
+        if self.found:
+            _, _, prices, duals = self._solve()
+        while not self.finished:
+            fresh = self._price(prices, duals)
+            if not fresh:
+                self.finished = True
+                break
+            if self.found and time.monotonic() > deadline:
+                break
+            for path in fresh:
+                self.found[path] = self._uses(path)
+            out.shares, out.reached, prices, duals = self._solve()
+            out.paths = list(self.found)
+            if out.reached <= out.value * (1 + _TOLERANCE):
+                self.finished = True
+            if say is not None:
+                say(f"packing: {len(self.found)} paths")
+        return out
+
+    def _price(self, prices: Floats, duals: Mapping[tuple[str, str], float]) -> list[Path]:
+        out, size = self.flow, len(self.names)
+        by_link = prices[self.row]
+        weight = by_link + _HOP_SHARE * float(by_link.mean())
+        matrix = csr_matrix((weight, (self.src, self.dst)), shape=(size, size))
+        starts = self.gpus[self.sources]
+        _, before = dijkstra(matrix, indices=starts, return_predecessors=True)
+        total, fresh = 0.0, []
+        for row, source in enumerate(starts.tolist()):
+            for target in self.gpus.tolist():
+                if target == source:
+                    continue
+                nodes = [target]
+                while nodes[-1] != source:
+                    nodes.append(int(before[row, nodes[-1]]))
+                path = tuple(self.names[i] for i in reversed(nodes))
+                price = sum(by_link[self.number[link]] for link in zip(path, path[1:], strict=False))
+                total += price
+                if path not in self.found and price < duals.get((path[0], path[-1]), np.inf) * (1 - _TOLERANCE):
+                    fresh.append(path)
+        value = total * self.times / float(self.capacity @ prices)
+        if value > out.value:
+            out.value = value
+            out.prices = {link: float(by_link[i]) for i, link in enumerate(self.links)}
+        return fresh
+
+    def _uses(self, path: Path) -> Counter[int]:
+        used: Counter[int] = Counter()
+        for link in zip(path, path[1:], strict=False):
+            used[int(self.row[self.number[link]])] += self.times
+        return used
+
+    def _solve(self) -> tuple[Floats, float, Floats, dict[tuple[str, str], float]]:
+        users: dict[int, list[tuple[int, float]]] = defaultdict(list)
+        members: dict[tuple[str, str], list[tuple[int, float]]] = defaultdict(list)
+        scale = len(self.sources) * self.times * len(self.gpus) / float(self.capacity.sum())
+        for j, (path, used) in enumerate(self.found.items()):
+            for row, times in used.items():
+                users[row].append((j, times / self.capacity[row] / scale))
+            members[path[0], path[-1]].append((j, 1.0))
+        loads, whole = Rows(), Rows()
+        order = sorted(users)
+        for row in order:
+            loads.add([*users[row], (len(self.found), -1.0)], 0.0)
+        for pair in members:
+            whole.add(members[pair], 1.0)
+        objective = np.zeros(len(self.found) + 1)
+        objective[-1] = 1.0
+        found = minimise(objective, loads, whole)
+        if found is None:
+            raise TimeLimitError("the linear programme of paths was not solved in time")
+        prices = np.zeros(len(self.capacity))
+        prices[order] = np.maximum(-found.at_most_duals, 0.0) / self.capacity[order]
+        duals = {
+            pair: float(y) * scale / self.times for pair, y in zip(members, found.equal_duals, strict=True)
+        }
+        return found.x[:-1], found.value * scale, prices, duals
+
+
+def path_schedule(packing: PathPacking, collective: Collective, strategy: str) -> Schedule:
+    """The paths of alltoall or scatter as a schedule: every piece moves on by a hop a step."""
+    topology, flow = packing.topology, packing.flow
+    pairs = {pair: i for i, pair in enumerate({(p[0], p[-1]): None for p in flow.paths})}
+    of = [pairs[p[0], p[-1]] for p in flow.paths]
+    capacity = [Fraction(0)] * len(packing.capacity)
+    for i, link in enumerate(packing.links):
+        capacity[int(packing.row[i])] += topology.capacity_GBps[link]
+    shares = small_shares(flow.shares, list(packing.found.values()), capacity, of)
+    is_gpu = {g: r for r, g in enumerate(topology.ranks)}
+    images = np.arange(len(packing.names))[None] if flow.images is None else flow.images
+    n = collective.ranks
+    chunks: list[Chunk] = []
+    rows: list[tuple[int, int, int, int, int, int]] = []
+    routes: dict[tuple[str, ...], int] = {}
+    for path, share in zip(flow.paths, shares, strict=True):
+        if not share:
+            continue
+        for image in images:
+            moved = [packing.names[image[packing.index[d]]] for d in path] if len(images) > 1 else list(path)
+            source, target = is_gpu[moved[0]], is_gpu[moved[-1]]
+            step, at = 0, 0
+            for i, device in enumerate(moved):
+                if i and device in is_gpu:
+                    route = routes.setdefault(tuple(moved[at + 1 : i]), len(routes))
+                    rows.append((step, is_gpu[moved[at]], is_gpu[device], len(chunks), COPY, route))
+                    step, at = step + 1, i
+            chunks.append(Chunk(share / n, source if collective.name == "alltoall" else None, target))
+    for rank in range(n):
+        own = rank if collective.name == "alltoall" else None
+        if own is not None or rank == collective.root:
+            chunks.append(Chunk(Fraction(1, n), own, rank))
+    transfers = Transfers(*zip(*rows, strict=True), list(routes)).sorted()
+    return tighten(Schedule(collective, strategy, tuple(chunks), transfers, ()), topology)
