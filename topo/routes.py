@@ -9,6 +9,7 @@ from __future__ import annotations
 import heapq
 from fractions import Fraction
 from itertools import pairwise
+from math import lcm
 
 from .graph import Topology
 
@@ -26,19 +27,33 @@ class Router:
 
     def __init__(self, topology: Topology) -> None:
         self.topology = topology
-        self._from: dict[str, dict[str, Route]] = {}
+        self._before: dict[str, dict[str, str]] = {}
+        self._gpus = frozenset(topology.ranks)
+        scale = lcm(*(x.denominator for x in topology.latency_us.values()))
+        width = {c: -i for i, c in enumerate(sorted(set(topology.capacity_GBps.values())))}
+        self._out = {
+            here: [
+                (there, int(topology.latency_us[here, there] * scale), width[topology.capacity_GBps[here, there]])
+                for there in near
+            ]
+            for here, near in topology.out_neighbours.items()
+        }
 
     def route(self, src: int, dst: int) -> Route | None:
         """The route from rank `src` to rank `dst`, or None where only other GPUs could forward."""
-        ranks = self.topology.ranks
-        return self.routes_from(src).get(ranks[dst])
+        start, here = self.topology.ranks[src], self.topology.ranks[dst]
+        before = self._search(start)
+        if here not in before or here == start:
+            return None
+        path = [here]
+        while path[-1] != start:
+            path.append(before[path[-1]])
+        return tuple(reversed(path))
 
     def routes_from(self, src: int) -> dict[str, Route]:
         """Routes from rank `src` to every GPU it reaches, by the receiving GPU's id."""
-        start = self.topology.ranks[src]
-        if start not in self._from:
-            self._from[start] = self._search(start)
-        return self._from[start]
+        found = ((gpu, self.route(src, dst)) for dst, gpu in enumerate(self.topology.ranks))
+        return {gpu: route for gpu, route in found if route is not None}
 
     def latency_us(self, route: Route) -> Fraction:
         """Latency along a route: the sum over its links."""
@@ -48,36 +63,24 @@ class Router:
         """Bandwidth of a route that is used alone: that of its narrowest link."""
         return min(self.topology.capacity_GBps[link] for link in route_links(route))
 
-    def _search(self, start: str) -> dict[str, Route]:
-        topology = self.topology
-        index = {d.id: i for i, d in enumerate(topology.devices)}
-        found: dict[str, Route] = {}
-        done: set[str] = set()
-        heap: list[tuple[Fraction, int, Fraction, tuple[int, ...], Route]] = [
-            (Fraction(0), 0, Fraction(0), (index[start],), (start,))
-        ]
+    def _search(self, start: str) -> dict[str, str]:
+        """The device before each that is reached (Dijkstra); of routes alike in all, the one found first."""
+        if start in self._before:
+            return self._before[start]
+        before: dict[str, str] = {}
+        widest = min((w for near in self._out.values() for _, _, w in near), default=0)
+        heap = [(0, 0, widest, 0, start, start)]
+        count = 0
         while heap:
-            latency, hops, narrow, key, route = heapq.heappop(heap)
-            here = route[-1]
-            if here in done:
+            latency, hops, narrow, _, here, previous = heapq.heappop(heap)
+            if here in before:
                 continue
-            done.add(here)
-            if here != start and topology.by_id[here].kind == "gpu":
-                found[here] = route
+            before[here] = previous
+            if here != start and here in self._gpus:
                 continue
-            for there in topology.out_neighbours[here]:
-                if there in done:
-                    continue
-                link = here, there
-                width = -topology.capacity_GBps[link]
-                heapq.heappush(
-                    heap,
-                    (
-                        latency + topology.latency_us[link],
-                        hops + 1,
-                        width if hops == 0 else max(narrow, width),
-                        (*key, index[there]),
-                        (*route, there),
-                    ),
-                )
-        return found
+            for there, more, width in self._out[here]:
+                if there not in before:
+                    count += 1
+                    heapq.heappush(heap, (latency + more, hops + 1, max(narrow, width), count, there, here))
+        self._before[start] = before
+        return before

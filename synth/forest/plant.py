@@ -32,6 +32,9 @@ _UNION_STEPS = (1, 2, 4, 8, 16, 32, 64, 128)
 _UNION_WORK = 3_000_000
 _ROOTS = 64
 _METRIC_RANKS = 256
+_SINGLE_RANKS = 128
+_NEAR = Fraction(1, 50)
+"""With more GPUs than that, trees are not weighed link by link where a simpler forest is this near to the bound."""
 
 
 @dataclass(frozen=True)
@@ -106,8 +109,10 @@ class Nursery:
 
     def at_bound(self) -> bool:
         """Whether a forest within the limits is at the bound."""
-        enough = self.bound * (1 - AT_BOUND)
-        return any(p.rate_GBps >= enough and self.limits.allows(p) for p in self.planted)
+        return self._within(AT_BOUND)
+
+    def _within(self, gap: Fraction) -> bool:
+        return any(p.rate_GBps >= self.bound * (1 - gap) and self.limits.allows(p) for p in self.planted)
 
     def _time_left(self) -> bool:
         return time.monotonic() < self.deadline
@@ -128,7 +133,7 @@ class Nursery:
         if not self.at_bound() and self._time_left():
             if self.survey.direct:
                 self.orbits()
-            if not self.at_bound():
+            if not self.at_bound() and (len(self.survey.ranks) <= _SINGLE_RANKS or not self._within(_NEAR)):
                 self.single_links()
         if (self.limits.max_depth or self.limits.max_trees) and not self.at_bound() and self._time_left():
             self.low_ones()
