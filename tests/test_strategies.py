@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from topoplan.synth.collective import Collective
 from topoplan.synth.cost import bandwidth_s_per_GB, cost, rounds
 from topoplan.synth.schedule import Schedule
+from topoplan.synth.forest.shapes import binary
 from topoplan.synth.strategies import STRATEGIES
-from topoplan.synth.strategies.base import SEGMENTS, Request
-from topoplan.synth.strategies.double_tree import _parents
+from topoplan.synth.strategies.base import Request
 from topoplan.synth.synthesize import collective_on, lower_envelope, synthesize
 from topoplan.synth.verify import verify
 from topoplan.topo.errors import InfeasibleError, TimeLimitError
@@ -99,9 +99,9 @@ def test_dgx1_is_embedded_as_a_cube() -> None:
 
 @pytest.mark.parametrize("n", range(2, 20))
 def test_leaves_of_one_tree_are_inner_nodes_of_the_other(n: int) -> None:
-    parents = _parents(n)
-    inner = {p for p in parents if p is not None}
-    assert sum(p is None for p in parents) == 1
+    parents = binary(n)
+    inner = {p for p in parents if p >= 0}
+    assert parents.count(-1) == 1
     assert all(i % 2 == 1 for i in inner)
 
 
@@ -113,9 +113,9 @@ def test_leaves_of_one_tree_are_inner_nodes_of_the_other(n: int) -> None:
 def test_packed_trees_reach_the_bound(argument: str, algbw: Fraction) -> None:
     topology = preset(argument)
     schedules = build("packing", topology)
-    assert [s.segments for s in schedules] == list(SEGMENTS)
-    assert 1 / bandwidth_s_per_GB(schedules[-1], topology) >= algbw * (1 - Fraction(1, 10**6))
-    assert schedules[0].trees == len(schedules[0].chunks)
+    pipelined = [s for s in schedules if s.segments > 1]
+    assert max(1 / bandwidth_s_per_GB(s, topology) for s in pipelined) >= algbw * (1 - Fraction(1, 10**6))
+    assert all(s.trees == len(s.chunks) for s in schedules)
 
 
 def test_a_pipeline_costs_what_its_ticks_cost() -> None:

@@ -6,20 +6,35 @@ from collections.abc import Callable, Mapping
 
 from ...topo.errors import InputError
 from ..schedule import Schedule
-from . import direct, double_tree, exact, halving_doubling, one_shot, packing, recursive_doubling, ring
+from . import (
+    direct,
+    double_tree,
+    exact,
+    greedy,
+    halving_doubling,
+    hierarchical,
+    one_shot,
+    packing,
+    parameter_server,
+    recursive_doubling,
+    ring,
+)
 from .base import Request
 
 Strategy = Callable[[Request], list[Schedule]]
 
 STRATEGIES: Mapping[str, Strategy] = {
-    "exact": exact.build,
     "packing": packing.build,
+    "exact": exact.build,
+    "hierarchical": hierarchical.build,
+    "greedy": greedy.build,
     "ring": ring.build,
     "double-tree": double_tree.build,
     "recursive-doubling": recursive_doubling.build,
     "halving-doubling": halving_doubling.build,
     "direct": direct.build,
     "one-shot": one_shot.build,
+    "parameter-server": parameter_server.build,
 }
 """By name. Each returns candidate schedules (for small sizes, large ones, ...), or raises InfeasibleError with the reason
 why it has none for this collective on this topology.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from typing import Any
 
 from ...topo.errors import InfeasibleError
@@ -24,6 +25,9 @@ from ..transfers import OPS, Op, Transfers
 SEGMENTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 """How finely pipelines may be cut; the cost model chooses among them by size."""
 _MOST_PIECES = 1 << 16
+_UNKNOWN = Fraction(10**12)
+MOST_TRANSFERS = 400_000
+"""More than so many are not planned for where a schedule's transfers grow with the square of the ranks."""
 
 
 def segment_counts(trees: int) -> list[int]:
@@ -51,6 +55,11 @@ class Request:
 
     def __post_init__(self) -> None:
         self.router = Router(self.topology)
+
+    @property
+    def bound_GBps(self) -> Fraction:
+        """What nobody can beat; where no bound is known yet, a rate that no machine has."""
+        return self.bound.algbw_GBps if self.bound is not None else _UNKNOWN
 
     @property
     def seconds_left(self) -> float:

@@ -6,15 +6,18 @@ from ...topo.errors import InfeasibleError
 from ..collective import Collective
 from ..schedule import Schedule
 from ..transform import compose, reverse
-from .base import Request, Send, build_schedule, whole
+from .base import MOST_TRANSFERS, Request, Send, build_schedule, whole
 
 
 def build(request: Request) -> list[Schedule]:
     """The direct schedule. InfeasibleError where some pair has no route without another GPU in the way."""
     collective = request.collective
+    n = collective.ranks
+    if n * n > MOST_TRANSFERS:
+        raise InfeasibleError(f"direct: {n} ranks take {n * n} transfers, more than are planned for")
     if collective.name == "allreduce":
-        gather = build(request.of(Collective("allgather", collective.ranks)))[0]
-        scatter = build(request.of(Collective("reduce-scatter", collective.ranks)))[0]
+        gather = build(request.of(Collective("allgather", n)))[0]
+        scatter = build(request.of(Collective("reduce-scatter", n)))[0]
         return [compose(scatter, gather)]
     if collective.reduces:
         return [reverse(build(request.reversed())[0])]

@@ -12,6 +12,7 @@ from dataclasses import replace
 from fractions import Fraction
 
 from ...topo.errors import InfeasibleError
+from ..bounds import bound as lower_bound
 from ..cost import bandwidth_s_per_GB
 from ..forest.balanced import balanced_trees
 from ..forest.innet import in_network_forests
@@ -32,6 +33,9 @@ _EXACT_RANKS = 128
 
 def build(request: Request) -> list[Schedule]:
     """Schedules of different numbers of trees, depths and segments. InfeasibleError where there is none within limits."""
+    if request.bound is None:
+        limit = lower_bound(request.collective, request.topology, request.seconds_left / 2, request.progress)
+        request = replace(request, bound=limit)
     if request.collective.name in _TURNED:
         return [reverse(schedule) for schedule in build(request.reversed())]
     if request.collective.name in ("alltoall", "scatter"):
@@ -50,8 +54,8 @@ def _paths(request: Request) -> Schedule:
 
 def _trees(request: Request) -> list[Schedule]:
     machine = survey(request.topology)
-    name, bound = request.collective.name, request.bound
-    best = bound.algbw_GBps if bound is not None else Fraction(0)
+    name = request.collective.name
+    best = request.bound_GBps
     if name == "allreduce" and computes_in_network(request.topology):
         planted = in_network_forests(machine, best, request.limits, request.deadline, request.progress)
     elif name == "allreduce" and (request.topology.is_symmetric or len(machine.ranks) > _EXACT_RANKS):
@@ -71,7 +75,7 @@ def _trees(request: Request) -> list[Schedule]:
     for one in planted:
         request.table.append(
             {"trees": one.forest.count, "depth": one.forest.depth, "algbw_GBps": float(one.rate_GBps),
-             "gap": max(0.0, float(1 - one.rate_GBps / best)) if best else None, "how": one.how, "kept": one in picked}
+             "gap": max(0.0, float(1 - one.rate_GBps / best)), "how": one.how, "kept": one in picked}
         )  # fmt: skip
     return schedules
 

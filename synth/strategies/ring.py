@@ -23,19 +23,21 @@ from ..linear import pack
 from ..rounding import exact_rates
 from ..schedule import Schedule
 from ..transform import compose
-from .base import Request, Send, build_schedule, only_for
+from .base import MOST_TRANSFERS, Request, Send, build_schedule, only_for
 
 Cycle = tuple[int, ...]
 _PRICE_SCALE = 10**9
 _PRICING_SECONDS = 2.0
 _MOST_CYCLES = 200
-_MOST_TRANSFERS = 400_000
+_MOST_RANKS = 200
 
 
 def build(request: Request) -> list[Schedule]:
     """One schedule. InfeasibleError where there is no Hamiltonian cycle (or none was found in time)."""
     only_for(request, "ring", ["allreduce", "allgather", "reduce-scatter"])
     n = request.collective.ranks
+    if n > _MOST_RANKS:
+        raise InfeasibleError(f"ring: cycles through {n} GPUs are not searched for; at most {_MOST_RANKS}")
     cycles: dict[Cycle, Fraction] = {(0, 1): Fraction(1)} if n == 2 else best_cycles(request)
     cycles = _few_enough(cycles, n)
     gather = _half(request, cycles, "allgather")
@@ -47,7 +49,7 @@ def build(request: Request) -> list[Schedule]:
 
 def _few_enough(cycles: dict[Cycle, Fraction], n: int) -> dict[Cycle, Fraction]:
     """The heaviest cycles, as many as keep the schedule readable and quick to verify."""
-    most = _MOST_TRANSFERS // (2 * n * (n - 1))
+    most = MOST_TRANSFERS // (2 * n * (n - 1))
     if most < 1:
         raise InfeasibleError(f"ring: a ring of {n} ranks has {2 * n * (n - 1)} transfers, more than are planned for")
     heaviest = sorted(cycles.items(), key=lambda item: -item[1])[:most]

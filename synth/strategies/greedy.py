@@ -1,0 +1,107 @@
+"""Time-expanded greedy matching for large direct networks (TACOS, MICRO 2024), best of several trials.
+
+In every step each link takes as many chunks as its bandwidth has units; a chunk goes where it is missing, and of several
+the one that fewest ranks have goes first. Links choose in random order, in rounds in which no two lead to one rank.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...topo.errors import InfeasibleError
+from ...topo.exact import fraction_gcd
+from ..collective import Collective
+from ..cost import tighten
+from ..schedule import Schedule
+from ..transfers import COPY, Transfers
+from ..transform import compose, reverse
+from .base import Request, only_for
+
+_TRIALS = 8
+_MOST_TRANSFERS = 4_000_000
+_MOST_UNITS = 32
+Ints = NDArray[np.int64]
+
+
+def build(request: Request) -> list[Schedule]:
+    """The schedule with fewest steps. InfeasibleError where GPUs are not joined by links of their own, or are too many."""
+    only_for(request, "greedy", ["allgather", "reduce-scatter", "allreduce"])
+    name, n = request.collective.name, request.collective.ranks
+    if name == "reduce-scatter":
+        return [reverse(build(request.reversed())[0])]
+    if name == "allreduce":
+        gather = build(request.of(Collective("allgather", n)))[0]
+        scatter = build(request.of(Collective("reduce-scatter", n)))[0]
+        return [compose(scatter, gather)]
+    links = request.topology.capacity_GBps
+    if any(request.topology.by_id[d].kind != "gpu" for link in links for d in link):
+        raise InfeasibleError("greedy plans for GPUs that are joined by links of their own only; here switches lie between")
+    if n * n > _MOST_TRANSFERS:
+        raise InfeasibleError(f"greedy: {n} ranks take {n * n} transfers, more than are planned for")
+    unit = fraction_gcd(sorted(set(links.values())))
+    if max(links.values()) / unit > _MOST_UNITS:
+        raise InfeasibleError("greedy: the bandwidths have no common unit of which the widest link has at most 32")
+    best: list[Ints] | None = None
+    for trial in range(_TRIALS):
+        if best is not None and time.monotonic() > request.deadline:
+            break
+        found = _trial(request, {link: int(c / unit) for link, c in links.items()}, trial, best)
+        if found is not None:
+            best = found
+            request.say(f"greedy: {len(best)} steps after {trial + 1} trials")
+    if best is None:
+        raise InfeasibleError("greedy: some GPUs cannot be reached")
+    step = np.repeat(np.arange(len(best)), [len(rows) for rows in best])
+    src, dst, chunk = np.concatenate(best).T
+    transfers = Transfers(step, src, dst, chunk, np.full(len(step), COPY), np.zeros(len(step)), [()]).sorted()
+    chunks = request.collective.even_chunks(1)
+    return [tighten(Schedule(request.collective, "greedy", chunks, transfers, ()), request.topology)]
+
+
+def _trial(
+    request: Request, units: dict[tuple[str, str], int], seed: int, best: list[Ints] | None
+) -> list[Ints] | None:
+    """One (src, dst, chunk) array a step; None where no fewer steps than the best has come out."""
+    n = request.collective.ranks
+    number = {gpu: r for r, gpu in enumerate(request.topology.ranks)}
+    random = np.random.default_rng(seed)
+    lanes = [(number[a], number[b]) for (a, b), count in units.items() for _ in range(count)]
+    has = np.eye(n, dtype=np.bool_)
+    out: list[Ints] = []
+    left = n * (n - 1)
+    while left:
+        if best is not None and len(out) + 1 >= len(best):
+            return None
+        rows = []
+        coming = has.copy()
+        holders = has.sum(axis=0) + random.random(n)  # rarest first, ties at random
+        order = np.argsort(holders)
+        for src, dst in _rounds(lanes, random):
+            offered = has[src][:, order] & ~coming[dst][:, order]
+            place = np.argmax(offered, axis=1)
+            there = offered[np.arange(len(src)), place]
+            chunk = order[place[there]]
+            coming[dst[there], chunk] = True
+            rows.append(np.stack([src[there], dst[there], chunk], axis=1))
+        now = np.concatenate(rows)
+        if not len(now):
+            return None
+        out.append(now)
+        left -= len(now)
+        has = coming
+    return out
+
+
+def _rounds(lanes: list[tuple[int, int]], random: np.random.Generator) -> list[tuple[Ints, Ints]]:
+    """Links in random order, dealt out so that those of a round lead to different ranks."""
+    dealt: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    met: dict[int, int] = defaultdict(int)
+    for i in random.permutation(len(lanes)).tolist():
+        src, dst = lanes[i]
+        dealt[met[dst]].append((src, dst))
+        met[dst] += 1
+    return [(np.array([a for a, _ in rows]), np.array([b for _, b in rows])) for rows in dealt.values()]

@@ -1,0 +1,33 @@
+"""Hierarchical allreduce on equal boxes: reduce inside each box to its lanes, across boxes lane by lane, and back.
+
+The boxes are found by their links and solved once; across them every lane has trees of boxes: a pair of binary trees,
+a chain, chains or stars from every box (synth/forest/boxes.py, shapes.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ...topo.errors import InfeasibleError
+from ..forest.plant import Nursery, pareto
+from ..forest.survey import survey
+from ..forest.trees import schedule_of
+from ..schedule import Schedule
+from .base import Request, only_for, segment_counts
+
+
+def build(request: Request) -> list[Schedule]:
+    """A schedule for each shape that is not worse in all respects. InfeasibleError where the machine is one box."""
+    only_for(request, "hierarchical", ["allreduce"])
+    machine = survey(request.topology)
+    if machine.boxes is None:
+        raise InfeasibleError(
+            f"hierarchical: {request.topology.name} is one box (no slower links join equal groups of GPUs)"
+        )
+    nursery = Nursery(machine, request.bound_GBps, request.limits, request.deadline, request.progress)
+    nursery.lanes()
+    picked = pareto([p for p in nursery.planted if request.limits.allows(p)])
+    if not picked:
+        raise InfeasibleError("hierarchical: some lanes of the boxes have no routes between them, or limits leave nothing")
+    found = [schedule_of(p.forest, request.collective, request.topology, "hierarchical") for p in picked]
+    return [replace(s, segments=m) for s in found for m in segment_counts(s.trees or 1)]

@@ -1,0 +1,45 @@
+"""Parameter servers: every rank sends its part to a server, which adds up and sends the sum back (BytePS, OSDI 2020).
+
+One server, or every rank as the server of a share; the shares follow from a linear programme over the links.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ...topo.errors import InfeasibleError
+from ..forest.plant import Nursery, pareto
+from ..forest.survey import survey
+from ..forest.trees import RootedTree, schedule_of
+from ..schedule import Schedule
+from .base import MOST_TRANSFERS, Request, only_for
+
+
+def build(request: Request) -> list[Schedule]:
+    """With the best single server, and with all. InfeasibleError where no rank has routes to all others."""
+    only_for(request, "parameter-server", ["allreduce"])
+    n = request.collective.ranks
+    if 2 * n * n > MOST_TRANSFERS:
+        raise InfeasibleError(f"parameter-server: {n} servers for {n} ranks take more transfers than are planned for")
+    servers = [server for rank in range(n) if (server := _star(request, rank)) is not None]
+    if not servers:
+        raise InfeasibleError("parameter-server: no rank has routes to all others that pass no other GPU")
+    nursery = Nursery(survey(request.topology), request.bound_GBps, request.limits, request.deadline, request.progress)
+    for server in servers:
+        nursery.keep_weighed([server], "one server")
+    nursery.planted = pareto(nursery.planted)
+    if len(servers) > 1:
+        nursery.keep_weighed(servers, "all ranks serve")
+    return [
+        replace(schedule_of(p.forest, request.collective, request.topology, "parameter-server"), trees=None, depth=None)
+        for p in pareto(nursery.planted)
+    ]
+
+
+def _star(request: Request, server: int) -> RootedTree | None:
+    n, router = request.collective.ranks, request.router
+    up = [None if r == server else router.route(r, server) for r in range(n)]
+    down = [None if r == server else router.route(server, r) for r in range(n)]
+    if sum(route is None for route in (*up, *down)) > 2:
+        return None
+    return RootedTree(server, tuple(up), tuple(down))
