@@ -13,8 +13,8 @@ from ..topo.graph import Topology
 from .bounds import bound, check_connected
 from .certificate import Bound
 from .collective import Collective
-from .cost import Cost, costs
-from .forest.plant import Limits
+from .cost import Cost, bandwidth_s_per_GB, costs
+from .forest.plant import AT_BOUND, Limits
 from .order import is_uniform
 from .plan import Entry, Plan
 from .schedule import Schedule
@@ -24,20 +24,26 @@ from .verify import verify
 
 AUTO = "auto"
 _BOUND_SHARE = 0.3
+_FIRST_SHARE = 0.5
+"""Of the time left, for packing in auto; the others share what remains."""
+_EXACT_SHARE = 0.05
+_EXACT_RANKS = 8
+_WHERE_PACKING_FALLS_SHORT = ("ring", "double-tree", "halving-doubling", "greedy")
+"""Strategies that auto leaves out where packing is at the bound: they win nowhere then, and searching takes time."""
 _BYTES_PER_US_OVER_S_PER_GB = 1000
 """alpha_us / beta_s_per_GB in bytes: 1e-6 s / (1 s / 1e9 B)."""
 
 
 @dataclass(frozen=True)
 class Synthesis:
-    """A plan, how long it took, why the strategies that gave nothing gave nothing, all candidates (verified), and the
-    forests that packing met on the way (see strategies.base.Request.table).
+    """A plan, how long it took, why the strategies that gave nothing gave nothing, all candidates with their costs, and
+    the forests that packing met on the way (see strategies.base.Request.table).
     """
 
     plan: Plan
     seconds: float
     declined: dict[str, str]
-    candidates: tuple[Schedule, ...]
+    candidates: tuple[tuple[Schedule, Cost], ...]
     table: list[dict[str, Any]]
 
 
@@ -59,8 +65,11 @@ def synthesize(
     time_limit_s: float = 60.0,
     progress: Callable[[str], None] | None = None,
     limits: Limits | None = None,
+    *,
+    thorough: bool = False,
 ) -> Synthesis:
-    """The verified plan of one strategy, or of the best at each size (auto).
+    """The verified plan of one strategy, or of the best at each size (auto). `thorough`: auto tries every strategy, also
+    where it has no chance, and searches longer for the best placements.
 
     Raises InfeasibleError where there is none, TimeLimitError where the time was over before there was one.
     """
@@ -71,56 +80,84 @@ def synthesize(
         strategy(name)
     check_connected(collective, topology)
     limit = bound(collective, topology, time_limit_s * _BOUND_SHARE, progress)
-    candidates: list[Schedule] = []
     declined: dict[str, str] = {}
     table: list[dict[str, Any]] = []
     timed_out = False
+    costed: list[tuple[Schedule, Cost]] = []
     for number, name in enumerate(names):
         now = time.monotonic()
+        if now > deadline and costed:
+            declined[name] = "not tried: the time was over"
+            continue
         turn = now + max(0.0, deadline - now) / (len(names) - number)
+        if strategy_name == AUTO and not thorough:
+            if name in _WHERE_PACKING_FALLS_SHORT and _at_bound(collective, topology, limit, costed):
+                continue
+            if name == "exact" and costed and collective.ranks > _EXACT_RANKS:
+                continue
+        if strategy_name == AUTO and number == 0:
+            turn = now + max(0.0, deadline - now) * _FIRST_SHARE
+        elif strategy_name == AUTO and name == "exact" and not thorough:
+            turn = min(turn, now + time_limit_s * _EXACT_SHARE)
         if progress is not None:
             progress(f"{name} ...")
+        quick = strategy_name == AUTO and not thorough
+        request = Request(collective, topology, turn, progress, limit, limits or Limits(), quick, table)
         try:
-            request = Request(collective, topology, turn, progress, limit, limits or Limits(), table)
-            candidates += strategy(name)(request)
+            costed += cost_all(topology, strategy(name)(request))
         except (InfeasibleError, TimeLimitError) as error:
             if strategy_name != AUTO or not isinstance(error, NotOfferedError):
                 declined[name] = str(error)
             timed_out = timed_out or isinstance(error, TimeLimitError)
-    if not candidates:
+    if not costed:
         reasons = "; ".join(declined.values())
         raise TimeLimitError(reasons) if timed_out else InfeasibleError(reasons)
-    plan = plan_of(collective, topology, limit, candidates)
-    return Synthesis(plan, time.monotonic() - started, declined, tuple(candidates), table)
+    plan = plan_of(collective, topology, limit, costed)
+    return Synthesis(plan, time.monotonic() - started, declined, tuple(costed), table)
 
 
-def plan_of(collective: Collective, topology: Topology, limit: Bound, candidates: Iterable[Schedule]) -> Plan:
-    """The plan that takes, at each size, the candidate with the least predicted time. Candidates are verified.
+def _at_bound(
+    collective: Collective, topology: Topology, limit: Bound, costed: list[tuple[Schedule, Cost]]
+) -> bool:
+    enough = limit.s_per_GB * (1 + AT_BOUND)
+    bases = {replace(s, segments=2) for s, _ in costed if s.segments > 1}
+    return any(bandwidth_s_per_GB(base, topology) <= enough for base in bases) and collective.ranks > 1
+
+
+def cost_all(topology: Topology, candidates: Iterable[Schedule]) -> list[tuple[Schedule, Cost]]:
+    """Every candidate with its cost; verified first. Of schedules that differ in segments only, the steps are looked at
+    once.
+    """
+    cuts: dict[Schedule, list[int]] = {}
+    for schedule in candidates:
+        cuts.setdefault(replace(schedule, segments=1), []).append(schedule.segments)
+    out: list[tuple[Schedule, Cost]] = []
+    for base, segments in cuts.items():
+        verify(base, topology)
+        found = costs(base, topology, segments)
+        out += [(replace(base, segments=m), c) for m, c in zip(segments, found, strict=True)]
+    return out
+
+
+def _alike(costed: list[tuple[Schedule, Cost]]) -> list[tuple[Schedule, Cost]]:
+    """Without schedules under which ranks would end with different bits (see synth/order.py), if there are others."""
+    uniform = {base: is_uniform(base) for base in {replace(s, segments=1) for s, _ in costed}}
+    return [item for item in costed if uniform[replace(item[0], segments=1)]] or costed
+
+
+def plan_of(
+    collective: Collective, topology: Topology, limit: Bound, costed: Iterable[tuple[Schedule, Cost]]
+) -> Plan:
+    """The plan that takes, at each size, the candidate with the least predicted time.
 
     Schedules under which ranks would end with different bits (see synth/order.py) are left out if there are others.
     """
-    everything = list(candidates)
-    uniform = {replace(s, segments=1): None for s in everything}
-    for schedule in list(uniform):
-        if not is_uniform(schedule):
-            del uniform[schedule]
-    pool = [s for s in everything if replace(s, segments=1) in uniform] or everything
-    pool.sort(key=lambda s: len(s.transfers))  # of schedules that cost the same, the one with fewest transfers
-    for schedule in {replace(s, segments=1): None for s in pool}:
-        verify(schedule, topology)
-    cuts: dict[Schedule, list[int]] = {}
-    for schedule in pool:
-        cuts.setdefault(replace(schedule, segments=1), []).append(schedule.segments)
-    known = {
-        (base, m): found
-        for base, segments in cuts.items()
-        for m, found in zip(segments, costs(base, topology, segments), strict=True)
-    }
+    pool = sorted(_alike(list(costed)), key=lambda item: len(item[0].transfers))  # of equal cost, the one with fewest transfers
     entries: list[Entry] = []
-    for number, first in lower_envelope([known[replace(s, segments=1), s.segments] for s in pool]):
+    for number, first in lower_envelope([c for _, c in pool]):
         if entries:
             entries[-1] = replace(entries[-1], max_bytes=first)
-        entries.append(Entry(first, None, pool[number]))
+        entries.append(Entry(first, None, pool[number][0]))
     return Plan(topology, collective, tuple(entries), limit)
 
 

@@ -283,8 +283,9 @@ def low_columns(survey: Survey, most_depth: int | None, deadline: float) -> list
                     fresh.append((price, tree, used))
         fresh.sort(key=lambda x: x[0])
         for _, tree, used in fresh[:8]:
-            trees[tree] = None
-            columns.append(used)
+            if tree not in trees:
+                trees[tree] = None
+                columns.append(used)
         if not fresh:
             break
         solved = pack(columns, graph.capacity)

@@ -41,7 +41,7 @@ Send = tuple[int, int, int, int, Op]
 @dataclass
 class Request:
     """What is wanted: a collective on a topology, and until when (time.monotonic), with the bound where it is known, and
-    what trees may be like. `table` takes note of forests on the way: trees, depth, algbw_GBps, gap, how, kept.
+    what trees may be like; `quick` asks not to search long for the last bit. `table` takes note of forests on the way: trees, depth, algbw_GBps, gap, how, kept.
     """
 
     collective: Collective
@@ -50,6 +50,7 @@ class Request:
     progress: Callable[[str], None] | None = None
     bound: Bound | None = None
     limits: Limits = field(default_factory=Limits)
+    quick: bool = False
     table: list[dict[str, Any]] = field(default_factory=list)
     router: Router = field(init=False)
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from ...topo.errors import InfeasibleError
 from ..schedule import Schedule
-from .base import Request, Send, build_schedule, only_for
+from .base import MOST_TRANSFERS, Request, Send, build_schedule, only_for
 from .placement import place
 
 LARGE_BYTES = 1 << 26
@@ -21,6 +21,8 @@ def build(request: Request) -> list[Schedule]:
     n = request.collective.ranks
     if n < 2:
         raise InfeasibleError("halving-doubling needs at least two ranks")
+    if 2 * n * n > MOST_TRANSFERS:
+        raise InfeasibleError(f"halving-doubling: {n} ranks take {2 * n * n} transfers, more than are planned for")
     chunks = request.collective.even_chunks(1 << (n.bit_length() - 1))
 
     def draw(order: Sequence[int]) -> Schedule:

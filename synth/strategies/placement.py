@@ -19,6 +19,7 @@ from .base import Request
 
 Pairs = Iterable[tuple[int, int]]
 _CLIMB_RANKS = 64
+_SECONDS, _QUICK_SECONDS = 1.0, 0.1
 
 
 def place(
@@ -26,13 +27,13 @@ def place(
     draw: Callable[[Sequence[int]], Schedule],
     pairs: Callable[[Sequence[int]], Pairs],
     size_bytes: int,
-    seconds: float = 1.0,
 ) -> Schedule:
     """The best schedule found of `draw(order)`, position i being played by rank order[i].
 
     `pairs(order)` are the ordered pairs of ranks that must have a route. Raises InfeasibleError where no order was
     found under which they all have one.
     """
+    seconds = _QUICK_SECONDS if request.quick else _SECONDS
     deadline = min(time.monotonic() + seconds, request.deadline)
     n = request.collective.ranks
 

@@ -1,0 +1,184 @@
+"""What topo-synth prints for people: tables of the plan, the trees on the way, a front, an explanation."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from .sizes import show_size
+from .synth_output import Report, healthy_json
+
+if TYPE_CHECKING:
+    from ..synth.certificate import Bound
+    from ..synth.explain import Explanation, Part
+    from ..synth.ksync.pareto import Front
+    from ..synth.plan import Plan
+
+WIDTH = 120
+"""Columns of a table that is not printed to a terminal."""
+
+
+
+def limit_text(limit: Bound) -> str:
+    """The bound as a number, and as a fraction where that is short."""
+    exact = limit.algbw_GBps
+    return f"{float(exact):.4g}" + (
+        f" (exactly {exact})" if exact.denominator != 1 and exact.denominator < 10**6 else ""
+    )
+
+
+def why_text(limit: Bound) -> str:
+    """What the bound rests on."""
+    if limit.kind == "cut":
+        inside = limit.certificate["inside"]
+        listed = ", ".join(inside[:10]) + (" ..." if len(inside) > 10 else "")
+        return f"bound by the cut around {{{listed}}}"
+    how = "linear programming dual" + (", each direction for itself" if limit.kind == "tree-prices" else "")
+    return f"bound by prices on {len(limit.certificate['prices'])} links ({how})"
+
+
+def print_tables(report: Report, *, with_forests: bool) -> None:
+    """Everything for people, on standard output."""
+    from rich.console import Console
+
+    console = Console(width=None if sys.stdout.isatty() else WIDTH)
+    if report.front is not None:
+        _print_front(console, report.front)
+    if report.plan is not None:
+        _print_plan(console, report.plan, report.size)
+    if report.healthy is not None:
+        _print_healthy(console, report.healthy, report)
+    if report.table and with_forests:
+        _print_forests(console, report.table)
+    if report.explanation is not None:
+        _print_explanation(console, report.explanation)
+    for name, reason in report.declined.items() if with_forests or report.plan is None else ():
+        console.print(f"[dim]{name}: {reason}[/dim]", highlight=False, soft_wrap=True)
+    console.print(f"synthesized and verified in {report.seconds:.2f} s", highlight=False)
+
+
+def _print_healthy(console: Any, healthy: Plan, report: Report) -> None:
+    figures = healthy_json(healthy, report)
+    console.print(
+        f"before, {healthy.topology.name}: at most {figures['bound_GBps']:.4g} GB/s, {figures['strategy']} predicted "
+        f"{figures['predicted_time_s'] * 1e6:.4g} us at {show_size(report.size)}; now the bound is "
+        f"{figures['bound_ratio']:.1%} of that, the time {figures['time_ratio']:.3g} times as long",
+        highlight=False, soft_wrap=True,
+    )  # fmt: skip
+
+
+def _print_forests(console: Any, rows: list[dict[str, Any]]) -> None:
+    from rich.table import Table
+
+    table = Table(box=None, header_style="bold", pad_edge=False, title="trees on the way", title_justify="left")
+    for title in ("trees", "depth", "GB/s at most", "gap", "found as", ""):
+        table.add_column(title, justify="left" if title in ("found as", "") else "right", no_wrap=True)
+    for row in rows:
+        gap = "" if row["gap"] is None else "0" if row["gap"] <= 1e-6 else f"{row['gap']:.2%}"
+        trees = "" if row["trees"] is None else str(row["trees"])
+        table.add_row(
+            trees, str(row["depth"]), f"{row['algbw_GBps']:.4g}", gap, row["how"], "kept" * row["kept"],
+            style=None if row["kept"] else "dim",
+        )  # fmt: skip
+    console.print(table)
+
+
+def _print_explanation(console: Any, explanation: Explanation) -> None:
+    from rich.table import Table
+
+    from ..synth.explain import SIZES
+
+    parts = explanation.parts
+    if explanation.kind == "cut":
+        what = f"the cut from {_named(parts[0])} to {_named(parts[1])}"
+    elif len(parts) > 1 and all(len(p.gpus) == 1 for p in parts):
+        what = f"the links between all {len(parts)} GPUs, each of which must be reached"
+    else:
+        what = "the links between " + ", ".join(_named(p) for p in parts[:8]) + (" ..." if len(parts) > 8 else "")
+    console.print(
+        f"bottleneck: {what}; together they carry {float(explanation.across_GBps):.4g} GB/s one way",
+        highlight=False, soft_wrap=True,
+    )  # fmt: skip
+    links = Table(box=None, header_style="bold", pad_edge=False, title="links to improve first", title_justify="left")
+    for title in ("link", "GB/s", "alike", "bound rises per GB/s more", "bound with it a tenth wider"):
+        links.add_column(title, justify="left" if title == "link" else "right", no_wrap=True)
+    for x in explanation.levers[:8]:
+        links.add_row(
+            f"{x.a} - {x.b}", f"{float(x.bandwidth_GBps):.4g}", str(x.alike), f"{float(x.gain_GBps):.4g}",
+            "" if x.wider_GBps is None else f"{float(x.wider_GBps):.5g}",
+        )  # fmt: skip
+    console.print(links)
+    table = Table(box=None, header_style="bold", pad_edge=False, title="algbw in GB/s by size", title_justify="left")
+    table.add_column("strategy", no_wrap=True)
+    for size in SIZES:
+        table.add_column(show_size(size).replace(" ", ""), justify="right", no_wrap=True)
+    best = [max((row[i] for row in explanation.reached.values()), default=0.0) for i in range(len(SIZES))]
+    for name, row in sorted(explanation.reached.items(), key=lambda item: -item[1][-1]):
+        cells = [f"[green]{x:.3g}[/green]" if x == best[i] else f"{x:.3g}" for i, x in enumerate(row)]
+        table.add_row(name, *cells)
+    console.print(table)
+
+
+def _named(part: Part) -> str:
+    listed = part.gpus or part.others
+    return "{" + ", ".join(listed[:8]) + (f", ... {len(listed)} in all" if len(listed) > 8 else "") + "}"
+
+
+def _print_plan(console: Any, plan: Plan, size: int) -> None:
+    from rich.table import Table
+
+    from ..synth.cost import rounds
+
+    collective, topology = plan.collective, plan.topology
+    console.print(
+        f"[bold]{collective.name}[/bold] on [bold]{topology.name}[/bold] ({collective.ranks} ranks, fingerprint "
+        f"{topology.fingerprint[:12]}): at most [bold]{limit_text(plan.bound)} GB/s[/bold] algbw; {why_text(plan.bound)}",
+        highlight=False, soft_wrap=True,
+    )  # fmt: skip
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for title, left in (("sizes from", 0), ("to", 0), ("strategy", 1), ("chunks", 0), ("steps", 0), ("rounds", 0),
+                        ("trees", 0), ("segments", 0), ("latency us", 0), ("GB/s at most", 0), ("gap", 0)):  # fmt: skip
+        table.add_column(title, justify="left" if left else "right", no_wrap=True)
+    for entry in plan.entries:
+        s, cost = entry.schedule, plan.cost_of(entry)
+        total = rounds(s, topology)
+        table.add_row(
+            show_size(entry.min_bytes), show_size(entry.max_bytes) if entry.max_bytes is not None else "",
+            s.strategy, str(len(s.chunks)), str(s.steps), "" if total is None else f"{float(total):g}",
+            str(s.trees or ""), str(s.segments if s.segments > 1 else ""), f"{float(cost.alpha_us):.3g}",
+            f"{1 / float(cost.beta_s_per_GB):.4g}", f"{max(0.0, float(plan.gap_of(entry))):.1%}",
+            style="green" if entry.covers(size) else None,
+        )  # fmt: skip
+    console.print(table)
+    entry = plan.entry_for(size)
+    time_s = plan.cost_of(entry).time_s(size)
+    algbw = size / time_s / 1e9 if time_s else 0.0
+    console.print(
+        f"at {show_size(size)}: {entry.schedule.strategy}, predicted {time_s * 1e6:.4g} us, algbw {algbw:.4g} GB/s, "
+        f"busbw {algbw * float(collective.bus_factor()):.4g} GB/s", highlight=False, soft_wrap=True,
+    )  # fmt: skip
+
+
+def _print_front(console: Any, front: Front) -> None:
+    from rich.table import Table
+
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for title in ("chunks", "steps", "rounds", "R/C", "status", "", "form", "proof", "seconds"):
+        table.add_column(title, justify="left" if title in ("status", "", "form", "proof") else "right")
+    for row in front.rows:
+        marks = [
+            "front" * (row in front.front),
+            "fewest steps" * (row.latency_optimal and not row.dominated),
+            "least R/C" * row.bandwidth_optimal,
+            "dominated" * row.dominated,
+        ]
+        table.add_row(
+            str(row.chunks), str(row.steps), str(row.rounds), str(row.ratio), row.status,
+            ", ".join(m for m in marks if m), row.form, row.proof, f"{row.synthesis_s:.2f}",
+            style="green" if row in front.front else "dim" if row.status != "feasible" else None,
+        )  # fmt: skip
+    console.print(table)
+    console.print(
+        f"least R/C that any schedule can have: {front.least_ratio}"
+        + ("" if front.complete else "; the search was not exhaustive"), highlight=False,
+    )  # fmt: skip

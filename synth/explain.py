@@ -1,0 +1,184 @@
+"""Why a machine is as fast as it is: the bottleneck, what each strategy would reach, and which links to improve first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+from scipy.sparse import coo_matrix
+from scipy.sparse.csgraph import connected_components
+
+from ..topo.exact import parse_fraction
+from ..topo.graph import Topology
+from .bounds import bound
+from .certificate import Bound
+from .collective import Collective
+from .cost import Cost
+from .schedule import Schedule
+
+SIZES = tuple(1 << bits for bits in (10, 13, 16, 19, 22, 25, 28, 30))
+"""1 KiB to 1 GiB."""
+_TRIED_LINKS = 4
+_WIDER = Fraction(11, 10)
+
+
+@dataclass(frozen=True)
+class Part:
+    """Devices that the bottleneck lies around; `gpus` are those among them that are GPUs."""
+
+    gpus: tuple[str, ...]
+    others: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Lever:
+    """A link that the bound rests on. `gain_GBps` is how much the bound rises for each GB/s that the link gets, both ways
+    (the dual's price; other links may then take over); `wider_GBps` is the bound with this link a tenth wider, where it
+    was worked out; `alike` counts the links that are priced the same at the same bandwidth.
+    """
+
+    a: str
+    b: str
+    bandwidth_GBps: Fraction
+    gain_GBps: Fraction
+    alike: int
+    wider_GBps: Fraction | None = None
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """`kind` and `parts` are the bottleneck: of a cut the two sides, of prices the groups of GPUs that priced links keep
+    apart. `across_GBps` is what the links between the parts carry, one direction. `reached[strategy]` are algbw in GB/s
+    at SIZES.
+    """
+
+    kind: str
+    parts: tuple[Part, ...]
+    across_GBps: Fraction
+    levers: tuple[Lever, ...]
+    reached: dict[str, tuple[float, ...]]
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON object with these fields."""
+        return {
+            "bottleneck": {
+                "kind": self.kind,
+                "parts": [{"gpus": list(p.gpus), "others": list(p.others)} for p in self.parts],
+                "across_GBps": float(self.across_GBps),
+            },
+            "links": [
+                {
+                    "src": x.a, "dst": x.b, "bandwidth_GBps": float(x.bandwidth_GBps),
+                    "bound_gain_per_GBps": float(x.gain_GBps), "alike": x.alike,
+                    "bound_GBps_if_a_tenth_wider": None if x.wider_GBps is None else float(x.wider_GBps),
+                }
+                for x in self.levers
+            ],
+            "sizes_bytes": list(SIZES),
+            "algbw_GBps": {name: list(row) for name, row in self.reached.items()},
+        }  # fmt: skip
+
+
+def explain(
+    collective: Collective, topology: Topology, limit: Bound, candidates: Sequence[tuple[Schedule, Cost]], seconds: float
+) -> Explanation:
+    """Read the certificate of `limit` and the costs of `candidates`; up to `seconds` go into trying wider links."""
+    inside = set(limit.certificate["inside"]) if limit.kind == "cut" else None
+    prices = _cut_prices(inside, topology) if inside is not None else _read_prices(limit, topology)
+    parts = _sides(inside, topology) if inside is not None else _apart(set(prices), topology)
+    place = {d: i for i, part in enumerate(parts) for d in (*part.gpus, *part.others)}
+    across = sum(
+        (c for (a, b), c in topology.capacity_GBps.items() if place.get(a) != place.get(b) and _leads(a, inside)),
+        Fraction(0),
+    )
+    if inside is None:
+        across /= 2
+    levers = _levers(prices, collective, topology, limit, seconds)
+    return Explanation(limit.kind, parts, across, levers, _reached(candidates))
+
+
+def _leads(device: str, inside: set[str] | None) -> bool:
+    return inside is None or device in inside
+
+
+def _cut_prices(inside: set[str], topology: Topology) -> dict[tuple[str, str], Fraction]:
+    return {(a, b): Fraction(1) for a, b in topology.capacity_GBps if a in inside and b not in inside}
+
+
+def _read_prices(limit: Bound, topology: Topology) -> dict[tuple[str, str], Fraction]:
+    out: dict[tuple[str, str], Fraction] = {}
+    for a, b, price in limit.certificate["prices"]:
+        for link in ((a, b), (b, a)) if limit.kind == "prices" else ((a, b),):
+            if link in topology.capacity_GBps:
+                out[link] = out.get(link, Fraction(0)) + parse_fraction(price)
+    return out
+
+
+def _sides(inside: set[str], topology: Topology) -> tuple[Part, ...]:
+    return tuple(
+        _part([d.id for d in topology.devices if (d.id in inside) == side], topology) for side in (True, False)
+    )
+
+
+def _part(members: Sequence[str], topology: Topology) -> Part:
+    gpus = tuple(d for d in members if topology.by_id[d].kind == "gpu")
+    return Part(gpus, tuple(d for d in members if topology.by_id[d].kind != "gpu"))
+
+
+def _apart(priced: set[tuple[str, str]], topology: Topology) -> tuple[Part, ...]:
+    """Groups with GPUs that are left when the priced links are taken away."""
+    names = [d.id for d in topology.devices]
+    index = {name: i for i, name in enumerate(names)}
+    free = [(index[a], index[b]) for a, b in topology.capacity_GBps if (a, b) not in priced]
+    a, b = (np.array([pair[i] for pair in free], dtype=np.int64) for i in (0, 1))
+    graph = coo_matrix((np.ones(len(free)), (a, b)), shape=(len(names), len(names)))
+    count, group = connected_components(graph, directed=False)
+    members: list[list[str]] = [[] for _ in range(count)]
+    for name in names:
+        members[int(group[index[name]])].append(name)
+    return tuple(part for part in (_part(m, topology) for m in members) if part.gpus)
+
+
+def _levers(
+    prices: dict[tuple[str, str], Fraction], collective: Collective, topology: Topology, limit: Bound, seconds: float
+) -> tuple[Lever, ...]:
+    """bound = needed / sum(bandwidth * price), so the bound rises by its own share of a link's price."""
+    paid = sum((topology.capacity_GBps[link] * p for link, p in prices.items()), Fraction(0))
+    both: dict[tuple[str, str], Fraction] = {}
+    for (a, b), p in prices.items():
+        key = (a, b) if (b, a) not in both else (b, a)
+        both[key] = both.get(key, Fraction(0)) + p
+    found: dict[tuple[Fraction, Fraction], list[tuple[str, str]]] = {}
+    for (a, b), p in both.items():
+        if p:
+            gain = limit.algbw_GBps * p / paid
+            found.setdefault((gain, topology.capacity_GBps[a, b]), []).append((a, b))
+    out = []
+    each = seconds / _TRIED_LINKS
+    for number, ((gain, width), links) in enumerate(sorted(found.items(), key=lambda item: -item[0][0])):
+        a, b = links[0]
+        wider = None
+        if number < _TRIED_LINKS and seconds > 0:
+            changed = replace(
+                topology,
+                links=tuple(
+                    replace(x, bandwidth_GBps=x.bandwidth_GBps * _WIDER) if {x.src, x.dst} == {a, b} else x
+                    for x in topology.links
+                ),
+            )
+            wider = bound(collective, changed, each).algbw_GBps
+        out.append(Lever(a, b, width, gain, len(links), wider))
+    return tuple(out)
+
+
+def _reached(candidates: Sequence[tuple[Schedule, Cost]]) -> dict[str, tuple[float, ...]]:
+    best: dict[str, list[float]] = {}
+    for schedule, cost in candidates:
+        row = best.setdefault(schedule.strategy, [0.0] * len(SIZES))
+        for i, size in enumerate(SIZES):
+            time_s = cost.time_s(size)
+            row[i] = max(row[i], size / time_s / 1e9 if time_s else 0.0)
+    return {name: tuple(row) for name, row in best.items()}
