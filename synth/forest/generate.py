@@ -24,6 +24,8 @@ from .pairs import Floats, PairGraph, Tree
 
 _TOLERANCE = 1e-10
 _SMOOTH = 0.5
+_OTHERS = 12
+_SHUN = 0.2
 
 
 @dataclass(frozen=True)
@@ -69,20 +71,34 @@ def generate(
         reached = float(rates.sum()) >= min(best[1], most) * (1 - _TOLERANCE)
         if reached or (trees and time.monotonic() > deadline):
             return Columns(tuple(trees), rates, best[0], best[1], reached)
-        used = _in_rows(graph, tree, rows)
         cheap = not trees or sum(dual[i] * times for i, times in graph.uses(tree).items()) < 1 - _TOLERANCE
         if tree in known or not cheap:
             if smooth == 0.0:
                 return Columns(tuple(trees), rates, best[0], best[1], optimal=True)
             smooth = smooth / 2 if smooth > 0.05 else 0.0
             continue
-        known[tree] = None
-        trees.append(tree)
-        columns.append(used)
+        for fresh in [tree, *_others(graph, asked, tree, rows)]:
+            if fresh not in known:
+                known[fresh] = None
+                trees.append(fresh)
+                columns.append(_in_rows(graph, fresh, rows))
         rates, dual = _solve(columns, capacity, rows)
         smooth = _SMOOTH
         if progress is not None and len(trees) % 20 == 0:
             progress(f"packing: {len(trees)} trees, {rates.sum():.4g} of at most {best[1]:.4g} GB/s")
+
+
+def _others(graph: PairGraph, prices: Floats, tree: Tree, rows: NDArray[np.int64]) -> list[Tree]:
+    """A few more trees that are nearly as cheap, each shunning the links of those before."""
+    out = []
+    shunned = np.zeros(len(prices))
+    for _ in range(_OTHERS):
+        for row, times in _in_rows(graph, tree, rows).items():
+            shunned[row] += times
+        dear = prices * (1 + _SHUN * shunned[rows] / np.bincount(rows, minlength=len(prices))[rows])
+        _, tree = graph.cheapest_tree(dear + _SHUN * float(prices.mean()) * 1e-3)
+        out.append(tree)
+    return out
 
 
 def _solve(columns: list[Counter[int]], capacity: Floats, rows: NDArray[np.int64]) -> tuple[Floats, Floats]:

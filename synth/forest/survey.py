@@ -12,6 +12,8 @@ from functools import cached_property, lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.sparse import coo_matrix
+from scipy.sparse.csgraph import connected_components
 
 from ...topo.exact import fraction_gcd
 from ...topo.graph import Topology
@@ -21,7 +23,7 @@ from .boxes import Boxes, find_boxes
 from .generate import Columns, generate
 from .pairs import PairGraph, Tree
 from .paths import PathPacking
-from .symmetry import group, shifts
+from .symmetry import mirrors, shifts
 from .union import spanning_trees
 
 Say = Callable[[str], None] | None
@@ -59,21 +61,23 @@ class Survey:
 
     @cached_property
     def classes_are_orbits(self) -> bool:
-        """Whether shifts alone move every pair of a class to every other: then prices by class lose nothing."""
-        if self.graph.classes.max(initial=-1) + 1 == len(self.graph.pairs):
+        """Whether known symmetries move every pair of a class to every other: then prices by class lose nothing."""
+        classes, pairs = int(self.graph.classes.max(initial=-1)) + 1, len(self.graph.pairs)
+        if classes == pairs:
             return True
-        images = group(self.turns, 4096)
-        if images is None:
-            return False
         size = len(self.graph.names)
-        least = np.arange(len(self.graph.pairs))
         key = self.graph.low * size + self.graph.high
         order = np.argsort(key)
-        for image in images:
+        moves = []
+        for image in [*(turn[1] for turn in self.turns), *mirrors(self.topology)]:
             a, b = image[self.graph.low], image[self.graph.high]
             there = np.minimum(a, b) * size + np.maximum(a, b)
-            least = np.minimum(least, order[np.searchsorted(key[order], there)])
-        return len(np.unique(least)) == int(self.graph.classes.max()) + 1
+            moves.append(order[np.searchsorted(key[order], there)])
+        if not moves:
+            return False
+        src, dst = np.tile(np.arange(pairs), len(moves)), np.concatenate(moves)
+        orbits, _ = connected_components(coo_matrix((np.ones(len(src)), (src, dst)), shape=(pairs, pairs)), directed=False)
+        return bool(orbits == classes)
 
     def by_class(self, deadline: float, say: Say = None) -> Columns:
         """Columns and prices with links of a class priced alike."""

@@ -43,6 +43,71 @@ def colours(topology: Topology, single: str | None = None) -> Ints:
         count = now
 
 
+class _Machine:
+    """A topology as arrays, to try permutations on."""
+
+    def __init__(self, topology: Topology) -> None:
+        names = [d.id for d in topology.devices]
+        index = {name: i for i, name in enumerate(names)}
+        self.size, self.ranks = len(names), len(topology.ranks)
+        self.gpus = np.array([index[g] for g in topology.ranks], dtype=np.int64)
+        self.others = np.setdiff1d(np.arange(self.size), self.gpus)
+        capacity = topology.capacity_GBps
+        value = {c: i for i, c in enumerate(sorted(set(capacity.values())))}
+        self.values = len(value) or 1
+        self.src = np.array([index[a] for a, _ in capacity], dtype=np.int64)
+        self.dst = np.array([index[b] for _, b in capacity], dtype=np.int64)
+        self.rate = np.array([value[c] for c in capacity.values()], dtype=np.int64)
+        kinds = [(d.kind, d.can_reduce, d.can_copy) for d in topology.devices]
+        number = {k: i for i, k in enumerate(sorted(set(kinds)))}
+        self.kind = np.array([number[k] for k in kinds], dtype=np.int64)
+        self.table = self._links(np.arange(self.size))
+
+    def _links(self, image: Ints) -> Ints:
+        return np.sort((image[self.src] * self.size + image[self.dst]) * self.values + self.rate)
+
+    def extended(self, of_rank: Ints) -> Ints | None:
+        """The permutation of all devices that a permutation of the ranks brings with it, if it changes nothing.
+
+        The image of another device is the one that is linked to the images of what it is linked to.
+        """
+        image = np.full(self.size, -1, dtype=np.int64)
+        image[self.gpus] = self.gpus[of_rank]
+        if len(self.others):
+            here, there = self._signatures(np.arange(self.ranks)), self._signatures(np.argsort(of_rank))
+            a = self.others[np.argsort(here[self.others], kind="stable")]
+            b = self.others[np.argsort(there[self.others], kind="stable")]
+            if not np.array_equal(here[a], there[b]):
+                return None
+            image[a] = b
+        same = np.array_equal(self._links(image), self.table) and np.array_equal(self.kind[image], self.kind)
+        return image if same else None
+
+    def _signatures(self, labels: Ints) -> NDArray[np.uint64]:
+        return _signatures(self.src, self.dst, self.rate, self.kind, self.gpus, labels)
+
+    def digits(self) -> list[tuple[int, int]]:
+        """Ways to read a digit off the rank numbers: (what it counts in, its base)."""
+        n = self.ranks
+        lows = (x for x in range(1, n + 1) if n % x == 0)
+        return [(low, base) for low in lows for base in range(2, n // low + 1) if (n // low) % base == 0]
+
+
+def mirrors(topology: Topology) -> list[Ints]:
+    """Symmetries that turn a digit of the rank numbers round, or exchange two that are next to each other."""
+    machine = _Machine(topology)
+    ranks = np.arange(machine.ranks)
+    out = []
+    for low, base in machine.digits():
+        digit = ranks // low % base
+        tried = [ranks + low * (base - 1 - 2 * digit)]
+        if machine.ranks % (low * base * base) == 0:
+            above = ranks // (low * base) % base
+            tried.append(ranks + (above - digit) * low + (digit - above) * low * base)
+        out += [image for image in map(machine.extended, tried) if image is not None]
+    return out
+
+
 def shifts(topology: Topology) -> list[Ints]:
     """A group of symmetries of the machine that moves ranks as a clock does: permutations of the devices, a row each.
 
@@ -50,66 +115,36 @@ def shifts(topology: Topology) -> list[Ints]:
     are generators, and of sets with different digits the one with most symmetries is taken (a torus' translations,
     boxes and the lanes in them). The result is the list of each digit's turns, a (turns, devices) array.
     """
-    n = len(topology.ranks)
-    names = [d.id for d in topology.devices]
-    index = {name: i for i, name in enumerate(names)}
-    gpus = np.array([index[g] for g in topology.ranks], dtype=np.int64)
-    capacity = {(index[a], index[b]): c for (a, b), c in topology.capacity_GBps.items()}
-    value = {c: i for i, c in enumerate(sorted(set(capacity.values())))}
-    src = np.array([a for a, _ in capacity], dtype=np.int64)
-    dst = np.array([b for _, b in capacity], dtype=np.int64)
-    rate = np.array([value[c] for c in capacity.values()], dtype=np.int64)
-    kinds = [(d.kind, d.can_reduce, d.can_copy) for d in topology.devices]
-    number = {k: i for i, k in enumerate(sorted(set(kinds)))}
-    kind = np.array([number[k] for k in kinds], dtype=np.int64)
-    size = len(names)
-    table = np.sort((src * size + dst) * (len(value) or 1) + rate)
-
-    def extended(image_of_rank: Ints) -> Ints | None:
-        """The permutation of all devices that a permutation of the ranks brings with it, if it is a symmetry."""
-        image = np.full(size, -1, dtype=np.int64)
-        image[gpus] = gpus[image_of_rank]
-        if size > n:
-            here = _signatures(src, dst, rate, kind, gpus, np.arange(n))
-            # A device's image is the one whose neighbours are the images of its neighbours.
-            inverse = np.argsort(image_of_rank)
-            there = _signatures(src, dst, rate, kind, gpus, inverse)
-            others = np.setdiff1d(np.arange(size), gpus)
-            a, b = others[np.argsort(here[others], kind="stable")], others[np.argsort(there[others], kind="stable")]
-            if not np.array_equal(here[a], there[b]):
-                return None
-            image[a] = b
-        moved = np.sort((image[src] * size + image[dst]) * (len(value) or 1) + rate)
-        return image if np.array_equal(moved, table) and np.array_equal(kind[image], kind) else None
-
+    machine = _Machine(topology)
+    ranks = np.arange(machine.ranks)
     found: dict[tuple[int, int], Ints] = {}
-    ranks = np.arange(n)
-    for low in (x for x in range(1, n + 1) if n % x == 0):
-        for base in (x for x in range(2, n // low + 1) if (n // low) % x == 0):
-            digit = ranks // low % base
-            image = extended(ranks + low * ((digit + 1) % base - digit))
-            if image is not None:
-                found[low, base] = image
+    for low, base in machine.digits():
+        digit = ranks // low % base
+        image = machine.extended(ranks + low * ((digit + 1) % base - digit))
+        if image is not None:
+            found[low, base] = image
     best: dict[int, tuple[int, list[tuple[int, int]]]] = {1: (1, [])}
     for low in sorted({low for low, _ in found} | {low * base for low, base in found} | {1}):
-        reachable = [entry for at, entry in best.items() if at <= low]
-        order, chosen = max(reachable, key=lambda entry: (entry[0], -len(entry[1])))
+        order, chosen = max((entry for at, entry in best.items() if at <= low), key=_longest)
         if low not in best or order > best[low][0]:
             best[low] = order, chosen
-        for (at, base), _ in found.items():
+        for at, base in found:
             if at == low:
                 grown = best[low][0] * base, [*best[low][1], (at, base)]
-                end = low * base
-                if end not in best or (grown[0], -len(grown[1])) > (best[end][0], -len(best[end][1])):
-                    best[end] = grown
-    _, chosen = max(best.values(), key=lambda entry: (entry[0], -len(entry[1])))
+                best[low * base] = max(grown, best.get(low * base, grown), key=_longest)
+    _, chosen = max(best.values(), key=_longest)
     out = []
     for key in chosen:
-        turns = [np.arange(size)]
+        turns = [np.arange(machine.size)]
         for _ in range(key[1] - 1):
             turns.append(found[key][turns[-1]])
         out.append(np.stack(turns))
     return out
+
+
+def _longest(entry: tuple[int, list[tuple[int, int]]]) -> tuple[int, int]:
+    """Most symmetries, then fewest digits."""
+    return entry[0], -len(entry[1])
 
 
 def _signatures(src: Ints, dst: Ints, rate: Ints, kind: Ints, gpus: Ints, labels: Ints) -> NDArray[np.uint64]:
