@@ -67,13 +67,28 @@ def _parser() -> Parser:
     add("--max-steps", type=int, metavar="S", help="with --pareto: look no further than this many steps")
     add("-k", "--slack", dest="slack", type=int, metavar="K", help="with --pareto: only k-synchronous rows, R <= S + K")
     add("--instance", action="append", metavar="C,S,R", help="decide one (chunks, steps, rounds); may be repeated")
-    add("--epsilon", metavar="E", help="packing: the fewest trees that come within this share of the bound (0.05: 5 %%)")
+    add(
+        "--epsilon", metavar="E", help="packing: the fewest trees that come within this share of the bound (0.05: 5 %%)"
+    )
     add("--max-trees", type=int, metavar="N", help="packing: at most so many trees")
     add("--max-depth", type=int, metavar="N", help="packing: no rank farther than so many hops from its root")
     add("--without-link", action="append", default=[], metavar="A:B", help="plan for the machine without that link (device "
         "ids or rank numbers), and say what that costs; may be repeated, as the next two")  # fmt: skip
-    add("--without-rank", action="append", default=[], type=int, metavar="R", help="plan for the machine without that GPU")
-    add("--scale-link", action="append", default=[], metavar="A:B=F", help="plan with that link at F times its bandwidth")
+    add(
+        "--without-rank",
+        action="append",
+        default=[],
+        type=int,
+        metavar="R",
+        help="plan for the machine without that GPU",
+    )
+    add(
+        "--scale-link",
+        action="append",
+        default=[],
+        metavar="A:B=F",
+        help="plan with that link at F times its bandwidth",
+    )
     add("--explain", action="store_true", help="the bottleneck, what every strategy would reach at 8 sizes, and which "
         "links to improve first")  # fmt: skip
     add("--bound-only", action="store_true", help="only the bound and its certificate")

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from ..synth.plan import Plan
     from ..topo.graph import Topology
 
+
 @dataclass
 class Report:
     """All that came out: `table` are the forests that packing met, `healthy` the plan of the machine before it changed."""

@@ -18,7 +18,6 @@ WIDTH = 120
 """Columns of a table that is not printed to a terminal."""
 
 
-
 def limit_text(limit: Bound) -> str:
     """The bound as a number, and as a fraction where that is short."""
     exact = limit.algbw_GBps

@@ -269,7 +269,9 @@ def _alltoall_prices(
     return _directed("prices", prices, collective, topology)
 
 
-def _directed(kind: str, prices: Mapping[tuple[str, str], float], collective: Collective, topology: Topology) -> list[Bound]:
+def _directed(
+    kind: str, prices: Mapping[tuple[str, str], float], collective: Collective, topology: Topology
+) -> list[Bound]:
     top = max(prices.values(), default=0.0)
     if not top:
         return []

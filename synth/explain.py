@@ -83,7 +83,11 @@ class Explanation:
 
 
 def explain(
-    collective: Collective, topology: Topology, limit: Bound, candidates: Sequence[tuple[Schedule, Cost]], seconds: float
+    collective: Collective,
+    topology: Topology,
+    limit: Bound,
+    candidates: Sequence[tuple[Schedule, Cost]],
+    seconds: float,
 ) -> Explanation:
     """Read the certificate of `limit` and the costs of `candidates`; up to `seconds` go into trying wider links."""
     inside = set(limit.certificate["inside"]) if limit.kind == "cut" else None

@@ -116,9 +116,7 @@ def synthesize(
     return Synthesis(plan, time.monotonic() - started, declined, tuple(costed), table)
 
 
-def _at_bound(
-    collective: Collective, topology: Topology, limit: Bound, costed: list[tuple[Schedule, Cost]]
-) -> bool:
+def _at_bound(collective: Collective, topology: Topology, limit: Bound, costed: list[tuple[Schedule, Cost]]) -> bool:
     enough = limit.s_per_GB * (1 + AT_BOUND)
     bases = {replace(s, segments=2) for s, _ in costed if s.segments > 1}
     return any(bandwidth_s_per_GB(base, topology) <= enough for base in bases) and collective.ranks > 1
@@ -145,14 +143,14 @@ def _alike(costed: list[tuple[Schedule, Cost]]) -> list[tuple[Schedule, Cost]]:
     return [item for item in costed if uniform[replace(item[0], segments=1)]] or costed
 
 
-def plan_of(
-    collective: Collective, topology: Topology, limit: Bound, costed: Iterable[tuple[Schedule, Cost]]
-) -> Plan:
+def plan_of(collective: Collective, topology: Topology, limit: Bound, costed: Iterable[tuple[Schedule, Cost]]) -> Plan:
     """The plan that takes, at each size, the candidate with the least predicted time.
 
     Schedules under which ranks would end with different bits (see synth/order.py) are left out if there are others.
     """
-    pool = sorted(_alike(list(costed)), key=lambda item: len(item[0].transfers))  # of equal cost, the one with fewest transfers
+    pool = sorted(
+        _alike(list(costed)), key=lambda item: len(item[0].transfers)
+    )  # of equal cost, the one with fewest transfers
     entries: list[Entry] = []
     for number, first in lower_envelope([c for _, c in pool]):
         if entries:

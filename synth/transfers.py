@@ -88,6 +88,12 @@ class Transfers(Sequence[Transfer]):
         route = np.concatenate([part.route + start for part, start in zip(parts, starts, strict=False)])
         return cls(step, src, dst, chunk, op, route, routes)
 
+    @classmethod
+    def from_columns(cls, columns: Iterable[ArrayLike], routes: Sequence[tuple[str, ...]]) -> Transfers:
+        """From the six columns in their order (see `columns`)."""
+        step, src, dst, chunk, op, route = columns
+        return cls(step, src, dst, chunk, op, route, routes)
+
     @property
     def columns(self) -> tuple[Ints, Ints, Ints, Ints, Ints, Ints]:
         """step, src, dst, chunk, op, route."""
@@ -95,7 +101,7 @@ class Transfers(Sequence[Transfer]):
 
     def taken(self, places: NDArray[np.int64] | NDArray[np.bool_] | slice) -> Transfers:
         """Those at `places` (indices or a mask), in that order."""
-        return Transfers(*(column[places] for column in self.columns), self.routes)
+        return Transfers.from_columns((column[places] for column in self.columns), self.routes)
 
     def sorted(self) -> Transfers:
         """By step, then source, destination, chunk, operation and route."""

@@ -37,8 +37,8 @@ def compose(reduce_scatter: Schedule, allgather: Schedule) -> Schedule:
     shares = [(c.share, c.target) for c in reduce_scatter.chunks]
     if shares != [(c.share, c.source) for c in allgather.chunks]:
         raise InfeasibleError("reduce-scatter and allgather cut the buffer differently; they do not make an allreduce")
-    step, *rest, route = allgather.transfers.columns
-    later = Transfers(step + reduce_scatter.steps, *rest, route, allgather.transfers.routes)
+    step, *rest = allgather.transfers.columns
+    later = Transfers.from_columns((step + reduce_scatter.steps, *rest), allgather.transfers.routes)
     return Schedule(
         collective=Collective("allreduce", allgather.collective.ranks),
         strategy=allgather.strategy,

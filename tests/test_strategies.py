@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from topoplan.synth.collective import Collective
 from topoplan.synth.cost import bandwidth_s_per_GB, cost, rounds
-from topoplan.synth.schedule import Schedule
 from topoplan.synth.forest.shapes import binary
+from topoplan.synth.schedule import Schedule
 from topoplan.synth.strategies import STRATEGIES
 from topoplan.synth.strategies.base import Request
 from topoplan.synth.synthesize import collective_on, lower_envelope, synthesize

@@ -83,14 +83,14 @@ def _factor(text: str, whole: str) -> Fraction:
 def _ends(text: str, topology: Topology, flag: str) -> tuple[str, str]:
     """The two devices of "A:B"; ids may have colons of their own."""
     parts = text.split(":")
-    splits: Sequence[tuple[str, str]] = [
-        (":".join(parts[:i]), ":".join(parts[i:])) for i in range(1, len(parts))
-    ]
+    splits: Sequence[tuple[str, str]] = [(":".join(parts[:i]), ":".join(parts[i:])) for i in range(1, len(parts))]
     found = [(a, b) for x, y in splits if (a := _device(x, topology)) and (b := _device(y, topology))]
     if not found:
         raise InputError(
             f"{flag} {text}: expected A:B with A and B devices of {topology.name} (or rank numbers), such as "
-            f"{topology.links[0].src}:{topology.links[0].dst}" if topology.links else f"{flag} {text}: there are no links"
+            f"{topology.links[0].src}:{topology.links[0].dst}"
+            if topology.links
+            else f"{flag} {text}: there are no links"
         )
     for a, b in found:
         if (a, b) in topology.capacity_GBps or (b, a) in topology.capacity_GBps:

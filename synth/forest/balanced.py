@@ -20,9 +20,7 @@ from .weigh import orbits
 Link = tuple[str, str]
 
 
-def balanced_trees(
-    topology: Topology, roots: Sequence[int], turns: list[NDArray[np.int64]]
-) -> Forest | None:
+def balanced_trees(topology: Topology, roots: Sequence[int], turns: list[NDArray[np.int64]]) -> Forest | None:
     """One tree a root; None where GPUs are not joined by links of their own, or cannot all be reached."""
     if any(topology.by_id[d].kind != "gpu" for link in topology.capacity_GBps for d in link):
         return None

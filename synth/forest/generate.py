@@ -53,11 +53,11 @@ def generate(
     is over (`deadline`, time.monotonic). `start` brings columns and prices along.
     """
     count = int(rows.max()) + 1
-    capacity = np.bincount(rows, weights=graph.capacity, minlength=count)
+    capacity: Floats = np.bincount(rows, weights=graph.capacity, minlength=count).astype(np.float64)
     best = (start.prices, start.value) if start is not None else (1.0 / graph.capacity / len(rows), np.inf)
     trees = list(start.trees) if start is not None else []
     columns = [_in_rows(graph, tree, rows) for tree in trees]
-    known = {tree: None for tree in trees}
+    known = dict.fromkeys(trees)
     rates, dual = np.zeros(len(trees)), best[0]
     if trees:
         rates, dual = _solve(columns, capacity, rows)

@@ -98,9 +98,7 @@ def _steiner(
         for pair in pairs:
             for device in graph.pairs[pair]:
                 degree[device] = degree.get(device, 0) + 1
-        loose = {
-            p for p in pairs if any(degree[d] == 1 and topology.by_id[d].kind != "gpu" for d in graph.pairs[p])
-        }
+        loose = {p for p in pairs if any(degree[d] == 1 and topology.by_id[d].kind != "gpu" for d in graph.pairs[p])}
         if not loose:
             break
         pairs -= loose

@@ -11,6 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,7 +53,9 @@ class Flow:
 class PathPacking:
     """Column generation for the pairs from `sources` to all other ranks."""
 
-    def __init__(self, topology: Topology, sources: Sequence[int], turns: list[NDArray[np.int64]] | None = None) -> None:
+    def __init__(
+        self, topology: Topology, sources: Sequence[int], turns: list[NDArray[np.int64]] | None = None
+    ) -> None:
         self.topology = topology
         self.links = list(topology.capacity_GBps)
         self.names = [d.id for d in topology.devices]
@@ -82,7 +85,8 @@ class PathPacking:
     def run(self, deadline: float, say: Callable[[str], None] | None = None) -> Flow:
         """Generate until nothing better is left, or the time is over; going on from an earlier call."""
         out = self.flow
-        prices, duals = 1 / self.capacity, {}
+        prices: Floats = 1 / self.capacity
+        duals: dict[tuple[str, str], float] = {}
         if self.found:
             _, _, prices, duals = self._solve()
         while not self.finished:
@@ -118,7 +122,7 @@ class PathPacking:
                 while nodes[-1] != source:
                     nodes.append(int(before[row, nodes[-1]]))
                 path = tuple(self.names[i] for i in reversed(nodes))
-                price = sum(by_link[self.number[link]] for link in zip(path, path[1:], strict=False))
+                price = sum(by_link[self.number[link]] for link in pairwise(path))
                 total += price
                 if path not in self.found and price < duals.get((path[0], path[-1]), np.inf) * (1 - _TOLERANCE):
                     fresh.append(path)
@@ -130,7 +134,7 @@ class PathPacking:
 
     def _uses(self, path: Path) -> Counter[int]:
         used: Counter[int] = Counter()
-        for link in zip(path, path[1:], strict=False):
+        for link in pairwise(path):
             used[int(self.row[self.number[link]])] += self.times
         return used
 
@@ -155,9 +159,7 @@ class PathPacking:
             raise TimeLimitError("the linear programme of paths was not solved in time")
         prices = np.zeros(len(self.capacity))
         prices[order] = np.maximum(-found.at_most_duals, 0.0) / self.capacity[order]
-        duals = {
-            pair: float(y) * scale / self.times for pair, y in zip(members, found.equal_duals, strict=True)
-        }
+        duals = {pair: float(y) * scale / self.times for pair, y in zip(members, found.equal_duals, strict=True)}
         return found.x[:-1], found.value * scale, prices, duals
 
 
@@ -193,5 +195,5 @@ def path_schedule(packing: PathPacking, collective: Collective, strategy: str) -
         own = rank if collective.name == "alltoall" else None
         if own is not None or rank == collective.root:
             chunks.append(Chunk(Fraction(1, n), own, rank))
-    transfers = Transfers(*zip(*rows, strict=True), list(routes)).sorted()
+    transfers = Transfers.from_columns(zip(*rows, strict=True), list(routes)).sorted()
     return tighten(Schedule(collective, strategy, tuple(chunks), transfers, ()), topology)

@@ -16,9 +16,10 @@ from math import ceil
 
 import numpy as np
 
-from .pairs import Floats, Tree
+from ..linear import pack
 from .boxes import lane_trees
 from .metric import Metric
+from .pairs import Floats, Tree
 from .shapes import SHAPES
 from .survey import Survey
 from .symmetry import group
@@ -150,10 +151,10 @@ class Nursery:
         best: dict[int, tuple[Fraction, RootedTree]] = {}
         for root in range(0, n, ceil(n / _ROOTS)):
             for hop_price in (0.0, 0.5, 10.0):
-                tree = low_tree(metric, root, hop_price)
-                if tree is None:
+                low = low_tree(metric, root, hop_price)
+                if low is None:
                     continue
-                rooted = self._rooted(tree)
+                rooted = self._rooted(low)
                 usage = Usage(self.survey.topology, [rooted])
                 rate = 1 / busiest(usage.uses, [1], usage.capacity)
                 depth = tree_depth(rooted, self.survey.ranks)
@@ -262,11 +263,9 @@ def low_columns(survey: Survey, most_depth: int | None, deadline: float) -> list
     graph, n = survey.graph, len(survey.ranks)
     if n > _METRIC_RANKS:
         return []
-    from ..linear import pack
-
     prices = 1 / graph.capacity
     trees: dict[Tree, None] = {}
-    columns = []
+    columns: list[Counter[int]] = []
     roots = range(0, n, ceil(n / _ROOTS))
     dual = prices
     while time.monotonic() < deadline:

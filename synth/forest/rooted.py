@@ -13,6 +13,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -99,7 +100,9 @@ class RootedPacking:
                 self.found[tree] = self._uses(tree)
             solved = self._solve()
             if solved is None:
-                raise InfeasibleError("the packing of trees has no optimum; are the bandwidths of very different sizes?")
+                raise InfeasibleError(
+                    "the packing of trees has no optimum; are the bandwidths of very different sizes?"
+                )
             out.shares, out.reached, prices, duals = solved
             out.trees = list(self.found)
             if out.reached <= max(out.value, enough) * (1 + _TOLERANCE):
@@ -169,7 +172,7 @@ class RootedPacking:
         out: Counter[int] = Counter()
         for route in (*tree.up, *tree.down):
             if route is not None:
-                for a, b in zip(route, route[1:], strict=False):
+                for a, b in pairwise(route):
                     out[int(self.row[self.number[a, b]])] += self.times
         return out
 

@@ -76,7 +76,9 @@ class Survey:
         if not moves:
             return False
         src, dst = np.tile(np.arange(pairs), len(moves)), np.concatenate(moves)
-        orbits, _ = connected_components(coo_matrix((np.ones(len(src)), (src, dst)), shape=(pairs, pairs)), directed=False)
+        orbits, _ = connected_components(
+            coo_matrix((np.ones(len(src)), (src, dst)), shape=(pairs, pairs)), directed=False
+        )
         return bool(orbits == classes)
 
     def by_class(self, deadline: float, say: Say = None) -> Columns:
@@ -124,9 +126,7 @@ class Survey:
         if collective.name != "alltoall":
             packing = PathPacking(self.topology, [collective.root or 0])
         else:
-            packing = self._alltoall = self._alltoall or PathPacking(
-                self.topology, range(collective.ranks), self.turns
-            )
+            packing = self._alltoall = self._alltoall or PathPacking(self.topology, range(collective.ranks), self.turns)
         packing.run(deadline, say)
         return packing
 

@@ -154,12 +154,13 @@ def _signatures(src: Ints, dst: Ints, rate: Ints, kind: Ints, gpus: Ints, labels
     def mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
         x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        return x ^ (x >> np.uint64(31))
+        mixed: NDArray[np.uint64] = x ^ (x >> np.uint64(31))
+        return mixed
 
     with np.errstate(over="ignore"):
         start = mix(kind.astype(np.uint64) + mixer)
         start[gpus] = mix(labels.astype(np.uint64) + np.uint64(1 << 40))
-        now = start.copy()
+        now: NDArray[np.uint64] = start.copy()
         for _ in range(4):
             seen = np.zeros((2, len(kind)), dtype=np.uint64)
             np.add.at(seen[0], src, mix(now[dst] + rate.astype(np.uint64) * mixer))

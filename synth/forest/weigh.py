@@ -22,7 +22,28 @@ from .trees import RootedTree, tree_columns
 Ints = NDArray[np.int64]
 GOOD = Fraction(1, 10**7)
 """Shares are rounded to the smallest denominator at which the busiest link is within this of what the floats reach."""
-_DENOMINATORS = (*range(1, 65), 72, 84, 90, 96, 120, 128, 144, 168, 180, 240, 256, 360, 420, 504, 512, 720, 840, 1000, 1024)
+_DENOMINATORS = (
+    *range(1, 65),
+    72,
+    84,
+    90,
+    96,
+    120,
+    128,
+    144,
+    168,
+    180,
+    240,
+    256,
+    360,
+    420,
+    504,
+    512,
+    720,
+    840,
+    1000,
+    1024,
+)
 _FINE = (5040, 10_000, 65_536, 10**6, 10**8, 10**10)
 _ROUNDED_TREES = 4096
 _SUGGESTED = 1000
@@ -112,8 +133,8 @@ def best_shares(
     members: list[list[tuple[int, float]]] = [[] for _ in groups]
     for j, g in enumerate(group):
         members[place[g]].append((j, 1.0))
-    for row in members:
-        whole.add(row, 1.0)
+    for terms in members:
+        whole.add(terms, 1.0)
     objective = np.zeros(len(uses) + 1)
     objective[-1] = 1.0
     if depths:

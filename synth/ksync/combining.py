@@ -12,7 +12,7 @@ from collections import defaultdict
 
 from ortools.sat.python import cp_model
 
-from ..schedule import Op, Schedule, Transfer
+from ..schedule import Op, Schedule, Transfer, Transfers
 from .copying import Instance, add_rounds, run_solver
 from .fabric import Fabric
 
@@ -57,7 +57,9 @@ def solve_combining(fabric: Fabric, instance: Instance, deadline: float) -> Sche
     chosen = [key for key, var in sends.items() if solver.boolean_value(var)]
     lengths = [r if isinstance(r, int) else solver.value(r) for r in rounds]
     chunks = instance.collective.even_chunks(count)
-    transfers = tuple(sorted(Transfer(s, *fabric.edges[e], c, op, fabric.routes[e][1:-1]) for c, e, s, op in chosen))
+    transfers = Transfers.of(
+        sorted(Transfer(s, *fabric.edges[e], c, op, fabric.routes[e][1:-1]) for c, e, s, op in chosen)
+    )
     durations = tuple(r * chunks[0].share / fabric.unit_GBps for r in lengths)
     return Schedule(instance.collective, "exact", chunks, transfers, durations)
 

@@ -17,7 +17,7 @@ from ortools.sat.python import cp_model
 
 from ...topo.errors import TimeLimitError
 from ..collective import Chunk, Collective
-from ..schedule import Schedule, Transfer
+from ..schedule import Schedule, Transfer, Transfers
 from .fabric import Fabric
 
 Key = tuple[int, int, int]
@@ -163,7 +163,9 @@ def _schedule(
     fabric: Fabric, instance: Instance, chunks: tuple[Chunk, ...], chosen: set[Key], rounds: list[int]
 ) -> Schedule:
     used = _useful(fabric, instance.collective, chunks, chosen)
-    transfers = tuple(sorted(Transfer(s, *fabric.edges[e], c, "copy", fabric.routes[e][1:-1]) for c, e, s in used))
+    transfers = Transfers.of(
+        sorted(Transfer(s, *fabric.edges[e], c, "copy", fabric.routes[e][1:-1]) for c, e, s in used)
+    )
     durations = tuple(r * chunks[0].share / fabric.unit_GBps for r in rounds)
     return Schedule(instance.collective, "exact", chunks, transfers, durations)
 

@@ -12,7 +12,8 @@ from fractions import Fraction
 
 from ...topo.graph import Topology
 from ...topo.routes import Route, Router, route_links
-from ..cost import DirectedLink, unit_GBps
+from ..cost import unit_GBps
+from ..loads import DirectedLink
 
 
 @dataclass(frozen=True)

@@ -28,8 +28,8 @@ from fractions import Fraction
 import numpy as np
 
 from ..collective import Chunk, Collective
-from ..cost import DirectedLink
 from ..linear import Rows, minimise
+from ..loads import DirectedLink
 from .copying import Key, possible_sends
 from .fabric import Fabric
 

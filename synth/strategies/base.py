@@ -34,6 +34,7 @@ def segment_counts(trees: int) -> list[int]:
     """Those of SEGMENTS at which the pieces of all trees are few enough to be run."""
     return [m for m in SEGMENTS if m <= 2 or m * trees <= _MOST_PIECES]
 
+
 Send = tuple[int, int, int, int, Op]
 """(step, src, dst, chunk, op)"""
 
@@ -41,7 +42,9 @@ Send = tuple[int, int, int, int, Op]
 @dataclass
 class Request:
     """What is wanted: a collective on a topology, and until when (time.monotonic), with the bound where it is known, and
-    what trees may be like; `quick` asks not to search long for the last bit. `table` takes note of forests on the way: trees, depth, algbw_GBps, gap, how, kept.
+    what trees may be like; `quick` asks not to search long for the last bit.
+
+    `table` takes note of forests on the way: trees, depth, algbw_GBps, gap, how, kept.
     """
 
     collective: Collective
@@ -113,8 +116,8 @@ def build_schedule(
             number = routes[src, dst] = len(listed)
             listed.append(route[1:-1])
         rows.append((step, src, dst, chunk, OPS.index(op), number))
-    columns = zip(*rows, strict=True) if rows else [()] * 6
-    schedule = Schedule(request.collective, name, chunks, Transfers(*columns, listed).sorted(), (), trees=trees)
+    transfers = Transfers.from_columns(zip(*rows, strict=True) if rows else [()] * 6, listed).sorted()
+    schedule = Schedule(request.collective, name, chunks, transfers, (), trees=trees)
     return tighten(schedule, request.topology)
 
 

@@ -39,7 +39,9 @@ def build(request: Request) -> list[Schedule]:
         return [compose(scatter, gather)]
     links = request.topology.capacity_GBps
     if any(request.topology.by_id[d].kind != "gpu" for link in links for d in link):
-        raise InfeasibleError("greedy plans for GPUs that are joined by links of their own only; here switches lie between")
+        raise InfeasibleError(
+            "greedy plans for GPUs that are joined by links of their own only; here switches lie between"
+        )
     if n * n > _MOST_TRANSFERS:
         raise InfeasibleError(f"greedy: {n} ranks take {n * n} transfers, more than are planned for")
     unit = fraction_gcd(sorted(set(links.values())))

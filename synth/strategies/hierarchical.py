@@ -28,6 +28,8 @@ def build(request: Request) -> list[Schedule]:
     nursery.lanes()
     picked = pareto([p for p in nursery.planted if request.limits.allows(p)])
     if not picked:
-        raise InfeasibleError("hierarchical: some lanes of the boxes have no routes between them, or limits leave nothing")
+        raise InfeasibleError(
+            "hierarchical: some lanes of the boxes have no routes between them, or limits leave nothing"
+        )
     found = [schedule_of(p.forest, request.collective, request.topology, "hierarchical") for p in picked]
     return [replace(s, segments=m) for s in found for m in segment_counts(s.trees or 1)]

@@ -38,10 +38,7 @@ def build(request: Request) -> list[Schedule]:
         request = replace(request, bound=limit)
     if request.collective.name in _TURNED:
         return [reverse(schedule) for schedule in build(request.reversed())]
-    if request.collective.name in ("alltoall", "scatter"):
-        found = [_paths(request)]
-    else:
-        found = _trees(request)
+    found = [_paths(request)] if request.collective.name in ("alltoall", "scatter") else _trees(request)
     return [replace(s, segments=m) for s in found for m in segment_counts(s.trees or 1)]
 
 
@@ -89,9 +86,10 @@ def _rooted(request: Request, machine: Survey) -> list[Planted]:
     out: list[Planted] = []
     if not both:
         balanced = balanced_trees(topology, roots, machine.turns)
-        if balanced is not None and _near(request, balanced) or (balanced and len(machine.ranks) > _EXACT_RANKS):
+        many = len(machine.ranks) > _EXACT_RANKS
+        if balanced is not None and (many or _near(request, balanced)):
             out.append(Planted(balanced, _rate(request, balanced), "balanced fewest hops"))
-            if len(machine.ranks) > _EXACT_RANKS:
+            if many:
                 return out
     packing = RootedPacking(topology, roots, both, machine.turns, request.limits.max_depth)
     enough = float(request.bound.s_per_GB) * parts if request.bound is not None and not both else 0.0
@@ -101,9 +99,7 @@ def _rooted(request: Request, machine: Survey) -> list[Planted]:
     return out
 
 
-def _forests(
-    packing: RootedPacking, branches: Branches, machine: Survey, most: int | None
-) -> list[tuple[Forest, str]]:
+def _forests(packing: RootedPacking, branches: Branches, machine: Survey, most: int | None) -> list[tuple[Forest, str]]:
     uses = [packing.found[tree] for tree in branches.trees]
     of = [0 if packing.both else tree.root for tree in branches.trees]
     capacity = packing.exact_capacity()

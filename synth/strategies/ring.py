@@ -18,8 +18,8 @@ from ortools.sat.python import cp_model
 from ...topo.errors import InfeasibleError
 from ...topo.routes import route_links
 from ..collective import Chunk, Collective
-from ..cost import DirectedLink
 from ..linear import pack
+from ..loads import DirectedLink
 from ..rounding import exact_rates
 from ..schedule import Schedule
 from ..transform import compose
