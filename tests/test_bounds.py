@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from fractions import Fraction
 from itertools import combinations
 
 import pytest
 from hypothesis import given, settings
-from hypothesis import strategies as st
+from random_graphs import graphs, on, partition_bound
 
 from topoplan.synth.bounds import bound
 from topoplan.synth.certificate import Bound, check_bound
@@ -18,11 +17,6 @@ from topoplan.synth.synthesize import synthesize
 from topoplan.topo.errors import InfeasibleError, VerificationError
 from topoplan.topo.graph import Device, Link, Topology, both_ways
 from topoplan.topo.presets import preset
-
-
-def on(name: str, topology: Topology) -> Collective:
-    rooted = name in ("broadcast", "reduce", "gather", "scatter")
-    return Collective(name, len(topology.ranks), 0 if rooted else None)
 
 
 @pytest.mark.parametrize(
@@ -47,47 +41,8 @@ def test_allreduce_bounds_known_from_the_literature(argument: str, algbw: Fracti
     check_bound(found, on("allreduce", topology), topology)
 
 
-@st.composite
-def graphs(draw: st.DrawFn, most: int = 6, two_way: bool = True) -> Topology:
-    """A random connected graph of GPUs with small whole bandwidths."""
-    n = draw(st.integers(3, most))
-    joined = {(draw(st.integers(0, v - 1)), v) for v in range(1, n)}
-    joined |= draw(st.sets(st.sampled_from(sorted(combinations(range(n), 2))), max_size=n))
-    links: list[Link] = []
-    for a, b in sorted(joined):
-        link = Link(f"g{a}", f"g{b}", Fraction(draw(st.integers(1, 4))))
-        back = (
-            link.reversed() if two_way else replace(link.reversed(), bandwidth_GBps=Fraction(draw(st.integers(1, 4))))
-        )
-        links += both_ways(link) if two_way else (link, back)
-    return Topology("random", tuple(Device(f"g{i}") for i in range(n)), tuple(links))
-
-
-def partitions(items: list[str]) -> Iterator[list[set[str]]]:
-    if not items:
-        yield []
-        return
-    for rest in partitions(items[1:]):
-        yield [{items[0]}, *rest]
-        for i in range(len(rest)):
-            yield [*rest[:i], rest[i] | {items[0]}, *rest[i + 1 :]]
-
-
-def partition_bound(topology: Topology) -> Fraction:
-    """min over partitions of (capacity between parts, one direction) / (parts - 1) (Tutte; Nash-Williams 1961)."""
-    best = None
-    for parts in partitions(list(topology.ranks)):
-        if len(parts) > 1:
-            part_of = {g: i for i, p in enumerate(parts) for g in p}
-            across = sum((c for (a, b), c in topology.capacity_GBps.items() if part_of[a] != part_of[b]), Fraction(0))
-            value = across / 2 / (len(parts) - 1)
-            best = value if best is None else min(best, value)
-    assert best is not None
-    return best
-
-
-@settings(max_examples=60, deadline=None)
-@given(graphs())
+@settings(max_examples=100, deadline=None)
+@given(graphs(most=9))
 def test_allreduce_on_two_way_graphs_is_the_partition_formula_and_trees_reach_it(topology: Topology) -> None:
     collective = on("allreduce", topology)
     found = bound(collective, topology)

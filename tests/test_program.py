@@ -54,6 +54,17 @@ SCHEDULES = {
     "gather": exact("gather", (6, 3, 7), 2),
     "scatter": exact("scatter", (6, 3, 7), 2),
     "alltoall": exact("alltoall", (3, 3, 8)),
+    "packed allgather": built("packing", "mesh:2x3", "allgather"),
+    "packed reduce-scatter": built("packing", "mesh:2x3", "reduce-scatter"),
+    "packed broadcast": built("packing", "dgx1", "broadcast"),
+    "packed reduce": built("packing", "dgx1", "reduce"),
+    "packed alltoall": built("packing", "mesh:2x3", "alltoall"),
+    "packed scatter": built("packing", "mesh:2x3", "scatter"),
+    "packed gather": built("packing", "mesh:2x3", "gather"),
+    "hierarchical": built("hierarchical", "pcie-2socket"),
+    "greedy": built("greedy", "mesh:2x3"),
+    "greedy allgather": built("greedy", "mesh:2x3", "allgather"),
+    "parameter-server": built("parameter-server", "switch:5"),
 }
 PARTED = ("allgather", "reduce-scatter", "gather", "scatter", "alltoall")
 

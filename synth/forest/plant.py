@@ -33,7 +33,9 @@ _UNION_STEPS = (1, 2, 4, 8, 16, 32, 64, 128)
 _UNION_WORK = 3_000_000
 _ROOTS = 64
 _METRIC_RANKS = 256
+_LOW_SECONDS = 10.0
 _SINGLE_RANKS = 128
+_FAR = Fraction(1, 10)
 _NEAR = Fraction(1, 50)
 """With more GPUs than that, trees are not weighed link by link where a simpler forest is this near to the bound."""
 
@@ -112,6 +114,9 @@ class Nursery:
         """Whether a forest within the limits is at the bound."""
         return self._within(AT_BOUND)
 
+    def _reached(self, gap: Fraction) -> bool:
+        return any(p.rate_GBps >= self.bound * (1 - gap) for p in self.planted)
+
     def _within(self, gap: Fraction) -> bool:
         return any(p.rate_GBps >= self.bound * (1 - gap) and self.limits.allows(p) for p in self.planted)
 
@@ -131,12 +136,12 @@ class Nursery:
         else:
             self.lanes()
             self.orbits()
-        if not self.at_bound() and self._time_left():
+        if not self._reached(AT_BOUND) and self._time_left():
             if self.survey.direct:
                 self.orbits()
-            if not self.at_bound() and (len(self.survey.ranks) <= _SINGLE_RANKS or not self._within(_NEAR)):
+            if not self._reached(AT_BOUND if len(self.survey.ranks) <= _SINGLE_RANKS else _NEAR):
                 self.single_links()
-        if (self.limits.max_depth or self.limits.max_trees) and not self.at_bound() and self._time_left():
+        if (self.limits.max_depth or self.limits.max_trees) and not self._within(_FAR) and self._time_left():
             self.low_ones()
         return self.planted
 
@@ -188,7 +193,8 @@ class Nursery:
 
     def _counts(self) -> list[int]:
         if self.limits.max_trees is not None:
-            return [self.limits.max_trees]
+            most = self.limits.max_trees
+            return [most, most * 3 // 2, 2 * most]  # trees that come out equal are one
         return [*_UNION_STEPS, _MOST_TREES]
 
     def orbits(self) -> None:
@@ -231,7 +237,8 @@ class Nursery:
 
     def low_ones(self) -> None:
         """Trees within the depth limit, generated under prices, and of them as many as are allowed."""
-        found = low_columns(self.survey, self.limits.max_depth, self.deadline)
+        seconds = min(_LOW_SECONDS, (self.deadline - time.monotonic()) / 2)
+        found = low_columns(self.survey, self.limits.max_depth, time.monotonic() + seconds)
         if not found:
             return
         trees = [self._rooted(tree) for tree in found]
