@@ -88,7 +88,11 @@ def measure(row: dict[str, object]) -> dict[str, object]:
         gap = result.plan.gap_of(best)
         out |= {"plan_GBps": float(limit.algbw_GBps * (1 - gap)), "gap": float(gap), "trees": best.schedule.trees,
                 "depth": best.schedule.depth, "forests": result.table}  # fmt: skip
-    out |= {"bound_GBps": float(limit.algbw_GBps), "bound": str(limit.algbw_GBps), "seconds": time.monotonic() - started}
+    out |= {
+        "bound_GBps": float(limit.algbw_GBps),
+        "bound": str(limit.algbw_GBps),
+        "seconds": time.monotonic() - started,
+    }
     out["peak_MB"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     if collective.name == "allreduce" and collective.ranks <= 256:
         halves = (bound(collective_on(half, topology), topology).s_per_GB for half in ("allgather", "reduce-scatter"))

@@ -32,6 +32,7 @@ DENOMINATORS = (1, 12, 60, 1000, 10**6)
 _CLOSE = 1e-9
 _SINGLE_PAIRS = 4000
 _ROOTED_RANKS = 48
+_PREFIXES = 16
 _CUT_RANKS = 256
 """With more GPUs, cuts are sought towards one GPU of each class only: the rest would find the same."""
 
@@ -73,7 +74,7 @@ def bound(
         if collective.name == "allreduce":
             found += _allreduce_prices(collective, topology, deadline, progress)
         elif collective.name == "alltoall":
-            found += _alltoall_prices(collective, topology, deadline, progress)
+            found += _alltoall_prices(collective, topology, deadline, progress, found[0].s_per_GB)
         elif not _balanced(topology):
             found += _tree_prices(collective, topology, deadline, progress)
     return max(found, key=lambda b: b.s_per_GB)
@@ -188,10 +189,13 @@ def _allreduce_cut(collective: Collective, topology: Topology) -> Bound:
 
 
 def _alltoall_cut(collective: Collective, topology: Topology) -> Bound:
-    """The best of the cuts round single GPUs."""
+    """The best of the cuts round single GPUs and, where only GPUs are linked, of those between low and high ranks."""
     gpus = _unlike(topology, list(topology.ranks), None)
     cuts = [_cut_bound({gpu}, collective, topology) for gpu in gpus]
     cuts += [_cut_bound(set(topology.by_id) - {gpu}, collective, topology) for gpu in gpus]
+    if len(topology.devices) == collective.ranks:
+        places = {collective.ranks * i // _PREFIXES for i in range(1, _PREFIXES)} - {0}
+        cuts += [_cut_bound(topology.ranks[:place], collective, topology) for place in sorted(places)]
     return max(cuts, key=lambda b: b.s_per_GB)
 
 
@@ -259,19 +263,30 @@ def _tree_prices(
 
 
 def _alltoall_prices(
-    collective: Collective, topology: Topology, deadline: float, progress: Callable[[str], None] | None
+    collective: Collective,
+    topology: Topology,
+    deadline: float,
+    progress: Callable[[str], None] | None,
+    cut_s_per_GB: Fraction,
 ) -> list[Bound]:
-    """Duals of the concurrent multicommodity flow; uniform prices where that is too large."""
+    """Duals of the concurrent multicommodity flow; uniform prices where that is too large or not called for."""
     try:
-        prices = survey(topology).paths(collective, deadline, progress).flow.prices
+        flow = survey(topology).paths(collective, deadline, progress, cut_s_per_GB).flow
     except InfeasibleError:
-        prices = dict.fromkeys(topology.capacity_GBps, 1.0)
-    return _directed("prices", prices, collective, topology)
+        return _directed("prices", dict.fromkeys(topology.capacity_GBps, 1.0), collective, topology)
+    if not flow.prices:
+        return _directed("prices", dict.fromkeys(topology.capacity_GBps, 1.0), collective, topology)
+    return _directed("prices", flow.prices, collective, topology, flow.value / collective.ranks)
 
 
 def _directed(
-    kind: str, prices: Mapping[tuple[str, str], float], collective: Collective, topology: Topology
+    kind: str,
+    prices: Mapping[tuple[str, str], float],
+    collective: Collective,
+    topology: Topology,
+    wanted_s_per_GB: float | None = None,
 ) -> list[Bound]:
+    """What prices prove, with the smallest denominators that lose nothing to speak of."""
     top = max(prices.values(), default=0.0)
     if not top:
         return []
@@ -281,6 +296,7 @@ def _directed(
         exact = {link: Fraction(p / least).limit_denominator(denominator) for link, p in prices.items()}
         rows = [[a, b, fraction_to_json(p)] for (a, b), p in exact.items() if p]
         out.append(_proved(kind, {"prices": rows}, collective, topology))
-        if len(out) > 1 and abs(out[-1].s_per_GB - out[-2].s_per_GB) <= _CLOSE * out[-1].s_per_GB:
+        wanted = wanted_s_per_GB or (float(out[-2].s_per_GB) if len(out) > 1 else 0.0)
+        if wanted and abs(float(out[-1].s_per_GB) - wanted) <= _CLOSE * wanted:
             break
     return out

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import product
 
 from ..topo.errors import InputError
 
@@ -96,12 +97,15 @@ class Collective:
         """`count` equal chunks in SCCL's units: of the whole buffer for allreduce, broadcast and reduce; a rank for
         allgather, reduce-scatter, gather and scatter; a destination for alltoall (for each pair of ranks).
         """
-        n = self.ranks
-        sources: Sequence[int | None] = range(n) if self.name in _FROM_EACH else (None,)
-        targets: Sequence[int | None] = range(n) if self.name in _TO_EACH else (None,)
-        parts = n if self.name in _FROM_EACH | _TO_EACH else 1
+        parts = self.ranks if self.name in _FROM_EACH | _TO_EACH else 1
         share = Fraction(1, parts * count)
-        return tuple(Chunk(share, s, t) for s in sources for t in targets for _ in range(count))
+        return tuple(Chunk(share, s, t) for s, t in self._blocks() for _ in range(count))
+
+    def _blocks(self) -> Iterable[tuple[int | None, int | None]]:
+        """The (source, target) of every part of the buffer."""
+        sources: Sequence[int | None] = range(self.ranks) if self.name in _FROM_EACH else (None,)
+        targets: Sequence[int | None] = range(self.ranks) if self.name in _TO_EACH else (None,)
+        return product(sources, targets)
 
     def problem_with(self, chunks: Sequence[Chunk]) -> str | None:
         """Why `chunks` do not make up this collective's buffer, or None where they do."""
@@ -118,11 +122,10 @@ class Collective:
                         f"needs one from 0 to {self.ranks - 1}" if wanted else f"has no {what}s"
                     )
             key = chunk.source, chunk.target
-            totals[key] = totals.get(key, Fraction(0)) + chunk.share
-        keys = {(c.source, c.target) for c in self.even_chunks(1)}
+            totals[key] = totals[key] + chunk.share if key in totals else chunk.share
         share = Fraction(1, self.ranks if self.name in _FROM_EACH | _TO_EACH else 1)
-        for key in sorted(keys, key=str):
-            if totals.get(key, 0) != share:
+        for key in self._blocks():
+            if totals.get(key) != share:
                 what = f"chunks with source {key[0]} and target {key[1]}"
                 return f"{what} make up {totals.get(key, 0)} of the buffer; expected {share}"
         return None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from fractions import Fraction
 from itertools import pairwise
 from math import lcm
 from typing import Any
@@ -36,19 +35,17 @@ class Loads:
 
 def step_loads(chunks: tuple[Chunk, ...], transfers: Transfers, steps: int, topology: Topology) -> Loads:
     """The loads of transfers in `steps` steps. Only links that carry something are listed."""
-    first, way = transfers.ways()
-    paths = []
-    for place in first.tolist():
-        t = transfers[place]
-        paths.append(tuple(pairwise((topology.ranks[t.src], *t.route, topology.ranks[t.dst]))))
+    ways, way = transfers.ways()
+    ranks = topology.ranks
+    paths = [tuple(pairwise((ranks[src], *route, ranks[dst]))) for src, dst, route in ways]
     links = tuple(sorted({link for path in paths for link in path}))
     number = {link: i for i, link in enumerate(links)}
     latency, latency_scale = _latencies(paths, way, transfers, steps, topology)
-    share_scale = lcm(*(c.share.denominator for c in chunks))
+    share_scale = lcm(*{c.share.denominator for c in chunks})
     capacity = [topology.capacity_GBps[link] for link in links]
     rates = lcm(*(c.numerator for c in capacity))  # 1 / capacity = weight / rates
     weights = [c.denominator * (rates // c.numerator) for c in capacity]
-    shares = [int(c.share * share_scale) for c in chunks]
+    shares = [c.share.numerator * (share_scale // c.share.denominator) for c in chunks]
     length = max(map(len, paths), default=0)
     top = len(transfers) * length * max(shares, default=0) * max(weights, default=0)
     exact: Any = np.int64 if top < _SAFE else object
@@ -74,9 +71,9 @@ def step_loads(chunks: tuple[Chunk, ...], transfers: Transfers, steps: int, topo
 def _latencies(
     paths: list[tuple[DirectedLink, ...]], way: NDArray[np.int64], transfers: Transfers, steps: int, topology: Topology
 ) -> tuple[NDArray[Any], int]:
-    of_way = [sum((topology.latency_us[link] for link in path), Fraction(0)) for path in paths]
-    scale = lcm(*(x.denominator for x in of_way))
-    whole = [int(x * scale) for x in of_way]
+    scale = lcm(*{x.denominator for x in topology.latency_us.values()})
+    of_link = {link: int(x * scale) for link, x in topology.latency_us.items()}
+    whole = [sum(of_link[link] for link in path) for path in paths]
     exact: Any = np.int64 if max(whole, default=0) * max(steps, 1) < _SAFE else object
     out = np.zeros(steps, dtype=exact)
     np.maximum.at(out, transfers.step, np.array(whole, dtype=exact)[way])

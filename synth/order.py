@@ -9,12 +9,15 @@ from __future__ import annotations
 
 from collections import defaultdict
 
+import numpy as np
+
 from .schedule import Schedule
+from .transfers import COPY, REDUCE
 
 
 def is_uniform(schedule: Schedule) -> bool:
     """Whether all receivers of a chunk end with the same expression, operands of an addition in any order."""
-    if not schedule.collective.reduces:
+    if not schedule.collective.reduces or _one_sum_handed_on(schedule):
         return True
     known: dict[tuple[object, ...], int] = {}
 
@@ -45,4 +48,25 @@ def is_uniform(schedule: Schedule) -> bool:
     return all(
         len({held[rank, c] for rank in schedule.collective.receivers(chunk)}) == 1
         for c, chunk in enumerate(schedule.chunks)
+    )
+
+
+def _one_sum_handed_on(schedule: Schedule) -> bool:
+    """Whether every chunk is first added up and then only copied, to each other rank once: then all hold one rank's sum.
+
+    Enough for trees of any kind, and quick; that copies come from ranks which have them is for the verifier to see.
+    """
+    t, chunks, n = schedule.transfers, len(schedule.chunks), schedule.collective.ranks
+    if schedule.collective.name != "allreduce" or not len(t):
+        return False
+    copies, adds = t.op == COPY, t.op == REDUCE
+    last_add, first_copy = np.full(chunks, -1), np.full(chunks, np.iinfo(np.int64).max)
+    np.maximum.at(last_add, t.chunk[adds], t.step[adds])
+    np.minimum.at(first_copy, t.chunk[copies], t.step[copies])
+    times = np.bincount(t.chunk[copies] * n + t.dst[copies], minlength=chunks * n).reshape(chunks, n)
+    got_at = np.full((chunks, n), -1)
+    got_at[t.chunk[copies], t.dst[copies]] = t.step[copies]
+    handed_on = (got_at[t.chunk[copies], t.src[copies]] < t.step[copies]).all()
+    return bool(
+        (last_add < first_copy).all() and (times <= 1).all() and (times.sum(axis=1) == n - 1).all() and handed_on
     )

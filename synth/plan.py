@@ -20,7 +20,7 @@ from ..topo.files import write_whole
 from ..topo.graph import Topology
 from .certificate import Bound, check_bound
 from .collective import Collective
-from .cost import Cost, bandwidth_s_per_GB, cost
+from .cost import Cost, bandwidth_s_per_GB, costs
 from .schedule import Schedule
 from .verify import verify
 
@@ -71,13 +71,28 @@ class Plan:
         """The entry whose range covers `size_bytes`."""
         return next(entry for entry in self.entries if entry.covers(size_bytes))
 
+    @cached_property
+    def _figures(self) -> dict[Entry, tuple[Cost, Fraction]]:
+        """Cost and bandwidth-only s for each GB of every entry; of schedules that differ in segments only at one go."""
+        by_base: dict[Schedule, list[Entry]] = {}
+        for entry in self.entries:
+            by_base.setdefault(replace(entry.schedule, segments=1), []).append(entry)
+        out: dict[Entry, tuple[Cost, Fraction]] = {}
+        for base, entries in by_base.items():
+            piped = bandwidth_s_per_GB(replace(base, segments=2), self.topology)
+            found = costs(base, self.topology, [e.schedule.segments for e in entries])
+            for entry, c in zip(entries, found, strict=True):
+                alone = bandwidth_s_per_GB(base, self.topology)
+                out[entry] = c, piped if entry.schedule.segments > 1 else alone
+        return out
+
     def cost_of(self, entry: Entry) -> Cost:
         """Alpha and beta that the cost model predicts for an entry."""
-        return cost(entry.schedule, self.topology)
+        return self._figures[entry][0]
 
     def gap_of(self, entry: Entry) -> Fraction:
         """1 - (bandwidth-only algbw from the entry's exact link loads) / bound; 0 is at the bound."""
-        needed = bandwidth_s_per_GB(entry.schedule, self.topology)
+        needed = self._figures[entry][1]
         return 1 - self.bound.s_per_GB / needed if needed else Fraction(0)
 
     def verify(self) -> None:

@@ -46,6 +46,9 @@ class Schedule:
         if not isinstance(rows, Transfers):
             object.__setattr__(self, "transfers", Transfers.of(rows))
 
+    def __hash__(self) -> int:
+        return hash((self.collective, self.strategy, len(self.chunks), self.transfers, self.segments, self.trees))
+
     @property
     def steps(self) -> int:
         """Number of steps."""

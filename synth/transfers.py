@@ -107,12 +107,13 @@ class Transfers(Sequence[Transfer]):
         """By step, then source, destination, chunk, operation and route."""
         return self.taken(np.lexsort((self.route, self.op, self.chunk, self.dst, self.src, self.step)))
 
-    def ways(self) -> tuple[Ints, Ints]:
-        """The distinct (src, dst, route): where each first occurs, and for each transfer which of them it takes."""
+    def ways(self) -> tuple[list[tuple[int, int, tuple[str, ...]]], Ints]:
+        """The distinct (src, dst, route), and for each transfer which of them it takes."""
         top = int(max(self.src.max(initial=0), self.dst.max(initial=0))) + 1
         key = (self.src * top + self.dst) * (len(self.routes) + 1) + self.route
         _, first, way = np.unique(key, return_index=True, return_inverse=True)
-        return first, way.reshape(-1)
+        rows = zip(self.src[first].tolist(), self.dst[first].tolist(), self.route[first].tolist(), strict=True)
+        return [(src, dst, self.routes[route]) for src, dst, route in rows], way.reshape(-1)
 
     def __len__(self) -> int:
         return len(self.step)

@@ -72,16 +72,15 @@ def _check_form(schedule: Schedule, topology: Topology) -> None:
 
 
 def _check_routes(schedule: Schedule, topology: Topology) -> None:
-    first, _ = schedule.transfers.ways()
-    for place in first.tolist():
-        t = schedule.transfers[place]
-        path = (topology.ranks[t.src], *t.route, topology.ranks[t.dst])
-        for device in t.route:
-            if device in topology.by_id and topology.by_id[device].kind == "gpu":
-                raise VerificationError(f"{_name(t)}: its route passes through {device!r}, a GPU; GPUs do not forward")
-        for link in pairwise(path):
-            if link not in topology.capacity_GBps:
-                raise VerificationError(f"{_name(t)}: no link {link[0]!r} -> {link[1]!r} in topology {topology.name!r}")
+    gpus = frozenset(topology.ranks)
+    ways, way = schedule.transfers.ways()
+    for number, (src, dst, route) in enumerate(ways):
+        wrong = next((f"its route passes through {d!r}, a GPU; GPUs do not forward" for d in route if d in gpus), None)
+        for a, b in pairwise((topology.ranks[src], *route, topology.ranks[dst])):
+            if (a, b) not in topology.capacity_GBps:
+                wrong = wrong or f"no link {a!r} -> {b!r} in topology {topology.name!r}"
+        if wrong:
+            _refuse_any(schedule.transfers, way == number, wrong)
 
 
 def replay(schedule: Schedule) -> None:
@@ -183,15 +182,13 @@ def _loads(schedule: Schedule, topology: Topology) -> Iterator[tuple[int, tuple[
             for link, share in stream_loads(schedule.chunks, now, topology).items():
                 yield int(now.step[0]), link, share
         return
-    scale = lcm(*(c.share.denominator for c in schedule.chunks))
-    shares = [int(c.share * scale) for c in schedule.chunks]
+    scale = lcm(*{c.share.denominator for c in schedule.chunks})
+    shares = [c.share.numerator * (scale // c.share.denominator) for c in schedule.chunks]
     links = list(topology.capacity_GBps)
     number = {link: i for i, link in enumerate(links)}
-    first, way = transfers.ways()
-    paths = []
-    for place in first.tolist():
-        t = transfers[place]
-        paths.append([number[link] for link in pairwise((topology.ranks[t.src], *t.route, topology.ranks[t.dst]))])
+    ways, way = transfers.ways()
+    ranks = topology.ranks
+    paths = [[number[link] for link in pairwise((ranks[a], *route, ranks[b]))] for a, b, route in ways]
     exact = np.int64 if max(shares) * len(transfers) * max(map(len, paths)) < _SAFE else object
     share_of = np.array(shares, dtype=exact)
     group = {c: i for i, c in enumerate(sorted(set(topology.capacity_GBps.values())))}

@@ -106,7 +106,7 @@ def free_roots_optimum(topology: Topology) -> float:
                 if d == target:
                     row[total] -= 1
                 equal.append((dict(row), 0.0))
-    equal.append(({**{i: 1.0 for i in x.values()}, total: -1.0}, 0.0))
+    equal.append(({**dict.fromkeys(x.values(), 1.0), total: -1.0}, 0.0))
 
     def dense(rows: list[tuple[dict[int, float], float]]) -> tuple[np.ndarray, np.ndarray]:
         matrix = np.zeros((len(rows), count))
@@ -190,7 +190,9 @@ def test_a_slow_link_to_the_switch_holds_nobody_else_up() -> None:
     topology = Topology("uneven", (*(Device(f"g{i}") for i in range(8)), Device("s", "switch")), tuple(links))
     result = pack(topology)
     assert (result.plan.bound.algbw_GBps, gap(result)) == (1, 0)
-    shards = bound(on("allgather", topology), topology).s_per_GB + bound(on("reduce-scatter", topology), topology).s_per_GB
+    shards = (
+        bound(on("allgather", topology), topology).s_per_GB + bound(on("reduce-scatter", topology), topology).s_per_GB
+    )
     assert 1 / shards == Fraction(4, 7)
 
 
@@ -208,7 +210,8 @@ def test_switches_that_add_and_copy_are_used() -> None:
 
 
 @pytest.mark.parametrize(
-    ("argument", "rate"), [("dgx1", 75), ("torus:4x4", 2), ("mesh:5x5", Fraction(5, 6)), ("dgx-a100:4", Fraction(100, 3))]
+    ("argument", "rate"),
+    [("dgx1", 75), ("torus:4x4", 2), ("mesh:5x5", Fraction(5, 6)), ("dgx-a100:4", Fraction(100, 3))],
 )
 def test_alltoall_paths_are_at_the_multicommodity_flow(argument: str, rate: Fraction) -> None:
     result = pack(preset(argument), "alltoall")
@@ -279,7 +282,9 @@ def test_small_shares_sum_up_to_one_in_every_group_and_lose_nothing(data: st.Dat
         (sum(s * u.get(r, 0) for s, u in zip(shares, uses, strict=True)) / c for r, c in enumerate(capacity)),
         default=Fraction(0),
     )
-    reached = max(sum(x * u.get(r, 0) for x, u in zip(floats, uses, strict=True)) / float(c) for r, c in enumerate(capacity))
+    reached = max(
+        sum(x * u.get(r, 0) for x, u in zip(floats, uses, strict=True)) / float(c) for r, c in enumerate(capacity)
+    )
     assert float(load) <= reached * (1 + 1e-6)
     scale = np.lcm.reduce([s.denominator for s in shares])
     assert busiest(uses, [int(s * int(scale)) for s in shares], capacity) / int(scale) == load

@@ -20,8 +20,13 @@ from .weigh import orbits
 Link = tuple[str, str]
 
 
-def balanced_trees(topology: Topology, roots: Sequence[int], turns: list[NDArray[np.int64]]) -> Forest | None:
-    """One tree a root; None where GPUs are not joined by links of their own, or cannot all be reached."""
+def balanced_trees(
+    topology: Topology, roots: Sequence[int], turns: list[NDArray[np.int64]], *, ordered: bool = False
+) -> Forest | None:
+    """One tree a root; None where GPUs are not joined by links of their own, or cannot all be reached.
+
+    `ordered`: every parent is the one nearest in rank instead, which on meshes goes dimension by dimension.
+    """
     if any(topology.by_id[d].kind != "gpu" for link in topology.capacity_GBps for d in link):
         return None
     links = list(topology.capacity_GBps)
@@ -47,7 +52,7 @@ def balanced_trees(topology: Topology, roots: Sequence[int], turns: list[NDArray
     step = (1 / weight).tolist()
     trees = []
     for root in roots:
-        parents = _tree(root, inward, outward, load, step)
+        parents = _tree(root, inward, outward, load, [0.0] * len(step) if ordered else step)
         if parents is None:
             return None
         down = tuple(None if p < 0 else (topology.ranks[p], topology.ranks[v]) for v, p in enumerate(parents))
@@ -81,7 +86,10 @@ def _tree(
         return None
     parents = [-1] * len(level)
     choices = {
-        node: [(parent, row) for parent, row in inward[node] if level[parent] == level[node] - 1]
+        node: sorted(
+            ((parent, row) for parent, row in inward[node] if level[parent] == level[node] - 1),
+            key=lambda offer: abs(offer[0] - node),
+        )
         for node in range(len(level))
         if node != root
     }

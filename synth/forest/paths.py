@@ -27,13 +27,14 @@ from ..schedule import Schedule
 from ..transfers import COPY, Transfers
 from .metric import Floats, Link
 from .symmetry import group
+from .trees import RootedTree
 from .weigh import orbits, small_shares
 
 Path = tuple[str, ...]
 """Devices from the source GPU to the target GPU, relaying GPUs included."""
 _TOLERANCE = 1e-9
 _HOP_SHARE = 1e-6
-_MOST_PAIRS = 40_000
+MOST_PAIRS = 10_000
 
 
 @dataclass
@@ -54,13 +55,18 @@ class PathPacking:
     """Column generation for the pairs from `sources` to all other ranks."""
 
     def __init__(
-        self, topology: Topology, sources: Sequence[int], turns: list[NDArray[np.int64]] | None = None
+        self,
+        topology: Topology,
+        sources: Sequence[int],
+        turns: list[NDArray[np.int64]] | None = None,
+        most_pairs: float = MOST_PAIRS,
     ) -> None:
         self.topology = topology
         self.links = list(topology.capacity_GBps)
         self.names = [d.id for d in topology.devices]
         self.index = {name: i for i, name in enumerate(self.names)}
         self.gpus = np.array([self.index[g] for g in topology.ranks], dtype=np.int64)
+        self.rank_of = {gpu: r for r, gpu in enumerate(topology.ranks)}
         self.sources, self.times = list(sources), 1
         n = len(topology.ranks)
         rows = np.arange(len(self.links))
@@ -69,7 +75,7 @@ class PathPacking:
         if images is not None and len(set(images[:, self.gpus[0]].tolist())) == n == len(images):
             self.images, self.sources, self.times = images, [0], n
             rows = orbits(topology, self.links, images)
-        if len(self.sources) * n > _MOST_PAIRS:
+        if len(self.sources) * n > most_pairs:
             raise InfeasibleError(f"paths for {len(self.sources) * n} pairs of ranks are more than are planned for")
         _, row = np.unique(rows, return_inverse=True)
         self.row = row.reshape(-1)
@@ -81,6 +87,26 @@ class PathPacking:
         self.found: dict[Path, Counter[int]] = {}
         self.flow = Flow(images=self.images)
         self.finished = False
+
+    @classmethod
+    def along(cls, topology: Topology, trees: Sequence[RootedTree]) -> PathPacking:
+        """No search: the path from a root to each other rank is that in the root's out-tree."""
+        out = cls(topology, [tree.root for tree in trees], most_pairs=np.inf)
+        for tree in trees:
+            for rank in range(len(topology.ranks)):
+                path: list[str] = []
+                while (route := tree.down[rank]) is not None:
+                    path = [*route, *path[1:]]
+                    rank = out.rank_of[route[0]]
+                if path:
+                    out.found[tuple(path)] = out._uses(tuple(path))
+        out.flow.paths, out.flow.shares = list(out.found), np.ones(len(out.found))
+        load: Counter[int] = Counter()
+        for used in out.found.values():
+            load.update(used)
+        out.flow.reached = max(times / float(out.capacity[row]) for row, times in load.items())
+        out.finished = True
+        return out
 
     def run(self, deadline: float, say: Callable[[str], None] | None = None) -> Flow:
         """Generate until nothing better is left, or the time is over; going on from an earlier call."""
@@ -172,28 +198,32 @@ def path_schedule(packing: PathPacking, collective: Collective, strategy: str) -
     for i, link in enumerate(packing.links):
         capacity[int(packing.row[i])] += topology.capacity_GBps[link]
     shares = small_shares(flow.shares, list(packing.found.values()), capacity, of)
-    is_gpu = {g: r for r, g in enumerate(topology.ranks)}
+    rank_of = np.full(len(packing.names), -1, dtype=np.int64)
+    rank_of[packing.gpus] = np.arange(len(packing.gpus))
+    is_gpu = set(topology.ranks)
     images = np.arange(len(packing.names))[None] if flow.images is None else flow.images
     n = collective.ranks
     chunks: list[Chunk] = []
-    rows: list[tuple[int, int, int, int, int, int]] = []
-    routes: dict[tuple[str, ...], int] = {}
+    parts: list[Transfers] = []
     for path, share in zip(flow.paths, shares, strict=True):
         if not share:
             continue
-        for image in images:
-            moved = [packing.names[image[packing.index[d]]] for d in path] if len(images) > 1 else list(path)
-            source, target = is_gpu[moved[0]], is_gpu[moved[-1]]
-            step, at = 0, 0
-            for i, device in enumerate(moved):
-                if i and device in is_gpu:
-                    route = routes.setdefault(tuple(moved[at + 1 : i]), len(routes))
-                    rows.append((step, is_gpu[moved[at]], is_gpu[device], len(chunks), COPY, route))
-                    step, at = step + 1, i
-            chunks.append(Chunk(share / n, source if collective.name == "alltoall" else None, target))
+        stops = [i for i, device in enumerate(path) if device in is_gpu]
+        at = images[:, [packing.index[d] for d in path]]
+        ranks = rank_of[at[:, stops]]
+        first = len(chunks)
+        number = np.arange(first, first + len(images))
+        for hop, (a, b) in enumerate(pairwise(stops)):
+            between, which = np.unique(at[:, a + 1 : b], axis=0, return_inverse=True)
+            routes = [tuple(packing.names[d] for d in row) for row in between.tolist()]
+            same = np.full(len(images), hop)
+            op = np.full(len(images), COPY)
+            parts.append(Transfers(same, ranks[:, hop], ranks[:, hop + 1], number, op, which.reshape(-1), routes))
+        own = ranks[:, 0].tolist() if collective.name == "alltoall" else [None] * len(images)
+        chunks += [Chunk(share / n, source, target) for source, target in zip(own, ranks[:, -1].tolist(), strict=True)]
     for rank in range(n):
         own = rank if collective.name == "alltoall" else None
         if own is not None or rank == collective.root:
             chunks.append(Chunk(Fraction(1, n), own, rank))
-    transfers = Transfers.from_columns(zip(*rows, strict=True), list(routes)).sorted()
+    transfers = Transfers.joined(parts).sorted()
     return tighten(Schedule(collective, strategy, tuple(chunks), transfers, ()), topology)

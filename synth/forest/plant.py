@@ -10,8 +10,9 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
+from itertools import pairwise
 from math import ceil
 
 import numpy as np
@@ -34,7 +35,7 @@ _UNION_WORK = 3_000_000
 _ROOTS = 64
 _METRIC_RANKS = 256
 _LOW_SECONDS = 10.0
-_SINGLE_RANKS = 128
+_SINGLE_RANKS, _SINGLE_PAIRS = 128, 1000
 _FAR = Fraction(1, 10)
 _NEAR = Fraction(1, 50)
 """With more GPUs than that, trees are not weighed link by link where a simpler forest is this near to the bound."""
@@ -110,6 +111,10 @@ class Nursery:
         whole = np.lcm.reduce([s.denominator for s in shares], dtype=object)
         return busiest(usage.uses, [int(s * whole) for s in shares], usage.capacity) / int(whole)
 
+    def near(self) -> bool:
+        """Whether a forest within the limits is within a tenth of the bound."""
+        return self._within(_FAR)
+
     def at_bound(self) -> bool:
         """Whether a forest within the limits is at the bound."""
         return self._within(AT_BOUND)
@@ -139,7 +144,8 @@ class Nursery:
         if not self._reached(AT_BOUND) and self._time_left():
             if self.survey.direct:
                 self.orbits()
-            if not self._reached(AT_BOUND if len(self.survey.ranks) <= _SINGLE_RANKS else _NEAR):
+            near = AT_BOUND if len(self.survey.ranks) <= _SINGLE_RANKS else _NEAR
+            if not self._reached(near) and len(self.survey.graph.pairs) <= _SINGLE_PAIRS:
                 self.single_links()
         if (self.limits.max_depth or self.limits.max_trees) and not self._within(_FAR) and self._time_left():
             self.low_ones()
@@ -228,6 +234,32 @@ class Nursery:
             found = lane_trees(self.survey.topology, boxes, parents, self.survey.router)
             if found is not None:
                 self.keep_weighed([self._rooted(tree, root) for tree, root in found], f"boxes, {name}")
+
+    def broadcast(self, root: int) -> None:
+        """Out-trees from a root on machines too large for column generation: along lanes of boxes, or whole-number trees."""
+        trees: list[RootedTree] = []
+        boxes = self.survey.boxes
+        if boxes is not None:
+            home = next(b for b, members in enumerate(boxes.ranks) if root in members)
+            onward = [(home + i) % boxes.count for i in range(boxes.count)]
+            row = [-1] * boxes.count
+            for a, b in pairwise(onward):
+                row[b] = a
+            for shape in ([row], SHAPES["binary"](boxes.count)):
+                found = lane_trees(self.survey.topology, boxes, shape, self.survey.router) or []
+                trees = [replace(self._rooted(tree, root), up=()) for tree, _ in found]
+                if trees:
+                    self.keep_weighed(trees, "lanes of boxes")
+        elif self.survey.direct:
+            count = max(
+                1, int(self.survey.graph.capacity.sum() / (len(self.survey.ranks) - 1) / float(self.survey.unit))
+            )
+            for k in range(count, 0, -1):
+                whole = self.survey.whole_trees(k, 1, self.deadline)
+                if whole is not None:
+                    trees = [replace(self._rooted(tree, root), up=()) for tree in whole]
+                    self.keep_weighed(trees, "whole numbers")
+                    break
 
     def single_links(self) -> None:
         """The column generation link by link: everything it found is weighed."""

@@ -30,7 +30,7 @@ from .weigh import orbits
 Say = Callable[[str], None] | None
 _TOLERANCE = 1e-9
 _HOP_PRICES = (0.0, 0.1, 1.0)
-_EXACT_RANKS = 160
+_EXACT_RANKS = 320
 
 
 @dataclass

@@ -15,19 +15,22 @@ from numpy.typing import NDArray
 from scipy.sparse import coo_matrix
 from scipy.sparse.csgraph import connected_components
 
+from ...topo.errors import InfeasibleError
 from ...topo.exact import fraction_gcd
 from ...topo.graph import Topology
 from ...topo.routes import Router
 from ..collective import Collective
+from .balanced import balanced_trees
 from .boxes import Boxes, find_boxes
 from .generate import Columns, generate
 from .pairs import PairGraph, Tree
-from .paths import PathPacking
+from .paths import MOST_PAIRS, PathPacking
 from .symmetry import mirrors, shifts
 from .union import spanning_trees
 
 Say = Callable[[str], None] | None
 _WHOLE_WORK = 40_000
+_MOST_SOURCES = 512
 
 
 class Survey:
@@ -121,12 +124,36 @@ class Survey:
         small = self.direct and parts.numerator * len(self.graph.names) <= _WHOLE_WORK
         return small and self.whole_trees(parts.numerator, parts.denominator, deadline) is not None
 
-    def paths(self, collective: Collective, deadline: float, say: Say = None) -> PathPacking:
-        """Paths for alltoall, or for scatter from its root; kept for alltoall."""
+    def paths(
+        self, collective: Collective, deadline: float, say: Say = None, enough_s_per_GB: Fraction | None = None
+    ) -> PathPacking:
+        """Paths for alltoall, or for scatter from its root; kept for alltoall. Where paths of fewest hops, one a pair, take
+        no longer than `enough_s_per_GB`, or pairs are too many to be weighed against each other, they are taken.
+
+        Raises InfeasibleError where there are too many pairs for either.
+        """
+        ranks = list(range(collective.ranks))
         if collective.name != "alltoall":
             packing = PathPacking(self.topology, [collective.root or 0])
+        elif self._alltoall is not None:
+            packing = self._alltoall
         else:
-            packing = self._alltoall = self._alltoall or PathPacking(self.topology, range(collective.ranks), self.turns)
+            packing = PathPacking(self.topology, ranks, self.turns, most_pairs=np.inf)
+            too_many = len(packing.sources) * len(ranks) > MOST_PAIRS
+            if packing.images is None and len(ranks) <= _MOST_SOURCES:
+                low = balanced_trees(self.topology, ranks, [], ordered=True)
+                plain = PathPacking.along(self.topology, low.trees) if low is not None else None
+                if plain is not None and (
+                    too_many
+                    or (
+                        enough_s_per_GB is not None
+                        and plain.flow.reached <= float(enough_s_per_GB * len(ranks)) * (1 + 1e-9)
+                    )
+                ):
+                    packing, too_many = plain, False
+            if too_many:
+                raise InfeasibleError(f"paths for {len(ranks) ** 2} pairs of ranks are more than are planned for")
+            self._alltoall = packing
         packing.run(deadline, say)
         return packing
 

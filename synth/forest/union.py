@@ -1,7 +1,8 @@
 """Whole trees into whole links: k spanning trees of which every edge lies in at most as many as it has copies.
 
-By matroid union (Edmonds 1965; Nash-Williams, Tutte 1961): forests grow greedily, low and balanced; an edge that is
-still missing is found by a shortest chain of exchanges between forests. Where k trees exist, they are found.
+By matroid union (Edmonds 1965; Nash-Williams, Tutte 1961) as Roskind and Tarjan do it (1985): forests grow greedily, low
+and balanced; a spare edge that fits nowhere is brought in by a chain of exchanges, each pushing an edge on into the
+next forest. Where k trees exist, they are found.
 """
 
 from __future__ import annotations
@@ -61,19 +62,6 @@ class _Forest:
         a, b = self.ends[edge]
         return self.top[a] == self.top[b]
 
-    def between(self, edge: int) -> list[int]:
-        """The forest's edges on the path between the edge's ends."""
-        a, b = self.ends[edge]
-        path = []
-        while a != b:
-            if self.depth[a] < self.depth[b]:
-                a, b = b, a
-            up = self.parent[a]
-            path.append(up)
-            x, y = self.ends[up]
-            a = y if x == a else x
-        return path
-
 
 def spanning_trees(
     nodes: int, ends: Sequence[Edge], copies: Sequence[int], count: int, deadline: float
@@ -92,47 +80,72 @@ def spanning_trees(
                 forest.around[node].add(edge)
         forest.hang()
     missing = sum(nodes - 1 - len(forest.edges) for forest in forests)
+    spare = [edge for edge in range(len(ends)) if left[edge]]
     while missing:
-        if time.monotonic() > deadline or not _augment(forests, left):
+        if not spare or time.monotonic() > deadline:
             return None
-        missing -= 1
+        full = _augment(forests, left, spare[-1])
+        if full is None:
+            missing -= 1
+            if not left[spare[-1]]:
+                spare.pop()
+        else:  # these nodes are joined as often as can be, and stay so
+            spare = [e for e in spare if _find(full, ends[e][0]) != _find(full, ends[e][1])]
     return [forest.edges for forest in forests]
 
 
-def _augment(forests: list[_Forest], left: list[int]) -> bool:
-    """Bring one more edge in, by the shortest chain of exchanges."""
-    spare = [edge for edge, copies in enumerate(left) if copies]
-    came: dict[tuple[int, int], tuple[int, int] | None] = {}  # (edge in hand, forest it left): what pushed it out
-    queue: deque[tuple[int, int]] = deque()
-    for edge in spare:
-        came[edge, -1] = None
-        queue.append((edge, -1))
+def _augment(forests: list[_Forest], left: list[int], spare: int) -> list[int] | None:
+    """Bring one more copy of edge `spare` in by a chain of exchanges. Where there is none: which nodes were joined in the
+    search, the same in all forests, each of which spans them ("clumps").
+
+    An edge out of forest i is tried in the next one; if its ends are joined there, all edges on the way between them that
+    have not been reached yet may be pushed out for it. `above[i][node]` jumps over edges that have been.
+    """
+    nodes = len(forests[0].parent)
+    above: dict[int, list[int]] = {}
+    came: dict[tuple[int, int], tuple[int, int]] = {}  # (edge pushed out, forest it left): (edge in hand, whence)
+    queue = deque([(spare, -1)])
     while queue:
         state = queue.popleft()
         edge, origin = state
-        for i, forest in enumerate(forests):
-            if i == origin or edge in forest.edges:
-                continue
-            if not forest.joins(edge):
-                _carry_out(forests, left, came, state, i)
-                return True
-            for other in forest.between(edge):
-                if (other, i) not in came:
-                    came[other, i] = state
-                    queue.append((other, i))
-    return False
+        i = (origin + 1) % len(forests)
+        forest = forests[i]
+        if not forest.joins(edge):
+            _carry_out(forests, left, came, state, i)
+            return None
+        jump = above.setdefault(i, list(range(nodes)))
+        a, b = (_find(jump, end) for end in forest.ends[edge])
+        depth, parent = forest.depth, forest.parent
+        while a != b:
+            if depth[a] < depth[b]:
+                a, b = b, a
+            up = parent[a]
+            x, y = forest.ends[up]
+            jump[a] = y if x == a else x
+            a = _find(jump, a)
+            came[up, i] = state
+            queue.append((up, i))
+    return above[0]
+
+
+def _find(jump: list[int], node: int) -> int:
+    while jump[node] != node:
+        jump[node] = jump[jump[node]]
+        node = jump[node]
+    return node
 
 
 def _carry_out(
     forests: list[_Forest],
     left: list[int],
-    came: dict[tuple[int, int], tuple[int, int] | None],
+    came: dict[tuple[int, int], tuple[int, int]],
     state: tuple[int, int],
     target: int,
 ) -> None:
     edge, origin = state
     forests[target].change(None, edge)
-    while (pushed := came[edge, origin]) is not None:
+    while origin >= 0:
+        pushed = came[edge, origin]
         forests[origin].change(edge, pushed[0])
         edge, origin = pushed
     left[edge] -= 1

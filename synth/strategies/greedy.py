@@ -12,7 +12,7 @@ from collections import defaultdict
 import numpy as np
 from numpy.typing import NDArray
 
-from ...topo.errors import InfeasibleError
+from ...topo.errors import InfeasibleError, TimeLimitError
 from ...topo.exact import fraction_gcd
 from ..collective import Collective
 from ..cost import tighten
@@ -24,6 +24,7 @@ from .base import Request, only_for
 _TRIALS = 8
 _MOST_TRANSFERS = 4_000_000
 _MOST_UNITS = 32
+_SECONDS_A_TRANSFER = 1e-5
 Ints = NDArray[np.int64]
 
 
@@ -47,11 +48,17 @@ def build(request: Request) -> list[Schedule]:
     unit = fraction_gcd(sorted(set(links.values())))
     if max(links.values()) / unit > _MOST_UNITS:
         raise InfeasibleError("greedy: the bandwidths have no common unit of which the widest link has at most 32")
+    needed = n * n * _SECONDS_A_TRANSFER
+    if needed > request.seconds_left:
+        raise TimeLimitError(f"greedy: a trial for {n} ranks takes about {needed:.0f} s")
     best: list[Ints] | None = None
+    spent = 0.0
     for trial in range(_TRIALS):
-        if best is not None and time.monotonic() > request.deadline:
+        if best is not None and time.monotonic() + spent > request.deadline:
             break
+        started = time.monotonic()
         found = _trial(request, {link: int(c / unit) for link, c in links.items()}, trial, best)
+        spent = time.monotonic() - started
         if found is not None:
             best = found
             request.say(f"greedy: {len(best)} steps after {trial + 1} trials")

@@ -28,7 +28,8 @@ from ..transform import reverse
 from .base import Request, segment_counts
 
 _TURNED = ("reduce", "reduce-scatter", "gather")
-_EXACT_RANKS = 128
+_EXACT_RANKS, _EXACT_BROADCAST = 128, 300
+_LANES = 48
 
 
 def build(request: Request) -> list[Schedule]:
@@ -86,11 +87,16 @@ def _rooted(request: Request, machine: Survey) -> list[Planted]:
     out: list[Planted] = []
     if not both:
         balanced = balanced_trees(topology, roots, machine.turns)
-        many = len(machine.ranks) > _EXACT_RANKS
+        many = len(machine.ranks) > (_EXACT_RANKS if parts > 1 else _EXACT_BROADCAST)
         if balanced is not None and (many or _near(request, balanced)):
             out.append(Planted(balanced, _rate(request, balanced), "balanced fewest hops"))
-            if many:
-                return out
+        if collective.name == "broadcast" and len(machine.ranks) > _LANES:
+            nursery = Nursery(machine, request.bound_GBps, request.limits, request.deadline, request.progress)
+            nursery.broadcast(roots[0])
+            out += nursery.planted
+            many = many or nursery.near()
+        if out and many:
+            return out
     packing = RootedPacking(topology, roots, both, machine.turns, request.limits.max_depth)
     enough = float(request.bound.s_per_GB) * parts if request.bound is not None and not both else 0.0
     branches = packing.run(request.deadline, enough, request.progress)
