@@ -52,9 +52,16 @@ def check_connected(collective: Collective, topology: Topology) -> None:
             lost = sorted(gpus - side, key=topology.ranks.index)
             listed = ", ".join(lost[:8]) + (" ..." if len(lost) > 8 else "")
             one_way = "" if topology.is_symmetric else ' (a link is one-way unless it says "bidirectional": true)'
+            outside = reach if side is reach else set(topology.by_id) - reached
             raise InfeasibleError(
-                f"{collective.name} on {topology.name!r} is impossible: from {hub} {how} {listed}; add the links{one_way}"
+                f"{collective.name} on {topology.name!r} is impossible: from {hub} {how} {listed}: no link leads out of the "
+                f"cut {{{_few(outside, topology)}}}; add the links{one_way}"
             )
+
+
+def _few(members: set[str], topology: Topology) -> str:
+    listed = [d.id for d in topology.devices if d.id in members]
+    return ", ".join(listed[:8]) + (f", ... {len(listed)} in all" if len(listed) > 8 else "")
 
 
 def bound(
