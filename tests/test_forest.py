@@ -23,6 +23,7 @@ from topoplan.synth.certificate import check_bound
 from topoplan.synth.collective import COLLECTIVES
 from topoplan.synth.cost import bandwidth_s_per_GB
 from topoplan.synth.forest.boxes import find_boxes
+from topoplan.synth.forest.lower import lower_trees
 from topoplan.synth.forest.pairs import PairGraph, Tree
 from topoplan.synth.forest.plant import Limits
 from topoplan.synth.forest.shapes import SHAPES
@@ -290,6 +291,10 @@ def test_small_shares_sum_up_to_one_in_every_group_and_lose_nothing(data: st.Dat
     assert busiest(uses, [int(s * int(scale)) for s in shares], capacity) / int(scale) == load
 
 
+def radius(tree: set[int], ends: list[tuple[int, int]]) -> int:
+    return int(nx.radius(nx.Graph([ends[e] for e in tree])))
+
+
 # -- the parts -----------------------------------------------------------------------------------------------------
 
 
@@ -304,12 +309,16 @@ def test_matroid_union_finds_all_trees_there_are(topology: Topology, copies: int
     count = int(rate * copies)
     found = spanning_trees(len(graph.names), ends, most, count, time.monotonic() + 60)
     assert found is not None and len(found) == count
-    used: Counter[int] = Counter()
-    for tree in found:
-        used.update(tree)
-        joined: nx.Graph[int] = nx.Graph([ends[e] for e in tree])
-        assert nx.is_tree(joined) and len(joined) == len(graph.names)
-    assert all(used[e] <= m for e, m in enumerate(most))
+    lowered = lower_trees(len(graph.names), ends, most, found, time.monotonic() + 5)
+    for trees in (found, lowered):
+        used: Counter[int] = Counter()
+        for tree in trees:
+            used.update(tree)
+            joined: nx.Graph[int] = nx.Graph([ends[e] for e in tree])
+            assert nx.is_tree(joined) and len(joined) == len(graph.names)
+        assert all(used[e] <= m for e, m in enumerate(most))
+    if count:
+        assert max(radius(tree, ends) for tree in lowered) <= max(radius(tree, ends) for tree in found)
     assert spanning_trees(len(graph.names), ends, most, count + 1, time.monotonic() + 60) is None
 
 

@@ -7,8 +7,8 @@ busiest link is as idle as it can be. The dual prices are the certificate of kin
 from __future__ import annotations
 
 import time
-from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import pairwise
@@ -22,13 +22,12 @@ from ...topo.errors import InfeasibleError, TimeLimitError
 from ...topo.graph import Topology
 from ..collective import Chunk, Collective
 from ..cost import tighten
-from ..linear import Rows, minimise
 from ..schedule import Schedule
 from ..transfers import COPY, Transfers
 from .metric import Floats, Link
 from .symmetry import group
 from .trees import RootedTree
-from .weigh import orbits, small_shares
+from .weigh import Division, divide, orbits, small_shares
 
 Path = tuple[str, ...]
 """Devices from the source GPU to the target GPU, relaying GPUs included."""
@@ -80,7 +79,7 @@ class PathPacking:
         _, row = np.unique(rows, return_inverse=True)
         self.row = row.reshape(-1)
         capacity = np.array([float(topology.capacity_GBps[link]) for link in self.links])
-        self.capacity = np.bincount(self.row, weights=capacity)
+        self.capacity: Floats = np.bincount(self.row, weights=capacity).astype(np.float64)
         self.number = {link: i for i, link in enumerate(self.links)}
         self.src = np.array([self.index[a] for a, _ in self.links], dtype=np.int64)
         self.dst = np.array([self.index[b] for _, b in self.links], dtype=np.int64)
@@ -112,9 +111,10 @@ class PathPacking:
         """Generate until nothing better is left, or the time is over; going on from an earlier call."""
         out = self.flow
         prices: Floats = 1 / self.capacity
-        duals: dict[tuple[str, str], float] = {}
-        if self.found:
-            _, _, prices, duals = self._solve()
+        duals: Mapping[Hashable, float] = {}
+        if self.found and not self.finished:
+            solved = self._solve()
+            prices, duals = solved.prices, solved.duals
         while not self.finished:
             fresh = self._price(prices, duals)
             if not fresh:
@@ -124,7 +124,8 @@ class PathPacking:
                 break
             for path in fresh:
                 self.found[path] = self._uses(path)
-            out.shares, out.reached, prices, duals = self._solve()
+            solved = self._solve()
+            out.shares, out.reached, prices, duals = solved.shares, solved.time, solved.prices, solved.duals
             out.paths = list(self.found)
             if out.reached <= out.value * (1 + _TOLERANCE):
                 self.finished = True
@@ -132,7 +133,7 @@ class PathPacking:
                 say(f"packing: {len(self.found)} paths")
         return out
 
-    def _price(self, prices: Floats, duals: Mapping[tuple[str, str], float]) -> list[Path]:
+    def _price(self, prices: Floats, duals: Mapping[Hashable, float]) -> list[Path]:
         out, size = self.flow, len(self.names)
         by_link = prices[self.row]
         weight = by_link + _HOP_SHARE * float(by_link.mean())
@@ -150,7 +151,9 @@ class PathPacking:
                 path = tuple(self.names[i] for i in reversed(nodes))
                 price = sum(by_link[self.number[link]] for link in pairwise(path))
                 total += price
-                if path not in self.found and price < duals.get((path[0], path[-1]), np.inf) * (1 - _TOLERANCE):
+                if path not in self.found and price * self.times < duals.get((path[0], path[-1]), np.inf) * (
+                    1 - _TOLERANCE
+                ):
                     fresh.append(path)
         value = total * self.times / float(self.capacity @ prices)
         if value > out.value:
@@ -164,29 +167,13 @@ class PathPacking:
             used[int(self.row[self.number[link]])] += self.times
         return used
 
-    def _solve(self) -> tuple[Floats, float, Floats, dict[tuple[str, str], float]]:
-        users: dict[int, list[tuple[int, float]]] = defaultdict(list)
-        members: dict[tuple[str, str], list[tuple[int, float]]] = defaultdict(list)
-        scale = len(self.sources) * self.times * len(self.gpus) / float(self.capacity.sum())
-        for j, (path, used) in enumerate(self.found.items()):
-            for row, times in used.items():
-                users[row].append((j, times / self.capacity[row] / scale))
-            members[path[0], path[-1]].append((j, 1.0))
-        loads, whole = Rows(), Rows()
-        order = sorted(users)
-        for row in order:
-            loads.add([*users[row], (len(self.found), -1.0)], 0.0)
-        for pair in members:
-            whole.add(members[pair], 1.0)
-        objective = np.zeros(len(self.found) + 1)
-        objective[-1] = 1.0
-        found = minimise(objective, loads, whole)
+    def _solve(self) -> Division:
+        """Shares that sum up to 1 a pair."""
+        pairs = [(path[0], path[-1]) for path in self.found]
+        found = divide(list(self.found.values()), self.capacity, pairs)
         if found is None:
             raise TimeLimitError("the linear programme of paths was not solved in time")
-        prices = np.zeros(len(self.capacity))
-        prices[order] = np.maximum(-found.at_most_duals, 0.0) / self.capacity[order]
-        duals = {pair: float(y) * scale / self.times for pair, y in zip(members, found.equal_duals, strict=True)}
-        return found.x[:-1], found.value * scale, prices, duals
+        return found
 
 
 def path_schedule(packing: PathPacking, collective: Collective, strategy: str) -> Schedule:

@@ -9,8 +9,8 @@ exactly, are the certificate of kind "tree-prices".
 from __future__ import annotations
 
 import time
-from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import pairwise
@@ -21,11 +21,10 @@ from numpy.typing import NDArray
 from ...topo.errors import InfeasibleError
 from ...topo.graph import Topology
 from ..arborescence import cheapest_out_tree
-from ..linear import Rows, minimise
 from .metric import Floats, Link, Metric
 from .symmetry import group
 from .trees import RootedTree, levels
-from .weigh import orbits
+from .weigh import Division, divide, orbits
 
 Say = Callable[[str], None] | None
 _TOLERANCE = 1e-9
@@ -75,7 +74,7 @@ class RootedPacking:
         _, compact = np.unique(rows, return_inverse=True)
         self.row = compact.reshape(-1)
         capacity = np.array([float(topology.capacity_GBps[link]) for link in self.links])
-        self.capacity = np.bincount(self.row, weights=capacity)
+        self.capacity: Floats = np.bincount(self.row, weights=capacity).astype(np.float64)
         self.number = {link: i for i, link in enumerate(self.links)}
         self.found: dict[RootedTree, Counter[int]] = {}
         self.branches = Branches(images=self.images)
@@ -91,7 +90,7 @@ class RootedPacking:
         """Generate until nothing better is left, the time per part is down to `enough`, or the time is over."""
         out = self.branches
         prices = 1 / self.capacity / len(self.capacity)
-        duals: Mapping[int, float] = {}
+        duals: Mapping[Hashable, float] = {}
         while True:
             fresh = self._price(prices, duals, out)
             if not fresh or (self.found and time.monotonic() > deadline):
@@ -103,7 +102,7 @@ class RootedPacking:
                 raise InfeasibleError(
                     "the packing of trees has no optimum; are the bandwidths of very different sizes?"
                 )
-            out.shares, out.reached, prices, duals = solved
+            out.shares, out.reached, prices, duals = solved.shares, solved.time, solved.prices, solved.duals
             out.trees = list(self.found)
             if out.reached <= max(out.value, enough) * (1 + _TOLERANCE):
                 break
@@ -113,7 +112,7 @@ class RootedPacking:
             raise InfeasibleError("no trees reach all GPUs from everywhere within the depth that is allowed")
         return out
 
-    def _price(self, prices: Floats, duals: Mapping[int, float], out: Branches) -> list[RootedTree]:
+    def _price(self, prices: Floats, duals: Mapping[Hashable, float], out: Branches) -> list[RootedTree]:
         """Trees that cost less than their root's dual under the prices (of rows); keeps the best prices in `out`."""
         metric = Metric(self.topology, self.links, prices[self.row])
         cheapest: dict[int, float] = {}
@@ -176,28 +175,7 @@ class RootedPacking:
                     out[int(self.row[self.number[a, b]])] += self.times
         return out
 
-    def _solve(self) -> tuple[Floats, float, Floats, dict[int, float]] | None:
-        """min t: shares sum up to 1 a root (in all, for allreduce), and no row needs longer than t."""
-        columns = list(self.found.items())
-        users: dict[int, list[tuple[int, float]]] = defaultdict(list)
-        members: dict[int, list[tuple[int, float]]] = defaultdict(list)
-        scale = self.parts * len(self.topology.ranks) / float(self.capacity.sum())
-        for j, (tree, used) in enumerate(columns):
-            for row, times in used.items():
-                users[row].append((j, times / self.capacity[row] / scale))
-            members[0 if self.both else tree.root].append((j, 1.0))
-        loads, whole = Rows(), Rows()
-        order = sorted(users)
-        for row in order:
-            loads.add([*users[row], (len(columns), -1.0)], 0.0)
-        for root in sorted(members):
-            whole.add(members[root], 1.0)
-        objective = np.zeros(len(columns) + 1)
-        objective[-1] = 1.0
-        found = minimise(objective, loads, whole)
-        if found is None:
-            return None
-        prices = np.zeros(len(self.capacity))
-        prices[order] = np.maximum(-found.at_most_duals, 0.0) / self.capacity[order]
-        duals = {root: float(y) * scale for root, y in zip(sorted(members), found.equal_duals, strict=True)}
-        return found.x[:-1], found.value * scale, prices, duals
+    def _solve(self) -> Division | None:
+        """Shares that sum up to 1 a root (in all, for allreduce)."""
+        of = [0 if self.both else tree.root for tree in self.found]
+        return divide(list(self.found.values()), self.capacity, of)

@@ -23,6 +23,7 @@ from ..collective import Collective
 from .balanced import balanced_trees
 from .boxes import Boxes, find_boxes
 from .generate import Columns, generate
+from .lower import lower_trees
 from .pairs import PairGraph, Tree
 from .paths import MOST_PAIRS, PathPacking
 from .symmetry import mirrors, shifts
@@ -30,6 +31,7 @@ from .union import spanning_trees
 
 Say = Callable[[str], None] | None
 _WHOLE_WORK = 40_000
+_LOWER_SECONDS = 2.0
 _MOST_SOURCES = 512
 
 
@@ -108,6 +110,9 @@ class Survey:
             found = spanning_trees(len(graph.names), ends, times, count, deadline)
             if found is None and time.monotonic() > deadline:
                 return None
+            if found is not None:
+                seconds = min(_LOWER_SECONDS, deadline - time.monotonic())
+                found = lower_trees(len(graph.names), ends, times, found, time.monotonic() + seconds)
             self._whole[key] = (
                 None if found is None else [Tree(tuple(graph.pairs[e] for e in sorted(edges))) for edges in found]
             )

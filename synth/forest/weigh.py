@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
 from math import lcm
@@ -116,33 +117,60 @@ def busiest(uses: Sequence[Mapping[int, int]], counts: Sequence[int], capacity: 
     return max((total / c for c, total in by_capacity.items()), default=Fraction(0))
 
 
-def best_shares(
-    uses: Sequence[Mapping[int, int]], capacity: Sequence[Fraction], group: Sequence[int], depths: Sequence[int] = ()
-) -> Floats:
-    """Shares that sum up to 1 in each group and make the busiest link as idle as they can (floats; low trees first)."""
-    groups = sorted(set(group))
-    place = {g: i for i, g in enumerate(groups)}
+@dataclass(frozen=True)
+class Division:
+    """Shares that sum up to 1 in each group; the `time` that the busiest row needs for its load; the `prices` of a unit of
+    use of each row, and of each group the price that its columns must undercut to be of use (`duals`). Floats.
+    """
+
+    shares: Floats
+    time: float
+    prices: Floats
+    duals: dict[Hashable, float]
+
+
+def divide(
+    uses: Sequence[Mapping[int, int]], capacity: Floats, group: Sequence[Hashable], depths: Sequence[int] = ()
+) -> Division | None:
+    """The best division of each group among its columns, those of least depth first where it makes no difference.
+
+    min t: shares sum up to 1 a group, no row carries more than t times its capacity. None where HiGHS finds no optimum.
+    """
+    members: dict[Hashable, list[tuple[int, float]]] = defaultdict(list)
     users: dict[int, list[tuple[int, float]]] = defaultdict(list)
-    for j, column in enumerate(uses):
+    for j, (column, g) in enumerate(zip(uses, group, strict=True)):
+        members[g].append((j, 1.0))
         for row, times in column.items():
-            users[row].append((j, times / float(capacity[row])))
-    scale = max(len(groups), 1) / float(sum(capacity))  # so that the time is of the order of 1
-    most, whole = Rows(), Rows()
-    for terms in users.values():
-        most.add([*((j, x / scale) for j, x in terms), (len(uses), -1.0)], 0.0)
-    members: list[list[tuple[int, float]]] = [[] for _ in groups]
-    for j, g in enumerate(group):
-        members[place[g]].append((j, 1.0))
-    for terms in members:
+            users[row].append((j, float(times)))
+    scale = len(members) * max(1.0, float(np.mean([sum(c.values()) for c in uses]))) / float(capacity.sum())
+    loads, whole = Rows(), Rows()
+    order = sorted(users)
+    for row in order:
+        loads.add([*((j, times / capacity[row] / scale) for j, times in users[row]), (len(uses), -1.0)], 0.0)
+    for terms in members.values():
         whole.add(terms, 1.0)
     objective = np.zeros(len(uses) + 1)
     objective[-1] = 1.0
     if depths:
-        objective[:-1] = 1e-6 * np.array(depths) / (max(depths) * len(groups))
-    found = minimise(objective, most, whole)
+        objective[:-1] = 1e-6 * np.array(depths) / (max(depths) * len(members))
+    found = minimise(objective, loads, whole)
     if found is None:
-        return np.array([1.0 / len(members[place[g]]) for g in group])
-    return found.x[:-1]
+        return None
+    prices = np.zeros(len(capacity))
+    prices[order] = np.maximum(-found.at_most_duals, 0.0) / capacity[order]
+    duals = {g: float(y) * scale for g, y in zip(members, found.equal_duals, strict=True)}
+    return Division(found.x[:-1], float(found.x[-1]) * scale, prices, duals)
+
+
+def best_shares(
+    uses: Sequence[Mapping[int, int]], capacity: Sequence[Fraction], group: Sequence[int], depths: Sequence[int] = ()
+) -> Floats:
+    """The shares of `divide`, or even ones where it finds none."""
+    found = divide(uses, np.array([float(c) for c in capacity]), group, depths)
+    if found is not None:
+        return found.shares
+    size = Counter(group)
+    return np.array([1.0 / size[g] for g in group])
 
 
 def small_shares(
