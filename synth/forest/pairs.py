@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from fractions import Fraction
 from functools import cached_property
 from itertools import pairwise
 
@@ -66,13 +65,6 @@ class PairGraph:
         rows = np.stack([*ends, np.array([values[c] for c in self.exact], dtype=np.int64)], axis=1)
         _, number = np.unique(rows, axis=0, return_inverse=True)
         return np.asarray(number, dtype=np.int64).reshape(-1)
-
-    def class_capacity(self) -> list[Fraction]:
-        """Bandwidth of each class, all its pairs together."""
-        total = [Fraction(0)] * (int(self.classes.max(initial=-1)) + 1)
-        for number, c in zip(self.classes.tolist(), self.exact, strict=True):
-            total[number] += c
-        return total
 
     def cheapest_tree(self, prices: Floats, ends: NDArray[np.int64] | None = None) -> tuple[float, Tree]:
         """A minimum spanning tree of the GPUs over cheapest routes, and its price (Mehlhorn 1988: the nearest GPU of

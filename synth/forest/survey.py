@@ -162,12 +162,6 @@ class Survey:
         packing.run(deadline, say)
         return packing
 
-    @property
-    def best(self) -> Columns | None:
-        """Those with the least proved value so far."""
-        known = [c for c in (self._by_class, self._single) if c is not None]
-        return min(known, key=lambda c: c.value, default=None)
-
 
 @lru_cache(maxsize=4)
 def survey(topology: Topology) -> Survey:
