@@ -83,6 +83,12 @@ def test_forged_plans_fail_the_replay_even_with_a_fitting_hash(change: Any) -> N
         Plan.loads(forge(change))
 
 
+def test_numbers_that_no_plan_holds_are_refused() -> None:
+    text = json.dumps(PLAN.to_json()).replace('"ranks": 4', '"ranks": 4E9999', 1)
+    with pytest.raises(VerificationError, match="damaged"):
+        Plan.loads(text)
+
+
 @settings(max_examples=150, deadline=None)
 @given(st.data())
 def test_any_flipped_character_is_noticed(data: st.DataObject) -> None:

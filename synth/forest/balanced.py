@@ -37,7 +37,9 @@ def balanced_trees(
         index = {d.id: i for i, d in enumerate(topology.devices)}
         start = index[topology.ranks[0]]
         if len(set(images[:, start].tolist())) == len(ranks) == len(images):
-            roots, row = [0], orbits(topology, links, images)
+            roots = [0]
+            _, row = np.unique(orbits(topology, links, images), return_inverse=True)
+            row = row.reshape(-1)
         else:
             images = None
     inward: list[list[tuple[int, int]]] = [[] for _ in ranks]

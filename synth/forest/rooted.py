@@ -30,6 +30,7 @@ Say = Callable[[str], None] | None
 _TOLERANCE = 1e-9
 _HOP_PRICES = (0.0, 0.1, 1.0)
 _EXACT_RANKS = 320
+_OTHERS, _SHUN = 8, 0.05
 
 
 @dataclass
@@ -143,6 +144,8 @@ class RootedPacking:
                     cost = 0.0  # the first of a root comes in whatever it costs
                 if tree not in self.found and cost < limit * (1 - _TOLERANCE):
                     fresh.append((cost, tree))
+        if exact and len(self.roots) == 1 and self.found and not self.both and self.most_depth is None:
+            fresh += self._others(metric, prices, forward, duals)
         if cheapest:
             paid = float(self.capacity @ prices)
             costs = list(cheapest.values())
@@ -152,7 +155,27 @@ class RootedPacking:
                 out.prices = {link: float(prices[self.row[i]]) for i, link in enumerate(self.links)}
         fresh.sort(key=lambda x: x[0])
         most = len(self.roots) if not self.both else 4
-        return [tree for _, tree in fresh[: max(most, 4)]]
+        return list(dict.fromkeys(tree for _, tree in fresh))[: max(most, 1 + _OTHERS)]
+
+    def _others(
+        self, metric: Metric, prices: Floats, forward: Floats, duals: Mapping[Hashable, float]
+    ) -> list[tuple[float, RootedTree]]:
+        """A few more out-trees of the only root that are nearly as cheap, each shunning the edges of those before."""
+        root = self.roots[0]
+        out: list[tuple[float, RootedTree]] = []
+        dear = forward.copy()
+        limit = duals.get(root, np.inf) / self.times
+        least = float(np.mean(forward[np.isfinite(metric.distance)]))
+        for _ in range(_OTHERS):
+            parents = cheapest_out_tree(dear, root)
+            tree = self._tree(metric, root, parents, None)
+            cost = sum(float(prices[i]) * times for i, times in self._uses(tree).items()) / self.times
+            if tree not in self.found and cost < limit * (1 - _TOLERANCE) and all(tree != t for _, t in out):
+                out.append((cost, tree))
+            for node, parent in enumerate(parents):
+                if parent >= 0:
+                    dear[parent, node] += _SHUN * (least + dear[parent, node])
+        return out
 
     @staticmethod
     def _depth(*trees: Sequence[int] | None) -> int:
