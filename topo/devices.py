@@ -22,7 +22,8 @@ class Device:
     """A node of the graph.
 
     `kind` is one of DEVICE_KINDS; `family` says of which sort a switch is. `can_reduce` and `can_copy` say whether
-    a switch adds or multiplies what passes through it (in-network computing); GPUs can always do both.
+    a switch adds or multiplies what passes through it (in-network computing, such as NVLink SHARP); one that can add can
+    multiply, too, and GPUs can always do both.
     `source` says where the device is known from; `extra` keeps what else a file said of it.
     """
 
@@ -43,6 +44,8 @@ class Device:
             raise InputError(
                 f"device {self.id!r}: unknown kind {self.kind!r}; expected one of {', '.join(DEVICE_KINDS)}"
             )
+        if self.can_reduce and not self.can_copy:
+            object.__setattr__(self, "can_copy", True)
         if self.family is not None and self.family not in SWITCH_FAMILIES:
             raise InputError(
                 f"device {self.id!r}: unknown family {self.family!r}; expected one of {', '.join(SWITCH_FAMILIES)}"

@@ -36,7 +36,7 @@ def in_network_forests(
 ) -> list[Planted]:
     """Forests of such trees, the best shares of all trees tried, and single ones."""
     topology = survey.topology
-    able = [d.id for d in topology.devices if d.kind != "gpu" and d.can_copy and d.can_reduce]
+    able = [d.id for d in topology.devices if d.kind != "gpu" and d.can_reduce]
     nursery = Nursery(survey, bound_GBps, limits, deadline, say)
     graph = survey.graph
     trees: dict[RootedTree, None] = {}
