@@ -211,6 +211,19 @@ def test_switches_that_add_and_copy_are_used() -> None:
         assert best(result).trees == 1
 
 
+def test_one_word_in_a_file_says_that_a_switch_computes() -> None:
+    """What can add can copy, too: "can_reduce" alone is enough."""
+    data = preset("pcie-2socket").to_json()
+    for device in data["devices"]:
+        if device["kind"] != "gpu":
+            device.pop("can_copy", None)
+            device["can_reduce"] = True
+    topology = Topology.from_json(json.loads(json.dumps(data)))
+    result = pack(topology)
+    assert (result.plan.bound.algbw_GBps, gap(result)) == (Fraction(96, 5), 0)
+    assert Topology.from_json(topology.to_json()) == topology
+
+
 @pytest.mark.parametrize(
     ("argument", "rate"),
     [("dgx1", 75), ("torus:4x4", 2), ("mesh:5x5", Fraction(5, 6)), ("dgx-a100:4", Fraction(100, 3))],
