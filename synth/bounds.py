@@ -34,7 +34,7 @@ _SINGLE_PAIRS = 4000
 _ROOTED_RANKS = 48
 _PREFIXES = 16
 _CUT_RANKS = 256
-"""With more GPUs, cuts are sought towards one GPU of each class only: the rest would find the same."""
+"""With more GPUs, cuts are sought towards one GPU of each class only: the rest mostly find the same."""
 
 
 def check_connected(collective: Collective, topology: Topology) -> None:

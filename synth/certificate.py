@@ -108,22 +108,32 @@ Distances = dict[str, dict[str, int]]
 
 
 def _paths(distance: Distances, collective: Collective, topology: Topology) -> Fraction:
+    """What all pieces pay together: each goes from one rank to another."""
     root = topology.ranks[collective.root or 0]
-    n = collective.ranks
     if collective.name == "scatter":
-        return Fraction(sum(distance[root].values()), n)
-    if collective.name == "gather":
-        return Fraction(sum(row.get(root, 0) for row in distance.values()), n)
-    return Fraction(sum(d for row in distance.values() for d in row.values()), n)
+        pairs = [(root, gpu) for gpu in topology.ranks if gpu != root]
+    elif collective.name == "gather":
+        pairs = [(gpu, root) for gpu in topology.ranks if gpu != root]
+    else:
+        pairs = [(a, b) for a in topology.ranks for b in topology.ranks if a != b]
+    lost = next(((a, b) for a, b in pairs if b not in distance[a]), None)
+    if lost:
+        raise VerificationError(f"bound: {lost[1]!r} cannot be reached from {lost[0]!r}")
+    return Fraction(sum(distance[a][b] for a, b in pairs), collective.ranks)
 
 
 def _trees(distance: Distances, collective: Collective, topology: Topology) -> Fraction:
+    """What a unit pays along the cheapest tree, or trees, of the collective."""
     gpus = topology.ranks
-    matrix = np.array([[distance[u].get(v, 0) for v in gpus] for u in gpus], dtype=object)
+    far = 1 + sum(sum(row.values()) for row in distance.values())  # more than any tree of ways that there are
+    matrix = np.array([[distance[u].get(v, far) for v in gpus] for u in gpus], dtype=object)
 
     def total(price: NDArray[Any], root: int) -> int:
         parents = cheapest_out_tree(price, root)
-        return sum(int(price[parent, child]) for child, parent in enumerate(parents) if parent >= 0)
+        paid = sum(int(price[parent, child]) for child, parent in enumerate(parents) if parent >= 0)
+        if paid >= far:
+            raise VerificationError(f"bound: no tree joins all GPUs to {gpus[root]!r}")
+        return paid
 
     if collective.name == "broadcast":
         return Fraction(total(matrix, collective.root or 0))
@@ -186,7 +196,7 @@ def _read_prices(rows: Any, topology: Topology, *, both_ways: bool) -> Prices:
 
 
 def _distances(start: str, prices: WholePrices, topology: Topology) -> dict[str, int]:
-    """Least price of a way from `start` to every other GPU. VerificationError if one cannot be reached."""
+    """Least price of a way from `start` to every other GPU that it leads to."""
     best: dict[str, int] = {}
     heap = [(0, start)]
     while heap:
@@ -197,10 +207,7 @@ def _distances(start: str, prices: WholePrices, topology: Topology) -> dict[str,
         for there in topology.out_neighbours[here]:
             if there not in best:
                 heapq.heappush(heap, (cost + prices.get((here, there), 0), there))
-    missing = [gpu for gpu in topology.ranks if gpu not in best]
-    if missing:
-        raise VerificationError(f"bound: {missing[0]!r} cannot be reached from {start!r}")
-    return {gpu: best[gpu] for gpu in topology.ranks if gpu != start}
+    return {gpu: best[gpu] for gpu in topology.ranks if gpu != start and gpu in best}
 
 
 def _spanning_tree(prices: WholePrices, topology: Topology) -> int:

@@ -91,7 +91,7 @@ def explain(
 ) -> Explanation:
     """Read the certificate of `limit` and the costs of `candidates`; up to `seconds` go into trying wider links."""
     inside = set(limit.certificate["inside"]) if limit.kind == "cut" else None
-    prices = _cut_prices(inside, topology) if inside is not None else _read_prices(limit, topology)
+    prices = _cut_prices(inside, topology) if inside is not None else _read_prices(limit, collective, topology)
     parts = _sides(inside, topology) if inside is not None else _apart(set(prices), topology)
     place = {d: i for i, part in enumerate(parts) for d in (*part.gpus, *part.others)}
     across = sum(
@@ -112,10 +112,12 @@ def _cut_prices(inside: set[str], topology: Topology) -> dict[tuple[str, str], F
     return {(a, b): Fraction(1) for a, b in topology.capacity_GBps if a in inside and b not in inside}
 
 
-def _read_prices(limit: Bound, topology: Topology) -> dict[tuple[str, str], Fraction]:
+def _read_prices(limit: Bound, collective: Collective, topology: Topology) -> dict[tuple[str, str], Fraction]:
+    """Price of each directed link. Only those of kind "prices" for allreduce stand for both directions."""
+    both_ways = (limit.kind, collective.name) == ("prices", "allreduce")
     out: dict[tuple[str, str], Fraction] = {}
     for a, b, price in limit.certificate["prices"]:
-        for link in ((a, b), (b, a)) if limit.kind == "prices" else ((a, b),):
+        for link in ((a, b), (b, a)) if both_ways else ((a, b),):
             if link in topology.capacity_GBps:
                 out[link] = out.get(link, Fraction(0)) + parse_fraction(price)
     return out

@@ -82,7 +82,7 @@ def synthesize(
     limit = bound(collective, topology, time_limit_s * _BOUND_SHARE, progress)
     declined: dict[str, str] = {}
     table: list[dict[str, Any]] = []
-    timed_out = False
+    timed_out = settled = False
     costed: list[tuple[Schedule, Cost]] = []
     for number, name in enumerate(names):
         now = time.monotonic()
@@ -91,7 +91,7 @@ def synthesize(
             continue
         turn = now + max(0.0, deadline - now) / (len(names) - number)
         if strategy_name == AUTO and not thorough:
-            if name in _WHERE_PACKING_FALLS_SHORT and _at_bound(collective, topology, limit, costed):
+            if name in _WHERE_PACKING_FALLS_SHORT and settled:
                 continue
             if name == "exact" and costed and collective.ranks > _EXACT_RANKS:
                 continue
@@ -109,6 +109,8 @@ def synthesize(
             if strategy_name != AUTO or not isinstance(error, NotOfferedError):
                 declined[name] = str(error)
             timed_out = timed_out or isinstance(error, TimeLimitError)
+        if number == 0:
+            settled = _at_bound(topology, limit, costed)
     if not costed:
         reasons = "; ".join(declined.values())
         raise TimeLimitError(reasons) if timed_out else InfeasibleError(reasons)
@@ -116,10 +118,11 @@ def synthesize(
     return Synthesis(plan, time.monotonic() - started, declined, tuple(costed), table)
 
 
-def _at_bound(collective: Collective, topology: Topology, limit: Bound, costed: list[tuple[Schedule, Cost]]) -> bool:
+def _at_bound(topology: Topology, limit: Bound, costed: list[tuple[Schedule, Cost]]) -> bool:
+    """Whether a pipeline among the schedules has no gap to speak of."""
     enough = limit.s_per_GB * (1 + AT_BOUND)
     bases = {replace(s, segments=2) for s, _ in costed if s.segments > 1}
-    return any(bandwidth_s_per_GB(base, topology) <= enough for base in bases) and collective.ranks > 1
+    return any(bandwidth_s_per_GB(base, topology) <= enough for base in bases)
 
 
 def cost_all(topology: Topology, candidates: Iterable[Schedule]) -> list[tuple[Schedule, Cost]]:
@@ -177,5 +180,4 @@ def lower_envelope(costs: list[Cost]) -> list[tuple[int, int]]:
         if size <= out[-1][1]:
             out.pop()
             size = out[-1][1] if out else 0
-            out = out or []
         out.append((current, size))

@@ -122,6 +122,40 @@ def test_certificates_that_are_none_are_refused(kind: str, certificate: dict[str
         check_bound(Bound(Fraction(1), kind, certificate), Collective("allreduce", 8), preset("dgx1"))
 
 
+@pytest.mark.parametrize(
+    ("name", "widths", "algbw"),
+    [
+        # GB/s from each of three GPUs into a plain switch, and out of it to them; None where there is no such link
+        ("allreduce", [(1, 2), (1, 3), (1, 3)], Fraction(3, 4)),
+        ("allgather", [(1, 2), (1, 3), (1, 3)], Fraction(3, 2)),
+        ("reduce-scatter", [(4, 2), (2, 2), (4, 1)], Fraction(5, 2)),
+        ("broadcast", [(3, 2), (1, 4), (1, 4)], Fraction(5, 2)),
+        ("reduce", [(2, 3), (3, 1), (4, 1)], Fraction(5, 2)),
+        ("broadcast", [(1, None), (None, 2), (None, 2)], Fraction(1, 2)),
+        ("reduce", [(None, 1), (2, None), (2, None)], Fraction(1, 2)),
+    ],
+)
+def test_tree_prices_prove_what_cuts_do_not_and_no_more(
+    name: str, widths: list[tuple[int | None, int | None]], algbw: Fraction
+) -> None:
+    """A plain switch copies and adds nothing, so what it hands to two GPUs was sent to it twice."""
+    links = []
+    for i, (up, down) in enumerate(widths):
+        links += [Link(f"g{i}", "s", Fraction(up))] if up else []
+        links += [Link("s", f"g{i}", Fraction(down))] if down else []
+    devices = (*(Device(f"g{i}") for i in range(3)), Device("s", "switch"))
+    topology = Topology("uneven", devices, tuple(links))
+    collective = on(name, topology)
+    found = bound(collective, topology)
+    assert (found.kind, found.algbw_GBps) == ("tree-prices", algbw)
+    plan = synthesize(collective, topology, "packing").plan
+    assert min(plan.gap_of(entry) for entry in plan.entries) <= Fraction(1, 10**6)
+    with pytest.raises(VerificationError, match="less than the claimed"):
+        check_bound(replace(found, s_per_GB=found.s_per_GB * Fraction(1001, 1000)), collective, topology)
+    with pytest.raises(VerificationError, match="prices are zero"):
+        check_bound(replace(found, certificate={"prices": []}), collective, topology)
+
+
 def test_in_network_reduction_lifts_the_price_bound() -> None:
     """A switch that adds and copies: only the cuts are left, 19.2 GB/s instead of 96/7."""
     topology = preset("pcie-2socket")

@@ -220,6 +220,9 @@ def test_explain_names_the_bottleneck_and_what_to_improve() -> None:
         [["gpu0", "gpu1"], ["gpu2"]],
     )
     assert cut["bottleneck"]["across_GBps"] == 1
+    paths = synth_json("--collective", "alltoall", "--topology", "dgx1", "--strategy", "packing", "--explain")
+    total = sum(x["bound_gain_per_GBps"] * x["bandwidth_GBps"] * x["alike"] for x in paths["explain"]["links"])
+    assert total == pytest.approx(paths["bound"]["algbw_GBps"])
     shown = synth("--collective", "allreduce", "--topology", "dgx1", "--explain", "--time-limit", "10").stdout
     assert "bottleneck: the links between all 8 GPUs" in shown and "links to improve first" in shown
 

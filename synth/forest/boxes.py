@@ -105,7 +105,6 @@ def lane_trees(
 
 def _inside(members: Sequence[int], lane: int, router: Router) -> list[Route] | None:
     """Routes that join a box's GPUs into a tree about the lane's GPU, each as few hops from it as can be."""
-    ranks = router.topology.ranks
     left = [r for r in members if r != members[lane]]
     layer, out = [members[lane]], []
     while left and layer:
@@ -113,15 +112,15 @@ def _inside(members: Sequence[int], lane: int, router: Router) -> list[Route] | 
         for rank in list(left):
             for near in layer:
                 route = router.route(rank, near)
-                if route is not None and len(route) <= 2 + _plain(route, router.topology):
+                if route is not None and not _leaves(route, router.topology):
                     out.append(route)
                     fresh.append(rank)
                     left.remove(rank)
                     break
         layer = fresh
-    return None if left or not ranks else out
+    return None if left else out
 
 
-def _plain(route: Route, topology: Topology) -> int:
-    """Devices on a route that are not of the network: routes inside a box pass only such."""
-    return sum(topology.by_id[d].family != "network" for d in route[1:-1])
+def _leaves(route: Route, topology: Topology) -> bool:
+    """Whether a route leaves the box: it passes a switch of the network."""
+    return any(topology.by_id[d].family == "network" for d in route[1:-1])

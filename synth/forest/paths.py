@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_matrix
 from scipy.sparse.csgraph import dijkstra
 
-from ...topo.errors import InfeasibleError, TimeLimitError
+from ...topo.errors import TimeLimitError
 from ...topo.graph import Topology
 from ..collective import Chunk, Collective
 from ..cost import tighten
@@ -33,7 +33,6 @@ Path = tuple[str, ...]
 """Devices from the source GPU to the target GPU, relaying GPUs included."""
 _TOLERANCE = 1e-9
 _HOP_SHARE = 1e-6
-MOST_PAIRS = 10_000
 
 
 @dataclass
@@ -54,11 +53,7 @@ class PathPacking:
     """Column generation for the pairs from `sources` to all other ranks."""
 
     def __init__(
-        self,
-        topology: Topology,
-        sources: Sequence[int],
-        turns: list[NDArray[np.int64]] | None = None,
-        most_pairs: float = MOST_PAIRS,
+        self, topology: Topology, sources: Sequence[int], turns: list[NDArray[np.int64]] | None = None
     ) -> None:
         self.topology = topology
         self.links = list(topology.capacity_GBps)
@@ -74,8 +69,6 @@ class PathPacking:
         if images is not None and len(set(images[:, self.gpus[0]].tolist())) == n == len(images):
             self.images, self.sources, self.times = images, [0], n
             rows = orbits(topology, self.links, images)
-        if len(self.sources) * n > most_pairs:
-            raise InfeasibleError(f"paths for {len(self.sources) * n} pairs of ranks are more than are planned for")
         _, row = np.unique(rows, return_inverse=True)
         self.row = row.reshape(-1)
         capacity = np.array([float(topology.capacity_GBps[link]) for link in self.links])
@@ -90,7 +83,7 @@ class PathPacking:
     @classmethod
     def along(cls, topology: Topology, trees: Sequence[RootedTree]) -> PathPacking:
         """No search: the path from a root to each other rank is that in the root's out-tree."""
-        out = cls(topology, [tree.root for tree in trees], most_pairs=np.inf)
+        out = cls(topology, [tree.root for tree in trees])
         for tree in trees:
             for rank in range(len(topology.ranks)):
                 path: list[str] = []

@@ -25,14 +25,14 @@ from .boxes import Boxes, find_boxes
 from .generate import Columns, generate
 from .lower import lower_trees
 from .pairs import PairGraph, Tree
-from .paths import MOST_PAIRS, PathPacking
+from .paths import PathPacking
 from .symmetry import mirrors, shifts
 from .union import spanning_trees
 
 Say = Callable[[str], None] | None
 _WHOLE_WORK = 40_000
 _LOWER_SECONDS = 2.0
-_MOST_SOURCES = 512
+_MOST_SOURCES, _MOST_PAIRS = 512, 10_000
 
 
 class Survey:
@@ -143,8 +143,8 @@ class Survey:
         elif self._alltoall is not None:
             packing = self._alltoall
         else:
-            packing = PathPacking(self.topology, ranks, self.turns, most_pairs=np.inf)
-            too_many = len(packing.sources) * len(ranks) > MOST_PAIRS
+            packing = PathPacking(self.topology, ranks, self.turns)
+            too_many = len(packing.sources) * len(ranks) > _MOST_PAIRS
             if packing.images is None and len(ranks) <= _MOST_SOURCES:
                 low = balanced_trees(self.topology, ranks, [], ordered=True)
                 plain = PathPacking.along(self.topology, low.trees) if low is not None else None
@@ -157,7 +157,10 @@ class Survey:
                 ):
                     packing, too_many = plain, False
             if too_many:
-                raise InfeasibleError(f"paths for {len(ranks) ** 2} pairs of ranks are more than are planned for")
+                raise InfeasibleError(
+                    f"paths for {len(ranks) ** 2} pairs of ranks are more than are planned for; name another strategy, "
+                    "such as direct"
+                )
             self._alltoall = packing
         packing.run(deadline, say)
         return packing

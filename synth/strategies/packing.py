@@ -30,6 +30,8 @@ from .base import Request, segment_counts
 _TURNED = ("reduce", "reduce-scatter", "gather")
 _EXACT_RANKS, _EXACT_BROADCAST = 128, 300
 _LANES = 48
+_WORTH_KEEPING = Fraction(9, 10)
+"""Of the bound: simple trees that reach so much stand beside the optimal ones."""
 
 
 def build(request: Request) -> list[Schedule]:
@@ -88,8 +90,10 @@ def _rooted(request: Request, machine: Survey) -> list[Planted]:
     if not both:
         balanced = balanced_trees(topology, roots, machine.turns)
         many = len(machine.ranks) > (_EXACT_RANKS if parts > 1 else _EXACT_BROADCAST)
-        if balanced is not None and (many or _near(request, balanced)):
-            out.append(Planted(balanced, _rate(request, balanced), "balanced fewest hops"))
+        if balanced is not None:
+            rate = _rate(request, balanced)
+            if many or rate >= request.bound_GBps * _WORTH_KEEPING:
+                out.append(Planted(balanced, rate, "balanced fewest hops"))
         if collective.name == "broadcast" and len(machine.ranks) > _LANES:
             nursery = Nursery(machine, request.bound_GBps, request.limits, request.deadline, request.progress)
             nursery.broadcast(roots[0])
@@ -98,6 +102,11 @@ def _rooted(request: Request, machine: Survey) -> list[Planted]:
         if out and many:
             return out
     packing = RootedPacking(topology, roots, both, machine.turns, request.limits.max_depth)
+    if len(packing.roots) > _EXACT_RANKS:
+        raise InfeasibleError(
+            f"packing: out-trees from {len(packing.roots)} ranks are more than are searched for; number the ranks so that "
+            "equal boxes follow each other in the same order, or name another strategy"
+        )
     enough = float(request.bound.s_per_GB) * parts if request.bound is not None and not both else 0.0
     branches = packing.run(request.deadline, enough, request.progress)
     for forest, how in _forests(packing, branches, machine, request.limits.max_trees):
@@ -135,11 +144,6 @@ def _forest(trees: Sequence[RootedTree], shares: Sequence[Fraction], branches: B
 def _rate(request: Request, forest: Forest) -> Fraction:
     schedule = schedule_of(forest, request.collective, request.topology, "packing")
     return 1 / bandwidth_s_per_GB(replace(schedule, segments=2), request.topology)
-
-
-def _near(request: Request, forest: Forest) -> bool:
-    """Whether simple trees are worth keeping beside the optimal ones: within a tenth of the bound."""
-    return request.bound is not None and _rate(request, forest) >= request.bound.algbw_GBps * Fraction(9, 10)
 
 
 def _note(request: Request, schedule: Schedule, how: str) -> None:
