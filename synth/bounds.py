@@ -232,8 +232,8 @@ def _allreduce_prices(
     if machine.graph.joins_all():
         columns = machine.by_class(deadline, progress)
         out += _priced(machine, columns, collective)
-        best = min((b.algbw_GBps for b in out), default=Fraction(0))
-        settled = machine.classes_are_orbits or machine.reached_by_whole_trees(best, deadline)
+        least = max(b.s_per_GB for b in out)  # 0 where one-way links, which have no price, join all GPUs
+        settled = machine.classes_are_orbits or (least and machine.reached_by_whole_trees(1 / least, deadline))
         if not settled and len(machine.graph.pairs) <= _SINGLE_PAIRS:
             out += _priced(machine, machine.single(deadline, progress), collective)
     if not topology.is_symmetric:
@@ -248,7 +248,7 @@ def _priced(machine: Survey, columns: Columns, collective: Collective) -> list[B
         exact = exact_prices(machine.graph, columns.prices, denominator)
         rows = [[a, b, fraction_to_json(p)] for (a, b), p in exact.items()]
         out.append(_proved("prices", {"prices": rows}, collective, machine.topology))
-        if float(out[-1].algbw_GBps) <= columns.value * (1 + _CLOSE):
+        if float(out[-1].s_per_GB) * columns.value >= 1 - _CLOSE:
             break
     return out
 

@@ -72,6 +72,26 @@ def test_packing_is_at_the_bound_on_uneven_machines_with_switches(name: str, top
     assert -AT_BOUND < gap(result) <= AT_BOUND
 
 
+@pytest.mark.parametrize("name", COLLECTIVES)
+@settings(max_examples=15, deadline=None)
+@given(
+    st.dictionaries(
+        st.sampled_from([(a, b) for a in "gGhHs" for b in "gGhHs" if a != b]), st.integers(1, 4), min_size=5
+    )
+)
+def test_links_that_lead_one_way_are_packed_to_the_bound_or_found_impossible(
+    name: str, widths: dict[tuple[str, str], int]
+) -> None:
+    devices = (*(Device(d) for d in "gGhH"), Device("s", "switch"))
+    topology = Topology("one way", devices, tuple(Link(a, b, Fraction(c)) for (a, b), c in sorted(widths.items())))
+    try:
+        result = pack(topology, name)
+    except InfeasibleError as error:
+        assert "no link leads out of the cut" in str(error)
+        return
+    assert -AT_BOUND < gap(result) <= AT_BOUND
+
+
 def free_roots_optimum(topology: Topology) -> float:
     """The best allreduce rate as a flow programme, written down independently: max sum x_v with r + b <= c, flows of b
     from sources x_v to every GPU, flows of r from every GPU to sinks x_v, r and b balanced at switches.
