@@ -8,6 +8,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 RENDEZVOUS = "TOPOPLAN_RENDEZVOUS"
@@ -33,20 +35,12 @@ def launch(command: list[str], ranks: int) -> int:
     Rank 0 has this process's output; what others print to standard error is shown if they are the ones that failed.
     When one fails the others are ended, and on any exception all are.
     """
-    with tempfile.TemporaryDirectory(prefix="topoplan-") as folder:
-        children: list[subprocess.Popen[bytes]] = []
-        before = signal.signal(signal.SIGTERM, _terminated)
+    with tempfile.TemporaryDirectory(prefix="topoplan-") as folder, ending_on_signals():
         logs = [Path(folder) / f"rank{rank}.err" for rank in range(ranks)]
-        try:
-            for rank in range(ranks):
-                children.append(_start(command, rank, ranks, Path(folder) / "rendezvous", logs[rank]))
-            failed = _wait(children)
-        finally:
-            _end(children)
-            signal.signal(signal.SIGTERM, before)
+        rendezvous = Path(folder) / "rendezvous"
+        failed, code = ended_together(lambda rank: _start(command, rank, ranks, rendezvous, logs[rank]), ranks)
         if failed is None:
             return 0
-        code = children[failed].returncode
         if failed:
             sys.stderr.write(logs[failed].read_text(encoding="utf-8", errors="replace"))
         if code < 0:
@@ -55,9 +49,34 @@ def launch(command: list[str], ranks: int) -> int:
         return code
 
 
-def _terminated(number: int, frame: object) -> None:
-    """A request to end becomes an exception, so that the ranks are ended too."""
-    raise SystemExit(128 + number)
+@contextmanager
+def ending_on_signals() -> Iterator[None]:
+    """A request to end (SIGTERM, SIGHUP) becomes SystemExit, so that what was started is ended too."""
+
+    def end(number: int, frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def ended_together(start: Callable[[int], subprocess.Popen[bytes]], ranks: int) -> tuple[int | None, int]:
+    """Start all ranks and wait: (None, 0) when all are done, or the first rank that failed and its return code.
+
+    When one fails the others are ended, and on any exception all are.
+    """
+    children: list[subprocess.Popen[bytes]] = []
+    try:
+        for rank in range(ranks):
+            children.append(start(rank))
+        failed = _wait(children)
+    finally:
+        _end(children)
+    return failed, 0 if failed is None else int(children[failed].returncode)
 
 
 def _start(command: list[str], rank: int, ranks: int, rendezvous: Path, log: Path) -> subprocess.Popen[bytes]:
@@ -92,7 +111,7 @@ def _wait(children: list[subprocess.Popen[bytes]]) -> int | None:
 
 
 def _end(children: list[subprocess.Popen[bytes]]) -> None:
-    """Ask those that still run to stop, then make them."""
+    """Ask those that still run to stop, then make them; whole sessions where a rank leads one."""
     running = [child for child in children if child.poll() is None]
     # A rank that fails takes its peers with it a moment later; give them the time to say so themselves.
     deadline = time.monotonic() + (0.5 if running else 0.0)
@@ -108,3 +127,6 @@ def _end(children: list[subprocess.Popen[bytes]]) -> None:
         except subprocess.TimeoutExpired:
             child.kill()
             child.wait()
+    for child in children:
+        with suppress(ProcessLookupError, PermissionError):  # not a session's leader, or nothing is left of the session
+            os.killpg(child.pid, signal.SIGKILL)

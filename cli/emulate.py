@@ -1,0 +1,68 @@
+"""topo-emulate: run a command on a machine rebuilt out of network namespaces, one rank in each."""
+
+from __future__ import annotations
+
+import sys
+
+from ..topo.errors import InputError
+from .common import Parser, run_command
+
+PROG = "topo-emulate"
+EXAMPLES = """\
+examples:
+  topo-emulate dgx1 --slowest 50Mbit -- topo-run plan.json -b 1M -e 32M -f 8
+  topo-emulate dgx1 --slowest 50Mbit --order 0,3,2,1,5,6,7,4 -- topo-run --stock -b 8M -e 8M
+  topo-emulate pcie-2socket -- python examples/train_ddp.py --plan plan.json
+  topo-emulate two-hosts.json --slowest 100Mbit -- topo-run --calibrate -o calibrated.json
+
+Every device becomes a network namespace, every link a rate-limited cable, and every pair's traffic takes its own route.
+The command is started once a rank (RANK, WORLD_SIZE, MASTER_ADDR and GLOO_SOCKET_IFNAME are set, as by torchrun). All is
+taken down at the end, whatever happens. Needs Linux, root, iproute2 and util-linux. The exit code is the command's.
+"""
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Entry point; returns the exit code."""
+    arguments = sys.argv[1:] if argv is None else argv
+    if "--" in arguments:
+        at = arguments.index("--")
+        own, command = arguments[:at], arguments[at + 1 :]
+    else:
+        own, command = arguments, []
+    parser = Parser(PROG, EXAMPLES)
+    parser.usage = "topo-emulate TOPOLOGY [--slowest RATE] [--order LIST] -- COMMAND ..."
+    add = parser.add_argument
+    add("topology", metavar="TOPOLOGY", help="a preset, a file, or local (see topo-probe)")
+    add("--slowest", metavar="RATE", help="scale all links so that the slowest gets this (default: what this host can carry)")
+    add("--order", metavar="LIST", help="put rank i on the i-th GPU listed: 0,3,2,1 (default: the topology's order)")
+    args = parser.parse_args(own)
+    if not command:
+        parser.error("no command given; put it after --")
+    return run_command(PROG, lambda: _run(args.topology, args.slowest, args.order, command))
+
+
+def _run(argument: str, slowest: str | None, order: str | None, command: list[str]) -> int:
+    from ..runtime.emulate.blueprint import parse_order, parse_rate
+    from ..runtime.emulate.network import emulate
+    from ..runtime.emulate.ranks import run_ranks
+    from ..runtime.launch import ending_on_signals
+    from ..topo.resolve import resolve
+
+    topology = resolve(argument)
+    rate = None if slowest is None else parse_rate(slowest)
+    listed = None if order is None else parse_order(order, len(topology.ranks))
+    if not topology.links:
+        raise InputError(f"topology {topology.name!r} has no links; there is nothing to emulate")
+    with ending_on_signals(), emulate(topology, rate, listed) as network:
+        built = network.blueprint
+        rates = [rate for c in built.cables for rate in (c.rate_ab, c.rate_ba) if rate is not None]
+        print(
+            f"{PROG}: {built.topology.name}: {len(built.home)} ranks, {len(built.devices) - len(built.home)} other devices, "
+            f"{len(built.cables)} links of {min(rates) / 1e6:.4g} to {max(rates) / 1e6:.4g} Mbit/s",
+            file=sys.stderr,
+        )
+        return run_ranks(network, command)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

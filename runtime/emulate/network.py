@@ -1,0 +1,267 @@
+"""Builds a blueprint out of unnamed network namespaces, veth pairs and token buckets, and takes it all down again.
+
+Each namespace is held by a process that dies with this one (PR_SET_PDEATHSIG), and with a namespace go its cables: not
+even SIGKILL leaves anything behind, and two runs side by side cannot meet. Programs used: `unshare` and `nsenter`
+(util-linux), `ip` and `tc` (iproute2).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from fractions import Fraction
+from pathlib import Path
+
+from ...topo.errors import ExecutionError, TopoplanError
+from ...topo.graph import Topology
+from .blueprint import Blueprint, blueprint
+
+MTU = 9000
+BURST_BYTES = 32 << 10
+"""What a link may send at once after a pause: less and short pauses cost rate, more and small messages travel free."""
+_QUEUE_BYTES = 16 << 20
+_SOCKET_BYTES = "4096 131072 2097152"
+_SETTLE_S = 20.0
+IDENTITY = "id0"
+"""Name of the interface with a rank's identity address; what GLOO_SOCKET_IFNAME is set to."""
+_PROBE = Path(__file__).with_name("reach.py")
+
+
+class EmulationUnavailable(TopoplanError):
+    """This machine cannot be divided into namespaces; the message says what is missing and what to do."""
+
+
+def die_with_parent() -> None:
+    """For preexec_fn: this process gets SIGKILL when the thread that started it ends."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)
+
+
+def why_not() -> str | None:
+    """Why nothing can be emulated here, or None."""
+    if sys.platform != "linux":
+        return f"topologies are emulated with Linux's network namespaces; this is {sys.platform}"
+    missing = [name for name in ("ip", "tc", "unshare", "nsenter") if shutil.which(name) is None]
+    if missing:
+        return (
+            f"{', '.join(missing)}: not found; install iproute2 and util-linux "
+            "(Debian: apt-get install iproute2 util-linux; in a checkout: sh scripts/system-packages.sh)"
+        )
+    tried = subprocess.run(["unshare", "--net", "true"], capture_output=True, text=True, check=False)
+    if tried.returncode:
+        return (
+            f"no network namespace may be made here ({tried.stderr.strip() or 'refused'}); run as root, or with "
+            "CAP_SYS_ADMIN and CAP_NET_ADMIN (in a container: --privileged)"
+        )
+    return None
+
+
+class Network:
+    """A built blueprint; see `emulate`."""
+
+    def __init__(self, plan: Blueprint) -> None:
+        self.blueprint = plan
+        self._holders: list[subprocess.Popen[bytes]] = []
+
+    # -- what one does with it -----------------------------------------------------------------------------------
+
+    def enter(self, device: int) -> list[str]:
+        """What to put before a command so that it runs in the namespace of the device of that number."""
+        return ["nsenter", f"--net=/proc/{self._holders[device].pid}/ns/net", "--"]
+
+    def enter_rank(self, rank: int) -> list[str]:
+        """As `enter`, for a rank."""
+        return self.enter(self.blueprint.home[rank])
+
+    def cut(self, a: str, b: str) -> None:
+        """Take the cable between two devices out, both directions. KeyError where there is none."""
+        self._set_cable(a, b, "down")
+
+    def mend(self, a: str, b: str) -> None:
+        """Put a cable back in that was cut."""
+        self._set_cable(a, b, "up")
+        devices = self.blueprint.devices
+        for here in (devices.index(a), devices.index(b)):
+            self._batch(here, "ip", self._routes_of(here))
+
+    def _set_cable(self, a: str, b: str, state: str) -> None:
+        x, y = (self.blueprint.devices.index(d) for d in (a, b))
+        self.blueprint.cable_between(x, y)
+        for here, there in ((x, y), (y, x)):
+            self._batch(here, "ip", [f"link set to{there} {state}"])
+
+    # -- building ------------------------------------------------------------------------------------------------
+
+    def build(self) -> None:
+        """Make everything and check it. EmulationUnavailable where the kernel refuses, ExecutionError where it is wrong."""
+        plan = self.blueprint
+        for _ in plan.devices:
+            self._holders.append(
+                subprocess.Popen(
+                    ["unshare", "--net", "sleep", "infinity"],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    preexec_fn=die_with_parent,
+                    start_new_session=True,
+                )
+            )
+        self._await_namespaces()
+        pids = [holder.pid for holder in self._holders]
+        cables = [
+            f"link add name to{c.b} mtu {MTU} netns {pids[c.a]} type veth peer name to{c.a} mtu {MTU} netns {pids[c.b]}"
+            for c in plan.cables
+        ]
+        _run(["ip", "-batch", "-"], cables)
+        for here in range(len(plan.devices)):
+            self._configure(here)
+        self._check()
+
+    def _await_namespaces(self) -> None:
+        """Until every holder is in a namespace of its own."""
+        outside = Path("/proc/self/ns/net").readlink()
+        deadline = time.monotonic() + _SETTLE_S
+        for holder in self._holders:
+            while True:
+                if holder.poll() is not None:
+                    raise EmulationUnavailable(why_not() or "a network namespace could not be made")
+                if Path(f"/proc/{holder.pid}/ns/net").readlink() != outside:
+                    break
+                if time.monotonic() > deadline:
+                    raise EmulationUnavailable(f"no network namespace within {_SETTLE_S:g} s")
+                time.sleep(0.002)
+
+    def _configure(self, here: int) -> None:
+        plan = self.blueprint
+        settings = {
+            "ip_forward": "1", "tcp_congestion_control": "reno", "tcp_rmem": _SOCKET_BYTES, "tcp_wmem": _SOCKET_BYTES,
+            "conf/all/rp_filter": "0", "conf/default/rp_filter": "0", "tcp_no_metrics_save": "1",
+            "tcp_slow_start_after_idle": "0",
+        }  # fmt: skip
+        script = "".join(f"echo '{value}' > /proc/sys/net/ipv4/{name} || exit 1\n" for name, value in settings.items())
+        _run([*self.enter(here), "sh", "-s"], script.splitlines())
+        ranks = [rank for rank, home in enumerate(plan.home) if home == here]
+        lines = ["link set lo up"]
+        for rank in ranks:
+            lines.append(f"link add name {IDENTITY} type veth peer name {IDENTITY}-end")
+            lines += [f"addr add {plan.identity(rank)}/32 dev {IDENTITY}", f"link set {IDENTITY}-end up"]
+            lines.append(f"link set {IDENTITY} up")
+        buckets = []
+        for cable in plan.cables:
+            if here in (cable.a, cable.b):
+                name = f"to{cable.other(here)}"
+                lines += [f"addr add {cable.address(here)}/31 dev {name}", f"link set {name} up"]
+                if (rate := cable.rate_out_of(here)) is not None:
+                    buckets.append(f"qdisc replace dev {name} root tbf rate {rate}bit burst {_burst(rate)} limit {_QUEUE_BYTES}")
+        self._batch(here, "ip", lines)
+        # The other end may not be up yet, which does not matter: routes only need this one.
+        self._batch(here, "ip", self._routes_of(here))
+        self._batch(here, "tc", buckets)
+
+    def _routes_of(self, here: int) -> list[str]:
+        plan = self.blueprint
+        own = next((plan.identity(rank) for rank, home in enumerate(plan.home) if home == here), None)
+        lines, tables = [], set()
+        for hop in plan.hops.get(here, ()):
+            next_address = plan.cable_between(here, hop.via).address(hop.via)
+            line = f"route replace {plan.identity(hop.dst)}/32 via {next_address} dev to{hop.via}"
+            if hop.src is None:
+                lines.append(line + (f" src {own}" if own else ""))
+            else:
+                table = 1000 + hop.src
+                if table not in tables:
+                    tables.add(table)
+                    lines.append(f"rule add from {plan.identity(hop.src)} lookup {table}")
+                lines.append(f"{line} table {table}")
+        return lines
+
+    def _batch(self, here: int, program: str, lines: Sequence[str]) -> None:
+        if lines:
+            _run([*self.enter(here), program, "-batch", "-"], lines)
+
+    # -- checking ------------------------------------------------------------------------------------------------
+
+    def _check(self) -> None:
+        """Every end of a cable is up with the rate that it should have, and every rank reaches every other."""
+        plan = self.blueprint
+        for here, device in enumerate(plan.devices):
+            shown = json.loads(_run([*self.enter(here), "tc", "-j", "qdisc", "show"], []) or "[]")
+            rates = {q["dev"]: q["options"]["rate"] for q in shown if q.get("kind") == "tbf"}
+            for cable in plan.cables:
+                if here in (cable.a, cable.b) and (rate := cable.rate_out_of(here)) is not None:
+                    got = rates.get(f"to{cable.other(here)}", 0) * 8
+                    if abs(got - rate) > max(8, rate // 1000):
+                        there = plan.devices[cable.other(here)]
+                        raise ExecutionError(f"the link {device} -> {there} has {got} bit/s where {rate} were asked for")
+        self._check_reach()
+
+    def _check_reach(self) -> None:
+        plan = self.blueprint
+        addresses = [plan.identity(rank) for rank in range(len(plan.home))]
+        probes = [
+            subprocess.Popen(
+                [*self.enter_rank(rank), sys.executable, "-I", str(_PROBE), str(rank), *addresses],
+                stdout=subprocess.PIPE,
+                text=True,
+                preexec_fn=die_with_parent,
+            )
+            for rank in range(len(plan.home))
+        ]
+        lost = []
+        for rank, probe in enumerate(probes):
+            said, _ = probe.communicate(timeout=2 * _SETTLE_S)
+            missing = json.loads(said) if probe.returncode == 0 else list(range(len(addresses)))
+            lost += [f"{plan.topology.ranks[rank]} -> {plan.topology.ranks[other]}" for other in missing]
+        if lost:
+            more = f" and {len(lost) - 5} more" if len(lost) > 5 else ""
+            raise ExecutionError(f"the emulated machine does not connect {', '.join(lost[:5])}{more}")
+
+    # -- taking down ---------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """End the holders; the kernel takes down what was in their namespaces."""
+        for holder in self._holders:
+            holder.kill()
+        for holder in self._holders:
+            holder.wait()
+        self._holders = []
+
+
+def _burst(rate_bps: int) -> int:
+    """Enough for a millisecond at any rate, so that a late timer costs nothing."""
+    return max(BURST_BYTES, rate_bps // 8 // 1000)
+
+
+def _run(command: list[str], lines: Sequence[str]) -> str:
+    text = "".join(line + "\n" for line in lines)
+    done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
+    if done.returncode:
+        said = " ".join(done.stderr.split()) or f"exit code {done.returncode}"
+        raise EmulationUnavailable(f"{' '.join(x for x in command if not x.startswith('--net'))}: {said}")
+    return done.stdout
+
+
+@contextmanager
+def emulate(
+    topology: Topology, slowest_bps: Fraction | None = None, order: tuple[int, ...] | None = None
+) -> Iterator[Network]:
+    """The machine, for as long as the context lasts. Call from the main thread: namespaces end with the thread that made them.
+
+    Raises EmulationUnavailable, InputError, InfeasibleError (some rank cannot reach another) and ExecutionError.
+    """
+    plan = blueprint(topology, slowest_bps, order)
+    reason = why_not()
+    if reason is not None:
+        raise EmulationUnavailable(reason)
+    network = Network(plan)
+    try:
+        network.build()
+        yield network
+    finally:
+        network.close()

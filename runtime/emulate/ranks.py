@@ -1,0 +1,59 @@
+"""Ranks inside an emulated machine: what their processes see, and how they are started and ended."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import IO, Any
+
+from ..launch import RENDEZVOUS, ended_together
+from .network import IDENTITY, Network, die_with_parent
+
+EMULATED = "TOPOPLAN_EMULATED"
+"""Environment variable: the file with the topology whose rates the emulated links have."""
+_PORT = 29500
+
+
+def start_rank(network: Network, rank: int, command: list[str], folder: Path, **streams: IO[Any] | int | None) -> subprocess.Popen[bytes]:
+    """Start `command` as one rank, a session of its own; `folder` is what all ranks of one run share (see `prepare`)."""
+    ranks = len(network.blueprint.home)
+    environment = {
+        "OMP_NUM_THREADS": "1",
+        **os.environ,
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(ranks),
+        "LOCAL_WORLD_SIZE": str(ranks),
+        "MASTER_ADDR": network.blueprint.identity(0),
+        "MASTER_PORT": str(_PORT),
+        "GLOO_SOCKET_IFNAME": IDENTITY,
+        "TP_SOCKET_IFNAME": IDENTITY,
+        "NCCL_SOCKET_IFNAME": IDENTITY,
+        RENDEZVOUS: str(folder / "rendezvous"),
+        EMULATED: str(folder / "topology.json"),
+    }
+    return subprocess.Popen(
+        [*network.enter_rank(rank), *command],
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        preexec_fn=die_with_parent,
+        start_new_session=True,
+        **streams,
+    )
+
+
+def prepare(network: Network, folder: Path) -> None:
+    """Put into `folder` what ranks look for there."""
+    (folder / "topology.json").write_text(network.blueprint.topology.dumps(), encoding="utf-8")
+
+
+def run_ranks(network: Network, command: list[str]) -> int:
+    """Run `command` once a rank, their output going where this process's goes; 0, or the first failed rank's exit code."""
+    with tempfile.TemporaryDirectory(prefix="topoplan-") as name:
+        prepare(network, Path(name))
+        ranks = len(network.blueprint.home)
+        failed, code = ended_together(lambda rank: start_rank(network, rank, command, Path(name)), ranks)
+        return 0 if failed is None else code if code >= 0 else 128 + signal.Signals(-code)
