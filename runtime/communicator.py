@@ -11,6 +11,7 @@ import torch.distributed as dist
 from ..synth.plan import Plan
 from ..topo.errors import InputError, PlanMismatchError, TopoplanError
 from .executor import Executor, check_op
+from .faults import Faults
 
 DEFAULT_TIMEOUT = timedelta(seconds=300)
 _DIGEST_BYTES = 32
@@ -38,7 +39,8 @@ class Communicator:
         self.rank, self.size = dist.get_rank(inner), len(ranks)
         self.device = torch.device("cuda", torch.cuda.current_device()) if _on_gpu(inner) else torch.device("cpu")
         self.plan = self._agree(loaded)
-        self._executor = Executor(inner, timeout)
+        store = dist.PrefixStore(f"topoplan/{inner.group_name}", dist.distributed_c10d._get_default_store())
+        self._executor = Executor(inner, Faults(inner, self.plan.topology, timeout, store))
 
     def _agree(self, loaded: Plan | TopoplanError) -> Plan:
         """All ranks show each other the hash of their plan (zeros: it has none), and each checks the number of ranks."""

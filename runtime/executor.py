@@ -1,25 +1,30 @@
 """Runs one rank's program on tensors, with the point-to-point operations of a process group.
 
 A program is compiled once for each size, dtype and device: views are sliced and buffers allocated then, and a call only
-posts, waits and adds. Over gloo each operation is a Work of the process group, waited on exactly once (twice blocks);
-over NCCL a tick's operations go out in batches of at most 256 on the current stream, and waiting does not stop the host.
+posts, awaits and adds. Over gloo each operation is a Work of the backend, awaited exactly once (twice blocks); over NCCL
+a tick's operations go out in batches of at most 256 on the current stream, and waiting does not stop the host.
 """
 
 from __future__ import annotations
 
+import ctypes
+import time
+import zlib
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
 from ..synth.schedule import Schedule
-from ..topo.errors import ExecutionError, InputError
-from .program import Message, Program, Tick, lower
+from ..topo.errors import InputError
+from .faults import Faults, Stuck
+from .program import Await, Combine, Copy, Exchange, Pack, Place, Post, Program, lower
 
-Reduce = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+Reduce = Callable[[list[torch.Tensor], list[torch.Tensor]], object]
 
 NCCL_BATCH = 256
 """Most operations in one batch: larger ones are known to hang."""
@@ -31,48 +36,55 @@ REDUCIBLE = (
 IN_PLACE = ("allreduce", "broadcast", "reduce")
 """Collectives whose input and output are one tensor."""
 CACHED = 64
-"""Compiled programs that are kept, the least recently used going first."""
+CACHED_BYTES = 1 << 30
+"""Compiled programs that are kept, and what their buffers may come to, the least recently used going first."""
+_BORROWED = 4
+"""Of a program's views on tensors of the caller, so many are kept."""
+_MOST_MESSAGES = 1 << 16
 
 REDUCTIONS: dict[dist.ReduceOp.RedOpType, Reduce] = {
-    dist.ReduceOp.SUM: lambda into, other: into.add_(other),
-    dist.ReduceOp.AVG: lambda into, other: into.add_(other),
-    dist.ReduceOp.PRODUCT: lambda into, other: into.mul_(other),
-    dist.ReduceOp.MAX: lambda into, other: torch.maximum(into, other, out=into),
-    dist.ReduceOp.MIN: lambda into, other: torch.minimum(into, other, out=into),
+    dist.ReduceOp.SUM: torch._foreach_add_,
+    dist.ReduceOp.AVG: torch._foreach_add_,
+    dist.ReduceOp.PRODUCT: torch._foreach_mul_,
+    dist.ReduceOp.MAX: torch._foreach_maximum_,
+    dist.ReduceOp.MIN: torch._foreach_minimum_,
 }
-"""In-place reductions; AVG is a sum that is divided at the end."""
+"""In-place reductions of lists of tensors; AVG is a sum that is divided at the end."""
+
+_SEND, _RECEIVE, _AWAIT, _PACK, _COMBINE, _COPY, _EXCHANGE = range(7)
+_Op = tuple[int, object, object, int]
 
 
-@dataclass(frozen=True)
-class _Step:
-    """A tick with its views: (peer, view) to send and receive, (into, other) to reduce in order, (into, other) to copy."""
-
-    tick: Tick
-    sends: tuple[tuple[int, torch.Tensor], ...]
-    receives: tuple[tuple[int, torch.Tensor], ...]
-    reduces: tuple[tuple[torch.Tensor, torch.Tensor], ...]
-    copies: tuple[tuple[torch.Tensor, torch.Tensor], ...]
-
-
-@dataclass(frozen=True)
+@dataclass
 class _Compiled:
-    """A program with its buffers."""
+    """A program with its buffers: operations on its own work buffer, and on tensors of the caller, by address."""
 
     program: Program
-    work: torch.Tensor
-    steps: tuple[_Step, ...]
+    signature: int
+    label: str
+    staging: torch.Tensor
+    own: tuple[torch.Tensor, list[_Op]] | None = None
+    borrowed: OrderedDict[int, list[_Op]] = field(default_factory=OrderedDict)
+    seen: int = 0
+
+    @property
+    def bytes(self) -> int:
+        """What its buffers take."""
+        return self.staging.nbytes + (self.own[0].nbytes if self.own is not None else 0)
 
 
 class Executor:
     """Plays schedules over `group`, every call of which all its ranks must make in the same order."""
 
-    def __init__(self, group: dist.ProcessGroup, timeout: timedelta) -> None:
-        self.group, self.timeout = group, timeout
+    def __init__(self, group: dist.ProcessGroup, faults: Faults) -> None:
+        self.group, self.faults = group, faults
         self.rank = dist.get_rank(group)
         self.batched = "nccl" in dist.get_backend(group)
-        self._compiled: OrderedDict[tuple[int, int, torch.dtype, torch.device], _Compiled] = OrderedDict()
+        # The backend itself: posting through the group costs 5 us more.
+        self.backend = group if self.batched else group._get_backend(torch.device("cpu"))
+        self._compiled: OrderedDict[tuple[object, ...], _Compiled] = OrderedDict()
         self._schedules: dict[int, Schedule] = {}
-        self._spent: list[tuple[str, int, dist.Work]] = []
+        self._spent: list[dist.Work] = []
 
     def run(
         self,
@@ -84,117 +96,158 @@ class Executor:
     ) -> None:
         """Play `schedule` for a buffer of `numel` elements, reading flat `source` and writing flat `target`.
 
-        Where the collective works in place (allreduce, broadcast, reduce) both are the same elements.
+        Where the collective works in place (allreduce, broadcast, reduce) both are the same elements. Raises
+        ExecutionError, naming who is to blame, when a peer fails or the deadline passes.
         """
         compiled = self._compile(schedule, numel, target)
-        program, work = compiled.program, compiled.work
+        program = compiled.program
         in_place = schedule.collective.name in IN_PLACE
+        operations = self._borrow(compiled, target) if in_place else None
+        if operations is not None:
+            self._play(compiled, operations, op)
+            return
+        work, operations = self._own(compiled, target)
         if in_place:
             work.copy_(source)
         for fill in program.fills:
             work[fill.to : fill.to + fill.hi - fill.lo].copy_(source[fill.lo : fill.hi])
-        reduce = REDUCTIONS[op]
-        try:
-            for step in compiled.steps:
-                self._play(step, reduce)
-        finally:
-            self._spent = []
+        self._play(compiled, operations, op)
         if in_place:
             target.copy_(work)
         for drain in program.drains:
             target[drain.to : drain.to + drain.hi - drain.lo].copy_(work[drain.lo : drain.hi])
+
+    # -- compiling -----------------------------------------------------------------------------------------------
 
     def _compile(self, schedule: Schedule, numel: int, like: torch.Tensor) -> _Compiled:
         key = id(schedule), numel, like.dtype, like.device
         found = self._compiled.pop(key, None)
         if found is None:
             self._schedules[id(schedule)] = schedule  # keeps the id from being used again
-            program = lower(schedule, self.rank, numel)
-            work = torch.empty(program.work_numel, dtype=like.dtype, device=like.device)
+            program = lower(schedule, self.rank, numel, rounds=self.batched)
+            if any(post.number >= _MOST_MESSAGES for post in program.posts):
+                raise InputError(f"{schedule.label} sends more than {_MOST_MESSAGES} messages between two ranks")
             staging = torch.empty(program.staging_numel, dtype=like.dtype, device=like.device)
-            found = _Compiled(program, work, tuple(_sliced(tick, work, staging) for tick in program.ticks))
+            text = f"{schedule.label} {len(schedule.transfers)} {numel} {like.dtype}"
+            found = _Compiled(program, zlib.crc32(text.encode()) & 0x7FFF, schedule.label, staging)
         self._compiled[key] = found
-        while len(self._compiled) > CACHED:
+        while len(self._compiled) > 1 and (
+            len(self._compiled) > CACHED or sum(c.bytes for c in self._compiled.values()) > CACHED_BYTES
+        ):
             self._compiled.popitem(last=False)
         return found
 
-    def _play(self, step: _Step, reduce: Reduce) -> None:
-        if self.batched:
-            self._exchange_batched(step)
-        else:
-            self._exchange(step)
-        for into, other in step.reduces:
-            reduce(into, other)
-        for into, other in step.copies:
-            into.copy_(other)
+    def _own(self, compiled: _Compiled, like: torch.Tensor) -> tuple[torch.Tensor, list[_Op]]:
+        """The program's operations on a work buffer of its own."""
+        if compiled.own is None:
+            work = torch.empty(compiled.program.work_numel, dtype=like.dtype, device=like.device)
+            compiled.own = work, self._sliced(compiled, work)
+        return compiled.own
 
-    def _exchange(self, step: _Step) -> None:
-        """Gloo: post everything, then wait on each Work once."""
-        pending: list[tuple[str, int, dist.Work]] = []
-        peer = self.rank
-        try:
-            for peer, view in step.receives:
-                pending.append(("receiving from", peer, self.group.recv([view], peer, 0)))
-            for peer, view in step.sends:
-                pending.append(("sending to", peer, self.group.send([view], peer, 0)))
-        except RuntimeError as error:
-            raise self._failure(step, "posting to", peer, error) from error
-        for what, peer, work in pending:
-            try:
-                done = work.wait(self.timeout)
-            except RuntimeError as error:
-                raise self._failure(step, what, peer, error) from error
-            if not done:
-                raise self._failure(step, what, peer, RuntimeError("it did not complete"))
-        # A gloo Work let go right after its wait costs about as much again as the transfer (measured, 8 ranks on 2
-        # cores): each step's are kept until the next step's are through.
-        self._spent = pending
+    def _borrow(self, compiled: _Compiled, tensor: torch.Tensor) -> list[_Op] | None:
+        """Operations right on the caller's tensor, once an address comes back: slicing costs more than copying once.
 
-    def _exchange_batched(self, step: _Step) -> None:
-        """NCCL: in batches. The i-th message from u to v goes into the same batch at both, whatever else they do."""
+        The views own nothing and are used only while the caller's tensor, at that address, is in the call.
+        """
+        if tensor.device.type != "cpu":
+            return None
+        address = tensor.data_ptr()
+        found = compiled.borrowed.pop(address, None)
+        if found is None:
+            if compiled.seen != address:
+                compiled.seen = address
+                return None
+            raw = (ctypes.c_uint8 * tensor.nbytes).from_address(address)
+            work = torch.from_numpy(np.ctypeslib.as_array(raw)).view(tensor.dtype)
+            found = self._sliced(compiled, work)
+        compiled.borrowed[address] = found
+        if len(compiled.borrowed) > _BORROWED:
+            compiled.borrowed.popitem(last=False)
+        return found
+
+    def _sliced(self, compiled: _Compiled, work: torch.Tensor) -> list[_Op]:
+        """The program's instructions with views in the place of ranges."""
+
+        def view(place: Place) -> torch.Tensor:
+            buffer = work if place.buffer == "work" else compiled.staging
+            return buffer[place.at : place.at + place.length]
+
+        out: list[_Op] = []
+        for x in compiled.program.instructions:
+            if isinstance(x, Post):
+                tag = compiled.signature << 16 | x.number
+                out.append((_SEND if x.kind == "send" else _RECEIVE, [view(x.place)], x.peer, tag))
+            elif isinstance(x, Await):
+                out.append((_AWAIT, None, None, x.post))
+            elif isinstance(x, Pack):
+                out.append((_PACK, [view(part) for part in x.parts], view(x.into), 0))
+            elif isinstance(x, (Combine, Copy)):
+                code = _COMBINE if isinstance(x, Combine) else _COPY
+                out.append((code, [view(a) for a, _ in x.pairs], [view(b) for _, b in x.pairs], 0))
+            else:
+                out.append((_EXCHANGE, self._batches(x, view), x, 0))
+        return out
+
+    def _batches(self, exchange: Exchange, view: Callable[[Place], torch.Tensor]) -> list[list[dist.P2POp]]:
+        """A tick's operations, at most NCCL_BATCH at once. The i-th between two ranks goes into the same batch at both."""
         per_pair = max(1, NCCL_BATCH // (2 * max(1, self.group.size() - 1)))
         batches: dict[int, list[dist.P2POp]] = defaultdict(list)
-        for operation, messages in ((dist.irecv, step.receives), (dist.isend, step.sends)):
-            met: Counter[int] = Counter()
-            for peer, view in messages:
-                there = dist.get_global_rank(self.group, peer)
-                batches[met[peer] // per_pair].append(dist.P2POp(operation, view, there, group=self.group))
-                met[peer] += 1
-        for number in sorted(batches):
-            try:
-                for work in dist.batch_isend_irecv(batches[number]):
-                    work.wait()
-            except RuntimeError as error:
-                raise self._failure(step, "exchanging with", (step.receives or step.sends)[0][0], error) from error
+        met: Counter[tuple[str, int]] = Counter()
+        for post in exchange.posts:
+            operation = dist.isend if post.kind == "send" else dist.irecv
+            there = dist.get_global_rank(self.group, post.peer)
+            number = met[post.kind, post.peer] // per_pair
+            batches[number].append(dist.P2POp(operation, view(post.place), there, group=self.group))
+            met[post.kind, post.peer] += 1
+        return [batches[number] for number in sorted(batches)]
 
-    def _failure(self, step: _Step, what: str, peer: int, error: Exception) -> ExecutionError:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        return ExecutionError(f"rank {self.rank}, tick {step.tick.number}: {what} rank {peer} failed: {reason}")
+    # -- playing -------------------------------------------------------------------------------------------------
+
+    def _play(self, compiled: _Compiled, operations: list[_Op], op: dist.ReduceOp.RedOpType) -> None:
+        reduce = REDUCTIONS[op]
+        deadline = self.faults.begin(f"{compiled.label}, {compiled.program.work_numel} elements of {compiled.staging.dtype}")
+        send, receive, now = self.backend.send, self.backend.recv, time.monotonic
+        works: list[dist.Work] = []
+        at = 0
+        try:
+            for code, a, b, number in operations:
+                if code == _AWAIT:
+                    at = number
+                    if not works[number].wait(timedelta(seconds=max(0.001, deadline - now()))):
+                        raise RuntimeError("it did not complete")
+                elif code == _SEND:
+                    at = len(works)
+                    works.append(send(a, b, number))
+                elif code == _RECEIVE:
+                    at = len(works)
+                    works.append(receive(a, b, number))
+                elif code == _COMBINE:
+                    reduce(a, b)  # type: ignore[arg-type]
+                elif code == _PACK:
+                    torch.cat(a, out=b)  # type: ignore[call-overload]
+                elif code == _COPY:
+                    torch._foreach_copy_(a, b)  # type: ignore[arg-type]
+                else:
+                    self._exchange(a)  # type: ignore[arg-type]
+        except RuntimeError as error:
+            posts = compiled.program.posts
+            if self.batched:
+                at = min(at, len(posts) - 1)
+            post = posts[at]
+            raise self.faults.failure(Stuck(post.kind, post.peer, post.step, _first_line(error))) from error
+        # A gloo Work let go right after its wait costs about as much again as the transfer (measured, 8 ranks on 2
+        # cores): they are kept until the next call is through.
+        self._spent = works
+
+    def _exchange(self, batches: list[list[dist.P2POp]]) -> None:
+        for batch in batches:
+            for work in dist.batch_isend_irecv(batch):
+                work.wait()
 
 
-def _sliced(tick: Tick, work: torch.Tensor, staging: torch.Tensor) -> _Step:
-    def landing(message: Message) -> torch.Tensor:
-        if message.staged is None:
-            return work[message.lo : message.hi]
-        return staging[message.staged : message.staged + message.hi - message.lo]
-
-    reduces: list[tuple[torch.Tensor, torch.Tensor]] = []
-    for combine in tick.combines:
-        mine = work[combine.lo : combine.hi]
-        parts = [mine if at is None else staging[at : at + combine.hi - combine.lo] for at in combine.terms]
-        total = parts[0]
-        for part in parts[1:]:
-            # Addition commutes bit for bit: once the rank's own value is reached, the sum goes on in its place.
-            into, other = (mine, total) if part is mine else (total, part)
-            reduces.append((into, other))
-            total = into
-    return _Step(
-        tick=tick,
-        sends=tuple((m.peer, work[m.lo : m.hi]) for m in tick.sends),
-        receives=tuple((m.peer, landing(m)) for m in tick.receives),
-        reduces=tuple(reduces),
-        copies=tuple((work[m.to : m.to + m.hi - m.lo], staging[m.lo : m.hi]) for m in tick.places),
-    )
+def _first_line(error: Exception) -> str:
+    text = str(error).strip()
+    return text.splitlines()[0] if text else type(error).__name__
 
 
 def check_op(op: object, dtype: torch.dtype) -> dist.ReduceOp.RedOpType:

@@ -57,7 +57,7 @@ def costs(schedule: Schedule, topology: Topology, segments: Sequence[int]) -> li
         Fraction(int(sum(loads.latency)), loads.latency_scale), sum(schedule.step_s_per_GB, Fraction(0))
     )  # the declared durations, which may be longer than the loads need
     windows = _Windows(loads)
-    return [one if m == 1 else windows.cost(m) for m in segments]
+    return [one if m == 1 or schedule.stepwise else windows.cost(m) for m in segments]
 
 
 class _Windows:
@@ -107,7 +107,7 @@ def bandwidth_s_per_GB(schedule: Schedule, topology: Topology) -> Fraction:
     """Seconds for each GB with all latencies 0: sum of the steps' durations, or, for a pipeline (which may be cut as
     finely as one likes), the whole load of the busiest link. 1 / this is the bandwidth-only algbw in GB/s.
     """
-    if schedule.segments == 1:
+    if schedule.segments == 1 or schedule.stepwise:
         return sum(schedule.step_s_per_GB, Fraction(0))
     return max(total_seconds(schedule, topology).values(), default=Fraction(0))
 

@@ -79,11 +79,11 @@ class Plan:
             by_base.setdefault(replace(entry.schedule, segments=1), []).append(entry)
         out: dict[Entry, tuple[Cost, Fraction]] = {}
         for base, entries in by_base.items():
-            piped = bandwidth_s_per_GB(replace(base, segments=2), self.topology)
+            piped = bandwidth_s_per_GB(replace(base, segments=2, stepwise=False), self.topology)
+            alone = bandwidth_s_per_GB(base, self.topology)
             found = costs(base, self.topology, [e.schedule.segments for e in entries])
             for entry, c in zip(entries, found, strict=True):
-                alone = bandwidth_s_per_GB(base, self.topology)
-                out[entry] = c, piped if entry.schedule.segments > 1 else alone
+                out[entry] = c, piped if entry.schedule.segments > 1 and not base.stepwise else alone
         return out
 
     def cost_of(self, entry: Entry) -> Cost:
@@ -97,7 +97,7 @@ class Plan:
 
     def verify(self) -> None:
         """Replay every schedule on the topology and redo the bound's arithmetic; VerificationError if any fails."""
-        for schedule in {replace(entry.schedule, segments=1): None for entry in self.entries}:
+        for schedule in {replace(entry.schedule, segments=1, stepwise=False): None for entry in self.entries}:
             verify(schedule, self.topology)
         check_bound(self.bound, self.collective, self.topology)
 
@@ -123,7 +123,7 @@ class Plan:
         schedules: dict[Schedule, int] = {}
         entries = []
         for entry in self.entries:
-            base = replace(entry.schedule, segments=1)
+            base = replace(entry.schedule, segments=1, stepwise=False)
             number = schedules.setdefault(base, len(schedules))
             entries.append(
                 {
@@ -131,6 +131,7 @@ class Plan:
                     "max_bytes": entry.max_bytes,
                     "schedule": number,
                     "segments": entry.schedule.segments,
+                    **({"stepwise": True} if entry.schedule.stepwise else {}),
                 }
             )
         body = {
@@ -212,7 +213,11 @@ class Plan:
                 topology=topology,
                 collective=Collective(data["collective"], data["ranks"], data["root"]),
                 entries=tuple(
-                    Entry(e["min_bytes"], e["max_bytes"], replace(schedules[e["schedule"]], segments=e["segments"]))
+                    Entry(
+                        e["min_bytes"],
+                        e["max_bytes"],
+                        replace(schedules[e["schedule"]], segments=e["segments"], stepwise=e.get("stepwise") is True),
+                    )
                     for e in data["entries"]
                 ),
                 bound=Bound.from_json(data["bound"]),

@@ -3,7 +3,9 @@
 Steps are synchronous rounds of transfers: all transfers of a step read what their sources held when the step began.
 Within a step several contributions may be added to one chunk at one rank (in listing order); a copy must be alone.
 With `segments` = m > 1 each chunk is cut into m equal parts that follow each other through the steps, part j doing
-step s at tick s + j: a pipeline. A schedule is plain data: hashable, comparable, versioned in JSON.
+step s at tick s + j: a pipeline. If it is `stepwise`, part j does step s at tick s m + j: steps stay apart, and the parts
+let a rank hand on the first of a step while the rest is still coming. A schedule is plain data: hashable, comparable,
+versioned in JSON.
 """
 
 from __future__ import annotations
@@ -40,6 +42,7 @@ class Schedule:
     segments: int = 1
     trees: int | None = None
     depth: int | None = None
+    stepwise: bool = False
 
     def __post_init__(self) -> None:
         rows: Sequence[Transfer] = self.transfers
@@ -47,12 +50,27 @@ class Schedule:
             object.__setattr__(self, "transfers", Transfers.of(rows))
 
     def __hash__(self) -> int:
-        return hash((self.collective, self.strategy, len(self.chunks), self.transfers, self.segments, self.trees))
+        return hash((self.collective, self.strategy, len(self.chunks), self.transfers, self.segments, self.trees, self.stepwise))
 
     @property
     def steps(self) -> int:
         """Number of steps."""
         return len(self.step_s_per_GB)
+
+    @property
+    def ticks(self) -> int:
+        """Number of ticks that all segments take."""
+        return self.steps * self.segments if self.stepwise else self.steps + self.segments - 1
+
+    def tick(self, step: int, part: int) -> int:
+        """When segment `part` does `step`."""
+        return step * self.segments + part if self.stepwise else step + part
+
+    @property
+    def label(self) -> str:
+        """The strategy and how it is cut: `packing x64`, `exact /4` (stepwise)."""
+        cut = f" {'/' if self.stepwise else 'x'}{self.segments}" if self.segments > 1 else ""
+        return f"{self.strategy}{cut}"
 
     @cached_property
     def by_step(self) -> tuple[tuple[Transfer, ...], ...]:
@@ -86,6 +104,7 @@ class Schedule:
             "root": self.collective.root,
             "strategy": self.strategy,
             "segments": self.segments,
+            **({"stepwise": True} if self.stepwise else {}),
             "trees": self.trees,
             "depth": self.depth,
             "step_s_per_GB": [fraction_to_json(x) for x in self.step_s_per_GB],
@@ -118,6 +137,7 @@ class Schedule:
                 segments=segments,
                 trees=trees,
                 depth=depth,
+                stepwise=data.get("stepwise", False) is True,
             )
         except (KeyError, TypeError, ValueError, IndexError, OverflowError) as error:
             raise InputError(f"{where}: not a schedule: {type(error).__name__}: {error}") from None

@@ -24,8 +24,8 @@ from ...topo.errors import ExecutionError, TopoplanError
 from ...topo.graph import Topology
 from .blueprint import Blueprint, blueprint
 
-MTU = 9000
-BURST_BYTES = 32 << 10
+MTU = 15000
+BURST_BYTES = 48 << 10
 """What a link may send at once after a pause: less and short pauses cost rate, more and small messages travel free."""
 _QUEUE_BYTES = 16 << 20
 _SOCKET_BYTES = "4096 131072 2097152"
