@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import random
 import time
-from collections import defaultdict, deque
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from topoplan.runtime.program import Program, lower
+from topoplan.runtime.program import Await, Combine, Exchange, Pack, Place, Post, Program, lower
 from topoplan.synth.collective import Collective
 from topoplan.synth.ksync.copying import Instance, solve_copying
 from topoplan.synth.ksync.fabric import fabric_of
@@ -69,62 +70,120 @@ SCHEDULES = {
 PARTED = ("allgather", "reduce-scatter", "gather", "scatter", "alltoall")
 
 
-def play(programs: list[Program], inputs: list[Array], in_place: bool, out_numel: int) -> list[Array]:
-    """Every rank in turn for as long as it can go on; a rank that waits for what nobody sends is a deadlock."""
-    work = [np.full(p.work_numel, -1e9) for p in programs]
-    staging = [np.full(p.staging_numel, -1e9) for p in programs]
-    wires: dict[tuple[int, int], deque[Array]] = defaultdict(deque)
-    for p, w, x in zip(programs, work, inputs, strict=True):
-        if in_place:
-            w[:] = x
-        for f in p.fills:
-            w[f.to : f.to + f.hi - f.lo] = x[f.lo : f.hi]
+class _Sent:
+    """A message between two ranks: read from the sender's buffer at any time from posting to awaiting, written likewise."""
 
-    def run(rank: int) -> object:
-        for tick in programs[rank].ticks:
-            for m in tick.sends:
-                wires[rank, m.peer].append(work[rank][m.lo : m.hi].copy())
-            for m in tick.receives:
-                while not wires[m.peer, rank]:
-                    yield
-                data = wires[m.peer, rank].popleft()
-                assert len(data) == m.hi - m.lo, "sender and receiver cut the message differently"
-                into = work[rank][m.lo : m.hi] if m.staged is None else staging[rank][m.staged : m.staged + len(data)]
-                into[:] = data
-            for c in tick.combines:
-                mine, n = work[rank], c.hi - c.lo
-                parts = [mine[c.lo : c.hi].copy() if at is None else staging[rank][at : at + n] for at in c.terms]
-                mine[c.lo : c.hi] = sum(parts[1:], parts[0])
-            for move in tick.places:
-                work[rank][move.to : move.to + move.hi - move.lo] = staging[rank][move.lo : move.hi]
+    def __init__(self, length: int) -> None:
+        self.length, self.data, self.arrived = length, None, False
 
-    going = {rank: run(rank) for rank in range(len(programs))}
-    for _ in range(10_000):
-        for rank, it in list(going.items()):
-            if next(it, "done") == "done":  # type: ignore[call-overload]
-                del going[rank]
-        if not going:
-            break
+
+class _Player:
+    """One rank's program over buffers of its own. What is under way is read and written as late, or as early, as may be:
+    a buffer that is overwritten too early shows in the result.
+    """
+
+    def __init__(self, program: Program, work: Array, wires: dict[tuple[int, int, int], _Sent], late: random.Random) -> None:
+        self.program, self.work, self.wires, self.late = program, work, wires, late
+        self.staging = np.full(program.staging_numel, -1e9)
+        self.posts: list[Post] = []
+        self.open: list[int] = []
+
+    def view(self, place: Place) -> Array:
+        buffer = self.work if place.buffer == "work" else self.staging
+        assert 0 <= place.at and place.at + place.length <= len(buffer)
+        return buffer[place.at : place.at + place.length]
+
+    def post(self, post: Post) -> None:
+        self.open.append(len(self.posts))
+        self.posts.append(post)
+        if self.late.random() < 0.5:
+            self.move(self.open[-1])
+
+    def move(self, number: int) -> bool:
+        """Let a message go on, if it can; whether it is through."""
+        post, rank = self.posts[number], self.program.rank
+        if post.kind == "send":
+            wire = self.wires.setdefault((rank, post.peer, post.number), _Sent(post.place.length))
+            if wire.data is None:
+                wire.data = self.view(post.place).copy()
+        else:
+            wire = self.wires.get((post.peer, rank, post.number), _Sent(0))
+            if wire.data is None:
+                return False
+            assert wire.length == post.place.length, "sender and receiver cut the message differently"
+            self.view(post.place)[:] = wire.data
+            wire.arrived = True
+        if number in self.open:
+            self.open.remove(number)
+        return True
+
+    def wait(self, number: int) -> Iterator[None]:
+        while number in self.open and not self.move(number):
+            self.move(self.late.choice(self.open))
+            yield
+
+    def run(self) -> Iterator[None]:
+        for x in self.program.instructions:
+            while self.open and self.late.random() < 0.3:
+                self.move(self.late.choice(self.open))
+                yield
+            if isinstance(x, Post):
+                self.post(x)
+            elif isinstance(x, Exchange):
+                first = len(self.posts)
+                for post in x.posts:
+                    self.post(post)
+                for number in range(first, len(self.posts)):
+                    yield from self.wait(number)
+            elif isinstance(x, Await):
+                yield from self.wait(x.post)
+            elif isinstance(x, Pack):
+                self.view(x.into)[:] = np.concatenate([self.view(part) for part in x.parts])
+            else:
+                for into, other in x.pairs:
+                    self.view(into)[:] = self.view(into) + self.view(other) if isinstance(x, Combine) else self.view(other)
+        assert not self.open, "a message is never awaited"
+
+
+def play(programs: list[Program], inputs: list[Array], in_place: bool, out_numel: int, seed: int) -> list[Array]:
+    """Ranks in random turns; when none can go on and some are not done it is a deadlock."""
+    late = random.Random(seed)
+    wires: dict[tuple[int, int, int], _Sent] = {}
+    players = []
+    for program, x in zip(programs, inputs, strict=True):
+        work = x.copy() if in_place else np.full(program.work_numel, -1e9)
+        for f in program.fills:
+            work[f.to : f.to + f.hi - f.lo] = x[f.lo : f.hi]
+        players.append(_Player(program, work, wires, late))
+    going = {rank: player.run() for rank, player in enumerate(players)}
+    idle = 0
+    while going and idle < 2000:
+        rank = late.choice(list(going))
+        before = (len(players[rank].posts), len(players[rank].open))
+        if next(going[rank], "done") == "done":  # type: ignore[call-overload]
+            del going[rank]
+            idle = 0
+        idle = 0 if (len(players[rank].posts), len(players[rank].open)) != before else idle + 1
     assert not going, "deadlock"
-    assert not any(wires.values()), "something was sent that nobody received"
+    assert all(wire.arrived for wire in wires.values()), "something was sent that nobody received"
     out = []
-    for p, w in zip(programs, work, strict=True):
-        y = w.copy() if in_place else np.full(out_numel, np.nan)
-        for d in p.drains:
-            y[d.to : d.to + d.hi - d.lo] = w[d.lo : d.hi]
+    for player in players:
+        y = player.work.copy() if in_place else np.full(out_numel, np.nan)
+        for d in player.program.drains:
+            y[d.to : d.to + d.hi - d.lo] = player.work[d.lo : d.hi]
         out.append(y)
     return out
 
 
-def check(schedule: Schedule, numel: int) -> None:
+def check(schedule: Schedule, numel: int, rounds: bool = False, seed: int = 1) -> None:
     name, n, root = schedule.collective.name, schedule.collective.ranks, schedule.collective.root or 0
     part = numel // n
     brings = {"allgather": part, "gather": part}.get(name, numel)
     gets = {"reduce-scatter": part, "scatter": part}.get(name, numel)
-    random = np.random.default_rng(numel)
-    inputs = [random.integers(0, 1000, brings).astype(float) for _ in range(n)]
-    programs = [lower(schedule, rank, numel) for rank in range(n)]
-    outputs = play(programs, inputs, name not in PARTED, gets)
+    data = np.random.default_rng(numel)
+    inputs = [data.integers(0, 1000, brings).astype(float) for _ in range(n)]
+    programs = [lower(schedule, rank, numel, rounds=rounds) for rank in range(n)]
+    outputs = play(programs, inputs, name not in PARTED, gets, seed)
     total = sum(inputs[1:], inputs[0])
     for rank, got in enumerate(outputs):
         mine = slice(rank * part, (rank + 1) * part)
@@ -142,21 +201,52 @@ def check(schedule: Schedule, numel: int) -> None:
             np.testing.assert_array_equal(got, wanted)
 
 
-@pytest.mark.parametrize("segments", [1, 3])
+@pytest.mark.parametrize("rounds", [False, True], ids=["flow", "rounds"])
+@pytest.mark.parametrize("cut", ["whole", "x3", "/3"])
 @pytest.mark.parametrize("name", SCHEDULES)
 @settings(max_examples=6, deadline=None)
-@given(numel=st.one_of(st.sampled_from([0, 1, 2, 7]), st.integers(8, 3000)))
-def test_programs_compute_the_collective(name: str, segments: int, numel: int) -> None:
-    schedule = replace(SCHEDULES[name], segments=segments)
+@given(numel=st.one_of(st.sampled_from([0, 1, 2, 7]), st.integers(8, 3000)), seed=st.integers(0, 10**6))
+def test_programs_compute_the_collective(name: str, cut: str, rounds: bool, numel: int, seed: int) -> None:
+    schedule = replace(SCHEDULES[name], segments=1 if cut == "whole" else 3, stepwise=cut == "/3")
     if schedule.collective.name in PARTED:
         numel *= schedule.collective.ranks
-    check(schedule, numel)
+    check(schedule, numel, rounds, seed)
 
 
-def test_neighbouring_chunks_travel_in_one_message() -> None:
+def test_all_of_a_tick_between_two_ranks_is_one_message() -> None:
     """Halving-doubling sends half the vector first: one message, not one a chunk."""
     program = lower(SCHEDULES["halving-doubling"], 0, 800)
-    assert [[m.hi - m.lo for m in t.sends] for t in program.ticks] == [[400], [200], [100], [100], [200], [400]]
+    assert [p.place.length for p in program.posts if p.kind == "send"] == [400, 200, 100, 100, 200, 400]
+    packed = lower(SCHEDULES["packing"], 0, 4800)
+    assert any(isinstance(x, Pack) for x in packed.instructions)
+    sends = [(p.peer, p.tick) for p in packed.posts if p.kind == "send"]
+    assert len(set(sends)) == len(sends)
+
+
+def test_a_send_waits_for_nothing_but_its_own_pieces() -> None:
+    """A chain of three: the middle rank hands on rank 0's half before it has awaited anything of rank 2's."""
+    collective = Collective("allgather", 3)
+    chunks = collective.even_chunks(1)
+    rows = (
+        Transfer(0, 0, 1, 0),
+        Transfer(0, 2, 1, 2),
+        Transfer(1, 1, 2, 0),
+        Transfer(1, 1, 0, 2),
+    )
+    schedule = Schedule(collective, "by hand", chunks, rows, (1, 1))  # type: ignore[arg-type]
+    program = lower(schedule, 1, 30)
+    order = [("await", program.posts[x.post].peer) if isinstance(x, Await) else (x.kind, x.peer)
+             for x in program.instructions if isinstance(x, (Await, Post))]  # fmt: skip
+    assert order.index(("send", 0)) > order.index(("await", 2))
+    first_send, first_await = order.index(("send", 2)), order.index(("await", 0))
+    assert first_await < first_send
+
+
+def test_memory_under_way_is_bounded() -> None:
+    """A pipeline of many segments stages a few of them at a time."""
+    whole = lower(SCHEDULES["packing"], 0, 48_000).staging_numel
+    cut = lower(replace(SCHEDULES["packing"], segments=64), 0, 48_000).staging_numel
+    assert cut < whole / 4
 
 
 def test_a_dropped_transfer_is_seen_by_this_test() -> None:
