@@ -53,6 +53,8 @@ def _parser() -> Parser:
     add("--backend", default="auto", choices=("auto", "gloo", "nccl"), help="auto: nccl with a GPU a rank, else gloo")
     add("--topology", metavar="T", help="refuse the plan unless it is for this topology")
     add("--timeout", type=float, default=300.0, metavar="SECONDS", help="for any single wait (default 300)")
+    add("--choose", default="race", choices=("race", "model", "plan"), help="how a schedule is picked for a size: race the "
+        "likely ones and stock at its first call (default), predict, or take the plan's own ranges")  # fmt: skip
     add("--stock", action="store_true", help="without a plan: time the stock collective alone")
     add("--collective", default="allreduce", metavar="C", help="with --stock: which (default allreduce)")
     add("--json", action="store_true", help="one JSON object on standard output")
@@ -152,7 +154,7 @@ def _as_rank(args: argparse.Namespace, plan: Plan | None, sizes: tuple[int, int]
     dist.init_process_group(backend, init_method=init_method(), rank=rank, world_size=world, timeout=timeout)
     try:
         say = _say if rank == 0 and sys.stderr.isatty() else lambda _: None
-        rows = measure(job, None if plan is None else Communicator(plan, timeout=timeout), say)
+        rows = measure(job, None if plan is None else Communicator(plan, timeout=timeout, choose=args.choose), say)
         dist.barrier()
     finally:
         dist.destroy_process_group()  # when nothing holds on to a group any more: gloo may abort at exit otherwise

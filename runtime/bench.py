@@ -17,6 +17,7 @@ import torch.distributed as dist
 from ..synth.collective import Collective
 from ..topo.errors import InputError
 from .communicator import Communicator
+from .stock import stock
 
 _TILE = 1_048_573
 """Random data repeats after this many elements, a prime, so that no chunk boundary falls together with it."""
@@ -202,14 +203,13 @@ def _row(case: _Case, communicator: Communicator | None) -> Row:
     plan_us, stock_us = _median_us(plan_times, case.device), _median_us(stock_times, case.device)
     best_us = plan_us if plan_us is not None else stock_us
     algbw = case.bytes / best_us * 1e-3 if best_us else 0.0
-    schedule, predicted, fraction = "stock", None, None
+    schedule, predicted, fraction = "stock", None, None  # the last two: nothing is claimed of the stock collective
     if communicator is not None:
-        plan = communicator.plan
-        entry = plan.entry_for(case.bytes)
-        segments = f" x{entry.schedule.segments}" if entry.schedule.segments > 1 else ""
-        schedule = f"{entry.schedule.strategy}{segments}"
-        predicted = plan.cost_of(entry).time_s(case.bytes) * 1e6
-        fraction = algbw / float(plan.bound.algbw_GBps)
+        choice = communicator.choice(case.bytes)
+        if choice is not None:
+            schedule, predicted = choice.label, choice.predict_us(case.bytes)
+        scale = _scale(communicator)
+        fraction = None if scale is None else algbw / (float(communicator.plan.bound.algbw_GBps) * scale)
     return Row(
         size_bytes=case.bytes,
         schedule=schedule,
@@ -268,29 +268,16 @@ def _planned(case: _Case, communicator: Communicator) -> Callable[[], object]:
 
 def _stock(case: _Case) -> Callable[[], object]:
     """The collective of torch.distributed's own backend. gloo has no AVG: a sum, divided."""
-    name, root, is_root = case.name, case.root or 0, case.rank == case.root
-    divide = case.job.op == "avg" and dist.get_backend() == "gloo"
-    op = dist.ReduceOp.SUM if divide else OPS[case.job.op]
+    group = dist.group.WORLD
+    assert group is not None
+    call = stock(case.job.collective, group, case.input, case.output, OPS[case.job.op])
 
-    def averaged(call: Callable[[], object]) -> None:
+    def run() -> None:
         call()
-        if divide:
+        if case.job.op == "avg":
             case.output.div_(case.ranks)
 
-    def parts(tensor: torch.Tensor) -> list[torch.Tensor] | None:
-        return list(tensor.chunk(case.ranks)) if is_root else None
-
-    calls: dict[str, Callable[[], object]] = {
-        "allreduce": lambda: averaged(lambda: dist.all_reduce(case.output, op)),
-        "reduce": lambda: averaged(lambda: dist.reduce(case.output, root, op)),
-        "broadcast": lambda: dist.broadcast(case.output, root),
-        "allgather": lambda: dist.all_gather_into_tensor(case.output, case.input),
-        "reduce-scatter": lambda: averaged(lambda: dist.reduce_scatter_tensor(case.output, case.input, op)),
-        "gather": lambda: dist.gather(case.input, parts(case.output), root),
-        "scatter": lambda: dist.scatter(case.output, parts(case.input), root),
-        "alltoall": lambda: dist.all_to_all_single(case.output, case.input),
-    }
-    return calls[name]
+    return run
 
 
 def _works(case: _Case) -> bool:
@@ -303,3 +290,13 @@ def _works(case: _Case) -> bool:
     except (RuntimeError, NotImplementedError, ValueError):
         return False
     return True
+
+
+def _scale(communicator: Communicator) -> float | None:
+    """How many times faster the links at hand are than the plan's: an emulated machine's. None: it is another machine."""
+    here, plan = communicator.machine.topology, communicator.plan.topology
+    if here is None or here is plan:
+        return 1.0
+    ratios = {float(here.capacity_GBps[k] / plan.capacity_GBps[k]) for k in here.capacity_GBps if k in plan.capacity_GBps}
+    alike = here.ranks == plan.ranks and ratios and max(ratios) <= min(ratios) * 1.0001
+    return min(ratios) if alike else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
@@ -10,8 +11,11 @@ import torch.distributed as dist
 
 from ..synth.plan import Plan
 from ..topo.errors import InputError, PlanMismatchError, TopoplanError
+from .choose import MODES, Choice, Chooser
 from .executor import Executor, check_op
-from .faults import Faults
+from .faults import Faults, Stuck
+from .machine import machine
+from .stock import stock
 
 DEFAULT_TIMEOUT = timedelta(seconds=300)
 _DIGEST_BYTES = 32
@@ -23,11 +27,22 @@ class Communicator:
     Constructing it is collective: every rank of the default group must do so, in the same order (it makes a process
     group of its own, so that its messages never mix with others'). Before any data moves the ranks agree on the plan;
     where they do not, or their number is not the plan's, every rank raises PlanMismatchError.
+
+    `choose` says how a schedule is picked for a size: `race` (at the first call of each power of two, the candidates that
+    are predicted to be near the best, and the stock collective, are run on scratch memory; the fastest stays), `model`
+    (by prediction alone, so the same in every run), or `plan` (the plan's own ranges of sizes). `timeout` is the deadline
+    of a call: by then it is through, or has raised ExecutionError on every rank that is still alive.
     """
 
     def __init__(
-        self, plan: Plan | str | Path, group: dist.ProcessGroup | None = None, timeout: timedelta = DEFAULT_TIMEOUT
+        self,
+        plan: Plan | str | Path,
+        group: dist.ProcessGroup | None = None,
+        timeout: timedelta = DEFAULT_TIMEOUT,
+        choose: str = "race",
     ) -> None:
+        if choose not in MODES:
+            raise InputError(f"choose={choose!r}: expected one of {', '.join(MODES)}")
         if not dist.is_initialized():
             raise InputError("torch.distributed is not initialised; call init_process_group first")
         loaded = _loaded(plan)
@@ -40,7 +55,10 @@ class Communicator:
         self.device = torch.device("cuda", torch.cuda.current_device()) if _on_gpu(inner) else torch.device("cpu")
         self.plan = self._agree(loaded)
         store = dist.PrefixStore(f"topoplan/{inner.group_name}", dist.distributed_c10d._get_default_store())
-        self._executor = Executor(inner, Faults(inner, self.plan.topology, timeout, store))
+        self._faults = Faults(inner, self.plan.topology, timeout, store)
+        self._executor = Executor(inner, self._faults)
+        self.machine = machine(self.plan.topology, inner)
+        self._chooser = Chooser(self.plan, self.machine, inner, self.device, choose)
 
     def _agree(self, loaded: Plan | TopoplanError) -> Plan:
         """All ranks show each other the hash of their plan (zeros: it has none), and each checks the number of ranks."""
@@ -122,13 +140,43 @@ class Communicator:
         if tensor.numel() == 0:
             return tensor
         flat = tensor.detach().reshape(-1)  # a view where the tensor is contiguous, else a copy
-        entry = self.plan.entry_for(tensor.numel() * tensor.element_size())
-        self._executor.run(entry.schedule, flat.numel(), flat, flat, reduction)
+        self._run(flat.numel(), flat, flat, reduction)
         if op is not None and reduction == dist.ReduceOp.AVG and (name == "allreduce" or self._is_root):
             flat.div_(self.size)
         if flat.data_ptr() != tensor.data_ptr() or not tensor.is_contiguous():
             tensor.detach().copy_(flat.view(tensor.shape))
         return tensor
+
+    def choice(self, size_bytes: int) -> Choice | None:
+        """What is used at a size; None before the first call of that size (a power of two)."""
+        return self._chooser.known(size_bytes)
+
+    def _run(
+        self, numel: int, source: torch.Tensor, target: torch.Tensor, op: dist.ReduceOp.RedOpType
+    ) -> None:
+        choice = self._chooser.known(numel * target.element_size())
+        if choice is None:
+            choice = self._choose(numel, source, target, op)
+        if choice.schedule is not None:
+            self._executor.run(choice.schedule, numel, source, target, op)
+        else:
+            self._faults.begin(f"the stock {self.plan.collective.name}, {numel} elements of {target.dtype}")
+            try:
+                stock(self.plan.collective, self.group, source, target, op)()
+            except RuntimeError as error:
+                raise self._faults.failure(Stuck.in_stock(error)) from error
+
+    def _choose(self, numel: int, source: torch.Tensor, target: torch.Tensor, op: dist.ReduceOp.RedOpType) -> Choice:
+        """Race on scratch memory: what the caller brought stays as it is."""
+        into = torch.zeros_like(target)
+        given = into if source is target else torch.zeros_like(source)
+        own: Callable[[], None] | None = stock(self.plan.collective, self.group, given, into, op)
+        try:
+            own()
+        except (RuntimeError, NotImplementedError, ValueError):
+            own = None  # the backend does not have it, for this dtype or at all
+        size = numel * target.element_size()
+        return self._chooser.choose(size, lambda s: self._executor.run(s, numel, given, into, op), own)
 
     def _out_of_place(
         self, name: str, output: torch.Tensor, tensor: torch.Tensor, numel: int, wanted: int, op: object = None
@@ -141,10 +189,9 @@ class Communicator:
             )
         if numel == 0:
             return output
-        entry = self.plan.entry_for(numel * tensor.element_size())
         source = tensor.detach().reshape(-1)
         target = output.detach().reshape(-1)
-        self._executor.run(entry.schedule, numel, source, target, reduction)
+        self._run(numel, source, target, reduction)
         if op is not None and reduction == dist.ReduceOp.AVG:
             target.div_(self.size)
         if not output.is_contiguous():

@@ -21,7 +21,7 @@ import torch.distributed as dist
 
 from ..synth.schedule import Schedule
 from ..topo.errors import InputError
-from .faults import Faults, Stuck
+from .faults import Faults, Stuck, first_line
 from .program import Await, Combine, Copy, Exchange, Pack, Place, Post, Program, lower
 
 Reduce = Callable[[list[torch.Tensor], list[torch.Tensor]], object]
@@ -234,7 +234,7 @@ class Executor:
             if self.batched:
                 at = min(at, len(posts) - 1)
             post = posts[at]
-            raise self.faults.failure(Stuck(post.kind, post.peer, post.step, _first_line(error))) from error
+            raise self.faults.failure(Stuck(post.kind, post.peer, post.step, first_line(error))) from error
         # A gloo Work let go right after its wait costs about as much again as the transfer (measured, 8 ranks on 2
         # cores): they are kept until the next call is through.
         self._spent = works
@@ -243,11 +243,6 @@ class Executor:
         for batch in batches:
             for work in dist.batch_isend_irecv(batch):
                 work.wait()
-
-
-def _first_line(error: Exception) -> str:
-    text = str(error).strip()
-    return text.splitlines()[0] if text else type(error).__name__
 
 
 def check_op(op: object, dtype: torch.dtype) -> dist.ReduceOp.RedOpType:

@@ -37,6 +37,17 @@ class Stuck:
     step: int
     reason: str
 
+    @classmethod
+    def in_stock(cls, error: Exception) -> Stuck:
+        """A stock collective does not say with whom it was stuck."""
+        return cls("stock", -1, 0, first_line(error))
+
+
+def first_line(error: Exception) -> str:
+    """An error in one line."""
+    text = str(error).strip()
+    return text.splitlines()[0] if text else type(error).__name__
+
 
 class Faults:
     """Deadlines and blame of one communicator. `store` is shared by its ranks; None: only the rank's own view is told."""

@@ -14,6 +14,8 @@ from pathlib import Path
 
 RENDEZVOUS = "TOPOPLAN_RENDEZVOUS"
 """Environment variable: the file through which ranks that this module started find each other."""
+EMULATED = "TOPOPLAN_EMULATED"
+"""Environment variable: the file with the topology whose rates the links of an emulated machine have (topo-emulate)."""
 _POLL_S = 0.02
 _GRACE_S = 5.0
 

@@ -49,12 +49,15 @@ class Entry:
 
 @dataclass(frozen=True)
 class Plan:
-    """See the module's docstring. Entries cover all sizes from 0 up, in order and without gaps."""
+    """See the module's docstring. Entries cover all sizes from 0 up, in order and without gaps. `alternatives` are other
+    schedules that may win where sending costs the hosts more than the topology says: the runtime chooses among all.
+    """
 
     topology: Topology
     collective: Collective
     entries: tuple[Entry, ...]
     bound: Bound
+    alternatives: tuple[Schedule, ...] = ()
 
     def __post_init__(self) -> None:
         edge: int | None = 0
@@ -64,6 +67,8 @@ class Plan:
             if entry.schedule.collective != self.collective:
                 raise InputError(f"plan: for {self.collective}, but holds a schedule for {entry.schedule.collective}")
             edge = entry.max_bytes
+        if any(schedule.collective != self.collective for schedule in self.alternatives):
+            raise InputError(f"plan: for {self.collective}, but an alternative is for another collective")
         if edge is not None:
             raise InputError(f"plan: no schedule for buffers of {edge} bytes and more")
 
@@ -97,7 +102,8 @@ class Plan:
 
     def verify(self) -> None:
         """Replay every schedule on the topology and redo the bound's arithmetic; VerificationError if any fails."""
-        for schedule in {replace(entry.schedule, segments=1, stepwise=False): None for entry in self.entries}:
+        used = [*(entry.schedule for entry in self.entries), *self.alternatives]
+        for schedule in {replace(schedule, segments=1, stepwise=False): None for schedule in used}:
             verify(schedule, self.topology)
         check_bound(self.bound, self.collective, self.topology)
 
@@ -134,6 +140,7 @@ class Plan:
                     **({"stepwise": True} if entry.schedule.stepwise else {}),
                 }
             )
+        others = [schedules.setdefault(other, len(schedules)) for other in self.alternatives]
         body = {
             "format": FORMAT,
             "version": VERSION,
@@ -145,6 +152,7 @@ class Plan:
             "dtypes": "any that the backend can move and add",
             "bound": self.bound.to_json(),
             "entries": entries,
+            "alternatives": others,
             "schedules": [schedule.to_json() for schedule in schedules],
             "topology": self.topology.to_json(),
         }
@@ -221,6 +229,7 @@ class Plan:
                     for e in data["entries"]
                 ),
                 bound=Bound.from_json(data["bound"]),
+                alternatives=tuple(schedules[i] for i in data.get("alternatives", [])),
             )
         except (KeyError, TypeError, IndexError, ValueError) as error:
             raise VerificationError(f"a field is missing or malformed: {type(error).__name__}: {error}") from None

@@ -30,6 +30,10 @@ _EXACT_SHARE = 0.05
 _EXACT_RANKS = 8
 _WHERE_PACKING_FALLS_SHORT = ("ring", "double-tree", "halving-doubling", "greedy")
 """Strategies that auto leaves out where packing is at the bound: they win nowhere then, and searching takes time."""
+_MENU_RANKS = 16
+_MENU = 16
+_MENU_TRANSFERS = 20_000
+"""Up to so many ranks plans carry alternatives: so many, of so many transfers each at most."""
 _BYTES_PER_US_OVER_S_PER_GB = 1000
 """alpha_us / beta_s_per_GB in bytes: 1e-6 s / (1 s / 1e9 B)."""
 
@@ -91,7 +95,7 @@ def synthesize(
             continue
         turn = now + max(0.0, deadline - now) / (len(names) - number)
         if strategy_name == AUTO and not thorough:
-            if name in _WHERE_PACKING_FALLS_SHORT and settled:
+            if name in _WHERE_PACKING_FALLS_SHORT and settled and (collective.ranks > _MENU_RANKS or name == "greedy"):
                 continue
             if name == "exact" and costed and collective.ranks > _EXACT_RANKS:
                 continue
@@ -159,7 +163,30 @@ def plan_of(collective: Collective, topology: Topology, limit: Bound, costed: It
         if entries:
             entries[-1] = replace(entries[-1], max_bytes=first)
         entries.append(Entry(first, None, pool[number][0]))
-    return Plan(topology, collective, tuple(entries), limit)
+    return Plan(topology, collective, tuple(entries), limit, _menu(collective, pool, entries, topology))
+
+
+def _menu(
+    collective: Collective, pool: list[tuple[Schedule, Cost]], entries: list[Entry], topology: Topology
+) -> tuple[Schedule, ...]:
+    """Schedules of each strategy that no other of it beats in steps, transfers and bandwidth at once."""
+    if collective.ranks > _MENU_RANKS:
+        return ()
+    have = {replace(entry.schedule, segments=1, stepwise=False) for entry in entries}
+    figures: dict[Schedule, tuple[float, ...]] = {}
+    for schedule, _ in pool:
+        base = replace(schedule, segments=1, stepwise=False)
+        if len(base.transfers) <= _MENU_TRANSFERS and base not in figures:
+            piped = bandwidth_s_per_GB(replace(base, segments=2), topology)
+            alone = bandwidth_s_per_GB(base, topology)
+            figures[base] = (base.steps, len(base.transfers), float(piped), float(alone))
+    kept = []
+    for base, mine in figures.items():
+        rivals = [f for other, f in figures.items() if other.strategy == base.strategy and other is not base]
+        if not any(f != mine and all(x <= y for x, y in zip(f, mine, strict=True)) for f in rivals):
+            kept.append((figures[base], base))
+    ranked = [base for _, base in sorted(kept, key=lambda item: item[0][2]) if base not in have]
+    return tuple(ranked[:_MENU])
 
 
 def lower_envelope(costs: list[Cost]) -> list[tuple[int, int]]:

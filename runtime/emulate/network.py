@@ -27,6 +27,8 @@ from .blueprint import Blueprint, blueprint
 MTU = 15000
 BURST_BYTES = 48 << 10
 """What a link may send at once after a pause: less and short pauses cost rate, more and small messages travel free."""
+WIRE = 0.99
+"""Of a link's rate, what is left after headers and acknowledgements."""
 _QUEUE_BYTES = 16 << 20
 _SOCKET_BYTES = "4096 131072 2097152"
 _SETTLE_S = 20.0

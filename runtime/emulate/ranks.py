@@ -6,14 +6,14 @@ import os
 import signal
 import subprocess
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
-from ..launch import RENDEZVOUS, ended_together
-from .network import IDENTITY, Network, die_with_parent
+from ...synth.host import HostCosts, host_of, with_host
+from ..launch import EMULATED, RENDEZVOUS, ended_together
+from .network import BURST_BYTES, IDENTITY, WIRE, Network, die_with_parent
 
-EMULATED = "TOPOPLAN_EMULATED"
-"""Environment variable: the file with the topology whose rates the emulated links have."""
 _PORT = 29500
 
 
@@ -47,7 +47,9 @@ def start_rank(network: Network, rank: int, command: list[str], folder: Path, **
 
 def prepare(network: Network, folder: Path) -> None:
     """Put into `folder` what ranks look for there."""
-    (folder / "topology.json").write_text(network.blueprint.topology.dumps(), encoding="utf-8")
+    topology = network.blueprint.topology
+    host = replace(host_of(topology) or HostCosts(), burst_bytes=BURST_BYTES, wire=WIRE)
+    (folder / "topology.json").write_text(with_host(topology, host).dumps(), encoding="utf-8")
 
 
 def run_ranks(network: Network, command: list[str]) -> int:
