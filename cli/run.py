@@ -14,7 +14,11 @@ from .common import Parser, run_command
 from .sizes import parse_size
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ..runtime.bench import Job, Row
+    from ..runtime.communicator import Communicator
+    from ..synth.host import HostCosts
     from ..synth.plan import Plan
 
 PROG = "topo-run"
@@ -24,6 +28,7 @@ examples:
   topo-run plan.json -b 4K -e 64M -f 4 -n 20 -w 5     other sizes, 20 iterations after 5 to warm up
   topo-run plan.json --dtype bfloat16 --op avg --json rows as JSON
   torchrun --nproc-per-node 8 -m topoplan.cli.run plan.json        join ranks that torchrun has started
+  topo-run plan.json --calibrate -o machine.json      fit host costs here; then topo-synth --topology machine.json
   topo-run --stock --nproc 8                          the stock allreduce alone, without a plan
 
 Every size is run through the plan and through the backend's own collective, in turns; results are checked on random
@@ -55,6 +60,10 @@ def _parser() -> Parser:
     add("--timeout", type=float, default=300.0, metavar="SECONDS", help="for any single wait (default 300)")
     add("--choose", default="race", choices=("race", "model", "plan"), help="how a schedule is picked for a size: race the "
         "likely ones and stock at its first call (default), predict, or take the plan's own ranges")  # fmt: skip
+    add("--calibrate", action="store_true", help="fit what a message and a byte cost the hosts, and write the plan's topology "
+        "with it: topo-synth and topo-run then predict with that")  # fmt: skip
+    add("-o", dest="output", metavar="FILE", help="with --calibrate: where to (default: standard output)")
+    add("--force", action="store_true", help="overwrite FILE")
     add("--stock", action="store_true", help="without a plan: time the stock collective alone")
     add("--collective", default="allreduce", metavar="C", help="with --stock: which (default allreduce)")
     add("--json", action="store_true", help="one JSON object on standard output")
@@ -154,13 +163,43 @@ def _as_rank(args: argparse.Namespace, plan: Plan | None, sizes: tuple[int, int]
     dist.init_process_group(backend, init_method=init_method(), rank=rank, world_size=world, timeout=timeout)
     try:
         say = _say if rank == 0 and sys.stderr.isatty() else lambda _: None
-        rows = measure(job, None if plan is None else Communicator(plan, timeout=timeout, choose=args.choose), say)
+        communicator = None if plan is None else Communicator(plan, timeout=timeout, choose=args.choose)
+        host = _host_costs(args, communicator, say)
+        rows = [] if args.calibrate else measure(job, communicator, say)
+        communicator = None
         dist.barrier()
     finally:
         dist.destroy_process_group()  # when nothing holds on to a group any more: gloo may abort at exit otherwise
-    if rank == 0:
+    if rank == 0 and args.calibrate and plan is not None and host is not None:
+        _write_calibrated(args, plan, host)
+    elif rank == 0:
         _print(args, plan, job, backend, rows)
     return 1 if any(row.wrong for row in rows) else 0
+
+
+def _host_costs(
+    args: argparse.Namespace, communicator: Communicator | None, say: Callable[[str], None]
+) -> HostCosts | None:
+    """What sending costs the hosts: fitted now where that is asked for, or where the plan's topology does not say."""
+    from ..runtime.calibrate import calibrate
+    from ..synth.host import host_of
+
+    if communicator is None or not (args.calibrate or host_of(communicator.plan.topology) is None):
+        return None
+    return calibrate(communicator, say)
+
+
+def _write_calibrated(args: argparse.Namespace, plan: Plan, host: HostCosts) -> None:
+    """The topology with the host costs, to a file or to standard output."""
+    from ..synth.host import with_host
+    from ..topo.files import write_whole
+
+    text = with_host(plan.topology, host).dumps()
+    if args.output is None:
+        print(text, end="")
+    else:
+        write_whole(args.output, text, overwrite=args.force)
+        print(f"topology with host costs written to {args.output}; give it to topo-synth --topology", file=sys.stderr)
 
 
 def _backend(asked: str, world: int) -> str:

@@ -185,13 +185,14 @@ def _row(case: _Case, communicator: Communicator | None) -> Row:
     job = case.job
     planned = None if communicator is None else _planned(case, communicator)
     stock = _stock(case) if _works(case) else None
+    group = None if communicator is None else communicator.group
     plan_times: list[float] = []
     stock_times: list[float] = []
     for turn in range(job.warmup + job.iterations):
         for call, times in ((planned, plan_times), (stock, stock_times)):
             if call is not None:
                 case.reset()
-                seconds = _timed(call, case.device)
+                seconds = _timed(call, case.device, group)
                 if turn >= job.warmup:
                     times.append(seconds)
     wrong = 0
@@ -224,8 +225,9 @@ def _row(case: _Case, communicator: Communicator | None) -> Row:
     )
 
 
-def _timed(call: Callable[[], object], device: torch.device) -> float:
-    dist.barrier()
+def _timed(call: Callable[[], object], device: torch.device, group: dist.ProcessGroup | None) -> float:
+    """From a barrier on. It is of the plan's own group where there is one: connections that rest are slow to start."""
+    dist.barrier(group)
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     started = time.perf_counter()

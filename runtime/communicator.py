@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
+from ..synth.host import HostCosts
 from ..synth.plan import Plan
+from ..synth.schedule import Schedule
 from ..topo.errors import InputError, PlanMismatchError, TopoplanError
 from .choose import MODES, Choice, Chooser
-from .executor import Executor, check_op
+from .executor import IN_PLACE, Executor, check_op
 from .faults import Faults, Stuck
 from .machine import machine
 from .stock import stock
@@ -150,6 +153,27 @@ class Communicator:
     def choice(self, size_bytes: int) -> Choice | None:
         """What is used at a size; None before the first call of that size (a power of two)."""
         return self._chooser.known(size_bytes)
+
+    @property
+    def variants(self) -> list[Schedule]:
+        """The schedules, in all their cuts, from which one is chosen for a size."""
+        return self._chooser.variants
+
+    def set_host(self, host: HostCosts) -> None:
+        """Predict with these host costs from now on. The same on every rank."""
+        self.machine = self._chooser.machine = replace(self.machine, host=host)
+
+    def scratch(self, numel: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+        """Flat input and output, zeros, for a buffer of `numel` elements."""
+        part, name, here = numel // self.size, self.plan.collective.name, self._is_root
+        sent = {"allgather": part, "gather": part, "scatter": numel if here else 0}.get(name, numel)
+        got = {"reduce-scatter": part, "scatter": part, "gather": numel if here else 0}.get(name, numel)
+        output = torch.zeros(got, dtype=dtype, device=self.device)
+        return (output if name in IN_PLACE else torch.zeros(sent, dtype=dtype, device=self.device)), output
+
+    def play(self, schedule: Schedule, numel: int, source: torch.Tensor, target: torch.Tensor) -> None:
+        """One of `variants`, on flat tensors as `scratch` makes them."""
+        self._executor.run(schedule, numel, source, target)
 
     def _run(
         self, numel: int, source: torch.Tensor, target: torch.Tensor, op: dist.ReduceOp.RedOpType
