@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ..runtime.bench import Job, Row
     from ..runtime.communicator import Communicator
     from ..synth.host import HostCosts
+    from ..topo.graph import Topology
     from ..synth.plan import Plan
 
 PROG = "topo-run"
@@ -165,13 +166,14 @@ def _as_rank(args: argparse.Namespace, plan: Plan | None, sizes: tuple[int, int]
         say = _say if rank == 0 and sys.stderr.isatty() else lambda _: None
         communicator = None if plan is None else Communicator(plan, timeout=timeout, choose=args.choose)
         host = _host_costs(args, communicator, say)
+        calibrated = None if communicator is None else communicator.machine.topology or communicator.plan.topology
         rows = [] if args.calibrate else measure(job, communicator, say)
         communicator = None
         dist.barrier()
     finally:
         dist.destroy_process_group()  # when nothing holds on to a group any more: gloo may abort at exit otherwise
-    if rank == 0 and args.calibrate and plan is not None and host is not None:
-        _write_calibrated(args, plan, host)
+    if rank == 0 and args.calibrate and calibrated is not None and host is not None:
+        _write_calibrated(args, calibrated, host)
     elif rank == 0:
         _print(args, plan, job, backend, rows)
     return 1 if any(row.wrong for row in rows) else 0
@@ -189,12 +191,12 @@ def _host_costs(
     return calibrate(communicator, say)
 
 
-def _write_calibrated(args: argparse.Namespace, plan: Plan, host: HostCosts) -> None:
-    """The topology with the host costs, to a file or to standard output."""
+def _write_calibrated(args: argparse.Namespace, topology: Topology, host: HostCosts) -> None:
+    """The topology (an emulated one with its own rates) with the host costs, to a file or to standard output."""
     from ..synth.host import with_host
     from ..topo.files import write_whole
 
-    text = with_host(plan.topology, host).dumps()
+    text = with_host(topology, host).dumps()
     if args.output is None:
         print(text, end="")
     else:

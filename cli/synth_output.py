@@ -87,7 +87,7 @@ def synthesis_json(report: Report) -> dict[str, Any]:
 def healthy_json(healthy: Plan, report: Report) -> dict[str, Any]:
     """The machine before it changed, and what the change costs: ratios of the changed machine's to its figures."""
     entry = healthy.entry_for(report.size)
-    time_s = healthy.cost_of(entry).time_s(report.size)
+    time_s = healthy.time_s(entry, report.size)
     out: dict[str, Any] = {
         "topology": healthy.topology.name,
         "bound_GBps": float(healthy.bound.algbw_GBps),
@@ -95,7 +95,7 @@ def healthy_json(healthy: Plan, report: Report) -> dict[str, Any]:
         "predicted_time_s": time_s,
     }
     if report.plan is not None:
-        now_s = report.plan.cost_of(report.plan.entry_for(report.size)).time_s(report.size)
+        now_s = report.plan.time_s(report.plan.entry_for(report.size), report.size)
         out["bound_ratio"] = float(report.plan.bound.algbw_GBps / healthy.bound.algbw_GBps)
         out["time_ratio"] = now_s / time_s if time_s else None
     return out
@@ -111,7 +111,7 @@ def _chosen_json(report: Report) -> dict[str, Any]:
 
     schedule = plan.entry_for(size).schedule
     parts = len(collective.even_chunks(1))
-    time_s = plan.cost_of(plan.entry_for(size)).time_s(size)
+    time_s = plan.time_s(plan.entry_for(size), size)
     algbw = size / time_s / 1e9 if time_s else 0.0
     total = rounds(schedule, topology)
     return {

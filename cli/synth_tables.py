@@ -150,7 +150,7 @@ def _print_plan(console: Any, plan: Plan, size: int) -> None:
         )  # fmt: skip
     console.print(table)
     entry = plan.entry_for(size)
-    time_s = plan.cost_of(entry).time_s(size)
+    time_s = plan.time_s(entry, size)
     algbw = size / time_s / 1e9 if time_s else 0.0
     console.print(
         f"at {show_size(size)}: {entry.schedule.strategy}, predicted {time_s * 1e6:.4g} us, algbw {algbw:.4g} GB/s, "

@@ -9,21 +9,20 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 import torch.distributed as dist
 
-from ..synth.cost import bandwidth_s_per_GB, costs
+from ..synth.cuts import Family, families, fastest, time_us, uncut
 from ..synth.plan import Plan
 from ..synth.schedule import Schedule
-from ..synth.simulate import predict_us
 from .machine import Machine
 
 MODES = ("race", "model", "plan")
-_STEPWISE = (1, 2, 4, 8)
-_PIPELINED = (2, 4, 8, 16, 32, 64, 128)
 _NEAR = 1.4
 """What is predicted to take so many times as long as the best is not raced."""
 _RACED = 4
@@ -32,7 +31,6 @@ _RACE_S = 0.5
 _MOST_TURNS = 9
 _HOPELESS = 1.6
 """What takes so many times as long as the best at its first run is out of the race."""
-_STEPWISE_LOSS = 1.02
 
 
 @dataclass(frozen=True)
@@ -53,22 +51,6 @@ class Choice:
         return "stock" if self.schedule is None else self.schedule.label
 
 
-def variants(plan: Plan) -> list[Schedule]:
-    """A plan's schedules in all the cuts that may be worth it: stepwise where steps load the links evenly, else piped."""
-    bases: dict[Schedule, None] = {}
-    for schedule in [*(entry.schedule for entry in plan.entries), *plan.alternatives]:
-        bases.setdefault(replace(schedule, segments=1, stepwise=False), None)
-    out: list[Schedule] = []
-    for base in bases:
-        alone = bandwidth_s_per_GB(base, plan.topology)
-        piped = bandwidth_s_per_GB(replace(base, segments=2), plan.topology)
-        out += [replace(base, segments=m, stepwise=m > 1) for m in _STEPWISE]
-        if alone > piped * _STEPWISE_LOSS:
-            out += [replace(base, segments=m) for m in _PIPELINED]
-    out += [s for s in (entry.schedule for entry in plan.entries) if s.segments > 1 and s not in out]
-    return out
-
-
 class Chooser:
     """The choices of one communicator."""
 
@@ -76,14 +58,16 @@ class Chooser:
         self.plan, self.machine, self.group, self.device, self.mode = plan, machine, group, device, mode
         self.rank = dist.get_rank(group)
         self.choices: dict[int, Choice] = {}
-        self._variants: list[Schedule] | None = None
 
-    @property
+    @cached_property
+    def families(self) -> list[Family]:
+        """The plan's schedules and their cuts."""
+        return families([*(entry.schedule for entry in self.plan.entries), *self.plan.alternatives], self.plan.topology)
+
+    @cached_property
     def variants(self) -> list[Schedule]:
         """All candidates, the same list on every rank."""
-        if self._variants is None:
-            self._variants = variants(self.plan)
-        return self._variants
+        return [schedule for family in self.families for schedule in (*family.stepwise, *family.piped)]
 
     def known(self, size_bytes: int) -> Choice | None:
         """The choice for a size, if it was made."""
@@ -96,12 +80,9 @@ class Chooser:
         return Choice(schedule, lambda size: None if schedule is None else self.predict(schedule, size), raced or {})
 
     def predict(self, schedule: Schedule, size_bytes: int) -> float | None:
-        """Microseconds on the machine at hand; where it is too large to be played, by the affine model."""
+        """Microseconds on the machine at hand."""
         machine = self.machine
-        played = predict_us(schedule, machine.topology, machine.host, size_bytes, rounds=machine.rounds)
-        if played is None and machine.topology is not None:
-            return costs(schedule, machine.topology, [schedule.segments])[0].time_s(size_bytes) * 1e6
-        return played
+        return time_us(schedule, machine.topology, machine.host, size_bytes, rounds=machine.rounds) or None
 
     def choose(
         self, size_bytes: int, run: Callable[[Schedule], None], stock: Callable[[], None] | None
@@ -123,31 +104,18 @@ class Chooser:
         return box[0]  # type: ignore[return-value]
 
     def _near(self, size_bytes: int) -> list[int]:
-        topology = self.machine.topology
-        floors: list[tuple[float, int]] = []
-        known: dict[Schedule, float] = {}
-        for number, schedule in enumerate(self.variants):
-            base = replace(schedule, segments=2 if schedule.segments > 1 else 1)
-            if topology is not None and base not in known:
-                known[base] = float(bandwidth_s_per_GB(base, topology)) * size_bytes * 1e-3
-            floors.append((known.get(base, 0.0), number))
-        found: list[tuple[float, int]] = []
-        best = float("inf")
-        for floor, number in sorted(floors):
-            if floor > best * _NEAR:
-                break
-            predicted = self.predict(self.variants[number], size_bytes)
-            if predicted is not None:
-                found.append((predicted, number))
-                best = min(best, predicted)
+        machine = self.machine
+        found = fastest(
+            self.families, machine.topology, machine.host, size_bytes, _NEAR, rounds=machine.rounds
+        )
         kept: list[int] = []
-        of_base: dict[Schedule, int] = {}
-        for predicted, number in sorted(found):
-            base = replace(self.variants[number], segments=1, stepwise=False)
-            if predicted <= best * _NEAR and of_base.get(base, 0) < _PER_BASE and len(kept) < _RACED:
-                of_base[base] = of_base.get(base, 0) + 1
-                kept.append(number)
-        return kept or [floors[0][1]]
+        of_base: Counter[Schedule] = Counter()
+        for _, schedule in found:
+            base = uncut(schedule)
+            if of_base[base] < _PER_BASE and len(kept) < _RACED:
+                of_base[base] += 1
+                kept.append(self.variants.index(schedule))
+        return kept
 
     def _race(
         self, size_bytes: int, order: list[int], run: Callable[[Schedule], None], stock: Callable[[], None] | None

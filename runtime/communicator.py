@@ -13,10 +13,10 @@ import torch.distributed as dist
 from ..synth.host import HostCosts
 from ..synth.plan import Plan
 from ..synth.schedule import Schedule
-from ..topo.errors import InputError, PlanMismatchError, TopoplanError
+from ..topo.errors import ExecutionError, InputError, PlanMismatchError, TopoplanError
 from .choose import MODES, Choice, Chooser
 from .executor import IN_PLACE, Executor, check_op
-from .faults import Faults, Stuck
+from .faults import NOBODY, Faults, first_line
 from .machine import machine
 from .stock import stock
 
@@ -50,17 +50,23 @@ class Communicator:
             raise InputError("torch.distributed is not initialised; call init_process_group first")
         loaded = _loaded(plan)
         ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
-        inner = dist.new_group(ranks, timeout=timeout, backend=_plain_backend(group))
-        if not isinstance(inner, dist.ProcessGroup):
-            raise InputError("this rank is not in the group that the communicator is for")
-        self.group = inner
-        self.rank, self.size = dist.get_rank(inner), len(ranks)
-        self.device = torch.device("cuda", torch.cuda.current_device()) if _on_gpu(inner) else torch.device("cpu")
-        self.plan = self._agree(loaded)
+        try:
+            inner = dist.new_group(ranks, timeout=timeout, backend=_plain_backend(group))
+            if not isinstance(inner, dist.ProcessGroup):
+                raise InputError("this rank is not in the group that the communicator is for")
+            self.group = inner
+            self.rank, self.size = dist.get_rank(inner), len(ranks)
+            self.device = torch.device("cuda", torch.cuda.current_device()) if _on_gpu(inner) else torch.device("cpu")
+            self.plan = self._agree(loaded)
+            self.machine = machine(self.plan.topology, inner)
+        except RuntimeError as error:
+            raise ExecutionError(
+                f"rank {dist.get_rank()}: the ranks could not set up a group for the plan: {first_line(error)}; "
+                "are all of them running, and can they reach each other?"
+            ) from error
         store = dist.PrefixStore(f"topoplan/{inner.group_name}", dist.distributed_c10d._get_default_store())
         self._faults = Faults(inner, self.plan.topology, timeout, store)
         self._executor = Executor(inner, self._faults)
-        self.machine = machine(self.plan.topology, inner)
         self._chooser = Chooser(self.plan, self.machine, inner, self.device, choose)
 
     def _agree(self, loaded: Plan | TopoplanError) -> Plan:
@@ -188,7 +194,7 @@ class Communicator:
             try:
                 stock(self.plan.collective, self.group, source, target, op)()
             except RuntimeError as error:
-                raise self._faults.failure(Stuck.in_stock(error)) from error
+                raise self._faults.stuck("stock", NOBODY, 0, 0, error, {}) from error
 
     def _choose(self, numel: int, source: torch.Tensor, target: torch.Tensor, op: dist.ReduceOp.RedOpType) -> Choice:
         """Race on scratch memory: what the caller brought stays as it is."""

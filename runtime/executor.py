@@ -20,8 +20,8 @@ import torch
 import torch.distributed as dist
 
 from ..synth.schedule import Schedule
-from ..topo.errors import InputError
-from .faults import Faults, Stuck, first_line
+from ..topo.errors import ExecutionError, InputError
+from .faults import Faults
 from .program import Await, Combine, Copy, Exchange, Pack, Place, Post, Program, lower
 
 Reduce = Callable[[list[torch.Tensor], list[torch.Tensor]], object]
@@ -230,14 +230,16 @@ class Executor:
                 else:
                     self._exchange(a)  # type: ignore[arg-type]
         except RuntimeError as error:
-            posts = compiled.program.posts
-            if self.batched:
-                at = min(at, len(posts) - 1)
-            post = posts[at]
-            raise self.faults.failure(Stuck(post.kind, post.peer, post.step, first_line(error))) from error
+            raise self._stuck(compiled.program, len(works), at, error) from error
         # A gloo Work let go right after its wait costs about as much again as the transfer (measured, 8 ranks on 2
         # cores): they are kept until the next call is through.
         self._spent = works
+
+    def _stuck(self, program: Program, posted: int, at: int, error: RuntimeError) -> ExecutionError:
+        posts = program.posts
+        post = posts[min(at, len(posts) - 1)]
+        counts = Counter(f"{x.kind} {x.peer}" for x in posts[:posted])
+        return self.faults.stuck(post.kind, post.peer, post.number, post.step, error, counts)
 
     def _exchange(self, batches: list[list[dist.P2POp]]) -> None:
         for batch in batches:

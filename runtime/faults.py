@@ -1,9 +1,10 @@
 """Who is to blame when a call cannot go on: deadlines, reports between ranks, and an error that names the culprit.
 
 A rank that fails sees only its own peers: one that stopped, or one that waits for another itself. So each rank that
-fails says in the store (which the process group was set up with) for whom it was waiting, closes its connections so
-that its peers need not wait for their own deadlines, and follows the reports: from peer to peer to the first that
-says nothing, which is dead or stopped, or to two that wait for each other, which is a link that is cut.
+fails says in the store (which the process group was set up with) for which message it was waiting and how many it had
+posted to and from whom, closes its connections so that its peers need not wait for their own deadlines, and follows the
+reports: from peer to peer, as long as the peer was behind itself, to the first that says nothing, which is dead or stopped,
+or to a message that both ends had posted, whose link is cut.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 
 import torch
@@ -26,21 +27,25 @@ _GRACE = 0.25
 """Of a timeout, what is kept for finding the culprit; at most _GRACE_S."""
 _GRACE_S = 5.0
 _POLL_S = 0.02
+NOBODY = -1
 
 
 @dataclass(frozen=True)
 class Stuck:
-    """What a rank was doing when it could not go on: which transfer of which step, with whom, and why it failed."""
+    """What a rank was doing when it could not go on: the `number`-th message to ("send") or from ("receive") `peer`, of a
+    step; whether its own deadline had passed; and how many messages it had posted, by kind and peer ("send 3").
+
+    In a stock collective (kind "stock") the peer is NOBODY: it does not say with whom it was stuck.
+    """
 
     kind: str
     peer: int
+    number: int
     step: int
+    timed_out: bool
     reason: str
-
-    @classmethod
-    def in_stock(cls, error: Exception) -> Stuck:
-        """A stock collective does not say with whom it was stuck."""
-        return cls("stock", -1, 0, first_line(error))
+    call: str = ""
+    posted: Mapping[str, int] = field(default_factory=dict)
 
 
 def first_line(error: Exception) -> str:
@@ -50,17 +55,17 @@ def first_line(error: Exception) -> str:
 
 
 class Faults:
-    """Deadlines and blame of one communicator. `store` is shared by its ranks; None: only the rank's own view is told."""
+    """Deadlines and blame of one communicator. `store` is shared by its ranks."""
 
     def __init__(
-        self, group: dist.ProcessGroup, topology: Topology | None, timeout: timedelta, store: dist.Store | None
+        self, group: dist.ProcessGroup, topology: Topology | None, timeout: timedelta, store: dist.Store
     ) -> None:
         self.group, self.topology, self.store = group, topology, store
-        self.rank = dist.get_rank(group)
+        self.rank, self.ranks = dist.get_rank(group), dist.get_world_size(group)
         total = timeout.total_seconds()
         self.grace_s = min(_GRACE_S, total * _GRACE)
         self.wait_s = total - self.grace_s
-        self.calls = 0
+        self.deadline = 0.0
         self.call = ""
         self.broken: ExecutionError | None = None
 
@@ -68,57 +73,58 @@ class Faults:
         """A call begins: until when (time.monotonic) it may wait. After a failure there is nothing to go on with."""
         if self.broken is not None:
             raise ExecutionError(
-                f"rank {self.rank}: an earlier call failed ({self.broken}); destroy the process group and start anew"
+                f"rank {self.rank}: an earlier call failed; destroy the process group and start anew ({self.broken})"
             )
-        self.calls += 1
         self.call = call
-        return time.monotonic() + self.wait_s
+        self.deadline = time.monotonic() + self.wait_s
+        return self.deadline
 
-    def failure(self, stuck: Stuck) -> ExecutionError:
-        """The error for a rank that is stuck: reports it, waits for the others' reports, and names the culprit."""
-        reports = self._reports(stuck)
-        where = f"rank {self.rank}, step {stuck.step}: {_doing(stuck.kind)} rank {stuck.peer} over {self._link(stuck)}"
-        mine = f"{where} failed: {stuck.reason}"
-        self.broken = ExecutionError(f"{blame(self.rank, stuck, self.call, reports, self._between)}; {mine}")
+    def stuck(
+        self, kind: str, peer: int, number: int, step: int, error: Exception, posted: Mapping[str, int]
+    ) -> ExecutionError:
+        """The error for a rank that cannot go on: reports it, hears what the others say, and names the culprit."""
+        timed_out = time.monotonic() >= self.deadline - 0.01
+        mine = Stuck(kind, peer, number, step, timed_out, first_line(error), self.call, posted)
+        reports = self._hear(mine)
+        said = f"rank {self.rank}: {blame(self.rank, reports, self.ranks, self._between)}"
+        if kind == "stock":
+            own = f"here the stock collective failed ({mine.reason})"
+        else:
+            src, dst = (self.rank, peer) if kind == "send" else (peer, self.rank)
+            doing = "sending to" if kind == "send" else "receiving from"
+            why = f"no end within {self.wait_s:.3g} s" if timed_out else mine.reason
+            own = f"here step {step}, {doing} rank {peer} over {self._between(src, dst)}, failed ({why})"
+        self.broken = ExecutionError(f"{said}; {own}")
         return self.broken
 
-    def _reports(self, stuck: Stuck) -> dict[int, tuple[Stuck, str]]:
-        """Everybody's reports, once they tell whose fault it is, or no more come."""
-        reports = {self.rank: (stuck, self.call)}
-        heard = threading.Event()
+    def _hear(self, mine: Stuck) -> dict[int, Stuck]:
+        """Everybody's reports, once they tell whose fault it is, or no more come in time."""
+        reports = {self.rank: mine}
+        done = threading.Event()
 
         def exchange() -> None:
-            # The store may be on a machine that is gone: it gets no more than the time there is.
             try:
-                assert self.store is not None
-                self.store.set(f"stuck/{self.rank}", json.dumps([asdict(stuck), self.call]))
+                self.store.set(f"stuck/{self.rank}", json.dumps(asdict(mine)))
                 self._hang_up()
-                ends = time.monotonic() + self.grace_s
-                while time.monotonic() < ends and not _is_settled(self.rank, reports):
-                    for rank in range(self.group.size()):
+                while not done.is_set() and culprit(self.rank, reports)[2] is False:
+                    for rank in range(self.ranks):
                         if rank not in reports and self.store.check([f"stuck/{rank}"]):
-                            said, call = json.loads(self.store.get(f"stuck/{rank}"))
-                            reports[rank] = Stuck(**said), call
-                    time.sleep(_POLL_S)
-            except (RuntimeError, ValueError, TypeError):
-                pass  # without the store a rank still has its own view to tell
-            heard.set()
+                            reports[rank] = Stuck(**json.loads(self.store.get(f"stuck/{rank}")))
+                    done.wait(_POLL_S)
+            except (RuntimeError, ValueError, TypeError) as error:
+                reports[self.rank] = Stuck(**{**asdict(mine), "reason": f"{mine.reason}; the store: {first_line(error)}"})
+            done.set()
 
-        if self.store is None:
-            self._hang_up()
-            return reports
+        # In a thread of its own: the store may be on a machine that is gone, and gets no more than the time there is.
         threading.Thread(target=exchange, name="topoplan-faults", daemon=True).start()
-        heard.wait(self.grace_s)
+        done.wait(self.grace_s)
+        done.set()
         return dict(reports)
 
     def _hang_up(self) -> None:
         """Close this rank's connections, so that its peers learn of it at once."""
         if "nccl" not in dist.get_backend(self.group):
             self.group._get_backend(torch.device("cpu")).abort()
-
-    def _link(self, stuck: Stuck) -> str:
-        src, dst = (self.rank, stuck.peer) if stuck.kind == "send" else (stuck.peer, self.rank)
-        return self._between(src, dst)
 
     def _between(self, src: int, dst: int) -> str:
         """The way from one rank to another, in the topology's names."""
@@ -128,35 +134,42 @@ class Faults:
         return f"link {' -> '.join(route)}"
 
 
-def _doing(kind: str) -> str:
-    return "sending to" if kind == "send" else "receiving from"
-
-
-def _is_settled(rank: int, reports: dict[int, tuple[Stuck, str]]) -> bool:
-    """Whether the reports, followed from `rank` on, come round to where they have been."""
-    seen = set()
-    while rank in reports and rank not in seen:
-        seen.add(rank)
-        rank = reports[rank][0].peer
-    return rank in seen
-
-
-def blame(
-    rank: int,
-    stuck: Stuck,
-    call: str,
-    reports: dict[int, tuple[Stuck, str]],
-    between: Callable[[int, int], str],
-) -> str:
-    """In words, whose fault it is that `rank` is stuck, given everybody's reports."""
-    for other, (_, theirs) in sorted(reports.items()):
-        if theirs != call:
-            return f"rank {other} is in another call ({theirs}) than rank {rank} ({call})"
+def culprit(rank: int, reports: Mapping[int, Stuck]) -> tuple[list[int], tuple[int, int] | None, bool]:
+    """Follow the reports from `rank` on: (the ranks on the way, the last being to blame unless a link is; that link, as
+    source and destination; whether more reports could not change it).
+    """
     chain = [rank]
     while chain[-1] in reports:
-        following = reports[chain[-1]][0].peer
-        if following in chain:
-            last = chain[-1]
-            return f"{between(following, last)} carries nothing: ranks {following} and {last} wait for each other"
-        chain.append(following)
-    return f"rank {chain[-1]} does not answer (dead, stopped or unreachable)"
+        here = reports[chain[-1]]
+        if here.kind == "stock":
+            return chain, None, False
+        there = reports.get(here.peer)
+        if there is None:
+            # A rank that gives up reports before it hangs up: one that hung up and said nothing is gone.
+            return [*chain, here.peer], None, not here.timed_out
+        link = (chain[-1], here.peer) if here.kind == "send" else (here.peer, chain[-1])
+        other = "receive" if here.kind == "send" else "send"
+        both = there.posted.get(f"{other} {chain[-1]}", 0) > here.number
+        if here.timed_out and (both or here.peer in chain):
+            return chain, link, True
+        if here.peer in chain:
+            return chain, link, False
+        chain.append(here.peer)
+    return chain, None, False
+
+
+def blame(rank: int, reports: Mapping[int, Stuck], ranks: int, between: Callable[[int, int], str]) -> str:
+    """In words, whose fault it is that `rank` is stuck, given everybody's reports."""
+    mine = reports[rank]
+    for other, theirs in sorted(reports.items()):
+        if theirs.call != mine.call:
+            return f"rank {other} is in another call ({theirs.call}) than this one ({mine.call})"
+    chain, link, _ = culprit(rank, reports)
+    if link is not None:
+        return f"{between(*link)} carries nothing from rank {link[0]} to rank {link[1]}"
+    if mine.kind == "stock":
+        silent = [str(other) for other in range(ranks) if other not in reports]
+        if not silent:
+            return "all ranks are stuck: a link is cut or too slow"
+        return f"rank {', '.join(silent)} does not answer (dead, stopped or cut off)"
+    return f"rank {chain[-1]} does not answer (dead, stopped or cut off)"

@@ -21,6 +21,8 @@ from ..topo.graph import Topology
 from .certificate import Bound, check_bound
 from .collective import Collective
 from .cost import Cost, bandwidth_s_per_GB, costs
+from .cuts import time_us
+from .host import host_of
 from .schedule import Schedule
 from .verify import verify
 
@@ -94,6 +96,13 @@ class Plan:
     def cost_of(self, entry: Entry) -> Cost:
         """Alpha and beta that the cost model predicts for an entry."""
         return self._figures[entry][0]
+
+    def time_s(self, entry: Entry, size_bytes: int) -> float:
+        """Predicted seconds: played with the hosts' own costs where the topology comes with them, else alpha-beta."""
+        host = host_of(self.topology)
+        if host is None:
+            return self.cost_of(entry).time_s(size_bytes)
+        return time_us(entry.schedule, self.topology, host, size_bytes) * 1e-6
 
     def gap_of(self, entry: Entry) -> Fraction:
         """1 - (bandwidth-only algbw from the entry's exact link loads) / bound; 0 is at the bound."""

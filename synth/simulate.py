@@ -12,7 +12,7 @@ import heapq
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import pairwise
 
 import numpy as np
@@ -53,6 +53,15 @@ class Shape:
     steps: int
     groups: tuple[_Group, ...]
     us_per_byte: tuple[float, ...]
+
+    @cached_property
+    def busiest_us_per_byte(self) -> float:
+        """What the busiest link needs for each byte of the buffer."""
+        load = [0.0] * len(self.us_per_byte)
+        for group in self.groups:
+            for link in group.links:
+                load[link] += group.share * self.us_per_byte[link]
+        return max(load, default=0.0)
 
 
 @lru_cache(maxsize=256)
@@ -111,11 +120,19 @@ def shape_of(schedule: Schedule, topology: Topology | None) -> Shape | None:
     )  # fmt: skip
 
 
-def predict_us(schedule: Schedule, topology: Topology | None, host: HostCosts, size_bytes: int, *, rounds: bool = False) -> float | None:
+def predict_us(
+    schedule: Schedule, topology: Topology | None, host: HostCosts, size_bytes: int, *, rounds: bool = False
+) -> float | None:
     """Microseconds that a schedule takes at a size; None where it is too large to be played."""
     shape = shape_of(_uncut(schedule), topology)
     if shape is None:
         return None
+    # Beyond what it may send at once, a link needs its time, however the play went on.
+    least = shape.busiest_us_per_byte * (size_bytes / host.wire) - host.burst_bytes * max(shape.us_per_byte, default=0.0)
+    return max(least, _played_us(shape, schedule, host, size_bytes, rounds))
+
+
+def _played_us(shape: Shape, schedule: Schedule, host: HostCosts, size_bytes: int, rounds: bool) -> float:
     m = schedule.segments
     if schedule.stepwise or m <= _PLAYED:
         return _play(shape, host, size_bytes / m, m, schedule.tick, rounds)

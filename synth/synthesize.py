@@ -14,7 +14,9 @@ from .bounds import bound, check_connected
 from .certificate import Bound
 from .collective import Collective
 from .cost import Cost, bandwidth_s_per_GB, costs
+from .cuts import as_sent, families, fastest
 from .forest.plant import AT_BOUND, Limits
+from .host import HostCosts, host_of
 from .order import is_uniform
 from .plan import Entry, Plan
 from .schedule import Schedule
@@ -34,6 +36,7 @@ _MENU_RANKS = 16
 _MENU = 16
 _MENU_TRANSFERS = 20_000
 """Up to so many ranks plans carry alternatives: so many, of so many transfers each at most."""
+_PLAYED_SIZES = tuple(4**i for i in range(5, 16))
 _BYTES_PER_US_OVER_S_PER_GB = 1000
 """alpha_us / beta_s_per_GB in bytes: 1e-6 s / (1 s / 1e9 B)."""
 
@@ -159,17 +162,30 @@ def plan_of(collective: Collective, topology: Topology, limit: Bound, costed: It
         _alike(list(costed)), key=lambda item: len(item[0].transfers)
     )  # of equal cost, the one with fewest transfers
     entries: list[Entry] = []
-    for number, first in lower_envelope([c for _, c in pool]):
+    host = host_of(topology)
+    ranges = _played(pool, topology, host) if host is not None else []
+    for schedule, first in ranges or ((pool[i][0], first) for i, first in lower_envelope([c for _, c in pool])):
         if entries:
             entries[-1] = replace(entries[-1], max_bytes=first)
-        entries.append(Entry(first, None, pool[number][0]))
+        entries.append(Entry(first, None, schedule))
     return Plan(topology, collective, tuple(entries), limit, _menu(collective, pool, entries, topology))
+
+
+def _played(pool: list[tuple[Schedule, Cost]], topology: Topology, host: HostCosts) -> list[tuple[Schedule, int]]:
+    """On a calibrated machine: the schedule that is fastest when played, with the first size in bytes at which it is."""
+    found = families((s for s, _ in pool if len(s.transfers) <= _MENU_TRANSFERS), topology)
+    out: list[tuple[Schedule, int]] = []
+    for size in _PLAYED_SIZES if found else ():
+        best = fastest(found, topology, host, size)[0][1]
+        if not out or best != out[-1][0]:
+            out.append((best, size // 2 if out else 0))
+    return out
 
 
 def _menu(
     collective: Collective, pool: list[tuple[Schedule, Cost]], entries: list[Entry], topology: Topology
 ) -> tuple[Schedule, ...]:
-    """Schedules of each strategy that no other of it beats in steps, transfers and bandwidth at once."""
+    """Schedules of each strategy that no other of it beats in steps, transfers and bandwidth (as it is sent) at once."""
     if collective.ranks > _MENU_RANKS:
         return ()
     have = {replace(entry.schedule, segments=1, stepwise=False) for entry in entries}
@@ -177,8 +193,9 @@ def _menu(
     for schedule, _ in pool:
         base = replace(schedule, segments=1, stepwise=False)
         if len(base.transfers) <= _MENU_TRANSFERS and base not in figures:
-            piped = bandwidth_s_per_GB(replace(base, segments=2), topology)
-            alone = bandwidth_s_per_GB(base, topology)
+            sent = as_sent(base, topology)
+            piped = bandwidth_s_per_GB(replace(sent, segments=2), topology)
+            alone = bandwidth_s_per_GB(sent, topology)
             figures[base] = (base.steps, len(base.transfers), float(piped), float(alone))
     kept = []
     for base, mine in figures.items():

@@ -19,6 +19,7 @@ from ..forest.innet import in_network_forests
 from ..forest.paths import path_schedule
 from ..forest.plant import Nursery, Planted, chosen
 from ..forest.rooted import Branches, RootedPacking
+from ..forest.routed import keeps_to_routes, routed_forest
 from ..forest.survey import Survey, survey
 from ..forest.trees import Forest, RootedTree, schedule_of, tree_depth
 from ..forest.weigh import small_shares
@@ -72,6 +73,11 @@ def _trees(request: Request) -> list[Schedule]:
     schedules = []
     for one in picked:
         schedules.append(schedule_of(one.forest, request.collective, request.topology, "packing"))
+    if name == "allreduce" and request.topology.is_symmetric and not computes_in_network(request.topology):
+        if not all(keeps_to_routes(schedule.transfers, request.router) for schedule in schedules):
+            for one in routed_forest(machine, best, request.limits, request.deadline, request.progress):
+                schedules.append(schedule_of(one.forest, request.collective, request.topology, "packing"))
+                planted, picked = [*planted, one], [*picked, one]
     for one in planted:
         request.table.append(
             {"trees": one.forest.count, "depth": one.forest.depth, "algbw_GBps": float(one.rate_GBps),

@@ -1,0 +1,200 @@
+"""Kill, stop and cut: what the surviving ranks of an emulated machine say, and whether they say it in time.
+
+    python benchmarks/fault_table.py                  about 100 runs: every rank killed and stopped, every link cut, on three
+                                                      machines (half an hour on 2 cores)
+    python benchmarks/fault_table.py mesh:2x2 --repeat 3
+
+Ranks add up tensors through a plan and check every element, until at a random moment one of them gets SIGKILL or SIGSTOP,
+or a cable goes down. Each survivor must end with an error that names the culprit, within its deadline. Needs root and
+iproute2 (see topo-emulate).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+MACHINES = {"mesh:2x2": 4, "switch:4": 1, "dgx1": 1}
+"""How often each machine goes through all of its faults."""
+RATE = "100Mbit"
+TIMEOUT_S = 8.0
+_START_S = 90.0
+_SLACK_S = 4.0
+"""Beyond the deadline, for processes to be scheduled on a busy host and to end."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """`kind` is kill or stop (of rank `a`), or cut (of the cable between ranks or devices `a` and `b`)."""
+
+    kind: str
+    a: int
+    b: int = -1
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run went: seconds from the fault to the last survivor's end, and how many hung, were wrong, or named the
+    culprit, of `survivors`.
+    """
+
+    seconds: float
+    survivors: int
+    hung: int
+    wrong: int
+    named: int
+    said: list[str]
+
+
+def faults_of(built: object) -> list[Fault]:
+    """Every fault that an emulated machine can have, one at a time."""
+    ranks = len(built.home)  # type: ignore[attr-defined]
+    both = [Fault(kind, rank) for kind in ("kill", "stop") for rank in range(ranks)]
+    return both + [Fault("cut", cable.a, cable.b) for cable in built.cables]  # type: ignore[attr-defined]
+
+
+def run(topology: str, plan: str, fault: Fault, after_s: float, timeout_s: float = TIMEOUT_S) -> Outcome:
+    """One run on a machine of its own."""
+    from topoplan.runtime.emulate import emulate, parse_rate, start_rank
+    from topoplan.runtime.emulate.ranks import prepare
+    from topoplan.topo.resolve import resolve
+
+    with emulate(resolve(topology), parse_rate(RATE)) as network, tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        prepare(network, folder)
+        built = network.blueprint
+        ranks = len(built.home)
+        logs = [folder / f"{rank}.log" for rank in range(ranks)]
+        command = [sys.executable, __file__, "--worker", plan, "--timeout", str(timeout_s)]
+        workers = []
+        for rank in range(ranks):
+            with logs[rank].open("wb") as log:
+                workers.append(start_rank(network, rank, command, folder, stdout=log, stderr=log))
+        try:
+            _until(lambda: all("ready" in log.read_text() for log in logs), _START_S, logs)
+            time.sleep(after_s)
+            began = time.monotonic()
+            if fault.kind == "cut":
+                network.cut(built.devices[fault.a], built.devices[fault.b])
+            else:
+                os.kill(workers[fault.a].pid, signal.SIGKILL if fault.kind == "kill" else signal.SIGSTOP)
+            survivors = [rank for rank in range(ranks) if fault.kind == "cut" or rank != fault.a]
+            ends = began + timeout_s + _SLACK_S
+            while any(workers[r].poll() is None for r in survivors) and time.monotonic() < ends:
+                time.sleep(0.02)
+            seconds = time.monotonic() - began
+            hung = [r for r in survivors if workers[r].poll() is None]
+        finally:
+            for worker in workers:
+                worker.kill()
+                worker.wait()
+        said = [logs[r].read_text().strip().splitlines()[-1] for r in survivors]
+        wrong = sum("WRONG" in logs[r].read_text() for r in range(ranks))
+        named = sum(line.startswith("ERROR") and _names(line, fault, built.devices) for line in said)
+        return Outcome(seconds, len(survivors), len(hung), wrong, named, said)
+
+
+def _names(line: str, fault: Fault, devices: tuple[str, ...]) -> bool:
+    """Whether an error blames what was done; its first half is the blame, the second what the rank itself saw."""
+    blamed = line.split(";")[0]
+    if fault.kind != "cut":
+        return f"rank {fault.a} does not answer" in blamed
+    a, b = devices[fault.a], devices[fault.b]
+    alone = [f"rank {r} does not answer" for r in (fault.a, fault.b)]  # a rank with one link is cut off with it
+    return f"{a} -> {b}" in blamed or f"{b} -> {a}" in blamed or any(x in blamed for x in alone)
+
+
+def _until(condition: object, patience_s: float, logs: list[Path]) -> None:
+    ends = time.monotonic() + patience_s
+    while not condition():  # type: ignore[operator]
+        if time.monotonic() > ends:
+            raise SystemExit("ranks did not start: " + " | ".join(log.read_text()[-500:] for log in logs))
+        time.sleep(0.05)
+
+
+def work(plan: str, timeout_s: float) -> int:
+    """What a rank does: add up, check, until it cannot go on; then leave in order."""
+    import torch
+    import torch.distributed as dist
+
+    from topoplan import Communicator, ExecutionError
+    from topoplan.runtime.launch import init_method
+
+    torch.set_num_threads(1)
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    patience = timedelta(seconds=timeout_s)
+    dist.init_process_group("gloo", init_method=init_method(), rank=rank, world_size=world, timeout=timedelta(seconds=60))
+    communicator = Communicator(plan, timeout=patience, choose="plan")
+    x = torch.empty(50_000)
+    total = world * (world + 1) / 2
+    calls = 0
+    try:
+        while True:
+            x.fill_(rank + 1)
+            communicator.allreduce(x)
+            if not bool((x == total).all()):
+                print("WRONG", flush=True)
+                return 4
+            calls += 1
+            if calls == 3:
+                print("ready", flush=True)
+    except ExecutionError as error:
+        print(f"ERROR {error}", flush=True)
+    dist.destroy_process_group()
+    return 3
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("machines", nargs="*")
+    parser.add_argument("--repeat", type=int)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--worker", metavar="PLAN", help=argparse.SUPPRESS)
+    parser.add_argument("--timeout", type=float, default=TIMEOUT_S)
+    args = parser.parse_args()
+    if args.worker:
+        code = work(args.worker, args.timeout)
+        sys.stdout.flush()
+        os._exit(code)
+    from topoplan.runtime.emulate import blueprint, parse_rate
+    from topoplan.synth.synthesize import collective_on, synthesize
+    from topoplan.topo.resolve import resolve
+
+    moments = random.Random(args.seed)
+    total: Counter[str] = Counter()
+    print(f"{'machine':>10} {'fault':>14} {'runs':>5} {'hung':>5} {'wrong':>6} {'errors':>7} {'naming it':>10} {'slowest':>8}")
+    for name in args.machines or MACHINES:
+        topology = resolve(name)
+        with tempfile.TemporaryDirectory() as folder:
+            plan = str(Path(folder) / "plan.json")
+            synthesize(collective_on("allreduce", topology), topology, "auto", 20).plan.save(plan)
+            rows: dict[str, list[Outcome]] = {}
+            for _ in range(args.repeat or MACHINES.get(name, 1)):
+                for fault in faults_of(blueprint(topology, parse_rate(RATE))):
+                    outcome = run(name, plan, fault, moments.uniform(0, 1.5), args.timeout)
+                    rows.setdefault(fault.kind, []).append(outcome)
+                    if outcome.hung or outcome.wrong or outcome.named < outcome.survivors:
+                        print(f"  {fault}: {outcome}", file=sys.stderr, flush=True)
+        for kind, found in rows.items():
+            counts = {k: sum(getattr(x, k) for x in found) for k in ("hung", "wrong", "survivors", "named")}
+            total.update(counts, runs=len(found))
+            print(
+                f"{name:>10} {kind:>14} {len(found):>5} {counts['hung']:>5} {counts['wrong']:>6} {counts['survivors']:>7} "
+                f"{counts['named']:>10} {max(x.seconds for x in found):>7.1f}s",
+                flush=True,
+            )
+    print(f"{'all':>10} {'':>14} {total['runs']:>5} {total['hung']:>5} {total['wrong']:>6} {total['survivors']:>7} {total['named']:>10}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,84 @@
+"""Trees whose edges are the routes that the hardware takes, one a pair of GPUs.
+
+The best packing may divide what goes between two GPUs over several ways. Whoever sends point to point cannot: the system
+chooses the way (topo/routes.py). These trees use only that one, so what they promise is what is sent.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from fractions import Fraction
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...topo.routes import Router
+from ..transfers import Transfers
+from .generate import generate
+from .pairs import Floats, PairGraph, Tree
+from .plant import Limits, Nursery, Planted
+from .survey import Survey
+from .trees import mirrored
+
+_MOST_RANKS = 32
+_SECONDS = 10.0
+
+
+class RoutedPairs(PairGraph):
+    """A PairGraph whose trees may only use the system's own route from one GPU to another."""
+
+    def __init__(self, machine: Survey) -> None:
+        super().__init__(machine.topology)
+        router, ranks = machine.router, range(len(machine.ranks))
+        there = ((u, v, router.route(u, v)) for u in ranks for v in ranks if u < v)
+        self.routes = [
+            (u, v, route, np.array([self.number[link] for link in pairwise(route)]))
+            for u, v, route in there
+            if route is not None and all(link in self.number for link in pairwise(route))
+        ]
+
+    def cheapest_tree(self, prices: Floats, ends: NDArray[np.int64] | None = None) -> tuple[float, Tree]:
+        """A minimum spanning tree of the GPUs over their routes (Kruskal), and its price. Hops break ties."""
+        hop = 1e-6 * max(float(prices.mean()), 1e-300)
+        priced = [float(prices[links].sum()) + hop * len(links) for _, _, _, links in self.routes]
+        part = list(range(len(self.gpus)))
+
+        def top(x: int) -> int:
+            while part[x] != x:
+                part[x] = x = part[part[x]]
+            return x
+
+        edges = []
+        for i in np.argsort(priced, kind="stable").tolist():
+            u, v, route, _ = self.routes[i]
+            a, b = top(u), top(v)
+            if a != b:
+                part[a] = b
+                edges.append(route)
+        tree = Tree(tuple(edges))
+        return float(sum(prices[i] * times for i, times in self.uses(tree).items())), tree
+
+
+def keeps_to_routes(transfers: Transfers, router: Router) -> bool:
+    """Whether every transfer goes the way that the system would send it."""
+    return all(router.route(src, dst) == (router.topology.ranks[src], *way, router.topology.ranks[dst])
+               for src, dst, way in transfers.ways()[0])  # fmt: skip
+
+
+def routed_forest(
+    machine: Survey, bound_GBps: Fraction, limits: Limits, deadline: float, say: Callable[[str], None] | None
+) -> list[Planted]:
+    """The best forest of such trees, if the machine is small enough to look for one and its routes join all GPUs."""
+    if len(machine.ranks) > _MOST_RANKS:
+        return []
+    graph = RoutedPairs(machine)
+    if len(graph.cheapest_tree(1.0 / graph.capacity)[1].edges) < len(machine.ranks) - 1:
+        return []
+    ends = min(deadline, time.monotonic() + _SECONDS)
+    found = generate(graph, np.arange(len(graph.pairs)), ends, say)
+    nursery = Nursery(machine, bound_GBps, limits, ends, say)
+    used = [tree for tree, rate in zip(found.trees, found.rates, strict=True) if rate > 1e-9 * found.rates.sum()]
+    nursery.keep_weighed([mirrored(tree, machine.ranks) for tree in used], "one route a pair")
+    return [planted for planted in nursery.planted if limits.allows(planted)]
