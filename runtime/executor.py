@@ -238,7 +238,7 @@ class Executor:
     def _stuck(self, program: Program, posted: int, at: int, error: RuntimeError) -> ExecutionError:
         posts = program.posts
         post = posts[min(at, len(posts) - 1)]
-        counts = Counter(f"{x.kind} {x.peer}" for x in posts[:posted])
+        counts = dict(Counter(f"{x.kind} {x.peer}" for x in posts[:posted]))
         return self.faults.stuck(post.kind, post.peer, post.number, post.step, error, counts)
 
     def _exchange(self, batches: list[list[dist.P2POp]]) -> None:

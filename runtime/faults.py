@@ -10,10 +10,12 @@ or to a message that both ends had posted, whose link is cut.
 from __future__ import annotations
 
 import json
+import re
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
 from datetime import timedelta
 
 import torch
@@ -27,13 +29,19 @@ _GRACE = 0.25
 """Of a timeout, what is kept for finding the culprit; at most _GRACE_S."""
 _GRACE_S = 5.0
 _POLL_S = 0.02
+_SETTLE_S = 0.5
+"""A peer that hung up may not have reported yet: gloo closes connections the moment that a wait times out."""
 NOBODY = -1
+_SOURCE_LINE = re.compile(r"^\[[^\]]*\.(?:cc|cpp|h):\d+\]\s*")
+_NEVER_SENT = (1 << 31) - 1
+"""A tag that no message has."""
 
 
 @dataclass(frozen=True)
 class Stuck:
     """What a rank was doing when it could not go on: the `number`-th message to ("send") or from ("receive") `peer`, of a
-    step; whether its own deadline had passed; and how many messages it had posted, by kind and peer ("send 3").
+    step; whether its own deadline had passed; which call it was in, the how manieth; and how many messages it had posted in that,
+    by kind and peer ("send 3").
 
     In a stock collective (kind "stock") the peer is NOBODY: it does not say with whom it was stuck.
     """
@@ -45,13 +53,15 @@ class Stuck:
     timed_out: bool
     reason: str
     call: str = ""
+    calls: int = 0
     posted: Mapping[str, int] = field(default_factory=dict)
 
 
 def first_line(error: Exception) -> str:
     """An error in one line."""
-    text = str(error).strip()
-    return text.splitlines()[0] if text else type(error).__name__
+    text = _SOURCE_LINE.sub("", str(error).strip())
+    first = text.splitlines()[0] if text else type(error).__name__
+    return first.split(". This is typically")[0]
 
 
 class Faults:
@@ -66,7 +76,7 @@ class Faults:
         self.grace_s = min(_GRACE_S, total * _GRACE)
         self.wait_s = total - self.grace_s
         self.deadline = 0.0
-        self.call = ""
+        self.call, self.calls = "", 0
         self.broken: ExecutionError | None = None
 
     def begin(self, call: str) -> float:
@@ -75,7 +85,7 @@ class Faults:
             raise ExecutionError(
                 f"rank {self.rank}: an earlier call failed; destroy the process group and start anew ({self.broken})"
             )
-        self.call = call
+        self.call, self.calls = call, self.calls + 1
         self.deadline = time.monotonic() + self.wait_s
         return self.deadline
 
@@ -84,7 +94,7 @@ class Faults:
     ) -> ExecutionError:
         """The error for a rank that cannot go on: reports it, hears what the others say, and names the culprit."""
         timed_out = time.monotonic() >= self.deadline - 0.01
-        mine = Stuck(kind, peer, number, step, timed_out, first_line(error), self.call, posted)
+        mine = Stuck(kind, peer, number, step, timed_out, first_line(error), self.call, self.calls, posted)
         reports = self._hear(mine)
         said = f"rank {self.rank}: {blame(self.rank, reports, self.ranks, self._between)}"
         if kind == "stock":
@@ -92,7 +102,7 @@ class Faults:
         else:
             src, dst = (self.rank, peer) if kind == "send" else (peer, self.rank)
             doing = "sending to" if kind == "send" else "receiving from"
-            why = f"no end within {self.wait_s:.3g} s" if timed_out else mine.reason
+            why = f"no end within {self.wait_s:.3g} s" if timed_out else reports[self.rank].reason
             own = f"here step {step}, {doing} rank {peer} over {self._between(src, dst)}, failed ({why})"
         self.broken = ExecutionError(f"{said}; {own}")
         return self.broken
@@ -106,13 +116,17 @@ class Faults:
             try:
                 self.store.set(f"stuck/{self.rank}", json.dumps(asdict(mine)))
                 self._hang_up()
-                while not done.is_set() and culprit(self.rank, reports)[2] is False:
+                begun = time.monotonic()
+                while True:
                     for rank in range(self.ranks):
                         if rank not in reports and self.store.check([f"stuck/{rank}"]):
                             reports[rank] = Stuck(**json.loads(self.store.get(f"stuck/{rank}")))
-                    done.wait(_POLL_S)
+                    _, link, settled = culprit(self.rank, reports)
+                    early = link is None and time.monotonic() < begun + _SETTLE_S
+                    if (settled and not early) or done.wait(_POLL_S):
+                        break
             except (RuntimeError, ValueError, TypeError) as error:
-                reports[self.rank] = Stuck(**{**asdict(mine), "reason": f"{mine.reason}; the store: {first_line(error)}"})
+                reports[self.rank] = replace(mine, reason=f"{mine.reason}; no reports: {first_line(error)}")
             done.set()
 
         # In a thread of its own: the store may be on a machine that is gone, and gets no more than the time there is.
@@ -122,9 +136,17 @@ class Faults:
         return dict(reports)
 
     def _hang_up(self) -> None:
-        """Close this rank's connections, so that its peers learn of it at once."""
-        if "nccl" not in dist.get_backend(self.group):
-            self.group._get_backend(torch.device("cpu")).abort()
+        """Close this rank's connections, so that its peers learn of it at once.
+
+        ProcessGroupGloo.abort leaves them open (torch 2.13), but gloo closes all of them when a wait times out.
+        """
+        if "nccl" in dist.get_backend(self.group):
+            return
+        backend, nothing = self.group._get_backend(torch.device("cpu")), torch.empty(1)
+        for peer in range(self.ranks):
+            if peer != self.rank:
+                with suppress(RuntimeError):  # the timeout that is wanted, or a connection that is closed already
+                    backend.recv([nothing], peer, _NEVER_SENT).wait(timedelta(milliseconds=1))
 
     def _between(self, src: int, dst: int) -> str:
         """The way from one rank to another, in the topology's names."""
@@ -149,7 +171,10 @@ def culprit(rank: int, reports: Mapping[int, Stuck]) -> tuple[list[int], tuple[i
             return [*chain, here.peer], None, not here.timed_out
         link = (chain[-1], here.peer) if here.kind == "send" else (here.peer, chain[-1])
         other = "receive" if here.kind == "send" else "send"
-        both = there.posted.get(f"{other} {chain[-1]}", 0) > here.number
+        # Of two ranks in different calls, the one ahead has posted all of the earlier one.
+        both = there.calls > here.calls or (
+            there.calls == here.calls and there.posted.get(f"{other} {chain[-1]}", 0) > here.number
+        )
         if here.timed_out and (both or here.peer in chain):
             return chain, link, True
         if here.peer in chain:
@@ -162,7 +187,7 @@ def blame(rank: int, reports: Mapping[int, Stuck], ranks: int, between: Callable
     """In words, whose fault it is that `rank` is stuck, given everybody's reports."""
     mine = reports[rank]
     for other, theirs in sorted(reports.items()):
-        if theirs.call != mine.call:
+        if theirs.calls == mine.calls and theirs.call != mine.call:
             return f"rank {other} is in another call ({theirs.call}) than this one ({mine.call})"
     chain, link, _ = culprit(rank, reports)
     if link is not None:
