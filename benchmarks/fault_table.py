@@ -78,7 +78,7 @@ def run(topology: str, plan: str, fault: Fault, after_s: float, timeout_s: float
         workers = []
         for rank in range(ranks):
             with logs[rank].open("wb") as log:
-                workers.append(start_rank(network, rank, command, folder, stdout=log, stderr=log))
+                workers.append(start_rank(network, rank, command, folder, log))
         try:
             _until(lambda: all("ready" in log.read_text() for log in logs), _START_S, logs)
             time.sleep(after_s)
@@ -132,7 +132,9 @@ def work(plan: str, timeout_s: float) -> int:
     torch.set_num_threads(1)
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     patience = timedelta(seconds=timeout_s)
-    dist.init_process_group("gloo", init_method=init_method(), rank=rank, world_size=world, timeout=timedelta(seconds=60))
+    dist.init_process_group(
+        "gloo", init_method=init_method(), rank=rank, world_size=world, timeout=timedelta(seconds=60)
+    )
     communicator = Communicator(plan, timeout=patience, choose="plan")
     x = torch.empty(50_000)
     total = world * (world + 1) / 2
@@ -172,7 +174,9 @@ def main() -> None:
 
     moments = random.Random(args.seed)
     total: Counter[str] = Counter()
-    print(f"{'machine':>10} {'fault':>14} {'runs':>5} {'hung':>5} {'wrong':>6} {'errors':>7} {'naming it':>10} {'slowest':>8}")
+    print(
+        f"{'machine':>10} {'fault':>14} {'runs':>5} {'hung':>5} {'wrong':>6} {'errors':>7} {'naming it':>10} {'slowest':>8}"
+    )
     for name in args.machines or MACHINES:
         topology = resolve(name)
         with tempfile.TemporaryDirectory() as folder:
@@ -193,7 +197,8 @@ def main() -> None:
                 f"{counts['named']:>10} {max(x.seconds for x in found):>7.1f}s",
                 flush=True,
             )
-    print(f"{'all':>10} {'':>14} {total['runs']:>5} {total['hung']:>5} {total['wrong']:>6} {total['survivors']:>7} {total['named']:>10}")
+    counts = (f"{total[k]:>{w}}" for k, w in (("runs", 5), ("hung", 5), ("wrong", 6), ("survivors", 7), ("named", 10)))
+    print(f"{'all':>10} {'':>14} {' '.join(counts)}")
 
 
 if __name__ == "__main__":

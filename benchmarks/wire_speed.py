@@ -94,7 +94,10 @@ def measure(name: str, topology: str, rate: str | None, folder: Path, sizes: lis
     built = blueprint(machine, None if rate is None else parse_rate(rate))
     plan = synthesized(name, topology, folder)
     calibrated = folder / f"{name}.calibrated.json"
-    run([*topo("emulate"), topology, *slowest, "--", *topo("run"), plan, "--calibrate", "-o", str(calibrated)], parse=False)
+    run(
+        [*topo("emulate"), topology, *slowest, "--", *topo("run"), plan, "--calibrate", "-o", str(calibrated)],
+        parse=False,
+    )
     plan = synthesized(name, str(calibrated), folder)
     order = best_order(built)
     rows = run([*topo("emulate"), topology, *slowest, "--", *topo("run"), plan, *sizes])
@@ -102,7 +105,10 @@ def measure(name: str, topology: str, rate: str | None, folder: Path, sizes: lis
     best = run([*topo("emulate"), topology, *slowest, "--order", listed, "--", *topo("run"), "--stock", *sizes])
     rates = [r for c in built.cables for r in (c.rate_ab, c.rate_ba) if r]
     print(f"\n{name}: {min(rates) / 1e6:.4g} to {max(rates) / 1e6:.4g} Mbit/s, stock's best order {listed}")
-    print(f"{'size':>10} {'schedule':>20} {'us':>10} {'of bound':>8} {'predicted':>9} {'/ measured':>10} {'x rank order':>12} {'x best order':>12}")
+    print(
+        f"{'size':>10} {'schedule':>20} {'us':>10} {'of bound':>8} {'predicted':>9} {'/ measured':>10} {'x rank order':>12} "
+        f"{'x best order':>12}"
+    )
     for row, other in zip(rows, best, strict=True):
         predicted = row["predicted_us"]
         print(

@@ -33,7 +33,11 @@ def main(argv: list[str] | None = None) -> int:
     parser.usage = "topo-emulate TOPOLOGY [--slowest RATE] [--order LIST] -- COMMAND ..."
     add = parser.add_argument
     add("topology", metavar="TOPOLOGY", help="a preset, a file, or local (see topo-probe)")
-    add("--slowest", metavar="RATE", help="scale all links so that the slowest gets this (default: what this host can carry)")
+    add(
+        "--slowest",
+        metavar="RATE",
+        help="scale all links so that the slowest gets this (default: what this host can carry)",
+    )
     add("--order", metavar="LIST", help="put rank i on the i-th GPU listed: 0,3,2,1 (default: the topology's order)")
     args = parser.parse_args(own)
     if not command:

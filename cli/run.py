@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from ..runtime.bench import Job, Row
     from ..runtime.communicator import Communicator
     from ..synth.host import HostCosts
-    from ..topo.graph import Topology
     from ..synth.plan import Plan
+    from ..topo.graph import Topology
 
 PROG = "topo-run"
 EXAMPLES = """\

@@ -299,6 +299,8 @@ def _scale(communicator: Communicator) -> float | None:
     here, plan = communicator.machine.topology, communicator.plan.topology
     if here is None or here is plan:
         return 1.0
-    ratios = {float(here.capacity_GBps[k] / plan.capacity_GBps[k]) for k in here.capacity_GBps if k in plan.capacity_GBps}
+    ratios = {
+        float(here.capacity_GBps[k] / plan.capacity_GBps[k]) for k in here.capacity_GBps if k in plan.capacity_GBps
+    }
     alike = here.ranks == plan.ranks and ratios and max(ratios) <= min(ratios) * 1.0001
     return min(ratios) if alike else None

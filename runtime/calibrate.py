@@ -71,7 +71,9 @@ def calibrate(communicator: Communicator, say: Callable[[str], None] = lambda _:
     box: list[object] = [None]
     if communicator.rank == 0:
         box = [_fitted(rows, communicator).to_json() if rows else machine.host.to_json()]
-    dist.broadcast_object_list(box, dist.get_global_rank(communicator.group, 0), communicator.group, communicator.device)
+    dist.broadcast_object_list(
+        box, dist.get_global_rank(communicator.group, 0), communicator.group, communicator.device
+    )
     host = HostCosts.from_json(box[0])
     communicator.set_host(host)
     return host
@@ -84,7 +86,9 @@ def _measured_us(communicator: Communicator, schedule: Schedule, size: int) -> f
     numel = max(1, numel // communicator.size) * communicator.size if parted else numel
     buffers = communicator.scratch(numel, torch.float32)
     times: list[float] = []
+    elapsed = 0.0
     turns = _TURNS[1]
+    other = torch.zeros(1024, device=communicator.device)
     for turn in range(2 + _TURNS[1]):
         if turn == 2:  # agreed on by all: the slowest rank's first time decides
             first = torch.tensor([elapsed], dtype=torch.float64, device=communicator.device)
@@ -92,6 +96,7 @@ def _measured_us(communicator: Communicator, schedule: Schedule, size: int) -> f
             turns = max(_TURNS[0], min(_TURNS[1], int(_PROBE_S / float(first.item()))))
         if turn == 2 + turns:
             break
+        dist.all_reduce(other, group=communicator.group)  # a call seldom comes alone
         dist.barrier(communicator.group)
         if communicator.device.type == "cuda":
             torch.cuda.synchronize(communicator.device)

@@ -84,9 +84,7 @@ class Chooser:
         machine = self.machine
         return time_us(schedule, machine.topology, machine.host, size_bytes, rounds=machine.rounds) or None
 
-    def choose(
-        self, size_bytes: int, run: Callable[[Schedule], None], stock: Callable[[], None] | None
-    ) -> Choice:
+    def choose(self, size_bytes: int, run: Callable[[Schedule], None], stock: Callable[[], None] | None) -> Choice:
         """Make the choice for a size; `run` and `stock` work on scratch memory. Collective."""
         order = self._ranked(size_bytes)
         if self.mode == "model" or (len(order) == 1 and stock is None):
@@ -105,9 +103,7 @@ class Chooser:
 
     def _near(self, size_bytes: int) -> list[int]:
         machine = self.machine
-        found = fastest(
-            self.families, machine.topology, machine.host, size_bytes, _NEAR, rounds=machine.rounds
-        )
+        found = fastest(self.families, machine.topology, machine.host, size_bytes, _NEAR, rounds=machine.rounds)
         kept: list[int] = []
         of_base: Counter[Schedule] = Counter()
         for _, schedule in found:

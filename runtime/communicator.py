@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore
 
 from ..synth.host import HostCosts
 from ..synth.plan import Plan
@@ -64,7 +65,7 @@ class Communicator:
                 f"rank {dist.get_rank()}: the ranks could not set up a group for the plan: {first_line(error)}; "
                 "are all of them running, and can they reach each other?"
             ) from error
-        store = dist.PrefixStore(f"topoplan/{inner.group_name}", dist.distributed_c10d._get_default_store())
+        store = PrefixStore(f"topoplan/{inner.group_name}", dist.distributed_c10d._get_default_store())
         self._faults = Faults(inner, self.plan.topology, timeout, store)
         self._executor = Executor(inner, self._faults)
         self._chooser = Chooser(self.plan, self.machine, inner, self.device, choose)
@@ -181,9 +182,7 @@ class Communicator:
         """One of `variants`, on flat tensors as `scratch` makes them."""
         self._executor.run(schedule, numel, source, target)
 
-    def _run(
-        self, numel: int, source: torch.Tensor, target: torch.Tensor, op: dist.ReduceOp.RedOpType
-    ) -> None:
+    def _run(self, numel: int, source: torch.Tensor, target: torch.Tensor, op: dist.ReduceOp.RedOpType) -> None:
         choice = self._chooser.known(numel * target.element_size())
         if choice is None:
             choice = self._choose(numel, source, target, op)
@@ -200,9 +199,10 @@ class Communicator:
         """Race on scratch memory: what the caller brought stays as it is."""
         into = torch.zeros_like(target)
         given = into if source is target else torch.zeros_like(source)
-        own: Callable[[], None] | None = stock(self.plan.collective, self.group, given, into, op)
+        call = stock(self.plan.collective, self.group, given, into, op)
+        own: Callable[[], None] | None = call
         try:
-            own()
+            call()
         except (RuntimeError, NotImplementedError, ValueError):
             own = None  # the backend does not have it, for this dtype or at all
         size = numel * target.element_size()

@@ -14,6 +14,7 @@ from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import Any
 
 import numpy as np
 import torch
@@ -52,7 +53,7 @@ REDUCTIONS: dict[dist.ReduceOp.RedOpType, Reduce] = {
 """In-place reductions of lists of tensors; AVG is a sum that is divided at the end."""
 
 _SEND, _RECEIVE, _AWAIT, _PACK, _COMBINE, _COPY, _EXCHANGE = range(7)
-_Op = tuple[int, object, object, int]
+_Op = tuple[int, Any, Any, int]
 
 
 @dataclass
@@ -81,7 +82,7 @@ class Executor:
         self.rank = dist.get_rank(group)
         self.batched = "nccl" in dist.get_backend(group)
         # The backend itself: posting through the group costs 5 us more.
-        self.backend = group if self.batched else group._get_backend(torch.device("cpu"))
+        self.backend: Any = group if self.batched else group._get_backend(torch.device("cpu"))
         self._compiled: OrderedDict[tuple[object, ...], _Compiled] = OrderedDict()
         self._schedules: dict[int, Schedule] = {}
         self._spent: list[dist.Work] = []
@@ -205,7 +206,9 @@ class Executor:
 
     def _play(self, compiled: _Compiled, operations: list[_Op], op: dist.ReduceOp.RedOpType) -> None:
         reduce = REDUCTIONS[op]
-        deadline = self.faults.begin(f"{compiled.label}, {compiled.program.work_numel} elements of {compiled.staging.dtype}")
+        deadline = self.faults.begin(
+            f"{compiled.label}, {compiled.program.work_numel} elements of {compiled.staging.dtype}"
+        )
         send, receive, now = self.backend.send, self.backend.recv, time.monotonic
         works: list[dist.Work] = []
         at = 0
@@ -222,13 +225,13 @@ class Executor:
                     at = len(works)
                     works.append(receive(a, b, number))
                 elif code == _COMBINE:
-                    reduce(a, b)  # type: ignore[arg-type]
+                    reduce(a, b)
                 elif code == _PACK:
-                    torch.cat(a, out=b)  # type: ignore[call-overload]
+                    torch.cat(a, out=b)
                 elif code == _COPY:
-                    torch._foreach_copy_(a, b)  # type: ignore[arg-type]
+                    torch._foreach_copy_(a, b)
                 else:
-                    self._exchange(a)  # type: ignore[arg-type]
+                    self._exchange(a)
         except RuntimeError as error:
             raise self._stuck(compiled.program, len(works), at, error) from error
         # A gloo Work let go right after its wait costs about as much again as the transfer (measured, 8 ranks on 2

@@ -17,9 +17,11 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import Store
 
 from ..topo.errors import ExecutionError
 from ..topo.graph import Topology
@@ -40,8 +42,8 @@ _NEVER_SENT = (1 << 31) - 1
 @dataclass(frozen=True)
 class Stuck:
     """What a rank was doing when it could not go on: the `number`-th message to ("send") or from ("receive") `peer`, of a
-    step; whether its own deadline had passed; which call it was in, the how manieth; and how many messages it had posted in that,
-    by kind and peer ("send 3").
+    step; whether its own deadline had passed; which call it was in, `calls` counting them; and how many messages it had
+    posted in that call, by kind and peer ("send 3").
 
     In a stock collective (kind "stock") the peer is NOBODY: it does not say with whom it was stuck.
     """
@@ -67,9 +69,7 @@ def first_line(error: Exception) -> str:
 class Faults:
     """Deadlines and blame of one communicator. `store` is shared by its ranks."""
 
-    def __init__(
-        self, group: dist.ProcessGroup, topology: Topology | None, timeout: timedelta, store: dist.Store
-    ) -> None:
+    def __init__(self, group: dist.ProcessGroup, topology: Topology | None, timeout: timedelta, store: Store) -> None:
         self.group, self.topology, self.store = group, topology, store
         self.rank, self.ranks = dist.get_rank(group), dist.get_world_size(group)
         total = timeout.total_seconds()
@@ -131,7 +131,7 @@ class Faults:
 
         # In a thread of its own: the store may be on a machine that is gone, and gets no more than the time there is.
         threading.Thread(target=exchange, name="topoplan-faults", daemon=True).start()
-        done.wait(self.grace_s)
+        done.wait(0.9 * self.grace_s)
         done.set()
         return dict(reports)
 
@@ -142,7 +142,8 @@ class Faults:
         """
         if "nccl" in dist.get_backend(self.group):
             return
-        backend, nothing = self.group._get_backend(torch.device("cpu")), torch.empty(1)
+        backend: Any = self.group._get_backend(torch.device("cpu"))
+        nothing = torch.empty(1)
         for peer in range(self.ranks):
             if peer != self.rank:
                 with suppress(RuntimeError):  # the timeout that is wanted, or a connection that is closed already

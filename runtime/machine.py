@@ -6,6 +6,7 @@ import os
 import socket
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch.distributed as dist
 
@@ -31,16 +32,19 @@ def emulated() -> Topology | None:
     if path is None:
         return None
     if not Path(path).is_file():
-        raise InputError(f"{EMULATED} names {path}, which is not there; was it left over from an emulation that has ended?")
+        raise InputError(
+            f"{EMULATED} names {path}, which is not there; was it left over from an emulation that has ended?"
+        )
     return Topology.load(path)
 
 
 def machine(topology: Topology | None, group: dist.ProcessGroup) -> Machine:
     """The machine of a group, for a plan's topology. Collective: the ranks tell each other their hosts."""
     batched = "nccl" in dist.get_backend(group)
-    here: list[object] = [None] * dist.get_world_size(group)
+    here: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(here, (socket.gethostname(), _cores()), group=group)
-    cores = sum(count for _, count in set(here))  # type: ignore[misc]
+    hosts: dict[str, int] = dict(here)
+    cores = sum(hosts.values())
     measured = host_of(topology) if topology is not None else None
     inside = emulated()
     if inside is not None:
@@ -48,7 +52,7 @@ def machine(topology: Topology | None, group: dist.ProcessGroup) -> Machine:
         host = replace(measured, burst_bytes=built.burst_bytes, wire=built.wire) if measured is not None else built
         return Machine(inside, replace(host, cores=cores), batched, "emulated")
     host = replace(measured or HostCosts(), cores=cores)
-    if batched or topology is None or len({name for name, _ in set(here)}) > 1:  # type: ignore[misc]
+    if batched or topology is None or len(hosts) > 1:
         return Machine(topology, host, batched, "as in the topology")
     return Machine(None, host, False, "one host's memory")
 

@@ -496,7 +496,9 @@ class _Writer:
         message, piece = group.messages[0]
         mine: _Arrival = None, piece
         if not piece.adds:
-            return None if self.lands[id(message)] or group.done else ([(message, piece)], Copy, (mine, (message, piece)))
+            return (
+                None if self.lands[id(message)] or group.done else ([(message, piece)], Copy, (mine, (message, piece)))
+            )
         if group.done == len(group.messages):
             return None
         terms: list[_Arrival] = sorted(

@@ -80,7 +80,9 @@ def families(schedules: Iterable[Schedule], topology: Topology) -> list[Family]:
     return out
 
 
-def time_us(schedule: Schedule, topology: Topology | None, host: HostCosts, size_bytes: int, *, rounds: bool = False) -> float:
+def time_us(
+    schedule: Schedule, topology: Topology | None, host: HostCosts, size_bytes: int, *, rounds: bool = False
+) -> float:
     """Predicted microseconds: played, or where there is too much to play by the affine model (and 0 without links)."""
     played = predict_us(schedule, topology, host, size_bytes, rounds=rounds)
     if played is not None:

@@ -50,7 +50,9 @@ class Schedule:
             object.__setattr__(self, "transfers", Transfers.of(rows))
 
     def __hash__(self) -> int:
-        return hash((self.collective, self.strategy, len(self.chunks), self.transfers, self.segments, self.trees, self.stepwise))
+        return hash(
+            (self.collective, self.strategy, len(self.chunks), self.transfers, self.segments, self.trees, self.stepwise)
+        )
 
     @property
     def steps(self) -> int:

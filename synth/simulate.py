@@ -128,7 +128,9 @@ def predict_us(
     if shape is None:
         return None
     # Beyond what it may send at once, a link needs its time, however the play went on.
-    least = shape.busiest_us_per_byte * (size_bytes / host.wire) - host.burst_bytes * max(shape.us_per_byte, default=0.0)
+    least = shape.busiest_us_per_byte * (size_bytes / host.wire) - host.burst_bytes * max(
+        shape.us_per_byte, default=0.0
+    )
     return max(least, _played_us(shape, schedule, host, size_bytes, rounds))
 
 

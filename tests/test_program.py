@@ -82,7 +82,9 @@ class _Player:
     a buffer that is overwritten too early shows in the result.
     """
 
-    def __init__(self, program: Program, work: Array, wires: dict[tuple[int, int, int], _Sent], late: random.Random) -> None:
+    def __init__(
+        self, program: Program, work: Array, wires: dict[tuple[int, int, int], _Sent], late: random.Random
+    ) -> None:
         self.program, self.work, self.wires, self.late = program, work, wires, late
         self.staging = np.full(program.staging_numel, -1e9)
         self.posts: list[Post] = []
@@ -90,7 +92,7 @@ class _Player:
 
     def view(self, place: Place) -> Array:
         buffer = self.work if place.buffer == "work" else self.staging
-        assert 0 <= place.at and place.at + place.length <= len(buffer)
+        assert place.at >= 0 and place.at + place.length <= len(buffer)
         return buffer[place.at : place.at + place.length]
 
     def post(self, post: Post) -> None:
@@ -141,7 +143,9 @@ class _Player:
                 self.view(x.into)[:] = np.concatenate([self.view(part) for part in x.parts])
             else:
                 for into, other in x.pairs:
-                    self.view(into)[:] = self.view(into) + self.view(other) if isinstance(x, Combine) else self.view(other)
+                    self.view(into)[:] = (
+                        self.view(into) + self.view(other) if isinstance(x, Combine) else self.view(other)
+                    )
         assert not self.open, "a message is never awaited"
 
 

@@ -1,7 +1,16 @@
 """A machine rebuilt out of network namespaces with rate-limited links; ranks run inside, over real sockets."""
 
 from .blueprint import Blueprint, blueprint, parse_rate
-from .network import EmulationUnavailable, Network, emulate, why_not
+from .network import EmulationError, Network, emulate, why_not
 from .ranks import start_rank
 
-__all__ = ["Blueprint", "EmulationUnavailable", "Network", "blueprint", "emulate", "parse_rate", "start_rank", "why_not"]
+__all__ = [
+    "Blueprint",
+    "EmulationError",
+    "Network",
+    "blueprint",
+    "emulate",
+    "parse_rate",
+    "start_rank",
+    "why_not",
+]

@@ -25,7 +25,7 @@ IDENTITY_NET = 10 << 24 | 99 << 16
 _CABLE_NET = 10 << 24 | 128 << 16
 _MOST_RANKS = 250
 _MOST_DEVICES = 600
-_TOTAL_bps_PER_CORE = Fraction(1_200_000_000)
+_TOTAL_bps_PER_CORE = Fraction(800_000_000)
 """What all links of an emulated machine may carry together, for each core of the host: with that they keep their rates."""
 _MOST_bps = Fraction(200_000_000)
 """The widest link where nothing else is asked for, times as many as the slowest would allow (see `blueprint`)."""
@@ -116,7 +116,9 @@ def parse_order(text: str, ranks: int) -> tuple[int, ...]:
     return order
 
 
-def blueprint(topology: Topology, slowest_bps: Fraction | None = None, order: tuple[int, ...] | None = None) -> Blueprint:
+def blueprint(
+    topology: Topology, slowest_bps: Fraction | None = None, order: tuple[int, ...] | None = None
+) -> Blueprint:
     """Raises InputError where the topology is too large, InfeasibleError where some rank cannot reach another."""
     ranks = len(topology.ranks)
     if not 2 <= ranks <= _MOST_RANKS:

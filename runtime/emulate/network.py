@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import json
-import os
 import shutil
 import signal
 import subprocess
@@ -37,7 +36,7 @@ IDENTITY = "id0"
 _PROBE = Path(__file__).with_name("reach.py")
 
 
-class EmulationUnavailable(TopoplanError):
+class EmulationError(TopoplanError):
     """This machine cannot be divided into namespaces; the message says what is missing and what to do."""
 
 
@@ -102,7 +101,7 @@ class Network:
     # -- building ------------------------------------------------------------------------------------------------
 
     def build(self) -> None:
-        """Make everything and check it. EmulationUnavailable where the kernel refuses, ExecutionError where it is wrong."""
+        """Make everything and check it. EmulationError where the kernel refuses, ExecutionError where it is wrong."""
         plan = self.blueprint
         for _ in plan.devices:
             self._holders.append(
@@ -132,11 +131,11 @@ class Network:
         for holder in self._holders:
             while True:
                 if holder.poll() is not None:
-                    raise EmulationUnavailable(why_not() or "a network namespace could not be made")
+                    raise EmulationError(why_not() or "a network namespace could not be made")
                 if Path(f"/proc/{holder.pid}/ns/net").readlink() != outside:
                     break
                 if time.monotonic() > deadline:
-                    raise EmulationUnavailable(f"no network namespace within {_SETTLE_S:g} s")
+                    raise EmulationError(f"no network namespace within {_SETTLE_S:g} s")
                 time.sleep(0.002)
 
     def _configure(self, here: int) -> None:
@@ -160,7 +159,9 @@ class Network:
                 name = f"to{cable.other(here)}"
                 lines += [f"addr add {cable.address(here)}/31 dev {name}", f"link set {name} up"]
                 if (rate := cable.rate_out_of(here)) is not None:
-                    buckets.append(f"qdisc replace dev {name} root tbf rate {rate}bit burst {_burst(rate)} limit {_QUEUE_BYTES}")
+                    buckets.append(
+                        f"qdisc replace dev {name} root tbf rate {rate}bit burst {_burst(rate)} limit {_QUEUE_BYTES}"
+                    )
         self._batch(here, "ip", lines)
         # The other end may not be up yet, which does not matter: routes only need this one.
         self._batch(here, "ip", self._routes_of(here))
@@ -200,7 +201,9 @@ class Network:
                     got = rates.get(f"to{cable.other(here)}", 0) * 8
                     if abs(got - rate) > max(8, rate // 1000):
                         there = plan.devices[cable.other(here)]
-                        raise ExecutionError(f"the link {device} -> {there} has {got} bit/s where {rate} were asked for")
+                        raise ExecutionError(
+                            f"the link {device} -> {there} has {got} bit/s where {rate} were asked for"
+                        )
         self._check_reach()
 
     def _check_reach(self) -> None:
@@ -245,7 +248,7 @@ def _run(command: list[str], lines: Sequence[str]) -> str:
     done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
     if done.returncode:
         said = " ".join(done.stderr.split()) or f"exit code {done.returncode}"
-        raise EmulationUnavailable(f"{' '.join(x for x in command if not x.startswith('--net'))}: {said}")
+        raise EmulationError(f"{' '.join(x for x in command if not x.startswith('--net'))}: {said}")
     return done.stdout
 
 
@@ -255,12 +258,12 @@ def emulate(
 ) -> Iterator[Network]:
     """The machine, for as long as the context lasts. Call from the main thread: namespaces end with the thread that made them.
 
-    Raises EmulationUnavailable, InputError, InfeasibleError (some rank cannot reach another) and ExecutionError.
+    Raises EmulationError, InputError, InfeasibleError (some rank cannot reach another) and ExecutionError.
     """
     plan = blueprint(topology, slowest_bps, order)
     reason = why_not()
     if reason is not None:
-        raise EmulationUnavailable(reason)
+        raise EmulationError(reason)
     network = Network(plan)
     try:
         network.build()

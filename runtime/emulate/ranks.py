@@ -8,7 +8,7 @@ import subprocess
 import tempfile
 from dataclasses import replace
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from ...synth.host import HostCosts, host_of, with_host
 from ..launch import EMULATED, RENDEZVOUS, ended_together
@@ -17,8 +17,12 @@ from .network import BURST_BYTES, IDENTITY, WIRE, Network, die_with_parent
 _PORT = 29500
 
 
-def start_rank(network: Network, rank: int, command: list[str], folder: Path, **streams: IO[Any] | int | None) -> subprocess.Popen[bytes]:
-    """Start `command` as one rank, a session of its own; `folder` is what all ranks of one run share (see `prepare`)."""
+def start_rank(
+    network: Network, rank: int, command: list[str], folder: Path, output: IO[bytes] | None = None
+) -> subprocess.Popen[bytes]:
+    """Start `command` as one rank, a session of its own, printing to `output` (default: where this process prints).
+    `folder` is what all ranks of one run share (see `prepare`).
+    """
     ranks = len(network.blueprint.home)
     environment = {
         "OMP_NUM_THREADS": "1",
@@ -41,7 +45,8 @@ def start_rank(network: Network, rank: int, command: list[str], folder: Path, **
         stdin=subprocess.DEVNULL,
         preexec_fn=die_with_parent,
         start_new_session=True,
-        **streams,
+        stdout=output,
+        stderr=output,
     )
 
 

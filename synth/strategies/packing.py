@@ -73,11 +73,11 @@ def _trees(request: Request) -> list[Schedule]:
     schedules = []
     for one in picked:
         schedules.append(schedule_of(one.forest, request.collective, request.topology, "packing"))
-    if name == "allreduce" and request.topology.is_symmetric and not computes_in_network(request.topology):
-        if not all(keeps_to_routes(schedule.transfers, request.router) for schedule in schedules):
-            for one in routed_forest(machine, best, request.limits, request.deadline, request.progress):
-                schedules.append(schedule_of(one.forest, request.collective, request.topology, "packing"))
-                planted, picked = [*planted, one], [*picked, one]
+    plain = name == "allreduce" and request.topology.is_symmetric and not computes_in_network(request.topology)
+    if plain and not all(keeps_to_routes(schedule.transfers, request.router) for schedule in schedules):
+        for one in routed_forest(machine, best, request.limits, request.deadline, request.progress):
+            schedules.append(schedule_of(one.forest, request.collective, request.topology, "packing"))
+            planted, picked = [*planted, one], [*picked, one]
     for one in planted:
         request.table.append(
             {"trees": one.forest.count, "depth": one.forest.depth, "algbw_GBps": float(one.rate_GBps),
