@@ -28,7 +28,7 @@ from .communicator import Communicator
 _PATIENCE_S = 1.0
 """Longest that a single run of a probe is predicted to take: slower ones are left out."""
 _TURNS = (7, 41)
-_PROBE_S = 0.4
+_PROBE_S = 0.25
 """A probe runs for about so long, within these numbers of turns."""
 _FLOOR = 0.05
 _EVALUATIONS = 40

@@ -87,12 +87,17 @@ def best_cycles(request: Request) -> dict[Cycle, Fraction]:
     prices = 1.0 / floats / len(links)
     cycles: dict[Cycle, Counter[int]] = {}
     weights = np.zeros(0)
+    patience = _PRICING_SECONDS
     while len(cycles) < _MOST_CYCLES and (not cycles or request.seconds_left > 0.1):
-        found = cheapest_cycle(n, {edge: _price(edge, crossing, number, prices) for edge in crossing}, request)
+        priced = {edge: _price(edge, crossing, number, prices) for edge in crossing}
+        found, proved = cheapest_cycle(n, priced, request, patience)
         fresh = [c for c in (found, _rotated(found[::-1])) if c not in cycles and _possible(c, crossing)]
         cost = min((sum(prices[i] * k for i, k in _uses(c, crossing, number).items()) for c in fresh), default=np.inf)
         if cycles and cost >= 1 - 1e-9:
-            break
+            if proved:
+                break
+            patience *= 2  # nothing better was found, but the search was cut short: on a busy machine it takes longer
+            continue
         for cycle in fresh:
             cycles[cycle] = _uses(cycle, crossing, number)
         solved = pack(list(cycles.values()), floats)
@@ -134,8 +139,9 @@ def _rotated(cycle: Cycle) -> Cycle:
     return cycle[at:] + cycle[:at]
 
 
-def cheapest_cycle(n: int, price: dict[tuple[int, int], float], request: Request) -> Cycle:
-    """A Hamiltonian circuit of least total price over the given directed edges, starting at rank 0.
+def cheapest_cycle(n: int, price: dict[tuple[int, int], float], request: Request, seconds: float) -> tuple[Cycle, bool]:
+    """A Hamiltonian circuit of least total price over the given directed edges, starting at rank 0, and whether that it is
+    the cheapest was proved within so many seconds.
 
     Raises InfeasibleError where there is none, or none was found in the time there is.
     """
@@ -147,7 +153,7 @@ def cheapest_cycle(n: int, price: dict[tuple[int, int], float], request: Request
     solver = cp_model.CpSolver()
     solver.parameters.num_workers = 2
     solver.parameters.random_seed = 1
-    solver.parameters.max_time_in_seconds = min(_PRICING_SECONDS, max(0.5, request.deadline - time.monotonic()))
+    solver.parameters.max_time_in_seconds = min(seconds, max(0.5, request.deadline - time.monotonic()))
     status = solver.solve(model)
     if status == cp_model.INFEASIBLE:
         raise InfeasibleError("ring: the topology has no cycle through all GPUs that no other GPU must forward for")
@@ -157,4 +163,4 @@ def cheapest_cycle(n: int, price: dict[tuple[int, int], float], request: Request
     cycle = [0]
     while after[cycle[-1]] != 0:
         cycle.append(after[cycle[-1]])
-    return tuple(cycle)
+    return tuple(cycle), status == cp_model.OPTIMAL
