@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from topoplan.runtime.emulate import why_not
+
 ROOT = Path(__file__).resolve().parent.parent
 PLAN = "demo-out/dgx1-allreduce.json"
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "8"]
@@ -37,10 +39,20 @@ def main() -> None:
         f"topo-run {PLAN} -b 4K -e 4M -f 32 -n 5",
         ["-m", "topoplan.cli.run", PLAN, "-b", "4K", "-e", "4M", "-f", "32", "-n", "5"],
     )
+    reason = why_not()
+    if reason is None:
+        step(
+            "5. The same on a DGX-1 rebuilt out of network namespaces: real links, at 50 Mbit/s each",
+            f"topo-emulate dgx1 --slowest 50Mbit -- topo-run {PLAN} -b 64K -e 1M -f 16 -n 3 -w 1",
+            ["-m", "topoplan.cli.emulate", "dgx1", "--slowest", "50Mbit", "--", sys.executable, "-m", "topoplan.cli.run", PLAN,
+             "-b", "64K", "-e", "1M", "-f", "16", "-n", "3", "-w", "1"],
+        )  # fmt: skip
+    else:
+        print(f"\n5. (left out: no machine can be emulated here: {reason})", flush=True)
     script = "examples/train_ddp.py"
     shown = "torchrun --standalone --nproc-per-node 8 examples/train_ddp.py"
-    step("5. Training on handwritten digits, stock DDP", shown, [*TORCHRUN, script])
-    step("6. The same with one line more", f"{shown} --plan {PLAN}", [*TORCHRUN, script, "--plan", PLAN])
+    step("6. Training on handwritten digits, stock DDP", shown, [*TORCHRUN, script])
+    step("7. The same with one line more", f"{shown} --plan {PLAN}", [*TORCHRUN, script, "--plan", PLAN])
 
 
 if __name__ == "__main__":

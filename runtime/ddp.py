@@ -7,6 +7,7 @@ import queue
 import threading
 import weakref
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 
 import torch
@@ -15,27 +16,32 @@ import torch.distributed as dist
 from ..synth.order import is_uniform
 from ..synth.plan import Plan
 from ..topo.errors import InputError
-from .communicator import Communicator
+from .communicator import DEFAULT_TIMEOUT, Communicator
 
 _Task = tuple[Communicator, torch.Tensor, torch.futures.Future[object]]
 Hook = Callable[[object, dist.GradBucket], torch.futures.Future[torch.Tensor]]  # type: ignore[name-defined]
 
 
-def ddp_hook(plan: Plan | str | Path, group: dist.ProcessGroup | None = None) -> Hook:
-    """A communication hook that averages gradients through an allreduce plan.
+def ddp_hook(
+    plan: Plan | str | Path,
+    group: dist.ProcessGroup | None = None,
+    timeout: timedelta = DEFAULT_TIMEOUT,
+    choose: str = "race",
+) -> Hook:
+    """A communication hook that averages gradients through an allreduce plan; `timeout` and `choose` as for Communicator.
 
     Making it is collective (see Communicator). Buckets are handled in the order in which DDP hands them over, while
     backward goes on: by a thread on CPUs, on a stream of its own on GPUs. All ranks end with the same bits: plans whose
     schedules do not ensure that are refused. Raises InputError and PlanMismatchError.
     """
-    communicator = Communicator(plan, group)
+    communicator = Communicator(plan, group, timeout, choose)
     if communicator.plan.collective.name != "allreduce":
         raise InputError(f"DDP needs a plan for allreduce, this one is for {communicator.plan.collective.name}")
-    for entry in communicator.plan.entries:
-        if not is_uniform(entry.schedule):
+    for schedule in (*(entry.schedule for entry in communicator.plan.entries), *communicator.plan.alternatives):
+        if not is_uniform(schedule):
             raise InputError(
-                f"the plan's {entry.schedule.strategy} schedule from {entry.min_bytes} bytes on adds in different orders on "
-                "different ranks, so replicas would drift apart; synthesize without it"
+                f"the plan's {schedule.label} schedule adds in different orders on different ranks, so replicas would drift "
+                "apart; synthesize without it"
             )
     return _on_stream(communicator) if communicator.device.type == "cuda" else _on_thread(communicator)
 

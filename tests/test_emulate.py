@@ -129,13 +129,9 @@ def test_bad_input_is_one_line(args: list[str], code: int, says: str) -> None:
 
 
 def test_without_the_programs_it_says_what_to_install() -> None:
+    nowhere = {**os.environ, "PATH": "/none"}
     done = subprocess.run(
-        command("ring:3", "--", "true"),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=100,
-        env={**os.environ, "PATH": "/none"},
+        command("ring:3", "--", "true"), capture_output=True, text=True, check=False, timeout=100, env=nowhere
     )
     assert done.returncode == 1
     assert "install iproute2" in done.stderr

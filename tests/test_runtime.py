@@ -269,7 +269,7 @@ def test_choices_are_alike_on_all_ranks_and_keep_what_the_caller_brought(
         raise AssertionError("accepted")
     """
     said = run_ranks(body, 4, plans("full:4"))
-    assert len({text for text in said}) == 1
+    assert len(set(said)) == 1
     lines = [line.split() for line in said[0].splitlines()]
     assert all(line[-2] == "True" and int(line[-1]) >= 2 for line in lines if line[0] == "race")
     assert all(line[-1] == "0" for line in lines if line[0] == "model")

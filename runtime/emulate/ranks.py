@@ -12,7 +12,7 @@ from typing import IO
 
 from ...synth.host import HostCosts, host_of, with_host
 from ..launch import EMULATED, RENDEZVOUS, ended_together
-from .network import BURST_BYTES, IDENTITY, WIRE, Network, die_with_parent
+from .network import BURST_USED, IDENTITY, WIRE, Network, die_with_parent
 
 _PORT = 29500
 
@@ -53,7 +53,7 @@ def start_rank(
 def prepare(network: Network, folder: Path) -> None:
     """Put into `folder` what ranks look for there."""
     topology = network.blueprint.topology
-    host = replace(host_of(topology) or HostCosts(), burst_bytes=BURST_BYTES, wire=WIRE)
+    host = replace(host_of(topology) or HostCosts(), burst_bytes=BURST_USED, wire=WIRE)
     (folder / "topology.json").write_text(with_host(topology, host).dumps(), encoding="utf-8")
 
 
