@@ -189,7 +189,9 @@ class Communicator:
         if choice.schedule is not None:
             self._executor.run(choice.schedule, numel, source, target, op)
         else:
-            self._faults.begin(f"the stock {self.plan.collective.name}, {numel} elements of {target.dtype}")
+            self._faults.begin(
+                f"{op.name}, {numel} elements of {target.dtype}, by the stock {self.plan.collective.name}"
+            )
             try:
                 stock(self.plan.collective, self.group, source, target, op)()
             except RuntimeError as error:
@@ -206,7 +208,9 @@ class Communicator:
         except (RuntimeError, NotImplementedError, ValueError):
             own = None  # the backend does not have it, for this dtype or at all
         size = numel * target.element_size()
-        return self._chooser.choose(size, lambda s: self._executor.run(s, numel, given, into, op), own)
+        choice = self._chooser.choose(size, lambda s: self._executor.run(s, numel, given, into, op), own)
+        self._executor.forget(numel, into.dtype, choice.schedule)
+        return choice
 
     def _out_of_place(
         self, name: str, output: torch.Tensor, tensor: torch.Tensor, numel: int, wanted: int, op: object = None

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import time
 import zlib
-from collections import Counter, OrderedDict, defaultdict
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -39,8 +39,8 @@ IN_PLACE = ("allreduce", "broadcast", "reduce")
 CACHED = 64
 CACHED_BYTES = 1 << 30
 """Compiled programs that are kept, and what their buffers may come to, the least recently used going first."""
-_BORROWED = 4
-"""Of a program's views on tensors of the caller, so many are kept."""
+_BORROWED, _SEEN = 4, 16
+"""Of a program's views on tensors of the caller, so many are kept; so many addresses are remembered without any."""
 _MOST_MESSAGES = 1 << 16
 
 REDUCTIONS: dict[dist.ReduceOp.RedOpType, Reduce] = {
@@ -61,12 +61,12 @@ class _Compiled:
     """A program with its buffers: operations on its own work buffer, and on tensors of the caller, by address."""
 
     program: Program
+    call: str
     signature: int
-    label: str
     staging: torch.Tensor
     own: tuple[torch.Tensor, list[_Op]] | None = None
     borrowed: OrderedDict[int, list[_Op]] = field(default_factory=OrderedDict)
-    seen: int = 0
+    seen: deque[int] = field(default_factory=lambda: deque(maxlen=_SEEN))
 
     @property
     def bytes(self) -> int:
@@ -83,7 +83,7 @@ class Executor:
         self.batched = "nccl" in dist.get_backend(group)
         # The backend itself: posting through the group costs 5 us more.
         self.backend: Any = group if self.batched else group._get_backend(torch.device("cpu"))
-        self._compiled: OrderedDict[tuple[object, ...], _Compiled] = OrderedDict()
+        self._compiled: OrderedDict[tuple[Any, ...], _Compiled] = OrderedDict()
         self._schedules: dict[int, Schedule] = {}
         self._spent: list[dist.Work] = []
 
@@ -100,7 +100,7 @@ class Executor:
         Where the collective works in place (allreduce, broadcast, reduce) both are the same elements. Raises
         ExecutionError, naming who is to blame, when a peer fails or the deadline passes.
         """
-        compiled = self._compile(schedule, numel, target)
+        compiled = self._compile(schedule, numel, target, op)
         program = compiled.program
         in_place = schedule.collective.name in IN_PLACE
         operations = self._borrow(compiled, target) if in_place else None
@@ -120,8 +120,13 @@ class Executor:
 
     # -- compiling -----------------------------------------------------------------------------------------------
 
-    def _compile(self, schedule: Schedule, numel: int, like: torch.Tensor) -> _Compiled:
-        key = id(schedule), numel, like.dtype, like.device
+    def forget(self, numel: int, dtype: torch.dtype, keep: Schedule | None) -> None:
+        """Let go of what was compiled for a length and dtype, but for one schedule."""
+        for key in [k for k in self._compiled if k[1:3] == (numel, dtype) and k[0] != id(keep)]:
+            del self._compiled[key]
+
+    def _compile(self, schedule: Schedule, numel: int, like: torch.Tensor, op: dist.ReduceOp.RedOpType) -> _Compiled:
+        key = id(schedule), numel, like.dtype, like.device, op
         found = self._compiled.pop(key, None)
         if found is None:
             self._schedules[id(schedule)] = schedule  # keeps the id from being used again
@@ -129,8 +134,10 @@ class Executor:
             if any(post.number >= _MOST_MESSAGES for post in program.posts):
                 raise InputError(f"{schedule.label} sends more than {_MOST_MESSAGES} messages between two ranks")
             staging = torch.empty(program.staging_numel, dtype=like.dtype, device=like.device)
-            text = f"{schedule.label} {len(schedule.transfers)} {numel} {like.dtype}"
-            found = _Compiled(program, zlib.crc32(text.encode()) & 0x7FFF, schedule.label, staging)
+            # Ranks whose calls differ have different tags: their messages never meet, let alone add up.
+            call = f"{op.name}, {numel} elements of {str(like.dtype).removeprefix('torch.')}, by {schedule.label}"
+            text = f"{call}, {len(schedule.transfers)} transfers"
+            found = _Compiled(program, call, zlib.crc32(text.encode()) & 0x7FFF, staging)
         self._compiled[key] = found
         while len(self._compiled) > 1 and (
             len(self._compiled) > CACHED or sum(c.bytes for c in self._compiled.values()) > CACHED_BYTES
@@ -155,8 +162,8 @@ class Executor:
         address = tensor.data_ptr()
         found = compiled.borrowed.pop(address, None)
         if found is None:
-            if compiled.seen != address:
-                compiled.seen = address
+            if address not in compiled.seen:
+                compiled.seen.append(address)
                 return None
             raw = (ctypes.c_uint8 * tensor.nbytes).from_address(address)
             work = torch.from_numpy(np.ctypeslib.as_array(raw)).view(tensor.dtype)
@@ -206,9 +213,7 @@ class Executor:
 
     def _play(self, compiled: _Compiled, operations: list[_Op], op: dist.ReduceOp.RedOpType) -> None:
         reduce = REDUCTIONS[op]
-        deadline = self.faults.begin(
-            f"{compiled.label}, {compiled.program.work_numel} elements of {compiled.staging.dtype}"
-        )
+        deadline = self.faults.begin(compiled.call)
         send, receive, now = self.backend.send, self.backend.recv, time.monotonic
         works: list[dist.Work] = []
         at = 0
@@ -233,6 +238,7 @@ class Executor:
                 else:
                     self._exchange(a)
         except RuntimeError as error:
+            self._spent = works
             raise self._stuck(compiled.program, len(works), at, error) from error
         # A gloo Work let go right after its wait costs about as much again as the transfer (measured, 8 ranks on 2
         # cores): they are kept until the next call is through.

@@ -133,6 +133,7 @@ class Faults:
         threading.Thread(target=exchange, name="topoplan-faults", daemon=True).start()
         done.wait(0.9 * self.grace_s)
         done.set()
+        self._hang_up()  # whatever became of the thread: nothing may arrive any more in memory that the caller lets go
         return dict(reports)
 
     def _hang_up(self) -> None:

@@ -161,6 +161,20 @@ def test_calls_that_do_not_match_are_told_apart_and_never_add_up(run_ranks: RunR
     assert "rank 0 is in another call" in said[1]
 
 
+def test_different_reductions_never_mix(run_ranks: RunRanks, square: str) -> None:
+    body = """
+    c = Communicator(ARGS[0], timeout=timedelta(seconds=4), choose="plan")
+    try:
+        c.allreduce(torch.ones(1000), dist.ReduceOp.MAX if RANK == 2 else dist.ReduceOp.SUM)
+    except topoplan.ExecutionError as error:
+        print(error)
+    else:
+        raise AssertionError("a maximum and sums were mixed")
+    """
+    said = run_ranks(body, 4, square)
+    assert all("MAX, 1000 elements" in line and "SUM, 1000 elements" in line for line in said)
+
+
 def test_a_communicator_that_not_everybody_makes_is_an_error(run_ranks: RunRanks, square: str) -> None:
     body = """
     if RANK == 3:
