@@ -24,9 +24,9 @@ from typing import Literal
 
 from ..synth.schedule import Schedule
 from ..synth.transfers import REDUCE
+from .layout import Layout, Move, Range
 from .slots import Slots
 
-Range = tuple[int, int]
 Buffer = Literal["work", "staging"]
 
 AHEAD = 3
@@ -90,15 +90,6 @@ class Exchange:
     posts: tuple[Post, ...]
 
 
-@dataclass(frozen=True)
-class Move:
-    """Elements [lo, hi) of one buffer go to `to` in another."""
-
-    lo: int
-    hi: int
-    to: int
-
-
 Instruction = Post | Await | Pack | Combine | Copy | Exchange
 
 
@@ -123,60 +114,6 @@ class Program:
             elif isinstance(step, Exchange):
                 out += step.posts
         return out
-
-
-class _Layout:
-    """Where chunks lie: in elements, in the work buffer of each rank."""
-
-    def __init__(self, schedule: Schedule, numel: int) -> None:
-        self.schedule, self.numel = schedule, numel
-        self.collective = schedule.collective
-        self.in_block = [
-            (int(offset * numel), int((offset + chunk.share) * numel))
-            for offset, chunk in zip(schedule.offsets(), schedule.chunks, strict=True)
-        ]
-        self.block = numel // self.collective.ranks
-        self.compact: dict[int, dict[int, int]] = {}
-        self.compact_numel: dict[int, int] = {}
-
-    def work_numel(self, rank: int) -> int:
-        if self.collective.name != "alltoall":
-            return self.numel
-        self._start_of(rank, -1)
-        return self.compact_numel[rank]
-
-    def chunk(self, rank: int, c: int) -> Range:
-        """Elements of chunk `c` in the work buffer of `rank`."""
-        lo, hi = self.in_block[c]
-        start = self._start_of(rank, c)
-        return start + lo, start + hi
-
-    def _start_of(self, rank: int, c: int) -> int:
-        if self.collective.name != "alltoall":
-            chunk = self.schedule.chunks[c]
-            owner = chunk.source if chunk.source is not None else chunk.target
-            return 0 if owner is None else owner * self.block
-        if rank not in self.compact:
-            self._lay_out(rank)
-        return self.compact[rank].get(c, 0)
-
-    def _lay_out(self, rank: int) -> None:
-        """Alltoall: the chunks that a rank ever holds, one after the other."""
-        touched = {c for c, chunk in enumerate(self.schedule.chunks) if rank in (chunk.source, chunk.target)}
-        t = self.schedule.transfers
-        touched |= set(t.chunk[(t.src == rank) | (t.dst == rank)].tolist())
-        starts, at = {}, 0
-        for c in sorted(touched):
-            lo, hi = self.in_block[c]
-            starts[c] = at - lo
-            at += hi - lo
-        self.compact[rank], self.compact_numel[rank] = starts, at
-
-    def segment(self, rank: int, c: int, part: int) -> Range:
-        """Elements of part `part` of chunk `c`, cut in the schedule's number of segments."""
-        lo, hi = self.chunk(rank, c)
-        m = self.schedule.segments
-        return lo + (hi - lo) * part // m, lo + (hi - lo) * (part + 1) // m
 
 
 @dataclass(frozen=True)
@@ -236,7 +173,7 @@ def lower(schedule: Schedule, rank: int, numel: int, *, rounds: bool = False) ->
 
     Where each rank has a part of its own, `numel` must be a multiple of the number of ranks.
     """
-    layout = _Layout(schedule, numel)
+    layout = Layout(schedule, numel)
     sends, receives = _messages(layout, rank)
     writer = _Writer(layout, rank, sends, receives, rounds)
     instructions = tuple(writer.rounds() if rounds else writer.flow())
@@ -244,13 +181,13 @@ def lower(schedule: Schedule, rank: int, numel: int, *, rounds: bool = False) ->
         rank=rank,
         work_numel=layout.work_numel(rank),
         staging_numel=writer.slots.size,
-        fills=tuple(_fills(layout, rank)),
-        drains=tuple(_drains(layout, rank)),
+        fills=tuple(layout.fills(rank)),
+        drains=tuple(layout.drains(rank)),
         instructions=instructions,
     )
 
 
-def _messages(layout: _Layout, rank: int) -> tuple[list[_Message], list[_Message]]:
+def _messages(layout: Layout, rank: int) -> tuple[list[_Message], list[_Message]]:
     """A rank's messages by tick. Both ends cut and number them alike: tick, order of pieces and count come from the
     schedule alone.
     """
@@ -281,7 +218,7 @@ class _Writer:
     """Writes a rank's instructions, keeping track of what has been posted, awaited and added."""
 
     def __init__(
-        self, layout: _Layout, rank: int, sends: list[_Message], receives: list[_Message], rounds: bool
+        self, layout: Layout, rank: int, sends: list[_Message], receives: list[_Message], rounds: bool
     ) -> None:
         self.rank, self.sends, self.receives = rank, sends, receives
         self.slots = Slots()
@@ -570,31 +507,3 @@ def _merged(pairs: list[tuple[Place, Place]]) -> tuple[tuple[Place, Place], ...]
                 continue
         out.append((into, other))
     return tuple(out)
-
-
-def _fills(layout: _Layout, rank: int) -> Iterator[Move]:
-    """What a rank brings, from its input."""
-    name, block, root = layout.collective.name, layout.block, layout.collective.root
-    if name in ("allgather", "gather"):
-        yield Move(0, block, rank * block)
-    elif name == "reduce-scatter" or (name == "scatter" and rank == root):
-        yield Move(0, layout.numel, 0)
-    elif name == "alltoall":
-        for c, chunk in enumerate(layout.schedule.chunks):
-            if chunk.source == rank and chunk.target is not None:
-                lo, hi = layout.in_block[c]
-                yield Move(chunk.target * block + lo, chunk.target * block + hi, layout.chunk(rank, c)[0])
-
-
-def _drains(layout: _Layout, rank: int) -> Iterator[Move]:
-    """What a rank gets, to its output."""
-    name, block, root = layout.collective.name, layout.block, layout.collective.root
-    if name == "allgather" or (name == "gather" and rank == root):
-        yield Move(0, layout.numel, 0)
-    elif name in ("reduce-scatter", "scatter"):
-        yield Move(rank * block, (rank + 1) * block, 0)
-    elif name == "alltoall":
-        for c, chunk in enumerate(layout.schedule.chunks):
-            if chunk.target == rank and chunk.source is not None:
-                lo, hi = layout.chunk(rank, c)
-                yield Move(lo, hi, chunk.source * block + layout.in_block[c][0])
