@@ -1,7 +1,7 @@
 """Kill, stop and cut: what the surviving ranks of an emulated machine say, and whether they say it in time.
 
-    python benchmarks/fault_table.py                  about 100 runs: every rank killed and stopped, every link cut, on three
-                                                      machines (half an hour on 2 cores)
+    python benchmarks/fault_table.py                  about 100 runs: every rank killed and stopped, every link cut, on
+                                                      three machines (20 minutes on 2 cores)
     python benchmarks/fault_table.py mesh:2x2 --repeat 3
 
 Ranks add up tensors through a plan and check every element, until at a random moment one of them gets SIGKILL or SIGSTOP,
