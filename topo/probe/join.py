@@ -10,9 +10,9 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+from ..facts import Facts
 from ..graph import Device, Link, Topology, both_ways
 from ..hardware import LATENCY_us, PCIE_GTps, inter_cpu_GBps
-from .facts import Facts
 from .nvlinks import join_nvlinks
 from .nvml import read_nvml
 from .pcie import Slot, slots

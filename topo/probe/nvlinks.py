@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 
+from ..facts import Facts
 from ..graph import Device, Link, both_ways
 from ..hardware import LATENCY_us, NVLINK_DATASHEET_GBps
-from .facts import Facts
 
 NVSWITCH = "nvswitch0"
 """All NVSwitches of a machine count as one, since every GPU is joined to each of them alike."""

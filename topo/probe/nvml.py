@@ -12,7 +12,7 @@ import importlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from .facts import Fact, Facts, Value, ask
+from ..facts import Fact, Facts, Value, ask
 
 SUBJECT = "nvml"
 REMOTE_KINDS = {0: "gpu", 1: "cpu", 2: "switch"}

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
+from ..facts import Facts
 from ..hardware import PcieLink, pcie_link
-from .facts import Facts
 
 
 @dataclass

@@ -6,7 +6,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from .facts import Fact, Facts, list_folder, read_fact, shown_path
+from ..facts import Fact, Facts
+from .files import list_folder, read_fact, shown_path
 from .sysfs import bus_id_of
 
 _RATE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*Gb/sec")

@@ -6,7 +6,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from .facts import Fact, Facts, list_folder, read_fact, shown_path
+from ..facts import Fact, Facts
+from .files import list_folder, read_fact, shown_path
 
 GPU_CLASSES = ("0x03", "0x12")
 NIC_CLASSES = ("0x02",)

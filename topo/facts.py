@@ -1,6 +1,8 @@
 """Facts about the machine at hand: what is known, where from, and what could not be learned and why.
 
 A probe never fails whole: where a question has no answer, the fact says so in `missing` and the next one is asked.
+Which subjects and keys there are is in docs/facts.md. A topology keeps the facts that it was made of in
+`extra["facts"]`, so that its JSON can be judged elsewhere.
 """
 
 from __future__ import annotations
@@ -8,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
+from typing import Any
+
+from .errors import InputError
 
 Value = int | str | tuple[str, ...]
 
@@ -82,6 +86,12 @@ class Facts:
         fact = self._known.get((subject, key))
         return None if fact is None else fact.source
 
+    def reason(self, subject: str, key: str) -> str | None:
+        """Why the value is not known; None where it is known or was never asked for."""
+        if (subject, key) in self._known:
+            return None
+        return next((f.missing for f in self.items if (f.subject, f.key) == (subject, key)), None)
+
     @cached_property
     def missing(self) -> tuple[Fact, ...]:
         """Facts that were asked for and not learned, from any source."""
@@ -96,24 +106,44 @@ def ask(subject: str, key: str, source: str, call: Callable[[], Value], errors: 
         return Fact(subject, key, None, source, str(error) or type(error).__name__)
 
 
-def read_fact(root: Path, path: Path, subject: str, key: str) -> Fact:
-    """The stripped text of a file of the machine whose `/` is at `root`; unreadable or empty ones are missing."""
-    source = shown_path(root, path)
-    try:
-        text = path.read_text(encoding="utf-8", errors="replace").strip()
-    except OSError as error:
-        return Fact(subject, key, None, source, error.strerror or str(error))
-    return Fact(subject, key, text, source) if text else Fact(subject, key, None, source, "the file is empty")
+# -- in a topology's JSON ----------------------------------------------------------------------------------------------
 
 
-def shown_path(root: Path, path: Path) -> str:
-    """`path` as it is called on the machine whose `/` is at `root`."""
-    return f"/{path.relative_to(root)}" if path.is_relative_to(root) else str(path)
+def facts_to_json(facts: Facts) -> list[dict[str, Any]]:
+    """A JSON object a fact: subject, key, source, and `value` (a number, a text or a list of texts) or `missing`."""
+    out: list[dict[str, Any]] = []
+    for fact in facts.items:
+        told: dict[str, Any] = {"subject": fact.subject, "key": fact.key, "source": fact.source}
+        if fact.value is None:
+            told["missing"] = fact.missing or "not known"
+        else:
+            told["value"] = list(fact.value) if isinstance(fact.value, tuple) else fact.value
+        out.append(told)
+    return out
 
 
-def list_folder(folder: Path) -> tuple[Path, ...]:
-    """What is in a folder, by name; nothing where it cannot be read."""
-    try:
-        return tuple(sorted(folder.iterdir()))
-    except OSError:
-        return ()
+def facts_from_json(data: object, where: str) -> Facts:
+    """What `facts_to_json` wrote. Raises InputError, naming `where`, for anything else."""
+    if not isinstance(data, list):
+        raise InputError(f'{where}: "facts" must be a list of objects with subject, key, source and value or missing')
+    return Facts(tuple(_fact_from_json(entry, f"{where}: facts[{i}]") for i, entry in enumerate(data)))
+
+
+def _fact_from_json(entry: object, where: str) -> Fact:
+    if not isinstance(entry, Mapping):
+        raise InputError(f"{where}: expected a JSON object, got {type(entry).__name__}")
+    texts = {key: entry.get(key) for key in ("subject", "key", "source")}
+    value, missing = entry.get("value"), entry.get("missing")
+    if isinstance(value, list) and all(isinstance(part, str) for part in value):
+        value = tuple(value)
+    plain = value is None or (isinstance(value, (int, str, tuple)) and not isinstance(value, bool))
+    if not plain or not all(isinstance(text, str) for text in texts.values()):
+        raise InputError(f"{where}: expected texts for subject, key and source, and a number, text or list as value")
+    if missing is not None and not isinstance(missing, str):
+        raise InputError(f"{where}.missing: expected a text that says why, got {missing!r:.40}")
+    return Fact(str(texts["subject"]), str(texts["key"]), value, str(texts["source"]), missing)
+
+
+def facts_of(extra: Mapping[str, Any], where: str) -> Facts:
+    """The facts that a topology's `extra` keeps; none where it keeps none."""
+    return facts_from_json(extra["facts"], where) if "facts" in extra else Facts()
