@@ -1,6 +1,7 @@
 """How each GPU reaches each other, in the words of `nvidia-smi topo -m`, with the bandwidth of the route.
 
-A label names the way, not its worth: the bandwidth beside it is that of the narrowest link of the route, used alone.
+A label names the way, not its worth: the bandwidth beside it is that of the narrowest link of the route, used alone. Devices
+that say in `extra["root"]` below which root complex they hang tell PHB from NODE.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ LABELS: Mapping[str, str] = {
     "PIX": "through one PCIe switch",
     "PXB": "through several PCIe switches, no CPU",
     "PHB": "through a CPU",
+    "NODE": "through two host bridges of one NUMA node",
     "SYS": "through the link between CPUs",
     "NET": "through a network",
     "DIS": "no way that other GPUs need not forward",
@@ -40,31 +42,35 @@ class Way:
     GBps: Fraction | None
 
 
+class Ways:
+    """How devices of one topology reach each other."""
+
+    def __init__(self, topology: Topology) -> None:
+        self._topology = topology
+        self._router = Router(topology)
+        self._lanes: dict[tuple[tuple[str, str], str], int] = {}
+        for link in topology.links:
+            key = (link.src, link.dst), link.kind
+            self._lanes[key] = self._lanes.get(key, 0) + link.count
+
+    def route(self, src: str, dst: str) -> Route | None:
+        """The route from one device to another (any kind), by their ids; None where only GPUs could forward."""
+        return self._router.between(src, dst)
+
+    def way(self, src: str, dst: str) -> Way:
+        """How one device (a GPU, a NIC) reaches another, by their ids."""
+        if src == dst:
+            return Way("X", None)
+        route = self.route(src, dst)
+        if route is None:
+            return Way("DIS", None)
+        return Way(_label(self._topology, self._lanes, route), self._router.bandwidth_GBps(route))
+
+
 def ways(topology: Topology) -> list[list[Way]]:
     """Row i, column j: how rank i reaches rank j."""
-    router, lanes, ranks = Router(topology), _lanes(topology), topology.ranks
-    rows: list[list[Way]] = []
-    for src, sender in enumerate(ranks):
-        routes = router.routes_from(src)
-        rows.append(
-            [_way(topology, router, lanes, routes.get(dst)) if dst != sender else Way("X", None) for dst in ranks]
-        )
-    return rows
-
-
-def _lanes(topology: Topology) -> Lanes:
-    """How many lanes of each kind go from one device to another."""
-    lanes: dict[tuple[tuple[str, str], str], int] = {}
-    for link in topology.links:
-        key = (link.src, link.dst), link.kind
-        lanes[key] = lanes.get(key, 0) + link.count
-    return lanes
-
-
-def _way(topology: Topology, router: Router, lanes: Lanes, route: Route | None) -> Way:
-    if route is None:
-        return Way("DIS", None)
-    return Way(_label(topology, lanes, route), router.bandwidth_GBps(route))
+    found = Ways(topology)
+    return [[found.way(src, dst) for dst in topology.ranks] for src in topology.ranks]
 
 
 def _label(topology: Topology, lanes: Lanes, route: Route) -> str:
@@ -72,8 +78,11 @@ def _label(topology: Topology, lanes: Lanes, route: Route) -> str:
     if any(d.family == "network" or d.kind == "nic" for d in through):
         return "NET"
     cpus = sum(d.kind == "cpu" for d in through)
+    if cpus == 1:
+        roots = {topology.by_id[ident].extra.get("root") for ident in (route[0], route[-1])}
+        return "NODE" if len(roots - {None}) == 2 else "PHB"
     if cpus:
-        return "PHB" if cpus == 1 else "SYS"
+        return "SYS"
     if through and all(d.family == "pcie" for d in through):
         return "PIX" if len(through) == 1 else "PXB"
     for kind, name in (("nvlink", "NV"), ("xgmi", "XGMI")):

@@ -41,7 +41,10 @@ class Router:
 
     def route(self, src: int, dst: int) -> Route | None:
         """The route from rank `src` to rank `dst`, or None where only other GPUs could forward."""
-        start, here = self.topology.ranks[src], self.topology.ranks[dst]
+        return self.between(self.topology.ranks[src], self.topology.ranks[dst])
+
+    def between(self, start: str, here: str) -> Route | None:
+        """The route from one device to another, of any kind, by their ids; None where only GPUs could forward."""
         before = self._search(start)
         if here not in before or here == start:
             return None
