@@ -12,6 +12,7 @@ from .files import list_folder, read_fact, shown_path
 GPU_CLASSES = ("0x03", "0x12")
 NIC_CLASSES = ("0x02",)
 BUS_ID = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
+ROOT_COMPLEX = re.compile(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}")
 
 _LINK_FILES = ("max_link_speed", "max_link_width", "current_link_speed", "current_link_width")
 _CPUINFO_KEYS = {
@@ -69,24 +70,51 @@ def _read_pci(root: Path) -> Iterator[Fact]:
     if not entries:
         yield Fact("pci", "devices", None, shown_path(root, folder), "no PCI devices are listed")
     above: dict[str, Path] = {}
-    for path in entries:
-        kind = read_fact(root, path / "class", f"pci/{path.name}", "class")
-        if not str(kind.value).startswith(GPU_CLASSES + NIC_CLASSES) or (path / "physfn").exists():
-            continue
+    for path in gpus_and_nics(root):
         bridges = bridges_above(path)
         above.update((bridge.name, bridge) for bridge in bridges)
-        yield kind
+        yield read_fact(root, path / "class", f"pci/{path.name}", "class")
         chain = tuple(bridge.name for bridge in bridges)
         yield Fact(f"pci/{path.name}", "bridges", chain, shown_path(root, path))
+        yield _read_root(root, path)
         yield from _read_device(root, path)
     for bridge in above.values():
         yield from _read_device(root, bridge)
 
 
+def gpus_and_nics(root: Path) -> Iterator[Path]:
+    """Folders of the PCI functions that are GPUs or NICs by their class, virtual functions left out."""
+    for path in list_folder(root / "sys/bus/pci/devices"):
+        kind = read_fact(root, path / "class", f"pci/{path.name}", "class")
+        told = BUS_ID.fullmatch(path.name) and str(kind.value).startswith(GPU_CLASSES + NIC_CLASSES)
+        if told and not (path / "physfn").exists():
+            yield path
+
+
+def _read_root(root: Path, path: Path) -> Fact:
+    """The root complex that a function hangs below: the first folder above it that is called as one."""
+    subject, source = f"pci/{path.name}", shown_path(root, path)
+    try:
+        name = next((p.name for p in path.resolve().parents if ROOT_COMPLEX.fullmatch(p.name)), None)
+    except (OSError, RuntimeError) as error:
+        return Fact(subject, "root", None, source, str(error))
+    return Fact(subject, "root", name, source, "no root complex above it" if name is None else None)
+
+
+def _read_driver(root: Path, path: Path) -> Fact:
+    """The kernel driver of a function: where its `driver` link points."""
+    subject, source = f"pci/{path.name}", shown_path(root, path / "driver")
+    try:
+        return Fact(subject, "driver", (path / "driver").readlink().name, source)
+    except OSError:
+        return Fact(subject, "driver", None, source, "no driver is bound to it")
+
+
 def _read_device(root: Path, path: Path) -> Iterator[Fact]:
     subject = f"pci/{path.name}"
-    for key in ("vendor", "device", *_LINK_FILES):
+    for key in ("vendor", "device", "subsystem_vendor", "subsystem_device", *_LINK_FILES):
         yield read_fact(root, path / key, subject, key)
+    yield _read_driver(root, path)
     numa = read_fact(root, path / "numa_node", subject, "numa_node")
     if numa.value is not None and str(numa.value).startswith("-"):
         numa = Fact(subject, "numa_node", None, numa.source, "the kernel says -1: not known")
