@@ -39,6 +39,8 @@ from .fingerprint import fingerprint
 FORMAT = "topoplan-topology"
 VERSION = 1
 MAX_DEVICES = 100_000
+_WORKED_OUT = ("fingerprint", "gpudirect", "findings")  # by topo-probe, from all the rest; not read back
+_LISTS = ("notes", "facts", "gpudirect", "findings")
 
 __all__ = [
     "DEVICE_KINDS",
@@ -155,9 +157,9 @@ class Topology:
         return {**jsonable(self.extra), **out}
 
     def dumps(self) -> str:
-        """`to_json` as text, a line a device and link."""
+        """`to_json` as text, a line a device, a link, a fact."""
         data = self.to_json()
-        lists = {key: data.pop(key) for key in ("devices", "links")}
+        lists = {key: data.pop(key) for key in ("devices", "links", *_LISTS) if isinstance(data.get(key), list)}
         head = [f"  {json.dumps(k)}: {json.dumps(v)}" for k, v in data.items()]
         for key, rows in lists.items():
             body = ",\n".join(f"    {json.dumps(row)}" for row in rows)
@@ -181,7 +183,7 @@ class Topology:
             raise InputError(
                 f"{where}: {len(devices)} devices and {len(links)} links; more than {MAX_DEVICES} are refused"
             )
-        known = {"format", "version", "name", "source", "devices", "links", "fingerprint"}  # the last is recomputed
+        known = {"format", "version", "name", "source", "devices", "links", *_WORKED_OUT}
         name, source = obj.get("name", where), obj.get("source")
         try:
             return cls(

@@ -16,18 +16,19 @@ MAX_FILE_BYTES = 16 * 2**20
 def resolve(argument: str) -> Topology:
     """The topology that an argument names. Raises InputError where it names none.
 
-    `local` is the machine this runs on, a path of an existing file is read by its content, all else is a preset.
+    `local` is the machine this runs on; an existing file is read by its content; a folder, or a tar archive, is the copy of
+    another machine's `/sys` and `/proc`; all else is a preset.
     """
     if argument == LOCAL:
-        from .probe.join import probe_local  # only this argument needs the probes
-
-        return probe_local()
+        return _probed(Path("/"))
     path = Path(argument)
     try:
         exists = bool(argument) and path.exists()
     except (OSError, ValueError):
         exists = False
     if exists and not (path.is_dir() and _names_a_preset(argument)):
+        if path.is_dir() or is_archive(path):
+            return _probed(path)
         return read_topology_text(_text_of(path), argument)
     if not _names_a_preset(argument) and ("/" in argument or path.suffix[1:].isalpha()):
         raise InputError(
@@ -36,13 +37,27 @@ def resolve(argument: str) -> Topology:
     return preset(argument)
 
 
+def _probed(root: Path) -> Topology:
+    from .probe.join import probe_local  # only these arguments need the probes
+
+    return probe_local(root)
+
+
+def is_archive(path: Path) -> bool:
+    """Whether a path is a tar archive, by how it begins; no text is."""
+    try:
+        with path.open("rb") as file:
+            start = file.read(262 + 3)
+    except OSError:
+        return False
+    return start.startswith((b"BZh", b"\x1f\x8b", b"\xfd7zXZ\0")) or start[257:262] == b"ustar"
+
+
 def _names_a_preset(argument: str) -> bool:
     return argument.partition("@")[0].partition(":")[0] in PRESETS
 
 
 def _text_of(path: Path) -> str:
-    if path.is_dir():
-        raise InputError(f"{path}: a directory; expected a file that describes a topology")
     try:
         with path.open("rb") as file:
             raw = file.read(MAX_FILE_BYTES + 1)

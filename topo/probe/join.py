@@ -2,51 +2,84 @@
 
 from __future__ import annotations
 
+import os
 import platform
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from fractions import Fraction
 from itertools import combinations
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
-from ..facts import Facts
+from ..facts import Fact, Facts, facts_to_json
 from ..graph import Device, Link, Topology, both_ways
 from ..hardware import LATENCY_us, PCIE_GTps, inter_cpu_GBps
+from .capture import captured
+from .files import list_folder
+from .gpudirect import read_gpudirect
+from .locality import read_locality
 from .nvlinks import join_nvlinks
+from .nvml import SUBJECT as NVML
 from .nvml import read_nvml
 from .pcie import Slot, slots
 from .rdma import read_network
-from .sysfs import GPU_CLASSES, read_sysfs
+from .sysfs import read_sysfs
+from .unlisted import read_unlisted, vendor_of
+from .visible import visible
 
 SOURCE = "probed on the machine itself"
-_GPU_VENDORS = {"0x10de": "NVIDIA", "0x1002": "AMD"}
 _NOTED_KEYS = ("library", "count", "bus_id", "state", "nodes", "devices")
 
 
-def probe_local(sysfs_root: Path = Path("/")) -> Topology:
-    """This machine: CPUs by NUMA node, PCIe switches, GPUs in NVML's order, NICs and what joins them.
+def probe_local(sysfs_root: Path = Path("/"), environment: Mapping[str, str] = os.environ) -> Topology:
+    """This machine: CPUs by NUMA node, PCIe switches, GPUs, NICs and what joins them.
 
-    `sysfs_root` is the folder where the machine's `/sys` and `/proc` are found. What could not be learned is in
-    `extra["notes"]`, a line each; nothing is raised for it.
+    Ranks are the GPUs in NVML's order, or as CUDA_VISIBLE_DEVICES in `environment` lists them. What could not be learned
+    is in `extra["notes"]`, a line each, and with everything else in `extra["facts"]`; nothing is raised for it.
+
+    `sysfs_root` may be a folder, or an archive (tar) of one, with the `/sys` and `/proc` of another machine. NVML speaks of
+    the one that this runs on; it is heard only if it lists a GPU at an address that the folder knows, or the folder knows
+    no address. InputError where the folder holds no machine.
     """
-    facts = read_nvml() + read_sysfs(sysfs_root) + read_network(sysfs_root)
-    return join(facts)
+    nvml = read_nvml()
+    if sysfs_root == Path("/"):
+        return join(_gather(sysfs_root, nvml), environment)
+    with captured(sysfs_root) as root:
+        facts = _gather(root, nvml)
+        listed = {nvml.text(f"gpu/{index}", "bus_id") for index in nvml.names("gpu")}
+        there = {path.name for path in list_folder(root / "sys/bus/pci/devices")}
+        if listed and there and not there & listed:
+            reason = "it lists other GPUs than the captured files"
+            facts = _gather(root, Facts((Fact(NVML, "library", None, "nvmlDeviceGetPciInfo", reason),)))
+        topology = join(facts, environment)
+    name = facts.text("host", "name") or sysfs_root.name.partition(".")[0] or "captured"
+    return replace(topology, name=name, source=f"captured files ({sysfs_root.name})")
 
 
-def join(facts: Facts) -> Topology:
-    """The topology that facts add up to."""
-    return _Joiner(facts).topology()
+def _gather(root: Path, nvml: Facts) -> Facts:
+    """All facts of the machine whose `/` is at `root`."""
+    facts = nvml + read_sysfs(root) + read_network(root) + read_gpudirect(root)
+    facts += read_locality(root, facts)
+    return facts if facts.names("gpu") else facts + read_unlisted(root, facts)
+
+
+def join(facts: Facts, environment: Mapping[str, str] = MappingProxyType({})) -> Topology:
+    """The topology that facts add up to, with the GPUs that `environment` shows."""
+    return _Joiner(facts, environment).topology()
 
 
 class _Joiner:
     """Gathers devices, links and notes, the parts one after the other."""
 
-    def __init__(self, facts: Facts) -> None:
+    def __init__(self, facts: Facts, environment: Mapping[str, str]) -> None:
         self.facts = facts
-        self.notes: list[str] = []
         self.links: list[Link] = []
-        self.gpus = {_bus_of(facts, i) or f"gpu/{i}": i for i in facts.names("gpu")}
+        answering = tuple(i for i in facts.names("gpu") if facts.text(f"gpu/{i}", "lost") is None)
+        seen = visible(facts, answering, environment if facts.number(NVML, "count") else {})
+        self.notes = [*seen.notes, *_lost(facts)]
+        self.gpus = {_bus_of(facts, i) or f"gpu/{i}": i for i in seen.indices}
         self.nics = _nic_names(facts)
 
     def topology(self) -> Topology:
@@ -59,13 +92,13 @@ class _Joiner:
         gpus = [self._gpu(i, bus_id, tree) for bus_id, i in self.gpus.items()]
         nics = [self._nic(name, bus_id, tree) for bus_id, names in self.nics.items() for name in names]
         nvlinks = join_nvlinks(self.facts, {i: f"gpu{i}" for i in self.gpus.values()}, cpu_of)
-        self.notes += [*nvlinks.notes, *_unlisted(self.facts, self.gpus)]
+        self.notes += [*nvlinks.notes, *_unlisted(self.facts)]
         return Topology(
             name=self.facts.text("host", "name") or platform.node() or "local",
             devices=(*cpus, *switches, *gpus, *nics, *nvlinks.devices),
             links=(*self.links, *nvlinks.links),
             source=SOURCE,
-            extra={"notes": list(dict.fromkeys(self.notes))},
+            extra={"notes": list(dict.fromkeys(self.notes)), "facts": facts_to_json(self.facts)},
         )
 
     # -- CPUs ----------------------------------------------------------------------------------------------------
@@ -142,16 +175,20 @@ class _Joiner:
         extra: dict[str, Any] = {key: self.facts.text(subject, key) for key in ("name", "uuid")}
         extra["sm"] = self.facts.number(subject, "sm")
         extra["pcie"] = _max_and_current(self.facts, subject)
-        extra["pci"] = _pci_facts(self.facts, bus_id)
+        extra |= self._place(bus_id)
         if slot.link.assumed:
             self.notes.append(f"gpu{index}: {'; '.join(slot.link.assumed)}")
         return Device(
             f"gpu{index}",
             numa_node=_node_of(self.facts, bus_id, index),
             bus_id=_bus_of(self.facts, index),
-            source="NVML" if self.facts.text(f"pci/{bus_id}", "class") is None else "NVML, sysfs",
+            source=self.facts.source(subject, "bus_id"),
             extra={k: v for k, v in extra.items() if v},
         )
+
+    def _place(self, bus_id: str) -> dict[str, Any]:
+        """What sysfs says of a device on PCI, and the root complex above it."""
+        return {"pci": _pci_facts(self.facts, bus_id), "root": self.facts.text(f"pci/{bus_id}", "root")}
 
     def _nic(self, name: str, bus_id: str, tree: list[Slot]) -> Device:
         subject = next(s for s in (f"rdma/{name}", f"net/{name}", f"pci/{bus_id}") if self.facts.source(s, "bus_id"))
@@ -161,7 +198,7 @@ class _Joiner:
         if speed is None:
             reason = next((f.missing for f in self.facts.missing if (f.subject, f.key) == (subject, "speed_Mbps")), "")
             self.notes.append(f"{name}: speed not known ({reason})")
-        extra: dict[str, Any] = {"speed": speed, "state": state, "pci": _pci_facts(self.facts, bus_id)}
+        extra: dict[str, Any] = {"speed": speed, "state": state, **self._place(bus_id)}
         if speed is not None:
             extra["net_speed_GBps"] = speed / 8000
         if subject.startswith("rdma"):
@@ -250,7 +287,8 @@ def _absent(facts: Facts) -> Iterator[str]:
     for (key, source, reason), subjects in grouped.items():
         if key == "library":
             told = " ".join(word.lower() if word.istitle() else word for word in reason.split())
-            yield f"no NVIDIA driver: {told}; GPUs are not listed"
+            lost = "NVLinks are not known" if facts.names("gpu") else "GPUs are not listed"
+            yield f"NVML does not answer: {told}; {lost}"
         else:
             yield f"{_listed(subjects)}: {key.replace('_', ' ')} not known: {source}: {reason}"
 
@@ -260,10 +298,18 @@ def _listed(names: Iterable[str]) -> str:
     return ", ".join(every[:4]) + (f" and {len(every) - 4} more" if len(every) > 4 else "")
 
 
-def _unlisted(facts: Facts, gpus: Mapping[str, str]) -> Iterator[str]:
-    """GPUs that are on PCI but not in NVML's list, so that they cannot be ranks."""
-    for name in facts.names("pci"):
-        subject = f"pci/{name}"
-        vendor = _GPU_VENDORS.get(str(facts.text(subject, "vendor")))
-        if vendor and name not in gpus and str(facts.text(subject, "class")).startswith(GPU_CLASSES):
-            yield f"{name}: a GPU of {vendor} that NVML does not list; it is no rank"
+def _lost(facts: Facts) -> Iterator[str]:
+    """GPUs that do not answer."""
+    for index in facts.names("gpu"):
+        reason = facts.text(f"gpu/{index}", "lost")
+        if reason is not None:
+            yield f"gpu{index} does not answer ({reason}); it is no rank"
+
+
+def _unlisted(facts: Facts) -> Iterator[str]:
+    """GPUs that are on PCI but not listed, so that they cannot be ranks."""
+    listed = {_bus_of(facts, index) for index in facts.names("gpu")}
+    for bus_id in facts.names("pci"):
+        vendor = vendor_of(facts, bus_id)
+        if vendor and bus_id not in listed:
+            yield f"{bus_id}: a GPU of {vendor} that NVML does not list; it is no rank"

@@ -53,6 +53,7 @@ def join_nvlinks(facts: Facts, gpus: Mapping[str, str], cpu_of: Mapping[str, str
         rate = min(rates[x] for x in (a, b) if x in rates)
         latency = LATENCY_us["nvswitch" if NVSWITCH in (a, b) else "nvlink"]
         links += both_ways(Link(a, b, rate * count, latency, "nvlink", count, SOURCE))
+    links += [x for index, device in gpus.items() for x in _c2c(facts, index, device, cpu_of.get(device))]
     has_switch = any(NVSWITCH in pair for pair in pairs)
     switch = Device(NVSWITCH, "switch", "nvswitch", source="NVML: remote ends of active NVLinks")
     return NvLinks((switch,) if has_switch else (), tuple(links), tuple(notes))
@@ -76,6 +77,15 @@ def link_GBps(facts: Facts, index: str) -> Fraction:
         versions = (facts.number(link, "version") for link in active_links(facts, index))
         generation = next((_GENERATION_OF_VERSION[v] for v in versions if v in _GENERATION_OF_VERSION), 3)
     return NVLINK_DATASHEET_GBps[generation]
+
+
+def _c2c(facts: Facts, index: str, device: str, cpu: str | None) -> tuple[Link, ...]:
+    """NVLink-C2C to the GPU's own CPU (Grace)."""
+    count, rate_MBps = (facts.number(f"gpu/{index}", key) for key in ("c2c_count", "c2c_MBps"))
+    if not count or not rate_MBps or cpu is None:
+        return ()
+    rate = Fraction(rate_MBps, 1000)
+    return both_ways(Link(device, cpu, rate, LATENCY_us["c2c"], "c2c", count, "NVML: NVLink-C2C"))
 
 
 def _peer(facts: Facts, link: str, at: Mapping[str | None, str], cpu: str | None) -> tuple[str | None, str | None]:
