@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
 from ..synth.cost import bandwidth_s_per_GB
-from ..synth.cuts import uncut
 from ..synth.host import HostCosts
 from ..synth.schedule import Schedule
 from ..synth.simulate import predict_us, shape_of
@@ -41,7 +40,7 @@ Probe = tuple[Schedule, int]
 def probes(communicator: Communicator) -> list[Probe]:
     """Schedules and sizes in bytes to run: few messages and many, small and large."""
     plan = communicator.plan
-    bases = list(dict.fromkeys(uncut(s) for s in communicator.variants))
+    bases = list(dict.fromkeys(s.uncut for s in communicator.variants))
     playable = [b for b in bases if shape_of(b, communicator.machine.topology) is not None]
     if not playable:
         return []

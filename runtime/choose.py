@@ -17,7 +17,7 @@ from functools import cached_property
 import torch
 import torch.distributed as dist
 
-from ..synth.cuts import Family, families, fastest, time_us, uncut
+from ..synth.cuts import Family, families, fastest, time_us
 from ..synth.plan import Plan
 from ..synth.schedule import Schedule
 from .machine import Machine
@@ -107,7 +107,7 @@ class Chooser:
         kept: list[int] = []
         of_base: Counter[Schedule] = Counter()
         for _, schedule in found:
-            base = uncut(schedule)
+            base = schedule.uncut
             if of_base[base] < _PER_BASE and len(kept) < _RACED:
                 of_base[base] += 1
                 kept.append(self.variants.index(schedule))

@@ -36,11 +36,6 @@ class Family:
     messages: int
 
 
-def uncut(schedule: Schedule) -> Schedule:
-    """In one segment."""
-    return replace(schedule, segments=1, stepwise=False)
-
-
 def as_sent(schedule: Schedule, topology: Topology) -> Schedule:
     """The schedule with every transfer on the route that the system takes from its source to its destination."""
     router = Router(topology)
@@ -60,7 +55,7 @@ def families(schedules: Iterable[Schedule], topology: Topology) -> list[Family]:
     given: dict[Schedule, list[Schedule]] = {}
     for schedule in schedules:
         sent = as_sent(schedule, topology)
-        given.setdefault(uncut(sent), []).append(sent)
+        given.setdefault(sent.uncut, []).append(sent)
     for base, cuts in given.items():
         alone = float(bandwidth_s_per_GB(base, topology))
         flowing = float(bandwidth_s_per_GB(replace(base, segments=2), topology))

@@ -112,7 +112,7 @@ class Plan:
     def verify(self) -> None:
         """Replay every schedule on the topology and redo the bound's arithmetic; VerificationError if any fails."""
         used = [*(entry.schedule for entry in self.entries), *self.alternatives]
-        for schedule in {replace(schedule, segments=1, stepwise=False): None for schedule in used}:
+        for schedule in dict.fromkeys(schedule.uncut for schedule in used):
             verify(schedule, self.topology)
         check_bound(self.bound, self.collective, self.topology)
 
@@ -138,7 +138,7 @@ class Plan:
         schedules: dict[Schedule, int] = {}
         entries = []
         for entry in self.entries:
-            base = replace(entry.schedule, segments=1, stepwise=False)
+            base = entry.schedule.uncut
             number = schedules.setdefault(base, len(schedules))
             entries.append(
                 {

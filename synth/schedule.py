@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 from typing import Any
@@ -58,6 +58,11 @@ class Schedule:
     def steps(self) -> int:
         """Number of steps."""
         return len(self.step_s_per_GB)
+
+    @property
+    def uncut(self) -> Schedule:
+        """The same schedule in one segment."""
+        return self if self.segments == 1 and not self.stepwise else replace(self, segments=1, stepwise=False)
 
     @property
     def ticks(self) -> int:

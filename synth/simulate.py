@@ -11,7 +11,7 @@ from __future__ import annotations
 import heapq
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import pairwise
 
@@ -27,7 +27,10 @@ MOST_GROUPS = 6000
 _PLAYED = 16
 _PACE = 4
 
-Pair = tuple[int, int]
+_BEGIN, _ARRIVED, _KNOWN, _FIRST_BYTES = range(4)
+"""Events, of a rank (the first) or a message: the call begins; all of a message is at its receiver; the receiver's call
+knows of it; its first bytes are at the receiver. At one moment they come in this order.
+"""
 
 
 @dataclass(frozen=True)
@@ -50,7 +53,6 @@ class Shape:
     """A schedule's groups, ready to be played at any size and cut; see `shape_of`."""
 
     ranks: int
-    steps: int
     groups: tuple[_Group, ...]
     us_per_byte: tuple[float, ...]
 
@@ -108,10 +110,9 @@ def shape_of(schedule: Schedule, topology: Topology | None) -> Shape | None:
         ways[group] = tuple(links), latency
     return Shape(
         ranks=n,
-        steps=schedule.steps,
         groups=tuple(
             _Group(
-                int(k // (n * n)), int(k // n % n), int(k % n), float(total[i]), float(added[i]),
+                k // (n * n), k // n % n, k % n, float(total[i]), float(added[i]),
                 float(total[i]) if pieces[i] > 1 else 0.0, *ways[i], tuple(sorted(needs[i])),
             )
             for i, k in enumerate(keys.tolist())
@@ -124,7 +125,7 @@ def predict_us(
     schedule: Schedule, topology: Topology | None, host: HostCosts, size_bytes: int, *, rounds: bool = False
 ) -> float | None:
     """Microseconds that a schedule takes at a size; None where it is too large to be played."""
-    shape = shape_of(_uncut(schedule), topology)
+    shape = shape_of(schedule.uncut, topology)
     if shape is None:
         return None
     # Beyond what it may send at once, a link needs its time, however the play went on.
@@ -140,11 +141,6 @@ def _played_us(shape: Shape, schedule: Schedule, host: HostCosts, size_bytes: in
         return _play(shape, host, size_bytes / m, m, schedule.tick, rounds)
     less, more = (_play(shape, host, size_bytes / m, k, lambda s, j: s + j, rounds) for k in (_PLAYED - _PACE, _PLAYED))
     return more + max(0.0, more - less) / _PACE * (m - _PLAYED)
-
-
-@lru_cache(maxsize=512)
-def _uncut(schedule: Schedule) -> Schedule:
-    return replace(schedule, segments=1, stepwise=False)
 
 
 @dataclass
@@ -208,8 +204,7 @@ def _play(
     taken = [False] * len(messages)
     arrival = [0.0] * len(messages)
     end = 0.0
-    events: list[tuple[float, int, int, int]] = [(0.0, 0, rank, 0) for rank in range(shape.ranks)]
-    heapq.heapify(events)
+    events = [(0.0, _BEGIN, rank) for rank in range(shape.ranks)]  # when, what, of which rank or message: a heap
     byte_us, add_us = host.byte_ns * 1e-3, host.add_ns * 1e-3
 
     def work(free: list[float], rank: int, ready: float, length: float) -> float:
@@ -237,7 +232,7 @@ def _play(
                     link_free[link] = free + need
                     begun, through = max(begun, free), max(through, link_free[link])
                 arrival[number] = through + message.latency_us
-                heapq.heappush(events, (begun + message.latency_us, 3, number, 0))
+                heapq.heappush(events, (begun + message.latency_us, _FIRST_BYTES, number))
             at[rank] += 1
 
     def take(number: int, now: float) -> float:
@@ -248,17 +243,17 @@ def _play(
         return work(own_free, message.dst, now, host.receive_us + (message.added + message.packed) * add_us)
 
     while events:
-        now, kind, number, _ = heapq.heappop(events)
-        if kind == 0:
+        now, kind, number = heapq.heappop(events)
+        if kind == _BEGIN:
             go_on(number, now)
-        elif kind == 3:  # the first bytes: what they cost is spent while the rest is coming
+        elif kind == _FIRST_BYTES:  # the first bytes: what they cost is spent while the rest is coming
             message = messages[number]
             work(io_free, message.src, now, message.bytes * byte_us)
             read = work(io_free, message.dst, now, message.bytes * byte_us)
-            heapq.heappush(events, (max(read, arrival[number]), 1, number, 0))
-        elif kind == 1:
+            heapq.heappush(events, (max(read, arrival[number]), _ARRIVED, number))
+        elif kind == _ARRIVED:
             read = work(io_free, messages[number].dst, now, host.io_us)
-            heapq.heappush(events, (read + host.wake_us, 2, number, 0))
+            heapq.heappush(events, (read + host.wake_us, _KNOWN, number))
         else:
             came[number] = True
             rank = messages[number].dst

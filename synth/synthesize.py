@@ -188,10 +188,10 @@ def _menu(
     """Schedules of each strategy that no other of it beats in steps, transfers and bandwidth (as it is sent) at once."""
     if collective.ranks > _MENU_RANKS:
         return ()
-    have = {replace(entry.schedule, segments=1, stepwise=False) for entry in entries}
+    have = {entry.schedule.uncut for entry in entries}
     figures: dict[Schedule, tuple[float, ...]] = {}
     for schedule, _ in pool:
-        base = replace(schedule, segments=1, stepwise=False)
+        base = schedule.uncut
         if len(base.transfers) <= _MENU_TRANSFERS and base not in figures:
             sent = as_sent(base, topology)
             piped = bandwidth_s_per_GB(replace(sent, segments=2), topology)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from random_graphs import graphs, on
 
 from topoplan.synth.cost import bandwidth_s_per_GB
-from topoplan.synth.cuts import as_sent, families, fastest, time_us, uncut
+from topoplan.synth.cuts import as_sent, families, fastest, time_us
 from topoplan.synth.host import HostCosts, host_of, with_host
 from topoplan.synth.plan import Plan
 from topoplan.synth.schedule import Schedule
@@ -53,7 +53,7 @@ def test_a_ring_without_host_costs_takes_what_its_links_need() -> None:
 def test_nothing_is_faster_than_its_busiest_link(topology: Topology, name: str, segments: int) -> None:
     topology = no_latency(topology)
     try:
-        base = as_sent(uncut(built(name, topology)), topology)
+        base = as_sent(built(name, topology).uncut, topology)
     except InfeasibleError:
         return
     total = float(bandwidth_s_per_GB(replace(base, segments=2), topology)) * MB * 1e-3
@@ -69,7 +69,7 @@ def test_a_long_pipeline_comes_near_its_busiest_link() -> None:
     topology = no_latency(preset("mesh:3x3"))
     base = built("packing", topology)
     total = float(bandwidth_s_per_GB(replace(base, segments=2), topology)) * MB * 1e-3
-    played = [predict_us(replace(uncut(base), segments=m), topology, FREE, MB) or 0 for m in (4, 16, 64, 256)]
+    played = [predict_us(replace(base.uncut, segments=m), topology, FREE, MB) or 0 for m in (4, 16, 64, 256)]
     assert sorted(played, reverse=True) == played
     assert played[-1] < 1.05 * total
 
@@ -94,7 +94,7 @@ def test_every_cost_counts() -> None:
 
 def test_more_cores_are_never_slower_and_rounds_need_their_links_too() -> None:
     topology = preset("dgx1")
-    base = uncut(built("packing", topology))
+    base = built("packing", topology).uncut
     times = [predict_us(base, topology, HostCosts(cores=c), 65536) or 0 for c in (1, 2, 4, 16)]
     assert sorted(times, reverse=True) == times
     needed = float(bandwidth_s_per_GB(base, topology)) * MB * 1e-3
@@ -115,7 +115,7 @@ def test_schedules_of_too_many_messages_are_costed_without_playing() -> None:
     topology = preset("full:90")
     direct = built("direct", topology)
     assert len(direct.transfers) > MOST_GROUPS
-    assert shape_of(uncut(direct), topology) is None
+    assert shape_of(direct.uncut, topology) is None
     assert time_us(direct, topology, HostCosts(), MB) > 0
     assert time_us(direct, None, HostCosts(), MB) == 0
 
@@ -123,7 +123,7 @@ def test_schedules_of_too_many_messages_are_costed_without_playing() -> None:
 @settings(max_examples=20, deadline=None)
 @given(graphs(switches=3))
 def test_as_sent_keeps_the_schedule_and_takes_the_systems_routes(topology: Topology) -> None:
-    base = uncut(built("packing", topology))
+    base = built("packing", topology).uncut
     sent = as_sent(base, topology)
     verify(sent, topology)
     router = Router(topology)
