@@ -11,6 +11,7 @@ from collections.abc import Callable
 from fractions import Fraction
 from itertools import pairwise
 
+import networkx as nx
 import numpy as np
 from numpy.typing import NDArray
 
@@ -40,22 +41,17 @@ class RoutedPairs(PairGraph):
         ]
 
     def cheapest_tree(self, prices: Floats, ends: NDArray[np.int64] | None = None) -> tuple[float, Tree]:
-        """A minimum spanning tree of the GPUs over their routes (Kruskal), and its price. Hops break ties."""
+        """A minimum spanning tree of the GPUs over their routes (Kruskal), and its price. Hops break ties, then the order
+        of the GPUs: scipy's tree leaves equal weights to an unstable sort, and takes longer on so few GPUs, as networkx's.
+        """
         hop = 1e-6 * max(float(prices.mean()), 1e-300)
         priced = [float(prices[links].sum()) + hop * len(links) for _, _, _, links in self.routes]
-        part = list(range(len(self.gpus)))
-
-        def top(x: int) -> int:
-            while part[x] != x:
-                part[x] = x = part[part[x]]
-            return x
-
+        joined: nx.utils.UnionFind[int] = nx.utils.UnionFind(range(len(self.gpus)))
         edges = []
         for i in np.argsort(priced, kind="stable").tolist():
             u, v, route, _ = self.routes[i]
-            a, b = top(u), top(v)
-            if a != b:
-                part[a] = b
+            if joined[u] != joined[v]:
+                joined.union(u, v)
                 edges.append(route)
         tree = Tree(tuple(edges))
         return float(sum(prices[i] * times for i, times in self.uses(tree).items())), tree
