@@ -13,6 +13,7 @@ import re
 from collections import defaultdict
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import cached_property
 from itertools import pairwise
 
 import networkx as nx
@@ -27,8 +28,8 @@ _MOST_RANKS = 250
 _MOST_DEVICES = 600
 _TOTAL_bps_PER_CORE = Fraction(800_000_000)
 """What all links of an emulated machine may carry together, for each core of the host: with that they keep their rates."""
-_MOST_bps = Fraction(200_000_000)
-"""The widest link where nothing else is asked for, times as many as the slowest would allow (see `blueprint`)."""
+_MOST_bps = Fraction(800_000_000)
+"""The rate of the widest emulated link where none is asked for, unless _TOTAL_bps_PER_CORE allows less."""
 _RATE = re.compile(r"(\d{1,12}(?:\.\d{1,6})?)\s*([kMGT]?)(bit|bps|B/s)", re.IGNORECASE)
 
 
@@ -86,7 +87,7 @@ class Blueprint:
         """The cable between two devices, by number. KeyError where there is none."""
         return self._cables[frozenset((a, b))]
 
-    @property
+    @cached_property
     def _cables(self) -> dict[frozenset[int], Cable]:
         return {frozenset((c.a, c.b)): c for c in self.cables}
 
@@ -205,7 +206,7 @@ def _scale(topology: Topology, slowest_bps: Fraction | None) -> Fraction:
         return slowest_bps / min(rates)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     total = _TOTAL_bps_PER_CORE * cores / sum(rates)
-    return min(total, _MOST_bps * 4 / max(rates))
+    return min(total, _MOST_bps / max(rates))
 
 
 def _scaled(link: Link, scale: Fraction) -> Link:
