@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Iterator
 from fractions import Fraction
 from itertools import pairwise
@@ -190,20 +191,31 @@ def test_a_cut_cable_carries_nothing_and_a_mended_one_does(star: Network) -> Non
         listening.wait()
 
 
-def holders() -> int:
-    """How many namespace holders there are on this host."""
+MARK = "TOPOPLAN_TEST_EMULATE"
+
+
+@pytest.fixture
+def mark(monkeypatch: pytest.MonkeyPatch) -> bytes:
+    """An entry of the environment that whatever a test starts inherits, and nothing else on this host has."""
+    value = uuid.uuid4().hex
+    monkeypatch.setenv(MARK, value)
+    return f"{MARK}={value}".encode()
+
+
+def holders(mark: bytes) -> int:
+    """How many namespace holders with that entry in their environment there are on this host."""
     count = 0
     for entry in Path("/proc").iterdir():
         try:
-            count += (entry / "cmdline").read_bytes() == b"sleep\0infinity\0"
+            holds = (entry / "cmdline").read_bytes() == b"sleep\0infinity\0"
+            count += holds and mark in (entry / "environ").read_bytes().split(b"\0")
         except OSError:
             continue
     return count
 
 
 @needs_namespaces
-def test_every_rank_runs_in_a_machine_of_its_own_and_nothing_stays() -> None:
-    before = holders()
+def test_every_rank_runs_in_a_machine_of_its_own_and_nothing_stays(mark: bytes) -> None:
     body = 'echo "$RANK $WORLD_SIZE $GLOO_SOCKET_IFNAME"; ip -br addr show id0'
     args = ["path:3", "--slowest", "20Mbit", "--order", "2,0,1", "--", "sh", "-c", body]
     done = subprocess.run(command(*args), capture_output=True, text=True, check=False, timeout=100)
@@ -212,7 +224,7 @@ def test_every_rank_runs_in_a_machine_of_its_own_and_nothing_stays() -> None:
     lines = sorted(done.stdout.splitlines())
     assert [x for x in lines if x.startswith(("0", "1", "2"))] == ["0 3 id0", "1 3 id0", "2 3 id0"]
     assert all(f"10.99.0.{i}/32" in done.stdout for i in (1, 2, 3))
-    assert holders() == before
+    assert holders(mark) == 0
 
 
 @needs_namespaces
@@ -226,28 +238,27 @@ def test_the_first_failed_ranks_code_is_the_result() -> None:
 
 @needs_namespaces
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
-def test_nothing_stays_whatever_ends_it(number: signal.Signals, tmp_path: Path) -> None:
+def test_nothing_stays_whatever_ends_it(number: signal.Signals, tmp_path: Path, mark: bytes) -> None:
     """Not even SIGKILL leaves a namespace or a rank behind, and a second machine beside it goes on."""
-    before = holders()
-    mark = tmp_path / "mark"
-    body = f"echo $$ >> {mark}; exec sleep 87"
+    started = tmp_path / "started"
+    body = f"echo $$ >> {started}; exec sleep 87"
     with emulate(preset("path:2"), parse_rate("10Mbit")) as beside:
         running = subprocess.Popen(command("path:3", "--", "sh", "-c", body), stderr=subprocess.DEVNULL)
         deadline = time.monotonic() + 60
-        while (not mark.exists() or len(mark.read_text().split()) < 3) and time.monotonic() < deadline:
+        while (not started.exists() or len(started.read_text().split()) < 3) and time.monotonic() < deadline:
             time.sleep(0.05)
-        ranks = [int(pid) for pid in mark.read_text().split()]
+        ranks = [int(pid) for pid in started.read_text().split()]
         assert len(ranks) == 3
-        assert holders() == before + 2 + 3
+        assert holders(mark) == 2 + 3
         running.send_signal(number)
         running.wait(30)
         deadline = time.monotonic() + 20
-        while holders() > before + 2 and time.monotonic() < deadline:
+        while holders(mark) > 2 and time.monotonic() < deadline:
             time.sleep(0.05)
-        assert holders() == before + 2
+        assert holders(mark) == 2
         assert not any(_lives(pid) for pid in ranks)
         assert "id0" in in_rank(beside, 0, "ip", "-br", "addr")
-    assert holders() == before
+    assert holders(mark) == 0
 
 
 def _lives(pid: int) -> bool:
