@@ -8,158 +8,58 @@ import sys
 from collections.abc import Iterable, Mapping
 from fractions import Fraction
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
 
+import pynvml
 import pytest
+from captures import Tree, write
+from fake_library import serve
+from fake_machine import Machine
 
 from topoplan.topo.graph import Topology
 from topoplan.topo.hardware import pcie_GBps
 from topoplan.topo.matrix import ways
-from topoplan.topo.presets import preset
 from topoplan.topo.probe.join import probe_local
 from topoplan.topo.probe.nvml import normal_bus_id, read_nvml
 from topoplan.topo.probe.sysfs import read_sysfs
 
 # -- an NVML that answers as told ------------------------------------------------------------------------------------
 
+Links = Mapping[int, tuple[str, str]]
+"""Active links of a GPU: link number -> (kind of the remote device, its bus id)."""
 
-class NVMLError(Exception):
-    pass
-
-
-class InvalidArgumentError(NVMLError):
-    pass
-
-
-class NotSupportedError(NVMLError):
-    pass
-
-
-GPU, SWITCH, UNKNOWN = 0, 2, 255
-Links = Mapping[int, tuple[int, str]]
-"""Active links of a GPU: link number -> (type of the remote device, its bus id)."""
+UNKNOWN_ERROR = 999
 
 
 def fake_nvml(
     monkeypatch: pytest.MonkeyPatch,
     links: list[Links],
     *,
-    sm: tuple[int, int] = (7, 0),
+    sm: int = 70,
     real_links: int = 6,
     node: Mapping[int, int] | None = None,
     broken: Iterable[str] = (),
 ) -> None:
-    """Installs a `pynvml` with a GPU for each entry of `links`, at bus 01, 02, ...; `broken` functions raise."""
-    nvml = ModuleType("pynvml")
-
-    def state(gpu: int, link: int) -> int:
-        if link >= real_links:
-            raise InvalidArgumentError("Invalid Argument")
-        return int(link in links[gpu])
-
-    def remote_type(gpu: int, link: int) -> int:
-        return links[gpu][link][0]
-
-    def affinity(gpu: int, words: int, scope: int) -> list[int]:
+    """Serves a machine with a GPU for each entry of `links`, at bus 01, 02, ...; `broken` functions fail."""
+    machine = Machine({"driver": "550.54", "version": "12.550.54", "cuda_version": 12040, "count": 0})
+    for index, active in enumerate(links):
+        machine.gpu(f"0{index + 1}:00.0", 0, "Tesla V100-SXM2-16GB", sm, 3)
+        machine.inactive(index, *range(real_links))
+        for link, (kind, bus_id) in active.items():
+            machine.link(index, link, kind, bus_id, 2)
         if node is None:
-            raise NotSupportedError("Not Supported")
-        return [1 << node[gpu], *[0] * (words - 1)]
-
-    functions = {
-        "nvmlInit": lambda: None,
-        "nvmlShutdown": lambda: None,
-        "nvmlSystemGetDriverVersion": lambda: "550.54",
-        "nvmlDeviceGetCount": lambda: len(links),
-        "nvmlDeviceGetHandleByIndex": lambda index: index,
-        "nvmlDeviceGetPciInfo": lambda gpu: SimpleNamespace(busId=f"00000000:0{gpu + 1}:00.0"),
-        "nvmlDeviceGetUUID": lambda gpu: f"GPU-{gpu}",
-        "nvmlDeviceGetName": lambda gpu: b"Tesla V100-SXM2-16GB",
-        "nvmlDeviceGetCudaComputeCapability": lambda gpu: sm,
-        "nvmlDeviceGetMaxPcieLinkGeneration": lambda gpu: 3,
-        "nvmlDeviceGetMaxPcieLinkWidth": lambda gpu: 16,
-        "nvmlDeviceGetCurrPcieLinkGeneration": lambda gpu: 1,
-        "nvmlDeviceGetCurrPcieLinkWidth": lambda gpu: 16,
-        "nvmlDeviceGetMemoryAffinity": affinity,
-        "nvmlDeviceGetNvLinkState": state,
-        "nvmlDeviceGetNvLinkCapability": lambda gpu, link, what: 1,  # answers for links that are not there
-        "nvmlDeviceGetNvLinkRemoteDeviceType": remote_type,
-        "nvmlDeviceGetNvLinkRemotePciInfo": lambda gpu, link: SimpleNamespace(busId=links[gpu][link][1]),
-        "nvmlDeviceGetNvLinkVersion": lambda gpu, link: 2,
-    }
-    for name, function in functions.items():
-        setattr(nvml, name, function)
-    for name in broken:
-
-        def fails(*arguments: object, name: str = name) -> object:
-            raise NVMLError(f"{name} is broken")
-
-        setattr(nvml, name, fails)
-    errors = {"NVMLError": NVMLError, "NVMLError_InvalidArgument": InvalidArgumentError}
-    for name, value in {**errors, "NVMLError_NotSupported": NotSupportedError, "NVML_NVLINK_MAX_LINKS": 18}.items():
-        setattr(nvml, name, value)
-    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+            del machine.lines[f"gpu.{index}.nodes"]
+        else:
+            machine.set(f"gpu.{index}.nodes", node[index])
+    for function in broken:
+        machine.fail(function, UNKNOWN_ERROR)
+    serve(monkeypatch, machine)
 
 
 def no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
-    fake_nvml(monkeypatch, [], broken=["nvmlInit"])
-
-
-def hybrid_cube_mesh() -> list[Links]:
-    """The NVLinks of a DGX-1 link by link, with every GPU's numbers in use in another order."""
-    links: list[dict[int, tuple[int, str]]] = [{} for _ in range(8)]
-    for cable in preset("dgx1").links:
-        src, dst = int(cable.src[3:]), int(cable.dst[3:])
-        for _ in range(cable.count):
-            links[src][5 - len(links[src])] = (GPU, f"00000000:0{dst + 1}:00.0")
-    return list(links)
+    serve(monkeypatch, Machine().fail("nvmlInitWithFlags", 9))
 
 
 # -- a sysfs tree ----------------------------------------------------------------------------------------------------
-
-
-def write(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text + "\n")
-
-
-class Tree:
-    """Builds the part of /sys and /proc that the probe reads."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        write(root / "proc/sys/kernel/hostname", "box")
-
-    def cpus(self, nodes: int) -> Tree:
-        lines = ["processor : 0", "vendor_id\t: GenuineIntel", "cpu family\t: 6", "model\t\t: 85", "model name\t: Xeon"]
-        write(self.root / "proc/cpuinfo", "\n".join(lines))
-        for node in range(nodes):
-            write(self.root / f"sys/devices/system/node/node{node}/cpulist", f"{node * 8}-{node * 8 + 7}")
-        return self
-
-    def pci(
-        self, chain: str, kind: str, node: int = -1, speed: str = "8.0 GT/s PCIe", width: str = "16", **more: str
-    ) -> Path:
-        """A function at the end of `chain`, such as "00:01.0 01:00.0"; bridges are made by calls of their own."""
-        ids = [f"0000:{part}" for part in chain.split()]
-        folder = self.root / "sys/devices/pci0000:00" / "/".join(ids)
-        files = {"class": kind, "vendor": "0x10de", "device": "0x1db1", "numa_node": str(node)}
-        files |= {"max_link_speed": speed, "max_link_width": width, "current_link_speed": "2.5 GT/s PCIe"}
-        for name, text in {**files, "current_link_width": width, **more}.items():
-            write(folder / name, text)
-        link = self.root / "sys/bus/pci/devices" / ids[-1]
-        link.parent.mkdir(parents=True, exist_ok=True)
-        link.symlink_to(folder)
-        return folder
-
-    def net(self, name: str, device: Path, speed: str) -> None:
-        write(self.root / f"sys/class/net/{name}/speed", speed)
-        write(self.root / f"sys/class/net/{name}/operstate", "up")
-        (self.root / f"sys/class/net/{name}/device").symlink_to(device)
-
-    def rdma(self, name: str, device: Path, rate: str) -> None:
-        write(self.root / f"sys/class/infiniband/{name}/ports/1/rate", rate)
-        write(self.root / f"sys/class/infiniband/{name}/ports/1/state", "4: ACTIVE")
-        (self.root / f"sys/class/infiniband/{name}/device").symlink_to(device)
 
 
 def two_sockets(root: Path) -> Tree:
@@ -224,7 +124,7 @@ def test_the_tree_of_two_sockets_becomes_switch_gpus_and_nic(tmp_path: Path, mon
 
 def test_everything_says_where_it_is_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     two_sockets(tmp_path)
-    fake_nvml(monkeypatch, [{0: (SWITCH, "00000000:C0:00.0")}, {0: (GPU, "00000000:03:00.0")}, {}])
+    fake_nvml(monkeypatch, [{0: ("switch", "00000000:C0:00.0")}, {0: ("gpu", "00000000:03:00.0")}, {}])
     topology = probe_local(tmp_path)
     assert [d.id for d in topology.devices if not d.source] == []
     assert [x for x in topology.links if not x.source] == []
@@ -238,7 +138,11 @@ def test_gpu_facts_keep_the_maximum_beside_the_idle_state(tmp_path: Path, monkey
     gpu = probe_local(tmp_path).by_id["gpu0"]
     assert gpu.bus_id == "0000:01:00.0"
     assert gpu.extra["pcie"] == {"max": "Gen3 x16", "current": "Gen1 x16"}
-    assert (gpu.extra["uuid"], gpu.extra["name"], gpu.extra["sm"]) == ("GPU-0", "Tesla V100-SXM2-16GB", 70)
+    assert (gpu.extra["uuid"], gpu.extra["name"], gpu.extra["sm"]) == (
+        "GPU-00000000-0000-0000-0000-000000000000",
+        "Tesla V100-SXM2-16GB",
+        70,
+    )
 
 
 def test_an_rdma_port_gives_the_speed_that_the_interface_does_not_know(
@@ -334,10 +238,11 @@ def test_an_empty_root_gives_one_socket_and_says_what_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     no_driver(monkeypatch)
+    (tmp_path / "sys").mkdir()
     topology = probe_local(tmp_path)
     assert [d.id for d in topology.devices] == ["cpu0"]
     assert topology.ranks == ()
-    assert "no NVIDIA driver: nvmlInit is broken; GPUs are not listed" in notes(topology)
+    assert "NVML does not answer: driver not loaded; GPUs are not listed" in notes(topology)
     assert any("NUMA" in note for note in notes(topology))
     assert Topology.loads(topology.dumps()) == topology
 
@@ -348,7 +253,7 @@ def test_without_the_python_package_the_rest_is_probed(tmp_path: Path, monkeypat
     topology = probe_local(tmp_path)
     assert [d.id for d in topology.devices if d.kind == "nic"] == ["mlx5_0"]
     assert any("nvidia-ml-py is not installed" in note for note in notes(topology))
-    assert any("0000:01:00.0: a GPU of NVIDIA that NVML does not list" in note for note in notes(topology))
+    assert [topology.by_id[gpu].bus_id for gpu in topology.ranks] == [f"0000:0{i}:00.0" for i in (1, 2, 3)]
 
 
 @pytest.mark.parametrize(
@@ -356,7 +261,7 @@ def test_without_the_python_package_the_rest_is_probed(tmp_path: Path, monkeypat
     [
         "nvmlSystemGetDriverVersion",
         "nvmlDeviceGetUUID",
-        "nvmlDeviceGetPciInfo",
+        "nvmlDeviceGetPciInfo_v3",
         "nvmlDeviceGetName",
         "nvmlDeviceGetCudaComputeCapability",
         "nvmlDeviceGetMaxPcieLinkWidth",
@@ -369,10 +274,10 @@ def test_one_broken_nvml_function_loses_one_fact_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, function: str
 ) -> None:
     two_sockets(tmp_path)
-    fake_nvml(monkeypatch, [{0: (GPU, "00000000:02:00.0")}, {0: (GPU, "00000000:01:00.0")}, {}], broken=[function])
+    fake_nvml(monkeypatch, [{0: ("gpu", "00000000:02:00.0")}, {0: ("gpu", "00000000:01:00.0")}, {}], broken=[function])
     assert probe_local(tmp_path).ranks == ("gpu0", "gpu1", "gpu2")
-    broken = [f for f in read_nvml().items if f.missing is not None and "is broken" in f.missing]
-    assert {f.source for f in broken} == {function}
+    broken = {f.source for f in read_nvml().items if f.missing == "Unknown Error"}
+    assert broken == ({function.removesuffix("_v3")} if function != "nvmlShutdown" else set())
 
 
 def test_a_refused_argument_and_an_absent_function_are_survived(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -381,11 +286,12 @@ def test_a_refused_argument_and_an_absent_function_are_survived(monkeypatch: pyt
     def refuses(*arguments: object) -> object:
         raise ctypes.ArgumentError("argument 2: wrong type")
 
-    monkeypatch.setattr(sys.modules["pynvml"], "nvmlDeviceGetMemoryAffinity", refuses)
-    monkeypatch.delattr(sys.modules["pynvml"], "nvmlDeviceGetMaxPcieLinkWidth")
+    before = {f.key for f in read_nvml().missing}
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetCpuAffinity", refuses)
+    monkeypatch.delattr(pynvml, "nvmlDeviceGetMaxPcieLinkWidth")
     facts = read_nvml()
-    assert {f.key for f in facts.missing} == {"numa_node", "pcie_max_width"}
-    assert facts.text("gpu/0", "uuid") == "GPU-0"
+    assert {f.key for f in facts.missing} - before == {"cpu_affinity", "pcie_max_width"}
+    assert facts.text("gpu/0", "uuid") == "GPU-00000000-0000-0000-0000-000000000000"
 
 
 def test_every_file_of_the_tree_can_be_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -417,18 +323,10 @@ def test_links_that_lead_nowhere_or_in_a_circle_are_survived(tmp_path: Path, mon
 # -- NVLink ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_hybrid_cube_mesh_is_found_link_by_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    Tree(tmp_path).cpus(2)
-    fake_nvml(monkeypatch, hybrid_cube_mesh())
-    topology = probe_local(tmp_path)
-    assert pairs(topology, "nvlink") == pairs(preset("dgx1"), "nvlink")
-    assert not any("NVLink" in note for note in notes(topology))
-
-
 def test_links_to_switches_become_one_nvswitch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Tree(tmp_path).cpus(2)
-    links = {i: (SWITCH, f"00000000:C{i % 6}:00.0") for i in range(12)}
-    fake_nvml(monkeypatch, [links, links], sm=(8, 0), real_links=12)
+    links = {i: ("switch", f"00000000:C{i % 6}:00.0") for i in range(12)}
+    fake_nvml(monkeypatch, [links, links], sm=80, real_links=12)
     topology = probe_local(tmp_path)
     assert topology.by_id["nvswitch0"].family == "nvswitch"
     one_way = {("gpu0", "nvswitch0"): (Fraction(300), 12), ("gpu1", "nvswitch0"): (Fraction(300), 12)}
@@ -440,8 +338,8 @@ def test_active_links_need_not_be_contiguous(tmp_path: Path, monkeypatch: pytest
     """The indices of a bridged H100 PCIe pair; what lies past the real links answers InvalidArgument."""
     Tree(tmp_path).cpus(1)
     active = (0, 1, 2, 3, 6, 7, 8, 9, 12, 13, 14, 15)
-    there, back = (dict.fromkeys(active, (GPU, f"00000000:0{peer}:00.0")) for peer in (2, 1))
-    fake_nvml(monkeypatch, [there, back], sm=(9, 0), real_links=16)
+    there, back = (dict.fromkeys(active, ("gpu", f"00000000:0{peer}:00.0")) for peer in (2, 1))
+    fake_nvml(monkeypatch, [there, back], sm=90, real_links=16)
     assert pairs(probe_local(tmp_path), "nvlink")["gpu0", "gpu1"] == (Fraction(300), 12)
 
 
@@ -449,7 +347,7 @@ def test_an_unreadable_remote_end_is_taken_for_a_switch_and_noted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Tree(tmp_path).cpus(1)
-    unknown = {0: (UNKNOWN, "FFFFFFFF:FF:FF.0")}
+    unknown = {0: ("unknown", "FFFFFFFF:FF:FF.0")}
     fake_nvml(monkeypatch, [unknown, unknown])
     topology = probe_local(tmp_path)
     assert ("gpu0", "nvswitch0") in pairs(topology, "nvlink")
@@ -458,7 +356,7 @@ def test_an_unreadable_remote_end_is_taken_for_a_switch_and_noted(
 
 def test_an_active_link_to_a_gpu_that_is_hidden_joins_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Tree(tmp_path).cpus(1)
-    hidden = {0: (GPU, "00000000:09:00.0")}
+    hidden = {0: ("gpu", "00000000:09:00.0")}
     fake_nvml(monkeypatch, [hidden, hidden])
     topology = probe_local(tmp_path)
     assert pairs(topology, "nvlink") == {}
@@ -467,15 +365,15 @@ def test_an_active_link_to_a_gpu_that_is_hidden_joins_nothing(tmp_path: Path, mo
 
 def test_a_gpu_that_misses_a_link_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Tree(tmp_path).cpus(1)
-    links = dict.fromkeys(range(6), (SWITCH, "00000000:C0:00.0"))
+    links = dict.fromkeys(range(6), ("switch", "00000000:C0:00.0"))
     fake_nvml(monkeypatch, [links, links, {i: links[i] for i in range(5)}])
     assert "gpu2: 5 active NVLinks, where 2 others have 6" in notes(probe_local(tmp_path))
 
 
 def test_two_ends_that_disagree_are_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Tree(tmp_path).cpus(1)
-    two = dict.fromkeys(range(2), (GPU, "00000000:02:00.0"))
-    fake_nvml(monkeypatch, [two, {0: (GPU, "00000000:01:00.0")}])
+    two = dict.fromkeys(range(2), ("gpu", "00000000:02:00.0"))
+    fake_nvml(monkeypatch, [two, {0: ("gpu", "00000000:01:00.0")}])
     assert "gpu0 reports 2 active NVLinks to gpu1, which reports 1 back" in notes(probe_local(tmp_path))
 
 
