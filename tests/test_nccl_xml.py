@@ -343,8 +343,8 @@ def test_detection_goes_by_content() -> None:
     commented = "\ufeff<?xml version='1.0'?>\n<!-- a comment -->\n" + nccl_xml.write(topology)
     assert read_topology_text(commented, "x.json").fingerprint == topology.fingerprint
     assert read_topology_text("\n" + topology.dumps(), "x.xml").fingerprint == topology.fingerprint
-    with pytest.raises(InputError, match=r"topoplan's JSON .* or NCCL's"):
-        read_topology_text("<topology/>", "x")
+    with pytest.raises(InputError, match=r"not a format that is understood.*NCCL's"):
+        read_topology_text("<machine/>", "x")
 
 
 # -- writing -------------------------------------------------------------------------------------------------------
@@ -352,7 +352,7 @@ def test_detection_goes_by_content() -> None:
 
 @pytest.mark.parametrize("entry", PRESETS.values(), ids=lambda p: p.name)
 def test_every_preset_survives_being_written(entry) -> None:
-    topology = preset(entry.example)
+    topology = preset("torus:4x4" if entry.name == "torus" else entry.example)  # 64 GPUs are too many for NCCL
     check_round_trip(topology)
     again = nccl_xml.read(nccl_xml.write(topology), "x")
     assert again.name == topology.name

@@ -6,12 +6,27 @@ topology's `extra["notes"]`.
 
 `write` adds `topoplan_*` attributes and elements for what the format cannot say (other rates, other switches, names).
 NCCL skips elements and ignores attributes that it does not know, and `read` uses them: `read(write(t))` has the
-devices, ranks and links of `t`.
+devices, ranks and links of `t`. What the library would not load is not written but refused.
+
+`write(t, for_vm=True)` is for NCCL_TOPO_FILE on a virtual machine: the PCI tree alone, with believable speeds in the
+place of placeholders (`for_vm_notes` lists them). `fill_skeleton` reads such files on the machine they are for.
 """
 
 from __future__ import annotations
 
+from ..graph import Topology
+from .nccl_xml_fill import fill_skeleton, is_skeleton
 from .nccl_xml_read import read
-from .nccl_xml_write import write
+from .nccl_xml_vm import for_vm_notes, write_for_vm
+from .nccl_xml_write import write_all
 
-__all__ = ["read", "write"]
+__all__ = ["fill_skeleton", "for_vm_notes", "is_skeleton", "read", "write"]
+
+
+def write(topology: Topology, for_vm: bool = False) -> str:
+    """The topology as XML text: all of it, so that `read` gives it back, or what NCCL on a virtual machine needs.
+
+    Raises InputError where there are no GPUs, where the library would not load the text (too large, values too long),
+    and, `for_vm`, where a GPU has no PCI address.
+    """
+    return write_for_vm(topology) if for_vm else write_all(topology)

@@ -12,11 +12,12 @@ from fractions import Fraction
 from pathlib import PurePath
 
 from ..errors import InputError
-from ..exact import fraction_to_json, parse_fraction
+from ..exact import fraction_to_json
 from ..graph import Device, Link, Topology, both_ways
 from ..hardware import LATENCY_us, LOCAL_GBps, PCIE_GTps, inter_cpu_GBps, pcie_link
 from .nccl_xml_draft import GPU_CLASSES, NVSWITCH_CLASS, OWN, Draft, Gpu, Place, attributes, has_class, own
 from .nccl_xml_links import gpu_links, pci_links
+from .nccl_xml_own import apply_own
 from .safe_xml import Element, parse_xml
 
 _LEAF_CLASSES = (*GPU_CLASSES, "0x02", NVSWITCH_CLASS)
@@ -31,10 +32,37 @@ def read(text: str, where: str) -> Topology:
 
     Raises InputError where the text is no such XML, is cut off, or is a skeleton that lists no GPUs.
     """
+    root = system_of(text, where)
+    if is_skeleton(root):
+        raise refused_skeleton(root)
+    return read_system(root)
+
+
+def system_of(text: str, where: str) -> Element:
+    """The <system> element of a text. Raises InputError where it is no such XML."""
     root = parse_xml(text, where)
     if root.tag != "system":
         raise root.error("is not NCCL's topology XML; expected <system> as the outermost element")
-    _refuse_skeleton(root)
+    return root
+
+
+def is_skeleton(root: Element) -> bool:
+    """Whether a file lists places for GPUs but no GPU."""
+    return not any(element.tag == "gpu" for element in root.walk())
+
+
+def refused_skeleton(root: Element) -> InputError:
+    """What to say of a skeleton where there is no machine to fill it in from."""
+    slots = sum(element.tag == "pci" and has_class(element, GPU_CLASSES) for element in root.walk())
+    return InputError(
+        f"{root.where}: a skeleton: it lists {slots} PCI slots of GPU class but no <gpu> element, so neither GPUs nor "
+        "their links are known; dump a whole one on the machine with NCCL_TOPO_DUMP_FILE=topo.xml"
+    )
+
+
+def read_system(root: Element) -> Topology:
+    """The machine that a <system> element describes. Raises InputError as `read` does."""
+    where = root.where
     told = frozenset((x.get("src") or "", x.get("dst") or "") for x in root if x.tag == OWN + "link")
     draft = Draft(where, told)
     version = root.integer("version", 1)
@@ -53,7 +81,7 @@ def read(text: str, where: str) -> Topology:
     links += [*_cpu_links(draft), *crossing, *pci_links(draft)]
     _note_missing_nvlinks(draft, gpus)
     try:
-        devices, links = _apply_own(root, list(draft.devices.values()), links)
+        devices, links = apply_own(root, list(draft.devices.values()), links)
         return Topology(
             name=own(root, "name") or PurePath(where).stem or where,
             devices=tuple(devices),
@@ -63,16 +91,6 @@ def read(text: str, where: str) -> Topology:
         )
     except InputError as error:
         raise error if str(error).startswith(where) else InputError(f"{where}: {error}") from None
-
-
-def _refuse_skeleton(root: Element) -> None:
-    if any(element.tag == "gpu" for element in root.walk()):
-        return
-    slots = sum(element.tag == "pci" and has_class(element, GPU_CLASSES) for element in root.walk())
-    raise InputError(
-        f"{root.where}: a skeleton: it lists {slots} PCI slots of GPU class but no <gpu> element, so neither GPUs nor "
-        "their links are known; dump a whole one on the machine with NCCL_TOPO_DUMP_FILE=topo.xml"
-    )
 
 
 # -- CPUs ----------------------------------------------------------------------------------------------------------
@@ -271,43 +289,3 @@ def _note_missing_nvlinks(draft: Draft, gpus: list[Gpu]) -> None:
             f"{len(gpus)} GPUs of sm {capability}",
             "the file has no nvlink elements; if the machine has NVLink (NCCL finds it by itself), it is missing here",
         )
-
-
-# -- what topoplan itself wrote ------------------------------------------------------------------------------------
-
-
-def _apply_own(root: Element, devices: list[Device], links: list[Link]) -> tuple[list[Device], list[Link]]:
-    """Lay topoplan's own elements over what was read: devices to add or correct, links to add, replace or drop (0)."""
-    by_id = {d.id: d for d in devices}
-    told: list[Link] = []
-    replaced: set[tuple[str, str]] = set()
-    for element in root:
-        if element.tag == OWN + "device":
-            name = element.get("id") or ""
-            by_id[name] = _own_device(element, by_id.get(name) or Device(name or "?", element.get("kind") or "switch"))
-        elif element.tag == OWN + "link":
-            src, dst = element.get("src") or "", element.get("dst") or ""
-            replaced.add((src, dst))
-            rate = _own_fraction(element, "GBps")
-            if rate:
-                kind, count = element.get("kind") or "link", element.integer("count", 1, least=1) or 1
-                told.append(Link(src, dst, rate, _own_fraction(element, "us"), kind, count))
-    return list(by_id.values()), [x for x in links if (x.src, x.dst) not in replaced] + told
-
-
-def _own_device(element: Element, device: Device) -> Device:
-    return replace(
-        device,
-        kind=element.get("kind") or device.kind,
-        family=element.get("family"),
-        numa_node=element.integer("numa_node"),
-        can_reduce=element.get("can_reduce") == "1",
-        can_copy=element.get("can_copy") == "1",
-    )
-
-
-def _own_fraction(element: Element, key: str) -> Fraction:
-    try:
-        return parse_fraction(element.get(key))
-    except ValueError:
-        raise element.error(f"{key}={(element.get(key) or '')[:40]!r}: expected a number") from None
