@@ -115,6 +115,10 @@ def _checked_sizes(args: argparse.Namespace) -> tuple[int, int]:
 def _plan(args: argparse.Namespace) -> Plan | None:
     """The plan, read and verified; None with --stock alone."""
     if args.plan is None:
+        if args.calibrate:
+            raise InputError(
+                "--calibrate without a plan; name a file written by topo-synth -o, whose schedules are to be run"
+            )
         if not args.stock:
             raise InputError("no plan given; name a file written by topo-synth -o, or give --stock --nproc N")
         if args.nproc is None and "WORLD_SIZE" not in os.environ:

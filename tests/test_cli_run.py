@@ -136,6 +136,7 @@ def test_bad_input_is_one_line_and_the_contracts_exit_code(plan: str, tmp_path: 
         ([plan, "--dtype", "int32", "--op", "avg"], 2, "AVG of"),
         ([], 2, "no plan given"),
         (["--stock"], 2, "--nproc"),
+        (["--stock", "--nproc", "2", "--calibrate"], 2, "--calibrate without a plan"),
     ]
     for args, code, says in cases:
         done = run(*args, code=code)
