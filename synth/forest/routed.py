@@ -43,7 +43,7 @@ class RoutedPairs(PairGraph):
     def cheapest_tree(self, prices: Floats, ends: NDArray[np.int64] | None = None) -> tuple[float, Tree]:
         """A minimum spanning tree of the GPUs over their routes (Kruskal), and its price. Hops break ties, then the order
         of the GPUs. Weights are floats: scipy's and networkx's trees are no more exact, and take 1.1 to 4.5 times as long
-        on so few GPUs (4 to 32, measured).
+        on so few GPUs (8 to 32, measured).
         """
         hop = 1e-6 * max(float(prices.mean()), 1e-300)
         priced = [float(prices[links].sum()) + hop * len(links) for _, _, _, links in self.routes]
