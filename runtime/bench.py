@@ -7,7 +7,6 @@ compared with sums in float64 of the same random data, which every rank can make
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -15,13 +14,15 @@ import torch
 import torch.distributed as dist
 
 from ..synth.collective import Collective
-from ..topo.errors import InputError
+from ..topo.errors import ExecutionError, InputError
 from .communicator import Communicator
-from .stock import stock
+from .faults import first_line
+from .layout import IN_PLACE, ends_numel
+from .stock import stock, works
+from .timing import slowest_s, timed_s
 
 _TILE = 1_048_573
 """Random data repeats after this many elements, a prime, so that no chunk boundary falls together with it."""
-_PARTED = ("allgather", "reduce-scatter", "gather", "scatter", "alltoall")
 OPS = {"sum": dist.ReduceOp.SUM, "avg": dist.ReduceOp.AVG, "prod": dist.ReduceOp.PRODUCT, "max": dist.ReduceOp.MAX,
        "min": dist.ReduceOp.MIN}  # fmt: skip
 DTYPES = {
@@ -82,15 +83,13 @@ class _Case:
     def __init__(self, job: Job, rank: int, size_bytes: int, device: torch.device) -> None:
         self.job, self.rank, self.ranks, self.device = job, rank, job.collective.ranks, device
         numel = size_bytes // torch.empty(0, dtype=job.dtype).element_size()
-        self.parted = job.collective.name in _PARTED
+        self.parted = job.collective.name not in IN_PLACE
         self.numel = numel // self.ranks * self.ranks if self.parted else numel
         self.name, self.root = job.collective.name, job.collective.root
         self.part = self.numel // self.ranks
-        is_root = rank == self.root
-        sent = {"allgather": self.part, "gather": self.part, "scatter": self.numel if is_root else 0}
-        got = {"reduce-scatter": self.part, "scatter": self.part, "gather": self.numel if is_root else 0}
-        self.input = self.data(rank, sent.get(self.name, self.numel))
-        self.output = torch.zeros(got.get(self.name, self.numel), dtype=job.dtype, device=device)
+        sent, got = ends_numel(job.collective, rank, self.numel)
+        self.input = self.data(rank, sent)
+        self.output = torch.zeros(got, dtype=job.dtype, device=device)
 
     @property
     def bytes(self) -> int:
@@ -168,7 +167,10 @@ class _Case:
 
 
 def measure(job: Job, communicator: Communicator | None, say: Callable[[str], None]) -> list[Row]:
-    """All rows; every rank calls this and gets the same. Without a communicator only the stock collective is timed."""
+    """All rows; every rank calls this and gets the same. Without a communicator only the stock collective is timed.
+
+    Raises ExecutionError where a rank fails.
+    """
     rank = dist.get_rank()
     device = torch.device("cuda", torch.cuda.current_device()) if dist.get_backend() == "nccl" else torch.device("cpu")
     if job.collective.ranks != dist.get_world_size():
@@ -177,7 +179,12 @@ def measure(job: Job, communicator: Communicator | None, say: Callable[[str], No
     for size in job.sizes():
         say(f"{size} bytes ...")
         case = _Case(job, rank, size, device)
-        rows.append(_row(case, communicator))
+        try:
+            rows.append(_row(case, communicator))
+        except RuntimeError as error:
+            raise ExecutionError(
+                f"rank {rank}: at {size} bytes the ranks could not go on: {first_line(error)}; is one of them gone?"
+            ) from error
     return rows
 
 
@@ -185,14 +192,16 @@ def _row(case: _Case, communicator: Communicator | None) -> Row:
     job = case.job
     planned = None if communicator is None else _planned(case, communicator)
     stock = _stock(case) if _works(case) else None
-    group = None if communicator is None else communicator.group
+    group = (
+        None if communicator is None else communicator.group
+    )  # its own connections: those that rest are slow to start
     plan_times: list[float] = []
     stock_times: list[float] = []
     for turn in range(job.warmup + job.iterations):
         for call, times in ((planned, plan_times), (stock, stock_times)):
             if call is not None:
                 case.reset()
-                seconds = _timed(call, case.device, group)
+                seconds = timed_s(call, group, case.device)
                 if turn >= job.warmup:
                     times.append(seconds)
     wrong = 0
@@ -225,18 +234,6 @@ def _row(case: _Case, communicator: Communicator | None) -> Row:
     )
 
 
-def _timed(call: Callable[[], object], device: torch.device, group: dist.ProcessGroup | None) -> float:
-    """From a barrier on. It is of the plan's own group where there is one: connections that rest are slow to start."""
-    dist.barrier(group)
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    started = time.perf_counter()
-    call()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter() - started
-
-
 def _everywhere(value: float, op: dist.ReduceOp.RedOpType, device: torch.device) -> float:
     box = torch.tensor([value], dtype=torch.float64, device=device)
     dist.all_reduce(box, op)
@@ -247,9 +244,7 @@ def _median_us(times: list[float], device: torch.device) -> float | None:
     """Median over the iterations of the slowest rank's time."""
     if not times:
         return None
-    slowest = torch.tensor(times, dtype=torch.float64, device=device)
-    dist.all_reduce(slowest, dist.ReduceOp.MAX)
-    return float(statistics.median(slowest.tolist())) * 1e6
+    return statistics.median(slowest_s(times, None, device)) * 1e6
 
 
 def _planned(case: _Case, communicator: Communicator) -> Callable[[], object]:
@@ -283,15 +278,11 @@ def _stock(case: _Case) -> Callable[[], object]:
 
 
 def _works(case: _Case) -> bool:
-    """Whether the backend has the collective at all, for this dtype."""
+    """Whether the backend has the collective at all, for this dtype. The same on all ranks."""
     if case.numel == 0:
         return False
     case.reset()
-    try:
-        _stock(case)()
-    except (RuntimeError, NotImplementedError, ValueError):
-        return False
-    return True
+    return works(_stock(case), None, case.device)
 
 
 def _scale(communicator: Communicator) -> float | None:

@@ -8,7 +8,7 @@ Bandwidths and latencies of the links are not touched.
 from __future__ import annotations
 
 import math
-import time
+import statistics
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -23,6 +23,8 @@ from ..synth.host import HostCosts
 from ..synth.schedule import Schedule
 from ..synth.simulate import predict_us, shape_of
 from .communicator import Communicator
+from .layout import IN_PLACE
+from .timing import slowest_s, timed_s
 
 _PATIENCE_S = 1.0
 """Longest that a single run of a probe is predicted to take: slower ones are left out."""
@@ -56,7 +58,9 @@ def _messages(base: Schedule) -> int:
 
 
 def calibrate(communicator: Communicator, say: Callable[[str], None] = lambda _: None) -> HostCosts:
-    """The host costs, the same on every rank, and from now on what the communicator predicts with. Collective."""
+    """The host costs, the same on every rank, and from now on what the communicator predicts with. Collective;
+    ExecutionError on every rank where one of them fails.
+    """
     machine = communicator.machine
     rows: list[tuple[Probe, float]] = []
     for schedule, size in probes(communicator):
@@ -70,9 +74,9 @@ def calibrate(communicator: Communicator, say: Callable[[str], None] = lambda _:
     box: list[object] = [None]
     if communicator.rank == 0:
         box = [_fitted(rows, communicator).to_json() if rows else machine.host.to_json()]
-    dist.broadcast_object_list(
-        box, dist.get_global_rank(communicator.group, 0), communicator.group, communicator.device
-    )
+    group = communicator.group
+    with communicator.guarded("the fitted host costs"):
+        dist.broadcast_object_list(box, dist.get_global_rank(group, 0), group, communicator.device)
     host = HostCosts.from_json(box[0])
     communicator.set_host(host)
     return host
@@ -80,35 +84,26 @@ def calibrate(communicator: Communicator, say: Callable[[str], None] = lambda _:
 
 def _measured_us(communicator: Communicator, schedule: Schedule, size: int) -> float:
     """Median over the turns of the slowest rank's time."""
+    group, device = communicator.group, communicator.device
     numel = size // 4
-    parted = communicator.plan.collective.name not in ("allreduce", "broadcast", "reduce")
-    numel = max(1, numel // communicator.size) * communicator.size if parted else numel
+    if communicator.plan.collective.name not in IN_PLACE:
+        numel = max(1, numel // communicator.size) * communicator.size
     buffers = communicator.scratch(numel, torch.float32)
-    times: list[float] = []
-    elapsed = 0.0
-    turns = _TURNS[1]
-    other = torch.zeros(1024, device=communicator.device)
-    for turn in range(2 + _TURNS[1]):
-        if turn == 2:  # agreed on by all: the slowest rank's first time decides
-            first = torch.tensor([elapsed], dtype=torch.float64, device=communicator.device)
-            dist.all_reduce(first, dist.ReduceOp.MAX, communicator.group)
-            turns = max(_TURNS[0], min(_TURNS[1], int(_PROBE_S / float(first.item()))))
-        if turn == 2 + turns:
-            break
-        dist.all_reduce(other, group=communicator.group)  # a call seldom comes alone
-        dist.barrier(communicator.group)
-        if communicator.device.type == "cuda":
-            torch.cuda.synchronize(communicator.device)
-        started = time.perf_counter()
-        communicator.play(schedule, numel, *buffers)
-        if communicator.device.type == "cuda":
-            torch.cuda.synchronize(communicator.device)
-        elapsed = time.perf_counter() - started
-        if turn >= 2:
-            times.append(elapsed)
-    slowest = torch.tensor(times, dtype=torch.float64, device=communicator.device)
-    dist.all_reduce(slowest, dist.ReduceOp.MAX, communicator.group)
-    return float(slowest.median().item()) * 1e6
+    other = torch.zeros(1024, device=device)
+    call = f"calibrating with {schedule.label} at {size} bytes"
+
+    def once() -> float:
+        with communicator.guarded(call):
+            dist.all_reduce(other, group=group)  # a call seldom comes alone
+            return timed_s(lambda: communicator.play(schedule, numel, *buffers), group, device)
+
+    once()
+    elapsed = once()
+    with communicator.guarded(f"{call}: how often"):  # agreed on by all: the slowest rank's time decides
+        (first,) = slowest_s([elapsed], group, device)
+    times = [once() for _ in range(max(_TURNS[0], min(_TURNS[1], int(_PROBE_S / first))))]
+    with communicator.guarded(f"{call}: the times"):
+        return statistics.median(slowest_s(times, group, device)) * 1e6
 
 
 def _fitted(rows: list[tuple[Probe, float]], communicator: Communicator) -> HostCosts:

@@ -8,7 +8,6 @@ size (a power of two) turns up; the slowest rank's median decides.
 from __future__ import annotations
 
 import statistics
-import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,7 +19,9 @@ import torch.distributed as dist
 from ..synth.cuts import Family, families, fastest, time_us
 from ..synth.plan import Plan
 from ..synth.schedule import Schedule
+from .faults import Faults
 from .machine import Machine
+from .timing import slowest_s, timed_s
 
 MODES = ("race", "model", "plan")
 _NEAR = 1.4
@@ -35,9 +36,12 @@ _HOPELESS = 1.6
 
 @dataclass(frozen=True)
 class Choice:
-    """What is used at a size: a schedule, or None for the stock collective; `raced` has what was measured, in us."""
+    """What is used at a size: a schedule, or None for the stock collective, and the best of the plan's own (for what the
+    backend has no stock collective for); `raced` has what was measured, in us.
+    """
 
     schedule: Schedule | None
+    own: Schedule
     predicted: Callable[[int], float | None]
     raced: dict[str, float]
 
@@ -54,9 +58,9 @@ class Choice:
 class Chooser:
     """The choices of one communicator."""
 
-    def __init__(self, plan: Plan, machine: Machine, group: dist.ProcessGroup, device: torch.device, mode: str) -> None:
-        self.plan, self.machine, self.group, self.device, self.mode = plan, machine, group, device, mode
-        self.rank = dist.get_rank(group)
+    def __init__(self, plan: Plan, machine: Machine, faults: Faults, device: torch.device, mode: str) -> None:
+        self.plan, self.machine, self.faults, self.device, self.mode = plan, machine, faults, device, mode
+        self.group, self.rank = faults.group, faults.rank
         self.choices: dict[int, Choice] = {}
 
     @cached_property
@@ -76,29 +80,34 @@ class Chooser:
             return self._choice(schedule)
         return self.choices.get(size_bytes.bit_length())
 
-    def _choice(self, schedule: Schedule | None, raced: dict[str, float] | None = None) -> Choice:
-        return Choice(schedule, lambda size: None if schedule is None else self.predict(schedule, size), raced or {})
+    def _choice(self, schedule: Schedule) -> Choice:
+        return Choice(schedule, schedule, lambda size: self.predict(schedule, size), {})
 
     def predict(self, schedule: Schedule, size_bytes: int) -> float | None:
         """Microseconds on the machine at hand."""
         machine = self.machine
         return time_us(schedule, machine.topology, machine.host, size_bytes, rounds=machine.rounds) or None
 
-    def choose(self, size_bytes: int, run: Callable[[Schedule], None], stock: Callable[[], None] | None) -> Choice:
-        """Make the choice for a size; `run` and `stock` work on scratch memory. Collective."""
+    def choose(
+        self, size_bytes: int, run: Callable[[Schedule], None], stock: Callable[[], None], has_stock: Callable[[], bool]
+    ) -> Choice:
+        """Make the choice for a size; `run` and `stock` work on scratch memory, `has_stock` says, alike on all ranks,
+        whether there is a stock collective. Collective; ExecutionError on every rank where one of them fails.
+        """
         order = self._ranked(size_bytes)
-        if self.mode == "model" or (len(order) == 1 and stock is None):
-            schedule = self.variants[order[0]]
-            choice = self._choice(schedule)
+        with_stock = self.mode == "race" and has_stock()
+        if self.mode == "model" or (len(order) == 1 and not with_stock):
+            choice = self._choice(self.variants[order[0]])
         else:
-            choice = self._race(size_bytes, order, run, stock)
+            choice = self._race(size_bytes, order, run, stock if with_stock else None)
         self.choices[size_bytes.bit_length()] = choice
         return choice
 
     def _ranked(self, size_bytes: int) -> list[int]:
         """The numbers of the variants worth trying, best first, as rank 0 sees it."""
         box: list[object] = [self._near(size_bytes) if self.rank == 0 else None]
-        dist.broadcast_object_list(box, dist.get_global_rank(self.group, 0), self.group, self.device)
+        with self.faults.stock(f"what to try at {size_bytes} bytes"):
+            dist.broadcast_object_list(box, dist.get_global_rank(self.group, 0), self.group, self.device)
         return box[0]  # type: ignore[return-value]
 
     def _near(self, size_bytes: int) -> list[int]:
@@ -124,32 +133,27 @@ class Chooser:
             entrants.append((None, stock))
         for _, call in entrants:  # compiled, and buffers touched
             call()
-        first = self._slowest([self._timed(call) for _, call in entrants])
+        first = self._round(size_bytes, [call for _, call in entrants])
         best = min(first)
         running = [i for i, seconds in enumerate(first) if seconds <= best * _HOPELESS]
         times: dict[int, list[float]] = {i: [first[i]] for i in running}
         turns = 0 if len(running) == 1 else max(1, min(_MOST_TURNS, int(_RACE_S / (best * len(running)))))
         for _ in range(turns):
-            for i, seconds in zip(running, self._slowest([self._timed(entrants[i][1]) for i in running]), strict=True):
+            for i, seconds in zip(running, self._round(size_bytes, [entrants[i][1] for i in running]), strict=True):
                 times[i].append(seconds)
         medians = {i: statistics.median(seconds) for i, seconds in times.items()}
         winner = entrants[min(medians, key=medians.__getitem__)][0]
+        ends = [medians.get(i, first[i]) for i in range(len(entrants))]
+        own = winner or self.variants[order[min(range(len(order)), key=ends.__getitem__)]]
         labels = ["stock" if schedule is None else schedule.label for schedule, _ in entrants]
-        measured = {labels[i]: medians.get(i, first[i]) * 1e6 for i in range(len(entrants))}
-        return self._choice(winner, measured)
+        measured = {label: seconds * 1e6 for label, seconds in zip(labels, ends, strict=True)}
+        return Choice(winner, own, lambda size: None if winner is None else self.predict(winner, size), measured)
 
-    def _timed(self, call: Callable[[], None]) -> float:
-        dist.barrier(self.group)
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-        started = time.perf_counter()
-        call()
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-        return time.perf_counter() - started
-
-    def _slowest(self, seconds: list[float]) -> list[float]:
-        """The slowest rank's times."""
-        box = torch.tensor(seconds, dtype=torch.float64, device=self.device)
-        dist.all_reduce(box, dist.ReduceOp.MAX, self.group)
-        return [float(x) for x in box.tolist()]
+    def _round(self, size_bytes: int, calls: list[Callable[[], None]]) -> list[float]:
+        """The slowest rank's seconds for each call, made once."""
+        seconds = []
+        for call in calls:
+            with self.faults.stock(f"the race at {size_bytes} bytes"):
+                seconds.append(timed_s(call, self.group, self.device))
+        with self.faults.stock(f"the times of the race at {size_bytes} bytes"):
+            return slowest_s(seconds, self.group, self.device)

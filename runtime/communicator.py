@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -16,10 +16,11 @@ from ..synth.plan import Plan
 from ..synth.schedule import Schedule
 from ..topo.errors import ExecutionError, InputError, PlanMismatchError, TopoplanError
 from .choose import MODES, Choice, Chooser
-from .executor import IN_PLACE, Executor, check_op
-from .faults import NOBODY, Faults, first_line
+from .executor import Executor, check_op
+from .faults import Faults, first_line, grace_s
+from .layout import IN_PLACE, ends_numel
 from .machine import machine
-from .stock import stock
+from .stock import stock, works
 
 DEFAULT_TIMEOUT = timedelta(seconds=300)
 _DIGEST_BYTES = 32
@@ -52,7 +53,8 @@ class Communicator:
         loaded = _loaded(plan)
         ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
         try:
-            inner = dist.new_group(ranks, timeout=timeout, backend=_plain_backend(group))
+            waits = timeout - timedelta(seconds=grace_s(timeout))
+            inner = dist.new_group(ranks, timeout=waits, backend=_plain_backend(group))
             if not isinstance(inner, dist.ProcessGroup):
                 raise InputError("this rank is not in the group that the communicator is for")
             self.group = inner
@@ -68,7 +70,8 @@ class Communicator:
         store = PrefixStore(f"topoplan/{inner.group_name}", dist.distributed_c10d._get_default_store())
         self._faults = Faults(inner, self.plan.topology, timeout, store)
         self._executor = Executor(inner, self._faults)
-        self._chooser = Chooser(self.plan, self.machine, inner, self.device, choose)
+        self._chooser = Chooser(self.plan, self.machine, self._faults, self.device, choose)
+        self._stock_works: dict[tuple[torch.dtype, dist.ReduceOp.RedOpType], bool] = {}
 
     def _agree(self, loaded: Plan | TopoplanError) -> Plan:
         """All ranks show each other the hash of their plan (zeros: it has none), and each checks the number of ranks."""
@@ -172,11 +175,16 @@ class Communicator:
 
     def scratch(self, numel: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
         """Flat input and output, zeros, for a buffer of `numel` elements."""
-        part, name, here = numel // self.size, self.plan.collective.name, self._is_root
-        sent = {"allgather": part, "gather": part, "scatter": numel if here else 0}.get(name, numel)
-        got = {"reduce-scatter": part, "scatter": part, "gather": numel if here else 0}.get(name, numel)
+        sent, got = ends_numel(self.plan.collective, self.rank, numel)
         output = torch.zeros(got, dtype=dtype, device=self.device)
-        return (output if name in IN_PLACE else torch.zeros(sent, dtype=dtype, device=self.device)), output
+        in_place = self.plan.collective.name in IN_PLACE
+        return (output if in_place else torch.zeros(sent, dtype=dtype, device=self.device)), output
+
+    def guarded(self, call: str) -> AbstractContextManager[None]:
+        """Around stock collectives over `group` that all ranks make: a fault in them is an ExecutionError on every rank.
+        `call` says, alike on all ranks, what they are for.
+        """
+        return self._faults.stock(call)
 
     def play(self, schedule: Schedule, numel: int, source: torch.Tensor, target: torch.Tensor) -> None:
         """One of `variants`, on flat tensors as `scratch` makes them."""
@@ -186,29 +194,37 @@ class Communicator:
         choice = self._chooser.known(numel * target.element_size())
         if choice is None:
             choice = self._choose(numel, source, target, op)
-        if choice.schedule is not None:
-            self._executor.run(choice.schedule, numel, source, target, op)
+        schedule = choice.schedule
+        if schedule is None and not self._has_stock(target.dtype, op):
+            schedule = choice.own  # the race was run with another dtype
+        if schedule is not None:
+            self._executor.run(schedule, numel, source, target, op)
         else:
-            self._faults.begin(
-                f"{op.name}, {numel} elements of {target.dtype}, by the stock {self.plan.collective.name}"
-            )
-            try:
-                stock(self.plan.collective, self.group, source, target, op)()
-            except RuntimeError as error:
-                raise self._faults.stuck("stock", NOBODY, 0, 0, error, {}) from error
+            self._stock(numel, source, target, op)
+
+    def _stock(self, numel: int, source: torch.Tensor, target: torch.Tensor, op: dist.ReduceOp.RedOpType) -> None:
+        name = self.plan.collective.name
+        with self._faults.stock(f"{op.name}, {numel} elements of {_plain(target.dtype)}, by the stock {name}"):
+            stock(self.plan.collective, self.group, source, target, op)()
+
+    def _has_stock(self, dtype: torch.dtype, op: dist.ReduceOp.RedOpType) -> bool:
+        """Whether the backend has the collective for a dtype and reduction: tried once, on scratch memory, by all ranks."""
+        if (dtype, op) not in self._stock_works:
+            call = stock(self.plan.collective, self.group, *self.scratch(self.size, dtype), op)
+            with self._faults.stock(f"{op.name} of {_plain(dtype)}: whether there is a stock one"):
+                self._stock_works[dtype, op] = works(call, self.group, self.device)
+        return self._stock_works[dtype, op]
 
     def _choose(self, numel: int, source: torch.Tensor, target: torch.Tensor, op: dist.ReduceOp.RedOpType) -> Choice:
         """Race on scratch memory: what the caller brought stays as it is."""
         into = torch.zeros_like(target)
         given = into if source is target else torch.zeros_like(source)
-        call = stock(self.plan.collective, self.group, given, into, op)
-        own: Callable[[], None] | None = call
-        try:
-            call()
-        except (RuntimeError, NotImplementedError, ValueError):
-            own = None  # the backend does not have it, for this dtype or at all
-        size = numel * target.element_size()
-        choice = self._chooser.choose(size, lambda s: self._executor.run(s, numel, given, into, op), own)
+        choice = self._chooser.choose(
+            numel * target.element_size(),
+            lambda schedule: self._executor.run(schedule, numel, given, into, op),
+            lambda: self._stock(numel, given, into, op),
+            lambda: self._has_stock(into.dtype, op),
+        )
         self._executor.forget(numel, into.dtype, choice.schedule)
         return choice
 
@@ -255,6 +271,10 @@ def _loaded(plan: Plan | str | Path) -> Plan | TopoplanError:
         return Plan.load(plan)
     except TopoplanError as error:
         return error
+
+
+def _plain(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _plain_backend(group: dist.ProcessGroup | None) -> str:

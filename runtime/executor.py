@@ -23,6 +23,7 @@ import torch.distributed as dist
 from ..synth.schedule import Schedule
 from ..topo.errors import ExecutionError, InputError
 from .faults import Faults
+from .layout import IN_PLACE
 from .program import Await, Combine, Copy, Exchange, Pack, Place, Post, Program, lower
 
 Reduce = Callable[[list[torch.Tensor], list[torch.Tensor]], object]
@@ -34,8 +35,6 @@ REDUCIBLE = (
     torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
 )  # fmt: skip
 """Dtypes that can be added up."""
-IN_PLACE = ("allreduce", "broadcast", "reduce")
-"""Collectives whose input and output are one tensor."""
 CACHED = 64
 CACHED_BYTES = 1 << 30
 """Compiled programs that are kept, and what their buffers may come to, the least recently used going first."""

@@ -13,8 +13,8 @@ import json
 import re
 import threading
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import timedelta
 from typing import Any
@@ -59,6 +59,11 @@ class Stuck:
     posted: Mapping[str, int] = field(default_factory=dict)
 
 
+def grace_s(timeout: timedelta) -> float:
+    """Seconds of a call's deadline that are kept for finding the culprit."""
+    return min(_GRACE_S, timeout.total_seconds() * _GRACE)
+
+
 def first_line(error: Exception) -> str:
     """An error in one line."""
     text = _SOURCE_LINE.sub("", str(error).strip())
@@ -72,9 +77,8 @@ class Faults:
     def __init__(self, group: dist.ProcessGroup, topology: Topology | None, timeout: timedelta, store: Store) -> None:
         self.group, self.topology, self.store = group, topology, store
         self.rank, self.ranks = dist.get_rank(group), dist.get_world_size(group)
-        total = timeout.total_seconds()
-        self.grace_s = min(_GRACE_S, total * _GRACE)
-        self.wait_s = total - self.grace_s
+        self.grace_s = grace_s(timeout)
+        self.wait_s = timeout.total_seconds() - self.grace_s
         self.deadline = 0.0
         self.call, self.calls = "", 0
         self.broken: ExecutionError | None = None
@@ -89,6 +93,15 @@ class Faults:
         self.deadline = time.monotonic() + self.wait_s
         return self.deadline
 
+    @contextmanager
+    def stock(self, call: str) -> Iterator[None]:
+        """Around collectives of the backend itself: when one of them fails, that is an ExecutionError on every rank."""
+        self.begin(call)
+        try:
+            yield
+        except RuntimeError as error:
+            raise self.stuck("stock", NOBODY, 0, 0, error, {}) from error
+
     def stuck(
         self, kind: str, peer: int, number: int, step: int, error: Exception, posted: Mapping[str, int]
     ) -> ExecutionError:
@@ -98,7 +111,7 @@ class Faults:
         reports = self._hear(mine)
         said = f"rank {self.rank}: {blame(self.rank, reports, self.ranks, self._between)}"
         if kind == "stock":
-            own = f"here the stock collective failed ({mine.reason})"
+            own = f"here the stock collective failed ({self.call}: {mine.reason})"
         else:
             src, dst = (self.rank, peer) if kind == "send" else (peer, self.rank)
             doing = "sending to" if kind == "send" else "receiving from"
@@ -194,7 +207,7 @@ def blame(rank: int, reports: Mapping[int, Stuck], ranks: int, between: Callable
     chain, link, _ = culprit(rank, reports)
     if link is not None:
         return f"{between(*link)} carries nothing from rank {link[0]} to rank {link[1]}"
-    if mine.kind == "stock":
+    if chain[-1] in reports:  # in a stock collective
         silent = [str(other) for other in range(ranks) if other not in reports]
         if not silent:
             return "all ranks are stuck: a link is cut or too slow"

@@ -5,9 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from ..synth.collective import Collective
 from ..synth.schedule import Schedule
 
 Range = tuple[int, int]
+IN_PLACE = ("allreduce", "broadcast", "reduce")
+"""Collectives whose input and output are one tensor."""
+
+
+def ends_numel(collective: Collective, rank: int, numel: int) -> tuple[int, int]:
+    """Elements of the input and of the output of `rank` for a buffer of `numel` elements; 0 where it has none."""
+    part, name, here = numel // collective.ranks, collective.name, numel if rank == collective.root else 0
+    sent = {"allgather": part, "gather": part, "scatter": here}.get(name, numel)
+    got = {"reduce-scatter": part, "scatter": part, "gather": here}.get(name, numel)
+    return sent, got
 
 
 @dataclass(frozen=True)

@@ -44,3 +44,21 @@ def stock(
         call()
 
     return run
+
+
+def works(call: Callable[[], object], group: dist.ProcessGroup | None, device: torch.device) -> bool:
+    """Whether the backend can make a stock `call` at all: tried, and agreed on by all ranks of `group` (None: all).
+
+    RuntimeError where the ranks cannot hear each other any more: then it was no answer that the call failed.
+    """
+    failed: Exception | None = None
+    try:
+        call()
+    except (RuntimeError, ValueError) as error:
+        failed = error
+    box = torch.tensor([failed is not None], dtype=torch.int32, device=device)
+    try:
+        dist.all_reduce(box, dist.ReduceOp.MAX, group)
+        return not box.item()
+    except RuntimeError as error:
+        raise (failed if isinstance(failed, RuntimeError) else error) from None
