@@ -52,7 +52,7 @@ def _read_virtual(root: Path) -> Fact:
     """The hypervisor, or `no`.
 
     A guest of Xen says so in `/sys/hypervisor/type`. On x86 the CPU flag `hypervisor` decides, and the firmware's maker
-    and product give the name (bare-metal machines of Amazon and Google carry the same names); elsewhere the names alone.
+    and product give the name (bare-metal machines of Amazon and Google bear the same names); elsewhere the names alone.
     """
     xen = read_fact(root, root / "sys/hypervisor/type", HOST, "virtual")
     if xen.value is not None:
