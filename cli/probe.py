@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import TYPE_CHECKING
 
@@ -13,15 +14,18 @@ if TYPE_CHECKING:
     from ..topo.graph import Topology
 
 PROG = "topo-probe"
-FORMATS = ("table", "json", "nccl-xml", "dot", "svg")
+FORMATS = ("table", "json", "tree", "smi", "nccl-xml", "dot", "svg")
 
 DESCRIPTION = """\
 examples:
   topo-probe                                   this machine, as tables
-  topo-probe dgx1 --format svg -o dgx1.svg     a picture of a preset
+  topo-probe --check                           what is wrong with it, and what to do; exit code 1 on errors
   topo-probe --json -o machine.json            this machine as a file that topo-synth reads
-  topo-probe topo.xml                          an NCCL or RCCL topology file, as tables
-  topo-probe dgx-a100:2 --format nccl-xml      a preset as a file that NCCL reads
+  topo-probe matrix.txt --format svg -o m.svg  a picture of what somebody's nvidia-smi topo -m says
+  topo-probe --for-vm -o topo.xml              a file for NCCL_TOPO_FILE, inside a virtual machine
+  topo-probe dgx-a100:2 --format tree          a preset, as a tree
+  torchrun --nproc-per-node 8 -m topoplan.cli.probe --measure -o machine.json
+                                               measure every link, alone and all together, and believe what is true
 
 Shows what a machine is: GPUs, CPUs, NICs, switches and the links between them. What could not be learned is said in
 a note, and the rest is shown all the same. Bandwidths are in GB/s (1e9 bytes a second), in one direction.
@@ -29,56 +33,100 @@ a note, and the rest is shown all the same. Bandwidths are in GB/s (1e9 bytes a 
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs the command; returns its exit code (0 done, 1 failed, 2 usage, 130 interrupted)."""
-    arguments = _parser().parse_args(argv)
-    return run_command(PROG, lambda: _probe(arguments))
+    """Runs the command; returns its exit code (0 done, 1 failed or errors found, 2 usage, 130 interrupted)."""
+    parser = _parser()
+    arguments = parser.parse_args(argv)
+    if arguments.for_vm and arguments.format not in (None, "nccl-xml"):
+        parser.error("--for-vm writes nccl-xml; leave --format out")
+    if arguments.sysfs_root is not None and arguments.topology != "local":
+        parser.error("--sysfs-root says where the local machine's files are; leave TOPOLOGY out")
+    quiet = int(os.environ.get("RANK", "0") or 0) > 0 if arguments.measure else False
+    return run_command(PROG, lambda: _probe(arguments), quiet=quiet)
 
 
 def _parser() -> Parser:
     parser = Parser(PROG, DESCRIPTION)
-    parser.usage = f"{PROG} [TOPOLOGY] [--format {'|'.join(FORMATS)}] [-o FILE]"
+    parser.usage = f"{PROG} [TOPOLOGY] [--format {'|'.join(FORMATS)}] [--check] [--for-vm] [--measure] [-o FILE]"
     parser.add_argument(
         "topology",
         metavar="TOPOLOGY",
         nargs="?",
         default="local",
-        help="local (this machine, the default), a file (topoplan JSON, NCCL or RCCL XML, ...), or a preset such as "
+        help="local (this machine, the default); a file: topoplan JSON, NCCL or RCCL XML, hwloc XML, nvidia-smi topo -m or "
+        "nvlink -R text; a folder or tar archive with a copy of another machine's /sys and /proc; or a preset such as "
         "dgx1, dgx-a100:2, mesh:4x4, ring:8@25",
     )
     form = parser.add_mutually_exclusive_group()
-    form.add_argument("--format", choices=FORMATS, default="table", help="what to write (default: table)")
+    form.add_argument("--format", choices=FORMATS, help="what to write (default: table)")
     form.add_argument("--json", dest="format", action="store_const", const="json", help="the same as --format json")
     parser.add_argument(
         "-o", "--output", metavar="FILE", help="write to FILE, whole or not at all, instead of printing"
+    )
+    parser.add_argument(
+        "--check", action="store_true", help="say what is wrong: severity, evidence, advice; exit code 1 on errors"
+    )
+    parser.add_argument(
+        "--for-vm", action="store_true", help="write NCCL XML for use inside a VM: its addresses, credible link speeds"
+    )
+    parser.add_argument("--sysfs-root", metavar="DIR", help="read /sys and /proc below DIR (a folder or a tar archive)")
+    parser.add_argument(
+        "--measure", action="store_true", help="under torchrun: measure the links by sending, one rank a GPU"
     )
     return parser
 
 
 def _probe(arguments: argparse.Namespace) -> int:
-    from ..topo.resolve import resolve
-
-    topology = resolve(arguments.topology)
+    topology = _measured(arguments) if arguments.measure else _told(arguments)
+    if topology is None:
+        return 0
     to_terminal = arguments.output is None and sys.stdout.isatty()
-    text = _written(topology, arguments.format, to_terminal)
+    form = "nccl-xml" if arguments.for_vm else arguments.format or ("check" if arguments.check else "table")
+    text = _written(topology, form, to_terminal, arguments.for_vm)
     if arguments.output is None:
         sys.stdout.write(text)
     else:
         from ..topo.files import write_whole
 
         write_whole(arguments.output, text)
-    return 0
+    return _errors_found(topology, said=form == "check") if arguments.check else 0
 
 
-def _written(topology: Topology, form: str, colour: bool) -> str:
-    """The topology in one of FORMATS; each writer is imported when it is asked for."""
+def _told(arguments: argparse.Namespace) -> Topology:
+    """The topology that the arguments name."""
+    if arguments.sysfs_root is not None:
+        from pathlib import Path
+
+        from ..topo.probe.join import probe_local
+
+        return probe_local(Path(arguments.sysfs_root))
+    from ..topo.resolve import resolve
+
+    return resolve(arguments.topology)
+
+
+def _measured(arguments: argparse.Namespace) -> Topology | None:
+    """The topology with what was measured on it; None on ranks other than the first, which have nothing to print."""
+    from ..runtime.measure import measure_topology
+
+    declared = None if arguments.topology == "local" and arguments.sysfs_root is None else _told(arguments)
+    topology = measure_topology(declared)
+    return topology if int(os.environ.get("RANK", "0") or 0) == 0 else None
+
+
+def _written(topology: Topology, form: str, colour: bool, for_vm: bool) -> str:
+    """The topology in one of FORMATS (or what --check says); each writer is imported when it is asked for."""
     if form == "json":
-        from dataclasses import replace
+        from ..topo.formats import judged
 
-        return replace(topology, extra={**topology.extra, "fingerprint": topology.fingerprint}).dumps()
+        return judged.write(topology)
+    if form == "check":
+        from ..topo.doctor import examine, report
+
+        return "\n".join(report(examine(topology))) + "\n"
     if form == "nccl-xml":
         from ..topo.formats import nccl_xml
 
-        return nccl_xml.write(topology)
+        return nccl_xml.write(topology, for_vm)
     if form == "dot":
         from ..topo.formats import dot
 
@@ -87,9 +135,27 @@ def _written(topology: Topology, form: str, colour: bool) -> str:
         from ..topo.formats import svg
 
         return svg.write(topology)
+    if form == "smi":
+        from ..topo.formats import smi
+
+        return smi.write(topology)
+    if form == "tree":
+        from ..topo.formats import tree
+
+        return tree.write(topology, colour)
     from ..topo.formats import table
 
     return table.write(topology, colour)
+
+
+def _errors_found(topology: Topology, said: bool) -> int:
+    """Exit code 1 where the doctor finds errors; a line on standard error for each that was not `said`."""
+    from ..topo.doctor import examine
+
+    errors = [finding for finding in examine(topology).findings if finding.severity == "error"]
+    for finding in errors if not said else ():
+        print(f"{PROG}: {finding.message}", file=sys.stderr)
+    return 1 if errors else 0
 
 
 if __name__ == "__main__":

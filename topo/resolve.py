@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from .errors import InputError
+from .formats import nccl_xml
 from .formats.detect import read_topology_text
 from .graph import Topology
 from .presets import PRESETS, preset
@@ -16,7 +17,8 @@ MAX_FILE_BYTES = 16 * 2**20
 def resolve(argument: str) -> Topology:
     """The topology that an argument names. Raises InputError where it names none.
 
-    `local` is the machine this runs on; an existing file is read by its content; a folder, or a tar archive, is the copy of
+    `local` is the machine this runs on; an existing file is read by its content (an NCCL XML skeleton is filled in from the
+    machine this runs on); a folder, or a tar archive, is the copy of
     another machine's `/sys` and `/proc`; all else is a preset.
     """
     if argument == LOCAL:
@@ -29,7 +31,10 @@ def resolve(argument: str) -> Topology:
     if exists and not (path.is_dir() and _names_a_preset(argument)):
         if path.is_dir() or is_archive(path):
             return _probed(path)
-        return read_topology_text(_text_of(path), argument)
+        text = _text_of(path)
+        if nccl_xml.is_skeleton(text):
+            return nccl_xml.fill_skeleton(text, argument, _probed(Path("/")))
+        return read_topology_text(text, argument)
     if not _names_a_preset(argument) and ("/" in argument or path.suffix[1:].isalpha()):
         raise InputError(
             f"{argument}: no such file; expected a topology file, 'local', or a preset such as dgx1 or ring:8"

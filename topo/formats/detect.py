@@ -4,19 +4,37 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from ..errors import InputError
 from ..graph import Topology
-from . import nccl_xml
+from . import hwloc_xml, nccl_xml, smi
 
 _BEFORE_THE_ROOT = re.compile(r"\s*(?:<\?.*?\?>\s*|<!--.*?-->\s*)*", re.DOTALL)
 _SNIFF_CHARACTERS = 64 * 2**10
 
-READERS: tuple[tuple[str, re.Pattern[str], Callable[[str, str], Topology]], ...] = (
-    ("topoplan's JSON (starts with {)", re.compile(r"\{"), Topology.loads),
-    ("NCCL's or RCCL's XML (starts with <system)", re.compile(r"<(?:system\b|!DOCTYPE|!ENTITY)"), nccl_xml.read),
+
+@dataclass(frozen=True)
+class Format:
+    """A format: its `name` in messages, whether a text that `starts` so is in it, and its reader."""
+
+    name: str
+    starts: Callable[[str], bool]
+    read: Callable[[str, str], Topology]
+
+
+def _opening(pattern: str) -> Callable[[str], bool]:
+    compiled = re.compile(pattern)
+    return lambda start: compiled.match(start) is not None
+
+
+FORMATS = (
+    Format("topoplan's JSON (starts with {)", _opening(r"\{"), Topology.loads),
+    Format("hwloc's XML (starts with <topology)", _opening(r"<(?:topology\b|!DOCTYPE\s+topology\b)"), hwloc_xml.read),
+    Format("NCCL's or RCCL's XML (starts with <system)", _opening(r"<(?:system\b|!DOCTYPE|!ENTITY)"), nccl_xml.read),
+    Format("text of nvidia-smi topo or nvidia-smi nvlink", smi.looks_like, smi.read),
 )
-"""Formats that are understood: what it is called in messages, how its text starts, and its reader."""
+"""Formats that are understood, in the order in which they are tried."""
 
 
 def read_topology_text(text: str, where: str) -> Topology:
@@ -24,16 +42,15 @@ def read_topology_text(text: str, where: str) -> Topology:
     if not text.strip("\ufeff \t\r\n"):
         raise InputError(f"{where}: the file is empty; expected {_understood()}")
     text = text.removeprefix("\ufeff")
-    head = text[:_SNIFF_CHARACTERS]
-    skipped = _BEFORE_THE_ROOT.match(head)
-    start = head[skipped.end() if skipped else 0 :]
-    for _, opening, reader in READERS:
-        if opening.match(start):
-            return reader(text, where)
+    skipped = _BEFORE_THE_ROOT.match(text[:_SNIFF_CHARACTERS])
+    start = text[skipped.end() if skipped else 0 :]
+    for known in FORMATS:
+        if known.starts(start):
+            return known.read(text, where)
     raise InputError(
         f"{where}: not a format that is understood (it starts with {start[:30]!r}); expected {_understood()}"
     )
 
 
 def _understood() -> str:
-    return " or ".join(name for name, _, _ in READERS)
+    return " or ".join(known.name for known in FORMATS)
