@@ -1,7 +1,8 @@
 """Whether a NIC reaches a GPU's memory directly, by the rules of NCCL and RCCL (ncclTopoCheckGdr).
 
 NCCL 2.30: NIC and GPU both can (`gdr` in its XML), and the path is P2C or better: PCIe switches only, or C2C to the
-CPU of the NIC. Before compute capability 8.0 a GPU with others beside it only receives this way, unless it has NVLink to one.
+CPU of the NIC. Before compute capability 8.0 a GPU with others beside it only receives this way, unless it has NVLink
+to one.
 RCCL: PXB or better, or PHB where a CPU of the Rome sort has both, their bus numbers beginning alike.
 A NIC can where its RDMA driver gets into GPU memory: by nvidia_peermem or another memory peer, or by DMA-BUF.
 """
