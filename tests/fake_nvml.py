@@ -13,6 +13,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping
+from fractions import Fraction
 from itertools import permutations
 from pathlib import Path
 
@@ -227,10 +228,6 @@ def _run(arguments: list[str], variables: Mapping[str, str]) -> subprocess.Compl
 
 
 _ASK = "import json; from topoplan.topo.facts import facts_to_json; from topoplan.topo.probe.nvml import read_nvml; "
-_PROBE = (
-    "import sys, pathlib; from topoplan.topo.probe.join import probe_local; "
-    "sys.stdout.write(probe_local(pathlib.Path(sys.argv[1])).dumps())"
-)
 
 
 def asked(machine: Machine, folder: Path, without: tuple[str, ...] = (), env: Mapping[str, str] | None = None) -> Facts:
@@ -257,9 +254,8 @@ def probe(
 def probed(
     machine: Machine, folder: Path, env: Mapping[str, str] | None = None, without: tuple[str, ...] = ()
 ) -> Topology:
-    """The topology that probe_local finds on the machine, with its captured /sys."""
-    root = captured(machine, folder)
-    done = _run(["-c", _PROBE, str(root)], environment(machine, folder, without) | dict(env or {}))
+    """What `topo-probe --json` finds on the machine, with its captured /sys."""
+    done = probe(machine, folder, "--json", env=env, without=without)
     assert done.returncode == 0, done.stderr
     return Topology.loads(done.stdout)
 
@@ -270,3 +266,28 @@ def captured(machine: Machine, folder: Path) -> Path:
     if not root.exists():
         machine.capture(root)
     return root
+
+
+# -- reading what they say ---------------------------------------------------------------------------------------------
+
+
+def known(facts: Facts) -> set[tuple[str, str]]:
+    """Subject and key of every fact that has a value."""
+    return {(f.subject, f.key) for f in facts.items if f.value is not None}
+
+
+def states(facts: Facts, gpu: int) -> dict[int, str | None]:
+    """NVLinks of a GPU by number, with their state."""
+    prefix = f"gpu/{gpu}/nvlink/"
+    found = [f for f in facts.items if f.subject.startswith(prefix) and f.key == "state"]
+    return {int(f.subject.removeprefix(prefix)): facts.text(f.subject, "state") for f in found}
+
+
+def nvlinks(topology: Topology) -> dict[tuple[str, str], tuple[Fraction, int]]:
+    """GB/s and number of the NVLinks from one device to another."""
+    return {(x.src, x.dst): (x.bandwidth_GBps, x.count) for x in topology.links if x.kind == "nvlink"}
+
+
+def notes(topology: Topology) -> list[str]:
+    """What a topology says of itself."""
+    return list(topology.extra["notes"])

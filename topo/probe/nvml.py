@@ -181,7 +181,12 @@ def _fabric_info(nvml: Nvml, gpu: Gpu) -> tuple[Any, Fact]:
     """What the newest of the functions that answers fills in, and the fact `fabric_state` (or the first's reason)."""
     failed: list[Fact] = []
     for function, structure in _FABRIC:
-        info = getattr(nvml.module, structure, ctypes.c_uint)()
+        if not hasattr(nvml.module, structure):
+            failed.append(
+                Fact(gpu.subject, "fabric_state", None, function, f"this version of pynvml has no {structure}")
+            )
+            continue
+        info = getattr(nvml.module, structure)()
 
         def state(_: Any, info: Any = info) -> str:
             return _fabric_state(nvml, info)
