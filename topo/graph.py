@@ -39,7 +39,7 @@ from .fingerprint import fingerprint
 FORMAT = "topoplan-topology"
 VERSION = 1
 MAX_DEVICES = 100_000
-_WORKED_OUT = ("fingerprint", "gpudirect", "findings")  # by topo-probe, from all the rest; not read back
+_WORKED_OUT = ("fingerprint", "gpudirect", "gpudirect_missing", "findings")  # by topo-probe, from all the rest; not read back
 _LISTS = ("notes", "facts", "gpudirect", "findings")
 
 __all__ = [

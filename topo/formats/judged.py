@@ -6,17 +6,23 @@ These are worked out anew each time and not read back: they are for whoever read
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from ..doctor import findings
+from ..errors import InputError
 from ..gpudirect import verdicts
 from ..graph import Topology
 
 
 def write(topology: Topology) -> str:
-    """JSON text; `Topology.loads` reads the topology back equal."""
-    told = {
-        "fingerprint": topology.fingerprint,
-        "gpudirect": [verdict.to_json() for verdict in verdicts(topology)],
-        "findings": [finding.to_json() for finding in findings(topology)],
-    }
+    """JSON text; `Topology.loads` reads the topology back equal.
+
+    `gpudirect_missing` says why GPUDirect cannot be judged: facts that cannot be read, a cluster of many thousand pairs.
+    """
+    told: dict[str, Any] = {"fingerprint": topology.fingerprint}
+    try:
+        told["gpudirect"] = [verdict.to_json() for verdict in verdicts(topology)]
+    except InputError as error:
+        told["gpudirect_missing"] = str(error)
+    told["findings"] = [finding.to_json() for finding in findings(topology)]
     return replace(topology, extra={**topology.extra, **told}).dumps()

@@ -13,6 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from ..cables import cables, kind_name, rate_text
+from ..errors import InputError
+from ..gpudirect import lines, verdicts
 from ..graph import Device, Topology
 from ..matrix import LABELS, Way, ways
 
@@ -39,6 +41,7 @@ def write(topology: Topology, colour: bool = False) -> str:
         _print_gpus(console, topology, columns)
     if topology.links:
         console.print(_links(topology))
+    _print_gpudirect(console, topology)
     for note in _notes(topology):
         console.print(Text(f"note: {note}"), soft_wrap=True)
     lines = (line.rstrip() for line in buffer.getvalue().splitlines())
@@ -114,6 +117,22 @@ def _summary(seen: Counter[Way]) -> Table:
     for way, count in sorted(seen.items(), key=lambda item: -item[1]):
         table.add_row(way.label, "" if way.GBps is None else rate_text(way.GBps), str(count))
     return table
+
+
+def _print_gpudirect(console: Console, topology: Topology) -> None:
+    """Verdicts, where there are facts to judge by: a preset says nothing of drivers."""
+    try:
+        judged = (
+            verdicts(topology) if topology.extra.get("facts") or any("gdr" in d.extra for d in topology.devices) else ()
+        )
+    except InputError as error:
+        console.print(Text(f"GPUDirect: {error}"), soft_wrap=True)
+        return
+    if judged:
+        console.print(Text("GPUDirect", style="bold"))
+        for line in lines(judged):
+            console.print(Text(f"  {line}"), soft_wrap=True)
+        console.print()
 
 
 def _links(topology: Topology) -> Table:
