@@ -1,4 +1,7 @@
-"""XML from strangers, read without harm: no DTD, no entities, bounded depth and size, lines known."""
+"""XML from strangers, read without harm: no DTD, no entities, bounded depth and size, lines known.
+
+Nothing is ever fetched: where a format has a document type, its name is read over and nothing of it is used.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from xml.etree.ElementTree import ParseError
 
-from defusedxml.common import DefusedXmlException
+from defusedxml.common import DefusedXmlException, DTDForbidden
 from defusedxml.ElementTree import DefusedXMLParser
 
 from ..errors import InputError
@@ -15,18 +18,20 @@ from ..errors import InputError
 MAX_CHARACTERS = 16 * 2**20
 MAX_DEPTH = 64
 MAX_ELEMENTS = 200_000
+MAX_TEXT = 2**20
 _CUT_OFF = ("no element found", "unclosed token", "partial character")
 
 
 @dataclass(eq=False)
 class Element:
-    """One element: its attributes, its children in order, and where it stands."""
+    """One element: its attributes, its children in order, its text without what stands around it, and where it is."""
 
     tag: str
     attributes: Mapping[str, str]
     where: str
     line: int
     children: list[Element] = field(default_factory=list)
+    text: str = ""
 
     def __iter__(self) -> Iterator[Element]:
         """The children, in order."""
@@ -70,6 +75,8 @@ class _Builder:
         self.parser: Any = None
         self.root: Element | None = None
         self._open: list[Element] = []
+        self._texts: list[list[str]] = []
+        self._lengths: list[int] = []
         self._count = 0
 
     def start(self, tag: str, attributes: dict[str, str]) -> None:
@@ -85,29 +92,46 @@ class _Builder:
         else:
             self.root = element
         self._open.append(element)
+        self._texts.append([])
+        self._lengths.append(0)
 
     def end(self, tag: str) -> None:
-        self._open.pop()
+        self._lengths.pop()
+        self._open.pop().text = "".join(self._texts.pop()).strip()
 
     def data(self, text: str) -> None:
-        """Text between elements: these formats have none."""
+        if not self._open:
+            return
+        self._lengths[-1] += len(text)
+        if self._lengths[-1] > MAX_TEXT:
+            raise self._open[-1].error(f"has a text of more than {MAX_TEXT} characters; so long a text is refused")
+        self._texts[-1].append(text)
 
     def close(self) -> Element | None:
         return self.root
 
 
-def parse_xml(text: str, where: str) -> Element:
+def _refuse_subset(name: str, sysid: str | None, pubid: str | None, has_internal_subset: int) -> None:
+    """Refuse what a document type declares by itself; an address of one is only a text."""
+    if has_internal_subset:
+        raise DTDForbidden(name, sysid, pubid)
+
+
+def parse_xml(text: str, where: str, doctype: bool = False) -> Element:
     """The root element of `text`; `where` names the file in errors.
 
-    Raises InputError, with line and column, where the text is cut off or malformed, and where it declares a document
-    type or entities (which these formats have no use for).
+    With `doctype` the text may name a document type (`<!DOCTYPE topology SYSTEM "hwloc2.dtd">`), which is not fetched.
+    Raises InputError, with line and column, where the text is cut off or malformed, and where it declares entities or
+    a document type otherwise (which these formats have no use for).
     """
     if len(text) > MAX_CHARACTERS:
         raise InputError(f"{where}: {len(text)} characters; more than {MAX_CHARACTERS} are refused")
     builder = _Builder(where)
     try:
-        parser = DefusedXMLParser(target=builder, forbid_dtd=True)
+        parser = DefusedXMLParser(target=builder, forbid_dtd=not doctype)
         builder.parser = parser.parser
+        if doctype:
+            builder.parser.StartDoctypeDeclHandler = _refuse_subset
         parser.feed(text)
         parser.close()
     except ParseError as error:
