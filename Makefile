@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 TORCH_VERSION ?= 2.13.0
 
-.PHONY: demo test lint format setup gpu-test clean
+.PHONY: demo test lint format setup gpu-test gpu-check clean
 
 demo: $(VENV)/.demo
 	$(BIN)/python examples/demo.py
@@ -14,6 +14,9 @@ test: $(VENV)/.dev
 
 gpu-test: $(VENV)/.dev
 	$(BIN)/python -m pytest -m gpu $(PYTEST_ARGS)
+
+gpu-check: $(VENV)/.demo
+	$(BIN)/python scripts/gpu_check.py
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

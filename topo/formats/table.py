@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import shutil
 from collections import Counter
 from collections.abc import Iterable
@@ -22,6 +23,7 @@ MOST_GPUS = 16
 """With more GPUs than this the matrix becomes a summary."""
 
 _MOST_DEVICES = 64
+_PLAIN_ID = re.compile(r"gpu\d{1,3}")
 _COLUMNS, _WIDEST = 100, 400  # columns where there is no terminal; no table is wider than the other
 
 
@@ -81,7 +83,7 @@ def _print_gpus(console: Console, topology: Topology, columns: int) -> None:
     seen = Counter(way for i, row in enumerate(rows) for j, way in enumerate(row) if i != j)
     if len(rows) <= MOST_GPUS:
         console.print(Text("GPU to GPU: the way, and GB/s of the route used alone", style="bold"))
-        console.print(_matrix(rows, stacked=_line_width(rows) > columns))
+        console.print(_matrix(rows, _headings(topology), stacked=_line_width(rows) > columns))
     else:
         console.print(Text(f"GPU to GPU: pairs counted, since there are more than {MOST_GPUS} GPUs", style="bold"))
         console.print(_summary(seen))
@@ -92,14 +94,21 @@ def _print_gpus(console: Console, topology: Topology, columns: int) -> None:
     console.print()
 
 
-def _matrix(rows: list[list[Way]], stacked: bool) -> Table:
+def _headings(topology: Topology) -> list[str]:
+    """What GPUs are called in the matrix: GPU3 for gpu3, even if it is rank 2; by their ranks where ids are others."""
+    if all(_PLAIN_ID.fullmatch(ident) for ident in topology.ranks):
+        return [ident.upper() for ident in topology.ranks]
+    return [f"GPU{i}" for i in range(len(topology.ranks))]
+
+
+def _matrix(rows: list[list[Way]], headings: list[str], stacked: bool) -> Table:
     """Row i, column j: how GPU i sends to GPU j; where lines would be too long, with the rate below the label."""
     table = Table(box=None, padding=(0, 1, 0, 0))
     table.add_column("", no_wrap=True)
-    for i in range(len(rows)):
-        table.add_column(str(i) if stacked else f"GPU{i}", no_wrap=True)
-    for i, row in enumerate(rows):
-        table.add_row(f"GPU{i}", *(_cell(way, "\n" if stacked else " ") for way in row))
+    for heading in headings:
+        table.add_column(heading.removeprefix("GPU") if stacked else heading, no_wrap=True)
+    for heading, row in zip(headings, rows, strict=True):
+        table.add_row(heading, *(_cell(way, "\n" if stacked else " ") for way in row))
     return table
 
 

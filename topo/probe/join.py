@@ -309,7 +309,10 @@ def _lost(facts: Facts) -> Iterator[str]:
 def _unlisted(facts: Facts) -> Iterator[str]:
     """GPUs that are on PCI but not listed, so that they cannot be ranks."""
     listed = {_bus_of(facts, index) for index in facts.names("gpu")}
-    for bus_id in facts.names("pci"):
-        vendor = vendor_of(facts, bus_id)
-        if vendor and bus_id not in listed:
-            yield f"{bus_id}: a GPU of {vendor} that NVML does not list; it is no rank"
+    vendors = {bus_id: vendor_of(facts, bus_id) for bus_id in facts.names("pci") if bus_id not in listed}
+    unlisted = {bus_id: vendor for bus_id, vendor in vendors.items() if vendor is not None}
+    lost = sum(
+        facts.text(f"gpu/{index}", "lost") is not None and not _bus_of(facts, index) for index in facts.names("gpu")
+    )
+    for bus_id, vendor in unlisted.items() if len(unlisted) != lost else ():  # else they are the lost ones
+        yield f"{bus_id}: a GPU of {vendor} that NVML does not list; it is no rank"
