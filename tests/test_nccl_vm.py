@@ -134,6 +134,15 @@ def test_links_to_a_cpu_lead_to_the_one_that_the_file_says() -> None:
     assert [(x.src, x.dst) for x in full.links if x.kind == "c2c"] == [("gpu0", "cpu1"), ("cpu1", "gpu0")]
 
 
+def test_links_between_cpus_that_the_file_has_as_one_are_dropped() -> None:
+    live = flat_vm(["0001:00:00.0"])
+    other = Device("cpu1", "cpu", numa_node=0)
+    odd = both_ways(Link("cpu0", "cpu1", Fraction(5), kind="nvlink"))
+    live = replace(live, devices=(*live.devices, other), links=(*live.links, *odd))
+    full = nccl_xml.fill_skeleton(skeleton(slot("0001:00:00.0")), "vm.xml", live)
+    assert {(x.src, x.dst) for x in full.links if x.kind == "nvlink"} == {("gpu0", "nvswitch0"), ("nvswitch0", "gpu0")}
+
+
 def test_nics_that_the_file_names_stay_where_it_has_them() -> None:
     nets = '<nic><net name="mlx5_0" dev="0" speed="200000"/><net name="gone" dev="1"/></nic>'
     full = nccl_xml.fill_skeleton(skeleton(slot("0001:00:00.0"), nets), "vm.xml", flat_vm(["0001:00:00.0"], ["x"]))
@@ -308,6 +317,14 @@ def test_a_nic_without_an_address_is_left_out_and_said() -> None:
     vm = replace(vm, devices=(*vm.devices, Device("eth0", "nic")), links=(*vm.links, *pcie("eth0", "cpu0")))
     assert set(written(vm)) == {"0001:00:00.0"}
     assert nccl_xml.for_vm_notes(vm) == ["eth0: no PCI address known; left out, and NCCL puts it where it finds it"]
+
+
+def test_a_nic_at_the_address_of_a_switch_is_left_out_and_said() -> None:
+    vm = flat_vm(["0001:00:00.0"], ["0000:af:00.0"], rate=Fraction(24))
+    switch = Device("s", "switch", "pcie", bus_id="0000:af:00.0")
+    hang = (*pcie("gpu0", "s", Fraction(24)), *pcie("s", "cpu0", Fraction(24)), *pcie("mlx5_0", "cpu0"))
+    written(vm := replace(vm, devices=(*vm.devices, switch), links=hang))
+    assert nccl_xml.for_vm_notes(vm) == ["mlx5_0: its PCI address is that of a switch; left out"]
 
 
 @pytest.mark.parametrize(

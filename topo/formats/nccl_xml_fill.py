@@ -239,10 +239,10 @@ class _Joined:
     def _crossing(self) -> Iterator[Link]:
         """Links of the machine that are not of the PCI tree; those to a CPU lead to the one that the GPU hangs on."""
         for link in self.live.links:
-            if link.kind in _TREE_KINDS:
+            if link.kind in _TREE_KINDS or all(self.live.by_id[end].kind == "cpu" for end in (link.src, link.dst)):
                 continue
             src, dst = self._end(link.src, link.dst), self._end(link.dst, link.src)
-            if src in self.devices and dst in self.devices and not self._is_placed(link):
+            if src != dst and {src, dst} <= set(self.devices) and not self._is_placed(link):
                 yield replace(link, src=src, dst=dst)
 
     def _is_placed(self, link: Link) -> bool:

@@ -59,6 +59,7 @@ class _Vm:
         self.bus = addresses(topology, self.tree)
         self.gpu_class = gpu_class(topology)
         self.up = {(x.src, x.dst): x for x in topology.links if x.kind in ("pcie", "link")}
+        self.switches = {self.bus[d.id] for d in topology.devices if d.family == "pcie"}
         self.written: set[str] = set()
         self.root = self._system()
 
@@ -148,6 +149,9 @@ class _Vm:
         address = normal_address(device.bus_id)
         if address is None:
             self._note(device, "no PCI address known; left out, and NCCL puts it where it finds it")
+            return None
+        if address in self.switches:
+            self._note(device, "its PCI address is that of a switch; left out")
             return None
         if address in self.written:
             return None
