@@ -51,8 +51,9 @@ def _run(argument: str, slowest: str | None, order: str | None, command: list[st
     from ..runtime.emulate.ranks import run_ranks
     from ..runtime.launch import ending_on_signals
     from ..topo.resolve import resolve
+    from ..topo.stripes import striped
 
-    topology = resolve(argument)
+    topology = striped(resolve(argument))
     rate = None if slowest is None else parse_rate(slowest)
     listed = None if order is None else parse_order(order, len(topology.ranks))
     if not topology.links:

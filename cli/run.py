@@ -131,8 +131,9 @@ def _plan(args: argparse.Namespace) -> Plan | None:
     plan = Plan.load(args.plan)
     if args.topology is not None:
         from ..topo.resolve import resolve
+        from ..topo.stripes import striped
 
-        plan.check_topology(resolve(args.topology))
+        plan.check_topology(striped(resolve(args.topology)))
     return plan
 
 

@@ -106,9 +106,10 @@ def _run(args: argparse.Namespace) -> int:
     from ..synth.synthesize import collective_on, synthesize
     from ..topo.degrade import Change, degrade
     from ..topo.resolve import resolve
+    from ..topo.stripes import striped
 
     started = time.monotonic()
-    machine = resolve(args.topology)
+    machine = striped(resolve(args.topology))
     change = Change(tuple(args.without_link), tuple(args.without_rank), tuple(args.scale_link))
     topology = degrade(machine, change) if change else machine
     collective = collective_on(args.collective, topology, args.root)
