@@ -126,7 +126,10 @@ def _written(topology: Topology, form: str, colour: bool, for_vm: bool) -> str:
     if form == "nccl-xml":
         from ..topo.formats import nccl_xml
 
-        return nccl_xml.write(topology, for_vm)
+        text = nccl_xml.write(topology, for_vm)
+        for note in nccl_xml.for_vm_notes(topology) if for_vm else ():
+            print(f"{PROG}: {note}", file=sys.stderr)
+        return text
     if form == "dot":
         from ..topo.formats import dot
 
