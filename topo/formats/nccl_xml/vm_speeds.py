@@ -1,0 +1,98 @@
+"""What PCI Express link a device is made for, where the machine does not tell it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+
+from ...devices import Device
+from ...facts import Facts
+from ...hardware import PCIE_GTps, pcie_GBps
+
+_LEAST_GPU_GENERATION = 3
+_GENERATION_OF_SM: tuple[tuple[int, int], ...] = ((120, 5), (103, 6), (90, 5), (80, 4), (30, 3))
+"""PCIe generation by the least compute capability times ten (datasheets: V100 3, A100 4, H100 and B200 5, B300 6)."""
+
+_GENERATION_OF_NAME: tuple[tuple[re.Pattern[str], int], ...] = (
+    (re.compile(r"\bG?B300\b"), 6),
+    (re.compile(r"\b(G?H100|H800|G?H200|H20|G?B[12]00|RTX 50\d\d|RTX PRO|MI3\d\d[AX]?)\b"), 5),
+    (re.compile(r"\b(A100|A800|A[1-4]0G?|A16|L4|L20|L40S?|RTX [34]0\d\d|RTX A\d+|MI2\d\dX?|MI100)\b"), 4),
+    (re.compile(r"\b(V100S?|P100|P40|P4|T4|RTX 20\d\d|MI[56]0)\b"), 3),
+)
+_GENERATION_OF_GCN: tuple[tuple[re.Pattern[str], int], ...] = (
+    (re.compile(r"(gfx)?9[45]\w"), 5),
+    (re.compile(r"(gfx)?(90[68a]|910)"), 4),
+)
+_GENERATION_OF_Gbps: tuple[tuple[int, int], ...] = ((100, 3), (200, 4), (400, 5))
+"""The generation whose 16 lanes carry a NIC of that speed (ConnectX-5, -6 and -7); faster ones have Gen6."""
+
+_MAX = re.compile(r"Gen([1-6]) x(\d{1,2})")
+
+
+@dataclass(frozen=True)
+class Lanes:
+    """A PCI Express link; `why` says, where it was not told, why it is believed."""
+
+    generation: int
+    width: int = 16
+    why: str = ""
+
+    @property
+    def GBps(self) -> Fraction:
+        """GB/s in one direction as NCCL counts it."""
+        return pcie_GBps(self.generation, self.width)
+
+    def __str__(self) -> str:
+        return f"{float(PCIE_GTps[self.generation]):g} GT/s x{self.width}"
+
+
+def gpu_lanes(gpu: Device, facts: Facts, index: str | None) -> Lanes:
+    """What a GPU is made for: NVML's word for it, else its compute capability, its architecture or its name."""
+    subject = f"gpu/{index}"
+    for lanes in _nvml(gpu, facts, subject):
+        if lanes.generation >= _LEAST_GPU_GENERATION and lanes.width:
+            return lanes
+    gcn = str(gpu.extra.get("gcn") or "").split(":")[0]
+    generation = next((g for pattern, g in _GENERATION_OF_GCN if pattern.fullmatch(gcn)), None)
+    if generation is not None:
+        return Lanes(generation, why=f"what {gcn} is made for")
+    sm = gpu.extra.get("sm") if isinstance(gpu.extra.get("sm"), int) else facts.number(subject, "sm")
+    if isinstance(sm, int) and not gcn:
+        generation = next((g for least, g in _GENERATION_OF_SM if sm >= least), None)
+        if generation is not None:
+            return Lanes(generation, why=f"what GPUs of compute capability {sm // 10}.{sm % 10} are made for")
+    name = str(gpu.extra.get("name") or facts.text(subject, "name") or "")
+    generation = next((g for pattern, g in _GENERATION_OF_NAME if pattern.search(name)), None)
+    if generation is not None:
+        return Lanes(generation, why=f"what {name} is made for")
+    return Lanes(3, why="as NCCL takes it, since nothing is known of the GPU")
+
+
+def _nvml(gpu: Device, facts: Facts, subject: str) -> Iterator[Lanes]:
+    generation, width = (facts.number(subject, f"pcie_max_{key}") for key in ("generation", "width"))
+    if generation and generation in PCIE_GTps and width and 1 <= width <= 32:
+        yield Lanes(generation, width, "the GPU's own most, as NVML says")
+    pcie = gpu.extra.get("pcie")
+    match = _MAX.fullmatch(str(pcie.get("max"))) if isinstance(pcie, dict) else None
+    if match and 1 <= int(match.group(2)) <= 32:
+        yield Lanes(int(match.group(1)), int(match.group(2)), "the GPU's own most, as NVML says")
+
+
+def nic_lanes(nic: Device, facts: Facts) -> Lanes:
+    """What a NIC of its speed is made for."""
+    Gbps = nic_Gbps(nic, facts)
+    if Gbps is None:
+        return Lanes(3, why="as NCCL takes it, since the speed of the NIC is not known")
+    generation = next((g for most, g in _GENERATION_OF_Gbps if Gbps <= most), 6)
+    return Lanes(generation, why=f"what a NIC of {float(Gbps):g} Gb/s is made for")
+
+
+def nic_Gbps(nic: Device, facts: Facts) -> Fraction | None:
+    """The speed of a NIC, None where it is not known."""
+    told = nic.extra.get("net_speed_GBps")
+    if isinstance(told, (int, float)) and 0 < told < 10**6:
+        return Fraction(told) * 8
+    Mbps = facts.number(f"rdma/{nic.id}", "speed_Mbps") or facts.number(f"net/{nic.id}", "speed_Mbps")
+    return Fraction(Mbps, 1000) if Mbps and Mbps > 0 else None

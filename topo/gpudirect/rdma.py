@@ -1,0 +1,161 @@
+"""Whether a NIC reaches a GPU's memory directly, by the rules of NCCL and RCCL (ncclTopoCheckGdr).
+
+NCCL 2.30: NIC and GPU both can (`gdr` in its XML), and the path is P2C or better: PCIe switches only, or C2C to the
+CPU of the NIC. Before compute capability 8.0 a GPU with others beside it only receives this way, unless it has NVLink
+to one.
+RCCL: PXB or better, or PHB where a CPU of the Rome sort has both, their bus numbers beginning alike.
+A NIC can where its RDMA driver gets into GPU memory: by nvidia_peermem or another memory peer, or by DMA-BUF.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from .case import AMD, NVIDIA, Case
+from .nccl_paths import PCIE_PATHS, within
+from .pcie import HERE, pcie_answers
+from .verdict import Answer, decide
+
+_READS_FROM = 80
+_ROME = ((143, 49), (23, 49), (175, 0), (25, 0))
+"""Families, and the least model, of CPUs that RCCL counts as Rome: as CPUID packs them, and as Linux writes them."""
+
+_NO_RDMA = {
+    "0x15b3": "load mlx5_ib (rdma-core), so that the card shows up in /sys/class/infiniband",
+    "0x8086": "load irdma, where the card is one that can",
+    "0x14e4": "load bnxt_re, where the card is one that can",
+    "0x1d0f": "attach an EFA interface; ENA does no RDMA",
+    "0x1af4": "pass an RDMA card through to the guest; virtio does no RDMA",
+    "0x1ae0": "use Google's GPUDirect-TCPX plug-in for NCCL; gVNIC does no RDMA",
+    "0x1414": "load mana_ib, or use an instance with InfiniBand",
+}
+_PEERMEM = "modprobe nvidia-peermem, or use NVIDIA's open kernel modules on Linux 5.12 or later (DMA-BUF)"
+_AMD_PEERMEM = "use a kernel with DMABUF_MOVE_NOTIFY and PCI_P2PDMA, or the peer memory of the NIC's driver package"
+_DUMP = "run NCCL with NCCL_TOPO_DUMP_FILE and read gdr there, or " + HERE
+
+
+def rdma(case: Case, gpu: str, nic: str) -> Answer:
+    """The answer for a GPU and a NIC of one host, by their ids."""
+    path, maker = case.paths.kind(gpu, nic), case.maker(gpu)
+    label = case.paths.label(gpu, nic)
+    known = (f"way {label}, P2C to NCCL" if path == "P2C" else f"way {label}",)
+    rule = "C2C to the CPU of the NIC, and both can" if path == "P2C" else "both can, and are near each other"
+    yes = Answer("yes", rule)
+    if maker == NVIDIA and _only_receives(case, gpu):
+        reads = f"sm {case.number(gpu, 'sm')}, no NVLink to another GPU"
+        rule = (
+            "both can, and are near each other, but before sm 80 NCCL only receives this way and sends from host memory"
+        )
+        yes = Answer("yes", rule, (reads,), "NCCL_NET_GDR_READ=1 sends this way, too; measure whether that is faster")
+    return decide(known, _answers(case, gpu, nic, path, maker), yes)
+
+
+def _answers(case: Case, gpu: str, nic: str, path: str, maker: str) -> Iterator[Answer]:
+    if path == "???":
+        yield Answer("unknown", "the topology does not say enough of what joins them")
+    yield from _device(case, nic)
+    yield from _gpu(case, gpu, maker)
+    yield from _distance(case, gpu, nic, path, maker)
+    yield from _way_in(case, nic, maker)
+    if path in PCIE_PATHS:
+        told = case.number(gpu, "gdr") == 1 and case.number(nic, "gdr") == 1
+        yield from pcie_answers(case, gpu, nic, path, from_file=told)
+
+
+def _only_receives(case: Case, gpu: str) -> bool:
+    sm = case.number(gpu, "sm")
+    others = [other for other in case.paths.of_host(gpu, "gpu") if other != gpu]
+    return (
+        sm is not None and sm < _READS_FROM and bool(others) and all(case.paths.kind(gpu, o) != "NVL" for o in others)
+    )
+
+
+# -- the two devices -------------------------------------------------------------------------------------------------
+
+
+def _device(case: Case, nic: str) -> Iterator[Answer]:
+    """Whether the NIC does RDMA at all, and its port is up."""
+    state = case.facts.text(f"rdma/{nic}", "state")
+    if f"rdma/{nic}" not in case.subjects and f"net/{nic}" in case.subjects:
+        advice = _NO_RDMA.get(case.pci(nic, "vendor") or "", "load the card's RDMA driver, where it is one that can")
+        yield Answer("no", "the NIC is a network interface only, no RDMA device", (), advice)
+    elif state is not None and "ACTIVE" not in state.upper():
+        yield Answer(
+            "no", "the NIC's port is not active; NCCL leaves it out", (f"port: {state}",), "see ibstat and the cable"
+        )
+
+
+def _gpu(case: Case, gpu: str, maker: str) -> Iterator[Answer]:
+    gdr, name = case.number(gpu, "gdr"), case.text(gpu, "name")
+    lost = case.facts.text(case.subject(gpu), "lost")
+    if lost is not None:
+        yield Answer("no", "the GPU does not answer", (lost,), "see dmesg for its Xid, reset it or restart the machine")
+    if gdr is not None:
+        if gdr == 0:
+            advice = (
+                _AMD_PEERMEM if maker == AMD else "use a GPU that can: data centre and workstation GPUs, not GeForce"
+            )
+            yield Answer("no", "the GPU does not do GPUDirect RDMA", ("GPU: gdr 0",), advice)
+        else:
+            yield Answer("yes", "", ("GPU: gdr 1",))
+    elif name is not None and "GeForce" in name:
+        rule = "NVIDIA's driver does no GPUDirect RDMA with GeForce GPUs"
+        yield Answer(
+            "no", rule, (f"GPU: {name}",), "NCCL goes through host memory; data centre and workstation GPUs can"
+        )
+    elif name is None:
+        yield Answer("unknown", "whether the GPU can is not known", ("GPU: neither gdr nor a name",), _DUMP)
+    else:
+        yield Answer("yes", "", (f"GPU: {name}",))
+
+
+def _distance(case: Case, gpu: str, nic: str, path: str, maker: str) -> Iterator[Answer]:
+    if path == "DIS":
+        yield Answer("no", "nothing in their host joins them but other GPUs")
+    elif path == "PHB" and maker == AMD and _as_rome(case, gpu, nic):
+        yield Answer("yes", "", ("one CPU of the Rome sort has both",))
+    elif path != "???" and not within(path, "P2C"):
+        ends = "PXB" if maker == AMD else "PXB, or P2C with C2C"
+        rule = f"too far from each other: GPUDirect RDMA ends at {ends} by default"
+        advice = f"NCCL_NET_GDR_LEVEL={path} switches it on; measure whether that is faster"
+        yield Answer("no", rule, (), advice)
+
+
+def _as_rome(case: Case, gpu: str, nic: str) -> bool:
+    buses = [case.topology.by_id[d].bus_id or "" for d in (gpu, nic)]
+    alike = len({bus.partition(":")[2][:1] for bus in buses}) == 1 and all(buses)
+    if not alike or case.cpu_text(gpu, "vendor") != "AuthenticAMD":
+        return False
+    try:
+        family, model = int(case.cpu_text(gpu, "familyid") or ""), int(case.cpu_text(gpu, "modelid") or "")
+    except ValueError:
+        return False
+    return any(family == known and model >= least for known, least in _ROME)
+
+
+# -- the driver's way into GPU memory --------------------------------------------------------------------------------
+
+
+def _way_in(case: Case, nic: str, maker: str) -> Iterator[Answer]:
+    gdr, efa = case.number(nic, "gdr"), case.pci(nic, "driver") == "efa"
+    peermem, dma_buf = (case.facts.text("host", key) for key in ("peermem", "dma_buf"))
+    advice = _AMD_PEERMEM if maker == AMD else _PEERMEM
+    if gdr is not None:
+        if gdr == 0:
+            yield Answer("no", "the NIC's driver has no way into GPU memory", ("NIC: gdr 0",), advice)
+        else:
+            yield Answer("yes", "", ("NIC: gdr 1",))
+    elif peermem not in (None, "no"):
+        yield Answer("yes", "", (f"peer memory: {peermem}",))
+    elif dma_buf == "yes":
+        yield Answer("yes", "", ("DMA-BUF: yes",))
+    elif efa:
+        rule = "whether EFA's driver gets into GPU memory is known to its plug-in for NCCL alone"
+        yield Answer("unknown", rule, ("NIC: driver efa",), "see fi_info -p efa, and gdr in NCCL_TOPO_DUMP_FILE")
+    elif (peermem, dma_buf) == ("no", "no"):
+        neither = ("peer memory: no", "DMA-BUF: no")
+        yield Answer("no", "the NIC's driver has no way into GPU memory", neither, advice)
+    else:
+        told = {"peer memory": ("peermem", peermem), "DMA-BUF": ("dma_buf", dma_buf)}
+        evidence = tuple(f"{name}: {said or case.reason('host', key)}" for name, (key, said) in told.items())
+        yield Answer("unknown", "whether the NIC's driver gets into GPU memory is not known", evidence, _DUMP)
