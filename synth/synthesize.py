@@ -168,7 +168,7 @@ def plan_of(collective: Collective, topology: Topology, limit: Bound, costed: It
         if entries:
             entries[-1] = replace(entries[-1], max_bytes=first)
         entries.append(Entry(first, None, schedule))
-    return Plan(topology, collective, tuple(entries), limit, _menu(collective, pool, entries, topology))
+    return Plan(topology.for_plans(), collective, tuple(entries), limit, _menu(collective, pool, entries, topology))
 
 
 def _played(pool: list[tuple[Schedule, Cost]], topology: Topology, host: HostCosts) -> list[tuple[Schedule, int]]:

@@ -138,3 +138,15 @@ def test_the_ranges_of_sizes_must_be_whole() -> None:
         replace(PLAN, entries=PLAN.entries[:-1] or ())
     with pytest.raises(InputError, match="gap or overlap"):
         replace(PLAN, entries=PLAN.entries[1:])
+
+
+def test_a_plan_keeps_no_facts_of_the_machine_it_is_for() -> None:
+    evidence = {
+        "facts": [{"subject": "gpu/0", "key": "mig", "source": "NVML", "value": "off"}],
+        "measured": [],
+        "notes": ["n"],
+    }
+    machine = replace(preset("ring:3"), extra=evidence)
+    plan = synthesize(collective_on("allgather", machine), machine, "ring").plan
+    assert plan.topology.extra == {"notes": ["n"]}
+    assert plan.topology.fingerprint == machine.fingerprint

@@ -39,8 +39,10 @@ from .fingerprint import fingerprint
 FORMAT = "topoplan-topology"
 VERSION = 1
 MAX_DEVICES = 100_000
-_WORKED_OUT = ("fingerprint", "gpudirect", "gpudirect_missing", "findings")  # by topo-probe, from all the rest; not read back
-_LISTS = ("notes", "facts", "gpudirect", "findings")
+# what topo-probe works out from all the rest, and does not read back
+_WORKED_OUT = ("fingerprint", "gpudirect", "gpudirect_missing", "findings")
+_EVIDENCE = ("facts", "measured")
+_LISTS = ("notes", "facts", "measured", "gpudirect", "findings")
 
 __all__ = [
     "DEVICE_KINDS",
@@ -124,6 +126,11 @@ class Topology:
     def reversed(self) -> Topology:
         """The same devices with every link turned round."""
         return replace(self, links=tuple(link.reversed() for link in self.links))
+
+    def for_plans(self) -> Topology:
+        """Without the facts and measurements that it was made of: plans are about what follows from them."""
+        kept = {key: value for key, value in self.extra.items() if key not in _EVIDENCE}
+        return self if len(kept) == len(self.extra) else replace(self, extra=kept)
 
     # -- identity ------------------------------------------------------------------------------------------------
 
