@@ -1,10 +1,11 @@
 """Measures the links that ranks talk over, and says what to believe of them (topo/believe.py).
 
 First every ordered pair alone: half a round trip of a small message, and the rate from a fit over three sizes, found by
-doubling until a message takes long enough. Pairs whose declared routes share no rank, cable or CPU take their turn at the
-same moment; all else waits. Then every two ranks in both directions, and then contention groups: for each link that several
-pairs share, as many of them as can send at once (runtime/rounds.py); where no links are declared, shifts instead. Over NCCL
-the data lies on the GPUs, over gloo in host memory. Rates of flows that go at once are taken while all are going.
+doubling until a message takes long enough; times are the receiver's, of a message right behind another. Pairs whose declared
+routes share no rank, cable or CPU take their turn at the same moment; all else waits. Then every two ranks in both
+directions, and then contention groups: for each link that several pairs share, as many of them as can send at once
+(runtime/rounds.py); where no links are declared, shifts instead. Over NCCL the data lies on the GPUs, over gloo in host
+memory. Rates of flows that go at once are taken while all are going.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
@@ -55,12 +56,16 @@ class _Moment:
     experiments: tuple[tuple[str, tuple[Pair, ...]], ...]
 
 
-def measure_topology(topology: Topology | None = None, timeout_s: float = 60.0) -> Topology:
+def measure_topology(
+    topology: Topology | None = None, timeout_s: float = 60.0, budget_s: float | None = None
+) -> Topology:
     """The topology with every link's declared, measured and believed rate (see `believe`). Collective, the same on all ranks.
 
     Rank i is the i-th GPU of `topology`. Without one it is the emulated machine inside topo-emulate, else the hosts that the
     ranks are on, joined (runtime/meet.py); where these have no GPUs, ranks stand for them at measured rates. Makes a process
-    group and ends it; `timeout_s` is for any single wait. Progress goes to standard error, on rank 0.
+    group and ends it; `timeout_s` is for any single wait, `budget_s` what sending should take in all, about (default: 60
+    over gloo, 5 over NCCL; messages are sized for it, down to a few milliseconds each). Progress goes to standard error, on
+    rank 0.
 
     Raises InputError outside a launch or where the topology has another number of GPUs than there are ranks, and
     ExecutionError where a rank dies or does not answer.
@@ -73,7 +78,7 @@ def measure_topology(topology: Topology | None = None, timeout_s: float = 60.0) 
             raise InputError(
                 f"topology {told.name!r} has {len(told.ranks)} GPUs, {here.ranks} ranks are running; start one rank a GPU"
             )
-        measured = _Measuring(here, told, declared).all()
+        measured = _Measuring(here, told, declared, budget_s).all()
         text = None if measured is None else believe(told, measured, declared).dumps()
         return Topology.loads(here.from_first(text), told.name)
 
@@ -81,9 +86,11 @@ def measure_topology(topology: Topology | None = None, timeout_s: float = 60.0) 
 class _Measuring:
     """One run, on one rank; what is planned and what comes of it is rank 0's."""
 
-    def __init__(self, here: Meeting, topology: Topology, declared: bool) -> None:
+    def __init__(self, here: Meeting, topology: Topology, declared: bool, budget_s: float | None) -> None:
         self.here, self.topology, self.declared = here, topology, declared
         self.batched = all(place.cuda for place in here.places)
+        pace = _NCCL if self.batched else _GLOO
+        self.pace = pace if budget_s is None else replace(pace, budget_s=budget_s)
         self.routes = routed(topology)
         self.trusted, self.otherwise = self._trust()
 
@@ -101,7 +108,7 @@ class _Measuring:
         """Everything, on rank 0."""
         group = dist.new_group(backend="nccl", timeout=self.here.timeout) if self.batched else None
         rounds, both, groups = self.here.from_first(self._plan() if self.here.rank == 0 else None)
-        aim = _aim(_NCCL if self.batched else _GLOO, rounds, both, groups)
+        aim = _aim(self.pace, rounds, both, groups)
         device = torch.device("cuda", torch.cuda.current_device()) if self.batched else torch.device("cpu")
         wire = Wire(device, aim, group)
         moments = len(both) + len(groups)

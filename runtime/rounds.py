@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
-import networkx as nx
-
 from ..topo.flows import Pair
 from ..topo.graph import Topology
 from ..topo.routes import Route, Router, route_links
@@ -68,12 +66,29 @@ def contending(routes: Mapping[Pair, Route]) -> list[tuple[Pair, ...]]:
 
 
 def _matching(pairs: Sequence[Pair]) -> tuple[Pair, ...]:
-    graph: nx.Graph[tuple[str, int]] = nx.Graph()
-    senders = sorted({("from", a) for a, _ in pairs})
-    graph.add_nodes_from(senders)
-    graph.add_edges_from((("from", a), ("to", b)) for a, b in pairs)
-    found = nx.bipartite.hopcroft_karp_matching(graph, senders)
-    return tuple((a[1], found[a][1]) for a in senders if a in found)
+    """A maximum matching of senders and receivers (augmenting paths). Senders look for receivers each from another place on:
+    spread out, they meet less on other links than the one that they share.
+    """
+    receivers: dict[int, list[int]] = defaultdict(list)
+    for a, b in pairs:
+        receivers[a].append(b)
+    for number, (a, every) in enumerate(receivers.items()):
+        at = number * len(every) // len(receivers)
+        receivers[a] = every[at:] + every[:at]
+    sender_to: dict[int, int] = {}
+
+    def place(a: int, tried: set[int]) -> bool:
+        for b in receivers[a]:
+            if b not in tried:
+                tried.add(b)
+                if b not in sender_to or place(sender_to[b], tried):
+                    sender_to[b] = a
+                    return True
+        return False
+
+    for a in receivers:
+        place(a, set())
+    return tuple(sorted((a, b) for b, a in sender_to.items()))
 
 
 def shifts(ranks: int) -> list[tuple[Pair, ...]]:

@@ -25,12 +25,17 @@ _FIRST_BYTES = 64 << 10
 _LEAST_BYTES = 4 << 10
 _PATIENCE_S = 0.5
 """What takes longer than this is measured once."""
-_LEAST_TURNS, _MOST_TURNS = 3, 10
-_QUIET = 0.005
-"""Of the least times so far the fit's residual: below it nothing disturbs any more. What disturbs only adds."""
+_LEAD_BYTES = 128 << 10
+_LEAST_TURNS, _MOST_TURNS = 3, 7
+_QUIET = 0.01
+"""A fit of the median times so far whose residual is a smaller part of the longest one is good enough."""
 _OVER_LATENCY = 20
-_FITS = 0.1
+_FITS = 0.03
 """A fit whose residual is a larger part of the longest time is none."""
+_MOST_ALPHA = 0.1
+"""What does not depend on the size is at most this part of the longest time, or the fit follows a disturbance: it is less
+than a latency, and the time is at least twenty. It may be below nothing: a token bucket lets a first part through for free.
+"""
 CHUNKS = 16
 _FLOW = 4
 """Flows that go at once last so many times longer than a message alone: their rates come from one run, not from a fit, so a
@@ -54,7 +59,7 @@ class Alone:
     """An ordered pair by itself: half a round trip, and the fit `alpha_us + bytes * beta_us` over `sizes`.
 
     `residual` is the fit's largest error as a part of the longest time. `GBps` is 1 / beta, or, where the fit is no good,
-    the largest message over its time.
+    the largest message over its time (and never far from that).
     """
 
     src: int
@@ -85,6 +90,7 @@ class Wire:
         self.outgoing = torch.zeros(aim.most_bytes, dtype=torch.uint8, device=device)
         self.incoming = torch.zeros(aim.most_bytes, dtype=torch.uint8, device=device)
         self._number = torch.zeros(1, dtype=torch.int64, device=device)
+        self._seconds = torch.zeros(1, dtype=torch.float64, device=device)
         if self.batched:  # a batch must not be the first thing that a group does
             dist.all_reduce(self._number, group=group)
 
@@ -93,17 +99,17 @@ class Wire:
     def as_sender(self, me: int, peer: int) -> Alone:
         """Measure the way to `peer`, which must be in `as_receiver` for this rank."""
         latency_s = statistics.median(self._ping(peer) for _ in range(_PINGS + 2)) / 2
-        size, took = _FIRST_BYTES, self._message(peer, _FIRST_BYTES)
-        took = self._message(peer, size)  # the first one opens the window
+        size = _FIRST_BYTES
+        self._message(peer, size)  # the first one opens the window
+        took = self._message(peer, size)
         while took < max(self.aim.target_s, _OVER_LATENCY * latency_s) and size < self.aim.most_bytes:
             size = min(2 * size, self.aim.most_bytes)
             took = self._message(peer, size)
-        sizes = (size // 2, size * 3 // 4, size)
-        least = dict.fromkeys(sizes, float("inf"))
+        times: dict[int, list[float]] = {size // 2: [], size * 3 // 4: [], size: []}
         for turn in range(1 if took > _PATIENCE_S else _MOST_TURNS):
-            for s in sizes:
-                least[s] = min(least[s], self._message(peer, s))
-            found = fitted(me, peer, latency_s, list(least.items()))
+            for s, so_far in times.items():
+                so_far.append(self._message(peer, s))
+            found = fitted(me, peer, latency_s, [(s, statistics.median(so_far)) for s, so_far in times.items()])
             if turn + 1 >= _LEAST_TURNS and found.residual <= _QUIET:
                 break
         self._say(peer, 0)
@@ -115,8 +121,8 @@ class Wire:
             self._receive(self.incoming[:_SMALL_BYTES], peer)
             self._send(self.outgoing[:_SMALL_BYTES], peer)
         while size := self._hear(peer):
-            self._receive(self.incoming[:size], peer)
-            self._send(self.outgoing[:_SMALL_BYTES], peer)
+            lead, rest = self._run([[self._in(self.incoming[:n], peer)] for n in (_LEAD_BYTES, size)])
+            self._send(self._seconds.fill_(rest - lead), peer)
 
     def _ping(self, peer: int) -> float:
         started = time.perf_counter()
@@ -125,12 +131,13 @@ class Wire:
         return time.perf_counter() - started
 
     def _message(self, peer: int, size: int) -> float:
-        """Seconds until a message of `size` bytes was answered by a small one."""
+        """Seconds that a message of `size` bytes takes to come in right after another one, by the receiver's clock. With the
+        one before it both sides are ready and the window is open.
+        """
         self._say(peer, size)
-        started = time.perf_counter()
-        self._send(self.outgoing[:size], peer)
-        self._receive(self.incoming[:_SMALL_BYTES], peer)
-        return time.perf_counter() - started
+        self._run([[self._out(self.outgoing[:n], peer)] for n in (_LEAD_BYTES, size)])
+        self._receive(self._seconds, peer)
+        return float(self._seconds.item())
 
     def _say(self, peer: int, number: int) -> None:
         self._number.fill_(number)
@@ -172,7 +179,7 @@ class Wire:
         to = next(((pair[1], size) for pair, size in flows if pair[0] == me), None)
         back = next(((pair, size) for pair, size in flows if pair[1] == me), None)
         steps = [self._step(to, back, number) for number in range(CHUNKS)]
-        seconds = self._batched_steps(steps) if self.batched else self._posted_steps(steps)
+        seconds = self._run(steps)
         return None if back is None else Arrivals(back[0], back[1], tuple(seconds))
 
     def _step(self, to: tuple[int, int] | None, back: tuple[Pair, int] | None, number: int) -> list[dist.P2POp]:
@@ -185,6 +192,10 @@ class Wire:
             at = number * to[1]
             out.append(self._out(self.outgoing[at : at + to[1]], to[0]))
         return out
+
+    def _run(self, steps: list[list[dist.P2POp]]) -> list[float]:
+        """Steps one after the other, all under way at once; when what each receives was there, in seconds."""
+        return self._batched_steps(steps) if self.batched else self._posted_steps(steps)
 
     def _posted_steps(self, steps: list[list[dist.P2POp]]) -> list[float]:
         started = time.perf_counter()
@@ -217,8 +228,9 @@ def fitted(src: int, dst: int, latency_s: float, times: Sequence[tuple[int, floa
     seconds = np.array([s for _, s in times], dtype=np.float64)
     (alpha, beta), *_ = np.linalg.lstsq(np.stack([np.ones_like(sizes), sizes], axis=1), seconds, rcond=None)
     residual = float(np.abs(alpha + beta * sizes - seconds).max() / seconds.max())
+    plain = sizes[-1] / seconds[-1]
     good = beta > 0 and residual <= _FITS
-    rate = 1 / beta if good else sizes[-1] / seconds[-1]
+    rate = min(1 / beta, plain / (1 - _MOST_ALPHA)) if good else plain
     return Alone(
         src,
         dst,
