@@ -14,10 +14,10 @@ from dataclasses import dataclass, field, replace
 from itertools import combinations, count
 from typing import TypeVar
 
-from ..errors import InputError
-from ..graph import Device, Link, both_ways
-from ..hardware import LATENCY_us, QPI_DATASHEET_GBps, pcie_link
-from .smi_cells import PCIE_LABELS, Cells, listed, members
+from ...errors import InputError
+from ...graph import Device, Link, both_ways
+from ...hardware import LATENCY_us, QPI_DATASHEET_GBps, pcie_link
+from .cells import PCIE_LABELS, Cells, listed, members
 
 MAX_NODES = 128
 """A matrix that needs more NUMA nodes is refused: they would have to be joined pairwise."""

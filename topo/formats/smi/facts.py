@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 
-from ..facts import Fact
-from .smi_cells import PCIE_LABELS, Cells, family
-from .smi_text import CPU, GPU_NAME, GPU_NUMA, NUMA, Table
-from .smi_tree import Affinity
+from ...facts import Fact
+from .cells import PCIE_LABELS, Cells, family
+from .text import CPU, GPU_NAME, GPU_NUMA, NUMA, Table
+from .tree import Affinity
 
 SOURCE = "nvidia-smi topo -m"
 STATUSES = {

@@ -9,17 +9,17 @@ from dataclasses import replace
 from pathlib import PurePath
 from typing import Any
 
-from ..errors import InputError
-from ..facts import Fact, Facts, facts_to_json
-from ..graph import Device, Topology
-from ..matrix import Ways
-from .smi_cells import Cells, listed, read_cells
-from .smi_direct import join_direct
-from .smi_facts import MOST_PAIRS, SOURCE, affinities, is_p2p, matrix_facts, p2p_facts
-from .smi_links import REMOTE, STATUS, join_links, lane, link_facts, peers
-from .smi_text import GPU_NAME, LinkTable, Parts, Table, looks_like, parts
-from .smi_tree import Draft, hang, placed
-from .smi_write import write
+from ...errors import InputError
+from ...facts import Fact, Facts, facts_to_json
+from ...graph import Device, Topology
+from ...matrix import Ways
+from .cells import Cells, listed, read_cells
+from .direct import join_direct
+from .facts import MOST_PAIRS, SOURCE, affinities, is_p2p, matrix_facts, p2p_facts
+from .links import REMOTE, STATUS, join_links, lane, link_facts, peers
+from .text import GPU_NAME, LinkTable, Parts, Table, looks_like, parts
+from .tree import Draft, hang, placed
+from .writer import write
 
 __all__ = ["looks_like", "read", "write"]
 

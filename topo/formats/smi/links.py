@@ -11,13 +11,13 @@ from collections import Counter
 from collections.abc import Mapping
 from fractions import Fraction
 
-from ..errors import InputError
-from ..facts import Fact
-from ..graph import Device, Link, both_ways
-from ..hardware import LATENCY_us, NVLINK_DATASHEET_GBps
-from .smi_cells import listed
-from .smi_direct import NVLINK_SOURCE, NVLINK_GBps
-from .smi_text import LinkTable, Parts
+from ...errors import InputError
+from ...facts import Fact
+from ...graph import Device, Link, both_ways
+from ...hardware import LATENCY_us, NVLINK_DATASHEET_GBps
+from .cells import listed
+from .direct import NVLINK_SOURCE, NVLINK_GBps
+from .text import LinkTable, Parts
 
 STATUS, REMOTE = "nvidia-smi nvlink -s", "nvidia-smi nvlink -R"
 _NEAR = Fraction(7, 100)  # what -s prints is the raw rate: 26.562 for the 25 GB/s of the datasheet

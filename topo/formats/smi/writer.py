@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from ..facts import Facts, facts_of
-from ..graph import Device, Topology
-from ..matrix import LABELS, Ways
+from ...facts import Facts, facts_of
+from ...graph import Device, Topology
+from ...matrix import LABELS, Ways
 
 _LEGEND = {
     "X": "Self",

@@ -11,9 +11,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from ..errors import InputError
+from ...errors import InputError
 
-MAX_COLUMNS = 1024
+MAX_COLUMNS = 512
+MAX_LINES = 100_000
 """Matrices of more devices than this are refused: no machine has as many."""
 
 MAX_TABLES = 64
@@ -147,8 +148,10 @@ def parts(text: str, where: str) -> Parts:
 
 
 def _lines(text: str, where: str) -> Iterator[tuple[int, str]]:
-    """Lines that may matter, with their numbers, without terminal codes."""
+    """Lines that may matter, with their numbers, without terminal codes. Raises InputError for more than MAX_LINES."""
     for number, raw in enumerate(text.split("\n"), 1):
+        if number > MAX_LINES:
+            raise InputError(f"{where}: more than {MAX_LINES} lines; expected what nvidia-smi prints of one machine")
         if len(raw) < 3 or raw.isspace():
             continue
         if len(raw) > _MAX_LINE:
