@@ -20,6 +20,10 @@ KIND_NAMES = {
 """What the kinds of links are called in texts for people; other kinds are called as they are."""
 
 
+FAMILY_NAMES = {"pcie": "PCIe switch", "nvswitch": "NVSwitch", "network": "network switch"}
+"""What switches of a family are called in texts for people."""
+
+
 @dataclass(frozen=True)
 class Cable:
     """All links of one kind between two devices: from `a` to `b`, and, unless `one_way`, as much back.

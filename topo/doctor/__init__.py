@@ -29,7 +29,7 @@ CHECKS: tuple[Check, ...] = (
 )
 """Every check, in the order in which findings of one severity are told."""
 
-_MOST_EVIDENCE = 6
+_MOST_EVIDENCE = {"error": 6, "warning": 6, "note": 2}
 _WIDTH = 120
 
 
@@ -90,10 +90,11 @@ def report(examination: Examination) -> list[str]:
 
 
 def _told(finding: Finding) -> Sequence[str]:
-    more = len(finding.evidence) - _MOST_EVIDENCE
+    most = _MOST_EVIDENCE[finding.severity]
+    more = len(finding.evidence) - most
     return (
         f"{finding.severity}: {finding.message} [{finding.what}]",
-        *(f"    {line}" for line in finding.evidence[:_MOST_EVIDENCE]),
+        *(f"    {line}" for line in finding.evidence[:most]),
         *((f"    and {more} more of the kind",) if more > 0 else ()),
         f"    advice: {finding.advice}",
     )

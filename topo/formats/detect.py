@@ -47,6 +47,8 @@ def read_topology_text(text: str, where: str) -> Topology:
     for known in FORMATS:
         if known.starts(start):
             return known.read(text, where)
+    if start.startswith("Machine ("):
+        raise InputError(f"{where}: lstopo's text for people; expected its XML: run lstopo machine.xml")
     raise InputError(
         f"{where}: not a format that is understood (it starts with {start[:30]!r}); expected {_understood()}"
     )

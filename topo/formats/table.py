@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ..cables import cables, kind_name, rate_text
+from ..cables import FAMILY_NAMES, cables, kind_name, rate_text
 from ..errors import InputError
 from ..gpudirect import lines, verdicts
 from ..graph import Device, Topology
@@ -75,7 +75,7 @@ def _devices(topology: Topology) -> Table:
 
 
 def _what(device: Device) -> str:
-    return f"{device.family} switch" if device.family else device.kind
+    return FAMILY_NAMES[device.family] if device.family else device.kind
 
 
 def _print_gpus(console: Console, topology: Topology, columns: int) -> None:

@@ -10,12 +10,11 @@ from rich.console import Console
 from rich.text import Text
 from rich.tree import Tree
 
-from ..cables import Cable, cables, kind_name, rate_text
+from ..cables import FAMILY_NAMES, Cable, cables, kind_name, rate_text
 from ..graph import Device, Topology
 
 _WIDEST = 400
 _MOST_PEERS = 16
-_FAMILIES = {"pcie": "PCIe switch", "nvswitch": "NVSwitch", "network": "network switch"}
 
 
 def write(topology: Topology, colour: bool = False) -> str:
@@ -83,7 +82,7 @@ def _line(device: Device, rank: int | None, cable: Cable | None, crossing: Itera
     text = Text(device.id, style="bold" if device.kind == "gpu" else "")
     name = device.extra.get("name")
     facts = [] if rank is None else [f"rank {rank}"]
-    facts += [_FAMILIES.get(str(device.family), "switch")] if device.kind == "switch" else []
+    facts += [FAMILY_NAMES.get(str(device.family), "switch")] if device.kind == "switch" else []
     facts += [str(name)] if name and str(name) not in device.id else []
     facts += [device.bus_id] if device.bus_id and device.bus_id not in device.id else []
     if cable is not None:
