@@ -239,8 +239,8 @@ from topoplan.cli.common import run_command
 from topoplan.runtime.measure import measure_topology
 from topoplan.topo.graph import Topology
 def body():
-    declared = Topology.load(sys.argv[1]) if len(sys.argv) > 1 else None
-    print(measure_topology(declared, 40, 5).dumps())
+    declared = Topology.load(sys.argv[2]) if len(sys.argv) > 2 else None
+    print(measure_topology(declared, 40, float(sys.argv[1])).dumps())
     return 0
 """
 END = "\nsys.exit(run_command('measure', body))\n"
@@ -271,7 +271,7 @@ def on_loopback(folder: Path, world: int, script: str, *args: str) -> list[tuple
 def test_on_one_host_the_declared_rates_stay(tmp_path: Path) -> None:
     declared = preset("mesh:2x2@25")
     (tmp_path / "declared.json").write_text(declared.dumps())
-    ended = on_loopback(tmp_path, 4, MEASURE + END, str(tmp_path / "declared.json"))
+    ended = on_loopback(tmp_path, 4, MEASURE + END, "5", str(tmp_path / "declared.json"))
     assert [code for code, _, _ in ended] == [0] * 4, ended
     assert len({out for _, out, _ in ended}) == 1
     found = Topology.loads(ended[0][1])
@@ -290,7 +290,7 @@ def test_processes_without_gpus_are_measured(tmp_path: Path) -> None:
 
     if torch.cuda.is_available():
         pytest.skip("there are GPUs here")
-    ended = on_loopback(tmp_path, 2, MEASURE + END)
+    ended = on_loopback(tmp_path, 2, MEASURE + END, "5")
     assert [code for code, _, _ in ended] == [0] * 2, ended
     found = Topology.loads(ended[0][1])
     bare = stand_ins(found.extra["hosts"], [0] * 2)
@@ -303,7 +303,7 @@ def test_a_rank_that_dies_ends_the_others_with_a_line(tmp_path: Path) -> None:
     dying = "import os\nfrom topoplan.runtime.wire import Wire\n"
     dying += "if os.environ['RANK'] == '2': Wire.as_receiver = lambda *_: os._exit(9)\n"
     (tmp_path / "declared.json").write_text(preset("full:3").dumps())
-    ended = on_loopback(tmp_path, 3, MEASURE + dying + END, str(tmp_path / "declared.json"))
+    ended = on_loopback(tmp_path, 3, MEASURE + dying + END, "5", str(tmp_path / "declared.json"))
     assert [code for code, _, _ in ended] == [1, 1, 9]
     for rank in (0, 1):
         (line,) = ended[rank][2].strip().splitlines()
@@ -313,7 +313,7 @@ def test_a_rank_that_dies_ends_the_others_with_a_line(tmp_path: Path) -> None:
 
 def test_another_number_of_ranks_is_refused(tmp_path: Path) -> None:
     (tmp_path / "declared.json").write_text(preset("ring:3").dumps())
-    ended = on_loopback(tmp_path, 2, MEASURE + END, str(tmp_path / "declared.json"))
+    ended = on_loopback(tmp_path, 2, MEASURE + END, "5", str(tmp_path / "declared.json"))
     assert [code for code, _, _ in ended] == [2, 2]
     assert "has 3 GPUs, 2 ranks are running" in ended[0][2]
 
@@ -321,7 +321,7 @@ def test_another_number_of_ranks_is_refused(tmp_path: Path) -> None:
 def test_without_ranks_it_says_how_to_start_them() -> None:
     bare = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE")}
     done = subprocess.run(
-        [sys.executable, "-c", MEASURE + END], env=bare, capture_output=True, text=True, check=False, timeout=100
+        [sys.executable, "-c", MEASURE + END, "5"], env=bare, capture_output=True, text=True, check=False, timeout=100
     )
     assert done.returncode == 2
     assert "torchrun --nproc-per-node" in done.stderr
@@ -336,7 +336,7 @@ def in_emulation(folder: Path, declared: Topology, change: Change) -> tuple[Topo
     with ExitStack() as stack:
         network = stack.enter_context(emulate(true, slowest))
         prepare(network, folder)
-        command = [sys.executable, "-c", MEASURE + END, str(folder / "declared.json")]
+        command = [sys.executable, "-c", MEASURE + END, "12", str(folder / "declared.json")]
         logs = [stack.enter_context((folder / f"{r}.out").open("wb")) for r in range(len(true.ranks))]
         ranks = [start_rank(network, r, command, folder, log) for r, log in enumerate(logs)]
         try:
