@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 BRIDGE, GPU, NIC_IB, NIC_ETH, NVSWITCH = "0x060400", "0x030200", "0x020700", "0x020000", "0x068000"
@@ -22,6 +23,11 @@ def write(path: Path, text: str) -> None:
     """A file with one line (or several), and the folders above it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text + "\n")
+
+
+def link_to(link: Path, target: Path) -> None:
+    """A link as /sys has them: relative."""
+    link.symlink_to(os.path.relpath(target, link.parent))
 
 
 class Tree:
@@ -63,17 +69,17 @@ class Tree:
         link = self.root / "sys/bus/pci/devices" / ids[-1]
         link.parent.mkdir(parents=True, exist_ok=True)
         if not link.is_symlink():
-            link.symlink_to(folder)
+            link_to(link, folder)
         return folder
 
     def net(self, name: str, device: Path, speed: str) -> None:
         """A network interface of a PCI function."""
         write(self.root / f"sys/class/net/{name}/speed", speed)
         write(self.root / f"sys/class/net/{name}/operstate", "up")
-        (self.root / f"sys/class/net/{name}/device").symlink_to(device)
+        link_to(self.root / f"sys/class/net/{name}/device", device)
 
     def rdma(self, name: str, device: Path, rate: str) -> None:
         """An RDMA device of a PCI function, with one active port."""
         write(self.root / f"sys/class/infiniband/{name}/ports/1/rate", rate)
         write(self.root / f"sys/class/infiniband/{name}/ports/1/state", "4: ACTIVE")
-        (self.root / f"sys/class/infiniband/{name}/device").symlink_to(device)
+        link_to(self.root / f"sys/class/infiniband/{name}/device", device)

@@ -491,7 +491,7 @@ def test_long_evidence_is_cut_in_the_report_and_whole_in_the_finding() -> None:
     for pair in combinations(range(4), 2):
         machine = p2p(machine, pair, "chipset not supported")
     assert len(findings(machine)[1].evidence) == 8
-    assert "    and 2 more of the kind" in report(examine(machine))
+    assert "    and 6 more of the kind" in report(examine(machine))
 
 
 # -- whatever a file holds ----------------------------------------------------------------------------------------------
@@ -613,3 +613,28 @@ def test_whatever_a_topology_and_its_facts_hold_the_doctor_answers(topology: Top
 def test_facts_that_cannot_be_read_are_a_finding_and_the_rest_is_judged_all_the_same() -> None:
     machine = replace(without_link(bridged(), "gpu2", "gpu3"), extra={"facts": "none"})
     assert [f.what for f in findings(machine)] == ["unreadable-facts", "missing-bridge"]
+
+
+def test_a_pair_with_fewer_bridges_than_the_others_misses_one() -> None:
+    def pairs(*lanes: int) -> Topology:
+        devices = (
+            *(Device(f"gpu{i}", extra={"name": "H100 PCIe"}) for i in range(2 * len(lanes))),
+            Device("cpu0", "cpu"),
+        )
+        links = [
+            x for i in range(2 * len(lanes)) for x in both_ways(Link(f"gpu{i}", "cpu0", Fraction(48), kind="pcie"))
+        ]
+        links += [
+            x
+            for i, n in enumerate(lanes)
+            for x in both_ways(Link(f"gpu{2 * i}", f"gpu{2 * i + 1}", Fraction(25 * n), kind="nvlink", count=n))
+        ]
+        return Topology("pairs", devices, tuple(links))
+
+    assert not [f for f in findings(pairs(12, 12, 12)) if f.severity != "note"]
+    assert [(f.what, f.about) for f in findings(pairs(12, 8)) if f.severity == "warning"] == [
+        ("missing-bridge", ("gpu2", "gpu3"))
+    ]
+    assert [(f.what, f.about) for f in findings(pairs(8, 12, 12)) if f.severity == "warning"] == [
+        ("missing-bridge", ("gpu0", "gpu1"))
+    ]

@@ -16,7 +16,7 @@ from topoplan.topo.stripes import striped
 
 
 def boards(switches: int = 6, gpus: int = 4, uneven: bool = False) -> Topology:
-    """Two boards of GPUs, each GPU with a link to each switch of its board; switch k of one board is joined to k of the other."""
+    """Two boards of GPUs, each with a link to each switch of its board; switch k of one board is joined to k of the other."""
     devices = [Device(f"gpu{i}") for i in range(2 * gpus)]
     devices += [Device(f"nvswitch{k}", "switch", "nvswitch") for k in range(2 * switches)]
     links = [

@@ -141,9 +141,11 @@ def only_through_gpus(case: Case) -> Iterator[Finding]:
 
 def missing_bridges(case: Case) -> Iterator[Finding]:
     """Where GPUs are bridged in closed groups of one size (pairs, fours: all joined to all, to nothing else), like GPUs
-    of the machine that have no link at all and are enough for a group of their own.
+    of the machine that have no link at all and are enough for a group of their own; and groups joined by fewer links than
+    others, all of their members alike, as where one of several bridges is missing.
     """
     for group in case.like_gpus:
+        yield from _thin_bridges(case, group)
         size, bare = _bridging(case, group)
         if size and len(bare) >= size:
             bridged = [gpu.id for gpu in group if case.wired[gpu.id]]
@@ -153,6 +155,28 @@ def missing_bridges(case: Case) -> Iterator[Finding]:
             message = f"{names(bare)}: not joined by a bridge, where {names(bridged)} are bridged {word}"
             advice = "fit the missing bridge, or look whether it is seated (nvidia-smi nvlink -s)"
             yield Finding("warning", "missing-bridge", bare, message, tuple(evidence), advice)
+
+
+def _thin_bridges(case: Case, group: Sequence[Device]) -> Iterator[Finding]:
+    by_lanes = _bridged_by(case, group)
+    most = max(by_lanes, default=0)
+    for have, about in by_lanes.items():
+        if have < most:
+            evidence = [f"{ident} NVLink or xGMI lanes = {have} (the topology)" for ident in about]
+            evidence += [told for ident in about for told in _inactive(case, ident)]
+            message = f"{names(about)}: bridged by {have} links, where {names(by_lanes[most])} are by {most}"
+            advice = "fit the missing bridge, or look whether it is seated (nvidia-smi nvlink -s)"
+            yield Finding("warning", "missing-bridge", about, message, tuple(evidence), advice)
+
+
+def _bridged_by(case: Case, group: Sequence[Device]) -> dict[int, tuple[str, ...]]:
+    """GPUs by their number of lanes, where they are bridged in several closed groups and the members of each are alike."""
+    size, _ = _bridging(case, group)
+    lanes = {gpu.id: sum(case.wired[gpu.id].values()) for gpu in group if case.wired[gpu.id]}
+    alike = all(lanes[there] == have for ident, have in lanes.items() for there in case.wired[ident] if there in lanes)
+    if not size or not alike or len(lanes) <= size:
+        return {}
+    return {have: tuple(ident for ident in lanes if lanes[ident] == have) for have in dict.fromkeys(lanes.values())}
 
 
 def _bridging(case: Case, group: Sequence[Device]) -> tuple[int, tuple[str, ...]]:
@@ -167,10 +191,13 @@ def _bridging(case: Case, group: Sequence[Device]) -> tuple[int, tuple[str, ...]
 def fewer_links(case: Case) -> Iterator[Finding]:
     """A GPU with fewer NVLink or xGMI lanes than its like have. Judged only among three or more of which most have the
     same number (or half, where three quarters of all pairs are joined: a mesh that lost a link), and not where
-    GPUs are bridged in groups and it is in none. None of its links left is an error, fewer a warning.
+    GPUs are bridged in groups and it is in none, or in one that is thinner as a whole. None of its links left is an
+    error, fewer a warning.
     """
     for group in case.like_gpus:
         size, _ = _bridging(case, group)
+        if size and len(_bridged_by(case, group)) > 1:
+            continue  # `missing-bridge` tells of that
         lanes = {gpu.id: sum(case.wired[gpu.id].values()) for gpu in group if not (size and not case.wired[gpu.id])}
         most = _usual(case, lanes)
         found = Grouped(case)

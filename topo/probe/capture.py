@@ -26,6 +26,8 @@ def captured(path: Path) -> Iterator[Path]:
     if path.is_dir():
         yield _root(path, path)
         return
+    if not path.is_file():
+        raise InputError(f"{path}: no folder or archive of that name; expected a copy of a machine's /sys and /proc")
     with tempfile.TemporaryDirectory(prefix="topoplan-") as folder:
         _unpack(path, Path(folder))
         yield _root(path, Path(folder))
