@@ -203,7 +203,12 @@ def test_resolve_prefers_a_file_and_reads_it_by_content(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("content", "says"),
-    [(b"", "empty"), (b"\xff\xfe\x00", "not UTF-8"), (b"what is this", "not a format"), (None, "holds no captured machine")],
+    [
+        (b"", "empty"),
+        (b"\xff\xfe\x00", "not UTF-8"),
+        (b"what is this", "not a format"),
+        (None, "holds no captured machine"),
+    ],
 )
 def test_resolve_refuses_unusable_files(tmp_path: Path, content: bytes | None, says: str) -> None:
     path = tmp_path / "topology"
