@@ -176,6 +176,13 @@ def test_links_that_are_nearly_alike_are_believed_alike() -> None:
     assert [found[f"gpu{a}", f"gpu{b}"] for a, b in rates] == [Fraction(1, 2)] * 3 + [Fraction(3, 5)]
 
 
+def test_a_link_that_once_carried_its_rate_is_not_slow() -> None:
+    """A disturbed measurement among good ones changes nothing: the link alone can have limited both."""
+    rates = [Experiment("alone", {(0, 1): Fraction(rate)}) for rate in ("0.89", "0.89", "0.98")]
+    (link, _) = believe(preset("path:2"), Measurements(tuple(rates))).links
+    assert (link.bandwidth_GBps, link.extra["believed"]) == (1, "declared")
+
+
 def test_over_gloo_between_hosts_only_the_network_is_believed() -> None:
     topology = two_hosts(4)
     slow = measured_exactly(degrade(topology, Change(scale_links=("host0:net=0.25", "gpu5:host2=0.25"))), topology)

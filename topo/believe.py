@@ -11,7 +11,7 @@ What one measures is flows between GPUs; what one wants to know is links. The ru
 3. A link with more than 1.15 of its declared rate (FAR_ABOVE) is flagged, and the declared value stays: links do not carry
    more than they can, so the measurement is in doubt, or the data went another way. At more than twice (PLACEHOLDER) it is
    the declared value that is wrong, such as what virtual machines put in place of the truth, and the measured one is believed.
-4. A proved link with less than NEAR of its declared rate is believed as measured, and flagged below 0.7 (FAR_BELOW).
+4. A proved link that never carried NEAR of its declared rate is believed as measured, and flagged below 0.7 (FAR_BELOW).
    Within a tenth the declared value stays. Headers and acknowledgements take some percent of every link alike, so no plan
    would change, while links that differ by noise alone would cost the symmetry that plans are found by. The host costs of a
    calibrated topology (`topo-run --calibrate`) hold what the protocol takes.
@@ -117,10 +117,14 @@ def _verdict(link: Link, seen: Seen | None, share: Fraction, measurements: Measu
         return _Verdict(link, rate, measured, seen, "declared", measurements.otherwise)
     if rate is None:
         return _Verdict(link, rate, measured, seen, "measured", "nothing is declared")
-    return _Verdict(link, rate, measured, seen, *_judge(link, seen, rate, measured), limit=seen.proved_by is not None)
+    return _Verdict(
+        link, rate, measured, seen, *_judge(link, seen, rate, measured, share), limit=seen.proved_by is not None
+    )
 
 
-def _judge(link: Link, seen: Seen, declared: Fraction, measured: Fraction) -> tuple[str, str, str | None]:
+def _judge(
+    link: Link, seen: Seen, declared: Fraction, measured: Fraction, share: Fraction
+) -> tuple[str, str, str | None]:
     """Which is believed, the reason, and what is to be noted (rules 3, 4 and 5)."""
     told = f"{link.src} -> {link.dst}: measured {_text(measured)} GB/s ({seen.how})"
     if measured > PLACEHOLDER * declared:
@@ -132,7 +136,7 @@ def _judge(link: Link, seen: Seen, declared: Fraction, measured: Fraction) -> tu
     if measured > FAR_ABOVE * declared:
         note = f"{told}, more than the declared {_text(declared)}: measure again; or the data went another way"
         return "declared", "more than a link can carry was measured, so the measured value is in doubt", note
-    if measured >= NEAR * declared:
+    if max(measured, seen.most_GBps * share) >= NEAR * declared:
         return "declared", "measured within a tenth; headers and acknowledgements take as much of every link", None
     if seen.proved_by is not None:
         reason = f"no other link can have limited {seen.proved_by}"

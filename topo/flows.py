@@ -153,10 +153,10 @@ class _Search:
         """Whether the hop, as it is believed, carries no more than it was seen to carry."""
         seen = self.hops[hop]
         known_slow = seen.proved_by is not None or seen.blamed is not None
-        return known_slow or seen.GBps >= NEAR * self.declared[hop]
+        return known_slow or seen.most_GBps >= NEAR * self.declared[hop]
 
     def _blame(self, suspects: list[Hop], told: str) -> None:
-        used = {hop: self.hops[hop].GBps / self.declared[hop] for hop in suspects}
+        used = {hop: self.hops[hop].most_GBps / self.declared[hop] for hop in suspects}
         most = max(used.values())
         blamed = [hop for hop in suspects if used[hop] >= NEAR * most]
         for hop in blamed:
