@@ -64,5 +64,7 @@ def kind_name(kind: str) -> str:
 
 
 def rate_text(GBps: Fraction) -> str:
-    """A bandwidth as people write it: "50", "19.2", "0.125"; at most three digits after the point."""
-    return f"{round(float(GBps), 3):.3f}".rstrip("0").rstrip(".") if GBps >= Fraction(1, 1000) else f"{float(GBps):.2g}"
+    """A bandwidth as people write it: "50", "19.2", "0.125"; at most three digits after the point, three below 1."""
+    if GBps < 1:
+        return f"{float(GBps):.3g}"
+    return f"{round(float(GBps), 3):.3f}".rstrip("0").rstrip(".")

@@ -6,7 +6,7 @@ import io
 import re
 import shutil
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from rich import box
 from rich.console import Console
@@ -43,6 +43,9 @@ def write(topology: Topology, colour: bool = False) -> str:
         _print_gpus(console, topology, columns)
     if topology.links:
         console.print(_links(topology))
+        measured = _measured(topology)
+        if measured.row_count:
+            console.print(measured)
     _print_gpudirect(console, topology)
     for note in _notes(topology):
         console.print(Text(f"note: {note}"), soft_wrap=True)
@@ -150,6 +153,24 @@ def _links(topology: Topology) -> Table:
     for (kind, GBps, count, one_way), number in sorted(found.items(), key=lambda item: (item[0][0], -item[0][1])):
         rate = rate_text(GBps) + (" one way" if one_way else "")
         table.add_row(Text(kind_name(kind)), str(number), rate, str(count))
+    return table
+
+
+def _measured(topology: Topology) -> Table:
+    """A row a link that was measured, both directions in one where they are alike: declared, measured, believed."""
+    right = ("declared GB/s", "measured GB/s", "believed GB/s")
+    table = _table("Measured", "from", "to", "kind", *right, "how", "reason", right=right)
+    rows: dict[tuple[str, ...], list[tuple[str, str]]] = {}
+    for link in topology.links:
+        declared, measured = link.extra.get("declared"), link.extra.get("measured")
+        if isinstance(measured, Mapping) and isinstance(declared, Mapping):
+            seen = ("" if measured.get("limit") else "at least ") + str(measured.get("GBps"))
+            rates = str(declared.get("GBps")), seen, rate_text(link.bandwidth_GBps)
+            cells = (kind_name(link.kind), *rates, str(measured.get("how")), str(link.extra.get("reason") or ""))
+            rows.setdefault((*sorted((link.src, link.dst)), *cells), []).append((link.src, link.dst))
+    for (_, _, *cells), ends in list(rows.items())[:_MOST_DEVICES]:
+        both = "" if len(ends) == 1 else " and back"
+        table.add_row(Text(ends[0][0]), Text(ends[0][1] + both), *(Text(cell) for cell in cells))
     return table
 
 
