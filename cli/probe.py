@@ -24,6 +24,8 @@ examples:
   topo-probe matrix.txt --format svg -o m.svg  a picture of what somebody's nvidia-smi topo -m says
   topo-probe --for-vm -o topo.xml              a file for NCCL_TOPO_FILE, inside a virtual machine
   topo-probe dgx-a100:2 --format tree          a preset, as a tree
+  torchrun --nnodes 2 --nproc-per-node 8 --rdzv-endpoint ... -m topoplan.cli.probe --json
+                                               several hosts, each by its own probe, as one topology
   torchrun --nproc-per-node 8 -m topoplan.cli.probe --measure -o machine.json
                                                measure every link, alone and all together, and believe what is true
 
@@ -40,8 +42,7 @@ def main(argv: list[str] | None = None) -> int:
         parser.error("--for-vm writes nccl-xml; leave --format out")
     if arguments.sysfs_root is not None and arguments.topology != "local":
         parser.error("--sysfs-root says where the local machine's files are; leave TOPOLOGY out")
-    quiet = int(os.environ.get("RANK", "0") or 0) > 0 if arguments.measure else False
-    return run_command(PROG, lambda: _probe(arguments), quiet=quiet)
+    return run_command(PROG, lambda: _probe(arguments), quiet=_is_launched() and not _is_first())
 
 
 def _parser() -> Parser:
@@ -75,9 +76,18 @@ def _parser() -> Parser:
     return parser
 
 
+def _is_launched() -> bool:
+    """Whether this process is one of several ranks, as torchrun starts them; the first speaks for all."""
+    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+
+
+def _is_first() -> bool:
+    return os.environ["RANK"] == "0"
+
+
 def _probe(arguments: argparse.Namespace) -> int:
     topology = _measured(arguments) if arguments.measure else _told(arguments)
-    if topology is None:
+    if _is_launched() and not _is_first():
         return 0
     to_terminal = arguments.output is None and sys.stdout.isatty()
     form = "nccl-xml" if arguments.for_vm else arguments.format or ("check" if arguments.check else "table")
@@ -99,18 +109,22 @@ def _told(arguments: argparse.Namespace) -> Topology:
         from ..topo.probe.join import probe_local
 
         return probe_local(Path(arguments.sysfs_root))
+    if arguments.topology == "local" and _is_launched() and not arguments.measure:
+        from ..runtime.meet import join_ranks
+
+        return join_ranks()
     from ..topo.resolve import resolve
 
     return resolve(arguments.topology)
 
 
-def _measured(arguments: argparse.Namespace) -> Topology | None:
-    """The topology with what was measured on it; None on ranks other than the first, which have nothing to print."""
+def _measured(arguments: argparse.Namespace) -> Topology:
+    """The topology with what was measured on it; without one, that of the hosts that the ranks are on."""
     from ..runtime.measure import measure_topology
 
-    declared = None if arguments.topology == "local" and arguments.sysfs_root is None else _told(arguments)
-    topology = measure_topology(declared)
-    return topology if int(os.environ.get("RANK", "0") or 0) == 0 else None
+    return measure_topology(
+        None if arguments.topology == "local" and arguments.sysfs_root is None else _told(arguments)
+    )
 
 
 def _written(topology: Topology, form: str, colour: bool, for_vm: bool) -> str:

@@ -154,3 +154,13 @@ def test_smi_text_and_tree_of_the_machine(tmp_path: Path) -> None:
     assert linked == preset("dgx1").capacity_GBps
     tree = probe(hybrid_cube_mesh(), tmp_path, "--format", "tree").stdout
     assert "gpu0 · rank 0" in tree and "NVLink 50 to" in tree
+
+
+def test_ranks_of_a_launch_print_once_and_are_joined() -> None:
+    """Two ranks on a host without GPUs: stand-ins, printed by the first of them."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = subprocess.run(
+        [*command, "-m", "topoplan.cli.probe", "--json"], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert len(Topology.loads(done.stdout).ranks) == 2

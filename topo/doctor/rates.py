@@ -36,7 +36,8 @@ _PLAUSIBLE = Fraction(6, 10)
 def measured_rates(case: Case) -> Iterator[Finding]:
     """Links whose measured bandwidth is below 0.4 of the declared one (error), below 0.7 (warning), or above 1.15 of it
     (note: the declaration is doubtful). A link that declares nothing apart is taken at its word, `bandwidth_GBps`. What was
-    measured as a lower bound only (`limit` is false, and the declared value is believed) is never too slow.
+    measured as a lower bound only, or on a medium that is not the link's, so that the declared value is believed, is
+    never too slow.
     """
     slow, fast = Grouped(case), Grouped(case)
     for link in case.topology.links:
@@ -49,7 +50,7 @@ def measured_rates(case: Case) -> Iterator[Finding]:
             lines.append(f"{link.src} -> {link.dst} declared = {gbps(wanted)} ({declared[1]})")
         else:
             lines.append(case.link(link))
-        if measured[0] < SLOW * wanted and not _is_lower_bound(link):
+        if measured[0] < SLOW * wanted and not _is_doubted(link):
             slow.add(measured[0] < BROKEN * wanted, (link.src, link.dst), lines)
         if measured[0] > FAST * wanted:
             fast.add("", (link.src, link.dst), lines)
@@ -67,9 +68,11 @@ def measured_rates(case: Case) -> Iterator[Finding]:
         yield Finding("note", "fast-link", about, message, evidence, "plan with the measured value")
 
 
-def _is_lower_bound(link: Link) -> bool:
-    told = link.extra.get("measured")
-    return isinstance(told, Mapping) and told.get("limit") is False and link.extra.get("believed") != "measured"
+def _is_doubted(link: Link) -> bool:
+    told, believed = link.extra.get("measured"), link.extra.get("believed")
+    return believed == "declared" or (
+        isinstance(told, Mapping) and told.get("limit") is False and believed != "measured"
+    )
 
 
 def _rate(link: Link, key: str) -> tuple[Fraction, str] | None:

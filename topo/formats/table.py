@@ -168,9 +168,9 @@ def _measured(topology: Topology) -> Table:
             rates = str(declared.get("GBps")), seen, rate_text(link.bandwidth_GBps)
             cells = (kind_name(link.kind), *rates, str(measured.get("how")), str(link.extra.get("reason") or ""))
             rows.setdefault((*sorted((link.src, link.dst)), *cells), []).append((link.src, link.dst))
-    for (_, _, *cells), ends in list(rows.items())[:_MOST_DEVICES]:
+    for row, ends in list(rows.items())[:_MOST_DEVICES]:
         both = "" if len(ends) == 1 else " and back"
-        table.add_row(Text(ends[0][0]), Text(ends[0][1] + both), *(Text(cell) for cell in cells))
+        table.add_row(Text(ends[0][0]), Text(ends[0][1] + both), *(Text(cell) for cell in row[2:]))
     return table
 
 
