@@ -19,6 +19,7 @@ from ..hardware import LATENCY_us, PCIE_GTps, inter_cpu_GBps
 from .capture import captured
 from .files import list_folder
 from .gpudirect import read_gpudirect
+from .kfd import read_kfd
 from .locality import read_locality
 from .nvlinks import join_nvlinks
 from .nvml import SUBJECT as NVML
@@ -28,6 +29,7 @@ from .rdma import read_network
 from .sysfs import read_sysfs
 from .unlisted import read_unlisted, vendor_of
 from .visible import visible
+from .xgmi import join_xgmi
 
 SOURCE = "probed on the machine itself"
 _NOTED_KEYS = ("library", "count", "bus_id", "state", "nodes", "devices")
@@ -62,6 +64,8 @@ def _gather(root: Path, nvml: Facts) -> Facts:
     """All facts of the machine whose `/` is at `root`."""
     facts = nvml + read_sysfs(root) + read_network(root) + read_gpudirect(root)
     facts += read_locality(root, facts)
+    if not facts.names("gpu"):
+        facts += read_kfd(root)
     return facts if facts.names("gpu") else facts + read_unlisted(root, facts)
 
 
@@ -96,7 +100,7 @@ class _Joiner:
         return Topology(
             name=self.facts.text("host", "name") or platform.node() or "local",
             devices=(*cpus, *switches, *gpus, *nics, *nvlinks.devices),
-            links=(*self.links, *nvlinks.links),
+            links=(*self.links, *nvlinks.links, *join_xgmi(self.facts, {i: f"gpu{i}" for i in self.gpus.values()})),
             source=SOURCE,
             extra={"notes": list(dict.fromkeys(self.notes)), "facts": facts_to_json(self.facts)},
         )
@@ -172,7 +176,7 @@ class _Joiner:
     def _gpu(self, index: str, bus_id: str, tree: list[Slot]) -> Device:
         subject = f"gpu/{index}"
         slot = next(s for s in tree if s.bus_id == bus_id)
-        extra: dict[str, Any] = {key: self.facts.text(subject, key) for key in ("name", "uuid")}
+        extra: dict[str, Any] = {key: self.facts.text(subject, key) for key in ("name", "uuid", "gcn")}
         extra["sm"] = self.facts.number(subject, "sm")
         extra["pcie"] = _max_and_current(self.facts, subject)
         extra |= self._place(bus_id)
