@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from fractions import Fraction
 from itertools import combinations
@@ -21,18 +21,18 @@ from .files import list_folder
 from .gpudirect import read_gpudirect
 from .kfd import read_kfd
 from .locality import read_locality
+from .notes import absent, lost, unlisted
 from .nvlinks import join_nvlinks
 from .nvml import SUBJECT as NVML
 from .nvml import read_nvml
 from .pcie import Slot, slots
 from .rdma import read_network
 from .sysfs import read_sysfs
-from .unlisted import read_unlisted, vendor_of
+from .unlisted import read_unlisted
 from .visible import visible
 from .xgmi import join_xgmi
 
 SOURCE = "probed on the machine itself"
-_NOTED_KEYS = ("library", "count", "bus_id", "state", "nodes", "devices")
 
 
 def probe_local(sysfs_root: Path = Path("/"), environment: Mapping[str, str] = os.environ) -> Topology:
@@ -82,13 +82,13 @@ class _Joiner:
         self.links: list[Link] = []
         answering = tuple(i for i in facts.names("gpu") if facts.text(f"gpu/{i}", "lost") is None)
         seen = visible(facts, answering, environment if facts.number(NVML, "count") else {})
-        self.notes = [*seen.notes, *_lost(facts)]
+        self.notes = [*seen.notes, *lost(facts)]
         self.gpus = {_bus_of(facts, i) or f"gpu/{i}": i for i in seen.indices}
         self.nics = _nic_names(facts)
 
     def topology(self) -> Topology:
         """All of it; the order matters only for the order of notes."""
-        self.notes += _absent(self.facts)
+        self.notes += absent(self.facts)
         cpus = self._cpus()
         self._between_cpus(cpus)
         tree = list(slots(self.facts, (*self.gpus, *self.nics)))
@@ -96,7 +96,7 @@ class _Joiner:
         gpus = [self._gpu(i, bus_id, tree) for bus_id, i in self.gpus.items()]
         nics = [self._nic(name, bus_id, tree) for bus_id, names in self.nics.items() for name in names]
         nvlinks = join_nvlinks(self.facts, {i: f"gpu{i}" for i in self.gpus.values()}, cpu_of)
-        self.notes += [*nvlinks.notes, *_unlisted(self.facts)]
+        self.notes += [*nvlinks.notes, *unlisted(self.facts)]
         return Topology(
             name=self.facts.text("host", "name") or platform.node() or "local",
             devices=(*cpus, *switches, *gpus, *nics, *nvlinks.devices),
@@ -277,46 +277,3 @@ def _pcie(child: str, parent: str, slot: Slot) -> Link:
     return Link(
         child, parent, slot.link.bandwidth_GBps, LATENCY_us["pcie"], "pcie", source=source, extra={"declared": told}
     )
-
-
-# -- notes ---------------------------------------------------------------------------------------------------------
-
-
-def _absent(facts: Facts) -> Iterator[str]:
-    """A line for each reason why facts that shape the topology are missing."""
-    grouped: dict[tuple[str, str, str], list[str]] = defaultdict(list)
-    for fact in facts.missing:
-        if fact.key in _NOTED_KEYS:
-            grouped[fact.key, fact.source, fact.missing or ""].append(fact.subject)
-    for (key, source, reason), subjects in grouped.items():
-        if key == "library":
-            told = " ".join(word.lower() if word.istitle() else word for word in reason.split())
-            lost = "NVLinks are not known" if facts.names("gpu") else "GPUs are not listed"
-            yield f"NVML does not answer: {told}; {lost}"
-        else:
-            yield f"{_listed(subjects)}: {key.replace('_', ' ')} not known: {source}: {reason}"
-
-
-def _listed(names: Iterable[str]) -> str:
-    every = list(names)
-    return ", ".join(every[:4]) + (f" and {len(every) - 4} more" if len(every) > 4 else "")
-
-
-def _lost(facts: Facts) -> Iterator[str]:
-    """GPUs that do not answer."""
-    for index in facts.names("gpu"):
-        reason = facts.text(f"gpu/{index}", "lost")
-        if reason is not None:
-            yield f"gpu{index} does not answer ({reason}); it is no rank"
-
-
-def _unlisted(facts: Facts) -> Iterator[str]:
-    """GPUs that are on PCI but not listed, so that they cannot be ranks."""
-    listed = {_bus_of(facts, index) for index in facts.names("gpu")}
-    vendors = {bus_id: vendor_of(facts, bus_id) for bus_id in facts.names("pci") if bus_id not in listed}
-    unlisted = {bus_id: vendor for bus_id, vendor in vendors.items() if vendor is not None}
-    lost = sum(
-        facts.text(f"gpu/{index}", "lost") is not None and not _bus_of(facts, index) for index in facts.names("gpu")
-    )
-    for bus_id, vendor in unlisted.items() if len(unlisted) != lost else ():  # else they are the lost ones
-        yield f"{bus_id}: a GPU of {vendor} that NVML does not list; it is no rank"
