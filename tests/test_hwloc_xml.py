@@ -439,6 +439,23 @@ def test_a_link_that_was_idle_and_a_rate_that_is_none_are_noted() -> None:
     assert links_of(found, "pcie")["gpu1", "cpu0"] == (12, 1)
 
 
+@pytest.mark.parametrize(("told", "idle"), [("2.000000", True), ("1.969231", False), ("15.753846", False)])
+def test_a_bridge_at_rest_above_a_gpu_that_can_do_more_is_noted(told: str, idle: bool) -> None:
+    gpu = pci("0000:05:00.0", f"0302 {V100}", speed=GEN3)
+    found = read(topology(package(0, host_bridge(bridge("0000:00:01.0", gpu, speed=told)))), "box.xml")
+    assert (
+        "0000:00:01.0: its PCIe link was at 2.5 GT/s x8 when hwloc looked, and GPUs below declare 8" in notes(found)
+    ) == idle
+
+
+def test_a_file_without_any_speeds_has_the_gpus_of_amd_all_the_same() -> None:
+    card = pci("0000:05:00.0", "0300 [1002:66a1]", osdev("card0", 1), speed="0")
+    nic = pci("0000:06:00.0", f"0207 {CONNECTX}", osdev("mlx4_0", 3), speed="{}")
+    for speed, gpus in (("0", 1), (GEN3, 0)):
+        found = read(topology(package(0, host_bridge(card, nic.format(speed)))), "box.xml")
+        assert len(found.ranks) == gpus
+
+
 def test_ports_of_one_adapter_are_noted_to_share_its_link() -> None:
     card = pci("0000:21:00.0", f"0207 {CONNECTX}", osdev("mlx4_0", 3), osdev("mlx4_1", 3))
     found = read(topology(package(0, host_bridge(card))), "box.xml")
@@ -606,6 +623,19 @@ def test_the_constant_that_hwloc_writes_for_every_xgmi_link_is_noted() -> None:
     found = read(linked(rows, name="XGMIBandwidth", ids=MI250, tool="rsmi"), "amd.xml")
     assert len(links_of(found, "xgmi")) == 12
     assert "says 100 GB/s of every link, which hwloc writes whatever the link" in notes(found)
+
+
+def test_parts_of_a_gpu_share_its_xgmi_links() -> None:
+    parts = [
+        pci(f"0000:0{i}:00.0", "1200 [1002:74a0]", *(osdev(f"rsmi{2 * i + k}", 5, gp_index=10 * i + k) for k in (0, 1)))
+        for i in (1, 2)
+    ]
+    objects = [f"OSDev:{10 * i + k}" for i in (1, 2) for k in (0, 1)]
+    rows = [[1_000_000 if i == j else 100_000 for j in range(4)] for i in range(4)]
+    after = matrix("XGMIBandwidth", objects, rows)
+    found = read(topology(package(0, host_bridge(*parts)), after=after), "mi300a.xml")
+    assert links_of(found, "xgmi") == {("gpu0", "gpu1"): (100, 1), ("gpu1", "gpu0"): (100, 1)}
+    assert "says 100 GB/s of every link" in notes(found)
 
 
 def with_switches(groups: list[tuple[list[int], list[int]]], joined: bool = False) -> Topology:

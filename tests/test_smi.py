@@ -283,7 +283,7 @@ def test_gpus_across_sockets_of_one_numa_node_have_a_cpu_each() -> None:
 def test_a_nic_that_no_gpu_is_near_has_a_cpu_of_its_own() -> None:
     machine = read(matrix("X SYS/SYS X", "0-9 0", "CPU Affinity|NUMA Affinity", "GPU0 mlx5_0"))
     assert machine.by_id["mlx5_0"].numa_node is None
-    assert "a CPU of its own, cpu1, is assumed" in notes(machine)
+    assert "no GPU is near mlx5_0 (cpu1); a CPU of its own is assumed for each" in notes(machine)
 
 
 def test_labels_that_are_no_hierarchy_are_noted() -> None:

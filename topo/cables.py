@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -41,11 +41,13 @@ class Cable:
 
 def cables(topology: Topology) -> tuple[Cable, ...]:
     """The cables of a topology, in the order in which its links first name them."""
-    rate: dict[tuple[str, str, str], Fraction] = defaultdict(Fraction)
+    rate: dict[tuple[str, str, str], Fraction] = {}
     count: Counter[tuple[str, str, str]] = Counter()
     for link in topology.links:
-        rate[link.src, link.dst, link.kind] += link.bandwidth_GBps
-        count[link.src, link.dst, link.kind] += link.count
+        key = link.src, link.dst, link.kind
+        before = rate.get(key)
+        rate[key] = link.bandwidth_GBps if before is None else before + link.bandwidth_GBps
+        count[key] += link.count
     out: list[Cable] = []
     done: set[tuple[str, str, str]] = set()
     for (src, dst, kind), GBps in rate.items():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any
@@ -15,6 +15,7 @@ DEVICE_KINDS = ("gpu", "cpu", "switch", "nic")
 SWITCH_FAMILIES = ("pcie", "nvswitch", "network")
 DEFAULT_BANDWIDTH_GBps = Fraction(1)
 DEFAULT_LATENCY_us = Fraction(7, 10)
+_MOST = 10**9
 
 
 @dataclass(frozen=True)
@@ -73,19 +74,20 @@ class Link:
         where = f"link {self.src!r} -> {self.dst!r}"
         if self.src == self.dst:
             raise InputError(f"{where}: it ends where it starts; a link joins two different devices")
-        if self.bandwidth_GBps <= 0:
+        if self.bandwidth_GBps.numerator <= 0:
             raise InputError(
                 f"{where}: bandwidth_GBps is {float(self.bandwidth_GBps):g}; expected a number above 0 "
                 "(leave a broken link out)"
             )
-        if self.latency_us < 0:
+        if self.latency_us.numerator < 0:
             raise InputError(f"{where}: latency_us is {float(self.latency_us):g}; expected 0 or more")
         if self.count < 1:
             raise InputError(f"{where}: count is {self.count}; expected 1 or more")
 
     def reversed(self) -> Link:
         """The same link in the other direction."""
-        return replace(self, src=self.dst, dst=self.src)
+        rest = self.bandwidth_GBps, self.latency_us, self.kind, self.count, self.source, self.extra
+        return Link(self.dst, self.src, *rest)
 
 
 def both_ways(link: Link) -> tuple[Link, Link]:
@@ -124,6 +126,8 @@ def expect_string(value: object, where: str) -> str:
 def _expect_int(value: object, where: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         raise InputError(f"{where}: expected a whole number, got {value!r:.40}")
+    if abs(value) > _MOST:
+        raise InputError(f"{where}: expected a whole number of at most {_MOST}")
     return value
 
 

@@ -7,14 +7,18 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
+_TOO_LARGE = 10**31
+
 
 def parse_fraction(value: object) -> Fraction:
     """An int, Decimal, Fraction, finite float (by its shortest decimal form) or a string such as "64/3" or "19.2".
 
-    Raises ValueError where `value` is none of these.
+    Raises ValueError where `value` is none of these, and for numbers that nothing measures (from 1e31 on).
     """
     if isinstance(value, bool) or value is None:
         raise ValueError(f"not a number: {value!r}")
+    if isinstance(value, int) and abs(value) >= _TOO_LARGE:
+        raise ValueError("not a usable number: it has more than 31 digits")
     if isinstance(value, (int, Fraction)):
         return Fraction(value)
     if isinstance(value, float):
@@ -25,9 +29,11 @@ def parse_fraction(value: object) -> Fraction:
         return Fraction(value)
     if isinstance(value, str) and len(value) <= 100 and "e" not in value.lower():
         try:
-            return Fraction(value)
+            number = Fraction(value)
         except ZeroDivisionError:
             raise ValueError(f"not a number: {value!r}") from None
+        if abs(number) < _TOO_LARGE:
+            return number
     raise ValueError(f"not a number: {value!r}")
 
 
@@ -41,8 +47,13 @@ def fraction_to_json(value: Fraction) -> int | float | str:
     return f"{value.numerator}/{value.denominator}"
 
 
-def load_json(text: str) -> Any:
-    """Like json.loads, but decimals arrive as Decimal (exact), and NaN or Infinity are refused (ValueError)."""
+def load_json(text: str, most_values: int | None = None) -> Any:
+    """Like json.loads, but decimals arrive as Decimal (exact), and NaN or Infinity are refused (ValueError).
+
+    So are texts of more than `most_values`, counted by their commas and brackets before anything is built.
+    """
+    if most_values is not None and sum(map(text.count, ",[{")) > most_values:
+        raise ValueError(f"it holds more than {most_values} values")
 
     def refuse(name: str) -> Any:
         raise ValueError(f"{name} is not a number that a file may hold")

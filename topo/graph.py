@@ -7,11 +7,11 @@ Ranks are the GPUs in their order. Parallel links between the same two devices a
 from __future__ import annotations
 
 import json
-from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
+from math import lcm
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,14 @@ from .fingerprint import fingerprint
 
 FORMAT = "topoplan-topology"
 VERSION = 1
-MAX_DEVICES = 100_000
+MAX_DEVICES = 50_000
+MAX_LINKS = 300_000
+"""What a file may hold, a two-way link counting twice: clusters of 16,384 GPUs, or 500 that are joined all to all."""
+
+_MOST_DIGITS = 100
+_MOST_VALUES = 2_500_000
+"""Twice what 16 MiB of a topology hold; nothing but brackets would take gigabytes of memory."""
+
 # what topo-probe works out from all the rest, and does not read back
 _WORKED_OUT = ("fingerprint", "gpudirect", "gpudirect_missing", "findings")
 _EVIDENCE = ("facts", "measured")
@@ -95,10 +102,12 @@ class Topology:
     @cached_property
     def capacity_GBps(self) -> Mapping[tuple[str, str], Fraction]:
         """Bandwidth from one device to another over all parallel links, keyed (src, dst)."""
-        total: dict[tuple[str, str], Fraction] = defaultdict(Fraction)
+        total: dict[tuple[str, str], Fraction] = {}
         for link in self.links:
-            total[link.src, link.dst] += link.bandwidth_GBps
-        return dict(total)
+            key = link.src, link.dst
+            before = total.get(key)
+            total[key] = link.bandwidth_GBps if before is None else before + link.bandwidth_GBps
+        return total
 
     @cached_property
     def latency_us(self) -> Mapping[tuple[str, str], Fraction]:
@@ -106,7 +115,8 @@ class Topology:
         worst: dict[tuple[str, str], Fraction] = {}
         for link in self.links:
             key = link.src, link.dst
-            worst[key] = max(worst.get(key, Fraction(0)), link.latency_us)
+            before = worst.get(key)
+            worst[key] = link.latency_us if before is None else max(before, link.latency_us)
         return worst
 
     @cached_property
@@ -186,29 +196,45 @@ class Topology:
             raise InputError(f'{where}: "devices" must be a list of at least one device')
         if not isinstance(links, list):
             raise InputError(f'{where}: "links" must be a list')
-        if len(devices) > MAX_DEVICES or len(links) > 20 * MAX_DEVICES:
+        directed = sum(1 + (isinstance(d, dict) and d.get("bidirectional") is True) for d in links)
+        if len(devices) > MAX_DEVICES or directed > MAX_LINKS:
             raise InputError(
-                f"{where}: {len(devices)} devices and {len(links)} links; more than {MAX_DEVICES} are refused"
+                f"{where}: {len(devices)} devices and {directed} links, each way counted; "
+                f"more than {MAX_DEVICES} and {MAX_LINKS} are refused: describe a part of the machine"
             )
         known = {"format", "version", "name", "source", "devices", "links", *_WORKED_OUT}
         name, source = obj.get("name", where), obj.get("source")
         try:
-            return cls(
+            read = cls(
                 name=expect_string(name, f"{where}: name"),
                 devices=tuple(device_from_json(d, f"{where}: devices[{i}]") for i, d in enumerate(devices)),
                 links=tuple(x for i, d in enumerate(links) for x in links_from_json(d, f"{where}: links[{i}]")),
                 source=None if source is None else expect_string(source, f"{where}: source"),
                 extra=jsonable({k: v for k, v in obj.items() if k not in known}),
             )
+            read._refuse_unlike_denominators()
+            return read
         except InputError as error:
             message = str(error)
             raise InputError(message if message.startswith(where) else f"{where}: {message}") from None
+
+    def _refuse_unlike_denominators(self) -> None:
+        """InputError where sums of bandwidths or latencies would not be exact numbers of a sensible length."""
+        for key in ("bandwidth_GBps", "latency_us"):
+            common = 1
+            for denominator in {getattr(link, key).denominator for link in self.links}:
+                common = lcm(common, denominator)
+                if common >= 10**_MOST_DIGITS:
+                    raise InputError(
+                        f"topology {self.name!r:.60}: the fractions of {key} have no common denominator of at most "
+                        f"{_MOST_DIGITS} digits; round them to decimals"
+                    )
 
     @classmethod
     def loads(cls, text: str, where: str = "topology") -> Topology:
         """Read JSON text. Raises InputError with the line where the text breaks off."""
         try:
-            return cls.from_json(load_json(text), where)
+            return cls.from_json(load_json(text, _MOST_VALUES), where)
         except json.JSONDecodeError as error:
             raise InputError(f"{where}: not JSON at line {error.lineno}: {error.msg}; is the file whole?") from None
         except (ValueError, RecursionError) as error:

@@ -42,12 +42,15 @@ class Way:
     GBps: Fraction | None
 
 
+_NO_WAY = Way("DIS", None)
+
+
 class Ways:
     """How devices of one topology reach each other."""
 
     def __init__(self, topology: Topology) -> None:
         self._topology = topology
-        self._router = Router(topology)
+        self.router = Router(topology)
         self._lanes: dict[tuple[tuple[str, str], str], int] = {}
         for link in topology.links:
             key = (link.src, link.dst), link.kind
@@ -55,7 +58,7 @@ class Ways:
 
     def route(self, src: str, dst: str) -> Route | None:
         """The route from one device to another (any kind), by their ids; None where only GPUs could forward."""
-        return self._router.between(src, dst)
+        return self.router.between(src, dst)
 
     def way(self, src: str, dst: str) -> Way:
         """How one device (a GPU, a NIC) reaches another, by their ids."""
@@ -63,14 +66,23 @@ class Ways:
             return Way("X", None)
         route = self.route(src, dst)
         if route is None:
-            return Way("DIS", None)
-        return Way(_label(self._topology, self._lanes, route), self._router.bandwidth_GBps(route))
+            return _NO_WAY
+        return Way(_label(self._topology, self._lanes, route), self.router.bandwidth_GBps(route))
 
 
-def ways(topology: Topology) -> list[list[Way]]:
-    """Row i, column j: how rank i reaches rank j."""
+def ways(topology: Topology, most_steps: int | None = None) -> list[list[Way]]:
+    """Row i, column j: how rank i reaches rank j.
+
+    With `most_steps` there are rows only until so many links have been looked at or crossed (at least one row).
+    """
     found = Ways(topology)
-    return [[found.way(src, dst) for dst in topology.ranks] for src in topology.ranks]
+    rows: list[list[Way]] = []
+    for src in topology.ranks:
+        rows.append([found.way(src, dst) for dst in topology.ranks])
+        found.router.forget()
+        if most_steps is not None and found.router.steps > most_steps:
+            break
+    return rows
 
 
 def _label(topology: Topology, lanes: Lanes, route: Route) -> str:

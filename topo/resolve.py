@@ -29,6 +29,8 @@ def resolve(argument: str) -> Topology:
     except (OSError, ValueError):
         exists = False
     if exists and not (path.is_dir() and _names_a_preset(argument)):
+        if not (path.is_dir() or path.is_file()):
+            raise InputError(f"{argument}: neither a file nor a folder, so it is not read; copy it into a file first")
         if path.is_dir() or is_archive(path):
             return _probed(path)
         text = _text_of(path)

@@ -28,6 +28,8 @@ class Router:
     def __init__(self, topology: Topology) -> None:
         self.topology = topology
         self._before: dict[str, dict[str, str]] = {}
+        self.steps = 0
+        """Links looked at or crossed so far, and routes asked for: what the work is measured by."""
         self._gpus = frozenset(topology.ranks)
         scale = lcm(*(x.denominator for x in topology.latency_us.values()))
         width = {c: -i for i, c in enumerate(sorted(set(topology.capacity_GBps.values())))}
@@ -38,6 +40,7 @@ class Router:
             ]
             for here, near in topology.out_neighbours.items()
         }
+        self._widest = min(width.values(), default=0)
 
     def route(self, src: int, dst: int) -> Route | None:
         """The route from rank `src` to rank `dst`, or None where only other GPUs could forward."""
@@ -46,12 +49,18 @@ class Router:
     def between(self, start: str, here: str) -> Route | None:
         """The route from one device to another, of any kind, by their ids; None where only GPUs could forward."""
         before = self._search(start)
+        self.steps += 1
         if here not in before or here == start:
             return None
         path = [here]
         while path[-1] != start:
             path.append(before[path[-1]])
+        self.steps += len(path)
         return tuple(reversed(path))
+
+    def forget(self) -> None:
+        """Let go of what was found: for those who ask for one source after the other, of many."""
+        self._before.clear()
 
     def routes_from(self, src: int) -> dict[str, Route]:
         """Routes from rank `src` to every GPU it reaches, by the receiving GPU's id."""
@@ -71,8 +80,7 @@ class Router:
         if start in self._before:
             return self._before[start]
         before: dict[str, str] = {}
-        widest = min((w for near in self._out.values() for _, _, w in near), default=0)
-        heap = [(0, 0, widest, 0, start, start)]
+        heap = [(0, 0, self._widest, 0, start, start)]
         count = 0
         while heap:
             latency, hops, narrow, _, here, previous = heapq.heappop(heap)
@@ -81,6 +89,7 @@ class Router:
             before[here] = previous
             if here != start and here in self._gpus:
                 continue
+            self.steps += len(self._out[here])
             for there, more, width in self._out[here]:
                 if there not in before:
                     count += 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
@@ -57,6 +57,8 @@ class Case:
 
     topology: Topology
     facts: Facts
+    found_before: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    """What a check found out about a device, by its id, that others ask for as well (`pcie_state`)."""
 
     @cached_property
     def gpus(self) -> tuple[Device, ...]:

@@ -48,6 +48,13 @@ class PcieState:
 
 def pcie_state(case: Case, device: Device) -> PcieState | None:
     """What is known of a device's own PCIe link, None where nothing is. NVML's word counts before sysfs' and the file's."""
+    if device.id not in case.found_before:
+        case.found_before[device.id] = _found_state(case, device)
+    state: PcieState | None = case.found_before[device.id]
+    return state
+
+
+def _found_state(case: Case, device: Device) -> PcieState | None:
     found: dict[str, tuple[int, str]] = {}
     index = case.number_of.get(device.id)
     for part in ("max", "current"):

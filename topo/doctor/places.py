@@ -69,6 +69,9 @@ def _adapter(nic: Device) -> str:
     return nic.bus_id.rpartition(".")[0] if nic.bus_id else nic.id
 
 
+_MOST_ABOVE = 64  # an island below more CPUs than that is near none of them
+
+
 def _machines(case: Case) -> Iterator[_Machine]:
     """GPUs and NICs by machine: what hangs together without networks, NVLink and xGMI."""
     kind_of = {d.id: d.kind for d in case.topology.devices if d.family not in ("network", "nvswitch")}
@@ -82,10 +85,12 @@ def _machines(case: Case) -> Iterator[_Machine]:
             if kind_of[b] != "switch":
                 for here in case.islands.get(a, ()) if kind_of[a] == "switch" else (a,):
                     at[here].add(site.get(b, b))
+    sites = set(site.values())
+    above_island = {island: at[island] & sites for islands in case.islands.values() for island in islands}
     machines: dict[str, _Machine] = defaultdict(_Machine)
     for device in (*case.gpus, *case.nics):
         islands = case.islands.get(device.id, frozenset())
-        above = {place for island in islands for place in at[island] if place in site.values()}
+        above = {place for i in islands if len(above_island[i]) <= _MOST_ABOVE for place in above_island[i]}
         places = frozenset({device.id, *at[device.id], *islands, *above})
         if len(places) > 1 and not _unplaced(case, device):
             machine = machines[whole.root(device.id)]

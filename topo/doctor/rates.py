@@ -30,6 +30,8 @@ _XGMI_LINKS_PER_GPU = 8
 _PCIE_MOST_GBps = max(PCIE_GTps.values()) * 16 / 8
 """GB/s of Gen6 x16 in one direction, without any coding or headers."""
 
+_NVLINK_FASTEST_GBps = max(NVLINK_DATASHEET_GBps.values())
+_NVLINK_MOST_LANES = max(NVLINK_LINKS_PER_GPU.values())
 _PLAUSIBLE = Fraction(6, 10)
 
 
@@ -110,8 +112,7 @@ def _most(case: Case, link: Link) -> Fraction | None:
     if link.kind not in WIRES or "gpu" not in {case.topology.by_id[end].kind for end in (link.src, link.dst)}:
         return None
     if link.kind == "nvlink":
-        lanes = link.count if link.count > 1 else max(NVLINK_LINKS_PER_GPU.values())
-        return lanes * max(NVLINK_DATASHEET_GBps.values())
+        return _NVLINK_FASTEST_GBps * (link.count if link.count > 1 else _NVLINK_MOST_LANES)
     return _XGMI_FASTEST_GBps * (link.count if link.count > 1 else _XGMI_LINKS_PER_GPU)
 
 

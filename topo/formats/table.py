@@ -23,6 +23,8 @@ MOST_GPUS = 16
 """With more GPUs than this the matrix becomes a summary."""
 
 _MOST_DEVICES = 64
+_MOST_NOTES = 200
+_MOST_STEPS = 3_200_000  # a cluster of 1,024 GPUs needs 3.1 million
 _PLAIN_ID = re.compile(r"gpu\d{1,3}")
 _COLUMNS, _WIDEST = 100, 400  # columns where there is no terminal; no table is wider than the other
 
@@ -47,8 +49,11 @@ def write(topology: Topology, colour: bool = False) -> str:
         if measured.row_count:
             console.print(measured)
     _print_gpudirect(console, topology)
-    for note in _notes(topology):
+    notes = _notes(topology)
+    for note in notes[:_MOST_NOTES]:
         console.print(Text(f"note: {note}"), soft_wrap=True)
+    if len(notes) > _MOST_NOTES:
+        console.print(f"and {len(notes) - _MOST_NOTES} more notes, which --json has")
     lines = (line.rstrip() for line in buffer.getvalue().splitlines())
     return "\n".join(lines).rstrip() + "\n"
 
@@ -82,9 +87,15 @@ def _what(device: Device) -> str:
 
 
 def _print_gpus(console: Console, topology: Topology, columns: int) -> None:
-    rows = ways(topology)
+    rows = ways(topology, _MOST_STEPS)
     seen = Counter(way for i, row in enumerate(rows) for j, way in enumerate(row) if i != j)
-    if len(rows) <= MOST_GPUS:
+    if len(rows) < len(topology.ranks):
+        told = (
+            f"GPU to GPU: pairs counted from the first {len(rows)} of {len(topology.ranks)} GPUs, all would take long"
+        )
+        console.print(Text(told, style="bold"))
+        console.print(_summary(seen))
+    elif len(rows) <= MOST_GPUS:
         console.print(Text("GPU to GPU: the way, and GB/s of the route used alone", style="bold"))
         console.print(_matrix(rows, _headings(topology), stacked=_line_width(rows) > columns))
     else:

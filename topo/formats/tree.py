@@ -5,28 +5,37 @@ from __future__ import annotations
 import io
 from collections import defaultdict
 from collections.abc import Iterable
+from itertools import islice
 
 from rich.console import Console
 from rich.text import Text
 from rich.tree import Tree
 
 from ..cables import FAMILY_NAMES, Cable, cables, kind_name, rate_text
+from ..errors import InputError
 from ..graph import Device, Topology
 
 _WIDEST = 400
 _MOST_PEERS = 16
+_MOST_SORTS = 16
+_DEEPEST = 100
 
 
 def write(topology: Topology, colour: bool = False) -> str:
-    """The tree as text, with terminal colours where asked for. GPUs and NICs are leaves; rates are GB/s each way."""
+    """The tree as text, with terminal colours where asked for. GPUs and NICs are leaves; rates are GB/s each way.
+
+    Raises InputError where switches are chained more than 100 deep.
+    """
     below, joints, crossing = _hang(topology)
     rank = {ident: i for i, ident in enumerate(topology.ranks)}
     root = Tree(Text(topology.name, style="bold"))
-    stack: list[tuple[Tree, Cable | None, str]] = [(root, None, top) for top in reversed(below[""])]
+    stack: list[tuple[Tree, Cable | None, str, int]] = [(root, None, top, 1) for top in reversed(below[""])]
     while stack:
-        tree, cable, ident = stack.pop()
+        tree, cable, ident, depth = stack.pop()
+        if depth > _DEEPEST:
+            raise InputError(f"{ident!r:.60} is {depth} devices deep; more than {_DEEPEST} are not drawn as a tree")
         branch = tree.add(_line(topology.by_id[ident], rank.get(ident), cable, crossing.get(ident, ())))
-        stack += [(branch, joints.get((ident, child)), child) for child in reversed(below.get(ident, []))]
+        stack += [(branch, joints.get((ident, child)), child, depth + 1) for child in reversed(below.get(ident, []))]
     buffer = io.StringIO()
     Console(file=buffer, width=_WIDEST, force_terminal=colour, highlight=False, emoji=False, markup=False).print(root)
     return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines()) + "\n"
@@ -92,8 +101,10 @@ def _line(device: Device, rank: int | None, cable: Cable | None, crossing: Itera
     for other in crossing:
         there = other.b if other.a == device.id else other.a
         peers[kind_name(other.kind), rate_text(other.GBps)].append(there)
-    for (kind, rate), names in peers.items():
+    for (kind, rate), names in islice(peers.items(), _MOST_SORTS):
         many = device.kind == "switch" and len(names) > 1
         told = f"{len(names)} devices" if many or len(names) > _MOST_PEERS else ", ".join(names)
         text.append(f" · {kind} {rate} to {told}", style="dim")
+    if len(peers) > _MOST_SORTS:
+        text.append(f" · and links of {len(peers) - _MOST_SORTS} more kinds and rates", style="dim")
     return text

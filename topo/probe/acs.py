@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ..facts import Fact
-from .files import shown_path
+from .files import read_start, shown_path
 from .sysfs import bridges_above, gpus_and_nics
 
 CONTROLS = (
@@ -72,8 +72,7 @@ def acs_control(config: bytes) -> int | None:
 def _read_function(root: Path, path: Path, subject: str) -> Fact:
     source = shown_path(root, path)
     try:
-        with path.open("rb") as file:
-            control = acs_control(file.read(_END))
+        control = acs_control(read_start(path, _END))
     except OSError as error:
         return Fact(subject, "acs", None, source, error.strerror or str(error))
     except ValueError as error:

@@ -2,19 +2,37 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
 import lzma
+import os
 import tarfile
 import tempfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
+from typing import IO
 
 from ..errors import InputError
 
-MAX_MEMBERS = 500_000
-MAX_BYTES = 256 * 2**20
-MAX_ARCHIVE_BYTES = 64 * 2**20
+MAX_MEMBERS = 50_000
+MAX_BYTES = 64 * 2**20
+MAX_ARCHIVE_BYTES = 16 * 2**20
+MAX_ENTRIES: Mapping[str, int] = {
+    "sys/bus/pci/devices": 20_000,
+    "sys/class/net": 5_000,
+    "sys/class/infiniband": 1_000,
+    "sys/devices/system/node": 512,
+    "sys/kernel/iommu_groups": 20_000,
+    "proc/driver/nvidia/gpus": 1_000,
+}
+"""How many entries the folders that the probe reads may have: more than any machine has of PCI functions, cards and nodes."""
+
+_MEMBER_BYTES = 1024  # the header of a member, and what its last block is filled up with
+_PIECE = 2**20
+_BROKEN = (tarfile.TarError, OSError, EOFError, ValueError, zlib.error, lzma.LZMAError)
 
 
 @contextmanager
@@ -37,8 +55,19 @@ def _root(path: Path, folder: Path) -> Path:
     """The folder itself or the one folder in it, whichever has a `sys`."""
     for candidate in (folder, *sorted(p for p in folder.iterdir() if p.is_dir())):
         if (candidate / "sys").is_dir() or (candidate / "proc").is_dir():
+            for name, most in MAX_ENTRIES.items():
+                if _has_more(candidate / name, most):
+                    raise InputError(f"{path}: more than {most} entries in {name}; no machine has as many")
             return candidate
     raise InputError(f"{path}: holds no captured machine; expected a folder 'sys' in it (a copy of /sys), and 'proc'")
+
+
+def _has_more(folder: Path, most: int) -> bool:
+    try:
+        with os.scandir(folder) as entries:
+            return next(islice(entries, most, None), None) is not None
+    except OSError:
+        return False  # not there, or not readable: then nothing of it is read
 
 
 def _unpack(path: Path, folder: Path) -> None:
@@ -50,18 +79,37 @@ def _unpack(path: Path, folder: Path) -> None:
         raise InputError(f"{path}: an archive larger than {MAX_ARCHIVE_BYTES >> 20} MiB; no captured machine is")
     size = 0
     try:
-        with tarfile.open(path) as archive:
+        with tempfile.TemporaryFile() as plain, tarfile.open(fileobj=_decompressed(path, plain)) as archive:
             for number, member in enumerate(archive):
                 size += member.size
-                if number >= MAX_MEMBERS or size > MAX_BYTES:
-                    raise InputError(
-                        f"{path}: holds more than {MAX_MEMBERS} files or {MAX_BYTES >> 20} MiB; no captured machine does"
-                    )
+                if member.size < 0 or number >= MAX_MEMBERS or size > MAX_BYTES:
+                    raise _too_large(path)
                 if not (member.isreg() or member.isdir() or member.issym()):
                     continue
                 try:
                     archive.extract(keep(member, str(folder)), folder, filter="data")
                 except (tarfile.FilterError, FileExistsError):
                     continue  # it leads out of the folder, or stands where another does: not part of the machine
-    except (tarfile.TarError, OSError, EOFError, ValueError, zlib.error, lzma.LZMAError) as error:
+    except (*_BROKEN, RecursionError) as error:
         raise InputError(f"{path}: not a whole archive: {error}; pack the captured folder again") from None
+
+
+def _too_large(path: Path) -> InputError:
+    return InputError(f"{path}: holds more than {MAX_MEMBERS} files or {MAX_BYTES >> 20} MiB; no captured machine does")
+
+
+def _decompressed(path: Path, plain: IO[bytes]) -> IO[bytes]:
+    """The archive without its compression, written into `plain` before anything in it is believed; bounded."""
+    with path.open("rb") as file:
+        start = file.read(6)
+    openers = ((b"BZh", bz2.open), (b"\x1f\x8b", gzip.open), (b"\xfd7zXZ\0", lzma.open))
+    opened = next((opener for magic, opener in openers if start.startswith(magic)), open)
+    left = MAX_BYTES + MAX_MEMBERS * _MEMBER_BYTES
+    with opened(path, "rb") as source:
+        while piece := source.read(_PIECE):
+            left -= len(piece)
+            if left < 0:
+                raise _too_large(path)
+            plain.write(piece)
+    plain.seek(0)
+    return plain

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from ..errors import InputError
 from ..facts import Fact, Facts
 from .files import list_folder, read_fact, shown_path
 
@@ -14,6 +15,7 @@ NIC_CLASSES = ("0x02",)
 BUS_ID = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 ROOT_COMPLEX = re.compile(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}")
 
+MAX_GPUS_AND_NICS = 1024
 _LINK_FILES = ("max_link_speed", "max_link_width", "current_link_speed", "current_link_width")
 _CPUINFO_KEYS = {
     "vendor_id": "vendor",
@@ -83,11 +85,18 @@ def _read_pci(root: Path) -> Iterator[Fact]:
 
 
 def gpus_and_nics(root: Path) -> Iterator[Path]:
-    """Folders of the PCI functions that are GPUs or NICs by their class, virtual functions left out."""
+    """Folders of the PCI functions that are GPUs or NICs by their class, virtual functions left out.
+
+    Raises InputError for more than MAX_GPUS_AND_NICS.
+    """
+    found = 0
     for path in list_folder(root / "sys/bus/pci/devices"):
         kind = read_fact(root, path / "class", f"pci/{path.name}", "class")
         told = BUS_ID.fullmatch(path.name) and str(kind.value).startswith(GPU_CLASSES + NIC_CLASSES)
         if told and not (path / "physfn").exists():
+            found += 1
+            if found > MAX_GPUS_AND_NICS:
+                raise InputError(f"{root}: more than {MAX_GPUS_AND_NICS} GPUs and NICs on PCI; no machine has as many")
             yield path
 
 

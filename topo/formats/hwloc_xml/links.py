@@ -135,7 +135,8 @@ class Wiring:
             if hops.get(pair, 1) > 1:
                 self.machine.notes.add(" - ".join(sorted(ends)), f"{hops[pair]} hops apart; no link")
                 continue
-            rates[ends] = rates.get(ends, 0) + value
+            before = rates.get(ends, 0)
+            rates[ends] = max(before, value) if kind == "xgmi" else before + value  # parts of a GPU share its xGMI
         if kind == "xgmi" and set(rates.values()) == {_UNTOLD_XGMI_MBps}:
             self.machine.notes.add(
                 f"matrix {name}", "says 100 GB/s of every link, which hwloc writes whatever the link; not measured"

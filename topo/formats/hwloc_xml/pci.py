@@ -1,7 +1,7 @@
 """The PCI devices of an hwloc file that matter: GPUs, NICs and the bridges above them, with what their links carry.
 
 hwloc writes the raw rate of a link as it was at that moment. A rate stands for several pairs of generation and width;
-they count alike, so the widest is taken.
+they count alike, so of the nearest the widest is taken.
 """
 
 from __future__ import annotations
@@ -104,10 +104,15 @@ def _is_gpu(machine: Machine, function: Function, listing: set[str]) -> bool:
             f"a display adapter or GPU that {_DRIVER[vendor].upper()} does not list; it is no rank",
         )
         return False
-    if vendor == AMD and function.has_class(_VGA) and lanes(link_GBps(function.element)) is None:
+    if vendor == AMD and function.has_class(_VGA) and _is_off_pcie(machine, function):
         machine.notes.add(str(function.bus_id), "a display adapter of AMD (ATI) without PCI Express; it is no rank")
         return False
     return True
+
+
+def _is_off_pcie(machine: Machine, function: Function) -> bool:
+    """Whether a function has no PCI Express link, as far as the file tells: one read without privileges has no speeds."""
+    return lanes(link_GBps(function.element)) is None and any(link_GBps(f.element) for f in machine.functions)
 
 
 def _rank(name: str | None) -> tuple[int, int]:
@@ -173,8 +178,9 @@ _RAW_GBps = {(g, width): _raw_lane_GBps(g) * width for width in _WIDTHS for g in
 
 @lru_cache(maxsize=1024)
 def lanes(raw_GBps: Fraction) -> tuple[int, int] | None:
-    """Generation and width whose raw rate this is, within 2 % (hwloc's encoding overheads have varied); else None."""
-    return next((pair for pair, rate in _RAW_GBps.items() if abs(raw_GBps - rate) * 50 <= rate), None)
+    """Generation and width whose raw rate is nearest, within 2 % (hwloc's encoding overheads have varied); else None."""
+    near = {pair: abs(raw_GBps - rate) for pair, rate in _RAW_GBps.items() if abs(raw_GBps - rate) * 50 <= rate}
+    return min(near, key=lambda pair: near[pair], default=None)
 
 
 def tree(machine: Machine, gpus: list[Gpu], nics: list[Nic]) -> list[Slot]:
@@ -183,11 +189,12 @@ def tree(machine: Machine, gpus: list[Gpu], nics: list[Nic]) -> list[Slot]:
     _refuse_shared_addresses([*(gpu.function for gpu in gpus), *(nic.function for nic in nics)])
     facts: dict[str, tuple[Fact, ...]] = {}
     is_gpu = {gpu.key for gpu in gpus}
+    awake = _generations(gpus)
     for key, function in leaves.items():
         chain = tuple(bus_id(bridge) for bridge in function.bridges)
         facts[key] = (Fact(f"pci/{key}", "bridges", chain, SOURCE), *_speed(machine, key, function, key in is_gpu))
         for bridge, address in zip(function.bridges, chain, strict=True):
-            facts.setdefault(address, tuple(_speed_of(machine, address, link_GBps(bridge))))
+            facts.setdefault(address, tuple(_port(machine, address, link_GBps(bridge), awake.get(address, 0))))
     return list(slots(Facts(tuple(fact for told in facts.values() for fact in told)), leaves))
 
 
@@ -213,6 +220,27 @@ def _speed(machine: Machine, key: str, function: Function, is_gpu: bool) -> Iter
         machine.notes.add(
             key, f"its PCIe link was at {told} when hwloc looked; idle GPUs clock down, so it may be faster"
         )
+    yield from _speed_of(machine, key, raw_GBps)
+
+
+def _generations(gpus: list[Gpu]) -> dict[str, int]:
+    """The least generation that the GPUs below a bridge declare, by the bridge's address."""
+    found: dict[str, int] = {}
+    for gpu in gpus:
+        pair = lanes(link_GBps(gpu.function.element))
+        if pair is None:
+            continue
+        for address in map(bus_id, gpu.function.bridges):
+            found[address] = min(found.get(address, pair[0]), pair[0])
+    return found
+
+
+def _port(machine: Machine, key: str, raw_GBps: Fraction, below: int) -> Iterator[Fact]:
+    """A bridge's speed, noted where it is at rest: tools tell what a GPU can do, hwloc what a bridge did."""
+    pair = lanes(raw_GBps)
+    if pair is not None and 1 == pair[0] < below and pair[1] > 1:
+        told = f"2.5 GT/s x{pair[1]} when hwloc looked, and GPUs below declare {float(PCIE_GTps[below]):g} GT/s"
+        machine.notes.add(key, f"its PCIe link was at {told}; idle GPUs clock down, so it may be faster")
     yield from _speed_of(machine, key, raw_GBps)
 
 

@@ -56,7 +56,7 @@ _WHOLE: Mapping[str, tuple[int, int]] = {
     "sm": (0, 10_000),
     "familyid": (-1, 10**9),
     "modelid": (-1, 10**9),
-    "speed": (-1, 10**8),
+    "speed": (-1, 10**9),
     "link_width": (0, 64),
     "gdr": (0, 10**6),
     "mlopart": (-1, 1),

@@ -22,7 +22,7 @@ from .own import apply_own
 
 _LEAF_CLASSES = (*GPU_CLASSES, "0x02", NVSWITCH_CLASS)
 _MAX_LANES = 64
-_MAX_Mbps = 10**8
+_MAX_Mbps = 10**9
 _UNSPECIFIED_NET_Mbps = 10_000
 _MANY_GPUS = 4
 

@@ -25,7 +25,7 @@ _NVIDIA_GPU_CLASS, _AMD_GPU_CLASS = "0x030200", "0x038000"
 _DEFAULT_SLOT = (4, 16)
 PCIE_WIDTHS = (16, 8, 4, 2, 1)
 _MOST_LINKS, _MOST_C2C = 10_000, 10**9
-_MOST_Mbps = 10**8
+_MOST_Mbps = 10**9
 
 
 def write_all(topology: Topology) -> str:

@@ -76,6 +76,11 @@ def _without_matrix(found: Parts, p2p: list[Table], where: str) -> Topology:
         )
     if found.tables:
         raise InputError(f"{where}: the matrix of line {found.tables[0].line} has no row of a GPU; is the text whole?")
+    if found.stray is not None:
+        raise InputError(
+            f"{where}: line {found.stray}: a row of a matrix without a heading above it; "
+            "expected the whole output of nvidia-smi topo -m, from the line that names GPU0, GPU1 and so on"
+        )
     raise InputError(f"{where}: no matrix found; expected the output of nvidia-smi topo -m")
 
 

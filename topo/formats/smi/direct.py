@@ -50,9 +50,11 @@ def _nvswitches(draft: Draft, lane: tuple[Fraction, str], certain: bool) -> list
     """Sets of GPUs on NVSwitches, which are added."""
     found: list[int] = []
     for group in _components(draft, "NV"):
-        told = {(i, j): nvlinks(draft.cells.told[i][j]) for i in members(group) for j in members(group) if i != j}
-        lanes = {i: max(max(told[i, j], told[j, i]) for j in members(group) if j != i) for i in members(group)}
-        sums = [sum(told[i, j] for j in lanes if j != i) for i in lanes]
+        cells = draft.cells.told
+        pairs = ((i, j) for i in members(group) for j in members(group) if i != j)
+        told = {(i, j): nvlinks(cells[i][j]) for i, j in pairs if cells[i][j] is not None}
+        lanes = {i: max(links for pair, links in told.items() if i in pair) for i in members(group)}
+        sums = [sum(links for (src, _), links in told.items() if src == i) for i in lanes]
         if not certain and max(sums) <= MOST_LINKS:
             continue
         if any(links != min(lanes[i], lanes[j]) for (i, j), links in told.items()):

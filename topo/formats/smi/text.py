@@ -33,6 +33,8 @@ _COLUMNS = (
 _MARK = {CPU: "\x00c", NUMA: "\x00n", GPU_NUMA: "\x00g"}
 _COLUMN_OF = {mark: column for column, mark in _MARK.items()}
 _ANSI = re.compile(r"\x1b\[[0-9;?]{0,40}[A-Za-z]")
+_MARK_UP = re.compile(r"[ \t]{0,40}(?:>|//|#|\*|\|)[ \t]?")  # a quote, a comment, a list, a table
+_BEFORE_HEADING = re.compile(r"[^|]{0,200}?(?:topo -m|`)(?=\s{1,80}GPU\d)")  # a prompt or a quote on the heading's line
 _LABEL = re.compile(r"X|[A-Z][A-Z0-9]{0,15}#?")
 _KNOWN_LABEL = re.compile(r"X|(?:NV|XGMI)\d+|PIX|PXB|PHB|NODE|SYS|SOC|C2C|LNK|SW|NET|DIS|OK|CNS|GNS|TNS|NS|DR|U")
 _ENDS = ("Legend:", "```")
@@ -42,16 +44,17 @@ _P2P = re.compile(r"-p2p(?:status)?[ \t=]+([a-z]{1,4})\b")
 _NIC_LEGEND = re.compile(r"\s{0,40}(NIC\d{1,6}):\s{0,40}(\S.{0,200})")
 _GPU_HEAD = re.compile(r"\s{0,40}GPU (\d{1,6}): (.{0,200}?)(?: \(UUID: ([\w-]{1,80})\))?\s{0,40}")
 _REMOTE = re.compile(
-    r"\s{0,40}Link (\d{1,4}): Remote Device ([0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.\d)\b.{0,80}"
+    r"\s{0,40}Link (\d{1,4}): (?:Remote Device )?([0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.\d)\b.{0,80}"
 )
 _SPEED = re.compile(
     r"\s{0,40}Link (\d{1,4}): (?:([0-9]{1,6}(?:\.[0-9]{1,6})?) GB/s|<?inactive>?)\s{0,40}", re.IGNORECASE
 )
 _SNIFF = re.compile(
-    r"^[ \t>]{0,40}(?:"
-    r"GPU\d{1,6}[ \t]{1,40}(?:GPU\d{1,6}\b|CPU[ \t]+Affinity|NUMA[ \t]+Affinity)"
-    r"|GPU\d{1,6}[ \t]{1,40}(?:X|NV\d+|PIX|PXB|PHB|NODE|SYS|SOC|OK|CNS|GNS|TNS|NS|DR|U)(?=[ \t\r]|$)"
+    r"^[ \t>/#*|]{0,40}(?:"
+    r"GPU\d{1,6}[ \t|]{1,40}(?:GPU\d{1,6}\b|CPU[ \t]+Affinity|NUMA[ \t]+Affinity)"
+    r"|GPU\d{1,6}[ \t|]{1,40}(?:X|NV\d+|PIX|PXB|PHB|NODE|SYS|SOC|OK|CNS|GNS|TNS|NS|DR|U)(?=[ \t|\r]|$)"
     r"|GPU \d{1,6}: [^\n]{0,200}\(UUID: [^\n]{0,100}\)\s{0,40}\n[ \t]{1,40}Link \d"
+    r"|NVML: Unable to retrieve NVLink information"
     r"|Failed to run topology matrix)",
     re.MULTILINE,
 )
@@ -94,18 +97,22 @@ class LinkTable:
 
 @dataclass
 class Parts:
-    """All parts of a text; `failed` is the line where nvidia-smi gave the matrix up, `link_tables` are by GPU index."""
+    """All parts of a text; `link_tables` are by GPU index.
+
+    `failed` is the line where nvidia-smi gave the matrix up, `stray` that of the first row of a matrix without a heading.
+    """
 
     tables: list[Table] = field(default_factory=list)
     nics: dict[str, str] = field(default_factory=dict)
     link_tables: dict[int, LinkTable] = field(default_factory=dict)
     failed: int | None = None
+    stray: int | None = None
 
 
 def looks_like(text: str) -> bool:
     """Whether nvidia-smi printed this, or a part of it: a matrix, or the links of a GPU. Looks at the first megabyte."""
     head = text[:_SNIFF_CHARACTERS]
-    return "GPU" in head and _SNIFF.search(_ANSI.sub("", head).replace("\x00", " ")) is not None
+    return "GPU" in head and _SNIFF.search(_plain(head)) is not None
 
 
 def parts(text: str, where: str) -> Parts:
@@ -121,7 +128,7 @@ def parts(text: str, where: str) -> Parts:
         flags = _P2P.search(line) if "-p2p" in line else None
         if flags or "topo -m" in line:
             flag = flags.group(1) if flags else None
-        elif "Failed to run topology matrix" in line:
+        if "Failed to run topology matrix" in line:
             found.failed = number
         elif (heading := _heading(line, number, flag, where)) is not None:
             table, link_table, flag = heading, None, None
@@ -144,6 +151,8 @@ def parts(text: str, where: str) -> Parts:
             table = None
         elif link_table is not None:
             _link(line, link_table)
+        elif found.stray is None and table is None and _SNIFF.match(line):
+            found.stray = number
     return found
 
 
@@ -158,8 +167,22 @@ def _lines(text: str, where: str) -> Iterator[tuple[int, str]]:
             if _SNIFF.match(_ANSI.sub("", raw[:1000])):
                 raise InputError(f"{where}: line {number} has {len(raw)} characters; {_TOO_WIDE}")
             continue
-        line = _ANSI.sub("", raw) if "\x1b" in raw else raw
-        yield number, line.replace("\x00", " ").rstrip("\r").removeprefix("> ")
+        yield number, _bare(_plain(raw).rstrip("\r"))
+
+
+def _plain(text: str) -> str:
+    """A text without the codes of terminals and the spaces of web pages."""
+    text = _ANSI.sub("", text) if "\x1b" in text else text
+    return text.replace("\x00", " ").replace("&nbsp;", " ").replace("\xa0", " ")
+
+
+def _bare(line: str) -> str:
+    """A line without the mark that a document begins it with; a row of a table has tabs for its bars."""
+    mark = _MARK_UP.match(line)
+    if mark is None:
+        return line
+    inside = line[mark.end() :]
+    return inside.rstrip().removesuffix("|").replace("|", "\t") if "|" in mark.group() else inside
 
 
 _TOO_WIDE = f"a matrix of more than {MAX_COLUMNS} devices is refused, since no machine has as many"
@@ -167,6 +190,8 @@ _TOO_WIDE = f"a matrix of more than {MAX_COLUMNS} devices is refused, since no m
 
 def _heading(line: str, number: int, flag: str | None, where: str) -> Table | None:
     """The table that a heading opens: GPUs first, then other devices, then affinities. None for any other line."""
+    before = _BEFORE_HEADING.match(line)
+    line = line[before.end() :] if before else line
     start = line.split(maxsplit=2)[:2]
     if not start or not GPU_NAME.fullmatch(start[0]) or _KNOWN_LABEL.fullmatch(start[-1]):
         return None

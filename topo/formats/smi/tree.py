@@ -81,6 +81,7 @@ def hang(draft: Draft, where: str) -> None:
             f"{where}: by its labels the matrix has {len(nodes)} NUMA nodes; more than {MAX_NODES} are refused"
         )
     cpus = [_cpu(draft, node) for node in nodes]
+    _note_assumed(draft, nodes, cpus)
     for node, cpu in zip(nodes, cpus, strict=True):
         groups = [group for group in pxb if group & node]
         _name_roots(draft, cpu.id, groups)
@@ -128,22 +129,21 @@ def _union(masks: Iterable[int]) -> int:
 
 
 def _numa_classes(draft: Draft, hung: int) -> list[int]:
-    """Devices of one NUMA node each: joined by NODE or nearer, or of one affinity with nothing that keeps them apart."""
+    """Devices of one NUMA node each: joined by NODE or nearer, or of one affinity, or none, and not told to be apart."""
     cells = draft.cells
     found: list[int] = []
-    by_key: dict[int | str, list[int]] = {}
+    by_key: dict[int | str | None, list[int]] = {}
     for group in _classes(hung, cells, "NODE"):
         keys = [_key(draft.affinities[i]) for i in members(group) if i in draft.affinities]
         key = next((key for key in keys if key is not None), None)
         if len(set(keys) - {None}) > 1:
             draft.notes.append(f"{listed(draft.names(group))}: labels of one NUMA node, affinities of several")
         apart = _union(cells.any_of(i, "SYS", "NET", "DIS") for i in members(group))
-        at = next((at for at in by_key.get(key, ()) if not found[at] & apart), None) if key is not None else None
+        at = next((at for at in by_key.get(key, ()) if not found[at] & apart), None)
         if at is not None:
             found[at] |= group
             continue
-        if key is not None:
-            by_key.setdefault(key, []).append(len(found))
+        by_key.setdefault(key, []).append(len(found))
         found.append(group)
     return found
 
@@ -160,12 +160,23 @@ def _cpu(draft: Draft, group: int) -> Device:
     ident = draft.new_id("cpu", _free_number(draft) if node is None else node)
     cpu = Device(ident, "cpu", numa_node=node, source=draft.source, extra=extra)
     draft.devices.append(cpu)
-    if not own:
-        draft.notes.append(f"no GPU is near {listed(draft.names(group))}; a CPU of its own, {ident}, is assumed")
     for i in members(group):
         if node is not None and i not in draft.affinities:
             draft.node[i] = node
     return cpu
+
+
+def _note_assumed(draft: Draft, nodes: list[int], cpus: list[Device]) -> None:
+    """Which CPUs stand there only because labels say that some devices are apart from those whose affinity is told."""
+    away: list[str] = []
+    untold: list[str] = []
+    for node, cpu in zip(nodes, cpus, strict=True):
+        if not any(i in draft.affinities for i in members(node)):
+            (untold if node & draft.cells.gpus else away).append(f"{listed(draft.names(node))} ({cpu.id})")
+    if away:
+        draft.notes.append(f"no GPU is near {listed(away)}; a CPU of its own is assumed for each")
+    if untold:
+        draft.notes.append(f"no affinities of {listed(untold)}; which CPUs there are is told by the labels alone")
 
 
 def _common(told: list[_Value]) -> _Value | None:

@@ -1,0 +1,145 @@
+"""The largest and worst inputs: bounded work or one clear line, where minutes or gigabytes would go otherwise."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import os
+import tarfile
+from fractions import Fraction
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from topoplan.topo.errors import InputError
+from topoplan.topo.exact import load_json, parse_fraction
+from topoplan.topo.formats import table, tree
+from topoplan.topo.graph import MAX_LINKS, Topology
+from topoplan.topo.probe import capture
+from topoplan.topo.probe.files import read_start
+from topoplan.topo.probe.sysfs import MAX_GPUS_AND_NICS, gpus_and_nics
+from topoplan.topo.resolve import resolve
+
+
+def chain(switches: int, gpus: int = 2) -> Topology:
+    """A CPU at the one end of a chain of switches, GPUs at the other."""
+    names = ["cpu0", *(f"s{i}" for i in range(switches))]
+    devices = [{"id": f"gpu{i}", "kind": "gpu"} for i in range(gpus)]
+    devices += [{"id": name, "kind": "switch" if name != "cpu0" else "cpu", "family": "pcie"} for name in names]
+    pairs = [*pairwise(names), *((names[-1], f"gpu{i}") for i in range(gpus))]
+    links = [{"src": a, "dst": b, "kind": "pcie", "bidirectional": True, "bandwidth_GBps": 1} for a, b in pairs]
+    return Topology.loads(json.dumps({"devices": devices, "links": links}))
+
+
+def test_nothing_but_brackets_is_refused_before_lists_are_built() -> None:
+    with pytest.raises(InputError, match="more than 2500000 values"):
+        Topology.loads("[" + "[]," * 1_500_000 + "[]]")
+
+
+def test_plans_may_hold_more_values_than_topologies() -> None:
+    assert len(load_json("[" + "1," * 2_600_000 + "1]")) == 2_600_001
+
+
+def test_a_file_of_too_many_links_is_refused_and_both_ways_count() -> None:
+    link = {"src": "a", "dst": "b", "bidirectional": True}
+    told = {"devices": [{"id": "a", "kind": "gpu"}], "links": [link] * (MAX_LINKS // 2 + 1)}
+    with pytest.raises(InputError, match=f"and {MAX_LINKS + 2} links, each way counted"):
+        Topology.from_json(told, "large")
+
+
+def test_bandwidths_without_a_common_denominator_are_refused() -> None:
+    primes = [p for p in range(2, 400) if all(p % q for q in range(2, p))]
+    devices = [{"id": "a", "kind": "gpu"}, {"id": "b", "kind": "gpu"}]
+    links = [{"src": "a", "dst": "b", "bandwidth_GBps": f"1/{p}"} for p in primes]
+    with pytest.raises(InputError, match="no common denominator of at most 100 digits"):
+        Topology.from_json({"devices": devices, "links": links}, "odd")
+    sums = Topology.from_json({"devices": devices, "links": links[:10]}, "even").capacity_GBps
+    assert sums["a", "b"] == sum(Fraction(1, p) for p in primes[:10])
+
+
+@pytest.mark.parametrize("number", [10**31, f"1{'0' * 40}", f"1{'0' * 40}/3"])
+def test_numbers_that_nothing_measures_are_refused(number: object) -> None:
+    with pytest.raises(ValueError, match="number"):
+        parse_fraction(number)
+    assert parse_fraction(10**31 - 1) == 10**31 - 1
+
+
+def test_a_long_chain_of_switches_has_a_fingerprint_whatever_its_names() -> None:
+    long = chain(2000)
+    told = json.loads(long.dumps())
+    for device in told["devices"]:
+        device["id"] = "x" + device["id"]
+    for link in told["links"]:
+        link["src"], link["dst"] = "x" + link["src"], "x" + link["dst"]
+    told["links"].reverse()
+    assert Topology.from_json(told).fingerprint == long.fingerprint != chain(1999).fingerprint
+
+
+def test_switches_chained_beyond_all_machines_are_not_drawn_as_a_tree() -> None:
+    with pytest.raises(InputError, match="more than 100 are not drawn"):
+        tree.write(chain(300))
+    assert "gpu1" in tree.write(chain(20))
+
+
+def test_a_table_counts_pairs_as_far_as_the_work_is_bounded() -> None:
+    shown = table.write(chain(3000, gpus=600))
+    told = next(line for line in shown.splitlines() if line.startswith("GPU to GPU"))
+    assert "pairs counted from the first" in told and "of 600 GPUs" in told
+
+
+def archive(path: Path, files: dict[str, bytes], mode: str = "w:gz") -> Path:
+    with tarfile.open(path, mode) as tar:  # type: ignore[call-overload]
+        for name, data in files.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            tar.addfile(member, io.BytesIO(data))
+    return path
+
+
+def test_an_archive_that_unfolds_without_end_is_refused(tmp_path: Path) -> None:
+    bomb = tmp_path / "bomb.tar.gz"
+    with gzip.open(bomb, "wb") as out:
+        for _ in range(130):
+            out.write(bytes(2**20))
+    with pytest.raises(InputError, match="more than 50000 files or 64 MiB"):
+        resolve(str(bomb))
+    with pytest.raises(InputError, match="more than 50000 files or 64 MiB"):
+        resolve(str(archive(tmp_path / "big.tar.gz", {"sys/large": bytes(capture.MAX_BYTES + 1)})))
+
+
+@pytest.mark.parametrize("cut", [10, 60])
+def test_a_broken_archive_is_one_line(cut: int, tmp_path: Path) -> None:
+    whole = archive(tmp_path / "whole.tar.gz", {"sys/bus/x": b"1" * 1000}).read_bytes()
+    (tmp_path / "cut.tar.gz").write_bytes(whole[:cut])
+    with pytest.raises(InputError, match=r"not a whole archive|holds no captured machine"):
+        resolve(str(tmp_path / "cut.tar.gz"))
+
+
+def test_folders_with_more_entries_than_any_machine_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(capture, "MAX_ENTRIES", {"sys/class/net": 3})
+    for i in range(4):
+        (tmp_path / "sys/class/net" / f"eth{i}").mkdir(parents=True)
+    with pytest.raises(InputError, match="more than 3 entries in sys/class/net"):
+        resolve(str(tmp_path))
+
+
+def test_more_gpus_and_nics_than_any_machine_has_are_refused(tmp_path: Path) -> None:
+    for i in range(MAX_GPUS_AND_NICS + 1):
+        folder = tmp_path / "sys/bus/pci/devices" / f"{i // 256:04x}:{i % 256:02x}:00.0"
+        folder.mkdir(parents=True)
+        (folder / "class").write_text("0x020000")
+    with pytest.raises(InputError, match=f"more than {MAX_GPUS_AND_NICS} GPUs and NICs"):
+        list(gpus_and_nics(tmp_path))
+
+
+def test_a_pipe_in_a_captured_machine_is_not_waited_for(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(OSError, match="not a regular file"):
+        read_start(pipe, 10)
+    with pytest.raises(InputError, match="neither a file nor a folder"):
+        resolve(str(pipe))
