@@ -215,9 +215,10 @@ def _row(case: _Case, communicator: Communicator | None) -> Row:
     algbw = case.bytes / best_us * 1e-3 if best_us else 0.0
     schedule, predicted, fraction = "stock", None, None  # the last two: nothing is claimed of the stock collective
     if communicator is not None:
-        choice = communicator.choice(case.bytes)
+        sent = communicator.wire_size(case.numel, job.dtype)
+        choice = communicator.choice(sent)
         if choice is not None:
-            schedule, predicted = choice.label, choice.predict_us(case.bytes)
+            schedule, predicted = choice.label, choice.predict_us(sent)
         scale = _scale(communicator)
         fraction = None if scale is None else algbw / (float(communicator.plan.bound.algbw_GBps) * scale)
     return Row(

@@ -56,17 +56,26 @@ class Choice:
 
 
 class Chooser:
-    """The choices of one communicator."""
+    """The choices of one communicator. Sizes are what the buffer has on the wire; `fits` says which schedules may be used."""
 
-    def __init__(self, plan: Plan, machine: Machine, faults: Faults, device: torch.device, mode: str) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        machine: Machine,
+        faults: Faults,
+        device: torch.device,
+        mode: str,
+        fits: Callable[[Schedule], bool] = lambda _: True,
+    ) -> None:
         self.plan, self.machine, self.faults, self.device, self.mode = plan, machine, faults, device, mode
+        self.fits = fits
         self.group, self.rank = faults.group, faults.rank
         self.choices: dict[int, Choice] = {}
 
     @cached_property
     def families(self) -> list[Family]:
-        """The plan's schedules and their cuts."""
-        return families([*(entry.schedule for entry in self.plan.entries), *self.plan.alternatives], self.plan.topology)
+        """The plan's schedules that fit, and their cuts."""
+        return families(filter(self.fits, self.plan.schedules), self.plan.topology)
 
     @cached_property
     def variants(self) -> list[Schedule]:

@@ -1,4 +1,4 @@
-"""The plug-in for DDP: model.register_comm_hook(None, topoplan.ddp_hook(plan)).
+"""The plug-in for DDP: model.register_comm_hook(None, topoplan.ddp_hook(plan)), or ddp_hook(plan, compress="int8", ...).
 
 No postponed annotations here: DDP compares the annotations of a hook with the types themselves.
 """
@@ -17,8 +17,9 @@ from ..synth.order import is_uniform
 from ..synth.plan import Plan
 from ..topo.errors import InputError
 from .communicator import DEFAULT_TIMEOUT, Communicator
+from .feedback import Residuals
 
-_Task = tuple[Communicator, torch.Tensor, torch.futures.Future[object]]
+_Task = tuple[Communicator, torch.Tensor, torch.Tensor | None, torch.futures.Future[object]]
 Hook = Callable[[object, dist.GradBucket], torch.futures.Future[torch.Tensor]]  # type: ignore[name-defined]
 
 
@@ -27,37 +28,48 @@ def ddp_hook(
     group: dist.ProcessGroup | None = None,
     timeout: timedelta = DEFAULT_TIMEOUT,
     choose: str = "race",
+    compress: str | None = None,
+    error_feedback: bool = False,
+    reduction: str = "hops",
 ) -> Hook:
-    """A communication hook that averages gradients through an allreduce plan; `timeout` and `choose` as for Communicator.
+    """A communication hook that averages gradients through an allreduce plan; the rest as for Communicator.
 
     Making it is collective (see Communicator). Buckets are handled in the order in which DDP hands them over, while
     backward goes on: by a thread on CPUs, on a stream of its own on GPUs. All ranks end with the same bits: plans whose
-    schedules do not ensure that are refused. Raises InputError and PlanMismatchError.
+    schedules do not ensure that are refused. With `compress` gradients travel in another format, and `error_feedback` adds
+    what that took away to the next step's (four bytes a parameter). The hook's `communicator` says what is used at which
+    size, and what was sent. Raises InputError and PlanMismatchError.
     """
-    communicator = Communicator(plan, group, timeout, choose)
+    if error_feedback and compress is None:
+        raise InputError("error_feedback without compress: nothing is lost that could be fed back; name a codec")
+    communicator = Communicator(plan, group, timeout, choose, compress, reduction)
     if communicator.plan.collective.name != "allreduce":
         raise InputError(f"DDP needs a plan for allreduce, this one is for {communicator.plan.collective.name}")
-    for schedule in (*(entry.schedule for entry in communicator.plan.entries), *communicator.plan.alternatives):
-        if not is_uniform(schedule):
+    for schedule in communicator.plan.schedules:
+        if compress is None and not is_uniform(schedule):
             raise InputError(
                 f"the plan's {schedule.label} schedule adds in different orders on different ranks, so replicas would drift "
                 "apart; synthesize without it"
             )
-    return _on_stream(communicator) if communicator.device.type == "cuda" else _on_thread(communicator)
+    residuals = Residuals() if error_feedback else None
+    on_gpu = communicator.device.type == "cuda"
+    hook = _on_stream(communicator, residuals) if on_gpu else _on_thread(communicator, residuals)
+    hook.communicator = communicator  # type: ignore[attr-defined]
+    return hook
 
 
-def _average(communicator: Communicator, tensor: torch.Tensor) -> torch.Tensor:
+def _average(communicator: Communicator, tensor: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
     """Divide first, as DDP itself does, so that half-precision sums do not overflow."""
-    return communicator.allreduce(tensor.div_(communicator.size))
+    return communicator.allreduce(tensor.div_(communicator.size), residual=residual)
 
 
-def _on_thread(communicator: Communicator) -> Hook:
+def _on_thread(communicator: Communicator, residuals: Residuals | None) -> Hook:
     waiting: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
     threading.Thread(target=_serve, args=(waiting,), name="topoplan-ddp", daemon=True).start()
 
     def hook(state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # type: ignore[name-defined]
         done: torch.futures.Future[object] = torch.futures.Future()
-        waiting.put((communicator, bucket.buffer(), done))
+        waiting.put((communicator, bucket.buffer(), None if residuals is None else residuals.of(bucket), done))
         # An exception stored in a future reaches DDP's C++ side as an object that is no tensor ("unable to cast");
         # raised while a future is chained it arrives as itself.
         return done.then(_result_or_raise)
@@ -69,12 +81,12 @@ def _on_thread(communicator: Communicator) -> Hook:
 def _serve(waiting: "queue.SimpleQueue[_Task | None]") -> None:
     """Average one bucket after the other. Nothing is held on to between them: groups must be free to be destroyed."""
     while (task := waiting.get()) is not None:
-        communicator, tensor, done = task
+        communicator, tensor, residual, done = task
         try:
-            done.set_result(_average(communicator, tensor))
+            done.set_result(_average(communicator, tensor, residual))
         except Exception as error:  # handed to the training thread, which raises it
             done.set_result(error)
-        del task, communicator, tensor, done
+        del task, communicator, tensor, residual, done
 
 
 def _result_or_raise(done: torch.futures.Future[object]) -> torch.Tensor:
@@ -85,16 +97,17 @@ def _result_or_raise(done: torch.futures.Future[object]) -> torch.Tensor:
     return result
 
 
-def _on_stream(communicator: Communicator) -> Hook:
+def _on_stream(communicator: Communicator, residuals: Residuals | None) -> Hook:
     stream = torch.cuda.Stream(communicator.device)  # type: ignore[no-untyped-call]
 
     def hook(state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # type: ignore[name-defined]
         tensor = bucket.buffer()
         done: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=[communicator.device])
         stream.wait_stream(torch.cuda.current_stream(communicator.device))
+        residual = None if residuals is None else residuals.of(bucket)
         with torch.cuda.stream(stream):
             tensor.record_stream(stream)
-            done.set_result(_average(communicator, tensor))
+            done.set_result(_average(communicator, tensor, residual))
         return done
 
     return hook

@@ -11,7 +11,8 @@ import ctypes
 import time
 import zlib
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -22,9 +23,12 @@ import torch.distributed as dist
 
 from ..synth.schedule import Schedule
 from ..topo.errors import ExecutionError, InputError
+from .coding import Coding
+from .compress import Codec
 from .faults import Faults
 from .layout import IN_PLACE
-from .program import Await, Combine, Copy, Exchange, Pack, Place, Post, Program, lower
+from .lowering import lower
+from .program import Await, Combine, Copy, Decode, Encode, Exchange, Pack, Place, Post, Program
 
 Reduce = Callable[[list[torch.Tensor], list[torch.Tensor]], object]
 
@@ -51,7 +55,7 @@ REDUCTIONS: dict[dist.ReduceOp.RedOpType, Reduce] = {
 }
 """In-place reductions of lists of tensors; AVG is a sum that is divided at the end."""
 
-_SEND, _RECEIVE, _AWAIT, _PACK, _COMBINE, _COPY, _EXCHANGE = range(7)
+_SEND, _RECEIVE, _AWAIT, _PACK, _COMBINE, _COPY, _EXCHANGE, _CODE = range(8)
 _Op = tuple[int, Any, Any, int]
 
 
@@ -63,6 +67,8 @@ class _Compiled:
     call: str
     signature: int
     staging: torch.Tensor
+    coding: Coding | None
+    sent_bytes: int
     own: tuple[torch.Tensor, list[_Op]] | None = None
     borrowed: OrderedDict[int, list[_Op]] = field(default_factory=OrderedDict)
     seen: deque[int] = field(default_factory=lambda: deque(maxlen=_SEEN))
@@ -70,14 +76,18 @@ class _Compiled:
     @property
     def bytes(self) -> int:
         """What its buffers take."""
-        return self.staging.nbytes + (self.own[0].nbytes if self.own is not None else 0)
+        coding = 0 if self.coding is None else self.coding.bytes
+        return self.staging.nbytes + coding + (self.own[0].nbytes if self.own is not None else 0)
 
 
 class Executor:
-    """Plays schedules over `group`, every call of which all its ranks must make in the same order."""
+    """Plays schedules over `group`, every call of which all its ranks must make in the same order; `codec` compresses what
+    is sent. `sent_bytes` counts what this rank has sent.
+    """
 
-    def __init__(self, group: dist.ProcessGroup, faults: Faults) -> None:
-        self.group, self.faults = group, faults
+    def __init__(self, group: dist.ProcessGroup, faults: Faults, codec: Codec | None = None) -> None:
+        self.group, self.faults, self.codec = group, faults, codec
+        self.sent_bytes = 0
         self.rank = dist.get_rank(group)
         self.batched = "nccl" in dist.get_backend(group)
         # The backend itself: posting through the group costs 5 us more.
@@ -93,25 +103,30 @@ class Executor:
         source: torch.Tensor,
         target: torch.Tensor,
         op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM,
+        residual: torch.Tensor | None = None,
     ) -> None:
         """Play `schedule` for a buffer of `numel` elements, reading flat `source` and writing flat `target`.
 
-        Where the collective works in place (allreduce, broadcast, reduce) both are the same elements. Raises
+        Where the collective works in place (allreduce, broadcast, reduce) both are the same elements. With a codec the sums
+        are float32; `residual` (flat float32, in place) is added to the input and gets what rounding took away here. Raises
         ExecutionError, naming who is to blame, when a peer fails or the deadline passes.
         """
-        compiled = self._compile(schedule, numel, target, op)
+        compiled = self._compile(schedule, numel, target, op, residual is not None)
         program = compiled.program
         in_place = schedule.collective.name in IN_PLACE
-        operations = self._borrow(compiled, target) if in_place else None
-        if operations is not None:
-            self._play(compiled, operations, op)
-            return
-        work, operations = self._own(compiled, target)
+        if in_place and target.dtype == compiled.staging.dtype:
+            operations = self._borrow(compiled, target)
+            if operations is not None:
+                with _feedback(compiled, target, residual):
+                    self._play(compiled, operations, op)
+                return
+        work, operations = self._own(compiled)
         if in_place:
             work.copy_(source)
         for fill in program.fills:
             work[fill.to : fill.to + fill.hi - fill.lo].copy_(source[fill.lo : fill.hi])
-        self._play(compiled, operations, op)
+        with _feedback(compiled, work, residual):
+            self._play(compiled, operations, op)
         if in_place:
             target.copy_(work)
         for drain in program.drains:
@@ -124,19 +139,27 @@ class Executor:
         for key in [k for k in self._compiled if k[1:3] == (numel, dtype) and k[0] != id(keep)]:
             del self._compiled[key]
 
-    def _compile(self, schedule: Schedule, numel: int, like: torch.Tensor, op: dist.ReduceOp.RedOpType) -> _Compiled:
-        key = id(schedule), numel, like.dtype, like.device, op
+    def _compile(
+        self, schedule: Schedule, numel: int, like: torch.Tensor, op: dist.ReduceOp.RedOpType, feedback: bool
+    ) -> _Compiled:
+        key = id(schedule), numel, like.dtype, like.device, op, feedback
         found = self._compiled.pop(key, None)
         if found is None:
             self._schedules[id(schedule)] = schedule  # keeps the id from being used again
-            program = lower(schedule, self.rank, numel, rounds=self.batched)
+            program = lower(schedule, self.rank, numel, rounds=self.batched, codec=self.codec)
             if any(post.number >= _MOST_MESSAGES for post in program.posts):
                 raise InputError(f"{schedule.label} sends more than {_MOST_MESSAGES} messages between two ranks")
-            staging = torch.empty(program.staging_numel, dtype=like.dtype, device=like.device)
+            dtype = like.dtype if self.codec is None else torch.float32
+            staging = torch.empty(program.staging_numel, dtype=dtype, device=like.device)
+            coding = None if self.codec is None else Coding(program, self.codec, like.device, feedback)
+            sent = sum(post.place.length for post in program.posts if post.kind == "send")
             # Ranks whose calls differ have different tags: their messages never meet, let alone add up.
             call = f"{op.name}, {numel} elements of {str(like.dtype).removeprefix('torch.')}, by {schedule.label}"
+            if self.codec is not None:
+                call += f", {self.codec.name} on the wire"
             text = f"{call}, {len(schedule.transfers)} transfers"
-            found = _Compiled(program, call, zlib.crc32(text.encode()) & 0x7FFF, staging)
+            sent_bytes = sent if self.codec is not None else sent * like.element_size()
+            found = _Compiled(program, call, zlib.crc32(text.encode()) & 0x7FFF, staging, coding, sent_bytes)
         self._compiled[key] = found
         while len(self._compiled) > 1 and (
             len(self._compiled) > CACHED or sum(c.bytes for c in self._compiled.values()) > CACHED_BYTES
@@ -144,10 +167,11 @@ class Executor:
             self._compiled.popitem(last=False)
         return found
 
-    def _own(self, compiled: _Compiled, like: torch.Tensor) -> tuple[torch.Tensor, list[_Op]]:
+    def _own(self, compiled: _Compiled) -> tuple[torch.Tensor, list[_Op]]:
         """The program's operations on a work buffer of its own."""
         if compiled.own is None:
-            work = torch.empty(compiled.program.work_numel, dtype=like.dtype, device=like.device)
+            staging = compiled.staging
+            work = torch.empty(compiled.program.work_numel, dtype=staging.dtype, device=staging.device)
             compiled.own = work, self._sliced(compiled, work)
         return compiled.own
 
@@ -175,8 +199,12 @@ class Executor:
     def _sliced(self, compiled: _Compiled, work: torch.Tensor) -> list[_Op]:
         """The program's instructions with views in the place of ranges."""
 
+        coding = compiled.coding
+
         def view(place: Place) -> torch.Tensor:
             buffer = work if place.buffer == "work" else compiled.staging
+            if place.buffer == "wire" and coding is not None:
+                buffer = coding.wire
             return buffer[place.at : place.at + place.length]
 
         out: list[_Op] = []
@@ -191,7 +219,11 @@ class Executor:
             elif isinstance(x, (Combine, Copy)):
                 code = _COMBINE if isinstance(x, Combine) else _COPY
                 out.append((code, [view(a) for a, _ in x.pairs], [view(b) for _, b in x.pairs], 0))
-            else:
+            elif isinstance(x, Encode) and coding is not None:
+                out.append((_CODE, coding.encoder(x, work), None, 0))
+            elif isinstance(x, Decode) and coding is not None:
+                out.append((_CODE, coding.decoder(x, compiled.staging), None, 0))
+            elif isinstance(x, Exchange):
                 out.append((_EXCHANGE, self._batches(x, view), x, 0))
         return out
 
@@ -230,6 +262,8 @@ class Executor:
                     works.append(receive(a, b, number))
                 elif code == _COMBINE:
                     reduce(a, b)
+                elif code == _CODE:
+                    a()
                 elif code == _PACK:
                     torch.cat(a, out=b)
                 elif code == _COPY:
@@ -242,6 +276,7 @@ class Executor:
         # A gloo Work let go right after its wait costs about as much again as the transfer (measured, 8 ranks on 2
         # cores): they are kept until the next call is through.
         self._spent = works
+        self.sent_bytes += compiled.sent_bytes
 
     def _stuck(self, program: Program, posted: int, at: int, error: RuntimeError) -> ExecutionError:
         posts = program.posts
@@ -253,6 +288,18 @@ class Executor:
         for batch in batches:
             for work in dist.batch_isend_irecv(batch):
                 work.wait()
+
+
+@contextmanager
+def _feedback(compiled: _Compiled, work: torch.Tensor, residual: torch.Tensor | None) -> Iterator[None]:
+    """Error feedback around a call: what was lost before goes in, what this call loses comes out."""
+    if residual is None or compiled.coding is None:
+        yield
+        return
+    work.add_(residual)
+    compiled.coding.errors.zero_()
+    yield
+    residual.copy_(compiled.coding.errors)
 
 
 def check_op(op: object, dtype: torch.dtype) -> dist.ReduceOp.RedOpType:

@@ -74,6 +74,11 @@ class Plan:
         if edge is not None:
             raise InputError(f"plan: no schedule for buffers of {edge} bytes and more")
 
+    @property
+    def schedules(self) -> list[Schedule]:
+        """Those of the entries, then the alternatives."""
+        return [*(entry.schedule for entry in self.entries), *self.alternatives]
+
     def entry_for(self, size_bytes: int) -> Entry:
         """The entry whose range covers `size_bytes`."""
         return next(entry for entry in self.entries if entry.covers(size_bytes))

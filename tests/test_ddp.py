@@ -95,7 +95,7 @@ def test_errors_surface_as_themselves(run_ranks: RunRanks, plan: str) -> None:
         HEAD
         + """
 import topoplan.runtime.ddp as module
-def broken(communicator, tensor):
+def broken(communicator, tensor, residual):
     raise topoplan.ExecutionError("rank 3 fell over")
 module._average = broken
 ddp = DDP(model())

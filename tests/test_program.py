@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from topoplan.runtime.program import Await, Combine, Exchange, Pack, Place, Post, Program, lower
+from topoplan.runtime.lowering import lower
+from topoplan.runtime.program import Await, Combine, Exchange, Pack, Place, Post, Program
 from topoplan.synth.collective import Collective
 from topoplan.synth.ksync.copying import Instance, solve_copying
 from topoplan.synth.ksync.fabric import fabric_of
