@@ -42,3 +42,8 @@ The names, in the order of `NAMES`:
 - neighbours-8bit: the same, with 8-bit differences on the wire (DCD-PSGD, Bagua).
 - bytegrad: allreduce of 8-bit gradients: scattered, added in full precision, gathered (Bagua's ByteGrad).
 """
+
+from .base import Averaging, System
+from .making import NAMES, make, system_of
+
+__all__ = ["NAMES", "Averaging", "System", "make", "system_of"]

@@ -1,0 +1,207 @@
+"""`make`: the ranks agree on what is wanted before any of them begins, so that wrong use is one error on every rank."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from ...synth.plan import Plan
+from ...topo.errors import ExecutionError, InputError
+from ...topo.graph import Topology
+from ..communicator import DEFAULT_TIMEOUT
+from ..faults import first_line, grace_s
+from .allreduce import Hierarchical, Planned, Ring, Stock
+from .asynchronous import AsyncParameterServer
+from .base import MakeOptimizer, Setting, System
+from .buckets import Buckets
+from .bytegrad import ByteGrad
+from .gather import Gather
+from .neighbours import Neighbours
+from .neighbours8 import Neighbours8Bit
+from .server import ParameterServer
+
+_SYSTEMS: dict[str, type[System]] = {
+    system.name: system
+    for system in (
+        Gather,
+        Ring,
+        Hierarchical,
+        Planned,
+        Stock,
+        ParameterServer,
+        AsyncParameterServer,
+        Neighbours,
+        Neighbours8Bit,
+        ByteGrad,
+    )
+}
+NAMES = tuple(_SYSTEMS)
+
+
+def system_of(name: str) -> type[System]:
+    """The class of a system, with its `promise` and `source`. InputError: there is none of that name."""
+    if name not in _SYSTEMS:
+        raise InputError(f"unknown system {name!r}; expected one of {', '.join(NAMES)}")
+    return _SYSTEMS[name]
+
+
+@dataclass(frozen=True)
+class _Claim:
+    """What one rank came with; `problem` is what is wrong with it."""
+
+    problem: str | None
+    name: str
+    helpers: tuple[int, ...]
+    layout: tuple[tuple[int, str], ...] | None
+
+
+def make(
+    name: str,
+    model: nn.Module | None,
+    optimizer: MakeOptimizer,
+    *,
+    group: dist.ProcessGroup | None = None,
+    plan: Plan | str | Path | None = None,
+    topology: Topology | None = None,
+    helpers: Sequence[int] = (),
+    helper_devices: Sequence[str] = (),
+    choose: str = "race",
+    timeout: timedelta = DEFAULT_TIMEOUT,
+) -> System:
+    """This rank's part in the system `name`; see the package's docstring. Collective over the default group.
+
+    `helpers` are ranks of `group` without a model. `topology` has a GPU for each rank, or one for each worker, and then
+    `helper_devices` names the helpers' devices in it. `choose` is Communicator's, for "plan".
+    InputError on every rank for wrong use on any; InfeasibleError where the topology does not allow it; ExecutionError where
+    ranks do not answer.
+    """
+    if not dist.is_initialized():
+        raise InputError("torch.distributed is not initialised; call init_process_group first")
+    try:
+        inner = _group_like(group, timeout)
+        device = _device(inner)
+        helping = tuple(helpers)
+        problem, buckets = _looked_at(name, model, optimizer, inner, device, helping, plan)
+        layout = None if buckets is None else tuple(buckets.layout)
+        claims: list[_Claim] = [_Claim("", "", (), None)] * dist.get_world_size(inner)
+        dist.all_gather_object(claims, _Claim(problem, name, helping, layout), inner)
+        _check_alike(claims)
+        workers = tuple(r for r in range(len(claims)) if r not in helping)
+        setting = Setting(
+            group=inner,
+            rank=dist.get_rank(inner),
+            workers=workers,
+            helpers=helping,
+            device=device,
+            timeout=timeout,
+            model=model,
+            buckets=buckets,
+            layout=claims[workers[0]].layout or (),
+            make_optimizer=optimizer,
+            plan=plan,
+            topology=topology,
+            helper_devices=tuple(helper_devices),
+            choose=choose,
+        )
+        return system_of(name)(setting)
+    except RuntimeError as error:
+        raise ExecutionError(
+            f"rank {dist.get_rank()}: the ranks could not set up {name}: {first_line(error)}; "
+            "did all of them call make, and can they reach each other?"
+        ) from error
+
+
+def _group_like(group: dist.ProcessGroup | None, timeout: timedelta) -> dist.ProcessGroup:
+    """A group of the same ranks, so that its messages never mix with others'."""
+    ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
+    backend = "nccl" if "nccl" in dist.get_backend(group) else "gloo"
+    inner = dist.new_group(ranks, timeout=timeout - timedelta(seconds=grace_s(timeout)), backend=backend)
+    if not isinstance(inner, dist.ProcessGroup):
+        raise InputError("this rank is not in the group that the system is for")
+    return inner
+
+
+def _device(group: dist.ProcessGroup) -> torch.device:
+    on_gpu = "nccl" in dist.get_backend(group)
+    return torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
+
+
+def _looked_at(
+    name: str,
+    model: nn.Module | None,
+    optimizer: MakeOptimizer,
+    group: dist.ProcessGroup,
+    device: torch.device,
+    helpers: tuple[int, ...],
+    plan: object,
+) -> tuple[str | None, Buckets | None]:
+    """What is wrong with this rank's arguments, in one line, or its model's buckets."""
+    try:
+        system = system_of(name)
+        _check_helpers(system, dist.get_world_size(group), helpers)
+        if plan is not None and not system.takes_plan:
+            raise InputError(f"{name} does not follow a plan; leave it out, or use the system 'plan'")
+        if device.type == "cuda" and system.only_cpu:
+            raise InputError(f"{name} does not run over NCCL: {system.only_cpu}; use gloo")
+        if isinstance(optimizer, torch.optim.Optimizer) or not callable(optimizer):
+            raise InputError(
+                "optimizer: expected a function of the parameters, such as lambda p: torch.optim.SGD(p, lr=0.1)"
+            )
+        if dist.get_rank(group) in helpers:
+            if model is not None:
+                raise InputError("this rank is a helper, but it brought a model; helpers give None")
+            return None, None
+        if not isinstance(model, nn.Module):
+            raise InputError(
+                f"this rank brought {type(model).__name__} as its model; expected a module (None is for helpers)"
+            )
+        if isinstance(model, DistributedDataParallel):
+            raise InputError("the model is wrapped in DDP, which averages gradients itself; give model.module")
+        return None, Buckets(model, device, system.dtypes)
+    except InputError as error:
+        return str(error), None
+
+
+def _check_helpers(system: type[System], ranks: int, helpers: tuple[int, ...]) -> None:
+    if helpers and not system.takes_helpers:
+        raise InputError(f"{system.name} has no use for helpers; leave them out, or use parameter-server")
+    if not helpers and system.needs_helpers:
+        raise InputError(
+            f"{system.name} needs helpers, ranks without a model that hold the parameters; give helpers=(rank, ...)"
+        )
+    for helper, times in Counter(helpers).items():
+        if not isinstance(helper, int) or not 0 <= helper < ranks or times > 1:
+            raise InputError(f"helpers {helpers}: expected different ranks of the group, 0 to {ranks - 1}")
+    if len(helpers) == ranks:
+        raise InputError(f"all {ranks} ranks are helpers; at least one must bring a model")
+
+
+def _check_alike(claims: Sequence[_Claim]) -> None:
+    """The same error on every rank where one has a problem, or two differ."""
+    for rank, claim in enumerate(claims):
+        if claim.problem is not None:
+            raise InputError(f"rank {rank}: {claim.problem}")
+    for rank, claim in enumerate(claims):
+        if claim.name != claims[0].name:
+            raise InputError(
+                f"rank 0 asked for the system {claims[0].name}, rank {rank} for {claim.name}; they must be alike"
+            )
+        if claim.helpers != claims[0].helpers:
+            raise InputError(
+                f"rank 0 named helpers {claims[0].helpers}, rank {rank} {claim.helpers}; they must be alike"
+            )
+    brought = [(rank, claim.layout) for rank, claim in enumerate(claims) if claim.layout is not None]
+    for rank, layout in brought:
+        if layout != brought[0][1]:
+            raise InputError(
+                f"the models of rank {brought[0][0]} and rank {rank} differ in the sizes or dtypes of their parameters; "
+                "every worker must bring the same model"
+            )
