@@ -1,0 +1,169 @@
+"""topo-lab: train on real data serially and on several ranks, through every system, and write the report."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..topo.errors import InputError
+from .common import Parser, run_command
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from ..runtime.lab.report import Report
+
+PROG = "topo-lab"
+WIDTH = 130
+"""Columns of a table that is not printed to a terminal."""
+EXAMPLES = """\
+examples:
+  topo-lab -o report.md                               digits, serially and on 2 and 4 ranks, loopback and a slow network
+  topo-lab --dataset mine.npz --epochs 20             arrays x (a sample a row) and y (whole numbers)
+  topo-lab --dataset mine.csv --hidden 256,256        the last column is the label
+  topo-lab --network dgx1 --slowest 50Mbit --systems serial,stock,plan,plan-int8        8 ranks on an emulated DGX-1
+  topo-lab --systems all --ranks 4 --network slow     every system that there is, side by side
+  topo-lab --json > report.json                       all figures, for other programs
+
+Networks: loopback (this host's memory), slow (two hosts with half of the ranks each, joined by one link of the rate that
+--slowest gives, four times that inside), or any topology, whose GPUs are then the ranks. All but loopback are emulated, which
+needs root; where that is not to be had, the report says so and goes on without.
+"""
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Entry point; returns the exit code."""
+    args = _parser().parse_args(argv)
+    return run_command(PROG, lambda: _run(args))
+
+
+def _parser() -> Parser:
+    parser = Parser(PROG, EXAMPLES)
+    add = parser.add_argument
+    add("--dataset", default="digits", metavar="D", help="digits (default, from scikit-learn), FILE.npz or FILE.csv")
+    add("--systems", metavar="LIST", help="what to compare, or all (default: serial, stock, ring, plan, plan-fp16 and "
+        "plan-int8)")  # fmt: skip
+    add("--network", action="append", metavar="LIST", help="over what (default loopback,slow); may be repeated")
+    add("--ranks", default="2,4", metavar="LIST", help="on how many ranks, on loopback and slow (default 2,4)")
+    add("--slowest", default="100Mbit", metavar="RATE", help="of an emulated network's slowest link (default 100Mbit)")
+    add("--epochs", type=int, default=10, metavar="N", help="how often the data are gone through (default 10)")
+    add("--batch", type=int, default=128, metavar="N", help="samples a step, over all ranks (default 128)")
+    add("--learning-rate", type=float, default=0.2, metavar="R", help="at the start; falls to zero (default 0.2)")
+    add("--hidden", default="512,512", metavar="LIST", help="widths of the hidden layers, or none (default 512,512)")
+    add("--seed", type=int, default=0, metavar="N", help="of the split, the weights and the order (default 0)")
+    add(
+        "-o",
+        "--output",
+        metavar="FILE",
+        help="write the report to this file: Markdown, or JSON where it ends with .json",
+    )
+    add("--force", action="store_true", help="let -o replace a file that exists")
+    add("--json", action="store_true", help="one JSON object on standard output, instead of the table")
+    return parser
+
+
+def _run(args: argparse.Namespace) -> int:
+    from ..runtime.emulate.blueprint import parse_rate
+    from ..runtime.lab.dataset import load
+    from ..runtime.lab.networks import LOOPBACK, SLOW, parse_ranks, sites
+    from ..runtime.lab.runs import Lab
+    from ..runtime.lab.settings import Settings, parse_hidden
+    from ..runtime.lab.systems import DEFAULT, parse_systems
+
+    settings = Settings(args.epochs, args.batch, args.learning_rate, parse_hidden(args.hidden), args.seed)
+    systems = parse_systems(args.systems if args.systems is not None else ",".join(DEFAULT))
+    networks = [part.strip() for given in args.network or [f"{LOOPBACK},{SLOW}"] for part in given.split(",")]
+    places = sites(networks, parse_ranks(args.ranks), parse_rate(args.slowest))
+    if args.output is not None and not args.force and Path(args.output).is_file():
+        raise InputError(f"{args.output}: exists already; name another file, or give --force")
+    dataset = load(args.dataset, args.seed)
+    with _progress() as say:
+        rows = Lab(dataset, settings, systems, places, say).run()
+    from ..runtime.lab.environment import environment
+    from ..runtime.lab.report import Report
+
+    report = Report(rows, settings, dataset, environment(places), _command(args))
+    _print(report, args.json)
+    if args.output is not None:
+        from ..topo.files import write_whole
+
+        write_whole(args.output, report.text(args.output), overwrite=args.force)
+        print(f"report written to {args.output}", file=sys.stderr)
+    return 1 if report.failed else 0
+
+
+def _command(args: argparse.Namespace) -> str:
+    """What to type to repeat the report; of files only the names."""
+    parts = [PROG]
+    defaults = vars(_parser().parse_args([]))
+    for name, value in vars(args).items():
+        if value != defaults[name] and name not in ("output", "force", "json"):
+            for one in value if isinstance(value, list) else [value]:
+                text = str(one)
+                parts += [f"--{name.replace('_', '-')}", Path(text).name if Path(text).exists() else text]
+    return shlex.join(parts)
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[str, int, int], None]]:
+    """Where the run is, on standard error: a bar on a terminal, else a line for each set of ranks."""
+    if not sys.stderr.isatty():
+        yield _line_by_line()
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total} epochs"))
+    with Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=1)
+        yield lambda what, done, total: bar.update(task, description=what, completed=done, total=max(total, 1))
+
+
+def _line_by_line() -> Callable[[str, int, int], None]:
+    said: set[str] = set()
+
+    def say(what: str, done: int, total: int) -> None:
+        where = what.partition(":")[0]
+        if total and where not in said:
+            said.add(where)
+            print(f"{where}: {total} epochs in all", file=sys.stderr, flush=True)
+
+    return say
+
+
+def _print(report: Report, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(report.json()))
+        return
+    from rich.box import SIMPLE
+    from rich.console import Console
+    from rich.table import Table
+
+    from ..runtime.lab.report import HEAD
+
+    console = Console(width=None if sys.stdout.isatty() else WIDTH, highlight=False, markup=False)
+    console.print(report.task)
+    table = Table(box=SIMPLE, pad_edge=False)
+    for number, title in enumerate(HEAD):
+        table.add_column(title, justify="left" if number in (0, 2, 3) else "right", no_wrap=True)
+    before = None
+    for row, cells in zip(report.rows, report.cells(), strict=True):
+        if before not in (None, row.place):
+            table.add_section()
+        before = row.place
+        table.add_row(*cells)
+    console.print(table)
+    for finding in report.findings:
+        console.print(f"- {finding}")
+    console.print("")
+    for key, value in report.environment.items():
+        console.print(f"{key}: {value}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

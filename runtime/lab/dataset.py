@@ -1,0 +1,129 @@
+"""What is trained on: scikit-learn's digits, or a file; split, and brought to one scale."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...topo.errors import InputError
+from .tables import read
+
+DIGITS = "digits"
+_HELD_OUT = 4
+"""One sample in so many is kept for the test."""
+_FEWEST = 20
+_MOST_CLASSES = 1000
+_MOST_VALUES = 1 << 28
+_LARGEST = 1e30
+_AT_ONCE = 1 << 20
+_PARTS = ("train_x", "train_y", "test_x", "test_y")
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Samples as rows of float32 features, centred and scaled; labels are class numbers from 0 on."""
+
+    name: str
+    classes: int
+    train_x: NDArray[np.float32]
+    train_y: NDArray[np.int64]
+    test_x: NDArray[np.float32]
+    test_y: NDArray[np.int64]
+
+    @property
+    def features(self) -> int:
+        """Numbers a sample has."""
+        return int(self.train_x.shape[1])
+
+    def save(self, folder: Path) -> None:
+        """For `mapped`: ranks share the pages instead of holding copies."""
+        for part in _PARTS:
+            np.save(folder / f"{part}.npy", getattr(self, part))
+
+    @classmethod
+    def mapped(cls, name: str, classes: int, folder: Path) -> Dataset:
+        """What `save` wrote."""
+        return cls(name, classes, *(np.load(folder / f"{part}.npy", mmap_mode="c") for part in _PARTS))
+
+
+def load(argument: str, seed: int) -> Dataset:
+    """`digits` or a file; a quarter of the samples, drawn by `seed`, is held out. InputError where that is not possible."""
+    if argument == DIGITS:
+        return prepare(DIGITS, *_digits(), seed)
+    return prepare(Path(argument).name, *read(argument), seed)
+
+
+def _digits() -> tuple[NDArray[Any], NDArray[Any]]:
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError:
+        raise InputError(
+            "--dataset digits: scikit-learn is not installed; pip install 'topoplan[demo]', or name a file (.npz, .csv)"
+        ) from None
+    digits = load_digits()
+    return digits.data, digits.target
+
+
+def prepare(name: str, x: NDArray[Any], y: NDArray[Any], seed: int) -> Dataset:
+    """Checked, split and scaled: every feature to its range in the training part, all by one deviation."""
+    where = f"--dataset {name}"
+    if x.ndim < 1 or x.dtype.kind not in "fiub":
+        raise InputError(f"{where}: x is {x.ndim}-dimensional of {x.dtype}; expected numbers, a sample a row")
+    if y.ndim != 1 or len(x) != len(y):
+        raise InputError(f"{where}: x has shape {x.shape}, y {y.shape}; expected one label a sample")
+    if len(x) < _FEWEST:
+        raise InputError(f"{where}: has {len(x)} samples; expected at least {_FEWEST}")
+    samples = x.reshape(len(x), -1)
+    if not samples.shape[1]:
+        raise InputError(f"{where}: x has shape {x.shape}; samples have no features")
+    if samples.size > _MOST_VALUES:
+        raise InputError(f"{where}: {samples.size} numbers; at most {_MOST_VALUES} are taken, train on a part of it")
+    usable = np.isfinite(samples) & (np.abs(samples) < _LARGEST) if samples.dtype.kind == "f" else np.True_
+    if not usable.all():
+        row = int(np.flatnonzero(~usable.all(axis=1))[0])
+        raise InputError(
+            f"{where}: sample {row} has a feature that is no finite number below {_LARGEST:g}; clean the data"
+        )
+    labels, classes = _labels(where, y)
+    order = np.random.default_rng(seed).permutation(len(samples))
+    held_out, seen = np.split(order, [len(samples) // _HELD_OUT])
+    train, test = _scaled(samples[seen], samples[held_out])
+    return Dataset(name, classes, train, labels[seen], test, labels[held_out])
+
+
+def _labels(where: str, y: NDArray[Any]) -> tuple[NDArray[np.int64], int]:
+    if y.dtype.kind not in "fiub" or (y.dtype.kind == "f" and not (np.isfinite(y) & (y == np.floor(y))).all()):
+        raise InputError(f"{where}: labels are not whole numbers; expected one for each class")
+    distinct, labels = np.unique(y, return_inverse=True)
+    if len(distinct) < 2:
+        raise InputError(f"{where}: all samples have the label {distinct[0]:g}; expected at least two classes")
+    if len(distinct) > _MOST_CLASSES:
+        raise InputError(f"{where}: {len(distinct)} different labels; expected at most {_MOST_CLASSES} classes")
+    return labels.reshape(-1).astype(np.int64), len(distinct)
+
+
+def _scaled(train: NDArray[Any], test: NDArray[Any]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    low = train.min(axis=0).astype(np.float64)
+    width = train.max(axis=0) - low
+    width[width == 0] = 1
+    parts = [_ranged(part, low, width) for part in (train, test)]
+    centre = parts[0].mean(axis=0, dtype=np.float64).astype(np.float32)
+    for part in parts:
+        part -= centre
+    deviation = np.float32(parts[0].std(dtype=np.float64) or 1.0)
+    for part in parts:
+        part /= deviation
+    return parts[0], parts[1]
+
+
+def _ranged(part: NDArray[Any], low: NDArray[np.float64], width: NDArray[np.float64]) -> NDArray[np.float32]:
+    """In float64 some rows at a time: all at once could be eight times the file."""
+    out = np.empty(part.shape, np.float32)
+    rows = max(1, _AT_ONCE // part.shape[1])
+    for start in range(0, len(part), rows):
+        out[start : start + rows] = (part[start : start + rows] - low) / width
+    return out

@@ -1,0 +1,101 @@
+"""On which machine a report was made: what is needed to judge its figures, without names of hosts, users or folders."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import subprocess
+from collections import Counter
+from pathlib import Path
+
+import torch
+
+from ...topo.facts import facts_of
+from ...topo.graph import Topology
+from ...topo.probe.join import probe_local
+from .networks import Site
+
+_PACKAGE = Path(__file__).resolve().parents[2]
+
+
+def environment(sites: list[Site]) -> dict[str, str]:
+    """What is known, in the order in which it is shown; what does not apply is left out."""
+    topology = probe_local()
+    found = {
+        "processor": _processor(topology),
+        "memory": _memory(),
+        "GPUs": _gpus(topology),
+        "links of this machine": _links(topology),
+        **{f"network {site.network}, {site.ranks} ranks": site.links for site in sites},
+        "driver": _driver(topology),
+        "CUDA, NCCL": _cuda(),
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "Python": platform.python_version(),
+        "torch": torch.__version__,
+        "topoplan": _topoplan(),
+    }
+    return {key: value for key, value in found.items() if value is not None}
+
+
+def _processor(topology: Topology) -> str:
+    cpus = topology.by_id
+    names = {str(d.extra["name"]) for d in cpus.values() if d.kind == "cpu" and d.extra.get("name")}
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return f"{', '.join(sorted(names)) or platform.processor() or 'unknown'}, {allowed} cores for this process"
+
+
+def _memory() -> str | None:
+    try:
+        pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError):
+        return None
+    return f"{pages / 2**30:.1f} GiB"
+
+
+def _gpus(topology: Topology) -> str:
+    names = Counter(str(topology.by_id[gpu].extra.get("name") or "unknown") for gpu in topology.ranks)
+    return ", ".join(f"{times} x {name}" for name, times in names.items()) or "none; training is on the processor"
+
+
+def _links(topology: Topology) -> str | None:
+    kinds = Counter(link.kind for link in topology.links if link.kind)
+    return ", ".join(f"{times // 2 or times} {kind}" for kind, times in sorted(kinds.items())) or None
+
+
+def _driver(topology: Topology) -> str | None:
+    return facts_of(topology.extra, topology.name).text("nvml", "driver")
+
+
+def _cuda() -> str | None:
+    if not torch.cuda.is_available():
+        return None
+    return f"{torch.version.cuda}, {'.'.join(map(str, torch.cuda.nccl.version()))}"
+
+
+def _topoplan() -> str:
+    version = re.search(r'^__version__ = "(.+)"', (_PACKAGE / "__init__.py").read_text(encoding="utf-8"), re.MULTILINE)
+    known = version[1] if version else "unknown"
+    commit = _commit()
+    return known if commit is None else f"{known}, commit {commit}"
+
+
+def _commit() -> str | None:
+    """Of the checkout, if the package is one."""
+    if not (_PACKAGE / ".git").exists():
+        return None
+    command = [
+        "git",
+        "-C",
+        str(_PACKAGE),
+        "describe",
+        "--always",
+        "--dirty=, with changes",
+        "--abbrev=12",
+        "--exclude=*",
+    ]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None

@@ -1,0 +1,12 @@
+"""What the process that starts ranks and the ranks leave for each other in a folder."""
+
+JOB = "job.json"
+"""For the ranks: what to train, on what, through which systems."""
+EVENTS = "events"
+"""From rank 0: a line for each epoch that it begins, with the system."""
+ROWS = "rows.json"
+"""From rank 0: what came of it."""
+FAULT = "fault{rank}.json"
+"""From a rank that failed: during which system, and why."""
+LOG = "rank{rank}.log"
+"""What a rank, or a library in it, printed."""

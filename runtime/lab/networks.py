@@ -1,0 +1,94 @@
+"""Over what ranks talk: this host's loopback, a slow network that is emulated, or any topology, emulated."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+
+from ...topo.errors import InputError
+from ...topo.graph import Device, Link, Topology, both_ways
+from ...topo.presets import preset
+from ...topo.resolve import resolve
+from ...topo.stripes import striped
+from ..emulate.blueprint import blueprint
+
+LOOPBACK = "loopback"
+SLOW = "slow"
+DEFAULT_RANKS = (2, 4)
+DEFAULT_SLOWEST_bps = Fraction(100_000_000)
+_INSIDE = 4
+"""How many times the rate of the slow network's uplinks its hosts have inside."""
+_MOST_RANKS = 32
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where one set of ranks runs: `slowest_bps` is None on loopback, where nothing is emulated."""
+
+    network: str
+    topology: Topology
+    slowest_bps: Fraction | None
+
+    @property
+    def ranks(self) -> int:
+        """How many there are."""
+        return len(self.topology.ranks)
+
+    @property
+    def links(self) -> str:
+        """What the ranks are joined by, in words."""
+        if self.slowest_bps is None:
+            return "TCP through the host's memory"
+        cables = blueprint(self.topology, self.slowest_bps).cables
+        rates = sorted(rate for cable in cables for rate in (cable.rate_ab, cable.rate_ba) if rate is not None)
+        span = sorted({rates[0], rates[-1]})
+        return f"{len(cables)} links of {' to '.join(f'{rate / 1e6:.4g}' for rate in span)} Mbit/s each way, emulated"
+
+
+def sites(networks: list[str], ranks: tuple[int, ...], slowest_bps: Fraction) -> list[Site]:
+    """One for each network and number of ranks; a topology brings its own number. InputError for what is none."""
+    out: list[Site] = []
+    for network in networks:
+        if network == LOOPBACK:
+            out += [Site(LOOPBACK, preset(f"switch:{n}"), None) for n in ranks]
+        elif network == SLOW:
+            out += [Site(SLOW, two_hosts(n), slowest_bps) for n in ranks]
+        else:
+            out.append(_of_topology(network, slowest_bps))
+    return list(dict.fromkeys(out))
+
+
+def _of_topology(argument: str, slowest_bps: Fraction) -> Site:
+    topology = striped(resolve(argument))
+    name = Path(argument).name if Path(argument).exists() else argument
+    if not 2 <= len(topology.ranks) <= _MOST_RANKS:
+        raise InputError(f"--network {name}: has {len(topology.ranks)} GPUs; expected from 2 to {_MOST_RANKS}")
+    site = Site(name, topology, slowest_bps)
+    blueprint(topology, slowest_bps)  # refuses what cannot be emulated, before anything is run
+    return site
+
+
+def two_hosts(gpus: int) -> Topology:
+    """Two hosts with half of the GPUs each on a switch, which one link joins; single GPUs are joined directly."""
+    hosts = [range(-(-gpus // 2)), range(-(-gpus // 2), gpus)]
+    devices = [Device(f"gpu{i}") for i in range(gpus)]
+    ends, links = [], []
+    for number, members in enumerate(hosts):
+        if len(members) == 1:
+            ends.append(f"gpu{members[0]}")
+            continue
+        ends.append(f"switch{number}")
+        devices.append(Device(ends[-1], "switch"))
+        for member in members:
+            links += both_ways(Link(f"gpu{member}", ends[-1], Fraction(_INSIDE)))
+    links += both_ways(Link(ends[0], ends[1], Fraction(1)))
+    return Topology(f"two hosts, {gpus} GPUs", tuple(devices), tuple(links))
+
+
+def parse_ranks(text: str) -> tuple[int, ...]:
+    """Numbers of ranks from `2,4`. InputError where they are none."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() and len(part) < 5 and 2 <= int(part) <= _MOST_RANKS for part in parts):
+        raise InputError(f"--ranks {text}: expected numbers from 2 to {_MOST_RANKS} separated by commas, as in 2,4")
+    return tuple(dict.fromkeys(int(part) for part in parts))
