@@ -13,9 +13,11 @@ from torch._C._distributed_c10d import PrefixStore
 
 from ..synth.host import HostCosts
 from ..synth.plan import Plan
+from ..synth.rounded import rounded
 from ..synth.schedule import Schedule
 from ..topo.errors import ExecutionError, InputError, PlanMismatchError, TopoplanError
 from .choose import MODES, Choice, Chooser
+from .compress import codec_named
 from .executor import Executor, check_op
 from .faults import Faults, first_line, grace_s
 from .groups import Maker, own_group
@@ -23,6 +25,9 @@ from .layout import IN_PLACE, ends_numel
 from .machine import machine
 from .stock import stock, works
 
+REDUCTIONS = ("hops", "once")
+_ONCE = 2
+"""Roundings: a contribution's, and that of the whole sum."""
 DEFAULT_TIMEOUT = timedelta(seconds=300)
 _DIGEST_BYTES = 32
 
@@ -38,6 +43,11 @@ class Communicator:
     are predicted to be near the best, and the stock collective, are run on scratch memory; the fastest stays), `model`
     (by prediction alone, so the same in every run), or `plan` (the plan's own ranges of sizes). `timeout` is the deadline
     of a call: by then it is through, or has raised ExecutionError on every rank that is still alive.
+
+    `compress` names a codec (compress.CODECS) in which floating-point values travel, of whatever schedule; they are summed
+    in float32, and all ranks end with the same bits. `reduction` says where they are rounded: `hops` (whenever they are
+    sent, partial sums too), or `once` (each contribution once, then their whole sum once: schedules that bring all
+    contributions to one rank in one hop). The stock collective, which does not compress, is out of the race.
     """
 
     def __init__(
@@ -46,9 +56,17 @@ class Communicator:
         group: dist.ProcessGroup | Maker | None = None,
         timeout: timedelta = DEFAULT_TIMEOUT,
         choose: str = "race",
+        compress: str | None = None,
+        reduction: str = "hops",
     ) -> None:
         if choose not in MODES:
             raise InputError(f"choose={choose!r}: expected one of {', '.join(MODES)}")
+        if reduction not in REDUCTIONS:
+            raise InputError(f"reduction={reduction!r}: expected one of {', '.join(REDUCTIONS)}")
+        if reduction == "once" and compress is None:
+            raise InputError("reduction='once' without compress: nothing is rounded; name a codec")
+        self.codec = None if compress is None else codec_named(compress)
+        self._most_roundings = _ONCE if reduction == "once" else None
         if not dist.is_initialized():
             raise InputError("torch.distributed is not initialised; call init_process_group first")
         loaded = _loaded(plan)
@@ -57,6 +75,7 @@ class Communicator:
             self.rank, self.size = dist.get_rank(inner), dist.get_world_size(inner)
             self.device = torch.device("cuda", torch.cuda.current_device()) if _on_gpu(inner) else torch.device("cpu")
             self.plan = self._agree(loaded)
+            self._check_fits(choose)
             self.machine = machine(self.plan.topology, inner)
         except RuntimeError as error:
             raise ExecutionError(
@@ -65,8 +84,8 @@ class Communicator:
             ) from error
         store = PrefixStore(f"topoplan/{inner.group_name}", dist.distributed_c10d._get_default_store())
         self._faults = Faults(inner, self.plan.topology, timeout, store)
-        self._executor = Executor(inner, self._faults)
-        self._chooser = Chooser(self.plan, self.machine, self._faults, self.device, choose)
+        self._executor = Executor(inner, self._faults, self.codec)
+        self._chooser = Chooser(self.plan, self.machine, self._faults, self.device, choose, self._fits)
         self._stock_works: dict[tuple[torch.dtype, dist.ReduceOp.RedOpType], bool] = {}
 
     def _agree(self, loaded: Plan | TopoplanError) -> Plan:
@@ -93,11 +112,41 @@ class Communicator:
             )
         return loaded
 
+    def _fits(self, schedule: Schedule) -> bool:
+        """Whether a schedule keeps what compression promises."""
+        if self.codec is None:
+            return True
+        found = rounded(schedule.uncut)
+        return found.uniform and (self._most_roundings is None or found.most <= self._most_roundings)
+
+    def _check_fits(self, choose: str) -> None:
+        used = [x.schedule for x in self.plan.entries] if choose == "plan" else self.plan.schedules
+        fitting = [x for x in used if self._fits(x)]
+        if fitting and (choose != "plan" or len(fitting) == len(used)):
+            return
+        names = ", ".join(sorted({x.strategy for x in used if not self._fits(x)}))
+        if self._most_roundings is None:
+            raise InputError(
+                f"compress: ranks that round what they send would end with different sums by {names}; synthesize without it"
+            )
+        raise InputError(
+            f"reduction='once': {names} adds up what was added up before, so sums are rounded on their way; synthesize with "
+            "--strategy direct, or use reduction='hops'"
+        )
+
     # -- collectives ---------------------------------------------------------------------------------------------
 
-    def allreduce(self, tensor: torch.Tensor, op: object = dist.ReduceOp.SUM) -> torch.Tensor:
-        """Every rank ends with the reduction of all tensors, in place. Shapes and dtypes must be alike on all ranks."""
-        return self._in_place("allreduce", tensor, op)
+    def allreduce(
+        self, tensor: torch.Tensor, op: object = dist.ReduceOp.SUM, residual: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Every rank ends with the reduction of all tensors, in place. Shapes and dtypes must be alike on all ranks.
+
+        `residual` (with compression, of SUM and AVG) is error feedback: float32, as many elements as the tensor, zeros at
+        first. It is added to the tensor and gets what rounding on this rank took away; over all ranks nothing is lost.
+        """
+        if residual is not None:
+            self._check_residual(tensor, op, residual)
+        return self._in_place("allreduce", tensor, op, residual)
 
     def reduce(self, tensor: torch.Tensor, op: object = dist.ReduceOp.SUM) -> torch.Tensor:
         """The plan's root ends with the reduction, in place; other ranks' tensors hold partial results."""
@@ -144,21 +193,41 @@ class Communicator:
     def _is_root(self) -> bool:
         return self.plan.collective.root == self.rank
 
-    def _in_place(self, name: str, tensor: torch.Tensor, op: object) -> torch.Tensor:
+    def _in_place(
+        self, name: str, tensor: torch.Tensor, op: object, residual: torch.Tensor | None = None
+    ) -> torch.Tensor:
         reduction = self._check(name, (tensor,), op)
         if tensor.numel() == 0:
             return tensor
         flat = tensor.detach().reshape(-1)  # a view where the tensor is contiguous, else a copy
-        self._run(flat.numel(), flat, flat, reduction)
+        self._run(flat.numel(), flat, flat, reduction, None if residual is None else residual.view(-1))
         if op is not None and reduction == dist.ReduceOp.AVG and (name == "allreduce" or self._is_root):
             flat.div_(self.size)
         if flat.data_ptr() != tensor.data_ptr() or not tensor.is_contiguous():
             tensor.detach().copy_(flat.view(tensor.shape))
         return tensor
 
+    def _check_residual(self, tensor: torch.Tensor, op: object, residual: torch.Tensor) -> None:
+        if self.codec is None:
+            raise InputError("residual without compression: nothing is lost that could be fed back")
+        if check_op(op, tensor.dtype) not in (dist.ReduceOp.SUM, dist.ReduceOp.AVG):
+            raise InputError(f"error feedback is for sums and averages, not for {op}")
+        wrong = _check_form(tensor, residual)
+        if wrong is not None:
+            raise InputError(f"residual: {wrong}")
+
     def choice(self, size_bytes: int) -> Choice | None:
-        """What is used at a size; None before the first call of that size (a power of two)."""
+        """What is used at a size on the wire; None before the first call of that size (a power of two)."""
         return self._chooser.known(size_bytes)
+
+    def wire_size(self, numel: int, dtype: torch.dtype) -> int:
+        """Bytes of a buffer on the wire."""
+        return numel * dtype.itemsize if self.codec is None else self.codec.nbytes(self.codec.padded(numel))
+
+    @property
+    def wire_bytes(self) -> int:
+        """Bytes that this rank has sent through plans since the communicator was made, races included."""
+        return self._executor.sent_bytes
 
     @property
     def variants(self) -> list[Schedule]:
@@ -186,15 +255,22 @@ class Communicator:
         """One of `variants`, on flat tensors as `scratch` makes them."""
         self._executor.run(schedule, numel, source, target)
 
-    def _run(self, numel: int, source: torch.Tensor, target: torch.Tensor, op: dist.ReduceOp.RedOpType) -> None:
-        choice = self._chooser.known(numel * target.element_size())
+    def _run(
+        self,
+        numel: int,
+        source: torch.Tensor,
+        target: torch.Tensor,
+        op: dist.ReduceOp.RedOpType,
+        residual: torch.Tensor | None = None,
+    ) -> None:
+        choice = self._chooser.known(self.wire_size(numel, target.dtype))
         if choice is None:
             choice = self._choose(numel, source, target, op)
         schedule = choice.schedule
         if schedule is None and not self._has_stock(target.dtype, op):
             schedule = choice.own  # the race was run with another dtype
         if schedule is not None:
-            self._executor.run(schedule, numel, source, target, op)
+            self._executor.run(schedule, numel, source, target, op, residual)
         else:
             self._stock(numel, source, target, op)
 
@@ -216,10 +292,10 @@ class Communicator:
         into = torch.zeros_like(target)
         given = into if source is target else torch.zeros_like(source)
         choice = self._chooser.choose(
-            numel * target.element_size(),
+            self.wire_size(numel, target.dtype),
             lambda schedule: self._executor.run(schedule, numel, given, into, op),
             lambda: self._stock(numel, given, into, op),
-            lambda: self._has_stock(into.dtype, op),
+            lambda: self.codec is None and self._has_stock(into.dtype, op),
         )
         self._executor.forget(numel, into.dtype, choice.schedule)
         return choice
@@ -256,7 +332,18 @@ class Communicator:
                 raise InputError(f"{name}: the tensor is on {tensor.device}, the group works on {self.device.type}")
             if tensor.dtype != tensors[0].dtype:
                 raise InputError(f"{name}: input and output differ in dtype: {tensor.dtype} and {tensors[0].dtype}")
+            if self.codec is not None and not tensor.dtype.is_floating_point:
+                raise InputError(f"{name}: {tensor.dtype} is not compressed; expected floating-point tensors")
         return dist.ReduceOp.SUM if op is None else check_op(op, tensors[0].dtype)
+
+
+def _check_form(tensor: torch.Tensor, residual: torch.Tensor) -> str | None:
+    """What is wrong with a residual, if anything is."""
+    if residual.dtype != torch.float32 or residual.numel() != tensor.numel():
+        return f"{residual.numel()} elements of {residual.dtype}; expected {tensor.numel()} of torch.float32"
+    if residual.device != tensor.device or not residual.is_contiguous():
+        return f"on {residual.device}, strides {residual.stride()}; expected it contiguous on {tensor.device}"
+    return None
 
 
 def _loaded(plan: Plan | str | Path) -> Plan | TopoplanError:
