@@ -37,6 +37,7 @@ def named_group(name: str, ranks: Sequence[int], transport: str, timeout: timede
     """
     c10d = dist.distributed_c10d
     here, store = list(ranks).index(dist.get_rank()), c10d._get_default_store()
+    made: dist.ProcessGroup
     made, _ = c10d._new_process_group_helper(
         len(ranks), here, list(ranks), c10d.Backend(transport), store, c10d.GroupName(name), timeout=timeout
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -99,20 +99,25 @@ def join_ranks(timeout_s: float = 60.0) -> Topology:
 def joined(here: Meeting) -> tuple[Topology, bool]:
     """The machine, and whether it has GPUs (else ranks are stand-ins at rates that nobody declared). Collective."""
     here.doing = "probing each host"
-    names = list(dict.fromkeys(place.host for place in here.places))
     first = next(r for r, place in enumerate(here.places) if place.host == here.places[here.rank].host)
     texts: list[Any] = [None] * here.ranks
     dist.all_gather_object(texts, probe_local().dumps() if first == here.rank else None)
-    hosts = [
-        Topology.loads(text, place.host) for text, place in zip(texts, here.places, strict=True) if text is not None
-    ]
-    numbers = [names.index(place.host) for place in here.places]
-    seats = [_seat(rank, place, n, hosts[n]) for rank, (place, n) in enumerate(zip(here.places, numbers, strict=True))]
+    return joined_places(here.places, texts)
+
+
+def joined_places(places: Sequence[Place], texts: Sequence[str | None]) -> tuple[Topology, bool]:
+    """As `joined`, from the ranks' places and what was probed, as JSON: by the first rank of each host, or nowhere."""
+    names = list(dict.fromkeys(place.host for place in places))
+    numbers = [names.index(place.host) for place in places]
+    hosts = [Topology.loads(text, place.host) for text, place in zip(texts, places, strict=True) if text is not None]
+    if not hosts:
+        return stand_ins(names, numbers), False
+    seats = [_seat(rank, place, n, hosts[n]) for rank, (place, n) in enumerate(zip(places, numbers, strict=True))]
     if not any(seats):
         return stand_ins(names, numbers), False
     missing = [rank for rank, seat in enumerate(seats) if seat is None]
     if missing:
-        place = here.places[missing[0]]
+        place = places[missing[0]]
         count = len(hosts[numbers[missing[0]]].ranks)
         raise InputError(
             f"rank {missing[0]} has no GPU of its own: {place.host} has {count}, and this is its process number "
@@ -125,9 +130,17 @@ def _place() -> Place:
     local = int(os.environ.get("LOCAL_RANK", "0"))
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if local >= count:
-        return Place(socket.gethostname(), local, None, None, False)
+        return place_of(None)
     torch.cuda.set_device(local)
-    told = torch.cuda.get_device_properties(local)
+    return place_of(local)
+
+
+def place_of(device: int | None) -> Place:
+    """This rank's place, with its CUDA device's number, or as a process without a GPU."""
+    local = int(os.environ.get("LOCAL_RANK", "0"))
+    if device is None:
+        return Place(socket.gethostname(), local, None, None, False)
+    told = torch.cuda.get_device_properties(device)
     uuid, bus, device, domain = (
         getattr(told, key, None) for key in ("uuid", "pci_bus_id", "pci_device_id", "pci_domain_id")
     )
