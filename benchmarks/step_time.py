@@ -1,0 +1,342 @@
+"""Training steps: DDP with the plan's hook, through the backend, and with compression, beside stock DDP over gloo.
+
+    python benchmarks/step_time.py                                  loopback: 4 ranks, 1 and 25 million parameters
+    python benchmarks/step_time.py --ways stock,hook                some of the ways (a way that is not there is left out)
+    python benchmarks/step_time.py --machine dgx1 --slowest 25Mbit  emulated; needs root and iproute2 (see topo-emulate)
+    python benchmarks/step_time.py --machine two-hosts --ways stock,hook,fp16,fp8,int8
+
+On loopback all ways run in the same processes, in blocks of steps that take turns: a ratio is the median, over the rounds,
+of a block's time to that of the stock block of its round. On an emulated machine stock has its ranks in the order that is
+best for a ring (see wire_speed.py) and the plan in the topology's, so they are launches of their own, taking turns
+--repeats times; the ratio is that of the medians, and compression's, in one launch with the plan's, that of the rounds
+again. A block's time is the slowest rank's. Models are square linear layers; communication is meant to dominate on
+emulated machines.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from wire_speed import MACHINES, best_order, synthesized, topo
+
+LOOPBACK = "loopback"
+LOOPBACK_PLAN = "switch:4"
+COMPRESSED = {"fp16": 1.7, "bf16": 1.7, "fp8": 2.5, "fp8-e5m2": 2.5, "int8": 2.5}
+"""How many times as fast as the plan's own a compressed step must be where communication dominates."""
+BYTES = {"fp16": 0.5, "bf16": 0.5, "fp8": 0.27, "fp8-e5m2": 0.27, "int8": 0.27}
+"""The most of the uncompressed bytes that may go over the wire; 16 bits: headers may add a hundredth."""
+FASTER = {"two-hosts": 1.5, "dgx1": 2.5}
+"""How many times as fast as stock in its best order a step must be."""
+OWN_COST = 1.05
+"""The most that a step may take on loopback, in stock steps."""
+PARAMETERS = {LOOPBACK: (1_000_000, 25_000_000), "two-hosts": (1_000_000,), "dgx1": (2_000_000,)}
+_BATCH = 8
+_WARM = 3
+
+
+@dataclass(frozen=True)
+class Row:
+    """One way on one model: milliseconds a step, how its time (as `of` says) and bytes compare, and whether bars are met."""
+
+    machine: str
+    parameters: int
+    way: str
+    ms: float
+    ratio: float | None
+    of: str
+    bar: str
+    met: bool | None
+    bytes_share: float | None = None
+    note: str = ""
+
+
+def main() -> None:
+    """Print the table, or the rows as JSON."""
+    args = _arguments()
+    if args.worker:
+        work(args)
+        return
+    ways = args.ways.split(",")
+    rows: list[Row] = []
+    if not args.json:
+        print(_head(), flush=True)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for parameters in args.params or PARAMETERS.get(args.machine, (1_000_000,)):
+            measure = on_loopback if args.machine == LOOPBACK else emulated
+            for row in measure(args, parameters, ways, folder):
+                rows.append(row)
+                if not args.json:
+                    print(_line(row), flush=True)
+    if args.json:
+        print(json.dumps({"rows": [asdict(row) for row in rows], "load": os.getloadavg()}, indent=1))
+    else:
+        print(f"load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--machine", default=LOOPBACK, help=f"loopback (default), {', '.join(MACHINES)}, or a topology")
+    add("--slowest", metavar="RATE", help="of the slowest link of an emulated machine, instead of its own")
+    add("--params", type=int, nargs="+", metavar="N", help="parameters of the model")
+    add("--steps", type=int, help="in a block (default: as many as take about half a second)")
+    add("--rounds", type=int, default=9, help="blocks of each way in a launch (default: 9)")
+    add("--repeats", type=int, default=2, help="launches of each rank order, emulated (default: 2)")
+    add("--ways", default="stock,hook,backend", help="stock, hook, backend, and compressions: fp16, fp8, int8, ...")
+    add("--choose", default="race", help="how the hook picks schedules (default: race)")
+    add("--error-feedback", action="store_true", help="with compression")
+    add("--json", action="store_true")
+    add("--worker", metavar="PLAN", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    known = {"stock", "hook", "backend", *COMPRESSED}
+    if unknown := set(args.ways.split(",")) - known:
+        parser.error(f"--ways: {', '.join(sorted(unknown))} is none of {', '.join(sorted(known))}")
+    return args
+
+
+# -- measuring -------------------------------------------------------------------------------------------------------
+
+
+def on_loopback(args: argparse.Namespace, parameters: int, ways: list[str], folder: Path) -> list[Row]:
+    """All ways in one launch of four ranks."""
+    plan = synthesized(LOOPBACK_PLAN, LOOPBACK_PLAN, folder)
+    found = _launched(_on_this_host, _worker(args, plan, parameters, ways))
+    rows = [_row(args, parameters, found, way, "hook" if way in COMPRESSED else "stock") for way in found["s"]]
+    return rows + _absent(args, parameters, found)
+
+
+def emulated(args: argparse.Namespace, parameters: int, ways: list[str], folder: Path) -> list[Row]:
+    """Stock in its best order and the others in the topology's, launch after launch."""
+    from topoplan.runtime.emulate.blueprint import blueprint, parse_rate
+    from topoplan.topo.resolve import resolve
+
+    topology, own_rate = MACHINES.get(args.machine, (args.machine, None))
+    if isinstance(topology, dict):
+        path = folder / "topology.json"
+        path.write_text(json.dumps(topology))
+        topology = str(path)
+    rate = args.slowest or own_rate
+    plan = synthesized(args.machine, topology, folder)
+    order = ",".join(map(str, best_order(blueprint(resolve(topology), None if rate is None else parse_rate(rate)))))
+    inside = [*topo("emulate"), topology, *([] if rate is None else ["--slowest", rate])]
+    planned = [way for way in ways if way != "stock"]
+    both: dict[str, dict[str, Any]] = {}
+    for _ in range(args.repeats):
+        for listed, some in (([], planned), (["--order", order], [way for way in ways if way == "stock"])):
+            if some:
+                command = _worker(args, plan, parameters, some)
+                _add(both, _launched(lambda c, listed=listed: [*inside, *listed, "--", *c], command))  # type: ignore[misc]
+    merged = {"s": {}, "bytes": {}, "choices": {}, "absent": {}}  # type: dict[str, dict[str, Any]]
+    for found in both.values():
+        for key in merged:
+            merged[key].update(found[key])
+    rows = [_row(args, parameters, merged, way, "hook" if way in COMPRESSED else "stock") for way in merged["s"]]
+    return rows + _absent(args, parameters, merged)
+
+
+def _add(both: dict[str, dict[str, Any]], found: dict[str, Any]) -> None:
+    """A launch's blocks after those of the launches of the same ways before it."""
+    key = ",".join(found["s"])
+    if key not in both:
+        both[key] = found
+        return
+    for way, seconds in found["s"].items():
+        both[key]["s"][way] += seconds
+
+
+def _row(args: argparse.Namespace, parameters: int, found: dict[str, Any], way: str, base: str) -> Row:
+    seconds: dict[str, list[float]] = found["s"]
+    ms = statistics.median(seconds[way]) * 1e3
+    note = "; ".join(f"{size} B: {label}" for size, label in found["choices"].get(way, {}).items())
+    share = None
+    if way == base or base not in seconds:
+        return Row(args.machine, parameters, way, ms, None, "", "", None, share, note)
+    if args.machine == LOOPBACK and way not in COMPRESSED:
+        ratio = statistics.median(a / b for a, b in zip(seconds[way], seconds[base], strict=True))
+        return Row(
+            args.machine, parameters, way, ms, ratio, "of stock", f"<= {OWN_COST}", ratio <= OWN_COST, share, note
+        )
+    if way in COMPRESSED:
+        share = found["bytes"][way] / found["bytes"][base]
+        ratio = statistics.median(b / a for a, b in zip(seconds[way], seconds[base], strict=True))
+        fewer = share <= BYTES[way] + (0.01 if BYTES[way] == 0.5 else 0)
+        bar = f">= {COMPRESSED[way]}, bytes <= {BYTES[way]}"
+        met = None if args.machine == LOOPBACK else ratio >= COMPRESSED[way] and fewer
+        return Row(args.machine, parameters, way, ms, ratio, "x hook", bar, met, share, note)
+    ratio = statistics.median(seconds[base]) * 1e3 / ms
+    least = FASTER.get(args.machine)
+    bar = "" if least is None else f">= {least}"
+    return Row(
+        args.machine, parameters, way, ms, ratio, "x stock", bar, None if least is None else ratio >= least, share, note
+    )
+
+
+def _absent(args: argparse.Namespace, parameters: int, found: dict[str, Any]) -> list[Row]:
+    return [
+        Row(args.machine, parameters, way, float("nan"), None, "", "", None, None, f"left out: {why}")
+        for way, why in found["absent"].items()
+    ]
+
+
+def _head() -> str:
+    return (
+        f"{'machine':>10} {'parameters':>10} {'way':>9} {'ms/step':>9} {'ratio':>6} {'':>8} {'bytes':>6} {'bar':>22} met  "
+        "schedules"
+    )
+
+
+def _line(row: Row) -> str:
+    ratio = "" if row.ratio is None else f"{row.ratio:.3f}"
+    share = "" if row.bytes_share is None else f"{row.bytes_share:.3f}"
+    met = "" if row.met is None else "yes" if row.met else "NO"
+    return (
+        f"{row.machine:>10} {row.parameters:>10} {row.way:>9} {row.ms:>9.2f} {ratio:>6} {row.of:>8} {share:>6} "
+        f"{row.bar:>22} {met:>3}  {row.note}"
+    )
+
+
+# -- launching -------------------------------------------------------------------------------------------------------
+
+
+def _worker(args: argparse.Namespace, plan: str, parameters: int, ways: list[str]) -> list[str]:
+    command = [sys.executable, str(Path(__file__).resolve()), "--worker", plan, "--params", str(parameters)]
+    command += ["--ways", ",".join(ways), "--rounds", str(args.rounds), "--choose", args.choose]
+    command += [] if args.steps is None else ["--steps", str(args.steps)]
+    return command + (["--error-feedback"] if args.error_feedback else [])
+
+
+def _on_this_host(command: list[str]) -> list[str]:
+    start = f"import sys; from topoplan.runtime.launch import launch; sys.exit(launch({command!r}, 4))"
+    return [sys.executable, "-c", start]
+
+
+def _launched(around: Callable[[list[str]], list[str]], command: list[str]) -> dict[str, Any]:
+    """What rank 0 printed."""
+    done = subprocess.run(around(command), capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)}\n{done.stderr[-3000:]}")
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+# -- one rank --------------------------------------------------------------------------------------------------------
+
+
+def work(args: argparse.Namespace) -> None:
+    """Train one model for each way, block after block; rank 0 prints seconds a step, bytes a step, and choices."""
+    import torch
+    import torch.distributed as dist
+
+    from topoplan.runtime.launch import init_method
+    from topoplan.runtime.timing import slowest_s, timed_s
+
+    torch.set_num_threads(1)
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    dist.init_process_group("gloo", init_method=init_method(), rank=rank, world_size=world)
+    cpu = torch.device("cpu")
+    absent: dict[str, str] = {}
+    ways: dict[str, Any] = {}
+    for name in args.ways.split(","):
+        way = Way(name, args)
+        if way.absent:
+            absent[name] = way.absent
+        else:
+            ways[name] = way
+    for way in ways.values():
+        for _ in range(_WARM):  # buckets are rebuilt, races run
+            way.step()
+    once = min(slowest_s([timed_s(way.step, None, cpu) for way in ways.values()], None, cpu))
+    steps = args.steps or max(1, int(0.5 / once))
+    sent = {name: way.wire_bytes for name, way in ways.items()}
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    for turn in range(args.rounds):
+        order = list(ways) if turn % 2 == 0 else list(ways)[::-1]
+        block = slowest_s([timed_s(lambda n=n: ways[n].steps(steps), None, cpu) for n in order], None, cpu)  # type: ignore[misc]
+        for name, s in zip(order, block, strict=True):
+            seconds[name].append(s / steps)
+    if rank == 0:
+        bytes_a_step = {name: (way.wire_bytes - sent[name]) / (steps * args.rounds) for name, way in ways.items()}
+        choices = {name: way.choices for name, way in ways.items()}
+        print(json.dumps({"s": seconds, "bytes": bytes_a_step, "choices": choices, "absent": absent}), flush=True)
+    dist.barrier()
+    os._exit(0)  # gloo may abort an interpreter that ends while something still holds on to a process group
+
+
+class Way:
+    """One model, trained in one way; `absent` says why it cannot be."""
+
+    def __init__(self, name: str, args: argparse.Namespace) -> None:
+        import torch
+        import torch.distributed as dist
+        from torch.nn.parallel import DistributedDataParallel
+
+        self.absent, self.communicator = "", None
+        group = None
+        if name == "backend":
+            try:
+                import topoplan.runtime.backend  # noqa: F401  (registers it)
+            except ImportError:
+                self.absent = "there is no backend yet"
+                return
+            os.environ["TOPOPLAN_PLAN"] = args.worker
+            group = dist.new_group(backend="topo")
+        layers = _layers(args.params[0])
+        torch.manual_seed(0)
+        self.model = DistributedDataParallel(torch.nn.Sequential(*layers), process_group=group)
+        self.sizes = [4 * sum(p.numel() for p in self.model.parameters())]
+        if name not in ("stock", "backend"):
+            from topoplan import ddp_hook
+
+            more = {} if name == "hook" else {"compress": name, "error_feedback": args.error_feedback}
+            hook = ddp_hook(args.worker, choose=args.choose, **more)
+            self.communicator = getattr(hook, "communicator", None)
+            self.model.register_comm_hook(None, hook)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-3)
+        self.rows = torch.randn(_BATCH, layers[0].in_features)
+
+    def step(self) -> None:
+        """Forward, backward, update."""
+        self.optimizer.zero_grad()
+        self.model(self.rows).square().mean().backward()
+        self.optimizer.step()
+
+    def steps(self, count: int) -> None:
+        """So many."""
+        for _ in range(count):
+            self.step()
+
+    @property
+    def wire_bytes(self) -> int:
+        """Bytes that rank 0 has sent through the plan."""
+        return 0 if self.communicator is None else self.communicator.wire_bytes
+
+    @property
+    def choices(self) -> dict[int, str]:
+        """What was chosen at the powers of two at which the gradient's buckets may be."""
+        if self.communicator is None:
+            return {}
+        found = {1 << k: self.communicator.choice(1 << k) for k in range(10, 28)}
+        return {size: choice.label for size, choice in found.items() if choice is not None}
+
+
+def _layers(parameters: int) -> list[Any]:
+    """Square linear layers, 512 or 1024 wide, about `parameters` in all."""
+    import torch
+
+    width = 512 if parameters < 4_000_000 else 1024
+    return [torch.nn.Linear(width, width) for _ in range(max(1, round(parameters / (width * width + width))))]
+
+
+if __name__ == "__main__":
+    main()
