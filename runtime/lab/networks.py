@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 
@@ -24,16 +24,29 @@ _MOST_RANKS = 32
 
 @dataclass(frozen=True)
 class Site:
-    """Where one set of ranks runs: `slowest_bps` is None on loopback, where nothing is emulated."""
+    """Where one set of ranks runs: `slowest_bps` is None on loopback, where nothing is emulated. The last `helpers` of the
+    topology's GPUs stand for hosts without any.
+    """
 
     network: str
     topology: Topology
     slowest_bps: Fraction | None
+    helpers: int = 0
 
     @property
     def ranks(self) -> int:
-        """How many there are."""
-        return len(self.topology.ranks)
+        """How many train."""
+        return len(self.topology.ranks) - self.helpers
+
+    def with_helpers(self, helpers: int) -> Site | None:
+        """The same with so many hosts more; None where the topology was given, and has no place for them."""
+        if not helpers:
+            return self
+        if self.network == LOOPBACK:
+            return replace(self, topology=preset(f"switch:{self.ranks + helpers}"), helpers=helpers)
+        if self.network == SLOW:
+            return replace(self, topology=two_hosts(self.ranks, helpers), helpers=helpers)
+        return None
 
     @property
     def links(self) -> str:
@@ -43,7 +56,7 @@ class Site:
         cables = blueprint(self.topology, self.slowest_bps).cables
         rates = sorted(rate for cable in cables for rate in (cable.rate_ab, cable.rate_ba) if rate is not None)
         span = sorted({rates[0], rates[-1]})
-        return f"{len(cables)} links of {' to '.join(f'{rate / 1e6:.4g}' for rate in span)} Mbit/s each way, emulated"
+        return f"{len(cables)} link{'s' if len(cables) > 1 else ''} of {' to '.join(f'{rate / 1e6:.4g}' for rate in span)} Mbit/s each way, emulated"
 
 
 def sites(networks: list[str], ranks: tuple[int, ...], slowest_bps: Fraction) -> list[Site]:
@@ -69,19 +82,23 @@ def _of_topology(argument: str, slowest_bps: Fraction) -> Site:
     return site
 
 
-def two_hosts(gpus: int) -> Topology:
-    """Two hosts with half of the GPUs each on a switch, which one link joins; single GPUs are joined directly."""
-    hosts = [range(-(-gpus // 2)), range(-(-gpus // 2), gpus)]
-    devices = [Device(f"gpu{i}") for i in range(gpus)]
+def two_hosts(gpus: int, helpers: int = 0) -> Topology:
+    """Two switches with half of the GPUs each, and helpers in turns, and one link between them; a GPU that would be alone
+    on its switch stands in its place.
+    """
+    half = -(-gpus // 2)
+    names = [f"gpu{i}" for i in range(gpus)] + [f"helper{i}" for i in range(helpers)]
+    hosts = [names[:half] + names[gpus::2], names[half:gpus] + names[gpus + 1 :: 2]]
+    devices = [Device(name) for name in names]
     ends, links = [], []
     for number, members in enumerate(hosts):
         if len(members) == 1:
-            ends.append(f"gpu{members[0]}")
+            ends.append(members[0])
             continue
         ends.append(f"switch{number}")
         devices.append(Device(ends[-1], "switch"))
         for member in members:
-            links += both_ways(Link(f"gpu{member}", ends[-1], Fraction(_INSIDE)))
+            links += both_ways(Link(member, ends[-1], Fraction(_INSIDE)))
     links += both_ways(Link(ends[0], ends[1], Fraction(1)))
     return Topology(f"two hosts, {gpus} GPUs", tuple(devices), tuple(links))
 

@@ -19,7 +19,7 @@ from ..emulate.ranks import run_ranks
 from ..launch import ending_on_signals, inside_a_launch, launch
 from .dataset import Dataset
 from .job import EVENTS, FAULT, JOB, LOG, ROWS
-from .networks import Site
+from .networks import LOOPBACK, SLOW, Site
 from .rows import Row, measured
 from .settings import Settings
 from .systems import SERIAL, System
@@ -51,32 +51,39 @@ class Lab:
         with tempfile.TemporaryDirectory(prefix="topoplan-") as name, ending_on_signals():
             folder = Path(name)
             self.dataset.save(folder)
-            alone = [system for system in self.systems if system.name == SERIAL]
+            alone = tuple(system for system in self.systems if system.name == SERIAL)
             if alone:
-                rows += self._launched(folder, SERIAL, 1, alone, {}, _here)
+                rows += self._launched(folder, None, alone, {}, _here)
             for site in self.sites:
                 rows += self._at(site, folder)
         return _beside_serial(rows)
 
     def _at(self, site: Site, folder: Path) -> list[Row]:
         """One network and number of ranks."""
-        systems = [system for system in self.systems if system.name != SERIAL]
-        if not systems:
-            return []
+        systems = tuple(system for system in self.systems if system.name != SERIAL)
         reason = why_not() if site.slowest_bps is not None else None
         if reason is not None:
             return [Row(site.network, site.ranks, system.name, reason=reason) for system in systems]
         plans, rows = self._plans(site, systems, folder)
-        without = {row.system for row in rows}
-        systems = [system for system in systems if system.name not in without]
-        try:
-            with _starting(site) as start:
-                rows += self._launched(folder, site.network, site.ranks, systems, plans, start)
-        except EmulationError as error:
-            rows += [Row(site.network, site.ranks, system.name, reason=str(error)) for system in systems]
+        declined = {row.system for row in rows}
+        left = [system for system in systems if system.name not in declined]
+        together = tuple(system for system in left if not system.helpers)
+        for group in (together, *((system,) for system in left if system.helpers)):
+            if not group:
+                continue
+            place = site.with_helpers(group[0].helpers)
+            if place is None:
+                why = f"it needs helpers, and there is no place for any in a given topology; use {LOOPBACK} or {SLOW}"
+                rows += [Row(site.network, site.ranks, system.name, reason=why) for system in group]
+                continue
+            try:
+                with _starting(place) as start:
+                    rows += self._launched(folder, place, group, plans, start)
+            except EmulationError as error:
+                rows += [Row(site.network, site.ranks, system.name, reason=str(error)) for system in group]
         return sorted(rows, key=lambda row: [system.name for system in self.systems].index(row.system))
 
-    def _plans(self, site: Site, systems: list[System], folder: Path) -> tuple[dict[str, str], list[Row]]:
+    def _plans(self, site: Site, systems: tuple[System, ...], folder: Path) -> tuple[dict[str, str], list[Row]]:
         """The file with the plan of each system that needs one, and rows of those that cannot have one."""
         plans: dict[str, str] = {}
         rows: list[Row] = []
@@ -96,13 +103,16 @@ class Lab:
         return plans, rows
 
     def _launched(
-        self, folder: Path, network: str, ranks: int, systems: list[System], plans: dict[str, str], start: Start
+        self, folder: Path, site: Site | None, systems: tuple[System, ...], plans: dict[str, str], start: Start
     ) -> list[Row]:
-        """All systems in one launch; where one fails, the others once more without it."""
+        """All systems in one launch, without a site in one process; where one fails, the others once more without it."""
+        network, ranks, helpers = (SERIAL, 1, 0) if site is None else (site.network, site.ranks, site.helpers)
         rows: list[Row] = []
         left = [system.name for system in systems]
         while left:
             here = Path(tempfile.mkdtemp(dir=folder))
+            if site is not None:
+                (here / "topology.json").write_text(site.topology.dumps(), encoding="utf-8")
             job = {
                 "dataset": self.dataset.name,
                 "classes": self.dataset.classes,
@@ -110,15 +120,19 @@ class Lab:
                 "settings": asdict(self.settings),
                 "systems": left,
                 "plans": plans,
+                "helpers": helpers,
+                "topology": None if site is None else str(here / "topology.json"),
             }
             (here / JOB).write_text(json.dumps(job), encoding="utf-8")
-            with self._watched(here, f"{network}, {ranks} ranks", len(left) * self.settings.epochs):
-                code = start(here, ranks)
+            with self._watched(
+                here, SERIAL if site is None else f"{network}, {ranks} ranks", len(left) * self.settings.epochs
+            ):
+                code = start(here, ranks + helpers)
             if code == 0 and (here / ROWS).is_file():
                 found = json.loads((here / ROWS).read_text(encoding="utf-8"))
                 tested = len(self.dataset.test_y)
                 return rows + [measured(network, ranks, row, tested) for row in found]
-            system, why = _fault(here, ranks, left, code)
+            system, why = _fault(here, ranks + helpers, left, code)
             rows.append(Row(network, ranks, system, reason=why, failed=True))
             left.remove(system)
         return rows
@@ -190,7 +204,7 @@ def _fault(here: Path, ranks: int, systems: list[str], code: int) -> tuple[str, 
             logs += [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()][
                 -1:
             ]
-    told.sort(key=lambda fault: not fault["first"])
+    told.sort(key=lambda fault: not fault["known"])
     if told:
         return told[0]["system"], told[0]["why"]
     seen = _events(here)

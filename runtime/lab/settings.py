@@ -42,6 +42,10 @@ class Settings:
         """Of all layers, input and output included."""
         return (features, *self.hidden, classes)
 
+    def steps(self, samples: int) -> int:
+        """Updates in the whole training on so many samples; the last batch of an epoch may be smaller."""
+        return self.epochs * -(-samples // self.batch)
+
     def parameters(self, features: int, classes: int) -> int:
         """How many numbers are trained."""
         widths = self.widths(features, classes)

@@ -14,7 +14,7 @@ ALL = "all"
 @dataclass(frozen=True)
 class System:
     """One of them. `strategy` is what its plan is synthesized by (None: it needs no plan), `choose` and `compress` are
-    what ddp_hook gets.
+    what ddp_hook gets. Those that are `classic` come from runtime/classic, with so many `helpers`, ranks without a model.
     """
 
     name: str
@@ -22,6 +22,8 @@ class System:
     strategy: str | None = None
     choose: str = "race"
     compress: str | None = None
+    classic: bool = False
+    helpers: int = 0
 
 
 SYSTEMS: dict[str, System] = {
@@ -39,6 +41,22 @@ SYSTEMS: dict[str, System] = {
         System("plan-fp8", "the same, fp8 (e4m3) with a scale for each block", "auto", compress="fp8"),
         System("plan-fp8-e5m2", "the same, fp8 (e5m2)", "auto", compress="fp8-e5m2"),
         System("plan-int8", "the same, int8 with a scale for each block", "auto", compress="int8"),
+        System("gather", "gradients to the first rank, parameters back (DataParallel)", classic=True),
+        System(
+            "parameter-server",
+            "two helpers without GPUs and all ranks add up a share each (BytePS)",
+            classic=True,
+            helpers=2,
+        ),
+        System(
+            "async-parameter-server",
+            "two helpers apply each gradient as it comes (Downpour SGD)",
+            classic=True,
+            helpers=2,
+        ),
+        System("neighbours", "parameters averaged with the neighbours' on the topology's graph (D-PSGD)", classic=True),
+        System("neighbours-8bit", "the same, 8-bit differences on the wire (DCD-PSGD, Bagua)", classic=True),
+        System("bytegrad", "8-bit gradients scattered, added in full precision, gathered (Bagua)", classic=True),
     )
 }
 """All of them by name, in the order of the table."""

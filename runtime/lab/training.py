@@ -41,6 +41,7 @@ class Trainer:
 
     def __init__(self, data: Dataset, settings: Settings, rank: int = 0, world: int = 1) -> None:
         self.data, self.settings, self.rank, self.world = data, settings, rank, world
+        self.steps = settings.steps(len(data.train_x))
         torch.manual_seed(settings.seed)
         widths = settings.widths(data.features, data.classes)
         layers: list[nn.Module] = []
@@ -50,11 +51,6 @@ class Trainer:
         self.model: nn.Module = self.net
         self.update: Callable[[], None] = self.stepping(falling_sgd(self.net.parameters(), settings, self.steps))
         self.x, self.y = torch.from_numpy(data.train_x), torch.from_numpy(data.train_y)
-
-    @property
-    def steps(self) -> int:
-        """Updates in the whole training."""
-        return self.settings.epochs * -(-len(self.data.train_x) // self.settings.batch)
 
     @staticmethod
     def stepping(optimizer: torch.optim.Optimizer) -> Callable[[], None]:
