@@ -38,7 +38,8 @@ def ddp_hook(
     backward goes on: by a thread on CPUs, on a stream of its own on GPUs. All ranks end with the same bits: plans whose
     schedules do not ensure that are refused. With `compress` gradients travel in another format, and `error_feedback` adds
     what that took away to the next step's (four bytes a parameter). The hook's `communicator` says what is used at which
-    size, and what was sent. Raises InputError and PlanMismatchError.
+    size, and what was sent. DDP leaves dividing to its hook, and this one divides by the number of ranks: join() with
+    divide_by_initial_world_size=False changes nothing. Raises InputError and PlanMismatchError.
     """
     if error_feedback and compress is None:
         raise InputError("error_feedback without compress: nothing is lost that could be fed back; name a codec")
@@ -70,9 +71,8 @@ def _on_thread(communicator: Communicator, residuals: Residuals | None) -> Hook:
     def hook(state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # type: ignore[name-defined]
         done: torch.futures.Future[object] = torch.futures.Future()
         waiting.put((communicator, bucket.buffer(), None if residuals is None else residuals.of(bucket), done))
-        # An exception stored in a future reaches DDP's C++ side as an object that is no tensor ("unable to cast");
-        # raised while a future is chained it arrives as itself.
-        return done.then(_result_or_raise)
+        in_backward = torch._C._current_graph_task_id() >= 0  # else it is a join() that has DDP call its hook
+        return done.then(_result_or_failure if in_backward else _result_or_raise)
 
     weakref.finalize(hook, waiting.put, None)  # the thread ends with the model that had the hook
     return hook
@@ -87,6 +87,24 @@ def _serve(waiting: "queue.SimpleQueue[_Task | None]") -> None:
         except Exception as error:  # handed to the training thread, which raises it
             done.set_result(error)
         del task, communicator, tensor, residual, done
+
+
+class _Failure:
+    """What backward gets in place of a tensor when there is none. An exception raised while a future is chained would come
+    out of backward as a RuntimeError with a C++ trace in its message; this comes out as the error itself: DDP, which cannot
+    cast it to a tensor, puts it into words for its own error.
+    """
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+    def __str__(self) -> str:
+        raise self.error
+
+
+def _result_or_failure(done: torch.futures.Future[object]) -> torch.Tensor:
+    result = done.value()
+    return _Failure(result) if isinstance(result, BaseException) else result  # type: ignore[return-value]
 
 
 def _result_or_raise(done: torch.futures.Future[object]) -> torch.Tensor:
