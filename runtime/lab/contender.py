@@ -62,7 +62,8 @@ class Contender:
             return found
 
         # DDP compares annotations with the types themselves; this module's are text
-        noting.__annotations__ = {"bucket": dist.GradBucket, "return": torch.futures.Future[torch.Tensor]}
+        bucket_type = dist.GradBucket  # type: ignore[attr-defined]
+        noting.__annotations__ = {"bucket": bucket_type, "return": torch.futures.Future[torch.Tensor]}
         return noting
 
     def epoch(self, number: int) -> None:

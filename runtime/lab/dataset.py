@@ -82,9 +82,9 @@ def prepare(name: str, x: NDArray[Any], y: NDArray[Any], seed: int) -> Dataset:
         raise InputError(f"{where}: x has shape {x.shape}; samples have no features")
     if samples.size > _MOST_VALUES:
         raise InputError(f"{where}: {samples.size} numbers; at most {_MOST_VALUES} are taken, train on a part of it")
-    usable = np.isfinite(samples) & (np.abs(samples) < _LARGEST) if samples.dtype.kind == "f" else np.True_
+    usable = (np.abs(samples) < _LARGEST).all(axis=1)  # False for NaN, too
     if not usable.all():
-        row = int(np.flatnonzero(~usable.all(axis=1))[0])
+        row = int(np.flatnonzero(~usable)[0])
         raise InputError(
             f"{where}: sample {row} has a feature that is no finite number below {_LARGEST:g}; clean the data"
         )

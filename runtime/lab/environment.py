@@ -70,7 +70,8 @@ def _driver(topology: Topology) -> str | None:
 def _cuda() -> str | None:
     if not torch.cuda.is_available():
         return None
-    return f"{torch.version.cuda}, {'.'.join(map(str, torch.cuda.nccl.version()))}"
+    nccl = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
+    return f"{torch.version.cuda}, {'.'.join(map(str, nccl))}"
 
 
 def _topoplan() -> str:

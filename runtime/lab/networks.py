@@ -54,9 +54,9 @@ class Site:
         if self.slowest_bps is None:
             return "TCP through the host's memory"
         cables = blueprint(self.topology, self.slowest_bps).cables
-        rates = sorted(rate for cable in cables for rate in (cable.rate_ab, cable.rate_ba) if rate is not None)
-        span = sorted({rates[0], rates[-1]})
-        return f"{len(cables)} link{'s' if len(cables) > 1 else ''} of {' to '.join(f'{rate / 1e6:.4g}' for rate in span)} Mbit/s each way, emulated"
+        rates = [rate for cable in cables for rate in (cable.rate_ab, cable.rate_ba) if rate is not None]
+        span = " to ".join(f"{rate / 1e6:.4g}" for rate in sorted({min(rates), max(rates)}))
+        return f"{len(cables)} link{'' if len(cables) == 1 else 's'} of {span} Mbit/s each way, emulated"
 
 
 def sites(networks: list[str], ranks: tuple[int, ...], slowest_bps: Fraction) -> list[Site]:
@@ -90,7 +90,8 @@ def two_hosts(gpus: int, helpers: int = 0) -> Topology:
     names = [f"gpu{i}" for i in range(gpus)] + [f"helper{i}" for i in range(helpers)]
     hosts = [names[:half] + names[gpus::2], names[half:gpus] + names[gpus + 1 :: 2]]
     devices = [Device(name) for name in names]
-    ends, links = [], []
+    ends: list[str] = []
+    links: list[Link] = []
     for number, members in enumerate(hosts):
         if len(members) == 1:
             ends.append(members[0])

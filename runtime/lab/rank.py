@@ -70,8 +70,7 @@ class Rank:
         """Join the others, train, and leave word of it; the exit code."""
         try:
             if self.world > 1:
-                join = {"init_method": init_method(), "rank": self.rank, "world_size": self.world}
-                dist.init_process_group("gloo", timeout=_TIMEOUT, **join)
+                dist.init_process_group("gloo", init_method(), _TIMEOUT, self.world, self.rank)
             rows = self.train()
             if self.rank == 0:
                 (self.folder / ROWS).write_text(json.dumps(rows), encoding="utf-8")

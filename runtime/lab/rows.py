@@ -6,8 +6,6 @@ import statistics
 from dataclasses import dataclass
 from typing import Any
 
-from ...topo.errors import InputError
-
 
 @dataclass(frozen=True)
 class Row:
@@ -56,11 +54,3 @@ def measured(network: str, ranks: int, found: dict[str, Any], tested: int) -> Ro
         loss=found["loss"],
         replicas_equal=found["replicas_equal"],
     )
-
-
-def parsed_list(text: str, option: str) -> list[str]:
-    """Parts of a list with commas. InputError where it is empty."""
-    parts = [part.strip() for part in text.split(",") if part.strip()]
-    if not parts:
-        raise InputError(f"{option} {text!r}: names nothing; separate several by commas")
-    return parts

@@ -65,7 +65,7 @@ class Trainer:
     def batches(self, epoch: int) -> Iterator[tuple[int, torch.Tensor]]:
         """The size of each batch of all ranks, and the numbers of the samples in it that are this rank's."""
         shuffled = torch.Generator().manual_seed(self.settings.seed * 1_000_003 + epoch)
-        for batch in torch.randperm(len(self.x), generator=shuffled).split(self.settings.batch):
+        for batch in torch.randperm(len(self.x), generator=shuffled).split(self.settings.batch):  # type: ignore[no-untyped-call]
             size = len(batch)
             yield size, batch[self.rank * size // self.world : (self.rank + 1) * size // self.world]
 
@@ -75,7 +75,7 @@ class Trainer:
         for size, mine in self.batches(number):
             out = self.model(self.x[mine])
             loss = nn.functional.cross_entropy(out, self.y[mine], reduction="sum") * (self.world / size)
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
             self.update()
         return float(loss.detach()) / self.world
 
