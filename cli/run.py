@@ -16,7 +16,8 @@ from .sizes import parse_size
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ..runtime.bench import Job, Row
+    from ..runtime.bench import Row
+    from ..runtime.case import Job
     from ..runtime.communicator import Communicator
     from ..synth.host import HostCosts
     from ..synth.plan import Plan
@@ -28,6 +29,7 @@ examples:
   topo-run plan.json                                  start the plan's ranks here, 1 KiB to 1 MiB
   topo-run plan.json -b 4K -e 64M -f 4 -n 20 -w 5     other sizes, 20 iterations after 5 to warm up
   topo-run plan.json --dtype bfloat16 --op avg --json rows as JSON
+  topo-run plan.json --compress int8                  a quarter of the bytes: what that gains, and the error it brings
   torchrun --nproc-per-node 8 -m topoplan.cli.run plan.json        join ranks that torchrun has started
   topo-run plan.json --calibrate -o machine.json      fit host costs here; then topo-synth --topology machine.json
   topo-run --stock --nproc 8                          the stock allreduce alone, without a plan
@@ -61,6 +63,9 @@ def _parser() -> Parser:
     add("--timeout", type=float, default=300.0, metavar="SECONDS", help="for any single wait (default 300)")
     add("--choose", default="race", choices=("race", "model", "plan"), help="how a schedule is picked for a size: race the "
         "likely ones and stock at its first call (default), predict, or take the plan's own ranges")  # fmt: skip
+    add("--compress", metavar="CODEC", help="how values travel: fp16, bf16, fp8, fp8-e5m2 or int8, summed in float32")
+    add("--reduction", default="hops", choices=("hops", "once"), help="with --compress: round partial sums too whenever they "
+        "are sent (default), or each contribution once and the whole sum once")  # fmt: skip
     add("--calibrate", action="store_true", help="fit what a message and a byte cost the hosts, and write the plan's topology "
         "with it: topo-synth and topo-run then predict with that")  # fmt: skip
     add("-o", dest="output", metavar="FILE", help="with --calibrate: where to (default: standard output)")
@@ -144,7 +149,8 @@ def _as_rank(args: argparse.Namespace, plan: Plan | None, sizes: tuple[int, int]
     import torch
     import torch.distributed as dist
 
-    from ..runtime.bench import DTYPES, OPS, Job, measure
+    from ..runtime.bench import measure
+    from ..runtime.case import DTYPES, OPS, Job
     from ..runtime.communicator import Communicator
     from ..runtime.launch import init_method
     from ..synth.collective import Collective
@@ -169,7 +175,9 @@ def _as_rank(args: argparse.Namespace, plan: Plan | None, sizes: tuple[int, int]
     dist.init_process_group(backend, init_method=init_method(), rank=rank, world_size=world, timeout=timeout)
     try:
         say = _say if rank == 0 and sys.stderr.isatty() else lambda _: None
-        communicator = None if plan is None else Communicator(plan, timeout=timeout, choose=args.choose)
+        communicator = None
+        if plan is not None:
+            communicator = Communicator(plan, None, timeout, args.choose, args.compress, args.reduction)
         host = _host_costs(args, communicator, say)
         calibrated = None if communicator is None else communicator.machine.topology or communicator.plan.topology
         rows = [] if args.calibrate else measure(job, communicator, say)
@@ -231,16 +239,20 @@ def _print(args: argparse.Namespace, plan: Plan | None, job: Job, backend: str, 
         return
     where = f" on {plan.topology.name}" if plan is not None else ""
     print(f"# {job.collective.name}{where}, {job.collective.ranks} ranks, {backend}, {args.dtype}, {args.op}")
+    if args.compress:
+        how = "partial sums too" if args.reduction == "hops" else "contributions once, whole sums once"
+        print(f"# {args.compress} on the wire, rounded when sent: {how}; sums in float32")
     if plan is not None:
         print(f"# plan {plan.hash[:16]}, bound {float(plan.bound.algbw_GBps):.4g} GB/s algbw on its topology")
     print(f"# median of {job.iterations} iterations; ratio = stock / plan, above 1 the plan is faster")
     print(
         f"#{'size':>11} {'count':>11} {'type':>9} {'schedule':>19} {'plan':>11} {'stock':>11} {'ratio':>6} "
         f"{'predicted':>11} {'algbw':>9} {'busbw':>9} {'bound':>7} {'#wrong':>7}"
+        + (f" {'on the wire':>12} {'error':>8}" if args.compress else "")
     )
     print(
         f"#{'(B)':>11} {'(elements)':>11} {'':>9} {'':>19} {'(us)':>11} {'(us)':>11} {'':>6} {'(us)':>11} {'(GB/s)':>9} "
-        f"{'(GB/s)':>9} {'(%)':>7}"
+        f"{'(GB/s)':>9} {'(%)':>7}" + (f" {'':>7} {'(B)':>12} {'(rms)':>8}" if args.compress else "")
     )
     element = job.dtype.itemsize
     for row in rows:
@@ -249,7 +261,7 @@ def _print(args: argparse.Namespace, plan: Plan | None, job: Job, backend: str, 
             f" {row.size_bytes:>11} {row.size_bytes // element:>11} {args.dtype:>9} {row.schedule:>19} "
             f"{_number(row.plan_us, 1):>11} {_number(row.stock_us, 1):>11} {_number(row.ratio, 2):>6} "
             f"{_number(row.predicted_us, 1):>11} {row.algbw_GBps:>9.4g} {row.busbw_GBps:>9.4g} {_number(fraction, 2):>7} "
-            f"{row.wrong:>7}"
+            f"{row.wrong:>7}" + (f" {row.wire_bytes or 0:>12} {row.rms_error:>8.1e}" if args.compress else "")
         )
     print(f"# wrong elements: {sum(row.wrong for row in rows)}")
 
@@ -268,6 +280,7 @@ def _as_json(plan: Plan | None, job: Job, backend: str, args: argparse.Namespace
         "backend": backend,
         "dtype": args.dtype,
         "op": args.op,
+        "compress": args.compress,
         "topology": topology,
         "plan_hash": None if plan is None else plan.hash,
         "rows": [asdict(row) for row in rows],

@@ -26,8 +26,6 @@ from .machine import machine
 from .stock import stock, works
 
 REDUCTIONS = ("hops", "once")
-_ONCE = 2
-"""Roundings: a contribution's, and that of the whole sum."""
 DEFAULT_TIMEOUT = timedelta(seconds=300)
 _DIGEST_BYTES = 32
 
@@ -66,7 +64,7 @@ class Communicator:
         if reduction == "once" and compress is None:
             raise InputError("reduction='once' without compress: nothing is rounded; name a codec")
         self.codec = None if compress is None else codec_named(compress)
-        self._most_roundings = _ONCE if reduction == "once" else None
+        self._once = reduction == "once"
         if not dist.is_initialized():
             raise InputError("torch.distributed is not initialised; call init_process_group first")
         loaded = _loaded(plan)
@@ -117,7 +115,7 @@ class Communicator:
         if self.codec is None:
             return True
         found = rounded(schedule.uncut)
-        return found.uniform and (self._most_roundings is None or found.most <= self._most_roundings)
+        return found.uniform and (found.once or not self._once)
 
     def _check_fits(self, choose: str) -> None:
         used = [x.schedule for x in self.plan.entries] if choose == "plan" else self.plan.schedules
@@ -125,7 +123,7 @@ class Communicator:
         if fitting and (choose != "plan" or len(fitting) == len(used)):
             return
         names = ", ".join(sorted({x.strategy for x in used if not self._fits(x)}))
-        if self._most_roundings is None:
+        if not self._once:
             raise InputError(
                 f"compress: ranks that round what they send would end with different sums by {names}; synthesize without it"
             )
@@ -219,6 +217,13 @@ class Communicator:
     def choice(self, size_bytes: int) -> Choice | None:
         """What is used at a size on the wire; None before the first call of that size (a power of two)."""
         return self._chooser.known(size_bytes)
+
+    @property
+    def most_roundings(self) -> int:
+        """How many rounded values a rank's contribution is part of at most, by whichever schedule; 0 without compression."""
+        if self.codec is None:
+            return 0
+        return max(rounded(schedule.uncut).most for schedule in self.plan.schedules if self._fits(schedule))
 
     def wire_size(self, numel: int, dtype: torch.dtype) -> int:
         """Bytes of a buffer on the wire."""

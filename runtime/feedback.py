@@ -30,17 +30,21 @@ class Residuals:
         """The residual of a bucket, zeros at first."""
         parameters = bucket.parameters()
         layout = tuple(map(id, parameters))
-        known: _Share | None = self._of.get(parameters[0])
+        known = self._share(parameters[0])
         if known is not None and known.layout == layout:
             return known.residual
         buffer = bucket.buffer()
         residual = torch.zeros(buffer.numel(), dtype=torch.float32, device=buffer.device)
         at = 0
         for parameter in parameters:
-            old: _Share | None = self._of.get(parameter)
+            old = self._share(parameter)
             numel = parameter.numel()
             if old is not None:
                 residual[at : at + numel].copy_(old.residual[old.at : old.at + numel])
             self._of[parameter] = _Share(residual, at, layout)
             at += numel
         return residual
+
+    def _share(self, parameter: torch.Tensor) -> _Share | None:
+        share: _Share | None = self._of[parameter] if parameter in self._of else None  # noqa: SIM401  (its get is not typed)
+        return share

@@ -154,6 +154,8 @@ class _Writer:
             for message in sends:
                 self._free(message)
             for message in receives:
+                self._decode(message)
+            for message in receives:
                 self._arrived(message)
         self._round_the_rest()
         return self.out
@@ -231,6 +233,13 @@ class _Writer:
         place = self._wire(message)
         self._encode(message, place, keeps, errors)
         return place
+
+    def _decode(self, message: Message) -> None:
+        """What was received goes from the wire to staging."""
+        if self.codec is not None:
+            received = Place("wire", message.at, self.codec.nbytes(self._padded(message)))
+            self._free(message)
+            self.out.append(Decode(received, self._staging(message, self._padded(message))))
 
     def _goes_on_with(self, key: tuple[int, int], step: int) -> bool:
         """Whether a rank that sends a piece in a step adds to it later, or ends with it; not if it is rounded already."""
@@ -315,14 +324,11 @@ class _Writer:
         if message.post is None:
             self._receive(message)
         self._await(message)
+        self._decode(message)
         self._arrived(message)
 
     def _arrived(self, message: Message) -> None:
         """Add up and copy what is complete now, in waves: within one, no two operations touch the same elements."""
-        if self.codec is not None:
-            received = Place("wire", message.at, self.codec.nbytes(self._padded(message)))
-            self._free(message)
-            self.out.append(Decode(received, self._staging(message, self._padded(message))))
         keys = [p.key for p in message.pieces]
         while True:
             wave = [operation for key in keys for operation in self._next(key)]

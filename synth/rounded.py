@@ -28,12 +28,13 @@ END = -1
 @dataclass(frozen=True)
 class Rounded:
     """`uniform`: all receivers of a chunk end with the same expression. `most`: roundings between a rank's contribution and
-    a result, the most there are. `echoes`: the (rank, chunk, step) of roundings that another rank does as well, or the same
-    rank did before. `copied`: chunks that rule 2 is for.
+    a result, the most there are. `once`: nothing is rounded but contributions and whole sums. `echoes`: the (rank, chunk,
+    step) of roundings that another rank does as well, or the same rank did before. `copied`: chunks that rule 2 is for.
     """
 
     uniform: bool
     most: int
+    once: bool
     echoes: frozenset[tuple[int, int, int]]
     copied: frozenset[int]
 
@@ -44,7 +45,7 @@ def rounded(schedule: Schedule) -> Rounded:
     of_chunk: dict[int, list[Transfer]] = defaultdict(list)
     for transfer in schedule.transfers:
         of_chunk[transfer.chunk].append(transfer)
-    uniform, most = True, 0
+    uniform, most, once = True, 0, True
     echoes: set[tuple[int, int, int]] = set()
     copied: set[int] = set()
     for c, chunk in enumerate(schedule.chunks):
@@ -59,9 +60,11 @@ def rounded(schedule: Schedule) -> Rounded:
                 roundings.append((rank, END, held[rank]))
                 held[rank] = values.rounded(held[rank])
         uniform = uniform and len({held[rank] for rank in receivers}) == 1
+        ends = {held[rank] for rank in receivers}
+        once = once and all(values.is_whole(value, ends) for _, _, value in roundings)
         most = max([most, *(values.depth[held[rank]] for rank in receivers)])
         echoes |= {(rank, c, step) for rank, step in _echoes(values, roundings)}
-    return Rounded(uniform, most, frozenset(echoes), frozenset(copied))
+    return Rounded(uniform, most, once, frozenset(echoes), frozenset(copied))
 
 
 class _Values:
@@ -71,6 +74,7 @@ class _Values:
         self._known: dict[tuple[object, ...], int] = {}
         self.depth: list[int] = []
         self.is_rounded: list[bool] = []
+        self.is_input: list[bool] = []
 
     def number(self, kind: str, *of: int) -> int:
         key = kind, *of
@@ -79,10 +83,15 @@ class _Values:
             below = 0 if kind == "input" else max(self.depth[x] for x in of)
             self.depth.append(below + (kind == "rounded"))
             self.is_rounded.append(kind == "rounded")
+            self.is_input.append(kind == "input")
         return self._known[key]
 
     def rounded(self, value: int) -> int:
         return value if self.is_rounded[value] else self.number("rounded", value)
+
+    def is_whole(self, value: int, ends: set[int]) -> bool:
+        """Whether a value is no partial sum: an input, rounded already, or what some rank ends with."""
+        return self.is_input[value] or self.is_rounded[value] or value in ends or self.rounded(value) in ends
 
 
 def _play(values: _Values, held: dict[int, int], transfers: list[Transfer]) -> list[tuple[int, int, int]]:
