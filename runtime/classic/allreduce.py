@@ -9,7 +9,6 @@ import torch.distributed as dist
 
 from ...synth.order import is_uniform
 from ...synth.plan import Plan
-from ...synth.synthesize import collective_on, synthesize
 from ...topo.errors import InputError
 from ...topo.graph import Topology
 from ...topo.presets import preset
@@ -72,6 +71,11 @@ class Planned(Averaging):
         """A plan of this system's strategy for the topology, found on rank 0."""
 
         def find() -> str:
+            from ...synth.synthesize import (
+                collective_on,
+                synthesize,
+            )  # rank 0 alone needs the solvers, which load slowly
+
             topology = setting.topology if setting.topology is not None else self._default_topology(setting)
             if len(topology.ranks) != len(setting.workers):
                 raise InputError(

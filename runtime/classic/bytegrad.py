@@ -38,6 +38,6 @@ class ByteGrad(Averaging):
         dist.all_to_all_single(theirs.view(-1), mine.view(-1), group=group)
         mean = pack(unpack(theirs, each).sum(0).div_(ranks)[None])
         gathered = torch.empty_like(mine)
-        dist.all_gather_into_tensor(gathered.view(-1), mean.view(-1), group=group)
+        dist.all_gather(list(gathered), mean[0], group=group)
         flat.copy_(unpack(gathered, each).reshape(-1)[: len(flat)])
         self.mail.bytes_sent += 2 * (ranks - 1) * packed_bytes(each)

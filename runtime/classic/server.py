@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from fractions import Fraction
+from typing import TYPE_CHECKING
 
 import torch
 
-from ...synth.shares import Shares, equal_hosts, server_shares
 from ...topo.errors import InputError
 from ...topo.graph import Topology
 from .base import Averaging, Setting
 from .buckets import Flats, mean_of
 from .mail import Posted
+
+if TYPE_CHECKING:  # its solver loads slowly, and rank 0 alone needs it
+    from ...synth.shares import Shares
 
 GO, END = 1, 0
 Cut = tuple[int, int]
@@ -24,6 +27,8 @@ def found_shares(setting: Setting, servers: Sequence[int]) -> Shares:
     """
 
     def find() -> Shares:
+        from ...synth.shares import server_shares
+
         topology, device = _devices(setting)
         return server_shares(topology, [device[w] for w in setting.workers], [device[s] for s in servers])
 
@@ -34,6 +39,8 @@ def _devices(setting: Setting) -> tuple[Topology, dict[int, str]]:
     """The topology, and which of its devices each rank is."""
     workers, helpers, topology = setting.workers, setting.helpers, setting.topology
     if topology is None:
+        from ...synth.shares import equal_hosts
+
         topology = equal_hosts(len(workers), len(helpers))
         names = [d.id for d in topology.devices if d.kind == "cpu"]
         return topology, dict(zip((*workers, *helpers), (*topology.ranks, *names), strict=True))
