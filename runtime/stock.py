@@ -9,6 +9,10 @@ import torch.distributed as dist
 
 from ..synth.collective import Collective
 
+# the new names are torch 2.13's, where the old ones warn
+_ALL_GATHER: Callable[..., object] = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+_REDUCE_SCATTER: Callable[..., object] = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
+
 
 def stock(
     collective: Collective,
@@ -32,8 +36,8 @@ def stock(
         "allreduce": lambda: dist.all_reduce(target, op, group),
         "reduce": lambda: dist.reduce(target, root, op, group),
         "broadcast": lambda: dist.broadcast(target, root, group),
-        "allgather": lambda: dist.all_gather_into_tensor(target, source, group),
-        "reduce-scatter": lambda: dist.reduce_scatter_tensor(target, source, op, group),
+        "allgather": lambda: _ALL_GATHER(target, source, group),
+        "reduce-scatter": lambda: _REDUCE_SCATTER(target, source, op, group),
         "gather": lambda: dist.gather(source, parts(target), root, group),
         "scatter": lambda: dist.scatter(target, parts(source), root, group),
         "alltoall": lambda: dist.all_to_all_single(target, source, group=group),
