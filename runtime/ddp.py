@@ -18,6 +18,7 @@ from ..synth.plan import Plan
 from ..topo.errors import InputError
 from .communicator import DEFAULT_TIMEOUT, Communicator
 from .feedback import Residuals
+from .groups import among_members
 
 _Task = tuple[Communicator, torch.Tensor, torch.Tensor | None, torch.futures.Future[object]]
 Hook = Callable[[object, dist.GradBucket], torch.futures.Future[torch.Tensor]]  # type: ignore[name-defined]
@@ -34,16 +35,18 @@ def ddp_hook(
 ) -> Hook:
     """A communication hook that averages gradients through an allreduce plan; the rest as for Communicator.
 
-    Making it is collective (see Communicator). Buckets are handled in the order in which DDP hands them over, while
-    backward goes on: by a thread on CPUs, on a stream of its own on GPUs. All ranks end with the same bits: plans whose
-    schedules do not ensure that are refused. With `compress` gradients travel in another format, and `error_feedback` adds
-    what that took away to the next step's (four bytes a parameter). The hook's `communicator` says what is used at which
-    size, and what was sent. DDP leaves dividing to its hook, and this one divides by the number of ranks: join() with
-    divide_by_initial_world_size=False changes nothing. Raises InputError and PlanMismatchError.
+    Making it is collective over the ranks of `group` (default: all) alone. Buckets are handled in the order in which
+    DDP hands them over, while backward goes on: by a thread on CPUs, on a stream of its own on GPUs. All ranks end with
+    the same bits: plans whose schedules do not ensure that are refused. With `compress` gradients travel in another
+    format, and `error_feedback` adds what that took away to the next step's (four bytes a parameter). The hook's
+    `communicator` says what is used at which size, and what was sent. DDP leaves dividing to its hook, and this one
+    divides by the number of ranks: join() with divide_by_initial_world_size=False changes nothing. Raises InputError
+    and PlanMismatchError.
     """
     if error_feedback and compress is None:
         raise InputError("error_feedback without compress: nothing is lost that could be fed back; name a codec")
-    communicator = Communicator(plan, group, timeout, choose, compress, reduction)
+    own = None if group is None else among_members(group)
+    communicator = Communicator(plan, own, timeout, choose, compress, reduction)
     if communicator.plan.collective.name != "allreduce":
         raise InputError(f"DDP needs a plan for allreduce, this one is for {communicator.plan.collective.name}")
     for schedule in communicator.plan.schedules:

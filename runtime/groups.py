@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -43,6 +44,19 @@ def named_group(name: str, ranks: Sequence[int], transport: str, timeout: timede
     )
     c10d._world.pg_group_ranks[made] = {rank: number for number, rank in enumerate(ranks)}
     return made
+
+
+def among_members(group: dist.ProcessGroup) -> Maker:
+    """Makes a plain group over the ranks of `group`; these alone call it, all in the same order, so that subgroups can make
+    theirs side by side. Raises InputError where this rank is in no such group.
+    """
+    try:
+        ranks = dist.get_process_group_ranks(group)
+    except (KeyError, TypeError):
+        raise InputError("this rank is not in the group that the communicator is for") from None
+    store = dist.distributed_c10d._get_default_store()
+    number = store.add(f"topoplan/groups/{group.group_name}/{dist.get_rank(group)}", 1)  # each member's own count
+    return partial(named_group, f"topoplan/{group.group_name}/{number}", ranks, _transport(group))
 
 
 def let_go(group: dist.ProcessGroup) -> None:
