@@ -2,8 +2,17 @@
 
     torchrun --nproc-per-node 8 examples/train_ddp.py                        stock
     torchrun --nproc-per-node 8 examples/train_ddp.py --plan plan.json       through the plan
+    torchrun --nproc-per-node 8 examples/train_ddp.py --plan plan.json --compress int8      a quarter of the bytes
+    torchrun --nproc-per-node 8 examples/train_ddp.py --backend topo         plans without a hook, found when needed
 
-The difference is the one line that registers the hook.
+On several hosts, the same on each:
+    torchrun --nnodes 2 --nproc-per-node 4 --rdzv-backend c10d --rdzv-endpoint HOST:29500 examples/train_ddp.py --plan P
+
+The difference to a stock script is the one line that registers the hook,
+
+    +    model.register_comm_hook(None, topoplan.ddp_hook("plan.json"))
+
+or, with the backend, one word: init_process_group("topo").
 """
 
 import argparse
@@ -17,28 +26,33 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import topoplan
+import topoplan.runtime.register  # not needed where topoplan is installed: torch finds the backend itself
 
 
 def main() -> None:
     """Join the other ranks, train, and print loss and test accuracy from rank 0."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--plan", help="a plan for allreduce, written by topo-synth -o")
+    parser.add_argument("--compress", help="with a plan, gradients travel as fp16, bf16, fp8, fp8-e5m2 or int8")
+    parser.add_argument("--backend", help="default: nccl with a GPU a rank, else gloo")
     parser.add_argument("--epochs", type=int, default=8)
     args = parser.parse_args()
 
-    backend = "nccl" if torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"]) else "gloo"
-    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if backend == "nccl" else torch.device("cpu")
-    if backend == "nccl":
+    on_gpu = torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"])
+    backend = args.backend or ("nccl" if on_gpu else "gloo")
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if on_gpu else torch.device("cpu")
+    if on_gpu:
         torch.cuda.set_device(device)
     dist.init_process_group(backend)
-    result = train(args.plan, args.epochs, device)
+    result = train(args.plan, args.compress, args.epochs, device)
     if dist.get_rank() == 0:
-        print(f"{f'plan {args.plan}' if args.plan else f'stock {backend}'}: {result}")
+        how = f"plan {args.plan}" if args.plan else f"backend {backend}"
+        print(f"{how}{f', {args.compress} on the wire' if args.compress else ''}: {result}")
     dist.barrier()
     dist.destroy_process_group()  # when nothing holds on to a group any more: gloo may abort at exit otherwise
 
 
-def train(plan: str | None, epochs: int, device: torch.device) -> str:
+def train(plan: str | None, compress: str | None, epochs: int, device: torch.device) -> str:
     """Train on this rank's share of every batch; what came of it, in words."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -52,7 +66,8 @@ def train(plan: str | None, epochs: int, device: torch.device) -> str:
     net = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 128), nn.ReLU(), nn.Linear(128, 10)).to(device)
     model = DistributedDataParallel(net)
     if plan:
-        model.register_comm_hook(None, topoplan.ddp_hook(plan))  # <- the one line
+        options = {"compress": compress, "error_feedback": True} if compress else {}
+        model.register_comm_hook(None, topoplan.ddp_hook(plan, **options))  # <- the one line
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9)
 
     started = time.perf_counter()
