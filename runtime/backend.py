@@ -9,7 +9,6 @@ from __future__ import annotations
 import atexit
 import weakref
 from collections.abc import Callable, Sequence
-from datetime import timedelta
 from typing import Any
 
 import torch
@@ -27,19 +26,12 @@ from torch._C._distributed_c10d import (
 
 from ..topo.errors import InputError
 from .communicator import Communicator
-from .executor import REDUCIBLE, REDUCTIONS
-from .groups import let_go, named_group
 from .options import BackendOptions, backend_options
+from .planned import Key, Planned
 from .plans import PlanFinder
 from .transports import kind_of, plain_group
-from .works import StreamLine, ThreadLine
 
 Starts = Callable[[], dist.Work]
-Key = tuple[str, int | None, str]
-"""Of a communicator: collective, root, type of device."""
-_COMPRESSED = ("allreduce", "reduce-scatter")
-_LEAST_WHOLE_BYTES = 1 << 20
-"""Whole numbers are mostly control messages (sizes, flags, pickled objects); from so many bytes on they are data."""
 
 
 class TopoGroup(dist.ProcessGroup):
@@ -61,17 +53,19 @@ class TopoGroup(dist.ProcessGroup):
         self.whole = not ranks or len(ranks) == dist.get_world_size()
         self.ranks = ranks or list(range(place.group_size))
         self.options = options or _inherited() or backend_options()
-        self.timeout = place.timeout
-        self.id = str(place.group_id)
-        self.plain, self.transports = plain_group(place)
+        self.plain, transports = plain_group(place)
         for device in self.plain._device_types:
-            self._register_backend(device, kind_of(self.transports[device.type]), self.plain._get_backend(device))
-        self._set_default_backend(kind_of(self.transports.get("cuda", self.transports["cpu"])))
+            self._register_backend(device, kind_of(transports[device.type]), self.plain._get_backend(device))
+        self._set_default_backend(kind_of(transports["cuda"]))
         store = PrefixStore("topoplan", place.store)
-        self.plans = PlanFinder(self.options, store, place.group_rank, self.ranks, place.timeout, whole=self.whole)
-        self.communicators: dict[Key, Communicator | None] = {}
-        self._lines: dict[str, ThreadLine | StreamLine] = {}
+        plans = PlanFinder(self.options, store, place.group_rank, self.ranks, place.timeout, whole=self.whole)
+        self.planned = Planned(str(place.group_id), plans, transports)
         atexit.register(_close, weakref.ref(self))
+
+    @property
+    def communicators(self) -> dict[Key, Communicator | None]:
+        """Of each collective that was used: by its name, root, and type of device; None where there is no plan."""
+        return self.planned.communicators
 
     # -- collectives ---------------------------------------------------------------------------------------------
 
@@ -81,11 +75,11 @@ class TopoGroup(dist.ProcessGroup):
         tensor = _only(tensors)
         if tensor is None or more or not isinstance(opts, AllreduceOptions):
             return self.plain.allreduce(tensors, opts, **more)
-        by = self._communicator("allreduce", None, tensor, tensor.nbytes, opts.reduceOp)
+        by = self.planned.communicator("allreduce", None, tensor, tensor.nbytes, opts.reduceOp)
         if by is None:
             return self._reduced(tensor, opts, [tensor], lambda: self.plain.allreduce(tensors, opts))
         op = opts.reduceOp
-        return self._line(tensor).carry_out(lambda: by.allreduce(tensor, op), [tensor], waits=not opts.asyncOp)
+        return self.planned.line(tensor).carry_out(lambda: by.allreduce(tensor, op), [tensor], waits=not opts.asyncOp)
 
     def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> dist.Work:
         """See torch.distributed.all_reduce_coalesced."""
@@ -97,13 +91,13 @@ class TopoGroup(dist.ProcessGroup):
         tensor = _only(tensors)
         if tensor is None or more or not isinstance(opts, ReduceOptions):
             return self.plain.reduce(tensors, opts, **more)
-        by = self._communicator("reduce", opts.rootRank, tensor, tensor.nbytes, opts.reduceOp)
+        by = self.planned.communicator("reduce", opts.rootRank, tensor, tensor.nbytes, opts.reduceOp)
         at_root = opts.rootRank == self.rank()
         if by is None:
             results = [tensor] if at_root else []
             return self._reduced(tensor, opts, results, lambda: self.plain.reduce(tensors, opts))
         op = opts.reduceOp
-        return self._line(tensor).carry_out(
+        return self.planned.line(tensor).carry_out(
             lambda: by.reduce(tensor if at_root else tensor.detach().clone(), op), [tensor], waits=not opts.asyncOp
         )
 
@@ -112,10 +106,10 @@ class TopoGroup(dist.ProcessGroup):
         tensor = _only(tensors)
         if tensor is None or more or not isinstance(opts, BroadcastOptions):
             return self.plain.broadcast(tensors, opts, **more)
-        by = self._communicator("broadcast", opts.rootRank, tensor, tensor.nbytes)
+        by = self.planned.communicator("broadcast", opts.rootRank, tensor, tensor.nbytes)
         if by is None:
             return self.plain.broadcast(tensors, opts)
-        return self._line(tensor).carry_out(lambda: by.broadcast(tensor), [tensor], waits=not opts.asyncOp)
+        return self.planned.line(tensor).carry_out(lambda: by.broadcast(tensor), [tensor], waits=not opts.asyncOp)
 
     def allgather(  # type: ignore[override]
         self, output_tensors: Any, input_tensors: Any, opts: Any = None, **more: Any
@@ -127,7 +121,7 @@ class TopoGroup(dist.ProcessGroup):
             return self.plain.allgather(output_tensors, input_tensors, opts, **more)
         by = None
         if all(part.numel() == tensor.numel() and part.dtype == tensor.dtype for part in parts):
-            by = self._communicator("allgather", None, tensor, tensor.nbytes * self.size())
+            by = self.planned.communicator("allgather", None, tensor, tensor.nbytes * self.size())
         if by is None:
             return self.plain.allgather(output_tensors, input_tensors, opts)
 
@@ -137,17 +131,17 @@ class TopoGroup(dist.ProcessGroup):
             for part, got in zip(parts, whole.chunk(len(parts)), strict=True):
                 part.detach().copy_(got.view(part.shape))
 
-        return self._line(tensor).carry_out(call, list(parts), waits=not opts.asyncOp, reads=[tensor])
+        return self.planned.line(tensor).carry_out(call, list(parts), waits=not opts.asyncOp, reads=[tensor])
 
     def all_gather_single(self, output: Any, input: Any, opts: Any = None) -> dist.Work:
         """See torch.distributed.all_gather_into_tensor."""
         opts = AllgatherOptions() if opts is None else opts
         by = None
         if output.numel() == input.numel() * self.size() and output.dtype == input.dtype:
-            by = self._communicator("allgather", None, input, output.nbytes)
+            by = self.planned.communicator("allgather", None, input, output.nbytes)
         if by is None:
             return self.plain._allgather_base(output, input, opts)
-        return self._line(input).carry_out(
+        return self.planned.line(input).carry_out(
             lambda: by.allgather(output, input), [output], waits=not opts.asyncOp, reads=[input]
         )
 
@@ -172,7 +166,7 @@ class TopoGroup(dist.ProcessGroup):
             return self.plain.reduce_scatter(output_tensors, input_tensors, opts, **more)
         by = None
         if all(part.numel() == output.numel() and part.dtype == output.dtype for part in parts):
-            by = self._communicator("reduce-scatter", None, output, output.nbytes * self.size(), opts.reduceOp)
+            by = self.planned.communicator("reduce-scatter", None, output, output.nbytes * self.size(), opts.reduceOp)
         if by is None:
             start = lambda: self.plain.reduce_scatter(output_tensors, input_tensors, opts)  # noqa: E731
             return self._reduced(output, opts, [output], start)
@@ -181,18 +175,18 @@ class TopoGroup(dist.ProcessGroup):
         def call() -> None:
             by.reduce_scatter(output, torch.cat([part.detach().reshape(-1) for part in parts]), op)
 
-        return self._line(output).carry_out(call, [output], waits=not opts.asyncOp, reads=parts)
+        return self.planned.line(output).carry_out(call, [output], waits=not opts.asyncOp, reads=parts)
 
     def reduce_scatter_single(self, output: Any, input: Any, opts: Any = None) -> dist.Work:
         """See torch.distributed.reduce_scatter_tensor."""
         opts = ReduceScatterOptions() if opts is None else opts
         by = None
         if input.numel() == output.numel() * self.size() and output.dtype == input.dtype:
-            by = self._communicator("reduce-scatter", None, input, input.nbytes, opts.reduceOp)
+            by = self.planned.communicator("reduce-scatter", None, input, input.nbytes, opts.reduceOp)
         if by is None:
             return self._reduced(output, opts, [output], lambda: self.plain._reduce_scatter_base(output, input, opts))
         op = opts.reduceOp
-        return self._line(input).carry_out(
+        return self.planned.line(input).carry_out(
             lambda: by.reduce_scatter(output, input, op), [output], waits=not opts.asyncOp, reads=[input]
         )
 
@@ -217,64 +211,22 @@ class TopoGroup(dist.ProcessGroup):
         by = None
         if not any(map(len, splits)) and not more and isinstance(opts, AllToAllOptions):
             fits = output.numel() == input.numel() and output.dtype == input.dtype and input.numel() % self.size() == 0
-            by = self._communicator("alltoall", None, input, input.nbytes) if fits else None
+            by = self.planned.communicator("alltoall", None, input, input.nbytes) if fits else None
         if by is None:
             return self.plain.alltoall_base(output, input, *splits, opts, **more)
-        return self._line(input).carry_out(
+        return self.planned.line(input).carry_out(
             lambda: by.alltoall(output, input), [output], waits=not opts.asyncOp, reads=[input]
         )
 
     alltoall_base = all_to_all_single  # type: ignore[assignment]
 
-    # -- plans ---------------------------------------------------------------------------------------------------
-
-    def _communicator(
-        self, name: str, root: int | None, tensor: torch.Tensor, size_bytes: int, op: object = None
-    ) -> Communicator | None:
-        """Who carries a collective out; None: the plain group. Collective the first time."""
-        if not self._is_data(name, tensor, size_bytes, op):
-            return None
-        key = name, root, tensor.device.type
-        if key not in self.communicators:
-            plan = self.plans.find(name, root, tensor.device)
-            made = None
-            if plan is not None:
-                made = Communicator(plan, self._maker(key), self.timeout, self.options.choose, self._codec(name))
-            self.communicators[key] = made
-        return self.communicators[key]
-
-    def _is_data(self, name: str, tensor: torch.Tensor, size_bytes: int, op: object) -> bool:
-        """Whether a plan may be used: decided alike on all ranks."""
-        whole = not tensor.dtype.is_floating_point
-        if size_bytes < (_LEAST_WHOLE_BYTES if whole else self.options.least_bytes) or self.plans.off:
-            return False
-        if tensor.layout != torch.strided or tensor.dtype not in REDUCIBLE or tensor.device.type not in self.transports:
-            return False
-        kind = getattr(op, "op", op)
-        if self._codec(name) is not None:
-            return not whole and kind in (dist.ReduceOp.SUM, dist.ReduceOp.AVG)
-        return op is None or (kind in REDUCTIONS and not (whole and kind == dist.ReduceOp.AVG))
-
-    def _codec(self, name: str) -> str | None:
-        """What a collective's values travel in; what is not added up travels as it is."""
-        return self.options.compress if name in _COMPRESSED else None
-
-    def _maker(self, key: Key) -> Callable[[timedelta], dist.ProcessGroup]:
-        collective, root, device = key
-        name = f"topoplan/{self.id}/{device}/{collective}/{root}"
-        return lambda timeout: named_group(name, self.ranks, self.transports[device], timeout)
-
-    def _line(self, tensor: torch.Tensor) -> ThreadLine | StreamLine:
-        kind = tensor.device.type
-        if kind not in self._lines:
-            self._lines[kind] = StreamLine(tensor.device) if kind == "cuda" else ThreadLine()
-        return self._lines[kind]
+    # -- how -------------------------------------------------------------------------------------------------------
 
     def _reduced(self, tensor: torch.Tensor, opts: Any, results: Sequence[torch.Tensor], start: Starts) -> dist.Work:
         """A reduction by the plain group; gloo has no AVG, so that is a sum, after which `results` are divided."""
         op = opts.reduceOp
         averages = getattr(op, "op", op) == dist.ReduceOp.AVG and tensor.is_floating_point()
-        if not averages or self.transports.get(tensor.device.type) != "gloo":
+        if not averages or self.planned.transports.get(tensor.device.type) != "gloo":
             return start()
         opts.reduceOp = dist.ReduceOp.SUM
         work = start()
@@ -285,28 +237,19 @@ class TopoGroup(dist.ProcessGroup):
             for result in results:
                 result.detach().div_(self.size())
 
-        return self._line(tensor).carry_out(call, list(results), waits=not opts.asyncOp)
+        return self.planned.line(tensor).carry_out(call, list(results), waits=not opts.asyncOp)
 
     # -- the end -------------------------------------------------------------------------------------------------
 
     def shutdown(self) -> None:
         """End the thread, and let go of all groups."""
-        self._let_go()
+        self.planned.close()
         self.plain.shutdown()
 
     def abort(self) -> None:
         """As `shutdown`; what is under way fails."""
-        self._let_go()
+        self.planned.close()
         self.plain.abort()
-
-    def _let_go(self) -> None:
-        for line in self._lines.values():
-            line.close()
-        self._lines.clear()
-        groups = [made.group for made in self.communicators.values() if made is not None]
-        self.communicators.clear()
-        for group in groups:
-            let_go(group)
 
 
 def _only(tensors: Any) -> Any:
@@ -324,5 +267,4 @@ def _close(group: weakref.ref[TopoGroup]) -> None:
     """At exit, for who did not destroy the group: a thread in a call would outlive the interpreter."""
     alive = group()
     if alive is not None:
-        for line in alive._lines.values():
-            line.close()
+        alive.planned.end_lines()

@@ -10,6 +10,7 @@ from torch._C._distributed_c10d import PrefixStore
 
 
 def kind_of(transport: str) -> Any:
+    """torch's own name for gloo or nccl."""
     kinds = dist.ProcessGroup.BackendType
     return kinds.NCCL if transport == "nccl" else kinds.GLOO
 

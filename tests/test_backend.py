@@ -14,6 +14,7 @@ from topoplan.topo.presets import preset
 RunRanks = Callable[..., list[str]]
 
 HEAD = """
+dist.barrier()
 dist.destroy_process_group()
 import topoplan.runtime.register
 from topoplan.runtime.backend import TopoGroup
