@@ -1,7 +1,7 @@
 """Training steps: DDP with the plan's hook, through the backend, and with compression, beside stock DDP over gloo.
 
     python benchmarks/step_time.py                                  loopback: 4 ranks, 1 and 25 million parameters
-    python benchmarks/step_time.py --ways stock,hook                some of the ways (a way that is not there is left out)
+    python benchmarks/step_time.py --ways stock,hook                some of the ways
     python benchmarks/step_time.py --machine dgx1 --slowest 25Mbit  emulated; needs root and iproute2 (see topo-emulate)
     python benchmarks/step_time.py --machine two-hosts --ways stock,hook,fp16,fp8,int8
 
@@ -27,7 +27,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from wire_speed import MACHINES, best_order, synthesized, topo
+from wire_speed import MACHINES, best_order, run, synthesized, topo
 
 LOOPBACK = "loopback"
 LOOPBACK_PLAN = "switch:4"
@@ -95,6 +95,7 @@ def _arguments() -> argparse.Namespace:
     add("--repeats", type=int, default=2, help="launches of each rank order, emulated (default: 2)")
     add("--ways", default="stock,hook,backend", help="stock, hook, backend, and compressions: fp16, fp8, int8, ...")
     add("--choose", default="race", help="how the hook picks schedules (default: race)")
+    add("--calibrate", action="store_true", help="measure host costs on the emulated machine before synthesizing")
     add("--error-feedback", action="store_true", help="with compression")
     add("--json", action="store_true")
     add("--worker", metavar="PLAN", help=argparse.SUPPRESS)
@@ -112,8 +113,7 @@ def on_loopback(args: argparse.Namespace, parameters: int, ways: list[str], fold
     """All ways in one launch of four ranks."""
     plan = synthesized(LOOPBACK_PLAN, LOOPBACK_PLAN, folder)
     found = _launched(_on_this_host, _worker(args, plan, parameters, ways))
-    rows = [_row(args, parameters, found, way, "hook" if way in COMPRESSED else "stock") for way in found["s"]]
-    return rows + _absent(args, parameters, found)
+    return [_row(args, parameters, found, way) for way in found["s"]]
 
 
 def emulated(args: argparse.Namespace, parameters: int, ways: list[str], folder: Path) -> list[Row]:
@@ -127,9 +127,13 @@ def emulated(args: argparse.Namespace, parameters: int, ways: list[str], folder:
         path.write_text(json.dumps(topology))
         topology = str(path)
     rate = args.slowest or own_rate
-    plan = synthesized(args.machine, topology, folder)
-    order = ",".join(map(str, best_order(blueprint(resolve(topology), None if rate is None else parse_rate(rate)))))
     inside = [*topo("emulate"), topology, *([] if rate is None else ["--slowest", rate])]
+    plan = synthesized(args.machine, topology, folder)
+    if args.calibrate:
+        calibrated = str(folder / "calibrated.json")
+        run([*inside, "--", *topo("run"), plan, "--calibrate", "-o", calibrated], parse=False)
+        plan = synthesized(args.machine, calibrated, folder)
+    order = ",".join(map(str, best_order(blueprint(resolve(topology), None if rate is None else parse_rate(rate)))))
     planned = [way for way in ways if way != "stock"]
     both: dict[str, dict[str, Any]] = {}
     for _ in range(args.repeats):
@@ -137,12 +141,11 @@ def emulated(args: argparse.Namespace, parameters: int, ways: list[str], folder:
             if some:
                 command = _worker(args, plan, parameters, some)
                 _add(both, _launched(lambda c, listed=listed: [*inside, *listed, "--", *c], command))  # type: ignore[misc]
-    merged = {"s": {}, "bytes": {}, "choices": {}, "absent": {}}  # type: dict[str, dict[str, Any]]
+    merged: dict[str, dict[str, Any]] = {"s": {}, "bytes": {}, "choices": {}}
     for found in both.values():
         for key in merged:
             merged[key].update(found[key])
-    rows = [_row(args, parameters, merged, way, "hook" if way in COMPRESSED else "stock") for way in merged["s"]]
-    return rows + _absent(args, parameters, merged)
+    return [_row(args, parameters, merged, way) for way in merged["s"]]
 
 
 def _add(both: dict[str, dict[str, Any]], found: dict[str, Any]) -> None:
@@ -155,8 +158,9 @@ def _add(both: dict[str, dict[str, Any]], found: dict[str, Any]) -> None:
         both[key]["s"][way] += seconds
 
 
-def _row(args: argparse.Namespace, parameters: int, found: dict[str, Any], way: str, base: str) -> Row:
+def _row(args: argparse.Namespace, parameters: int, found: dict[str, Any], way: str) -> Row:
     seconds: dict[str, list[float]] = found["s"]
+    base = "hook" if way in COMPRESSED else "stock"
     ms = statistics.median(seconds[way]) * 1e3
     note = "; ".join(f"{size} B: {label}" for size, label in found["choices"].get(way, {}).items())
     share = None
@@ -180,13 +184,6 @@ def _row(args: argparse.Namespace, parameters: int, found: dict[str, Any], way: 
     return Row(
         args.machine, parameters, way, ms, ratio, "x stock", bar, None if least is None else ratio >= least, share, note
     )
-
-
-def _absent(args: argparse.Namespace, parameters: int, found: dict[str, Any]) -> list[Row]:
-    return [
-        Row(args.machine, parameters, way, float("nan"), None, "", "", None, None, f"left out: {why}")
-        for way, why in found["absent"].items()
-    ]
 
 
 def _head() -> str:
@@ -245,14 +242,7 @@ def work(args: argparse.Namespace) -> None:
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     dist.init_process_group("gloo", init_method=init_method(), rank=rank, world_size=world)
     cpu = torch.device("cpu")
-    absent: dict[str, str] = {}
-    ways: dict[str, Any] = {}
-    for name in args.ways.split(","):
-        way = Way(name, args)
-        if way.absent:
-            absent[name] = way.absent
-        else:
-            ways[name] = way
+    ways = {name: Way(name, args) for name in args.ways.split(",")}
     for way in ways.values():
         for _ in range(_WARM):  # buckets are rebuilt, races run
             way.step()
@@ -268,29 +258,26 @@ def work(args: argparse.Namespace) -> None:
     if rank == 0:
         bytes_a_step = {name: (way.wire_bytes - sent[name]) / (steps * args.rounds) for name, way in ways.items()}
         choices = {name: way.choices for name, way in ways.items()}
-        print(json.dumps({"s": seconds, "bytes": bytes_a_step, "choices": choices, "absent": absent}), flush=True)
+        print(json.dumps({"s": seconds, "bytes": bytes_a_step, "choices": choices}), flush=True)
     dist.barrier()
     os._exit(0)  # gloo may abort an interpreter that ends while something still holds on to a process group
 
 
 class Way:
-    """One model, trained in one way; `absent` says why it cannot be."""
+    """One model, trained in one way."""
 
     def __init__(self, name: str, args: argparse.Namespace) -> None:
         import torch
         import torch.distributed as dist
         from torch.nn.parallel import DistributedDataParallel
 
-        self.absent, self.communicator = "", None
-        group = None
+        self.communicator, group = None, None
         if name == "backend":
-            try:
-                import topoplan.runtime.backend  # noqa: F401  (registers it)
-            except ImportError:
-                self.absent = "there is no backend yet"
-                return
-            os.environ["TOPOPLAN_PLAN"] = args.worker
-            group = dist.new_group(backend="topo")
+            from topoplan.runtime.options import backend_options
+            from topoplan.runtime.register import register
+
+            register()
+            group = dist.new_group(backend="topo", pg_options=backend_options(args.worker, args.choose))
         layers = _layers(args.params[0])
         torch.manual_seed(0)
         self.model = DistributedDataParallel(torch.nn.Sequential(*layers), process_group=group)
@@ -300,7 +287,7 @@ class Way:
 
             more = {} if name == "hook" else {"compress": name, "error_feedback": args.error_feedback}
             hook = ddp_hook(args.worker, choose=args.choose, **more)
-            self.communicator = getattr(hook, "communicator", None)
+            self.communicator = hook.communicator
             self.model.register_comm_hook(None, hook)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-3)
         self.rows = torch.randn(_BATCH, layers[0].in_features)
