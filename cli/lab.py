@@ -51,7 +51,7 @@ def _parser() -> Parser:
     add("--network", action="append", metavar="LIST", help="over what (default loopback,slow); may be repeated")
     add("--ranks", default="2,4", metavar="LIST", help="on how many ranks, on loopback and slow (default 2,4)")
     add("--slowest", default="100Mbit", metavar="RATE", help="of an emulated network's slowest link (default 100Mbit)")
-    add("--epochs", type=int, default=10, metavar="N", help="how often the data are gone through (default 10)")
+    add("--epochs", type=int, default=8, metavar="N", help="how often the data are gone through (default 8)")
     add("--batch", type=int, default=128, metavar="N", help="samples a step, over all ranks (default 128)")
     add("--learning-rate", type=float, default=0.2, metavar="R", help="at the start; falls to zero (default 0.2)")
     add("--hidden", default="512,512", metavar="LIST", help="widths of the hidden layers, or none (default 512,512)")
@@ -79,8 +79,7 @@ def _run(args: argparse.Namespace) -> int:
     systems = parse_systems(args.systems if args.systems is not None else ",".join(DEFAULT))
     networks = [part.strip() for given in args.network or [f"{LOOPBACK},{SLOW}"] for part in given.split(",")]
     places = sites(networks, parse_ranks(args.ranks), parse_rate(args.slowest))
-    if args.output is not None and not args.force and Path(args.output).is_file():
-        raise InputError(f"{args.output}: exists already; name another file, or give --force")
+    _check_output(args.output, args.force)
     dataset = load(args.dataset, args.seed)
     with _progress() as say:
         rows = Lab(dataset, settings, systems, places, say).run()
@@ -95,6 +94,17 @@ def _run(args: argparse.Namespace) -> int:
         write_whole(args.output, report.text(args.output), overwrite=args.force)
         print(f"report written to {args.output}", file=sys.stderr)
     return 1 if report.failed else 0
+
+
+def _check_output(output: str | None, force: bool) -> None:
+    """Before minutes of training, not after: whether the report can be written."""
+    if output is None:
+        return
+    path = Path(output)
+    if path.is_file() and not force:
+        raise InputError(f"{output}: exists already; name another file, or give --force")
+    if path.is_dir() or not path.absolute().parent.is_dir():
+        raise InputError(f"{output}: no file can be made there; name a file in a folder that exists")
 
 
 def _command(args: argparse.Namespace) -> str:

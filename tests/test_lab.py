@@ -10,6 +10,7 @@ import sys
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 
@@ -118,6 +119,7 @@ def test_a_report_that_exists_is_left_as_it_is_and_nothing_is_run(npz: Path, tmp
         (["--slowest", "quick"], "is not a rate"),
         (["--epochs", "0"], "--epochs 0"),
         (["--hidden", "512,x"], "expected widths"),
+        (["-o", "/nowhere/report.md"], "no file can be made there"),
     ],
 )
 def test_bad_input_is_one_line(args: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -265,8 +267,10 @@ def test_ranks_share_every_batch_and_leave_nothing_out(world: int, batch: int, e
         assert torch.equal(torch.cat([rank[number][1] for rank in ranks]), together)
 
 
-def test_the_mean_of_unequal_shares_gradients_is_the_batchs() -> None:
-    data, job = small(batch=7)
+@pytest.mark.parametrize("batch", [7, 2])
+def test_the_mean_of_unequal_shares_gradients_is_the_batchs(batch: int) -> None:
+    """Also where a batch has fewer samples than there are ranks."""
+    data, job = small(batch)
     gradients: list[torch.Tensor] = []
     for world in (1, 3):
         kept = []
@@ -386,4 +390,6 @@ def test_findings_are_computed_from_the_rows() -> None:
     assert "-1.00 points. One of the 200 samples held out is 0.50 points." in said[3]
     assert said[4] == "Replicas differ in plan-int8 (slow, 2 ranks)."
     assert "30% in the worst" in said[5]
+    same = [replace(row, serial_points=0.0) for row in rows[:3]]
+    assert "Accuracy: all runs get as many of the 200 samples held out right as serial training." in findings(same, 200)
     assert said[6] == "Not run: hierarchical on slow with 2 ranks: one box"

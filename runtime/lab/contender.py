@@ -12,8 +12,10 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from ...synth.host import HostCosts
 from ...topo.graph import Topology
 from .. import classic
+from ..calibrate import calibrate
 from ..communicator import Communicator
 from ..ddp import ddp_hook
 from .crew import Crew
@@ -29,7 +31,13 @@ class Contender:
     """A system on a rank that trains. Making it is collective, as are `epoch` and `row`."""
 
     def __init__(
-        self, system: System, trainer: Trainer, crew: Crew, topology: Topology | None, plan: str | None
+        self,
+        system: System,
+        trainer: Trainer,
+        crew: Crew,
+        topology: Topology | None = None,
+        plan: str | None = None,
+        host: HostCosts | None = None,
     ) -> None:
         self.system, self.trainer, self.crew = system, trainer, crew
         self.communicator: Communicator | None = None
@@ -46,15 +54,17 @@ class Contender:
             return
         trainer.model = model = DistributedDataParallel(trainer.net)
         if plan is not None:
-            model.register_comm_hook(None, self._hook(plan))
+            model.register_comm_hook(None, self._hook(plan, host))
 
-    def _hook(self, plan: str) -> Any:
+    def _hook(self, plan: str, host: HostCosts | None) -> Any:
         system = self.system
         compressed = system.compress is not None
         hook: Any = ddp_hook(
             plan, timeout=_TIMEOUT, choose=system.choose, compress=system.compress, error_feedback=compressed
         )
         self.communicator = hook.communicator
+        if host is not None:
+            hook.communicator.set_host(host)
 
         def noting(state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # type: ignore[name-defined]
             self.buckets[bucket.buffer().numel()] += 1
@@ -105,6 +115,11 @@ class Contender:
             "correct": self.trainer.correct(),
             "replicas_equal": self.crew.alike(hashlib.sha256(self.trainer.flat().numpy().tobytes()).hexdigest()),
         }
+
+
+def host_costs(plan: str) -> HostCosts:
+    """What a message and a byte cost the hosts here, as `topo-run --calibrate` fits it. Collective."""
+    return calibrate(Communicator(plan, timeout=_TIMEOUT))
 
 
 def made(

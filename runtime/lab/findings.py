@@ -20,6 +20,7 @@ def findings(rows: list[Row], tested: int) -> list[str]:
         out += _of_place(here)
     out += _against_serial(done)
     out += _accuracy(done, tested)
+    out += _replicas(done)
     out += _scatter(done)
     out += _left_out(rows)
     return out
@@ -70,6 +71,9 @@ def _accuracy(done: list[Row], tested: int) -> Iterator[str]:
     beside = [row for row in done if row.serial_points is not None and row.system != SERIAL]
     if not beside:
         return
+    if not any(row.serial_points for row in beside):
+        yield f"Accuracy: all runs get as many of the {tested} samples held out right as serial training."
+        return
     farthest = max(beside, key=lambda row: abs(row.serial_points or 0))
     one = 100 / tested
     within = [row for row in beside if abs(row.serial_points or 0) <= POINTS]
@@ -79,7 +83,12 @@ def _accuracy(done: list[Row], tested: int) -> Iterator[str]:
         f"with {farthest.ranks} ranks, {farthest.serial_points:+.2f} points. One of the {tested} samples held out is "
         f"{one:.2f} points."
     )
+
+
+def _replicas(done: list[Row]) -> Iterator[str]:
     apart = [row for row in done if row.replicas_equal is False]
+    if all(row.system == SERIAL for row in done):
+        return
     if apart:
         yield f"Replicas differ in {', '.join(f'{row.system} ({row.network}, {row.ranks} ranks)' for row in apart)}."
     else:

@@ -21,7 +21,7 @@ from ...topo.errors import ExecutionError, TopoplanError
 from ...topo.graph import Topology
 from ..faults import first_line
 from ..launch import init_method
-from .contender import Contender, serve
+from .contender import Contender, host_costs, serve
 from .crew import Crew
 from .dataset import Dataset
 from .job import EVENTS, FAULT, JOB, LOG, ROWS
@@ -54,9 +54,12 @@ class Rank:
                 serve(SYSTEMS[self.now], crew, topology, settings, settings.steps(len(data.train_x)))
             return []
         contenders = []
+        planned = [name for name in job["systems"] if name in job["plans"]]
+        self.now = planned[-1] if planned else ""
+        host = host_costs(job["plans"][self.now]) if planned else None
         for self.now in job["systems"]:
-            trainer = Trainer(data, settings, self.rank, crew.workers)
-            contenders.append(Contender(SYSTEMS[self.now], trainer, crew, topology, job["plans"].get(self.now)))
+            trainer, plan = Trainer(data, settings, self.rank, crew.workers), job["plans"].get(self.now)
+            contenders.append(Contender(SYSTEMS[self.now], trainer, crew, topology, plan, host))
         for number in range(settings.epochs):
             for contender in contenders:
                 self.now = contender.system.name

@@ -141,11 +141,12 @@ class Report:
 METHOD = """\
 All runs train the same model on the same batches, from the same seed. Ranks share a batch; each uses one thread. The
 systems of one network and number of ranks are trained in the same processes, an epoch each in turns, so that they meet the
-same machine. An epoch's time is the slowest rank's, from a barrier on; "epoch s" is the median without epoch 1, in
-which schedules race and DDP settles its buckets. "MB/epoch" is what all ranks together send, as the kernel counts
-what arrives on their TCP connections (median likewise; payload with gloo's own headers, without those of TCP and IP).
-"schedule" is what most gradients went through; "stock" there means that the backend's allreduce won the race. Accuracy is that
-of the last epoch's model on the samples held out. Emulated networks are network namespaces with rate-limited links."""
+same machine; before, what a message and a byte cost the hosts is fitted, as by topo-run --calibrate. An epoch's time is the
+slowest rank's, from a barrier on; "epoch s" is the median without epoch 1, in which schedules race and DDP settles its
+buckets. "MB/epoch" is what all ranks together send, as the kernel counts what arrives on their TCP connections (median
+likewise; payload with gloo's own headers, without those of TCP and IP). "schedule" is what most gradients went through;
+"stock" there means that the backend's allreduce won the race. Accuracy is that of the last epoch's model on the samples
+held out. Emulated networks are network namespaces with rate-limited links."""
 
 
 def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[str]:

@@ -18,7 +18,7 @@ class Settings:
     `learning_rate` to zero in a straight line, on batches of `batch` samples over all ranks together.
     """
 
-    epochs: int = 10
+    epochs: int = 8
     batch: int = 128
     learning_rate: float = 0.2
     hidden: tuple[int, ...] = (512, 512)
