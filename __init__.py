@@ -3,6 +3,7 @@
     plan = topoplan.Plan.load("plan.json")                          written by topo-synth -o
     topoplan.Communicator(plan).allreduce(tensor)                   inside an initialised process group
     model.register_comm_hook(None, topoplan.ddp_hook(plan))         the one line for DDP
+    torch.distributed.init_process_group("topo")                    plans for all collectives, and no other line
 
 What needs torch is imported when it is first used; topologies and plans do without.
 """
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from .runtime.communicator import Communicator
     from .runtime.ddp import ddp_hook
+    from .runtime.options import BackendOptions, backend_options
     from .synth.plan import Plan
     from .synth.synthesize import synthesize
     from .topo.errors import (
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "BackendOptions": "runtime.options",
     "Communicator": "runtime.communicator",
     "ExecutionError": "topo.errors",
     "InfeasibleError": "topo.errors",
@@ -42,12 +45,14 @@ _HOMES = {
     "Topology": "topo.graph",
     "TopoplanError": "topo.errors",
     "VerificationError": "topo.errors",
+    "backend_options": "runtime.options",
     "ddp_hook": "runtime.ddp",
     "resolve": "topo.resolve",
     "synthesize": "synth.synthesize",
 }
 
 __all__ = [
+    "BackendOptions",
     "Communicator",
     "ExecutionError",
     "InfeasibleError",
@@ -58,6 +63,7 @@ __all__ = [
     "Topology",
     "TopoplanError",
     "VerificationError",
+    "backend_options",
     "ddp_hook",
     "resolve",
     "synthesize",
