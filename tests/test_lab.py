@@ -383,6 +383,11 @@ def test_findings_are_computed_from_the_rows() -> None:
     said = findings(rows, 200)
     assert said[0] == "slow, 2 ranks: plan-int8 takes 2 s an epoch, stock 4 s: 2.00 times as fast."
     assert "plan-int8 0.258" in said[1]
+    slower = [rows[1], replace(rows[2], epoch_s=8.0)]
+    assert (
+        findings(slower, 200)[0]
+        == "slow, 2 ranks: stock is the fastest, 4 s an epoch; plan-int8 is 0.50 times as fast."
+    )
     assert said[2].startswith("No run is faster than serial training (1 s an epoch)")
     assert said[3].startswith(
         "Accuracy: 1 of 2 runs are within 0.5 points of serial training; farthest is plan-int8 on slow"

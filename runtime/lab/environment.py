@@ -60,7 +60,8 @@ def _gpus(topology: Topology) -> str:
 
 def _links(topology: Topology) -> str | None:
     kinds = Counter(link.kind for link in topology.links if link.kind)
-    return ", ".join(f"{times // 2 or times} {kind}" for kind, times in sorted(kinds.items())) or None
+    both_ways = {kind: times // 2 or times for kind, times in sorted(kinds.items())}
+    return ", ".join(f"{times} {kind} link{'' if times == 1 else 's'}" for kind, times in both_ways.items()) or None
 
 
 def _driver(topology: Topology) -> str | None:

@@ -37,7 +37,10 @@ def _of_place(here: list[Row]) -> Iterator[str]:
         yield f"{where}: {fastest.system} is the fastest of {len(here)}, {_s(fastest)} an epoch."
         return
     fastest = min(others, key=_seconds)
-    said = f"{where}: {fastest.system} takes {_s(fastest)} an epoch, stock {_s(stock)}: {_times(stock, fastest)}"
+    if _seconds(fastest) < _seconds(stock):
+        said = f"{where}: {fastest.system} takes {_s(fastest)} an epoch, stock {_s(stock)}: {_times(stock, fastest)}"
+    else:
+        said = f"{where}: stock is the fastest, {_s(stock)} an epoch; {fastest.system} is {_times(stock, fastest)}"
     whole = [row for row in others if row is not fastest and row.system in ("plan", "ring")]
     said += "".join(f"; {row.system} {_times(stock, row)}" for row in whole)
     yield said + "."
