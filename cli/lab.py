@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ..runtime.lab.report import Report
 
 PROG = "topo-lab"
-WIDTH = 130
+WIDTH = 140
 """Columns of a table that is not printed to a terminal."""
 EXAMPLES = """\
 examples:
