@@ -96,6 +96,11 @@ def _arguments() -> argparse.Namespace:
     add("--ways", default="stock,hook,backend", help="stock, hook, backend, and compressions: fp16, fp8, int8, ...")
     add("--choose", default="race", help="how the hook picks schedules (default: race)")
     add("--uncalibrated", action="store_true", help="emulated: do not measure host costs before synthesizing")
+    add(
+        "--views",
+        action="store_true",
+        help="DDP with gradient_as_bucket_view: stock divides in a pass of its own as well",
+    )
     add("--error-feedback", action="store_true", help="with compression")
     add("--json", action="store_true")
     add("--worker", metavar="PLAN", help=argparse.SUPPRESS)
@@ -211,6 +216,7 @@ def _worker(args: argparse.Namespace, plan: str, parameters: int, ways: list[str
     command = [sys.executable, str(Path(__file__).resolve()), "--worker", plan, "--params", str(parameters)]
     command += ["--ways", ",".join(ways), "--rounds", str(args.rounds), "--choose", args.choose]
     command += [] if args.steps is None else ["--steps", str(args.steps)]
+    command += ["--views"] if args.views else []
     return command + (["--error-feedback"] if args.error_feedback else [])
 
 
@@ -281,7 +287,9 @@ class Way:
             group = dist.new_group(backend="topo", pg_options=backend_options(args.worker, args.choose))
         layers = _layers(args.params[0])
         torch.manual_seed(0)
-        self.model = DistributedDataParallel(torch.nn.Sequential(*layers), process_group=group)
+        self.model = DistributedDataParallel(
+            torch.nn.Sequential(*layers), process_group=group, gradient_as_bucket_view=args.views
+        )
         self.sizes = [4 * sum(p.numel() for p in self.model.parameters())]
         if name not in ("stock", "backend"):
             from topoplan import ddp_hook
