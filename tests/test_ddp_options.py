@@ -233,14 +233,23 @@ def reloading(ddp, step):
         ddp.load_state_dict(ddp.kept)
     backward(ddp, step)
 compare("state loaded in between", plain, reloading, **many)
+for choose in ("plan", "model"):
+    made = topoplan.ddp_hook(ARGS[0], choose=choose)
+    print(choose, digest(train(wrapped(plain, made, **many))))
 """
 
 
-def test_variants_of_options_and_other_models_train_as_stock_does(run_ranks: RunRanks, plans: Plans) -> None:
+@pytest.fixture(scope="module")
+def variants(run_ranks: RunRanks, plans: Plans) -> list[str]:
+    """What four ranks print that go through all options, by rank."""
+    return run_ranks(HEAD + OPTIONS + VARIANTS + 'print("through")', 4, plans("ring:4"), plans("ring:2"))
+
+
+def test_variants_of_options_and_other_models_train_as_stock_does(variants: list[str]) -> None:
     """All of the above on four ranks, and: options together, shared, complex and frozen parameters, checkpointing,
     gradients that come in another order on each rank, a state loaded in between.
     """
-    run_ranks(HEAD + OPTIONS + VARIANTS, 4, plans("ring:4"), plans("ring:2"))
+    assert all("through" in out for out in variants)
 
 
 SEVERAL = """
@@ -312,11 +321,8 @@ tried("float8", lambda: hook.communicator.allreduce(torch.zeros(8).to(torch.floa
 sparse = wrapped(lambda: torch.nn.Embedding(20, 8, sparse=True), hook)
 tried("sparse", lambda: sparse(torch.tensor([RANK, 5])).sum().backward())
 compare("after errors that were not faults", plain)
-for choose in ("plan", "model"):
-    made = topoplan.ddp_hook(ARGS[0], choose=choose)
-    print(choose, digest(train(wrapped(plain, made, **many))))
 
-short = topoplan.ddp_hook(ARGS[0], choose="model", timeout=timedelta(seconds=8))
+short = topoplan.ddp_hook(ARGS[0], choose="model", timeout=timedelta(seconds=6))
 ddp = wrapped(plain, short)
 backward(ddp, 0)
 if RANK == WORLD - 1:
@@ -329,22 +335,16 @@ backward(wrapped(plain, hook), 0)
 
 
 @pytest.fixture(scope="module")
-def several(run_ranks: RunRanks, plans: Plans) -> list[str]:
-    """What four ranks print that use several hooks, by rank."""
-    return run_ranks(HEAD + SEVERAL, 4, plans("ring:4"))
+def uses(run_ranks: RunRanks, plans: Plans) -> list[str]:
+    """What four ranks print that use several hooks, and then use hooks wrongly, by rank."""
+    return run_ranks(HEAD + SEVERAL + WRONG, 4, plans("ring:4"), plans("ring:2"))
 
 
-@pytest.fixture(scope="module")
-def wrong(run_ranks: RunRanks, plans: Plans) -> list[str]:
-    """What four ranks print that use hooks wrongly, by rank."""
-    return run_ranks(HEAD + WRONG, 4, plans("ring:4"), plans("ring:2"))
-
-
-def test_hooks_may_be_shared_and_used_side_by_side(several: list[str]) -> None:
+def test_hooks_may_be_shared_and_used_side_by_side(uses: list[str]) -> None:
     """Two models with one hook, and with one each, whose backward passes alternate or are one; a bucket's average does not
     hold up backward; a race's choice is alike on all ranks and can be asked for.
     """
-    assert all("hooks side by side" in out and "backward went on" in out and "raced" in out for out in several)
+    assert all("hooks side by side" in out and "backward went on" in out and "raced" in out for out in uses)
 
 
 @pytest.mark.parametrize(
@@ -358,22 +358,22 @@ def test_hooks_may_be_shared_and_used_side_by_side(several: list[str]) -> None:
         ("sparse", "InputError", "sparse_coo tensors are not supported; expected a dense one"),
     ],
 )
-def test_wrong_use_gives_one_clear_error_on_every_rank(wrong: list[str], use: str, kind: str, said: str) -> None:
+def test_wrong_use_gives_one_clear_error_on_every_rank(uses: list[str], use: str, kind: str, said: str) -> None:
     """DDP's own mixed_precision brings a hook of its own, so that ours would be the second."""
-    for out in wrong:
+    for out in uses:
         (line,) = [line for line in out.splitlines() if line.startswith(f"{use} | ")]
         assert line.split(" | ")[1] == kind and said in line
 
 
-def test_a_fault_comes_out_of_backward_as_itself(wrong: list[str]) -> None:
+def test_a_fault_comes_out_of_backward_as_itself(uses: list[str]) -> None:
     """The rank that fell over raises what it fell over; the others, within the deadline, an error that names it."""
-    lines = [line for out in wrong for line in out.splitlines() if line.startswith("fault | ")]
+    lines = [line for out in uses for line in out.splitlines() if line.startswith("fault | ")]
     assert lines[3] == "fault | ZeroDivisionError | fell over"
     for line in lines[:3]:
         assert line.startswith("fault | ExecutionError | ") and "rank 3 does not answer" in line
 
 
-def test_two_runs_train_to_the_same_bits(several: list[str], wrong: list[str]) -> None:
+def test_two_runs_train_to_the_same_bits(variants: list[str], uses: list[str]) -> None:
     """The order of reduction is fixed where no race decides on it."""
-    found = [line for out in (*several, *wrong) for line in out.splitlines() if line.startswith(("plan ", "model "))]
+    found = [line for out in (*variants, *uses) for line in out.splitlines() if line.startswith(("plan ", "model "))]
     assert len(found) == 16 and len(set(found)) == 2
