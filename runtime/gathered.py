@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import timedelta
 
 from torch._C._distributed_c10d import Store
 
-from ..topo.errors import InputError
+from ..topo.errors import InputError, TopoplanError
 from ..topo.graph import Topology
 from ..topo.hosts import join_hosts
+from .letters import put, take
 from .machine import emulated
 from .meet import Place, joined_places, place_of
 
@@ -27,23 +27,31 @@ def machine_of(
     inside = emulated()
     if inside is not None:
         return restricted(inside, ranks) if rank == 0 else None
-    store.set(f"place/{rank}", json.dumps(asdict(place_of(device))))
-    keys = [f"place/{other}" for other in range(len(ranks))]
-    store.wait(keys, timeout)
-    places = [Place(**json.loads(store.get(key))) for key in keys]
+    put(store, f"place/{rank}", asdict(place_of(device)))
+    places = [Place(**take(store, f"place/{other}", timeout)) for other in range(len(ranks))]
     first = {place.host: number for number, place in reversed(list(enumerate(places)))}
     if device is not None and rank in first.values():
-        from ..topo.probe.join import probe_local
-
-        store.set(f"host/{rank}", probe_local().dumps())
+        put(store, f"host/{rank}", _probed())
     if rank != 0:
         return None
     texts: list[str | None] = [None] * len(ranks)
     if device is not None:
-        store.wait([f"host/{number}" for number in first.values()], timeout)
         for number in first.values():
-            texts[number] = store.get(f"host/{number}").decode()
+            told = take(store, f"host/{number}", timeout)
+            if "error" in told:
+                raise InputError(f"host {places[number].host}: {told['error']}")
+            texts[number] = told["topology"]
     return joined_places(places, texts)[0]
+
+
+def _probed() -> dict[str, str]:
+    """This host's topology, or why there is none: rank 0 waits for either."""
+    from ..topo.probe.join import probe_local
+
+    try:
+        return {"topology": probe_local().dumps()}
+    except TopoplanError as error:
+        return {"error": str(error)}
 
 
 def restricted(topology: Topology, ranks: Sequence[int]) -> Topology:

@@ -25,6 +25,7 @@ from ..topo.resolve import resolve
 from ..topo.stripes import striped
 from .faults import first_line
 from .gathered import machine_of, restricted
+from .letters import put, take
 from .options import AUTO, OFF, BackendOptions, Plans
 from .plan_cache import cached_plan
 from .plan_files import PlanFiles, is_plan_file
@@ -69,12 +70,11 @@ class PlanFinder:
             machine = self._machine(device) if self._auto else None
             if self.rank == 0:
                 plan, answer = self._answer(wanted, machine)
-                self.store.set(key, json.dumps(answer))
+                put(self.store, key, answer)
                 if "error" not in answer:
                     return plan
             else:
-                self.store.wait([key], self.timeout + timedelta(seconds=2 * self.options.time_limit_s))
-                answer = json.loads(self.store.get(key))
+                answer = take(self.store, key, self.timeout + timedelta(seconds=2 * self.options.time_limit_s))
         except RuntimeError as error:
             raise ExecutionError(
                 f"rank {self.ranks[self.rank]}: no plan for {name}: a rank has died or does not answer ({first_line(error)})"

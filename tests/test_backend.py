@@ -30,7 +30,7 @@ def start(backend="topo", number=[0], **options):
     number[0] += 1
     dist.init_process_group(
         backend, init_method=f"file://{FILE}-{number[0]}", rank=RANK, world_size=WORLD, timeout=timedelta(seconds=60),
-        pg_options=backend_options(choose="plan", **options) if options else None,
+        pg_options=backend_options(**{"choose": "plan", **options}) if options else None,
     )
 def of(rank, numel, dtype=torch.float32):
     g = torch.Generator().manual_seed(rank)
@@ -166,6 +166,19 @@ assert not played
 large = torch.full((1 << 17,), RANK)
 dist.all_reduce(large)
 assert (large == 6).all() and played == ["allreduce"]
+dist.barrier()
+dist.destroy_process_group()
+
+start(plans=ARGS[0], compress="int8", choose="model")
+tensor = of(RANK, 40_000)
+dist.all_reduce(tensor)
+wanted = everyones(40_000).sum(0)
+assert 0 < (tensor - wanted).abs().max() < .05 * wanted.abs().max()
+sent = dist.group.WORLD.communicators["allreduce", None, "cpu"].wire_bytes
+assert sent <= 2 * .27 * tensor.nbytes, sent  # the schedule sends the vector twice
+tensor = of(RANK, 40_000)
+dist.all_reduce(tensor, dist.ReduceOp.MAX)  # by gloo, exact
+close(tensor, everyones(40_000).amax(0))
 """
     )
     run_ranks(body, 4, str(plans))

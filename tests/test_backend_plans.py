@@ -6,10 +6,13 @@ import json
 import logging
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from torch.distributed import HashStore
 
+import topoplan.runtime.letters as letters
 import topoplan.runtime.plan_cache as plan_cache
 from topoplan.runtime.gathered import restricted
 from topoplan.runtime.options import backend_options
@@ -120,6 +123,17 @@ def test_a_machine_restricted_to_ranks_has_their_gpus_in_their_order() -> None:
     assert restricted(machine, range(8)) == machine
     with pytest.raises(InputError, match="none for rank 8"):
         restricted(machine, [7, 8])
+
+
+def test_long_values_go_through_a_store_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """TCPStore drops its clients at 8 MiB; a plan for a large machine is longer."""
+    monkeypatch.setattr(letters, "PART_BYTES", 1000)
+    store, value = HashStore(), {"plan": "".join(map(chr, range(32, 9000))), "none": None}
+    letters.put(store, "key", value)
+    assert letters.take(store, "key", timedelta(seconds=5)) == value
+    assert all(len(store.get(f"key/{number}")) <= 1000 for number in range(int(store.get("key"))))
+    with pytest.raises(RuntimeError):
+        letters.take(store, "other", timedelta(milliseconds=10))
 
 
 def test_options_come_from_arguments_then_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
