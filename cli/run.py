@@ -15,6 +15,7 @@ from .sizes import parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from datetime import timedelta
 
     from ..runtime.bench import Row
     from ..runtime.case import Job
@@ -178,7 +179,7 @@ def _as_rank(args: argparse.Namespace, plan: Plan | None, sizes: tuple[int, int]
         communicator = None
         if plan is not None:
             communicator = Communicator(plan, None, timeout, args.choose, args.compress, args.reduction)
-        host = _host_costs(args, communicator, say)
+        host = _host_costs(args, communicator, timeout, say)
         calibrated = None if communicator is None else communicator.machine.topology or communicator.plan.topology
         rows = [] if args.calibrate else measure(job, communicator, say)
         communicator = None
@@ -193,15 +194,20 @@ def _as_rank(args: argparse.Namespace, plan: Plan | None, sizes: tuple[int, int]
 
 
 def _host_costs(
-    args: argparse.Namespace, communicator: Communicator | None, say: Callable[[str], None]
+    args: argparse.Namespace, communicator: Communicator | None, timeout: timedelta, say: Callable[[str], None]
 ) -> HostCosts | None:
     """What sending costs the hosts: fitted now where that is asked for, or where the plan's topology does not say."""
     from ..runtime.calibrate import calibrate
+    from ..runtime.communicator import Communicator
     from ..synth.host import host_of
 
     if communicator is None or not (args.calibrate or host_of(communicator.plan.topology) is None):
         return None
-    return calibrate(communicator, say)
+    if communicator.codec is None:
+        return calibrate(communicator, say)
+    found = calibrate(Communicator(communicator.plan, None, timeout), say)  # costs without a codec's own, which it adds
+    communicator.set_host(found)
+    return found
 
 
 def _write_calibrated(args: argparse.Namespace, topology: Topology, host: HostCosts) -> None:

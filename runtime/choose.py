@@ -2,23 +2,24 @@
 
 All ranks must choose alike. Rank 0 predicts, with the host costs and links at hand, and tells the others which candidates
 are worth trying; all of them run these, and the stock collective, a few times on scratch memory the first time that a
-size (a power of two) turns up; the slowest rank's median decides.
+size (a power of two) turns up; the slowest rank's median decides. Where a coarser cut wins, still coarser ones race it.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
 import torch.distributed as dist
 
 from ..synth.cuts import Family, families, fastest, time_us
+from ..synth.host import HostCosts
 from ..synth.plan import Plan
 from ..synth.schedule import Schedule
+from .compress import Codec
 from .faults import Faults
 from .machine import Machine
 from .timing import slowest_s, timed_s
@@ -27,7 +28,8 @@ MODES = ("race", "model", "plan")
 _NEAR = 1.4
 """What is predicted to take so many times as long as the best is not raced."""
 _RACED = 4
-_PER_BASE = 2
+_STEP = 4
+"""How much coarser the next cut is that races."""
 _RACE_S = 0.5
 _MOST_TURNS = 9
 _HOPELESS = 1.6
@@ -56,7 +58,9 @@ class Choice:
 
 
 class Chooser:
-    """The choices of one communicator. Sizes are what the buffer has on the wire; `fits` says which schedules may be used."""
+    """The choices of one communicator. Sizes are what the buffer has on the wire, where `codec` encodes it; `fits`
+    says which schedules may be used.
+    """
 
     def __init__(
         self,
@@ -66,9 +70,10 @@ class Chooser:
         device: torch.device,
         mode: str,
         fits: Callable[[Schedule], bool] = lambda _: True,
+        codec: Codec | None = None,
     ) -> None:
         self.plan, self.machine, self.faults, self.device, self.mode = plan, machine, faults, device, mode
-        self.fits = fits
+        self.fits, self.codec = fits, codec
         self.group, self.rank = faults.group, faults.rank
         self.choices: dict[int, Choice] = {}
 
@@ -95,7 +100,12 @@ class Chooser:
     def predict(self, schedule: Schedule, size_bytes: int) -> float | None:
         """Microseconds on the machine at hand."""
         machine = self.machine
-        return time_us(schedule, machine.topology, machine.host, size_bytes, rounds=machine.rounds) or None
+        return time_us(schedule, machine.topology, self.host, size_bytes, rounds=machine.rounds) or None
+
+    @property
+    def host(self) -> HostCosts:
+        """What sending costs the hosts, encoding and decoding included."""
+        return self.machine.host if self.codec is None else self.codec.loaded(self.machine.host)
 
     def choose(
         self, size_bytes: int, run: Callable[[Schedule], None], stock: Callable[[], None], has_stock: Callable[[], bool]
@@ -120,43 +130,54 @@ class Chooser:
         return box[0]  # type: ignore[return-value]
 
     def _near(self, size_bytes: int) -> list[int]:
+        """The best cut of each base, and a coarser one: what messages cost the hosts may not be known well."""
         machine = self.machine
-        found = fastest(self.families, machine.topology, machine.host, size_bytes, _NEAR, rounds=machine.rounds)
-        kept: list[int] = []
-        of_base: Counter[Schedule] = Counter()
+        found = fastest(self.families, machine.topology, self.host, size_bytes, _NEAR, rounds=machine.rounds)
+        kept: dict[Schedule, None] = {}
+        seen: set[Schedule] = set()
         for _, schedule in found:
-            base = schedule.uncut
-            if of_base[base] < _PER_BASE and len(kept) < _RACED:
-                of_base[base] += 1
-                kept.append(self.variants.index(schedule))
-        return kept
+            if schedule.uncut not in seen and len(kept) < _RACED:
+                seen.add(schedule.uncut)
+                kept |= dict.fromkeys(x for x in (schedule, _coarser(schedule)) if x is not None)
+        return [self.variants.index(schedule) for schedule in kept if schedule in self.variants]
 
     def _race(
         self, size_bytes: int, order: list[int], run: Callable[[Schedule], None], stock: Callable[[], None] | None
     ) -> Choice:
-        entrants: list[tuple[Schedule | None, Callable[[], None]]] = []
-        for number in order:
-            schedule = self.variants[number]
-            entrants.append((schedule, lambda s=schedule: run(s)))  # type: ignore[misc]
+        def entered(schedule: Schedule) -> Callable[[], None]:
+            return lambda: run(schedule)
+
+        entrants: dict[Schedule | None, Callable[[], None]] = {
+            schedule: entered(schedule) for schedule in map(self.variants.__getitem__, order)
+        }
         if stock is not None:
-            entrants.append((None, stock))
-        for _, call in entrants:  # compiled, and buffers touched
+            entrants[None] = stock
+        times = dict(zip(entrants, self._medians(size_bytes, list(entrants.values())), strict=True))
+        winner = min(times, key=times.__getitem__)
+        while winner is not None and (coarser := _coarser(winner)) in self.variants and coarser not in times:
+            assert coarser is not None
+            entrants[coarser] = entered(coarser)
+            times[winner], times[coarser] = self._medians(size_bytes, [entrants[winner], entrants[coarser]])
+            if times[winner] <= times[coarser]:
+                break
+            winner = coarser
+        own = winner or min((x for x in times if x is not None), key=times.__getitem__)
+        measured = {"stock" if x is None else x.label: seconds * 1e6 for x, seconds in times.items()}
+        return Choice(winner, own, lambda size: None if winner is None else self.predict(winner, size), measured)
+
+    def _medians(self, size_bytes: int, calls: list[Callable[[], None]]) -> list[float]:
+        """Seconds, alike on all ranks: medians over several turns, of what is hopeless the first time alone."""
+        for call in calls:  # compiled, and buffers touched
             call()
-        first = self._round(size_bytes, [call for _, call in entrants])
+        first = self._round(size_bytes, calls)
         best = min(first)
         running = [i for i, seconds in enumerate(first) if seconds <= best * _HOPELESS]
         times: dict[int, list[float]] = {i: [first[i]] for i in running}
         turns = 0 if len(running) == 1 else max(1, min(_MOST_TURNS, int(_RACE_S / (best * len(running)))))
         for _ in range(turns):
-            for i, seconds in zip(running, self._round(size_bytes, [entrants[i][1] for i in running]), strict=True):
+            for i, seconds in zip(running, self._round(size_bytes, [calls[i] for i in running]), strict=True):
                 times[i].append(seconds)
-        medians = {i: statistics.median(seconds) for i, seconds in times.items()}
-        winner = entrants[min(medians, key=medians.__getitem__)][0]
-        ends = [medians.get(i, first[i]) for i in range(len(entrants))]
-        own = winner or self.variants[order[min(range(len(order)), key=ends.__getitem__)]]
-        labels = ["stock" if schedule is None else schedule.label for schedule, _ in entrants]
-        measured = {label: seconds * 1e6 for label, seconds in zip(labels, ends, strict=True)}
-        return Choice(winner, own, lambda size: None if winner is None else self.predict(winner, size), measured)
+        return [statistics.median(times[i]) if i in times else seconds for i, seconds in enumerate(first)]
 
     def _round(self, size_bytes: int, calls: list[Callable[[], None]]) -> list[float]:
         """The slowest rank's seconds for each call, made once."""
@@ -166,3 +187,11 @@ class Chooser:
                 seconds.append(timed_s(call, self.group, self.device))
         with self.faults.stock(f"the times of the race at {size_bytes} bytes"):
             return slowest_s(seconds, self.group, self.device)
+
+
+def _coarser(schedule: Schedule) -> Schedule | None:
+    """The same schedule in a quarter of the parts; None for a whole one."""
+    if schedule.segments == 1:
+        return None
+    parts = schedule.segments // _STEP
+    return replace(schedule, segments=parts) if parts > 1 else schedule.uncut

@@ -83,7 +83,7 @@ class Communicator:
         store = PrefixStore(f"topoplan/{inner.group_name}", dist.distributed_c10d._get_default_store())
         self._faults = Faults(inner, self.plan.topology, timeout, store)
         self._executor = Executor(inner, self._faults, self.codec)
-        self._chooser = Chooser(self.plan, self.machine, self._faults, self.device, choose, self._fits)
+        self._chooser = Chooser(self.plan, self.machine, self._faults, self.device, choose, self._fits, self.codec)
         self._stock_works: dict[tuple[torch.dtype, dist.ReduceOp.RedOpType], bool] = {}
 
     def _agree(self, loaded: Plan | TopoplanError) -> Plan:
@@ -197,7 +197,7 @@ class Communicator:
         reduction = self._check(name, (tensor,), op)
         if tensor.numel() == 0:
             return tensor
-        flat = tensor.detach().reshape(-1)  # a view where the tensor is contiguous, else a copy
+        flat = _flat(tensor)
         self._run(flat.numel(), flat, flat, reduction, None if residual is None else residual.view(-1))
         if op is not None and reduction == dist.ReduceOp.AVG and (name == "allreduce" or self._is_root):
             flat.div_(self.size)
@@ -316,8 +316,7 @@ class Communicator:
             )
         if numel == 0:
             return output
-        source = tensor.detach().reshape(-1)
-        target = output.detach().reshape(-1)
+        source, target = _flat(tensor), _flat(output)
         self._run(numel, source, target, reduction)
         if op is not None and reduction == dist.ReduceOp.AVG:
             target.div_(self.size)
@@ -340,6 +339,11 @@ class Communicator:
             if self.codec is not None and not tensor.dtype.is_floating_point:
                 raise InputError(f"{name}: {tensor.dtype} is not compressed; expected floating-point tensors")
         return dist.ReduceOp.SUM if op is None else check_op(op, tensors[0].dtype)
+
+
+def _flat(tensor: torch.Tensor) -> torch.Tensor:
+    """The elements one after the other: a view where the tensor is contiguous, else a copy (a view with gaps is none)."""
+    return tensor.detach().reshape(-1).contiguous()
 
 
 def _check_form(tensor: torch.Tensor, residual: torch.Tensor) -> str | None:

@@ -10,10 +10,11 @@ Infinities and NaN stay non-finite, in whole blocks, so that a gradient scaler s
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
+from ..synth.host import HostCosts
 from ..topo.errors import InputError
 
 BLOCK = 32
@@ -28,14 +29,16 @@ class Codec:
     """How values travel. `block` of them share a scale of one byte (1: there is none), each takes `width` bytes.
 
     `relative_error` bounds |decoded - value| as a part of the block's largest |value| (of the value itself without blocks),
-    for values far from the ends of the format's range.
+    for values far from the ends of the format's range. `call_us` and `value_ns` are what encoding and decoding cost a core:
+    a message, and a value (measured, one thread of an AMD EPYC).
     """
 
     name: str
-    what: str
     width: int
     block: int
     relative_error: float
+    call_us: tuple[float, float]
+    value_ns: tuple[float, float]
     pack: Callable[[torch.Tensor, torch.Tensor], None]
     unpack: Callable[[torch.Tensor, torch.Tensor], None]
     offset: int = 0
@@ -52,6 +55,16 @@ class Codec:
     def room(self, padded: int) -> int:
         """Bytes to keep for them in a buffer, so that the next ones are aligned."""
         return -(-self.nbytes(padded) // _ALIGN) * _ALIGN
+
+    def loaded(self, host: HostCosts) -> HostCosts:
+        """What messages cost hosts that encode and decode them, each byte of them included."""
+        values_per_byte = self.block / self.nbytes(self.block)
+        return replace(
+            host,
+            send_us=host.send_us + self.call_us[0],
+            receive_us=host.receive_us + self.call_us[1],
+            byte_ns=host.byte_ns + sum(self.value_ns) / 2 * values_per_byte,
+        )
 
     def encode(self, values: torch.Tensor, wire: torch.Tensor, spare: torch.Tensor) -> None:
         """Encode flat float32 `values` (whole blocks), which are lost, into the bytes `wire`; `spare` is as long."""
@@ -115,17 +128,17 @@ def _scaled(largest: float) -> dict[str, int]:
     }
 
 
+_E4M3, _E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 CODECS: dict[str, Codec] = {
     codec.name: codec
     for codec in (
-        Codec("fp16", "IEEE half precision", 2, 1, 2**-11, _cast(torch.float16), _uncast(torch.float16)),
-        Codec("bf16", "bfloat16", 2, 1, 2**-8, _cast(torch.bfloat16), _uncast(torch.bfloat16)),
-        Codec("fp8", "MXFP8 e4m3", 1, BLOCK, 2**-4, _cast(torch.float8_e4m3fn), _unpack_e4m3, **_scaled(448.0)),
-        Codec("fp8-e5m2", "MXFP8 e5m2", 1, BLOCK, 2**-3, _cast(torch.float8_e5m2), _uncast(torch.float8_e5m2),
-              **_scaled(57344.0)),
-        Codec("int8", "int8, a scale for 32", 1, BLOCK, 1 / 127, _pack_int8, _uncast(torch.int8), **_scaled(127.0)),
+        Codec("fp16", 2, 1, 2**-11, (5, 3), (0.2, 0.1), _cast(torch.float16), _uncast(torch.float16)),
+        Codec("bf16", 2, 1, 2**-8, (5, 3), (0.2, 0.1), _cast(torch.bfloat16), _uncast(torch.bfloat16)),
+        Codec("fp8", 1, BLOCK, 2**-4, (48, 29), (1.2, 0.5), _cast(_E4M3), _unpack_e4m3, **_scaled(448.0)),
+        Codec("fp8-e5m2", 1, BLOCK, 2**-3, (48, 16), (1.1, 0.7), _cast(_E5M2), _uncast(_E5M2), **_scaled(57344.0)),
+        Codec("int8", 1, BLOCK, 1 / 127, (48, 16), (0.8, 0.2), _pack_int8, _uncast(torch.int8), **_scaled(127.0)),
     )
-}  # fmt: skip
+}
 
 
 def codec_named(name: str) -> Codec:

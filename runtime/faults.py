@@ -89,6 +89,8 @@ class Faults:
             raise ExecutionError(
                 f"rank {self.rank}: an earlier call failed; destroy the process group and start anew ({self.broken})"
             )
+        if self.group not in dist.distributed_c10d._world.pg_map:
+            raise ExecutionError(f"rank {self.rank}: the process group was destroyed; set one up, and make this anew")
         self.call, self.calls = call, self.calls + 1
         self.deadline = time.monotonic() + self.wait_s
         return self.deadline

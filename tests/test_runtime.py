@@ -52,13 +52,18 @@ def test_dtypes_operators_shapes_and_lengths(run_ranks: RunRanks, plans: Callabl
                 assert ((x.double() - want).abs() <= limit).all(), (dtype, name, shape)
     base = data(RANK, torch.float32, (6, 10))
     want = sum(data(r, torch.float32, (6, 10)).double() for r in range(WORLD))
+    from topoplan.runtime.choose import Choice
+    planned, stock = Communicator(ARGS[0], choose="plan"), Communicator(ARGS[0])
+    own = stock.plan.entries[0].schedule
+    stock._chooser.known = lambda size: Choice(None, own, lambda size: None, {})
     for pick in (lambda t: t.t(), lambda t: t[:, ::2], lambda t: t[1:3]):
         x = base.clone()
-        before = x.clone()
-        c.allreduce(pick(x))
-        assert torch.allclose(pick(x).double(), pick(want), atol=1e-5)
         mask = torch.ones_like(x, dtype=torch.bool); pick(mask)[...] = False
-        assert torch.equal(x[mask], before[mask])
+        for by in (planned, planned, planned, stock):  # an address that comes back is worked on in place
+            x.copy_(base)
+            by.allreduce(pick(x))
+            assert torch.allclose(pick(x).double(), pick(want), atol=1e-5)
+            assert torch.equal(x[mask], base[mask])
     p = torch.nn.Parameter(data(RANK, torch.float32, (9,)))
     c.allreduce(p)
     want = sum(data(r, torch.float32, (9,)).double() for r in range(WORLD))
@@ -197,6 +202,24 @@ def test_a_rank_that_is_gone_is_an_error_that_names_it(run_ranks: RunRanks, plan
     assert "rank 1 does not answer" in said[0]
     assert "rank 1 does not answer" in said[2]
     assert "link gpu1 -> gpu0" in said[0]
+
+
+def test_after_the_end_of_the_process_group_a_call_says_so(run_ranks: RunRanks, plans: Callable[..., str]) -> None:
+    body = """
+    c = Communicator(ARGS[0], choose="model")
+    x = torch.ones(100)
+    c.allreduce(x)
+    dist.destroy_process_group()
+    for y in (x, torch.ones(10_000)):  # one of a size that was used before, one that was not
+        try:
+            c.allreduce(y)
+        except topoplan.ExecutionError as error:
+            assert "the process group was destroyed" in str(error)
+        else:
+            raise AssertionError("went on")
+    os._exit(0)
+    """
+    run_ranks(body, 2, plans("ring:2"))
 
 
 def test_a_loaded_plan_allocates_nothing_per_call(run_ranks: RunRanks, plans: Callable[..., str]) -> None:
