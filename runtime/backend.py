@@ -30,6 +30,7 @@ from .options import BackendOptions, backend_options
 from .planned import Key, Planned
 from .plans import PlanFinder
 from .transports import kind_of, plain_group
+from .works import StartedWork
 
 Starts = Callable[[], dist.Work]
 
@@ -79,7 +80,11 @@ class TopoGroup(dist.ProcessGroup):
         if by is None:
             return self._reduced(tensor, opts, [tensor], lambda: self.plain.allreduce(tensors, opts))
         op = opts.reduceOp
-        return self.planned.line(tensor).carry_out(lambda: by.allreduce(tensor, op), [tensor], waits=not opts.asyncOp)
+        if not tensor.is_cuda and by.is_stock(tensor, op):
+            return StartedWork([tensor], by.start_stock(tensor, op))
+        # stock collectives, races among them, are made in one order on all ranks: by the caller's thread
+        waits = not opts.asyncOp or not by.knows(tensor)
+        return self.planned.line(tensor).carry_out(lambda: by.allreduce(tensor, op), [tensor], waits=waits)
 
     def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> dist.Work:
         """See torch.distributed.all_reduce_coalesced."""

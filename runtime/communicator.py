@@ -18,8 +18,8 @@ from ..synth.schedule import Schedule
 from ..topo.errors import ExecutionError, InputError, PlanMismatchError, TopoplanError
 from .choose import MODES, Choice, Chooser
 from .compress import codec_named
-from .executor import Executor, check_op
-from .faults import Faults, first_line, grace_s
+from .executor import REDUCIBLE, Executor, check_op
+from .faults import NOBODY, Faults, first_line, grace_s
 from .groups import Maker, own_group
 from .layout import IN_PLACE, ends_numel
 from .machine import machine
@@ -185,6 +185,52 @@ class Communicator:
         """Part j of `tensor` goes to rank j; part j of `output` comes from it."""
         return self._out_of_place("alltoall", output, tensor, tensor.numel(), output.numel())
 
+    # -- without waiting -----------------------------------------------------------------------------------------
+
+    def knows(self, tensor: torch.Tensor) -> bool:
+        """Whether it is settled what is used for a tensor's size; if not, the next call settles it, and takes its time."""
+        return self._known(tensor) is not None or tensor.numel() == 0
+
+    def is_stock(self, tensor: torch.Tensor, op: object = dist.ReduceOp.SUM) -> bool:
+        """Whether the stock allreduce is used for a tensor: then it may as well be started and left to itself. Collective
+        the first time for a dtype and reduction.
+        """
+        choice = self._known(tensor)
+        if choice is None or choice.schedule is not None or tensor.dtype not in REDUCIBLE:
+            return False
+        return self._has_stock(tensor.dtype, self._check("allreduce", (tensor,), op))
+
+    def start_stock(self, tensor: torch.Tensor, op: object = dist.ReduceOp.SUM) -> torch.futures.Future[torch.Tensor]:
+        """The stock allreduce of a tensor, in place, under way: several may be. All stock collectives and all calls that
+        settle a size must be made in one order on all ranks. The future raises ExecutionError where it fails.
+        """
+        reduction = self._check("allreduce", (tensor,), op)
+        flat = _flat(tensor)
+        self._faults.begin(self._call_of_stock(flat.numel(), flat.dtype, reduction))
+        sums = dist.ReduceOp.SUM if reduction == dist.ReduceOp.AVG else reduction
+        work = dist.all_reduce(flat, sums, self.group, async_op=True)
+
+        def finished(done: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
+            try:
+                done.value()
+            except RuntimeError as error:
+                raise self._faults.stuck("stock", NOBODY, 0, 0, error, {}) from error
+            self._finish(tensor, flat, reduction == dist.ReduceOp.AVG)
+            return tensor
+
+        future: torch.futures.Future[torch.Tensor] = work.get_future().then(finished)
+        return future
+
+    def _known(self, tensor: torch.Tensor) -> Choice | None:
+        return self._chooser.known(self.wire_size(tensor.numel(), tensor.dtype))
+
+    def _finish(self, tensor: torch.Tensor, flat: torch.Tensor, averages: bool) -> None:
+        """What comes after the sum in a tensor's flat elements."""
+        if averages:
+            flat.div_(self.size)
+        if flat.data_ptr() != tensor.data_ptr() or not tensor.is_contiguous():
+            tensor.detach().copy_(flat.view(tensor.shape))
+
     # -- how -----------------------------------------------------------------------------------------------------
 
     @property
@@ -199,10 +245,8 @@ class Communicator:
             return tensor
         flat = _flat(tensor)
         self._run(flat.numel(), flat, flat, reduction, None if residual is None else residual.view(-1))
-        if op is not None and reduction == dist.ReduceOp.AVG and (name == "allreduce" or self._is_root):
-            flat.div_(self.size)
-        if flat.data_ptr() != tensor.data_ptr() or not tensor.is_contiguous():
-            tensor.detach().copy_(flat.view(tensor.shape))
+        averages = op is not None and reduction == dist.ReduceOp.AVG and (name == "allreduce" or self._is_root)
+        self._finish(tensor, flat, averages)
         return tensor
 
     def _check_residual(self, tensor: torch.Tensor, op: object, residual: torch.Tensor) -> None:
@@ -280,9 +324,11 @@ class Communicator:
             self._stock(numel, source, target, op)
 
     def _stock(self, numel: int, source: torch.Tensor, target: torch.Tensor, op: dist.ReduceOp.RedOpType) -> None:
-        name = self.plan.collective.name
-        with self._faults.stock(f"{op.name}, {numel} elements of {_plain(target.dtype)}, by the stock {name}"):
+        with self._faults.stock(self._call_of_stock(numel, target.dtype, op)):
             stock(self.plan.collective, self.group, source, target, op)()
+
+    def _call_of_stock(self, numel: int, dtype: torch.dtype, op: dist.ReduceOp.RedOpType) -> str:
+        return f"{op.name}, {numel} elements of {_plain(dtype)}, by the stock {self.plan.collective.name}"
 
     def _has_stock(self, dtype: torch.dtype, op: dist.ReduceOp.RedOpType) -> bool:
         """Whether the backend has the collective for a dtype and reduction: tried once, on scratch memory, by all ranks."""

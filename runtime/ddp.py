@@ -13,12 +13,12 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from ..synth.order import is_uniform
 from ..synth.plan import Plan
-from ..topo.errors import InputError
+from ..topo.errors import InputError, TopoplanError
 from .communicator import DEFAULT_TIMEOUT, Communicator
 from .feedback import Residuals
 from .groups import among_members
+from .uniform import check_uniform
 
 _Task = tuple[Communicator, torch.Tensor, torch.Tensor | None, torch.futures.Future[object]]
 Hook = Callable[[object, dist.GradBucket], torch.futures.Future[torch.Tensor]]  # type: ignore[name-defined]
@@ -49,12 +49,8 @@ def ddp_hook(
     communicator = Communicator(plan, own, timeout, choose, compress, reduction)
     if communicator.plan.collective.name != "allreduce":
         raise InputError(f"DDP needs a plan for allreduce, this one is for {communicator.plan.collective.name}")
-    for schedule in communicator.plan.schedules:
-        if compress is None and not is_uniform(schedule):
-            raise InputError(
-                f"the plan's {schedule.label} schedule adds in different orders on different ranks, so replicas would drift "
-                "apart; synthesize without it"
-            )
+    if compress is None:
+        check_uniform(communicator.plan)
     residuals = Residuals() if error_feedback else None
     on_gpu = communicator.device.type == "cuda"
     hook = _on_stream(communicator, residuals) if on_gpu else _on_thread(communicator, residuals)
@@ -70,26 +66,63 @@ def _average(communicator: Communicator, tensor: torch.Tensor, residual: torch.T
 def _on_thread(communicator: Communicator, residuals: Residuals | None) -> Hook:
     waiting: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
     threading.Thread(target=_serve, args=(waiting,), name="topoplan-ddp", daemon=True).start()
+    before: list[torch.futures.Future[object]] = []  # the last one that was given to the thread
 
     def hook(state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # type: ignore[name-defined]
-        done: torch.futures.Future[object] = torch.futures.Future()
-        waiting.put((communicator, bucket.buffer(), None if residuals is None else residuals.of(bucket), done))
+        tensor = bucket.buffer()
         in_backward = torch._C._current_graph_task_id() >= 0  # else it is a join() that has DDP call its hook
+        done: torch.futures.Future[object] = torch.futures.Future()
+        task = communicator, tensor, None if residuals is None else residuals.of(bucket), done
+        if communicator.knows(tensor):
+            if communicator.is_stock(tensor):
+                return _started(communicator, tensor).then(_result_or_failure if in_backward else _result_or_raise)
+            before[:] = [done]
+            waiting.put(task)
+        else:  # here and now: stock collectives, races among them, are made in one order on all ranks, by this thread
+            for last in before:
+                last.wait()
+            _carry_out(*task)
         return done.then(_result_or_failure if in_backward else _result_or_raise)
 
     weakref.finalize(hook, waiting.put, None)  # the thread ends with the model that had the hook
     return hook
 
 
+def _started(communicator: Communicator, tensor: torch.Tensor) -> torch.futures.Future[object]:
+    """The stock allreduce, under way, several at a time: nothing is to be done for it here."""
+    done: torch.futures.Future[object] = torch.futures.Future()
+    try:
+        under_way = communicator.start_stock(tensor.div_(communicator.size))
+    except (TopoplanError, RuntimeError) as error:
+        done.set_result(error)
+        return done
+
+    def finished(result: torch.futures.Future[torch.Tensor]) -> object:
+        try:
+            return result.value()
+        except Exception as error:  # handed to the training thread, which raises it
+            return error
+
+    return under_way.then(finished)
+
+
 def _serve(waiting: "queue.SimpleQueue[_Task | None]") -> None:
     """Average one bucket after the other. Nothing is held on to between them: groups must be free to be destroyed."""
     while (task := waiting.get()) is not None:
-        communicator, tensor, residual, done = task
-        try:
-            done.set_result(_average(communicator, tensor, residual))
-        except Exception as error:  # handed to the training thread, which raises it
-            done.set_result(error)
-        del task, communicator, tensor, residual, done
+        _carry_out(*task)
+        del task
+
+
+def _carry_out(
+    communicator: Communicator,
+    tensor: torch.Tensor,
+    residual: torch.Tensor | None,
+    done: torch.futures.Future[object],
+) -> None:
+    try:
+        done.set_result(_average(communicator, tensor, residual))
+    except Exception as error:  # handed to the training thread, which raises it
+        done.set_result(error)
 
 
 class _Failure:

@@ -79,6 +79,21 @@ class PlannedWork(dist.Work):
         return self._future.then(_result_or_raise)
 
 
+class StartedWork(PlannedWork):
+    """A call that goes on by itself, and ends with a future."""
+
+    def __init__(self, result: list[torch.Tensor], started: torch.futures.Future[torch.Tensor]) -> None:
+        super().__init__(result)
+        started.add_done_callback(self._ended)
+
+    def _ended(self, started: torch.futures.Future[torch.Tensor]) -> None:
+        try:
+            started.value()
+            self.finish()
+        except Exception as error:  # handed to whoever waits
+            self.finish(error)
+
+
 def _result_or_raise(future: torch.futures.Future[Any]) -> Any:
     result = future.value()
     if isinstance(result, BaseException):
