@@ -28,6 +28,8 @@ MODES = ("race", "model", "plan")
 _NEAR = 1.4
 """What is predicted to take so many times as long as the best is not raced."""
 _RACED = 4
+_WORTHWHILE = 0.95
+"""A schedule must take less than so much of the stock collective's time: of stock ones several can be under way at once."""
 _STEP = 4
 """How much coarser the next cut is that races."""
 _RACE_S = 0.5
@@ -161,6 +163,8 @@ class Chooser:
             if times[winner] <= times[coarser]:
                 break
             winner = coarser
+        if winner is not None and times[winner] > _WORTHWHILE * times.get(None, float("inf")):
+            winner = None
         own = winner or min((x for x in times if x is not None), key=times.__getitem__)
         measured = {"stock" if x is None else x.label: seconds * 1e6 for x, seconds in times.items()}
         return Choice(winner, own, lambda size: None if winner is None else self.predict(winner, size), measured)
