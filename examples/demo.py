@@ -53,6 +53,8 @@ def main() -> None:
     shown = "torchrun --standalone --nproc-per-node 8 examples/train_ddp.py"
     step("6. Training on handwritten digits, stock DDP", shown, [*TORCHRUN, script])
     step("7. The same with one line more", f"{shown} --plan {PLAN}", [*TORCHRUN, script, "--plan", PLAN])
+    lab = ["--network", "loopback", "--ranks", "2", "--epochs", "4", "--systems", "serial,stock,plan,plan-int8"]
+    step("8. The lab report, a short one", f"topo-lab {' '.join(lab)}", ["-m", "topoplan.cli.lab", *lab])
 
 
 if __name__ == "__main__":
