@@ -11,6 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from topoplan.synth.synthesize import collective_on, synthesize
+from topoplan.topo.presets import preset
+
 RANK_HEAD = """
 import os, sys, torch, torch.distributed as dist, topoplan
 from datetime import timedelta
@@ -71,3 +74,18 @@ def _run_ranks(body: str, world: int, *args: str, timeout: float = 150) -> list[
 def run_ranks() -> Callable[..., list[str]]:
     """Real processes over real sockets: `run_ranks(body, world, *args)` runs Python text once a rank."""
     return _run_ranks
+
+
+@pytest.fixture(scope="session")
+def plans(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
+    """The path of a plan: `plans("ring:4")`, `plans("switch:4", "allreduce", "direct")`; synthesized once."""
+    folder = tmp_path_factory.mktemp("plans")
+
+    def make(topology: str, collective: str = "allreduce", strategy: str = "auto") -> str:
+        path = folder / f"{topology}-{collective}-{strategy}.json".replace(":", "_")
+        if not path.exists():
+            target = preset(topology)
+            synthesize(collective_on(collective, target), target, strategy, 20).plan.save(path)
+        return str(path)
+
+    return make

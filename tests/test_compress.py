@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
@@ -11,9 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from topoplan.runtime.compress import BLOCK, CODECS, Codec, codec_named
-from topoplan.synth.synthesize import collective_on, synthesize
 from topoplan.topo.errors import InputError
-from topoplan.topo.presets import preset
 
 RunRanks = Callable[..., list[str]]
 
@@ -96,23 +93,27 @@ def test_bytes_on_the_wire(name: str, part: float) -> None:
         assert codec.room(padded) >= codec.nbytes(padded)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS)
+def test_a_gpu_encodes_to_the_same_bytes(codec: Codec) -> None:
+    """Ranks on GPUs and on CPUs agree, whatever does the casting."""
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA GPU")
+    x = values(7, 4096, 0)
+    wires = []
+    for device in ("cpu", "cuda"):
+        here = x.to(device)
+        wire = torch.empty(codec.nbytes(len(x)), dtype=torch.uint8, device=device)
+        codec.encode(here.clone(), wire, torch.empty_like(here))
+        out = torch.empty_like(here)
+        codec.decode(wire, out)
+        wires.append((wire.cpu(), out.cpu()))
+    assert torch.equal(wires[0][0], wires[1][0]) and torch.equal(wires[0][1], wires[1][1])
+
+
 def test_unknown_codecs_are_refused() -> None:
     with pytest.raises(InputError, match="compress='zip': expected one of fp16, bf16, fp8"):
         codec_named("zip")
-
-
-@pytest.fixture(scope="module")
-def plans(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
-    folder: Path = tmp_path_factory.mktemp("plans")
-
-    def make(topology: str, collective: str = "allreduce", strategy: str = "auto") -> str:
-        path = folder / f"{topology}-{collective}-{strategy}.json".replace(":", "_")
-        if not path.exists():
-            target = preset(topology)
-            synthesize(collective_on(collective, target), target, strategy, 20).plan.save(path)
-        return str(path)
-
-    return make
 
 
 HELPERS = """

@@ -8,23 +8,8 @@ from pathlib import Path
 import pytest
 
 from topoplan.synth.synthesize import collective_on, synthesize
-from topoplan.topo.presets import preset
 
 RunRanks = Callable[..., list[str]]
-
-
-@pytest.fixture(scope="module")
-def plans(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str, str], str]:
-    folder = tmp_path_factory.mktemp("plans")
-
-    def make(topology: str, collective: str = "allreduce", strategy: str = "auto") -> str:
-        path = folder / f"{topology}-{collective}-{strategy}.json".replace(":", "_")
-        if not path.exists():
-            target = preset(topology)
-            synthesize(collective_on(collective, target), target, strategy, 20).plan.save(path)
-        return str(path)
-
-    return make
 
 
 def test_dtypes_operators_shapes_and_lengths(run_ranks: RunRanks, plans: Callable[..., str]) -> None:
