@@ -13,6 +13,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from .topo.version import VERSION
+
 if TYPE_CHECKING:
     from .runtime.communicator import Communicator
     from .runtime.ddp import ddp_hook
@@ -31,7 +33,8 @@ if TYPE_CHECKING:
     from .topo.graph import Topology
     from .topo.resolve import resolve
 
-__version__ = "0.1.0"
+
+__version__ = VERSION
 
 _HOMES = {
     "BackendOptions": "runtime.options",

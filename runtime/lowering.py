@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Literal, Protocol
+from collections.abc import Iterator
+from typing import Literal
 
-from ..synth.rounded import END, rounded
 from ..synth.schedule import Schedule
 from ..synth.transfers import REDUCE
+from .coder import Blocks, Coder
 from .layout import Layout
-from .messages import Message, Piece, joined, merged, messages
-from .program import Await, Combine, Copy, Decode, Encode, Exchange, Instruction, Pack, Place, Post, Program
+from .messages import Group, Message, Piece, Reads, Writes, joined, merged, messages
+from .program import Await, Combine, Copy, Decode, Exchange, Instruction, Pack, Place, Post, Program
 from .slots import Slots
 
 AHEAD = 3
@@ -20,28 +19,6 @@ AHEAD = 3
 
 _Arrival = tuple[Message | None, Piece]
 """A piece and the message that it came in; None: the rank's own value."""
-
-
-class Blocks(Protocol):
-    """What lowering must know of a codec: see compress.Codec."""
-
-    def padded(self, numel: int) -> int:
-        """Values that are encoded for `numel` of them."""
-
-    def nbytes(self, padded: int) -> int:
-        """Bytes of so many values."""
-
-    def room(self, padded: int) -> int:
-        """Bytes to keep for them."""
-
-
-@dataclass
-class _Group:
-    """What lands on a piece in one step: the messages, by source, and how many operations of the sum are done."""
-
-    step: int
-    messages: list[tuple[Message, Piece]]
-    done: int = 0
 
 
 def lower(schedule: Schedule, rank: int, numel: int, *, rounds: bool = False, codec: Blocks | None = None) -> Program:
@@ -57,7 +34,7 @@ def lower(schedule: Schedule, rank: int, numel: int, *, rounds: bool = False, co
         rank=rank,
         work_numel=layout.work_numel(rank),
         staging_numel=writer.slots.size,
-        wire_bytes=writer.room.size,
+        wire_bytes=0 if writer.coder is None else writer.coder.room.size,
         fills=tuple(layout.fills(rank)),
         drains=tuple(layout.drains(rank)),
         instructions=instructions,
@@ -76,13 +53,13 @@ class _Writer:
         rounds: bool,
         codec: Blocks | None,
     ) -> None:
-        self.layout, self.rank, self.sends, self.receives, self.codec = layout, rank, sends, receives, codec
-        self.slots, self.room = Slots(), Slots()
+        self.rank, self.sends, self.receives = rank, sends, receives
+        self.slots = Slots()
         self.out: list[Instruction] = []
         self.posted = 0
         self.last_sum = _last_sums(layout.schedule)
-        self.reads: dict[tuple[int, int], list[tuple[int, Message]]] = defaultdict(list)
-        self.writes: dict[tuple[int, int], list[_Group]] = defaultdict(list)
+        self.reads: Reads = defaultdict(list)
+        self.writes: Writes = defaultdict(list)
         for message in sends:
             for piece in message.pieces:
                 self.reads[piece.key].append((piece.step, message))
@@ -91,15 +68,14 @@ class _Writer:
             for piece in message.pieces:
                 groups = self.writes[piece.key]
                 if not groups or groups[-1].step != piece.step:
-                    groups.append(_Group(piece.step, []))
+                    groups.append(Group(piece.step, []))
                 groups[-1].messages.append((message, piece))
         for groups in self.writes.values():
             for group in groups:
                 group.messages.sort(key=lambda item: item[0].peer)
         self.first = dict.fromkeys(self.writes, 0)
         self.lands = {id(m): codec is None and self._lands_in_place(m, rounds) for m in receives}
-        self.rounded = None if codec is None else rounded(layout.schedule.uncut)
-        self.felt: set[tuple[int, int, int]] = set()
+        self.coder = None if codec is None else Coder(layout, rank, codec, self.reads, self.writes)
 
     # -- the two orders ------------------------------------------------------------------------------------------
 
@@ -187,8 +163,10 @@ class _Writer:
 
     def _packed(self, message: Message) -> Place:
         """Where a message lies that is to be sent: in place, packed, or encoded."""
-        if self.codec is not None:
-            return self._encoded(message)
+        if self.coder is not None:
+            encode = self.coder.encoded(message)
+            self.out.append(encode)
+            return encode.into
         parts = joined([(p.lo, p.hi) for p in message.pieces])
         if len(parts) == 1:
             return Place("work", parts[0][0], message.length)
@@ -197,8 +175,8 @@ class _Writer:
         return place
 
     def _landing(self, message: Message) -> Place:
-        if self.codec is not None:
-            return self._wire(message)
+        if self.coder is not None:
+            return self.coder.place(message)
         if self.lands[id(message)]:
             return Place("work", message.pieces[0].lo, message.length)
         return self._staging(message, message.length)
@@ -208,80 +186,19 @@ class _Writer:
         message.slot = self.slots, at, length
         return Place("staging", at, length)
 
-    def _wire(self, message: Message) -> Place:
-        assert self.codec is not None
-        padded = self._padded(message)
-        room = self.codec.room(padded)
-        message.slot = self.room, self.room.take(room), room
-        return Place("wire", message.slot[1], self.codec.nbytes(padded))
-
-    def _padded(self, message: Message) -> int:
-        return message.before(None, self._length_of)
-
-    # -- compression ---------------------------------------------------------------------------------------------
-
-    def _encoded(self, message: Message) -> Place:
-        assert self.codec is not None and self.rounded is not None
-        keeps, errors = [], []
-        for piece in message.pieces:
-            (chunk, _), step = piece.key, piece.step
-            if self._goes_on_with(piece.key, step):
-                keeps.append(piece)
-            if (self.rank, chunk, step) not in self.rounded.echoes and (*piece.key, step) not in self.felt:
-                self.felt.add((*piece.key, step))
-                errors.append(piece)
-        place = self._wire(message)
-        self._encode(message, place, keeps, errors)
-        return place
-
     def _decode(self, message: Message) -> None:
         """What was received goes from the wire to staging."""
-        if self.codec is not None:
-            received = Place("wire", message.at, self.codec.nbytes(self._padded(message)))
+        if self.coder is not None:
+            received = self.coder.received(message)
             self._free(message)
-            self.out.append(Decode(received, self._staging(message, self._padded(message))))
-
-    def _goes_on_with(self, key: tuple[int, int], step: int) -> bool:
-        """Whether a rank that sends a piece in a step adds to it later, or ends with it; not if it is rounded already."""
-        before = [group for group in self.writes[key] if group.step < step]
-        since = before[-1].step if before else -1
-        if (before and not before[-1].messages[0][1].adds) or any(since < s < step for s, _ in self.reads[key]):
-            return False
-        after = next((group for group in self.writes[key] if group.step >= step), None)
-        return after is None or after.messages[0][1].adds
-
-    def _encode(self, message: Message, into: Place, keeps: list[Piece], errors: list[Piece]) -> None:
-        assert self.codec is not None
-
-        def laid(pieces: list[Piece]) -> tuple[tuple[Place, int], ...]:
-            return tuple((Place("work", p.lo, p.hi - p.lo), message.before(p, self._length_of)) for p in pieces)
-
-        self.out.append(Encode(laid(message.pieces), self._padded(message), into, laid(keeps), laid(errors)))
+            self.out.append(Decode(received, self._staging(message, self.coder.padded(message))))
 
     def _round_the_rest(self) -> None:
-        """The second rule of synth/rounded.py: what was added up here last, and not sent since."""
-        if self.rounded is None:
-            return
-        schedule, rest, errors = self.layout.schedule, [], []
-        for c in sorted(self.rounded.copied):
-            if self.rank not in schedule.collective.receivers(schedule.chunks[c]):
-                continue
-            for part in range(schedule.segments):
-                lo, hi = self.layout.segment(self.rank, c, part)
-                if lo < hi and self._is_unrounded((c, part)):
-                    rest.append(Piece(END, c, part, False, lo, hi))
-                    if (self.rank, c, END) not in self.rounded.echoes:
-                        errors.append(rest[-1])
-        if rest:
-            message = Message(True, self.rank, 0, END, rest)
-            self._encode(message, self._wire(message), rest, errors)
+        rest = None if self.coder is None else self.coder.rest()
+        if rest is not None:
+            message, encode = rest
+            self.out.append(encode)
             self._free(message)
-
-    def _is_unrounded(self, key: tuple[int, int]) -> bool:
-        last = self.writes[key][-1] if self.writes[key] else None
-        if last is not None and not last.messages[0][1].adds:
-            return False
-        return all(step <= (END if last is None else last.step) for step, _ in self.reads[key])
 
     def _lands_in_place(self, message: Message, rounds: bool) -> bool:
         """Whether a message may be received where it belongs: it overwrites nothing that is still to be read or added.
@@ -354,7 +271,7 @@ class _Writer:
             if any(message is not None and not message.awaited for message, _ in needs):
                 return
             into_place, other_place = self._place(into), self._place(other)
-            if into_place.buffer == "work" and self.codec is None:  # an encoded message is a copy
+            if into_place.buffer == "work" and self.coder is None:  # an encoded message is a copy
                 for step, reader in self.reads[key]:
                     if step <= group.step and reader.post is not None:
                         self._await(reader)
@@ -364,14 +281,14 @@ class _Writer:
             yield kind, into_place, other_place
             return
 
-    def _finish(self, group: _Group, key: tuple[int, int]) -> None:
+    def _finish(self, group: Group, key: tuple[int, int]) -> None:
         self.first[key] += 1
         for message, _ in group.messages:
             message.unused -= 1
             if message.unused == 0:
                 self._free(message)
 
-    def _operation(self, group: _Group) -> tuple[list[_Arrival], type, tuple[_Arrival, _Arrival]] | None:
+    def _operation(self, group: Group) -> tuple[list[_Arrival], type, tuple[_Arrival, _Arrival]] | None:
         """The next of what makes a group's messages and the rank's own value into the piece's new value: what must have
         arrived for it, the kind, into what, and what. None when all is done.
         """
@@ -396,11 +313,8 @@ class _Writer:
         message, piece = arrival
         if message is None:
             return Place("work", piece.lo, piece.hi - piece.lo)
-        return Place("staging", message.at + message.before(piece, self._length_of), piece.hi - piece.lo)
-
-    @property
-    def _length_of(self) -> Callable[[int], int] | None:
-        return None if self.codec is None else self.codec.padded
+        padded = None if self.coder is None else self.coder.codec.padded
+        return Place("staging", message.at + message.before(piece, padded), piece.hi - piece.lo)
 
     def _free(self, message: Message) -> None:
         if message.slot is not None:

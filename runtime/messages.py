@@ -70,6 +70,21 @@ class Message:
         return min(p.step for p in self.pieces)
 
 
+@dataclass
+class Group:
+    """What lands on a piece in one step: the messages, by source, and how many operations of the sum are done."""
+
+    step: int
+    messages: list[tuple[Message, Piece]]
+    done: int = 0
+
+
+Reads = dict[tuple[int, int], list[tuple[int, Message]]]
+"""Of a piece (chunk and segment): in which steps it is sent, and with which message."""
+Writes = dict[tuple[int, int], list[Group]]
+"""Of a piece: what lands on it, by step."""
+
+
 def messages(layout: Layout, rank: int) -> tuple[list[Message], list[Message]]:
     """A rank's messages by tick. Both ends cut and number them alike: tick, order of pieces and count come from the
     schedule alone.

@@ -8,13 +8,13 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from .. import __version__
 from ..synth.collective import Collective
 from ..synth.host import FIELD as HOST
 from ..synth.plan import Plan
 from ..synth.synthesize import synthesize
 from ..topo.errors import TopoplanError
 from ..topo.graph import Topology
+from ..topo.version import VERSION
 
 log = logging.getLogger("topoplan")
 
@@ -57,7 +57,7 @@ def _name(collective: Collective, topology: Topology) -> str:
     """Everything that a plan depends on: fingerprints ignore names and the order of ranks, plans do not."""
     root = "" if collective.root is None else f"-root{collective.root}"
     exact = hashlib.sha256(_exact(topology).encode()).hexdigest()[:16]
-    return f"{collective.name}-{collective.ranks}{root}-{topology.fingerprint[:16]}-{exact}-{__version__}.json"
+    return f"{collective.name}-{collective.ranks}{root}-{topology.fingerprint[:16]}-{exact}-{VERSION}.json"
 
 
 def _exact(topology: Topology) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import re
 import subprocess
 from collections import Counter
 from pathlib import Path
@@ -14,6 +13,7 @@ import torch
 from ...topo.facts import facts_of
 from ...topo.graph import Topology
 from ...topo.probe.join import probe_local
+from ...topo.version import VERSION
 from .networks import Site
 
 _PACKAGE = Path(__file__).resolve().parents[2]
@@ -76,10 +76,8 @@ def _cuda() -> str | None:
 
 
 def _topoplan() -> str:
-    version = re.search(r'^__version__ = "(.+)"', (_PACKAGE / "__init__.py").read_text(encoding="utf-8"), re.MULTILINE)
-    known = version[1] if version else "unknown"
     commit = _commit()
-    return known if commit is None else f"{known}, commit {commit}"
+    return VERSION if commit is None else f"{VERSION}, commit {commit}"
 
 
 def _commit() -> str | None:

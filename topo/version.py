@@ -1,0 +1,3 @@
+"""Which topoplan this is."""
+
+VERSION = "0.1.0"
