@@ -200,9 +200,12 @@ class Communicator:
             return False
         return self._has_stock(tensor.dtype, self._check("allreduce", (tensor,), op))
 
-    def start_stock(self, tensor: torch.Tensor, op: object = dist.ReduceOp.SUM) -> torch.futures.Future[torch.Tensor]:
+    def start_stock(self, tensor: torch.Tensor, op: object = dist.ReduceOp.SUM) -> torch.futures.Future[object]:
         """The stock allreduce of a tensor, in place, under way: several may be. All stock collectives and all calls that
-        settle a size must be made in one order on all ranks. The future raises ExecutionError where it fails.
+        settle a size must be made in one order on all ranks.
+
+        The future's value is the tensor, or the ExecutionError where it fails (what is raised while futures are chained
+        would come out of them as a RuntimeError).
         """
         reduction = self._check("allreduce", (tensor,), op)
         flat = _flat(tensor)
@@ -210,15 +213,15 @@ class Communicator:
         sums = dist.ReduceOp.SUM if reduction == dist.ReduceOp.AVG else reduction
         work = dist.all_reduce(flat, sums, self.group, async_op=True)
 
-        def finished(done: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
+        def finished(done: torch.futures.Future[list[torch.Tensor]]) -> object:
             try:
                 done.value()
             except RuntimeError as error:
-                raise self._faults.stuck("stock", NOBODY, 0, 0, error, {}) from error
+                return self._faults.stuck("stock", NOBODY, 0, 0, error, {})
             self._finish(tensor, flat, reduction == dist.ReduceOp.AVG)
             return tensor
 
-        future: torch.futures.Future[torch.Tensor] = work.get_future().then(finished)
+        future: torch.futures.Future[object] = work.get_future().then(finished)
         return future
 
     def _known(self, tensor: torch.Tensor) -> Choice | None:

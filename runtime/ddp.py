@@ -90,20 +90,12 @@ def _on_thread(communicator: Communicator, residuals: Residuals | None) -> Hook:
 
 def _started(communicator: Communicator, tensor: torch.Tensor) -> torch.futures.Future[object]:
     """The stock allreduce, under way, several at a time: nothing is to be done for it here."""
-    done: torch.futures.Future[object] = torch.futures.Future()
     try:
-        under_way = communicator.start_stock(tensor.div_(communicator.size))
+        return communicator.start_stock(tensor.div_(communicator.size))
     except (TopoplanError, RuntimeError) as error:
+        done: torch.futures.Future[object] = torch.futures.Future()
         done.set_result(error)
         return done
-
-    def finished(result: torch.futures.Future[torch.Tensor]) -> object:
-        try:
-            return result.value()
-        except Exception as error:  # handed to the training thread, which raises it
-            return error
-
-    return under_way.then(finished)
 
 
 def _serve(waiting: "queue.SimpleQueue[_Task | None]") -> None:

@@ -80,18 +80,15 @@ class PlannedWork(dist.Work):
 
 
 class StartedWork(PlannedWork):
-    """A call that goes on by itself, and ends with a future."""
+    """A call that goes on by itself, and ends with a future of its tensor, or of what went wrong."""
 
-    def __init__(self, result: list[torch.Tensor], started: torch.futures.Future[torch.Tensor]) -> None:
+    def __init__(self, result: list[torch.Tensor], started: torch.futures.Future[object]) -> None:
         super().__init__(result)
         started.add_done_callback(self._ended)
 
-    def _ended(self, started: torch.futures.Future[torch.Tensor]) -> None:
-        try:
-            started.value()
-            self.finish()
-        except Exception as error:  # handed to whoever waits
-            self.finish(error)
+    def _ended(self, started: torch.futures.Future[object]) -> None:
+        ended = started.value()
+        self.finish(ended if isinstance(ended, BaseException) else None)
 
 
 def _result_or_raise(future: torch.futures.Future[Any]) -> Any:
