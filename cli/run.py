@@ -9,7 +9,7 @@ import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from ..topo.errors import InputError, PlanMismatchError
+from ..topo.errors import ExecutionError, InputError, PlanMismatchError
 from .common import Parser, run_command
 from .sizes import parse_size
 
@@ -120,7 +120,13 @@ def _checked_sizes(args: argparse.Namespace) -> tuple[int, int]:
 
 def _plan(args: argparse.Namespace) -> Plan | None:
     """The plan, read and verified; None with --stock alone."""
+    if args.output is not None and not args.calibrate:
+        raise InputError("-o without --calibrate: there is no topology to write; the table goes to standard output")
     if args.plan is None:
+        if args.compress:
+            raise InputError(
+                f"--compress {args.compress} without a plan: the stock collective does not compress; name a plan"
+            )
         if args.calibrate:
             raise InputError(
                 "--calibrate without a plan; name a file written by topo-synth -o, whose schedules are to be run"
@@ -153,6 +159,7 @@ def _as_rank(args: argparse.Namespace, plan: Plan | None, sizes: tuple[int, int]
     from ..runtime.bench import measure
     from ..runtime.case import DTYPES, OPS, Job
     from ..runtime.communicator import Communicator
+    from ..runtime.faults import first_line
     from ..runtime.launch import init_method
     from ..synth.collective import Collective
 
@@ -173,7 +180,13 @@ def _as_rank(args: argparse.Namespace, plan: Plan | None, sizes: tuple[int, int]
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     timeout = timedelta(seconds=args.timeout)
     rank = int(os.environ["RANK"])
-    dist.init_process_group(backend, init_method=init_method(), rank=rank, world_size=world, timeout=timeout)
+    try:
+        dist.init_process_group(backend, init_method=init_method(), rank=rank, world_size=world, timeout=timeout)
+    except RuntimeError as error:
+        raise ExecutionError(
+            f"rank {rank}: the ranks did not find each other: {first_line(error)}; were all {world} started, and with the "
+            "same rendezvous?"
+        ) from error
     try:
         say = _say if rank == 0 and sys.stderr.isatty() else lambda _: None
         communicator = None

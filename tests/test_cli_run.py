@@ -137,6 +137,10 @@ def test_bad_input_is_one_line_and_the_contracts_exit_code(plan: str, tmp_path: 
         ([], 2, "no plan given"),
         (["--stock"], 2, "--nproc"),
         (["--stock", "--nproc", "2", "--calibrate"], 2, "--calibrate without a plan"),
+        (["--stock", "--nproc", "2", "--compress", "int8"], 2, "the stock collective does not compress"),
+        ([plan, "-o", str(tmp_path / "out.json")], 2, "-o without --calibrate"),
+        ([plan, "--compress", "zip"], 2, "compress='zip': expected one of fp16"),
+        ([plan, "--reduction", "once"], 2, "reduction='once' without compress"),
     ]
     for args, code, says in cases:
         done = run(*args, code=code)
@@ -149,6 +153,23 @@ def test_joining_a_world_of_another_size_is_refused(plan: str) -> None:
     done = run(plan, code=5, env={"RANK": "0", "WORLD_SIZE": "2"})
     assert "the plan is for 3 ranks, 2 were started" in done.stderr
     assert run(plan, code=5, env={"RANK": "1", "WORLD_SIZE": "2"}).stderr == ""
+
+
+def test_ranks_that_nobody_joins_are_told_in_one_line(plan: str) -> None:
+    alone = {"RANK": "1", "WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    done = run(plan, "--timeout", "2", code=1, env=alone)
+    assert "rank 1: the ranks did not find each other" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_compression_is_shown_with_its_bytes_and_error(plan: str) -> None:
+    (row,) = rows_of(run(plan, "-b", "64K", "-e", "64K", "-n", "1", "--compress", "int8", "--json"))
+    (whole,) = rows_of(run(plan, "-b", "64K", "-e", "64K", "-n", "1", "--choose", "plan", "--json"))
+    assert row["wrong"] == whole["wrong"] == 0
+    assert 0 < row["wire_bytes"] <= 0.27 * whole["wire_bytes"] * 2  # another schedule may send up to twice as much
+    assert 1e-4 < row["rms_error"] < 0.05 and whole["rms_error"] < 1e-6
+    table = run(plan, "-b", "1K", "-e", "1K", "-n", "1", "--compress", "fp16").stdout
+    assert "fp16 on the wire" in table and "(rms)" in table
 
 
 def test_torchrun_joins(plan: str) -> None:
