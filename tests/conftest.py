@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tempfile
@@ -89,3 +90,39 @@ def plans(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
         return str(path)
 
     return make
+
+
+GPU_HEAD = """
+import os, sys, torch, torch.distributed as dist, topoplan, topoplan.runtime.register
+FILE, ARGS, RANK = sys.argv[1], sys.argv[2:], int(os.environ["RANK"])
+torch.cuda.set_device(0)
+dist.init_process_group("nccl", init_method="file://" + FILE, rank=RANK, world_size=2)
+def gradients(hook=None, group=None):
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(64, 512), torch.nn.ReLU(), torch.nn.Linear(512, 8)).cuda()
+    model = torch.nn.parallel.DistributedDataParallel(net, process_group=group, bucket_cap_mb=0.02)
+    if hook:
+        model.register_comm_hook(None, hook)
+    for step in range(3):
+        model.zero_grad()
+        model(torch.randn(16, 64, generator=torch.Generator().manual_seed(RANK)).cuda()).square().mean().backward()
+    return torch.cat([p.grad.reshape(-1) for p in model.parameters()])
+"""
+
+
+@pytest.fixture
+def on_one_gpu(tmp_path: Path) -> Callable[..., None]:
+    """Runs Python text as two NCCL ranks, which share a GPU as NCCL takes them for two hosts; skips where there is none."""
+    torch = pytest.importorskip("torch")
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA GPU")
+
+    def run(body: str, *args: str) -> None:
+        script = tmp_path / "rank.py"
+        script.write_text(f"{GPU_HEAD}\n{textwrap.dedent(body)}\nos._exit(0)\n")
+        command = [sys.executable, str(script), str(tmp_path / "rendezvous"), *args]
+        nccl = {**os.environ, "NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1"}
+        ranks = [subprocess.Popen(command, env={**nccl, "RANK": str(r), "NCCL_HOSTID": f"r{r}"}) for r in range(2)]
+        assert [rank.wait(timeout=240) for rank in ranks] == [0, 0]
+
+    return run

@@ -226,38 +226,12 @@ def test_an_unmodified_script_needs_the_backends_name_alone(tmp_path: Path) -> N
 
 
 @pytest.mark.gpu
-def test_the_backend_on_a_gpu_agrees_with_nccl(tmp_path: Path) -> None:
-    """Two NCCL ranks on one GPU (distinct NCCL_HOSTID): DDP's gradients through the backend are those of NCCL itself."""
-    torch = pytest.importorskip("torch")
-    if not torch.cuda.is_available():
-        pytest.skip("no CUDA GPU")
-    script = tmp_path / "rank.py"
-    script.write_text(
-        f"""
-import os, torch, torch.distributed as dist, topoplan, topoplan.runtime.register
-rank = int(os.environ["RANK"])
-torch.cuda.set_device(0)
-dist.init_process_group("nccl", init_method="file://{tmp_path}/rendezvous", rank=rank, world_size=2)
-topo = dist.new_group(backend="topo", pg_options=topoplan.backend_options("ring:2", "model", cache={str(tmp_path)!r}))
-def gradients(group):
-    torch.manual_seed(0)
-    net = torch.nn.Sequential(torch.nn.Linear(64, 512), torch.nn.ReLU(), torch.nn.Linear(512, 8)).cuda()
-    model = torch.nn.parallel.DistributedDataParallel(net, process_group=group, bucket_cap_mb=0.02)
-    for step in range(3):
-        model.zero_grad()
-        model(torch.randn(16, 64, generator=torch.Generator().manual_seed(rank)).cuda()).square().mean().backward()
-    return torch.cat([p.grad.reshape(-1) for p in model.parameters()])
-stock, mine = gradients(None), gradients(topo)
-assert torch.allclose(stock, mine, rtol=1e-5, atol=1e-8) and mine.abs().sum() > 0
-assert topo.communicators["allreduce", None, "cuda"].wire_bytes > 0
-os._exit(0)
-"""
-    )
-    nccl = {"NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1"}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, str(script)], env={**os.environ, **nccl, "RANK": str(r), "NCCL_HOSTID": f"r{r}"}
-        )
-        for r in range(2)
-    ]
-    assert [rank.wait(timeout=240) for rank in ranks] == [0, 0]
+def test_the_backend_on_a_gpu_agrees_with_nccl(on_one_gpu: Callable[..., None], tmp_path: Path) -> None:
+    """DDP's gradients through the backend are those of NCCL itself."""
+    body = """
+    topo = dist.new_group(backend="topo", pg_options=topoplan.backend_options("ring:2", "model", cache=ARGS[0]))
+    stock, mine = gradients(), gradients(group=topo)
+    assert torch.allclose(stock, mine, rtol=1e-5, atol=1e-8) and mine.abs().sum() > 0
+    assert topo.communicators["allreduce", None, "cuda"].wire_bytes > 0
+    """
+    on_one_gpu(body, str(tmp_path / "cache"))
