@@ -299,7 +299,8 @@ def _feedback(compiled: _Compiled, work: torch.Tensor, residual: torch.Tensor | 
     work.add_(residual)
     compiled.coding.errors.zero_()
     yield
-    residual.copy_(compiled.coding.errors)
+    # an overflow, which a gradient scaler skips the step for, must not stay: what was lost of it is nothing to feed back
+    torch.nan_to_num(compiled.coding.errors, nan=0.0, posinf=0.0, neginf=0.0, out=residual)
 
 
 def check_op(op: object, dtype: torch.dtype) -> dist.ReduceOp.RedOpType:
