@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 from .topo.version import VERSION
 
 if TYPE_CHECKING:
+    from .runtime.backend.options import BackendOptions, backend_options
     from .runtime.communicator import Communicator
     from .runtime.ddp import ddp_hook
-    from .runtime.options import BackendOptions, backend_options
     from .synth.plan import Plan
     from .synth.synthesize import synthesize
     from .topo.errors import (
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 __version__ = VERSION
 
 _HOMES = {
-    "BackendOptions": "runtime.options",
+    "BackendOptions": "runtime.backend.options",
     "Communicator": "runtime.communicator",
     "ExecutionError": "topo.errors",
     "InfeasibleError": "topo.errors",
@@ -48,7 +48,7 @@ _HOMES = {
     "Topology": "topo.graph",
     "TopoplanError": "topo.errors",
     "VerificationError": "topo.errors",
-    "backend_options": "runtime.options",
+    "backend_options": "runtime.backend.options",
     "ddp_hook": "runtime.ddp",
     "resolve": "topo.resolve",
     "synthesize": "synth.synthesize",

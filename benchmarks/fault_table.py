@@ -127,7 +127,7 @@ def work(plan: str, timeout_s: float) -> int:
     import torch.distributed as dist
 
     from topoplan import Communicator, ExecutionError
-    from topoplan.runtime.launch import init_method
+    from topoplan.runtime.ranks.launch import init_method
 
     torch.set_num_threads(1)
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])

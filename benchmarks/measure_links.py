@@ -22,9 +22,9 @@ from pathlib import Path
 
 from topoplan.runtime.emulate import blueprint, emulate
 from topoplan.runtime.emulate.ranks import prepare, start_rank
-from topoplan.runtime.launch import ended_together, inside_a_launch
-from topoplan.runtime.measure import measure_topology
-from topoplan.topo.degrade import Change, degrade
+from topoplan.runtime.measuring.measure import measure_topology
+from topoplan.runtime.ranks.launch import ended_together, inside_a_launch
+from topoplan.topo.derived.degrade import Change, degrade
 from topoplan.topo.devices import Device, Link, both_ways
 from topoplan.topo.graph import Topology
 from topoplan.topo.presets import preset

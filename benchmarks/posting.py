@@ -16,7 +16,7 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
-from topoplan.runtime.launch import init_method, inside_a_launch, launch
+from topoplan.runtime.ranks.launch import init_method, inside_a_launch, launch
 
 ROUNDS, MESSAGES, NUMEL = 60, 100, 1024
 

@@ -221,7 +221,7 @@ def _worker(args: argparse.Namespace, plan: str, parameters: int, ways: list[str
 
 
 def _on_this_host(command: list[str]) -> list[str]:
-    start = f"import sys; from topoplan.runtime.launch import launch; sys.exit(launch({command!r}, 4))"
+    start = f"import sys; from topoplan.runtime.ranks.launch import launch; sys.exit(launch({command!r}, 4))"
     return [sys.executable, "-c", start]
 
 
@@ -242,8 +242,8 @@ def work(args: argparse.Namespace) -> None:
     import torch
     import torch.distributed as dist
 
-    from topoplan.runtime.launch import init_method
-    from topoplan.runtime.timing import slowest_s, timed_s
+    from topoplan.runtime.ranks.launch import init_method
+    from topoplan.runtime.ranks.timing import slowest_s, timed_s
 
     torch.set_num_threads(1)
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -280,7 +280,7 @@ class Way:
 
         self.communicator, group = None, None
         if name == "backend":
-            from topoplan.runtime.options import backend_options
+            from topoplan.runtime.backend.options import backend_options
             from topoplan.runtime.register import register
 
             register()

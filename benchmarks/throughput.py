@@ -60,7 +60,7 @@ def measure(row: dict[str, object]) -> dict[str, object]:
     from topoplan.synth.bounds import bound
     from topoplan.synth.forest.plant import Limits
     from topoplan.synth.synthesize import collective_on, synthesize
-    from topoplan.topo.degrade import Change, degrade
+    from topoplan.topo.derived.degrade import Change, degrade
     from topoplan.topo.graph import Topology
     from topoplan.topo.resolve import resolve
 

@@ -49,9 +49,9 @@ def _run(argument: str, slowest: str | None, order: str | None, command: list[st
     from ..runtime.emulate.blueprint import parse_order, parse_rate
     from ..runtime.emulate.network import emulate
     from ..runtime.emulate.ranks import run_ranks
-    from ..runtime.launch import ending_on_signals
+    from ..runtime.ranks.launch import ending_on_signals
+    from ..topo.derived.stripes import striped
     from ..topo.resolve import resolve
-    from ..topo.stripes import striped
 
     topology = striped(resolve(argument))
     rate = None if slowest is None else parse_rate(slowest)

@@ -16,7 +16,7 @@ from .common import Parser, run_command
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from ..runtime.lab.report import Report
+    from ..runtime.lab.report.page import Report
 
 PROG = "topo-lab"
 WIDTH = 140
@@ -84,7 +84,7 @@ def _run(args: argparse.Namespace) -> int:
     with _progress() as say:
         rows = Lab(dataset, settings, systems, places, say).run()
     from ..runtime.lab.environment import environment
-    from ..runtime.lab.report import Report
+    from ..runtime.lab.report.page import Report
 
     report = Report(rows, settings, dataset, environment(places), _command(args))
     _print(report, args.json)
@@ -154,7 +154,7 @@ def _print(report: Report, as_json: bool) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from ..runtime.lab.report import HEAD
+    from ..runtime.lab.report.page import HEAD
 
     console = Console(width=None if sys.stdout.isatty() else WIDTH, highlight=False, markup=False)
     console.print(report.task)

@@ -110,7 +110,7 @@ def _told(arguments: argparse.Namespace) -> Topology:
 
         return probe_local(Path(arguments.sysfs_root))
     if arguments.topology == "local" and _is_launched() and not arguments.measure:
-        from ..runtime.meet import join_ranks
+        from ..runtime.ranks.places import join_ranks
 
         return join_ranks()
     from ..topo.resolve import resolve
@@ -120,7 +120,7 @@ def _told(arguments: argparse.Namespace) -> Topology:
 
 def _measured(arguments: argparse.Namespace) -> Topology:
     """The topology with what was measured on it; without one, that of the hosts that the ranks are on."""
-    from ..runtime.measure import measure_topology
+    from ..runtime.measuring.measure import measure_topology
 
     return measure_topology(
         None if arguments.topology == "local" and arguments.sysfs_root is None else _told(arguments)
@@ -145,11 +145,11 @@ def _written(topology: Topology, form: str, colour: bool, for_vm: bool) -> str:
             print(f"{PROG}: {note}", file=sys.stderr)
         return text
     if form == "dot":
-        from ..topo.formats import dot
+        from ..topo.pictures import dot
 
         return dot.write(topology)
     if form == "svg":
-        from ..topo.formats import svg
+        from ..topo.pictures import svg
 
         return svg.write(topology)
     if form == "smi":
@@ -157,10 +157,10 @@ def _written(topology: Topology, form: str, colour: bool, for_vm: bool) -> str:
 
         return smi.write(topology)
     if form == "tree":
-        from ..topo.formats import tree
+        from ..topo.pictures import text_tree as tree
 
         return tree.write(topology, colour)
-    from ..topo.formats import table
+    from ..topo.pictures import table
 
     return table.write(topology, colour)
 

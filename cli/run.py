@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from datetime import timedelta
 
-    from ..runtime.bench import Row
-    from ..runtime.case import Job
     from ..runtime.communicator import Communicator
-    from ..synth.host import HostCosts
+    from ..runtime.measuring.bench import Row
+    from ..runtime.measuring.bench_case import Job
+    from ..synth.cost.host_costs import HostCosts
     from ..synth.plan import Plan
     from ..topo.graph import Topology
 
@@ -86,7 +86,7 @@ def _run(args: argparse.Namespace, arguments: list[str]) -> int:
     sizes = _checked_sizes(args)
     plan = _plan(args)
     ranks = plan.collective.ranks if plan is not None else args.nproc
-    from ..runtime.launch import inside_a_launch, launch
+    from ..runtime.ranks.launch import inside_a_launch, launch
 
     if not inside_a_launch():
         if plan is not None and args.nproc is not None and args.nproc != ranks:
@@ -142,8 +142,8 @@ def _plan(args: argparse.Namespace) -> Plan | None:
 
     plan = Plan.load(args.plan)
     if args.topology is not None:
+        from ..topo.derived.stripes import striped
         from ..topo.resolve import resolve
-        from ..topo.stripes import striped
 
         plan.check_topology(striped(resolve(args.topology)))
     return plan
@@ -156,12 +156,12 @@ def _as_rank(args: argparse.Namespace, plan: Plan | None, sizes: tuple[int, int]
     import torch
     import torch.distributed as dist
 
-    from ..runtime.bench import measure
-    from ..runtime.case import DTYPES, OPS, Job
     from ..runtime.communicator import Communicator
-    from ..runtime.faults import first_line
-    from ..runtime.launch import init_method
-    from ..synth.collective import Collective
+    from ..runtime.measuring.bench import measure
+    from ..runtime.measuring.bench_case import DTYPES, OPS, Job
+    from ..runtime.ranks.faults import first_line
+    from ..runtime.ranks.launch import init_method
+    from ..synth.ir.collective import Collective
 
     if args.dtype not in DTYPES:
         raise InputError(f"--dtype {args.dtype}: expected one of {', '.join(DTYPES)}")
@@ -210,9 +210,9 @@ def _host_costs(
     args: argparse.Namespace, communicator: Communicator | None, timeout: timedelta, say: Callable[[str], None]
 ) -> HostCosts | None:
     """What sending costs the hosts: fitted now where that is asked for, or where the plan's topology does not say."""
-    from ..runtime.calibrate import calibrate
     from ..runtime.communicator import Communicator
-    from ..synth.host import host_of
+    from ..runtime.measuring.calibrate import calibrate
+    from ..synth.cost.host_costs import host_of
 
     if communicator is None or not (args.calibrate or host_of(communicator.plan.topology) is None):
         return None
@@ -225,7 +225,7 @@ def _host_costs(
 
 def _write_calibrated(args: argparse.Namespace, topology: Topology, host: HostCosts) -> None:
     """The topology (an emulated one with its own rates) with the host costs, to a file or to standard output."""
-    from ..synth.host import with_host
+    from ..synth.cost.host_costs import with_host
     from ..topo.files import write_whole
 
     text = with_host(topology, host).dumps()

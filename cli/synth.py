@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from ..synth.certificate import Bound
-    from ..synth.collective import Collective
     from ..synth.forest.plant import Limits
+    from ..synth.ir.collective import Collective
     from ..synth.ksync.pareto import Front
     from ..synth.plan import Plan
     from ..topo.graph import Topology
@@ -104,9 +104,9 @@ def _run(args: argparse.Namespace) -> int:
     _check(args)
     size = parse_size(args.size)
     from ..synth.synthesize import collective_on, synthesize
-    from ..topo.degrade import Change, degrade
+    from ..topo.derived.degrade import Change, degrade
+    from ..topo.derived.stripes import striped
     from ..topo.resolve import resolve
-    from ..topo.stripes import striped
 
     started = time.monotonic()
     machine = striped(resolve(args.topology))

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ..synth.certificate import Bound
-    from ..synth.collective import Collective
     from ..synth.explain import Explanation
+    from ..synth.ir.collective import Collective
     from ..synth.ksync.pareto import Front, Row
     from ..synth.plan import Plan
     from ..topo.graph import Topology
@@ -107,7 +107,7 @@ def _chosen_json(report: Report) -> dict[str, Any]:
     if plan is None:
         keys = ("chunks", "steps", "rounds", "trees", "depth", "segments", "predicted")
         return {"strategy": "exact", "size_bytes": size, **dict.fromkeys(keys)}
-    from ..synth.cost import rounds
+    from ..synth.cost.affine import rounds
 
     schedule = plan.entry_for(size).schedule
     parts = len(collective.even_chunks(1))

@@ -126,7 +126,7 @@ def _named(part: Part) -> str:
 def _print_plan(console: Any, plan: Plan, size: int) -> None:
     from rich.table import Table
 
-    from ..synth.cost import rounds
+    from ..synth.cost.affine import rounds
 
     collective, topology = plan.collective, plan.topology
     console.print(

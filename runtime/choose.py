@@ -15,14 +15,14 @@ from functools import cached_property
 import torch
 import torch.distributed as dist
 
-from ..synth.cuts import Family, families, fastest, time_us
-from ..synth.host import HostCosts
+from ..synth.cost.host_costs import HostCosts
+from ..synth.cost.segmentation import Family, families, fastest, time_us
+from ..synth.ir.schedule import Schedule
 from ..synth.plan import Plan
-from ..synth.schedule import Schedule
-from .compress import Codec
-from .faults import Faults
-from .machine import Machine
-from .timing import slowest_s, timed_s
+from .codecs import Codec
+from .ranks.faults import Faults
+from .ranks.machine import Machine
+from .ranks.timing import slowest_s, timed_s
 
 MODES = ("race", "model", "plan")
 _NEAR = 1.4

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from .compress import Codec
-from .program import Decode, Encode, Place, Program
+from .codecs import Codec
+from .program.instructions import Decode, Encode, Place, Program
 
 
 class Coding:

@@ -11,19 +11,19 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore
 
-from ..synth.host import HostCosts
+from ..synth.cost.host_costs import HostCosts
+from ..synth.ir.lossy import rounded
+from ..synth.ir.schedule import Schedule
 from ..synth.plan import Plan
-from ..synth.rounded import rounded
-from ..synth.schedule import Schedule
 from ..topo.errors import ExecutionError, InputError, PlanMismatchError, TopoplanError
 from .choose import MODES, Choice, Chooser
-from .compress import codec_named
+from .codecs import codec_named
 from .executor import REDUCIBLE, Executor, check_op
-from .faults import NOBODY, Faults, first_line, grace_s
-from .groups import Maker, own_group
-from .layout import IN_PLACE, ends_numel
-from .machine import machine
-from .stock import stock, works
+from .program.layout import IN_PLACE, ends_numel
+from .ranks.faults import NOBODY, Faults, first_line, grace_s
+from .ranks.groups import Maker, own_group
+from .ranks.machine import machine
+from .ranks.stock import stock, works
 
 REDUCTIONS = ("hops", "once")
 DEFAULT_TIMEOUT = timedelta(seconds=300)

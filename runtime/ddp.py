@@ -17,7 +17,7 @@ from ..synth.plan import Plan
 from ..topo.errors import InputError, TopoplanError
 from .communicator import DEFAULT_TIMEOUT, Communicator
 from .feedback import Residuals
-from .groups import among_members
+from .ranks.groups import among_members
 from .uniform import check_uniform
 
 _Task = tuple[Communicator, torch.Tensor, torch.Tensor | None, torch.futures.Future[object]]

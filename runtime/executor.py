@@ -21,14 +21,14 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from ..synth.schedule import Schedule
+from ..synth.ir.schedule import Schedule
 from ..topo.errors import ExecutionError, InputError
+from .codecs import Codec
 from .coding import Coding
-from .compress import Codec
-from .faults import Faults
-from .layout import IN_PLACE
-from .lowering import lower
-from .program import Await, Combine, Copy, Decode, Encode, Exchange, Pack, Place, Post, Program
+from .program.instructions import Await, Combine, Copy, Decode, Encode, Exchange, Pack, Place, Post, Program
+from .program.layout import IN_PLACE
+from .program.lowering import lower
+from .ranks.faults import Faults
 
 Reduce = Callable[[list[torch.Tensor], list[torch.Tensor]], object]
 

@@ -28,7 +28,7 @@ def register() -> None:
 
 def _create(place: Any, options: Any) -> ProcessGroup:
     """What torch calls to make a group."""
-    from .backend import TopoGroup
+    from .backend.process_group import TopoGroup
 
     return TopoGroup(place, options)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..synth.order import is_uniform
+from ..synth.ir.addition_order import is_uniform
 from ..synth.plan import Plan
 from ..topo.errors import InputError
 

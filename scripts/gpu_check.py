@@ -13,8 +13,8 @@ from pathlib import Path
 from topoplan.topo.doctor import examine, report
 from topoplan.topo.facts import Facts, facts_of
 from topoplan.topo.files import write_whole
-from topoplan.topo.formats import tree
 from topoplan.topo.graph import Topology
+from topoplan.topo.pictures import text_tree as tree
 from topoplan.topo.probe.join import probe_local
 
 HEAD = """# Hardware that topo-probe has seen

@@ -20,12 +20,12 @@ from ..topo.errors import InfeasibleError
 from ..topo.exact import fraction_to_json
 from ..topo.graph import Topology
 from .certificate import Bound, proved_s_per_GB
-from .collective import Collective
+from .cost.innetwork import computes_in_network
 from .forest.generate import Columns, exact_prices
+from .forest.machine.symmetry import colours, shifts
 from .forest.rooted import RootedPacking
 from .forest.survey import Survey, survey
-from .forest.symmetry import colours, shifts
-from .innetwork import computes_in_network
+from .ir.collective import Collective
 
 DENOMINATORS = (1, 12, 60, 1000, 10**6)
 """Prices are rounded to fractions of at most these denominators, the smallest that will do."""

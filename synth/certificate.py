@@ -38,8 +38,8 @@ from numpy.typing import NDArray
 from ..topo.errors import VerificationError
 from ..topo.exact import fraction_to_json, parse_fraction
 from ..topo.graph import Topology
-from .arborescence import cheapest_out_tree
-from .collective import Collective
+from .ir.collective import Collective
+from .numeric.arborescence import cheapest_out_tree
 
 Prices = dict[tuple[str, str], Fraction]
 WholePrices = dict[tuple[str, str], int]

@@ -15,9 +15,9 @@ from ..topo.exact import parse_fraction
 from ..topo.graph import Topology
 from .bounds import bound
 from .certificate import Bound
-from .collective import Collective
-from .cost import Cost
-from .schedule import Schedule
+from .cost.affine import Cost
+from .ir.collective import Collective
+from .ir.schedule import Schedule
 
 SIZES = tuple(1 << bits for bits in (10, 13, 16, 19, 22, 25, 28, 30))
 """1 KiB to 1 GiB."""

@@ -19,11 +19,11 @@ from ..topo.exact import fraction_to_json, load_json, parse_fraction
 from ..topo.files import write_whole
 from ..topo.graph import Topology
 from .certificate import Bound, check_bound
-from .collective import Collective
-from .cost import Cost, bandwidth_s_per_GB, costs
-from .cuts import time_us
-from .host import host_of
-from .schedule import Schedule
+from .cost.affine import Cost, bandwidth_s_per_GB, costs
+from .cost.host_costs import host_of
+from .cost.segmentation import time_us
+from .ir.collective import Collective
+from .ir.schedule import Schedule
 from .verify import verify
 
 FORMAT = "topoplan-plan"

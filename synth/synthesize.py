@@ -12,14 +12,14 @@ from ..topo.errors import InfeasibleError, InputError, TimeLimitError
 from ..topo.graph import Topology
 from .bounds import bound, check_connected
 from .certificate import Bound
-from .collective import Collective
-from .cost import Cost, bandwidth_s_per_GB, costs
-from .cuts import as_sent, families, fastest
+from .cost.affine import Cost, bandwidth_s_per_GB, costs
+from .cost.host_costs import HostCosts, host_of
+from .cost.segmentation import as_sent, families, fastest
 from .forest.plant import AT_BOUND, Limits
-from .host import HostCosts, host_of
-from .order import is_uniform
+from .ir.addition_order import is_uniform
+from .ir.collective import Collective
+from .ir.schedule import Schedule
 from .plan import Entry, Plan
-from .schedule import Schedule
 from .strategies import STRATEGIES, strategy
 from .strategies.base import NotOfferedError, Request
 from .verify import verify

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 
 from ..topo.errors import VerificationError
 from ..topo.graph import Topology
-from .innetwork import computes_in_network, stream_loads
-from .schedule import Schedule, Transfer
-from .transfers import COPY, REDUCE, Transfers
+from .cost.innetwork import computes_in_network, stream_loads
+from .ir.schedule import Schedule, Transfer
+from .ir.transfers import COPY, REDUCE, Transfers
 
 Counts = NDArray[np.uint8]
 Mask = NDArray[np.bool_]

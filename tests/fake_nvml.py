@@ -227,7 +227,7 @@ def _run(arguments: list[str], variables: Mapping[str, str]) -> subprocess.Compl
     )
 
 
-_ASK = "import json; from topoplan.topo.facts import facts_to_json; from topoplan.topo.probe.nvml import read_nvml; "
+_ASK = "import json; from topoplan.topo.facts import facts_to_json; from topoplan.topo.probe.nvml.questions import read_nvml; "
 
 
 def asked(machine: Machine, folder: Path, without: tuple[str, ...] = (), env: Mapping[str, str] | None = None) -> Facts:

@@ -18,9 +18,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from topoplan.topo.errors import InputError
-from topoplan.topo.formats import dot, judged, nccl_xml, smi, table, tree
+from topoplan.topo.formats import judged, nccl_xml, smi
 from topoplan.topo.formats.detect import read_topology_text
 from topoplan.topo.graph import Topology
+from topoplan.topo.pictures import dot, table
+from topoplan.topo.pictures import text_tree as tree
 from topoplan.topo.presets import preset
 from topoplan.topo.probe.join import probe_local
 

@@ -8,7 +8,7 @@ from itertools import combinations
 
 from hypothesis import strategies as st
 
-from topoplan.synth.collective import Collective
+from topoplan.synth.ir.collective import Collective
 from topoplan.topo.graph import Device, Link, Topology
 
 ROOTED = ("broadcast", "reduce", "gather", "scatter")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from topoplan.synth.collective import Collective
+from topoplan.synth.ir.collective import Collective
 from topoplan.synth.synthesize import synthesize
 from topoplan.topo.presets import preset
 
@@ -17,9 +17,9 @@ HEAD = """
 dist.barrier()
 dist.destroy_process_group()
 import topoplan.runtime.register
-from topoplan.runtime.backend import TopoGroup
+from topoplan.runtime.backend.process_group import TopoGroup
 from topoplan.runtime.executor import Executor
-from topoplan.runtime.options import backend_options
+from topoplan.runtime.backend.options import backend_options
 played = []
 plain_run = Executor.run
 def counted(self, schedule, *rest):

@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 from torch.distributed import HashStore
 
-import topoplan.runtime.letters as letters
-import topoplan.runtime.plan_cache as plan_cache
-from topoplan.runtime.gathered import restricted
-from topoplan.runtime.options import backend_options
-from topoplan.runtime.plan_cache import cached_plan
-from topoplan.runtime.plan_files import PlanFiles
-from topoplan.synth.collective import Collective
+import topoplan.runtime.backend.plan_cache as plan_cache
+import topoplan.runtime.ranks.store as letters
+from topoplan.runtime.backend.options import backend_options
+from topoplan.runtime.backend.plan_cache import cached_plan
+from topoplan.runtime.backend.plan_files import PlanFiles
+from topoplan.runtime.ranks.gathered import restricted
+from topoplan.synth.ir.collective import Collective
 from topoplan.synth.plan import Plan
 from topoplan.synth.synthesize import synthesize
 from topoplan.topo.errors import InputError, PlanMismatchError, VerificationError
@@ -161,9 +161,9 @@ import logging
 dist.barrier()
 dist.destroy_process_group()
 import topoplan.runtime.register
-import topoplan.runtime.plan_cache as plan_cache
+import topoplan.runtime.backend.plan_cache as plan_cache
 from pathlib import Path
-from topoplan.runtime.options import backend_options
+from topoplan.runtime.backend.options import backend_options
 said = []
 class Listener(logging.Handler):
     def emit(self, record):

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import topoplan
-from topoplan.synth.collective import Collective
+from topoplan.synth.ir.collective import Collective
 from topoplan.synth.synthesize import synthesize
 from topoplan.topo.presets import preset
 
@@ -41,9 +41,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel as DDP
-from topoplan.runtime.backend import TopoGroup
+from topoplan.runtime.backend.process_group import TopoGroup
 from topoplan.runtime.executor import Executor
-from topoplan.runtime.options import backend_options
+from topoplan.runtime.backend.options import backend_options
 played = []
 plain_run = Executor.run
 def counted(self, schedule, *rest):

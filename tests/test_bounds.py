@@ -12,7 +12,7 @@ from random_graphs import graphs, on, partition_bound
 
 from topoplan.synth.bounds import bound
 from topoplan.synth.certificate import Bound, check_bound
-from topoplan.synth.collective import COLLECTIVES, Collective
+from topoplan.synth.ir.collective import COLLECTIVES, Collective
 from topoplan.synth.synthesize import synthesize
 from topoplan.topo.errors import InfeasibleError, VerificationError
 from topoplan.topo.graph import Device, Link, Topology, both_ways

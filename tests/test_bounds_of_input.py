@@ -15,11 +15,12 @@ import pytest
 
 from topoplan.topo.errors import InputError
 from topoplan.topo.exact import load_json, parse_fraction
-from topoplan.topo.formats import table, tree
 from topoplan.topo.graph import MAX_LINKS, Topology
+from topoplan.topo.pictures import table
+from topoplan.topo.pictures import text_tree as tree
 from topoplan.topo.probe import capture
-from topoplan.topo.probe.files import read_start
-from topoplan.topo.probe.sysfs import MAX_GPUS_AND_NICS, gpus_and_nics
+from topoplan.topo.probe.linux.files import read_start
+from topoplan.topo.probe.linux.sysfs import MAX_GPUS_AND_NICS, gpus_and_nics
 from topoplan.topo.resolve import resolve
 
 

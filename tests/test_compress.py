@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from topoplan.runtime.compress import BLOCK, CODECS, Codec, codec_named
+from topoplan.runtime.codecs import BLOCK, CODECS, Codec, codec_named
 from topoplan.topo.errors import InputError
 
 RunRanks = Callable[..., list[str]]
@@ -117,7 +117,7 @@ def test_unknown_codecs_are_refused() -> None:
 
 
 HELPERS = """
-    from topoplan.runtime.compress import CODECS
+    from topoplan.runtime.codecs import CODECS
     def data(rank, numel, dtype=torch.float32):
         return torch.randn(numel, generator=torch.Generator().manual_seed(rank)).to(dtype)
     def same_everywhere(x):

@@ -6,7 +6,7 @@ from fractions import Fraction
 
 import pytest
 
-from topoplan.topo.degrade import Change, degrade
+from topoplan.topo.derived.degrade import Change, degrade
 from topoplan.topo.errors import InputError
 from topoplan.topo.graph import Device, Link, Topology, both_ways
 from topoplan.topo.presets import preset

@@ -7,13 +7,13 @@ from fractions import Fraction
 
 import pytest
 
-from topoplan.synth.collective import Collective
-from topoplan.synth.cost import rounds, unit_GBps
+from topoplan.synth.cost.affine import rounds, unit_GBps
+from topoplan.synth.ir.collective import Collective
+from topoplan.synth.ir.transform import reverse
 from topoplan.synth.ksync.copying import Instance, solve_copying
 from topoplan.synth.ksync.fabric import fabric_of
 from topoplan.synth.ksync.pareto import decide, pareto
 from topoplan.synth.ksync.ratio_bound import least_ratio
-from topoplan.synth.transform import reverse
 from topoplan.synth.verify import verify
 from topoplan.topo.presets import preset
 

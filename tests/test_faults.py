@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from topoplan.runtime.emulate import why_not
-from topoplan.runtime.faults import Stuck, blame, culprit
+from topoplan.runtime.ranks.faults import Stuck, blame, culprit
 from topoplan.synth.synthesize import collective_on, synthesize
-from topoplan.topo.degrade import Change, degrade
+from topoplan.topo.derived.degrade import Change, degrade
 from topoplan.topo.presets import preset
 
 RunRanks = Callable[..., list[str]]

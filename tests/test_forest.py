@@ -20,24 +20,24 @@ from hypothesis import strategies as st
 from random_graphs import graphs, on
 from scipy.optimize import linprog
 
-from topoplan.synth.arborescence import cheapest_out_tree
 from topoplan.synth.bounds import bound
 from topoplan.synth.certificate import check_bound
-from topoplan.synth.collective import COLLECTIVES
-from topoplan.synth.cost import bandwidth_s_per_GB
+from topoplan.synth.cost.affine import bandwidth_s_per_GB
 from topoplan.synth.forest.boxes import find_boxes
-from topoplan.synth.forest.lower import lower_trees
-from topoplan.synth.forest.pairs import PairGraph, Tree
+from topoplan.synth.forest.machine.pairs import PairGraph, Tree
+from topoplan.synth.forest.machine.symmetry import colours, group, mirrors, shifts
 from topoplan.synth.forest.plant import Limits
+from topoplan.synth.forest.shallower import lower_trees
 from topoplan.synth.forest.shapes import SHAPES
 from topoplan.synth.forest.survey import Survey
-from topoplan.synth.forest.symmetry import colours, group, mirrors, shifts
 from topoplan.synth.forest.trees import levels, mirrored
-from topoplan.synth.forest.union import spanning_trees
 from topoplan.synth.forest.weigh import best_shares, busiest, small_shares
-from topoplan.synth.schedule import Schedule
+from topoplan.synth.ir.collective import COLLECTIVES
+from topoplan.synth.ir.schedule import Schedule
+from topoplan.synth.numeric.arborescence import cheapest_out_tree
+from topoplan.synth.numeric.matroid_union import spanning_trees
 from topoplan.synth.synthesize import Synthesis, synthesize
-from topoplan.topo.degrade import Change, degrade
+from topoplan.topo.derived.degrade import Change, degrade
 from topoplan.topo.errors import InfeasibleError
 from topoplan.topo.graph import Device, Link, Topology, both_ways
 from topoplan.topo.presets import preset

@@ -10,7 +10,7 @@ import pytest
 from fake_library import serve
 from fake_nvml import hybrid_cube_mesh, nvswitch_box
 
-from topoplan.topo.probe.nvml import read_nvml
+from topoplan.topo.probe.nvml.questions import read_nvml
 
 SCRIPT = Path(__file__).resolve().parents[1] / "scripts/gpu_check.py"
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from topoplan.topo.probe.acs import CONTROLS, acs_control
-from topoplan.topo.probe.gpudirect import read_gpudirect
-from topoplan.topo.probe.sysfs import read_sysfs
+from topoplan.topo.probe.linux.acs import CONTROLS, acs_control
+from topoplan.topo.probe.linux.gpudirect import read_gpudirect
+from topoplan.topo.probe.linux.sysfs import read_sysfs
 
 # -- configuration spaces ----------------------------------------------------------------------------------------------
 

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from topoplan.topo.derived.hosts import NETWORK, ASSUMED_GBps, join_hosts, stand_ins
 from topoplan.topo.errors import InputError
 from topoplan.topo.graph import Device, Link, Topology, both_ways
-from topoplan.topo.hosts import NETWORK, ASSUMED_GBps, join_hosts, stand_ins
 from topoplan.topo.presets import preset
 from topoplan.topo.routes import Router
 
@@ -126,7 +126,7 @@ def _may_name_hosts() -> bool:
 
 JOIN = """
 import os
-from topoplan.runtime.meet import join_ranks
+from topoplan.runtime.ranks.places import join_ranks
 topology = join_ranks(40)
 print(topology.dumps())
 """

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from topoplan.synth.bounds import bound
-from topoplan.synth.collective import Collective
+from topoplan.synth.ir.collective import Collective
 from topoplan.topo.errors import InputError
 from topoplan.topo.facts import facts_of
 from topoplan.topo.formats.hwloc_xml import read

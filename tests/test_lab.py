@@ -22,11 +22,11 @@ from hypothesis import strategies as st
 from torch import nn
 
 from topoplan.runtime.lab.dataset import Dataset, load, prepare
-from topoplan.runtime.lab.findings import findings
 from topoplan.runtime.lab.job import FAULT, LOG, ROWS
 from topoplan.runtime.lab.networks import LOOPBACK, SLOW, parse_ranks, sites, two_hosts
-from topoplan.runtime.lab.report import Report
-from topoplan.runtime.lab.rows import Row
+from topoplan.runtime.lab.report.findings import findings
+from topoplan.runtime.lab.report.page import Report
+from topoplan.runtime.lab.report.rows import Row
 from topoplan.runtime.lab.runs import Lab
 from topoplan.runtime.lab.settings import Settings, parse_hidden
 from topoplan.runtime.lab.systems import SYSTEMS, parse_systems

@@ -17,15 +17,15 @@ from random_graphs import graphs
 
 from topoplan.runtime.emulate import blueprint, emulate, why_not
 from topoplan.runtime.emulate.ranks import prepare, start_rank
-from topoplan.runtime.launch import RENDEZVOUS
-from topoplan.runtime.rounds import apart, contending, routed, shifts
-from topoplan.runtime.wire import Arrivals, fitted, rates_GBps
-from topoplan.topo.believe import believe, rounded_down
-from topoplan.topo.degrade import Change, degrade
+from topoplan.runtime.measuring.experiments import apart, contending, routed, shifts
+from topoplan.runtime.measuring.rates import Arrivals, fitted, rates_GBps
+from topoplan.runtime.ranks.launch import RENDEZVOUS
+from topoplan.topo.derived.degrade import Change, degrade
+from topoplan.topo.derived.hosts import stand_ins
 from topoplan.topo.devices import Device, Link, both_ways
-from topoplan.topo.flows import Experiment, Measurements, Pair
 from topoplan.topo.graph import Topology
-from topoplan.topo.hosts import stand_ins
+from topoplan.topo.measured.believe import believe, rounded_down
+from topoplan.topo.measured.flows import Experiment, Measurements, Pair
 from topoplan.topo.presets import preset
 from topoplan.topo.routes import Route, route_links
 
@@ -243,7 +243,7 @@ def test_rates_come_from_the_slope() -> None:
 MEASURE = """
 import sys
 from topoplan.cli.common import run_command
-from topoplan.runtime.measure import measure_topology
+from topoplan.runtime.measuring.measure import measure_topology
 from topoplan.topo.graph import Topology
 def body():
     declared = Topology.load(sys.argv[2]) if len(sys.argv) > 2 else None
@@ -307,7 +307,7 @@ def test_processes_without_gpus_are_measured(tmp_path: Path) -> None:
 
 
 def test_a_rank_that_dies_ends_the_others_with_a_line(tmp_path: Path) -> None:
-    dying = "import os\nfrom topoplan.runtime.wire import Wire\n"
+    dying = "import os\nfrom topoplan.runtime.measuring.rates import Wire\n"
     dying += "if os.environ['RANK'] == '2': Wire.as_receiver = lambda *_: os._exit(9)\n"
     (tmp_path / "declared.json").write_text(preset("full:3").dumps())
     ended = on_loopback(tmp_path, 3, MEASURE + dying + END, "5", str(tmp_path / "declared.json"))

@@ -32,7 +32,7 @@ from fake_nvml import (
 
 from topoplan.topo.facts import Facts
 from topoplan.topo.presets import preset
-from topoplan.topo.probe.nvml import read_nvml
+from topoplan.topo.probe.nvml.questions import read_nvml
 
 Ask = Callable[..., Facts]
 

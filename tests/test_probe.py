@@ -19,8 +19,8 @@ from topoplan.topo.graph import Topology
 from topoplan.topo.hardware import pcie_GBps
 from topoplan.topo.matrix import ways
 from topoplan.topo.probe.join import probe_local
-from topoplan.topo.probe.nvml import normal_bus_id, read_nvml
-from topoplan.topo.probe.sysfs import read_sysfs
+from topoplan.topo.probe.linux.sysfs import read_sysfs
+from topoplan.topo.probe.nvml.questions import normal_bus_id, read_nvml
 
 # -- an NVML that answers as told ------------------------------------------------------------------------------------
 

@@ -12,17 +12,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from topoplan.runtime.lowering import lower
-from topoplan.runtime.program import Await, Combine, Exchange, Pack, Place, Post, Program
-from topoplan.synth.collective import Collective
+from topoplan.runtime.program.instructions import Await, Combine, Exchange, Pack, Place, Post, Program
+from topoplan.runtime.program.lowering import lower
+from topoplan.synth.ir.addition_order import is_uniform
+from topoplan.synth.ir.collective import Collective
+from topoplan.synth.ir.schedule import Schedule, Transfer
+from topoplan.synth.ir.transform import reverse
 from topoplan.synth.ksync.copying import Instance, solve_copying
 from topoplan.synth.ksync.fabric import fabric_of
-from topoplan.synth.order import is_uniform
-from topoplan.synth.schedule import Schedule, Transfer
 from topoplan.synth.strategies import STRATEGIES
 from topoplan.synth.strategies.base import Request
 from topoplan.synth.synthesize import collective_on
-from topoplan.synth.transform import reverse
 from topoplan.topo.presets import preset
 
 Array = np.ndarray

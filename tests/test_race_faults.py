@@ -7,7 +7,7 @@ from textwrap import dedent
 
 import pytest
 
-from topoplan.runtime.faults import Stuck, blame
+from topoplan.runtime.ranks.faults import Stuck, blame
 from topoplan.synth.synthesize import collective_on, synthesize
 from topoplan.topo.presets import preset
 
@@ -70,7 +70,7 @@ def test_a_rank_that_dies_during_a_race_is_an_error_on_all_others(
 
 def test_a_rank_that_dies_during_calibration_is_an_error_on_all_others(run_ranks: RunRanks, plan: str) -> None:
     body = """
-    from topoplan.runtime.calibrate import calibrate
+    from topoplan.runtime.measuring.calibrate import calibrate
     c = Communicator(ARGS[0], timeout=timedelta(seconds=4))
     if RANK == 1:
         dies(dist, "barrier", 5)

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from topoplan.topo.cables import cables
 from topoplan.topo.doctor import findings
 from topoplan.topo.errors import InputError
 from topoplan.topo.formats import nccl_xml, smi
 from topoplan.topo.graph import Topology
+from topoplan.topo.pictures.cables import cables
 from topoplan.topo.resolve import resolve
 
 READ: dict[str, tuple[dict[str, int], dict[str, int]]] = {

@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_program import PARTED, SCHEDULES, Array, _Player, _Sent
 
-from topoplan.runtime.layout import Layout
-from topoplan.runtime.lowering import lower
-from topoplan.runtime.program import Decode, Encode, Program
-from topoplan.synth.rounded import rounded
-from topoplan.synth.schedule import Schedule
+from topoplan.runtime.program.instructions import Decode, Encode, Program
+from topoplan.runtime.program.layout import Layout
+from topoplan.runtime.program.lowering import lower
+from topoplan.synth.ir.lossy import rounded
+from topoplan.synth.ir.schedule import Schedule
 
 BLOCK = 4
 

@@ -305,7 +305,7 @@ def test_where_stock_wins_stock_is_used(run_ranks: RunRanks, plans: Callable[...
 
 def test_host_costs_are_fitted_and_used(run_ranks: RunRanks, plans: Callable[..., str]) -> None:
     body = """
-    from topoplan.runtime.calibrate import calibrate
+    from topoplan.runtime.measuring.calibrate import calibrate
     c = Communicator(ARGS[0])
     before = c.machine.host
     host = calibrate(c)

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from topoplan.synth.mixing import metropolis, neighbour_edges, ring_edges
-from topoplan.synth.shares import equal_hosts, server_shares
+from topoplan.runtime.classic.mixing import metropolis, neighbour_edges, ring_edges
+from topoplan.runtime.classic.shares import equal_hosts, server_shares
 from topoplan.topo.errors import InfeasibleError, InputError
 from topoplan.topo.graph import Device, Link, Topology, both_ways
 from topoplan.topo.presets import preset

@@ -13,12 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_graphs import graphs, on
 
-from topoplan.synth.cost import bandwidth_s_per_GB
-from topoplan.synth.cuts import as_sent, families, fastest, time_us
-from topoplan.synth.host import HostCosts, host_of, with_host
+from topoplan.synth.cost.affine import bandwidth_s_per_GB
+from topoplan.synth.cost.host_costs import HostCosts, host_of, with_host
+from topoplan.synth.cost.segmentation import as_sent, families, fastest, time_us
+from topoplan.synth.cost.simulate import MOST_GROUPS, predict_us, shape_of
+from topoplan.synth.ir.schedule import Schedule
 from topoplan.synth.plan import Plan
-from topoplan.synth.schedule import Schedule
-from topoplan.synth.simulate import MOST_GROUPS, predict_us, shape_of
 from topoplan.synth.strategies import STRATEGIES
 from topoplan.synth.strategies.base import Request
 from topoplan.synth.synthesize import collective_on, synthesize

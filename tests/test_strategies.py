@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from topoplan.synth.bounds import bound
-from topoplan.synth.collective import Collective
-from topoplan.synth.cost import bandwidth_s_per_GB, cost, rounds
+from topoplan.synth.cost.affine import bandwidth_s_per_GB, cost, rounds
 from topoplan.synth.forest.shapes import binary
-from topoplan.synth.schedule import Schedule
+from topoplan.synth.ir.collective import Collective
+from topoplan.synth.ir.schedule import Schedule
 from topoplan.synth.strategies import STRATEGIES
 from topoplan.synth.strategies.base import Request
 from topoplan.synth.synthesize import collective_on, lower_envelope, synthesize
@@ -193,7 +193,7 @@ def test_rounds_are_sccls() -> None:
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 50), st.integers(1, 50)), min_size=1, max_size=12), st.integers(0, 10**6))
 def test_the_lower_envelope_is_the_minimum_at_every_size(lines: list[tuple[int, int]], size: int) -> None:
-    from topoplan.synth.cost import Cost
+    from topoplan.synth.cost.affine import Cost
 
     costs = [Cost(Fraction(a), Fraction(b)) for a, b in lines]
     pieces = lower_envelope(costs)

@@ -8,11 +8,11 @@ from fractions import Fraction
 from pathlib import Path
 
 from topoplan.synth.bounds import bound
-from topoplan.synth.collective import Collective
+from topoplan.synth.ir.collective import Collective
+from topoplan.topo.derived.stripes import striped
 from topoplan.topo.graph import Device, Link, Topology, both_ways
 from topoplan.topo.presets import preset
 from topoplan.topo.resolve import resolve
-from topoplan.topo.stripes import striped
 
 
 def boards(switches: int = 6, gpus: int = 4, uneven: bool = False) -> Topology:

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from topoplan.synth.collective import Chunk, Collective
-from topoplan.synth.cost import tighten
-from topoplan.synth.schedule import Schedule, Transfer
+from topoplan.synth.cost.affine import tighten
+from topoplan.synth.ir.collective import Chunk, Collective
+from topoplan.synth.ir.schedule import Schedule, Transfer
 from topoplan.synth.verify import replay, verify
 from topoplan.topo.errors import VerificationError
 from topoplan.topo.graph import Topology

@@ -18,7 +18,7 @@ from torch._C._distributed_c10d import PrefixStore
 from ...synth.plan import Plan
 from ...topo.errors import InputError, TopoplanError
 from ...topo.graph import Topology
-from ..faults import Faults
+from ..ranks.faults import Faults
 from .buckets import DTYPES, Buckets, Flats, mean_of
 from .mail import Mail
 

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from ...topo.errors import ExecutionError
-from ..faults import Faults, first_line
+from ..ranks.faults import Faults, first_line
 
 Message = tuple[int, torch.Tensor]
 """A peer, as rank of the group, and the tensor that goes to it or comes from it: contiguous, left alone until awaited."""

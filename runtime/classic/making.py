@@ -17,16 +17,16 @@ from ...synth.plan import Plan
 from ...topo.errors import ExecutionError, InputError
 from ...topo.graph import Topology
 from ..communicator import DEFAULT_TIMEOUT
-from ..faults import first_line, grace_s
-from .allreduce import Hierarchical, Planned, Ring, Stock
-from .asynchronous import AsyncParameterServer
+from ..ranks.faults import first_line, grace_s
 from .base import MakeOptimizer, Setting, System
 from .buckets import Buckets
-from .bytegrad import ByteGrad
-from .gather import Gather
-from .neighbours import Neighbours
-from .neighbours8 import Neighbours8Bit
-from .server import ParameterServer
+from .systems.allreduce import Hierarchical, Planned, Ring, Stock
+from .systems.asynchronous import AsyncParameterServer
+from .systems.bytegrad import ByteGrad
+from .systems.gather import Gather
+from .systems.neighbours import Neighbours
+from .systems.neighbours8 import Neighbours8Bit
+from .systems.server import ParameterServer
 
 _SYSTEMS: dict[str, type[System]] = {
     system.name: system

@@ -10,8 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO
 
-from ...synth.host import HostCosts, host_of, with_host
-from ..launch import EMULATED, RENDEZVOUS, ended_together
+from ...synth.cost.host_costs import HostCosts, host_of, with_host
+from ..ranks.launch import EMULATED, RENDEZVOUS, ended_together
 from .network import BURST_USED, IDENTITY, WIRE, Network, die_with_parent
 
 _PORT = 29500

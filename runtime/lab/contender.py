@@ -12,12 +12,12 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from ...synth.host import HostCosts
+from ...synth.cost.host_costs import HostCosts
 from ...topo.graph import Topology
 from .. import classic
-from ..calibrate import calibrate
 from ..communicator import Communicator
 from ..ddp import ddp_hook
+from ..measuring.calibrate import calibrate
 from .crew import Crew
 from .settings import Settings
 from .systems import SERIAL, System

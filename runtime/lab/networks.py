@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 
+from ...topo.derived.stripes import striped
 from ...topo.errors import InputError
 from ...topo.graph import Device, Link, Topology, both_ways
 from ...topo.presets import preset
 from ...topo.resolve import resolve
-from ...topo.stripes import striped
 from ..emulate.blueprint import blueprint
 
 LOOPBACK = "loopback"

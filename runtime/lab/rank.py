@@ -19,8 +19,8 @@ import torch.distributed as dist
 
 from ...topo.errors import ExecutionError, TopoplanError
 from ...topo.graph import Topology
-from ..faults import first_line
-from ..launch import init_method
+from ..ranks.faults import first_line
+from ..ranks.launch import init_method
 from .contender import Contender, host_costs, serve
 from .crew import Crew
 from .dataset import Dataset

@@ -16,11 +16,11 @@ from ...synth.synthesize import collective_on, synthesize
 from ...topo.errors import InfeasibleError, InputError, TimeLimitError, TopoplanError
 from ..emulate import EmulationError, emulate, why_not
 from ..emulate.ranks import run_ranks
-from ..launch import ending_on_signals, inside_a_launch, launch
+from ..ranks.launch import ending_on_signals, inside_a_launch, launch
 from .dataset import Dataset
 from .job import EVENTS, FAULT, JOB, LOG, ROWS
 from .networks import LOOPBACK, SLOW, Site
-from .rows import Row, measured
+from .report.rows import Row, measured
 from .settings import Settings
 from .systems import SERIAL, System
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...topo.graph import Topology
-from .symmetry import group
+from .machine.symmetry import group
 from .trees import Forest, RootedTree
 from .weigh import orbits
 

@@ -15,9 +15,9 @@ from scipy.sparse.csgraph import connected_components
 
 from ...topo.graph import Topology
 from ...topo.routes import Route, Router
-from .pairs import Tree
+from .machine.pairs import Tree
+from .machine.symmetry import colours
 from .shapes import Parents
-from .symmetry import colours
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...topo.errors import InfeasibleError
-from ..linear import pack
-from .pairs import Floats, PairGraph, Tree
+from ..numeric.linear import pack
+from .machine.pairs import Floats, PairGraph, Tree
 
 _TOLERANCE = 1e-10
 _SMOOTH = 0.5

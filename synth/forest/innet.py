@@ -17,7 +17,7 @@ import numpy as np
 
 from ...topo.graph import Topology
 from ...topo.routes import Route
-from .pairs import Floats, PairGraph
+from .machine.pairs import Floats, PairGraph
 from .plant import Limits, Nursery, Planted
 from .survey import Survey
 from .trees import RootedTree

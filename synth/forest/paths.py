@@ -20,12 +20,12 @@ from scipy.sparse.csgraph import dijkstra
 
 from ...topo.errors import TimeLimitError
 from ...topo.graph import Topology
-from ..collective import Chunk, Collective
-from ..cost import tighten
-from ..schedule import Schedule
-from ..transfers import COPY, Transfers
-from .metric import Floats, Link
-from .symmetry import group
+from ..cost.affine import tighten
+from ..ir.collective import Chunk, Collective
+from ..ir.schedule import Schedule
+from ..ir.transfers import COPY, Transfers
+from .machine.metric import Floats, Link
+from .machine.symmetry import group
 from .trees import RootedTree
 from .weigh import Division, divide, orbits, small_shares
 

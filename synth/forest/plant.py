@@ -17,13 +17,13 @@ from math import ceil
 
 import numpy as np
 
-from ..linear import pack
+from ..numeric.linear import pack
 from .boxes import lane_trees
-from .metric import Metric
-from .pairs import Floats, Tree
+from .machine.metric import Metric
+from .machine.pairs import Floats, Tree
+from .machine.symmetry import group
 from .shapes import SHAPES
 from .survey import Survey
-from .symmetry import group
 from .trees import Forest, RootedTree, mirrored, tree_depth
 from .weigh import Usage, best_shares, busiest, small_shares
 

@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 
 from ...topo.errors import InfeasibleError
 from ...topo.graph import Topology
-from ..arborescence import cheapest_out_tree
-from .metric import Floats, Link, Metric
-from .symmetry import group
+from ..numeric.arborescence import cheapest_out_tree
+from .machine.metric import Floats, Link, Metric
+from .machine.symmetry import group
 from .trees import RootedTree, levels
 from .weigh import Division, divide, orbits
 

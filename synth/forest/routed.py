@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...topo.routes import Router
-from ..transfers import Transfers
+from ..ir.transfers import Transfers
 from .generate import generate
-from .pairs import Floats, PairGraph, Tree
+from .machine.pairs import Floats, PairGraph, Tree
 from .plant import Limits, Nursery, Planted
 from .survey import Survey
 from .trees import mirrored

@@ -19,15 +19,15 @@ from ...topo.errors import InfeasibleError
 from ...topo.exact import fraction_gcd
 from ...topo.graph import Topology
 from ...topo.routes import Router
-from ..collective import Collective
+from ..ir.collective import Collective
+from ..numeric.matroid_union import spanning_trees
 from .balanced import balanced_trees
 from .boxes import Boxes, find_boxes
 from .generate import Columns, generate
-from .lower import lower_trees
-from .pairs import PairGraph, Tree
+from .machine.pairs import PairGraph, Tree
+from .machine.symmetry import mirrors, shifts
 from .paths import PathPacking
-from .symmetry import mirrors, shifts
-from .union import spanning_trees
+from .shallower import lower_trees
 
 Say = Callable[[str], None] | None
 _WHOLE_WORK = 40_000

@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 
 from ...topo.graph import Topology
 from ...topo.routes import Route
-from ..collective import Chunk, Collective
-from ..cost import tighten
-from ..innetwork import computes_in_network
-from ..schedule import Schedule
-from ..transfers import COPY, REDUCE, Transfers
-from .pairs import Tree
+from ..cost.affine import tighten
+from ..cost.innetwork import computes_in_network
+from ..ir.collective import Chunk, Collective
+from ..ir.schedule import Schedule
+from ..ir.transfers import COPY, REDUCE, Transfers
+from .machine.pairs import Tree
 
 Ints = NDArray[np.int64]
 

@@ -13,11 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...topo.graph import Topology
-from ..collective import Chunk
-from ..innetwork import computes_in_network, stream_loads
-from ..linear import Floats, Rows, minimise
-from ..loads import DirectedLink
-from ..transfers import Transfers
+from ..cost.innetwork import computes_in_network, stream_loads
+from ..cost.loads import DirectedLink
+from ..ir.collective import Chunk
+from ..ir.transfers import Transfers
+from ..numeric.linear import Floats, Rows, minimise
 from .trees import RootedTree, tree_columns
 
 Ints = NDArray[np.int64]

@@ -12,7 +12,7 @@ from collections import defaultdict
 
 from ortools.sat.python import cp_model
 
-from ..schedule import Op, Schedule, Transfer, Transfers
+from ..ir.schedule import Op, Schedule, Transfer, Transfers
 from .copying import Instance, add_rounds, run_solver
 from .fabric import Fabric
 

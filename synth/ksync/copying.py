@@ -16,8 +16,8 @@ from fractions import Fraction
 from ortools.sat.python import cp_model
 
 from ...topo.errors import TimeLimitError
-from ..collective import Chunk, Collective
-from ..schedule import Schedule, Transfer, Transfers
+from ..ir.collective import Chunk, Collective
+from ..ir.schedule import Schedule, Transfer, Transfers
 from .fabric import Fabric
 
 Key = tuple[int, int, int]

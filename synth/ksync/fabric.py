@@ -12,8 +12,8 @@ from fractions import Fraction
 
 from ...topo.graph import Topology
 from ...topo.routes import Route, Router, route_links
-from ..cost import unit_GBps
-from ..loads import DirectedLink
+from ..cost.affine import unit_GBps
+from ..cost.loads import DirectedLink
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,9 @@ from ...topo.errors import TimeLimitError
 from ...topo.graph import Topology
 from ..bounds import bound
 from ..certificate import Bound
-from ..collective import Collective
-from ..schedule import Schedule
-from ..transform import compose, reverse
+from ..ir.collective import Collective
+from ..ir.schedule import Schedule
+from ..ir.transform import compose, reverse
 from .combining import solve_combining
 from .copying import Instance, solve_copying
 from .fabric import Fabric, fabric_of

@@ -27,9 +27,9 @@ from fractions import Fraction
 
 import numpy as np
 
-from ..collective import Chunk, Collective
-from ..linear import Rows, minimise
-from ..loads import DirectedLink
+from ..cost.loads import DirectedLink
+from ..ir.collective import Chunk, Collective
+from ..numeric.linear import Rows, minimise
 from .copying import Key, possible_sends
 from .fabric import Fabric
 

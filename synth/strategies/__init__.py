@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from ...topo.errors import InputError
-from ..schedule import Schedule
+from ..ir.schedule import Schedule
 from . import (
     direct,
     double_tree,

@@ -16,11 +16,11 @@ from ...topo.errors import InfeasibleError
 from ...topo.graph import Topology
 from ...topo.routes import Router
 from ..certificate import Bound
-from ..collective import Chunk, Collective
-from ..cost import tighten
+from ..cost.affine import tighten
 from ..forest.plant import Limits
-from ..schedule import Schedule
-from ..transfers import OPS, Op, Transfers
+from ..ir.collective import Chunk, Collective
+from ..ir.schedule import Schedule
+from ..ir.transfers import OPS, Op, Transfers
 
 SEGMENTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 """How finely pipelines may be cut; the cost model chooses among them by size."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from ...topo.errors import InfeasibleError
-from ..collective import Collective
-from ..schedule import Schedule
-from ..transform import compose, reverse
+from ..ir.collective import Collective
+from ..ir.schedule import Schedule
+from ..ir.transform import compose, reverse
 from .base import MOST_TRANSFERS, Request, Send, build_schedule, whole
 
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from ...topo.errors import InfeasibleError
 from ..forest.shapes import Parents, binary_pair
 from ..forest.trees import levels
-from ..schedule import Schedule
+from ..ir.schedule import Schedule
 from .base import SEGMENTS, Request, Send, build_schedule, only_for
 from .placement import place
 

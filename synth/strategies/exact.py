@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from ...topo.errors import InfeasibleError, TimeLimitError
+from ..ir.schedule import Schedule
 from ..ksync.fabric import fabric_of
 from ..ksync.pareto import pareto
-from ..schedule import Schedule
 from .base import Request
 
 MOST_VARIABLES = 60_000

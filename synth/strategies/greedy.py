@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 
 from ...topo.errors import InfeasibleError, TimeLimitError
 from ...topo.exact import fraction_gcd
-from ..collective import Collective
-from ..cost import tighten
-from ..schedule import Schedule
-from ..transfers import COPY, Transfers
-from ..transform import compose, reverse
+from ..cost.affine import tighten
+from ..ir.collective import Collective
+from ..ir.schedule import Schedule
+from ..ir.transfers import COPY, Transfers
+from ..ir.transform import compose, reverse
 from .base import Request, only_for
 
 _TRIALS = 8

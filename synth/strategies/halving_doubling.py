@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...topo.errors import InfeasibleError
-from ..schedule import Schedule
+from ..ir.schedule import Schedule
 from .base import MOST_TRANSFERS, Request, Send, build_schedule, only_for
 from .placement import place
 

@@ -12,7 +12,7 @@ from ...topo.errors import InfeasibleError
 from ..forest.plant import Nursery, pareto
 from ..forest.survey import survey
 from ..forest.trees import schedule_of
-from ..schedule import Schedule
+from ..ir.schedule import Schedule
 from .base import Request, only_for, segment_counts
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...topo.errors import InfeasibleError
-from ..schedule import Schedule
+from ..ir.schedule import Schedule
 from .base import MOST_TRANSFERS, Request, Send, build_schedule, only_for, whole
 
 

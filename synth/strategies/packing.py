@@ -13,7 +13,8 @@ from fractions import Fraction
 
 from ...topo.errors import InfeasibleError
 from ..bounds import bound as lower_bound
-from ..cost import bandwidth_s_per_GB
+from ..cost.affine import bandwidth_s_per_GB
+from ..cost.innetwork import computes_in_network
 from ..forest.balanced import balanced_trees
 from ..forest.innet import in_network_forests
 from ..forest.paths import path_schedule
@@ -23,9 +24,8 @@ from ..forest.routed import keeps_to_routes, routed_forest
 from ..forest.survey import Survey, survey
 from ..forest.trees import Forest, RootedTree, schedule_of, tree_depth
 from ..forest.weigh import small_shares
-from ..innetwork import computes_in_network
-from ..schedule import Schedule
-from ..transform import reverse
+from ..ir.schedule import Schedule
+from ..ir.transform import reverse
 from .base import Request, segment_counts
 
 _TURNED = ("reduce", "reduce-scatter", "gather")

@@ -11,7 +11,7 @@ from ...topo.errors import InfeasibleError
 from ..forest.plant import Nursery, pareto
 from ..forest.survey import survey
 from ..forest.trees import RootedTree, schedule_of
-from ..schedule import Schedule
+from ..ir.schedule import Schedule
 from .base import MOST_TRANSFERS, Request, only_for
 
 

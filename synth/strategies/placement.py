@@ -13,8 +13,8 @@ from fractions import Fraction
 from itertools import combinations
 
 from ...topo.errors import InfeasibleError
-from ..cost import cost
-from ..schedule import Schedule
+from ..cost.affine import cost
+from ..ir.schedule import Schedule
 from .base import Request
 
 Pairs = Iterable[tuple[int, int]]

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...topo.errors import InfeasibleError
-from ..schedule import Schedule
-from ..transform import reverse
+from ..ir.schedule import Schedule
+from ..ir.transform import reverse
 from .base import Request, Send, build_schedule, only_for, whole
 from .placement import place
 

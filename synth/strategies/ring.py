@@ -17,12 +17,12 @@ from ortools.sat.python import cp_model
 
 from ...topo.errors import InfeasibleError
 from ...topo.routes import route_links
-from ..collective import Chunk, Collective
-from ..linear import pack
-from ..loads import DirectedLink
-from ..rounding import exact_rates
-from ..schedule import Schedule
-from ..transform import compose
+from ..cost.loads import DirectedLink
+from ..ir.collective import Chunk, Collective
+from ..ir.schedule import Schedule
+from ..ir.transform import compose
+from ..numeric.exact_rates import exact_rates
+from ..numeric.linear import pack
 from .base import MOST_TRANSFERS, Request, Send, build_schedule, only_for
 
 Cycle = tuple[int, ...]

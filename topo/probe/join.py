@@ -17,18 +17,18 @@ from ..facts import Fact, Facts, facts_to_json
 from ..graph import Device, Link, Topology, both_ways
 from ..hardware import LATENCY_us, PCIE_GTps, inter_cpu_GBps
 from .capture import captured
-from .files import list_folder
-from .gpudirect import read_gpudirect
-from .kfd import read_kfd
-from .locality import read_locality
+from .linux.files import list_folder
+from .linux.gpudirect import read_gpudirect
+from .linux.kfd import read_kfd
+from .linux.locality import read_locality
+from .linux.rdma import read_network
+from .linux.sysfs import read_sysfs
+from .linux.unlisted import read_unlisted
 from .notes import absent, lost, unlisted
 from .nvlinks import join_nvlinks
-from .nvml import SUBJECT as NVML
-from .nvml import read_nvml
+from .nvml.questions import SUBJECT as NVML
+from .nvml.questions import read_nvml
 from .pcie import Slot, slots
-from .rdma import read_network
-from .sysfs import read_sysfs
-from .unlisted import read_unlisted
 from .visible import visible
 from .xgmi import join_xgmi
 

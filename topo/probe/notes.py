@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
 from ..facts import Facts
-from .unlisted import vendor_of
+from .linux.unlisted import vendor_of
 
 _NOTED_KEYS = ("library", "count", "bus_id", "state", "nodes", "devices")
 

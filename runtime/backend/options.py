@@ -1,0 +1,95 @@
+"""What the backend "topo" can be told: by `backend_options`, by environment variables, or not at all."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+from ...synth.plan import Plan
+from ...topo.errors import InputError
+from ..choose import MODES
+from ..codecs import codec_named
+
+AUTO, OFF = "auto", "off"
+Plans = str | Path | Plan | Sequence[str | Path | Plan]
+_TIME_LIMIT_S = 20.0
+_LEAST_BYTES = 1024
+
+
+@dataclass(frozen=True)
+class BackendOptions:
+    """See `backend_options`."""
+
+    plans: Plans
+    choose: str
+    time_limit_s: float
+    cache: Path
+    least_bytes: int
+    compress: str | None
+
+    @property
+    def _timeout(self) -> timedelta | None:
+        """DeviceMesh asks options for it; the group's own is meant."""
+        return None
+
+
+def backend_options(
+    plans: Plans | None = None,
+    choose: str | None = None,
+    time_limit_s: float | None = None,
+    cache: str | Path | None = None,
+    least_bytes: int | None = None,
+    compress: str | None = None,
+) -> BackendOptions:
+    """Options of the backend "topo": `init_process_group("topo", pg_options=topoplan.backend_options(...))`.
+
+    What is not given is taken from the environment variable named here, else it is the default.
+
+    `plans` (TOPOPLAN_PLANS): a plan, its file, several of them, a folder of plan files; a topology (file or preset), for
+    which plans are synthesized when they are first needed; `auto` (default): the same for the machine that the ranks are on;
+    `off`: none, gloo or NCCL do everything. `choose` (TOPOPLAN_CHOOSE): as for Communicator. `time_limit_s`
+    (TOPOPLAN_TIME_LIMIT, 20): for one synthesis, which rank 0 does while the others wait. `cache` (TOPOPLAN_CACHE): the
+    folder where synthesized plans are kept (default topoplan in $XDG_CACHE_HOME, or in ~/.cache). `least_bytes`
+    (TOPOPLAN_LEAST_BYTES, 1024): floating-point buffers smaller than that are left to gloo or NCCL. `compress`
+    (TOPOPLAN_COMPRESS, none): the codec in which sums and averages travel (allreduce, reduce-scatter), as for Communicator.
+
+    Raises InputError. Rank 0's plans are everybody's; the rest must be the same on all ranks.
+    """
+    mode = choose if choose is not None else os.environ.get("TOPOPLAN_CHOOSE", MODES[0])
+    if mode not in MODES:
+        raise InputError(f"choose={mode!r}: expected one of {', '.join(MODES)}")
+    codec = compress or os.environ.get("TOPOPLAN_COMPRESS") or None
+    if codec is not None:
+        codec_named(codec)
+    limit = time_limit_s if time_limit_s is not None else _number("TOPOPLAN_TIME_LIMIT", _TIME_LIMIT_S)
+    least = least_bytes if least_bytes is not None else int(_number("TOPOPLAN_LEAST_BYTES", _LEAST_BYTES))
+    if not limit > 0:
+        raise InputError(f"time_limit_s={limit:g}: expected seconds above 0")
+    if least < 0:
+        raise InputError(f"least_bytes={least}: expected 0 or more")
+    return BackendOptions(
+        plans=plans if plans is not None else os.environ.get("TOPOPLAN_PLANS") or AUTO,
+        choose=mode,
+        time_limit_s=limit,
+        cache=Path(cache or os.environ.get("TOPOPLAN_CACHE") or _default_cache()).expanduser(),
+        least_bytes=least,
+        compress=codec,
+    )
+
+
+def _default_cache() -> Path:
+    home = os.environ.get("XDG_CACHE_HOME")
+    return (Path(home) if home else Path("~/.cache")) / "topoplan"
+
+
+def _number(name: str, default: float) -> float:
+    text = os.environ.get(name)
+    if not text:
+        return default
+    try:
+        return float(text)
+    except ValueError:
+        raise InputError(f"{name}={text!r}: expected a number") from None

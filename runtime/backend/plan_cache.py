@@ -1,0 +1,70 @@
+"""Plans that were synthesized on this machine, kept for the next start."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+from ...synth.cost.host_costs import FIELD as HOST
+from ...synth.ir.collective import Collective
+from ...synth.plan import Plan
+from ...synth.synthesize import synthesize
+from ...topo.errors import TopoplanError
+from ...topo.graph import Topology
+from ...topo.version import VERSION
+
+log = logging.getLogger("topoplan")
+
+
+def cached_plan(collective: Collective, topology: Topology, folder: Path, time_limit_s: float) -> Plan:
+    """The plan that is kept in `folder`, verified; else one is synthesized, and kept if it can be.
+
+    A file that is damaged, or is for another machine, is replaced. Raises what `synthesize` raises.
+    """
+    path = folder / _name(collective, topology)
+    kept = _read(path, collective, topology)
+    if kept is not None:
+        log.info("%s: plan %s from %s", _what(collective), kept.hash[:16], path)
+        return kept
+    made = synthesize(collective, topology, time_limit_s=time_limit_s)
+    log.info("%s: plan %s synthesized in %.1f s", _what(collective), made.plan.hash[:16], made.seconds)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        made.plan.save(path, overwrite=True)
+    except (OSError, TopoplanError) as error:
+        log.warning("the plan for %s is not kept: %s", _what(collective), error)
+    return made.plan
+
+
+def _read(path: Path, collective: Collective, topology: Topology) -> Plan | None:
+    if not path.exists():
+        return None
+    try:
+        plan = Plan.load(path)
+    except TopoplanError as error:
+        log.warning("%s; it is replaced", error)
+        return None
+    if plan.collective != collective or _exact(plan.topology) != _exact(topology):
+        log.warning("%s: for another machine or collective; it is replaced", path)
+        return None
+    return plan
+
+
+def _name(collective: Collective, topology: Topology) -> str:
+    """Everything that a plan depends on: fingerprints ignore names and the order of ranks, plans do not."""
+    root = "" if collective.root is None else f"-root{collective.root}"
+    exact = hashlib.sha256(_exact(topology).encode()).hexdigest()[:16]
+    return f"{collective.name}-{collective.ranks}{root}-{topology.fingerprint[:16]}-{exact}-{VERSION}.json"
+
+
+def _exact(topology: Topology) -> str:
+    """Devices, links and host costs, in their order."""
+    data: dict[str, Any] = topology.to_json()
+    return json.dumps([data["devices"], data["links"], data.get(HOST)], sort_keys=True, default=str)
+
+
+def _what(collective: Collective) -> str:
+    return f"{collective.name} over {collective.ranks} ranks"

@@ -1,0 +1,92 @@
+"""Plans that somebody named: files, folders, and plans in memory."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...synth.ir.collective import Collective
+from ...synth.plan import FORMAT, MAX_PLAN_BYTES, Plan
+from ...topo.errors import InputError, PlanMismatchError
+
+_HEAD_BYTES = 4096
+
+
+@dataclass(frozen=True)
+class _Listed:
+    """A plan, or its file, with what it says that it is for."""
+
+    collective: str
+    ranks: int
+    root: int | None
+    plan: Plan | Path
+
+
+class PlanFiles:
+    """Picks plans by collective, number of ranks and root; files are verified when they are picked."""
+
+    def __init__(self, plans: Sequence[str | Path | Plan]) -> None:
+        self.listed = [row for plan in plans for row in _listed(plan)]
+
+    def find(self, wanted: Collective, *, strict: bool) -> Plan | None:
+        """The plan for a collective; None where there is none for it at all, or (not `strict`) for that many ranks.
+
+        Raises PlanMismatchError (`strict`) where those for the collective are for other numbers of ranks, InputError where
+        there are two, VerificationError where it does not hold.
+        """
+        rows = [row for row in self.listed if row.collective == wanted.name]
+        fitting = [row for row in rows if row.ranks == wanted.ranks]
+        if rows and not fitting and strict:
+            numbers = " and ".join(map(str, sorted({row.ranks for row in rows})))
+            raise PlanMismatchError(
+                f"the plan for {wanted.name} is for {numbers} ranks, the group has {wanted.ranks}; "
+                "start as many ranks, or synthesize a plan for this number"
+            )
+        exact = [row for row in fitting if row.root == wanted.root]
+        if len(exact) > 1:
+            names = ", ".join(str(row.plan) for row in exact if isinstance(row.plan, Path))
+            raise InputError(
+                f"there are {len(exact)} plans for {wanted.name} over {wanted.ranks} ranks ({names}); leave one"
+            )
+        if not exact:
+            return None
+        found = exact[0].plan
+        return found if isinstance(found, Plan) else Plan.load(found)
+
+
+def is_plan_file(path: Path) -> bool:
+    """Whether a file begins as a plan does."""
+    try:
+        with path.open("rb") as file:
+            return f'"{FORMAT}"'.encode() in file.read(_HEAD_BYTES)
+    except OSError:
+        return False
+
+
+def _listed(plan: str | Path | Plan) -> list[_Listed]:
+    if isinstance(plan, Plan):
+        return [_Listed(plan.collective.name, plan.collective.ranks, plan.collective.root, plan)]
+    path = Path(plan)
+    if not path.exists():
+        raise InputError(f"{path}: no such file or folder; expected plans written by topo-synth -o")
+    if not path.is_dir():
+        return [_from_file(path)]
+    rows = [_from_file(file) for file in sorted(path.glob("*.json")) if is_plan_file(file)]
+    if not rows:
+        raise InputError(f"{path}: there is no plan in this folder; expected .json files written by topo-synth -o")
+    return rows
+
+
+def _from_file(path: Path) -> _Listed:
+    """What a file says that it is for; the rest is read when it is needed."""
+    try:
+        if path.stat().st_size > MAX_PLAN_BYTES:
+            raise InputError(f"{path}: larger than {MAX_PLAN_BYTES >> 20} MiB; not a plan")
+        head = json.loads(path.read_text(encoding="utf-8"))
+        return _Listed(str(head["collective"]), int(head["ranks"]), head["root"], path)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise InputError(f"{path}: not a plan, or damaged; expected a file written by topo-synth -o") from None

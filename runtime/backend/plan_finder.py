@@ -1,0 +1,146 @@
+"""Which plan a process group uses for a collective: rank 0 finds or synthesizes it, and tells the others.
+
+All of it goes through the group's store, so it concerns the ranks of the group alone, and the other ranks need neither the
+files nor the time that rank 0 needs. What is asked for twice is found once.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch._C._distributed_c10d import PrefixStore, Store
+
+from ...synth.ir.collective import Collective
+from ...synth.plan import Plan
+from ...topo import errors
+from ...topo.derived.stripes import striped
+from ...topo.errors import ExecutionError, InfeasibleError, PlanMismatchError, TimeLimitError, TopoplanError
+from ...topo.graph import Topology
+from ...topo.resolve import resolve
+from ..ranks.faults import first_line
+from ..ranks.gathered import machine_of, restricted
+from ..ranks.store import put, take
+from ..uniform import check_uniform
+from .options import AUTO, OFF, BackendOptions, Plans
+from .plan_cache import cached_plan
+from .plan_files import PlanFiles, is_plan_file
+
+log = logging.getLogger("topoplan")
+
+
+class PlanFinder:
+    """The plans of one group: that of the global `ranks`, this rank being number `rank` among them.
+
+    `whole`: it holds all ranks of the launch, so what was named for it must fit; other groups go without where nothing
+    fits.
+    """
+
+    def __init__(
+        self, options: BackendOptions, store: Store, rank: int, ranks: Sequence[int], timeout: timedelta, *, whole: bool
+    ) -> None:
+        self.options, self.store, self.timeout, self.whole = options, store, timeout, whole
+        self.rank, self.ranks = rank, list(ranks)
+        self._machines: dict[str, Topology | TopoplanError | None] = {}
+        self._source: PlanFiles | Topology | None = None
+
+    @property
+    def _auto(self) -> bool:
+        return self.options.plans == AUTO
+
+    @property
+    def off(self) -> bool:
+        """Whether there are no plans, whatever is asked for."""
+        return self.options.plans in (OFF, "stock") or len(self.ranks) < 2
+
+    def find(self, name: str, root: int | None, device: torch.device) -> Plan | None:
+        """The plan for a collective over the group, on tensors of a device; None: there is none, use what there was before.
+
+        Collective over the group. Raises the same error on every rank where what was named cannot be used, and
+        ExecutionError where a rank does not answer.
+        """
+        wanted = Collective(name, len(self.ranks), root)
+        key = f"plan/{device.type}/{name}/{root}"
+        try:
+            machine = self._machine(device) if self._auto else None
+            if self.rank == 0:
+                plan, answer = self._answer(wanted, machine)
+                put(self.store, key, answer)
+                if "error" not in answer:
+                    return plan
+            else:
+                answer = take(self.store, key, self.timeout + timedelta(seconds=2 * self.options.time_limit_s))
+        except RuntimeError as error:
+            raise ExecutionError(
+                f"rank {self.ranks[self.rank]}: no plan for {name}: a rank has died or does not answer ({first_line(error)})"
+            ) from error
+        if "error" in answer:
+            raise getattr(errors, answer["error"])(answer["message"])
+        return Plan.loads(answer["plan"], f"rank 0's plan for {name}") if "plan" in answer else None
+
+    def _machine(self, device: torch.device) -> Topology | TopoplanError | None:
+        """The machine under the group, or why it is not known; for rank 0 to look at. Collective, once a kind of device."""
+        if device.type not in self._machines:
+            store = PrefixStore(device.type, self.store)
+            index = torch.cuda.current_device() if device.type == "cuda" else None
+            try:
+                self._machines[device.type] = machine_of(store, self.rank, self.ranks, index, self.timeout)
+            except TopoplanError as error:
+                self._machines[device.type] = error
+        return self._machines[device.type]
+
+    def _answer(
+        self, wanted: Collective, machine: Topology | TopoplanError | None
+    ) -> tuple[Plan | None, dict[str, Any]]:
+        """Rank 0's plan, and what it tells the others."""
+        try:
+            plan = self._synthesized(wanted, machine) if self._auto else self._named(wanted)
+            if plan is None:
+                return None, {}
+            if wanted.name == "allreduce":
+                check_uniform(plan)
+            return plan, {"plan": json.dumps(plan.to_json())}
+        except TopoplanError as error:
+            none_needed = self._auto or (not self.whole and isinstance(error, (InfeasibleError, TimeLimitError)))
+            if none_needed:
+                log.warning("%s over ranks %s goes without a plan: %s", wanted.name, self.ranks, error)
+                return None, {}
+            return None, {"error": type(error).__name__, "message": str(error)}
+
+    def _synthesized(self, wanted: Collective, machine: Topology | TopoplanError | None) -> Plan:
+        if isinstance(machine, TopoplanError):
+            raise machine
+        assert machine is not None
+        return cached_plan(wanted, striped(machine), self.options.cache, self.options.time_limit_s)
+
+    def _named(self, wanted: Collective) -> Plan | None:
+        """From what the user named."""
+        if self._source is None:
+            self._source = _source(self.options.plans)
+        if isinstance(self._source, PlanFiles):
+            return self._source.find(wanted, strict=self.whole)
+        machine = self._source
+        if self.whole and len(machine.ranks) != wanted.ranks:
+            raise PlanMismatchError(
+                f"topology {machine.name!r} has {len(machine.ranks)} GPUs, the group has {wanted.ranks} ranks; start as many"
+            )
+        if max(self.ranks) >= len(machine.ranks):
+            return None
+        return self._synthesized(wanted, restricted(machine, self.ranks))
+
+
+def _source(plans: Plans) -> PlanFiles | Topology:
+    """What was named: plans, or a machine to plan for."""
+    if isinstance(plans, Plan):
+        return PlanFiles([plans])
+    if not isinstance(plans, (str, Path)):
+        return PlanFiles(plans)
+    path = Path(plans)
+    if path.is_dir() or is_plan_file(path):
+        return PlanFiles([path])
+    return resolve(str(plans))

@@ -1,0 +1,176 @@
+"""How much of a buffer each parameter server should add up, so that the busiest link carries least.
+
+Each worker sends server s its part of the buffer, a share f_s of it, and gets the sum of that part back; a worker that
+serves keeps its own. BytePS (Jiang et al., OSDI 2020, section 4.1) solves this by hand for equal machines on one
+switch; here it is a linear programme over the links of any topology.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+
+import numpy as np
+
+from ...synth.cost.loads import DirectedLink
+from ...synth.forest.weigh import small_shares
+from ...synth.numeric.linear import Floats, Rows, minimise
+from ...topo.errors import InfeasibleError, InputError
+from ...topo.graph import Device, Link, Topology, both_ways
+from ...topo.routes import Router, route_links
+
+_EVEN = 1e-4
+"""What the largest share weighs beside the time: of divisions that are equally fast, the most even one is wanted."""
+_DENOMINATORS = (10**3, 10**4, 10**5, 10**6)
+_MOST_SERVERS = 4096
+
+
+@dataclass(frozen=True)
+class Shares:
+    """`share[i]` of the buffer goes to `servers[i]`; they sum up to 1. `load` is what each directed link then carries, as a
+    multiple of the buffer, push and pull together; `s_per_GB` is how long the busiest link takes for that, and no
+    division takes less than `at_least_s_per_GB`. All exact.
+    """
+
+    topology: Topology
+    servers: tuple[str, ...]
+    share: tuple[Fraction, ...]
+    load: Mapping[DirectedLink, Fraction]
+    at_least_s_per_GB: Fraction
+
+    @cached_property
+    def s_per_GB(self) -> Fraction:
+        """Seconds for each GB of buffer; 0 where nothing crosses a link."""
+        return max((load / self.topology.capacity_GBps[link] for link, load in self.load.items()), default=Fraction(0))
+
+    @property
+    def busiest(self) -> tuple[DirectedLink, ...]:
+        """The links that take so long."""
+        capacity = self.topology.capacity_GBps
+        return tuple(link for link, load in self.load.items() if load == self.s_per_GB * capacity[link])
+
+
+def server_shares(topology: Topology, workers: Sequence[str], servers: Sequence[str]) -> Shares:
+    """The best shares for `servers` that add up for `workers` (ids of devices of any kind; a worker may serve, too).
+
+    A server to which some worker has no route gets nothing. Of divisions that are equally fast, the most even one is taken.
+    InputError: unknown or repeated devices, none; InfeasibleError: no server can be reached by all workers.
+    """
+    _check(topology, workers, "workers")
+    _check(topology, servers, "servers")
+    router = Router(topology)
+    routed = {server: uses for server in servers if (uses := _uses(router, workers, server)) is not None}
+    if not routed:
+        raise InfeasibleError(
+            "parameter servers: to each candidate some worker has only routes through other GPUs, or none"
+        )
+    links = sorted({link for uses in routed.values() for link in uses})
+    number = {link: i for i, link in enumerate(links)}
+    columns = [{number[link]: times for link, times in uses.items()} for uses in routed.values()]
+    capacity = [topology.capacity_GBps[link] for link in links]
+    found = _best(columns, capacity)
+    share = dict(zip(routed, found, strict=True))
+    load: Counter[DirectedLink] = Counter()
+    for server, uses in routed.items():
+        for link, times in uses.items():
+            load[link] += times * share[server]  # type: ignore[assignment]
+    at_least = _lower_bound(columns, capacity)
+    return Shares(
+        topology,
+        tuple(servers),
+        tuple(share.get(server, Fraction(0)) for server in servers),
+        {link: Fraction(carried) for link, carried in load.items() if carried},
+        at_least,
+    )
+
+
+def equal_hosts(workers: int, helpers: int) -> Topology:
+    """BytePS's machines: worker hosts (`gpu0` ...) and hosts without GPUs (`cpu0` ...) with equal ports on one switch."""
+    hosts = [Device(f"gpu{i}") for i in range(workers)] + [Device(f"cpu{i}", "cpu") for i in range(helpers)]
+    links = [x for host in hosts for x in both_ways(Link(host.id, "network0", kind="network"))]
+    switch = Device("network0", "switch", "network")
+    return Topology(f"{workers} worker and {helpers} helper hosts", (*hosts, switch), tuple(links))
+
+
+def _check(topology: Topology, names: Sequence[str], what: str) -> None:
+    if not names or len(names) > _MOST_SERVERS:
+        raise InputError(
+            f"parameter servers: {len(names)} {what}; expected 1 to {_MOST_SERVERS} devices of the topology"
+        )
+    for name, times in Counter(names).items():
+        if name not in topology.by_id:
+            raise InputError(f"parameter servers: {name!r} among the {what} is no device of topology {topology.name!r}")
+        if times > 1:
+            raise InputError(f"parameter servers: {name!r} is {times} times among the {what}; name it once")
+
+
+def _uses(router: Router, workers: Sequence[str], server: str) -> Counter[DirectedLink] | None:
+    """How often the part of one server crosses each link, both ways; None where some worker has no route."""
+    uses: Counter[DirectedLink] = Counter()
+    for worker in workers:
+        if worker != server:
+            push, pull = router.between(worker, server), router.between(server, worker)
+            if push is None or pull is None:
+                return None
+            uses.update(route_links(push))
+            uses.update(route_links(pull))
+    return uses
+
+
+def _best(columns: Sequence[Mapping[int, int]], capacity: Sequence[Fraction]) -> list[Fraction]:
+    """The best of the exact divisions that the floats of the linear programme suggest."""
+    tries = []
+    for even in (_EVEN, 0.0):
+        floats, _ = _solve(columns, capacity, even)
+        tries.append(small_shares(floats, columns, capacity, [0] * len(columns)))
+        near = ([Fraction(float(x)).limit_denominator(most) for x in floats] for most in _DENOMINATORS)
+        tries += [shares for shares in near if sum(shares) == 1]
+    return min(tries, key=lambda shares: (_time(shares, columns, capacity), max(shares)))
+
+
+def _time(shares: Sequence[Fraction], columns: Sequence[Mapping[int, int]], capacity: Sequence[Fraction]) -> Fraction:
+    load = [Fraction(0)] * len(capacity)
+    for share, column in zip(shares, columns, strict=True):
+        for row, times in column.items():
+            load[row] += share * times
+    return max((x / c for x, c in zip(load, capacity, strict=True)), default=Fraction(0))
+
+
+def _solve(columns: Sequence[Mapping[int, int]], capacity: Sequence[Fraction], even: float) -> tuple[Floats, Floats]:
+    """(shares, prices of the links' time): min t + even * m, no link busy for more than t, no share above m."""
+    servers, scale = len(columns), float(sum(capacity, Fraction(0))) or 1.0
+    rows: list[list[tuple[int, float]]] = [[] for _ in capacity]
+    for j, column in enumerate(columns):
+        for row, times in column.items():
+            rows[row].append((j, times * scale / float(capacity[row]) / len(capacity)))
+    most, whole = Rows(), Rows()
+    for terms in rows:
+        most.add([*terms, (servers, -1.0)], 0.0)
+    for j in range(servers):
+        most.add([(j, 1.0), (servers + 1, -1.0)], 0.0)
+    whole.add([(j, 1.0) for j in range(servers)], 1.0)
+    objective = np.zeros(servers + 2)
+    objective[servers:] = 1.0, even
+    found = minimise(objective, most, whole)
+    if found is None:
+        return np.full(servers, 1.0 / servers), np.full(len(capacity), 1.0 / max(1, len(capacity)))
+    return found.x[:servers], np.maximum(-found.at_most_duals[: len(capacity)], 0.0)
+
+
+def _lower_bound(columns: Sequence[Mapping[int, int]], capacity: Sequence[Fraction]) -> Fraction:
+    """For any weights w >= 0 of the links' times that sum up to 1: the time of the busiest link is at least their weighted
+    mean, and that is least where all goes to the server whose mean is least. Exact, whatever the floats were.
+    """
+    _, prices = _solve(columns, capacity, 0.0)
+    best = Fraction(0)
+    for denominator in _DENOMINATORS:
+        weights = [Fraction(float(p)).limit_denominator(denominator) for p in prices]
+        total = sum(weights, Fraction(0))
+        if total:
+            means = (sum((w / c * column.get(i, 0) for i, (w, c) in enumerate(zip(weights, capacity, strict=True)) if w),
+                         Fraction(0)) for column in columns)  # fmt: skip
+            best = max(best, min(means) / total)
+    return best

@@ -1,0 +1,1 @@
+"""The classic systems, one file each."""

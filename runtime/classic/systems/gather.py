@@ -1,0 +1,32 @@
+"""Gradients to one card, parameters back: what torch's DataParallel does in one process, between ranks."""
+
+from __future__ import annotations
+
+from ..base import Setting, System
+
+
+class Gather(System):
+    """The first worker receives all gradients, adds them in rank order, makes the one update, and sends the parameters
+    to all. It sends and receives n - 1 times the model, all others once: the first worker's links are the bottleneck.
+    """
+
+    name = "gather"
+    promise = "replicas bitwise equal after every step; one rank adds and updates, and its links carry everything"
+    source = "torch.nn.DataParallel; Li et al., PyTorch Distributed, VLDB 2020, section 2.2"
+
+    def __init__(self, setting: Setting) -> None:
+        super().__init__(setting)
+        self._flats = self.buckets.empty()
+        if self.rank == setting.first:
+            self.optimizer = setting.make_optimizer(self.buckets.parameters)
+
+    def _advance(self) -> None:
+        self.buckets.gradients(self._flats)
+        self._mean_at_first(self._flats)
+        if self.optimizer is not None:
+            self.buckets.set_gradients(self._flats)
+            self.optimizer.step()
+            self.buckets.values(self._flats)
+        self._from_first(self._flats)
+        if self.optimizer is None:
+            self.buckets.set_values(self._flats)

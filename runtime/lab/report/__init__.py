@@ -1,0 +1,1 @@
+"""The report on a lab run: its rows, the findings, and the page."""

@@ -1,0 +1,1 @@
+"""Measurements on running ranks: links, host costs, and the benchmark table."""

@@ -1,0 +1,1 @@
+"""A schedule lowered to the instructions of one rank. No torch."""

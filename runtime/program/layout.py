@@ -1,0 +1,111 @@
+"""Where chunks lie: element ranges in each rank's work buffer, and what goes in and out of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ...synth.ir.collective import Collective
+from ...synth.ir.schedule import Schedule
+
+Range = tuple[int, int]
+IN_PLACE = ("allreduce", "broadcast", "reduce")
+"""Collectives whose input and output are one tensor."""
+
+
+def ends_numel(collective: Collective, rank: int, numel: int) -> tuple[int, int]:
+    """Elements of the input and of the output of `rank` for a buffer of `numel` elements; 0 where it has none."""
+    part, name, here = numel // collective.ranks, collective.name, numel if rank == collective.root else 0
+    sent = {"allgather": part, "gather": part, "scatter": here}.get(name, numel)
+    got = {"reduce-scatter": part, "scatter": part, "gather": here}.get(name, numel)
+    return sent, got
+
+
+@dataclass(frozen=True)
+class Move:
+    """Elements [lo, hi) of one buffer go to `to` in another."""
+
+    lo: int
+    hi: int
+    to: int
+
+
+class Layout:
+    """Where chunks lie: in elements, in the work buffer of each rank."""
+
+    def __init__(self, schedule: Schedule, numel: int) -> None:
+        self.schedule, self.numel = schedule, numel
+        self.collective = schedule.collective
+        self.in_block = [
+            (int(offset * numel), int((offset + chunk.share) * numel))
+            for offset, chunk in zip(schedule.offsets(), schedule.chunks, strict=True)
+        ]
+        self.block = numel // self.collective.ranks
+        self.compact: dict[int, dict[int, int]] = {}
+        self.compact_numel: dict[int, int] = {}
+
+    def work_numel(self, rank: int) -> int:
+        """Elements of the work buffer of `rank`."""
+        if self.collective.name != "alltoall":
+            return self.numel
+        self._start_of(rank, -1)
+        return self.compact_numel[rank]
+
+    def chunk(self, rank: int, c: int) -> Range:
+        """Elements of chunk `c` in the work buffer of `rank`."""
+        lo, hi = self.in_block[c]
+        start = self._start_of(rank, c)
+        return start + lo, start + hi
+
+    def _start_of(self, rank: int, c: int) -> int:
+        if self.collective.name != "alltoall":
+            chunk = self.schedule.chunks[c]
+            owner = chunk.source if chunk.source is not None else chunk.target
+            return 0 if owner is None else owner * self.block
+        if rank not in self.compact:
+            self._lay_out(rank)
+        return self.compact[rank].get(c, 0)
+
+    def _lay_out(self, rank: int) -> None:
+        """Alltoall: the chunks that a rank ever holds, one after the other."""
+        touched = {c for c, chunk in enumerate(self.schedule.chunks) if rank in (chunk.source, chunk.target)}
+        t = self.schedule.transfers
+        touched |= set(t.chunk[(t.src == rank) | (t.dst == rank)].tolist())
+        starts, at = {}, 0
+        for c in sorted(touched):
+            lo, hi = self.in_block[c]
+            starts[c] = at - lo
+            at += hi - lo
+        self.compact[rank], self.compact_numel[rank] = starts, at
+
+    def segment(self, rank: int, c: int, part: int) -> Range:
+        """Elements of part `part` of chunk `c`, cut in the schedule's number of segments."""
+        lo, hi = self.chunk(rank, c)
+        m = self.schedule.segments
+        return lo + (hi - lo) * part // m, lo + (hi - lo) * (part + 1) // m
+
+    def fills(self, rank: int) -> Iterator[Move]:
+        """What a rank brings, from its input."""
+        name, block, root = self.collective.name, self.block, self.collective.root
+        if name in ("allgather", "gather"):
+            yield Move(0, block, rank * block)
+        elif name == "reduce-scatter" or (name == "scatter" and rank == root):
+            yield Move(0, self.numel, 0)
+        elif name == "alltoall":
+            for c, chunk in enumerate(self.schedule.chunks):
+                if chunk.source == rank and chunk.target is not None:
+                    lo, hi = self.in_block[c]
+                    yield Move(chunk.target * block + lo, chunk.target * block + hi, self.chunk(rank, c)[0])
+
+    def drains(self, rank: int) -> Iterator[Move]:
+        """What a rank gets, to its output."""
+        name, block, root = self.collective.name, self.block, self.collective.root
+        if name == "allgather" or (name == "gather" and rank == root):
+            yield Move(0, self.numel, 0)
+        elif name in ("reduce-scatter", "scatter"):
+            yield Move(rank * block, (rank + 1) * block, 0)
+        elif name == "alltoall":
+            for c, chunk in enumerate(self.schedule.chunks):
+                if chunk.target == rank and chunk.source is not None:
+                    lo, hi = self.chunk(rank, c)
+                    yield Move(lo, hi, chunk.source * block + self.in_block[c][0])

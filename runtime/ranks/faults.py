@@ -1,0 +1,217 @@
+"""Who is to blame when a call cannot go on: deadlines, reports between ranks, and an error that names the culprit.
+
+A rank that fails sees only its own peers: one that stopped, or one that waits for another itself. So each rank that
+fails says in the store (which the process group was set up with) for which message it was waiting and how many it had
+posted to and from whom, closes its connections so that its peers need not wait for their own deadlines, and follows the
+reports: from peer to peer, as long as the peer was behind itself, to the first that says nothing, which is dead or stopped,
+or to a message that both ends had posted, whose link is cut.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field, replace
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import Store
+
+from ...topo.errors import ExecutionError
+from ...topo.graph import Topology
+from ...topo.routes import Router
+
+_GRACE = 0.25
+"""Of a timeout, what is kept for finding the culprit; at most _GRACE_S."""
+_GRACE_S = 5.0
+_POLL_S = 0.02
+_SETTLE_S = 0.5
+"""A peer that hung up may not have reported yet: gloo closes connections the moment that a wait times out."""
+NOBODY = -1
+_SOURCE_LINE = re.compile(r"^\[[^\]]*\.(?:cc|cpp|h):\d+\]\s*")
+_NEVER_SENT = (1 << 31) - 1
+"""A tag that no message has."""
+
+
+@dataclass(frozen=True)
+class Stuck:
+    """What a rank was doing when it could not go on: the `number`-th message to ("send") or from ("receive") `peer`, of a
+    step; whether its own deadline had passed; which call it was in, `calls` counting them; and how many messages it had
+    posted in that call, by kind and peer ("send 3").
+
+    In a stock collective (kind "stock") the peer is NOBODY: it does not say with whom it was stuck.
+    """
+
+    kind: str
+    peer: int
+    number: int
+    step: int
+    timed_out: bool
+    reason: str
+    call: str = ""
+    calls: int = 0
+    posted: Mapping[str, int] = field(default_factory=dict)
+
+
+def grace_s(timeout: timedelta) -> float:
+    """Seconds of a call's deadline that are kept for finding the culprit."""
+    return min(_GRACE_S, timeout.total_seconds() * _GRACE)
+
+
+def first_line(error: Exception) -> str:
+    """An error in one line."""
+    text = _SOURCE_LINE.sub("", str(error).strip())
+    first = text.splitlines()[0] if text else type(error).__name__
+    return first.split(". This is typically")[0]
+
+
+class Faults:
+    """Deadlines and blame of one communicator. `store` is shared by its ranks."""
+
+    def __init__(self, group: dist.ProcessGroup, topology: Topology | None, timeout: timedelta, store: Store) -> None:
+        self.group, self.topology, self.store = group, topology, store
+        self.rank, self.ranks = dist.get_rank(group), dist.get_world_size(group)
+        self.grace_s = grace_s(timeout)
+        self.wait_s = timeout.total_seconds() - self.grace_s
+        self.deadline = 0.0
+        self.call, self.calls = "", 0
+        self.broken: ExecutionError | None = None
+
+    def begin(self, call: str) -> float:
+        """A call begins: until when (time.monotonic) it may wait. After a failure there is nothing to go on with."""
+        if self.broken is not None:
+            raise ExecutionError(
+                f"rank {self.rank}: an earlier call failed; destroy the process group and start anew ({self.broken})"
+            )
+        if self.group not in dist.distributed_c10d._world.pg_map:
+            raise ExecutionError(f"rank {self.rank}: the process group was destroyed; set one up, and make this anew")
+        self.call, self.calls = call, self.calls + 1
+        self.deadline = time.monotonic() + self.wait_s
+        return self.deadline
+
+    @contextmanager
+    def stock(self, call: str) -> Iterator[None]:
+        """Around collectives of the backend itself: when one of them fails, that is an ExecutionError on every rank."""
+        self.begin(call)
+        try:
+            yield
+        except RuntimeError as error:
+            raise self.stuck("stock", NOBODY, 0, 0, error, {}) from error
+
+    def stuck(
+        self, kind: str, peer: int, number: int, step: int, error: Exception, posted: Mapping[str, int]
+    ) -> ExecutionError:
+        """The error for a rank that cannot go on: reports it, hears what the others say, and names the culprit."""
+        timed_out = time.monotonic() >= self.deadline - 0.01
+        mine = Stuck(kind, peer, number, step, timed_out, first_line(error), self.call, self.calls, posted)
+        reports = self._hear(mine)
+        said = f"rank {self.rank}: {blame(self.rank, reports, self.ranks, self._between)}"
+        if kind == "stock":
+            own = f"here the stock collective failed ({self.call}: {mine.reason})"
+        else:
+            src, dst = (self.rank, peer) if kind == "send" else (peer, self.rank)
+            doing = "sending to" if kind == "send" else "receiving from"
+            why = f"no end within {self.wait_s:.3g} s" if timed_out else reports[self.rank].reason
+            own = f"here step {step}, {doing} rank {peer} over {self._between(src, dst)}, failed ({why})"
+        self.broken = ExecutionError(f"{said}; {own}")
+        return self.broken
+
+    def _hear(self, mine: Stuck) -> dict[int, Stuck]:
+        """Everybody's reports, once they tell whose fault it is, or no more come in time."""
+        reports = {self.rank: mine}
+        done = threading.Event()
+
+        def exchange() -> None:
+            try:
+                self.store.set(f"stuck/{self.rank}", json.dumps(asdict(mine)))
+                self._hang_up()
+                begun = time.monotonic()
+                while True:
+                    for rank in range(self.ranks):
+                        if rank not in reports and self.store.check([f"stuck/{rank}"]):
+                            reports[rank] = Stuck(**json.loads(self.store.get(f"stuck/{rank}")))
+                    _, link, settled = culprit(self.rank, reports)
+                    early = link is None and time.monotonic() < begun + _SETTLE_S
+                    if (settled and not early) or done.wait(_POLL_S):
+                        break
+            except (RuntimeError, ValueError, TypeError) as error:
+                reports[self.rank] = replace(mine, reason=f"{mine.reason}; no reports: {first_line(error)}")
+            done.set()
+
+        # In a thread of its own: the store may be on a machine that is gone, and gets no more than the time there is.
+        threading.Thread(target=exchange, name="topoplan-faults", daemon=True).start()
+        done.wait(0.9 * self.grace_s)
+        done.set()
+        self._hang_up()  # whatever became of the thread: nothing may arrive any more in memory that the caller lets go
+        return dict(reports)
+
+    def _hang_up(self) -> None:
+        """Close this rank's connections, so that its peers learn of it at once.
+
+        ProcessGroupGloo.abort leaves them open (torch 2.13), but gloo closes all of them when a wait times out.
+        """
+        if "nccl" in dist.get_backend(self.group):
+            return
+        backend: Any = self.group._get_backend(torch.device("cpu"))
+        nothing = torch.empty(1)
+        for peer in range(self.ranks):
+            if peer != self.rank:
+                with suppress(RuntimeError):  # the timeout that is wanted, or a connection that is closed already
+                    backend.recv([nothing], peer, _NEVER_SENT).wait(timedelta(milliseconds=1))
+
+    def _between(self, src: int, dst: int) -> str:
+        """The way from one rank to another, in the topology's names."""
+        if self.topology is None or max(src, dst) >= len(self.topology.ranks):
+            return f"the link from rank {src} to rank {dst}"
+        route = Router(self.topology).route(src, dst) or (self.topology.ranks[src], self.topology.ranks[dst])
+        return f"link {' -> '.join(route)}"
+
+
+def culprit(rank: int, reports: Mapping[int, Stuck]) -> tuple[list[int], tuple[int, int] | None, bool]:
+    """Follow the reports from `rank` on: (the ranks on the way, the last being to blame unless a link is; that link, as
+    source and destination; whether more reports could not change it).
+    """
+    chain = [rank]
+    while chain[-1] in reports:
+        here = reports[chain[-1]]
+        if here.kind == "stock":
+            return chain, None, False
+        there = reports.get(here.peer)
+        if there is None:
+            # A rank that gives up reports before it hangs up: one that hung up and said nothing is gone.
+            return [*chain, here.peer], None, not here.timed_out
+        link = (chain[-1], here.peer) if here.kind == "send" else (here.peer, chain[-1])
+        other = "receive" if here.kind == "send" else "send"
+        # Of two ranks in different calls, the one ahead has posted all of the earlier one.
+        both = there.calls > here.calls or (
+            there.calls == here.calls and there.posted.get(f"{other} {chain[-1]}", 0) > here.number
+        )
+        if here.timed_out and (both or here.peer in chain):
+            return chain, link, True
+        if here.peer in chain:
+            return chain, link, False
+        chain.append(here.peer)
+    return chain, None, False
+
+
+def blame(rank: int, reports: Mapping[int, Stuck], ranks: int, between: Callable[[int, int], str]) -> str:
+    """In words, whose fault it is that `rank` is stuck, given everybody's reports."""
+    mine = reports[rank]
+    for other, theirs in sorted(reports.items()):
+        if theirs.calls == mine.calls and theirs.call != mine.call:
+            return f"rank {other} is in another call ({theirs.call}) than this one ({mine.call})"
+    chain, link, _ = culprit(rank, reports)
+    if link is not None:
+        return f"{between(*link)} carries nothing from rank {link[0]} to rank {link[1]}"
+    if chain[-1] in reports:  # in a stock collective
+        silent = [str(other) for other in range(ranks) if other not in reports]
+        if not silent:
+            return "all ranks are stuck: a link is cut or too slow"
+        return f"rank {', '.join(silent)} does not answer (dead, stopped or cut off)"
+    return f"rank {chain[-1]} does not answer (dead, stopped or cut off)"

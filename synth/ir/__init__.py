@@ -1,0 +1,1 @@
+"""The intermediate representation: collectives, transfers, schedules, and what follows from a schedule alone."""

@@ -1,0 +1,154 @@
+"""The intermediate representation: a collective, its chunks, and an ordered list of transfers.
+
+Steps are synchronous rounds of transfers: all transfers of a step read what their sources held when the step began.
+Within a step several contributions may be added to one chunk at one rank (in listing order); a copy must be alone.
+With `segments` = m > 1 each chunk is cut into m equal parts that follow each other through the steps, part j doing
+step s at tick s + j: a pipeline. If it is `stepwise`, part j does step s at tick s m + j: steps stay apart, and the parts
+let a rank hand on the first of a step while the rest is still coming. A schedule is plain data: hashable, comparable,
+versioned in JSON.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import cached_property
+from typing import Any
+
+from ...topo.errors import InputError
+from ...topo.exact import fraction_to_json, parse_fraction
+from .collective import Chunk, Collective
+from .transfers import OPS, Op, Transfer, Transfers
+
+__all__ = ["Op", "Schedule", "Transfer", "Transfers"]
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """See the module's docstring.
+
+    `step_s_per_GB[s]` is how long step s may last, in seconds for each GB (1e9 bytes) of buffer: no link carries more
+    in it than its bandwidth times that. `trees` is the number of trees of a tree schedule, else None; `depth` how many
+    hops the deepest of them has from its root. `transfers` may be given as any sequence of Transfer.
+    """
+
+    collective: Collective
+    strategy: str
+    chunks: tuple[Chunk, ...]
+    transfers: Transfers
+    step_s_per_GB: tuple[Fraction, ...]
+    segments: int = 1
+    trees: int | None = None
+    depth: int | None = None
+    stepwise: bool = False
+
+    def __post_init__(self) -> None:
+        rows: Sequence[Transfer] = self.transfers
+        if not isinstance(rows, Transfers):
+            object.__setattr__(self, "transfers", Transfers.of(rows))
+
+    def __hash__(self) -> int:
+        return hash(
+            (self.collective, self.strategy, len(self.chunks), self.transfers, self.segments, self.trees, self.stepwise)
+        )
+
+    @property
+    def steps(self) -> int:
+        """Number of steps."""
+        return len(self.step_s_per_GB)
+
+    @property
+    def uncut(self) -> Schedule:
+        """The same schedule in one segment."""
+        return self if self.segments == 1 and not self.stepwise else replace(self, segments=1, stepwise=False)
+
+    @property
+    def ticks(self) -> int:
+        """Number of ticks that all segments take."""
+        return self.steps * self.segments if self.stepwise else self.steps + self.segments - 1
+
+    def tick(self, step: int, part: int) -> int:
+        """When segment `part` does `step`."""
+        return step * self.segments + part if self.stepwise else step + part
+
+    @property
+    def label(self) -> str:
+        """The strategy and how it is cut: `packing x64`, `exact /4` (stepwise)."""
+        cut = f" {'/' if self.stepwise else 'x'}{self.segments}" if self.segments > 1 else ""
+        return f"{self.strategy}{cut}"
+
+    @cached_property
+    def by_step(self) -> tuple[tuple[Transfer, ...], ...]:
+        """The transfers of each step, in listing order."""
+        rows: dict[int, list[Transfer]] = defaultdict(list)
+        for transfer in self.transfers:
+            rows[transfer.step].append(transfer)
+        return tuple(tuple(rows[s]) for s in range(self.steps))
+
+    def offsets(self) -> tuple[Fraction, ...]:
+        """Where each chunk begins, as a share of the block it lies in, blocks being laid end to end.
+
+        The block of a chunk is the whole buffer for collectives without sources and targets, else the part of one
+        rank (for alltoall, of one pair of ranks). Chunks of a block lie in listing order.
+        """
+        filled: dict[tuple[int | None, int | None], Fraction] = defaultdict(Fraction)
+        out = []
+        for chunk in self.chunks:
+            key = chunk.source, chunk.target
+            out.append(filled[key])
+            filled[key] += chunk.share
+        return tuple(out)
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON object; transfers are rows [step, src, dst, chunk, op, route], routes indexed in `routes`."""
+        step, src, dst, chunk, op, route = (column.tolist() for column in self.transfers.columns)
+        ops = [OPS[x] for x in op]
+        return {
+            "collective": self.collective.name,
+            "ranks": self.collective.ranks,
+            "root": self.collective.root,
+            "strategy": self.strategy,
+            "segments": self.segments,
+            **({"stepwise": True} if self.stepwise else {}),
+            "trees": self.trees,
+            "depth": self.depth,
+            "step_s_per_GB": [fraction_to_json(x) for x in self.step_s_per_GB],
+            "chunks": [[fraction_to_json(c.share), c.source, c.target] for c in self.chunks],
+            "routes": [list(r) for r in self.transfers.routes],
+            "transfers": [list(row) for row in zip(step, src, dst, chunk, ops, route, strict=True)],
+        }
+
+    @classmethod
+    def from_json(cls, data: Any, where: str = "schedule") -> Schedule:
+        """Read `to_json`'s object; InputError where it is not one. Whether it is right is for the verifier to say."""
+        try:
+            routes = [tuple(str(x) for x in route) for route in data["routes"]]
+            segments, trees, depth = data["segments"], data["trees"], data.get("depth")
+            if not _is_count(segments) or not all(x is None or _is_count(x) for x in (trees, depth)):
+                raise InputError(f"{where}: segments, trees and depth must be whole numbers above 0")
+            rows = data["transfers"]
+            columns = list(zip(*rows, strict=True)) if rows else [()] * 6
+            step, src, dst, chunk, op, route = columns
+            if any(not isinstance(x, int) or isinstance(x, bool) for c in (step, src, dst, chunk, route) for x in c):
+                raise ValueError("a transfer's step, src, dst, chunk and route must be whole numbers")
+            if route and not 0 <= min(route) <= max(route) < len(routes):
+                raise ValueError("a transfer names a route that is not listed")
+            return cls(
+                collective=Collective(data["collective"], data["ranks"], data["root"]),
+                strategy=str(data["strategy"]),
+                chunks=tuple(Chunk(parse_fraction(share), s, t) for share, s, t in data["chunks"]),
+                transfers=Transfers(step, src, dst, chunk, [OPS.index(x) for x in op], route, routes),
+                step_s_per_GB=tuple(parse_fraction(x) for x in data["step_s_per_GB"]),
+                segments=segments,
+                trees=trees,
+                depth=depth,
+                stepwise=data.get("stepwise", False) is True,
+            )
+        except (KeyError, TypeError, ValueError, IndexError, OverflowError) as error:
+            raise InputError(f"{where}: not a schedule: {type(error).__name__}: {error}") from None
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1

@@ -1,0 +1,50 @@
+"""New schedules from old: turned round in time, and put one after the other."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from ...topo.errors import InfeasibleError
+from .collective import Chunk, Collective
+from .schedule import Schedule
+from .transfers import COPY, REDUCE, Transfers
+
+
+def reverse(schedule: Schedule) -> Schedule:
+    """Every transfer turned round, the last step first, copies becoming additions.
+
+    Allgather becomes reduce-scatter, broadcast reduce, gather and scatter each other; alltoall stays what it is. The
+    result is for the reversed topology (SCCL, section 3.5). Each rank must get each chunk at most once.
+    """
+    last = schedule.steps - 1
+    opposite = schedule.collective.reversed()
+    t = schedule.transfers
+    op = np.full(len(t), REDUCE if opposite.reduces else COPY)
+    routes = [route[::-1] for route in t.routes]
+    return replace(
+        schedule,
+        collective=opposite,
+        chunks=tuple(Chunk(c.share, source=c.target, target=c.source) for c in schedule.chunks),
+        transfers=Transfers(last - t.step, t.dst, t.src, t.chunk, op, t.route, routes).sorted(),
+        step_s_per_GB=schedule.step_s_per_GB[::-1],
+    )
+
+
+def compose(reduce_scatter: Schedule, allgather: Schedule) -> Schedule:
+    """Reduce-scatter, then allgather, as one allreduce. The chunks of both must be the same shares of the same ranks."""
+    shares = [(c.share, c.target) for c in reduce_scatter.chunks]
+    if shares != [(c.share, c.source) for c in allgather.chunks]:
+        raise InfeasibleError("reduce-scatter and allgather cut the buffer differently; they do not make an allreduce")
+    step, *rest = allgather.transfers.columns
+    later = Transfers.from_columns((step + reduce_scatter.steps, *rest), allgather.transfers.routes)
+    return Schedule(
+        collective=Collective("allreduce", allgather.collective.ranks),
+        strategy=allgather.strategy,
+        chunks=tuple(Chunk(c.share) for c in allgather.chunks),
+        transfers=Transfers.joined([reduce_scatter.transfers, later]),
+        step_s_per_GB=reduce_scatter.step_s_per_GB + allgather.step_s_per_GB,
+        trees=allgather.trees,
+        depth=allgather.depth,
+    )

@@ -1,0 +1,1 @@
+"""Numerical methods that know nothing of GPUs: linear programs, exact rates, arborescences, matroid union."""

@@ -1,0 +1,83 @@
+"""From the floats of a linear programme to exact rates that overload nothing and have a small common denominator."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from math import floor, lcm
+
+from ortools.sat.python import cp_model
+
+from ...topo.errors import InfeasibleError
+from ...topo.exact import fraction_gcd
+from .linear import Floats
+
+_SMALL_DENOMINATORS = 1000
+_FINE = 1 << 40
+_PARTS = (1, 2, 3, 4)
+_MOST_UNITS = 64
+_WHOLE_SECONDS = 0.5
+
+
+def exact_rates(weights: Floats, uses: Sequence[Mapping[int, int]], capacity: Sequence[Fraction]) -> list[Fraction]:
+    """Rates near `weights`, where column j uses row i `uses[j][i]` times and row i can carry `capacity[i]`.
+
+    Whole multiples of a coarse unit are tried first (few columns, even shares), by CP-SAT. Else: a basic solution is a vector
+    of fractions with a common denominator; where it is small it is found, and the rates
+    are those fractions exactly. Otherwise they are rounded down to multiples of the least capacity / 2^40.
+    """
+    unit = min(capacity)
+    whole = _whole_rates(float(sum(weights)), uses, capacity)
+    if whole is not None:
+        return whole
+    scaled = [float(w) / float(unit) for w in weights]
+    near = [Fraction(w).limit_denominator(_SMALL_DENOMINATORS) for w in scaled]
+    if lcm(*(f.denominator for f in near)) <= _FINE:
+        rates = [f * unit for f in near]
+        if _fits(rates, uses, capacity):
+            return rates
+    for slack in (0.0, 1e-9, 1e-8, 1e-7, 1e-6):  # the floats may be a little infeasible
+        rates = [Fraction(floor(w * (1 - slack) * _FINE), _FINE) * unit for w in scaled]
+        if _fits(rates, uses, capacity):
+            return rates
+    raise InfeasibleError("the linear programme's weights overload a link by more than rounding explains")
+
+
+def _whole_rates(
+    total: float, uses: Sequence[Mapping[int, int]], capacity: Sequence[Fraction]
+) -> list[Fraction] | None:
+    """Rates in whole units (the capacities' common unit, or a half, third or quarter) that sum up to `total`, or None."""
+    unit = fraction_gcd(list(set(capacity)))
+    for parts in _PARTS:
+        step = unit / parts
+        wanted = round(total / float(step))
+        if max(capacity) / step > _MOST_UNITS or abs(wanted * float(step) - total) > 1e-6 * total:
+            continue
+        model = cp_model.CpModel()
+        count = [model.new_int_var(0, wanted, "") for _ in uses]
+        used = [model.new_bool_var("") for _ in uses]
+        load: list[list[cp_model.LinearExprT]] = [[] for _ in capacity]
+        for k, on, column in zip(count, used, uses, strict=True):
+            model.add(k <= wanted * on)
+            for i, times in column.items():
+                load[i].append(times * k)
+        for i, terms in enumerate(load):
+            model.add(sum(terms) <= int(capacity[i] / step))
+        model.add(sum(count) == wanted)
+        model.minimize(sum(used))
+        solver = cp_model.CpSolver()
+        solver.parameters.num_workers = 2
+        solver.parameters.random_seed = 1
+        solver.parameters.max_time_in_seconds = _WHOLE_SECONDS
+        if solver.solve(model) in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+            return [solver.value(k) * step for k in count]
+    return None
+
+
+def _fits(rates: Sequence[Fraction], uses: Sequence[Mapping[int, int]], capacity: Sequence[Fraction]) -> bool:
+    load = [Fraction(0)] * len(capacity)
+    for rate, column in zip(rates, uses, strict=True):
+        if rate:
+            for i, count in column.items():
+                load[i] += rate * count
+    return all(used <= c for used, c in zip(load, capacity, strict=True))

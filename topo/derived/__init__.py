@@ -1,0 +1,1 @@
+"""Topologies made from others: hosts joined, links lost or slower, NVSwitches merged."""

@@ -1,0 +1,108 @@
+"""A machine after something happened to it: links lost or slower, GPUs gone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+
+from ..errors import InputError
+from ..exact import fraction_to_json, parse_fraction
+from ..graph import Topology
+
+
+@dataclass(frozen=True)
+class Change:
+    """What changes: ends of links that are lost, ends of links with the factor their bandwidth is scaled by, ranks that
+    are gone. Both directions of a link change, and all parallel links between two devices.
+    """
+
+    without_links: tuple[str, ...] = ()
+    without_ranks: tuple[int, ...] = ()
+    scale_links: tuple[str, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.without_links or self.without_ranks or self.scale_links)
+
+
+def degrade(topology: Topology, change: Change) -> Topology:
+    """The changed machine. Ranks beyond those gone move up.
+
+    Links are written A:B, their ends as device ids or rank numbers; scaled ones A:B=FACTOR. Raises InputError where there
+    is no such link or rank, the factor is not above 0, or no GPU is left.
+    """
+    factors: dict[frozenset[str], Fraction | None] = {}
+    said = []
+    for text in change.without_links:
+        ends = _ends(text, topology, "--without-link")
+        factors[frozenset(ends)] = None
+        said.append(f"without {ends[0]}-{ends[1]}")
+    for text in change.scale_links:
+        link, equals, factor = text.rpartition("=")
+        if not equals:
+            raise InputError(f"--scale-link {text}: expected A:B=FACTOR, such as gpu0:gpu1=0.5")
+        ends = _ends(link, topology, "--scale-link")
+        factors[frozenset(ends)] = _factor(factor, text)
+        said.append(f"{ends[0]}-{ends[1]} at {factor}")
+    gone = set()
+    for rank in change.without_ranks:
+        if not 0 <= rank < len(topology.ranks):
+            raise InputError(f"--without-rank {rank}: no such rank; {topology.name} has 0 to {len(topology.ranks) - 1}")
+        gone.add(topology.ranks[rank])
+        said.append(f"without {topology.ranks[rank]}")
+    if len(gone) == len(topology.ranks):
+        raise InputError("--without-rank: no GPU is left")
+    links = []
+    for x in topology.links:
+        if gone & {x.src, x.dst}:
+            continue
+        factor_of = factors.get(frozenset((x.src, x.dst)), Fraction(1))
+        if factor_of is not None:
+            links.append(x if factor_of == 1 else replace(x, bandwidth_GBps=x.bandwidth_GBps * factor_of))
+    return replace(
+        topology,
+        name=f"{topology.name} ({', '.join(said)})",
+        devices=tuple(d for d in topology.devices if d.id not in gone),
+        links=tuple(links),
+    )
+
+
+def _factor(text: str, whole: str) -> Fraction:
+    try:
+        factor = parse_fraction(text)
+    except ValueError:
+        raise InputError(f"--scale-link {whole}: {text!r} is not a number; expected a factor such as 0.5") from None
+    if factor <= 0:
+        raise InputError(
+            f"--scale-link {whole}: the factor is {fraction_to_json(factor)}; expected more than 0 "
+            "(a lost link is --without-link)"
+        )
+    return factor
+
+
+def _ends(text: str, topology: Topology, flag: str) -> tuple[str, str]:
+    """The two devices of "A:B"; ids may have colons of their own."""
+    parts = text.split(":")
+    splits: Sequence[tuple[str, str]] = [(":".join(parts[:i]), ":".join(parts[i:])) for i in range(1, len(parts))]
+    found = [(a, b) for x, y in splits if (a := _device(x, topology)) and (b := _device(y, topology))]
+    if not found:
+        raise InputError(
+            f"{flag} {text}: expected A:B with A and B devices of {topology.name} (or rank numbers), such as "
+            f"{topology.links[0].src}:{topology.links[0].dst}"
+            if topology.links
+            else f"{flag} {text}: there are no links"
+        )
+    for a, b in found:
+        if (a, b) in topology.capacity_GBps or (b, a) in topology.capacity_GBps:
+            return a, b
+    a, b = found[0]
+    near = ", ".join(topology.out_neighbours[a][:8])
+    raise InputError(f"{flag} {text}: {topology.name} has no link between {a} and {b}; {a} is linked to {near}")
+
+
+def _device(text: str, topology: Topology) -> str | None:
+    if text in topology.by_id:
+        return text
+    if text.isdecimal() and len(text) < 7 and int(text) < len(topology.ranks):
+        return topology.ranks[int(text)]
+    return None

@@ -1,0 +1,1 @@
+"""Measurements between GPUs, brought back to the links they crossed."""

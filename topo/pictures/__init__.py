@@ -1,0 +1,1 @@
+"""A topology as people look at it: tables, trees, SVG and Graphviz dot."""

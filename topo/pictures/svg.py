@@ -1,0 +1,270 @@
+"""Drawing a topology as SVG: the machine as one would draw it on a whiteboard. Plain text, no dependency.
+
+Colours tell kinds of links, widths bandwidths; the legend says which is which, so that the picture stays uncluttered.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+from xml.sax.saxutils import escape
+
+from ..graph import Topology
+from .boxes import lay_out
+from .cables import kind_name, rate_text
+from .layout import TIMES, Frame, Picture, Shape, Wire
+
+_MARGIN, _HEAD, _LEGEND_ROW, _LEGEND_COLUMN = 28, 66, 24, 290
+_LEAST_WIDTH = 420
+_MOST_LEGEND_ROWS = 12
+_KIND_COLOURS = {
+    "nvlink": "#5a9e00",
+    "c2c": "#2f6b1f",
+    "xgmi": "#d9480f",
+    "pcie": "#4475b5",
+    "smp": "#8057b0",
+    "network": "#0d8f92",
+    "link": "#55606e",
+}
+_OTHER_COLOURS = ("#b5852b", "#b03a78", "#7a6a58", "#3b7f5c")
+_LOOKS = {  # fill and outline of each sort of device
+    "gpu": ("#eef7dd", "#6aa61c"),
+    "cpu": ("#efe9f8", "#8057b0"),
+    "pcie": ("#e6eefa", "#4475b5"),
+    "nic": ("#e2f4f4", "#0d8f92"),
+    "nvswitch": ("#dcefbb", "#5a9e00"),
+    "network": ("#cfeceb", "#0d8f92"),
+}
+_INK, _FAINT, _PAPER, _FRAME, _FRAME_FILL = "#1f2933", "#667380", "#ffffff", "#aab4bf", "#fafbfc"
+_FONT = "Helvetica Neue, Helvetica, Arial, DejaVu Sans, sans-serif"
+_THINNEST, _THICKEST = 1.6, 6.5
+_LETTER = 0.6  # a letter's width as a part of the font size, on the safe side
+
+
+@dataclass(frozen=True, order=True)
+class _Class:
+    """Links that look alike: the same kind, bandwidth and number of lanes."""
+
+    kind: str
+    GBps: Fraction
+    count: int
+    one_way: bool
+
+
+def write(topology: Topology) -> str:
+    """The topology as an SVG document."""
+    picture = lay_out(topology)
+    classes = Counter[_Class]()
+    for wire in picture.wires:
+        classes[_class(wire)] += wire.cables
+    style = _Style(classes)
+    legend = _legend_entries(style, classes)
+    title, summary = _shorten(topology.name, 60), _summary(topology)
+    width = max(picture.width, _LEAST_WIDTH, 9 * len(title), 6.2 * len(summary))
+    columns = max(1, min(len(legend), int(width // _LEGEND_COLUMN)))
+    legend_rows = math.ceil(len(legend) / columns)
+    height = _HEAD + picture.height + 34 + _LEGEND_ROW * legend_rows
+    moved = picture.moved((width - picture.width) / 2 + _MARGIN, _HEAD + _MARGIN)
+    full_width, full_height = width + 2 * _MARGIN, height + 2 * _MARGIN
+    lines = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{full_width:.0f}" height="{full_height:.0f}" '
+        f'viewBox="0 0 {full_width:.0f} {full_height:.0f}" font-family="{_FONT}" role="img">',
+        f"<title>{_text(topology.name)}: {_text(summary)}</title>",
+        *style.arrow_heads(),
+        f'<rect width="100%" height="100%" rx="10" fill="{_PAPER}"/>',
+        _label(_MARGIN, _MARGIN + 20, title, 20, anchor="start", weight="bold"),
+        _label(_MARGIN, _MARGIN + 42, summary, 13, anchor="start", colour=_FAINT),
+        *(_frame(frame) for frame in moved.frames),
+        *_wires(moved, style),
+        *(_frame_label(frame) for frame in moved.frames),
+        *(line for shape in moved.shapes for line in _shape(shape)),
+        *_legend(legend, columns, full_height - _MARGIN - _LEGEND_ROW * legend_rows + 10, width / columns),
+        "</svg>",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _class(wire: Wire) -> _Class:
+    return _Class(wire.kind, wire.GBps, wire.count, wire.one_way)
+
+
+class _Style:
+    """A colour for each kind of link and a width for each bandwidth (on a logarithmic scale)."""
+
+    def __init__(self, classes: Counter[_Class]) -> None:
+        kinds = sorted({c.kind for c in classes})
+        others = [kind for kind in kinds if kind not in _KIND_COLOURS]
+        self.colours = _KIND_COLOURS | {k: _OTHER_COLOURS[i % len(_OTHER_COLOURS)] for i, k in enumerate(others)}
+        self.one_way = sorted({c.kind for c in classes if c.one_way})
+        rates = [float(c.GBps) for c in classes] or [1.0]
+        self.low, self.high = min(rates), max(rates)
+
+    def width(self, GBps: Fraction) -> float:
+        """Line width of a bandwidth in pixels."""
+        if self.high <= self.low * 1.001:
+            return 2.6
+        part = math.log(float(GBps) / self.low) / math.log(max(self.high / self.low, 4.0))
+        return round(_THINNEST + part * (_THICKEST - _THINNEST), 2)
+
+    def stroke(self, kind: str, GBps: Fraction) -> str:
+        """Attributes of a line."""
+        return f'stroke="{self.colours[kind]}" stroke-width="{self.width(GBps):g}"'
+
+    def arrow_heads(self) -> Iterator[str]:
+        """Definitions of arrow heads for the kinds that have one-way links."""
+        for kind in self.one_way:
+            yield (
+                f'<defs><marker id="arrow-{list(self.colours).index(kind)}" viewBox="0 0 8 8" refX="4" refY="4" '
+                f'markerWidth="12" markerHeight="12" markerUnits="userSpaceOnUse" orient="auto">'
+                f'<path d="M0 0 L8 4 L0 8 z" fill="{self.colours[kind]}"/></marker></defs>'
+            )
+
+    def marker(self, kind: str) -> str:
+        """The attribute that puts an arrow head on the middle of a curve of two halves."""
+        return f' marker-mid="url(#arrow-{list(self.colours).index(kind)})"'
+
+
+def _wires(picture: Picture, style: _Style) -> Iterator[str]:
+    """Lines, the thin ones on top of the thick ones."""
+    for wire in sorted(picture.wires, key=lambda w: -w.GBps):
+        (ax, ay), (bx, by) = wire.start, wire.end
+        attributes = f'fill="none" stroke-linecap="round" {style.stroke(wire.kind, wire.GBps)}'
+        if wire.one_way:
+            attributes += style.marker(wire.kind)
+        if wire.bend is None:
+            yield f'<path d="M{ax:.1f} {ay:.1f} L{bx:.1f} {by:.1f}" {attributes}/>'
+            continue
+        cx, cy = wire.bend
+        mx, my = (ax + bx + 2 * cx) / 4, (ay + by + 2 * cy) / 4
+        first = f"Q{(ax + cx) / 2:.1f} {(ay + cy) / 2:.1f} {mx:.1f} {my:.1f}"
+        yield f'<path d="M{ax:.1f} {ay:.1f} {first} Q{(bx + cx) / 2:.1f} {(by + cy) / 2:.1f} {bx:.1f} {by:.1f}" {attributes}/>'
+
+
+def _frame(frame: Frame) -> str:
+    return (
+        f'<rect x="{frame.left:.1f}" y="{frame.top:.1f}" width="{frame.width:.1f}" height="{frame.height:.1f}" '
+        f'rx="12" fill="{_FRAME_FILL}" stroke="{_FRAME}" stroke-dasharray="5 4"/>'
+    )
+
+
+def _frame_label(frame: Frame) -> str:
+    """The label, with a rim in the frame's colour that keeps it legible where a line passes."""
+    text = _label(frame.left + 14, frame.top + 19, frame.label, 12, anchor="start", colour=_FAINT)
+    return text.replace("<text ", f'<text paint-order="stroke" stroke="{_FRAME_FILL}" stroke-width="5" ', 1)
+
+
+def _shape(shape: Shape) -> Iterator[str]:
+    fill, outline = _LOOKS[shape.look]
+    radius = 9 if shape.look == "gpu" else 6
+    yield f'<g class="{shape.look}">'
+    yield f"<title>{_text(', '.join(shape.ids))}</title>"
+    if len(shape.ids) > 1 and shape.look == "nic":
+        yield _rect(shape.x + 4, shape.y + 4, shape, radius, fill, outline)
+    yield _rect(shape.x, shape.y, shape, radius, fill, outline)
+    yield from _writing(shape, outline)
+    yield "</g>"
+
+
+def _rect(x: float, y: float, shape: Shape, radius: int, fill: str, outline: str) -> str:
+    return (
+        f'<rect x="{x - shape.width / 2:.1f}" y="{y - shape.height / 2:.1f}" width="{shape.width:.1f}" '
+        f'height="{shape.height:.1f}" rx="{radius}" fill="{fill}" stroke="{outline}" stroke-width="1.6"/>'
+    )
+
+
+def _writing(shape: Shape, colour: str) -> Iterator[str]:
+    """A GPU's rank in large figures, other devices' names, what they are below or beside."""
+    if shape.look == "gpu":
+        small = shape.height < 44
+        if not small:
+            yield _label(shape.x, shape.top + 15, _fit(shape.subtitle, shape.width, 10), 10, colour=_FAINT)
+        drop = 6 if small else 18
+        yield _label(shape.x, shape.y + drop, shape.title, 16 if small else 21, weight="bold")
+        return
+    title = _fit(shape.title, shape.width, 13)
+    if not shape.subtitle or (shape.height < 36 and len(title) + len(shape.subtitle) > shape.width / 8.5):
+        yield _label(shape.x, shape.y + 5, title, 13, weight="600")
+    elif shape.height < 36:
+        yield _label(shape.x, shape.y + 5, f"{shape.subtitle} · {title}", 12, colour=_INK)
+    else:
+        yield _label(shape.x, shape.y - 1, title, 13, weight="600")
+        yield _label(shape.x, shape.y + 14, _fit(shape.subtitle, shape.width, 10), 10, colour=_FAINT)
+
+
+# -- the legend ----------------------------------------------------------------------------------------------------
+
+
+def _legend_entries(style: _Style, classes: Counter[_Class]) -> list[tuple[str, str]]:
+    """Line attributes and text of each class, the fastest of a kind first; too many are summed up by kind."""
+    order = sorted(classes, key=lambda c: (c.kind, -c.GBps, c.count, c.one_way))
+    if len(order) <= _MOST_LEGEND_ROWS:
+        return [(style.stroke(c.kind, c.GBps), _legend_text(c, classes[c])) for c in order]
+    entries: list[tuple[str, str]] = []
+    for kind in dict.fromkeys(c.kind for c in order):
+        alike = [c for c in order if c.kind == kind]
+        rates = f"{rate_text(alike[-1].GBps)} to {rate_text(alike[0].GBps)} GB/s"
+        number = sum(classes[c] for c in alike)
+        entries.append((style.stroke(kind, alike[0].GBps), f"{number} {TIMES} {kind_name(kind)}, {rates}"))
+    return entries
+
+
+def _legend_text(entry: _Class, number: int) -> str:
+    lanes = f" ({entry.count} {TIMES} {rate_text(entry.GBps / entry.count)})" if entry.count > 1 else ""
+    one_way = ", one way" if entry.one_way else ""
+    return f"{number} {TIMES} {kind_name(entry.kind)}, {rate_text(entry.GBps)} GB/s{lanes}{one_way}"
+
+
+def _legend(entries: list[tuple[str, str]], columns: int, top: float, column_width: float) -> Iterator[str]:
+    for i, (stroke, text) in enumerate(entries):
+        x = _MARGIN + i % columns * column_width
+        y = top + i // columns * _LEGEND_ROW
+        yield f'<path d="M{x:.1f} {y:.1f} h34" stroke-linecap="round" {stroke}/>'
+        yield _label(x + 46, y + 4.5, text, 13, anchor="start")
+
+
+def _summary(topology: Topology) -> str:
+    """What there is, counted."""
+    names = {"gpu": "GPU", "cpu": "socket", "switch": "switch", "nic": "NIC"}
+    counts = Counter(d.kind for d in topology.devices)
+    parts = []
+    for kind, name in names.items():
+        if counts[kind]:
+            plural = "" if counts[kind] == 1 else "es" if name == "switch" else "s"
+            parts.append(f"{counts[kind]} {name}{plural}")
+    return ", ".join(parts) + "; GB/s in one direction"
+
+
+# -- text ----------------------------------------------------------------------------------------------------------
+
+
+def _label(
+    x: float, y: float, text: str, size: int, anchor: str = "middle", colour: str = _INK, weight: str = "normal"
+) -> str:
+    return (
+        f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size}" text-anchor="{anchor}" font-weight="{weight}" '
+        f'fill="{colour}">{_text(text)}</text>'
+    )
+
+
+def _fit(text: str, width: float, size: int) -> str:
+    """The text, its middle left out where it is too long for a shape."""
+    return _shorten(text, max(3, int((width - 6) / (size * _LETTER))))
+
+
+def _shorten(text: str, most: int) -> str:
+    if len(text) <= most:
+        return text
+    tail = max(1, (most - 1) // 2)
+    return f"{text[: most - 1 - tail]}…{text[-tail:]}"
+
+
+def _text(text: str) -> str:
+    """Escaped for XML; characters that XML 1.0 cannot hold become U+FFFD."""
+    return escape("".join(c if _is_xml(ord(c)) else "�" for c in text), {'"': "&quot;"})
+
+
+def _is_xml(code: int) -> bool:
+    return code in (9, 10, 13) or 32 <= code <= 0xD7FF or 0xE000 <= code <= 0xFFFD or code >= 0x10000

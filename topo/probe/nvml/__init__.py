@@ -1,0 +1,1 @@
+"""Questions to NVML, the NVIDIA driver's library."""
