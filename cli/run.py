@@ -171,9 +171,9 @@ def _as_rank(args: argparse.Namespace, plan: Plan | None, sizes: tuple[int, int]
     collective = plan.collective if plan is not None else Collective(args.collective, world, 0 if rooted else None)
     job = Job(collective, *sizes, args.factor, args.iterations, args.warmup, DTYPES[args.dtype], args.op)
     if collective.reduces:
-        from ..runtime.executor import check_op
+        from ..runtime.reductions import check_reduction
 
-        check_op(OPS[args.op], job.dtype)
+        check_reduction(OPS[args.op], job.dtype)
     backend = _backend(args.backend, world)
     if backend == "nccl":
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
@@ -193,7 +193,9 @@ def _as_rank(args: argparse.Namespace, plan: Plan | None, sizes: tuple[int, int]
         if plan is not None:
             communicator = Communicator(plan, None, timeout, args.choose, args.compress, args.reduction)
         host = _host_costs(args, communicator, timeout, say)
-        calibrated = None if communicator is None else communicator.machine.topology or communicator.plan.topology
+        calibrated = (
+            None if communicator is None else communicator.engine.machine.topology or communicator.plan.topology
+        )
         rows = [] if args.calibrate else measure(job, communicator, say)
         communicator = None
         dist.barrier()
@@ -216,10 +218,10 @@ def _host_costs(
 
     if communicator is None or not (args.calibrate or host_of(communicator.plan.topology) is None):
         return None
-    if communicator.codec is None:
+    if communicator.engine.codec is None:
         return calibrate(communicator, say)
     found = calibrate(Communicator(communicator.plan, None, timeout), say)  # costs without a codec's own, which it adds
-    communicator.set_host(found)
+    communicator.engine.set_host_costs(found)
     return found
 
 

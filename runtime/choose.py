@@ -1,14 +1,14 @@
-"""Which of a plan's schedules to use at a size, how finely cut, or the stock collective: predicted, then raced.
+"""Which of a plan's schedules to use at a size, how segmented, or the stock collective: predicted, then raced.
 
 All ranks must choose alike. Rank 0 predicts, with the host costs and links at hand, and tells the others which candidates
 are worth trying; all of them run these, and the stock collective, a few times on scratch memory the first time that a
-size (a power of two) turns up; the slowest rank's median decides. Where a coarser cut wins, still coarser ones race it.
+size (a power of two) turns up; the slowest rank's median decides. Where a coarser segmentation wins, still coarser ones race it.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -19,29 +19,41 @@ from ..synth.cost.host_costs import HostCosts
 from ..synth.cost.segmentation import Family, families, fastest, time_us
 from ..synth.ir.schedule import Schedule
 from ..synth.plan import Plan
+from ..topo.errors import InputError
 from .codecs import Codec
 from .ranks.faults import Faults
 from .ranks.machine import Machine
-from .ranks.timing import slowest_s, timed_s
+from .ranks.timing import find_slowest_s, time_call_s
 
 MODES = ("race", "model", "plan")
+ChooseFunction = Callable[[int, Sequence[Schedule]], Schedule | None]
+"""From a size in bytes and the candidates to one of them, or None for the stock collective; alike on all ranks."""
+ChooseMode = str | ChooseFunction
 _NEAR = 1.4
-"""What is predicted to take so many times as long as the best is not raced."""
+"""Candidates that are predicted to take more than this many times the best one's time are not raced."""
 _RACED = 4
 _WORTHWHILE = 0.95
-"""A schedule must take less than so much of the stock collective's time: of stock ones several can be under way at once."""
+"""A schedule must take less than this part of the stock collective's time: several stock ones can be under way at once."""
 _STEP = 4
-"""How much coarser the next cut is that races."""
+"""The factor between a segmentation and the next coarser one that races."""
 _RACE_S = 0.5
 _MOST_TURNS = 9
 _HOPELESS = 1.6
-"""What takes so many times as long as the best at its first run is out of the race."""
+"""A candidate that takes this many times the best one's time at its first run is out of the race."""
+
+
+def check_choose_mode(mode: object) -> None:
+    """Raise InputError unless `mode` is one of MODES or a function."""
+    if not callable(mode) and mode not in MODES:
+        raise InputError(f"choose={mode!r}: expected one of {', '.join(MODES)}")
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What is used at a size: a schedule, or None for the stock collective, and the best of the plan's own (for what the
-    backend has no stock collective for); `raced` has what was measured, in us.
+    """What is used at a size: `schedule`, or None for the stock collective.
+
+    `own` is the best of the plan's schedules, used where the backend has no stock collective for a dtype. `raced` has the
+    measured times in us, by label.
     """
 
     schedule: Schedule | None
@@ -50,18 +62,20 @@ class Choice:
     raced: dict[str, float]
 
     def predict_us(self, size_bytes: int) -> float | None:
-        """What the cost model says of it, on the machine at hand."""
+        """Return the cost model's prediction for the machine at hand."""
         return self.predicted(size_bytes)
 
     @property
     def label(self) -> str:
-        """As tables show it."""
+        """Its name in tables."""
         return "stock" if self.schedule is None else self.schedule.label
 
 
 class Chooser:
-    """The choices of one communicator. Sizes are what the buffer has on the wire, where `codec` encodes it; `fits`
-    says which schedules may be used.
+    """The choices of one communicator, by size on the wire.
+
+    `mode` is one of MODES or a function; `is_usable` says which of the plan's schedules may be used; `codec` encodes what
+    is sent.
     """
 
     def __init__(
@@ -70,19 +84,19 @@ class Chooser:
         machine: Machine,
         faults: Faults,
         device: torch.device,
-        mode: str,
-        fits: Callable[[Schedule], bool] = lambda _: True,
+        mode: ChooseMode,
+        is_usable: Callable[[Schedule], bool] = lambda _: True,
         codec: Codec | None = None,
     ) -> None:
         self.plan, self.machine, self.faults, self.device, self.mode = plan, machine, faults, device, mode
-        self.fits, self.codec = fits, codec
+        self.is_usable, self.codec = is_usable, codec
         self.group, self.rank = faults.group, faults.rank
         self.choices: dict[int, Choice] = {}
 
     @cached_property
     def families(self) -> list[Family]:
-        """The plan's schedules that fit, and their cuts."""
-        return families(filter(self.fits, self.plan.schedules), self.plan.topology)
+        """The usable schedules of the plan, with their segmentations."""
+        return families(filter(self.is_usable, self.plan.schedules), self.plan.topology)
 
     @cached_property
     def variants(self) -> list[Schedule]:
@@ -90,19 +104,35 @@ class Chooser:
         return [schedule for family in self.families for schedule in (*family.stepwise, *family.piped)]
 
     def known(self, size_bytes: int) -> Choice | None:
-        """The choice for a size, if it was made."""
+        """Return the choice for a size, if it was made; by a plan's ranges or a function it always is."""
         if self.mode == "plan":
-            schedule = self.plan.entry_for(size_bytes).schedule
-            return self._choice(schedule)
+            return self._choice_of(self.plan.entry_for(size_bytes).schedule)
+        if callable(self.mode):
+            return self._ask(self.mode, size_bytes)
         return self.choices.get(size_bytes.bit_length())
 
-    def _choice(self, schedule: Schedule) -> Choice:
-        return Choice(schedule, schedule, lambda size: self.predict(schedule, size), {})
+    def _ask(self, function: ChooseFunction, size_bytes: int) -> Choice:
+        """Return the choice that a user's function makes. Raises InputError where it is none of the candidates."""
+        schedule = function(size_bytes, self.variants)
+        if schedule is not None and schedule not in self.variants:
+            raise InputError(
+                f"choose: the function returned {schedule!r:.60} for {size_bytes} bytes; expected one of the schedules that "
+                "it was given, or None"
+            )
+        if schedule is None and self.codec is not None:
+            raise InputError("choose: the function returned None, but the stock collective does not compress")
+        return self._choice_of(schedule)
+
+    def _choice_of(self, schedule: Schedule | None) -> Choice:
+        def predict(size_bytes: int) -> float | None:
+            return None if schedule is None else self.predict(schedule, size_bytes)
+
+        return Choice(schedule, schedule or self.variants[0], predict, {})
 
     def predict(self, schedule: Schedule, size_bytes: int) -> float | None:
-        """Microseconds on the machine at hand."""
+        """Return the predicted microseconds on the machine at hand."""
         machine = self.machine
-        return time_us(schedule, machine.topology, self.host, size_bytes, rounds=machine.rounds) or None
+        return time_us(schedule, machine.topology, self.host, size_bytes, rounds=machine.batched) or None
 
     @property
     def host(self) -> HostCosts:
@@ -112,89 +142,98 @@ class Chooser:
     def choose(
         self, size_bytes: int, run: Callable[[Schedule], None], stock: Callable[[], None], has_stock: Callable[[], bool]
     ) -> Choice:
-        """Make the choice for a size; `run` and `stock` work on scratch memory, `has_stock` says, alike on all ranks,
-        whether there is a stock collective. Collective; ExecutionError on every rank where one of them fails.
+        """Make the choice for a size, and remember it.
+
+        `run` and `stock` work on scratch memory; `has_stock` says, alike on all ranks, whether there is a stock
+        collective. Collective; raises ExecutionError on every rank where one of them fails.
         """
-        order = self._ranked(size_bytes)
+        order = self._rank_candidates(size_bytes)
         with_stock = self.mode == "race" and has_stock()
         if self.mode == "model" or (len(order) == 1 and not with_stock):
-            choice = self._choice(self.variants[order[0]])
+            choice = self._choice_of(self.variants[order[0]])
         else:
             choice = self._race(size_bytes, order, run, stock if with_stock else None)
         self.choices[size_bytes.bit_length()] = choice
         return choice
 
-    def _ranked(self, size_bytes: int) -> list[int]:
-        """The numbers of the variants worth trying, best first, as rank 0 sees it."""
-        box: list[object] = [self._near(size_bytes) if self.rank == 0 else None]
+    def _rank_candidates(self, size_bytes: int) -> list[int]:
+        """Return the numbers of the variants worth trying, best first, as rank 0 predicts them. Collective."""
+        numbers: list[list[int] | None] = [self._find_near_best(size_bytes) if self.rank == 0 else None]
         with self.faults.stock(f"what to try at {size_bytes} bytes"):
-            dist.broadcast_object_list(box, dist.get_global_rank(self.group, 0), self.group, self.device)
-        return box[0]  # type: ignore[return-value]
+            dist.broadcast_object_list(numbers, dist.get_global_rank(self.group, 0), self.group, self.device)
+        assert numbers[0] is not None
+        return numbers[0]
 
-    def _near(self, size_bytes: int) -> list[int]:
-        """The best cut of each base, and a coarser one: what messages cost the hosts may not be known well."""
+    def _find_near_best(self, size_bytes: int) -> list[int]:
+        """Return the best segmentation of each near schedule, and a coarser one: the costs of messages may be off."""
         machine = self.machine
-        found = fastest(self.families, machine.topology, self.host, size_bytes, _NEAR, rounds=machine.rounds)
-        kept: dict[Schedule, None] = {}
+        ranking = fastest(self.families, machine.topology, self.host, size_bytes, _NEAR, rounds=machine.batched)
+        candidates: dict[Schedule, None] = {}
         seen: set[Schedule] = set()
-        for _, schedule in found:
-            if schedule.uncut not in seen and len(kept) < _RACED:
+        for _, schedule in ranking:
+            if schedule.uncut not in seen and len(candidates) < _RACED:
                 seen.add(schedule.uncut)
-                kept |= dict.fromkeys(x for x in (schedule, _coarser(schedule)) if x is not None)
-        return [self.variants.index(schedule) for schedule in kept if schedule in self.variants]
+                candidates |= dict.fromkeys(x for x in (schedule, _coarser(schedule)) if x is not None)
+        return [self.variants.index(schedule) for schedule in candidates if schedule in self.variants]
 
     def _race(
         self, size_bytes: int, order: list[int], run: Callable[[Schedule], None], stock: Callable[[], None] | None
     ) -> Choice:
-        def entered(schedule: Schedule) -> Callable[[], None]:
+        """Measure the candidates, and the stock collective where there is one, and return the fastest. Collective."""
+
+        def call_of(schedule: Schedule) -> Callable[[], None]:
             return lambda: run(schedule)
 
         entrants: dict[Schedule | None, Callable[[], None]] = {
-            schedule: entered(schedule) for schedule in map(self.variants.__getitem__, order)
+            schedule: call_of(schedule) for schedule in map(self.variants.__getitem__, order)
         }
         if stock is not None:
             entrants[None] = stock
-        times = dict(zip(entrants, self._medians(size_bytes, list(entrants.values())), strict=True))
-        winner = min(times, key=times.__getitem__)
-        while winner is not None and (coarser := _coarser(winner)) in self.variants and coarser not in times:
+        times_s = dict(zip(entrants, self._measure_medians(size_bytes, list(entrants.values())), strict=True))
+        winner = min(times_s, key=times_s.__getitem__)
+        # While a coarser segmentation wins, a still coarser one races it: what a message costs may not be known well.
+        while winner is not None and (coarser := _coarser(winner)) in self.variants and coarser not in times_s:
             assert coarser is not None
-            entrants[coarser] = entered(coarser)
-            times[winner], times[coarser] = self._medians(size_bytes, [entrants[winner], entrants[coarser]])
-            if times[winner] <= times[coarser]:
+            entrants[coarser] = call_of(coarser)
+            times_s[winner], times_s[coarser] = self._measure_medians(size_bytes, [entrants[winner], entrants[coarser]])
+            if times_s[winner] <= times_s[coarser]:
                 break
             winner = coarser
-        if winner is not None and times[winner] > _WORTHWHILE * times.get(None, float("inf")):
+        if winner is not None and times_s[winner] > _WORTHWHILE * times_s.get(None, float("inf")):
             winner = None
-        own = winner or min((x for x in times if x is not None), key=times.__getitem__)
-        measured = {"stock" if x is None else x.label: seconds * 1e6 for x, seconds in times.items()}
-        return Choice(winner, own, lambda size: None if winner is None else self.predict(winner, size), measured)
+        own = winner or min((x for x in times_s if x is not None), key=times_s.__getitem__)
+        raced = {"stock" if x is None else x.label: seconds * 1e6 for x, seconds in times_s.items()}
+        return replace(self._choice_of(winner), own=own, raced=raced)
 
-    def _medians(self, size_bytes: int, calls: list[Callable[[], None]]) -> list[float]:
-        """Seconds, alike on all ranks: medians over several turns, of what is hopeless the first time alone."""
+    def _measure_medians(self, size_bytes: int, calls: list[Callable[[], None]]) -> list[float]:
+        """Return each call's median seconds over several turns, alike on all ranks.
+
+        A call that is hopeless in its first turn gets no second one.
+        """
         for call in calls:  # compiled, and buffers touched
             call()
-        first = self._round(size_bytes, calls)
+        first = self._measure_turn(size_bytes, calls)
         best = min(first)
         running = [i for i, seconds in enumerate(first) if seconds <= best * _HOPELESS]
         times: dict[int, list[float]] = {i: [first[i]] for i in running}
         turns = 0 if len(running) == 1 else max(1, min(_MOST_TURNS, int(_RACE_S / (best * len(running)))))
         for _ in range(turns):
-            for i, seconds in zip(running, self._round(size_bytes, [calls[i] for i in running]), strict=True):
+            for i, seconds in zip(running, self._measure_turn(size_bytes, [calls[i] for i in running]), strict=True):
                 times[i].append(seconds)
         return [statistics.median(times[i]) if i in times else seconds for i, seconds in enumerate(first)]
 
-    def _round(self, size_bytes: int, calls: list[Callable[[], None]]) -> list[float]:
-        """The slowest rank's seconds for each call, made once."""
+    def _measure_turn(self, size_bytes: int, calls: list[Callable[[], None]]) -> list[float]:
+        """Return the slowest rank's seconds for each call, made once."""
         seconds = []
         for call in calls:
             with self.faults.stock(f"the race at {size_bytes} bytes"):
-                seconds.append(timed_s(call, self.group, self.device))
+                seconds.append(time_call_s(call, self.group, self.device))
         with self.faults.stock(f"the times of the race at {size_bytes} bytes"):
-            return slowest_s(seconds, self.group, self.device)
+            return find_slowest_s(seconds, self.group, self.device)
 
 
 def _coarser(schedule: Schedule) -> Schedule | None:
-    """The same schedule in a quarter of the parts; None for a whole one."""
+    """Return the same schedule in a quarter of the segments; None for one in a single segment."""
     if schedule.segments == 1:
         return None
     parts = schedule.segments // _STEP

@@ -3,24 +3,25 @@
 No postponed annotations here: DDP compares the annotations of a hook with the types themselves.
 """
 
-import queue
-import threading
 import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from ..synth.plan import Plan
 from ..topo.errors import InputError, TopoplanError
+from .choose import ChooseMode
 from .communicator import DEFAULT_TIMEOUT, Communicator
-from .feedback import Residuals
-from .ranks.groups import among_members
+from .ranks.groups import make_group_maker
 from .uniform import check_uniform
+from .works import make_queue, result_or_raise, start_allreduce
 
-_Task = tuple[Communicator, torch.Tensor, torch.Tensor | None, torch.futures.Future[object]]
 Hook = Callable[[object, dist.GradBucket], torch.futures.Future[torch.Tensor]]  # type: ignore[name-defined]
 
 
@@ -28,12 +29,12 @@ def ddp_hook(
     plan: Plan | str | Path,
     group: dist.ProcessGroup | None = None,
     timeout: timedelta = DEFAULT_TIMEOUT,
-    choose: str = "race",
+    choose: ChooseMode = "race",
     compress: str | None = None,
     error_feedback: bool = False,
     reduction: str = "hops",
 ) -> Hook:
-    """A communication hook that averages gradients through an allreduce plan; the rest as for Communicator.
+    """Return a communication hook that averages gradients through an allreduce plan; arguments as for Communicator.
 
     Making it is collective over the ranks of `group` (default: all) alone. Buckets are handled in the order in which
     DDP hands them over, while backward goes on: by a thread on CPUs, on a stream of its own on GPUs. All ranks end with
@@ -45,76 +46,38 @@ def ddp_hook(
     """
     if error_feedback and compress is None:
         raise InputError("error_feedback without compress: nothing is lost that could be fed back; name a codec")
-    own = None if group is None else among_members(group)
-    communicator = Communicator(plan, own, timeout, choose, compress, reduction)
+    own_group = None if group is None else make_group_maker(group)
+    communicator = Communicator(plan, own_group, timeout, choose, compress, reduction)
     if communicator.plan.collective.name != "allreduce":
         raise InputError(f"DDP needs a plan for allreduce, this one is for {communicator.plan.collective.name}")
     if compress is None:
         check_uniform(communicator.plan)
-    residuals = Residuals() if error_feedback else None
-    on_gpu = communicator.device.type == "cuda"
-    hook = _on_stream(communicator, residuals) if on_gpu else _on_thread(communicator, residuals)
+    hook = _make_hook(communicator, Residuals() if error_feedback else None)
     hook.communicator = communicator  # type: ignore[attr-defined]
     return hook
 
 
-def _average(communicator: Communicator, tensor: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
-    """Divide first, as DDP itself does, so that half-precision sums do not overflow."""
-    return communicator.allreduce(tensor.div_(communicator.size), residual=residual)
-
-
-def _on_thread(communicator: Communicator, residuals: Residuals | None) -> Hook:
-    waiting: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
-    threading.Thread(target=_serve, args=(waiting,), name="topoplan-ddp", daemon=True).start()
-    before: list[torch.futures.Future[object]] = []  # the last one that was given to the thread
+def _make_hook(communicator: Communicator, residuals: "Residuals | None") -> Hook:
+    device, ranks = communicator.engine.device, communicator.size
+    calls = make_queue(device)
 
     def hook(state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # type: ignore[name-defined]
         tensor = bucket.buffer()
+        residual = None if residuals is None else residuals.of(bucket)
         in_backward = torch._C._current_graph_task_id() >= 0  # else it is a join() that has DDP call its hook
-        done: torch.futures.Future[object] = torch.futures.Future()
-        task = communicator, tensor, None if residuals is None else residuals.of(bucket), done
-        if communicator.knows(tensor):
-            if communicator.is_stock(tensor):
-                return _started(communicator, tensor).then(_result_or_failure if in_backward else _result_or_raise)
-            before[:] = [done]
-            waiting.put(task)
-        else:  # here and now: stock collectives, races among them, are made in one order on all ranks, by this thread
-            for last in before:
-                last.wait()
-            _carry_out(*task)
-        return done.then(_result_or_failure if in_backward else _result_or_raise)
+        convert = _tensor_or_failure if in_backward else _tensor_or_raise
+        try:
+            # Divided first, as DDP itself does, so that half-precision sums do not overflow.
+            op = dist.ReduceOp.SUM
+            work = start_allreduce(communicator, calls, tensor, op, waits=False, divisor=ranks, residual=residual)
+        except (TopoplanError, RuntimeError) as error:
+            failed: torch.futures.Future[Any] = torch.futures.Future()
+            failed.set_result(error)
+            return failed.then(convert)
+        return work.outcome().then(convert)
 
-    weakref.finalize(hook, waiting.put, None)  # the thread ends with the model that had the hook
+    weakref.finalize(hook, calls.close)  # the thread ends with the model that had the hook
     return hook
-
-
-def _started(communicator: Communicator, tensor: torch.Tensor) -> torch.futures.Future[object]:
-    """The stock allreduce, under way, several at a time: nothing is to be done for it here."""
-    try:
-        return communicator.start_stock(tensor.div_(communicator.size))
-    except (TopoplanError, RuntimeError) as error:
-        done: torch.futures.Future[object] = torch.futures.Future()
-        done.set_result(error)
-        return done
-
-
-def _serve(waiting: "queue.SimpleQueue[_Task | None]") -> None:
-    """Average one bucket after the other. Nothing is held on to between them: groups must be free to be destroyed."""
-    while (task := waiting.get()) is not None:
-        _carry_out(*task)
-        del task
-
-
-def _carry_out(
-    communicator: Communicator,
-    tensor: torch.Tensor,
-    residual: torch.Tensor | None,
-    done: torch.futures.Future[object],
-) -> None:
-    try:
-        done.set_result(_average(communicator, tensor, residual))
-    except Exception as error:  # handed to the training thread, which raises it
-        done.set_result(error)
 
 
 class _Failure:
@@ -130,30 +93,54 @@ class _Failure:
         raise self.error
 
 
-def _result_or_failure(done: torch.futures.Future[object]) -> torch.Tensor:
-    result = done.value()
-    return _Failure(result) if isinstance(result, BaseException) else result  # type: ignore[return-value]
+def _tensor_or_failure(future: torch.futures.Future[Any]) -> torch.Tensor:
+    result = future.value()
+    return _Failure(result) if isinstance(result, BaseException) else result[0]  # type: ignore[return-value]
 
 
-def _result_or_raise(done: torch.futures.Future[object]) -> torch.Tensor:
-    result = done.value()
-    if isinstance(result, BaseException):
-        raise result
-    assert isinstance(result, torch.Tensor)
-    return result
+def _tensor_or_raise(future: torch.futures.Future[Any]) -> torch.Tensor:
+    tensor: torch.Tensor = result_or_raise(future)[0]
+    return tensor
 
 
-def _on_stream(communicator: Communicator, residuals: Residuals | None) -> Hook:
-    stream = torch.cuda.Stream(communicator.device)  # type: ignore[no-untyped-call]
+@dataclass(frozen=True)
+class _Share:
+    """A parameter's part of a bucket's residual, from `start` on; `layout` are the ids of the bucket's parameters."""
 
-    def hook(state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # type: ignore[name-defined]
-        tensor = bucket.buffer()
-        done: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=[communicator.device])
-        stream.wait_stream(torch.cuda.current_stream(communicator.device))
-        residual = None if residuals is None else residuals.of(bucket)
-        with torch.cuda.stream(stream):
-            tensor.record_stream(stream)
-            done.set_result(_average(communicator, tensor, residual))
-        return done
+    residual: torch.Tensor
+    start: int
+    layout: tuple[int, ...]
 
-    return hook
+
+class Residuals:
+    """The error feedback of a model: for each bucket a residual, flat float32, laid out as the bucket.
+
+    DDP puts parameters into other buckets after the first step; their residuals go with them. Those of parameters that are
+    gone are forgotten.
+    """
+
+    def __init__(self) -> None:
+        self._shares = WeakTensorKeyDictionary()
+
+    def of(self, bucket: dist.GradBucket) -> torch.Tensor:  # type: ignore[name-defined]
+        """Return the residual of a bucket, zeros at first."""
+        parameters = bucket.parameters()
+        layout = tuple(map(id, parameters))
+        first = self._share_of(parameters[0])
+        if first is not None and first.layout == layout:
+            return first.residual
+        buffer = bucket.buffer()
+        residual = torch.zeros(buffer.numel(), dtype=torch.float32, device=buffer.device)
+        start = 0
+        for parameter in parameters:
+            old = self._share_of(parameter)
+            numel = parameter.numel()
+            if old is not None:
+                residual[start : start + numel].copy_(old.residual[old.start : old.start + numel])
+            self._shares[parameter] = _Share(residual, start, layout)
+            start += numel
+        return residual
+
+    def _share_of(self, parameter: torch.Tensor) -> _Share | None:
+        share: _Share | None = self._shares[parameter] if parameter in self._shares else None  # noqa: SIM401  (its get is not typed)
+        return share

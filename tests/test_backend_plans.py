@@ -17,7 +17,7 @@ import topoplan.runtime.ranks.store as letters
 from topoplan.runtime.backend.options import backend_options
 from topoplan.runtime.backend.plan_cache import cached_plan
 from topoplan.runtime.backend.plan_files import PlanFiles
-from topoplan.runtime.ranks.gathered import restricted
+from topoplan.runtime.ranks.places import restrict
 from topoplan.synth.ir.collective import Collective
 from topoplan.synth.plan import Plan
 from topoplan.synth.synthesize import synthesize
@@ -118,11 +118,11 @@ def test_bad_plan_files_give_one_line(tmp_path: Path, plan: Plan) -> None:
 
 def test_a_machine_restricted_to_ranks_has_their_gpus_in_their_order() -> None:
     machine = preset("dgx1")
-    part = restricted(machine, [5, 2])
+    part = restrict(machine, [5, 2])
     assert part.ranks == (machine.ranks[5], machine.ranks[2])
-    assert restricted(machine, range(8)) == machine
+    assert restrict(machine, range(8)) == machine
     with pytest.raises(InputError, match="none for rank 8"):
-        restricted(machine, [7, 8])
+        restrict(machine, [7, 8])
 
 
 def test_long_values_go_through_a_store_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:

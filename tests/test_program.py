@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from topoplan.runtime.program.instructions import Await, Combine, Exchange, Pack, Place, Post, Program
+from topoplan.runtime.program.instructions import Await, Combine, Exchange, Pack, Post, Program, Span
 from topoplan.runtime.program.lowering import lower
 from topoplan.synth.ir.addition_order import is_uniform
 from topoplan.synth.ir.collective import Collective
@@ -91,10 +91,10 @@ class _Player:
         self.posts: list[Post] = []
         self.open: list[int] = []
 
-    def view(self, place: Place) -> Array:
-        buffer = self.work if place.buffer == "work" else self.staging
-        assert place.at >= 0 and place.at + place.length <= len(buffer)
-        return buffer[place.at : place.at + place.length]
+    def view(self, span: Span) -> Array:
+        buffer = self.work if span.buffer == "work" else self.staging
+        assert span.start >= 0 and span.start + span.length <= len(buffer)
+        return buffer[span.start : span.start + span.length]
 
     def post(self, post: Post) -> None:
         self.open.append(len(self.posts))
@@ -106,15 +106,15 @@ class _Player:
         """Let a message go on, if it can; whether it is through."""
         post, rank = self.posts[number], self.program.rank
         if post.kind == "send":
-            wire = self.wires.setdefault((rank, post.peer, post.number), _Sent(post.place.length))
+            wire = self.wires.setdefault((rank, post.peer, post.number), _Sent(post.span.length))
             if wire.data is None:
-                wire.data = self.view(post.place).copy()
+                wire.data = self.view(post.span).copy()
         else:
             wire = self.wires.get((post.peer, rank, post.number), _Sent(0))
             if wire.data is None:
                 return False
-            assert wire.length == post.place.length, "sender and receiver cut the message differently"
-            self.view(post.place)[:] = wire.data
+            assert wire.length == post.span.length, "sender and receiver cut the message differently"
+            self.view(post.span)[:] = wire.data
             wire.arrived = True
         if number in self.open:
             self.open.remove(number)
@@ -187,7 +187,7 @@ def check(schedule: Schedule, numel: int, rounds: bool = False, seed: int = 1) -
     gets = {"reduce-scatter": part, "scatter": part}.get(name, numel)
     data = np.random.default_rng(numel)
     inputs = [data.integers(0, 1000, brings).astype(float) for _ in range(n)]
-    programs = [lower(schedule, rank, numel, rounds=rounds) for rank in range(n)]
+    programs = [lower(schedule, rank, numel, batched=rounds) for rank in range(n)]
     outputs = play(programs, inputs, name not in PARTED, gets, seed)
     total = sum(inputs[1:], inputs[0])
     for rank, got in enumerate(outputs):
@@ -221,7 +221,7 @@ def test_programs_compute_the_collective(name: str, cut: str, rounds: bool, nume
 def test_all_of_a_tick_between_two_ranks_is_one_message() -> None:
     """Halving-doubling sends half the vector first: one message, not one a chunk."""
     program = lower(SCHEDULES["halving-doubling"], 0, 800)
-    assert [p.place.length for p in program.posts if p.kind == "send"] == [400, 200, 100, 100, 200, 400]
+    assert [p.span.length for p in program.posts if p.kind == "send"] == [400, 200, 100, 100, 200, 400]
     packed = lower(SCHEDULES["packing"], 0, 4800)
     assert any(isinstance(x, Pack) for x in packed.instructions)
     sends = [(p.peer, p.tick) for p in packed.posts if p.kind == "send"]

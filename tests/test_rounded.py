@@ -50,26 +50,26 @@ class Player(_Player):
         self.wire = np.full(program.wire_bytes, -1e9)
         self.errors = np.zeros(len(work))
 
-    def view(self, place):  # type: ignore[no-untyped-def]
-        if place.buffer != "wire":
-            return super().view(place)
-        assert place.at >= 0 and place.at + place.length <= len(self.wire)
-        return self.wire[place.at : place.at + place.length]
+    def view(self, span):  # type: ignore[no-untyped-def]
+        if span.buffer != "wire":
+            return super().view(span)
+        assert span.start >= 0 and span.start + span.length <= len(self.wire)
+        return self.wire[span.start : span.start + span.length]
 
     def run(self):  # type: ignore[no-untyped-def]
         whole = self.program
         for x in whole.instructions:
             if isinstance(x, Encode):
                 values = np.zeros(x.padded)
-                for place, at in x.parts:
-                    values[at : at + place.length] = self.view(place)
+                for span, at in x.parts:
+                    values[at : at + span.length] = self.view(span)
                 after = rounding(values)
                 message = self.view(x.into)
                 message[: x.padded], message[x.padded :] = after, 0
-                for place, at in x.errors:
-                    self.errors[place.at : place.at + place.length] += (values - after)[at : at + place.length]
-                for place, at in x.keeps:
-                    self.view(place)[:] = after[at : at + place.length]
+                for span, at in x.errors:
+                    self.errors[span.start : span.start + span.length] += (values - after)[at : at + span.length]
+                for span, at in x.keeps:
+                    self.view(span)[:] = after[at : at + span.length]
             elif isinstance(x, Decode):
                 self.view(x.into)[:] = self.view(x.message)[: x.into.length]
                 self.view(x.message)[:] = -1e9
@@ -95,7 +95,7 @@ def played(
     """What ranks end with, and their errors, by their programs."""
     n, late = schedule.collective.ranks, random.Random(seed)
     wires: dict[tuple[int, int, int], _Sent] = {}
-    programs = [lower(schedule, rank, numel, rounds=rounds, codec=Toy()) for rank in range(n)]
+    programs = [lower(schedule, rank, numel, batched=rounds, codec=Toy()) for rank in range(n)]
     players = []
     for program, x in zip(programs, inputs, strict=True):
         work = x.copy() if schedule.collective.name not in PARTED else np.full(program.work_numel, -1e9)
@@ -115,7 +115,7 @@ def played(
 
 
 def replayed(schedule: Schedule, numel: int, inputs: list[Array]) -> list[Array]:
-    """The same by the two rules of synth/rounded.py, piece by piece; for collectives that work in place."""
+    """The same by the two rules of synth/rounded.py, piece by piece; for collectives that work in span."""
     layout, out = Layout(schedule, numel), [x.copy() for x in inputs]
     copied = {t.chunk for t in schedule.transfers if t.op == "copy"}
     for c, chunk in enumerate(schedule.chunks):

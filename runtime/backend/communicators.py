@@ -1,4 +1,4 @@
-"""The plans of one process group at work: which collectives they serve, their communicators, and the line that calls form."""
+"""The communicators of one process group, made when a collective is first used, and the queues that its calls wait in."""
 
 from __future__ import annotations
 
@@ -10,86 +10,85 @@ import torch.distributed as dist
 
 from ...synth.plan import Plan
 from ..communicator import Communicator
-from ..executor import REDUCIBLE, REDUCTIONS
-from ..ranks.groups import let_go, named_group
+from ..ranks.groups import make_group
+from ..reductions import REDUCIBLE_DTYPES, can_reduce, kind_of_reduction
+from ..works import CallQueue, make_queue
 from .plan_finder import PlanFinder
-from .works import StreamLine, ThreadLine
 
 Key = tuple[str, int | None, str]
-"""Of a communicator: collective, root, type of device."""
+"""A communicator's collective, root, and type of device."""
 _COMPRESSED = ("allreduce", "reduce-scatter")
-_LEAST_WHOLE_BYTES = 1 << 20
-"""Whole numbers are mostly control messages (sizes, flags, pickled objects); from so many bytes on they are data."""
+_LEAST_INTEGER_BYTES = 1 << 20
+"""Integers are mostly control messages (sizes, flags, pickled objects); from this many bytes on they are data."""
 
 
-class Planned:
-    """Communicators of the group called `name`, made when a collective is first used; `transports` says what moves the data
-    of each type of device.
-    """
+class Communicators:
+    """Communicators of the group called `name`; `transports` says what moves the data of each type of device."""
 
     def __init__(self, name: str, plans: PlanFinder, transports: Mapping[str, str]) -> None:
         self.name, self.plans, self.transports = name, plans, transports
         self.options = plans.options
-        self.communicators: dict[Key, Communicator | None] = {}
-        self._lines: dict[str, ThreadLine | StreamLine] = {}
+        self.by_key: dict[Key, Communicator | None] = {}
+        self._queues: dict[str, CallQueue] = {}
 
-    def communicator(
+    def find(
         self, name: str, root: int | None, tensor: torch.Tensor, size_bytes: int, op: object = None
     ) -> Communicator | None:
-        """Who carries a collective out on a buffer of `size_bytes`, of which `tensor` is (a part of) this rank's; None: there
-        is no plan, or it is not for such buffers. Collective the first time; raises as PlanFinder.find and Communicator.
+        """Return the communicator for a collective on a buffer of `size_bytes`; None where the plain group is to do it.
+
+        `tensor` is this rank's part of the buffer. Collective the first time; raises as PlanFinder.find and Communicator.
         """
         if not self._serves(name, tensor, size_bytes, op):
             return None
         key = name, root, tensor.device.type
-        if key not in self.communicators:
+        if key not in self.by_key:
             plan = self.plans.find(name, root, tensor.device)
-            self.communicators[key] = None if plan is None else self._made(key, plan)
-        return self.communicators[key]
+            self.by_key[key] = None if plan is None else self._make(key, plan)
+        return self.by_key[key]
 
     def _serves(self, name: str, tensor: torch.Tensor, size_bytes: int, op: object) -> bool:
-        """Whether plans are for such buffers: decided alike on all ranks."""
-        whole = not tensor.dtype.is_floating_point
-        if size_bytes < (_LEAST_WHOLE_BYTES if whole else self.options.least_bytes) or self.plans.off:
+        """Return whether plans are for such buffers: decided alike on all ranks, by what all of them know."""
+        is_integer = not tensor.dtype.is_floating_point
+        if size_bytes < (_LEAST_INTEGER_BYTES if is_integer else self.options.least_bytes) or self.plans.off:
             return False
-        reached = self.transports.get(tensor.device.type) == ("nccl" if tensor.is_cuda else "gloo")
-        if not reached or tensor.layout != torch.strided or tensor.dtype not in REDUCIBLE:
+        has_transport = self.transports.get(tensor.device.type) == ("nccl" if tensor.is_cuda else "gloo")
+        if not has_transport or tensor.layout != torch.strided or tensor.dtype not in REDUCIBLE_DTYPES:
             return False
-        kind = getattr(op, "op", op)
+        kind = kind_of_reduction(op)
         if self._codec(name) is not None:
-            return not whole and kind in (dist.ReduceOp.SUM, dist.ReduceOp.AVG)
-        return op is None or (kind in REDUCTIONS and not (whole and kind == dist.ReduceOp.AVG))
+            return not is_integer and kind in (dist.ReduceOp.SUM, dist.ReduceOp.AVG)
+        return op is None or can_reduce(tensor.dtype, kind)
 
     def _codec(self, name: str) -> str | None:
-        """What a collective's values travel in; what is not added up travels as it is."""
+        """Return the codec of a collective's values; what is not added up travels as it is."""
         return self.options.compress if name in _COMPRESSED else None
 
-    def _made(self, key: Key, plan: Plan) -> Communicator:
+    def _make(self, key: Key, plan: Plan) -> Communicator:
         collective, root, device = key
         name = f"topoplan/{self.name}/{device}/{collective}/{root}"
 
-        def group(timeout: timedelta) -> dist.ProcessGroup:
-            return named_group(name, self.plans.ranks, self.transports[device], timeout)
+        def make(timeout: timedelta) -> dist.ProcessGroup:
+            return make_group(name, self.plans.ranks, self.transports[device], timeout)
 
-        return Communicator(plan, group, self.plans.timeout, self.options.choose, self._codec(collective))
+        return Communicator(plan, make, self.plans.timeout, self.options.choose, self._codec(collective))
 
-    def line(self, tensor: torch.Tensor) -> ThreadLine | StreamLine:
-        """Where calls on such tensors wait for each other."""
+    def queue(self, tensor: torch.Tensor) -> CallQueue:
+        """Return the queue in which calls on tensors of this type of device wait for each other."""
         kind = tensor.device.type
-        if kind not in self._lines:
-            self._lines[kind] = StreamLine(tensor.device) if kind == "cuda" else ThreadLine()
-        return self._lines[kind]
+        if kind not in self._queues:
+            self._queues[kind] = make_queue(tensor.device)
+        return self._queues[kind]
 
-    def end_lines(self) -> None:
-        """What was called comes to its end, and nothing goes on in the background."""
-        for line in self._lines.values():
-            line.close()
-        self._lines.clear()
+    def close_queues(self) -> None:
+        """Wait for all calls; nothing goes on in the background afterwards."""
+        for queue in self._queues.values():
+            queue.close()
+        self._queues.clear()
 
     def close(self) -> None:
-        """Let go of threads and groups."""
-        self.end_lines()
-        groups = [made.group for made in self.communicators.values() if made is not None]
-        self.communicators.clear()
-        for group in groups:
-            let_go(group)
+        """End the threads, and destroy the groups."""
+        self.close_queues()
+        communicators = [communicator for communicator in self.by_key.values() if communicator is not None]
+        self.by_key.clear()
+        for communicator in communicators:
+            communicator.close()

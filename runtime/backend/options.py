@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ...synth.plan import Plan
 from ...topo.errors import InputError
-from ..choose import MODES
+from ..choose import MODES, ChooseMode, check_choose_mode
 from ..codecs import codec_named
 
 AUTO, OFF = "auto", "off"
@@ -24,7 +24,7 @@ class BackendOptions:
     """See `backend_options`."""
 
     plans: Plans
-    choose: str
+    choose: ChooseMode
     time_limit_s: float
     cache: Path
     least_bytes: int
@@ -38,7 +38,7 @@ class BackendOptions:
 
 def backend_options(
     plans: Plans | None = None,
-    choose: str | None = None,
+    choose: ChooseMode | None = None,
     time_limit_s: float | None = None,
     cache: str | Path | None = None,
     least_bytes: int | None = None,
@@ -59,8 +59,7 @@ def backend_options(
     Raises InputError. Rank 0's plans are everybody's; the rest must be the same on all ranks.
     """
     mode = choose if choose is not None else os.environ.get("TOPOPLAN_CHOOSE", MODES[0])
-    if mode not in MODES:
-        raise InputError(f"choose={mode!r}: expected one of {', '.join(MODES)}")
+    check_choose_mode(mode)
     codec = compress or os.environ.get("TOPOPLAN_COMPRESS") or None
     if codec is not None:
         codec_named(codec)

@@ -1,7 +1,7 @@
 """Which plan a process group uses for a collective: rank 0 finds or synthesizes it, and tells the others.
 
-All of it goes through the group's store, so it concerns the ranks of the group alone, and the other ranks need neither the
-files nor the time that rank 0 needs. What is asked for twice is found once.
+Everything goes through the group's store, so only the ranks of the group take part, and all but rank 0 need neither files nor
+time.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ...topo.errors import ExecutionError, InfeasibleError, PlanMismatchError, T
 from ...topo.graph import Topology
 from ...topo.resolve import resolve
 from ..ranks.faults import first_line
-from ..ranks.gathered import machine_of, restricted
+from ..ranks.places import find_machine, restrict
 from ..ranks.store import put, take
 from ..uniform import check_uniform
 from .options import AUTO, OFF, BackendOptions, Plans
@@ -35,10 +35,10 @@ log = logging.getLogger("topoplan")
 
 
 class PlanFinder:
-    """The plans of one group: that of the global `ranks`, this rank being number `rank` among them.
+    """The plans of the group of the global `ranks`, in which this rank has the number `rank`.
 
-    `whole`: it holds all ranks of the launch, so what was named for it must fit; other groups go without where nothing
-    fits.
+    `whole` says that the group has all ranks of the launch: then the plans that the user named must fit it. Other groups go
+    without a plan where none fits.
     """
 
     def __init__(
@@ -55,11 +55,11 @@ class PlanFinder:
 
     @property
     def off(self) -> bool:
-        """Whether there are no plans, whatever is asked for."""
+        """Whether there are no plans for any collective."""
         return self.options.plans in (OFF, "stock") or len(self.ranks) < 2
 
     def find(self, name: str, root: int | None, device: torch.device) -> Plan | None:
-        """The plan for a collective over the group, on tensors of a device; None: there is none, use what there was before.
+        """Return the plan for a collective over the group, on tensors of a device; None where there is none.
 
         Collective over the group. Raises the same error on every rank where what was named cannot be used, and
         ExecutionError where a rank does not answer.
@@ -67,9 +67,9 @@ class PlanFinder:
         wanted = Collective(name, len(self.ranks), root)
         key = f"plan/{device.type}/{name}/{root}"
         try:
-            machine = self._machine(device) if self._auto else None
+            machine = self._find_machine(device) if self._auto else None
             if self.rank == 0:
-                plan, answer = self._answer(wanted, machine)
+                plan, answer = self._make_answer(wanted, machine)
                 put(self.store, key, answer)
                 if "error" not in answer:
                     return plan
@@ -83,23 +83,23 @@ class PlanFinder:
             raise getattr(errors, answer["error"])(answer["message"])
         return Plan.loads(answer["plan"], f"rank 0's plan for {name}") if "plan" in answer else None
 
-    def _machine(self, device: torch.device) -> Topology | TopoplanError | None:
-        """The machine under the group, or why it is not known; for rank 0 to look at. Collective, once a kind of device."""
+    def _find_machine(self, device: torch.device) -> Topology | TopoplanError | None:
+        """Return the group's machine, or why it is not known, on rank 0. Collective once for each type of device."""
         if device.type not in self._machines:
             store = PrefixStore(device.type, self.store)
             index = torch.cuda.current_device() if device.type == "cuda" else None
             try:
-                self._machines[device.type] = machine_of(store, self.rank, self.ranks, index, self.timeout)
+                self._machines[device.type] = find_machine(store, self.rank, self.ranks, index, self.timeout)
             except TopoplanError as error:
                 self._machines[device.type] = error
         return self._machines[device.type]
 
-    def _answer(
+    def _make_answer(
         self, wanted: Collective, machine: Topology | TopoplanError | None
     ) -> tuple[Plan | None, dict[str, Any]]:
-        """Rank 0's plan, and what it tells the others."""
+        """Return rank 0's plan, and what it tells the other ranks."""
         try:
-            plan = self._synthesized(wanted, machine) if self._auto else self._named(wanted)
+            plan = self._synthesize(wanted, machine) if self._auto else self._pick_named(wanted)
             if plan is None:
                 return None, {}
             if wanted.name == "allreduce":
@@ -112,16 +112,16 @@ class PlanFinder:
                 return None, {}
             return None, {"error": type(error).__name__, "message": str(error)}
 
-    def _synthesized(self, wanted: Collective, machine: Topology | TopoplanError | None) -> Plan:
+    def _synthesize(self, wanted: Collective, machine: Topology | TopoplanError | None) -> Plan:
         if isinstance(machine, TopoplanError):
             raise machine
         assert machine is not None
         return cached_plan(wanted, striped(machine), self.options.cache, self.options.time_limit_s)
 
-    def _named(self, wanted: Collective) -> Plan | None:
-        """From what the user named."""
+    def _pick_named(self, wanted: Collective) -> Plan | None:
+        """Return the plan from what the user named; None where nothing of it fits a subgroup."""
         if self._source is None:
-            self._source = _source(self.options.plans)
+            self._source = _read_source(self.options.plans)
         if isinstance(self._source, PlanFiles):
             return self._source.find(wanted, strict=self.whole)
         machine = self._source
@@ -131,11 +131,11 @@ class PlanFinder:
             )
         if max(self.ranks) >= len(machine.ranks):
             return None
-        return self._synthesized(wanted, restricted(machine, self.ranks))
+        return self._synthesize(wanted, restrict(machine, self.ranks))
 
 
-def _source(plans: Plans) -> PlanFiles | Topology:
-    """What was named: plans, or a machine to plan for."""
+def _read_source(plans: Plans) -> PlanFiles | Topology:
+    """Return what the user named: plans, or a machine to plan for."""
     if isinstance(plans, Plan):
         return PlanFiles([plans])
     if not isinstance(plans, (str, Path)):

@@ -26,13 +26,11 @@ from torch._C._distributed_c10d import (
 
 from ...topo.errors import InputError
 from ..communicator import Communicator
-from .communicators import Key, Planned
+from ..reductions import kind_of_reduction
+from ..works import start_allreduce
+from .communicators import Communicators, Key
 from .options import BackendOptions, backend_options
 from .plan_finder import PlanFinder
-from .transports import kind_of, plain_group
-from .works import StartedWork
-
-Starts = Callable[[], dist.Work]
 
 
 class TopoGroup(dist.ProcessGroup):
@@ -53,101 +51,100 @@ class TopoGroup(dist.ProcessGroup):
         ranks = list(place.global_ranks_in_group)
         self.whole = not ranks or len(ranks) == dist.get_world_size()
         self.ranks = ranks or list(range(place.group_size))
-        self.options = options or _inherited() or backend_options()
-        self.plain, transports = plain_group(place)
+        self.options = options or _inherit_options() or backend_options()
+        self.plain, transports = _make_plain_group(place)
         for device in self.plain._device_types:
-            self._register_backend(device, kind_of(transports[device.type]), self.plain._get_backend(device))
-        self._set_default_backend(kind_of(transports["cuda"]))
+            self._register_backend(device, _backend_type(transports[device.type]), self.plain._get_backend(device))
+        self._set_default_backend(_backend_type(transports["cuda"]))
         store = PrefixStore("topoplan", place.store)
         plans = PlanFinder(self.options, store, place.group_rank, self.ranks, place.timeout, whole=self.whole)
-        self.planned = Planned(str(place.group_id), plans, transports)
+        self.planned = Communicators(str(place.group_id), plans, transports)
         atexit.register(_close, weakref.ref(self))
 
     @property
     def communicators(self) -> dict[Key, Communicator | None]:
-        """Of each collective that was used: by its name, root, and type of device; None where there is no plan."""
-        return self.planned.communicators
+        """The communicator of each collective that was used, by its name, root and type of device; None without a plan."""
+        return self.planned.by_key
 
     # -- collectives ---------------------------------------------------------------------------------------------
 
     def allreduce(self, tensors: Any, opts: Any = None, **more: Any) -> dist.Work:  # type: ignore[override]
         """See torch.distributed.all_reduce."""
         opts = AllreduceOptions() if opts is None else opts
-        tensor = _only(tensors)
+        tensor = _single(tensors)
         if tensor is None or more or not isinstance(opts, AllreduceOptions):
             return self.plain.allreduce(tensors, opts, **more)
-        by = self.planned.communicator("allreduce", None, tensor, tensor.nbytes, opts.reduceOp)
-        if by is None:
-            return self._reduced(tensor, opts, [tensor], lambda: self.plain.allreduce(tensors, opts))
-        op = opts.reduceOp
-        if not tensor.is_cuda and by.is_stock(tensor, op):
-            return StartedWork([tensor], by.start_stock(tensor, op))
-        # stock collectives, races among them, are made in one order on all ranks: by the caller's thread
-        waits = not opts.asyncOp or not by.knows(tensor)
-        return self.planned.line(tensor).carry_out(lambda: by.allreduce(tensor, op), [tensor], waits=waits)
+        communicator = self.planned.find("allreduce", None, tensor, tensor.nbytes, opts.reduceOp)
+        if communicator is None:
+            return self._reduce_by_plain(tensor, opts, [tensor], lambda: self.plain.allreduce(tensors, opts))
+        return start_allreduce(communicator, self.planned.queue(tensor), tensor, opts.reduceOp, waits=not opts.asyncOp)
 
     def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> dist.Work:
         """See torch.distributed.all_reduce_coalesced."""
         opts = AllreduceCoalescedOptions() if opts is None else opts
-        return self._reduced(tensors[0], opts, tensors, lambda: self.plain.allreduce_coalesced(tensors, opts))
+        return self._reduce_by_plain(tensors[0], opts, tensors, lambda: self.plain.allreduce_coalesced(tensors, opts))
 
     def reduce(self, tensors: Any, opts: Any = None, **more: Any) -> dist.Work:  # type: ignore[override]
         """See torch.distributed.reduce. Tensors of ranks that are not the root stay as they are."""
-        tensor = _only(tensors)
+        tensor = _single(tensors)
         if tensor is None or more or not isinstance(opts, ReduceOptions):
             return self.plain.reduce(tensors, opts, **more)
-        by = self.planned.communicator("reduce", opts.rootRank, tensor, tensor.nbytes, opts.reduceOp)
+        communicator = self.planned.find("reduce", opts.rootRank, tensor, tensor.nbytes, opts.reduceOp)
         at_root = opts.rootRank == self.rank()
-        if by is None:
+        if communicator is None:
             results = [tensor] if at_root else []
-            return self._reduced(tensor, opts, results, lambda: self.plain.reduce(tensors, opts))
+            return self._reduce_by_plain(tensor, opts, results, lambda: self.plain.reduce(tensors, opts))
         op = opts.reduceOp
-        return self.planned.line(tensor).carry_out(
-            lambda: by.reduce(tensor if at_root else tensor.detach().clone(), op), [tensor], waits=not opts.asyncOp
+        return self.planned.queue(tensor).carry_out(
+            lambda: communicator.reduce(tensor if at_root else tensor.detach().clone(), op),
+            [tensor],
+            waits=not opts.asyncOp,
         )
 
     def broadcast(self, tensors: Any, opts: Any = None, **more: Any) -> dist.Work:  # type: ignore[override]
         """See torch.distributed.broadcast."""
-        tensor = _only(tensors)
+        tensor = _single(tensors)
         if tensor is None or more or not isinstance(opts, BroadcastOptions):
             return self.plain.broadcast(tensors, opts, **more)
-        by = self.planned.communicator("broadcast", opts.rootRank, tensor, tensor.nbytes)
-        if by is None:
+        communicator = self.planned.find("broadcast", opts.rootRank, tensor, tensor.nbytes)
+        if communicator is None:
             return self.plain.broadcast(tensors, opts)
-        return self.planned.line(tensor).carry_out(lambda: by.broadcast(tensor), [tensor], waits=not opts.asyncOp)
+        return self.planned.queue(tensor).carry_out(
+            lambda: communicator.broadcast(tensor), [tensor], waits=not opts.asyncOp
+        )
 
     def allgather(  # type: ignore[override]
         self, output_tensors: Any, input_tensors: Any, opts: Any = None, **more: Any
     ) -> dist.Work:
         """See torch.distributed.all_gather."""
         opts = AllgatherOptions() if opts is None else opts
-        parts, tensor = _only(output_tensors), _only(input_tensors)
+        parts, tensor = _single(output_tensors), _single(input_tensors)
         if parts is None or tensor is None or more or not isinstance(opts, AllgatherOptions):
             return self.plain.allgather(output_tensors, input_tensors, opts, **more)
-        by = None
+        communicator = None
         if all(part.numel() == tensor.numel() and part.dtype == tensor.dtype for part in parts):
-            by = self.planned.communicator("allgather", None, tensor, tensor.nbytes * self.size())
-        if by is None:
+            communicator = self.planned.find("allgather", None, tensor, tensor.nbytes * self.size())
+        if communicator is None:
             return self.plain.allgather(output_tensors, input_tensors, opts)
 
         def call() -> None:
             whole = tensor.new_empty(len(parts) * tensor.numel())
-            by.allgather(whole, tensor)
+            communicator.allgather(whole, tensor)
             for part, got in zip(parts, whole.chunk(len(parts)), strict=True):
                 part.detach().copy_(got.view(part.shape))
 
-        return self.planned.line(tensor).carry_out(call, list(parts), waits=not opts.asyncOp, reads=[tensor])
+        return self.planned.queue(tensor).carry_out(call, list(parts), waits=not opts.asyncOp, reads=[tensor])
 
     def all_gather_single(self, output: Any, input: Any, opts: Any = None) -> dist.Work:
         """See torch.distributed.all_gather_into_tensor."""
         opts = AllgatherOptions() if opts is None else opts
-        by = None
+        communicator = None
         if output.numel() == input.numel() * self.size() and output.dtype == input.dtype:
-            by = self.planned.communicator("allgather", None, input, output.nbytes)
-        if by is None:
+            communicator = self.planned.find("allgather", None, input, output.nbytes)
+        if communicator is None:
             return self.plain._allgather_base(output, input, opts)
-        return self.planned.line(input).carry_out(
-            lambda: by.allgather(output, input), [output], waits=not opts.asyncOp, reads=[input]
+        return self.planned.queue(input).carry_out(
+            lambda: communicator.allgather(output, input), [output], waits=not opts.asyncOp, reads=[input]
         )
 
     _allgather_base = all_gather_single
@@ -166,33 +163,35 @@ class TopoGroup(dist.ProcessGroup):
     ) -> dist.Work:
         """See torch.distributed.reduce_scatter."""
         opts = ReduceScatterOptions() if opts is None else opts
-        output, parts = _only(output_tensors), _only(input_tensors)
+        output, parts = _single(output_tensors), _single(input_tensors)
         if output is None or parts is None or more or not isinstance(opts, ReduceScatterOptions):
             return self.plain.reduce_scatter(output_tensors, input_tensors, opts, **more)
-        by = None
+        communicator = None
         if all(part.numel() == output.numel() and part.dtype == output.dtype for part in parts):
-            by = self.planned.communicator("reduce-scatter", None, output, output.nbytes * self.size(), opts.reduceOp)
-        if by is None:
+            communicator = self.planned.find("reduce-scatter", None, output, output.nbytes * self.size(), opts.reduceOp)
+        if communicator is None:
             start = lambda: self.plain.reduce_scatter(output_tensors, input_tensors, opts)  # noqa: E731
-            return self._reduced(output, opts, [output], start)
+            return self._reduce_by_plain(output, opts, [output], start)
         op = opts.reduceOp
 
         def call() -> None:
-            by.reduce_scatter(output, torch.cat([part.detach().reshape(-1) for part in parts]), op)
+            communicator.reduce_scatter(output, torch.cat([part.detach().reshape(-1) for part in parts]), op)
 
-        return self.planned.line(output).carry_out(call, [output], waits=not opts.asyncOp, reads=parts)
+        return self.planned.queue(output).carry_out(call, [output], waits=not opts.asyncOp, reads=parts)
 
     def reduce_scatter_single(self, output: Any, input: Any, opts: Any = None) -> dist.Work:
         """See torch.distributed.reduce_scatter_tensor."""
         opts = ReduceScatterOptions() if opts is None else opts
-        by = None
+        communicator = None
         if input.numel() == output.numel() * self.size() and output.dtype == input.dtype:
-            by = self.planned.communicator("reduce-scatter", None, input, input.nbytes, opts.reduceOp)
-        if by is None:
-            return self._reduced(output, opts, [output], lambda: self.plain._reduce_scatter_base(output, input, opts))
+            communicator = self.planned.find("reduce-scatter", None, input, input.nbytes, opts.reduceOp)
+        if communicator is None:
+            return self._reduce_by_plain(
+                output, opts, [output], lambda: self.plain._reduce_scatter_base(output, input, opts)
+            )
         op = opts.reduceOp
-        return self.planned.line(input).carry_out(
-            lambda: by.reduce_scatter(output, input, op), [output], waits=not opts.asyncOp, reads=[input]
+        return self.planned.queue(input).carry_out(
+            lambda: communicator.reduce_scatter(output, input, op), [output], waits=not opts.asyncOp, reads=[input]
         )
 
     _reduce_scatter_base = reduce_scatter_single  # type: ignore[assignment]
@@ -203,7 +202,7 @@ class TopoGroup(dist.ProcessGroup):
         if len(inputs) == 1:
             return self.reduce_scatter_single(outputs[0], inputs[0], opts)
         start = lambda: self.plain.reduce_scatter_tensor_coalesced(outputs, inputs, opts)  # noqa: E731
-        return self._reduced(outputs[0], opts, outputs, start)
+        return self._reduce_by_plain(outputs[0], opts, outputs, start)
 
     reduce_scatter_single_coalesced = reduce_scatter_tensor_coalesced  # type: ignore[assignment]
 
@@ -213,24 +212,26 @@ class TopoGroup(dist.ProcessGroup):
         """See torch.distributed.all_to_all_single; where sizes are given, ranks may differ in them."""
         opts = AllToAllOptions() if opts is None else opts
         splits = output_split_sizes, input_split_sizes
-        by = None
+        communicator = None
         if not any(map(len, splits)) and not more and isinstance(opts, AllToAllOptions):
             fits = output.numel() == input.numel() and output.dtype == input.dtype and input.numel() % self.size() == 0
-            by = self.planned.communicator("alltoall", None, input, input.nbytes) if fits else None
-        if by is None:
+            communicator = self.planned.find("alltoall", None, input, input.nbytes) if fits else None
+        if communicator is None:
             return self.plain.alltoall_base(output, input, *splits, opts, **more)
-        return self.planned.line(input).carry_out(
-            lambda: by.alltoall(output, input), [output], waits=not opts.asyncOp, reads=[input]
+        return self.planned.queue(input).carry_out(
+            lambda: communicator.alltoall(output, input), [output], waits=not opts.asyncOp, reads=[input]
         )
 
     alltoall_base = all_to_all_single  # type: ignore[assignment]
 
     # -- how -------------------------------------------------------------------------------------------------------
 
-    def _reduced(self, tensor: torch.Tensor, opts: Any, results: Sequence[torch.Tensor], start: Starts) -> dist.Work:
-        """A reduction by the plain group; gloo has no AVG, so that is a sum, after which `results` are divided."""
+    def _reduce_by_plain(
+        self, tensor: torch.Tensor, opts: Any, results: Sequence[torch.Tensor], start: Callable[[], dist.Work]
+    ) -> dist.Work:
+        """Start a reduction by the plain group; gloo has no AVG, so that is a sum, after which `results` are divided."""
         op = opts.reduceOp
-        averages = getattr(op, "op", op) == dist.ReduceOp.AVG and tensor.is_floating_point()
+        averages = kind_of_reduction(op) == dist.ReduceOp.AVG and tensor.is_floating_point()
         if not averages or self.planned.transports.get(tensor.device.type) != "gloo":
             return start()
         opts.reduceOp = dist.ReduceOp.SUM
@@ -242,34 +243,69 @@ class TopoGroup(dist.ProcessGroup):
             for result in results:
                 result.detach().div_(self.size())
 
-        return self.planned.line(tensor).carry_out(call, list(results), waits=not opts.asyncOp)
+        return self.planned.queue(tensor).carry_out(call, list(results), waits=not opts.asyncOp)
 
     # -- the end -------------------------------------------------------------------------------------------------
 
     def shutdown(self) -> None:
-        """End the thread, and let go of all groups."""
+        """End the thread, and destroy all groups."""
         self.planned.close()
         self.plain.shutdown()
 
     def abort(self) -> None:
-        """As `shutdown`; what is under way fails."""
+        """End the thread, and abort all groups: what is under way fails."""
         self.planned.close()
         self.plain.abort()
 
 
-def _only(tensors: Any) -> Any:
-    """The one item of a list; None where it is no list, or has several."""
+def _single(tensors: Any) -> Any:
+    """Return the only item of a list; None where it is no list, or has several."""
     return tensors[0] if isinstance(tensors, (list, tuple)) and len(tensors) == 1 else None
 
 
-def _inherited() -> BackendOptions | None:
-    """Groups that are told nothing do as the group of all ranks does."""
+def _inherit_options() -> BackendOptions | None:
+    """Return the options of the group of all ranks, for groups that are given none."""
     world = dist.group.WORLD
     return world.options if isinstance(world, TopoGroup) else None
 
 
 def _close(group: weakref.ref[TopoGroup]) -> None:
-    """At exit, for who did not destroy the group: a thread in a call would outlive the interpreter."""
+    """Close the queues at exit, where the group was not destroyed: a thread in a call would outlive the interpreter."""
     alive = group()
     if alive is not None:
-        alive.planned.end_lines()
+        alive.planned.close_queues()
+
+
+# -- the plain group -------------------------------------------------------------------------------------------------
+
+
+def _backend_type(transport: str) -> Any:
+    """Return torch's own constant for gloo or nccl."""
+    types = dist.ProcessGroup.BackendType
+    return types.NCCL if transport == "nccl" else types.GLOO
+
+
+def _make_plain_group(place: Any) -> tuple[dist.ProcessGroup, dict[str, str]]:
+    """Return a group of gloo for CPUs and NCCL for GPUs (gloo without NCCL), and which of them is for which device."""
+    plain = dist.ProcessGroup(place.store, place.group_rank, place.group_size)
+    gloo = dist.ProcessGroupGloo(PrefixStore("gloo", place.store), place.group_rank, place.group_size, place.timeout)
+    gloo._set_sequence_number_for_group()
+    backends: dict[str, tuple[str, Any]] = {"cpu": ("gloo", gloo), "cuda": ("gloo", gloo)}
+    if torch.cuda.is_available() and dist.is_nccl_available():
+        backends["cuda"] = "nccl", _make_nccl(place)
+    for device, (transport, backend) in backends.items():
+        plain._register_backend(torch.device(device), _backend_type(transport), backend)
+    plain._set_default_backend(_backend_type(backends["cuda"][0]))
+    plain._set_group_name(place.group_id)
+    return plain, {device: transport for device, (transport, _) in backends.items()}
+
+
+def _make_nccl(place: Any) -> Any:
+    options = dist.ProcessGroupNCCL.Options()
+    options._timeout = place.timeout
+    options.global_ranks_in_group = place.global_ranks_in_group
+    options.group_name = place.group_id
+    store = PrefixStore("nccl", place.store)
+    nccl = dist.ProcessGroupNCCL(store, place.group_rank, place.group_size, options)
+    nccl._set_sequence_number_for_group()
+    return nccl

@@ -64,7 +64,7 @@ class Contender:
         )
         self.communicator = hook.communicator
         if host is not None:
-            hook.communicator.set_host(host)
+            hook.communicator.engine.set_host_costs(host)
 
         def noting(state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # type: ignore[name-defined]
             self.buckets[bucket.buffer().numel()] += 1
@@ -93,7 +93,7 @@ class Contender:
         """What most gradients went through, as tables show it."""
         if self.communicator is None:
             return ""
-        codec = self.communicator.codec
+        codec = self.communicator.engine.codec
         used: Counter[str] = Counter()
         for numel, times in self.buckets.items():
             size = numel * 4 if codec is None else codec.nbytes(codec.padded(numel))

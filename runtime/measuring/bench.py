@@ -16,8 +16,8 @@ import torch.distributed as dist
 from ...topo.errors import ExecutionError, InputError
 from ..communicator import Communicator
 from ..ranks.faults import first_line
-from ..ranks.stock import stock, works
-from ..ranks.timing import slowest_s, timed_s
+from ..ranks.stock import is_possible, make_stock_call
+from ..ranks.timing import find_slowest_s, time_call_s
 from .bench_case import OPS, Case, Job
 
 
@@ -70,7 +70,7 @@ def _row(case: Case, communicator: Communicator | None) -> Row:
     planned = None if communicator is None else _planned(case, communicator)
     stock = _stock(case) if _works(case) else None
     group = (
-        None if communicator is None else communicator.group
+        None if communicator is None else communicator.engine.group
     )  # its own connections: those that rest are slow to start
     plan_times: list[float] = []
     stock_times: list[float] = []
@@ -78,7 +78,7 @@ def _row(case: Case, communicator: Communicator | None) -> Row:
         for call, times in ((planned, plan_times), (stock, stock_times)):
             if call is not None:
                 case.reset()
-                seconds = timed_s(call, group, case.device)
+                seconds = time_call_s(call, group, case.device)
                 if turn >= job.warmup:
                     times.append(seconds)
     wrong, rms_error, sent_bytes = _checked(case, communicator, planned or stock)
@@ -87,7 +87,7 @@ def _row(case: Case, communicator: Communicator | None) -> Row:
     algbw = case.bytes / best_us * 1e-3 if best_us else 0.0
     schedule, predicted, fraction = "stock", None, None  # the last two: nothing is claimed of the stock collective
     if communicator is not None:
-        sent = communicator.wire_size(case.numel, job.dtype)
+        sent = communicator.engine.wire_size(case.numel, job.dtype)
         choice = communicator.choice(sent)
         if choice is not None:
             schedule, predicted = choice.label, choice.predict_us(sent)
@@ -121,7 +121,7 @@ def _checked(
     before = 0 if communicator is None else communicator.wire_bytes
     call()
     sent = 0 if communicator is None else communicator.wire_bytes - before
-    codec, most = (None, 0) if communicator is None else (communicator.codec, communicator.most_roundings)
+    codec, most = (None, 0) if communicator is None else (communicator.engine.codec, communicator.engine.most_roundings)
     found = case.judged(codec, most)
     box = torch.tensor([found.wrong, found.off2, found.reference2, sent], dtype=torch.float64, device=case.device)
     dist.all_reduce(box)
@@ -133,7 +133,7 @@ def _median_us(times: list[float], device: torch.device) -> float | None:
     """Median over the iterations of the slowest rank's time."""
     if not times:
         return None
-    return statistics.median(slowest_s(times, None, device)) * 1e6
+    return statistics.median(find_slowest_s(times, None, device)) * 1e6
 
 
 def _planned(case: Case, communicator: Communicator) -> Callable[[], object]:
@@ -156,7 +156,7 @@ def _stock(case: Case) -> Callable[[], object]:
     """The collective of torch.distributed's own backend. gloo has no AVG: a sum, divided."""
     group = dist.group.WORLD
     assert group is not None
-    call = stock(case.job.collective, group, case.input, case.output, OPS[case.job.op])
+    call = make_stock_call(case.job.collective, group, case.input, case.output, OPS[case.job.op])
 
     def run() -> None:
         call()
@@ -171,12 +171,12 @@ def _works(case: Case) -> bool:
     if case.numel == 0:
         return False
     case.reset()
-    return works(_stock(case), None, case.device)
+    return is_possible(_stock(case), None, case.device)
 
 
 def _scale(communicator: Communicator) -> float | None:
     """How many times faster the links at hand are than the plan's: an emulated machine's. None: it is another machine."""
-    here, plan = communicator.machine.topology, communicator.plan.topology
+    here, plan = communicator.engine.machine.topology, communicator.plan.topology
     if here is None or here is plan:
         return 1.0
     ratios = {

@@ -24,7 +24,7 @@ from ...synth.cost.simulate import predict_us, shape_of
 from ...synth.ir.schedule import Schedule
 from ..communicator import Communicator
 from ..program.layout import IN_PLACE
-from ..ranks.timing import slowest_s, timed_s
+from ..ranks.timing import find_slowest_s, time_call_s
 
 _PATIENCE_S = 1.0
 """Longest that a single run of a probe is predicted to take: slower ones are left out."""
@@ -42,8 +42,8 @@ Probe = tuple[Schedule, int]
 def probes(communicator: Communicator) -> list[Probe]:
     """Schedules and sizes in bytes to run: few messages and many, small and large."""
     plan = communicator.plan
-    bases = list(dict.fromkeys(s.uncut for s in communicator.variants))
-    playable = [b for b in bases if shape_of(b, communicator.machine.topology) is not None]
+    bases = list(dict.fromkeys(s.uncut for s in communicator.engine.variants))
+    playable = [b for b in bases if shape_of(b, communicator.engine.machine.topology) is not None]
     if not playable:
         return []
     few = min(playable, key=_messages)
@@ -61,7 +61,7 @@ def calibrate(communicator: Communicator, say: Callable[[str], None] = lambda _:
     """The host costs, the same on every rank, and from now on what the communicator predicts with. Collective;
     ExecutionError on every rank where one of them fails.
     """
-    machine = communicator.machine
+    machine = communicator.engine.machine
     rows: list[tuple[Probe, float]] = []
     for schedule, size in probes(communicator):
         floor = 0.0
@@ -74,40 +74,40 @@ def calibrate(communicator: Communicator, say: Callable[[str], None] = lambda _:
     box: list[object] = [None]
     if communicator.rank == 0:
         box = [_fitted(rows, communicator).to_json() if rows else machine.host.to_json()]
-    group = communicator.group
-    with communicator.guarded("the fitted host costs"):
-        dist.broadcast_object_list(box, dist.get_global_rank(group, 0), group, communicator.device)
+    group = communicator.engine.group
+    with communicator.engine.guard("the fitted host costs"):
+        dist.broadcast_object_list(box, dist.get_global_rank(group, 0), group, communicator.engine.device)
     host = HostCosts.from_json(box[0])
-    communicator.set_host(host)
+    communicator.engine.set_host_costs(host)
     return host
 
 
 def _measured_us(communicator: Communicator, schedule: Schedule, size: int) -> float:
     """Median over the turns of the slowest rank's time."""
-    group, device = communicator.group, communicator.device
+    group, device = communicator.engine.group, communicator.engine.device
     numel = size // 4
     if communicator.plan.collective.name not in IN_PLACE:
         numel = max(1, numel // communicator.size) * communicator.size
-    buffers = communicator.scratch(numel, torch.float32)
+    buffers = communicator.engine.make_scratch(numel, torch.float32)
     other = torch.zeros(1024, device=device)
     call = f"calibrating with {schedule.label} at {size} bytes"
 
     def once() -> float:
-        with communicator.guarded(call):
+        with communicator.engine.guard(call):
             dist.all_reduce(other, group=group)  # a call seldom comes alone
-            return timed_s(lambda: communicator.play(schedule, numel, *buffers), group, device)
+            return time_call_s(lambda: communicator.engine.play(schedule, numel, *buffers), group, device)
 
     once()
     elapsed = once()
-    with communicator.guarded(f"{call}: how often"):  # agreed on by all: the slowest rank's time decides
-        (first,) = slowest_s([elapsed], group, device)
+    with communicator.engine.guard(f"{call}: how often"):  # agreed on by all: the slowest rank's time decides
+        (first,) = find_slowest_s([elapsed], group, device)
     times = [once() for _ in range(max(_TURNS[0], min(_TURNS[1], int(_PROBE_S / first))))]
-    with communicator.guarded(f"{call}: the times"):
-        return statistics.median(slowest_s(times, group, device)) * 1e6
+    with communicator.engine.guard(f"{call}: the times"):
+        return statistics.median(find_slowest_s(times, group, device)) * 1e6
 
 
 def _fitted(rows: list[tuple[Probe, float]], communicator: Communicator) -> HostCosts:
-    machine, start = communicator.machine, communicator.machine.host
+    machine, start = communicator.engine.machine, communicator.engine.machine.host
 
     def host(x: NDArray[np.float64]) -> HostCosts:
         message, wake, byte, call = (float(v) for v in np.exp(np.clip(x, -6, 6)))
@@ -127,7 +127,7 @@ def _fitted(rows: list[tuple[Probe, float]], communicator: Communicator) -> Host
         now = host(x)
         out = []
         for (schedule, size), measured in rows:
-            predicted = predict_us(schedule, machine.topology, now, size, rounds=machine.rounds) or measured
+            predicted = predict_us(schedule, machine.topology, now, size, rounds=machine.batched) or measured
             out.append(math.log(max(predicted, _FLOOR) / max(measured, _FLOOR)))
         return np.array([*out, *(_PRIOR * x)])
 

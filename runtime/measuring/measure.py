@@ -24,8 +24,8 @@ from ...topo.errors import InputError
 from ...topo.graph import Topology
 from ...topo.measured.believe import believe
 from ...topo.measured.flows import Experiment, Measurements, Pair
-from ..ranks.machine import emulated, machine
-from ..ranks.places import Meeting, joined, meeting
+from ..ranks.machine import emulated, find_group_machine
+from ..ranks.places import Meeting, meeting
 from .experiments import apart, contending, routed, shifts
 from .rates import Aim, Alone, Arrivals, Wire, chunk_bytes, rates_GBps
 
@@ -73,14 +73,14 @@ def measure_topology(
     with meeting(timeout_s) as here:
         declared, told = True, topology if topology is not None else emulated()
         if told is None:
-            told, declared = joined(here)
+            told, declared = here.join()
         if len(told.ranks) != here.ranks:
             raise InputError(
                 f"topology {told.name!r} has {len(told.ranks)} GPUs, {here.ranks} ranks are running; start one rank a GPU"
             )
         measured = _Measuring(here, told, declared, budget_s).all()
         text = None if measured is None else believe(told, measured, declared).dumps()
-        return Topology.loads(here.from_first(text), told.name)
+        return Topology.loads(here.broadcast(text), told.name)
 
 
 class _Measuring:
@@ -98,7 +98,7 @@ class _Measuring:
         """Which links the data is really on; see Measurements."""
         if self.batched or not self.declared:
             return "all", ""
-        at_hand = machine(self.topology, dist.group.WORLD or dist.new_group())
+        at_hand = find_group_machine(self.topology, dist.group.WORLD or dist.new_group())
         if at_hand.topology is None:
             return "none", "measured over gloo in one host's memory: the data was not on this link"
         reason = "measured over gloo between hosts' memories: the data was not on this link"
@@ -107,7 +107,7 @@ class _Measuring:
     def all(self) -> Measurements | None:
         """Everything, on rank 0."""
         group = dist.new_group(backend="nccl", timeout=self.here.timeout) if self.batched else None
-        rounds, both, groups = self.here.from_first(self._plan() if self.here.rank == 0 else None)
+        rounds, both, groups = self.here.broadcast(self._plan() if self.here.rank == 0 else None)
         aim = _aim(self.pace, rounds, both, groups)
         device = torch.device("cuda", torch.cuda.current_device()) if self.batched else torch.device("cpu")
         wire = Wire(device, aim, group)
@@ -116,7 +116,7 @@ class _Measuring:
             alone = self._alone(wire, rounds, step)
             pace = {(x.src, x.dst): x.GBps for x in alone}
             planned = _moments(both, groups, pace, aim) if self.here.rank == 0 else None
-            experiments = self._at_once(wire, self.here.from_first(planned), step)
+            experiments = self._at_once(wire, self.here.broadcast(planned), step)
         return self._measurements(alone, experiments) if self.here.rank == 0 else None
 
     def _plan(self) -> tuple[list[list[Pair]], list[list[Pair]], list[tuple[Pair, ...]]]:
@@ -141,7 +141,7 @@ class _Measuring:
                 elif me == dst:
                     wire.as_receiver(src)
             step("pairs alone")
-        return [x for theirs in self.here.at_first(mine) for x in theirs]
+        return [x for theirs in self.here.gather(mine) for x in theirs]
 
     def _at_once(
         self, wire: Wire, moments: Sequence[_Moment], step: Callable[[str], None]
@@ -155,7 +155,7 @@ class _Measuring:
                 dist.barrier()
                 mine.append([wire.flow(self.here.rank, moment.flows)])
                 step("both directions" if what == "both" else "contention groups")
-        everybody = self.here.at_first(mine)
+        everybody = self.here.gather(mine)
         out = []
         for number, moment in enumerate(moments if everybody else ()):
             turns = range(number * _REPEATS, (number + 1) * _REPEATS)

@@ -1,6 +1,6 @@
-"""What compression adds to a rank's program: which pieces are encoded where, and what their rounding means to the rank.
+"""The encoding of messages in a rank's program: which pieces are encoded where, and what their rounding means to the rank.
 
-The rules are those of synth/rounded.py. A message's pieces are encoded side by side, each in whole blocks of the codec.
+The rules are those of synth/ir/lossy.py. A message's pieces are encoded side by side, each in whole blocks of the codec.
 """
 
 from __future__ import annotations
@@ -8,86 +8,93 @@ from __future__ import annotations
 from typing import Protocol
 
 from ...synth.ir.lossy import END, rounded
-from .instructions import Encode, Place
+from .instructions import Encode, Span
 from .layout import Layout
-from .messages import Message, Piece, Reads, Writes
-from .slots import Slots
+from .messages import Message, Piece, Reads, Slots, Writes
 
 
 class Blocks(Protocol):
-    """What lowering must know of a codec: see compress.Codec."""
+    """What lowering must know of a codec: see codecs.Codec."""
 
     def padded(self, numel: int) -> int:
-        """Values that are encoded for `numel` of them."""
+        """Return the values that are encoded for `numel` of them."""
 
     def nbytes(self, padded: int) -> int:
-        """Bytes of so many values."""
+        """Return the bytes of `padded` values on the wire."""
 
     def room(self, padded: int) -> int:
-        """Bytes to keep for them."""
+        """Return the bytes to keep for them in a buffer."""
 
 
-class Coder:
-    """Encodes one rank's messages. `reads` and `writes` say what else becomes of pieces; `room` is in the wire buffer."""
+class MessageEncoder:
+    """Writes the Encode instructions of one rank.
+
+    `reads` and `writes` say what else is done with pieces; `slots` is room in the wire buffer.
+    """
 
     def __init__(self, layout: Layout, rank: int, codec: Blocks, reads: Reads, writes: Writes) -> None:
         self.layout, self.rank, self.codec, self.reads, self.writes = layout, rank, codec, reads, writes
-        self.room = Slots()
+        self.slots = Slots()
         self._rounded = rounded(layout.schedule.uncut)
-        self._felt: set[tuple[int, int, int]] = set()
+        self._fed_back: set[tuple[int, int, int]] = set()
 
     def padded(self, message: Message) -> int:
-        """Values that are encoded for a message."""
-        return message.before(None, self.codec.padded)
+        """Return the number of values that are encoded for a message."""
+        return message.offset_of(None, self.codec.padded)
 
-    def place(self, message: Message) -> Place:
-        """Room for a message's bytes, which is the message's until it is given back."""
+    def take_room(self, message: Message) -> Span:
+        """Take room for a message's bytes, and return where it is."""
         padded = self.padded(message)
         room = self.codec.room(padded)
-        message.slot = self.room, self.room.take(room), room
-        return self.received(message)
+        message.slot = self.slots, self.slots.take(room), room
+        return self.span_of(message)
 
-    def received(self, message: Message) -> Place:
-        """Where a message's bytes are."""
-        return Place("wire", message.at, self.codec.nbytes(self.padded(message)))
+    def span_of(self, message: Message) -> Span:
+        """Return where a message's bytes are."""
+        return Span("wire", message.start, self.codec.nbytes(self.padded(message)))
 
-    def encoded(self, message: Message) -> Encode:
-        """What makes a message of its pieces."""
+    def encode(self, message: Message) -> Encode:
+        """Return the instruction that encodes a message's pieces."""
         keeps, errors = [], []
         for piece in message.pieces:
             (chunk, _), step = piece.key, piece.step
             if self._goes_on_with(piece.key, step):
                 keeps.append(piece)
-            if (self.rank, chunk, step) not in self._rounded.echoes and (*piece.key, step) not in self._felt:
-                self._felt.add((*piece.key, step))
+            if (self.rank, chunk, step) not in self._rounded.echoes and (*piece.key, step) not in self._fed_back:
+                self._fed_back.add((*piece.key, step))
                 errors.append(piece)
         return self._encode(message, keeps, errors)
 
-    def rest(self) -> tuple[Message, Encode] | None:
-        """The second rule: what was added up here last, and not sent since, is rounded in the end. None: nothing was."""
-        schedule, rest, errors = self.layout.schedule, [], []
+    def encode_unsent_sums(self) -> tuple[Message, Encode] | None:
+        """Return the instruction that rounds, in the end, the sums that were completed here and not sent since.
+
+        That is the second rule of synth/ir/lossy.py. None where there are no such sums.
+        """
+        schedule, unsent, errors = self.layout.schedule, [], []
         for c in sorted(self._rounded.copied):
             if self.rank not in schedule.collective.receivers(schedule.chunks[c]):
                 continue
             for part in range(schedule.segments):
                 lo, hi = self.layout.segment(self.rank, c, part)
                 if lo < hi and self._is_unrounded((c, part)):
-                    rest.append(Piece(END, c, part, False, lo, hi))
+                    unsent.append(Piece(END, c, part, False, lo, hi))
                     if (self.rank, c, END) not in self._rounded.echoes:
-                        errors.append(rest[-1])
-        if not rest:
+                        errors.append(unsent[-1])
+        if not unsent:
             return None
-        message = Message(True, self.rank, 0, END, rest)
-        return message, self._encode(message, rest, errors)
+        message = Message(True, self.rank, 0, END, unsent)
+        return message, self._encode(message, unsent, errors)
 
     def _encode(self, message: Message, keeps: list[Piece], errors: list[Piece]) -> Encode:
-        def laid(pieces: list[Piece]) -> tuple[tuple[Place, int], ...]:
-            return tuple((Place("work", p.lo, p.hi - p.lo), message.before(p, self.codec.padded)) for p in pieces)
+        def lay_out(pieces: list[Piece]) -> tuple[tuple[Span, int], ...]:
+            return tuple((Span("work", p.lo, p.hi - p.lo), message.offset_of(p, self.codec.padded)) for p in pieces)
 
-        return Encode(laid(message.pieces), self.padded(message), self.place(message), laid(keeps), laid(errors))
+        return Encode(
+            lay_out(message.pieces), self.padded(message), self.take_room(message), lay_out(keeps), lay_out(errors)
+        )
 
     def _goes_on_with(self, key: tuple[int, int], step: int) -> bool:
-        """Whether a rank that sends a piece in a step adds to it later, or ends with it; not if it is rounded already."""
+        """Return whether a rank that sends a piece in a step adds to it later or ends with it, unrounded so far."""
         before = [group for group in self.writes[key] if group.step < step]
         since = before[-1].step if before else -1
         if (before and not before[-1].messages[0][1].adds) or any(since < s < step for s, _ in self.reads[key]):

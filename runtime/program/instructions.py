@@ -1,4 +1,4 @@
-"""One rank's program: what it posts, awaits, adds and copies, in one fixed order (`lowering.py` makes it of a schedule).
+"""One rank's program: what it posts, awaits, adds and copies, in one fixed order (`lowering.py` makes it from a schedule).
 
 All chunks that a rank holds lie in its work buffer. For allreduce, broadcast and reduce that is the tensor itself; for
 allgather, gather, reduce-scatter and scatter it has a block for every rank; for alltoall it holds just the chunks that
@@ -10,12 +10,12 @@ by side where they do not lie so already. There are two orders:
 
 - flow: a message goes as soon as its own pieces are there. Receives are posted some ticks ahead, and a send waits for
   just those that bring or change what it carries (over gloo).
-- rounds: a tick's messages are posted as one batch, and all of them are awaited before the next tick (over NCCL).
+- batched: a tick's messages are posted as one batch, and all of them are awaited before the next tick (over NCCL).
 
-Sums are taken from the lowest source rank to the highest, the rank's own value in its place (see synth/order.py).
+Sums are taken from the lowest source rank to the highest, the rank's own value in its place (see synth/ir/addition_order.py).
 
 With compression messages are bytes: a send encodes its pieces, each in whole blocks of the codec, and a received message is
-decoded to staging before anything is done with it. What is sent is rounded, by the rules of synth/rounded.py.
+decoded to staging before anything is done with it. What is sent is rounded, by the rules of synth/ir/lossy.py.
 """
 
 from __future__ import annotations
@@ -29,29 +29,29 @@ Buffer = Literal["work", "staging", "wire"]
 
 
 @dataclass(frozen=True)
-class Place:
-    """`length` elements from `at` on, of the work or the staging buffer; bytes of the wire buffer."""
+class Span:
+    """`length` elements of the work or the staging buffer (bytes of the wire buffer), from `start` on."""
 
     buffer: Buffer
-    at: int
+    start: int
     length: int
 
 
 @dataclass(frozen=True)
 class Post:
-    """Send `place` to rank `peer`, or receive from it into `place`. `number` counts the messages of that direction."""
+    """Send `span` to rank `peer`, or receive from it into `span`. `number` counts the messages of that direction."""
 
     kind: Literal["send", "receive"]
     peer: int
     number: int
     tick: int
     step: int
-    place: Place
+    span: Span
 
 
 @dataclass(frozen=True)
 class Await:
-    """Until the `post`-th Post of the program is through."""
+    """Wait for the `post`-th Post of the program."""
 
     post: int
 
@@ -60,49 +60,50 @@ class Await:
 class Pack:
     """Lay `parts` side by side at `into`."""
 
-    parts: tuple[Place, ...]
-    into: Place
+    parts: tuple[Span, ...]
+    into: Span
 
 
 @dataclass(frozen=True)
 class Encode:
-    """Write `parts` of the work buffer, encoded, to `into`. A part is laid at its offset among `padded` values; what no part
-    covers is zero. `keeps` are those that become the rounded values themselves, `errors` those of which error feedback is
-    to have what rounding took away.
+    """Write `parts` of the work buffer, encoded, to `into`.
+
+    Each part is laid at its offset among `padded` values; what no part covers is zero. `keeps` are the parts that take on
+    their rounded values themselves, `errors` those whose rounding errors go to error feedback.
     """
 
-    parts: tuple[tuple[Place, int], ...]
+    parts: tuple[tuple[Span, int], ...]
     padded: int
-    into: Place
-    keeps: tuple[tuple[Place, int], ...]
-    errors: tuple[tuple[Place, int], ...]
+    into: Span
+    keeps: tuple[tuple[Span, int], ...]
+    errors: tuple[tuple[Span, int], ...]
 
 
 @dataclass(frozen=True)
 class Decode:
     """Decode a received message into staging."""
 
-    message: Place
-    into: Place
+    message: Span
+    into: Span
 
 
 @dataclass(frozen=True)
 class Combine:
     """Add (or whatever the reduction is) each `other` to its `into`; none of them overlap, in any order."""
 
-    pairs: tuple[tuple[Place, Place], ...]
+    pairs: tuple[tuple[Span, Span], ...]
 
 
 @dataclass(frozen=True)
 class Copy:
     """Copy each `other` to its `into`."""
 
-    pairs: tuple[tuple[Place, Place], ...]
+    pairs: tuple[tuple[Span, Span], ...]
 
 
 @dataclass(frozen=True)
 class Exchange:
-    """All of a tick's posts at once, and until all are through."""
+    """Post all of a tick's messages as one batch, and wait for all of them."""
 
     posts: tuple[Post, ...]
 
@@ -112,7 +113,7 @@ Instruction = Post | Await | Pack | Encode | Decode | Combine | Copy | Exchange
 
 @dataclass(frozen=True)
 class Program:
-    """What one rank does. `fills` go from the input to the work buffer before, `drains` from work to output after."""
+    """What one rank does. `fills` copy input to the work buffer before, `drains` copy work to the output after."""
 
     rank: int
     work_numel: int
@@ -125,10 +126,10 @@ class Program:
     @property
     def posts(self) -> list[Post]:
         """Every message, in the order in which they are posted."""
-        out: list[Post] = []
-        for step in self.instructions:
-            if isinstance(step, Post):
-                out.append(step)
-            elif isinstance(step, Exchange):
-                out += step.posts
-        return out
+        posts: list[Post] = []
+        for instruction in self.instructions:
+            if isinstance(instruction, Post):
+                posts.append(instruction)
+            elif isinstance(instruction, Exchange):
+                posts += instruction.posts
+        return posts

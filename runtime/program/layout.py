@@ -14,16 +14,16 @@ IN_PLACE = ("allreduce", "broadcast", "reduce")
 
 
 def ends_numel(collective: Collective, rank: int, numel: int) -> tuple[int, int]:
-    """Elements of the input and of the output of `rank` for a buffer of `numel` elements; 0 where it has none."""
-    part, name, here = numel // collective.ranks, collective.name, numel if rank == collective.root else 0
-    sent = {"allgather": part, "gather": part, "scatter": here}.get(name, numel)
-    got = {"reduce-scatter": part, "scatter": part, "gather": here}.get(name, numel)
-    return sent, got
+    """Return the elements of the input and of the output of `rank` for a buffer of `numel` elements; 0 where it has none."""
+    part, name, at_root = numel // collective.ranks, collective.name, numel if rank == collective.root else 0
+    input_numel = {"allgather": part, "gather": part, "scatter": at_root}.get(name, numel)
+    output_numel = {"reduce-scatter": part, "scatter": part, "gather": at_root}.get(name, numel)
+    return input_numel, output_numel
 
 
 @dataclass(frozen=True)
 class Move:
-    """Elements [lo, hi) of one buffer go to `to` in another."""
+    """Copy elements [lo, hi) of one buffer to `to` in another."""
 
     lo: int
     hi: int
@@ -45,14 +45,14 @@ class Layout:
         self.compact_numel: dict[int, int] = {}
 
     def work_numel(self, rank: int) -> int:
-        """Elements of the work buffer of `rank`."""
+        """Return the number of elements in the work buffer of `rank`."""
         if self.collective.name != "alltoall":
             return self.numel
         self._start_of(rank, -1)
         return self.compact_numel[rank]
 
     def chunk(self, rank: int, c: int) -> Range:
-        """Elements of chunk `c` in the work buffer of `rank`."""
+        """Return the range of chunk `c` in the work buffer of `rank`."""
         lo, hi = self.in_block[c]
         start = self._start_of(rank, c)
         return start + lo, start + hi
@@ -67,25 +67,25 @@ class Layout:
         return self.compact[rank].get(c, 0)
 
     def _lay_out(self, rank: int) -> None:
-        """Alltoall: the chunks that a rank ever holds, one after the other."""
-        touched = {c for c, chunk in enumerate(self.schedule.chunks) if rank in (chunk.source, chunk.target)}
+        """Lay out the chunks that a rank ever holds in an alltoall, one after the other."""
+        held = {c for c, chunk in enumerate(self.schedule.chunks) if rank in (chunk.source, chunk.target)}
         t = self.schedule.transfers
-        touched |= set(t.chunk[(t.src == rank) | (t.dst == rank)].tolist())
+        held |= set(t.chunk[(t.src == rank) | (t.dst == rank)].tolist())
         starts, at = {}, 0
-        for c in sorted(touched):
+        for c in sorted(held):
             lo, hi = self.in_block[c]
             starts[c] = at - lo
             at += hi - lo
         self.compact[rank], self.compact_numel[rank] = starts, at
 
     def segment(self, rank: int, c: int, part: int) -> Range:
-        """Elements of part `part` of chunk `c`, cut in the schedule's number of segments."""
+        """Return the range of segment `part` of chunk `c` in the work buffer of `rank`."""
         lo, hi = self.chunk(rank, c)
         m = self.schedule.segments
         return lo + (hi - lo) * part // m, lo + (hi - lo) * (part + 1) // m
 
     def fills(self, rank: int) -> Iterator[Move]:
-        """What a rank brings, from its input."""
+        """Yield the copies from a rank's input to its work buffer."""
         name, block, root = self.collective.name, self.block, self.collective.root
         if name in ("allgather", "gather"):
             yield Move(0, block, rank * block)
@@ -98,7 +98,7 @@ class Layout:
                     yield Move(chunk.target * block + lo, chunk.target * block + hi, self.chunk(rank, c)[0])
 
     def drains(self, rank: int) -> Iterator[Move]:
-        """What a rank gets, to its output."""
+        """Yield the copies from a rank's work buffer to its output."""
         name, block, root = self.collective.name, self.block, self.collective.root
         if name == "allgather" or (name == "gather" and rank == root):
             yield Move(0, self.numel, 0)

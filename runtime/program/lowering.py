@@ -1,4 +1,4 @@
-"""A schedule lowered to one rank's program (see program.py)."""
+"""Lowering: a schedule to the program of one rank (see instructions.py)."""
 
 from __future__ import annotations
 
@@ -8,11 +8,20 @@ from typing import Literal
 
 from ...synth.ir.schedule import Schedule
 from ...synth.ir.transfers import REDUCE
-from .encoding import Blocks, Coder
-from .instructions import Await, Combine, Copy, Decode, Exchange, Instruction, Pack, Place, Post, Program
+from .encoding import Blocks, MessageEncoder
+from .instructions import Await, Combine, Copy, Decode, Exchange, Instruction, Pack, Post, Program, Span
 from .layout import Layout
-from .messages import Group, Message, Piece, Reads, Writes, joined, merged, messages
-from .slots import Slots
+from .messages import (
+    Group,
+    Message,
+    Piece,
+    Reads,
+    Slots,
+    Writes,
+    join_ranges,
+    list_messages,
+    merge_pairs,
+)
 
 AHEAD = 3
 """Receives are posted this many ticks before they are needed, and sends are awaited this many ticks after."""
@@ -21,20 +30,20 @@ _Arrival = tuple[Message | None, Piece]
 """A piece and the message that it came in; None: the rank's own value."""
 
 
-def lower(schedule: Schedule, rank: int, numel: int, *, rounds: bool = False, codec: Blocks | None = None) -> Program:
-    """The program of `rank` for a buffer of `numel` elements (see synth/collective.py for which buffer).
+def lower(schedule: Schedule, rank: int, numel: int, *, batched: bool = False, codec: Blocks | None = None) -> Program:
+    """Return the program of `rank` for a buffer of `numel` elements (see synth/ir/collective.py for which buffer).
 
     Where each rank has a part of its own, `numel` must be a multiple of the number of ranks.
     """
     layout = Layout(schedule, numel)
-    sends, receives = messages(layout, rank)
-    writer = _Writer(layout, rank, sends, receives, rounds, codec)
-    instructions = tuple(writer.rounds() if rounds else writer.flow())
+    sends, receives = list_messages(layout, rank)
+    writer = _Writer(layout, rank, sends, receives, batched, codec)
+    instructions = tuple(writer.write_batches() if batched else writer.write_flow())
     return Program(
         rank=rank,
         work_numel=layout.work_numel(rank),
         staging_numel=writer.slots.size,
-        wire_bytes=0 if writer.coder is None else writer.coder.room.size,
+        wire_bytes=0 if writer.encoder is None else writer.encoder.slots.size,
         fills=tuple(layout.fills(rank)),
         drains=tuple(layout.drains(rank)),
         instructions=instructions,
@@ -42,7 +51,7 @@ def lower(schedule: Schedule, rank: int, numel: int, *, rounds: bool = False, co
 
 
 class _Writer:
-    """Writes a rank's instructions, keeping track of what has been posted, awaited and added."""
+    """Writes a rank's instructions, and keeps track of what has been posted, awaited and added."""
 
     def __init__(
         self,
@@ -50,14 +59,14 @@ class _Writer:
         rank: int,
         sends: list[Message],
         receives: list[Message],
-        rounds: bool,
+        batched: bool,
         codec: Blocks | None,
     ) -> None:
         self.rank, self.sends, self.receives = rank, sends, receives
         self.slots = Slots()
         self.out: list[Instruction] = []
         self.posted = 0
-        self.last_sum = _last_sums(layout.schedule)
+        self.last_sum = _find_last_sums(layout.schedule)
         self.reads: Reads = defaultdict(list)
         self.writes: Writes = defaultdict(list)
         for message in sends:
@@ -74,15 +83,15 @@ class _Writer:
             for group in groups:
                 group.messages.sort(key=lambda item: item[0].peer)
         self.first = dict.fromkeys(self.writes, 0)
-        self.lands = {id(m): codec is None and self._lands_in_place(m, rounds) for m in receives}
-        self.coder = None if codec is None else Coder(layout, rank, codec, self.reads, self.writes)
+        self.lands = {id(m): codec is None and self._lands_in_place(m, batched) for m in receives}
+        self.encoder = None if codec is None else MessageEncoder(layout, rank, codec, self.reads, self.writes)
 
     # -- the two orders ------------------------------------------------------------------------------------------
 
-    def flow(self) -> list[Instruction]:
-        """Each send waits for its own pieces only."""
-        waiting = iter(self.receives)
-        following = next(waiting, None)
+    def write_flow(self) -> list[Instruction]:
+        """Return the instructions in which each send waits for its own pieces only."""
+        receives = iter(self.receives)
+        following = next(receives, None)
         open_sends: list[Message] = []
         ticks = sorted({m.tick for m in [*self.sends, *self.receives]})
         by_tick: dict[int, list[Message]] = defaultdict(list)
@@ -91,30 +100,34 @@ class _Writer:
         for number, tick in enumerate(ticks):
             horizon = ticks[min(number + AHEAD, len(ticks) - 1)]
             late = ticks[max(number - AHEAD, 0)]
+            # Old sends are awaited, so that their staging can be used again.
             for message in [m for m in open_sends if m.tick < late]:
                 self._await(message)
             open_sends = [m for m in open_sends if not m.awaited]
+            # Peers send at once in the first tick: what comes then is posted before anything else.
             if number == 0:
                 while following is not None and following.tick <= tick:
                     self._receive(following)
-                    following = next(waiting, None)
+                    following = next(receives, None)
+            # All inputs of the tick first: awaiting one send's inputs must not hold up another that is ready.
             for message in by_tick[tick]:
-                self._bring(message)
+                self._settle_inputs(message)
             for message in by_tick[tick]:
                 self._send(message)
             open_sends += by_tick[tick]
+            # Receives are posted ahead, so that a message never waits for its receiver to be ready.
             while following is not None and following.tick <= horizon:
                 self._receive(following)
-                following = next(waiting, None)
+                following = next(receives, None)
         for message in self.receives:
             self._settle(message)
         for message in open_sends:
             self._await(message)
-        self._round_the_rest()
+        self._round_unsent_sums()
         return self.out
 
-    def rounds(self) -> list[Instruction]:
-        """Tick by tick."""
+    def write_batches(self) -> list[Instruction]:
+        """Return the instructions in which each tick is one batch."""
         by_tick: dict[int, tuple[list[Message], list[Message]]] = defaultdict(lambda: ([], []))
         for message in self.receives:
             by_tick[message.tick][0].append(message)
@@ -122,8 +135,8 @@ class _Writer:
             by_tick[message.tick][1].append(message)
         for tick in sorted(by_tick):
             receives, sends = by_tick[tick]
-            posts = [self._post_of(m, self._landing(m)) for m in receives]
-            posts += [self._post_of(m, self._packed(m)) for m in sends]
+            posts = [self._post_of(m, self._landing_span(m)) for m in receives]
+            posts += [self._post_of(m, self._pack(m)) for m in sends]
             self.out.append(Exchange(tuple(posts)))
             for message in [*receives, *sends]:
                 message.awaited = True
@@ -132,14 +145,14 @@ class _Writer:
             for message in receives:
                 self._decode(message)
             for message in receives:
-                self._arrived(message)
-        self._round_the_rest()
+                self._operate(message)
+        self._round_unsent_sums()
         return self.out
 
     # -- posting -------------------------------------------------------------------------------------------------
 
-    def _bring(self, message: Message) -> None:
-        """Have everything that a send carries: what comes to its pieces in earlier steps."""
+    def _settle_inputs(self, message: Message) -> None:
+        """Settle every receive that brings or changes what a send carries."""
         for piece in message.pieces:
             for group in self.writes.get(piece.key, [])[self.first.get(piece.key, 0) :]:
                 if group.step < piece.step:
@@ -147,71 +160,71 @@ class _Writer:
                         self._settle(other)
 
     def _send(self, message: Message) -> None:
-        place = self._packed(message)
-        self._post(message, place)
+        span = self._pack(message)
+        self._post(message, span)
 
     def _receive(self, message: Message) -> None:
-        self._post(message, self._landing(message))
+        self._post(message, self._landing_span(message))
 
-    def _post(self, message: Message, place: Place) -> None:
-        self.out.append(self._post_of(message, place))
+    def _post(self, message: Message, span: Span) -> None:
+        self.out.append(self._post_of(message, span))
 
-    def _post_of(self, message: Message, place: Place) -> Post:
+    def _post_of(self, message: Message, span: Span) -> Post:
         message.post, self.posted = self.posted, self.posted + 1
         kind: Literal["send", "receive"] = "send" if message.sent else "receive"
-        return Post(kind, message.peer, message.number, message.tick, message.step, place)
+        return Post(kind, message.peer, message.number, message.tick, message.step, span)
 
-    def _packed(self, message: Message) -> Place:
-        """Where a message lies that is to be sent: in place, packed, or encoded."""
-        if self.coder is not None:
-            encode = self.coder.encoded(message)
+    def _pack(self, message: Message) -> Span:
+        """Return where a message to send lies: in place, or where it is packed or encoded to first."""
+        if self.encoder is not None:
+            encode = self.encoder.encode(message)
             self.out.append(encode)
             return encode.into
-        parts = joined([(p.lo, p.hi) for p in message.pieces])
+        parts = join_ranges([(p.lo, p.hi) for p in message.pieces])
         if len(parts) == 1:
-            return Place("work", parts[0][0], message.length)
-        place = self._staging(message, message.length)
-        self.out.append(Pack(tuple(Place("work", lo, hi - lo) for lo, hi in parts), place))
-        return place
+            return Span("work", parts[0][0], message.length)
+        span = self._staging(message, message.length)
+        self.out.append(Pack(tuple(Span("work", lo, hi - lo) for lo, hi in parts), span))
+        return span
 
-    def _landing(self, message: Message) -> Place:
-        if self.coder is not None:
-            return self.coder.place(message)
+    def _landing_span(self, message: Message) -> Span:
+        if self.encoder is not None:
+            return self.encoder.take_room(message)
         if self.lands[id(message)]:
-            return Place("work", message.pieces[0].lo, message.length)
+            return Span("work", message.pieces[0].lo, message.length)
         return self._staging(message, message.length)
 
-    def _staging(self, message: Message, length: int) -> Place:
-        at = self.slots.take(length)
-        message.slot = self.slots, at, length
-        return Place("staging", at, length)
+    def _staging(self, message: Message, length: int) -> Span:
+        start = self.slots.take(length)
+        message.slot = self.slots, start, length
+        return Span("staging", start, length)
 
     def _decode(self, message: Message) -> None:
-        """What was received goes from the wire to staging."""
-        if self.coder is not None:
-            received = self.coder.received(message)
+        """Decode a received message from the wire buffer to staging."""
+        if self.encoder is not None:
+            encoded = self.encoder.span_of(message)
             self._free(message)
-            self.out.append(Decode(received, self._staging(message, self.coder.padded(message))))
+            self.out.append(Decode(encoded, self._staging(message, self.encoder.padded(message))))
 
-    def _round_the_rest(self) -> None:
-        rest = None if self.coder is None else self.coder.rest()
-        if rest is not None:
-            message, encode = rest
+    def _round_unsent_sums(self) -> None:
+        unsent = None if self.encoder is None else self.encoder.encode_unsent_sums()
+        if unsent is not None:
+            message, encode = unsent
             self.out.append(encode)
             self._free(message)
 
-    def _lands_in_place(self, message: Message, rounds: bool) -> bool:
-        """Whether a message may be received where it belongs: it overwrites nothing that is still to be read or added.
+    def _lands_in_place(self, message: Message, batched: bool) -> bool:
+        """Return whether a message may be received where it belongs, overwriting nothing that is still to be read or added.
 
-        In rounds nothing is under way from one tick to the next. In a flow, what arrives must come after all that was
+        In batches nothing is under way from one tick to the next. In a flow, what arrives must come after all that was
         done with the pieces before. That is sure where nothing was, and where the rank gave its value away in one send,
         after all additions, and the copy has the final sum: a sum that includes what was sent cannot come earlier.
         """
-        if any(p.adds for p in message.pieces) or len(joined([(p.lo, p.hi) for p in message.pieces])) > 1:
+        if any(p.adds for p in message.pieces) or len(join_ranges([(p.lo, p.hi) for p in message.pieces])) > 1:
             return False
         for piece in message.pieces:
             earlier = [step for step, m in self.reads[piece.key] if step <= piece.step]
-            if rounds:
+            if batched:
                 if any(step <= piece.step and m.tick == message.tick for step, m in self.reads[piece.key]):
                     return False
                 continue
@@ -235,29 +248,29 @@ class _Writer:
                 self._free(message)
 
     def _settle(self, message: Message) -> None:
-        """Await a received message, and do what can be done with it."""
+        """Await a received message, and add up or copy what is complete with it."""
         if message.awaited:
             return
         if message.post is None:
             self._receive(message)
         self._await(message)
         self._decode(message)
-        self._arrived(message)
+        self._operate(message)
 
-    def _arrived(self, message: Message) -> None:
-        """Add up and copy what is complete now, in waves: within one, no two operations touch the same elements."""
+    def _operate(self, message: Message) -> None:
+        """Add up and copy what a message completes, in waves: within one, no two operations touch the same elements."""
         keys = [p.key for p in message.pieces]
         while True:
             wave = [operation for key in keys for operation in self._next(key)]
             if not wave:
                 break
             for kind in (Combine, Copy):
-                pairs = merged([(into, other) for k, into, other in wave if k is kind])
+                pairs = merge_pairs([(into, other) for k, into, other in wave if k is kind])
                 if pairs:
                     self.out.append(kind(pairs))
 
-    def _next(self, key: tuple[int, int]) -> Iterator[tuple[type, Place, Place]]:
-        """The next operation on a piece, if what it needs has arrived."""
+    def _next(self, key: tuple[int, int]) -> Iterator[tuple[type, Span, Span]]:
+        """Yield the next operation on a piece, if what it needs has arrived."""
         groups = self.writes[key]
         while self.first[key] < len(groups):
             group = groups[self.first[key]]
@@ -270,15 +283,15 @@ class _Writer:
             needs, kind, (into, other) = operation
             if any(message is not None and not message.awaited for message, _ in needs):
                 return
-            into_place, other_place = self._place(into), self._place(other)
-            if into_place.buffer == "work" and self.coder is None:  # an encoded message is a copy
+            into_span, other_span = self._span(into), self._span(other)
+            if into_span.buffer == "work" and self.encoder is None:  # an encoded message is a copy
                 for step, reader in self.reads[key]:
                     if step <= group.step and reader.post is not None:
                         self._await(reader)
             group.done += 1
             if self._operation(group) is None:
                 self._finish(group, key)
-            yield kind, into_place, other_place
+            yield kind, into_span, other_span
             return
 
     def _finish(self, group: Group, key: tuple[int, int]) -> None:
@@ -289,42 +302,43 @@ class _Writer:
                 self._free(message)
 
     def _operation(self, group: Group) -> tuple[list[_Arrival], type, tuple[_Arrival, _Arrival]] | None:
-        """The next of what makes a group's messages and the rank's own value into the piece's new value: what must have
-        arrived for it, the kind, into what, and what. None when all is done.
+        """Return the next operation that turns a group's messages and the rank's own value into the piece's new value.
+
+        It is what must have arrived, the kind of instruction, and its two operands. None when all is done.
         """
         message, piece = group.messages[0]
-        mine: _Arrival = None, piece
+        own: _Arrival = None, piece
         if not piece.adds:
             return (
-                None if self.lands[id(message)] or group.done else ([(message, piece)], Copy, (mine, (message, piece)))
+                None if self.lands[id(message)] or group.done else ([(message, piece)], Copy, (own, (message, piece)))
             )
         if group.done == len(group.messages):
             return None
         terms: list[_Arrival] = sorted(
-            [*group.messages, mine], key=lambda term: self.rank if term[0] is None else term[0].peer
+            [*group.messages, own], key=lambda term: self.rank if term[0] is None else term[0].peer
         )
         so_far, part = terms[: group.done + 1], terms[group.done + 1]
-        total = mine if mine in so_far else so_far[0]
+        total = own if own in so_far else so_far[0]
         # Addition commutes bit for bit: once the rank's own value is reached, the sum goes on in its place.
-        pair = (mine, total) if part[0] is None else (total, part)
+        pair = (own, total) if part[0] is None else (total, part)
         return [term for term in [*so_far, part] if term[0] is not None], Combine, pair
 
-    def _place(self, arrival: _Arrival) -> Place:
+    def _span(self, arrival: _Arrival) -> Span:
         message, piece = arrival
         if message is None:
-            return Place("work", piece.lo, piece.hi - piece.lo)
-        padded = None if self.coder is None else self.coder.codec.padded
-        return Place("staging", message.at + message.before(piece, padded), piece.hi - piece.lo)
+            return Span("work", piece.lo, piece.hi - piece.lo)
+        padded = None if self.encoder is None else self.encoder.codec.padded
+        return Span("staging", message.start + message.offset_of(piece, padded), piece.hi - piece.lo)
 
     def _free(self, message: Message) -> None:
         if message.slot is not None:
-            slots, at, length = message.slot
-            slots.give(at, length)
+            slots, start, length = message.slot
+            slots.give_back(start, length)
             message.slot = None
 
 
-def _last_sums(schedule: Schedule) -> dict[int, int]:
-    """The last step in which each chunk is added to anywhere; -1 where it never is."""
+def _find_last_sums(schedule: Schedule) -> dict[int, int]:
+    """Return the last step in which each chunk is added to anywhere; -1 where it never is."""
     t = schedule.transfers
     adds = t.op == REDUCE
     last = dict.fromkeys(range(len(schedule.chunks)), -1)

@@ -1,4 +1,4 @@
-"""A rank's messages: which pieces go to and come from whom, tick by tick, and where each lies."""
+"""A rank's messages: which pieces go to and come from whom, tick by tick, and where each is staged."""
 
 from __future__ import annotations
 
@@ -6,9 +6,42 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from .instructions import Place
+from .instructions import Span
 from .layout import Layout, Range
-from .slots import Slots
+
+
+class Slots:
+    """Room in one staging buffer, given out and taken back in program order: first fit, else at the end.
+
+    `size` is the number of elements that the buffer must have.
+    """
+
+    def __init__(self) -> None:
+        self.size = 0
+        self._free: list[tuple[int, int]] = []
+
+    def take(self, length: int) -> int:
+        """Return the start of `length` free elements, which are taken from now on."""
+        for i, (lo, hi) in enumerate(self._free):
+            if hi - lo >= length:
+                self._free[i : i + 1] = [(lo + length, hi)] if hi - lo > length else []
+                return lo
+        if self._free and self._free[-1][1] == self.size:
+            start, _ = self._free.pop()
+        else:
+            start = self.size
+        self.size = start + length
+        return start
+
+    def give_back(self, start: int, length: int) -> None:
+        """Free what `take` returned."""
+        free: list[tuple[int, int]] = []
+        for lo, hi in sorted([*self._free, (start, start + length)]):
+            if free and free[-1][1] == lo:
+                free[-1] = free[-1][0], hi
+            else:
+                free.append((lo, hi))
+        self._free = free
 
 
 @dataclass(frozen=True)
@@ -30,8 +63,10 @@ class Piece:
 
 @dataclass
 class Message:
-    """To or from `peer`; `slot` is where it is staged (what gave the room, from where on, how much), None while it is not,
-    or where it lies in the work buffer.
+    """A message to or from `peer`.
+
+    `slot` says where it is staged: the Slots, the start and the length; None while it is not staged, or lies in the work
+    buffer.
     """
 
     sent: bool
@@ -50,13 +85,13 @@ class Message:
         return sum(p.hi - p.lo for p in self.pieces)
 
     @property
-    def at(self) -> int:
-        """Where it is staged."""
+    def start(self) -> int:
+        """The first element of its slot."""
         assert self.slot is not None
         return self.slot[1]
 
-    def before(self, piece: Piece | None, padded: Callable[[int], int] | None) -> int:
-        """Elements that are laid before a piece (None: in all), each piece taking `padded` of its length."""
+    def offset_of(self, piece: Piece | None, padded: Callable[[int], int] | None) -> int:
+        """Return the elements laid before a piece (None: the elements of all), each piece taking `padded` of its length."""
         total = 0
         for other in self.pieces:
             if other is piece:
@@ -72,7 +107,7 @@ class Message:
 
 @dataclass
 class Group:
-    """What lands on a piece in one step: the messages, by source, and how many operations of the sum are done."""
+    """The messages that land on a piece in one step, by source, and how many operations of their sum are done."""
 
     step: int
     messages: list[tuple[Message, Piece]]
@@ -80,18 +115,19 @@ class Group:
 
 
 Reads = dict[tuple[int, int], list[tuple[int, Message]]]
-"""Of a piece (chunk and segment): in which steps it is sent, and with which message."""
+"""For each piece (chunk and segment) the steps in which it is sent, and with which message."""
 Writes = dict[tuple[int, int], list[Group]]
-"""Of a piece: what lands on it, by step."""
+"""For each piece what lands on it, by step."""
 
 
-def messages(layout: Layout, rank: int) -> tuple[list[Message], list[Message]]:
-    """A rank's messages by tick. Both ends cut and number them alike: tick, order of pieces and count come from the
-    schedule alone.
+def list_messages(layout: Layout, rank: int) -> tuple[list[Message], list[Message]]:
+    """Return the messages that a rank sends and those that it receives, by tick.
+
+    Both ends compose and number them alike: tick, order of pieces and count come from the schedule alone.
     """
     schedule = layout.schedule
     t = schedule.transfers
-    found: dict[tuple[int, bool, int], list[Piece]] = defaultdict(list)
+    pieces_of: dict[tuple[int, bool, int], list[Piece]] = defaultdict(list)
     for transfer in t.taken((t.src == rank) | (t.dst == rank)):
         sent = transfer.src == rank
         peer = transfer.dst if sent else transfer.src
@@ -100,11 +136,11 @@ def messages(layout: Layout, rank: int) -> tuple[list[Message], list[Message]]:
             if lo < hi:
                 tick = schedule.tick(transfer.step, part)
                 piece = Piece(transfer.step, transfer.chunk, part, transfer.op == "reduce", lo, hi)
-                found[tick, sent, peer].append(piece)
+                pieces_of[tick, sent, peer].append(piece)
     sends: list[Message] = []
     receives: list[Message] = []
     count: dict[tuple[bool, int], int] = defaultdict(int)
-    for (tick, sent, peer), pieces in sorted(found.items(), key=lambda item: item[0]):
+    for (tick, sent, peer), pieces in sorted(pieces_of.items(), key=lambda item: item[0]):
         ordered = sorted(pieces, key=lambda p: (p.adds, p.chunk, p.part))
         message = Message(sent, peer, count[sent, peer], tick, ordered)
         count[sent, peer] += 1
@@ -112,8 +148,8 @@ def messages(layout: Layout, rank: int) -> tuple[list[Message], list[Message]]:
     return sends, receives
 
 
-def joined(ranges: list[Range]) -> list[Range]:
-    """Ranges one after the other in the buffer become one."""
+def join_ranges(ranges: list[Range]) -> list[Range]:
+    """Return the ranges with those that follow each other in the buffer made one."""
     out: list[Range] = []
     for lo, hi in ranges:
         if out and out[-1][1] == lo:
@@ -123,20 +159,20 @@ def joined(ranges: list[Range]) -> list[Range]:
     return out
 
 
-def merged(pairs: list[tuple[Place, Place]]) -> tuple[tuple[Place, Place], ...]:
-    """Neighbouring operations become one."""
-    out: list[tuple[Place, Place]] = []
+def merge_pairs(pairs: list[tuple[Span, Span]]) -> tuple[tuple[Span, Span], ...]:
+    """Return the pairs of spans with those that follow each other in both buffers made one."""
+    out: list[tuple[Span, Span]] = []
     for into, other in pairs:
         if out:
             before, beside = out[-1]
             if (
                 (before.buffer, beside.buffer) == (into.buffer, other.buffer)
-                and before.at + before.length == into.at
-                and beside.at + beside.length == other.at
+                and before.start + before.length == into.start
+                and beside.start + beside.length == other.start
             ):
                 out[-1] = (
-                    Place(into.buffer, before.at, before.length + into.length),
-                    Place(other.buffer, beside.at, beside.length + other.length),
+                    Span(into.buffer, before.start, before.length + into.length),
+                    Span(other.buffer, beside.start, beside.length + other.length),
                 )
                 continue
         out.append((into, other))

@@ -26,6 +26,7 @@ from torch._C._distributed_c10d import Store
 from ...topo.errors import ExecutionError
 from ...topo.graph import Topology
 from ...topo.routes import Router
+from .groups import uses_nccl
 
 _GRACE = 0.25
 """Of a timeout, what is kept for finding the culprit; at most _GRACE_S."""
@@ -156,7 +157,7 @@ class Faults:
 
         ProcessGroupGloo.abort leaves them open (torch 2.13), but gloo closes all of them when a wait times out.
         """
-        if "nccl" in dist.get_backend(self.group):
+        if uses_nccl(self.group):
             return
         backend: Any = self.group._get_backend(torch.device("cpu"))
         nothing = torch.empty(1)

@@ -1,4 +1,4 @@
-"""Process groups of topoplan's own: plain gloo or NCCL ones, over which nobody else sends."""
+"""Process groups for topoplan's own messages: plain gloo or NCCL groups that nothing else uses."""
 
 from __future__ import annotations
 
@@ -11,44 +11,55 @@ import torch.distributed as dist
 
 from ...topo.errors import InputError
 
-Maker = Callable[[timedelta], dist.ProcessGroup]
-"""Makes a group of its own whose operations wait so long; all ranks that are to be in it call it."""
+GroupMaker = Callable[[timedelta], dist.ProcessGroup]
+"""Makes a process group whose operations have a timeout; all ranks that are to be in it call it."""
 
 
-def own_group(group: dist.ProcessGroup | Maker | None, timeout: timedelta) -> dist.ProcessGroup:
-    """A plain group over the ranks of `group` (None: all), for one communicator alone.
+def uses_nccl(group: dist.ProcessGroup | None) -> bool:
+    """Return whether NCCL moves the data of a group (None: of all ranks)."""
+    return "nccl" in dist.get_backend(group)
 
-    Collective over the ranks of the default group, as new_group is; with a Maker, over those that the maker is for.
+
+def device_of(group: dist.ProcessGroup | None) -> torch.device:
+    """Return the device whose tensors a group works on: the current GPU over NCCL, else the CPU."""
+    return torch.device("cuda", torch.cuda.current_device()) if uses_nccl(group) else torch.device("cpu")
+
+
+def make_private_group(group: dist.ProcessGroup | GroupMaker | None, timeout: timedelta) -> dist.ProcessGroup:
+    """Make a plain group over the ranks of `group` (None: all), for one communicator alone.
+
+    Collective over the ranks of the default group, as new_group is; with a GroupMaker, over those that the maker is for.
     Raises InputError on ranks that are not in the group.
     """
     if callable(group):
         return group(timeout)
     ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
-    made = dist.new_group(ranks, timeout=timeout, backend=_transport(group))
-    if not isinstance(made, dist.ProcessGroup):
+    private = dist.new_group(ranks, timeout=timeout, backend=_transport(group))
+    if not isinstance(private, dist.ProcessGroup):
         raise InputError("this rank is not in the group that the communicator is for")
-    return made
+    return private
 
 
-def named_group(name: str, ranks: Sequence[int], transport: str, timeout: timedelta) -> dist.ProcessGroup:
-    """A plain group over `ranks` alone, in their order: no other rank need know of it, as `name` is all that they share.
+def make_group(name: str, ranks: Sequence[int], transport: str, timeout: timedelta) -> dist.ProcessGroup:
+    """Make a plain group over `ranks`, in their order. No other rank takes part: `name` is all that its ranks share.
 
     torch's own way to that (new_group with use_local_synchronization) names a group by how many groups a rank is in
     already, which differs between ranks.
     """
     c10d = dist.distributed_c10d
-    here, store = list(ranks).index(dist.get_rank()), c10d._get_default_store()
-    made: dist.ProcessGroup
-    made, _ = c10d._new_process_group_helper(
-        len(ranks), here, list(ranks), c10d.Backend(transport), store, c10d.GroupName(name), timeout=timeout
+    own_number, store = list(ranks).index(dist.get_rank()), c10d._get_default_store()
+    group: dist.ProcessGroup
+    group, _ = c10d._new_process_group_helper(
+        len(ranks), own_number, list(ranks), c10d.Backend(transport), store, c10d.GroupName(name), timeout=timeout
     )
-    c10d._world.pg_group_ranks[made] = {rank: number for number, rank in enumerate(ranks)}
-    return made
+    c10d._world.pg_group_ranks[group] = {rank: number for number, rank in enumerate(ranks)}
+    return group
 
 
-def among_members(group: dist.ProcessGroup) -> Maker:
-    """Makes a plain group over the ranks of `group`; these alone call it, all in the same order, so that subgroups can make
-    theirs side by side. Raises InputError where this rank is in no such group.
+def make_group_maker(group: dist.ProcessGroup) -> GroupMaker:
+    """Return a function that makes a plain group over the ranks of `group`, called by these alone, in the same order.
+
+    So subgroups can make theirs side by side. Raises InputError where this rank is not in the group.
     """
     try:
         ranks = dist.get_process_group_ranks(group)
@@ -56,17 +67,16 @@ def among_members(group: dist.ProcessGroup) -> Maker:
         raise InputError("this rank is not in the group that the communicator is for") from None
     store = dist.distributed_c10d._get_default_store()
     number = store.add(f"topoplan/groups/{group.group_name}/{dist.get_rank(group)}", 1)  # each member's own count
-    return partial(named_group, f"topoplan/{group.group_name}/{number}", ranks, _transport(group))
+    return partial(make_group, f"topoplan/{group.group_name}/{number}", ranks, _transport(group))
 
 
-def let_go(group: dist.ProcessGroup) -> None:
-    """Destroy a group, unless that was done already."""
+def destroy_group(group: dist.ProcessGroup) -> None:
+    """Destroy a group, unless it is destroyed already."""
     if group in dist.distributed_c10d._world.pg_map:
         dist.destroy_process_group(group)
 
 
 def _transport(group: dist.ProcessGroup | None) -> str:
-    """gloo or nccl: what moves the data under whatever the group is."""
-    name = dist.get_backend(group)
-    on_gpus = "nccl" in name or (name == "topo" and torch.cuda.is_available() and dist.is_nccl_available())
-    return "nccl" if on_gpus else "gloo"
+    """Return what moves the data under a group: gloo or nccl."""
+    backend_has_nccl = dist.get_backend(group) == "topo" and torch.cuda.is_available() and dist.is_nccl_available()
+    return "nccl" if uses_nccl(group) or backend_has_nccl else "gloo"

@@ -1,4 +1,4 @@
-"""What the ranks really run on: the links at hand, if there are any, and what sending costs the hosts."""
+"""The machine that ranks run on: its links, if data crosses any, and what sending costs the hosts."""
 
 from __future__ import annotations
 
@@ -13,21 +13,26 @@ import torch.distributed as dist
 from ...synth.cost.host_costs import HostCosts, host_of
 from ...topo.errors import InputError
 from ...topo.graph import Topology
+from .groups import uses_nccl
 from .launch import EMULATED
 
 
 @dataclass(frozen=True)
 class Machine:
-    """`topology` is None where ranks share a host and talk through its memory; `rounds`: messages go in batches."""
+    """What the ranks of a group run on.
+
+    `topology` is None where they share a host and talk through its memory; `batched` says that messages go in batches (over
+    NCCL); `what` names the machine in messages.
+    """
 
     topology: Topology | None
     host: HostCosts
-    rounds: bool
+    batched: bool
     what: str
 
 
 def emulated() -> Topology | None:
-    """The emulated machine that this process is in, or None."""
+    """Return the emulated machine that this process is in, or None."""
     path = os.environ.get(EMULATED)
     if path is None:
         return None
@@ -38,24 +43,24 @@ def emulated() -> Topology | None:
     return Topology.load(path)
 
 
-def machine(topology: Topology | None, group: dist.ProcessGroup) -> Machine:
-    """The machine of a group, for a plan's topology. Collective: the ranks tell each other their hosts."""
-    batched = "nccl" in dist.get_backend(group)
-    here: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(here, (socket.gethostname(), _cores()), group=group)
-    hosts: dict[str, int] = dict(here)
+def find_group_machine(topology: Topology | None, group: dist.ProcessGroup) -> Machine:
+    """Return the machine of a group, for a plan's topology. Collective: the ranks tell each other their hosts."""
+    batched = uses_nccl(group)
+    cores_by_host: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(cores_by_host, (socket.gethostname(), _count_cores()), group=group)
+    hosts: dict[str, int] = dict(cores_by_host)
     cores = sum(hosts.values())
     measured = host_of(topology) if topology is not None else None
-    inside = emulated()
-    if inside is not None:
-        built = host_of(inside) or HostCosts()
+    emulated_machine = emulated()
+    if emulated_machine is not None:
+        built = host_of(emulated_machine) or HostCosts()
         host = replace(measured, burst_bytes=built.burst_bytes, wire=built.wire) if measured is not None else built
-        return Machine(inside, replace(host, cores=cores), batched, "emulated")
+        return Machine(emulated_machine, replace(host, cores=cores), batched, "emulated")
     host = replace(measured or HostCosts(), cores=cores)
     if batched or topology is None or len(hosts) > 1:
         return Machine(topology, host, batched, "as in the topology")
     return Machine(None, host, False, "one host's memory")
 
 
-def _cores() -> int:
+def _count_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,4 +1,8 @@
-"""The ranks of a launch come together: who is on which host, which GPU is whose, and what machine that makes."""
+"""Where ranks are (host, number on it, GPU), told to each other, and the machine that their places make.
+
+Ranks of a launch meet in a process group for as long as that takes (`meeting`, `join_ranks`); the ranks of a group that is
+being set up go through its store (`find_machine`).
+"""
 
 from __future__ import annotations
 
@@ -6,19 +10,22 @@ import os
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import Store
 
 from ...topo.derived.hosts import Seat, join_hosts, stand_ins
-from ...topo.errors import ExecutionError, InputError
+from ...topo.errors import ExecutionError, InputError, TopoplanError
 from ...topo.graph import Topology
 from ...topo.probe.join import probe_local
 from .faults import first_line
 from .launch import init_method, inside_a_launch
+from .machine import emulated
+from .store import put, take
 
 
 @dataclass(frozen=True)
@@ -32,9 +39,12 @@ class Place:
     cuda: bool
 
 
+# -- the ranks of a launch -----------------------------------------------------------------------------------------
+
+
 @dataclass
 class Meeting:
-    """All ranks in one default group (gloo). `doing` is what they are at, for messages."""
+    """All ranks in one default group (gloo). `doing` says what they are at, for messages."""
 
     rank: int
     ranks: int
@@ -42,22 +52,31 @@ class Meeting:
     timeout: timedelta
     doing: str = "meeting"
 
-    def from_first(self, value: Any) -> Any:
-        """Rank 0's value, on every rank. Collective."""
-        box = [value]
-        dist.broadcast_object_list(box, 0)
-        return box[0]
+    def broadcast(self, value: Any) -> Any:
+        """Return rank 0's value on every rank. Collective."""
+        values = [value]
+        dist.broadcast_object_list(values, 0)
+        return values[0]
 
-    def at_first(self, value: Any) -> list[Any]:
-        """Everybody's values, by rank, on rank 0; nothing elsewhere. Collective."""
-        boxes: list[Any] | None = [None] * self.ranks if self.rank == 0 else None
-        dist.gather_object(value, boxes, 0)
-        return boxes or []
+    def gather(self, value: Any) -> list[Any]:
+        """Return the values of all ranks, by rank, on rank 0; nothing elsewhere. Collective."""
+        values: list[Any] | None = [None] * self.ranks if self.rank == 0 else None
+        dist.gather_object(value, values, 0)
+        return values or []
+
+    def join(self) -> tuple[Topology, bool]:
+        """Return the machine that the ranks are on, and whether it has GPUs. Collective; see `join_places`."""
+        self.doing = "probing each host"
+        host = self.places[self.rank].host
+        first = next(rank for rank, place in enumerate(self.places) if place.host == host)
+        texts: list[Any] = [None] * self.ranks
+        dist.all_gather_object(texts, probe_local().dumps() if first == self.rank else None)
+        return join_places(self.places, texts)
 
 
 @contextmanager
 def meeting(timeout_s: float) -> Iterator[Meeting]:
-    """The ranks that torchrun (or topo-emulate) started, in a process group for as long as the context lasts.
+    """Hold the ranks that torchrun (or topo-emulate) started in a process group for as long as the context lasts.
 
     Raises InputError outside a launch, or where a process group is there already, and ExecutionError where a rank does not
     come, dies, or does not answer within `timeout_s`.
@@ -70,16 +89,19 @@ def meeting(timeout_s: float) -> Iterator[Meeting]:
     if dist.is_initialized():
         raise InputError("there is a process group already; call this before init_process_group")
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    here = Meeting(rank, ranks, [], timedelta(seconds=timeout_s))
+    ranks_met = Meeting(rank, ranks, [], timedelta(seconds=timeout_s))
     try:
-        dist.init_process_group("gloo", init_method=init_method(), rank=rank, world_size=ranks, timeout=here.timeout)
+        dist.init_process_group(
+            "gloo", init_method=init_method(), rank=rank, world_size=ranks, timeout=ranks_met.timeout
+        )
         places: list[Any] = [None] * ranks
-        dist.all_gather_object(places, _place())
-        here.places = places
-        yield here
+        dist.all_gather_object(places, _take_own_place())
+        ranks_met.places = places
+        yield ranks_met
     except RuntimeError as error:
         raise ExecutionError(
-            f"rank {rank}, {here.doing}: a rank has died or does not answer within {timeout_s:g} s ({first_line(error)})"
+            f"rank {rank}, {ranks_met.doing}: a rank has died or does not answer within {timeout_s:g} s "
+            f"({first_line(error)})"
         ) from error
     finally:
         if dist.is_initialized():
@@ -87,32 +109,80 @@ def meeting(timeout_s: float) -> Iterator[Meeting]:
 
 
 def join_ranks(timeout_s: float = 60.0) -> Topology:
-    """The machine that the ranks of a launch are on: each host probed once, joined by a network where there are several.
+    """Return the machine that the ranks of a launch are on: each host probed once, several joined by a network.
 
     Collective, every rank gets the same; no process group may be there yet, and none is left. Raises as `meeting`, and
     InputError where a rank has no GPU of its own while others have one.
     """
-    with meeting(timeout_s) as here:
-        return joined(here)[0]
+    with meeting(timeout_s) as ranks_met:
+        return ranks_met.join()[0]
 
 
-def joined(here: Meeting) -> tuple[Topology, bool]:
-    """The machine, and whether it has GPUs (else ranks are stand-ins at rates that nobody declared). Collective."""
-    here.doing = "probing each host"
-    first = next(r for r, place in enumerate(here.places) if place.host == here.places[here.rank].host)
-    texts: list[Any] = [None] * here.ranks
-    dist.all_gather_object(texts, probe_local().dumps() if first == here.rank else None)
-    return joined_places(here.places, texts)
+# -- the ranks of a group that is being set up ---------------------------------------------------------------------
 
 
-def joined_places(places: Sequence[Place], texts: Sequence[str | None]) -> tuple[Topology, bool]:
-    """As `joined`, from the ranks' places and what was probed, as JSON: by the first rank of each host, or nowhere."""
+def find_machine(
+    store: Store, rank: int, ranks: Sequence[int], device: int | None, timeout: timedelta
+) -> Topology | None:
+    """Return, on its rank 0, the machine that the group of the global `ranks` is on, in their order; None elsewhere.
+
+    Collective over these ranks alone, by their store. `device` is this rank's CUDA device, None where data lies in the
+    hosts' memory. Raises InputError where ranks cannot be told apart, RuntimeError where one does not answer in time.
+    """
+    emulated_machine = emulated()
+    if emulated_machine is not None:
+        return restrict(emulated_machine, ranks) if rank == 0 else None
+    put(store, f"place/{rank}", asdict(place_of(device)))
+    places = [Place(**take(store, f"place/{other}", timeout)) for other in range(len(ranks))]
+    first_on_host = {place.host: number for number, place in reversed(list(enumerate(places)))}
+    if device is not None and rank in first_on_host.values():
+        put(store, f"host/{rank}", _probe_host())
+    if rank != 0:
+        return None
+    texts: list[str | None] = [None] * len(ranks)
+    if device is not None:
+        for number in first_on_host.values():
+            answer = take(store, f"host/{number}", timeout)
+            if "error" in answer:
+                raise InputError(f"host {places[number].host}: {answer['error']}")
+            texts[number] = answer["topology"]
+    return join_places(places, texts)[0]
+
+
+def _probe_host() -> dict[str, str]:
+    """Return this host's topology as JSON, or why there is none: rank 0 waits for either."""
+    try:
+        return {"topology": probe_local().dumps()}
+    except TopoplanError as error:
+        return {"error": str(error)}
+
+
+def restrict(topology: Topology, ranks: Sequence[int]) -> Topology:
+    """Return the machine with only some of its ranks, renumbered 0, 1, ... in that order. Raises InputError where there is
+    no such rank.
+    """
+    beyond = [rank for rank in ranks if rank >= len(topology.ranks)]
+    if beyond:
+        raise InputError(f"{topology.name} has {len(topology.ranks)} GPUs, there is none for rank {beyond[0]}")
+    if list(ranks) == list(range(len(topology.ranks))):
+        return topology
+    return join_hosts([topology], [(0, topology.ranks[rank]) for rank in ranks])
+
+
+# -- from places to a machine --------------------------------------------------------------------------------------
+
+
+def join_places(places: Sequence[Place], texts: Sequence[str | None]) -> tuple[Topology, bool]:
+    """Return the machine of ranks at `places`, and whether it has GPUs (else ranks are stand-ins, at undeclared rates).
+
+    `texts` has the topology of each host as JSON, at the place of one of its ranks; none where there are no GPUs.
+    """
     names = list(dict.fromkeys(place.host for place in places))
     numbers = [names.index(place.host) for place in places]
     hosts = [Topology.loads(text, place.host) for text, place in zip(texts, places, strict=True) if text is not None]
     if not hosts:
         return stand_ins(names, numbers), False
-    seats = [_seat(rank, place, n, hosts[n]) for rank, (place, n) in enumerate(zip(places, numbers, strict=True))]
+    seats = [_find_seat(place, n, hosts[n]) for place, n in zip(places, numbers, strict=True)]
     if not any(seats):
         return stand_ins(names, numbers), False
     missing = [rank for rank, seat in enumerate(seats) if seat is None]
@@ -126,7 +196,8 @@ def joined_places(places: Sequence[Place], texts: Sequence[str | None]) -> tuple
     return join_hosts(hosts, [seat for seat in seats if seat is not None]), True
 
 
-def _place() -> Place:
+def _take_own_place() -> Place:
+    """Make the GPU of this rank's number on its host the current one, if there is one, and return the rank's place."""
     local = int(os.environ.get("LOCAL_RANK", "0"))
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if local >= count:
@@ -136,20 +207,20 @@ def _place() -> Place:
 
 
 def place_of(device: int | None) -> Place:
-    """This rank's place, with its CUDA device's number, or as a process without a GPU."""
+    """Return this rank's place, with its CUDA device's number, or as a process without a GPU."""
     local = int(os.environ.get("LOCAL_RANK", "0"))
     if device is None:
         return Place(socket.gethostname(), local, None, None, False)
-    told = torch.cuda.get_device_properties(device)
-    uuid, bus, device, domain = (
-        getattr(told, key, None) for key in ("uuid", "pci_bus_id", "pci_device_id", "pci_domain_id")
+    properties = torch.cuda.get_device_properties(device)
+    uuid, bus, slot, domain = (
+        getattr(properties, key, None) for key in ("uuid", "pci_bus_id", "pci_device_id", "pci_domain_id")
     )
-    bus_id = f"{domain or 0:04x}:{bus:02x}:{device or 0:02x}.0" if isinstance(bus, int) else None
+    bus_id = f"{domain or 0:04x}:{bus:02x}:{slot or 0:02x}.0" if isinstance(bus, int) else None
     return Place(socket.gethostname(), local, None if uuid is None else str(uuid), bus_id, True)
 
 
-def _seat(rank: int, place: Place, number: int, host: Topology) -> Seat | None:
-    """The rank's GPU in its host's topology: by UUID, by PCI address, else by its number on the host."""
+def _find_seat(place: Place, number: int, host: Topology) -> Seat | None:
+    """Return the rank's GPU in its host's topology: by UUID, by PCI address, else by its number on the host."""
     gpus = [host.by_id[gpu] for gpu in host.ranks]
     if place.uuid is not None:
         for gpu in gpus:

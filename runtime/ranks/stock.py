@@ -1,4 +1,4 @@
-"""The backend's own collectives on flat tensors, beside which plans are measured, and which are used where they win."""
+"""The backend's own (stock) collectives on flat tensors: plans are measured beside them, and they are used where they win."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ _ALL_GATHER: Callable[..., object] = getattr(dist, "all_gather_single", dist.all
 _REDUCE_SCATTER: Callable[..., object] = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
 
 
-def stock(
+def make_stock_call(
     collective: Collective,
     group: dist.ProcessGroup,
     source: torch.Tensor,
     target: torch.Tensor,
     op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM,
 ) -> Callable[[], None]:
-    """A call of the stock collective over `group`, reading flat `source` and writing flat `target` (the same tensor for
-    allreduce, reduce and broadcast). AVG is a sum: dividing is the caller's.
+    """Return a function that calls the stock collective over `group`, reading flat `source` and writing flat `target`.
+
+    Both are the same tensor for allreduce, reduce and broadcast. AVG is a sum: the caller divides.
     """
     rank, ranks, name = dist.get_rank(group), collective.ranks, collective.name
     is_root = rank == collective.root
@@ -50,19 +51,19 @@ def stock(
     return run
 
 
-def works(call: Callable[[], object], group: dist.ProcessGroup | None, device: torch.device) -> bool:
-    """Whether the backend can make a stock `call` at all: tried, and agreed on by all ranks of `group` (None: all).
+def is_possible(call: Callable[[], object], group: dist.ProcessGroup | None, device: torch.device) -> bool:
+    """Return whether the backend can make a stock `call` at all: tried, and agreed on by all ranks of `group` (None: all).
 
-    RuntimeError where the ranks cannot hear each other any more: then it was no answer that the call failed.
+    Raises RuntimeError where the ranks no longer reach each other: then a failed call says nothing of the backend.
     """
     failed: Exception | None = None
     try:
         call()
     except (RuntimeError, ValueError) as error:
         failed = error
-    box = torch.tensor([failed is not None], dtype=torch.int32, device=device)
+    any_failed = torch.tensor([failed is not None], dtype=torch.int32, device=device)
     try:
-        dist.all_reduce(box, dist.ReduceOp.MAX, group)
-        return not box.item()
+        dist.all_reduce(any_failed, dist.ReduceOp.MAX, group)
+        return not any_failed.item()
     except RuntimeError as error:
         raise (failed if isinstance(failed, RuntimeError) else error) from None

@@ -13,7 +13,7 @@ PART_BYTES = 4 << 20
 
 
 def put(store: Store, key: str, value: Any) -> None:
-    """Leave a value for the other ranks."""
+    """Put a JSON value into the store, for the other ranks."""
     data = zlib.compress(json.dumps(value).encode(), 1)
     parts = [data[at : at + PART_BYTES] for at in range(0, len(data), PART_BYTES)]
     for number, part in enumerate(parts):
@@ -22,7 +22,7 @@ def put(store: Store, key: str, value: Any) -> None:
 
 
 def take(store: Store, key: str, timeout: timedelta) -> Any:
-    """What a rank has left, or will; RuntimeError where that takes longer than `timeout`."""
+    """Return a value that a rank puts, waiting for it. Raises RuntimeError where that takes longer than `timeout`."""
     store.wait([key], timeout)
     data = b"".join(store.get(f"{key}/{number}") for number in range(int(store.get(key))))
     return json.loads(zlib.decompress(data))

@@ -1,4 +1,4 @@
-"""How long a call takes: from a barrier on, to the slowest rank's end."""
+"""Timing a call on all ranks: from a barrier to the slowest rank's end."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import torch
 import torch.distributed as dist
 
 
-def timed_s(call: Callable[[], object], group: dist.ProcessGroup | None, device: torch.device) -> float:
-    """Seconds that `call` takes on this rank, device work included, after a barrier of `group` (None: of all ranks).
+def time_call_s(call: Callable[[], object], group: dist.ProcessGroup | None, device: torch.device) -> float:
+    """Return the seconds that `call` takes on this rank, device work included, after a barrier of `group` (None: all ranks).
+
     Collective; whatever `call` or the barrier raises goes through.
     """
     dist.barrier(group)
@@ -23,8 +24,8 @@ def timed_s(call: Callable[[], object], group: dist.ProcessGroup | None, device:
     return time.perf_counter() - started
 
 
-def slowest_s(seconds: list[float], group: dist.ProcessGroup | None, device: torch.device) -> list[float]:
-    """Of each of the times, the longest that any rank of `group` (None: of all) has. Collective, alike on all ranks."""
-    box = torch.tensor(seconds, dtype=torch.float64, device=device)
-    dist.all_reduce(box, dist.ReduceOp.MAX, group)
-    return [float(x) for x in box.tolist()]
+def find_slowest_s(seconds: list[float], group: dist.ProcessGroup | None, device: torch.device) -> list[float]:
+    """Return, for each of the times, the longest of any rank of `group` (None: of all). Collective, alike on all ranks."""
+    times = torch.tensor(seconds, dtype=torch.float64, device=device)
+    dist.all_reduce(times, dist.ReduceOp.MAX, group)
+    return [float(x) for x in times.tolist()]

@@ -1,0 +1,205 @@
+"""A program with its buffers: every instruction with its views sliced, so that a call only posts, waits and adds."""
+
+from __future__ import annotations
+
+import ctypes
+import zlib
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from ..synth.ir.schedule import Schedule
+from ..topo.errors import InputError
+from .codecs import Codec
+from .program.instructions import Await, Combine, Copy, Decode, Encode, Exchange, Pack, Post, Program, Span
+from .program.lowering import lower
+from .reductions import ReduceOp, dtype_name
+
+NCCL_BATCH = 256
+"""Most operations in one batch: larger ones are known to hang."""
+_MOST_BORROWED, _MOST_SEEN = 4, 16
+"""Views on callers' tensors are kept for this many addresses; this many addresses are remembered without views."""
+_MOST_MESSAGES = 1 << 16
+"""Message numbers take 16 bits of a tag, a checksum of the call 15."""
+
+SEND, RECEIVE, AWAIT, PACK, COMBINE, COPY, EXCHANGE, CODE = range(8)
+Operation = tuple[int, Any, Any, int]
+"""One of the codes above, two operands, and a number: a message's tag, or the number of the post to await."""
+
+
+class Compiled:
+    """The program of one rank for a schedule, a length, a dtype and a device, with its buffers.
+
+    Raises InputError where two ranks have too many messages for each other.
+    """
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        numel: int,
+        like: torch.Tensor,
+        op: ReduceOp,
+        group: dist.ProcessGroup,
+        *,
+        batched: bool,
+        codec: Codec | None,
+        feedback: bool,
+    ) -> None:
+        self.group = group
+        self.program = program = lower(schedule, dist.get_rank(group), numel, batched=batched, codec=codec)
+        if any(post.number >= _MOST_MESSAGES for post in program.posts):
+            raise InputError(f"{schedule.label} sends more than {_MOST_MESSAGES} messages between two ranks")
+        dtype = like.dtype if codec is None else torch.float32
+        self.staging = torch.empty(program.staging_numel, dtype=dtype, device=like.device)
+        self.encoding = None if codec is None else EncodingBuffers(program, codec, like.device, feedback=feedback)
+        self.call = f"{op.name}, {numel} elements of {dtype_name(like.dtype)}, by {schedule.label}"
+        if codec is not None:
+            self.call += f", {codec.name} on the wire"
+        # Ranks whose calls differ have different tags: their messages never meet, let alone add up.
+        self._signature = zlib.crc32(f"{self.call}, {len(schedule.transfers)} transfers".encode()) & 0x7FFF
+        sent = sum(post.span.length for post in program.posts if post.kind == "send")
+        self.sent_bytes = sent if codec is not None else sent * like.element_size()
+        self._own: tuple[torch.Tensor, list[Operation]] | None = None
+        self._borrowed: OrderedDict[int, list[Operation]] = OrderedDict()
+        self._seen: deque[int] = deque(maxlen=_MOST_SEEN)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the buffers take."""
+        encoding = 0 if self.encoding is None else self.encoding.nbytes
+        return self.staging.nbytes + encoding + (self._own[0].nbytes if self._own is not None else 0)
+
+    def on_own_buffer(self) -> tuple[torch.Tensor, list[Operation]]:
+        """Return a work buffer that belongs to the program, and the operations on it."""
+        if self._own is None:
+            work = torch.empty(self.program.work_numel, dtype=self.staging.dtype, device=self.staging.device)
+            self._own = work, self._slice(work)
+        return self._own
+
+    def on_callers_tensor(self, tensor: torch.Tensor) -> list[Operation] | None:
+        """Return operations right on a CPU tensor of the caller once its address comes back; None the first time.
+
+        Slicing costs more than copying once. The views own nothing and are used only while the caller's tensor, at that
+        address, is in the call.
+        """
+        if tensor.device.type != "cpu":
+            return None
+        address = tensor.data_ptr()
+        operations = self._borrowed.pop(address, None)
+        if operations is None:
+            if address not in self._seen:
+                self._seen.append(address)
+                return None
+            raw = (ctypes.c_uint8 * tensor.nbytes).from_address(address)
+            operations = self._slice(torch.from_numpy(np.ctypeslib.as_array(raw)).view(tensor.dtype))
+        self._borrowed[address] = operations
+        if len(self._borrowed) > _MOST_BORROWED:
+            self._borrowed.popitem(last=False)
+        return operations
+
+    def _slice(self, work: torch.Tensor) -> list[Operation]:
+        """Return the program's instructions with views in place of ranges."""
+        encoding = self.encoding
+
+        def view(span: Span) -> torch.Tensor:
+            buffer = work if span.buffer == "work" else self.staging
+            if span.buffer == "wire" and encoding is not None:
+                buffer = encoding.wire
+            return buffer[span.start : span.start + span.length]
+
+        operations: list[Operation] = []
+        for x in self.program.instructions:
+            if isinstance(x, Post):
+                tag = self._signature << 16 | x.number
+                operations.append((SEND if x.kind == "send" else RECEIVE, [view(x.span)], x.peer, tag))
+            elif isinstance(x, Await):
+                operations.append((AWAIT, None, None, x.post))
+            elif isinstance(x, Pack):
+                operations.append((PACK, [view(part) for part in x.parts], view(x.into), 0))
+            elif isinstance(x, (Combine, Copy)):
+                code = COMBINE if isinstance(x, Combine) else COPY
+                operations.append((code, [view(a) for a, _ in x.pairs], [view(b) for _, b in x.pairs], 0))
+            elif isinstance(x, Encode) and encoding is not None:
+                operations.append((CODE, encoding.make_encoder(x, work), None, 0))
+            elif isinstance(x, Decode) and encoding is not None:
+                operations.append((CODE, encoding.make_decoder(x, self.staging), None, 0))
+            elif isinstance(x, Exchange):
+                operations.append((EXCHANGE, self._batch(x, view), x, 0))
+        return operations
+
+    def _batch(self, exchange: Exchange, view: Callable[[Span], torch.Tensor]) -> list[list[dist.P2POp]]:
+        """Return a tick's operations in batches of at most NCCL_BATCH.
+
+        The i-th operation between two ranks goes into the same batch at both of them.
+        """
+        per_pair = max(1, NCCL_BATCH // (2 * max(1, self.group.size() - 1)))
+        batches: dict[int, list[dist.P2POp]] = defaultdict(list)
+        counts: Counter[tuple[str, int]] = Counter()
+        for post in exchange.posts:
+            operation = dist.isend if post.kind == "send" else dist.irecv
+            peer = dist.get_global_rank(self.group, post.peer)
+            number = counts[post.kind, post.peer] // per_pair
+            batches[number].append(dist.P2POp(operation, view(post.span), peer, group=self.group))
+            counts[post.kind, post.peer] += 1
+        return [batches[number] for number in sorted(batches)]
+
+
+class EncodingBuffers:
+    """The buffers that encoding takes: bytes on the wire, values to encode and decoded ones, and, with feedback, errors."""
+
+    def __init__(self, program: Program, codec: Codec, device: torch.device, *, feedback: bool) -> None:
+        most = max((x.padded for x in program.instructions if isinstance(x, Encode)), default=0)
+        self.codec = codec
+        self.wire = torch.empty(program.wire_bytes, dtype=torch.uint8, device=device)
+        self.values = torch.empty(most, dtype=torch.float32, device=device)
+        self.rounded = torch.empty(most, dtype=torch.float32, device=device)
+        self.errors = torch.empty(program.work_numel if feedback else 0, dtype=torch.float32, device=device)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the buffers take."""
+        return self.wire.nbytes + self.values.nbytes + self.rounded.nbytes + self.errors.nbytes
+
+    def make_encoder(self, x: Encode, work: torch.Tensor) -> Callable[[], None]:
+        """Return one Encode on a work buffer as a function, with all views sliced."""
+
+        def views(of: torch.Tensor, rows: Sequence[tuple[Span, int]], *, laid: bool) -> list[torch.Tensor]:
+            starts = [start if laid else span.start for span, start in rows]
+            return [of[lo : lo + span.length] for lo, (span, _) in zip(starts, rows, strict=True)]
+
+        ends = [(start + span.length, following) for (span, start), following in zip(
+            x.parts, [*(start for _, start in x.parts[1:]), x.padded], strict=True)]  # fmt: skip
+        pads = [self.values[lo:hi] for lo, hi in ends if lo < hi]
+        given, laid = views(work, x.parts, laid=False), views(self.values, x.parts, laid=True)
+        values, rounded = self.values[: x.padded], self.rounded[: x.padded]
+        wire = self.wire[x.into.start : x.into.start + x.into.length]
+        kept, keeps = views(self.rounded, x.keeps, laid=True), views(work, x.keeps, laid=False)
+        felt = x.errors if len(self.errors) else ()
+        lost, before = views(self.errors, felt, laid=False), views(work, felt, laid=False)
+        after = views(self.rounded, felt, laid=True)
+        codec = self.codec
+
+        def encode() -> None:
+            torch._foreach_copy_(laid, given)
+            if pads:
+                torch._foreach_zero_(pads)
+            codec.encode(values, wire, rounded)
+            if keeps or lost:
+                codec.decode(wire, rounded)
+            if lost:
+                torch._foreach_add_(lost, before)
+                torch._foreach_sub_(lost, after)
+            if keeps:
+                torch._foreach_copy_(keeps, kept)
+
+        return encode
+
+    def make_decoder(self, x: Decode, staging: torch.Tensor) -> Callable[[], None]:
+        """Return one Decode as a function, with its views sliced."""
+        wire = self.wire[x.message.start : x.message.start + x.message.length]
+        values = staging[x.into.start : x.into.start + x.into.length]
+        return lambda: self.codec.decode(wire, values)

@@ -1,0 +1,235 @@
+"""What carries out one plan's collective: it picks a schedule or the stock collective for each size, and runs it.
+
+`Communicator` is what users hold; the benchmark, the calibration, the backend and the DDP hook work with its engine.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore
+
+from ..synth.cost.host_costs import HostCosts
+from ..synth.ir.lossy import rounded
+from ..synth.ir.schedule import Schedule
+from ..synth.plan import Plan
+from ..topo.errors import ExecutionError, InputError
+from .choose import Choice, ChooseMode, Chooser
+from .codecs import Codec
+from .executor import Executor
+from .program.layout import IN_PLACE, ends_numel
+from .ranks.faults import NOBODY, Faults
+from .ranks.groups import destroy_group
+from .ranks.machine import find_group_machine
+from .ranks.stock import is_possible, make_stock_call
+from .reductions import ReduceOp, dtype_name, finish_reduction, flatten
+
+
+class Engine:
+    """Runs the collective of `plan` over `group`, a process group for its messages alone, on tensors of `device`.
+
+    Making it is collective over the group. `codec` encodes what is sent; with `rounds_once` only schedules are used in
+    which each contribution is rounded once, then their sum once. Raises InputError where the plan has no schedule that
+    keeps what compression promises, ExecutionError where a rank does not answer.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        group: dist.ProcessGroup,
+        device: torch.device,
+        timeout: timedelta,
+        choose: ChooseMode,
+        codec: Codec | None,
+        *,
+        rounds_once: bool,
+    ) -> None:
+        self.plan, self.group, self.device, self.codec = plan, group, device, codec
+        self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
+        self._rounds_once = rounds_once
+        self._check_compression(choose)
+        self.machine = find_group_machine(plan.topology, group)
+        store = PrefixStore(f"topoplan/{group.group_name}", dist.distributed_c10d._get_default_store())
+        self._faults = Faults(group, plan.topology, timeout, store)
+        self._executor = Executor(group, self._faults, codec)
+        self._chooser = Chooser(plan, self.machine, self._faults, device, choose, self._is_usable, codec)
+        self._stock_works: dict[tuple[torch.dtype, ReduceOp], bool] = {}
+
+    # -- compression ---------------------------------------------------------------------------------------------
+
+    def _is_usable(self, schedule: Schedule) -> bool:
+        """Return whether a schedule keeps what compression promises."""
+        if self.codec is None:
+            return True
+        rounding = rounded(schedule.uncut)
+        return rounding.uniform and (rounding.once or not self._rounds_once)
+
+    def _check_compression(self, choose: ChooseMode) -> None:
+        candidates = [entry.schedule for entry in self.plan.entries] if choose == "plan" else self.plan.schedules
+        unusable = [schedule for schedule in candidates if not self._is_usable(schedule)]
+        if not unusable or (choose != "plan" and len(unusable) < len(candidates)):
+            return
+        names = ", ".join(sorted({schedule.strategy for schedule in unusable}))
+        if not self._rounds_once:
+            raise InputError(
+                f"compress: ranks that round what they send would end with different sums by {names}; synthesize without it"
+            )
+        raise InputError(
+            f"reduction='once': {names} adds up what was added up before, so sums are rounded on their way; synthesize with "
+            "--strategy direct, or use reduction='hops'"
+        )
+
+    @property
+    def most_roundings(self) -> int:
+        """The largest number of rounded values that one contribution is part of, over all usable schedules; 0 without a
+        codec.
+        """
+        if self.codec is None:
+            return 0
+        return max(rounded(schedule.uncut).most for schedule in self.plan.schedules if self._is_usable(schedule))
+
+    # -- what is used --------------------------------------------------------------------------------------------
+
+    def wire_size(self, numel: int, dtype: torch.dtype) -> int:
+        """Return the bytes that a buffer of `numel` elements has on the wire."""
+        return numel * dtype.itemsize if self.codec is None else self.codec.nbytes(self.codec.padded(numel))
+
+    @property
+    def wire_bytes(self) -> int:
+        """Bytes that this rank has sent through schedules since the engine was made, races included."""
+        return self._executor.sent_bytes
+
+    @property
+    def variants(self) -> list[Schedule]:
+        """The schedules, in all their segmentations, from which one is chosen for a size."""
+        return self._chooser.variants
+
+    def choice(self, size_bytes: int) -> Choice | None:
+        """Return what is used at a size on the wire; None before the first call of that size (a power of two)."""
+        return self._chooser.known(size_bytes)
+
+    def is_settled(self, tensor: torch.Tensor) -> bool:
+        """Return whether it is settled what is used for a tensor's size; if not, the next call settles it, by a race."""
+        return tensor.numel() == 0 or self._choice_for(tensor) is not None
+
+    def uses_stock(self, tensor: torch.Tensor, op: ReduceOp) -> bool:
+        """Return whether the stock collective is used for a tensor: then `start_stock` may be called.
+
+        Collective the first time for a dtype and reduction.
+        """
+        choice = self._choice_for(tensor)
+        return choice is not None and choice.schedule is None and self._has_stock(tensor.dtype, op)
+
+    def _choice_for(self, tensor: torch.Tensor) -> Choice | None:
+        return self._chooser.known(self.wire_size(tensor.numel(), tensor.dtype))
+
+    def set_host_costs(self, costs: HostCosts) -> None:
+        """Predict with these host costs from now on. They must be the same on every rank."""
+        self.machine = self._chooser.machine = replace(self.machine, host=costs)
+
+    # -- running -------------------------------------------------------------------------------------------------
+
+    def run(
+        self,
+        numel: int,
+        source: torch.Tensor,
+        target: torch.Tensor,
+        op: ReduceOp = dist.ReduceOp.SUM,
+        residual: torch.Tensor | None = None,
+    ) -> None:
+        """Carry out the collective on a buffer of `numel` elements, reading flat `source` and writing flat `target`.
+
+        Where the collective works in place both are the same tensor. `residual` is error feedback (see Executor.run).
+        """
+        choice = self._chooser.known(self.wire_size(numel, target.dtype))
+        if choice is None:
+            choice = self._race(numel, source, target, op)
+        schedule = choice.schedule
+        if schedule is None and not self._has_stock(target.dtype, op):
+            schedule = choice.own  # the race was run with another dtype
+        if schedule is None:
+            self._run_stock(numel, source, target, op)
+        else:
+            self._executor.run(schedule, numel, source, target, op, residual)
+
+    def play(self, schedule: Schedule, numel: int, source: torch.Tensor, target: torch.Tensor) -> None:
+        """Run one of `variants` on flat tensors as `make_scratch` returns them."""
+        self._executor.run(schedule, numel, source, target)
+
+    def start_stock(self, tensor: torch.Tensor, op: ReduceOp) -> torch.futures.Future[ExecutionError | None]:
+        """Start the stock allreduce of a tensor, in place. Several may be under way at once.
+
+        All stock collectives and all calls that settle a size must be made in one order on all ranks. The future's value
+        is None, or the ExecutionError where the collective fails: an exception raised while futures are chained would
+        come out of them as a RuntimeError.
+        """
+        flat = flatten(tensor)
+        self._faults.begin(self._describe_stock_call(flat.numel(), flat.dtype, op))
+        averages = op == dist.ReduceOp.AVG
+        work = dist.all_reduce(flat, dist.ReduceOp.SUM if averages else op, self.group, async_op=True)
+
+        def finish(future: torch.futures.Future[list[torch.Tensor]]) -> ExecutionError | None:
+            try:
+                future.value()
+            except RuntimeError as error:
+                return self._faults.stuck("stock", NOBODY, 0, 0, error, {})
+            finish_reduction(tensor, flat, self.size if averages else 1)
+            return None
+
+        finished: torch.futures.Future[ExecutionError | None] = work.get_future().then(finish)
+        return finished
+
+    def _run_stock(self, numel: int, source: torch.Tensor, target: torch.Tensor, op: ReduceOp) -> None:
+        with self._faults.stock(self._describe_stock_call(numel, target.dtype, op)):
+            make_stock_call(self.plan.collective, self.group, source, target, op)()
+
+    def _describe_stock_call(self, numel: int, dtype: torch.dtype, op: ReduceOp) -> str:
+        return f"{op.name}, {numel} elements of {dtype_name(dtype)}, by the stock {self.plan.collective.name}"
+
+    def _has_stock(self, dtype: torch.dtype, op: ReduceOp) -> bool:
+        """Return whether the backend has the collective for a dtype and reduction.
+
+        All ranks try it once, on scratch memory, and agree on the answer.
+        """
+        if (dtype, op) not in self._stock_works:
+            call = make_stock_call(self.plan.collective, self.group, *self.make_scratch(self.size, dtype), op)
+            with self._faults.stock(f"{op.name} of {dtype_name(dtype)}: whether there is a stock one"):
+                self._stock_works[dtype, op] = is_possible(call, self.group, self.device)
+        return self._stock_works[dtype, op]
+
+    def _race(self, numel: int, source: torch.Tensor, target: torch.Tensor, op: ReduceOp) -> Choice:
+        """Choose on scratch memory: the caller's tensors stay as they are."""
+        scratch_target = torch.zeros_like(target)
+        scratch_source = scratch_target if source is target else torch.zeros_like(source)
+        choice = self._chooser.choose(
+            self.wire_size(numel, target.dtype),
+            lambda schedule: self._executor.run(schedule, numel, scratch_source, scratch_target, op),
+            lambda: self._run_stock(numel, scratch_source, scratch_target, op),
+            lambda: self.codec is None and self._has_stock(target.dtype, op),
+        )
+        self._executor.forget(numel, target.dtype, choice.schedule)
+        return choice
+
+    # -- for measurements ----------------------------------------------------------------------------------------
+
+    def make_scratch(self, numel: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return a flat input and output of zeros for a buffer of `numel` elements."""
+        input_numel, output_numel = ends_numel(self.plan.collective, self.rank, numel)
+        output = torch.zeros(output_numel, dtype=dtype, device=self.device)
+        if self.plan.collective.name in IN_PLACE:
+            return output, output
+        return torch.zeros(input_numel, dtype=dtype, device=self.device), output
+
+    def guard(self, call: str) -> AbstractContextManager[None]:
+        """Return a context for stock collectives that all ranks make over the group: a fault in them is an ExecutionError
+        on every rank. `call` says, alike on all ranks, what they are for.
+        """
+        return self._faults.stock(call)
+
+    def close(self) -> None:
+        """Destroy the engine's process group; a later call raises ExecutionError."""
+        destroy_group(self.group)

@@ -1,0 +1,103 @@
+"""Reductions of tensors: which there are, which tensors they take, and what is left to do once a sum is complete.
+
+AVG is a sum that is divided by the number of ranks at the end, by whoever holds the result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+
+from ..topo.errors import InputError
+
+ReduceOp = dist.ReduceOp.RedOpType
+"""SUM, AVG and so on, as torch enumerates them."""
+
+REDUCIBLE_DTYPES = (
+    torch.float16, torch.bfloat16, torch.float32, torch.float64,
+    torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
+)  # fmt: skip
+IN_PLACE_REDUCTIONS: dict[ReduceOp, Callable[[list[torch.Tensor], list[torch.Tensor]], object]] = {
+    dist.ReduceOp.SUM: torch._foreach_add_,
+    dist.ReduceOp.AVG: torch._foreach_add_,
+    dist.ReduceOp.PRODUCT: torch._foreach_mul_,
+    dist.ReduceOp.MAX: torch._foreach_maximum_,
+    dist.ReduceOp.MIN: torch._foreach_minimum_,
+}
+"""For each reduction, the operation that reduces a list of tensors into another list, in place."""
+
+
+def kind_of_reduction(op: object) -> object:
+    """Return the enumeration value of a reduction; torch also passes them wrapped in a ReduceOp."""
+    return op if isinstance(op, ReduceOp) else getattr(op, "op", op)
+
+
+def can_reduce(dtype: torch.dtype, op: object) -> bool:
+    """Return whether a reduction of tensors of a dtype is supported."""
+    averages_integers = op == dist.ReduceOp.AVG and not dtype.is_floating_point
+    return op in IN_PLACE_REDUCTIONS and dtype in REDUCIBLE_DTYPES and not averages_integers
+
+
+def check_reduction(op: object, dtype: torch.dtype) -> ReduceOp:
+    """Return a reduction as its enumeration value. Raises InputError where it is not supported for the dtype."""
+    kind = kind_of_reduction(op)
+    if not isinstance(kind, ReduceOp) or kind not in IN_PLACE_REDUCTIONS:
+        raise InputError(f"reduction {kind} is not supported; expected SUM, AVG, PRODUCT, MAX or MIN")
+    if dtype not in REDUCIBLE_DTYPES:
+        names = ", ".join(map(dtype_name, REDUCIBLE_DTYPES))
+        raise InputError(f"{dtype} tensors cannot be reduced; expected one of {names}")
+    if not can_reduce(dtype, kind):
+        raise InputError(f"AVG of {dtype} is not a whole number; use SUM, or a floating-point type")
+    return kind
+
+
+def check_tensors(call: str, tensors: tuple[torch.Tensor, ...], device_type: str, *, compressed: bool) -> None:
+    """Raise InputError where a collective cannot work on a tensor, or the tensors differ in dtype.
+
+    `call` names the collective; `compressed` says whether values are encoded on the wire, which takes floating-point ones.
+    """
+    for tensor in tensors:
+        if tensor.layout != torch.strided:
+            raise InputError(f"{call}: {tensor.layout} tensors are not supported; expected a dense one")
+        if any(step == 0 and length > 1 for step, length in zip(tensor.stride(), tensor.shape, strict=True)):
+            raise InputError(f"{call}: the tensor is expanded, its elements share memory; pass a clone")
+        if tensor.device.type != device_type:
+            raise InputError(f"{call}: the tensor is on {tensor.device}, the group works on {device_type}")
+        if tensor.dtype != tensors[0].dtype:
+            raise InputError(f"{call}: input and output differ in dtype: {tensor.dtype} and {tensors[0].dtype}")
+        if compressed and not tensor.dtype.is_floating_point:
+            raise InputError(f"{call}: {tensor.dtype} is not compressed; expected floating-point tensors")
+
+
+def check_residual(tensor: torch.Tensor, reduction: ReduceOp, residual: torch.Tensor) -> None:
+    """Raise InputError where `residual` cannot hold the error feedback of a reduction of `tensor`."""
+    if reduction not in (dist.ReduceOp.SUM, dist.ReduceOp.AVG):
+        raise InputError(f"error feedback is for sums and averages, not for {reduction}")
+    if residual.dtype != torch.float32 or residual.numel() != tensor.numel():
+        raise InputError(
+            f"residual: {residual.numel()} elements of {residual.dtype}; expected {tensor.numel()} of torch.float32"
+        )
+    if residual.device != tensor.device or not residual.is_contiguous():
+        raise InputError(
+            f"residual: on {residual.device}, strides {residual.stride()}; expected it contiguous on {tensor.device}"
+        )
+
+
+def flatten(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor's elements in one dimension: a view where the tensor is contiguous, else a copy."""
+    return tensor.detach().reshape(-1).contiguous()
+
+
+def finish_reduction(tensor: torch.Tensor, flat: torch.Tensor, divisor: int) -> None:
+    """Divide the elements that `flatten` gave, and copy them back if the tensor was not contiguous."""
+    if divisor != 1:
+        flat.div_(divisor)
+    if flat.data_ptr() != tensor.data_ptr() or not tensor.is_contiguous():
+        tensor.detach().copy_(flat.view(tensor.shape))
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Return a dtype's name without its module: "float32"."""
+    return str(dtype).removeprefix("torch.")
