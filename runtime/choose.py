@@ -1,8 +1,9 @@
-"""Which of a plan's schedules to use at a size, how segmented, or the stock collective: predicted, then raced.
+"""Which of a plan's schedules to use at a size, segmented how, or the stock collective: predicted and raced.
 
 All ranks must choose alike. Rank 0 predicts, with the host costs and links at hand, and tells the others which candidates
 are worth trying; all of them run these, and the stock collective, a few times on scratch memory the first time that a
-size (a power of two) turns up; the slowest rank's median decides. Where a coarser segmentation wins, still coarser ones race it.
+size (a power of two) turns up; the slowest rank's median decides. While a coarser segmentation wins, a still coarser one
+races it.
 """
 
 from __future__ import annotations
@@ -26,8 +27,9 @@ from .ranks.machine import Machine
 from .ranks.timing import find_slowest_s, time_call_s
 
 MODES = ("race", "model", "plan")
-ChooseFunction = Callable[[int, Sequence[Schedule]], Schedule | None]
-"""From a size in bytes and the candidates to one of them, or None for the stock collective; alike on all ranks."""
+ChooseFunction = Callable[[int, Sequence[Schedule]], Schedule | str | None]
+"""From a size in bytes and the candidates to one of them, None for the stock collective, or one of MODES to use;
+alike on all ranks."""
 ChooseMode = str | ChooseFunction
 _NEAR = 1.4
 """Candidates that are predicted to take more than this many times the best one's time are not raced."""
@@ -104,24 +106,25 @@ class Chooser:
         return [schedule for family in self.families for schedule in (*family.stepwise, *family.piped)]
 
     def known(self, size_bytes: int) -> Choice | None:
-        """Return the choice for a size, if it was made; by a plan's ranges or a function it always is."""
-        if self.mode == "plan":
+        """Return the choice for a size, if it was made; by a plan's ranges it always is."""
+        mode = self.mode(size_bytes, self.variants) if callable(self.mode) else self.mode
+        if mode is None or isinstance(mode, Schedule):
+            self._check_answer(mode, size_bytes)
+            return self._choice_of(mode)
+        check_choose_mode(mode)
+        if mode == "plan":
             return self._choice_of(self.plan.entry_for(size_bytes).schedule)
-        if callable(self.mode):
-            return self._ask(self.mode, size_bytes)
         return self.choices.get(size_bytes.bit_length())
 
-    def _ask(self, function: ChooseFunction, size_bytes: int) -> Choice:
-        """Return the choice that a user's function makes. Raises InputError where it is none of the candidates."""
-        schedule = function(size_bytes, self.variants)
+    def _check_answer(self, schedule: Schedule | None, size_bytes: int) -> None:
+        """Raise InputError where a user's function returned what cannot be used."""
         if schedule is not None and schedule not in self.variants:
             raise InputError(
-                f"choose: the function returned {schedule!r:.60} for {size_bytes} bytes; expected one of the schedules that "
-                "it was given, or None"
+                f"choose: the function returned {schedule.label} for {size_bytes} bytes; expected one of the schedules that "
+                "it was given, None, or the name of a mode"
             )
         if schedule is None and self.codec is not None:
             raise InputError("choose: the function returned None, but the stock collective does not compress")
-        return self._choice_of(schedule)
 
     def _choice_of(self, schedule: Schedule | None) -> Choice:
         def predict(size_bytes: int) -> float | None:
@@ -137,7 +140,7 @@ class Chooser:
     @property
     def host(self) -> HostCosts:
         """What sending costs the hosts, encoding and decoding included."""
-        return self.machine.host if self.codec is None else self.codec.loaded(self.machine.host)
+        return self.machine.host if self.codec is None else self.codec.add_costs(self.machine.host)
 
     def choose(
         self, size_bytes: int, run: Callable[[Schedule], None], stock: Callable[[], None], has_stock: Callable[[], bool]
@@ -148,8 +151,9 @@ class Chooser:
         collective. Collective; raises ExecutionError on every rank where one of them fails.
         """
         order = self._rank_candidates(size_bytes)
-        with_stock = self.mode == "race" and has_stock()
-        if self.mode == "model" or (len(order) == 1 and not with_stock):
+        mode = self.mode(size_bytes, self.variants) if callable(self.mode) else self.mode
+        with_stock = mode == "race" and has_stock()
+        if mode == "model" or (len(order) == 1 and not with_stock):
             choice = self._choice_of(self.variants[order[0]])
         else:
             choice = self._race(size_bytes, order, run, stock if with_stock else None)

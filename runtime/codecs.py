@@ -1,4 +1,4 @@
-"""Compression on the wire: codecs that make float32 values shorter, the same on every rank, on CPUs and GPUs.
+"""Codecs for compression on the wire: they encode float32 values in fewer bytes, alike on every rank, on CPUs and GPUs.
 
 fp16 and bf16 round each value. int8 and the two fp8 kinds share a scale, a power of two, among blocks of 32, as the formats
 MXINT8 and MXFP8 do (OCP Microscaling Formats v1.0, section 5): 33 bytes instead of 128. With powers of two, decoding what
@@ -26,7 +26,7 @@ _INFINITE = 0x7F800000
 
 @dataclass(frozen=True)
 class Codec:
-    """How values travel. `block` of them share a scale of one byte (1: there is none), each takes `width` bytes.
+    """One way to encode values: each takes `width` bytes, and `block` of them share a scale of one byte (1: no scale).
 
     `relative_error` bounds |decoded - value| as a part of the block's largest |value| (of the value itself without blocks),
     for values far from the ends of the format's range. `call_us` and `value_ns` are what encoding and decoding cost a core:
@@ -45,19 +45,19 @@ class Codec:
     carry: int = 0
 
     def padded(self, numel: int) -> int:
-        """Values that are encoded for `numel` of them: whole blocks."""
+        """Return the number of values that are encoded for `numel` of them: whole blocks."""
         return -(-numel // self.block) * self.block
 
     def nbytes(self, padded: int) -> int:
-        """Bytes on the wire of so many values, whole blocks of them."""
+        """Return the bytes on the wire of `padded` values (whole blocks)."""
         return padded * self.width + (padded // self.block if self.block > 1 else 0)
 
     def room(self, padded: int) -> int:
-        """Bytes to keep for them in a buffer, so that the next ones are aligned."""
+        """Return the bytes to keep for `padded` values in a buffer, so that what follows is aligned."""
         return -(-self.nbytes(padded) // _ALIGN) * _ALIGN
 
-    def loaded(self, host: HostCosts) -> HostCosts:
-        """What messages cost hosts that encode and decode them, each byte of them included."""
+    def add_costs(self, host: HostCosts) -> HostCosts:
+        """Return the host costs with what encoding and decoding adds to each message and byte."""
         values_per_byte = self.block / self.nbytes(self.block)
         return replace(
             host,
@@ -87,10 +87,10 @@ class Codec:
             values.view(-1, self.block).mul_(scale[:, None])
 
     def _exponents(self, largest: torch.Tensor) -> torch.Tensor:
-        """The biased exponent (int32) of the least power of two that brings `largest` into the format's range."""
+        """Return the biased exponent (int32) of the least power of two that brings `largest` into the format's range."""
         bits = largest.view(torch.int32)
-        found = ((bits + self.carry) >> _MANTISSA_BITS).sub_(self.offset).clamp_(1, _EXPONENT_OF_NONE - 1)
-        return found.masked_fill_(bits >= _INFINITE, _EXPONENT_OF_NONE)
+        exponents = ((bits + self.carry) >> _MANTISSA_BITS).sub_(self.offset).clamp_(1, _EXPONENT_OF_NONE - 1)
+        return exponents.masked_fill_(bits >= _INFINITE, _EXPONENT_OF_NONE)
 
 
 def _cast(dtype: torch.dtype) -> Callable[[torch.Tensor, torch.Tensor], None]:
@@ -112,14 +112,14 @@ def _pack_int8(values: torch.Tensor, payload: torch.Tensor) -> None:
 
 
 def _unpack_e4m3(payload: torch.Tensor, values: torch.Tensor) -> None:
-    """By shifting the bits into a float16, whose exponent has eight more below: many times as fast as torch's cast on CPUs."""
+    """Decode by shifting the bits into a float16, whose exponent reaches 8 lower: much faster than torch's cast on CPUs."""
     bits = payload.view(torch.int8).to(torch.int16).bitwise_left_shift_(7).bitwise_and_(-0x4001)
     values.copy_(bits.view(torch.float16))
     values.mul_(256.0)
 
 
 def _scaled(largest: float) -> dict[str, int]:
-    """`offset` and `carry` for a format whose largest value is `largest`: S = (bits + carry >> 23) - offset."""
+    """Return `offset` and `carry` of a format whose largest value is `largest`: exponent = (bits + carry >> 23) - offset."""
     bits = int(torch.tensor(largest, dtype=torch.float32).view(torch.int32).item())
     mantissa = bits & ((1 << _MANTISSA_BITS) - 1)
     return {
@@ -141,8 +141,8 @@ CODECS: dict[str, Codec] = {
 }
 
 
-def codec_named(name: str) -> Codec:
-    """The codec of a name; InputError for others."""
+def find_codec(name: str) -> Codec:
+    """Return the codec of a name. Raises InputError where there is none."""
     if name not in CODECS:
         raise InputError(f"compress={name!r}: expected one of {', '.join(CODECS)}")
     return CODECS[name]

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from topoplan.runtime.codecs import BLOCK, CODECS, Codec, codec_named
+from topoplan.runtime.codecs import BLOCK, CODECS, Codec, find_codec
 from topoplan.topo.errors import InputError
 
 RunRanks = Callable[..., list[str]]
@@ -85,7 +85,7 @@ def test_what_is_not_finite_stays_so_where_it_is(codec: Codec, bad: float) -> No
     ("name", "part"), [("fp16", 0.5), ("bf16", 0.5), ("fp8", 0.27), ("fp8-e5m2", 0.27), ("int8", 0.27)]
 )
 def test_bytes_on_the_wire(name: str, part: float) -> None:
-    codec = codec_named(name)
+    codec = find_codec(name)
     for numel in (1000, 65_537, 10**6):
         padded = codec.padded(numel)
         assert numel <= padded < numel + codec.block
@@ -113,7 +113,7 @@ def test_a_gpu_encodes_to_the_same_bytes(codec: Codec) -> None:
 
 def test_unknown_codecs_are_refused() -> None:
     with pytest.raises(InputError, match="compress='zip': expected one of fp16, bf16, fp8"):
-        codec_named("zip")
+        find_codec("zip")
 
 
 HELPERS = """

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from topoplan.runtime.emulate import why_not
-from topoplan.runtime.ranks.faults import Stuck, blame, culprit
+from topoplan.runtime.ranks.faults import Stuck, explain_blame, find_culprit
 from topoplan.synth.synthesize import collective_on, synthesize
 from topoplan.topo.derived.degrade import Change, degrade
 from topoplan.topo.presets import preset
@@ -33,40 +33,40 @@ def between(src: int, dst: int) -> str:
 def test_a_rank_that_says_nothing_is_to_blame_from_wherever_one_looks() -> None:
     reports = {0: waits(1), 1: waits(2), 2: waits(3)}
     for rank in reports:
-        assert culprit(rank, reports)[0][-1] == 3
-        assert blame(rank, reports, 4, between) == "rank 3 does not answer (dead, stopped or cut off)"
+        assert find_culprit(rank, reports)[0][-1] == 3
+        assert explain_blame(rank, reports, 4, between) == "rank 3 does not answer (dead, stopped or cut off)"
 
 
 def test_a_message_that_both_ends_posted_blames_the_link() -> None:
     """Rank 2 sent its message to rank 1 and waits for rank 0, which waits for rank 1: only 2 => 1 is at fault."""
     reports = {0: waits(1, receive_1=1), 1: waits(2, receive_2=1), 2: waits(0, send_1=1, receive_0=1)}
     for rank in reports:
-        assert culprit(rank, reports)[1:] == ((2, 1), True)
-    assert blame(0, reports, 3, between) == "2=>1 carries nothing from rank 2 to rank 1"
+        assert find_culprit(rank, reports)[1:] == ((2, 1), True)
+    assert explain_blame(0, reports, 3, between) == "2=>1 carries nothing from rank 2 to rank 1"
 
 
 def test_a_rank_in_a_later_call_has_posted_all_of_an_earlier_one() -> None:
     reports = {0: waits(1, calls=1), 1: waits(0, calls=2)}
-    assert culprit(0, reports)[1] == (1, 0)
-    assert culprit(1, reports)[1] == (1, 0)
+    assert find_culprit(0, reports)[1] == (1, 0)
+    assert find_culprit(1, reports)[1] == (1, 0)
 
 
 def test_a_peer_that_hung_up_without_a_word_is_gone() -> None:
-    chain, link, settled = culprit(0, {0: waits(1, timed_out=False)})
+    chain, link, settled = find_culprit(0, {0: waits(1, timed_out=False)})
     assert (chain, link, settled) == ([0, 1], None, True)
-    assert not culprit(0, {0: waits(1, timed_out=True)})[2]
+    assert not find_culprit(0, {0: waits(1, timed_out=True)})[2]
 
 
 def test_ranks_in_different_calls_are_told_so() -> None:
     other = Stuck("receive", 0, 0, 0, True, "reason", "8 elements", 1)
-    said = blame(0, {0: waits(1), 1: other}, 2, between)
+    said = explain_blame(0, {0: waits(1), 1: other}, 2, between)
     assert said == "rank 1 is in another call (8 elements) than this one (call)"
 
 
 def test_a_stock_collective_blames_who_is_silent() -> None:
     stuck = Stuck("stock", -1, 0, 0, True, "reason")
-    assert "rank 2 does not answer" in blame(0, {0: stuck, 1: stuck}, 3, between)
-    assert "all ranks are stuck" in blame(0, {0: stuck, 1: stuck}, 2, between)
+    assert "rank 2 does not answer" in explain_blame(0, {0: stuck, 1: stuck}, 3, between)
+    assert "all ranks are stuck" in explain_blame(0, {0: stuck, 1: stuck}, 2, between)
 
 
 @given(
@@ -82,7 +82,7 @@ def test_any_set_of_reports_ends_in_a_verdict(found: dict[int, tuple[int, int, b
         for rank, (peer, n, late, c) in found.items()
     }
     for rank in reports:
-        assert blame(rank, reports, 6, between)
+        assert explain_blame(rank, reports, 6, between)
 
 
 @pytest.fixture(scope="module")

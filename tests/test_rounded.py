@@ -115,7 +115,7 @@ def played(
 
 
 def replayed(schedule: Schedule, numel: int, inputs: list[Array]) -> list[Array]:
-    """The same by the two rules of synth/rounded.py, piece by piece; for collectives that work in span."""
+    """The same by the two rules of synth/ir/lossy.py, piece by piece; for collectives that work in span."""
     layout, out = Layout(schedule, numel), [x.copy() for x in inputs]
     copied = {t.chunk for t in schedule.transfers if t.op == "copy"}
     for c, chunk in enumerate(schedule.chunks):

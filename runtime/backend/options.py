@@ -11,7 +11,7 @@ from pathlib import Path
 from ...synth.plan import Plan
 from ...topo.errors import InputError
 from ..choose import MODES, ChooseMode, check_choose_mode
-from ..codecs import codec_named
+from ..codecs import find_codec
 
 AUTO, OFF = "auto", "off"
 Plans = str | Path | Plan | Sequence[str | Path | Plan]
@@ -62,7 +62,7 @@ def backend_options(
     check_choose_mode(mode)
     codec = compress or os.environ.get("TOPOPLAN_COMPRESS") or None
     if codec is not None:
-        codec_named(codec)
+        find_codec(codec)
     limit = time_limit_s if time_limit_s is not None else _number("TOPOPLAN_TIME_LIMIT", _TIME_LIMIT_S)
     least = least_bytes if least_bytes is not None else int(_number("TOPOPLAN_LEAST_BYTES", _LEAST_BYTES))
     if not limit > 0:

@@ -1,4 +1,4 @@
-"""Who is to blame when a call cannot go on: deadlines, reports between ranks, and an error that names the culprit.
+"""Finding who is to blame when a call cannot go on: deadlines, reports between ranks, and an error that names the culprit.
 
 A rank that fails sees only its own peers: one that stopped, or one that waits for another itself. So each rank that
 fails says in the store (which the process group was set up with) for which message it was waiting and how many it had
@@ -29,7 +29,7 @@ from ...topo.routes import Router
 from .groups import uses_nccl
 
 _GRACE = 0.25
-"""Of a timeout, what is kept for finding the culprit; at most _GRACE_S."""
+"""The part of a timeout that is kept for finding the culprit; at most _GRACE_S."""
 _GRACE_S = 5.0
 _POLL_S = 0.02
 _SETTLE_S = 0.5
@@ -42,11 +42,12 @@ _NEVER_SENT = (1 << 31) - 1
 
 @dataclass(frozen=True)
 class Stuck:
-    """What a rank was doing when it could not go on: the `number`-th message to ("send") or from ("receive") `peer`, of a
-    step; whether its own deadline had passed; which call it was in, `calls` counting them; and how many messages it had
-    posted in that call, by kind and peer ("send 3").
+    """A rank's report of what it was doing when it could not go on.
 
-    In a stock collective (kind "stock") the peer is NOBODY: it does not say with whom it was stuck.
+    It was at the `number`-th message to (`kind` "send") or from ("receive") `peer`, of a step. `timed_out` says whether its
+    own deadline had passed, `call` which call it was in, `calls` the number of that call, and `posted` how many messages it
+    had posted in it, by kind and peer ("send 3"). In a stock collective (kind "stock") the peer is NOBODY: the backend does
+    not say with whom it was stuck.
     """
 
     kind: str
@@ -61,19 +62,19 @@ class Stuck:
 
 
 def grace_s(timeout: timedelta) -> float:
-    """Seconds of a call's deadline that are kept for finding the culprit."""
+    """Return the seconds of a call's deadline that are kept for finding the culprit."""
     return min(_GRACE_S, timeout.total_seconds() * _GRACE)
 
 
 def first_line(error: Exception) -> str:
-    """An error in one line."""
+    """Return the first line of an error's message, without the source location that gloo puts before it."""
     text = _SOURCE_LINE.sub("", str(error).strip())
     first = text.splitlines()[0] if text else type(error).__name__
     return first.split(". This is typically")[0]
 
 
 class Faults:
-    """Deadlines and blame of one communicator. `store` is shared by its ranks."""
+    """The deadlines of one communicator, and the search for a culprit. `store` is shared by its ranks."""
 
     def __init__(self, group: dist.ProcessGroup, topology: Topology | None, timeout: timedelta, store: Store) -> None:
         self.group, self.topology, self.store = group, topology, store
@@ -85,7 +86,7 @@ class Faults:
         self.broken: ExecutionError | None = None
 
     def begin(self, call: str) -> float:
-        """A call begins: until when (time.monotonic) it may wait. After a failure there is nothing to go on with."""
+        """Begin a call, and return until when (time.monotonic) it may wait. Raises ExecutionError after an earlier failure."""
         if self.broken is not None:
             raise ExecutionError(
                 f"rank {self.rank}: an earlier call failed; destroy the process group and start anew ({self.broken})"
@@ -98,7 +99,7 @@ class Faults:
 
     @contextmanager
     def stock(self, call: str) -> Iterator[None]:
-        """Around collectives of the backend itself: when one of them fails, that is an ExecutionError on every rank."""
+        """Guard stock collectives: when one of them fails, that is an ExecutionError on every rank."""
         self.begin(call)
         try:
             yield
@@ -108,41 +109,41 @@ class Faults:
     def stuck(
         self, kind: str, peer: int, number: int, step: int, error: Exception, posted: Mapping[str, int]
     ) -> ExecutionError:
-        """The error for a rank that cannot go on: reports it, hears what the others say, and names the culprit."""
+        """Report that this rank cannot go on, hear the other ranks, and return the error that names the culprit."""
         timed_out = time.monotonic() >= self.deadline - 0.01
-        mine = Stuck(kind, peer, number, step, timed_out, first_line(error), self.call, self.calls, posted)
-        reports = self._hear(mine)
-        said = f"rank {self.rank}: {blame(self.rank, reports, self.ranks, self._between)}"
+        report = Stuck(kind, peer, number, step, timed_out, first_line(error), self.call, self.calls, posted)
+        reports = self._exchange_reports(report)
+        verdict = f"rank {self.rank}: {explain_blame(self.rank, reports, self.ranks, self._between)}"
         if kind == "stock":
-            own = f"here the stock collective failed ({self.call}: {mine.reason})"
+            symptom = f"here the stock collective failed ({self.call}: {report.reason})"
         else:
             src, dst = (self.rank, peer) if kind == "send" else (peer, self.rank)
             doing = "sending to" if kind == "send" else "receiving from"
             why = f"no end within {self.wait_s:.3g} s" if timed_out else reports[self.rank].reason
-            own = f"here step {step}, {doing} rank {peer} over {self._between(src, dst)}, failed ({why})"
-        self.broken = ExecutionError(f"{said}; {own}")
+            symptom = f"here step {step}, {doing} rank {peer} over {self._between(src, dst)}, failed ({why})"
+        self.broken = ExecutionError(f"{verdict}; {symptom}")
         return self.broken
 
-    def _hear(self, mine: Stuck) -> dict[int, Stuck]:
-        """Everybody's reports, once they tell whose fault it is, or no more come in time."""
-        reports = {self.rank: mine}
+    def _exchange_reports(self, report: Stuck) -> dict[int, Stuck]:
+        """Return the reports of all ranks, once they tell whose fault it is, or no more come in time."""
+        reports = {self.rank: report}
         done = threading.Event()
 
         def exchange() -> None:
             try:
-                self.store.set(f"stuck/{self.rank}", json.dumps(asdict(mine)))
+                self.store.set(f"stuck/{self.rank}", json.dumps(asdict(report)))
                 self._hang_up()
                 begun = time.monotonic()
                 while True:
                     for rank in range(self.ranks):
                         if rank not in reports and self.store.check([f"stuck/{rank}"]):
                             reports[rank] = Stuck(**json.loads(self.store.get(f"stuck/{rank}")))
-                    _, link, settled = culprit(self.rank, reports)
+                    _, link, settled = find_culprit(self.rank, reports)
                     early = link is None and time.monotonic() < begun + _SETTLE_S
                     if (settled and not early) or done.wait(_POLL_S):
                         break
             except (RuntimeError, ValueError, TypeError) as error:
-                reports[self.rank] = replace(mine, reason=f"{mine.reason}; no reports: {first_line(error)}")
+                reports[self.rank] = replace(report, reason=f"{report.reason}; no reports: {first_line(error)}")
             done.set()
 
         # In a thread of its own: the store may be on a machine that is gone, and gets no more than the time there is.
@@ -167,47 +168,49 @@ class Faults:
                     backend.recv([nothing], peer, _NEVER_SENT).wait(timedelta(milliseconds=1))
 
     def _between(self, src: int, dst: int) -> str:
-        """The way from one rank to another, in the topology's names."""
+        """Return the route from one rank to another, in the topology's names."""
         if self.topology is None or max(src, dst) >= len(self.topology.ranks):
             return f"the link from rank {src} to rank {dst}"
         route = Router(self.topology).route(src, dst) or (self.topology.ranks[src], self.topology.ranks[dst])
         return f"link {' -> '.join(route)}"
 
 
-def culprit(rank: int, reports: Mapping[int, Stuck]) -> tuple[list[int], tuple[int, int] | None, bool]:
-    """Follow the reports from `rank` on: (the ranks on the way, the last being to blame unless a link is; that link, as
-    source and destination; whether more reports could not change it).
+def find_culprit(rank: int, reports: Mapping[int, Stuck]) -> tuple[list[int], tuple[int, int] | None, bool]:
+    """Follow the reports from `rank` on, each to the peer that it waits for.
+
+    Returns the ranks on the way (the last is to blame, unless a link is), that link as source and destination, and whether
+    further reports could not change the answer.
     """
     chain = [rank]
     while chain[-1] in reports:
-        here = reports[chain[-1]]
-        if here.kind == "stock":
+        report = reports[chain[-1]]
+        if report.kind == "stock":
             return chain, None, False
-        there = reports.get(here.peer)
-        if there is None:
+        peer_report = reports.get(report.peer)
+        if peer_report is None:
             # A rank that gives up reports before it hangs up: one that hung up and said nothing is gone.
-            return [*chain, here.peer], None, not here.timed_out
-        link = (chain[-1], here.peer) if here.kind == "send" else (here.peer, chain[-1])
-        other = "receive" if here.kind == "send" else "send"
+            return [*chain, report.peer], None, not report.timed_out
+        link = (chain[-1], report.peer) if report.kind == "send" else (report.peer, chain[-1])
+        other = "receive" if report.kind == "send" else "send"
         # Of two ranks in different calls, the one ahead has posted all of the earlier one.
-        both = there.calls > here.calls or (
-            there.calls == here.calls and there.posted.get(f"{other} {chain[-1]}", 0) > here.number
+        both = peer_report.calls > report.calls or (
+            peer_report.calls == report.calls and peer_report.posted.get(f"{other} {chain[-1]}", 0) > report.number
         )
-        if here.timed_out and (both or here.peer in chain):
+        if report.timed_out and (both or report.peer in chain):
             return chain, link, True
-        if here.peer in chain:
+        if report.peer in chain:
             return chain, link, False
-        chain.append(here.peer)
+        chain.append(report.peer)
     return chain, None, False
 
 
-def blame(rank: int, reports: Mapping[int, Stuck], ranks: int, between: Callable[[int, int], str]) -> str:
-    """In words, whose fault it is that `rank` is stuck, given everybody's reports."""
-    mine = reports[rank]
-    for other, theirs in sorted(reports.items()):
-        if theirs.calls == mine.calls and theirs.call != mine.call:
-            return f"rank {other} is in another call ({theirs.call}) than this one ({mine.call})"
-    chain, link, _ = culprit(rank, reports)
+def explain_blame(rank: int, reports: Mapping[int, Stuck], ranks: int, between: Callable[[int, int], str]) -> str:
+    """Return in words whose fault it is that `rank` is stuck, given the reports of all ranks."""
+    own = reports[rank]
+    for other, report in sorted(reports.items()):
+        if report.calls == own.calls and report.call != own.call:
+            return f"rank {other} is in another call ({report.call}) than this one ({own.call})"
+    chain, link, _ = find_culprit(rank, reports)
     if link is not None:
         return f"{between(*link)} carries nothing from rank {link[0]} to rank {link[1]}"
     if chain[-1] in reports:  # in a stock collective
