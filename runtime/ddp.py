@@ -18,7 +18,6 @@ from ..topo.errors import InputError, TopoplanError
 from .communicator import DEFAULT_TIMEOUT, Communicator
 from .feedback import Residuals
 from .ranks.groups import among_members
-from .uniform import check_uniform
 
 _Task = tuple[Communicator, torch.Tensor, torch.Tensor | None, torch.futures.Future[object]]
 Hook = Callable[[object, dist.GradBucket], torch.futures.Future[torch.Tensor]]  # type: ignore[name-defined]
@@ -50,7 +49,7 @@ def ddp_hook(
     if communicator.plan.collective.name != "allreduce":
         raise InputError(f"DDP needs a plan for allreduce, this one is for {communicator.plan.collective.name}")
     if compress is None:
-        check_uniform(communicator.plan)
+        communicator.plan.check_same_bits()
     residuals = Residuals() if error_feedback else None
     on_gpu = communicator.device.type == "cuda"
     hook = _on_stream(communicator, residuals) if on_gpu else _on_thread(communicator, residuals)

@@ -30,19 +30,39 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from math import lcm
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
+from msgspec import UNSET, Meta, Struct, UnsetType
 from numpy.typing import NDArray
 
 from ..topo.errors import VerificationError
 from ..topo.exact import fraction_to_json, parse_fraction
 from ..topo.graph import Topology
+from ..topo.schema import Label
 from .ir.collective import Collective
 from .numeric.arborescence import cheapest_out_tree
 
 Prices = dict[tuple[str, str], Fraction]
 WholePrices = dict[tuple[str, str], int]
+
+
+class CertificateFields(Struct):
+    """The JSON of a certificate: `inside` of kind "cut", `prices` of the other kinds."""
+
+    inside: list[Label] | UnsetType = UNSET
+    prices: Annotated[
+        list[tuple[Label, Label, Fraction]] | UnsetType,
+        Meta(description="source, destination, price of a link"),
+    ] = UNSET
+
+
+class BoundFields(Struct):
+    """The JSON of a bound: no schedule takes less than `s_per_GB` seconds for each GB of buffer."""
+
+    s_per_GB: Fraction
+    kind: Literal["cut", "prices", "tree-prices"]
+    certificate: CertificateFields
 
 
 @dataclass(frozen=True)
@@ -58,17 +78,22 @@ class Bound:
 
     @property
     def algbw_GBps(self) -> Fraction:
-        """The greatest algorithm bandwidth that the bound leaves."""
+        """Upper bound on the algorithm bandwidth."""
         return 1 / self.s_per_GB
 
     def to_json(self) -> dict[str, Any]:
-        """`s_per_GB`, `kind` and `certificate`."""
+        """Return the JSON object that BoundFields declares."""
         return {"s_per_GB": fraction_to_json(self.s_per_GB), "kind": self.kind, "certificate": dict(self.certificate)}
 
     @classmethod
-    def from_json(cls, data: Any) -> Bound:
-        """Read `to_json`'s object; ValueError, KeyError or TypeError where it is not one."""
-        return cls(parse_fraction(data["s_per_GB"]), str(data["kind"]), dict(data["certificate"]))
+    def from_fields(cls, fields: BoundFields) -> Bound:
+        """Return the bound that a file declares."""
+        certificate: dict[str, Any] = {}
+        if fields.certificate.inside is not UNSET:
+            certificate["inside"] = fields.certificate.inside
+        if fields.certificate.prices is not UNSET:
+            certificate["prices"] = [[a, b, fraction_to_json(price)] for a, b, price in fields.certificate.prices]
+        return cls(fields.s_per_GB, fields.kind, certificate)
 
 
 def check_bound(bound: Bound, collective: Collective, topology: Topology) -> None:

@@ -106,11 +106,14 @@ def test_hand_written_json_with_defaults_and_unknown_fields() -> None:
     ("text", "says"),
     [
         ('{"devices": [', "not JSON at line 1"),
-        ('{"devices": []}', "at least one device"),
+        ('{"devices": []}', "devices: expected a list that is not empty"),
         ('{"devices": [{"id": "a"}, {"id": "a"}]}', "ids must differ"),
         ('{"devices": [{"id": "a"}], "links": [{"src": "a", "dst": "b"}]}', "'b'"),
         ('{"devices": [{"id": "a"}], "links": [{"src": "a", "dst": "a"}]}', "two different devices"),
-        ('{"devices": [{"id": "a", "kind": "tpu"}]}', "unknown kind 'tpu'"),
+        (
+            '{"devices": [{"id": "a", "kind": "tpu"}]}',
+            "devices[0].kind: expected one of cpu, gpu, nic, switch, got 'tpu'",
+        ),
         (
             '{"devices": [{"id": "a"}, {"id": "b"}], "links": [{"src": "a", "dst": "b", "bandwidth_GBps": 0}]}',
             "above 0",

@@ -11,10 +11,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import product
+from typing import Literal, get_args
 
 from ...topo.errors import InputError
 
-COLLECTIVES = ("allreduce", "allgather", "reduce-scatter", "broadcast", "reduce", "gather", "scatter", "alltoall")
+CollectiveName = Literal[
+    "allreduce", "allgather", "reduce-scatter", "broadcast", "reduce", "gather", "scatter", "alltoall"
+]
+COLLECTIVES: tuple[str, ...] = get_args(CollectiveName)
 _REDUCING = {"allreduce", "reduce-scatter", "reduce"}
 _ROOTED = {"broadcast", "reduce", "gather", "scatter"}
 _FROM_EACH = {"allgather", "gather", "alltoall"}
