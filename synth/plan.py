@@ -29,6 +29,8 @@ from .ir.schedule import MAX_SEGMENTS, Schedule
 from .plan_file import FORMAT, MAX_PLAN_BYTES, VERSION, PlanFile
 from .verify import verify
 
+_SPELLED_ONE_WAY = frozenset({int, str, bool, type(None)})
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -263,8 +265,8 @@ def _canonical(value: Any) -> Any:
     """Return JSON values with every number in one spelling, whether it comes from Python or from a file."""
     if isinstance(value, dict):
         return {k: _canonical(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_canonical(v) for v in value]
+    if isinstance(value, (list, tuple)):  # most of a large plan: rows of indices, which are left as they are
+        return [v if type(v) in _SPELLED_ONE_WAY else _canonical(v) for v in value]
     if isinstance(value, bool) or value is None or isinstance(value, (int, str)):
         return value
     return fraction_to_json(parse_fraction(value))

@@ -62,6 +62,8 @@ def expected(declared: Any) -> str:
 def json_schema(declared: Any, title: str) -> dict[str, Any]:
     """Return the JSON Schema (2020-12) of a declared type."""
     schema = msgspec.json.schema(declared, schema_hook=_custom_schema)
+    for definition in schema["$defs"].values():  # docstrings, in one line
+        definition["description"] = " ".join(definition["description"].split())
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": title, **schema}
 
 
