@@ -1,4 +1,4 @@
-"""What a machine is, as far as communication goes: devices and directed links.
+"""The topology of a machine or cluster: devices and directed links.
 
 A `Topology` is frozen, exact (bandwidths and latencies are fractions) and carries where its facts came from.
 Ranks are the GPUs in their order. Parallel links between the same two devices add up.
@@ -93,7 +93,7 @@ class Topology:
 
     @cached_property
     def by_id(self) -> Mapping[str, Device]:
-        """Device of each id."""
+        """The device of each id."""
         return {d.id: d for d in self.devices}
 
     @cached_property
@@ -131,13 +131,13 @@ class Topology:
         return all(self.capacity_GBps.get((b, a)) == c for (a, b), c in self.capacity_GBps.items())
 
     def reversed(self) -> Topology:
-        """The same devices with every link turned round."""
+        """Return the same devices with every link reversed."""
         return replace(self, links=tuple(link.reversed() for link in self.links))
 
     def for_plans(self) -> Topology:
-        """Without the facts and measurements that it was made of: plans are about what follows from them."""
-        kept = {key: value for key, value in self.extra.items() if key not in _EVIDENCE}
-        return self if len(kept) == len(self.extra) else replace(self, extra=kept)
+        """Return the topology without the facts and measurements that it follows from, which plans do not need."""
+        rest = {key: value for key, value in self.extra.items() if key not in _EVIDENCE}
+        return self if len(rest) == len(self.extra) else replace(self, extra=rest)
 
     # -- identity ------------------------------------------------------------------------------------------------
 
@@ -162,7 +162,7 @@ class Topology:
     # -- JSON ----------------------------------------------------------------------------------------------------
 
     def to_json(self) -> dict[str, Any]:
-        """The topology as the JSON object of the contract; `from_json` reads it back equal."""
+        """Return the topology as the JSON object of the contract; `from_json` reads it back equal."""
         out: dict[str, Any] = {"format": FORMAT, "version": VERSION, "name": self.name}
         if self.source is not None:
             out["source"] = self.source
@@ -193,7 +193,7 @@ class Topology:
         return topology
 
     def _refuse_unlike_denominators(self) -> None:
-        """InputError where sums of bandwidths or latencies would not be exact numbers of a sensible length."""
+        """Raise InputError where sums of bandwidths or latencies would be fractions of more than 100 digits."""
         for key in ("bandwidth_GBps", "latency_us"):
             common = 1
             for denominator in {getattr(link, key).denominator for link in self.links}:
