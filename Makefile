@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 TORCH_VERSION ?= 2.13.0
 
-.PHONY: demo test lint format setup gpu-test gpu-check clean
+.PHONY: demo test lint format schemas setup gpu-test gpu-check clean
 
 demo: $(VENV)/.demo
 	$(BIN)/python examples/demo.py
@@ -26,6 +26,9 @@ lint: $(VENV)/.dev
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+schemas: $(VENV)/.base
+	$(BIN)/python scripts/write_schemas.py
 
 setup: $(VENV)/.base
 

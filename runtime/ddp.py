@@ -19,7 +19,6 @@ from ..topo.errors import InputError, TopoplanError
 from .choose import ChooseMode
 from .communicator import DEFAULT_TIMEOUT, Communicator
 from .ranks.groups import make_group_maker
-from .uniform import check_uniform
 from .works import make_queue, result_or_raise, start_allreduce
 
 Hook = Callable[[object, dist.GradBucket], torch.futures.Future[torch.Tensor]]  # type: ignore[name-defined]
@@ -51,7 +50,7 @@ def ddp_hook(
     if communicator.plan.collective.name != "allreduce":
         raise InputError(f"DDP needs a plan for allreduce, this one is for {communicator.plan.collective.name}")
     if compress is None:
-        check_uniform(communicator.plan)
+        communicator.plan.check_same_bits()
     hook = _make_hook(communicator, Residuals() if error_feedback else None)
     hook.communicator = communicator  # type: ignore[attr-defined]
     return hook

@@ -1,4 +1,4 @@
-"""A small, separate checker of bounds: it redoes a certificate's arithmetic exactly, and knows nothing of how it was found.
+"""Check lower bounds: redo a certificate's arithmetic exactly, apart from the code that searched for it.
 
 Kind "cut": {"inside": [device ids]}. What must cross from the devices inside to those outside, as a share of the buffer,
 over the bandwidth of the links that lead out, is a lower bound on the time (max-flow min-cut; for allgather ForestColl,
@@ -30,19 +30,39 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from math import lcm
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
+from msgspec import UNSET, Meta, Struct, UnsetType
 from numpy.typing import NDArray
 
 from ..topo.errors import VerificationError
 from ..topo.exact import fraction_to_json, parse_fraction
 from ..topo.graph import Topology
+from ..topo.schema import Label
 from .ir.collective import Collective
 from .numeric.arborescence import cheapest_out_tree
 
 Prices = dict[tuple[str, str], Fraction]
 WholePrices = dict[tuple[str, str], int]
+
+
+class CertificateFields(Struct):
+    """The JSON of a certificate: `inside` of kind "cut", `prices` of the other kinds."""
+
+    inside: list[Label] | UnsetType = UNSET
+    prices: Annotated[
+        list[tuple[Label, Label, Fraction]] | UnsetType,
+        Meta(description="source, destination, price of a link"),
+    ] = UNSET
+
+
+class BoundFields(Struct):
+    """The JSON of a bound: no schedule takes less than `s_per_GB` seconds for each GB of buffer."""
+
+    s_per_GB: Fraction
+    kind: Literal["cut", "prices", "tree-prices"]
+    certificate: CertificateFields
 
 
 @dataclass(frozen=True)
@@ -58,17 +78,22 @@ class Bound:
 
     @property
     def algbw_GBps(self) -> Fraction:
-        """The greatest algorithm bandwidth that the bound leaves."""
+        """Upper bound on the algorithm bandwidth."""
         return 1 / self.s_per_GB
 
     def to_json(self) -> dict[str, Any]:
-        """`s_per_GB`, `kind` and `certificate`."""
+        """Return the JSON object that BoundFields declares."""
         return {"s_per_GB": fraction_to_json(self.s_per_GB), "kind": self.kind, "certificate": dict(self.certificate)}
 
     @classmethod
-    def from_json(cls, data: Any) -> Bound:
-        """Read `to_json`'s object; ValueError, KeyError or TypeError where it is not one."""
-        return cls(parse_fraction(data["s_per_GB"]), str(data["kind"]), dict(data["certificate"]))
+    def from_fields(cls, fields: BoundFields) -> Bound:
+        """Return the bound that a file declares."""
+        certificate: dict[str, Any] = {}
+        if fields.certificate.inside is not UNSET:
+            certificate["inside"] = fields.certificate.inside
+        if fields.certificate.prices is not UNSET:
+            certificate["prices"] = [[a, b, fraction_to_json(price)] for a, b, price in fields.certificate.prices]
+        return cls(fields.s_per_GB, fields.kind, certificate)
 
 
 def check_bound(bound: Bound, collective: Collective, topology: Topology) -> None:
@@ -84,7 +109,7 @@ def check_bound(bound: Bound, collective: Collective, topology: Topology) -> Non
 
 
 def proved_s_per_GB(kind: str, certificate: Mapping[str, Any], collective: Collective, topology: Topology) -> Fraction:
-    """The lower bound, in seconds for each GB of buffer, that a certificate proves. VerificationError: it proves none."""
+    """Return the lower bound that a certificate proves, in seconds for each GB of buffer. VerificationError: none."""
     if kind == "cut":
         return _cut(frozenset(certificate["inside"]), collective, topology)
     if (kind, collective.name) != _MIRRORED and (kind, collective.name) not in _PRICED:
@@ -108,7 +133,7 @@ Distances = dict[str, dict[str, int]]
 
 
 def _paths(distance: Distances, collective: Collective, topology: Topology) -> Fraction:
-    """What all pieces pay together: each goes from one rank to another."""
+    """Return the sum of prices that all pieces pay, each on its cheapest path from one rank to another."""
     root = topology.ranks[collective.root or 0]
     if collective.name == "scatter":
         pairs = [(root, gpu) for gpu in topology.ranks if gpu != root]
@@ -123,7 +148,7 @@ def _paths(distance: Distances, collective: Collective, topology: Topology) -> F
 
 
 def _trees(distance: Distances, collective: Collective, topology: Topology) -> Fraction:
-    """What a unit pays along the cheapest tree, or trees, of the collective."""
+    """Return the price that a unit of buffer pays along the cheapest tree, or trees, of the collective."""
     gpus = topology.ranks
     far = 1 + sum(sum(row.values()) for row in distance.values())  # more than any tree of ways that there are
     matrix = np.array([[distance[u].get(v, far) for v in gpus] for u in gpus], dtype=object)
@@ -185,55 +210,58 @@ def _read_prices(rows: Any, topology: Topology, *, both_ways: bool) -> Prices:
         price = parse_fraction(text)
         if price < 0:
             raise VerificationError(f"bound: the price of link {a!r} -> {b!r} is negative")
-        found = False
+        is_linked = False
         for link in ((a, b), (b, a)) if both_ways else ((a, b),):
             if link in topology.capacity_GBps:
                 prices[link] = price
-                found = True
-        if not found:
+                is_linked = True
+        if not is_linked:
             raise VerificationError(f"bound: prices name a link {a!r} -> {b!r} that the topology does not have")
     return prices
 
 
 def _distances(start: str, prices: WholePrices, topology: Topology) -> dict[str, int]:
-    """Least price of a way from `start` to every other GPU that it leads to."""
+    """Return the least price of a path from `start` to every other GPU that it reaches (Dijkstra)."""
     best: dict[str, int] = {}
     heap = [(0, start)]
     while heap:
-        cost, here = heapq.heappop(heap)
-        if here in best:
+        cost, device = heapq.heappop(heap)
+        if device in best:
             continue
-        best[here] = cost
-        for there in topology.out_neighbours[here]:
-            if there not in best:
-                heapq.heappush(heap, (cost + prices.get((here, there), 0), there))
+        best[device] = cost
+        for neighbour in topology.out_neighbours[device]:
+            if neighbour not in best:
+                heapq.heappush(heap, (cost + prices.get((device, neighbour), 0), neighbour))
     return {gpu: best[gpu] for gpu in topology.ranks if gpu != start and gpu in best}
 
 
 def _spanning_tree(prices: WholePrices, topology: Topology) -> int:
-    """Weight of a minimum spanning tree of the GPUs over cheapest ways, links taken both ways."""
+    """Return the weight of a minimum spanning tree of the GPUs over cheapest paths, links taken both ways."""
     around: dict[str, list[tuple[str, int]]] = {d.id: [] for d in topology.devices}
     for a, b in topology.capacity_GBps:
         price = prices.get((a, b), 0)
         around[a].append((b, price))
         around[b].append((a, price))
+    # Mehlhorn: a minimum spanning tree over all pairs of GPUs needs no other edges than those that a link makes
+    # between the regions of devices nearest to each GPU, so one search from all GPUs is enough.
     nearest = {gpu: (0, gpu) for gpu in topology.ranks}
-    heap = [(price, there, gpu) for gpu in topology.ranks for there, price in around[gpu]]
+    heap = [(price, neighbour, gpu) for gpu in topology.ranks for neighbour, price in around[gpu]]
     heapq.heapify(heap)
     while heap:
-        cost, here, gpu = heapq.heappop(heap)
-        if here in nearest:
+        cost, device, gpu = heapq.heappop(heap)
+        if device in nearest:
             continue
-        nearest[here] = cost, gpu
-        for there, price in around[here]:
-            if there not in nearest:
-                heapq.heappush(heap, (cost + price, there, gpu))
-    joined = {gpu: gpu for gpu in topology.ranks}
+        nearest[device] = cost, gpu
+        for neighbour, price in around[device]:
+            if neighbour not in nearest:
+                heapq.heappush(heap, (cost + price, neighbour, gpu))
+    # Kruskal over those edges; parts that are joined already share a root.
+    parent = {gpu: gpu for gpu in topology.ranks}
 
-    def part(gpu: str) -> str:
-        while joined[gpu] != gpu:
-            joined[gpu] = joined[joined[gpu]]
-            gpu = joined[gpu]
+    def root_of(gpu: str) -> str:
+        while parent[gpu] != gpu:
+            parent[gpu] = parent[parent[gpu]]
+            gpu = parent[gpu]
         return gpu
 
     edges = sorted(
@@ -243,8 +271,8 @@ def _spanning_tree(prices: WholePrices, topology: Topology) -> int:
     )
     total, left = 0, len(topology.ranks) - 1
     for price, u, v in edges:
-        if part(u) != part(v):
-            joined[part(u)] = part(v)
+        if root_of(u) != root_of(v):
+            parent[root_of(u)] = root_of(v)
             total, left = total + price, left - 1
     if left:
         raise VerificationError("bound: the links do not join all GPUs")

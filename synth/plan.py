@@ -18,17 +18,18 @@ from ..topo.errors import InputError, PlanMismatchError, TopoplanError, Verifica
 from ..topo.exact import fraction_to_json, load_json, parse_fraction
 from ..topo.files import write_whole
 from ..topo.graph import Topology
+from ..topo.schema import read_as
 from .certificate import Bound, check_bound
 from .cost.affine import Cost, bandwidth_s_per_GB, costs
 from .cost.host_costs import host_of
 from .cost.segmentation import time_us
+from .ir.addition_order import is_uniform
 from .ir.collective import Collective
-from .ir.schedule import Schedule
+from .ir.schedule import MAX_SEGMENTS, Schedule
+from .plan_file import FORMAT, MAX_PLAN_BYTES, VERSION, PlanFile
 from .verify import verify
 
-FORMAT = "topoplan-plan"
-VERSION = 1
-MAX_PLAN_BYTES = 512 << 20
+_SPELLED_ONE_WAY = frozenset({int, str, bool, type(None)})
 
 
 @dataclass(frozen=True)
@@ -41,11 +42,11 @@ class Entry:
 
     def __post_init__(self) -> None:
         segments = self.schedule.segments
-        if isinstance(segments, bool) or not isinstance(segments, int) or segments < 1:
-            raise InputError(f"plan: an entry has {segments!r} segments; expected a whole number above 0")
+        if not 1 <= segments <= MAX_SEGMENTS:
+            raise InputError(f"plan: an entry has {segments} segments; expected from 1 to {MAX_SEGMENTS}")
 
     def covers(self, size_bytes: int) -> bool:
-        """Whether a buffer of that size is in this entry's range."""
+        """Return whether a buffer of that size is in this entry's range."""
         return self.min_bytes <= size_bytes and (self.max_bytes is None or size_bytes < self.max_bytes)
 
 
@@ -76,16 +77,17 @@ class Plan:
 
     @property
     def schedules(self) -> list[Schedule]:
-        """Those of the entries, then the alternatives."""
+        """The schedules of the entries, then the alternatives."""
         return [*(entry.schedule for entry in self.entries), *self.alternatives]
 
     def entry_for(self, size_bytes: int) -> Entry:
-        """The entry whose range covers `size_bytes`."""
+        """Return the entry whose range covers `size_bytes`."""
         return next(entry for entry in self.entries if entry.covers(size_bytes))
 
     @cached_property
     def _figures(self) -> dict[Entry, tuple[Cost, Fraction]]:
-        """Cost and bandwidth-only s for each GB of every entry; of schedules that differ in segments only at one go."""
+        """Cost, and seconds for each GB if only bandwidth counted, of every entry."""
+        # Schedules that differ in segments alone load links alike: their loads are summed up once.
         by_base: dict[Schedule, list[Entry]] = {}
         for entry in self.entries:
             by_base.setdefault(replace(entry.schedule, segments=1), []).append(entry)
@@ -93,31 +95,30 @@ class Plan:
         for base, entries in by_base.items():
             piped = bandwidth_s_per_GB(replace(base, segments=2, stepwise=False), self.topology)
             alone = bandwidth_s_per_GB(base, self.topology)
-            found = costs(base, self.topology, [e.schedule.segments for e in entries])
-            for entry, c in zip(entries, found, strict=True):
-                out[entry] = c, piped if entry.schedule.segments > 1 and not base.stepwise else alone
+            by_segments = costs(base, self.topology, [e.schedule.segments for e in entries])
+            for entry, cost in zip(entries, by_segments, strict=True):
+                out[entry] = cost, piped if entry.schedule.segments > 1 and not base.stepwise else alone
         return out
 
     def cost_of(self, entry: Entry) -> Cost:
-        """Alpha and beta that the cost model predicts for an entry."""
+        """Return the alpha and beta that the cost model predicts for an entry."""
         return self._figures[entry][0]
 
     def time_s(self, entry: Entry, size_bytes: int) -> float:
-        """Predicted seconds: played with the hosts' own costs where the topology comes with them, else alpha-beta."""
+        """Return predicted seconds: simulated with the hosts' costs where the topology has them, else alpha-beta."""
         host = host_of(self.topology)
         if host is None:
             return self.cost_of(entry).time_s(size_bytes)
         return time_us(entry.schedule, self.topology, host, size_bytes) * 1e-6
 
     def gap_of(self, entry: Entry) -> Fraction:
-        """1 - (bandwidth-only algbw from the entry's exact link loads) / bound; 0 is at the bound."""
+        """Return 1 - (bandwidth-only algbw from the entry's exact link loads) / bound; 0 is at the bound."""
         needed = self._figures[entry][1]
         return 1 - self.bound.s_per_GB / needed if needed else Fraction(0)
 
     def verify(self) -> None:
         """Replay every schedule on the topology and redo the bound's arithmetic; VerificationError if any fails."""
-        used = [*(entry.schedule for entry in self.entries), *self.alternatives]
-        for schedule in dict.fromkeys(schedule.uncut for schedule in used):
+        for schedule in dict.fromkeys(schedule.uncut for schedule in self.schedules):
             verify(schedule, self.topology)
         check_bound(self.bound, self.collective, self.topology)
 
@@ -136,10 +137,19 @@ class Plan:
                 f"under other names ({error}); synthesize one for it"
             ) from None
 
+    def check_same_bits(self) -> None:
+        """Raise InputError unless all ranks end with the same bits: unless every schedule adds in one order everywhere."""
+        for schedule in self.schedules:
+            if not is_uniform(schedule):
+                raise InputError(
+                    f"the plan's {schedule.label} schedule adds in different orders on different ranks, so replicas would "
+                    "drift apart; synthesize without it"
+                )
+
     # -- files ---------------------------------------------------------------------------------------------------
 
     def to_json(self) -> dict[str, Any]:
-        """The plan as a JSON object, `hash` over all the rest."""
+        """Return the plan as a JSON object, with `hash` over all the rest."""
         schedules: dict[Schedule, int] = {}
         entries = []
         for entry in self.entries:
@@ -154,7 +164,7 @@ class Plan:
                     **({"stepwise": True} if entry.schedule.stepwise else {}),
                 }
             )
-        others = [schedules.setdefault(other, len(schedules)) for other in self.alternatives]
+        alternatives = [schedules.setdefault(schedule, len(schedules)) for schedule in self.alternatives]
         body = {
             "format": FORMAT,
             "version": VERSION,
@@ -166,7 +176,7 @@ class Plan:
             "dtypes": "any that the backend can move and add",
             "bound": self.bound.to_json(),
             "entries": entries,
-            "alternatives": others,
+            "alternatives": alternatives,
             "schedules": [schedule.to_json() for schedule in schedules],
             "topology": self.topology.to_json(),
         }
@@ -174,7 +184,7 @@ class Plan:
 
     @cached_property
     def hash(self) -> str:
-        """SHA-256 of the plan's content, in hex."""
+        """The SHA-256 of the plan's content, in hex."""
         return str(self.to_json()["hash"])
 
     def save(self, path: str | Path, *, overwrite: bool = False) -> None:
@@ -219,42 +229,44 @@ class Plan:
             plan = cls._from_json(data, where)
             plan.verify()
         except TopoplanError as error:
-            raise VerificationError(f"{where}: {error}") from None
+            message = str(error)
+            raise VerificationError(message if message.startswith(f"{where}: ") else f"{where}: {message}") from None
         return plan
 
     @classmethod
     def _from_json(cls, data: dict[str, Any], where: str) -> Plan:
-        try:
-            topology = Topology.from_json(data["topology"], f"{where}: topology")
-            if topology.fingerprint != data["fingerprint"]:
-                raise VerificationError(
-                    f"the plan says it is for fingerprint {data['fingerprint']}, its topology has {topology.fingerprint}"
-                )
-            schedules = [Schedule.from_json(s, f"schedules[{i}]") for i, s in enumerate(data["schedules"])]
-            return cls(
-                topology=topology,
-                collective=Collective(data["collective"], data["ranks"], data["root"]),
-                entries=tuple(
-                    Entry(
-                        e["min_bytes"],
-                        e["max_bytes"],
-                        replace(schedules[e["schedule"]], segments=e["segments"], stepwise=e.get("stepwise") is True),
-                    )
-                    for e in data["entries"]
-                ),
-                bound=Bound.from_json(data["bound"]),
-                alternatives=tuple(schedules[i] for i in data.get("alternatives", [])),
+        file = read_as(data, PlanFile, where)
+        topology = Topology.from_json(data["topology"], f"{where}: topology")
+        if topology.fingerprint != file.fingerprint:
+            raise VerificationError(
+                f"{where}: the plan says it is for fingerprint {file.fingerprint}, its topology has {topology.fingerprint}"
             )
-        except (KeyError, TypeError, IndexError, ValueError) as error:
-            raise VerificationError(f"a field is missing or malformed: {type(error).__name__}: {error}") from None
+        schedules = [Schedule.from_fields(s, f"{where}: schedules[{i}]") for i, s in enumerate(file.schedules)]
+        for number in (*(entry.schedule for entry in file.entries), *file.alternatives):
+            if number >= len(schedules):
+                raise VerificationError(f"{where}: an entry names schedule {number}; {len(schedules)} are listed")
+        return cls(
+            topology=topology,
+            collective=Collective(file.collective, file.ranks, file.root),
+            entries=tuple(
+                Entry(
+                    entry.min_bytes,
+                    entry.max_bytes,
+                    replace(schedules[entry.schedule], segments=entry.segments, stepwise=entry.stepwise),
+                )
+                for entry in file.entries
+            ),
+            bound=Bound.from_fields(file.bound),
+            alternatives=tuple(schedules[number] for number in file.alternatives),
+        )
 
 
 def _canonical(value: Any) -> Any:
-    """Numbers in one spelling, whether they come from Python or from a file."""
+    """Return JSON values with every number in one spelling, whether it comes from Python or from a file."""
     if isinstance(value, dict):
         return {k: _canonical(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_canonical(v) for v in value]
+    if isinstance(value, (list, tuple)):  # most of a large plan: rows of indices, which are left as they are
+        return [v if type(v) in _SPELLED_ONE_WAY else _canonical(v) for v in value]
     if isinstance(value, bool) or value is None or isinstance(value, (int, str)):
         return value
     return fraction_to_json(parse_fraction(value))
@@ -266,7 +278,7 @@ def _hash(body: dict[str, Any]) -> str:
 
 
 def _dumps(data: dict[str, Any]) -> str:
-    """A line a field, and a line a schedule or entry."""
+    """Return a plan's JSON object as text, a line for each field, schedule and entry."""
     lines = []
     for key, value in data.items():
         if isinstance(value, list):

@@ -15,13 +15,14 @@ import pytest
 
 from topoplan.topo.errors import InputError
 from topoplan.topo.exact import load_json, parse_fraction
-from topoplan.topo.graph import MAX_LINKS, Topology
+from topoplan.topo.graph import Topology
 from topoplan.topo.pictures import table
 from topoplan.topo.pictures import text_tree as tree
 from topoplan.topo.probe import capture
 from topoplan.topo.probe.linux.files import read_start
 from topoplan.topo.probe.linux.sysfs import MAX_GPUS_AND_NICS, gpus_and_nics
 from topoplan.topo.resolve import resolve
+from topoplan.topo.topology_file import MAX_LINKS
 
 
 def chain(switches: int, gpus: int = 2) -> Topology:

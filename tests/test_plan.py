@@ -76,11 +76,66 @@ def forge(change: Any) -> str:
         lambda d: d.update(ranks=5),
         lambda d: d.pop("topology"),
         lambda d: d["schedules"][0].update(chunks=[["1/2", None, None]]),
+        lambda d: d["bound"].update(certificate={}),
+        lambda d: d["schedules"][0].update(routes=[]),
     ],
 )
 def test_forged_plans_fail_the_replay_even_with_a_fitting_hash(change: Any) -> None:
     with pytest.raises(VerificationError):
         Plan.loads(forge(change))
+
+
+def put(value: object, *place: str | int) -> Any:
+    """A change of a plan's JSON: `value` at `place`."""
+
+    def change(data: Any) -> None:
+        for part in place[:-1]:
+            data = data[part]
+        data[place[-1]] = value
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "says"),
+    [
+        (("entries", 0, "schedule"), -1, "entries[0].schedule: expected a whole number from 0 to 1000000000, got -1"),
+        (("entries", 0, "schedule"), 0.5, "entries[0].schedule: expected a whole number, got 0.5"),
+        (("entries", 0, "schedule"), False, "entries[0].schedule: expected a whole number, got false"),
+        (("entries", 0, "min_bytes"), False, "entries[0].min_bytes: expected a whole number, got false"),
+        (("entries", 0, "max_bytes"), 4.5, "entries[0].max_bytes: expected a whole number, got 4.5"),
+        (("entries", 0, "max_bytes"), -4, "entries[0].max_bytes: expected a whole number of at least 1, got -4"),
+        (("entries", 0, "segments"), 4096, "entries[0].segments: expected a whole number from 1 to 2048, got 4096"),
+        (("entries", 0, "stepwise"), 1, "entries[0].stepwise: expected true or false, got 1"),
+        (("alternatives",), [True], "alternatives[0]: expected a whole number, got true"),
+        (("alternatives",), [99], "an entry names schedule 99; "),
+        (("schedules", 0, "transfers", 3, 1), -1, "schedules[0].transfers[3][1]: expected a whole number from 0"),
+        (
+            ("schedules", 0, "transfers", 3, 4),
+            "add",
+            "schedules[0].transfers[3][4]: expected one of copy, reduce, got 'add'",
+        ),
+        (
+            ("schedules", 0, "transfers", 3),
+            [0, 1],
+            "schedules[0].transfers[3]: expected a list of 6 values, got a list of 2",
+        ),
+        (("schedules", 0, "strategy"), "a\nb", "schedules[0].strategy: expected a string without control characters"),
+        (("bound", "kind"), "guess", "bound.kind: expected one of cut, prices, tree-prices, got 'guess'"),
+        (("topology", "devices", 0, "id"), "", "topology: devices[0].id: expected a string that is not empty, got ''"),
+    ],
+)
+def test_what_no_plan_holds_is_named_with_its_place(place: tuple[str | int, ...], value: object, says: str) -> None:
+    with pytest.raises(VerificationError) as caught:
+        Plan.loads(forge(put(value, *place)), "plan.json")
+    assert str(caught.value).startswith(f"plan.json: {says}")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_plan_that_was_read_can_be_written_again(tmp_path: Path) -> None:
+    again = Plan.loads(json.dumps(make("dgx1").to_json()))
+    again.save(tmp_path / "again.json")
+    assert Plan.load(tmp_path / "again.json").hash == again.hash
 
 
 def test_numbers_that_no_plan_holds_are_refused() -> None:

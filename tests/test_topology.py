@@ -106,16 +106,30 @@ def test_hand_written_json_with_defaults_and_unknown_fields() -> None:
     ("text", "says"),
     [
         ('{"devices": [', "not JSON at line 1"),
-        ('{"devices": []}', "at least one device"),
+        ('{"devices": []}', "devices: expected a list that is not empty"),
         ('{"devices": [{"id": "a"}, {"id": "a"}]}', "ids must differ"),
         ('{"devices": [{"id": "a"}], "links": [{"src": "a", "dst": "b"}]}', "'b'"),
         ('{"devices": [{"id": "a"}], "links": [{"src": "a", "dst": "a"}]}', "two different devices"),
-        ('{"devices": [{"id": "a", "kind": "tpu"}]}', "unknown kind 'tpu'"),
+        (
+            '{"devices": [{"id": "a", "kind": "tpu"}]}',
+            "devices[0].kind: expected one of cpu, gpu, nic, switch, got 'tpu'",
+        ),
         (
             '{"devices": [{"id": "a"}, {"id": "b"}], "links": [{"src": "a", "dst": "b", "bandwidth_GBps": 0}]}',
             "above 0",
         ),
         ('{"devices": [{"id": "a"}, {"id": "b"}], "links": [{"src": "a", "dst": "b", "bandwidth_GBps": NaN}]}', "NaN"),
+        (
+            '{"devices": [{"id": "a\\u0007"}]}',
+            r"devices[0].id: expected a string without control characters, got 'a\x07'",
+        ),
+        ('{"devices": [{"id": "a"}], "name": "two\\nlines"}', "name: expected a string without control characters"),
+        ('{"devices": [{"id": "a", "numa_node": 1.5}]}', "devices[0].numa_node: expected a whole number, got 1.5"),
+        ('{"devices": [{"kind": "cpu"}]}', "devices[0].id: expected a string, got nothing"),
+        (
+            '{"devices": [{"id": "a"}], "links": [{"src": "a", "dst": "b", "latency_us": "1/0"}]}',
+            "latency_us: expected a number",
+        ),
         ('{"format": "other", "devices": [{"id": "a"}]}', "'other'"),
         ('{"version": 2, "devices": [{"id": "a"}]}', "version 1"),
         ("[" * 100_000, "not usable JSON"),

@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 from decimal import Decimal
 from fractions import Fraction
+from math import gcd, lcm
 from typing import Any
 
 _TOO_LARGE = 10**31
 
 
 def parse_fraction(value: object) -> Fraction:
-    """An int, Decimal, Fraction, finite float (by its shortest decimal form) or a string such as "64/3" or "19.2".
+    """Return an int, Decimal, Fraction, float (by its shortest decimal form) or string such as "64/3" as a fraction.
 
-    Raises ValueError where `value` is none of these, and for numbers that nothing measures (from 1e31 on).
+    Raises ValueError where `value` is none of these, and for numbers of more than 31 digits.
     """
     if isinstance(value, bool) or value is None:
         raise ValueError(f"not a number: {value!r}")
@@ -38,7 +39,7 @@ def parse_fraction(value: object) -> Fraction:
 
 
 def fraction_to_json(value: Fraction) -> int | float | str:
-    """The shortest JSON value that `parse_fraction` reads back as exactly `value`: a number if a decimal can say it."""
+    """Return the shortest JSON value that `parse_fraction` reads back as exactly `value`: a decimal number where possible."""
     if value.denominator == 1:
         return value.numerator
     as_float = float(value)
@@ -48,9 +49,10 @@ def fraction_to_json(value: Fraction) -> int | float | str:
 
 
 def load_json(text: str, most_values: int | None = None) -> Any:
-    """Like json.loads, but decimals arrive as Decimal (exact), and NaN or Infinity are refused (ValueError).
+    """Read JSON text like json.loads, with decimals as Decimal, which is exact.
 
-    So are texts of more than `most_values`, counted by their commas and brackets before anything is built.
+    Raises ValueError for NaN, Infinity and texts of more than `most_values` values. These are counted by commas and
+    brackets, before memory is taken for them.
     """
     if most_values is not None and sum(map(text.count, ",[{")) > most_values:
         raise ValueError(f"it holds more than {most_values} values")
@@ -62,8 +64,6 @@ def load_json(text: str, most_values: int | None = None) -> Any:
 
 
 def fraction_gcd(values: list[Fraction]) -> Fraction:
-    """The largest fraction of which every one of `values` (positive, at least one) is a whole multiple."""
-    from math import gcd, lcm
-
+    """Return the greatest common divisor of `values` (positive, at least one): all are whole multiples of it."""
     denominator = lcm(*(v.denominator for v in values))
     return Fraction(gcd(*(int(v * denominator) for v in values)), denominator)

@@ -1,4 +1,4 @@
-"""What a machine is, as far as communication goes: devices and directed links.
+"""The topology of a machine or cluster: devices and directed links.
 
 A `Topology` is frozen, exact (bandwidths and latencies are fractions) and carries where its facts came from.
 Ranks are the GPUs in their order. Parallel links between the same two devices add up.
@@ -15,6 +15,8 @@ from math import lcm
 from pathlib import Path
 from typing import Any
 
+from msgspec import UNSET
+
 from .devices import (
     DEVICE_KINDS,
     SWITCH_FAMILIES,
@@ -23,33 +25,28 @@ from .devices import (
     Device,
     Link,
     both_ways,
-    device_from_json,
-    device_to_json,
-    expect_object,
-    expect_string,
-    jsonable,
-    link_to_json,
-    links_from_json,
-    pair_up,
 )
 from .errors import InputError
 from .exact import load_json
 from .fingerprint import fingerprint
-
-FORMAT = "topoplan-topology"
-VERSION = 1
-MAX_DEVICES = 50_000
-MAX_LINKS = 300_000
-"""What a file may hold, a two-way link counting twice: clusters of 16,384 GPUs, or 500 that are joined all to all."""
+from .topology_file import (
+    FORMAT,
+    VERSION,
+    device_to_json,
+    links_to_json,
+    read_devices,
+    read_extra,
+    read_links,
+    read_topology_file,
+    to_plain,
+    to_text,
+)
 
 _MOST_DIGITS = 100
 _MOST_VALUES = 2_500_000
 """Twice what 16 MiB of a topology hold; nothing but brackets would take gigabytes of memory."""
 
-# what topo-probe works out from all the rest, and does not read back
-_WORKED_OUT = ("fingerprint", "gpudirect", "gpudirect_missing", "findings")
 _EVIDENCE = ("facts", "measured")
-_LISTS = ("notes", "facts", "measured", "gpudirect", "findings")
 
 __all__ = [
     "DEVICE_KINDS",
@@ -96,7 +93,7 @@ class Topology:
 
     @cached_property
     def by_id(self) -> Mapping[str, Device]:
-        """Device of each id."""
+        """The device of each id."""
         return {d.id: d for d in self.devices}
 
     @cached_property
@@ -134,13 +131,13 @@ class Topology:
         return all(self.capacity_GBps.get((b, a)) == c for (a, b), c in self.capacity_GBps.items())
 
     def reversed(self) -> Topology:
-        """The same devices with every link turned round."""
+        """Return the same devices with every link reversed."""
         return replace(self, links=tuple(link.reversed() for link in self.links))
 
     def for_plans(self) -> Topology:
-        """Without the facts and measurements that it was made of: plans are about what follows from them."""
-        kept = {key: value for key, value in self.extra.items() if key not in _EVIDENCE}
-        return self if len(kept) == len(self.extra) else replace(self, extra=kept)
+        """Return the topology without the facts and measurements that it follows from, which plans do not need."""
+        rest = {key: value for key, value in self.extra.items() if key not in _EVIDENCE}
+        return self if len(rest) == len(self.extra) else replace(self, extra=rest)
 
     # -- identity ------------------------------------------------------------------------------------------------
 
@@ -165,61 +162,38 @@ class Topology:
     # -- JSON ----------------------------------------------------------------------------------------------------
 
     def to_json(self) -> dict[str, Any]:
-        """The topology as the JSON object of the contract; `from_json` reads it back equal."""
+        """Return the topology as the JSON object of the contract; `from_json` reads it back equal."""
         out: dict[str, Any] = {"format": FORMAT, "version": VERSION, "name": self.name}
         if self.source is not None:
             out["source"] = self.source
         out["devices"] = [device_to_json(d) for d in self.devices]
-        out["links"] = [link_to_json(link, two_way) for link, two_way in pair_up(self.links)]
-        return {**jsonable(self.extra), **out}
+        out["links"] = links_to_json(self.links)
+        return {**to_plain(self.extra), **out}
 
     def dumps(self) -> str:
-        """`to_json` as text, a line a device, a link, a fact."""
-        data = self.to_json()
-        lists = {key: data.pop(key) for key in ("devices", "links", *_LISTS) if isinstance(data.get(key), list)}
-        head = [f"  {json.dumps(k)}: {json.dumps(v)}" for k, v in data.items()]
-        for key, rows in lists.items():
-            body = ",\n".join(f"    {json.dumps(row)}" for row in rows)
-            head.append(f'  "{key}": [\n{body}\n  ]' if rows else f'  "{key}": []')
-        return "{\n" + ",\n".join(head) + "\n}\n"
+        """Return `to_json` as text, a line for each device, link and fact."""
+        return to_text(self.to_json())
 
     @classmethod
     def from_json(cls, data: object, where: str = "topology") -> Topology:
         """Read the contract's JSON object (or text via `loads`). `where` names the file in errors (InputError)."""
-        obj = expect_object(data, where)
-        if obj.get("format", FORMAT) != FORMAT:
-            raise InputError(f'{where}: "format" is {obj["format"]!r}; expected {FORMAT!r}')
-        if obj.get("version", VERSION) != VERSION:
-            raise InputError(f'{where}: "version" is {obj["version"]!r}; this topoplan reads version {VERSION}')
-        devices, links = obj.get("devices"), obj.get("links", [])
-        if not isinstance(devices, list) or not devices:
-            raise InputError(f'{where}: "devices" must be a list of at least one device')
-        if not isinstance(links, list):
-            raise InputError(f'{where}: "links" must be a list')
-        directed = sum(1 + (isinstance(d, dict) and d.get("bidirectional") is True) for d in links)
-        if len(devices) > MAX_DEVICES or directed > MAX_LINKS:
-            raise InputError(
-                f"{where}: {len(devices)} devices and {directed} links, each way counted; "
-                f"more than {MAX_DEVICES} and {MAX_LINKS} are refused: describe a part of the machine"
-            )
-        known = {"format", "version", "name", "source", "devices", "links", *_WORKED_OUT}
-        name, source = obj.get("name", where), obj.get("source")
+        file = read_topology_file(data, where)
+        assert isinstance(data, Mapping)
         try:
-            read = cls(
-                name=expect_string(name, f"{where}: name"),
-                devices=tuple(device_from_json(d, f"{where}: devices[{i}]") for i, d in enumerate(devices)),
-                links=tuple(x for i, d in enumerate(links) for x in links_from_json(d, f"{where}: links[{i}]")),
-                source=None if source is None else expect_string(source, f"{where}: source"),
-                extra=jsonable({k: v for k, v in obj.items() if k not in known}),
+            topology = cls(
+                name=where if file.name is UNSET else file.name,
+                devices=read_devices(file, data),
+                links=read_links(file, data),
+                source=file.source,
+                extra=read_extra(data),
             )
-            read._refuse_unlike_denominators()
-            return read
+            topology._refuse_unlike_denominators()
         except InputError as error:
-            message = str(error)
-            raise InputError(message if message.startswith(where) else f"{where}: {message}") from None
+            raise InputError(f"{where}: {error}") from None
+        return topology
 
     def _refuse_unlike_denominators(self) -> None:
-        """InputError where sums of bandwidths or latencies would not be exact numbers of a sensible length."""
+        """Raise InputError where sums of bandwidths or latencies would be fractions of more than 100 digits."""
         for key in ("bandwidth_GBps", "latency_us"):
             common = 1
             for denominator in {getattr(link, key).denominator for link in self.links}:

@@ -1,4 +1,4 @@
-"""What the backend "topo" can be told: by `backend_options`, by environment variables, or not at all."""
+"""Options of the backend "topo": from `backend_options`, from environment variables, or their defaults."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+
+from platformdirs import user_cache_path
 
 from ...synth.plan import Plan
 from ...topo.errors import InputError
@@ -32,7 +34,7 @@ class BackendOptions:
 
     @property
     def _timeout(self) -> timedelta | None:
-        """DeviceMesh asks options for it; the group's own is meant."""
+        """None, which stands for the group's own timeout; DeviceMesh asks options for it."""
         return None
 
 
@@ -46,13 +48,14 @@ def backend_options(
 ) -> BackendOptions:
     """Options of the backend "topo": `init_process_group("topo", pg_options=topoplan.backend_options(...))`.
 
-    What is not given is taken from the environment variable named here, else it is the default.
+    An option that is not given is taken from the environment variable named here, else from its default.
 
     `plans` (TOPOPLAN_PLANS): a plan, its file, several of them, a folder of plan files; a topology (file or preset), for
     which plans are synthesized when they are first needed; `auto` (default): the same for the machine that the ranks are on;
     `off`: none, gloo or NCCL do everything. `choose` (TOPOPLAN_CHOOSE): as for Communicator. `time_limit_s`
     (TOPOPLAN_TIME_LIMIT, 20): for one synthesis, which rank 0 does while the others wait. `cache` (TOPOPLAN_CACHE): the
-    folder where synthesized plans are kept (default topoplan in $XDG_CACHE_HOME, or in ~/.cache). `least_bytes`
+    folder where synthesized plans are kept (default: topoplan in the user's cache folder, on Linux $XDG_CACHE_HOME or
+    ~/.cache). `least_bytes`
     (TOPOPLAN_LEAST_BYTES, 1024): floating-point buffers smaller than that are left to gloo or NCCL. `compress`
     (TOPOPLAN_COMPRESS, none): the codec in which sums and averages travel (allreduce, reduce-scatter), as for Communicator.
 
@@ -73,15 +76,12 @@ def backend_options(
         plans=plans if plans is not None else os.environ.get("TOPOPLAN_PLANS") or AUTO,
         choose=mode,
         time_limit_s=limit,
-        cache=Path(cache or os.environ.get("TOPOPLAN_CACHE") or _default_cache()).expanduser(),
+        cache=Path(
+            cache or os.environ.get("TOPOPLAN_CACHE") or user_cache_path("topoplan", appauthor=False)
+        ).expanduser(),
         least_bytes=least,
         compress=codec,
     )
-
-
-def _default_cache() -> Path:
-    home = os.environ.get("XDG_CACHE_HOME")
-    return (Path(home) if home else Path("~/.cache")) / "topoplan"
 
 
 def _number(name: str, default: float) -> float:

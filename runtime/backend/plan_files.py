@@ -1,14 +1,16 @@
-"""Plans that somebody named: files, folders, and plans in memory."""
+"""Plans that the user named: files, folders, and plans in memory."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from ...synth.ir.collective import Collective
-from ...synth.plan import FORMAT, MAX_PLAN_BYTES, Plan
+from ...synth.plan import Plan
+from ...synth.plan_file import FORMAT, MAX_PLAN_BYTES, PlanHead
 from ...topo.errors import InputError, PlanMismatchError
 
 _HEAD_BYTES = 4096
@@ -16,7 +18,7 @@ _HEAD_BYTES = 4096
 
 @dataclass(frozen=True)
 class _Listed:
-    """A plan, or its file, with what it says that it is for."""
+    """A plan, or its file, and what it is for."""
 
     collective: str
     ranks: int
@@ -28,10 +30,10 @@ class PlanFiles:
     """Picks plans by collective, number of ranks and root; files are verified when they are picked."""
 
     def __init__(self, plans: Sequence[str | Path | Plan]) -> None:
-        self.listed = [row for plan in plans for row in _listed(plan)]
+        self.listed = [row for plan in plans for row in _list_plans(plan)]
 
     def find(self, wanted: Collective, *, strict: bool) -> Plan | None:
-        """The plan for a collective; None where there is none for it at all, or (not `strict`) for that many ranks.
+        """Return the plan for a collective; None where there is none for it at all, or (not `strict`) for that many ranks.
 
         Raises PlanMismatchError (`strict`) where those for the collective are for other numbers of ranks, InputError where
         there are two, VerificationError where it does not hold.
@@ -52,12 +54,12 @@ class PlanFiles:
             )
         if not exact:
             return None
-        found = exact[0].plan
-        return found if isinstance(found, Plan) else Plan.load(found)
+        plan = exact[0].plan
+        return plan if isinstance(plan, Plan) else Plan.load(plan)
 
 
 def is_plan_file(path: Path) -> bool:
-    """Whether a file begins as a plan does."""
+    """Return whether a file begins as a plan does."""
     try:
         with path.open("rb") as file:
             return f'"{FORMAT}"'.encode() in file.read(_HEAD_BYTES)
@@ -65,28 +67,28 @@ def is_plan_file(path: Path) -> bool:
         return False
 
 
-def _listed(plan: str | Path | Plan) -> list[_Listed]:
+def _list_plans(plan: str | Path | Plan) -> list[_Listed]:
     if isinstance(plan, Plan):
         return [_Listed(plan.collective.name, plan.collective.ranks, plan.collective.root, plan)]
     path = Path(plan)
     if not path.exists():
         raise InputError(f"{path}: no such file or folder; expected plans written by topo-synth -o")
     if not path.is_dir():
-        return [_from_file(path)]
-    rows = [_from_file(file) for file in sorted(path.glob("*.json")) if is_plan_file(file)]
+        return [_read_head(path)]
+    rows = [_read_head(file) for file in sorted(path.glob("*.json")) if is_plan_file(file)]
     if not rows:
         raise InputError(f"{path}: there is no plan in this folder; expected .json files written by topo-synth -o")
     return rows
 
 
-def _from_file(path: Path) -> _Listed:
-    """What a file says that it is for; the rest is read when it is needed."""
+def _read_head(path: Path) -> _Listed:
+    """Read what a file's plan is for; the rest is read when it is needed."""
     try:
         if path.stat().st_size > MAX_PLAN_BYTES:
             raise InputError(f"{path}: larger than {MAX_PLAN_BYTES >> 20} MiB; not a plan")
-        head = json.loads(path.read_text(encoding="utf-8"))
-        return _Listed(str(head["collective"]), int(head["ranks"]), head["root"], path)
+        head = msgspec.json.decode(path.read_bytes(), type=PlanHead)
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise InputError(f"{path}: not a plan, or damaged; expected a file written by topo-synth -o") from None
+    return _Listed(head.collective, head.ranks, head.root, path)

@@ -26,7 +26,6 @@ from ...topo.resolve import resolve
 from ..ranks.faults import first_line
 from ..ranks.places import find_machine, restrict
 from ..ranks.store import put, take
-from ..uniform import check_uniform
 from .options import AUTO, OFF, BackendOptions, Plans
 from .plan_cache import cached_plan
 from .plan_files import PlanFiles, is_plan_file
@@ -103,7 +102,7 @@ class PlanFinder:
             if plan is None:
                 return None, {}
             if wanted.name == "allreduce":
-                check_uniform(plan)
+                plan.check_same_bits()
             return plan, {"plan": json.dumps(plan.to_json())}
         except TopoplanError as error:
             none_needed = self._auto or (not self.whole and isinstance(error, (InfeasibleError, TimeLimitError)))

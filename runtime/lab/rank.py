@@ -46,7 +46,7 @@ class Rank:
         """All systems of the job; what came of each. A helper's list is empty."""
         job = self.job
         data = Dataset.mapped(job["dataset"], job["classes"], Path(job["data"]))
-        settings = Settings(**{**job["settings"], "hidden": tuple(job["settings"]["hidden"])})
+        settings = Settings.from_json(job["settings"])
         topology = None if job["topology"] is None else Topology.load(job["topology"])
         crew = Crew(self.rank, self.world, job["helpers"])
         if crew.is_helper and topology is not None:

@@ -1,15 +1,20 @@
-"""What is trained, and for how long: the same for every row of a report."""
+"""The model that a report trains, and for how long; the same for every row."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
+from math import isfinite
+from typing import Annotated, Any, get_type_hints
+
+import msgspec
+from msgspec import Meta
 
 from ...topo.errors import InputError
+from ...topo.schema import Count, expected, read_as
 
-_MOST_EPOCHS = 10_000
-_MOST_LAYERS = 16
-_WIDEST = 1 << 16
+_Width = Annotated[int, Meta(ge=1, le=1 << 16)]
 
 
 @dataclass(frozen=True)
@@ -18,42 +23,55 @@ class Settings:
     `learning_rate` to zero in a straight line, on batches of `batch` samples over all ranks together.
     """
 
-    epochs: int = 8
-    batch: int = 128
-    learning_rate: float = 0.2
-    hidden: tuple[int, ...] = (512, 512)
-    seed: int = 0
+    epochs: Annotated[int, Meta(ge=1, le=10_000)] = 8
+    batch: Annotated[Count, Meta(description="samples of a step, over all ranks together")] = 128
+    learning_rate: Annotated[float, Meta(gt=0)] = 0.2
+    hidden: Annotated[tuple[_Width, ...], Meta(max_length=16)] = (512, 512)
+    seed: Annotated[int, Meta(ge=0, le=(1 << 31) - 1)] = 0
 
     def __post_init__(self) -> None:
-        if not 1 <= self.epochs <= _MOST_EPOCHS:
-            raise InputError(f"--epochs {self.epochs}: expected from 1 to {_MOST_EPOCHS}")
-        if self.batch < 1:
-            raise InputError(f"--batch {self.batch}: expected at least 1 sample")
-        if not 0 < self.learning_rate < float("inf"):
+        for name, declared in _declared_fields().items():
+            value = getattr(self, name)
+            try:
+                msgspec.convert(value, declared)
+            except msgspec.ValidationError:
+                raise InputError(f"--{name.replace('_', '-')} {_spell(value)}: expected {expected(declared)}") from None
+        if not isfinite(self.learning_rate):
             raise InputError(f"--learning-rate {self.learning_rate:g}: expected a number above 0")
-        if len(self.hidden) > _MOST_LAYERS or not all(1 <= width <= _WIDEST for width in self.hidden):
-            raise InputError(
-                f"--hidden {','.join(map(str, self.hidden))}: expected up to {_MOST_LAYERS} widths from 1 to {_WIDEST}"
-            )
-        if not 0 <= self.seed < 1 << 31:
-            raise InputError(f"--seed {self.seed}: expected a whole number from 0 to {(1 << 31) - 1}")
+
+    @classmethod
+    def from_json(cls, data: object, where: str = "settings") -> Settings:
+        """Read settings from a JSON object; fields that are missing have their defaults. InputError otherwise."""
+        return read_as(data, cls, where)
 
     def widths(self, features: int, classes: int) -> tuple[int, ...]:
-        """Of all layers, input and output included."""
+        """Return the widths of all layers, input and output included."""
         return (features, *self.hidden, classes)
 
     def steps(self, samples: int) -> int:
-        """Updates in the whole training on so many samples; the last batch of an epoch may be smaller."""
+        """Return the number of updates in a training on that many samples; an epoch's last batch may be smaller."""
         return self.epochs * -(-samples // self.batch)
 
     def parameters(self, features: int, classes: int) -> int:
-        """How many numbers are trained."""
+        """Return the number of trained parameters."""
         widths = self.widths(features, classes)
         return sum(a * b + b for a, b in pairwise(widths))
 
 
+@cache
+def _declared_fields() -> dict[str, Any]:
+    return get_type_hints(Settings, include_extras=True)
+
+
+def _spell(value: object) -> str:
+    """Spell a value as on the command line."""
+    if isinstance(value, tuple):
+        return ",".join(map(str, value))
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
 def parse_hidden(text: str) -> tuple[int, ...]:
-    """Widths from `512,512`; `none` is a linear model. InputError where they are none."""
+    """Read the widths of hidden layers from text such as `512,512`; `none` is a linear model. InputError otherwise."""
     if text.strip() == "none":
         return ()
     parts = text.split(",")

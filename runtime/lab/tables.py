@@ -1,6 +1,6 @@
-"""Datasets that users bring: an .npz with arrays x and y, or a .csv whose last column is the label.
+"""Read users' datasets: an .npz with arrays x and y, or a .csv whose last column is the label.
 
-Nothing in a file is run (no pickles), and what a file claims to hold is checked before memory is taken for it.
+No code in a file is run (no pickles), and the sizes that a file claims are checked before memory is allocated.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _LONGEST_LINE = 16 << 20
 
 
 def read(path: str) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Features and labels as they are in the file. InputError where it cannot be read."""
+    """Return features and labels as they are in the file. InputError where it cannot be read."""
     suffix = Path(path).suffix.lower()
     if suffix not in (".npz", ".csv"):
         raise InputError(f"--dataset {path}: expected digits, or a file that ends with .npz or .csv")
@@ -37,28 +37,28 @@ def read(path: str) -> tuple[NDArray[Any], NDArray[Any]]:
     if not size:
         raise InputError(f"--dataset {path}: the file is empty")
     try:
-        return _npz(path) if suffix == ".npz" else _csv(path)
+        return _read_npz(path) if suffix == ".npz" else _read_csv(path)
     except OSError as error:
         raise InputError(f"--dataset {path}: cannot be read: {error.strerror or error}") from None
 
 
-def _npz(path: str) -> tuple[NDArray[Any], NDArray[Any]]:
+def _read_npz(path: str) -> tuple[NDArray[Any], NDArray[Any]]:
     expected = "expected a file that numpy.savez(FILE, x=..., y=...) writes"
     try:
         with zipfile.ZipFile(path) as archive:
             names = archive.namelist()
-            for wanted in ("x", "y"):
-                if f"{wanted}.npy" not in names:
-                    there = ", ".join(name.removesuffix(".npy") for name in names[:5]) or "nothing"
-                    raise InputError(f"--dataset {path}: has no array {wanted!r} (it has {there[:200]}); {expected}")
-            return _member(archive, "x", path), _member(archive, "y", path)
+            for array in ("x", "y"):
+                if f"{array}.npy" not in names:
+                    listed = ", ".join(name.removesuffix(".npy") for name in names[:5]) or "nothing"
+                    raise InputError(f"--dataset {path}: has no array {array!r} (it has {listed[:200]}); {expected}")
+            return _read_array(archive, "x", path), _read_array(archive, "y", path)
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
         reason = str(error).splitlines()[0] if str(error) else "it ends too early"
         raise InputError(f"--dataset {path}: not a sound .npz file ({reason[:200]}); {expected}") from None
 
 
-def _member(archive: zipfile.ZipFile, name: str, path: str) -> NDArray[Any]:
-    """One array, its claims checked against the bytes that are there."""
+def _read_array(archive: zipfile.ZipFile, name: str, path: str) -> NDArray[Any]:
+    """Read one array, after its header was checked against the number of bytes in the archive."""
     size = archive.getinfo(f"{name}.npy").file_size
     if size > MAX_BYTES:
         raise InputError(f"--dataset {path}: {name} is larger than {MAX_BYTES >> 30} GiB; train on a part of it")
@@ -84,12 +84,17 @@ def _member(archive: zipfile.ZipFile, name: str, path: str) -> NDArray[Any]:
     return values.reshape(shape, order="F" if fortran else "C")
 
 
-def _csv(path: str) -> tuple[NDArray[Any], NDArray[Any]]:
+def _read_csv(path: str) -> tuple[NDArray[Any], NDArray[Any]]:
     with Path(path).open("rb") as file:
         first = file.readline(_LONGEST_LINE).decode("utf-8-sig", errors="replace")
     try:
         rows = np.loadtxt(
-            path, dtype=np.float64, delimiter=",", ndmin=2, skiprows=0 if _numbers(first) else 1, encoding="utf-8-sig"
+            path,
+            dtype=np.float64,
+            delimiter=",",
+            ndmin=2,
+            skiprows=0 if _is_numeric(first) else 1,
+            encoding="utf-8-sig",
         )
     except (ValueError, UnicodeDecodeError) as error:
         reason = str(error).splitlines()[0].split("; use `usecols`")[0]
@@ -101,7 +106,7 @@ def _csv(path: str) -> tuple[NDArray[Any], NDArray[Any]]:
     return rows[:, :-1], rows[:, -1]
 
 
-def _numbers(line: str) -> bool:
+def _is_numeric(line: str) -> bool:
     try:
         for part in line.split(","):
             float(part)

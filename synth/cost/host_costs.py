@@ -7,15 +7,16 @@ of a host share.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
-from typing import Any
+from dataclasses import asdict, dataclass, replace
+from typing import Annotated, Any
 
-from ...topo.errors import InputError
+from msgspec import Meta
+
 from ...topo.graph import Topology
+from ...topo.schema import Count, Index, read_as
 
 FIELD = "host"
-_MOST = 1e9
+_Cost = Annotated[float, Meta(ge=0, le=1e9)]
 
 
 @dataclass(frozen=True)
@@ -28,48 +29,34 @@ class HostCosts:
     Links carry `wire` of their bandwidth, and `burst_bytes` at once after a pause. `source` says where this is from.
     """
 
-    send_us: float = 20.0
-    receive_us: float = 25.0
-    io_us: float = 25.0
-    wake_us: float = 30.0
-    byte_ns: float = 0.3
-    add_ns: float = 0.3
-    call_us: float = 40.0
-    cores: int = 2
-    wire: float = 0.99
-    burst_bytes: int = 0
+    send_us: _Cost = 20.0
+    receive_us: _Cost = 25.0
+    io_us: _Cost = 25.0
+    wake_us: _Cost = 30.0
+    byte_ns: _Cost = 0.3
+    add_ns: _Cost = 0.3
+    call_us: _Cost = 40.0
+    cores: Count = 2
+    wire: Annotated[float, Meta(gt=0, le=1e9)] = 0.99
+    burst_bytes: Index = 0
     source: str = "not measured"
 
     def to_json(self) -> dict[str, Any]:
-        """As a JSON object."""
+        """Return the costs as a JSON object."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, data: object, where: str = FIELD) -> HostCosts:
         """Read `to_json`'s object; missing fields have defaults, unknown ones are left out. InputError otherwise."""
-        if not isinstance(data, Mapping):
-            raise InputError(f"{where}: expected an object with the costs that topo-run --calibrate writes")
-        given: dict[str, Any] = {}
-        for f in fields(cls):
-            if f.name not in data:
-                continue
-            value = data[f.name]
-            if f.name == "source":
-                given[f.name] = str(value)
-                continue
-            number = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= _MOST
-            if not number or (f.name in ("cores", "wire") and not value):
-                raise InputError(f"{where}: {f.name} is {value!r}; expected a number from 0 up")
-            given[f.name] = int(value) if f.name in ("cores", "burst_bytes") else float(value)
-        return cls(**given)
+        return read_as(data, cls, where)
 
 
 def host_of(topology: Topology) -> HostCosts | None:
-    """The host costs that come with a topology, if it was calibrated."""
+    """Return the host costs that come with a topology, None where it was not calibrated."""
     data = topology.extra.get(FIELD)
     return None if data is None else HostCosts.from_json(data, f"{topology.name}: {FIELD}")
 
 
 def with_host(topology: Topology, host: HostCosts) -> Topology:
-    """The topology with host costs."""
+    """Return the topology with host costs."""
     return replace(topology, extra={**topology.extra, FIELD: host.to_json()})

@@ -1,4 +1,4 @@
-"""What must hold before and after, for each collective.
+"""Collectives: which rank holds what before, and which must have it after.
 
 The buffer of which chunks are shares is: the vector itself for allreduce, broadcast and reduce; the gathered result for
 allgather and gather; the vector before it is scattered for reduce-scatter and scatter; what one rank sends to all (its
@@ -11,10 +11,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import product
+from typing import Literal, get_args
 
 from ...topo.errors import InputError
 
-COLLECTIVES = ("allreduce", "allgather", "reduce-scatter", "broadcast", "reduce", "gather", "scatter", "alltoall")
+CollectiveName = Literal[
+    "allreduce", "allgather", "reduce-scatter", "broadcast", "reduce", "gather", "scatter", "alltoall"
+]
+COLLECTIVES: tuple[str, ...] = get_args(CollectiveName)
 _REDUCING = {"allreduce", "reduce-scatter", "reduce"}
 _ROOTED = {"broadcast", "reduce", "gather", "scatter"}
 _FROM_EACH = {"allgather", "gather", "alltoall"}
@@ -55,11 +59,11 @@ class Collective:
 
     @property
     def reduces(self) -> bool:
-        """Whether contributions are added up (otherwise data is only copied)."""
+        """Whether contributions are added up; otherwise data is only copied."""
         return self.name in _REDUCING
 
     def holders(self, chunk: Chunk) -> Iterable[int]:
-        """Ranks that have something of the chunk at the start: their contribution, or the data itself."""
+        """Return the ranks that hold the chunk, or their contribution to it, at the start."""
         if self.reduces:
             return range(self.ranks)
         if chunk.source is not None:
@@ -68,7 +72,7 @@ class Collective:
         return (self.root,)
 
     def receivers(self, chunk: Chunk) -> Iterable[int]:
-        """Ranks that must have the whole chunk at the end."""
+        """Return the ranks that must have the whole chunk at the end."""
         if self.name in ("allreduce", "allgather", "broadcast"):
             return range(self.ranks)
         if chunk.target is not None:
@@ -77,38 +81,38 @@ class Collective:
         return (self.root,)
 
     def contributors(self, chunk: Chunk) -> Iterable[int]:
-        """Ranks whose contribution the finished chunk must hold, each exactly once."""
+        """Return the ranks whose contribution the finished chunk must hold, each exactly once."""
         return self.holders(chunk)
 
     def bus_factor(self) -> Fraction:
-        """busbw = algbw * this (nccl-tests, doc/PERFORMANCE.md)."""
+        """Return busbw / algbw (nccl-tests, doc/PERFORMANCE.md)."""
         n = self.ranks
         if self.name in ("broadcast", "reduce"):
             return Fraction(1)
         return Fraction((2 if self.name == "allreduce" else 1) * (n - 1), n)
 
     def reversed(self) -> Collective:
-        """The collective that this one becomes when every transfer is turned round and played backwards."""
+        """Return the collective that this one becomes when every transfer is reversed, the last first."""
         pairs = {"allgather": "reduce-scatter", "broadcast": "reduce", "gather": "scatter", "alltoall": "alltoall"}
         pairs |= {after: before for before, after in pairs.items()} | {"allreduce": "allreduce"}
         return Collective(pairs[self.name], self.ranks, self.root)
 
     def even_chunks(self, count: int) -> tuple[Chunk, ...]:
-        """`count` equal chunks in SCCL's units: of the whole buffer for allreduce, broadcast and reduce; a rank for
-        allgather, reduce-scatter, gather and scatter; a destination for alltoall (for each pair of ranks).
+        """Return equal chunks, `count` in SCCL's units: in the whole buffer for allreduce, broadcast and reduce; for each
+        rank in allgather, reduce-scatter, gather and scatter; for each pair of ranks in alltoall.
         """
         parts = self.ranks if self.name in _FROM_EACH | _TO_EACH else 1
         share = Fraction(1, parts * count)
         return tuple(Chunk(share, s, t) for s, t in self._blocks() for _ in range(count))
 
     def _blocks(self) -> Iterable[tuple[int | None, int | None]]:
-        """The (source, target) of every part of the buffer."""
+        """Return the (source, target) of every part of the buffer."""
         sources: Sequence[int | None] = range(self.ranks) if self.name in _FROM_EACH else (None,)
         targets: Sequence[int | None] = range(self.ranks) if self.name in _TO_EACH else (None,)
         return product(sources, targets)
 
     def problem_with(self, chunks: Sequence[Chunk]) -> str | None:
-        """Why `chunks` do not make up this collective's buffer, or None where they do."""
+        """Return why `chunks` do not make up this collective's buffer, or None where they do."""
         totals: dict[tuple[int | None, int | None], Fraction] = {}
         for i, chunk in enumerate(chunks):
             if chunk.share <= 0:

@@ -15,14 +15,48 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
-from typing import Any
+from typing import Annotated, Any
+
+from msgspec import Meta, Struct
 
 from ...topo.errors import InputError
-from ...topo.exact import fraction_to_json, parse_fraction
-from .collective import Chunk, Collective
+from ...topo.exact import fraction_to_json
+from ...topo.schema import Count, Index, Label, read_as
+from .collective import Chunk, Collective, CollectiveName
 from .transfers import OPS, Op, Transfer, Transfers
 
 __all__ = ["Op", "Schedule", "Transfer", "Transfers"]
+
+MAX_SEGMENTS = 2048
+"""The most segments that a chunk is cut into."""
+
+Segments = Annotated[int, Meta(ge=1, le=MAX_SEGMENTS)]
+
+
+_OP_NUMBER = {name: number for number, name in enumerate(OPS)}
+
+
+class ScheduleFields(Struct):
+    """The JSON of a schedule."""
+
+    collective: CollectiveName
+    ranks: Count
+    root: Index | None
+    strategy: Label
+    segments: Segments
+    trees: Count | None
+    step_s_per_GB: Annotated[list[Fraction], Meta(description="how long each step may last, for each GB of buffer")]
+    chunks: Annotated[
+        list[tuple[Fraction, Index | None, Index | None]],
+        Meta(description="share of the buffer, source rank, target rank"),
+    ]
+    routes: Annotated[list[list[Label]], Meta(description="devices between two ranks")]
+    transfers: Annotated[
+        list[tuple[Index, Index, Index, Index, Op, Index]],
+        Meta(description="step, source rank, destination rank, place in `chunks`, operation, place in `routes`"),
+    ]
+    depth: Count | None = None
+    stepwise: bool = False
 
 
 @dataclass(frozen=True)
@@ -30,8 +64,8 @@ class Schedule:
     """See the module's docstring.
 
     `step_s_per_GB[s]` is how long step s may last, in seconds for each GB (1e9 bytes) of buffer: no link carries more
-    in it than its bandwidth times that. `trees` is the number of trees of a tree schedule, else None; `depth` how many
-    hops the deepest of them has from its root. `transfers` may be given as any sequence of Transfer.
+    in it than its bandwidth times that. `trees` is the number of trees of a tree schedule, else None; `depth` is the
+    number of hops from the root of the deepest tree. `transfers` may be given as any sequence of Transfer.
     """
 
     collective: Collective
@@ -56,7 +90,7 @@ class Schedule:
 
     @property
     def steps(self) -> int:
-        """Number of steps."""
+        """The number of steps."""
         return len(self.step_s_per_GB)
 
     @property
@@ -66,11 +100,11 @@ class Schedule:
 
     @property
     def ticks(self) -> int:
-        """Number of ticks that all segments take."""
+        """The number of ticks that all segments take."""
         return self.steps * self.segments if self.stepwise else self.steps + self.segments - 1
 
     def tick(self, step: int, part: int) -> int:
-        """When segment `part` does `step`."""
+        """Return the tick at which segment `part` does `step`."""
         return step * self.segments + part if self.stepwise else step + part
 
     @property
@@ -88,10 +122,10 @@ class Schedule:
         return tuple(tuple(rows[s]) for s in range(self.steps))
 
     def offsets(self) -> tuple[Fraction, ...]:
-        """Where each chunk begins, as a share of the block it lies in, blocks being laid end to end.
+        """Return where each chunk begins, as a share of the block that it lies in.
 
-        The block of a chunk is the whole buffer for collectives without sources and targets, else the part of one
-        rank (for alltoall, of one pair of ranks). Chunks of a block lie in listing order.
+        Blocks are laid end to end. The block of a chunk is the whole buffer for collectives without sources and
+        targets, else the part of one rank (for alltoall, of one pair of ranks). Chunks of a block lie in listing order.
         """
         filled: dict[tuple[int | None, int | None], Fraction] = defaultdict(Fraction)
         out = []
@@ -102,7 +136,7 @@ class Schedule:
         return tuple(out)
 
     def to_json(self) -> dict[str, Any]:
-        """A JSON object; transfers are rows [step, src, dst, chunk, op, route], routes indexed in `routes`."""
+        """Return a JSON object; transfers are rows [step, src, dst, chunk, op, route], routes indexed in `routes`."""
         step, src, dst, chunk, op, route = (column.tolist() for column in self.transfers.columns)
         ops = [OPS[x] for x in op]
         return {
@@ -121,34 +155,25 @@ class Schedule:
         }
 
     @classmethod
-    def from_json(cls, data: Any, where: str = "schedule") -> Schedule:
-        """Read `to_json`'s object; InputError where it is not one. Whether it is right is for the verifier to say."""
-        try:
-            routes = [tuple(str(x) for x in route) for route in data["routes"]]
-            segments, trees, depth = data["segments"], data["trees"], data.get("depth")
-            if not _is_count(segments) or not all(x is None or _is_count(x) for x in (trees, depth)):
-                raise InputError(f"{where}: segments, trees and depth must be whole numbers above 0")
-            rows = data["transfers"]
-            columns = list(zip(*rows, strict=True)) if rows else [()] * 6
-            step, src, dst, chunk, op, route = columns
-            if any(not isinstance(x, int) or isinstance(x, bool) for c in (step, src, dst, chunk, route) for x in c):
-                raise ValueError("a transfer's step, src, dst, chunk and route must be whole numbers")
-            if route and not 0 <= min(route) <= max(route) < len(routes):
-                raise ValueError("a transfer names a route that is not listed")
-            return cls(
-                collective=Collective(data["collective"], data["ranks"], data["root"]),
-                strategy=str(data["strategy"]),
-                chunks=tuple(Chunk(parse_fraction(share), s, t) for share, s, t in data["chunks"]),
-                transfers=Transfers(step, src, dst, chunk, [OPS.index(x) for x in op], route, routes),
-                step_s_per_GB=tuple(parse_fraction(x) for x in data["step_s_per_GB"]),
-                segments=segments,
-                trees=trees,
-                depth=depth,
-                stepwise=data.get("stepwise", False) is True,
-            )
-        except (KeyError, TypeError, ValueError, IndexError, OverflowError) as error:
-            raise InputError(f"{where}: not a schedule: {type(error).__name__}: {error}") from None
+    def from_json(cls, data: object, where: str = "schedule") -> Schedule:
+        """Read `to_json`'s object. InputError where it is not one; whether it is right is for the verifier to say."""
+        return cls.from_fields(read_as(data, ScheduleFields, where), where)
 
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+    @classmethod
+    def from_fields(cls, fields: ScheduleFields, where: str = "schedule") -> Schedule:
+        """Return the schedule that a file declares. InputError where a transfer names a route that is not listed."""
+        step, src, dst, chunk, op, route = zip(*fields.transfers, strict=True) if fields.transfers else [()] * 6
+        routes = [tuple(route) for route in fields.routes]
+        if route and max(route) >= len(routes):
+            raise InputError(f"{where}: a transfer names route {max(route)}; {len(routes)} are listed")
+        return cls(
+            collective=Collective(fields.collective, fields.ranks, fields.root),
+            strategy=fields.strategy,
+            chunks=tuple(Chunk(*row) for row in fields.chunks),
+            transfers=Transfers(step, src, dst, chunk, [_OP_NUMBER[name] for name in op], route, routes),
+            step_s_per_GB=tuple(fields.step_s_per_GB),
+            segments=fields.segments,
+            trees=fields.trees,
+            depth=fields.depth,
+            stepwise=fields.stepwise,
+        )

@@ -1,4 +1,4 @@
-"""Transfers as columns: a million of them are a few arrays, and still read as a sequence of `Transfer`s."""
+"""Transfers kept as columns: a few arrays hold a million of them, and they read as a sequence of `Transfer`s."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class Transfer:
 
 
 class Transfers(Sequence[Transfer]):
-    """Transfers in listing order. Columns `step`, `src`, `dst`, `chunk`, `op` (COPY or REDUCE) and `route`, which counts
-    in `routes` (sorted, each used). Equal where the transfers are; hashable. The arrays must not be written to.
+    """Transfers in listing order. Columns `step`, `src`, `dst`, `chunk`, `op` (COPY or REDUCE) and `route`, an index
+    into `routes` (sorted, each used). Equal where the transfers are; hashable. The arrays must not be written to.
     """
 
     __slots__ = ("_hash", "chunk", "dst", "op", "route", "routes", "src", "step")
@@ -61,7 +61,7 @@ class Transfers(Sequence[Transfer]):
 
     @classmethod
     def of(cls, rows: Iterable[Transfer]) -> Transfers:
-        """From single transfers, in their order."""
+        """Make columns of single transfers, in their order."""
         if isinstance(rows, Transfers):
             return rows
         listed = list(rows)
@@ -80,7 +80,7 @@ class Transfers(Sequence[Transfer]):
 
     @classmethod
     def joined(cls, parts: Sequence[Transfers]) -> Transfers:
-        """One after the other."""
+        """Concatenate several Transfers."""
         routes = [route for part in parts for route in part.routes]
         starts = np.cumsum([0, *(len(part.routes) for part in parts)])
         columns = zip(*(part.columns for part in parts), strict=True)
@@ -90,25 +90,25 @@ class Transfers(Sequence[Transfer]):
 
     @classmethod
     def from_columns(cls, columns: Iterable[ArrayLike], routes: Sequence[tuple[str, ...]]) -> Transfers:
-        """From the six columns in their order (see `columns`)."""
+        """Make Transfers of the six columns in their order (see `columns`)."""
         step, src, dst, chunk, op, route = columns
         return cls(step, src, dst, chunk, op, route, routes)
 
     @property
     def columns(self) -> tuple[Ints, Ints, Ints, Ints, Ints, Ints]:
-        """step, src, dst, chunk, op, route."""
+        """The columns step, src, dst, chunk, op and route."""
         return self.step, self.src, self.dst, self.chunk, self.op, self.route
 
     def taken(self, places: NDArray[np.int64] | NDArray[np.bool_] | slice) -> Transfers:
-        """Those at `places` (indices or a mask), in that order."""
+        """Return the transfers at `places` (indices or a mask), in that order."""
         return Transfers.from_columns((column[places] for column in self.columns), self.routes)
 
     def sorted(self) -> Transfers:
-        """By step, then source, destination, chunk, operation and route."""
+        """Return the transfers sorted by step, source, destination, chunk, operation and route."""
         return self.taken(np.lexsort((self.route, self.op, self.chunk, self.dst, self.src, self.step)))
 
     def ways(self) -> tuple[list[tuple[int, int, tuple[str, ...]]], Ints]:
-        """The distinct (src, dst, route), and for each transfer which of them it takes."""
+        """Return the distinct (src, dst, route), and for each transfer the index of its own."""
         top = int(max(self.src.max(initial=0), self.dst.max(initial=0))) + 1
         key = (self.src * top + self.dst) * (len(self.routes) + 1) + self.route
         _, first, way = np.unique(key, return_index=True, return_inverse=True)
@@ -137,7 +137,7 @@ class Transfers(Sequence[Transfer]):
         if not isinstance(other, Transfers):
             return NotImplemented
         return self.routes == other.routes and all(
-            np.array_equal(mine, theirs) for mine, theirs in zip(self.columns, other.columns, strict=True)
+            np.array_equal(a, b) for a, b in zip(self.columns, other.columns, strict=True)
         )
 
     def __hash__(self) -> int:

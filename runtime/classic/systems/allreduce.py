@@ -7,7 +7,6 @@ from typing import ClassVar
 
 import torch.distributed as dist
 
-from ....synth.ir.addition_order import is_uniform
 from ....synth.plan import Plan
 from ....topo.errors import InputError
 from ....topo.graph import Topology
@@ -92,16 +91,12 @@ class Planned(Averaging):
     def _check(self, plan: Plan) -> None:
         if plan.collective.name != "allreduce":
             raise InputError(f"{self.name} needs a plan for allreduce, this one is for {plan.collective.name}")
-        for schedule in (*(entry.schedule for entry in plan.entries), *plan.alternatives):
+        for schedule in plan.schedules:
             if self.strategy not in ("auto", schedule.strategy):
                 raise InputError(
                     f"{self.name} takes plans of that strategy alone, this one has {schedule.strategy}, too"
                 )
-            if not is_uniform(schedule):
-                raise InputError(
-                    f"the plan's {schedule.label} schedule adds in different orders on different ranks, so replicas would "
-                    "drift apart; synthesize without it"
-                )
+        plan.check_same_bits()
 
 
 class Ring(Planned):

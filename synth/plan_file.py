@@ -1,0 +1,53 @@
+"""The JSON of a plan: its declared fields. Chunks and transfers are rows, so that large plans stay short."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Struct
+
+from ..topo.schema import Count, Index
+from .certificate import BoundFields
+from .ir.collective import CollectiveName
+from .ir.schedule import ScheduleFields, Segments
+
+FORMAT = "topoplan-plan"
+VERSION = 1
+MAX_PLAN_BYTES = 512 << 20
+
+
+class EntryFields(Struct):
+    """The schedule for buffers of at least `min_bytes` and less than `max_bytes` (null: no upper end)."""
+
+    min_bytes: Annotated[int, Meta(ge=0)]
+    max_bytes: Annotated[int, Meta(ge=1)] | None
+    schedule: Annotated[Index, Meta(description="place in `schedules`")]
+    segments: Segments
+    stepwise: bool = False
+
+
+class PlanFile(Struct):
+    """For each range of sizes a schedule, with the topology and the bound; `hash` is over all the rest."""
+
+    format: Literal["topoplan-plan"]
+    version: Literal[1]
+    fingerprint: str
+    collective: CollectiveName
+    ranks: Count
+    root: Index | None
+    bound: BoundFields
+    entries: Annotated[list[EntryFields], Meta(min_length=1)]
+    schedules: Annotated[list[ScheduleFields], Meta(min_length=1)]
+    topology: Annotated[dict[str, Any], Meta(extra_json_schema={"$ref": "topology.schema.json"})]
+    alternatives: Annotated[list[Index], Meta(description="places in `schedules`")] = []
+    reduction_order: str = ""
+    dtypes: str = ""
+    hash: Annotated[str, Meta(description="SHA-256 of the rest in canonical form, in hex")] = ""
+
+
+class PlanHead(Struct):
+    """What a plan says that it is for."""
+
+    collective: CollectiveName
+    ranks: Count
+    root: Index | None

@@ -1,0 +1,187 @@
+"""Read values as declared types (msgspec), and say in one line where a value does not fit.
+
+A file format is declared once, as msgspec Structs or dataclasses, beside the code that reads it. Readers, error messages
+and the JSON Schemas in docs/schemas/ all follow from that declaration. Numbers stay exact: a field declared as Fraction
+takes integers, decimals and strings such as "64/3" (see exact.parse_fraction).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from decimal import Decimal
+from fractions import Fraction
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+from msgspec import Meta, inspect
+
+from .errors import InputError
+from .exact import parse_fraction
+
+T = TypeVar("T")
+
+MOST = 10**9
+"""The greatest whole number that a file may hold."""
+
+_PRINTABLE = r"^[^\x00-\x1f\x7f-\x9f\u2028\u2029]*(?![\s\S])"
+_FRACTION = r"^[+-]?([0-9]+(/[0-9]+)?|[0-9]*\.[0-9]+|[0-9]+\.)$"
+
+Label = Annotated[str, Meta(pattern=_PRINTABLE)]
+"""A string of one line, without control characters."""
+Identifier = Annotated[str, Meta(pattern=_PRINTABLE, min_length=1)]
+"""A Label that is not empty."""
+Index = Annotated[int, Meta(ge=0, le=MOST)]
+"""A whole number from 0."""
+Count = Annotated[int, Meta(ge=1, le=MOST)]
+"""A whole number from 1."""
+
+_PLACE = re.compile(r" - at `\$?(.*)`$")
+_PART = re.compile(r"\.(\w+)|\[(\d+)\]")
+_MISSING_FIELD = re.compile(r"^Object missing required field `(\w+)`")
+_MISSING: Any = object()
+_Path = tuple["str | int", ...]
+
+
+def read_as(data: object, declared: type[T], where: str) -> T:
+    """Return plain JSON values as an instance of `declared`.
+
+    Raises InputError with `where` and the place in the data: "box.json: devices[3].kind: expected one of ..., got 'tpu'".
+    """
+    try:
+        return msgspec.convert(data, declared, dec_hook=_decode)
+    except msgspec.ValidationError as error:
+        raise InputError(_explain(str(error), data, declared, where)) from None
+
+
+def expected(declared: Any) -> str:
+    """Return what a declared type takes, in words: "a whole number from 1 to 16"."""
+    return _describe(inspect.type_info(declared))
+
+
+def json_schema(declared: Any, title: str) -> dict[str, Any]:
+    """Return the JSON Schema (2020-12) of a declared type."""
+    schema = msgspec.json.schema(declared, schema_hook=_custom_schema)
+    for definition in schema["$defs"].values():  # docstrings, in one line
+        definition["description"] = " ".join(definition["description"].split())
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": title, **schema}
+
+
+def _decode(declared: type, value: object) -> object:
+    """Read a value of a type that msgspec does not know: only fractions are declared."""
+    if declared is Fraction:
+        return parse_fraction(value)
+    raise NotImplementedError(f"no reader for {declared}")
+
+
+def _custom_schema(declared: type) -> dict[str, Any]:
+    if declared is Fraction:
+        return {"anyOf": [{"type": "number"}, {"type": "string", "maxLength": 100, "pattern": _FRACTION}]}
+    raise NotImplementedError(f"no schema for {declared}")
+
+
+# -- errors ------------------------------------------------------------------------------------------------------------
+
+
+def _explain(problem: str, data: object, declared: Any, where: str) -> str:
+    """Translate a message of msgspec: its path leads to the value at fault and to the type declared for it."""
+    place = _PLACE.search(problem)
+    path: _Path = tuple(name or int(number) for name, number in _PART.findall(place[1] if place else ""))
+    missing = _MISSING_FIELD.match(problem)
+    if missing:
+        path += (missing[1],)
+    value, info = data, inspect.type_info(declared)
+    for part in path:
+        value, info = _value_at(value, part), _type_at(info, part)
+    return f"{where}{_spell(path)}: expected {_describe(info, value)}, got {_show(value)}"
+
+
+def _spell(path: _Path) -> str:
+    """Spell a path as in JavaScript: ": devices[3].kind"."""
+    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
+    return text and ": " + text.removeprefix(".")
+
+
+def _value_at(value: Any, part: str | int) -> Any:
+    if isinstance(part, str):
+        return value.get(part, _MISSING) if isinstance(value, dict) else getattr(value, part, _MISSING)
+    return value[part]
+
+
+def _type_at(info: inspect.Type, part: str | int) -> inspect.Type:
+    """The type declared for a field or an item of `info`; of a union, for the member that has such a part."""
+    for member in _members(info):
+        if isinstance(part, str) and isinstance(member, (inspect.StructType, inspect.DataclassType)):
+            for field in member.fields:
+                if field.encode_name == part:
+                    return field.type
+        if isinstance(part, int) and isinstance(member, (inspect.ListType, inspect.VarTupleType)):
+            return member.item_type
+        if isinstance(part, int) and isinstance(member, inspect.TupleType):
+            return member.item_types[part]
+    return inspect.AnyType()
+
+
+def _members(info: inspect.Type) -> Sequence[inspect.Type]:
+    """The alternatives of a type without null, and without what only documents it."""
+    if isinstance(info, inspect.Metadata):
+        return _members(info.type)
+    if isinstance(info, inspect.UnionType):
+        return [member for part in info.types for member in _members(part)]
+    return [] if isinstance(info, inspect.NoneType) else [info]
+
+
+def _describe(info: inspect.Type, value: object = _MISSING) -> str:
+    """Say what a type takes; its conditions only where `value` (if given) is of the type and fails them."""
+    return " or ".join(_describe_one(member, value) for member in _members(info))
+
+
+def _describe_one(info: inspect.Type, value: object) -> str:
+    if isinstance(info, inspect.LiteralType):
+        return ("one of " if len(info.values) > 1 else "") + ", ".join(map(str, info.values))
+    if isinstance(info, inspect.BoolType):
+        return "true or false"
+    if isinstance(info, (inspect.IntType, inspect.FloatType)):
+        whole = isinstance(info, inspect.IntType)
+        of_type = value is _MISSING or (isinstance(value, int if whole else (int, float)) and type(value) is not bool)
+        return ("a whole number" if whole else "a number") + (_range(info) if of_type else "")
+    if isinstance(info, inspect.StrType):
+        if not isinstance(value, str):
+            return "a string"
+        return "a string without control characters" if value else "a string that is not empty"
+    if isinstance(info, inspect.CustomType):
+        return 'a number (or a fraction such as "64/3")'
+    if isinstance(info, inspect.TupleType):
+        return f"a list of {len(info.item_types)} values"
+    if isinstance(info, (inspect.ListType, inspect.VarTupleType)):
+        if info.min_length:
+            return "a list that is not empty"
+        of_type = value is _MISSING or isinstance(value, (list, tuple))
+        most = f" of at most {info.max_length} items" if info.max_length is not None and of_type else ""
+        return f"a list{most}" + (f", each {_describe(info.item_type)}" if _is_number(info.item_type) else "")
+    return "a JSON object"
+
+
+def _is_number(info: inspect.Type) -> bool:
+    return isinstance(info, (inspect.IntType, inspect.FloatType))
+
+
+def _range(info: inspect.IntType | inspect.FloatType) -> str:
+    if info.gt is not None:
+        return f" above {info.gt:g}"
+    if info.ge is None or info.le is None:
+        return "" if info.ge is None else f" of at least {info.ge:g}"
+    return f" from {info.ge:.12g} to {info.le:.12g}"
+
+
+def _show(value: object) -> str:
+    """Show a value in one short line, in JSON's words."""
+    if value is _MISSING:
+        return "nothing"
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, dict):
+        return "an object"
+    if isinstance(value, (list, tuple)):
+        return f"a list of {len(value)}" if value else "an empty list"
+    return f"{str(value) if isinstance(value, Decimal) else repr(value):.40}"

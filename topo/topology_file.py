@@ -1,0 +1,226 @@
+"""The JSON of a topology: its declared fields, read as devices and links, and how these are written.
+
+Unknown fields are kept in `extra` and written again; a field that is null has its default.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from decimal import Decimal
+from fractions import Fraction
+from typing import Annotated, Any, Literal
+
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+from .devices import DEFAULT_BANDWIDTH_GBps, DEFAULT_LATENCY_us, Device, DeviceKind, Link, SwitchFamily, both_ways
+from .errors import InputError
+from .exact import fraction_to_json
+from .schema import MOST, Count, Identifier, Label, read_as
+
+FORMAT = "topoplan-topology"
+VERSION = 1
+MAX_DEVICES = 50_000
+MAX_LINKS = 300_000
+"""What a file may hold, a two-way link counting twice: clusters of 16,384 GPUs, or 500 that are joined all to all."""
+
+_WRITTEN_A_LINE_EACH = ("devices", "links", "notes", "facts", "measured", "gpudirect", "findings")
+_DERIVED = frozenset({"fingerprint", "gpudirect", "gpudirect_missing", "findings"})
+"""What topo-probe works out from all the rest, and does not read back."""
+
+
+class DeviceFields(Struct):
+    """A device; other fields are kept. Ranks are the GPUs in their order."""
+
+    id: Identifier
+    kind: DeviceKind | None = "gpu"
+    family: Annotated[SwitchFamily | None, Meta(description="of a switch")] = None
+    can_reduce: Annotated[bool | None, Meta(description="whether a switch adds what passes through it")] = False
+    can_copy: Annotated[bool | None, Meta(description="whether a switch multiplies what passes through it")] = False
+    numa_node: Annotated[int, Meta(ge=-MOST, le=MOST)] | None = None
+    bus_id: Annotated[Label | None, Meta(description="PCI address, as in 0000:3b:00.0")] = None
+    source: Annotated[str | None, Meta(description="where the device is known from")] = None
+
+
+class LinkFields(Struct):
+    """A link from `src` to `dst`, or both ways; other fields are kept. Parallel links add up."""
+
+    src: Identifier
+    dst: Identifier
+    bandwidth_GBps: Annotated[
+        Fraction | None,
+        Meta(description="1e9 bytes a second in each direction, above 0; default 1"),
+    ] = None
+    latency_us: Annotated[Fraction | None, Meta(description="microseconds, 0 or more; default 0.7")] = None
+    kind: Annotated[Label | None, Meta(description="the medium: nvlink, xgmi, pcie, smp, network, ...")] = "link"
+    count: Annotated[Count | None, Meta(description="lanes or bonded links; the bandwidth is of all together")] = 1
+    source: Annotated[str | None, Meta(description="where the link is known from")] = None
+    bidirectional: Annotated[bool, Meta(description="whether it stands for its reverse, too")] = False
+
+
+class TopologyFile(Struct):
+    """Devices and links of a machine or cluster; other fields are kept."""
+
+    devices: Annotated[list[DeviceFields], Meta(min_length=1, max_length=MAX_DEVICES)]
+    links: Annotated[list[LinkFields], Meta(max_length=MAX_LINKS)] = []
+    format: Literal["topoplan-topology"] = "topoplan-topology"
+    version: Literal[1] = 1
+    name: Label | UnsetType = UNSET
+    source: str | None = None
+    host: Annotated[
+        Any,
+        Meta(description="what sending costs the hosts", extra_json_schema={"$ref": "host-costs.schema.json"}),
+    ] = UNSET
+
+
+_DEVICE_FIELDS = frozenset(DeviceFields.__struct_fields__)
+_LINK_FIELDS = frozenset(LinkFields.__struct_fields__)
+_FIELDS = frozenset(TopologyFile.__struct_fields__) - {"host"} | _DERIVED
+
+
+def read_topology_file(data: object, where: str) -> TopologyFile:
+    """Return a topology's declared fields. Raises InputError, naming `where`, for what is not a topology or too large."""
+    if isinstance(data, dict):
+        _check_format(data, where)
+        _check_size(data, where)
+    return read_as(data, TopologyFile, where)
+
+
+def _check_format(data: dict[str, Any], where: str) -> None:
+    """Before anything else: what is wrong with another format's fields would mislead."""
+    if data.get("format", FORMAT) != FORMAT:
+        raise InputError(f'{where}: "format" is {data["format"]!r:.40}; expected {FORMAT!r}')
+    if data.get("version", VERSION) != VERSION:
+        raise InputError(f'{where}: "version" is {data["version"]!r:.40}; this topoplan reads version {VERSION}')
+
+
+def _check_size(data: dict[str, Any], where: str) -> None:
+    devices, links = (rows if isinstance(rows, list) else [] for rows in (data.get("devices"), data.get("links")))
+    directed = sum(1 + (isinstance(row, dict) and row.get("bidirectional") is True) for row in links)
+    if len(devices) > MAX_DEVICES or directed > MAX_LINKS:
+        raise InputError(
+            f"{where}: {len(devices)} devices and {directed} links, each way counted; "
+            f"more than {MAX_DEVICES} and {MAX_LINKS} are refused: describe a part of the machine"
+        )
+
+
+def read_devices(file: TopologyFile, data: Mapping[str, Any]) -> tuple[Device, ...]:
+    """Return the devices of a file; `data`, the JSON that it was read from, has the fields that are not declared."""
+    return tuple(
+        Device(
+            fields.id,
+            fields.kind or "gpu",
+            fields.family,
+            bool(fields.can_reduce),
+            bool(fields.can_copy),
+            fields.numa_node,
+            fields.bus_id,
+            fields.source,
+            _undeclared(row, _DEVICE_FIELDS),
+        )
+        for fields, row in zip(file.devices, data["devices"], strict=True)
+    )
+
+
+def read_links(file: TopologyFile, data: Mapping[str, Any]) -> tuple[Link, ...]:
+    """Return the directed links of a file, two for each that is bidirectional; `data` as for `read_devices`."""
+    links: list[Link] = []
+    for fields, row in zip(file.links, data.get("links", ()), strict=True):
+        link = Link(
+            fields.src,
+            fields.dst,
+            DEFAULT_BANDWIDTH_GBps if fields.bandwidth_GBps is None else fields.bandwidth_GBps,
+            DEFAULT_LATENCY_us if fields.latency_us is None else fields.latency_us,
+            "link" if fields.kind is None else fields.kind,
+            1 if fields.count is None else fields.count,
+            fields.source,
+            _undeclared(row, _LINK_FIELDS),
+        )
+        links += both_ways(link) if fields.bidirectional else (link,)
+    return tuple(links)
+
+
+def read_extra(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a topology that are neither declared nor derived from the others."""
+    return _undeclared(data, _FIELDS)
+
+
+def _undeclared(row: Mapping[str, Any], declared: frozenset[str]) -> dict[str, Any]:
+    return {key: to_plain(value) for key, value in row.items() if key not in declared}
+
+
+def to_plain(value: Any) -> Any:
+    """Return plain JSON values, Decimals (which `load_json` gives) as floats."""
+    if isinstance(value, Decimal):
+        return float(value)
+    if isinstance(value, Mapping):
+        return {str(k): to_plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [to_plain(v) for v in value]
+    return value
+
+
+# -- writing -----------------------------------------------------------------------------------------------------------
+
+
+def device_to_json(device: Device) -> dict[str, Any]:
+    """Return a device as a row of "devices"."""
+    out: dict[str, Any] = {"id": device.id, "kind": device.kind}
+    if device.kind == "switch":
+        out |= {"can_reduce": device.can_reduce, "can_copy": device.can_copy}
+    for key in ("family", "numa_node", "bus_id", "source"):
+        if getattr(device, key) is not None:
+            out[key] = getattr(device, key)
+    for key in ("can_reduce", "can_copy"):
+        if getattr(device, key):
+            out[key] = True
+    return {**out, **to_plain(device.extra)}
+
+
+def links_to_json(links: Iterable[Link]) -> list[dict[str, Any]]:
+    """Return links as the rows of "links"; a link that is followed by its reverse becomes one bidirectional row."""
+    return [_link_to_json(link, two_way) for link, two_way in _pair_up(links)]
+
+
+def _link_to_json(link: Link, two_way: bool) -> dict[str, Any]:
+    out: dict[str, Any] = {
+        "src": link.src,
+        "dst": link.dst,
+        "bandwidth_GBps": fraction_to_json(link.bandwidth_GBps),
+        "latency_us": fraction_to_json(link.latency_us),
+        "kind": link.kind,
+    }
+    if link.count != 1:
+        out["count"] = link.count
+    if link.source is not None:
+        out["source"] = link.source
+    out["bidirectional"] = two_way
+    return {**out, **to_plain(link.extra)}
+
+
+def _pair_up(links: Iterable[Link]) -> list[tuple[Link, bool]]:
+    """Pair each link with its reverse where that follows it, so that the order of links survives a round trip."""
+    out: list[tuple[Link, bool]] = []
+    pending: Link | None = None
+    for link in links:
+        if pending is not None and link == pending.reversed():
+            out.append((pending, True))
+            pending = None
+            continue
+        if pending is not None:
+            out.append((pending, False))
+        pending = link
+    if pending is not None:
+        out.append((pending, False))
+    return out
+
+
+def to_text(data: dict[str, Any]) -> str:
+    """Return a topology's JSON object as text, a line for each device, link and fact."""
+    rest = dict(data)
+    lists = {key: rest.pop(key) for key in _WRITTEN_A_LINE_EACH if isinstance(rest.get(key), list)}
+    fields = [f"  {json.dumps(k)}: {json.dumps(v)}" for k, v in rest.items()]
+    for key, rows in lists.items():
+        body = ",\n".join(f"    {json.dumps(row)}" for row in rows)
+        fields.append(f'  "{key}": [\n{body}\n  ]' if rows else f'  "{key}": []')
+    return "{\n" + ",\n".join(fields) + "\n}\n"
