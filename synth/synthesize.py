@@ -15,7 +15,9 @@ from .certificate import Bound
 from .cost.affine import Cost, bandwidth_s_per_GB, costs
 from .cost.host_costs import HostCosts, host_of
 from .cost.segmentation import as_sent, families, fastest
+from .effort import USUAL_LIMIT_S, Effort
 from .forest.plant import AT_BOUND, Limits
+from .forest.survey import survey
 from .ir.addition_order import is_uniform
 from .ir.collective import Collective
 from .ir.schedule import Schedule
@@ -25,10 +27,12 @@ from .strategies.base import NotOfferedError, Request
 from .verify import verify
 
 AUTO = "auto"
-_BOUND_SHARE = 0.3
-_FIRST_SHARE = 0.5
-"""Of the time left, for packing in auto; the others share what remains."""
-_EXACT_SHARE = 0.05
+_BOUND_WORK_S, _FIRST_WORK_S, _OTHER_WORK_S, _QUICK_EXACT_WORK_S = 18.0, 21.0, 6.0, 3.0
+"""Work in seconds of a quiet core: for the bound; in auto for packing, each other strategy, and exact where it is not asked
+to be thorough.
+"""
+_BOUND_CLOCK, _STRATEGY_CLOCK = 0.3, 0.5
+"""Of the time left, after which the clock stops the bound, or one strategy of several, so that some is left for others."""
 _EXACT_RANKS = 8
 _WHERE_PACKING_FALLS_SHORT = ("ring", "double-tree", "halving-doubling", "greedy")
 """Strategies that auto leaves out where packing is at the bound: they win nowhere then, and searching takes time."""
@@ -43,8 +47,8 @@ _BYTES_PER_US_OVER_S_PER_GB = 1000
 
 @dataclass(frozen=True)
 class Synthesis:
-    """A plan, how long it took, why the strategies that gave nothing gave nothing, all candidates with their costs, and
-    the forests that packing met on the way (see strategies.base.Request.table).
+    """A plan, how long it took, why the strategies that gave nothing gave nothing, all candidates with their costs, the
+    forests that packing met on the way (see strategies.base.Request.table), and the searches that the time limit cut short.
     """
 
     plan: Plan
@@ -52,6 +56,7 @@ class Synthesis:
     declined: dict[str, str]
     candidates: tuple[tuple[Schedule, Cost], ...]
     table: list[dict[str, Any]]
+    cut_short: tuple[str, ...] = ()
 
 
 def collective_on(name: str, topology: Topology, root: int | None = None) -> Collective:
@@ -69,49 +74,45 @@ def synthesize(
     collective: Collective,
     topology: Topology,
     strategy_name: str = AUTO,
-    time_limit_s: float = 60.0,
+    time_limit_s: float = USUAL_LIMIT_S,
     progress: Callable[[str], None] | None = None,
     limits: Limits | None = None,
     *,
     thorough: bool = False,
 ) -> Synthesis:
-    """The verified plan of one strategy, or of the best at each size (auto). `thorough`: auto tries every strategy, also
-    where it has no chance, and searches longer for the best placements.
+    """Return the verified plan of one strategy, or of the best at each size (auto). `thorough`: auto tries every strategy,
+    also where it has no chance, and searches longer for the best placements.
 
-    Raises InfeasibleError where there is none, TimeLimitError where the time was over before there was one.
+    The plan depends on the request alone, unless `time_limit_s` strikes, which `cut_short` tells. A limit above a minute
+    allows more work, in proportion. Raises InfeasibleError where there is no plan, TimeLimitError where the limit struck
+    before there was one.
     """
     started = time.monotonic()
-    deadline = started + time_limit_s
+    effort = Effort(time_limit_s)
     names = list(STRATEGIES) if strategy_name == AUTO else [strategy_name]
     for name in names:
         strategy(name)
     check_connected(collective, topology)
-    limit = bound(collective, topology, time_limit_s * _BOUND_SHARE, progress)
+    # What earlier requests found out about this machine would let these searches begin where those ended.
+    survey.cache_clear()
+    limit = bound(collective, topology, effort.grant(_BOUND_WORK_S, _BOUND_CLOCK), progress)
+    quick = strategy_name == AUTO and not thorough
+    request = Request(collective, topology, effort, progress, limit, limits or Limits(), quick)
     declined: dict[str, str] = {}
-    table: list[dict[str, Any]] = []
     timed_out = settled = False
     costed: list[tuple[Schedule, Cost]] = []
     for number, name in enumerate(names):
-        now = time.monotonic()
-        if now > deadline and costed:
+        if costed and effort.clock_s <= 0:
             declined[name] = "not tried: the time was over"
+            effort.record_cut(name)
             continue
-        turn = now + max(0.0, deadline - now) / (len(names) - number)
-        if strategy_name == AUTO and not thorough:
-            if name in _WHERE_PACKING_FALLS_SHORT and settled and (collective.ranks > _MENU_RANKS or name == "greedy"):
-                continue
-            if name == "exact" and costed and collective.ranks > _EXACT_RANKS:
-                continue
-        if strategy_name == AUTO and number == 0:
-            turn = now + max(0.0, deadline - now) * _FIRST_SHARE
-        elif strategy_name == AUTO and name == "exact" and not thorough:
-            turn = min(turn, now + time_limit_s * _EXACT_SHARE)
-        if progress is not None:
-            progress(f"{name} ...")
-        quick = strategy_name == AUTO and not thorough
-        request = Request(collective, topology, turn, progress, limit, limits or Limits(), quick, table)
+        if quick and _has_no_chance(name, collective, settled=settled, have_one=bool(costed)):
+            continue
+        request.say(f"{name} ...")
+        # A strategy that is asked for by name may do all there is time for.
+        granted = effort if strategy_name != AUTO else _grant(effort, name, first=number == 0, quick=quick)
         try:
-            costed += cost_all(topology, strategy(name)(request))
+            costed += cost_all(topology, strategy(name)(replace(request, effort=granted)))
         except (InfeasibleError, TimeLimitError) as error:
             if strategy_name != AUTO or not isinstance(error, NotOfferedError):
                 declined[name] = str(error)
@@ -122,7 +123,22 @@ def synthesize(
         reasons = "; ".join(declined.values())
         raise TimeLimitError(reasons) if timed_out else InfeasibleError(reasons)
     plan = plan_of(collective, topology, limit, costed)
-    return Synthesis(plan, time.monotonic() - started, declined, tuple(costed), table)
+    seconds = time.monotonic() - started
+    return Synthesis(plan, seconds, declined, tuple(costed), request.table, tuple(effort.cut_short))
+
+
+def _has_no_chance(name: str, collective: Collective, *, settled: bool, have_one: bool) -> bool:
+    """Return whether auto need not try a strategy, given that there is a schedule (`have_one`), at the bound (`settled`)."""
+    if name == "exact":
+        return have_one and collective.ranks > _EXACT_RANKS
+    many = collective.ranks > _MENU_RANKS or name == "greedy"
+    return name in _WHERE_PACKING_FALLS_SHORT and settled and many
+
+
+def _grant(effort: Effort, name: str, *, first: bool, quick: bool) -> Effort:
+    """Return what one strategy of several may do: the first one most, as the others mostly have less to search."""
+    work_s = _FIRST_WORK_S if first else _QUICK_EXACT_WORK_S if quick and name == "exact" else _OTHER_WORK_S
+    return effort.grant(work_s, _STRATEGY_CLOCK)
 
 
 def _at_bound(topology: Topology, limit: Bound, costed: list[tuple[Schedule, Cost]]) -> bool:

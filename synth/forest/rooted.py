@@ -8,7 +8,6 @@ exactly, are the certificate of kind "tree-prices".
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ from numpy.typing import NDArray
 
 from ...topo.errors import InfeasibleError
 from ...topo.graph import Topology
+from ..effort import Effort
 from ..numeric.arborescence import cheapest_out_tree
 from .machine.metric import Floats, Link, Metric
 from .machine.symmetry import group
@@ -31,6 +31,8 @@ _TOLERANCE = 1e-9
 _HOP_PRICES = (0.0, 0.1, 1.0)
 _EXACT_RANKS = 320
 _OTHERS, _SHUN = 8, 0.05
+_METRIC_S, _TREE_S, _TREE_ENTRY_S = 1e-3, 5e-4, 1.7e-6
+"""Seconds of a quiet core: to price routes for a rank, for an out-tree, and for each two ranks in it."""
 
 
 @dataclass
@@ -87,18 +89,21 @@ class RootedPacking:
             out[int(self.row[i])] += self.topology.capacity_GBps[link]
         return out
 
-    def run(self, deadline: float, enough: float = 0.0, say: Say = None) -> Branches:
-        """Generate until nothing better is left, the time per part is down to `enough`, or the time is over."""
+    def run(self, effort: Effort, enough: float = 0.0, say: Say = None) -> Branches:
+        """Generate until nothing better is left, the time per part is down to `enough`, or the work that is
+        allowed is done.
+        """
         out = self.branches
         prices = 1 / self.capacity / len(self.capacity)
         duals: Mapping[Hashable, float] = {}
         while True:
             fresh = self._price(prices, duals, out)
-            if not fresh or (self.found and time.monotonic() > deadline):
+            effort.spend(self._pricing_s)
+            if not fresh or (self.found and effort.is_over("packing rooted trees")):
                 break
             for tree in fresh:
                 self.found[tree] = self._uses(tree)
-            solved = self._solve()
+            solved = self._solve(effort)
             if solved is None:
                 raise InfeasibleError(
                     "the packing of trees has no optimum; are the bandwidths of very different sizes?"
@@ -112,6 +117,13 @@ class RootedPacking:
         if not out.trees:
             raise InfeasibleError("no trees reach all GPUs from everywhere within the depth that is allowed")
         return out
+
+    @property
+    def _pricing_s(self) -> float:
+        """Work of a call of `_price`, in seconds of a quiet core."""
+        n = len(self.topology.ranks)
+        trees = len(self.roots) * (2 if self.both else 1) + (_OTHERS if len(self.roots) == 1 else 0)
+        return _METRIC_S + trees * (_TREE_S + _TREE_ENTRY_S * n * n)
 
     def _price(self, prices: Floats, duals: Mapping[Hashable, float], out: Branches) -> list[RootedTree]:
         """Trees that cost less than their root's dual under the prices (of rows); keeps the best prices in `out`."""
@@ -198,7 +210,7 @@ class RootedPacking:
                     out[int(self.row[self.number[a, b]])] += self.times
         return out
 
-    def _solve(self) -> Division | None:
+    def _solve(self, effort: Effort) -> Division | None:
         """Shares that sum up to 1 a root (in all, for allreduce)."""
         of = [0 if self.both else tree.root for tree in self.found]
-        return divide(list(self.found.values()), self.capacity, of)
+        return divide(list(self.found.values()), self.capacity, of, effort=effort)
