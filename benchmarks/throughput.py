@@ -78,7 +78,7 @@ def measure(row: dict[str, object]) -> dict[str, object]:
     started = time.monotonic()
     out: dict[str, object] = dict(row) | {"ranks": collective.ranks, "collective": collective.name}
     if row.get("bound_only"):
-        limit = bound(collective, topology, 300)
+        limit = bound(collective, topology, Effort(300.0))
     else:
         epsilon = Fraction(str(row["epsilon"])) if row.get("epsilon") else None
         limits = Limits(epsilon, row.get("max_trees"), row.get("max_depth"))  # type: ignore[arg-type]

@@ -102,11 +102,11 @@ def synthesize(
     timed_out = settled = False
     costed: list[tuple[Schedule, Cost]] = []
     for number, name in enumerate(names):
+        if quick and _has_no_chance(name, collective, settled=settled, have_one=bool(costed)):
+            continue
         if costed and effort.clock_s <= 0:
             declined[name] = "not tried: the time was over"
-            effort.record_cut(name)
-            continue
-        if quick and _has_no_chance(name, collective, settled=settled, have_one=bool(costed)):
+            effort.record_cut("strategies not tried")
             continue
         request.say(f"{name} ...")
         # A strategy that is asked for by name may do all there is time for.

@@ -11,9 +11,7 @@ _WORK_S = 3.5
 _LEAST_S = 0.01
 
 
-def solve(
-    model: cp_model.CpModel, effort: Effort, search: str
-) -> tuple[cp_model.CpSolver, cp_model.cp_model_pb2.CpSolverStatus]:
+def solve(model: cp_model.CpModel, effort: Effort, search: str) -> tuple[cp_model.CpSolver, cp_model.CpSolverStatus]:
     """Solve a model within the work that is allowed; return the solver and its status."""
     solver = cp_model.CpSolver()
     solver.parameters.num_workers = 1
