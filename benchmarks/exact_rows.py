@@ -7,6 +7,7 @@ feasible and the seconds that finding or refuting them took here; then the secon
 
 import time
 
+from topoplan.synth.effort import Effort
 from topoplan.synth.ksync.pareto import decide, pareto
 from topoplan.synth.synthesize import collective_on
 from topoplan.synth.verify import verify

@@ -58,6 +58,7 @@ def measure(row: dict[str, object]) -> dict[str, object]:
     from dataclasses import replace
 
     from topoplan.synth.bounds import bound
+    from topoplan.synth.effort import Effort
     from topoplan.synth.forest.plant import Limits
     from topoplan.synth.synthesize import collective_on, synthesize
     from topoplan.topo.derived.degrade import Change, degrade

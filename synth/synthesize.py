@@ -31,7 +31,7 @@ _BOUND_WORK_S, _FIRST_WORK_S, _OTHER_WORK_S, _QUICK_EXACT_WORK_S = 18.0, 21.0, 6
 """Work in seconds of a quiet core: for the bound; in auto for packing, each other strategy, and exact where it is not asked
 to be thorough.
 """
-_BOUND_CLOCK, _STRATEGY_CLOCK = 0.3, 0.5
+_BOUND_CLOCK, _STRATEGY_CLOCK = 0.3, 0.7
 """Of the time left, after which the clock stops the bound, or one strategy of several, so that some is left for others."""
 _EXACT_RANKS = 8
 _WHERE_PACKING_FALLS_SHORT = ("ring", "double-tree", "halving-doubling", "greedy")

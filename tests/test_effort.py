@@ -35,9 +35,9 @@ def topo_synth(topology: str, hash_seed: int, *more: str) -> dict[str, object]:
 
 @contextmanager
 def busy_machine() -> Iterator[None]:
-    """Beside twice as many busy processes as there are cores."""
+    """Run beside as many busy processes as there are cores."""
     spin = [sys.executable, "-c", "while True: pass"]
-    others = [subprocess.Popen(spin) for _ in range(2 * (os.cpu_count() or 1))]
+    others = [subprocess.Popen(spin) for _ in range(os.cpu_count() or 1)]
     try:
         yield
     finally:
