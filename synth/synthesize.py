@@ -39,7 +39,7 @@ _WHERE_PACKING_FALLS_SHORT = ("ring", "double-tree", "halving-doubling", "greedy
 _MENU_RANKS = 16
 _MENU = 16
 _MENU_TRANSFERS = 20_000
-"""Up to so many ranks plans carry alternatives: so many, of so many transfers each at most."""
+"""Limits on a plan's alternatives: ranks, count, transfers each."""
 _PLAYED_SIZES = tuple(4**i for i in range(5, 16))
 _BYTES_PER_US_OVER_S_PER_GB = 1000
 """alpha_us / beta_s_per_GB in bytes: 1e-6 s / (1 s / 1e9 B)."""
@@ -60,7 +60,7 @@ class Synthesis:
 
 
 def collective_on(name: str, topology: Topology, root: int | None = None) -> Collective:
-    """The collective over a topology's ranks. InputError where there are fewer than two."""
+    """Return the collective over a topology's ranks. InputError where there are fewer than two."""
     n = len(topology.ranks)
     if n < 2:
         raise InputError(
@@ -149,8 +149,8 @@ def _at_bound(topology: Topology, limit: Bound, costed: list[tuple[Schedule, Cos
 
 
 def cost_all(topology: Topology, candidates: Iterable[Schedule]) -> list[tuple[Schedule, Cost]]:
-    """Every candidate with its cost; verified first. Of schedules that differ in segments only, the steps are looked at
-    once.
+    """Verify every candidate and return it with its cost. Of schedules that differ in segments only, the steps are looked
+    at once.
     """
     cuts: dict[Schedule, list[int]] = {}
     for schedule in candidates:
@@ -158,50 +158,56 @@ def cost_all(topology: Topology, candidates: Iterable[Schedule]) -> list[tuple[S
     out: list[tuple[Schedule, Cost]] = []
     for base, segments in cuts.items():
         verify(base, topology)
-        found = costs(base, topology, segments)
-        out += [(replace(base, segments=m), c) for m, c in zip(segments, found, strict=True)]
+        costs_of_base = costs(base, topology, segments)
+        out += [(replace(base, segments=m), c) for m, c in zip(segments, costs_of_base, strict=True)]
     return out
 
 
-def _alike(costed: list[tuple[Schedule, Cost]]) -> list[tuple[Schedule, Cost]]:
-    """Without schedules under which ranks would end with different bits (see synth/order.py), if there are others."""
+def _prefer_uniform(costed: list[tuple[Schedule, Cost]]) -> list[tuple[Schedule, Cost]]:
+    """Return the schedules without those under which ranks would end with different bits (see synth/ir/addition_order.py), if there are others."""
     uniform = {base: is_uniform(base) for base in {replace(s, segments=1) for s, _ in costed}}
     return [item for item in costed if uniform[replace(item[0], segments=1)]] or costed
 
 
 def plan_of(collective: Collective, topology: Topology, limit: Bound, costed: Iterable[tuple[Schedule, Cost]]) -> Plan:
-    """The plan that takes, at each size, the candidate with the least predicted time.
+    """Return the plan that takes, at each size, the candidate with the least predicted time.
 
-    Schedules under which ranks would end with different bits (see synth/order.py) are left out if there are others.
+    Schedules under which ranks would end with different bits (see synth/ir/addition_order.py) are left out if there are others.
     """
     pool = sorted(
-        _alike(list(costed)), key=lambda item: len(item[0].transfers)
+        _prefer_uniform(list(costed)), key=lambda item: len(item[0].transfers)
     )  # of equal cost, the one with fewest transfers
     entries: list[Entry] = []
     host = host_of(topology)
-    ranges = _played(pool, topology, host) if host is not None else []
+    ranges = _choose_by_playing(pool, topology, host) if host is not None else []
     for schedule, first in ranges or ((pool[i][0], first) for i, first in lower_envelope([c for _, c in pool])):
         if entries:
             entries[-1] = replace(entries[-1], max_bytes=first)
         entries.append(Entry(first, None, schedule))
-    return Plan(topology.for_plans(), collective, tuple(entries), limit, _menu(collective, pool, entries, topology))
+    return Plan(
+        topology.for_plans(), collective, tuple(entries), limit, _list_alternatives(collective, pool, entries, topology)
+    )
 
 
-def _played(pool: list[tuple[Schedule, Cost]], topology: Topology, host: HostCosts) -> list[tuple[Schedule, int]]:
-    """On a calibrated machine: the schedule that is fastest when played, with the first size in bytes at which it is."""
-    found = families((s for s, _ in pool if len(s.transfers) <= _MENU_TRANSFERS), topology)
+def _choose_by_playing(
+    pool: list[tuple[Schedule, Cost]], topology: Topology, host: HostCosts
+) -> list[tuple[Schedule, int]]:
+    """Return, for a calibrated machine, the schedules that are fastest when played, each with the first size in bytes at
+    which it is.
+    """
+    cut_families = families((s for s, _ in pool if len(s.transfers) <= _MENU_TRANSFERS), topology)
     out: list[tuple[Schedule, int]] = []
-    for size in _PLAYED_SIZES if found else ():
-        best = fastest(found, topology, host, size)[0][1]
+    for size in _PLAYED_SIZES if cut_families else ():
+        best = fastest(cut_families, topology, host, size)[0][1]
         if not out or best != out[-1][0]:
             out.append((best, size // 2 if out else 0))
     return out
 
 
-def _menu(
+def _list_alternatives(
     collective: Collective, pool: list[tuple[Schedule, Cost]], entries: list[Entry], topology: Topology
 ) -> tuple[Schedule, ...]:
-    """Schedules of each strategy that no other of it beats in steps, transfers and bandwidth (as it is sent) at once."""
+    """Return the schedules of each strategy that no other of it beats in steps, transfers and bandwidth (as it is sent) at once."""
     if collective.ranks > _MENU_RANKS:
         return ()
     have = {entry.schedule.uncut for entry in entries}
@@ -213,12 +219,12 @@ def _menu(
             piped = bandwidth_s_per_GB(replace(sent, segments=2), topology)
             alone = bandwidth_s_per_GB(sent, topology)
             figures[base] = (base.steps, len(base.transfers), float(piped), float(alone))
-    kept = []
-    for base, mine in figures.items():
+    unbeaten = []
+    for base, own in figures.items():
         rivals = [f for other, f in figures.items() if other.strategy == base.strategy and other is not base]
-        if not any(f != mine and all(x <= y for x, y in zip(f, mine, strict=True)) for f in rivals):
-            kept.append((figures[base], base))
-    ranked = [base for _, base in sorted(kept, key=lambda item: item[0][2]) if base not in have]
+        if not any(f != own and all(x <= y for x, y in zip(f, own, strict=True)) for f in rivals):
+            unbeaten.append((own, base))
+    ranked = [base for _, base in sorted(unbeaten, key=lambda item: item[0][2]) if base not in have]
     return tuple(ranked[:_MENU])
 
 
@@ -227,11 +233,11 @@ def lower_envelope(costs: list[Cost]) -> list[tuple[int, int]]:
     current = min(range(len(costs)), key=lambda i: (costs[i].alpha_us, costs[i].beta_s_per_GB))
     out = [(current, 0)]
     while True:
-        here = costs[current]
+        cheapest = costs[current]
         crossings = [
-            ((c.alpha_us - here.alpha_us) / (here.beta_s_per_GB - c.beta_s_per_GB), c.beta_s_per_GB, i)
+            ((c.alpha_us - cheapest.alpha_us) / (cheapest.beta_s_per_GB - c.beta_s_per_GB), c.beta_s_per_GB, i)
             for i, c in enumerate(costs)
-            if c.beta_s_per_GB < here.beta_s_per_GB
+            if c.beta_s_per_GB < cheapest.beta_s_per_GB
         ]
         if not crossings:
             return out

@@ -131,12 +131,14 @@ class RootedPacking:
         cheapest: dict[int, float] = {}
         fresh: list[tuple[float, RootedTree]] = []
         top = float(metric.distance[np.isfinite(metric.distance)].sum()) + 1
+        # Edmonds' algorithm takes dense graphs: a pair without a route costs more than all others together.
         forward = np.where(np.isfinite(metric.distance), metric.distance, top)
         exact = len(forward) <= _EXACT_RANKS
         for root in self.roots:
             down = cheapest_out_tree(forward, root) if exact else None
             up = cheapest_out_tree(forward.T, root) if exact and self.both else None
             offers = [(down, up)] if down is not None else []
+            # Low trees are only worth their time where the cheapest is not known, or too deep, or there are no trees yet.
             if not exact or not self.found or self.most_depth is not None:
                 for hop_price in _HOP_PRICES:
                     low = metric.low_parents(root, hop_price, self.most_depth)
@@ -148,6 +150,7 @@ class RootedPacking:
                 tree = self._tree(metric, root, d, u)
                 cost = sum(float(prices[i]) * times for i, times in self._uses(tree).items()) / self.times
                 limit = duals.get(0 if self.both else root, np.inf) / self.times
+                # The cheapest tree counts for the bound also where it is too deep to be sent along.
                 if d is down and exact:
                     cheapest[root] = cost
                     if self.most_depth is not None and self._depth(d, u) > self.most_depth:
@@ -158,6 +161,7 @@ class RootedPacking:
                     fresh.append((cost, tree))
         if exact and len(self.roots) == 1 and self.found and not self.both and self.most_depth is None:
             fresh += self._others(metric, prices, forward, duals)
+        # Weak duality: no schedule is faster than what all roots' cheapest trees cost, over what all links cost.
         if cheapest:
             paid = float(self.capacity @ prices)
             costs = list(cheapest.values())
@@ -165,6 +169,7 @@ class RootedPacking:
             if value > out.value:
                 out.value = value
                 out.prices = {link: float(prices[self.row[i]]) for i, link in enumerate(self.links)}
+        # As many a round as keep the programme small: prices change, and what is dear now may never be of use.
         fresh.sort(key=lambda x: x[0])
         most = len(self.roots) if not self.both else 4
         return list(dict.fromkeys(tree for _, tree in fresh))[: max(most, 1 + _OTHERS)]

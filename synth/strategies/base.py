@@ -27,7 +27,7 @@ SEGMENTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 _MOST_PIECES = 1 << 16
 _UNKNOWN = Fraction(10**12)
 MOST_TRANSFERS = 400_000
-"""More than so many are not planned for where a schedule's transfers grow with the square of the ranks."""
+"""Limit on a schedule's transfers where they grow with the square of the ranks."""
 
 
 def segment_counts(trees: int) -> list[int]:
@@ -62,7 +62,7 @@ class Request:
 
     @property
     def bound_GBps(self) -> Fraction:
-        """What nobody can beat; where no bound is known yet, a rate that no machine has."""
+        """Upper bound on algbw; where no bound is known yet, a rate that no machine has."""
         return self.bound.algbw_GBps if self.bound is not None else _UNKNOWN
 
     def say(self, message: str) -> None:
