@@ -164,7 +164,9 @@ def cost_all(topology: Topology, candidates: Iterable[Schedule]) -> list[tuple[S
 
 
 def _prefer_uniform(costed: list[tuple[Schedule, Cost]]) -> list[tuple[Schedule, Cost]]:
-    """Return the schedules without those under which ranks would end with different bits (see synth/ir/addition_order.py), if there are others."""
+    """Return the schedules without those under which ranks would end with different bits (see
+    synth/ir/addition_order.py), if there are others.
+    """
     uniform = {base: is_uniform(base) for base in {replace(s, segments=1) for s, _ in costed}}
     return [item for item in costed if uniform[replace(item[0], segments=1)]] or costed
 
@@ -172,7 +174,8 @@ def _prefer_uniform(costed: list[tuple[Schedule, Cost]]) -> list[tuple[Schedule,
 def plan_of(collective: Collective, topology: Topology, limit: Bound, costed: Iterable[tuple[Schedule, Cost]]) -> Plan:
     """Return the plan that takes, at each size, the candidate with the least predicted time.
 
-    Schedules under which ranks would end with different bits (see synth/ir/addition_order.py) are left out if there are others.
+    Schedules under which ranks would end with different bits (see synth/ir/addition_order.py) are left out if there
+    are others.
     """
     pool = sorted(
         _prefer_uniform(list(costed)), key=lambda item: len(item[0].transfers)
@@ -207,7 +210,9 @@ def _choose_by_playing(
 def _list_alternatives(
     collective: Collective, pool: list[tuple[Schedule, Cost]], entries: list[Entry], topology: Topology
 ) -> tuple[Schedule, ...]:
-    """Return the schedules of each strategy that no other of it beats in steps, transfers and bandwidth (as it is sent) at once."""
+    """Return the schedules of each strategy that no other of it beats in steps, transfers and bandwidth (as it is sent)
+    at once.
+    """
     if collective.ranks > _MENU_RANKS:
         return ()
     have = {entry.schedule.uncut for entry in entries}
