@@ -7,6 +7,7 @@ feasible and the seconds that finding or refuting them took here; then the secon
 
 import time
 
+from topoplan.synth.effort import Effort
 from topoplan.synth.ksync.pareto import decide, pareto
 from topoplan.synth.synthesize import collective_on
 from topoplan.synth.verify import verify
@@ -36,7 +37,7 @@ def main() -> None:
     print(f"{'machine':8} {'collective':15} {'C,S,R':10} {'answer':11} {'seconds':>8}  SCCL")
     for machine, name, triple, sccl in ROWS:
         topology = preset(machine)
-        (row,) = decide(collective_on(name, topology), topology, [triple], 300).rows
+        (row,) = decide(collective_on(name, topology), topology, [triple], Effort(300.0, 300.0)).rows
         if row.schedule is not None:
             verify(row.schedule, topology)
         print(f"{machine:8} {name:15} {','.join(map(str, triple)):10} {row.status:11} {row.synthesis_s:8.2f}  {sccl}")

@@ -58,6 +58,7 @@ def measure(row: dict[str, object]) -> dict[str, object]:
     from dataclasses import replace
 
     from topoplan.synth.bounds import bound
+    from topoplan.synth.effort import Effort
     from topoplan.synth.forest.plant import Limits
     from topoplan.synth.synthesize import collective_on, synthesize
     from topoplan.topo.derived.degrade import Change, degrade
@@ -78,7 +79,7 @@ def measure(row: dict[str, object]) -> dict[str, object]:
     started = time.monotonic()
     out: dict[str, object] = dict(row) | {"ranks": collective.ranks, "collective": collective.name}
     if row.get("bound_only"):
-        limit = bound(collective, topology, 300)
+        limit = bound(collective, topology, Effort(300.0))
     else:
         epsilon = Fraction(str(row["epsilon"])) if row.get("epsilon") else None
         limits = Limits(epsilon, row.get("max_trees"), row.get("max_depth"))  # type: ignore[arg-type]

@@ -14,12 +14,13 @@ from ..topo.errors import InputError
 from .common import Parser, run_command
 from .sizes import parse_size
 from .synth_output import Report, bound_json, head_json, synthesis_json
-from .synth_tables import limit_text, print_tables, why_text
+from .synth_tables import cut_text, limit_text, print_tables, why_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from ..synth.certificate import Bound
+    from ..synth.effort import Effort
     from ..synth.forest.plant import Limits
     from ..synth.ir.collective import Collective
     from ..synth.ksync.pareto import Front
@@ -93,7 +94,8 @@ def _parser() -> Parser:
         "links to improve first")  # fmt: skip
     add("--bound-only", action="store_true", help="only the bound and its certificate")
     add("--time-limit", type=float, default=DEFAULT_TIME_LIMIT_S, metavar="SECONDS",
-        help=f"for the whole synthesis (default {DEFAULT_TIME_LIMIT_S:g})")  # fmt: skip
+        help=f"for the whole synthesis (default {DEFAULT_TIME_LIMIT_S:g}); with more, searches go "
+        "further in proportion")  # fmt: skip
     add("--json", action="store_true", help="one JSON object on standard output")
     add("-o", "--output", metavar="PLAN", help="write the plan to this file")
     add("--force", action="store_true", help="let -o replace a file that exists")
@@ -103,6 +105,7 @@ def _parser() -> Parser:
 def _run(args: argparse.Namespace) -> int:
     _check(args)
     size = parse_size(args.size)
+    from ..synth.effort import Effort
     from ..synth.synthesize import collective_on, synthesize
     from ..topo.derived.degrade import Change, degrade
     from ..topo.derived.stripes import striped
@@ -118,25 +121,33 @@ def _run(args: argparse.Namespace) -> int:
         if args.bound_only:
             from ..synth.bounds import bound
 
-            limit = bound(collective, topology, args.time_limit, say)
-            return _report_bound(args, limit, collective, topology, time.monotonic() - started)
+            effort = Effort(args.time_limit)
+            limit = bound(collective, topology, effort, say)
+            report.seconds, report.cut_short = time.monotonic() - started, effort.cut_short
+            return _report_bound(args, limit, report)
         if args.pareto or args.instance:
-            report.front = _front(args, collective, topology, say)
+            effort = Effort(args.time_limit)
+            report.front = _front(args, collective, topology, effort, say)
+            report.cut_short = effort.cut_short
             report.plan = _plan_of_front(report.front, collective, topology)
         else:
             seconds = args.time_limit * (_CHANGED_SHARE if change else 1.0)
             limits = _limits(args)
             result = synthesize(collective, topology, args.strategy, seconds, say, limits, thorough=args.explain)
             report.plan, report.declined, report.table = result.plan, result.declined, result.table
+            report.cut_short += result.cut_short
             if change:
                 before = collective_on(args.collective, machine, args.root)
                 seconds = args.time_limit - seconds
-                report.healthy = synthesize(before, machine, args.strategy, seconds, say, limits).plan
+                healthy = synthesize(before, machine, args.strategy, seconds, say, limits)
+                report.healthy = healthy.plan
+                report.cut_short += healthy.cut_short
             if args.explain:
                 from ..synth.explain import explain
 
-                left = max(0.0, started + args.time_limit - time.monotonic())
-                report.explanation = explain(collective, topology, result.plan.bound, result.candidates, left)
+                effort = Effort(started + args.time_limit - time.monotonic())
+                report.explanation = explain(collective, topology, result.plan.bound, result.candidates, effort)
+                report.cut_short += effort.cut_short
     report.seconds = time.monotonic() - started
     if args.output:
         if report.plan is None:
@@ -201,13 +212,17 @@ def _progress() -> Iterator[Callable[[str], None] | None]:
 
 
 def _front(
-    args: argparse.Namespace, collective: Collective, topology: Topology, say: Callable[[str], None] | None
+    args: argparse.Namespace,
+    collective: Collective,
+    topology: Topology,
+    effort: Effort,
+    say: Callable[[str], None] | None,
 ) -> Front:
     from ..synth.ksync.pareto import decide, pareto
 
     if args.instance:
-        return decide(collective, topology, [_instance(text) for text in args.instance], args.time_limit, say)
-    return pareto(collective, topology, args.time_limit, args.max_steps, args.slack, say)
+        return decide(collective, topology, [_instance(text) for text in args.instance], effort, say)
+    return pareto(collective, topology, effort, args.max_steps, args.slack, say)
 
 
 def _instance(text: str) -> tuple[int, int, int]:
@@ -229,24 +244,26 @@ def _plan_of_front(front: Front, collective: Collective, topology: Topology) -> 
     return plan_of(collective, topology, front.bound, cost_all(topology, schedules)) if schedules else None
 
 
-def _report_bound(
-    args: argparse.Namespace, limit: Bound, collective: Collective, topology: Topology, seconds: float
-) -> int:
+def _report_bound(args: argparse.Namespace, limit: Bound, report: Report) -> int:
     if args.output:
         raise InputError("-o: --bound-only makes no plan to write")
     if args.json:
         empty = dict.fromkeys(("strategy", "chunks", "steps", "rounds", "trees", "depth", "predicted", "gap"))
-        body = head_json(collective, topology) | empty
+        body = head_json(report.collective, report.topology) | empty
         body |= {
             "size_bytes": parse_size(args.size),
             "bound": bound_json(limit),
             "verified": False,
-            "synthesis_s": seconds,
+            "synthesis_s": report.seconds,
+            "search_complete": not report.cut_short,
         }
         print(json.dumps(body))
         return 0
+    collective, topology = report.collective, report.topology
     print(f"{collective.name} on {topology.name}, {collective.ranks} ranks: at most {limit_text(limit)} GB/s algbw")
     print(why_text(limit))
+    if report.cut_short:
+        print(cut_text(report.cut_short))
     return 0
 
 

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 @dataclass
 class Report:
-    """All that came out: `table` are the forests that packing met, `healthy` the plan of the machine before it changed."""
+    """All that came out: `table` are the forests that packing met, `healthy` the plan of the machine before it changed,
+    `cut_short` the searches that the time limit stopped.
+    """
 
     collective: Collective
     topology: Topology
@@ -28,6 +30,7 @@ class Report:
     table: list[dict[str, Any]] = field(default_factory=list)
     healthy: Plan | None = None
     explanation: Explanation | None = None
+    cut_short: list[str] = field(default_factory=list)
 
 
 def bound_json(limit: Bound) -> dict[str, Any]:
@@ -55,6 +58,9 @@ def synthesis_json(report: Report) -> dict[str, Any]:
     out["gap"] = float(plan.gap_of(plan.entry_for(report.size))) if plan is not None else None
     out["verified"] = plan is not None
     out["synthesis_s"] = report.seconds
+    out["search_complete"] = not report.cut_short
+    if report.cut_short:
+        out["cut_short"] = report.cut_short
     if plan is not None:
         out["plan_hash"] = plan.hash
         out["entries"] = [

@@ -36,6 +36,12 @@ def why_text(limit: Bound) -> str:
     return f"bound by prices on {len(limit.certificate['prices'])} links ({how})"
 
 
+def cut_text(cut_short: list[str]) -> str:
+    """What is said of searches that the time limit stopped."""
+    listed = ", ".join(dict.fromkeys(cut_short))
+    return f"search cut short by --time-limit; the gap may be loose ({listed})"
+
+
 def print_tables(report: Report, *, with_forests: bool) -> None:
     """Everything for people, on standard output."""
     from rich.console import Console
@@ -53,6 +59,8 @@ def print_tables(report: Report, *, with_forests: bool) -> None:
         _print_explanation(console, report.explanation)
     for name, reason in report.declined.items() if with_forests or report.plan is None else ():
         console.print(f"[dim]{name}: {reason}[/dim]", highlight=False, soft_wrap=True)
+    if report.cut_short:
+        console.print(f"[yellow]{cut_text(report.cut_short)}[/yellow]", highlight=False, soft_wrap=True)
     console.print(f"synthesized and verified in {report.seconds:.2f} s", highlight=False)
 
 

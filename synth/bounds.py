@@ -6,7 +6,6 @@ duals are rounded to fractions. Whatever the floats were, the value of a bound i
 
 from __future__ import annotations
 
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from fractions import Fraction
@@ -21,6 +20,7 @@ from ..topo.exact import fraction_to_json
 from ..topo.graph import Topology
 from .certificate import Bound, proved_s_per_GB
 from .cost.innetwork import computes_in_network
+from .effort import Effort
 from .forest.generate import Columns, exact_prices
 from .forest.machine.symmetry import colours, shifts
 from .forest.rooted import RootedPacking
@@ -67,23 +67,23 @@ def _few(members: set[str], topology: Topology) -> str:
 def bound(
     collective: Collective,
     topology: Topology,
-    time_limit_s: float = 30.0,
+    effort: Effort | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Bound:
-    """The best bound found within the time limit. Raises InfeasibleError where the topology is not connected.
+    """The best bound found within the work that is allowed. Raises InfeasibleError where the topology is not connected.
 
     Needs at least two ranks.
     """
     check_connected(collective, topology)
-    deadline = time.monotonic() + time_limit_s
+    effort = effort if effort is not None else Effort()
     found = [_CUTS[collective.name](collective, topology)]
     if not computes_in_network(topology):
         if collective.name == "allreduce":
-            found += _allreduce_prices(collective, topology, deadline, progress)
+            found += _allreduce_prices(collective, topology, effort, progress)
         elif collective.name == "alltoall":
-            found += _alltoall_prices(collective, topology, deadline, progress, found[0].s_per_GB)
+            found += _alltoall_prices(collective, topology, effort, progress, found[0].s_per_GB)
         elif not _balanced(topology):
-            found += _tree_prices(collective, topology, deadline, progress)
+            found += _tree_prices(collective, topology, effort, progress)
     return max(found, key=lambda b: b.s_per_GB)
 
 
@@ -222,7 +222,7 @@ _CUTS: Mapping[str, Callable[[Collective, Topology], Bound]] = {
 
 
 def _allreduce_prices(
-    collective: Collective, topology: Topology, deadline: float, progress: Callable[[str], None] | None
+    collective: Collective, topology: Topology, effort: Effort, progress: Callable[[str], None] | None
 ) -> list[Bound]:
     """Duals of the packing of trees: by class of links first, link by link where that may be better, and with a price for
     each direction where bandwidths differ.
@@ -230,14 +230,14 @@ def _allreduce_prices(
     machine = survey(topology)
     out: list[Bound] = []
     if machine.graph.joins_all():
-        columns = machine.by_class(deadline, progress)
+        columns = machine.by_class(effort, progress)
         out += _priced(machine, columns, collective)
         least = max(b.s_per_GB for b in out)  # 0 where one-way links, which have no price, join all GPUs
-        settled = machine.classes_are_orbits or (least and machine.reached_by_whole_trees(1 / least, deadline))
+        settled = machine.classes_are_orbits or (least and machine.reached_by_whole_trees(1 / least, effort))
         if not settled and len(machine.graph.pairs) <= _SINGLE_PAIRS:
-            out += _priced(machine, machine.single(deadline, progress), collective)
+            out += _priced(machine, machine.single(effort, progress), collective)
     if not topology.is_symmetric:
-        out += _tree_prices(collective, topology, deadline, progress)
+        out += _tree_prices(collective, topology, effort, progress)
     return out
 
 
@@ -254,7 +254,7 @@ def _priced(machine: Survey, columns: Columns, collective: Collective) -> list[B
 
 
 def _tree_prices(
-    collective: Collective, topology: Topology, deadline: float, progress: Callable[[str], None] | None
+    collective: Collective, topology: Topology, effort: Effort, progress: Callable[[str], None] | None
 ) -> list[Bound]:
     """Duals of the packing of in- and out-trees, for machines on which directions, or switches, are uneven."""
     name = collective.name
@@ -264,7 +264,7 @@ def _tree_prices(
     seen = topology.reversed() if turned else topology
     roots = [collective.root or 0] if name in ("broadcast", "reduce") else range(collective.ranks)
     packing = RootedPacking(seen, list(roots), name == "allreduce", shifts(seen))
-    prices = packing.run(deadline, 0.0, progress).prices
+    prices = packing.run(effort, 0.0, progress).prices
     facing = {(b, a): p for (a, b), p in prices.items()} if turned else prices
     return _directed("tree-prices", facing, collective, topology)
 
@@ -272,13 +272,13 @@ def _tree_prices(
 def _alltoall_prices(
     collective: Collective,
     topology: Topology,
-    deadline: float,
+    effort: Effort,
     progress: Callable[[str], None] | None,
     cut_s_per_GB: Fraction,
 ) -> list[Bound]:
     """Duals of the concurrent multicommodity flow; uniform prices where that is too large or not called for."""
     try:
-        flow = survey(topology).paths(collective, deadline, progress, cut_s_per_GB).flow
+        flow = survey(topology).paths(collective, effort, progress, cut_s_per_GB).flow
     except InfeasibleError:
         return _directed("prices", dict.fromkeys(topology.capacity_GBps, 1.0), collective, topology)
     if not flow.prices:

@@ -16,12 +16,14 @@ from ..topo.graph import Topology
 from .bounds import bound
 from .certificate import Bound
 from .cost.affine import Cost
+from .effort import Effort
 from .ir.collective import Collective
 from .ir.schedule import Schedule
 
 SIZES = tuple(1 << bits for bits in (10, 13, 16, 19, 22, 25, 28, 30))
 """1 KiB to 1 GiB."""
 _TRIED_LINKS = 4
+_WIDER_WORK_S = 10.0
 _WIDER = Fraction(11, 10)
 
 
@@ -87,9 +89,9 @@ def explain(
     topology: Topology,
     limit: Bound,
     candidates: Sequence[tuple[Schedule, Cost]],
-    seconds: float,
+    effort: Effort,
 ) -> Explanation:
-    """Read the certificate of `limit` and the costs of `candidates`; up to `seconds` go into trying wider links."""
+    """Read the certificate of `limit` and the costs of `candidates`; wider links are tried with the `effort` that is left."""
     inside = set(limit.certificate["inside"]) if limit.kind == "cut" else None
     prices = _cut_prices(inside, topology) if inside is not None else _read_prices(limit, collective, topology)
     parts = _sides(inside, topology) if inside is not None else _apart(set(prices), topology)
@@ -100,7 +102,7 @@ def explain(
     )
     if inside is None:
         across /= 2
-    levers = _levers(prices, collective, topology, limit, seconds)
+    levers = _levers(prices, collective, topology, limit, effort)
     return Explanation(limit.kind, parts, across, levers, _reached(candidates))
 
 
@@ -149,7 +151,7 @@ def _apart(priced: set[tuple[str, str]], topology: Topology) -> tuple[Part, ...]
 
 
 def _levers(
-    prices: dict[tuple[str, str], Fraction], collective: Collective, topology: Topology, limit: Bound, seconds: float
+    prices: dict[tuple[str, str], Fraction], collective: Collective, topology: Topology, limit: Bound, effort: Effort
 ) -> tuple[Lever, ...]:
     """bound = needed / sum(bandwidth * price), so the bound rises by its own share of a link's price."""
     paid = sum((topology.capacity_GBps[link] * p for link, p in prices.items()), Fraction(0))
@@ -163,11 +165,10 @@ def _levers(
             gain = limit.algbw_GBps * p / paid
             found.setdefault((gain, topology.capacity_GBps[a, b]), []).append((a, b))
     out = []
-    each = seconds / _TRIED_LINKS
     for number, ((gain, width), links) in enumerate(sorted(found.items(), key=lambda item: -item[0][0])):
         a, b = links[0]
         wider = None
-        if number < _TRIED_LINKS and seconds > 0:
+        if number < _TRIED_LINKS and not effort.is_over("wider links"):
             changed = replace(
                 topology,
                 links=tuple(
@@ -175,7 +176,7 @@ def _levers(
                     for x in topology.links
                 ),
             )
-            wider = bound(collective, changed, each).algbw_GBps
+            wider = bound(collective, changed, effort.grant(_WIDER_WORK_S, 1 / (_TRIED_LINKS - number))).algbw_GBps
         out.append(Lever(a, b, width, gain, len(links), wider))
     return tuple(out)
 

@@ -15,7 +15,9 @@ from .certificate import Bound
 from .cost.affine import Cost, bandwidth_s_per_GB, costs
 from .cost.host_costs import HostCosts, host_of
 from .cost.segmentation import as_sent, families, fastest
+from .effort import USUAL_LIMIT_S, Effort
 from .forest.plant import AT_BOUND, Limits
+from .forest.survey import survey
 from .ir.addition_order import is_uniform
 from .ir.collective import Collective
 from .ir.schedule import Schedule
@@ -25,17 +27,19 @@ from .strategies.base import NotOfferedError, Request
 from .verify import verify
 
 AUTO = "auto"
-_BOUND_SHARE = 0.3
-_FIRST_SHARE = 0.5
-"""Of the time left, for packing in auto; the others share what remains."""
-_EXACT_SHARE = 0.05
+_BOUND_WORK_S, _FIRST_WORK_S, _OTHER_WORK_S, _QUICK_EXACT_WORK_S = 18.0, 21.0, 6.0, 3.0
+"""Work in seconds of a quiet core: for the bound; in auto for packing, each other strategy, and exact where it is not asked
+to be thorough.
+"""
+_BOUND_CLOCK, _STRATEGY_CLOCK = 0.3, 0.7
+"""Of the time left, after which the clock stops the bound, or one strategy of several, so that some is left for others."""
 _EXACT_RANKS = 8
 _WHERE_PACKING_FALLS_SHORT = ("ring", "double-tree", "halving-doubling", "greedy")
 """Strategies that auto leaves out where packing is at the bound: they win nowhere then, and searching takes time."""
 _MENU_RANKS = 16
 _MENU = 16
 _MENU_TRANSFERS = 20_000
-"""Up to so many ranks plans carry alternatives: so many, of so many transfers each at most."""
+"""Limits on a plan's alternatives: ranks, count, transfers each."""
 _PLAYED_SIZES = tuple(4**i for i in range(5, 16))
 _BYTES_PER_US_OVER_S_PER_GB = 1000
 """alpha_us / beta_s_per_GB in bytes: 1e-6 s / (1 s / 1e9 B)."""
@@ -43,8 +47,8 @@ _BYTES_PER_US_OVER_S_PER_GB = 1000
 
 @dataclass(frozen=True)
 class Synthesis:
-    """A plan, how long it took, why the strategies that gave nothing gave nothing, all candidates with their costs, and
-    the forests that packing met on the way (see strategies.base.Request.table).
+    """A plan, how long it took, why the strategies that gave nothing gave nothing, all candidates with their costs, the
+    forests that packing met on the way (see strategies.base.Request.table), and the searches that the time limit cut short.
     """
 
     plan: Plan
@@ -52,10 +56,11 @@ class Synthesis:
     declined: dict[str, str]
     candidates: tuple[tuple[Schedule, Cost], ...]
     table: list[dict[str, Any]]
+    cut_short: tuple[str, ...] = ()
 
 
 def collective_on(name: str, topology: Topology, root: int | None = None) -> Collective:
-    """The collective over a topology's ranks. InputError where there are fewer than two."""
+    """Return the collective over a topology's ranks. InputError where there are fewer than two."""
     n = len(topology.ranks)
     if n < 2:
         raise InputError(
@@ -69,49 +74,45 @@ def synthesize(
     collective: Collective,
     topology: Topology,
     strategy_name: str = AUTO,
-    time_limit_s: float = 60.0,
+    time_limit_s: float = USUAL_LIMIT_S,
     progress: Callable[[str], None] | None = None,
     limits: Limits | None = None,
     *,
     thorough: bool = False,
 ) -> Synthesis:
-    """The verified plan of one strategy, or of the best at each size (auto). `thorough`: auto tries every strategy, also
-    where it has no chance, and searches longer for the best placements.
+    """Return the verified plan of one strategy, or of the best at each size (auto). `thorough`: auto tries every strategy,
+    also where it has no chance, and searches longer for the best placements.
 
-    Raises InfeasibleError where there is none, TimeLimitError where the time was over before there was one.
+    The plan depends on the request alone, unless `time_limit_s` strikes, which `cut_short` tells. A limit above a minute
+    allows more work, in proportion. Raises InfeasibleError where there is no plan, TimeLimitError where the limit struck
+    before there was one.
     """
     started = time.monotonic()
-    deadline = started + time_limit_s
+    effort = Effort(time_limit_s)
     names = list(STRATEGIES) if strategy_name == AUTO else [strategy_name]
     for name in names:
         strategy(name)
     check_connected(collective, topology)
-    limit = bound(collective, topology, time_limit_s * _BOUND_SHARE, progress)
+    # What earlier requests found out about this machine would let these searches begin where those ended.
+    survey.cache_clear()
+    limit = bound(collective, topology, effort.grant(_BOUND_WORK_S, _BOUND_CLOCK), progress)
+    quick = strategy_name == AUTO and not thorough
+    request = Request(collective, topology, effort, progress, limit, limits or Limits(), quick)
     declined: dict[str, str] = {}
-    table: list[dict[str, Any]] = []
     timed_out = settled = False
     costed: list[tuple[Schedule, Cost]] = []
     for number, name in enumerate(names):
-        now = time.monotonic()
-        if now > deadline and costed:
-            declined[name] = "not tried: the time was over"
+        if quick and _has_no_chance(name, collective, settled=settled, have_one=bool(costed)):
             continue
-        turn = now + max(0.0, deadline - now) / (len(names) - number)
-        if strategy_name == AUTO and not thorough:
-            if name in _WHERE_PACKING_FALLS_SHORT and settled and (collective.ranks > _MENU_RANKS or name == "greedy"):
-                continue
-            if name == "exact" and costed and collective.ranks > _EXACT_RANKS:
-                continue
-        if strategy_name == AUTO and number == 0:
-            turn = now + max(0.0, deadline - now) * _FIRST_SHARE
-        elif strategy_name == AUTO and name == "exact" and not thorough:
-            turn = min(turn, now + time_limit_s * _EXACT_SHARE)
-        if progress is not None:
-            progress(f"{name} ...")
-        quick = strategy_name == AUTO and not thorough
-        request = Request(collective, topology, turn, progress, limit, limits or Limits(), quick, table)
+        if costed and effort.clock_s <= 0:
+            declined[name] = "not tried: the time was over"
+            effort.record_cut("strategies not tried")
+            continue
+        request.say(f"{name} ...")
+        # A strategy that is asked for by name may do all there is time for.
+        granted = effort if strategy_name != AUTO else _grant(effort, name, first=number == 0, quick=quick)
         try:
-            costed += cost_all(topology, strategy(name)(request))
+            costed += cost_all(topology, strategy(name)(replace(request, effort=granted)))
         except (InfeasibleError, TimeLimitError) as error:
             if strategy_name != AUTO or not isinstance(error, NotOfferedError):
                 declined[name] = str(error)
@@ -122,7 +123,22 @@ def synthesize(
         reasons = "; ".join(declined.values())
         raise TimeLimitError(reasons) if timed_out else InfeasibleError(reasons)
     plan = plan_of(collective, topology, limit, costed)
-    return Synthesis(plan, time.monotonic() - started, declined, tuple(costed), table)
+    seconds = time.monotonic() - started
+    return Synthesis(plan, seconds, declined, tuple(costed), request.table, tuple(effort.cut_short))
+
+
+def _has_no_chance(name: str, collective: Collective, *, settled: bool, have_one: bool) -> bool:
+    """Return whether auto need not try a strategy, given that there is a schedule (`have_one`), at the bound (`settled`)."""
+    if name == "exact":
+        return have_one and collective.ranks > _EXACT_RANKS
+    many = collective.ranks > _MENU_RANKS or name == "greedy"
+    return name in _WHERE_PACKING_FALLS_SHORT and settled and many
+
+
+def _grant(effort: Effort, name: str, *, first: bool, quick: bool) -> Effort:
+    """Return what one strategy of several may do: the first one most, as the others mostly have less to search."""
+    work_s = _FIRST_WORK_S if first else _QUICK_EXACT_WORK_S if quick and name == "exact" else _OTHER_WORK_S
+    return effort.grant(work_s, _STRATEGY_CLOCK)
 
 
 def _at_bound(topology: Topology, limit: Bound, costed: list[tuple[Schedule, Cost]]) -> bool:
@@ -133,8 +149,8 @@ def _at_bound(topology: Topology, limit: Bound, costed: list[tuple[Schedule, Cos
 
 
 def cost_all(topology: Topology, candidates: Iterable[Schedule]) -> list[tuple[Schedule, Cost]]:
-    """Every candidate with its cost; verified first. Of schedules that differ in segments only, the steps are looked at
-    once.
+    """Verify every candidate and return it with its cost. Of schedules that differ in segments only, the steps are looked
+    at once.
     """
     cuts: dict[Schedule, list[int]] = {}
     for schedule in candidates:
@@ -142,50 +158,61 @@ def cost_all(topology: Topology, candidates: Iterable[Schedule]) -> list[tuple[S
     out: list[tuple[Schedule, Cost]] = []
     for base, segments in cuts.items():
         verify(base, topology)
-        found = costs(base, topology, segments)
-        out += [(replace(base, segments=m), c) for m, c in zip(segments, found, strict=True)]
+        costs_of_base = costs(base, topology, segments)
+        out += [(replace(base, segments=m), c) for m, c in zip(segments, costs_of_base, strict=True)]
     return out
 
 
-def _alike(costed: list[tuple[Schedule, Cost]]) -> list[tuple[Schedule, Cost]]:
-    """Without schedules under which ranks would end with different bits (see synth/order.py), if there are others."""
+def _prefer_uniform(costed: list[tuple[Schedule, Cost]]) -> list[tuple[Schedule, Cost]]:
+    """Return the schedules without those under which ranks would end with different bits (see
+    synth/ir/addition_order.py), if there are others.
+    """
     uniform = {base: is_uniform(base) for base in {replace(s, segments=1) for s, _ in costed}}
     return [item for item in costed if uniform[replace(item[0], segments=1)]] or costed
 
 
 def plan_of(collective: Collective, topology: Topology, limit: Bound, costed: Iterable[tuple[Schedule, Cost]]) -> Plan:
-    """The plan that takes, at each size, the candidate with the least predicted time.
+    """Return the plan that takes, at each size, the candidate with the least predicted time.
 
-    Schedules under which ranks would end with different bits (see synth/order.py) are left out if there are others.
+    Schedules under which ranks would end with different bits (see synth/ir/addition_order.py) are left out if there
+    are others.
     """
     pool = sorted(
-        _alike(list(costed)), key=lambda item: len(item[0].transfers)
+        _prefer_uniform(list(costed)), key=lambda item: len(item[0].transfers)
     )  # of equal cost, the one with fewest transfers
     entries: list[Entry] = []
     host = host_of(topology)
-    ranges = _played(pool, topology, host) if host is not None else []
+    ranges = _choose_by_playing(pool, topology, host) if host is not None else []
     for schedule, first in ranges or ((pool[i][0], first) for i, first in lower_envelope([c for _, c in pool])):
         if entries:
             entries[-1] = replace(entries[-1], max_bytes=first)
         entries.append(Entry(first, None, schedule))
-    return Plan(topology.for_plans(), collective, tuple(entries), limit, _menu(collective, pool, entries, topology))
+    return Plan(
+        topology.for_plans(), collective, tuple(entries), limit, _list_alternatives(collective, pool, entries, topology)
+    )
 
 
-def _played(pool: list[tuple[Schedule, Cost]], topology: Topology, host: HostCosts) -> list[tuple[Schedule, int]]:
-    """On a calibrated machine: the schedule that is fastest when played, with the first size in bytes at which it is."""
-    found = families((s for s, _ in pool if len(s.transfers) <= _MENU_TRANSFERS), topology)
+def _choose_by_playing(
+    pool: list[tuple[Schedule, Cost]], topology: Topology, host: HostCosts
+) -> list[tuple[Schedule, int]]:
+    """Return, for a calibrated machine, the schedules that are fastest when played, each with the first size in bytes at
+    which it is.
+    """
+    cut_families = families((s for s, _ in pool if len(s.transfers) <= _MENU_TRANSFERS), topology)
     out: list[tuple[Schedule, int]] = []
-    for size in _PLAYED_SIZES if found else ():
-        best = fastest(found, topology, host, size)[0][1]
+    for size in _PLAYED_SIZES if cut_families else ():
+        best = fastest(cut_families, topology, host, size)[0][1]
         if not out or best != out[-1][0]:
             out.append((best, size // 2 if out else 0))
     return out
 
 
-def _menu(
+def _list_alternatives(
     collective: Collective, pool: list[tuple[Schedule, Cost]], entries: list[Entry], topology: Topology
 ) -> tuple[Schedule, ...]:
-    """Schedules of each strategy that no other of it beats in steps, transfers and bandwidth (as it is sent) at once."""
+    """Return the schedules of each strategy that no other of it beats in steps, transfers and bandwidth (as it is sent)
+    at once.
+    """
     if collective.ranks > _MENU_RANKS:
         return ()
     have = {entry.schedule.uncut for entry in entries}
@@ -197,12 +224,12 @@ def _menu(
             piped = bandwidth_s_per_GB(replace(sent, segments=2), topology)
             alone = bandwidth_s_per_GB(sent, topology)
             figures[base] = (base.steps, len(base.transfers), float(piped), float(alone))
-    kept = []
-    for base, mine in figures.items():
+    unbeaten = []
+    for base, own in figures.items():
         rivals = [f for other, f in figures.items() if other.strategy == base.strategy and other is not base]
-        if not any(f != mine and all(x <= y for x, y in zip(f, mine, strict=True)) for f in rivals):
-            kept.append((figures[base], base))
-    ranked = [base for _, base in sorted(kept, key=lambda item: item[0][2]) if base not in have]
+        if not any(f != own and all(x <= y for x, y in zip(f, own, strict=True)) for f in rivals):
+            unbeaten.append((own, base))
+    ranked = [base for _, base in sorted(unbeaten, key=lambda item: item[0][2]) if base not in have]
     return tuple(ranked[:_MENU])
 
 
@@ -211,11 +238,11 @@ def lower_envelope(costs: list[Cost]) -> list[tuple[int, int]]:
     current = min(range(len(costs)), key=lambda i: (costs[i].alpha_us, costs[i].beta_s_per_GB))
     out = [(current, 0)]
     while True:
-        here = costs[current]
+        cheapest = costs[current]
         crossings = [
-            ((c.alpha_us - here.alpha_us) / (here.beta_s_per_GB - c.beta_s_per_GB), c.beta_s_per_GB, i)
+            ((c.alpha_us - cheapest.alpha_us) / (cheapest.beta_s_per_GB - c.beta_s_per_GB), c.beta_s_per_GB, i)
             for i, c in enumerate(costs)
-            if c.beta_s_per_GB < here.beta_s_per_GB
+            if c.beta_s_per_GB < cheapest.beta_s_per_GB
         ]
         if not crossings:
             return out

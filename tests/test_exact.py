@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from fractions import Fraction
 
 import pytest
 
 from topoplan.synth.cost.affine import rounds, unit_GBps
+from topoplan.synth.effort import Effort
 from topoplan.synth.ir.collective import Collective
 from topoplan.synth.ir.transform import reverse
 from topoplan.synth.ksync.copying import Instance, solve_copying
@@ -23,11 +23,11 @@ DGX1 = preset("dgx1")
 @pytest.fixture
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """Instances that take a second or two may take longer where other tests run beside these."""
-    monkeypatch.setattr("topoplan.synth.ksync.pareto._INSTANCE_SECONDS", 30.0)
+    monkeypatch.setattr("topoplan.synth.ksync.pareto._INSTANCE_WORK_S", 30.0)
 
 
-def soon() -> float:
-    return time.monotonic() + 120
+def soon() -> Effort:
+    return Effort(120, 120)
 
 
 def test_the_front_of_allgather_on_dgx1() -> None:
@@ -118,7 +118,7 @@ def test_fronts_of_k_synchronous_schedules(name: str, slack: int, ends: list[tup
 )
 def test_rows_of_the_other_collectives(name: str, triple: tuple[int, int, int], feasible: bool) -> None:
     root = 0 if name in ("broadcast", "reduce", "gather", "scatter") else None
-    (row,) = decide(Collective(name, 8, root), DGX1, [triple], 120).rows
+    (row,) = decide(Collective(name, 8, root), DGX1, [triple], soon()).rows
     assert row.status == ("feasible" if feasible else "infeasible")
     if row.schedule is not None:
         verify(row.schedule, DGX1)

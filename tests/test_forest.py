@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -23,6 +22,7 @@ from scipy.optimize import linprog
 from topoplan.synth.bounds import bound
 from topoplan.synth.certificate import check_bound
 from topoplan.synth.cost.affine import bandwidth_s_per_GB
+from topoplan.synth.effort import Effort
 from topoplan.synth.forest.boxes import find_boxes
 from topoplan.synth.forest.machine.pairs import PairGraph, Tree
 from topoplan.synth.forest.machine.symmetry import colours, group, mirrors, shifts
@@ -371,9 +371,9 @@ def test_matroid_union_finds_all_trees_there_are(topology: Topology, copies: int
     ends = list(zip(graph.low.tolist(), graph.high.tolist(), strict=True))
     most = [int(c) * copies for c in graph.exact]
     count = int(rate * copies)
-    found = spanning_trees(len(graph.names), ends, most, count, time.monotonic() + 60)
+    found = spanning_trees(len(graph.names), ends, most, count, Effort(60))
     assert found is not None and len(found) == count
-    lowered = lower_trees(len(graph.names), ends, most, found, time.monotonic() + 5)
+    lowered = lower_trees(len(graph.names), ends, most, found, Effort(5))
     for trees in (found, lowered):
         used: Counter[int] = Counter()
         for tree in trees:
@@ -383,7 +383,7 @@ def test_matroid_union_finds_all_trees_there_are(topology: Topology, copies: int
         assert all(used[e] <= m for e, m in enumerate(most))
     if count:
         assert max(radius(tree, ends) for tree in lowered) <= max(radius(tree, ends) for tree in found)
-    assert spanning_trees(len(graph.names), ends, most, count + 1, time.monotonic() + 60) is None
+    assert spanning_trees(len(graph.names), ends, most, count + 1, Effort(60)) is None
 
 
 @settings(max_examples=100, deadline=None)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -14,6 +13,7 @@ from hypothesis import strategies as st
 
 from topoplan.runtime.program.instructions import Await, Combine, Exchange, Pack, Post, Program, Span
 from topoplan.runtime.program.lowering import lower
+from topoplan.synth.effort import Effort
 from topoplan.synth.ir.addition_order import is_uniform
 from topoplan.synth.ir.collective import Collective
 from topoplan.synth.ir.schedule import Schedule, Transfer
@@ -30,13 +30,11 @@ Array = np.ndarray
 
 def built(name: str, topology: str, collective: str = "allreduce") -> Schedule:
     target = preset(topology)
-    return STRATEGIES[name](Request(collective_on(collective, target), target, time.monotonic() + 30))[0]
+    return STRATEGIES[name](Request(collective_on(collective, target), target, Effort(30)))[0]
 
 
 def exact(name: str, triple: tuple[int, int, int], root: int | None = None) -> Schedule:
-    found = solve_copying(
-        fabric_of(preset("dgx1")), Instance(Collective(name, 8, root), *triple), time.monotonic() + 60
-    )
+    found = solve_copying(fabric_of(preset("dgx1")), Instance(Collective(name, 8, root), *triple), Effort(60))
     assert found is not None
     return found
 

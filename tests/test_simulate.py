@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -18,6 +17,7 @@ from topoplan.synth.cost.affine import bandwidth_s_per_GB
 from topoplan.synth.cost.host_costs import HostCosts, host_of, with_host
 from topoplan.synth.cost.segmentation import as_sent, families, fastest, time_us
 from topoplan.synth.cost.simulate import MOST_GROUPS, predict_us, shape_of
+from topoplan.synth.effort import Effort
 from topoplan.synth.ir.schedule import Schedule
 from topoplan.synth.plan import Plan
 from topoplan.synth.strategies import STRATEGIES
@@ -34,7 +34,7 @@ MB = 1 << 20
 
 
 def built(name: str, topology: Topology) -> Schedule:
-    return STRATEGIES[name](Request(collective_on("allreduce", topology), topology, time.monotonic() + 30))[0]
+    return STRATEGIES[name](Request(collective_on("allreduce", topology), topology, Effort(30)))[0]
 
 
 def no_latency(topology: Topology) -> Topology:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 from fractions import Fraction
 
@@ -12,6 +11,7 @@ from hypothesis import strategies as st
 
 from topoplan.synth.bounds import bound
 from topoplan.synth.cost.affine import bandwidth_s_per_GB, cost, rounds
+from topoplan.synth.effort import Effort
 from topoplan.synth.forest.shapes import binary
 from topoplan.synth.ir.collective import Collective
 from topoplan.synth.ir.schedule import Schedule
@@ -28,7 +28,7 @@ CLASSIC = ["ring", "double-tree", "recursive-doubling", "halving-doubling", "dir
 
 def build(name: str, topology: Topology, collective: str = "allreduce", seconds: float = 20) -> list[Schedule]:
     target = collective_on(collective, topology)
-    schedules = STRATEGIES[name](Request(target, topology, time.monotonic() + seconds))
+    schedules = STRATEGIES[name](Request(target, topology, Effort(seconds)))
     for schedule in schedules:
         verify(schedule, topology)
         assert schedule.strategy == name
@@ -232,4 +232,4 @@ def test_too_large_for_exact_is_said() -> None:
 
 def test_no_time_is_a_time_limit() -> None:
     with pytest.raises(TimeLimitError):
-        STRATEGIES["exact"](Request(Collective("alltoall", 16), preset("torus:4x4"), time.monotonic() - 1))
+        STRATEGIES["exact"](Request(Collective("alltoall", 16), preset("torus:4x4"), Effort(0)))

@@ -20,7 +20,7 @@ log = logging.getLogger("topoplan")
 
 
 def cached_plan(collective: Collective, topology: Topology, folder: Path, time_limit_s: float) -> Plan:
-    """The plan that is kept in `folder`, verified; else one is synthesized, and kept if it can be.
+    """Return the plan that is kept in `folder`, verified; else synthesize one, and keep it unless the time limit struck.
 
     A file that is damaged, or is for another machine, is replaced. Raises what `synthesize` raises.
     """
@@ -29,14 +29,20 @@ def cached_plan(collective: Collective, topology: Topology, folder: Path, time_l
     if kept is not None:
         log.info("%s: plan %s from %s", _what(collective), kept.hash[:16], path)
         return kept
-    made = synthesize(collective, topology, time_limit_s=time_limit_s)
-    log.info("%s: plan %s synthesized in %.1f s", _what(collective), made.plan.hash[:16], made.seconds)
+    result = synthesize(collective, topology, time_limit_s=time_limit_s)
+    log.info("%s: plan %s synthesized in %.1f s", _what(collective), result.plan.hash[:16], result.seconds)
+    if result.cut_short:
+        log.warning(
+            "%s: search cut short by the time limit of %g s (%s); plan %s is not kept, the next start searches again",
+            _what(collective), time_limit_s, ", ".join(result.cut_short), result.plan.hash[:16],
+        )  # fmt: skip
+        return result.plan
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        made.plan.save(path, overwrite=True)
+        result.plan.save(path, overwrite=True)
     except (OSError, TopoplanError) as error:
         log.warning("the plan for %s is not kept: %s", _what(collective), error)
-    return made.plan
+    return result.plan
 
 
 def _read(path: Path, collective: Collective, topology: Topology) -> Plan | None:

@@ -9,7 +9,6 @@ they are, prices prove what they prove. Prices are smoothed towards the best kno
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...topo.errors import InfeasibleError
+from ..effort import Effort
 from ..numeric.linear import pack
 from .machine.pairs import Floats, PairGraph, Tree
 
@@ -26,6 +26,8 @@ _TOLERANCE = 1e-10
 _SMOOTH = 0.5
 _OTHERS = 12
 _SHUN = 0.2
+_TREE_S, _TREE_PAIR_S = 7e-4, 2e-6
+"""Seconds of a quiet core for a cheapest tree, and for each pair of devices in it."""
 
 
 @dataclass(frozen=True)
@@ -44,13 +46,13 @@ class Columns:
 def generate(
     graph: PairGraph,
     rows: NDArray[np.int64],
-    deadline: float,
+    effort: Effort,
     progress: Callable[[str], None] | None = None,
     start: Columns | None = None,
     most: float = np.inf,
 ) -> Columns:
-    """Pack trees, pair i counting in row `rows[i]`, until nothing better is left, `most` GB/s are reached, or the time
-    is over (`deadline`, time.monotonic). `start` brings columns and prices along.
+    """Pack trees, pair i counting in row `rows[i]`, until nothing better is left, `most` GB/s are reached, or the work
+    that is allowed is done. `start` brings columns and prices along.
     """
     count = int(rows.max()) + 1
     capacity: Floats = np.bincount(rows, weights=graph.capacity, minlength=count).astype(np.float64)
@@ -60,16 +62,18 @@ def generate(
     known = dict.fromkeys(trees)
     rates, dual = np.zeros(len(trees)), best[0]
     if trees:
-        rates, dual = _solve(columns, capacity, rows)
+        rates, dual = _solve(columns, capacity, rows, effort)
     smooth = _SMOOTH if trees else 0.0
+    tree_s = _TREE_S + _TREE_PAIR_S * len(rows)
     while True:
         asked = smooth * best[0] + (1 - smooth) * dual
         price, tree = graph.cheapest_tree(asked)
+        effort.spend(tree_s)
         value = float(graph.capacity @ asked) / price
         if value < best[1]:
             best = asked / price, value
         reached = float(rates.sum()) >= min(best[1], most) * (1 - _TOLERANCE)
-        if reached or (trees and time.monotonic() > deadline):
+        if reached or (trees and effort.is_over("packing trees")):
             return Columns(tuple(trees), rates, best[0], best[1], reached)
         cheap = not trees or sum(dual[i] * times for i, times in graph.uses(tree).items()) < 1 - _TOLERANCE
         if tree in known or not cheap:
@@ -77,12 +81,13 @@ def generate(
                 return Columns(tuple(trees), rates, best[0], best[1], optimal=True)
             smooth = smooth / 2 if smooth > 0.05 else 0.0
             continue
+        effort.spend(tree_s * _OTHERS)
         for fresh in [tree, *_others(graph, asked, tree, rows)]:
             if fresh not in known:
                 known[fresh] = None
                 trees.append(fresh)
                 columns.append(_in_rows(graph, fresh, rows))
-        rates, dual = _solve(columns, capacity, rows)
+        rates, dual = _solve(columns, capacity, rows, effort)
         smooth = _SMOOTH
         if progress is not None and len(trees) % 20 == 0:
             progress(f"packing: {len(trees)} trees, {rates.sum():.4g} of at most {best[1]:.4g} GB/s")
@@ -101,9 +106,11 @@ def _others(graph: PairGraph, prices: Floats, tree: Tree, rows: NDArray[np.int64
     return out
 
 
-def _solve(columns: list[Counter[int]], capacity: Floats, rows: NDArray[np.int64]) -> tuple[Floats, Floats]:
+def _solve(
+    columns: list[Counter[int]], capacity: Floats, rows: NDArray[np.int64], effort: Effort
+) -> tuple[Floats, Floats]:
     """Rates of the columns and the price of each pair."""
-    solved = pack(columns, capacity)
+    solved = pack(columns, capacity, effort)
     if solved is None:
         raise InfeasibleError("the packing of trees has no optimum; are the bandwidths of very different sizes?")
     return solved[0], solved[1][rows]

@@ -8,7 +8,6 @@ Steiner's, so unlike elsewhere nothing is proved here; the bound is a cut's.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Iterator
 from fractions import Fraction
 from itertools import combinations, pairwise
@@ -17,6 +16,7 @@ import numpy as np
 
 from ...topo.graph import Topology
 from ...topo.routes import Route
+from ..effort import Effort
 from .machine.pairs import Floats, PairGraph
 from .plant import Limits, Nursery, Planted
 from .survey import Survey
@@ -25,27 +25,31 @@ from .trees import RootedTree
 _ALL_SUBSETS = 6
 _ROUNDS = 40
 _ROOTS = 16
+_TREE_S, _TREE_PAIR_S = 1e-3, 4e-6
+"""Seconds of a quiet core for a spanning tree over GPUs and switches, and for each pair of devices in it."""
 
 
 def in_network_forests(
     survey: Survey,
     bound_GBps: Fraction,
     limits: Limits,
-    deadline: float,
+    effort: Effort,
     say: Callable[[str], None] | None = None,
 ) -> list[Planted]:
     """Forests of such trees, the best shares of all trees tried, and single ones."""
     topology = survey.topology
     able = [d.id for d in topology.devices if d.kind != "gpu" and d.can_reduce]
-    nursery = Nursery(survey, bound_GBps, limits, deadline, say)
+    nursery = Nursery(survey, bound_GBps, limits, effort, say)
     graph = survey.graph
     trees: dict[RootedTree, None] = {}
     load = np.zeros(len(graph.pairs))
+    tree_s = _TREE_S + _TREE_PAIR_S * len(load)
     for turn in range(_ROUNDS):
-        if trees and time.monotonic() > deadline:
+        if trees and effort.is_over("trees through switches"):
             break
         prices = (1 + load * len(load) / max(float(load.sum()), 1.0)) / graph.capacity
         fresh = list(_cheapest(graph, topology, able, prices))
+        effort.spend(tree_s * (len(list(_subsets(able))) + _ROOTS))
         before = len(trees)
         for tree, pairs in fresh:
             if tree not in trees:

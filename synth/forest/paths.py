@@ -6,7 +6,6 @@ busiest link is as idle as it can be. The dual prices are the certificate of kin
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +20,7 @@ from scipy.sparse.csgraph import dijkstra
 from ...topo.errors import TimeLimitError
 from ...topo.graph import Topology
 from ..cost.affine import tighten
+from ..effort import Effort
 from ..ir.collective import Chunk, Collective
 from ..ir.schedule import Schedule
 from ..ir.transfers import COPY, Transfers
@@ -33,6 +33,8 @@ Path = tuple[str, ...]
 """Devices from the source GPU to the target GPU, relaying GPUs included."""
 _TOLERANCE = 1e-9
 _HOP_SHARE = 1e-6
+_PATH_S, _DEVICE_S = 1e-5, 1e-6
+"""Seconds of a quiet core for a pair's cheapest path, and for each device that is looked at from a source."""
 
 
 @dataclass
@@ -100,24 +102,25 @@ class PathPacking:
         out.finished = True
         return out
 
-    def run(self, deadline: float, say: Callable[[str], None] | None = None) -> Flow:
-        """Generate until nothing better is left, or the time is over; going on from an earlier call."""
+    def run(self, effort: Effort, say: Callable[[str], None] | None = None) -> Flow:
+        """Generate until nothing better is left, or the work that is allowed is done; going on from an earlier call."""
         out = self.flow
         prices: Floats = 1 / self.capacity
         duals: Mapping[Hashable, float] = {}
         if self.found and not self.finished:
-            solved = self._solve()
+            solved = self._solve(effort)
             prices, duals = solved.prices, solved.duals
         while not self.finished:
             fresh = self._price(prices, duals)
+            effort.spend(len(self.sources) * (_PATH_S * len(self.gpus) + _DEVICE_S * len(self.names)))
             if not fresh:
                 self.finished = True
                 break
-            if self.found and time.monotonic() > deadline:
+            if self.found and effort.is_over("packing paths"):
                 break
             for path in fresh:
                 self.found[path] = self._uses(path)
-            solved = self._solve()
+            solved = self._solve(effort)
             out.shares, out.reached, prices, duals = solved.shares, solved.time, solved.prices, solved.duals
             out.paths = list(self.found)
             if out.reached <= out.value * (1 + _TOLERANCE):
@@ -160,12 +163,12 @@ class PathPacking:
             used[int(self.row[self.number[link]])] += self.times
         return used
 
-    def _solve(self) -> Division:
+    def _solve(self, effort: Effort) -> Division:
         """Shares that sum up to 1 a pair."""
         pairs = [(path[0], path[-1]) for path in self.found]
-        found = divide(list(self.found.values()), self.capacity, pairs)
+        found = divide(list(self.found.values()), self.capacity, pairs, effort=effort)
         if found is None:
-            raise TimeLimitError("the linear programme of paths was not solved in time")
+            raise TimeLimitError("the linear programme of paths was not solved")
         return found
 
 

@@ -7,7 +7,6 @@ these reaches the bound, trees of the column generation are weighed against each
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -17,6 +16,7 @@ from math import ceil
 
 import numpy as np
 
+from ..effort import Effort
 from ..numeric.linear import pack
 from .boxes import lane_trees
 from .machine.metric import Metric
@@ -34,7 +34,9 @@ _UNION_STEPS = (1, 2, 4, 8, 16, 32, 64, 128)
 _UNION_WORK = 3_000_000
 _ROOTS = 64
 _METRIC_RANKS = 256
-_LOW_SECONDS = 10.0
+_LOW_WORK_S = 10.0
+_LOW_TREE_S, _LOW_TREE_RANK_S = 5e-4, 2e-5
+"""Seconds of a quiet core to grow and count a low tree, and for each rank in it."""
 _SINGLE_RANKS, _SINGLE_PAIRS = 128, 1000
 _FAR = Fraction(1, 10)
 _NEAR = Fraction(1, 50)
@@ -72,10 +74,10 @@ class Nursery:
         survey: Survey,
         bound_GBps: Fraction,
         limits: Limits,
-        deadline: float,
+        effort: Effort,
         say: Callable[[str], None] | None = None,
     ) -> None:
-        self.survey, self.bound, self.limits, self.deadline, self.say = survey, bound_GBps, limits, deadline, say
+        self.survey, self.bound, self.limits, self.effort, self.say = survey, bound_GBps, limits, effort, say
         self.planted: list[Planted] = []
 
     # -- keeping -------------------------------------------------------------------------------------------------
@@ -126,7 +128,7 @@ class Nursery:
         return any(p.rate_GBps >= self.bound * (1 - gap) and self.limits.allows(p) for p in self.planted)
 
     def _time_left(self) -> bool:
-        return time.monotonic() < self.deadline
+        return not self.effort.is_over("packing trees")
 
     def _rooted(self, tree: Tree, root: int | None = None) -> RootedTree:
         return mirrored(tree, self.survey.ranks, root)
@@ -193,7 +195,7 @@ class Nursery:
         }
         for count in sorted(wanted - {0}):
             _, u = best_of[count]
-            found = self.survey.whole_trees(count, u, self.deadline) if self._time_left() else None
+            found = self.survey.whole_trees(count, u, self.effort) if self._time_left() else None
             if found is not None:
                 self.keep_weighed([self._rooted(tree) for tree in found], "whole numbers", even=True)
 
@@ -205,7 +207,7 @@ class Nursery:
 
     def orbits(self) -> None:
         """Shifts of the rank order: columns of the class prices, each with all its images."""
-        columns = self.survey.by_class(self.deadline, self.say)
+        columns = self.survey.by_class(self.effort, self.say)
         carrying = [tree for tree, rate in zip(columns.trees, columns.rates, strict=True) if rate > 1e-9]
         most = min(_MOST_TREES, self.limits.max_trees or _MOST_TREES)
         images = group(self.survey.turns, max(1, most // max(len(carrying), 1)))
@@ -255,7 +257,7 @@ class Nursery:
                 1, int(self.survey.graph.capacity.sum() / (len(self.survey.ranks) - 1) / float(self.survey.unit))
             )
             for k in range(count, 0, -1):
-                whole = self.survey.whole_trees(k, 1, self.deadline)
+                whole = self.survey.whole_trees(k, 1, self.effort)
                 if whole is not None:
                     trees = [replace(self._rooted(tree, root), up=()) for tree in whole]
                     self.keep_weighed(trees, "whole numbers")
@@ -263,14 +265,13 @@ class Nursery:
 
     def single_links(self) -> None:
         """The column generation link by link: everything it found is weighed."""
-        columns = self.survey.single(self.deadline, self.say)
+        columns = self.survey.single(self.effort, self.say)
         carrying = [tree for tree, rate in zip(columns.trees, columns.rates, strict=True) if rate > 1e-9]
         self.keep_weighed([self._rooted(tree) for tree in carrying], "column generation")
 
     def low_ones(self) -> None:
         """Trees within the depth limit, generated under prices, and of them as many as are allowed."""
-        seconds = min(_LOW_SECONDS, (self.deadline - time.monotonic()) / 2)
-        found = low_columns(self.survey, self.limits.max_depth, time.monotonic() + seconds)
+        found = low_columns(self.survey, self.limits.max_depth, self.effort.grant(_LOW_WORK_S, 0.5))
         if not found:
             return
         trees = [self._rooted(tree) for tree in found]
@@ -297,7 +298,7 @@ def low_tree(metric: Metric, root: int, hop_price: float = 0.0, most_depth: int 
     return Tree(tuple(metric.route(parent, node) for node, parent in enumerate(parents) if parent >= 0))
 
 
-def low_columns(survey: Survey, most_depth: int | None, deadline: float) -> list[Tree]:
+def low_columns(survey: Survey, most_depth: int | None, effort: Effort) -> list[Tree]:
     """Column generation whose columns are low trees only (by a heuristic, so what is reached proves nothing)."""
     graph, n = survey.graph, len(survey.ranks)
     if n > _METRIC_RANKS:
@@ -307,8 +308,9 @@ def low_columns(survey: Survey, most_depth: int | None, deadline: float) -> list
     columns: list[Counter[int]] = []
     roots = range(0, n, ceil(n / _ROOTS))
     dual = prices
-    while time.monotonic() < deadline:
+    while not effort.is_over("low trees"):
         metric = both_ways_metric(survey, dual)
+        effort.spend(2 * len(roots) * (_LOW_TREE_S + _LOW_TREE_RANK_S * n))
         fresh = []
         for root in roots:
             for hop_price in (0.0, 0.5):
@@ -326,7 +328,7 @@ def low_columns(survey: Survey, most_depth: int | None, deadline: float) -> list
                 columns.append(used)
         if not fresh:
             break
-        solved = pack(columns, graph.capacity)
+        solved = pack(columns, graph.capacity, effort)
         if solved is None:
             break
         rates, dual = solved

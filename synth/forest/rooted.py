@@ -8,7 +8,6 @@ exactly, are the certificate of kind "tree-prices".
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ from numpy.typing import NDArray
 
 from ...topo.errors import InfeasibleError
 from ...topo.graph import Topology
+from ..effort import Effort
 from ..numeric.arborescence import cheapest_out_tree
 from .machine.metric import Floats, Link, Metric
 from .machine.symmetry import group
@@ -31,6 +31,8 @@ _TOLERANCE = 1e-9
 _HOP_PRICES = (0.0, 0.1, 1.0)
 _EXACT_RANKS = 320
 _OTHERS, _SHUN = 8, 0.05
+_METRIC_S, _TREE_S, _TREE_ENTRY_S = 1e-3, 5e-4, 1.7e-6
+"""Seconds of a quiet core: to price routes for a rank, for an out-tree, and for each two ranks in it."""
 
 
 @dataclass
@@ -87,18 +89,21 @@ class RootedPacking:
             out[int(self.row[i])] += self.topology.capacity_GBps[link]
         return out
 
-    def run(self, deadline: float, enough: float = 0.0, say: Say = None) -> Branches:
-        """Generate until nothing better is left, the time per part is down to `enough`, or the time is over."""
+    def run(self, effort: Effort, enough: float = 0.0, say: Say = None) -> Branches:
+        """Generate until nothing better is left, the time per part is down to `enough`, or the work that is
+        allowed is done.
+        """
         out = self.branches
         prices = 1 / self.capacity / len(self.capacity)
         duals: Mapping[Hashable, float] = {}
         while True:
             fresh = self._price(prices, duals, out)
-            if not fresh or (self.found and time.monotonic() > deadline):
+            effort.spend(self._pricing_s)
+            if not fresh or (self.found and effort.is_over("packing rooted trees")):
                 break
             for tree in fresh:
                 self.found[tree] = self._uses(tree)
-            solved = self._solve()
+            solved = self._solve(effort)
             if solved is None:
                 raise InfeasibleError(
                     "the packing of trees has no optimum; are the bandwidths of very different sizes?"
@@ -113,18 +118,27 @@ class RootedPacking:
             raise InfeasibleError("no trees reach all GPUs from everywhere within the depth that is allowed")
         return out
 
+    @property
+    def _pricing_s(self) -> float:
+        """Work of a call of `_price`, in seconds of a quiet core."""
+        n = len(self.topology.ranks)
+        trees = len(self.roots) * (2 if self.both else 1) + (_OTHERS if len(self.roots) == 1 else 0)
+        return _METRIC_S + trees * (_TREE_S + _TREE_ENTRY_S * n * n)
+
     def _price(self, prices: Floats, duals: Mapping[Hashable, float], out: Branches) -> list[RootedTree]:
         """Trees that cost less than their root's dual under the prices (of rows); keeps the best prices in `out`."""
         metric = Metric(self.topology, self.links, prices[self.row])
         cheapest: dict[int, float] = {}
         fresh: list[tuple[float, RootedTree]] = []
         top = float(metric.distance[np.isfinite(metric.distance)].sum()) + 1
+        # Edmonds' algorithm takes dense graphs: a pair without a route costs more than all others together.
         forward = np.where(np.isfinite(metric.distance), metric.distance, top)
         exact = len(forward) <= _EXACT_RANKS
         for root in self.roots:
             down = cheapest_out_tree(forward, root) if exact else None
             up = cheapest_out_tree(forward.T, root) if exact and self.both else None
             offers = [(down, up)] if down is not None else []
+            # Low trees are only worth their time where the cheapest is not known, or too deep, or there are no trees yet.
             if not exact or not self.found or self.most_depth is not None:
                 for hop_price in _HOP_PRICES:
                     low = metric.low_parents(root, hop_price, self.most_depth)
@@ -136,6 +150,7 @@ class RootedPacking:
                 tree = self._tree(metric, root, d, u)
                 cost = sum(float(prices[i]) * times for i, times in self._uses(tree).items()) / self.times
                 limit = duals.get(0 if self.both else root, np.inf) / self.times
+                # The cheapest tree counts for the bound also where it is too deep to be sent along.
                 if d is down and exact:
                     cheapest[root] = cost
                     if self.most_depth is not None and self._depth(d, u) > self.most_depth:
@@ -146,6 +161,7 @@ class RootedPacking:
                     fresh.append((cost, tree))
         if exact and len(self.roots) == 1 and self.found and not self.both and self.most_depth is None:
             fresh += self._others(metric, prices, forward, duals)
+        # Weak duality: no schedule is faster than what all roots' cheapest trees cost, over what all links cost.
         if cheapest:
             paid = float(self.capacity @ prices)
             costs = list(cheapest.values())
@@ -153,6 +169,7 @@ class RootedPacking:
             if value > out.value:
                 out.value = value
                 out.prices = {link: float(prices[self.row[i]]) for i, link in enumerate(self.links)}
+        # As many a round as keep the programme small: prices change, and what is dear now may never be of use.
         fresh.sort(key=lambda x: x[0])
         most = len(self.roots) if not self.both else 4
         return list(dict.fromkeys(tree for _, tree in fresh))[: max(most, 1 + _OTHERS)]
@@ -198,7 +215,7 @@ class RootedPacking:
                     out[int(self.row[self.number[a, b]])] += self.times
         return out
 
-    def _solve(self) -> Division | None:
+    def _solve(self, effort: Effort) -> Division | None:
         """Shares that sum up to 1 a root (in all, for allreduce)."""
         of = [0 if self.both else tree.root for tree in self.found]
-        return divide(list(self.found.values()), self.capacity, of)
+        return divide(list(self.found.values()), self.capacity, of, effort=effort)

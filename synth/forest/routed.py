@@ -6,7 +6,6 @@ chooses the way (topo/routes.py). These trees use only that one, so what they pr
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from fractions import Fraction
 from itertools import pairwise
@@ -16,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...topo.routes import Router
+from ..effort import Effort
 from ..ir.transfers import Transfers
 from .generate import generate
 from .machine.pairs import Floats, PairGraph, Tree
@@ -24,7 +24,7 @@ from .survey import Survey
 from .trees import mirrored
 
 _MOST_RANKS = 32
-_SECONDS = 10.0
+_WORK_S = 10.0
 
 
 class RoutedPairs(PairGraph):
@@ -65,7 +65,7 @@ def keeps_to_routes(transfers: Transfers, router: Router) -> bool:
 
 
 def routed_forest(
-    machine: Survey, bound_GBps: Fraction, limits: Limits, deadline: float, say: Callable[[str], None] | None
+    machine: Survey, bound_GBps: Fraction, limits: Limits, effort: Effort, say: Callable[[str], None] | None
 ) -> list[Planted]:
     """The best forest of such trees, if the machine is small enough to look for one and its routes join all GPUs."""
     if len(machine.ranks) > _MOST_RANKS:
@@ -73,9 +73,9 @@ def routed_forest(
     graph = RoutedPairs(machine)
     if len(graph.cheapest_tree(1.0 / graph.capacity)[1].edges) < len(machine.ranks) - 1:
         return []
-    ends = min(deadline, time.monotonic() + _SECONDS)
-    found = generate(graph, np.arange(len(graph.pairs)), ends, say)
-    nursery = Nursery(machine, bound_GBps, limits, ends, say)
+    effort = effort.grant(_WORK_S)
+    found = generate(graph, np.arange(len(graph.pairs)), effort, say)
+    nursery = Nursery(machine, bound_GBps, limits, effort, say)
     used = [tree for tree, rate in zip(found.trees, found.rates, strict=True) if rate > 1e-9 * found.rates.sum()]
     nursery.keep_weighed([mirrored(tree, machine.ranks) for tree in used], "one route a pair")
     return [planted for planted in nursery.planted if limits.allows(planted)]

@@ -5,10 +5,13 @@ What each link carries does not change but for spare copies, so the rate of equa
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
+from ..effort import Effort
+
 Edge = tuple[int, int]
+_OFFER_S, _EXCHANGE_NODE_S = 1.5e-6, 1e-6
+"""Seconds of a quiet core: to look at an edge or a tree that may give one, and for each node of a tree to hang it anew."""
 
 
 class _Hung:
@@ -74,7 +77,7 @@ class _Hung:
 
 
 def lower_trees(
-    nodes: int, ends: Sequence[Edge], copies: Sequence[int], trees: Sequence[set[int]], deadline: float
+    nodes: int, ends: Sequence[Edge], copies: Sequence[int], trees: Sequence[set[int]], effort: Effort
 ) -> list[set[int]]:
     """Trees that use each edge no oftener than `copies`, none deeper than the deepest of `trees`, mostly much lower."""
     hung = [_Hung(nodes, ends, edges) for edges in trees]
@@ -87,16 +90,16 @@ def lower_trees(
         at[a].append(edge)
         at[b].append(edge)
     stuck: set[int] = set()
-    while len(stuck) < len(hung) and time.monotonic() < deadline:
+    while len(stuck) < len(hung) and not effort.is_over("lower trees"):
         number = max((i for i in range(len(hung)) if i not in stuck), key=lambda i: hung[i].height)
-        if _improve(hung, number, spare, at):
+        if _improve(hung, number, spare, at, effort):
             stuck.clear()
         else:
             stuck.add(number)
     return [tree.edges for tree in hung]
 
 
-def _improve(hung: list[_Hung], number: int, spare: list[int], at: list[list[int]]) -> bool:
+def _improve(hung: list[_Hung], number: int, spare: list[int], at: list[list[int]], effort: Effort) -> bool:
     """Hang the deepest node of a tree, or one above it, up higher; False where nothing is found that helps."""
     tree = hung[number]
     node = tree.last
@@ -104,8 +107,10 @@ def _improve(hung: list[_Hung], number: int, spare: list[int], at: list[list[int
         old = tree.up[node]
         for edge in at[node]:
             there = tree.other(edge, node)
+            effort.spend(_OFFER_S)
             if edge == old or tree.depth[there] + 1 >= tree.depth[node] or tree.below(there, node):
                 continue
+            effort.spend(_OFFER_S * len(hung) + _EXCHANGE_NODE_S * tree.nodes)
             if spare[edge]:
                 spare[edge] -= 1
                 spare[old] += 1

@@ -5,7 +5,6 @@ The bound and the packing both start here, so that neither does the other's work
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from fractions import Fraction
 from functools import cached_property, lru_cache
@@ -19,6 +18,7 @@ from ...topo.errors import InfeasibleError
 from ...topo.exact import fraction_gcd
 from ...topo.graph import Topology
 from ...topo.routes import Router
+from ..effort import Effort
 from ..ir.collective import Collective
 from ..numeric.matroid_union import spanning_trees
 from .balanced import balanced_trees
@@ -31,12 +31,12 @@ from .shallower import lower_trees
 
 Say = Callable[[str], None] | None
 _WHOLE_WORK = 40_000
-_LOWER_SECONDS = 2.0
+_LOWER_WORK_S = 2.0
 _MOST_SOURCES, _MOST_PAIRS = 512, 10_000
 
 
 class Survey:
-    """Of one topology. Columns are kept, and go on from where they were when more time is given."""
+    """Of one topology. Columns are kept, and go on from where they were when more work is allowed."""
 
     def __init__(self, topology: Topology) -> None:
         self.topology = topology
@@ -86,33 +86,32 @@ class Survey:
         )
         return bool(orbits == classes)
 
-    def by_class(self, deadline: float, say: Say = None) -> Columns:
+    def by_class(self, effort: Effort, say: Say = None) -> Columns:
         """Columns and prices with links of a class priced alike."""
         if self._by_class is None or not self._by_class.optimal:
-            self._by_class = generate(self.graph, self.graph.classes, deadline, say, self._by_class)
+            self._by_class = generate(self.graph, self.graph.classes, effort, say, self._by_class)
         return self._by_class
 
-    def single(self, deadline: float, say: Say = None) -> Columns:
+    def single(self, effort: Effort, say: Say = None) -> Columns:
         """Columns and prices with every pair of devices for itself."""
         if self._single is None or not self._single.optimal:
-            start = self._single or self.by_class(deadline, say)
+            start = self._single or self.by_class(effort, say)
             rows = np.arange(len(self.graph.pairs))
-            self._single = generate(self.graph, rows, deadline, say, start, most=start.value)
+            self._single = generate(self.graph, rows, effort, say, start, most=start.value)
         return self._single
 
-    def whole_trees(self, count: int, copies: int, deadline: float) -> list[Tree] | None:
+    def whole_trees(self, count: int, copies: int, effort: Effort) -> list[Tree] | None:
         """On direct links: `count` trees, no link in more of them than `copies` times its bandwidth in units."""
         key = count, copies
         if key not in self._whole:
             graph = self.graph
             times = [int(c / self.unit) * copies for c in graph.exact]
             ends = list(zip(graph.low.tolist(), graph.high.tolist(), strict=True))
-            found = spanning_trees(len(graph.names), ends, times, count, deadline)
-            if found is None and time.monotonic() > deadline:
+            found = spanning_trees(len(graph.names), ends, times, count, effort)
+            if found is None and effort.is_over("whole numbers of trees"):
                 return None
             if found is not None:
-                seconds = min(_LOWER_SECONDS, deadline - time.monotonic())
-                found = lower_trees(len(graph.names), ends, times, found, time.monotonic() + seconds)
+                found = lower_trees(len(graph.names), ends, times, found, effort.grant(_LOWER_WORK_S))
             self._whole[key] = (
                 None if found is None else [Tree(tuple(graph.pairs[e] for e in sorted(edges))) for edges in found]
             )
@@ -123,14 +122,14 @@ class Survey:
         """The greatest bandwidth in GB/s of which all pairs' are whole multiples."""
         return fraction_gcd(sorted(set(self.graph.exact)))
 
-    def reached_by_whole_trees(self, rate: Fraction, deadline: float) -> bool:
+    def reached_by_whole_trees(self, rate: Fraction, effort: Effort) -> bool:
         """Whether a handful of equal trees on direct links has just this rate, which is then proved to be the best."""
         parts = rate / self.unit
         small = self.direct and parts.numerator * len(self.graph.names) <= _WHOLE_WORK
-        return small and self.whole_trees(parts.numerator, parts.denominator, deadline) is not None
+        return small and self.whole_trees(parts.numerator, parts.denominator, effort) is not None
 
     def paths(
-        self, collective: Collective, deadline: float, say: Say = None, enough_s_per_GB: Fraction | None = None
+        self, collective: Collective, effort: Effort, say: Say = None, enough_s_per_GB: Fraction | None = None
     ) -> PathPacking:
         """Paths for alltoall, or for scatter from its root; kept for alltoall. Where paths of fewest hops, one a pair, take
         no longer than `enough_s_per_GB`, or pairs are too many to be weighed against each other, they are taken.
@@ -162,11 +161,13 @@ class Survey:
                     "such as direct"
                 )
             self._alltoall = packing
-        packing.run(deadline, say)
+        packing.run(effort, say)
         return packing
 
 
 @lru_cache(maxsize=4)
 def survey(topology: Topology) -> Survey:
-    """The survey of a topology; the last few are kept."""
+    """Return the survey of a topology; the last few are kept. What a search found depends on those before it: callers
+    whose result must not depend on them begin with `survey.cache_clear()`.
+    """
     return Survey(topology)

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from ...topo.graph import Topology
 from ..cost.innetwork import computes_in_network, stream_loads
 from ..cost.loads import DirectedLink
+from ..effort import Effort
 from ..ir.collective import Chunk
 from ..ir.transfers import Transfers
 from ..numeric.linear import Floats, Rows, minimise
@@ -130,11 +131,16 @@ class Division:
 
 
 def divide(
-    uses: Sequence[Mapping[int, int]], capacity: Floats, group: Sequence[Hashable], depths: Sequence[int] = ()
+    uses: Sequence[Mapping[int, int]],
+    capacity: Floats,
+    group: Sequence[Hashable],
+    depths: Sequence[int] = (),
+    effort: Effort | None = None,
 ) -> Division | None:
     """The best division of each group among its columns, those of least depth first where it makes no difference.
 
     min t: shares sum up to 1 a group, no row carries more than t times its capacity. None where HiGHS finds no optimum.
+    The work is counted in `effort`.
     """
     members: dict[Hashable, list[tuple[int, float]]] = defaultdict(list)
     users: dict[int, list[tuple[int, float]]] = defaultdict(list)
@@ -153,7 +159,7 @@ def divide(
     objective[-1] = 1.0
     if depths:
         objective[:-1] = 1e-6 * np.array(depths) / (max(depths) * len(members))
-    found = minimise(objective, loads, whole)
+    found = minimise(objective, loads, whole, effort)
     if found is None:
         return None
     prices = np.zeros(len(capacity))

@@ -12,6 +12,7 @@ from collections import defaultdict
 
 from ortools.sat.python import cp_model
 
+from ..effort import Effort
 from ..ir.schedule import Op, Schedule, Transfer, Transfers
 from .copying import Instance, add_rounds, run_solver
 from .fabric import Fabric
@@ -20,7 +21,7 @@ Send = tuple[int, int, int, Op]
 """(chunk, edge, step, op)"""
 
 
-def solve_combining(fabric: Fabric, instance: Instance, deadline: float) -> Schedule | None:
+def solve_combining(fabric: Fabric, instance: Instance, effort: Effort) -> Schedule | None:
     """A schedule of exactly that form, or None where it is proved that there is none of one partial sum a rank."""
     model = cp_model.CpModel()
     n, steps, count = fabric.ranks, instance.steps, instance.chunks
@@ -51,7 +52,7 @@ def solve_combining(fabric: Fabric, instance: Instance, deadline: float) -> Sche
     for (link, s), variables in load.items():
         model.add(sum(variables) <= fabric.capacity[link] * rounds[s])
     _break_symmetry(model, fabric, sends, count, steps)
-    solver = run_solver(model, deadline, instance)
+    solver = run_solver(model, effort, instance)
     if solver is None:
         return None
     chosen = [key for key, var in sends.items() if solver.boolean_value(var)]

@@ -8,7 +8,6 @@ chunk by then and its destination can still be of use, by hop distances.
 
 from __future__ import annotations
 
-import time
 from collections import defaultdict
 from dataclasses import dataclass
 from fractions import Fraction
@@ -16,8 +15,10 @@ from fractions import Fraction
 from ortools.sat.python import cp_model
 
 from ...topo.errors import TimeLimitError
+from ..effort import Effort
 from ..ir.collective import Chunk, Collective
 from ..ir.schedule import Schedule, Transfer, Transfers
+from ..numeric.cp_sat import solve
 from .fabric import Fabric
 
 Key = tuple[int, int, int]
@@ -39,19 +40,9 @@ class Instance:
         return Fraction(self.rounds, self.chunks)
 
 
-def new_solver(deadline: float) -> cp_model.CpSolver:
-    """A CP-SAT solver with two workers, a fixed seed, and what is left until `deadline` (time.monotonic)."""
-    solver = cp_model.CpSolver()
-    solver.parameters.num_workers = 2
-    solver.parameters.random_seed = 1
-    solver.parameters.max_time_in_seconds = max(0.01, deadline - time.monotonic())
-    return solver
-
-
-def run_solver(model: cp_model.CpModel, deadline: float, what: Instance) -> cp_model.CpSolver | None:
-    """Solve; None when it is proved infeasible. TimeLimitError when nothing is proved by the deadline."""
-    solver = new_solver(deadline)
-    status = solver.solve(model)
+def run_solver(model: cp_model.CpModel, effort: Effort, what: Instance) -> cp_model.CpSolver | None:
+    """Solve; None when it is proved infeasible. TimeLimitError when nothing is proved with the work that is allowed."""
+    solver, status = solve(model, effort, "exact")
     if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         return solver
     if status == cp_model.INFEASIBLE:
@@ -61,7 +52,7 @@ def run_solver(model: cp_model.CpModel, deadline: float, what: Instance) -> cp_m
     )
 
 
-def solve_copying(fabric: Fabric, instance: Instance, deadline: float) -> Schedule | None:
+def solve_copying(fabric: Fabric, instance: Instance, effort: Effort) -> Schedule | None:
     """A schedule of exactly that form, or None where it is proved that there is none."""
     chunks = instance.collective.even_chunks(instance.chunks)
     sends = possible_sends(fabric, instance.collective, chunks, instance.steps)
@@ -89,7 +80,7 @@ def solve_copying(fabric: Fabric, instance: Instance, deadline: float) -> Schedu
     rounds = add_rounds(model, instance)
     _add_capacities(model, fabric, variable, rounds)
     _break_symmetry(model, instance, chunks, arrivals, variable)
-    solver = run_solver(model, deadline, instance)
+    solver = run_solver(model, effort, instance)
     if solver is None:
         return None
     chosen = {key for key, var in variable.items() if solver.boolean_value(var)}

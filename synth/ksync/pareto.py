@@ -18,6 +18,7 @@ from ...topo.errors import TimeLimitError
 from ...topo.graph import Topology
 from ..bounds import bound
 from ..certificate import Bound
+from ..effort import Effort
 from ..ir.collective import Collective
 from ..ir.schedule import Schedule
 from ..ir.transform import compose, reverse
@@ -34,9 +35,11 @@ _ROUND_SLACK = 8
 _TRIES = 12
 _DIRECT_EDGES = 72
 _DIRECT_SLACK = 1
-_INSTANCE_SECONDS = 3.0
+_INSTANCE_WORK_S = 3.0
 _OPEN_AT_MOST = 2
-_PROOF_SECONDS = 10.0
+_PROOF_WORK_S, _BOUND_WORK_S = 10.0, 20.0
+_PATIENCE_S = 300.0
+"""What the clock allows where nobody says."""
 
 Progress = Callable[[str], None]
 
@@ -85,7 +88,7 @@ class Front:
 def pareto(
     collective: Collective,
     topology: Topology,
-    time_limit_s: float = 300.0,
+    effort: Effort | None = None,
     max_steps: int | None = None,
     slack: int | None = None,
     progress: Progress | None = None,
@@ -94,9 +97,9 @@ def pareto(
     three more than the least number of steps, or with `slack` the number of ranks). `slack` is SCCL's k: only
     k-synchronous schedules are looked at, with R <= S + k. Raises InfeasibleError where the topology is not connected.
     """
-    deadline = time.monotonic() + time_limit_s
-    limit = bound(collective, topology, time_limit_s / 2, progress)
-    scope = _Scope(deadline, max_steps, slack, progress)
+    effort = effort if effort is not None else Effort(_PATIENCE_S, _PATIENCE_S)
+    limit = bound(collective, topology, effort.grant(_BOUND_WORK_S, 0.5), progress)
+    scope = _Scope(effort, max_steps, slack, progress)
     if collective.name == "allreduce":
         rows, complete = _allreduce_rows(topology, scope)
     elif collective.reduces:
@@ -136,7 +139,7 @@ def _judged(rows: list[Row], least: Fraction) -> list[Row]:
 class _Scope:
     """How far to look: see `pareto`."""
 
-    deadline: float
+    effort: Effort
     max_steps: int | None = None
     slack: int | None = None
     progress: Progress | None = None
@@ -151,11 +154,11 @@ class _Search:
         topology: Topology,
         scope: _Scope,
     ) -> None:
-        self.collective, self.deadline, self.progress = collective, scope.deadline, scope.progress
+        self.collective, self.effort, self.progress = collective, scope.effort, scope.progress
         self.fabric: Fabric = fabric_of(topology)
         share = collective.even_chunks(1)[0].share
-        seconds = max(1.0, (scope.deadline - time.monotonic()) / 2)
-        self.least = bound(collective, topology, seconds).s_per_GB * self.fabric.unit_GBps / share
+        limit = bound(collective, topology, scope.effort.grant(_BOUND_WORK_S, 0.5))
+        self.least = limit.s_per_GB * self.fabric.unit_GBps / share
         self.scope = scope
         self.rows: dict[tuple[int, int, int], Row] = {}
         self.complete = True
@@ -165,7 +168,7 @@ class _Search:
         best: Fraction | None = None
         steps, proof = self._fewest_steps()
         last = self.scope.max_steps or (steps + 3 if self.scope.slack is None else self.fabric.ranks)
-        while proof is not None and (best is None or steps <= last) and time.monotonic() < self.deadline:
+        while proof is not None and (best is None or steps <= last) and not self.effort.is_over("exact"):
             if best is None or max(proof.value, self.least) < best:
                 self._most_chunks_at_equal_steps(steps)
                 found = self._least_ratio_at(steps, max(proof.value, self.least), best)
@@ -181,8 +184,8 @@ class _Search:
         return list(self.rows.values()), False
 
     def _proof(self, steps: int, *, equal_steps: bool = False) -> RatioProof | None:
-        seconds = max(0.1, min(_PROOF_SECONDS, self.deadline - time.monotonic()))
-        return least_ratio(self.fabric, self.collective, steps, equal_steps=equal_steps, time_limit_s=seconds)
+        effort = self.effort.grant(_PROOF_WORK_S)
+        return least_ratio(self.fabric, self.collective, steps, equal_steps=equal_steps, effort=effort)
 
     def _fewest_steps(self) -> tuple[int, RatioProof | None]:
         for steps in range(1, self.fabric.ranks + 1):
@@ -258,15 +261,15 @@ class _Search:
         key = chunks, steps, rounds
         if key not in self.rows:
             size = len(self.collective.even_chunks(chunks)) * len(self.fabric.edges) * steps
-            if time.monotonic() > self.deadline or size > _MOST_VARIABLES:
+            if size > _MOST_VARIABLES or self.effort.is_over("exact"):
                 self.complete = False
                 return Row(*key, UNKNOWN, "too large" if size > _MOST_VARIABLES else "time limit", 0.0)
             if self.progress is not None:
                 self.progress(f"{self.collective.name}: {chunks} chunks, {steps} steps, {rounds} rounds")
             started = time.monotonic()
             try:
-                limit = min(self.deadline, started + _INSTANCE_SECONDS)
-                found = solve_copying(self.fabric, Instance(self.collective, *key), limit)
+                effort = self.effort.grant(_INSTANCE_WORK_S)
+                found = solve_copying(self.fabric, Instance(self.collective, *key), effort)
             except TimeLimitError:
                 self.complete = False
                 return self._add(*key, UNKNOWN, "time limit", time.monotonic() - started)
@@ -323,13 +326,13 @@ def _direct_rows(topology: Topology, fewest: int, scope: _Scope) -> list[Row]:
     for steps in range(fewest, 2 * fewest):
         for rounds in range(steps, steps + (_DIRECT_SLACK if scope.slack is None else scope.slack) + 1):
             chunks = 1 if best is None else floor(rounds / best) + 1
-            while time.monotonic() < scope.deadline:
+            while not scope.effort.is_over("exact"):
                 if scope.progress is not None:
                     scope.progress(f"allreduce, direct: {chunks} chunks, {steps} steps, {rounds} rounds")
                 started = time.monotonic()
                 instance = Instance(collective, chunks, steps, rounds)
                 try:
-                    found = solve_combining(fabric, instance, min(scope.deadline, started + _INSTANCE_SECONDS))
+                    found = solve_combining(fabric, instance, scope.effort.grant(_INSTANCE_WORK_S))
                     status, proof = (FEASIBLE, "schedule") if found else (INFEASIBLE, "solver, one partial sum a rank")
                 except TimeLimitError:
                     found, status, proof = None, UNKNOWN, "time limit"
@@ -345,12 +348,12 @@ def decide(
     collective: Collective,
     topology: Topology,
     instances: list[tuple[int, int, int]],
-    time_limit_s: float = 300.0,
+    effort: Effort | None = None,
     progress: Progress | None = None,
 ) -> Front:
     """Rows for the given (chunks, steps, rounds) alone. Allreduce is solved directly, not composed."""
-    deadline = time.monotonic() + time_limit_s
-    limit = bound(collective, topology, time_limit_s / 2, progress)
+    effort = effort if effort is not None else Effort(_PATIENCE_S, _PATIENCE_S)
+    limit = bound(collective, topology, effort.grant(_BOUND_WORK_S, 0.5), progress)
     turned = collective.reduces and collective.name != "allreduce"
     fabric = fabric_of(topology.reversed() if turned else topology)
     target = collective.reversed() if turned else collective
@@ -361,7 +364,7 @@ def decide(
             progress(f"{collective.name}: {chunks} chunks, {steps} steps, {rounds} rounds")
         started = time.monotonic()
         try:
-            found = solve(fabric, Instance(target, chunks, steps, rounds), deadline)
+            found = solve(fabric, Instance(target, chunks, steps, rounds), effort)
             status, proof = (FEASIBLE, "schedule") if found else (INFEASIBLE, "solver")
         except TimeLimitError:
             found, status, proof = None, UNKNOWN, "time limit"

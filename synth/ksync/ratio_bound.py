@@ -28,6 +28,7 @@ from fractions import Fraction
 import numpy as np
 
 from ..cost.loads import DirectedLink
+from ..effort import Effort
 from ..ir.collective import Chunk, Collective
 from ..numeric.linear import Rows, minimise
 from .copying import Key, possible_sends
@@ -126,12 +127,12 @@ class _Programme:
                     ]
                     self.w[j, u, v, s] = self.at_most.add(terms, 0.0)
 
-    def solve(self, time_limit_s: float) -> RatioProof:
-        """Solve, round the duals, and return the best proof that rounding leaves (of 0 where the time was too short)."""
+    def solve(self, effort: Effort) -> RatioProof:
+        """Solve, round the duals, and return the best proof that rounding leaves (of 0 where the effort was too small)."""
         total = self.steps + len(self.sends)
         objective = np.zeros(total)
         objective[: self.steps] = 1.0
-        optimum = minimise(objective, self.at_most, self.equal, time_limit_s)
+        optimum = minimise(objective, self.at_most, self.equal, effort, "exact: bound on R/C")
         if optimum is None:
             nothing = Multipliers({}, {}, {})
             return RatioProof(self.collective, self.steps, self.equal_steps, nothing, Fraction(0))
@@ -157,11 +158,11 @@ class _Programme:
 
 
 def least_ratio(
-    fabric: Fabric, collective: Collective, steps: int, *, equal_steps: bool = False, time_limit_s: float = 30.0
+    fabric: Fabric, collective: Collective, steps: int, *, equal_steps: bool = False, effort: Effort | None = None
 ) -> RatioProof | None:
     """The best proved lower bound on R/C in `steps` steps, or None where no schedule has so few steps."""
     programme = _Programme(fabric, collective, steps, equal_steps)
-    return programme.solve(time_limit_s) if programme.build() else None
+    return programme.solve(effort if effort is not None else Effort()) if programme.build() else None
 
 
 def _single_receiver(collective: Collective, chunk: Chunk) -> bool:

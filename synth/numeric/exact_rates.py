@@ -10,16 +10,20 @@ from ortools.sat.python import cp_model
 
 from ...topo.errors import InfeasibleError
 from ...topo.exact import fraction_gcd
+from ..effort import Effort
+from .cp_sat import solve
 from .linear import Floats
 
 _SMALL_DENOMINATORS = 1000
 _FINE = 1 << 40
 _PARTS = (1, 2, 3, 4)
 _MOST_UNITS = 64
-_WHOLE_SECONDS = 0.5
+_WHOLE_WORK_S = 0.5
 
 
-def exact_rates(weights: Floats, uses: Sequence[Mapping[int, int]], capacity: Sequence[Fraction]) -> list[Fraction]:
+def exact_rates(
+    weights: Floats, uses: Sequence[Mapping[int, int]], capacity: Sequence[Fraction], effort: Effort
+) -> list[Fraction]:
     """Rates near `weights`, where column j uses row i `uses[j][i]` times and row i can carry `capacity[i]`.
 
     Whole multiples of a coarse unit are tried first (few columns, even shares), by CP-SAT. Else: a basic solution is a vector
@@ -27,7 +31,7 @@ def exact_rates(weights: Floats, uses: Sequence[Mapping[int, int]], capacity: Se
     are those fractions exactly. Otherwise they are rounded down to multiples of the least capacity / 2^40.
     """
     unit = min(capacity)
-    whole = _whole_rates(float(sum(weights)), uses, capacity)
+    whole = _whole_rates(float(sum(weights)), uses, capacity, effort)
     if whole is not None:
         return whole
     scaled = [float(w) / float(unit) for w in weights]
@@ -44,7 +48,7 @@ def exact_rates(weights: Floats, uses: Sequence[Mapping[int, int]], capacity: Se
 
 
 def _whole_rates(
-    total: float, uses: Sequence[Mapping[int, int]], capacity: Sequence[Fraction]
+    total: float, uses: Sequence[Mapping[int, int]], capacity: Sequence[Fraction], effort: Effort
 ) -> list[Fraction] | None:
     """Rates in whole units (the capacities' common unit, or a half, third or quarter) that sum up to `total`, or None."""
     unit = fraction_gcd(list(set(capacity)))
@@ -65,11 +69,8 @@ def _whole_rates(
             model.add(sum(terms) <= int(capacity[i] / step))
         model.add(sum(count) == wanted)
         model.minimize(sum(used))
-        solver = cp_model.CpSolver()
-        solver.parameters.num_workers = 2
-        solver.parameters.random_seed = 1
-        solver.parameters.max_time_in_seconds = _WHOLE_SECONDS
-        if solver.solve(model) in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+        solver, status = solve(model, effort.grant(_WHOLE_WORK_S), "whole rates")
+        if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
             return [solver.value(k) * step for k in count]
     return None
 

@@ -1,4 +1,6 @@
-"""Linear programmes by HiGHS (through SciPy), with their duals. Floats: callers round and check exactly."""
+"""Linear programmes by HiGHS (through SciPy; its serial simplex), with their duals. Floats: callers round and check
+exactly.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +12,12 @@ from numpy.typing import NDArray
 from scipy.optimize import linprog
 from scipy.sparse import csr_matrix
 
+from ..effort import Effort
+
+_ENTRY_S, _ITERATION_ENTRY_S = 1e-6, 8e-9
+"""Seconds of a quiet core: to bring an entry of the matrix to HiGHS, and for each entry in a simplex iteration."""
+_STOPPED = 1
+"""SciPy's status where the iterations or the time ran out."""
 Floats = NDArray[np.float64]
 
 
@@ -42,26 +50,44 @@ class Optimum:
     equal_duals: Floats
 
 
-def minimise(objective: Floats, at_most: Rows, equal: Rows | None = None, time_limit_s: float = 60.0) -> Optimum | None:
-    """min objective x with at_most x <= right, equal x = right, x >= 0; None where HiGHS finds no optimum in time."""
+def minimise(
+    objective: Floats,
+    at_most: Rows,
+    equal: Rows | None = None,
+    effort: Effort | None = None,
+    search: str | None = None,
+) -> Optimum | None:
+    """Minimise objective x with at_most x <= right, equal x = right, x >= 0; None where HiGHS finds no optimum.
+
+    The work is counted in `effort`. It is limited by it only where the search is named: else it is done to the end.
+    """
     width = len(objective)
+    entries = len(at_most.values) + (len(equal.values) if equal is not None else 0)
+    iteration_s = _ITERATION_ENTRY_S * max(1000, entries)
+    options: dict[str, float] = {}
+    if effort is not None and search is not None:
+        options = {"maxiter": max(1, int(effort.left_s / iteration_s)), "time_limit": max(0.1, effort.clock_s)}
     matrices = [
         (csr_matrix((r.values, (r.rows, r.columns)), shape=(len(r.right), width)), np.array(r.right))
         if r is not None and r.right
         else (None, None)
         for r in (at_most, equal)
     ]
-    result = linprog(
-        objective, *matrices[0], *matrices[1], bounds=(0, None), method="highs", options={"time_limit": time_limit_s}
-    )
+    result = linprog(objective, *matrices[0], *matrices[1], bounds=(0, None), method="highs", options=options)
+    if effort is not None:
+        effort.spend(_ENTRY_S * entries + iteration_s * result.nit)
+    if effort is not None and search is not None and result.status == _STOPPED and result.nit < options["maxiter"]:
+        effort.record_cut(search)
     if result.status != 0:
         return None
     return Optimum(np.maximum(result.x, 0.0), float(result.fun), result.ineqlin.marginals, result.eqlin.marginals)
 
 
-def pack(columns: Sequence[Mapping[int, int]], capacity: Floats) -> tuple[Floats, Floats] | None:
-    """Weights of columns that use row i `column[i]` times, and prices of the rows: max sum of weights, no row over its
-    capacity. None where HiGHS finds no optimum in time.
+def pack(
+    columns: Sequence[Mapping[int, int]], capacity: Floats, effort: Effort | None = None
+) -> tuple[Floats, Floats] | None:
+    """Return weights of columns that use row i `column[i]` times, and prices of the rows: the greatest sum of weights with
+    no row over its capacity. None where HiGHS finds no optimum. The work is counted in `effort`.
     """
     users: list[list[tuple[int, float]]] = [[] for _ in capacity]
     for number, column in enumerate(columns):
@@ -70,5 +96,5 @@ def pack(columns: Sequence[Mapping[int, int]], capacity: Floats) -> tuple[Floats
     rows = Rows()
     for terms, most in zip(users, capacity, strict=True):
         rows.add(terms, float(most))
-    optimum = minimise(-np.ones(len(columns)), rows)
+    optimum = minimise(-np.ones(len(columns)), rows, None, effort)
     return None if optimum is None else (optimum.x, np.maximum(-optimum.at_most_duals, 0.0))

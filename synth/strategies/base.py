@@ -6,7 +6,6 @@ verifies and chooses. It raises InfeasibleError where it has none for the collec
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
@@ -17,6 +16,7 @@ from ...topo.graph import Topology
 from ...topo.routes import Router
 from ..certificate import Bound
 from ..cost.affine import tighten
+from ..effort import Effort
 from ..forest.plant import Limits
 from ..ir.collective import Chunk, Collective
 from ..ir.schedule import Schedule
@@ -27,7 +27,7 @@ SEGMENTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 _MOST_PIECES = 1 << 16
 _UNKNOWN = Fraction(10**12)
 MOST_TRANSFERS = 400_000
-"""More than so many are not planned for where a schedule's transfers grow with the square of the ranks."""
+"""Limit on a schedule's transfers where they grow with the square of the ranks."""
 
 
 def segment_counts(trees: int) -> list[int]:
@@ -41,15 +41,15 @@ Send = tuple[int, int, int, int, Op]
 
 @dataclass
 class Request:
-    """What is wanted: a collective on a topology, and until when (time.monotonic), with the bound where it is known, and
-    what trees may be like; `quick` asks not to search long for the last bit.
+    """What is wanted: a collective on a topology, and with how much effort, with the bound where it is known, and what
+    trees may be like; `quick` asks not to search long for the last bit.
 
     `table` takes note of forests on the way: trees, depth, algbw_GBps, gap, how, kept.
     """
 
     collective: Collective
     topology: Topology
-    deadline: float
+    effort: Effort
     progress: Callable[[str], None] | None = None
     bound: Bound | None = None
     limits: Limits = field(default_factory=Limits)
@@ -62,13 +62,8 @@ class Request:
 
     @property
     def bound_GBps(self) -> Fraction:
-        """What nobody can beat; where no bound is known yet, a rate that no machine has."""
+        """Upper bound on algbw; where no bound is known yet, a rate that no machine has."""
         return self.bound.algbw_GBps if self.bound is not None else _UNKNOWN
-
-    @property
-    def seconds_left(self) -> float:
-        """Until the deadline, at least a tenth of a second."""
-        return max(0.1, self.deadline - time.monotonic())
 
     def say(self, message: str) -> None:
         """Report progress to whoever listens."""

@@ -13,14 +13,14 @@ MOST_VARIABLES = 60_000
 
 
 def build(request: Request) -> list[Schedule]:
-    """The feasible rows' schedules. TimeLimitError where the time was too short to find any."""
+    """The feasible rows' schedules. TimeLimitError where the effort was too small to find any."""
     edges = len(fabric_of(request.topology).edges)
     chunks = len(request.collective.even_chunks(1))
     if edges * max(chunks, request.collective.ranks) > MOST_VARIABLES:
         raise InfeasibleError(
             f"exact is for small machines: {request.collective.ranks} ranks with {edges} routes between them are too many"
         )
-    front = pareto(request.collective, request.topology, request.seconds_left, progress=request.progress)
+    front = pareto(request.collective, request.topology, request.effort, progress=request.progress)
     found = [row.schedule for row in front.front if row.schedule is not None]
     if not found:
         raise TimeLimitError(f"exact found no schedule for {request.collective.name} in time; give it more")

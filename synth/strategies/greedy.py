@@ -6,7 +6,6 @@ the one that fewest ranks have goes first. Links choose in random order, in roun
 
 from __future__ import annotations
 
-import time
 from collections import defaultdict
 
 import numpy as np
@@ -24,7 +23,8 @@ from .base import Request, only_for
 _TRIALS = 8
 _MOST_TRANSFERS = 4_000_000
 _MOST_UNITS = 32
-_SECONDS_A_TRANSFER = 1e-5
+_TRANSFER_S = 1e-5
+"""Seconds of a quiet core that a trial takes for each transfer."""
 Ints = NDArray[np.int64]
 
 
@@ -48,17 +48,15 @@ def build(request: Request) -> list[Schedule]:
     unit = fraction_gcd(sorted(set(links.values())))
     if max(links.values()) / unit > _MOST_UNITS:
         raise InfeasibleError("greedy: the bandwidths have no common unit of which the widest link has at most 32")
-    needed = n * n * _SECONDS_A_TRANSFER
-    if needed > request.seconds_left:
-        raise TimeLimitError(f"greedy: a trial for {n} ranks takes about {needed:.0f} s")
+    trial_s = n * n * _TRANSFER_S
+    if trial_s > request.effort.left_s:
+        raise TimeLimitError(f"greedy: a trial for {n} ranks takes about {trial_s:.0f} s; give it more")
     best: list[Ints] | None = None
-    spent = 0.0
     for trial in range(_TRIALS):
-        if best is not None and time.monotonic() + spent > request.deadline:
+        if best is not None and request.effort.is_over("greedy"):
             break
-        started = time.monotonic()
+        request.effort.spend(trial_s)
         found = _trial(request, {link: int(c / unit) for link, c in links.items()}, trial, best)
-        spent = time.monotonic() - started
         if found is not None:
             best = found
             request.say(f"greedy: {len(best)} steps after {trial + 1} trials")

@@ -24,7 +24,7 @@ def build(request: Request) -> list[Schedule]:
         raise InfeasibleError(
             f"hierarchical: {request.topology.name} is one box (no slower links join equal groups of GPUs)"
         )
-    nursery = Nursery(machine, request.bound_GBps, request.limits, request.deadline, request.progress)
+    nursery = Nursery(machine, request.bound_GBps, request.limits, request.effort, request.progress)
     nursery.lanes()
     picked = pareto([p for p in nursery.planted if request.limits.allows(p)])
     if not picked:

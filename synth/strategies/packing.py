@@ -31,6 +31,7 @@ from .base import Request, segment_counts
 _TURNED = ("reduce", "reduce-scatter", "gather")
 _EXACT_RANKS, _EXACT_BROADCAST = 128, 300
 _LANES = 48
+_BOUND_WORK_S = 20.0
 _WORTH_KEEPING = Fraction(9, 10)
 """Of the bound: simple trees that reach so much stand beside the optimal ones."""
 
@@ -38,7 +39,9 @@ _WORTH_KEEPING = Fraction(9, 10)
 def build(request: Request) -> list[Schedule]:
     """Schedules of different numbers of trees, depths and segments. InfeasibleError where there is none within limits."""
     if request.bound is None:
-        limit = lower_bound(request.collective, request.topology, request.seconds_left / 2, request.progress)
+        limit = lower_bound(
+            request.collective, request.topology, request.effort.grant(_BOUND_WORK_S, 0.5), request.progress
+        )
         request = replace(request, bound=limit)
     if request.collective.name in _TURNED:
         return [reverse(schedule) for schedule in build(request.reversed())]
@@ -47,7 +50,7 @@ def build(request: Request) -> list[Schedule]:
 
 
 def _paths(request: Request) -> Schedule:
-    packing = survey(request.topology).paths(request.collective, request.deadline, request.progress)
+    packing = survey(request.topology).paths(request.collective, request.effort, request.progress)
     schedule = path_schedule(packing, request.collective, "packing")
     _note(request, replace(schedule, segments=2), "paths")
     return schedule
@@ -58,13 +61,13 @@ def _trees(request: Request) -> list[Schedule]:
     name = request.collective.name
     best = request.bound_GBps
     if name == "allreduce" and computes_in_network(request.topology):
-        planted = in_network_forests(machine, best, request.limits, request.deadline, request.progress)
+        planted = in_network_forests(machine, best, request.limits, request.effort, request.progress)
     elif name == "allreduce" and (request.topology.is_symmetric or len(machine.ranks) > _EXACT_RANKS):
         if not machine.graph.joins_all():
             raise InfeasibleError(
                 f"topology {request.topology.name!r}: links that go both ways do not join all GPUs into a tree"
             )
-        planted = Nursery(machine, best, request.limits, request.deadline, request.progress).grow()
+        planted = Nursery(machine, best, request.limits, request.effort, request.progress).grow()
     else:
         planted = _rooted(request, machine)
     picked = chosen(planted, best, request.limits)
@@ -75,7 +78,7 @@ def _trees(request: Request) -> list[Schedule]:
         schedules.append(schedule_of(one.forest, request.collective, request.topology, "packing"))
     plain = name == "allreduce" and request.topology.is_symmetric and not computes_in_network(request.topology)
     if plain and not all(keeps_to_routes(schedule.transfers, request.router) for schedule in schedules):
-        for one in routed_forest(machine, best, request.limits, request.deadline, request.progress):
+        for one in routed_forest(machine, best, request.limits, request.effort, request.progress):
             schedules.append(schedule_of(one.forest, request.collective, request.topology, "packing"))
             planted, picked = [*planted, one], [*picked, one]
     for one in planted:
@@ -101,7 +104,7 @@ def _rooted(request: Request, machine: Survey) -> list[Planted]:
             if many or rate >= request.bound_GBps * _WORTH_KEEPING:
                 out.append(Planted(balanced, rate, "balanced fewest hops"))
         if collective.name == "broadcast" and len(machine.ranks) > _LANES:
-            nursery = Nursery(machine, request.bound_GBps, request.limits, request.deadline, request.progress)
+            nursery = Nursery(machine, request.bound_GBps, request.limits, request.effort, request.progress)
             nursery.broadcast(roots[0])
             out += nursery.planted
             many = many or nursery.near()
@@ -114,7 +117,7 @@ def _rooted(request: Request, machine: Survey) -> list[Planted]:
             "equal boxes follow each other in the same order, or name another strategy"
         )
     enough = float(request.bound.s_per_GB) * parts if request.bound is not None and not both else 0.0
-    branches = packing.run(request.deadline, enough, request.progress)
+    branches = packing.run(request.effort, enough, request.progress)
     for forest, how in _forests(packing, branches, machine, request.limits.max_trees):
         out.append(Planted(forest, _rate(request, forest), how))
     return out

@@ -24,7 +24,7 @@ def build(request: Request) -> list[Schedule]:
     servers = [server for rank in range(n) if (server := _star(request, rank)) is not None]
     if not servers:
         raise InfeasibleError("parameter-server: no rank has routes to all others that pass no other GPU")
-    nursery = Nursery(survey(request.topology), request.bound_GBps, request.limits, request.deadline, request.progress)
+    nursery = Nursery(survey(request.topology), request.bound_GBps, request.limits, request.effort, request.progress)
     for server in servers:
         nursery.keep_weighed([server], "one server")
     nursery.planted = pareto(nursery.planted)

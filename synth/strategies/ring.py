@@ -7,7 +7,6 @@ than 1, no set of cycles is better. A cycle of weight w carries w's share of the
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from fractions import Fraction
 
@@ -18,22 +17,24 @@ from ortools.sat.python import cp_model
 from ...topo.errors import InfeasibleError
 from ...topo.routes import route_links
 from ..cost.loads import DirectedLink
+from ..effort import Effort
 from ..ir.collective import Chunk, Collective
 from ..ir.schedule import Schedule
 from ..ir.transform import compose
+from ..numeric.cp_sat import solve
 from ..numeric.exact_rates import exact_rates
 from ..numeric.linear import pack
 from .base import MOST_TRANSFERS, Request, Send, build_schedule, only_for
 
 Cycle = tuple[int, ...]
 _PRICE_SCALE = 10**9
-_PRICING_SECONDS = 2.0
+_PRICING_WORK_S = 2.0
 _MOST_CYCLES = 200
 _MOST_RANKS = 200
 
 
 def build(request: Request) -> list[Schedule]:
-    """One schedule. InfeasibleError where there is no Hamiltonian cycle (or none was found in time)."""
+    """One schedule. InfeasibleError where there is no Hamiltonian cycle (or none was found with that effort)."""
     only_for(request, "ring", ["allreduce", "allgather", "reduce-scatter"])
     n = request.collective.ranks
     if n > _MOST_RANKS:
@@ -87,25 +88,28 @@ def best_cycles(request: Request) -> dict[Cycle, Fraction]:
     prices = 1.0 / floats / len(links)
     cycles: dict[Cycle, Counter[int]] = {}
     weights = np.zeros(0)
-    patience = _PRICING_SECONDS
-    while len(cycles) < _MOST_CYCLES and (not cycles or request.seconds_left > 0.1):
+    patience_s = _PRICING_WORK_S
+    while len(cycles) < _MOST_CYCLES and not (cycles and request.effort.is_over("ring")):
         priced = {edge: _price(edge, crossing, number, prices) for edge in crossing}
-        found, proved = cheapest_cycle(n, priced, request, patience)
-        fresh = [c for c in (found, _rotated(found[::-1])) if c not in cycles and _possible(c, crossing)]
+        cheapest, proved = cheapest_cycle(n, priced, request.effort.grant(patience_s))
+        if cheapest is None and not cycles:
+            raise InfeasibleError("ring: no cycle through all GPUs was found in time")
+        both_ways = (cheapest, _rotated(cheapest[::-1])) if cheapest is not None else ()
+        fresh = [c for c in both_ways if c not in cycles and _possible(c, crossing)]
         cost = min((sum(prices[i] * k for i, k in _uses(c, crossing, number).items()) for c in fresh), default=np.inf)
         if cycles and cost >= 1 - 1e-9:
             if proved:
                 break
-            patience *= 2  # nothing better was found, but the search was cut short: on a busy machine it takes longer
+            patience_s *= 2  # nothing better was found, but it may be there
             continue
         for cycle in fresh:
             cycles[cycle] = _uses(cycle, crossing, number)
-        solved = pack(list(cycles.values()), floats)
+        solved = pack(list(cycles.values()), floats, request.effort)
         if solved is None:
             raise InfeasibleError("ring: the weights of the cycles have no optimum")
         weights, prices = solved
         request.say(f"ring: {len(cycles)} cycles, {weights.sum():.4g} GB/s around")
-    rates = exact_rates(weights, list(cycles.values()), capacity)
+    rates = exact_rates(weights, list(cycles.values()), capacity, request.effort)
     return {cycle: rate for cycle, rate in zip(cycles, rates, strict=True) if rate}
 
 
@@ -139,26 +143,22 @@ def _rotated(cycle: Cycle) -> Cycle:
     return cycle[at:] + cycle[:at]
 
 
-def cheapest_cycle(n: int, price: dict[tuple[int, int], float], request: Request, seconds: float) -> tuple[Cycle, bool]:
-    """A Hamiltonian circuit of least total price over the given directed edges, starting at rank 0, and whether that it is
-    the cheapest was proved within so many seconds.
+def cheapest_cycle(n: int, price: dict[tuple[int, int], float], effort: Effort) -> tuple[Cycle | None, bool]:
+    """Return a cheap Hamiltonian circuit over the given directed edges, starting at rank 0 (None where the work that is
+    allowed is too little to find one), and whether it is proved to be the cheapest.
 
-    Raises InfeasibleError where there is none, or none was found in the time there is.
+    Raises InfeasibleError where it is proved that there is none.
     """
     model = cp_model.CpModel()
     arcs = {edge: model.new_bool_var("") for edge in price}
     model.add_circuit([(u, v, arc) for (u, v), arc in arcs.items()])
     top = max(price.values()) or 1.0
     model.minimize(sum(int(price[edge] / top * _PRICE_SCALE) * arc for edge, arc in arcs.items()))
-    solver = cp_model.CpSolver()
-    solver.parameters.num_workers = 2
-    solver.parameters.random_seed = 1
-    solver.parameters.max_time_in_seconds = min(seconds, max(0.5, request.deadline - time.monotonic()))
-    status = solver.solve(model)
+    solver, status = solve(model, effort, "ring")
     if status == cp_model.INFEASIBLE:
         raise InfeasibleError("ring: the topology has no cycle through all GPUs that no other GPU must forward for")
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-        raise InfeasibleError("ring: no cycle through all GPUs was found in time")
+        return None, False
     after = {u: v for (u, v), arc in arcs.items() if solver.boolean_value(arc)}
     cycle = [0]
     while after[cycle[-1]] != 0:

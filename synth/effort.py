@@ -1,0 +1,66 @@
+"""How far a search goes: as much work as it is allowed, whatever the load of the machine, and a stop by the clock.
+
+Work is counted, never measured: trees priced, simplex iterations, CP-SAT's deterministic time, schedules judged. Each
+search turns its counts into seconds of a quiet core by a rate of its own, so that allowances read like times; only the
+counts decide. The clock does nothing but stop a search that is still going on when the user's time limit is over, and
+each search that it stopped is recorded: where nothing is recorded, the same request gives the same plan.
+"""
+
+from __future__ import annotations
+
+import time
+
+USUAL_LIMIT_S = 60.0
+"""Work allowances are meant for this time limit. A longer one raises them all in proportion; a shorter one leaves them as
+they are, and the clock may then strike first."""
+
+
+class Effort:
+    """An allowance of work in seconds (`left_s` of it are left), when the clock stops it (`ends_at`, time.monotonic), and
+    the names of the searches that the clock has stopped (`cut_short`, shared by all that were granted from one).
+    """
+
+    def __init__(self, time_limit_s: float = USUAL_LIMIT_S, usual_limit_s: float = USUAL_LIMIT_S) -> None:
+        self.scale = max(1.0, time_limit_s / usual_limit_s)
+        self.ends_at = time.monotonic() + time_limit_s
+        self.cut_short: list[str] = []
+        self._left_s = usual_limit_s * self.scale
+        self._parent: Effort | None = None
+
+    @property
+    def left_s(self) -> float:
+        """Work that may still be done, in seconds of a quiet core; negative where more was done than allowed."""
+        return self._left_s if self._parent is None else min(self._left_s, self._parent.left_s)
+
+    @property
+    def clock_s(self) -> float:
+        """Seconds until the clock stops the search; negative after that."""
+        return self.ends_at - time.monotonic()
+
+    def grant(self, work_s: float, share_of_clock: float = 1.0) -> Effort:
+        """Return an allowance of `work_s` (at the usual time limit) out of this one, and a share of the time left."""
+        part = Effort.__new__(Effort)
+        part.scale, part.cut_short, part._parent = self.scale, self.cut_short, self
+        part._left_s = work_s * self.scale
+        part.ends_at = self.ends_at - max(0.0, self.clock_s) * (1 - share_of_clock)
+        return part
+
+    def spend(self, work_s: float) -> None:
+        """Count work as done, here and in what this was granted from."""
+        self._left_s -= work_s
+        if self._parent is not None:
+            self._parent.spend(work_s)
+
+    def is_over(self, search: str) -> bool:
+        """Return whether `search` must stop: its work is done, or the clock has struck, which is recorded."""
+        if self.left_s <= 0:
+            return True
+        if self.clock_s > 0:
+            return False
+        self.record_cut(search)
+        return True
+
+    def record_cut(self, search: str) -> None:
+        """Record that the clock has stopped a search."""
+        if search not in self.cut_short:
+            self.cut_short.append(search)

@@ -1,0 +1,31 @@
+"""The door to CP-SAT: one worker, a fixed seed and a limit of deterministic time, so that equal models end equally."""
+
+from __future__ import annotations
+
+from ortools.sat.python import cp_model
+
+from ..effort import Effort
+
+_WORK_S = 3.5
+"""Seconds that a unit of CP-SAT's deterministic time takes on a quiet core, roughly."""
+_CONSTRAINT_S = 1e-5
+"""Seconds of a quiet core to build and presolve a constraint, of which deterministic time says little."""
+_LEAST_S = 0.01
+
+
+def solve(model: cp_model.CpModel, effort: Effort, search: str) -> tuple[cp_model.CpSolver, cp_model.CpSolverStatus]:
+    """Solve a model within the work that is allowed; return the solver and its status."""
+    solver = cp_model.CpSolver()
+    solver.parameters.num_workers = 1
+    solver.parameters.random_seed = 1
+    effort.spend(_CONSTRAINT_S * len(model.proto.constraints))
+    units = max(_LEAST_S, effort.left_s) / _WORK_S
+    solver.parameters.max_deterministic_time = units
+    solver.parameters.max_time_in_seconds = max(_LEAST_S, effort.clock_s)
+    status = solver.solve(model)
+    used = float(solver.response_proto.deterministic_time)
+    effort.spend(used * _WORK_S)
+    proved = status in (cp_model.OPTIMAL, cp_model.INFEASIBLE)
+    if not proved and used < units * (1 - 1e-6):  # only the clock ends a search before its work is done
+        effort.record_cut(search)
+    return solver, status
