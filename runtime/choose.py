@@ -102,7 +102,7 @@ class Chooser:
     def predict(self, schedule: Schedule, size_bytes: int) -> float | None:
         """Microseconds on the machine at hand."""
         machine = self.machine
-        return time_us(schedule, machine.topology, self.host, size_bytes, rounds=machine.rounds) or None
+        return time_us(schedule, machine.topology, self.host, size_bytes, batched=machine.rounds) or None
 
     @property
     def host(self) -> HostCosts:
@@ -134,7 +134,7 @@ class Chooser:
     def _near(self, size_bytes: int) -> list[int]:
         """The best cut of each base, and a coarser one: what messages cost the hosts may not be known well."""
         machine = self.machine
-        found = fastest(self.families, machine.topology, self.host, size_bytes, _NEAR, rounds=machine.rounds)
+        found = fastest(self.families, machine.topology, self.host, size_bytes, _NEAR, batched=machine.rounds)
         kept: dict[Schedule, None] = {}
         seen: set[Schedule] = set()
         for _, schedule in found:
