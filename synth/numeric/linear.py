@@ -1,4 +1,4 @@
-"""Linear programmes by HiGHS (through SciPy), with their duals. Floats: callers round and check exactly."""
+"""Linear programmes by HiGHS (through SciPy), with their duals, in floats: callers round and check exactly."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Floats = NDArray[np.float64]
 
 @dataclass
 class Rows:
-    """A sparse matrix and its right side, in the making: a row a constraint."""
+    """Constraints as they are collected: the rows of a sparse matrix, each with its right side."""
 
     rows: list[int] = field(default_factory=list)
     columns: list[int] = field(default_factory=list)
@@ -23,7 +23,7 @@ class Rows:
     right: list[float] = field(default_factory=list)
 
     def add(self, terms: Iterable[tuple[int, float]], right: float) -> int:
-        """Append the row sum of value * x[column] against `right`; return its number."""
+        """Append a row, the sum of value * x[column] over (column, value), with its right side; return its number."""
         for column, value in terms:
             self.rows.append(len(self.right))
             self.columns.append(column)
@@ -34,7 +34,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class Optimum:
-    """`x`, the optimal `value`, and how much the value changes for each unit of a row's right side."""
+    """`x`, the optimal `value`, and the duals: how much the value changes for each unit of a row's right side."""
 
     x: Floats
     value: float
@@ -43,7 +43,7 @@ class Optimum:
 
 
 def minimise(objective: Floats, at_most: Rows, equal: Rows | None = None, time_limit_s: float = 60.0) -> Optimum | None:
-    """min objective x with at_most x <= right, equal x = right, x >= 0; None where HiGHS finds no optimum in time."""
+    """Minimise objective x subject to at_most x <= right, equal x = right, x >= 0; None where no optimum is found in time."""
     width = len(objective)
     matrices = [
         (csr_matrix((r.values, (r.rows, r.columns)), shape=(len(r.right), width)), np.array(r.right))
@@ -60,8 +60,9 @@ def minimise(objective: Floats, at_most: Rows, equal: Rows | None = None, time_l
 
 
 def pack(columns: Sequence[Mapping[int, int]], capacity: Floats) -> tuple[Floats, Floats] | None:
-    """Weights of columns that use row i `column[i]` times, and prices of the rows: max sum of weights, no row over its
-    capacity. None where HiGHS finds no optimum in time.
+    """Maximise the sum of the columns' weights, no row being used beyond its capacity; return weights and the rows' prices.
+
+    A column uses row i `column[i]` times. The prices are the dual solution. None where HiGHS finds no optimum in time.
     """
     users: list[list[tuple[int, float]]] = [[] for _ in capacity]
     for number, column in enumerate(columns):
