@@ -4,10 +4,10 @@ Kind "cut": {"inside": [device ids]}. What must cross from the devices inside to
 divided by the bandwidth of the links that lead out, is a lower bound on the time (max-flow min-cut; for allgather
 ForestColl, arXiv 2402.06787, eq. 1). It holds for any algorithm, in-network copying and adding included.
 
-Kind "prices", allreduce: {"prices": [[a, b, price]], ...}, the same both ways. Let d be the least price
-of a path between two GPUs, M the weight of a minimum spanning tree of the GPUs under d. Contract the parts of any partition into p parts:
-everybody must hear of everybody, which takes 2 (p - 1) one-way messages between parts (Harary, Schwenk 1974); summed
-over the partitions that Kruskal's algorithm passes through, each unit of buffer pays at least 2 M. Hence time >=
+Kind "prices", allreduce: {"prices": [[a, b, price], ...]}, the same in both directions. Let d be the least price of a path
+between two GPUs, M the weight of a minimum spanning tree of the GPUs under d. Contract the parts of any partition into p
+parts: everybody must hear of everybody, which takes 2 (p - 1) one-way messages between parts (Harary, Schwenk 1974);
+summed over the partitions that Kruskal's algorithm passes through, each unit of buffer pays at least 2 M. Hence time >=
 2 M / sum over directed links of bandwidth * price (the dual of tree packing: Tutte, Nash-Williams 1961). M is found as
 Mehlhorn does (1988): the nearest GPU of every device first, then Kruskal over the links between different ones.
 
@@ -16,10 +16,10 @@ the distances times the shares, over sum of bandwidth * price (the dual of concu
 
 Kind "tree-prices": directed prices. A unit of buffer that reaches all GPUs from GPU v pays at least out(v), the cheapest
 out-tree over distances; one that is reduced to v pays at least in(v), the cheapest in-tree. So broadcast pays out(root),
-reduce in(root), allgather the mean of out(v), reduce-scatter the mean of in(v), allreduce the least in(v) + out(v). All
-but the last hold for any algorithm without
-coding; allreduce's for schedules that bring each unit together at one rank and spread it from there. (Whether any other
-could pay less where prices differ by direction is open; over 9,000 random instances of up to 4 ranks none did.)
+reduce in(root), allgather the mean of out(v), reduce-scatter the mean of in(v), allreduce the least in(v) + out(v). All but
+the last hold for any algorithm without coding; allreduce's for schedules that bring each unit together at one rank and
+spread it from there. (Whether any other could pay less where prices differ by direction is open; over 9,000 random
+instances of up to 4 ranks none did.)
 
 Prices prove nothing where switches add or copy.
 """

@@ -27,7 +27,7 @@ from .generate import Columns, generate
 from .machine.pairs import PairGraph, Tree
 from .machine.symmetry import mirrors, shifts
 from .paths import PathPacking
-from .shallower import lower_trees
+from .shallower import make_shallower
 
 Say = Callable[[str], None] | None
 _WHOLE_WORK = 40_000
@@ -112,7 +112,7 @@ class Survey:
                 return None
             if found is not None:
                 seconds = min(_LOWER_SECONDS, deadline - time.monotonic())
-                found = lower_trees(len(graph.names), ends, times, found, time.monotonic() + seconds)
+                found = make_shallower(len(graph.names), ends, times, found, time.monotonic() + seconds)
             self._whole[key] = (
                 None if found is None else [Tree(tuple(graph.pairs[e] for e in sorted(edges))) for edges in found]
             )

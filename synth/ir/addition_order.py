@@ -68,9 +68,9 @@ def _adds_before_it_copies(schedule: Schedule) -> bool:
     np.maximum.at(last_add, t.chunk[adds], t.step[adds])
     np.minimum.at(first_copy, t.chunk[copies], t.step[copies])
     times = np.bincount(t.chunk[copies] * n + t.dst[copies], minlength=chunks * n).reshape(chunks, n)
-    got_at = np.full((chunks, n), -1)
-    got_at[t.chunk[copies], t.dst[copies]] = t.step[copies]
-    in_order = (got_at[t.chunk[copies], t.src[copies]] < t.step[copies]).all()
+    copied_at = np.full((chunks, n), -1)
+    copied_at[t.chunk[copies], t.dst[copies]] = t.step[copies]
+    in_order = (copied_at[t.chunk[copies], t.src[copies]] < t.step[copies]).all()
     return bool(
         (last_add < first_copy).all() and (times <= 1).all() and (times.sum(axis=1) == n - 1).all() and in_order
     )
