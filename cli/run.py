@@ -1,4 +1,4 @@
-"""topo-run: carry out a plan on real processes, beside the stock collective."""
+"""topo-run: run a plan on real processes, and compare it with the stock collective."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 PROG = "topo-run"
 EXAMPLES = """\
 examples:
-  topo-run plan.json                                  start the plan's ranks here, 1 KiB to 1 MiB
-  topo-run plan.json -b 4K -e 64M -f 4 -n 20 -w 5     other sizes, 20 iterations after 5 to warm up
+  topo-run plan.json                                  start the plan's ranks on this host, 1 KiB to 1 MiB
+  topo-run plan.json -b 4K -e 64M -f 4 -n 20 -w 5     other sizes, 20 iterations after 5 of warm-up
   topo-run plan.json --dtype bfloat16 --op avg --json rows as JSON
   topo-run plan.json --compress int8                  a quarter of the bytes: the gain, and the error
   torchrun --nproc-per-node 8 -m topoplan.cli.run plan.json        join ranks that torchrun has started
@@ -42,7 +42,7 @@ data, against float64. Exit code 1 if any element is wrong.
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Entry point; returns the exit code."""
+    """Run the command and return its exit code."""
     arguments = sys.argv[1:] if argv is None else argv
     args = _parser().parse_args(arguments)
     return run_command(PROG, lambda: _run(args, arguments), quiet=_leaves_errors_to_another_rank())

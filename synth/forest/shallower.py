@@ -31,7 +31,7 @@ class _HungTree:
         return b if a == node else a
 
     def hang(self) -> None:
-        """Recompute `up` (the edge towards the root) and `depth` of every node, `height` (the greatest depth) and `last` (there)."""
+        """Recompute every node's `up` (the edge towards the root) and `depth`, the `height`, and `last`, a deepest node."""
         self.up, self.depth = [-1] * self.nodes, [0] * self.nodes
         order = [self.root]
         for node in order:
