@@ -187,6 +187,7 @@ def _run_rank(args: argparse.Namespace, options: BenchOptions, plan: Plan | None
     from ..runtime.ranks.faults import first_line
     from ..runtime.ranks.launch import init_method, meet_before_leaving
 
+    # All that needs no other rank comes first, so that bad input ends every rank before any of them connects.
     job = options.job(options.collective_over(plan, world))
     backend = options.resolve_backend(world)
     if backend == "nccl":
@@ -209,13 +210,13 @@ def _run_rank(args: argparse.Namespace, options: BenchOptions, plan: Plan | None
         host = _host_costs(args, communicator, timeout, say)
         calibrated = None if communicator is None else communicator.machine.topology or communicator.plan.topology
         rows = [] if args.calibrate else measure(job, communicator, say)
-        communicator = None
+        communicator = None  # nothing may hold on to a group when it is destroyed: gloo may abort at exit otherwise
         dist.barrier()
     except (InputError, VerificationError):
         meet_before_leaving(world)
         raise
     finally:
-        dist.destroy_process_group()  # when nothing holds on to a group any more: gloo may abort at exit otherwise
+        dist.destroy_process_group()
     if rank == 0 and args.calibrate and calibrated is not None and host is not None:
         _write_calibrated(args, calibrated, host)
     elif rank == 0:

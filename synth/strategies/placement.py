@@ -44,6 +44,7 @@ def place(
         affine = cost(draw(order), request.topology)
         return affine.alpha_us / 10**6 + affine.beta_s_per_GB * size_bytes / 10**9
 
+    # Swaps get stuck in local optima, so there are several starts: the given order, then random ones, always the same.
     random_order = random.Random(0)
     best: tuple[Fraction, list[int]] | None = None
     for start in range(8):
