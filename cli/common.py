@@ -1,4 +1,4 @@
-"""What all commands share: one-line errors, exit codes, and quiet endings."""
+"""Shared by all commands: one-line errors, exit codes, and quiet endings."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ class Parser(argparse.ArgumentParser):
         )
 
     def error(self, message: str) -> NoReturn:
-        """Print what is wrong and end with exit code 2."""
+        """Print the error and exit with code 2."""
         print(f"{self.prog}: error: {message} (see {self.prog} --help)", file=sys.stderr)
         raise SystemExit(2)
 
 
 def run_command(prog: str, body: Callable[[], int], *, quiet: bool = False) -> int:
-    """Run a command's body; a TopoplanError becomes one line on standard error and its exit code.
+    """Run a command's body and return its exit code; a TopoplanError is printed as one line on standard error.
 
-    `quiet`: say nothing of what another process says as well (bad input, a plan that is not for these ranks).
+    `quiet`: print nothing about what another process reports too (bad input, a plan that is not for these ranks).
     """
     try:
         code = body()

@@ -1,4 +1,4 @@
-"""topo-emulate: run a command on a machine rebuilt out of network namespaces, one rank in each."""
+"""topo-emulate: run a command once a rank, on a machine emulated with network namespaces."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ examples:
   topo-emulate pcie-2socket -- python examples/train_ddp.py --plan plan.json
   topo-emulate two-hosts.json --slowest 100Mbit -- topo-run --calibrate -o calibrated.json
 
-Every device becomes a network namespace, every link a rate-limited cable, and every pair's traffic takes its own route.
-The command is started once a rank (RANK, WORLD_SIZE, MASTER_ADDR and GLOO_SOCKET_IFNAME are set, as by torchrun). All is
-taken down at the end, whatever happens. Needs Linux, root, iproute2 and util-linux. The exit code is the command's.
+Every device becomes a network namespace, every link a rate-limited virtual cable, and each pair of ranks uses the route that
+it has on the machine. The command is started once for each rank, with RANK, WORLD_SIZE, MASTER_ADDR and GLOO_SOCKET_IFNAME
+set as by torchrun. Everything is removed at the end, whatever happens. Needs Linux, root, iproute2 and util-linux. The exit
+code is the command's.
 """
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Entry point; returns the exit code."""
+    """Run the command and return its exit code."""
     arguments = sys.argv[1:] if argv is None else argv
     if "--" in arguments:
         at = arguments.index("--")
@@ -36,7 +37,7 @@ def main(argv: list[str] | None = None) -> int:
     add(
         "--slowest",
         metavar="RATE",
-        help="scale all links so that the slowest gets this (default: what this host can carry)",
+        help="scale all links so that the slowest has this rate (default: the fastest that this host can carry)",
     )
     add("--order", metavar="LIST", help="put rank i on the i-th GPU listed: 0,3,2,1 (default: the topology's order)")
     args = parser.parse_args(own)

@@ -1,4 +1,4 @@
-"""topo-lab: train on real data serially and on several ranks, through every system, and write the report."""
+"""topo-lab: train on real data serially and on several ranks, with several systems, and report on them."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ examples:
   topo-lab --dataset mine.npz --epochs 20             arrays x (a sample a row) and y (whole numbers)
   topo-lab --dataset mine.csv --hidden 256,256        the last column is the label
   topo-lab --network dgx1 --slowest 50Mbit --systems serial,stock,plan,plan-int8        8 ranks on an emulated DGX-1
-  topo-lab --systems all --ranks 4 --network slow     every system that there is, side by side
+  topo-lab --systems all --ranks 4 --network slow     all systems side by side
   topo-lab --json > report.json                       all figures, for other programs
 
-Networks: loopback (this host's memory), slow (two hosts with half of the ranks each, joined by one link of the rate that
---slowest gives, four times that inside), or any topology, whose GPUs are then the ranks. All but loopback are emulated, which
-needs root; where that is not to be had, the report says so and goes on without.
+Networks: loopback (this host's memory), slow (two hosts with half of the ranks each, joined by one link at the rate of
+--slowest, and links of four times that rate inside), or any topology, whose GPUs are then the ranks. All but loopback are
+emulated, which needs root; without it these networks are left out, and the report says so.
 """
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Entry point; returns the exit code."""
+    """Run the command and return its exit code."""
     args = _parser().parse_args(argv)
     return run_command(PROG, lambda: _run(args))
 
@@ -46,16 +46,32 @@ def _parser() -> Parser:
     parser = Parser(PROG, EXAMPLES)
     add = parser.add_argument
     add("--dataset", default="digits", metavar="D", help="digits (default, from scikit-learn), FILE.npz or FILE.csv")
-    add("--systems", metavar="LIST", help="what to compare, or all (default: serial, stock, ring, plan, plan-fp16 and "
+    add("--systems", metavar="LIST", help="systems to compare, or all (default: serial, stock, ring, plan, plan-fp16 and "
         "plan-int8)")  # fmt: skip
-    add("--network", action="append", metavar="LIST", help="over what (default loopback,slow); may be repeated")
-    add("--ranks", default="2,4", metavar="LIST", help="on how many ranks, on loopback and slow (default 2,4)")
-    add("--slowest", default="100Mbit", metavar="RATE", help="of an emulated network's slowest link (default 100Mbit)")
-    add("--epochs", type=int, default=8, metavar="N", help="how often the data are gone through (default 8)")
-    add("--batch", type=int, default=128, metavar="N", help="samples a step, over all ranks (default 128)")
-    add("--learning-rate", type=float, default=0.2, metavar="R", help="at the start; falls to zero (default 0.2)")
+    add(
+        "--network",
+        action="append",
+        metavar="LIST",
+        help="networks to train on (default loopback,slow); may be repeated",
+    )
+    add("--ranks", default="2,4", metavar="LIST", help="numbers of ranks on loopback and slow (default 2,4)")
+    add(
+        "--slowest",
+        default="100Mbit",
+        metavar="RATE",
+        help="rate of an emulated network's slowest link (default 100Mbit)",
+    )
+    add("--epochs", type=int, default=8, metavar="N", help="passes over the data (default 8)")
+    add("--batch", type=int, default=128, metavar="N", help="samples of a step, all ranks together (default 128)")
+    add(
+        "--learning-rate",
+        type=float,
+        default=0.2,
+        metavar="R",
+        help="initial learning rate, which falls to zero (default 0.2)",
+    )
     add("--hidden", default="512,512", metavar="LIST", help="widths of the hidden layers, or none (default 512,512)")
-    add("--seed", type=int, default=0, metavar="N", help="of the split, the weights and the order (default 0)")
+    add("--seed", type=int, default=0, metavar="N", help="seed of the split, the weights and the order (default 0)")
     add(
         "-o",
         "--output",
@@ -81,12 +97,12 @@ def _run(args: argparse.Namespace) -> int:
     places = sites(networks, parse_ranks(args.ranks), parse_rate(args.slowest))
     _check_output(args.output, args.force)
     dataset = load(args.dataset, args.seed)
-    with _progress() as say:
+    with _show_progress() as say:
         rows = Lab(dataset, settings, systems, places, say).run()
     from ..runtime.lab.environment import environment
     from ..runtime.lab.report.page import Report
 
-    report = Report(rows, settings, dataset, environment(places), _command(args))
+    report = Report(rows, settings, dataset, environment(places), _repeat_command(args))
     _print(report, args.json)
     if args.output is not None:
         from ..topo.files import write_whole
@@ -97,18 +113,18 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _check_output(output: str | None, force: bool) -> None:
-    """Before minutes of training, not after: whether the report can be written."""
+    """Raise InputError if the report cannot be written: before minutes of training, not after."""
     if output is None:
         return
     path = Path(output)
     if path.is_file() and not force:
         raise InputError(f"{output}: exists already; name another file, or give --force")
     if path.is_dir() or not path.absolute().parent.is_dir():
-        raise InputError(f"{output}: no file can be made there; name a file in a folder that exists")
+        raise InputError(f"{output}: no file can be written there; name a file in a folder that exists")
 
 
-def _command(args: argparse.Namespace) -> str:
-    """What to type to repeat the report; of files only the names."""
+def _repeat_command(args: argparse.Namespace) -> str:
+    """Return the command line that repeats the report, with files by name only."""
     parts = [PROG]
     defaults = vars(_parser().parse_args([]))
     for name, value in vars(args).items():
@@ -120,10 +136,10 @@ def _command(args: argparse.Namespace) -> str:
 
 
 @contextmanager
-def _progress() -> Iterator[Callable[[str, int, int], None]]:
-    """Where the run is, on standard error: a bar on a terminal, else a line for each set of ranks."""
+def _show_progress() -> Iterator[Callable[[str, int, int], None]]:
+    """Show progress on standard error: a bar on a terminal, otherwise a line for each set of ranks."""
     if not sys.stderr.isatty():
-        yield _line_by_line()
+        yield _print_each_set()
         return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -134,14 +150,15 @@ def _progress() -> Iterator[Callable[[str, int, int], None]]:
         yield lambda what, done, total: bar.update(task, description=what, completed=done, total=max(total, 1))
 
 
-def _line_by_line() -> Callable[[str, int, int], None]:
-    said: set[str] = set()
+def _print_each_set() -> Callable[[str, int, int], None]:
+    """Return a progress function that prints one line for each set of ranks."""
+    announced: set[str] = set()
 
     def say(what: str, done: int, total: int) -> None:
-        where = what.partition(":")[0]
-        if total and where not in said:
-            said.add(where)
-            print(f"{where}: {total} epochs in all", file=sys.stderr, flush=True)
+        ranks = what.partition(":")[0]
+        if total and ranks not in announced:
+            announced.add(ranks)
+            print(f"{ranks}: {total} epochs in all", file=sys.stderr, flush=True)
 
     return say
 
@@ -161,11 +178,11 @@ def _print(report: Report, as_json: bool) -> None:
     table = Table(box=SIMPLE, pad_edge=False)
     for number, title in enumerate(HEAD):
         table.add_column(title, justify="left" if number in (0, 2, 3) else "right", no_wrap=True)
-    before = None
+    last_place = None
     for row, cells in zip(report.rows, report.cells(), strict=True):
-        if before not in (None, row.place):
+        if last_place not in (None, row.place):
             table.add_section()
-        before = row.place
+        last_place = row.place
         table.add_row(*cells)
     console.print(table)
     for finding in report.findings:

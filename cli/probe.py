@@ -1,4 +1,4 @@
-"""topo-probe: what a machine is, for people and for programs."""
+"""topo-probe: show a machine's topology, to people and programs."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ FORMATS = ("table", "json", "tree", "smi", "nccl-xml", "dot", "svg")
 DESCRIPTION = """\
 examples:
   topo-probe                                   this machine, as tables
-  topo-probe --check                           what is wrong with it, and what to do; exit code 1 on errors
+  topo-probe --check                           find what is wrong with it, with advice; exit code 1 on errors
   topo-probe --json -o machine.json            this machine as a file that topo-synth reads
-  topo-probe matrix.txt --format svg -o m.svg  a picture of what somebody's nvidia-smi topo -m says
+  topo-probe matrix.txt --format svg -o m.svg  a picture of a machine from its nvidia-smi topo -m
   topo-probe --for-vm -o topo.xml              a file for NCCL_TOPO_FILE, inside a virtual machine
   topo-probe dgx-a100:2 --format tree          a preset, as a tree
   torchrun --nnodes 2 --nproc-per-node 8 --rdzv-endpoint ... -m topoplan.cli.probe --json
-                                               several hosts, each by its own probe, as one topology
+                                               several hosts, each probed by its own ranks, as one topology
   torchrun --nproc-per-node 8 -m topoplan.cli.probe --measure -o machine.json
-                                               measure every link, alone and all together, and believe what is true
+                                               measure every link, alone and together with others, and correct rates
 
-Shows what a machine is: GPUs, CPUs, NICs, switches and the links between them. What could not be learned is said in
-a note, and the rest is shown all the same. Bandwidths are in GB/s (1e9 bytes a second), in one direction.
+Shows a machine's GPUs, CPUs, NICs and switches, and the links between them. What cannot be found out is named in a
+note, and everything else is shown. Bandwidths are in GB/s (1e9 bytes a second), in one direction.
 """
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs the command; returns its exit code (0 done, 1 failed or errors found, 2 usage, 130 interrupted)."""
+    """Run the command and return its exit code (0 done, 1 failed or errors found, 2 usage, 130 interrupted)."""
     parser = _parser()
     arguments = parser.parse_args(argv)
     if arguments.for_vm and arguments.format not in (None, "nccl-xml"):
         parser.error("--for-vm writes nccl-xml; leave --format out")
     if arguments.sysfs_root is not None and arguments.topology != "local":
         parser.error("--sysfs-root says where the local machine's files are; leave TOPOLOGY out")
-    return run_command(PROG, lambda: _probe(arguments), quiet=_is_launched() and not _is_first())
+    return run_command(PROG, lambda: _probe(arguments), quiet=_is_launched() and not _is_rank_0())
 
 
 def _parser() -> Parser:
@@ -64,10 +64,12 @@ def _parser() -> Parser:
         "-o", "--output", metavar="FILE", help="write to FILE, whole or not at all, instead of printing"
     )
     parser.add_argument(
-        "--check", action="store_true", help="say what is wrong: severity, evidence, advice; exit code 1 on errors"
+        "--check", action="store_true", help="list what is wrong: severity, evidence, advice; exit code 1 on errors"
     )
     parser.add_argument(
-        "--for-vm", action="store_true", help="write NCCL XML for use inside a VM: its addresses, credible link speeds"
+        "--for-vm",
+        action="store_true",
+        help="write NCCL XML for use inside a VM: the VM's addresses, plausible link speeds",
     )
     parser.add_argument("--sysfs-root", metavar="DIR", help="read /sys and /proc below DIR (a folder or a tar archive)")
     parser.add_argument(
@@ -77,32 +79,32 @@ def _parser() -> Parser:
 
 
 def _is_launched() -> bool:
-    """Whether this process is one of several ranks, as torchrun starts them; the first speaks for all."""
+    """Return whether this process is one of several ranks, as torchrun starts them; rank 0 reports for all."""
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
-def _is_first() -> bool:
+def _is_rank_0() -> bool:
     return os.environ["RANK"] == "0"
 
 
 def _probe(arguments: argparse.Namespace) -> int:
-    topology = _measured(arguments) if arguments.measure else _told(arguments)
-    if _is_launched() and not _is_first():
+    topology = _measure(arguments) if arguments.measure else _named_topology(arguments)
+    if _is_launched() and not _is_rank_0():
         return 0
     to_terminal = arguments.output is None and sys.stdout.isatty()
     form = "nccl-xml" if arguments.for_vm else arguments.format or ("check" if arguments.check else "table")
-    text = _written(topology, form, to_terminal, arguments.for_vm)
+    text = _render(topology, form, to_terminal, arguments.for_vm)
     if arguments.output is None:
         sys.stdout.write(text)
     else:
         from ..topo.files import write_whole
 
         write_whole(arguments.output, text)
-    return _errors_found(topology, said=form == "check") if arguments.check else 0
+    return _report_errors(topology, printed=form == "check") if arguments.check else 0
 
 
-def _told(arguments: argparse.Namespace) -> Topology:
-    """The topology that the arguments name."""
+def _named_topology(arguments: argparse.Namespace) -> Topology:
+    """Return the topology that the arguments name, or that of the hosts that the ranks are on."""
     if arguments.sysfs_root is not None:
         from pathlib import Path
 
@@ -118,17 +120,17 @@ def _told(arguments: argparse.Namespace) -> Topology:
     return resolve(arguments.topology)
 
 
-def _measured(arguments: argparse.Namespace) -> Topology:
-    """The topology with what was measured on it; without one, that of the hosts that the ranks are on."""
+def _measure(arguments: argparse.Namespace) -> Topology:
+    """Return the named topology, or that of the hosts that the ranks are on, with measured rates."""
     from ..runtime.measuring.measure import measure_topology
 
     return measure_topology(
-        None if arguments.topology == "local" and arguments.sysfs_root is None else _told(arguments)
+        None if arguments.topology == "local" and arguments.sysfs_root is None else _named_topology(arguments)
     )
 
 
-def _written(topology: Topology, form: str, colour: bool, for_vm: bool) -> str:
-    """The topology in one of FORMATS (or what --check says); each writer is imported when it is asked for."""
+def _render(topology: Topology, form: str, colour: bool, for_vm: bool) -> str:
+    """Return the topology in one of FORMATS, or the findings of --check; each writer is only imported when it is used."""
     if form == "json":
         from ..topo.formats import judged
 
@@ -165,12 +167,12 @@ def _written(topology: Topology, form: str, colour: bool, for_vm: bool) -> str:
     return table.write(topology, colour)
 
 
-def _errors_found(topology: Topology, said: bool) -> int:
-    """Exit code 1 where the doctor finds errors; a line on standard error for each that was not `said`."""
+def _report_errors(topology: Topology, printed: bool) -> int:
+    """Return exit code 1 where there are errors, 0 otherwise; print each on standard error unless the table did."""
     from ..topo.doctor import examine
 
     errors = [finding for finding in examine(topology).findings if finding.severity == "error"]
-    for finding in errors if not said else ():
+    for finding in errors if not printed else ():
         print(f"{PROG}: {finding.message}", file=sys.stderr)
     return 1 if errors else 0
 

@@ -1,4 +1,4 @@
-"""topo-run: carry out a plan on real processes, beside the stock collective."""
+"""topo-run: run a plan on real processes, and compare it with the stock collective."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from ..topo.errors import ExecutionError, InputError, PlanMismatchError
+from ..topo.errors import ExecutionError, InputError, PlanMismatchError, VerificationError
 from .common import Parser, run_command
 from .sizes import parse_size
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ..runtime.communicator import Communicator
     from ..runtime.measuring.bench import Row
     from ..runtime.measuring.bench_case import Job
+    from ..runtime.measuring.bench_options import BenchOptions
     from ..synth.cost.host_costs import HostCosts
     from ..synth.plan import Plan
     from ..topo.graph import Topology
@@ -27,24 +28,24 @@ if TYPE_CHECKING:
 PROG = "topo-run"
 EXAMPLES = """\
 examples:
-  topo-run plan.json                                  start the plan's ranks here, 1 KiB to 1 MiB
-  topo-run plan.json -b 4K -e 64M -f 4 -n 20 -w 5     other sizes, 20 iterations after 5 to warm up
+  topo-run plan.json                                  start the plan's ranks on this host, 1 KiB to 1 MiB
+  topo-run plan.json -b 4K -e 64M -f 4 -n 20 -w 5     other sizes, 20 iterations after 5 of warm-up
   topo-run plan.json --dtype bfloat16 --op avg --json rows as JSON
-  topo-run plan.json --compress int8                  a quarter of the bytes: what that gains, and the error it brings
+  topo-run plan.json --compress int8                  a quarter of the bytes: the gain, and the error
   torchrun --nproc-per-node 8 -m topoplan.cli.run plan.json        join ranks that torchrun has started
   topo-run plan.json --calibrate -o machine.json      fit host costs here; then topo-synth --topology machine.json
   topo-run --stock --nproc 8                          the stock allreduce alone, without a plan
 
-Every size is run through the plan and through the backend's own collective, in turns; results are checked on random
-data against float64. Exit code 1 if any element is wrong.
+At each size the plan and the backend's own (stock) collective take turns. Every element of the results is checked, on random
+data, against float64. Exit code 1 if any element is wrong.
 """
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Entry point; returns the exit code."""
+    """Run the command and return its exit code."""
     arguments = sys.argv[1:] if argv is None else argv
     args = _parser().parse_args(arguments)
-    return run_command(PROG, lambda: _run(args, arguments), quiet=_is_follower())
+    return run_command(PROG, lambda: _run(args, arguments), quiet=_leaves_errors_to_another_rank())
 
 
 def _parser() -> Parser:
@@ -54,36 +55,62 @@ def _parser() -> Parser:
     add("--nproc", type=int, metavar="N", help="ranks to start (default: the plan's)")
     add("-b", dest="min_bytes", default="1K", metavar="MIN", help="smallest size (default 1K)")
     add("-e", dest="max_bytes", default="1M", metavar="MAX", help="largest size (default 1M)")
-    add("-f", dest="factor", type=int, default=4, metavar="FACTOR", help="each size is the last times this (default 4)")
-    add("-n", dest="iterations", type=int, default=10, metavar="ITERS", help="iterations that count (default 10)")
-    add("-w", dest="warmup", type=int, default=2, metavar="WARMUP", help="iterations before them (default 2)")
+    add(
+        "-f",
+        dest="factor",
+        type=int,
+        default=4,
+        metavar="FACTOR",
+        help="ratio of each size to the one before (default 4)",
+    )
+    add(
+        "-n",
+        dest="iterations",
+        type=int,
+        default=10,
+        metavar="ITERS",
+        help="measured iterations of each size (default 10)",
+    )
+    add("-w", dest="warmup", type=int, default=2, metavar="WARMUP", help="warm-up iterations before them (default 2)")
     add("--dtype", default="float32", help="float32 (default), float64, float16, bfloat16, int8, uint8, int32, int64")
     add("--op", default="sum", help="sum (default), avg, prod, max or min")
     add("--backend", default="auto", choices=("auto", "gloo", "nccl"), help="auto: nccl with a GPU a rank, else gloo")
-    add("--topology", metavar="T", help="refuse the plan unless it is for this topology")
-    add("--timeout", type=float, default=300.0, metavar="SECONDS", help="for any single wait (default 300)")
-    add("--choose", default="race", choices=("race", "model", "plan"), help="how a schedule is picked for a size: race the "
-        "likely ones and stock at its first call (default), predict, or take the plan's own ranges")  # fmt: skip
-    add("--compress", metavar="CODEC", help="how values travel: fp16, bf16, fp8, fp8-e5m2 or int8, summed in float32")
-    add("--reduction", default="hops", choices=("hops", "once"), help="with --compress: round partial sums too whenever they "
-        "are sent (default), or each contribution once and the whole sum once")  # fmt: skip
-    add("--calibrate", action="store_true", help="fit what a message and a byte cost the hosts, and write the plan's topology "
-        "with it: topo-synth and topo-run then predict with that")  # fmt: skip
-    add("-o", dest="output", metavar="FILE", help="with --calibrate: where to (default: standard output)")
-    add("--force", action="store_true", help="overwrite FILE")
-    add("--stock", action="store_true", help="without a plan: time the stock collective alone")
-    add("--collective", default="allreduce", metavar="C", help="with --stock: which (default allreduce)")
+    add("--topology", metavar="T", help="fail unless the plan was made for this topology")
+    add("--timeout", type=float, default=300.0, metavar="SECONDS", help="limit on any single wait (default 300)")
+    add("--choose", default="race", choices=("race", "model", "plan"), help="how the schedule for a size is chosen: race "
+        "(default: time the likeliest ones and the stock collective at the first call), model (the fastest predicted) or plan "
+        "(as the plan's size ranges say)")  # fmt: skip
+    add(
+        "--compress",
+        metavar="CODEC",
+        help="compress what is sent: fp16, bf16, fp8, fp8-e5m2 or int8; sums are in float32",
+    )
+    add("--reduction", default="hops", choices=("hops", "once"), help="with --compress: hops (default) rounds partial sums "
+        "whenever they are sent, once rounds each contribution once and each complete sum once")  # fmt: skip
+    add("--calibrate", action="store_true", help="measure what messages and bytes cost the hosts, and write the plan's "
+        "topology with these costs: topo-synth and topo-run then predict with them")  # fmt: skip
+    add(
+        "-o",
+        dest="output",
+        metavar="FILE",
+        help="with --calibrate: write the topology to this file (default: standard output)",
+    )
+    add("--force", action="store_true", help="let -o replace a file that exists")
+    add("--stock", action="store_true", help="time the stock collective alone, without a plan")
+    add("--collective", default="allreduce", metavar="C", help="with --stock: the collective (default allreduce)")
     add("--json", action="store_true", help="one JSON object on standard output")
     return parser
 
 
-def _is_follower() -> bool:
-    """A rank other than 0: what is wrong with the arguments or the plan, rank 0 says for all."""
-    return os.environ.get("RANK", "0") != "0"
+def _leaves_errors_to_another_rank() -> bool:
+    """Whether another rank of this host says what is wrong with the arguments or the plan, to the same standard error."""
+    from ..runtime.ranks.launch import has_own_log
+
+    return os.environ.get("LOCAL_RANK", os.environ.get("RANK", "0")) != "0" and not has_own_log()
 
 
 def _run(args: argparse.Namespace, arguments: list[str]) -> int:
-    sizes = _checked_sizes(args)
+    options = _options(args)
     plan = _plan(args)
     ranks = plan.collective.ranks if plan is not None else args.nproc
     from ..runtime.ranks.launch import inside_a_launch, launch
@@ -93,33 +120,32 @@ def _run(args: argparse.Namespace, arguments: list[str]) -> int:
             raise InputError(
                 f"--nproc {args.nproc}: the plan is for {ranks} ranks; leave --nproc out, or synthesize for {args.nproc}"
             )
+        options.check(plan, ranks)
         package = (__package__ or "topoplan.cli").rpartition(".")[0]
         return launch([sys.executable, "-m", f"{package}.cli.run", *arguments], ranks)
     world = int(os.environ["WORLD_SIZE"])
     if plan is not None and world != ranks:
         raise PlanMismatchError(f"the plan is for {ranks} ranks, {world} were started; start {ranks}")
-    return _as_rank(args, plan, sizes, world)
+    options.check(plan, world)
+    return _run_rank(args, options, plan, world)
 
 
-def _checked_sizes(args: argparse.Namespace) -> tuple[int, int]:
+def _options(args: argparse.Namespace) -> BenchOptions:
+    from ..runtime.measuring.bench_options import BenchOptions
+
     low, high = parse_size(args.min_bytes), parse_size(args.max_bytes)
     if low > high or low < 1:
         raise InputError(
             f"-b {args.min_bytes} -e {args.max_bytes}: expected a smallest size from 1 byte to the largest"
         )
-    if args.factor < 2:
-        raise InputError(f"-f {args.factor}: expected a factor of at least 2")
-    if args.iterations < 1 or args.warmup < 0:
-        raise InputError(
-            f"-n {args.iterations} -w {args.warmup}: expected at least 1 iteration, and no less than 0 before"
-        )
-    if not args.timeout > 0:
-        raise InputError(f"--timeout {args.timeout:g}: expected seconds above 0")
-    return low, high
+    return BenchOptions(
+        low, high, args.factor, args.iterations, args.warmup, args.dtype, args.op, args.backend, args.choose,
+        args.compress, args.reduction, args.timeout, args.collective,
+    )  # fmt: skip
 
 
 def _plan(args: argparse.Namespace) -> Plan | None:
-    """The plan, read and verified; None with --stock alone."""
+    """Read and verify the plan; return None with --stock alone."""
     if args.output is not None and not args.calibrate:
         raise InputError("-o without --calibrate: there is no topology to write; the table goes to standard output")
     if args.plan is None:
@@ -149,8 +175,8 @@ def _plan(args: argparse.Namespace) -> Plan | None:
     return plan
 
 
-def _as_rank(args: argparse.Namespace, plan: Plan | None, sizes: tuple[int, int], world: int) -> int:
-    """What each rank does."""
+def _run_rank(args: argparse.Namespace, options: BenchOptions, plan: Plan | None, world: int) -> int:
+    """Join the other ranks, measure or calibrate with them, and print on rank 0; return the exit code."""
     from datetime import timedelta
 
     import torch
@@ -158,27 +184,16 @@ def _as_rank(args: argparse.Namespace, plan: Plan | None, sizes: tuple[int, int]
 
     from ..runtime.communicator import Communicator
     from ..runtime.measuring.bench import measure
-    from ..runtime.measuring.bench_case import DTYPES, OPS, Job
     from ..runtime.ranks.faults import first_line
-    from ..runtime.ranks.launch import init_method
-    from ..synth.ir.collective import Collective
+    from ..runtime.ranks.launch import init_method, meet_before_leaving
 
-    if args.dtype not in DTYPES:
-        raise InputError(f"--dtype {args.dtype}: expected one of {', '.join(DTYPES)}")
-    if args.op not in OPS:
-        raise InputError(f"--op {args.op}: expected one of {', '.join(OPS)}")
-    rooted = args.collective in ("broadcast", "reduce", "gather", "scatter")
-    collective = plan.collective if plan is not None else Collective(args.collective, world, 0 if rooted else None)
-    job = Job(collective, *sizes, args.factor, args.iterations, args.warmup, DTYPES[args.dtype], args.op)
-    if collective.reduces:
-        from ..runtime.reductions import check_reduction
-
-        check_reduction(OPS[args.op], job.dtype)
-    backend = _backend(args.backend, world)
+    # All that needs no other rank comes first, so that bad input ends every rank before any of them connects.
+    job = options.job(options.collective_over(plan, world))
+    backend = options.resolve_backend(world)
     if backend == "nccl":
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-    timeout = timedelta(seconds=args.timeout)
+    timeout = timedelta(seconds=options.timeout_s)
     rank = int(os.environ["RANK"])
     try:
         dist.init_process_group(backend, init_method=init_method(), rank=rank, world_size=world, timeout=timeout)
@@ -191,16 +206,19 @@ def _as_rank(args: argparse.Namespace, plan: Plan | None, sizes: tuple[int, int]
         say = _say if rank == 0 and sys.stderr.isatty() else lambda _: None
         communicator = None
         if plan is not None:
-            communicator = Communicator(plan, None, timeout, args.choose, args.compress, args.reduction)
+            communicator = Communicator(plan, None, timeout, options.choose, options.compress, options.reduction)
         host = _host_costs(args, communicator, timeout, say)
         calibrated = (
             None if communicator is None else communicator.engine.machine.topology or communicator.plan.topology
         )
         rows = [] if args.calibrate else measure(job, communicator, say)
-        communicator = None
+        communicator = None  # nothing may hold on to a group when it is destroyed: gloo may abort at exit otherwise
         dist.barrier()
+    except (InputError, VerificationError):
+        meet_before_leaving(world)
+        raise
     finally:
-        dist.destroy_process_group()  # when nothing holds on to a group any more: gloo may abort at exit otherwise
+        dist.destroy_process_group()
     if rank == 0 and args.calibrate and calibrated is not None and host is not None:
         _write_calibrated(args, calibrated, host)
     elif rank == 0:
@@ -211,7 +229,7 @@ def _as_rank(args: argparse.Namespace, plan: Plan | None, sizes: tuple[int, int]
 def _host_costs(
     args: argparse.Namespace, communicator: Communicator | None, timeout: timedelta, say: Callable[[str], None]
 ) -> HostCosts | None:
-    """What sending costs the hosts: fitted now where that is asked for, or where the plan's topology does not say."""
+    """Measure what sending costs the hosts, where --calibrate asks for it or the plan's topology does not say; else None."""
     from ..runtime.communicator import Communicator
     from ..runtime.measuring.calibrate import calibrate
     from ..synth.cost.host_costs import host_of
@@ -220,13 +238,14 @@ def _host_costs(
         return None
     if communicator.engine.codec is None:
         return calibrate(communicator, say)
-    found = calibrate(Communicator(communicator.plan, None, timeout), say)  # costs without a codec's own, which it adds
-    communicator.engine.set_host_costs(found)
-    return found
+    # Without the codec: what encoding costs is known, and added to these costs where messages are encoded.
+    costs = calibrate(Communicator(communicator.plan, None, timeout), say)
+    communicator.engine.set_host_costs(costs)
+    return costs
 
 
 def _write_calibrated(args: argparse.Namespace, topology: Topology, host: HostCosts) -> None:
-    """The topology (an emulated one with its own rates) with the host costs, to a file or to standard output."""
+    """Write the topology (an emulated one with its own rates) and its host costs to a file or to standard output."""
     from ..synth.cost.host_costs import with_host
     from ..topo.files import write_whole
 
@@ -236,16 +255,6 @@ def _write_calibrated(args: argparse.Namespace, topology: Topology, host: HostCo
     else:
         write_whole(args.output, text, overwrite=args.force)
         print(f"topology with host costs written to {args.output}; give it to topo-synth --topology", file=sys.stderr)
-
-
-def _backend(asked: str, world: int) -> str:
-    import torch
-
-    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    local = int(os.environ.get("LOCAL_WORLD_SIZE", str(world)))
-    if asked == "nccl" and not gpus:
-        raise InputError("--backend nccl: there is no CUDA GPU here; use gloo")
-    return asked if asked != "auto" else "nccl" if gpus >= local else "gloo"
 
 
 def _say(message: str) -> None:
@@ -261,11 +270,11 @@ def _print(args: argparse.Namespace, plan: Plan | None, job: Job, backend: str, 
     where = f" on {plan.topology.name}" if plan is not None else ""
     print(f"# {job.collective.name}{where}, {job.collective.ranks} ranks, {backend}, {args.dtype}, {args.op}")
     if args.compress:
-        how = "partial sums too" if args.reduction == "hops" else "contributions once, whole sums once"
+        how = "partial sums too" if args.reduction == "hops" else "each contribution once, each complete sum once"
         print(f"# {args.compress} on the wire, rounded when sent: {how}; sums in float32")
     if plan is not None:
         print(f"# plan {plan.hash[:16]}, bound {float(plan.bound.algbw_GBps):.4g} GB/s algbw on its topology")
-    print(f"# median of {job.iterations} iterations; ratio = stock / plan, above 1 the plan is faster")
+    print(f"# medians of {job.iterations} iterations; ratio = stock / plan: above 1 the plan is faster")
     print(
         f"#{'size':>11} {'count':>11} {'type':>9} {'schedule':>19} {'plan':>11} {'stock':>11} {'ratio':>6} "
         f"{'predicted':>11} {'algbw':>9} {'busbw':>9} {'bound':>7} {'#wrong':>7}"

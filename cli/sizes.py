@@ -1,4 +1,4 @@
-"""Sizes as people write them: 4096, 64K, 1MiB, 2G (binary multiples, as nccl-tests reads them)."""
+"""Sizes in bytes as people write them: 4096, 64K, 1MiB, 2G (binary multiples, as nccl-tests reads them)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _SIZE = re.compile(r"(\d{1,18})([KMGT]?)(?:i?B)?", re.IGNORECASE)
 
 
 def parse_size(text: str) -> int:
-    """Bytes. InputError where `text` is not a size."""
+    """Return the bytes that a text stands for. InputError where it is not a size."""
     match = _SIZE.fullmatch(text.strip())
     if match is None:
         raise InputError(f"{text!r} is not a size; expected bytes such as 4096, 64K, 1MiB or 2G")
@@ -19,7 +19,7 @@ def parse_size(text: str) -> int:
 
 
 def show_size(size_bytes: int) -> str:
-    """A size in the largest binary unit in which it has at most two digits after the point."""
+    """Return a size in the largest binary unit that is not above it, to four significant digits."""
     for unit in ("T", "G", "M", "K"):
         if size_bytes >= _FACTORS[unit]:
             return f"{size_bytes / _FACTORS[unit]:.4g} {unit}iB"

@@ -1,4 +1,4 @@
-"""topo-synth: a schedule for a collective on a topology, with its bound."""
+"""topo-synth: synthesize a plan for a collective on a topology, with its bound."""
 
 from __future__ import annotations
 
@@ -31,25 +31,25 @@ PROG = "topo-synth"
 DEFAULT_SIZE = "1G"
 DEFAULT_TIME_LIMIT_S = 60.0
 _CHANGED_SHARE = 0.6
-"""Of the time limit, for the changed machine; the rest is for the one that it is compared with."""
+"""Share of the time limit for the changed machine; the rest is for the one that it is compared with."""
 EXAMPLES = """\
 examples:
-  topo-synth --collective allreduce --topology dgx1                    what is best at which size, and how far from perfect
+  topo-synth --collective allreduce --topology dgx1                    the fastest schedule for each size, and its gap
   topo-synth --collective allreduce --topology topo.xml -o plan.json   write the plan, for topo-run and the DDP hook
-  topo-synth --collective allgather --topology dgx1 --pareto           steps against rounds, the ends proved
-  topo-synth --collective alltoall --topology dgx1 --instance 3,3,8    is there one with 3 chunks, 3 steps, 8 rounds?
-  topo-synth --collective allreduce --topology mesh:8x8 --bound-only   how fast could anybody be?
-  topo-synth --collective allreduce --topology dgx1 --explain          where the bottleneck is, and what to improve first
-  topo-synth --collective allreduce --topology dgx1 --without-link 0:3 a plan for the machine with a broken link
-  topo-synth --collective allreduce --topology dgx-a100:16 --strategy packing --max-trees 16     few trees instead of many
+  topo-synth --collective allgather --topology dgx1 --pareto           the Pareto front of steps and rounds
+  topo-synth --collective alltoall --topology dgx1 --instance 3,3,8    is there a schedule with 3 chunks, 3 steps, 8 rounds?
+  topo-synth --collective allreduce --topology mesh:8x8 --bound-only   only the bound: how fast can any schedule be?
+  topo-synth --collective allreduce --topology dgx1 --explain          the bottleneck, and which links to improve first
+  topo-synth --collective allreduce --topology dgx1 --without-link 0:3 a plan for the machine without that link
+  topo-synth --collective allreduce --topology dgx-a100:16 --strategy packing --max-trees 16     at most 16 trees
 
-Reads a machine (a preset, a topology file of NCCL, RCCL or topoplan, or `local`), builds schedules for a collective,
-verifies each by an independent replay, and keeps the fastest for every range of sizes.
+Reads a topology (a preset, a file of topoplan, NCCL, RCCL, hwloc or nvidia-smi, or `local`: this machine), builds schedules
+for a collective, verifies each by an independent replay, and keeps the fastest for every range of sizes.
 """
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Entry point; returns the exit code."""
+    """Run the command and return its exit code."""
     args = _parser().parse_args(argv)
     return run_command(PROG, lambda: _run(args))
 
@@ -64,37 +64,42 @@ def _parser() -> Parser:
         "double-tree, recursive-doubling, halving-doubling, direct, one-shot or parameter-server")  # fmt: skip
     add("--size", default=DEFAULT_SIZE, metavar="BYTES", help=f"buffer size to report on (default {DEFAULT_SIZE})")
     add("--root", type=int, metavar="R", help="root of broadcast, reduce, gather and scatter (default 0)")
-    add("--pareto", action="store_true", help="enumerate steps against rounds with exact synthesis")
-    add("--max-steps", type=int, metavar="S", help="with --pareto: look no further than this many steps")
+    add("--pareto", action="store_true", help="find the Pareto front of steps and rounds (R/C) by exact synthesis")
+    add("--max-steps", type=int, metavar="S", help="with --pareto: at most this many steps")
     add("-k", "--slack", dest="slack", type=int, metavar="K", help="with --pareto: only k-synchronous rows, R <= S + K")
-    add("--instance", action="append", metavar="C,S,R", help="decide one (chunks, steps, rounds); may be repeated")
     add(
-        "--epsilon", metavar="E", help="packing: the fewest trees that come within this share of the bound (0.05: 5 %%)"
+        "--instance",
+        action="append",
+        metavar="C,S,R",
+        help="decide whether a schedule of so many chunks, steps and rounds exists; may be repeated",
     )
-    add("--max-trees", type=int, metavar="N", help="packing: at most so many trees")
-    add("--max-depth", type=int, metavar="N", help="packing: no rank farther than so many hops from its root")
-    add("--without-link", action="append", default=[], metavar="A:B", help="plan for the machine without that link (device "
-        "ids or rank numbers), and say what that costs; may be repeated, as the next two")  # fmt: skip
+    add("--epsilon", metavar="E", help="packing: the fewest trees whose gap to the bound is at most this (0.05: 5 %%)")
+    add("--max-trees", type=int, metavar="N", help="packing: at most this many trees")
+    add(
+        "--max-depth", type=int, metavar="N", help="packing: at most this many hops from any rank to the root of a tree"
+    )
+    add("--without-link", action="append", default=[], metavar="A:B", help="plan for the machine without this link (device "
+        "ids or rank numbers), and compare with the whole machine; may be repeated, as the next two")  # fmt: skip
     add(
         "--without-rank",
         action="append",
         default=[],
         type=int,
         metavar="R",
-        help="plan for the machine without that GPU",
+        help="plan for the machine without this GPU",
     )
     add(
         "--scale-link",
         action="append",
         default=[],
         metavar="A:B=F",
-        help="plan with that link at F times its bandwidth",
+        help="plan for the machine with this link at F times its bandwidth",
     )
-    add("--explain", action="store_true", help="the bottleneck, what every strategy would reach at 8 sizes, and which "
+    add("--explain", action="store_true", help="show the bottleneck, what every strategy reaches at 8 sizes, and which "
         "links to improve first")  # fmt: skip
-    add("--bound-only", action="store_true", help="only the bound and its certificate")
+    add("--bound-only", action="store_true", help="print only the bound and its certificate")
     add("--time-limit", type=float, default=DEFAULT_TIME_LIMIT_S, metavar="SECONDS",
-        help=f"for the whole synthesis (default {DEFAULT_TIME_LIMIT_S:g}); with more, searches go "
+        help=f"limit on the whole synthesis (default {DEFAULT_TIME_LIMIT_S:g}); with more, searches go "
         "further in proportion")  # fmt: skip
     add("--json", action="store_true", help="one JSON object on standard output")
     add("-o", "--output", metavar="PLAN", help="write the plan to this file")
@@ -103,7 +108,7 @@ def _parser() -> Parser:
 
 
 def _run(args: argparse.Namespace) -> int:
-    _check(args)
+    _check_options(args)
     size = parse_size(args.size)
     from ..synth.effort import Effort
     from ..synth.synthesize import collective_on, synthesize
@@ -117,22 +122,22 @@ def _run(args: argparse.Namespace) -> int:
     topology = degrade(machine, change) if change else machine
     collective = collective_on(args.collective, topology, args.root)
     report = Report(collective, topology, size)
-    with _progress() as say:
+    with _show_progress() as say:
         if args.bound_only:
             from ..synth.bounds import bound
 
             effort = Effort(args.time_limit)
             limit = bound(collective, topology, effort, say)
             report.seconds, report.cut_short = time.monotonic() - started, effort.cut_short
-            return _report_bound(args, limit, report)
+            return _print_bound(args, limit, report)
         if args.pareto or args.instance:
             effort = Effort(args.time_limit)
-            report.front = _front(args, collective, topology, effort, say)
+            report.front = _find_front(args, collective, topology, effort, say)
             report.cut_short = effort.cut_short
-            report.plan = _plan_of_front(report.front, collective, topology)
+            report.plan = _plan_for_front(report.front, collective, topology)
         else:
             seconds = args.time_limit * (_CHANGED_SHARE if change else 1.0)
-            limits = _limits(args)
+            limits = _parse_limits(args)
             result = synthesize(collective, topology, args.strategy, seconds, say, limits, thorough=args.explain)
             report.plan, report.declined, report.table = result.plan, result.declined, result.table
             report.cut_short += result.cut_short
@@ -162,7 +167,7 @@ def _run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _limits(args: argparse.Namespace) -> Limits:
+def _parse_limits(args: argparse.Namespace) -> Limits:
     from ..synth.forest.plant import Limits
     from ..topo.exact import parse_fraction
 
@@ -177,8 +182,8 @@ def _limits(args: argparse.Namespace) -> Limits:
     return Limits(epsilon, args.max_trees, args.max_depth)
 
 
-def _check(args: argparse.Namespace) -> None:
-    """What can be told to be wrong before any work is done."""
+def _check_options(args: argparse.Namespace) -> None:
+    """Raise InputError for whatever is wrong with the options before any work is done."""
     from ..synth.strategies import strategy
 
     if args.strategy != "auto":
@@ -200,8 +205,8 @@ def _check(args: argparse.Namespace) -> None:
 
 
 @contextmanager
-def _progress() -> Iterator[Callable[[str], None] | None]:
-    """A spinner with the latest message on standard error, where that is a terminal."""
+def _show_progress() -> Iterator[Callable[[str], None] | None]:
+    """Show a spinner with the latest message on standard error, where that is a terminal."""
     if not sys.stderr.isatty():
         yield None
         return
@@ -211,7 +216,7 @@ def _progress() -> Iterator[Callable[[str], None] | None]:
         yield lambda message: status.update(message)
 
 
-def _front(
+def _find_front(
     args: argparse.Namespace,
     collective: Collective,
     topology: Topology,
@@ -221,11 +226,11 @@ def _front(
     from ..synth.ksync.pareto import decide, pareto
 
     if args.instance:
-        return decide(collective, topology, [_instance(text) for text in args.instance], effort, say)
+        return decide(collective, topology, [_parse_instance(text) for text in args.instance], effort, say)
     return pareto(collective, topology, effort, args.max_steps, args.slack, say)
 
 
-def _instance(text: str) -> tuple[int, int, int]:
+def _parse_instance(text: str) -> tuple[int, int, int]:
     try:
         chunks, steps, rounds = (int(x) for x in text.split(","))
     except ValueError:
@@ -237,16 +242,16 @@ def _instance(text: str) -> tuple[int, int, int]:
     return chunks, steps, rounds
 
 
-def _plan_of_front(front: Front, collective: Collective, topology: Topology) -> Plan | None:
+def _plan_for_front(front: Front, collective: Collective, topology: Topology) -> Plan | None:
     from ..synth.synthesize import cost_all, plan_of
 
     schedules = [row.schedule for row in front.front if row.schedule is not None]
     return plan_of(collective, topology, front.bound, cost_all(topology, schedules)) if schedules else None
 
 
-def _report_bound(args: argparse.Namespace, limit: Bound, report: Report) -> int:
+def _print_bound(args: argparse.Namespace, limit: Bound, report: Report) -> int:
     if args.output:
-        raise InputError("-o: --bound-only makes no plan to write")
+        raise InputError("-o: --bound-only produces no plan to write")
     if args.json:
         empty = dict.fromkeys(("strategy", "chunks", "steps", "rounds", "trees", "depth", "predicted", "gap"))
         body = head_json(report.collective, report.topology) | empty

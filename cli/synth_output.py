@@ -1,4 +1,4 @@
-"""What topo-synth prints for programs: the contract's JSON. (For people: synth_tables.py.)"""
+"""The JSON that topo-synth prints for programs; synth_tables.py has the tables for people."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ if TYPE_CHECKING:
 
 @dataclass
 class Report:
-    """All that came out: `table` are the forests that packing met, `healthy` the plan of the machine before it changed,
-    `cut_short` the searches that the time limit stopped.
+    """The results of a run of topo-synth.
+
+    `table` lists the forests that packing considered, `declined` why strategies have no schedule, `healthy` is the plan of
+    the machine before --without-link and the like changed it, `cut_short` lists the searches that the time limit stopped.
     """
 
     collective: Collective
@@ -34,7 +36,7 @@ class Report:
 
 
 def bound_json(limit: Bound) -> dict[str, Any]:
-    """The bound with its certificate."""
+    """Return the bound with its certificate."""
     return {
         "algbw_GBps": float(limit.algbw_GBps),
         "algbw_GBps_exact": str(limit.algbw_GBps),
@@ -44,13 +46,13 @@ def bound_json(limit: Bound) -> dict[str, Any]:
 
 
 def head_json(collective: Collective, topology: Topology) -> dict[str, Any]:
-    """What was asked for."""
+    """Return what was asked for."""
     head = {"name": topology.name, "fingerprint": topology.fingerprint, "ranks": collective.ranks}
     return {"topology": head, "collective": collective.name, "root": collective.root}
 
 
 def synthesis_json(report: Report) -> dict[str, Any]:
-    """The object that --json prints."""
+    """Return the object that --json prints."""
     plan, front = report.plan, report.front
     limit = plan.bound if plan is not None else front.bound if front is not None else None
     out = head_json(report.collective, report.topology) | _chosen_json(report)
@@ -91,7 +93,7 @@ def synthesis_json(report: Report) -> dict[str, Any]:
 
 
 def healthy_json(healthy: Plan, report: Report) -> dict[str, Any]:
-    """The machine before it changed, and what the change costs: ratios of the changed machine's to its figures."""
+    """Return the figures of the machine before it changed, and the ratios of the changed machine's to them."""
     entry = healthy.entry_for(report.size)
     time_s = healthy.time_s(entry, report.size)
     out: dict[str, Any] = {
@@ -108,7 +110,7 @@ def healthy_json(healthy: Plan, report: Report) -> dict[str, Any]:
 
 
 def _chosen_json(report: Report) -> dict[str, Any]:
-    """Of the schedule for the asked size; chunks in SCCL's units where they are even."""
+    """Return the figures of the schedule for the requested size; chunks in SCCL's units where they are even."""
     plan, collective, topology, size = report.plan, report.collective, report.topology, report.size
     if plan is None:
         keys = ("chunks", "steps", "rounds", "trees", "depth", "segments", "predicted")

@@ -1,4 +1,4 @@
-"""What topo-synth prints for people: tables of the plan, the trees on the way, a front, an explanation."""
+"""The tables that topo-synth prints for people: the plan, the trees considered, a Pareto front, an explanation."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WIDTH = 120
 
 
 def limit_text(limit: Bound) -> str:
-    """The bound as a number, and as a fraction where that is short."""
+    """Return the bound as a number, and as a fraction where that is short."""
     exact = limit.algbw_GBps
     return f"{float(exact):.4g}" + (
         f" (exactly {exact})" if exact.denominator != 1 and exact.denominator < 10**6 else ""
@@ -27,13 +27,15 @@ def limit_text(limit: Bound) -> str:
 
 
 def why_text(limit: Bound) -> str:
-    """What the bound rests on."""
+    """Return what proves the bound, in words."""
     if limit.kind == "cut":
         inside = limit.certificate["inside"]
         listed = ", ".join(inside[:10]) + (" ..." if len(inside) > 10 else "")
         return f"bound by the cut around {{{listed}}}"
-    how = "linear programming dual" + (", each direction for itself" if limit.kind == "tree-prices" else "")
-    return f"bound by prices on {len(limit.certificate['prices'])} links ({how})"
+    method = "linear programming dual" + (
+        ", with separate prices for each direction" if limit.kind == "tree-prices" else ""
+    )
+    return f"bound by prices on {len(limit.certificate['prices'])} links ({method})"
 
 
 def cut_text(cut_short: list[str]) -> str:
@@ -43,7 +45,7 @@ def cut_text(cut_short: list[str]) -> str:
 
 
 def print_tables(report: Report, *, with_forests: bool) -> None:
-    """Everything for people, on standard output."""
+    """Print everything for people on standard output."""
     from rich.console import Console
 
     console = Console(width=None if sys.stdout.isatty() else WIDTH)
@@ -67,8 +69,8 @@ def print_tables(report: Report, *, with_forests: bool) -> None:
 def _print_healthy(console: Any, healthy: Plan, report: Report) -> None:
     figures = healthy_json(healthy, report)
     console.print(
-        f"before, {healthy.topology.name}: at most {figures['bound_GBps']:.4g} GB/s, {figures['strategy']} predicted "
-        f"{figures['predicted_time_s'] * 1e6:.4g} us at {show_size(report.size)}; now the bound is "
+        f"before the change, {healthy.topology.name}: at most {figures['bound_GBps']:.4g} GB/s, {figures['strategy']} "
+        f"predicted {figures['predicted_time_s'] * 1e6:.4g} us at {show_size(report.size)}; now the bound is "
         f"{figures['bound_ratio']:.1%} of that, the time {figures['time_ratio']:.3g} times as long",
         highlight=False, soft_wrap=True,
     )  # fmt: skip
@@ -77,9 +79,9 @@ def _print_healthy(console: Any, healthy: Plan, report: Report) -> None:
 def _print_forests(console: Any, rows: list[dict[str, Any]]) -> None:
     from rich.table import Table
 
-    table = Table(box=None, header_style="bold", pad_edge=False, title="trees on the way", title_justify="left")
-    for title in ("trees", "depth", "GB/s at most", "gap", "found as", ""):
-        table.add_column(title, justify="left" if title in ("found as", "") else "right", no_wrap=True)
+    table = Table(box=None, header_style="bold", pad_edge=False, title="trees considered", title_justify="left")
+    for title in ("trees", "depth", "GB/s at most", "gap", "found by", ""):
+        table.add_column(title, justify="left" if title in ("found by", "") else "right", no_wrap=True)
     for row in rows:
         gap = "" if row["gap"] is None else "0" if row["gap"] <= 1e-6 else f"{row['gap']:.2%}"
         trees = "" if row["trees"] is None else str(row["trees"])
@@ -97,17 +99,17 @@ def _print_explanation(console: Any, explanation: Explanation) -> None:
 
     parts = explanation.parts
     if explanation.kind == "cut":
-        what = f"the cut from {_named(parts[0])} to {_named(parts[1])}"
+        what = f"the cut from {_name_part(parts[0])} to {_name_part(parts[1])}"
     elif len(parts) > 1 and all(len(p.gpus) == 1 for p in parts):
         what = f"the links between all {len(parts)} GPUs, each of which must be reached"
     else:
-        what = "the links between " + ", ".join(_named(p) for p in parts[:8]) + (" ..." if len(parts) > 8 else "")
+        what = "the links between " + ", ".join(_name_part(p) for p in parts[:8]) + (" ..." if len(parts) > 8 else "")
     console.print(
         f"bottleneck: {what}; together they carry {float(explanation.across_GBps):.4g} GB/s one way",
         highlight=False, soft_wrap=True,
     )  # fmt: skip
     links = Table(box=None, header_style="bold", pad_edge=False, title="links to improve first", title_justify="left")
-    for title in ("link", "GB/s", "alike", "bound rises per GB/s more", "bound with it a tenth wider"):
+    for title in ("link", "GB/s", "alike", "bound rises per GB/s more", "bound with 10 % more"):
         links.add_column(title, justify="left" if title == "link" else "right", no_wrap=True)
     for x in explanation.levers[:8]:
         links.add_row(
@@ -126,9 +128,10 @@ def _print_explanation(console: Any, explanation: Explanation) -> None:
     console.print(table)
 
 
-def _named(part: Part) -> str:
-    listed = part.gpus or part.others
-    return "{" + ", ".join(listed[:8]) + (f", ... {len(listed)} in all" if len(listed) > 8 else "") + "}"
+def _name_part(part: Part) -> str:
+    """Return the devices on one side of the bottleneck, up to eight by name."""
+    members = part.gpus or part.others
+    return "{" + ", ".join(members[:8]) + (f", ... {len(members)} in all" if len(members) > 8 else "") + "}"
 
 
 def _print_plan(console: Any, plan: Plan, size: int) -> None:
@@ -186,6 +189,6 @@ def _print_front(console: Any, front: Front) -> None:
         )  # fmt: skip
     console.print(table)
     console.print(
-        f"least R/C that any schedule can have: {front.least_ratio}"
+        f"lower bound on R/C of any schedule: {front.least_ratio}"
         + ("" if front.complete else "; the search was not exhaustive"), highlight=False,
     )  # fmt: skip

@@ -135,7 +135,7 @@ class Chooser:
     def predict(self, schedule: Schedule, size_bytes: int) -> float | None:
         """Return the predicted microseconds on the machine at hand."""
         machine = self.machine
-        return time_us(schedule, machine.topology, self.host, size_bytes, rounds=machine.batched) or None
+        return time_us(schedule, machine.topology, self.host, size_bytes, batched=machine.batched) or None
 
     @property
     def host(self) -> HostCosts:
@@ -171,7 +171,7 @@ class Chooser:
     def _find_near_best(self, size_bytes: int) -> list[int]:
         """Return the best segmentation of each near schedule, and a coarser one: the costs of messages may be off."""
         machine = self.machine
-        ranking = fastest(self.families, machine.topology, self.host, size_bytes, _NEAR, rounds=machine.batched)
+        ranking = fastest(self.families, machine.topology, self.host, size_bytes, _NEAR, batched=machine.batched)
         candidates: dict[Schedule, None] = {}
         seen: set[Schedule] = set()
         for _, schedule in ranking:

@@ -1,7 +1,7 @@
 """Lower bounds on the time of a collective on a topology, each with the certificate that proves it.
 
 Cuts are found by maximum flows on whole numbers (OR-tools), prices by linear programmes (HiGHS through SciPy) whose
-duals are rounded to fractions. Whatever the floats were, the value of a bound is what `certificate` proves exactly.
+duals are rounded to fractions. The value of a bound is what its certificate proves exactly, however good the floats were.
 """
 
 from __future__ import annotations
@@ -28,23 +28,27 @@ from .forest.survey import Survey, survey
 from .ir.collective import Collective
 
 DENOMINATORS = (1, 12, 60, 1000, 10**6)
-"""Prices are rounded to fractions of at most these denominators, the smallest that will do."""
+"""Prices are rounded to fractions of at most one of these denominators, the smallest that loses nothing."""
 _CLOSE = 1e-9
 _SINGLE_PAIRS = 4000
+"""With more pairs of linked devices, prices are only sought by class of links."""
 _ROOTED_RANKS = 48
+"""With more GPUs, no prices of in- and out-trees are sought."""
 _PREFIXES = 16
+"""Cuts between low and high ranks that are tried for alltoall."""
 _CUT_RANKS = 256
-"""With more GPUs, cuts are sought towards one GPU of each class only: the rest mostly find the same."""
+"""With more GPUs, cuts are sought towards one GPU of each class only: the others mostly give the same."""
 
 
 def check_connected(collective: Collective, topology: Topology) -> None:
-    """Raise InfeasibleError, naming the devices cut off, unless data can get everywhere that it must."""
+    """Raise InfeasibleError, naming the GPUs that are cut off, unless data can reach all ranks that must have it."""
     graph: nx.DiGraph[str] = nx.DiGraph()
     graph.add_nodes_from(d.id for d in topology.devices)
     graph.add_edges_from(topology.capacity_GBps)
     gpus = set(topology.ranks)
     hub = topology.ranks[collective.root or 0]
     reach, reached = nx.descendants(graph, hub) | {hub}, nx.ancestors(graph, hub) | {hub}
+    # Data must get from the hub (the root, or any GPU where there is none) to all GPUs, or from all to it, or both.
     out_needed = collective.name not in ("reduce", "gather")
     in_needed = collective.name not in ("broadcast", "scatter")
     for needed, side, how in ((out_needed, reach, "no way leads to"), (in_needed, reached, "no way leads back from")):
@@ -55,11 +59,12 @@ def check_connected(collective: Collective, topology: Topology) -> None:
             outside = reach if side is reach else set(topology.by_id) - reached
             raise InfeasibleError(
                 f"{collective.name} on {topology.name!r} is impossible: from {hub} {how} {listed}: no link leads out of the "
-                f"cut {{{_few(outside, topology)}}}; add the links{one_way}"
+                f"cut {{{_listed(outside, topology)}}}; add the links{one_way}"
             )
 
 
-def _few(members: set[str], topology: Topology) -> str:
+def _listed(members: set[str], topology: Topology) -> str:
+    """Name up to eight devices, and say how many there are."""
     listed = [d.id for d in topology.devices if d.id in members]
     return ", ".join(listed[:8]) + (f", ... {len(listed)} in all" if len(listed) > 8 else "")
 
@@ -70,40 +75,42 @@ def bound(
     effort: Effort | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Bound:
-    """The best bound found within the work that is allowed. Raises InfeasibleError where the topology is not connected.
+    """Return the greatest lower bound on time found within the work that is allowed, for at least two ranks.
 
-    Needs at least two ranks.
+    Raises InfeasibleError where the topology is not connected.
     """
     check_connected(collective, topology)
     effort = effort if effort is not None else Effort()
-    found = [_CUTS[collective.name](collective, topology)]
-    if not computes_in_network(topology):
+    bounds = [_CUTS[collective.name](collective, topology)]
+    if not computes_in_network(topology):  # else prices prove nothing
         if collective.name == "allreduce":
-            found += _allreduce_prices(collective, topology, effort, progress)
+            bounds += _allreduce_prices(collective, topology, effort, progress)
         elif collective.name == "alltoall":
-            found += _alltoall_prices(collective, topology, effort, progress, found[0].s_per_GB)
+            bounds += _alltoall_prices(collective, topology, effort, progress, bounds[0].s_per_GB)
         elif not _balanced(topology):
-            found += _tree_prices(collective, topology, effort, progress)
-    return max(found, key=lambda b: b.s_per_GB)
+            bounds += _tree_prices(collective, topology, effort, progress)
+    return max(bounds, key=lambda b: b.s_per_GB)
 
 
 def _balanced(topology: Topology) -> bool:
-    """Whether as much leads into every device but GPUs as out of it: then cuts say all (Edmonds; splitting off)."""
-    into: dict[str, Fraction] = defaultdict(Fraction)
+    """Return whether every device but GPUs has as much bandwidth in as out: then cuts are tight (Edmonds; splitting off)."""
+    surplus: dict[str, Fraction] = defaultdict(Fraction)
     for (a, b), c in topology.capacity_GBps.items():
-        into[b] += c
-        into[a] -= c
-    return all(not into[d.id] for d in topology.devices if d.kind != "gpu")
+        surplus[b] += c
+        surplus[a] -= c
+    return all(not surplus[d.id] for d in topology.devices if d.kind != "gpu")
 
 
-def _proved(kind: str, certificate: Mapping[str, Any], collective: Collective, topology: Topology) -> Bound:
+def _bound_of(kind: str, certificate: Mapping[str, Any], collective: Collective, topology: Topology) -> Bound:
+    """Return the bound that a certificate proves."""
     return Bound(proved_s_per_GB(kind, certificate, collective, topology), kind, certificate)
 
 
-def _cut_bound(inside: Iterable[str], collective: Collective, topology: Topology) -> Bound:
+def _bound_of_cut(inside: Iterable[str], collective: Collective, topology: Topology) -> Bound:
+    """Return the bound of the cut around some devices."""
     members = set(inside)
     listed = [d.id for d in topology.devices if d.id in members]
-    return _proved("cut", {"inside": listed}, collective, topology)
+    return _bound_of("cut", {"inside": listed}, collective, topology)
 
 
 # -- cuts ----------------------------------------------------------------------------------------------------------
@@ -118,7 +125,7 @@ class _Flow:
         self.links = list(topology.capacity_GBps.items())
 
     def violated_cut(self, supply: Mapping[str, Fraction], target: str) -> frozenset[str] | None:
-        """Devices on the source's side of a minimum cut, where `target` cannot get all of `supply` (GB/s by GPU)."""
+        """Return the source's side of a minimum cut if `target` cannot receive all of `supply` (GB/s by GPU), else None."""
         denominators = (c.denominator for _, c in self.links)
         scale = lcm(*denominators, *(s.denominator for s in supply.values()))
         flow = max_flow.SimpleMaxFlow()
@@ -142,23 +149,26 @@ def _worst_cut(
     targets: list[str],
     hub: str | None = None,
 ) -> Bound:
-    """The best cut bound of a collective in which `targets` must each get what GPUs supply, by Newton's method.
+    """Return the best cut bound of a collective in which each target must receive what GPUs supply, by Newton's method.
 
-    `supply_of(T)` are the rates at which a schedule of T s a GB must supply; cuts that cannot carry them give a
-    greater T, until none is violated (ForestColl, section 5.1, as a search for the bottleneck cut). `hub` is the GPU that
-    plays a part of its own.
+    `supply_of(T)` are the rates at which GPUs must supply in a schedule of T s for each GB. A cut that cannot carry them
+    gives a greater T, until no cut is violated (ForestColl, section 5.1, as a search for the bottleneck cut). `hub` is the
+    GPU with a role of its own, if there is one.
     """
     flow = _Flow(topology)
-    targets = _unlike(topology, targets, hub)
-    best = _cut_bound(set(topology.by_id) - {targets[0]}, collective, topology)
+    targets = _one_of_each_class(topology, targets, hub)
+    best = _bound_of_cut(set(topology.by_id) - {targets[0]}, collective, topology)
     for target in targets:
         while (cut := flow.violated_cut(supply_of(best.s_per_GB), target)) is not None:
-            best = _cut_bound(cut, collective, topology)
+            best = _bound_of_cut(cut, collective, topology)
     return best
 
 
-def _unlike(topology: Topology, gpus: list[str], hub: str | None) -> list[str]:
-    """Of many GPUs one of each class (any choice gives a bound, and classes mostly are orbits); of few all."""
+def _one_of_each_class(topology: Topology, gpus: list[str], hub: str | None) -> list[str]:
+    """Return one GPU of each class where there are many, else all.
+
+    Any choice of targets gives a valid bound, and classes mostly are orbits, whose members give the same one.
+    """
     if len(gpus) <= _CUT_RANKS:
         return gpus
     colour = dict(zip((d.id for d in topology.devices), colours(topology, hub).tolist(), strict=True))
@@ -166,12 +176,13 @@ def _unlike(topology: Topology, gpus: list[str], hub: str | None) -> list[str]:
 
 
 def _allgather_cut(collective: Collective, topology: Topology) -> Bound:
+    """Return the best cut that every GPU's part must cross to reach some GPU."""
     n, gpus = collective.ranks, topology.ranks
     return _worst_cut(collective, topology, lambda t: dict.fromkeys(gpus, Fraction(1, n) / t), list(gpus))
 
 
 def _root_cut(collective: Collective, topology: Topology) -> Bound:
-    """Broadcast: from the root to each; gather: from all to the root."""
+    """Return the best cut between the root and any GPU (broadcast), or between all GPUs and the root (gather)."""
     n, gpus = collective.ranks, topology.ranks
     root = gpus[collective.root or 0]
     others = [g for g in gpus if g != root]
@@ -181,28 +192,28 @@ def _root_cut(collective: Collective, topology: Topology) -> Bound:
 
 
 def _reversed_cut(collective: Collective, topology: Topology) -> Bound:
-    """Reduce-scatter, reduce, scatter: the cut of the opposite collective on the reversed topology, complemented."""
-    other = _CUTS[collective.reversed().name](collective.reversed(), topology.reversed())
-    return _cut_bound(set(topology.by_id) - set(other.certificate["inside"]), collective, topology)
+    """Return the complement of the opposite collective's cut on the reversed topology (reduce-scatter, reduce, scatter)."""
+    opposite = _CUTS[collective.reversed().name](collective.reversed(), topology.reversed())
+    return _bound_of_cut(set(topology.by_id) - set(opposite.certificate["inside"]), collective, topology)
 
 
 def _allreduce_cut(collective: Collective, topology: Topology) -> Bound:
-    """The narrowest cut between GPU 0 and any other, either way."""
+    """Return the narrowest cut between GPU 0 and any other, in either direction."""
     hub, others = topology.ranks[0], list(topology.ranks[1:])
     out = _worst_cut(collective, topology, lambda t: {hub: 1 / t}, others, hub)
     back = _worst_cut(collective, topology.reversed(), lambda t: {hub: 1 / t}, others, hub)
-    back = _cut_bound(set(topology.by_id) - set(back.certificate["inside"]), collective, topology)
+    back = _bound_of_cut(set(topology.by_id) - set(back.certificate["inside"]), collective, topology)
     return max(out, back, key=lambda b: b.s_per_GB)
 
 
 def _alltoall_cut(collective: Collective, topology: Topology) -> Bound:
-    """The best of the cuts round single GPUs and, where only GPUs are linked, of those between low and high ranks."""
-    gpus = _unlike(topology, list(topology.ranks), None)
-    cuts = [_cut_bound({gpu}, collective, topology) for gpu in gpus]
-    cuts += [_cut_bound(set(topology.by_id) - {gpu}, collective, topology) for gpu in gpus]
+    """Return the best of the cuts around single GPUs and, on direct networks, of those between low and high ranks."""
+    gpus = _one_of_each_class(topology, list(topology.ranks), None)
+    cuts = [_bound_of_cut({gpu}, collective, topology) for gpu in gpus]
+    cuts += [_bound_of_cut(set(topology.by_id) - {gpu}, collective, topology) for gpu in gpus]
     if len(topology.devices) == collective.ranks:
-        places = {collective.ranks * i // _PREFIXES for i in range(1, _PREFIXES)} - {0}
-        cuts += [_cut_bound(topology.ranks[:place], collective, topology) for place in sorted(places)]
+        sizes = {collective.ranks * i // _PREFIXES for i in range(1, _PREFIXES)} - {0}
+        cuts += [_bound_of_cut(topology.ranks[:size], collective, topology) for size in sorted(sizes)]
     return max(cuts, key=lambda b: b.s_per_GB)
 
 
@@ -224,30 +235,32 @@ _CUTS: Mapping[str, Callable[[Collective, Topology], Bound]] = {
 def _allreduce_prices(
     collective: Collective, topology: Topology, effort: Effort, progress: Callable[[str], None] | None
 ) -> list[Bound]:
-    """Duals of the packing of trees: by class of links first, link by link where that may be better, and with a price for
-    each direction where bandwidths differ.
+    """Return the bounds that the duals of tree packing prove.
+
+    Prices go by class of links first, link by link where that may be better, and by direction where bandwidths differ.
     """
     machine = survey(topology)
     out: list[Bound] = []
     if machine.graph.joins_all():
         columns = machine.by_class(effort, progress)
-        out += _priced(machine, columns, collective)
+        out += _undirected_bounds(machine, columns, collective)
+        # Averaging prices over an orbit loses nothing, and a bound that whole trees reach cannot be improved.
         least = max(b.s_per_GB for b in out)  # 0 where one-way links, which have no price, join all GPUs
         settled = machine.classes_are_orbits or (least and machine.reached_by_whole_trees(1 / least, effort))
         if not settled and len(machine.graph.pairs) <= _SINGLE_PAIRS:
-            out += _priced(machine, machine.single(effort, progress), collective)
+            out += _undirected_bounds(machine, machine.single(effort, progress), collective)
     if not topology.is_symmetric:
         out += _tree_prices(collective, topology, effort, progress)
     return out
 
 
-def _priced(machine: Survey, columns: Columns, collective: Collective) -> list[Bound]:
-    """The bound that a set of prices proves, with the smallest denominators that lose nothing to speak of."""
+def _undirected_bounds(machine: Survey, columns: Columns, collective: Collective) -> list[Bound]:
+    """Return what prices by pair of devices prove, with growing denominators until (the last bound) nothing is lost."""
     out: list[Bound] = []
     for denominator in DENOMINATORS:
         exact = exact_prices(machine.graph, columns.prices, denominator)
         rows = [[a, b, fraction_to_json(p)] for (a, b), p in exact.items()]
-        out.append(_proved("prices", {"prices": rows}, collective, machine.topology))
+        out.append(_bound_of("prices", {"prices": rows}, collective, machine.topology))
         if float(out[-1].s_per_GB) * columns.value >= 1 - _CLOSE:
             break
     return out
@@ -256,17 +269,19 @@ def _priced(machine: Survey, columns: Columns, collective: Collective) -> list[B
 def _tree_prices(
     collective: Collective, topology: Topology, effort: Effort, progress: Callable[[str], None] | None
 ) -> list[Bound]:
-    """Duals of the packing of in- and out-trees, for machines on which directions, or switches, are uneven."""
+    """Return what the duals of packing in- and out-trees prove, for machines on which directions or switches are uneven."""
     name = collective.name
     if len(topology.ranks) > _ROOTED_RANKS or name in ("gather", "scatter"):
         return []
-    turned = name in ("reduce", "reduce-scatter")
-    seen = topology.reversed() if turned else topology
+    # In-trees are out-trees of the reversed machine.
+    reduces_only = name in ("reduce", "reduce-scatter")
+    facing = topology.reversed() if reduces_only else topology
     roots = [collective.root or 0] if name in ("broadcast", "reduce") else range(collective.ranks)
-    packing = RootedPacking(seen, list(roots), name == "allreduce", shifts(seen))
+    packing = RootedPacking(facing, list(roots), name == "allreduce", shifts(facing))
     prices = packing.run(effort, 0.0, progress).prices
-    facing = {(b, a): p for (a, b), p in prices.items()} if turned else prices
-    return _directed("tree-prices", facing, collective, topology)
+    if reduces_only:
+        prices = {(b, a): p for (a, b), p in prices.items()}
+    return _directed_bounds("tree-prices", prices, collective, topology)
 
 
 def _alltoall_prices(
@@ -276,24 +291,27 @@ def _alltoall_prices(
     progress: Callable[[str], None] | None,
     cut_s_per_GB: Fraction,
 ) -> list[Bound]:
-    """Duals of the concurrent multicommodity flow; uniform prices where that is too large or not called for."""
+    """Return what the duals of concurrent multicommodity flow prove; of uniform prices where that is not solved."""
     try:
         flow = survey(topology).paths(collective, effort, progress, cut_s_per_GB).flow
     except InfeasibleError:
-        return _directed("prices", dict.fromkeys(topology.capacity_GBps, 1.0), collective, topology)
+        return _directed_bounds("prices", dict.fromkeys(topology.capacity_GBps, 1.0), collective, topology)
     if not flow.prices:
-        return _directed("prices", dict.fromkeys(topology.capacity_GBps, 1.0), collective, topology)
-    return _directed("prices", flow.prices, collective, topology, flow.value / collective.ranks)
+        return _directed_bounds("prices", dict.fromkeys(topology.capacity_GBps, 1.0), collective, topology)
+    return _directed_bounds("prices", flow.prices, collective, topology, flow.value / collective.ranks)
 
 
-def _directed(
+def _directed_bounds(
     kind: str,
     prices: Mapping[tuple[str, str], float],
     collective: Collective,
     topology: Topology,
     wanted_s_per_GB: float | None = None,
 ) -> list[Bound]:
-    """What prices prove, with the smallest denominators that lose nothing to speak of."""
+    """Return what prices by directed link prove, with growing denominators until nothing is lost.
+
+    That is when the bound is `wanted_s_per_GB`, or, without that figure, when it no longer changes.
+    """
     top = max(prices.values(), default=0.0)
     if not top:
         return []
@@ -302,8 +320,8 @@ def _directed(
     for denominator in DENOMINATORS:
         exact = {link: Fraction(p / least).limit_denominator(denominator) for link, p in prices.items()}
         rows = [[a, b, fraction_to_json(p)] for (a, b), p in exact.items() if p]
-        out.append(_proved(kind, {"prices": rows}, collective, topology))
-        wanted = wanted_s_per_GB or (float(out[-2].s_per_GB) if len(out) > 1 else 0.0)
-        if wanted and abs(float(out[-1].s_per_GB) - wanted) <= _CLOSE * wanted:
+        out.append(_bound_of(kind, {"prices": rows}, collective, topology))
+        expected = wanted_s_per_GB or (float(out[-2].s_per_GB) if len(out) > 1 else 0.0)
+        if expected and abs(float(out[-1].s_per_GB) - expected) <= _CLOSE * expected:
             break
     return out

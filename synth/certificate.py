@@ -1,24 +1,25 @@
-"""Check lower bounds: redo a certificate's arithmetic exactly, apart from the code that searched for it.
+"""An independent checker of bounds: it redoes a certificate's arithmetic exactly, without knowing how it was found.
 
 Kind "cut": {"inside": [device ids]}. What must cross from the devices inside to those outside, as a share of the buffer,
-over the bandwidth of the links that lead out, is a lower bound on the time (max-flow min-cut; for allgather ForestColl,
-arXiv 2402.06787, eq. 1). It holds for any algorithm, in-network copying and adding included.
+divided by the bandwidth of the links that lead out, is a lower bound on the time (max-flow min-cut; for allgather
+ForestColl, arXiv 2402.06787, eq. 1). It holds for any algorithm, in-network copying and adding included.
 
-Kind "prices", allreduce: {"prices": [[a, b, price]], ...}, the same both ways. Let d be the least price of a way between
-two GPUs, M the weight of a minimum spanning tree of the GPUs under d. Contract the parts of any partition into p parts:
-everybody must hear of everybody, which takes 2 (p - 1) one-way messages between parts (Harary, Schwenk 1974); summed
-over the partitions that Kruskal's algorithm passes through, each unit of buffer pays at least 2 M. Hence time >=
+Kind "prices", allreduce: {"prices": [[a, b, price], ...]}, the same in both directions. Let d be the least price of a path
+between two GPUs, M the weight of a minimum spanning tree of the GPUs under d. Contract the parts of any partition into p
+parts: everybody must hear of everybody, which takes 2 (p - 1) one-way messages between parts (Harary, Schwenk 1974);
+summed over the partitions that Kruskal's algorithm passes through, each unit of buffer pays at least 2 M. Hence time >=
 2 M / sum over directed links of bandwidth * price (the dual of tree packing: Tutte, Nash-Williams 1961). M is found as
 Mehlhorn does (1988): the nearest GPU of every device first, then Kruskal over the links between different ones.
 
 Kind "prices", alltoall, gather, scatter: directed prices; each rank's share for another pays its distance: time >= sum of
 the distances times the shares, over sum of bandwidth * price (the dual of concurrent multicommodity flow).
 
-Kind "tree-prices": directed prices. A unit that reaches all GPUs from one pays at least the cheapest out-tree over
-distances, one that is reduced to it the cheapest in-tree: broadcast out(root), reduce in(root), allgather the mean of
-out(v), reduce-scatter of in(v), allreduce the least in(v) + out(v). All but the last hold for any algorithm without
-coding; allreduce's for schedules that bring each unit together at one rank and spread it from there. (Whether any other
-could pay less where prices differ by direction is open; over 9,000 random instances of up to 4 ranks none did.)
+Kind "tree-prices": directed prices. A unit of buffer that reaches all GPUs from GPU v pays at least out(v), the cheapest
+out-tree over distances; one that is reduced to v pays at least in(v), the cheapest in-tree. So broadcast pays out(root),
+reduce in(root), allgather the mean of out(v), reduce-scatter the mean of in(v), allreduce the least in(v) + out(v). All but
+the last hold for any algorithm without coding; allreduce's for schedules that bring each unit together at one rank and
+spread it from there. (Whether any other could pay less where prices differ by direction is open; over 9,000 random
+instances of up to 4 ranks none did.)
 
 Prices prove nothing where switches add or copy.
 """
@@ -109,21 +110,26 @@ def check_bound(bound: Bound, collective: Collective, topology: Topology) -> Non
 
 
 def proved_s_per_GB(kind: str, certificate: Mapping[str, Any], collective: Collective, topology: Topology) -> Fraction:
-    """Return the lower bound that a certificate proves, in seconds for each GB of buffer. VerificationError: none."""
+    """Return the lower bound, in seconds for each GB of buffer, that a certificate proves.
+
+    Raises VerificationError where it proves none.
+    """
     if kind == "cut":
-        return _cut(frozenset(certificate["inside"]), collective, topology)
+        return _cut_s_per_GB(frozenset(certificate["inside"]), collective, topology)
     if (kind, collective.name) != _MIRRORED and (kind, collective.name) not in _PRICED:
         raise VerificationError(f"bound: no certificate of kind {kind!r} for {collective.name}")
     if any(d.kind != "gpu" and (d.can_reduce or d.can_copy) for d in topology.devices):
         raise VerificationError("bound: prices prove nothing where switches add or copy")
     fractions = _read_prices(certificate["prices"], topology, both_ways=(kind, collective.name) == _MIRRORED)
+    # If a GB of buffer must pay `needed`, and all links together earn at most `paid` a second, it takes needed / paid s.
     paid = sum((topology.capacity_GBps[link] * p for link, p in fractions.items()), Fraction(0))
     if not paid:
         raise VerificationError("bound: all prices are zero")
+    # Whole prices make the shortest paths and trees below exact and quick.
     scale = lcm(*(p.denominator for p in fractions.values()))
     prices = {link: int(p * scale) for link, p in fractions.items()}
     if (kind, collective.name) == _MIRRORED:
-        return 2 * _spanning_tree(prices, topology) / (paid * scale)
+        return 2 * _spanning_tree_price(prices, topology) / (paid * scale)
     distance = {gpu: _distances(gpu, prices, topology) for gpu in topology.ranks}
     needed = _PRICED[kind, collective.name](distance, collective, topology)
     return needed / (paid * scale)
@@ -132,8 +138,8 @@ def proved_s_per_GB(kind: str, certificate: Mapping[str, Any], collective: Colle
 Distances = dict[str, dict[str, int]]
 
 
-def _paths(distance: Distances, collective: Collective, topology: Topology) -> Fraction:
-    """Return the sum of prices that all pieces pay, each on its cheapest path from one rank to another."""
+def _price_of_paths(distance: Distances, collective: Collective, topology: Topology) -> Fraction:
+    """Return what all pieces pay together: each goes from one rank to another on a cheapest path."""
     root = topology.ranks[collective.root or 0]
     if collective.name == "scatter":
         pairs = [(root, gpu) for gpu in topology.ranks if gpu != root]
@@ -141,19 +147,20 @@ def _paths(distance: Distances, collective: Collective, topology: Topology) -> F
         pairs = [(gpu, root) for gpu in topology.ranks if gpu != root]
     else:
         pairs = [(a, b) for a in topology.ranks for b in topology.ranks if a != b]
-    lost = next(((a, b) for a, b in pairs if b not in distance[a]), None)
-    if lost:
-        raise VerificationError(f"bound: {lost[1]!r} cannot be reached from {lost[0]!r}")
+    apart = next(((a, b) for a, b in pairs if b not in distance[a]), None)
+    if apart:
+        raise VerificationError(f"bound: {apart[1]!r} cannot be reached from {apart[0]!r}")
     return Fraction(sum(distance[a][b] for a, b in pairs), collective.ranks)
 
 
-def _trees(distance: Distances, collective: Collective, topology: Topology) -> Fraction:
-    """Return the price that a unit of buffer pays along the cheapest tree, or trees, of the collective."""
+def _price_of_trees(distance: Distances, collective: Collective, topology: Topology) -> Fraction:
+    """Return what a unit of buffer pays on the cheapest tree, or trees, of the collective."""
     gpus = topology.ranks
-    far = 1 + sum(sum(row.values()) for row in distance.values())  # more than any tree of ways that there are
+    far = 1 + sum(sum(row.values()) for row in distance.values())  # more than any tree of existing paths
     matrix = np.array([[distance[u].get(v, far) for v in gpus] for u in gpus], dtype=object)
 
     def total(price: NDArray[Any], root: int) -> int:
+        """Return the price of the cheapest out-tree; of an in-tree, where the matrix is transposed."""
         parents = cheapest_out_tree(price, root)
         paid = sum(int(price[parent, child]) for child, parent in enumerate(parents) if parent >= 0)
         if paid >= far:
@@ -173,15 +180,20 @@ def _trees(distance: Distances, collective: Collective, topology: Topology) -> F
 
 _MIRRORED = ("prices", "allreduce")
 _PRICED: Mapping[tuple[str, str], Callable[[Distances, Collective, Topology], Fraction]] = {
-    **{("prices", name): _paths for name in ("alltoall", "gather", "scatter")},
-    **{("tree-prices", name): _trees for name in ("broadcast", "reduce", "allgather", "reduce-scatter", "allreduce")},
+    **{("prices", name): _price_of_paths for name in ("alltoall", "gather", "scatter")},
+    **{
+        ("tree-prices", name): _price_of_trees
+        for name in ("broadcast", "reduce", "allgather", "reduce-scatter", "allreduce")
+    },
 }
 
 
-def _cut(inside: frozenset[str], collective: Collective, topology: Topology) -> Fraction:
+def _cut_s_per_GB(inside: frozenset[str], collective: Collective, topology: Topology) -> Fraction:
+    """Return what must cross the cut around `inside` over what can, per second."""
     unknown = inside - set(topology.by_id)
     if unknown:
         raise VerificationError(f"bound: the cut names {min(unknown)!r}, which the topology does not have")
+    # What must cross, as a share of the buffer: a sum of contributions counts once, parts that stay apart one by one.
     n = collective.ranks
     within = sum(gpu in inside for gpu in topology.ranks)
     without = n - within
@@ -205,17 +217,15 @@ def _cut(inside: frozenset[str], collective: Collective, topology: Topology) -> 
 
 
 def _read_prices(rows: Any, topology: Topology, *, both_ways: bool) -> Prices:
+    """Return the price of each directed link; `both_ways`: an entry stands for a pair's links in both directions."""
     prices: Prices = {}
     for a, b, text in rows:
         price = parse_fraction(text)
         if price < 0:
             raise VerificationError(f"bound: the price of link {a!r} -> {b!r} is negative")
-        is_linked = False
-        for link in ((a, b), (b, a)) if both_ways else ((a, b),):
-            if link in topology.capacity_GBps:
-                prices[link] = price
-                is_linked = True
-        if not is_linked:
+        named = [link for link in (((a, b), (b, a)) if both_ways else ((a, b),)) if link in topology.capacity_GBps]
+        prices |= dict.fromkeys(named, price)
+        if not named:
             raise VerificationError(f"bound: prices name a link {a!r} -> {b!r} that the topology does not have")
     return prices
 
@@ -235,8 +245,8 @@ def _distances(start: str, prices: WholePrices, topology: Topology) -> dict[str,
     return {gpu: best[gpu] for gpu in topology.ranks if gpu != start and gpu in best}
 
 
-def _spanning_tree(prices: WholePrices, topology: Topology) -> int:
-    """Return the weight of a minimum spanning tree of the GPUs over cheapest paths, links taken both ways."""
+def _spanning_tree_price(prices: WholePrices, topology: Topology) -> int:
+    """Return the weight of a minimum spanning tree of the GPUs over cheapest paths, every link taken in both directions."""
     around: dict[str, list[tuple[str, int]]] = {d.id: [] for d in topology.devices}
     for a, b in topology.capacity_GBps:
         price = prices.get((a, b), 0)
@@ -259,11 +269,13 @@ def _spanning_tree(prices: WholePrices, topology: Topology) -> int:
     parent = {gpu: gpu for gpu in topology.ranks}
 
     def root_of(gpu: str) -> str:
+        """Return the GPU that stands for all that are joined to this one."""
         while parent[gpu] != gpu:
             parent[gpu] = parent[parent[gpu]]
             gpu = parent[gpu]
         return gpu
 
+    # Kruskal over the links between devices with different nearest GPUs: their paths contain a minimum spanning tree.
     edges = sorted(
         (nearest[a][0] + prices.get((a, b), 0) + nearest[b][0], nearest[a][1], nearest[b][1])
         for a, b in topology.capacity_GBps

@@ -1,4 +1,4 @@
-"""Why a machine is as fast as it is: the bottleneck, what each strategy would reach, and which links to improve first."""
+"""Explain a bound: the bottleneck, what each strategy would reach, and which links to improve first."""
 
 from __future__ import annotations
 
@@ -24,12 +24,13 @@ SIZES = tuple(1 << bits for bits in (10, 13, 16, 19, 22, 25, 28, 30))
 """1 KiB to 1 GiB."""
 _TRIED_LINKS = 4
 _WIDER_WORK_S = 10.0
+"""Work that is allowed for the bound of each wider link."""
 _WIDER = Fraction(11, 10)
 
 
 @dataclass(frozen=True)
 class Part:
-    """Devices that the bottleneck lies around; `gpus` are those among them that are GPUs."""
+    """Devices on one side of the bottleneck: GPUs and others."""
 
     gpus: tuple[str, ...]
     others: tuple[str, ...]
@@ -37,9 +38,11 @@ class Part:
 
 @dataclass(frozen=True)
 class Lever:
-    """A link that the bound rests on. `gain_GBps` is how much the bound rises for each GB/s that the link gets, both ways
-    (the dual's price; other links may then take over); `wider_GBps` is the bound with this link a tenth wider, where it
-    was worked out; `alike` counts the links that are priced the same at the same bandwidth.
+    """A link that the bound depends on.
+
+    `gain_GBps` is how much the bound rises for each GB/s added to the link in both directions (the dual's price, until other
+    links become the bottleneck); `wider_GBps` is the bound with this link a tenth wider, where it was computed; `alike` is
+    the number of links with the same price and bandwidth.
     """
 
     a: str
@@ -52,9 +55,11 @@ class Lever:
 
 @dataclass(frozen=True)
 class Explanation:
-    """`kind` and `parts` are the bottleneck: of a cut the two sides, of prices the groups of GPUs that priced links keep
-    apart. `across_GBps` is what the links between the parts carry, one direction. `reached[strategy]` are algbw in GB/s
-    at SIZES.
+    """The bottleneck, the links to improve, and what every strategy reaches.
+
+    `kind` and `parts` are the bottleneck: the two sides of a cut, or the groups of GPUs that are left when priced links are
+    taken away. `across_GBps` is what the links between the parts carry in one direction. `reached[strategy]` are algbw in
+    GB/s at SIZES.
     """
 
     kind: str
@@ -64,7 +69,7 @@ class Explanation:
     reached: dict[str, tuple[float, ...]]
 
     def to_json(self) -> dict[str, Any]:
-        """A JSON object with these fields."""
+        """Return the explanation as a JSON object."""
         return {
             "bottleneck": {
                 "kind": self.kind,
@@ -91,23 +96,24 @@ def explain(
     candidates: Sequence[tuple[Schedule, Cost]],
     effort: Effort,
 ) -> Explanation:
-    """Read the certificate of `limit` and the costs of `candidates`; wider links are tried with the `effort` that is left."""
+    """Explain the bound `limit` by its certificate, and compare `candidates`; wider links are tried with the `effort` left."""
+    # A cut is the special case of prices that are 1 on the links that leave it.
     inside = set(limit.certificate["inside"]) if limit.kind == "cut" else None
     prices = _cut_prices(inside, topology) if inside is not None else _read_prices(limit, collective, topology)
-    parts = _sides(inside, topology) if inside is not None else _apart(set(prices), topology)
-    place = {d: i for i, part in enumerate(parts) for d in (*part.gpus, *part.others)}
+    parts = _cut_sides(inside, topology) if inside is not None else _parts_without(set(prices), topology)
+    part_of = {d: i for i, part in enumerate(parts) for d in (*part.gpus, *part.others)}
     across = sum(
-        (c for (a, b), c in topology.capacity_GBps.items() if place.get(a) != place.get(b) and _leads(a, inside)),
+        (
+            c
+            for (a, b), c in topology.capacity_GBps.items()
+            if part_of.get(a) != part_of.get(b) and (inside is None or a in inside)
+        ),
         Fraction(0),
     )
-    if inside is None:
+    if inside is None:  # both directions were counted
         across /= 2
     levers = _levers(prices, collective, topology, limit, effort)
-    return Explanation(limit.kind, parts, across, levers, _reached(candidates))
-
-
-def _leads(device: str, inside: set[str] | None) -> bool:
-    return inside is None or device in inside
+    return Explanation(limit.kind, parts, across, levers, _best_algbw(candidates))
 
 
 def _cut_prices(inside: set[str], topology: Topology) -> dict[tuple[str, str], Fraction]:
@@ -115,7 +121,7 @@ def _cut_prices(inside: set[str], topology: Topology) -> dict[tuple[str, str], F
 
 
 def _read_prices(limit: Bound, collective: Collective, topology: Topology) -> dict[tuple[str, str], Fraction]:
-    """Price of each directed link. Only those of kind "prices" for allreduce stand for both directions."""
+    """Return the price of each directed link; of kind "prices", allreduce's stand for both directions."""
     both_ways = (limit.kind, collective.name) == ("prices", "allreduce")
     out: dict[tuple[str, str], Fraction] = {}
     for a, b, price in limit.certificate["prices"]:
@@ -125,7 +131,7 @@ def _read_prices(limit: Bound, collective: Collective, topology: Topology) -> di
     return out
 
 
-def _sides(inside: set[str], topology: Topology) -> tuple[Part, ...]:
+def _cut_sides(inside: set[str], topology: Topology) -> tuple[Part, ...]:
     return tuple(
         _part([d.id for d in topology.devices if (d.id in inside) == side], topology) for side in (True, False)
     )
@@ -136,8 +142,8 @@ def _part(members: Sequence[str], topology: Topology) -> Part:
     return Part(gpus, tuple(d for d in members if topology.by_id[d].kind != "gpu"))
 
 
-def _apart(priced: set[tuple[str, str]], topology: Topology) -> tuple[Part, ...]:
-    """Groups with GPUs that are left when the priced links are taken away."""
+def _parts_without(priced: set[tuple[str, str]], topology: Topology) -> tuple[Part, ...]:
+    """Return the connected groups that contain GPUs when the priced links are taken away."""
     names = [d.id for d in topology.devices]
     index = {name: i for i, name in enumerate(names)}
     free = [(index[a], index[b]) for a, b in topology.capacity_GBps if (a, b) not in priced]
@@ -153,19 +159,22 @@ def _apart(priced: set[tuple[str, str]], topology: Topology) -> tuple[Part, ...]
 def _levers(
     prices: dict[tuple[str, str], Fraction], collective: Collective, topology: Topology, limit: Bound, effort: Effort
 ) -> tuple[Lever, ...]:
-    """bound = needed / sum(bandwidth * price), so the bound rises by its own share of a link's price."""
+    """Return the priced links, one of each class, by what widening them brings.
+
+    algbw = sum(bandwidth * price) / needed, so each GB/s of a link raises it by algbw times the link's share of that sum.
+    """
     paid = sum((topology.capacity_GBps[link] * p for link, p in prices.items()), Fraction(0))
     both: dict[tuple[str, str], Fraction] = {}
     for (a, b), p in prices.items():
         key = (a, b) if (b, a) not in both else (b, a)
         both[key] = both.get(key, Fraction(0)) + p
-    found: dict[tuple[Fraction, Fraction], list[tuple[str, str]]] = {}
+    alike: dict[tuple[Fraction, Fraction], list[tuple[str, str]]] = {}
     for (a, b), p in both.items():
         if p:
             gain = limit.algbw_GBps * p / paid
-            found.setdefault((gain, topology.capacity_GBps[a, b]), []).append((a, b))
+            alike.setdefault((gain, topology.capacity_GBps[a, b]), []).append((a, b))
     out = []
-    for number, ((gain, width), links) in enumerate(sorted(found.items(), key=lambda item: -item[0][0])):
+    for number, ((gain, width), links) in enumerate(sorted(alike.items(), key=lambda item: -item[0][0])):
         a, b = links[0]
         wider = None
         if number < _TRIED_LINKS and not effort.is_over("wider links"):
@@ -181,7 +190,8 @@ def _levers(
     return tuple(out)
 
 
-def _reached(candidates: Sequence[tuple[Schedule, Cost]]) -> dict[str, tuple[float, ...]]:
+def _best_algbw(candidates: Sequence[tuple[Schedule, Cost]]) -> dict[str, tuple[float, ...]]:
+    """Return the best algbw in GB/s of each strategy's schedules at SIZES."""
     best: dict[str, list[float]] = {}
     for schedule, cost in candidates:
         row = best.setdefault(schedule.strategy, [0.0] * len(SIZES))

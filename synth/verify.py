@@ -1,9 +1,9 @@
-"""An independent replay of a schedule. It knows nothing of how the schedule was made.
+"""An independent verifier of schedules: it replays them, without knowing how they were built.
 
-It keeps, for every rank and chunk, how often each rank's contribution is in what that rank holds (0, 1, or 2 for
-"more than once"), plays all transfers, and at the end wants each receiver to hold every contribution exactly once.
-ORing flags, as checkers of the field do, cannot see double counting; counting does. Where a collective only copies,
-a rank has a chunk or has it not. Transfers are played a step at a time, as arrays.
+For every rank and chunk it counts how often each rank's contribution is in what that rank holds (0, 1, or 2 for "more than
+once"), plays all transfers, and in the end requires each receiver to hold every contribution exactly once. Flags that are
+ORed, as in other checkers of the field, cannot see double counting. Where a collective only copies, a rank has a chunk or
+does not. Transfers are played a step at a time, as arrays.
 """
 
 from __future__ import annotations
@@ -25,29 +25,34 @@ from .ir.transfers import COPY, REDUCE, Transfers
 Counts = NDArray[np.uint8]
 Mask = NDArray[np.bool_]
 _MANY = 2
+"""Stands for "more than once"."""
 _SAFE = 1 << 62
+"""Sums below this fit into 64-bit integers."""
 
 
 def verify(schedule: Schedule, topology: Topology) -> None:
-    """Raise VerificationError unless `schedule` is well-formed, right, and overloads no link of `topology`."""
+    """Raise VerificationError unless `schedule` is well-formed, correct, and overloads no link of `topology`."""
     _check_form(schedule, topology)
     _check_routes(schedule, topology)
     replay(schedule)
     _check_loads(schedule, topology)
 
 
-def _name(transfer: Transfer) -> str:
+def _describe(transfer: Transfer) -> str:
+    """Return what errors call a transfer."""
     return (
         f"step {transfer.step}: {transfer.op} of chunk {transfer.chunk} from rank {transfer.src} to rank {transfer.dst}"
     )
 
 
 def _refuse_any(transfers: Transfers, wrong: Mask, why: str) -> None:
+    """Raise VerificationError about the first wrong transfer, if there is one."""
     if wrong.any():
-        raise VerificationError(f"{_name(transfers[int(np.flatnonzero(wrong)[0])])}: {why}")
+        raise VerificationError(f"{_describe(transfers[int(np.flatnonzero(wrong)[0])])}: {why}")
 
 
 def _check_form(schedule: Schedule, topology: Topology) -> None:
+    """Check ranks, chunks, steps and operations: everything that later checks index by."""
     collective, t = schedule.collective, schedule.transfers
     n = collective.ranks
     if n != len(topology.ranks):
@@ -59,8 +64,8 @@ def _check_form(schedule: Schedule, topology: Topology) -> None:
         raise VerificationError("a step has a negative duration")
     if schedule.segments < 1:
         raise VerificationError(f"segments is {schedule.segments}; expected 1 or more")
-    strange = (t.src < 0) | (t.src >= n) | (t.dst < 0) | (t.dst >= n)
-    _refuse_any(t, strange, f"no such rank; ranks are 0 to {n - 1}")
+    no_such_rank = (t.src < 0) | (t.src >= n) | (t.dst < 0) | (t.dst >= n)
+    _refuse_any(t, no_such_rank, f"no such rank; ranks are 0 to {n - 1}")
     _refuse_any(t, t.src == t.dst, "a rank sends to itself")
     chunks = len(schedule.chunks)
     _refuse_any(t, (t.chunk < 0) | (t.chunk >= chunks), f"no such chunk; chunks are 0 to {chunks - 1}")
@@ -72,6 +77,7 @@ def _check_form(schedule: Schedule, topology: Topology) -> None:
 
 
 def _check_routes(schedule: Schedule, topology: Topology) -> None:
+    """Check that every route is a path of links that passes no other GPU."""
     gpus = frozenset(topology.ranks)
     ways, way = schedule.transfers.ways()
     for number, (src, dst, route) in enumerate(ways):
@@ -84,39 +90,41 @@ def _check_routes(schedule: Schedule, topology: Topology) -> None:
 
 
 def replay(schedule: Schedule) -> None:
-    """Play the transfers; see the module's docstring.
+    """Play the transfers and check the result; see the module's docstring.
 
-    Raises VerificationError on a send of what a rank does not have, on two writes of which one is a copy to one chunk
-    at one rank in a step, and where a receiver lacks a contribution, has it more than once, or has one it should not.
+    Raises VerificationError where a rank sends what it does not have, where a step copies to a chunk at a rank and writes to
+    it otherwise too, and where a receiver lacks a contribution, has it more than once, or has one it should not.
     """
-    _check_alone(schedule)
+    _check_single_writes(schedule)
     if schedule.collective.reduces:
+        # Chunk by chunk: ranks x ranks counts are held at a time, not ranks x ranks x chunks.
         by_chunk = np.argsort(schedule.transfers.chunk, kind="stable")
         edges = np.searchsorted(schedule.transfers.chunk[by_chunk], np.arange(len(schedule.chunks) + 1))
         for c, (low, high) in enumerate(pairwise(edges.tolist())):
-            _add_up(schedule, c, schedule.transfers.taken(by_chunk[low:high]))
+            _replay_sums(schedule, c, schedule.transfers.taken(by_chunk[low:high]))
     else:
-        _hand_on(schedule)
+        _replay_copies(schedule)
 
 
-def _check_alone(schedule: Schedule) -> None:
-    """A copy must be the only write to its chunk at its rank in its step."""
+def _check_single_writes(schedule: Schedule) -> None:
+    """Check that each copy is the only write to its chunk at its rank in its step."""
     t = schedule.transfers
     key = (t.step * schedule.collective.ranks + t.dst) * len(schedule.chunks) + t.chunk
-    _, place, count = np.unique(key, return_inverse=True, return_counts=True)
-    crowded = (count[place.reshape(-1)] > 1) & (t.op == COPY)
+    _, write, count = np.unique(key, return_inverse=True, return_counts=True)
+    crowded = (count[write.reshape(-1)] > 1) & (t.op == COPY)
     _refuse_any(t, crowded, "another transfer writes that chunk at that rank in the same step")
 
 
 def _steps(transfers: Transfers) -> Iterator[Transfers]:
+    """Yield the transfers of each step that has any."""
     edges = np.flatnonzero(np.diff(transfers.step)) + 1
     for low, high in pairwise([0, *edges.tolist(), len(transfers)]):
         if high > low:
             yield transfers[low:high]
 
 
-def _hand_on(schedule: Schedule) -> None:
-    """Collectives that copy: who has which chunk."""
+def _replay_copies(schedule: Schedule) -> None:
+    """Replay a collective that copies: which rank has which chunk."""
     collective = schedule.collective
     has = np.zeros((collective.ranks, len(schedule.chunks)), np.bool_)
     for c, chunk in enumerate(schedule.chunks):
@@ -125,7 +133,7 @@ def _hand_on(schedule: Schedule) -> None:
         missing = ~has[now.src, now.chunk]
         if missing.any():
             t = now[int(np.flatnonzero(missing)[0])]
-            raise VerificationError(f"{_name(t)}: rank {t.src} does not have it at that step")
+            raise VerificationError(f"{_describe(t)}: rank {t.src} does not have it at that step")
         has[now.dst, now.chunk] = True
     for c, chunk in enumerate(schedule.chunks):
         for rank in collective.receivers(chunk):
@@ -133,14 +141,16 @@ def _hand_on(schedule: Schedule) -> None:
                 raise VerificationError(f"rank {rank} never gets chunk {c}")
 
 
-def _add_up(schedule: Schedule, c: int, transfers: Transfers) -> None:
-    """Collectives that reduce, one chunk: how often each contribution (column) is in what each rank (row) holds."""
+def _replay_sums(schedule: Schedule, c: int, transfers: Transfers) -> None:
+    """Replay one chunk of a collective that reduces: how often each contribution (column) is in what each rank (row) holds."""
     collective = schedule.collective
     held: Counts = np.eye(collective.ranks, dtype=np.uint8)
     for now in _steps(transfers):
+        # All transfers of a step read what was held before it, so this copy is taken before anything is written.
         sent = held[now.src]
         copies = now.op == COPY
-        # Every sum is taken from what was held before the step, and capped, so that 8 bits are enough.
+        # Several transfers may add to one rank: grouped by destination they are summed at once. Counts are capped, so that
+        # 8 bits are enough.
         order = np.argsort(now.dst[~copies], kind="stable")
         targets, starts, count = np.unique(now.dst[~copies][order], return_index=True, return_counts=True)
         if len(targets):
@@ -149,6 +159,7 @@ def _add_up(schedule: Schedule, c: int, transfers: Transfers) -> None:
             total = arriving if single else np.add.reduceat(arriving, starts, axis=0, dtype=np.int64)
             held[targets] = np.minimum(held[targets] + total, _MANY)
         held[now.dst[copies]] = sent[copies]
+    # The first contribution that differs says what is wrong.
     chunk = schedule.chunks[c]
     wanted = np.zeros(collective.ranks, np.uint8)
     wanted[list(collective.contributors(chunk))] = 1
@@ -162,6 +173,7 @@ def _add_up(schedule: Schedule, c: int, transfers: Transfers) -> None:
 
 
 def _check_loads(schedule: Schedule, topology: Topology) -> None:
+    """Check that no link carries more in a step than the step's declared duration allows."""
     for step, link, share in _loads(schedule, topology):
         allowed = schedule.step_s_per_GB[step]
         if share > topology.capacity_GBps[link] * allowed:
@@ -173,7 +185,10 @@ def _check_loads(schedule: Schedule, topology: Topology) -> None:
 
 
 def _loads(schedule: Schedule, topology: Topology) -> Iterator[tuple[int, tuple[str, str], Fraction]]:
-    """For each step and each bandwidth that links have, the most loaded link of that bandwidth, with its load."""
+    """Yield (step, link, share of the buffer) for the most loaded link of each bandwidth in each step.
+
+    If these are not overloaded, no link is.
+    """
     transfers = schedule.transfers
     if not len(transfers):
         return
@@ -182,6 +197,7 @@ def _loads(schedule: Schedule, topology: Topology) -> Iterator[tuple[int, tuple[
             for link, share in stream_loads(schedule.chunks, now, topology).items():
                 yield int(now.step[0]), link, share
         return
+    # Exact whole numbers over a common denominator, in 64 bits where no sum can overflow them.
     scale = lcm(*{c.share.denominator for c in schedule.chunks})
     shares = [c.share.numerator * (scale // c.share.denominator) for c in schedule.chunks]
     links = list(topology.capacity_GBps)
@@ -194,10 +210,12 @@ def _loads(schedule: Schedule, topology: Topology) -> Iterator[tuple[int, tuple[
     group = {c: i for i, c in enumerate(sorted(set(topology.capacity_GBps.values())))}
     groups = np.array([group[topology.capacity_GBps[link]] for link in links])
     for low, high in pairwise([0, *(np.flatnonzero(np.diff(transfers.step)) + 1).tolist(), len(transfers)]):
+        # Step by step, as one array: every link on a transfer's route carries the chunk's whole share.
         load = np.zeros(len(links), dtype=exact)
         crossed = [paths[w] for w in way[low:high].tolist()]
         times = np.repeat(share_of[transfers.chunk[low:high]], [len(path) for path in crossed])
         np.add.at(load, np.array([i for path in crossed for i in path]), times)
+        # Of links with one bandwidth the most loaded decides, so few fractions are compared.
         for g in range(len(group)):
             members = np.flatnonzero(groups == g)
             worst = int(members[np.argmax(load[members])])

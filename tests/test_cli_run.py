@@ -193,3 +193,48 @@ def test_recorded_machines_run_with_no_wrong_elements(recorded: Callable[[str], 
     synthesize(collective_on("allreduce", topology), topology, "auto", 10).plan.save(path)
     rows = rows_of(run(str(path), "-b", "4K", "-e", "1M", "-f", "256", "-n", "2", "-w", "0", "--json"))
     assert [row["wrong"] for row in rows] == [0, 0]
+
+
+REFUSING_RANKS = """\
+import os, pathlib, sys, time
+rank, case, folder = int(os.environ["RANK"]), sys.argv[1], pathlib.Path(sys.argv[2])
+def leave(line, code):
+    print(line, file=sys.stderr, flush=True)
+    sys.exit(code)
+(folder / f"{rank}.started").touch()
+while len(list(folder.glob("*.started"))) < 3:
+    time.sleep(0.01)
+if case == "another fails first" and rank == 1:
+    leave("connection lost", 1)
+if rank == 0:
+    time.sleep(60 if case == "rank 0 too late" else 0.1)
+leave("bad input", 2)
+"""
+LAUNCHING = (
+    "import sys; from topoplan.runtime.ranks.launch import launch; sys.exit(launch([sys.executable, *sys.argv[1:]], 3))"
+)
+
+
+@pytest.mark.parametrize("case", ["rank 0 late", "rank 0 too late", "another fails first"])
+def test_bad_input_wins_over_what_it_makes_other_ranks_report(case: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", LAUNCHING, "-c", REFUSING_RANKS, case, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (2, "bad input\n")
+
+
+def test_options_are_checked_before_any_rank_is_started(plan: str, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("torch")
+    from topoplan.cli.run import main
+    from topoplan.runtime.ranks import launch as launching
+
+    started: list[object] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(launching, "launch", lambda *given: started.append(given) or 0)
+        for wrong in (["--compress", "zip"], ["--reduction", "once"], ["--dtype", "int4"], ["--op", "xor"],
+                      ["--dtype", "int32", "--op", "avg"], ["-n", "0"], ["--timeout", "0"]):  # fmt: skip
+            assert main([plan, *wrong]) == 2, wrong
+            assert len(capsys.readouterr().err.splitlines()) == 1
+        assert main(["--stock", "--nproc", "2", "--collective", "allsome"]) == 2
+        assert started == []
+        assert main([plan, "--compress", "int8"]) == 0
+    assert len(started) == 1

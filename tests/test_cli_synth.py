@@ -186,7 +186,7 @@ def test_few_trees_on_request_and_a_table_of_what_there_was() -> None:
     assert [row["trees"] for row in out["forests"] if row["kept"]] == [7]
     assert all(0 <= row["gap"] < 1 and row["depth"] >= 8 for row in out["forests"])
     shown = synth(*args, "--max-trees", "7").stdout
-    assert "trees on the way" in shown and "whole numbers" in shown
+    assert "trees considered" in shown and "whole numbers" in shown
     error = synth(*args, "--max-depth", "3", "--time-limit", "5", code=3).stderr
     assert "a depth of at most 3" in error and "8 deep" in error
 

@@ -27,10 +27,10 @@ from topoplan.synth.forest.boxes import find_boxes
 from topoplan.synth.forest.machine.pairs import PairGraph, Tree
 from topoplan.synth.forest.machine.symmetry import colours, group, mirrors, shifts
 from topoplan.synth.forest.plant import Limits
-from topoplan.synth.forest.shallower import lower_trees
+from topoplan.synth.forest.shallower import make_shallower
 from topoplan.synth.forest.shapes import SHAPES
 from topoplan.synth.forest.survey import Survey
-from topoplan.synth.forest.trees import levels, mirrored
+from topoplan.synth.forest.trees import hang_tree, levels
 from topoplan.synth.forest.weigh import best_shares, busiest, small_shares
 from topoplan.synth.ir.collective import COLLECTIVES
 from topoplan.synth.ir.schedule import Schedule
@@ -373,7 +373,7 @@ def test_matroid_union_finds_all_trees_there_are(topology: Topology, copies: int
     count = int(rate * copies)
     found = spanning_trees(len(graph.names), ends, most, count, Effort(60))
     assert found is not None and len(found) == count
-    lowered = lower_trees(len(graph.names), ends, most, found, Effort(5))
+    lowered = make_shallower(len(graph.names), ends, most, found, Effort(5))
     for trees in (found, lowered):
         used: Counter[int] = Counter()
         for tree in trees:
@@ -483,7 +483,7 @@ def test_boxes_are_found_by_their_links() -> None:
 
 def test_trees_hang_at_their_centre() -> None:
     edges = tuple((f"gpu{i}", f"gpu{i + 1}") for i in range(6))
-    tree = mirrored(Tree(edges), {f"gpu{i}": i for i in range(7)})
+    tree = hang_tree(Tree(edges), {f"gpu{i}": i for i in range(7)})
     assert tree.root == 3
     assert tree.down[0] == ("gpu1", "gpu0") and tree.up[0] == ("gpu0", "gpu1")
 

@@ -93,13 +93,13 @@ def test_every_cost_counts() -> None:
         assert more > less
 
 
-def test_more_cores_are_never_slower_and_rounds_need_their_links_too() -> None:
+def test_more_cores_are_never_slower_and_batches_need_their_links_too() -> None:
     topology = preset("dgx1")
     base = built("packing", topology).uncut
     times = [predict_us(base, topology, HostCosts(cores=c), 65536) or 0 for c in (1, 2, 4, 16)]
     assert sorted(times, reverse=True) == times
     needed = float(bandwidth_s_per_GB(base, topology)) * MB * 1e-3
-    assert (predict_us(base, no_latency(topology), FREE, MB, rounds=True) or 0) == pytest.approx(needed)
+    assert (predict_us(base, no_latency(topology), FREE, MB, batched=True) or 0) == pytest.approx(needed)
 
 
 def test_a_burst_is_carried_at_once() -> None:

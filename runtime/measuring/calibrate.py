@@ -127,7 +127,7 @@ def _fitted(rows: list[tuple[Probe, float]], communicator: Communicator) -> Host
         now = host(x)
         out = []
         for (schedule, size), measured in rows:
-            predicted = predict_us(schedule, machine.topology, now, size, rounds=machine.batched) or measured
+            predicted = predict_us(schedule, machine.topology, now, size, batched=machine.batched) or measured
             out.append(math.log(max(predicted, _FLOOR) / max(measured, _FLOOR)))
         return np.array([*out, *(_PRIOR * x)])
 

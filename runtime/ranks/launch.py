@@ -1,4 +1,4 @@
-"""Starts the ranks of a command on this machine, and ends them together."""
+"""Start the ranks of a command on this machine, and end them together."""
 
 from __future__ import annotations
 
@@ -16,8 +16,15 @@ RENDEZVOUS = "TOPOPLAN_RENDEZVOUS"
 """Environment variable: the file through which ranks that this module started find each other."""
 EMULATED = "TOPOPLAN_EMULATED"
 """Environment variable: the file with the topology whose rates the links of an emulated machine have (topo-emulate)."""
+_OWN_LOG = "TOPOPLAN_OWN_LOG"
+"""Environment variable: set for ranks whose standard error goes to a file of their own."""
 _POLL_S = 0.02
 _GRACE_S = 5.0
+_LAST_WORDS_S = 0.5
+"""A rank that fails takes its peers with it a moment later: how long they may take to fail by themselves, and say why."""
+_MEETING_S = 5.0
+_ASKED_FOR_WRONGLY = (2, 3, 4, 5)
+"""Exit codes of what is wrong with the request (see topo/errors.py), which is the cause of whatever else fails."""
 
 
 def inside_a_launch() -> bool:
@@ -26,16 +33,39 @@ def inside_a_launch() -> bool:
 
 
 def init_method() -> str:
-    """What init_process_group should use to find the other ranks."""
+    """Return the init_method with which init_process_group finds the other ranks."""
     path = os.environ.get(RENDEZVOUS)
     return f"file://{path}" if path else "env://"
 
 
-def launch(command: list[str], ranks: int) -> int:
-    """Run `command` once a rank; return 0, or the exit code of the first rank that failed.
+def has_own_log() -> bool:
+    """Return whether this process's standard error is kept in a file, which is shown if this rank is to blame."""
+    return _OWN_LOG in os.environ
 
-    Rank 0 has this process's output; what others print to standard error is shown if they are the ones that failed.
-    When one fails the others are ended, and on any exception all are.
+
+def meet_before_leaving(ranks: int) -> None:
+    """Wait a few seconds for all ranks to call this, before one that refuses its input leaves the default process group.
+
+    Bad input is bad on all ranks: if each leaves as soon as it notices, those that are still connecting or communicating
+    report a lost connection instead.
+    """
+    import torch.distributed as dist
+    from torch._C._distributed_c10d import PrefixStore
+
+    store = PrefixStore("topoplan/leaving", dist.distributed_c10d._get_default_store())
+    deadline = time.monotonic() + _MEETING_S
+    with suppress(RuntimeError):  # the store is gone, with the rank that kept it
+        left = store.add("ranks", 1)
+        while left < ranks and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
+            left = store.add("ranks", 0)
+
+
+def launch(command: list[str], ranks: int) -> int:
+    """Run `command` once a rank; return 0, or the exit code of the rank that is to blame (see `ended_together`).
+
+    Rank 0 has this process's output; what others print to standard error is shown if they are to blame. When one fails the
+    others are ended, and on any exception all are.
     """
     with tempfile.TemporaryDirectory(prefix="topoplan-") as folder, ending_on_signals():
         logs = [Path(folder) / f"rank{rank}.err" for rank in range(ranks)]
@@ -67,18 +97,37 @@ def ending_on_signals() -> Iterator[None]:
 
 
 def ended_together(start: Callable[[int], subprocess.Popen[bytes]], ranks: int) -> tuple[int | None, int]:
-    """Start all ranks and wait: (None, 0) when all are done, or the first rank that failed and its return code.
+    """Start all ranks and wait; return (None, 0) when all are done, or the rank that is to blame and its return code.
 
-    When one fails the others are ended, and on any exception all are.
+    To blame is a rank that was asked for something impossible before one that failed otherwise, and among those the first
+    one seen to fail. When one fails the others are ended, and on any exception all are.
     """
     children: list[subprocess.Popen[bytes]] = []
+    codes: list[int | None] = []
     try:
         for rank in range(ranks):
             children.append(start(rank))
-        failed = _wait(children)
+        first = _wait(children)
     finally:
+        codes = _last_codes(children)
         _end(children)
-    return failed, 0 if failed is None else int(children[failed].returncode)
+    return (None, 0) if first is None else _to_blame(codes, first)
+
+
+def _last_codes(children: list[subprocess.Popen[bytes]]) -> list[int | None]:
+    """Return the codes of those that end by themselves within a moment, None for the others."""
+    deadline = time.monotonic() + _LAST_WORDS_S
+    while any(child.poll() is None for child in children) and time.monotonic() < deadline:
+        time.sleep(_POLL_S)
+    return [child.poll() for child in children]
+
+
+def _to_blame(codes: list[int | None], first: int) -> tuple[int, int]:
+    """Return the rank whose failure is the cause, given the first that was seen to fail, and its return code."""
+    # Rank 0 comes first: its message has been printed already, and the others' say the same.
+    refused = [rank for rank, code in enumerate(codes) if code in _ASKED_FOR_WRONGLY]
+    rank = refused[0] if refused else first
+    return rank, codes[rank] or 0
 
 
 def _start(command: list[str], rank: int, ranks: int, rendezvous: Path, log: Path) -> subprocess.Popen[bytes]:
@@ -94,6 +143,7 @@ def _start(command: list[str], rank: int, ranks: int, rendezvous: Path, log: Pat
     }
     if rank == 0:
         return subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL)
+    environment[_OWN_LOG] = str(log)
     with log.open("wb") as errors:
         return subprocess.Popen(
             command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors
@@ -101,7 +151,7 @@ def _start(command: list[str], rank: int, ranks: int, rendezvous: Path, log: Pat
 
 
 def _wait(children: list[subprocess.Popen[bytes]]) -> int | None:
-    """The number of the first rank seen to fail, or None when all are done."""
+    """Return the first rank seen to fail, or None when all are done."""
     while True:
         codes = [child.poll() for child in children]
         for rank, code in enumerate(codes):
@@ -113,12 +163,8 @@ def _wait(children: list[subprocess.Popen[bytes]]) -> int | None:
 
 
 def _end(children: list[subprocess.Popen[bytes]]) -> None:
-    """Ask those that still run to stop, then make them; whole sessions where a rank leads one."""
+    """Ask those that still run to stop, then kill them; whole sessions where a rank leads one."""
     running = [child for child in children if child.poll() is None]
-    # A rank that fails takes its peers with it a moment later; give them the time to say so themselves.
-    deadline = time.monotonic() + (0.5 if running else 0.0)
-    while any(child.poll() is None for child in running) and time.monotonic() < deadline:
-        time.sleep(_POLL_S)
     for child in running:
         if child.poll() is None:
             child.terminate()

@@ -1,4 +1,4 @@
-"""What a schedule costs on a topology: alpha-beta, with contention on shared links.
+"""The affine cost of a schedule on a topology: alpha-beta, with contention on shared links.
 
 Time is affine in the buffer's size: T(L) = alpha + beta L. A step takes the greatest latency among its routes plus the
 time of its most loaded link (SCCL, section 3: S alpha + (R/C) L beta). A pipelined schedule is costed tick by tick,
@@ -33,12 +33,12 @@ class Cost:
     beta_s_per_GB: Fraction
 
     def time_s(self, size_bytes: int) -> float:
-        """Predicted seconds for a buffer of `size_bytes`."""
+        """Return the predicted seconds for a buffer of `size_bytes`."""
         return float(self.alpha_us) * 1e-6 + float(self.beta_s_per_GB) * size_bytes * 1e-9
 
 
 def tighten(schedule: Schedule, topology: Topology) -> Schedule:
-    """The same schedule with each step's duration set to what its most loaded link needs."""
+    """Return the schedule with each step's duration set to what its most loaded link needs."""
     steps = int(schedule.transfers.step.max(initial=-1)) + 1
     loads = step_loads(schedule.chunks, schedule.transfers, steps, topology)
     longest = loads.seconds.max(axis=1, initial=0) if steps else []
@@ -46,48 +46,51 @@ def tighten(schedule: Schedule, topology: Topology) -> Schedule:
 
 
 def cost(schedule: Schedule, topology: Topology) -> Cost:
-    """Alpha and beta of a schedule; see the module's docstring."""
+    """Return the alpha and beta of a schedule; see the module's docstring."""
     return costs(schedule, topology, [schedule.segments])[0]
 
 
 def costs(schedule: Schedule, topology: Topology, segments: Sequence[int]) -> list[Cost]:
-    """The costs of a schedule cut into each of several numbers of segments."""
+    """Return the costs of a schedule in each of several numbers of segments."""
     loads = step_loads(schedule.chunks, schedule.transfers, schedule.steps, topology)
-    one = Cost(
-        Fraction(int(sum(loads.latency)), loads.latency_scale), sum(schedule.step_s_per_GB, Fraction(0))
-    )  # the declared durations, which may be longer than the loads need
+    # Steps that come one after the other last as long as is declared, which may be longer than the loads need.
+    alpha = Fraction(int(sum(loads.latency)), loads.latency_scale)
+    sequential = Cost(alpha, sum(schedule.step_s_per_GB, Fraction(0)))
     windows = _Windows(loads)
-    return [one if m == 1 or schedule.stepwise else windows.cost(m) for m in segments]
+    return [sequential if m == 1 or schedule.stepwise else windows.cost(m) for m in segments]
 
 
 class _Windows:
-    """Greatest latency and load of runs of consecutive steps, which are what the ticks of a pipeline do at once."""
+    """Greatest latency and load of windows of consecutive steps: a tick of a pipeline carries out one window at once."""
 
     def __init__(self, loads: Loads) -> None:
         self.loads, self.steps = loads, len(loads.latency)
         zero = np.zeros((1, len(loads.links)), dtype=loads.seconds.dtype)
-        self.before = np.concatenate([zero, np.cumsum(loads.seconds, axis=0, dtype=loads.seconds.dtype)])
-        self.known: dict[tuple[int, int], tuple[int, int]] = {}
+        self.load_before = np.concatenate([zero, np.cumsum(loads.seconds, axis=0, dtype=loads.seconds.dtype)])
+        self.cache: dict[tuple[int, int], tuple[int, int]] = {}
 
     def window(self, low: int, high: int) -> tuple[int, int]:
-        """Of steps low .. high - 1: latency and seconds, both as whole numbers."""
-        if (low, high) not in self.known:
-            self.known[low, high] = (
+        """Return the latency and seconds of steps low .. high - 1, both as whole numbers."""
+        if (low, high) not in self.cache:
+            self.cache[low, high] = (
                 int(self.loads.latency[low:high].max(initial=0)),
-                int((self.before[high] - self.before[low]).max(initial=0)),
+                int((self.load_before[high] - self.load_before[low]).max(initial=0)),
             )
-        return self.known[low, high]
+        return self.cache[low, high]
 
     def cost(self, segments: int) -> Cost:
-        """Ticks at which all steps are under way, or the pipeline's middle, are alike: each is counted, not repeated."""
+        """Return the cost of a pipeline of so many segments, without visiting ticks that are alike one by one."""
         steps, alpha, beta = self.steps, 0, 0
-        whole = max(0, segments - steps + 1)
+        full_ticks = max(0, segments - steps + 1)  # ticks at which all steps are under way
+        # The pipeline fills and drains through windows that grow and shrink: each differs.
         for tick in [*range(min(segments, steps) - 1), *range(max(segments, steps) - 1, steps + segments - 1)]:
             latency, seconds = self.window(max(0, tick - segments + 1), min(steps, tick + 1))
             alpha, beta = alpha + latency, beta + seconds
-        if whole:
+        # In between, either all steps are under way at every tick, or, with fewer segments than steps, a window of constant
+        # width moves over the steps.
+        if full_ticks:
             latency, seconds = self.window(0, steps)
-            repeats = whole - 1  # the last of them is among the ticks above
+            repeats = full_ticks - 1  # the last of them is among the ticks above
             alpha, beta = alpha + repeats * latency, beta + repeats * seconds
         else:
             for low in range(steps - segments):
@@ -97,15 +100,16 @@ class _Windows:
 
 
 def total_seconds(schedule: Schedule, topology: Topology) -> dict[DirectedLink, Fraction]:
-    """How long each link that a schedule uses is busy over all of it, in s for each GB of buffer."""
+    """Return how long each link that a schedule uses is busy in all steps together, in s for each GB of buffer."""
     loads = step_loads(schedule.chunks, schedule.transfers, schedule.steps, topology)
     total: NDArray[Any] = loads.seconds.sum(axis=0, dtype=loads.seconds.dtype)
     return {link: Fraction(int(x), loads.scale) for link, x in zip(loads.links, total, strict=True)}
 
 
 def bandwidth_s_per_GB(schedule: Schedule, topology: Topology) -> Fraction:
-    """Seconds for each GB with all latencies 0: sum of the steps' durations, or, for a pipeline (which may be cut as
-    finely as one likes), the whole load of the busiest link. 1 / this is the bandwidth-only algbw in GB/s.
+    """Return the seconds for each GB with all latencies 0; the inverse is the bandwidth-only algbw in GB/s.
+
+    It is the sum of the steps' durations, or for a pipeline, in the limit of many segments, the busiest link's whole load.
     """
     if schedule.segments == 1 or schedule.stepwise:
         return sum(schedule.step_s_per_GB, Fraction(0))
@@ -114,9 +118,9 @@ def bandwidth_s_per_GB(schedule: Schedule, topology: Topology) -> Fraction:
 
 @lru_cache(maxsize=64)
 def unit_GBps(topology: Topology) -> Fraction:
-    """The link unit: the greatest bandwidth of which every link that routes between GPUs cross is a whole multiple.
+    """Return the link unit: the greatest bandwidth that divides those of all links on routes between GPUs.
 
-    With more than 64 GPUs, of which every link is one. A topology without links has unit 1.
+    With more than 64 GPUs all links count, on routes or not. A topology without links has unit 1.
     """
     links = set(topology.capacity_GBps)
     if len(topology.ranks) <= _ROUTED_RANKS:
@@ -127,7 +131,10 @@ def unit_GBps(topology: Topology) -> Fraction:
 
 
 def rounds(schedule: Schedule, topology: Topology) -> Fraction | None:
-    """SCCL's R: the steps' durations in units of one chunk over one unit of link; None where chunks differ in size."""
+    """Return SCCL's R, the sum of the steps' durations, or None where chunks differ in size.
+
+    The unit is the time that one chunk takes over one unit of link bandwidth.
+    """
     shares = {c.share for c in schedule.chunks}
     if len(shares) != 1:
         return None

@@ -1,7 +1,8 @@
-"""How finely to cut schedules, and which of them is fastest at a size where sending costs the hosts something.
+"""Segmentation: how finely schedules are divided, and which is fastest at a size, given what sending costs the hosts.
 
-A base is a schedule in one segment. Where its steps load the links evenly it is cut stepwise, so that a rank hands on the
-first part of a step while the rest is coming; where the links are only even over all steps it is piped as well.
+A base is a schedule in one segment. Every base is also tried stepwise, so that a rank hands on the first part of a step
+while the rest is coming. Where single steps load the links unevenly, and only all steps together evenly, it is tried as a
+pipeline as well.
 """
 
 from __future__ import annotations
@@ -20,13 +21,18 @@ from .simulate import predict_us, shape_of
 _STEPWISE = (2, 4, 8)
 _PIPED = (2, 4, 8, 16, 32, 64, 128, 256)
 _STEPWISE_LOSS = 1.02
+"""Pipelines are tried where a schedule's steps, one after the other, need the links this many times as long."""
 _WORSE = 1.1
-"""Cutting finer is given up where it has made the prediction so much worse."""
+"""More segments are not tried once the prediction is this many times that of the best number so far."""
 
 
 @dataclass(frozen=True)
 class Family:
-    """A base and its cuts, each list from coarse to fine; s for each GB that the links need, stepwise and piped; messages."""
+    """A base and its segmentations, each list from the fewest segments to the most.
+
+    `stepwise_s_per_GB` and `piped_s_per_GB` are what the links need for each GB; `messages` is the number of messages that
+    the base sends.
+    """
 
     base: Schedule
     stepwise: tuple[Schedule, ...]
@@ -37,7 +43,7 @@ class Family:
 
 
 def as_sent(schedule: Schedule, topology: Topology) -> Schedule:
-    """The schedule with every transfer on the route that the system takes from its source to its destination."""
+    """Return the schedule with every transfer on the route that the system takes from its source to its destination."""
     router = Router(topology)
     ways, way = schedule.transfers.ways()
     routes = [router.route(src, dst) for src, dst, _ in ways]
@@ -50,25 +56,25 @@ def as_sent(schedule: Schedule, topology: Topology) -> Schedule:
 
 
 def families(schedules: Iterable[Schedule], topology: Topology) -> list[Family]:
-    """The cuts of each different base as they are sent, in the order of first mention; loads are the topology's."""
+    """Return the segmentations of each different base, as it is sent, in the order of first mention."""
     out = []
-    given: dict[Schedule, list[Schedule]] = {}
+    by_base: dict[Schedule, list[Schedule]] = {}
     for schedule in schedules:
         sent = as_sent(schedule, topology)
-        given.setdefault(sent.uncut, []).append(sent)
-    for base, cuts in given.items():
-        alone = float(bandwidth_s_per_GB(base, topology))
-        flowing = float(bandwidth_s_per_GB(replace(base, segments=2), topology))
-        piped = {replace(base, segments=m) for m in _PIPED} if alone > flowing * _STEPWISE_LOSS else set()
-        piped |= {s for s in cuts if s.segments > 1 and not s.stepwise}
+        by_base.setdefault(sent.uncut, []).append(sent)
+    for base, given in by_base.items():
+        stepwise_s = float(bandwidth_s_per_GB(base, topology))
+        piped_s = float(bandwidth_s_per_GB(replace(base, segments=2), topology))
+        piped = {replace(base, segments=m) for m in _PIPED} if stepwise_s > piped_s * _STEPWISE_LOSS else set()
+        piped |= {s for s in given if s.segments > 1 and not s.stepwise}
         shape = shape_of(base, topology)
         out.append(
             Family(
                 base,
                 (base, *(replace(base, segments=m, stepwise=True) for m in _STEPWISE)),
                 tuple(sorted(piped, key=lambda s: s.segments)),
-                alone,
-                flowing,
+                stepwise_s,
+                piped_s,
                 len(base.transfers) if shape is None else len(shape.groups),
             )
         )
@@ -76,54 +82,61 @@ def families(schedules: Iterable[Schedule], topology: Topology) -> list[Family]:
 
 
 def time_us(
-    schedule: Schedule, topology: Topology | None, host: HostCosts, size_bytes: int, *, rounds: bool = False
+    schedule: Schedule, topology: Topology | None, host: HostCosts, size_bytes: int, *, batched: bool = False
 ) -> float:
-    """Predicted microseconds: played, or where there is too much to play by the affine model (and 0 without links)."""
-    played = predict_us(schedule, topology, host, size_bytes, rounds=rounds)
+    """Return the predicted microseconds: played, or by the affine model where there is too much to play (0 without links)."""
+    played = predict_us(schedule, topology, host, size_bytes, batched=batched)
     if played is not None:
         return played
     return 0.0 if topology is None else costs(schedule, topology, [schedule.segments])[0].time_s(size_bytes) * 1e6
 
 
 def fastest(
-    found: Iterable[Family],
+    candidates: Iterable[Family],
     topology: Topology | None,
     host: HostCosts,
     size_bytes: int,
     near: float = 1.0,
     *,
-    rounds: bool = False,
+    batched: bool = False,
 ) -> list[tuple[float, Schedule]]:
-    """Schedules by predicted time at a size, those within `near` of the best; not all are looked at. `topology` is that of
-    the machine at hand, None: nothing but the hosts' own costs.
+    """Return schedules with their predicted microseconds at a size, best first: those within `near` times the best.
+
+    Not all are predicted: what cannot be among them is passed over. `topology` is that of the machine at hand; without one,
+    only the hosts' own costs count.
     """
     host_us = (host.send_us + host.receive_us + host.io_us) / host.cores
-    lanes: list[tuple[float, tuple[Schedule, ...]]] = []
+    lists: list[tuple[float, tuple[Schedule, ...]]] = []
     scale: float | None = None
-    for family in found:
+    # No segmentation takes less than its messages cost the hosts, or its bytes the links: that is known without playing.
+    for family in candidates:
         if scale is None:
-            scale = _scale(family, topology)
-        for cuts, seconds in ((family.stepwise, family.stepwise_s_per_GB), (family.piped, family.piped_s_per_GB)):
-            if cuts:
-                lanes.append((max(family.messages * host_us, seconds * scale * size_bytes * 1e-3), cuts))
+            scale = _link_time_ratio(family, topology)
+        for schedules, seconds in (
+            (family.stepwise, family.stepwise_s_per_GB),
+            (family.piped, family.piped_s_per_GB),
+        ):
+            if schedules:
+                lists.append((max(family.messages * host_us, seconds * scale * size_bytes * 1e-3), schedules))
     best = float("inf")
-    out: list[tuple[float, Schedule]] = []
-    for floor, cuts in sorted(lanes, key=lambda lane: lane[0]):
+    predictions: list[tuple[float, Schedule]] = []
+    # From the least such floor up, playing can stop as soon as a floor is above what counts as near.
+    for floor, schedules in sorted(lists, key=lambda entry: entry[0]):
         if floor > best * max(near, 1.0):
             break
         least = float("inf")
-        for schedule in cuts:
-            predicted = time_us(schedule, topology, host, size_bytes, rounds=rounds)
-            out.append((predicted, schedule))
+        for schedule in schedules:
+            predicted = time_us(schedule, topology, host, size_bytes, batched=batched)
+            predictions.append((predicted, schedule))
             best = min(best, predicted)
             if predicted > least * _WORSE:
                 break
             least = min(least, predicted)
-    return sorted((x for x in out if x[0] <= best * near), key=lambda x: x[0])
+    return sorted((x for x in predictions if x[0] <= best * near), key=lambda x: x[0])
 
 
-def _scale(family: Family, topology: Topology | None) -> float:
-    """How many times as long as the families' loads say links need on the machine at hand."""
+def _link_time_ratio(family: Family, topology: Topology | None) -> float:
+    """Return how many times as long the links of the machine at hand take as the family's own figures say."""
     if topology is None:
         return 0.0
     return float(bandwidth_s_per_GB(replace(family.base, segments=2), topology)) / family.piped_s_per_GB

@@ -1,7 +1,7 @@
-"""Equal boxes on a network: found by their links, solved once, and joined lane by lane.
+"""Equal boxes on a network: find them by their links, and join trees inside them lane by lane.
 
-A lane is the i-th GPU of every box. Data of lane i is reduced inside each box to its lane GPU, across boxes along a tree
-of boxes (see shapes.py), and the same way back.
+Lane i is the i-th GPU of every box. Data of lane i is reduced inside each box to that GPU, then across boxes along a tree
+of boxes (see shapes.py), and broadcast the same way back.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .shapes import Parents
 
 @dataclass(frozen=True)
 class Boxes:
-    """`ranks[b][i]` is the GPU of lane i in box b."""
+    """Equal groups of GPUs; `ranks[b][i]` is the GPU of lane i in box b."""
 
     ranks: tuple[tuple[int, ...], ...]
 
@@ -33,33 +33,34 @@ class Boxes:
 
     @property
     def lanes(self) -> int:
-        """GPUs of a box."""
+        """Number of GPUs in a box."""
         return len(self.ranks[0])
 
 
 def find_boxes(topology: Topology) -> Boxes | None:
-    """Equal groups of GPUs that slower links join: the largest groups there are. None where the machine is one box.
+    """Return the largest equal groups of GPUs that slower links join, or None where the machine is one box.
 
-    Links are taken away from the slowest up (those of network switches first) until GPUs fall into several equal groups.
+    Links are removed, those of network switches first, then from the slowest up, until several equal groups are left.
     """
     index = {d.id: i for i, d in enumerate(topology.devices)}
     colour = colours(topology)
     links = list(topology.capacity_GBps.items())
     network = {d.id for d in topology.devices if d.family == "network"}
-    kept = [(a, b, c) for (a, b), c in links if a not in network and b not in network]
+    local = [(a, b, c) for (a, b), c in links if a not in network and b not in network]
     for least in [None, *sorted({c for _, c in links})[:8]]:
-        inside = [(index[a], index[b]) for a, b, c in kept if least is None or c > least]
+        inside = [(index[a], index[b]) for a, b, c in local if least is None or c > least]
         if len(inside) == len(links):
             continue
-        found = _equal_parts(topology, inside, colour, index)
-        if found is not None:
-            return found
+        boxes = _equal_parts(topology, inside, colour, index)
+        if boxes is not None:
+            return boxes
     return None
 
 
 def _equal_parts(
     topology: Topology, inside: Sequence[tuple[int, int]], colour: np.ndarray, index: dict[str, int]
 ) -> Boxes | None:
+    """Return the groups of GPUs that the links `inside` join, if they are several and equal in size and colours."""
     size = len(topology.devices)
     a, b = (np.array([pair[i] for pair in inside], dtype=np.int64) for i in (0, 1))
     _, part = connected_components(coo_matrix((np.ones(len(a)), (a, b)), shape=(size, size)), directed=False)
@@ -72,7 +73,7 @@ def _equal_parts(
         return None
     if len(kinds) == 1:
         return Boxes(tuple(tuple(group) for group in members))
-    # The same colours in another order: lanes by colour.
+    # Boxes may list their GPUs in different orders: then lanes go by colour.
     ordered = [sorted(group, key=lambda r: int(colour[index[topology.ranks[r]]])) for group in members]
     kinds = {tuple(int(colour[index[topology.ranks[r]]]) for r in group) for group in ordered}
     return Boxes(tuple(tuple(group) for group in ordered)) if len(kinds) == 1 else None
@@ -81,11 +82,11 @@ def _equal_parts(
 def lane_trees(
     topology: Topology, boxes: Boxes, trees_of_boxes: Iterable[Parents], router: Router
 ) -> list[tuple[Tree, int]] | None:
-    """For every lane and tree of boxes the tree of GPUs, with its root; None where some routes do not exist.
+    """Return the tree of GPUs, with its root, for every lane and tree of boxes; None where a route does not exist.
 
-    Inside a box the lane's GPU is reached along a tree of fewest hops.
+    Inside a box, GPUs reach the lane's GPU on a tree of fewest hops.
     """
-    insides = [[_inside(members, lane, router) for lane in range(boxes.lanes)] for members in boxes.ranks]
+    insides = [[_tree_inside(members, lane, router) for lane in range(boxes.lanes)] for members in boxes.ranks]
     if any(inside is None for row in insides for inside in row):
         return None
     out = []
@@ -93,9 +94,9 @@ def lane_trees(
         local = [route for row in insides for route in (row[lane] or [])]
         for parents in trees_of_boxes:
             across = []
-            for box, parent in enumerate(parents):
+            for child, parent in enumerate(parents):
                 if parent >= 0:
-                    route = router.route(boxes.ranks[box][lane], boxes.ranks[parent][lane])
+                    route = router.route(boxes.ranks[child][lane], boxes.ranks[parent][lane])
                     if route is None:
                         return None
                     across.append(route)
@@ -103,24 +104,24 @@ def lane_trees(
     return out
 
 
-def _inside(members: Sequence[int], lane: int, router: Router) -> list[Route] | None:
-    """Routes that join a box's GPUs into a tree about the lane's GPU, each as few hops from it as can be."""
+def _tree_inside(members: Sequence[int], lane: int, router: Router) -> list[Route] | None:
+    """Return routes that join a box's GPUs into a tree of fewest hops from the lane's GPU; None where that fails."""
     left = [r for r in members if r != members[lane]]
     layer, out = [members[lane]], []
     while left and layer:
-        fresh = []
+        next_layer = []
         for rank in list(left):
             for near in layer:
                 route = router.route(rank, near)
-                if route is not None and not _leaves(route, router.topology):
+                if route is not None and not _leaves_box(route, router.topology):
                     out.append(route)
-                    fresh.append(rank)
+                    next_layer.append(rank)
                     left.remove(rank)
                     break
-        layer = fresh
+        layer = next_layer
     return None if left else out
 
 
-def _leaves(route: Route, topology: Topology) -> bool:
-    """Whether a route leaves the box: it passes a switch of the network."""
+def _leaves_box(route: Route, topology: Topology) -> bool:
+    """Return whether a route leaves the box, by passing a network switch."""
     return any(topology.by_id[d].family == "network" for d in route[1:-1])

@@ -24,7 +24,7 @@ from .machine.pairs import Floats, Tree
 from .machine.symmetry import group
 from .shapes import SHAPES
 from .survey import Survey
-from .trees import Forest, RootedTree, mirrored, tree_depth
+from .trees import Forest, RootedTree, hang_tree, tree_depth
 from .weigh import Usage, best_shares, busiest, small_shares
 
 AT_BOUND = Fraction(1, 10**6)
@@ -131,7 +131,7 @@ class Nursery:
         return not self.effort.is_over("packing trees")
 
     def _rooted(self, tree: Tree, root: int | None = None) -> RootedTree:
-        return mirrored(tree, self.survey.ranks, root)
+        return hang_tree(tree, self.survey.ranks, root)
 
     # -- ways of finding -----------------------------------------------------------------------------------------
 
@@ -291,8 +291,8 @@ def both_ways_metric(survey: Survey, prices: Floats) -> Metric:
 
 
 def low_tree(metric: Metric, root: int, hop_price: float = 0.0, most_depth: int | None = None) -> Tree | None:
-    """A low tree (see Metric.low_parents) with its routes."""
-    parents = metric.low_parents(root, hop_price, most_depth)
+    """A low tree (see Metric.grow_tree) with its routes."""
+    parents = metric.grow_tree(root, hop_price, most_depth)
     if parents is None:
         return None
     return Tree(tuple(metric.route(parent, node) for node, parent in enumerate(parents) if parent >= 0))

@@ -141,7 +141,7 @@ class RootedPacking:
             # Low trees are only worth their time where the cheapest is not known, or too deep, or there are no trees yet.
             if not exact or not self.found or self.most_depth is not None:
                 for hop_price in _HOP_PRICES:
-                    low = metric.low_parents(root, hop_price, self.most_depth)
+                    low = metric.grow_tree(root, hop_price, self.most_depth)
                     if low is not None:
                         offers.append((low, low if self.both and self._two_way(metric, low) else up))
             for d, u in offers:

@@ -21,7 +21,7 @@ from .generate import generate
 from .machine.pairs import Floats, PairGraph, Tree
 from .plant import Limits, Nursery, Planted
 from .survey import Survey
-from .trees import mirrored
+from .trees import hang_tree
 
 _MOST_RANKS = 32
 _WORK_S = 10.0
@@ -77,5 +77,5 @@ def routed_forest(
     found = generate(graph, np.arange(len(graph.pairs)), effort, say)
     nursery = Nursery(machine, bound_GBps, limits, effort, say)
     used = [tree for tree, rate in zip(found.trees, found.rates, strict=True) if rate > 1e-9 * found.rates.sum()]
-    nursery.keep_weighed([mirrored(tree, machine.ranks) for tree in used], "one route a pair")
+    nursery.keep_weighed([hang_tree(tree, machine.ranks) for tree in used], "one route a pair")
     return [planted for planted in nursery.planted if limits.allows(planted)]

@@ -1,7 +1,7 @@
-"""Trees over abstract places 0..n-1, as the parent of each (-1 at the root), in sets of which each carries as much.
+"""Shapes of trees over positions 0..n-1, as the parent of each (-1 at the root), in sets whose trees get equal shares.
 
-Pairs of binary trees (Sanders, Speck, Traeff 2009; NCCL 2.4), chains from the middle, chains begun at every place in
-turn, and stars about every place in turn; the latter two load all places alike.
+Pairs of binary trees (Sanders, Speck, Traeff 2009; NCCL 2.4), a chain rooted in the middle, chains that begin at every
+position in turn, and stars around every position in turn; the latter two load all positions alike.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ Parents = list[int]
 
 
 def chain(order: Sequence[int]) -> Parents:
-    """Boxes in a row, hung up at the middle one."""
+    """Return a chain over boxes in this order, rooted at the middle one."""
     parents = [-1] * len(order)
     middle = len(order) // 2
     for i, (a, b) in enumerate(pairwise(order)):
@@ -25,17 +25,17 @@ def chain(order: Sequence[int]) -> Parents:
 
 
 def chains(count: int) -> list[Parents]:
-    """As many chains as boxes, each beginning at another one of a circle."""
+    """Return as many chains around a circle as there are boxes, each beginning at another box."""
     return [chain([(first + i) % count for i in range(count)]) for first in range(count)]
 
 
 def stars(count: int) -> list[Parents]:
-    """Each box as the hub of all others."""
-    return [[-1 if box == hub else hub for box in range(count)] for hub in range(count)]
+    """Return as many stars as there are boxes, each around another box."""
+    return [[-1 if leaf == hub else hub for leaf in range(count)] for hub in range(count)]
 
 
 def binary_pair(count: int) -> list[Parents]:
-    """Two binary trees; who is a leaf in one has children in the other."""
+    """Return two binary trees; the leaves of one have children in the other."""
     tree = binary(count)
     if count % 2 == 0:
         return [tree, [-1 if p < 0 else count - 1 - p for p in reversed(tree)]]
@@ -44,7 +44,7 @@ def binary_pair(count: int) -> list[Parents]:
 
 
 def binary(count: int) -> Parents:
-    """Parent of each of 0..count-1 in a binary tree in which even positions are leaves (in-order numbering)."""
+    """Return the parents in a binary tree over 0..count-1, in in-order numbering, whose even positions are leaves."""
     parents = [-1] * count
 
     def attach(low: int, high: int, parent: int) -> None:
@@ -65,4 +65,4 @@ SHAPES: dict[str, Callable[[int], list[Parents]]] = {
     "chains": chains,
     "stars": stars,
 }
-"""Sets of trees of boxes by name; every lane uses each tree of a set alike."""
+"""Sets of trees over boxes by name; every lane uses all trees of a set, with equal shares."""

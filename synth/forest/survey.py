@@ -27,7 +27,7 @@ from .generate import Columns, generate
 from .machine.pairs import PairGraph, Tree
 from .machine.symmetry import mirrors, shifts
 from .paths import PathPacking
-from .shallower import lower_trees
+from .shallower import make_shallower
 
 Say = Callable[[str], None] | None
 _WHOLE_WORK = 40_000
@@ -111,7 +111,7 @@ class Survey:
             if found is None and effort.is_over("whole numbers of trees"):
                 return None
             if found is not None:
-                found = lower_trees(len(graph.names), ends, times, found, effort.grant(_LOWER_WORK_S))
+                found = make_shallower(len(graph.names), ends, times, found, effort.grant(_LOWER_WORK_S))
             self._whole[key] = (
                 None if found is None else [Tree(tuple(graph.pairs[e] for e in sorted(edges))) for edges in found]
             )

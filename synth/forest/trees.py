@@ -1,4 +1,4 @@
-"""Rooted trees over ranks, whose edges are routes; forests of them with their shares; and the schedules they make."""
+"""Rooted trees over ranks, whose edges are routes; forests of them, with shares; and the schedules that they define."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class RootedTree:
-    """`up[r]` is the route on which rank r's reduced data goes to its parent, `down[r]` the one on which r receives.
+    """A tree on which data is reduced to a root, broadcast from it, or both.
 
-    Both have an entry a rank, None at the root; either may be empty where nothing is reduced, or nothing broadcast.
+    `up[r]` is the route on which rank r sends its partial sum to its parent, `down[r]` the one on which it receives. Both
+    have an entry for each rank, None at the root; `up` is empty where nothing is reduced, `down` where nothing is broadcast.
     """
 
     root: int
@@ -33,7 +34,7 @@ class RootedTree:
     down: tuple[Route | None, ...] = ()
 
     def parents(self, ranks: dict[str, int], way: str) -> list[int]:
-        """The parent of every rank in the tree that goes `up` or `down`, -1 at the root."""
+        """Return the parent of every rank in the tree of direction `way`, "up" or "down"; -1 at the root."""
         if way == "up":
             return [-1 if route is None else ranks[route[-1]] for route in self.up]
         return [-1 if route is None else ranks[route[0]] for route in self.down]
@@ -41,10 +42,10 @@ class RootedTree:
 
 @dataclass(frozen=True)
 class Forest:
-    """Trees with their shares of what is divided among them (the buffer, or each root's part of it).
+    """Trees, with their shares of the buffer (or of each root's part of it).
 
-    With `images` (permutations of the devices, a row each, the first the identity) every tree stands for all its images,
-    and its share is divided evenly among them. `depth` is the greatest number of hops from a root.
+    With `images` (permutations of the devices, one a row, the identity first) every tree stands for all its images, among
+    which its share is divided evenly. `depth` is the greatest number of hops from a root.
     """
 
     trees: tuple[RootedTree, ...]
@@ -54,49 +55,50 @@ class Forest:
 
     @property
     def count(self) -> int:
-        """Number of trees, images counted."""
+        """Number of trees, all images included."""
         return len(self.trees) * (1 if self.images is None else len(self.images))
 
 
-def mirrored(tree: Tree, ranks: dict[str, int], root: int | None = None) -> RootedTree:
-    """An undirected tree hung at `root`, or at its centre: what goes down retraces what goes up."""
+def hang_tree(tree: Tree, ranks: dict[str, int], root: int | None = None) -> RootedTree:
+    """Root an undirected tree at `root`, or at its centre; down routes are up routes reversed."""
     around: list[dict[int, Route]] = [{} for _ in ranks]
     for route in tree.edges:
         u, v = ranks[route[0]], ranks[route[-1]]
         around[u][v], around[v][u] = route, route[::-1]
-    root = _centre(around) if root is None else root
+    root = _find_centre(around) if root is None else root
     up: list[Route | None] = [None] * len(ranks)
-    order, seen = [root], {root}
+    order, reached = [root], {root}
     for node in order:
-        for there in around[node]:
-            if there not in seen:
-                seen.add(there)
-                up[there] = around[there][node]
-                order.append(there)
+        for child in around[node]:
+            if child not in reached:
+                reached.add(child)
+                up[child] = around[child][node]
+                order.append(child)
     return RootedTree(root, tuple(up), tuple(None if route is None else route[::-1] for route in up))
 
 
-def _centre(around: Sequence[dict[int, Route]]) -> int:
-    """The node from which the farthest node of a tree is nearest: the middle of a longest path."""
+def _find_centre(around: Sequence[dict[int, Route]]) -> int:
+    """Return the node of a tree from which the farthest node is nearest: the middle of a longest path."""
 
-    def farthest(start: int) -> list[int]:
+    def longest_path(start: int) -> list[int]:
+        """Return the path to `start` from a node that is farthest from it."""
         before, order = {start: -1}, [start]
         for node in order:
-            for there in around[node]:
-                if there not in before:
-                    before[there] = node
-                    order.append(there)
+            for neighbour in around[node]:
+                if neighbour not in before:
+                    before[neighbour] = node
+                    order.append(neighbour)
         path = [order[-1]]
         while before[path[-1]] >= 0:
             path.append(before[path[-1]])
         return path
 
-    path = farthest(farthest(0)[0])
+    path = longest_path(longest_path(0)[0])
     return min(path[(len(path) - 1) // 2], path[len(path) // 2])
 
 
 def levels(parents: Sequence[int]) -> tuple[list[int], list[int]]:
-    """Depth (hops from the root) and height (hops to the farthest leaf below) of every node."""
+    """Return the depth (hops from the root) and height (hops to the farthest leaf below) of every node."""
     children: list[list[int]] = [[] for _ in parents]
     for child, parent in enumerate(parents):
         if parent >= 0:
@@ -113,13 +115,13 @@ def levels(parents: Sequence[int]) -> tuple[list[int], list[int]]:
 
 
 def tree_depth(tree: RootedTree, ranks: dict[str, int]) -> int:
-    """The greatest number of hops between the root and any rank, in either direction."""
+    """Return the greatest number of hops between the root and any rank, in either direction."""
     return max(max(levels(tree.parents(ranks, way))[0]) for way in ("up", "down") if getattr(tree, way))
 
 
 @dataclass
 class _Columns:
-    """Transfers of one tree, its chunk not yet numbered."""
+    """Columns of the transfers of one tree, whose chunk has no number yet."""
 
     step: list[int]
     src: list[int]
@@ -129,7 +131,11 @@ class _Columns:
 
 
 def tree_columns(tree: RootedTree, ranks: dict[str, int], together: bool) -> _Columns:
-    """Reduce up, each rank once all below it are done (or, `together`, all children of a parent at once), then down."""
+    """Return the transfers that reduce up a tree and broadcast down.
+
+    Each rank sends up once all ranks below it have; `together`: all children of a parent send in the same step, as switches
+    that add need them to.
+    """
     out = _Columns([], [], [], [], [])
     start = 0
     if tree.up:
@@ -157,7 +163,7 @@ def tree_columns(tree: RootedTree, ranks: dict[str, int], together: bool) -> _Co
 
 
 def schedule_of(forest: Forest, collective: Collective, topology: Topology, strategy: str) -> Schedule:
-    """The forest's trees as chunks of a collective, each played as soon as it can be."""
+    """Return the schedule in which every tree of a forest is a chunk, and starts at step 0."""
     ranks = {gpu: r for r, gpu in enumerate(topology.ranks)}
     names = [d.id for d in topology.devices]
     index = {name: i for i, name in enumerate(names)}
@@ -165,18 +171,20 @@ def schedule_of(forest: Forest, collective: Collective, topology: Topology, stra
     rank_of = np.full(len(names), -1, dtype=np.int64)
     rank_of[gpus] = np.arange(len(gpus))
     images = np.arange(len(names), dtype=np.int64)[None] if forest.images is None else forest.images
+    # Transfers can only merge in a switch in the same step.
     together = computes_in_network(topology)
     per_root = collective.name in ("allgather", "reduce-scatter")
     whole = Fraction(1, collective.ranks) if per_root else Fraction(1)
     chunks: list[Chunk] = []
     parts: list[Transfers] = []
+    # A tree's share is divided among its images; with a tree for each root, among those that have the same root.
     each = len(images) if not per_root else max(1, len(images) // len(ranks))
     for tree, share in zip(forest.trees, forest.shares, strict=True):
         columns = tree_columns(tree, ranks, together)
         for image in images:
             moved = rank_of[image[gpus]]
-            route_of = sorted(set(columns.route))
-            place = {route: i for i, route in enumerate(route_of)}
+            routes = sorted(set(columns.route))
+            number = {route: i for i, route in enumerate(routes)}
             parts.append(
                 Transfers(
                     columns.step,
@@ -184,8 +192,8 @@ def schedule_of(forest: Forest, collective: Collective, topology: Topology, stra
                     moved[columns.dst],
                     np.full(len(columns.step), len(chunks)),
                     columns.op,
-                    [place[route] for route in columns.route],
-                    [tuple(names[image[index[d]]] for d in route) for route in route_of],
+                    [number[route] for route in columns.route],
+                    [tuple(names[image[index[d]]] for d in route) for route in routes],
                 )
             )
             root = int(moved[tree.root])

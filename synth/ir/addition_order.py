@@ -16,12 +16,14 @@ from .transfers import COPY, REDUCE
 
 
 def is_uniform(schedule: Schedule) -> bool:
-    """Whether all receivers of a chunk end with the same expression, operands of an addition in any order."""
-    if not schedule.collective.reduces or _one_sum_handed_on(schedule):
+    """Return whether all receivers of a chunk end with the same expression, operands of an addition in any order."""
+    if not schedule.collective.reduces or _adds_before_it_copies(schedule):
         return True
+    # Expressions are numbered as they appear: equal expressions have equal numbers.
     known: dict[tuple[object, ...], int] = {}
 
     def number(*key: object) -> int:
+        """Return the number of an expression, given its operation and operands."""
         return known.setdefault(key, len(known))
 
     held: dict[tuple[int, int], int] = {
@@ -29,6 +31,7 @@ def is_uniform(schedule: Schedule) -> bool:
         for c, chunk in enumerate(schedule.chunks)
         for rank in schedule.collective.holders(chunk)
     }
+    # All transfers of a step read what their sources held before it, so results are only written when it is over.
     for transfers in schedule.by_step:
         adding: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
         after: dict[tuple[int, int], int] = {}
@@ -51,10 +54,11 @@ def is_uniform(schedule: Schedule) -> bool:
     )
 
 
-def _one_sum_handed_on(schedule: Schedule) -> bool:
-    """Whether every chunk is first added up and then only copied, to each other rank once: then all hold one rank's sum.
+def _adds_before_it_copies(schedule: Schedule) -> bool:
+    """Return whether every chunk is first added up and then only copied, to each other rank once.
 
-    Enough for trees of any kind, and quick; that copies come from ranks which have them is for the verifier to see.
+    Then all ranks hold one rank's sum. This quick test settles trees of any kind; that copies come from ranks that have the
+    chunk is for the verifier to check.
     """
     t, chunks, n = schedule.transfers, len(schedule.chunks), schedule.collective.ranks
     if schedule.collective.name != "allreduce" or not len(t):
@@ -64,9 +68,9 @@ def _one_sum_handed_on(schedule: Schedule) -> bool:
     np.maximum.at(last_add, t.chunk[adds], t.step[adds])
     np.minimum.at(first_copy, t.chunk[copies], t.step[copies])
     times = np.bincount(t.chunk[copies] * n + t.dst[copies], minlength=chunks * n).reshape(chunks, n)
-    got_at = np.full((chunks, n), -1)
-    got_at[t.chunk[copies], t.dst[copies]] = t.step[copies]
-    handed_on = (got_at[t.chunk[copies], t.src[copies]] < t.step[copies]).all()
+    copied_at = np.full((chunks, n), -1)
+    copied_at[t.chunk[copies], t.dst[copies]] = t.step[copies]
+    in_order = (copied_at[t.chunk[copies], t.src[copies]] < t.step[copies]).all()
     return bool(
-        (last_add < first_copy).all() and (times <= 1).all() and (times.sum(axis=1) == n - 1).all() and handed_on
+        (last_add < first_copy).all() and (times <= 1).all() and (times.sum(axis=1) == n - 1).all() and in_order
     )

@@ -1,4 +1,4 @@
-"""New schedules from old: turned round in time, and put one after the other."""
+"""Derive schedules from schedules: reversed in time, or one after the other."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from .transfers import COPY, REDUCE, Transfers
 
 
 def reverse(schedule: Schedule) -> Schedule:
-    """Every transfer turned round, the last step first, copies becoming additions.
+    """Return the schedule of the opposite collective: every transfer reversed, the last step first, copies as additions.
 
-    Allgather becomes reduce-scatter, broadcast reduce, gather and scatter each other; alltoall stays what it is. The
-    result is for the reversed topology (SCCL, section 3.5). Each rank must get each chunk at most once.
+    Allgather becomes reduce-scatter, broadcast becomes reduce, gather scatter and scatter gather; alltoall stays alltoall.
+    The result is for the reversed topology (SCCL, section 3.5). Each rank must get each chunk at most once.
     """
     last = schedule.steps - 1
     opposite = schedule.collective.reversed()
@@ -33,7 +33,10 @@ def reverse(schedule: Schedule) -> Schedule:
 
 
 def compose(reduce_scatter: Schedule, allgather: Schedule) -> Schedule:
-    """Reduce-scatter, then allgather, as one allreduce. The chunks of both must be the same shares of the same ranks."""
+    """Return an allreduce: the reduce-scatter, then the allgather.
+
+    InfeasibleError unless the chunks of both are the same shares, belonging to the same ranks.
+    """
     shares = [(c.share, c.target) for c in reduce_scatter.chunks]
     if shares != [(c.share, c.source) for c in allgather.chunks]:
         raise InfeasibleError("reduce-scatter and allgather cut the buffer differently; they do not make an allreduce")

@@ -1,4 +1,4 @@
-"""Cheapest out-trees that reach all nodes of a dense directed graph from a root (Chu, Liu 1965; Edmonds 1967)."""
+"""Minimum spanning arborescences of dense directed graphs: cheapest out-trees (Chu, Liu 1965; Edmonds 1967)."""
 
 from __future__ import annotations
 
@@ -9,20 +9,21 @@ from numpy.typing import NDArray
 
 
 def cheapest_out_tree(price: NDArray[Any], root: int) -> list[int]:
-    """The parent of every node (-1 at `root`) in an out-tree of least total price, `price[u, v]` being that of u -> v.
+    """Return the parent of every node (-1 at `root`) in an out-tree of least total price, `price[u, v]` being that of u -> v.
 
-    Floats, or exact whole numbers in an array of objects. Every node needs an edge from every other: where there is
-    none, give it a price above the sum of all others.
+    Prices are floats, or exact whole numbers in an array of objects. Where there is no edge between two nodes, give it a
+    price above the sum of all others.
     """
     n = len(price)
     if n == 1:
         return [-1]
+    # If the cheapest edges into all nodes form no cycle, they are the tree.
     cost = price.copy()
     top = cost.max() + 1
     cost[np.arange(n), np.arange(n)] = top
     parent = [int(u) for u in np.argmin(cost, axis=0)]
     parent[root] = -1
-    cycle = _cycle(parent)
+    cycle = _find_cycle(parent)
     if not cycle:
         return parent
     # The cycle becomes one node (the last); entering it at v saves the edge inside the cycle that led to v.
@@ -37,6 +38,7 @@ def cheapest_out_tree(price: NDArray[Any], root: int) -> list[int]:
     smaller[m, :m] = leaving.min(axis=0)
     smaller[m, m] = top
     inner = cheapest_out_tree(smaller, rest.index(root))
+    # The tree of the smaller graph enters the cycle at one node, whose edge inside the cycle gives way; the rest stays.
     out = list(parent)
     enter_at = cycle[int(np.argmin(entering[inner[m]]))]
     out[enter_at] = rest[inner[m]]
@@ -48,8 +50,8 @@ def cheapest_out_tree(price: NDArray[Any], root: int) -> list[int]:
     return out
 
 
-def _cycle(parent: list[int]) -> list[int]:
-    """Nodes of a cycle of parents, or none."""
+def _find_cycle(parent: list[int]) -> list[int]:
+    """Return the nodes of a cycle of parents, or an empty list."""
     state = [0] * len(parent)
     for start in range(len(parent)):
         path = []
@@ -60,6 +62,6 @@ def _cycle(parent: list[int]) -> list[int]:
             node = parent[node]
         if node >= 0 and state[node] == 1:
             return path[path.index(node) :]
-        for seen in path:
-            state[seen] = 2
+        for visited in path:
+            state[visited] = 2
     return []

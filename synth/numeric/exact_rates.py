@@ -1,4 +1,4 @@
-"""From the floats of a linear programme to exact rates that overload nothing and have a small common denominator."""
+"""Round the floats of a linear programme to exact rates that overload nothing and have a small common denominator."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from .linear import Floats
 _SMALL_DENOMINATORS = 1000
 _FINE = 1 << 40
 _PARTS = (1, 2, 3, 4)
+"""Whole rates are multiples of the capacities' common unit, divided by one of these."""
 _MOST_UNITS = 64
 _WHOLE_WORK_S = 0.5
 
@@ -24,11 +25,11 @@ _WHOLE_WORK_S = 0.5
 def exact_rates(
     weights: Floats, uses: Sequence[Mapping[int, int]], capacity: Sequence[Fraction], effort: Effort
 ) -> list[Fraction]:
-    """Rates near `weights`, where column j uses row i `uses[j][i]` times and row i can carry `capacity[i]`.
+    """Return rates near `weights`, where column j uses row i `uses[j][i]` times and row i can carry `capacity[i]`.
 
-    Whole multiples of a coarse unit are tried first (few columns, even shares), by CP-SAT. Else: a basic solution is a vector
-    of fractions with a common denominator; where it is small it is found, and the rates
-    are those fractions exactly. Otherwise they are rounded down to multiples of the least capacity / 2^40.
+    Whole multiples of a coarse unit are tried first (few columns, even shares), by CP-SAT. Failing that: a basic solution is
+    a vector of fractions with a common denominator, and where that is small the rates are these fractions exactly. Otherwise
+    rates are rounded down to multiples of the least capacity / 2^40.
     """
     unit = min(capacity)
     whole = _whole_rates(float(sum(weights)), uses, capacity, effort)
@@ -50,7 +51,10 @@ def exact_rates(
 def _whole_rates(
     total: float, uses: Sequence[Mapping[int, int]], capacity: Sequence[Fraction], effort: Effort
 ) -> list[Fraction] | None:
-    """Rates in whole units (the capacities' common unit, or a half, third or quarter) that sum up to `total`, or None."""
+    """Return whole multiples of the capacities' common unit, or a half, third or quarter of it, that sum up to `total`.
+
+    Of those with the fewest columns; None where there are none, or they are not found in time.
+    """
     unit = fraction_gcd(list(set(capacity)))
     for parts in _PARTS:
         step = unit / parts
@@ -76,6 +80,7 @@ def _whole_rates(
 
 
 def _fits(rates: Sequence[Fraction], uses: Sequence[Mapping[int, int]], capacity: Sequence[Fraction]) -> bool:
+    """Return whether no row carries more than it can."""
     load = [Fraction(0)] * len(capacity)
     for rate, column in zip(rates, uses, strict=True):
         if rate:

@@ -1,4 +1,4 @@
-"""Linear programmes by HiGHS (through SciPy; its serial simplex), with their duals. Floats: callers round and check
+"""Linear programmes by HiGHS (through SciPy; its serial simplex), with their duals, in floats: callers round and check
 exactly.
 """
 
@@ -23,7 +23,7 @@ Floats = NDArray[np.float64]
 
 @dataclass
 class Rows:
-    """A sparse matrix and its right side, in the making: a row a constraint."""
+    """Constraints as they are collected: the rows of a sparse matrix, each with its right side."""
 
     rows: list[int] = field(default_factory=list)
     columns: list[int] = field(default_factory=list)
@@ -31,7 +31,7 @@ class Rows:
     right: list[float] = field(default_factory=list)
 
     def add(self, terms: Iterable[tuple[int, float]], right: float) -> int:
-        """Append the row sum of value * x[column] against `right`; return its number."""
+        """Append a row, the sum of value * x[column] over (column, value), with its right side; return its number."""
         for column, value in terms:
             self.rows.append(len(self.right))
             self.columns.append(column)
@@ -42,7 +42,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class Optimum:
-    """`x`, the optimal `value`, and how much the value changes for each unit of a row's right side."""
+    """`x`, the optimal `value`, and the duals: how much the value changes for each unit of a row's right side."""
 
     x: Floats
     value: float
@@ -57,9 +57,9 @@ def minimise(
     effort: Effort | None = None,
     search: str | None = None,
 ) -> Optimum | None:
-    """Minimise objective x with at_most x <= right, equal x = right, x >= 0; None where HiGHS finds no optimum.
+    """Minimise objective x subject to at_most x <= right, equal x = right, x >= 0; None where HiGHS finds no optimum.
 
-    The work is counted in `effort`. It is limited by it only where the search is named: else it is done to the end.
+    The work is counted in `effort`, and limited by it only where the `search` is named.
     """
     width = len(objective)
     entries = len(at_most.values) + (len(equal.values) if equal is not None else 0)
@@ -86,8 +86,10 @@ def minimise(
 def pack(
     columns: Sequence[Mapping[int, int]], capacity: Floats, effort: Effort | None = None
 ) -> tuple[Floats, Floats] | None:
-    """Return weights of columns that use row i `column[i]` times, and prices of the rows: the greatest sum of weights with
-    no row over its capacity. None where HiGHS finds no optimum. The work is counted in `effort`.
+    """Maximise the sum of the columns' weights, no row being used beyond its capacity; return weights and the rows' prices.
+
+    A column uses row i `column[i]` times. The prices are the dual solution. The work is counted in `effort`. None where
+    HiGHS finds no optimum.
     """
     users: list[list[tuple[int, float]]] = [[] for _ in capacity]
     for number, column in enumerate(columns):

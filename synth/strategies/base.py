@@ -1,7 +1,7 @@
-"""The contract of strategies, and what several of them need.
+"""The contract of strategies, and helpers that several of them use.
 
 A strategy takes a Request and returns candidate schedules, each with its steps' durations filled in; the caller costs,
-verifies and chooses. It raises InfeasibleError where it has none for the collective or the topology.
+verifies and chooses. It raises InfeasibleError where it has no schedule for the collective or the topology.
 """
 
 from __future__ import annotations
@@ -23,15 +23,17 @@ from ..ir.schedule import Schedule
 from ..ir.transfers import OPS, Op, Transfers
 
 SEGMENTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
-"""How finely pipelines may be cut; the cost model chooses among them by size."""
+"""Numbers of segments that pipelines may have; the cost model chooses among them by size."""
 _MOST_PIECES = 1 << 16
+"""Segments of all trees together that a schedule may have."""
 _UNKNOWN = Fraction(10**12)
+"""GB/s; stands for a bound that is not known yet. No machine is as fast."""
 MOST_TRANSFERS = 400_000
-"""Limit on a schedule's transfers where they grow with the square of the ranks."""
+"""Limit on the transfers of schedules in which they grow with the square of the ranks."""
 
 
 def segment_counts(trees: int) -> list[int]:
-    """Those of SEGMENTS at which the pieces of all trees are few enough to be run."""
+    """Return those of SEGMENTS that give no more pieces, over all trees, than can be run."""
     return [m for m in SEGMENTS if m <= 2 or m * trees <= _MOST_PIECES]
 
 
@@ -41,10 +43,10 @@ Send = tuple[int, int, int, int, Op]
 
 @dataclass
 class Request:
-    """What is wanted: a collective on a topology, and with how much effort, with the bound where it is known, and what
-    trees may be like; `quick` asks not to search long for the last bit.
+    """A collective on a topology to be planned for, and how.
 
-    `table` takes note of forests on the way: trees, depth, algbw_GBps, gap, how, kept.
+    `effort` limits the searches; `bound` is the lower bound on time, where it is known; `limits` restrict trees; `quick`
+    asks for short searches. `table` collects the forests that were considered: trees, depth, algbw_GBps, gap, how, kept.
     """
 
     collective: Collective
@@ -62,29 +64,29 @@ class Request:
 
     @property
     def bound_GBps(self) -> Fraction:
-        """Upper bound on algbw; where no bound is known yet, a rate that no machine has."""
+        """Upper bound on algbw; far above any machine's where no bound is known yet."""
         return self.bound.algbw_GBps if self.bound is not None else _UNKNOWN
 
     def say(self, message: str) -> None:
-        """Report progress to whoever listens."""
+        """Report progress, if anybody listens."""
         if self.progress is not None:
             self.progress(message)
 
     def reversed(self) -> Request:
-        """The opposite collective on the reversed topology."""
+        """Return the request for the opposite collective on the reversed topology."""
         return replace(self, collective=self.collective.reversed(), topology=self.topology.reversed())
 
     def of(self, collective: Collective) -> Request:
-        """Another collective on the same topology."""
+        """Return the request for another collective on the same topology."""
         return replace(self, collective=collective)
 
 
 class NotOfferedError(InfeasibleError):
-    """A strategy does not do the collective that is asked for, on any topology."""
+    """A strategy that does not have the requested collective, on any topology."""
 
 
 def only_for(request: Request, name: str, collectives: Sequence[str]) -> None:
-    """NotOfferedError unless the collective is one of those that a strategy has."""
+    """Raise NotOfferedError unless the collective is one of those that a strategy has."""
     if request.collective.name not in collectives:
         raise NotOfferedError(f"{name} has no {request.collective.name}; it has {', '.join(collectives)}")
 
@@ -97,7 +99,7 @@ def build_schedule(
     *,
     trees: int | None = None,
 ) -> Schedule:
-    """Sends with their routes filled in, as a schedule. InfeasibleError where two ranks have no route."""
+    """Return a schedule of sends, each on its route. InfeasibleError where two ranks have no route."""
     routes: dict[tuple[int, int], int] = {}
     listed: list[tuple[str, ...]] = []
     rows = []
@@ -117,5 +119,5 @@ def build_schedule(
 
 
 def whole(collective: Collective) -> tuple[Chunk, ...]:
-    """One chunk in SCCL's units."""
+    """Return one chunk in SCCL's units: one for each rank's part, or the whole buffer."""
     return collective.even_chunks(1)

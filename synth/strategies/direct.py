@@ -1,4 +1,4 @@
-"""Everyone to everyone: one step for collectives that copy or reduce, two for allreduce (reduce-scatter, allgather)."""
+"""Direct exchange: all pairs of ranks send to each other. Collectives that copy or reduce take one step, allreduce two."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .base import MOST_TRANSFERS, Request, Send, build_schedule, whole
 
 
 def build(request: Request) -> list[Schedule]:
-    """The direct schedule. InfeasibleError where some pair has no route without another GPU in the way."""
+    """Return the direct schedule. InfeasibleError where two ranks have no route that avoids other GPUs."""
     collective = request.collective
     n = collective.ranks
     if n * n > MOST_TRANSFERS:

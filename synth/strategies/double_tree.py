@@ -1,5 +1,5 @@
-"""Double binary trees, pipelined: each half of the buffer is reduced and broadcast along a binary tree of its own, and
-who is a leaf in one is an inner node in the other (Sanders, Speck, Traeff 2009; NCCL 2.4).
+"""Double binary trees, pipelined: each half of the buffer is reduced and broadcast along one of two binary trees; the leaves
+of one are inner nodes of the other (Sanders, Speck, Traeff 2009; NCCL 2.4).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ LARGE_BYTES = 1 << 26
 
 
 def build(request: Request) -> list[Schedule]:
-    """The schedule at several numbers of segments."""
+    """Return the schedule at several numbers of segments, with the ranks placed for a large message."""
     only_for(request, "double-tree", ["allreduce"])
     n = request.collective.ranks
     if n < 2:
@@ -26,19 +26,19 @@ def build(request: Request) -> list[Schedule]:
     chunks = request.collective.even_chunks(2)
     sends = [send for c, tree in enumerate(binary_pair(n)) for send in tree_sends(tree, c)]
 
-    def placed(order: Sequence[int]) -> list[Send]:
+    def place_sends(order: Sequence[int]) -> list[Send]:
         return [(s, order[a], order[b], c, op) for s, a, b, c, op in sends]
 
     def draw(order: Sequence[int]) -> Schedule:
-        found = build_schedule(request, "double-tree", chunks, placed(order), trees=2)
-        return replace(found, segments=16)
+        schedule = build_schedule(request, "double-tree", chunks, place_sends(order), trees=2)
+        return replace(schedule, segments=16)
 
-    best = place(request, draw, lambda order: {(a, b) for _, a, b, _, _ in placed(order)}, LARGE_BYTES)
+    best = place(request, draw, lambda order: {(a, b) for _, a, b, _, _ in place_sends(order)}, LARGE_BYTES)
     return [replace(best, segments=m) for m in SEGMENTS]
 
 
 def tree_sends(parents: Parents, chunk: int) -> list[Send]:
-    """Reduce `chunk` up a tree, each node once all its children are done, then broadcast it down."""
+    """Return the sends that reduce `chunk` up a tree, each node once all its children are done, then broadcast it down."""
     depth, height = levels(parents)
     top = max(height)
     sends: list[Send] = []

@@ -16,7 +16,7 @@ LARGE_BYTES = 1 << 26
 
 
 def build(request: Request) -> list[Schedule]:
-    """One schedule, with the ranks placed for a large message."""
+    """Return one schedule, with the ranks placed for a large message."""
     only_for(request, "halving-doubling", ["allreduce"])
     n = request.collective.ranks
     if n < 2:
@@ -32,6 +32,7 @@ def build(request: Request) -> list[Schedule]:
 
 
 def _sends(order: Sequence[int]) -> list[Send]:
+    """Return all sends, position i being played by rank order[i]."""
     n = len(order)
     levels = n.bit_length() - 1
     power, extra = 1 << levels, n - (1 << levels)

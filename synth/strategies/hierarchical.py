@@ -17,7 +17,7 @@ from .base import Request, only_for, segment_counts
 
 
 def build(request: Request) -> list[Schedule]:
-    """A schedule for each shape that is not worse in all respects. InfeasibleError where the machine is one box."""
+    """Return a schedule for each shape of trees that no other dominates. InfeasibleError where the machine is one box."""
     only_for(request, "hierarchical", ["allreduce"])
     machine = survey(request.topology)
     if machine.boxes is None:
@@ -31,5 +31,5 @@ def build(request: Request) -> list[Schedule]:
         raise InfeasibleError(
             "hierarchical: some lanes of the boxes have no routes between them, or limits leave nothing"
         )
-    found = [schedule_of(p.forest, request.collective, request.topology, "hierarchical") for p in picked]
-    return [replace(s, segments=m) for s in found for m in segment_counts(s.trees or 1)]
+    schedules = [schedule_of(p.forest, request.collective, request.topology, "hierarchical") for p in picked]
+    return [replace(s, segments=m) for s in schedules for m in segment_counts(s.trees or 1)]

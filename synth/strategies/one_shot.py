@@ -1,4 +1,4 @@
-"""Allreduce in one step: everyone sends the whole vector to everyone, and each adds up for itself."""
+"""Allreduce in one step: every rank sends its whole vector to every other, and adds up what it receives."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from .base import MOST_TRANSFERS, Request, Send, build_schedule, only_for, whole
 
 
 def build(request: Request) -> list[Schedule]:
-    """The one-shot schedule. InfeasibleError where some pair has no route without another GPU in the way."""
+    """Return the one-shot schedule. InfeasibleError where two ranks have no route that avoids other GPUs."""
     only_for(request, "one-shot", ["allreduce"])
     n = request.collective.ranks
     if n * n > MOST_TRANSFERS:

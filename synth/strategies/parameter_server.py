@@ -1,6 +1,6 @@
-"""Parameter servers: every rank sends its part to a server, which adds up and sends the sum back (BytePS, OSDI 2020).
+"""Parameter servers: every rank sends its vector to servers, which add up and send the sum back (BytePS, OSDI 2020).
 
-One server, or every rank as the server of a share; the shares follow from a linear programme over the links.
+There is one server, or every rank serves a share of the vector; the shares follow from a linear programme over the links.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .base import MOST_TRANSFERS, Request, only_for
 
 
 def build(request: Request) -> list[Schedule]:
-    """With the best single server, and with all. InfeasibleError where no rank has routes to all others."""
+    """Return schedules with the best single server and with all. InfeasibleError where no rank has routes to all others."""
     only_for(request, "parameter-server", ["allreduce"])
     n = request.collective.ranks
     if 2 * n * n > MOST_TRANSFERS:
@@ -37,9 +37,10 @@ def build(request: Request) -> list[Schedule]:
 
 
 def _star(request: Request, server: int) -> RootedTree | None:
+    """Return the star around a server, or None where it lacks a route to or from some rank."""
     n, router = request.collective.ranks, request.router
     up = [None if r == server else router.route(r, server) for r in range(n)]
     down = [None if r == server else router.route(server, r) for r in range(n)]
-    if sum(route is None for route in (*up, *down)) > 2:
+    if sum(route is None for route in (*up, *down)) > 2:  # the server's own two
         return None
     return RootedTree(server, tuple(up), tuple(down))

@@ -1,7 +1,7 @@
-"""Which rank plays which part in a schedule that is drawn for abstract positions 0..n-1.
+"""Assign ranks to the positions 0..n-1 of an abstract schedule.
 
 Hill climbing by swaps from a few starting orders, judged by the exact cost of the schedule that an order gives. Orders
-under which two partners have no route are worse than any that have them all.
+under which two partners have no route are worse than all orders without such a pair.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ def place(
     pairs: Callable[[Sequence[int]], Pairs],
     size_bytes: int,
 ) -> Schedule:
-    """The best schedule found of `draw(order)`, position i being played by rank order[i].
+    """Return the best schedule found among `draw(order)`, position i being played by rank order[i].
 
-    `pairs(order)` are the ordered pairs of ranks that must have a route. Raises InfeasibleError where no order was
-    found under which they all have one.
+    `pairs(order)` are the ordered pairs of ranks that must have a route. Raises InfeasibleError where no order is found
+    under which they all have one.
     """
     effort = request.effort.grant(_QUICK_WORK_S if request.quick else _WORK_S)
     n = request.collective.ranks
 
-    def missing(order: Sequence[int]) -> int:
+    def count_missing(order: Sequence[int]) -> int:
         partners = list(pairs(order))
         effort.spend(_ROUTE_S * len(partners))
         return sum(request.router.route(a, b) is None for a, b in partners)
@@ -47,32 +47,34 @@ def place(
     def price(order: Sequence[int]) -> Fraction:
         schedule = draw(order)
         effort.spend(_ORDER_S + _TRANSFER_S * len(schedule.transfers))
-        seconds = cost(schedule, request.topology)
-        return seconds.alpha_us / 10**6 + seconds.beta_s_per_GB * size_bytes / 10**9
+        affine = cost(schedule, request.topology)
+        return affine.alpha_us / 10**6 + affine.beta_s_per_GB * size_bytes / 10**9
 
+    # Swaps get stuck in local optima, so there are several starts: the given order, then random ones, always the same.
     random_order = random.Random(0)
     best: tuple[Fraction, list[int]] | None = None
     for start in range(8):
         order = list(range(n))
         if start:
             random_order.shuffle(order)
-        order = _climb(order, lambda o: Fraction(missing(o)), effort, stop=Fraction(0))
-        if missing(order):
+        # First only routes count, which is quick to judge; then time, over orders that have all routes.
+        order = _climb(order, lambda o: Fraction(count_missing(o)), effort, stop=Fraction(0))
+        if count_missing(order):
             if effort.is_over(_SEARCH):
                 break
             continue
 
-        def rank(o: Sequence[int]) -> Fraction | None:
-            return None if missing(o) else price(o)
+        def judge(o: Sequence[int]) -> Fraction | None:
+            return None if count_missing(o) else price(o)
 
-        order = _climb(order, rank, effort)
+        order = _climb(order, judge, effort)
         now = price(order)
         if best is None or now < best[0]:
             best = now, order
         if effort.is_over(_SEARCH):
             break
     if best is None:
-        raise InfeasibleError("no order of the ranks was found in which all partners have a route of their own")
+        raise InfeasibleError("no order of the ranks was found in which all partners have a route")
     return draw(best[1])
 
 
@@ -82,7 +84,7 @@ def _climb(
     effort: Effort,
     stop: Fraction | None = None,
 ) -> list[int]:
-    """Swap two positions while that makes `judge` (None: not allowed) smaller, first improvement first."""
+    """Swap positions as long as that lowers `judge` (None: not allowed); each swap that helps is taken at once."""
     now = judge(order)
     improved = len(order) <= _CLIMB_RANKS
     while improved and now != stop and not effort.is_over(_SEARCH):

@@ -18,7 +18,7 @@ SMALL_BYTES = 1 << 16
 
 
 def build(request: Request) -> list[Schedule]:
-    """One schedule, with the ranks placed for a small message."""
+    """Return one schedule, with the ranks placed for a small message."""
     only_for(request, "recursive-doubling", ["allreduce", "allgather", "reduce-scatter"])
     if request.collective.name == "reduce-scatter":
         return [reverse(build(request.reversed())[0])]

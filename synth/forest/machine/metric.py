@@ -1,4 +1,4 @@
-"""Cheapest routes between all GPUs under prices of directed links, and low trees over them."""
+"""Cheapest routes between all GPUs under prices of directed links, and shallow trees over them."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ _HOP_SHARE = 1e-6
 
 
 class Metric:
-    """`distance[u, v]` is the price of the cheapest route from rank u to rank v that passes no other GPU (infinite where
-    there is none, and from a rank to itself). Hops break ties.
+    """Cheapest routes between GPUs that pass no other GPU.
+
+    `distance[u, v]` is the price from rank u to rank v (infinite where there is no route, and from a rank to itself). Among
+    routes of equal price those of fewest hops are taken.
     """
 
     def __init__(self, topology: Topology, links: Sequence[Link], prices: Floats) -> None:
@@ -27,6 +29,7 @@ class Metric:
         index = {name: i for i, name in enumerate(self.names)}
         self.gpus = np.array([index[g] for g in topology.ranks], dtype=np.int64)
         self.size, n = len(self.names), len(self.gpus)
+        # Each GPU has a second node, at which routes end and from which none go on: so no route passes a GPU.
         receiver = np.arange(self.size)
         receiver[self.gpus] = self.size + np.arange(n)
         weight = prices + _HOP_SHARE * max(float(prices.mean()), 1e-300)
@@ -38,15 +41,17 @@ class Metric:
         np.fill_diagonal(self.distance, np.inf)
 
     def route(self, u: int, v: int) -> Route:
-        """From rank u to rank v."""
+        """Return the cheapest route from rank u to rank v, as devices."""
         path = [self.size + v]
         while path[-1] != self.gpus[u]:
             path.append(int(self.before[u, path[-1]]))
         return tuple(self.names[i] if i < self.size else self.names[self.gpus[i - self.size]] for i in reversed(path))
 
-    def low_parents(self, root: int, hop_price: float = 0.0, most_depth: int | None = None) -> list[int] | None:
-        """Parents in a cheap out-tree grown from `root` (Prim-Dijkstra): each hop between a GPU and the root costs
-        `hop_price` mean distances as well, and ties go to the lower. None where the depth limit cuts GPUs off.
+    def grow_tree(self, root: int, hop_price: float = 0.0, most_depth: int | None = None) -> list[int] | None:
+        """Return every rank's parent in a cheap and shallow out-tree grown from `root` (Prim-Dijkstra), -1 at the root.
+
+        Each hop between a GPU and the root costs `hop_price` mean distances on top of the price; of equal offers the one
+        nearer to the root is taken. None where some GPU cannot be reached within `most_depth` hops.
         """
         n = len(self.gpus)
         finite = self.distance[np.isfinite(self.distance)]
@@ -64,9 +69,9 @@ class Metric:
             depth[node] = depth[parent[node]] + 1
             if most_depth is not None and depth[node] >= most_depth:
                 continue
-            offered = self.distance[node] + step * (depth[node] + 1)
-            better = (offered < key) & ~inside
-            key = np.where(better, offered, key)
+            offer = self.distance[node] + step * (depth[node] + 1)
+            better = (offer < key) & ~inside
+            key = np.where(better, offer, key)
             parent = np.where(better, node, parent)
         parent[root] = -1
         return [int(p) for p in parent]

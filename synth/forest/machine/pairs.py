@@ -1,7 +1,7 @@
-"""A topology as two-way links with prices, for undirected trees: each reduced to a root and broadcast back.
+"""A topology as two-way links with prices, for undirected trees, on which data is reduced to a root and broadcast back.
 
-A tree edge between two GPUs is a route through other devices; the reduction uses it one way, the broadcast the other, so
-a tree uses every link on its edges once in both directions. What counts is the narrower direction.
+A tree edge between two GPUs is a route through other devices. The reduction uses it in one direction, the broadcast in the
+other, so a tree uses every link on its edges once each way, and the direction with less bandwidth counts.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _HOP_SHARE = 1e-6
 
 @dataclass(frozen=True)
 class Tree:
-    """`edges` as routes between GPU devices (either direction stands for both)."""
+    """An undirected tree of GPUs; its edges are routes, each standing for both directions."""
 
     edges: tuple[Route, ...]
 
 
 class PairGraph:
-    """Pairs of devices with a link each way. Prices and capacities are arrays over `pairs`; capacities in GB/s."""
+    """Pairs of devices with a link each way. Prices and capacities are arrays over `pairs`; capacities are in GB/s."""
 
     def __init__(self, topology: Topology) -> None:
         self.topology = topology
@@ -50,7 +50,7 @@ class PairGraph:
         self.gpus = np.array([index[g] for g in topology.ranks], dtype=np.int64)
 
     def joins_all(self) -> bool:
-        """Whether two-way links join all GPUs."""
+        """Return whether two-way links join all GPUs."""
         size = len(self.names)
         graph = coo_matrix((np.ones(len(self.pairs)), (self.low, self.high)), shape=(size, size))
         _, part = connected_components(graph, directed=False)
@@ -58,7 +58,7 @@ class PairGraph:
 
     @cached_property
     def classes(self) -> NDArray[np.int64]:
-        """For each pair the number of its class: pairs that the structure of the machine does not tell apart."""
+        """The number of each pair's class: pairs of one class play the same role in the machine."""
         device = colours(self.topology)
         values = {c: i for i, c in enumerate(sorted(set(self.exact)))}
         ends = np.sort(np.stack([device[self.low], device[self.high]]), axis=0)
@@ -67,10 +67,11 @@ class PairGraph:
         return np.asarray(number, dtype=np.int64).reshape(-1)
 
     def cheapest_tree(self, prices: Floats, ends: NDArray[np.int64] | None = None) -> tuple[float, Tree]:
-        """A minimum spanning tree of the GPUs over cheapest routes, and its price (Mehlhorn 1988: the nearest GPU of
-        every device is found once; tree edges cross links whose ends have different ones). Hops break ties. `ends`: the
-        devices to be joined, where they are not just the GPUs.
+        """Return the price of a minimum spanning tree of the GPUs over cheapest routes, and the tree (Mehlhorn 1988).
+
+        Among routes of equal price those of fewest hops are taken. `ends` are the devices to be joined, if not just the GPUs.
         """
+        # The nearest GPU of every device, by one search from all GPUs at once.
         size = len(self.names)
         weight = prices + _HOP_SHARE * max(float(prices.mean()), 1e-300)
         both = csr_matrix(
@@ -79,6 +80,8 @@ class PairGraph:
         distance, before, source = dijkstra(
             both, indices=self.gpus if ends is None else ends, min_only=True, return_predecessors=True
         )
+        # An edge of the tree crosses one pair of devices with different nearest GPUs; of those that join the same two GPUs
+        # only the shortest can be in it.
         a, b = source[self.low], source[self.high]
         with np.errstate(invalid="ignore"):
             length = distance[self.low] + weight + distance[self.high]
@@ -90,17 +93,19 @@ class PairGraph:
         graph = csr_matrix((length[best], (np.minimum(a, b)[best], np.maximum(a, b)[best])), shape=(size, size))
         via = dict(zip(key[first].tolist(), best.tolist(), strict=True))
         tree = minimum_spanning_tree(graph).tocoo()
+        # The edge's route leads from the pair that it crosses back to a GPU on either side.
         edges = []
         for u, v in zip(tree.row.tolist(), tree.col.tolist(), strict=True):
             pair = via[min(u, v) * size + max(u, v)]
-            left = self._back(before, int(self.low[pair]))
-            right = self._back(before, int(self.high[pair]))
+            left = self._path_back(before, int(self.low[pair]))
+            right = self._path_back(before, int(self.high[pair]))
             edges.append((*reversed(left), *right))
-        found = Tree(tuple(edges))
-        used = self.uses(found)
-        return float(sum(prices[i] * times for i, times in used.items())), found
+        cheapest = Tree(tuple(edges))
+        price = float(sum(prices[i] * times for i, times in self.uses(cheapest).items()))
+        return price, cheapest
 
-    def _back(self, before: NDArray[np.int32], node: int) -> list[str]:
+    def _path_back(self, before: NDArray[np.int32], node: int) -> list[str]:
+        """Return the devices from `node` to its nearest GPU."""
         path = [self.names[node]]
         while before[node] >= 0:
             node = int(before[node])
@@ -108,5 +113,5 @@ class PairGraph:
         return path
 
     def uses(self, tree: Tree) -> Counter[int]:
-        """How often a tree uses each pair."""
+        """Count how often a tree uses each pair."""
         return Counter(self.number[link] for route in tree.edges for link in pairwise(route))

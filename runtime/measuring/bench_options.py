@@ -1,0 +1,98 @@
+"""The options of a benchmark, and all checks of them that need no other rank: topo-run makes these before it starts any.
+
+torch is only imported to check options that are not the defaults, so that a usual run starts its ranks without delay.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ...synth.ir.collective import Collective
+from ...topo.errors import InputError
+
+if TYPE_CHECKING:
+    from ...synth.plan import Plan
+    from .bench_case import Job
+
+_ROOTED = ("broadcast", "reduce", "gather", "scatter")
+
+
+@dataclass(frozen=True)
+class BenchOptions:
+    """What topo-run is asked to measure; the defaults are its own. Sizes are in bytes."""
+
+    min_bytes: int = 1 << 10
+    max_bytes: int = 1 << 20
+    factor: int = 4
+    iterations: int = 10
+    warmup: int = 2
+    dtype: str = "float32"
+    op: str = "sum"
+    backend: str = "auto"
+    choose: str = "race"
+    compress: str | None = None
+    reduction: str = "hops"
+    timeout_s: float = 300.0
+    collective: str = "allreduce"
+    """The collective that is run without a plan."""
+
+    def __post_init__(self) -> None:
+        if self.factor < 2:
+            raise InputError(f"-f {self.factor}: expected a factor of at least 2")
+        if self.iterations < 1 or self.warmup < 0:
+            raise InputError(
+                f"-n {self.iterations} -w {self.warmup}: expected at least 1 iteration, and no less than 0 before"
+            )
+        if not self.timeout_s > 0:
+            raise InputError(f"--timeout {self.timeout_s:g}: expected seconds above 0")
+
+    def check(self, plan: Plan | None, ranks: int) -> None:
+        """Raise InputError where these options cannot be carried out with a plan, or on this machine."""
+        collective = self.collective_over(plan, ranks)
+        if self.reduction == "once" and self.compress is None:
+            raise InputError("reduction='once' without compress: nothing is rounded; name a codec")
+        default = BenchOptions()
+        if (self.dtype, self.op) != (default.dtype, default.op):
+            self.job(collective)
+        if self.compress is not None:
+            from ..codecs import find_codec
+
+            find_codec(self.compress)
+        if self.backend != default.backend:
+            self.resolve_backend(ranks)
+
+    def collective_over(self, plan: Plan | None, ranks: int) -> Collective:
+        """Return the plan's collective; without a plan the named one, from rank 0 where it has a root."""
+        if plan is not None:
+            return plan.collective
+        return Collective(self.collective, ranks, 0 if self.collective in _ROOTED else None)
+
+    def job(self, collective: Collective) -> Job:
+        """Return what is measured; InputError where the dtype, the reduction or both together are not supported."""
+        from .bench_case import DTYPES, OPS, Job
+
+        if self.dtype not in DTYPES:
+            raise InputError(f"--dtype {self.dtype}: expected one of {', '.join(DTYPES)}")
+        if self.op not in OPS:
+            raise InputError(f"--op {self.op}: expected one of {', '.join(OPS)}")
+        dtype = DTYPES[self.dtype]
+        if collective.reduces:
+            from ..reductions import check_reduction
+
+            check_reduction(OPS[self.op], dtype)
+        return Job(
+            collective, self.min_bytes, self.max_bytes, self.factor, self.iterations, self.warmup, dtype, self.op
+        )
+
+    def resolve_backend(self, ranks: int) -> str:
+        """Return the backend to use: with "auto", nccl where each of this host's ranks has a GPU, else gloo."""
+        import torch
+
+        gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if self.backend == "nccl" and not gpus:
+            raise InputError("--backend nccl: there is no CUDA GPU here; use gloo")
+        if self.backend != "auto":
+            return self.backend
+        return "nccl" if gpus >= int(os.environ.get("LOCAL_WORLD_SIZE", str(ranks))) else "gloo"
