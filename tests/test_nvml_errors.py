@@ -197,7 +197,7 @@ def test_values_of_a_newer_library_are_missing_with_the_value(
     ask: Ask, key: str, value: object, fact: tuple[str, str], reason: str
 ) -> None:
     facts = ask(nvswitch_box().set(key, value))
-    assert facts.reason(*fact) == reason
+    assert facts.get_reason(*fact) == reason
 
 
 @pytest.mark.parametrize(("kind", "value", "expected"), [(0, "25000.0", 25000), (3, 25000, 25000), (6, 25000, 25000)])
