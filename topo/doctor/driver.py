@@ -154,8 +154,8 @@ def _require_driver(view: DoctorView) -> str | None:
 
 
 def _require_lists(view: DoctorView) -> str | None:
-    seen = view.facts.list_names(PCI) and (view.facts.list_names(GPU) or view.facts.get_source(NVML, keys.NVML_COUNT))
-    return None if seen or any(_UNLISTED_NOTE.fullmatch(n) for n in view.notes) else "no lists of GPUs to compare"
+    known = view.facts.list_names(PCI) and (view.facts.list_names(GPU) or view.facts.get_source(NVML, keys.NVML_COUNT))
+    return None if known or any(_UNLISTED_NOTE.fullmatch(n) for n in view.notes) else "no lists of GPUs to compare"
 
 
 def _require_answers(view: DoctorView) -> str | None:

@@ -37,7 +37,7 @@ def check_one_way_links(view: DoctorView) -> Iterator[Finding]:
             "error" if kind in _DUPLEX else "warning",
             "one-way-link",
             about,
-            f"{_join_pairs(evidence)}: told by one side only, so nothing can come back over it",
+            f"{_join_pairs(evidence)}: declared in one direction only, so nothing can come back over it",
             evidence,
             "look at the link's state on the device that does not tell of it; correct the file if it is an oversight",
         )
@@ -169,17 +169,17 @@ def _find_thin_bridges(view: DoctorView, group: Sequence[Device]) -> Iterator[Fi
     for have, about in by_lanes.items():
         if have < most:
             evidence = [f"{ident} NVLink or xGMI lanes = {have} (the topology)" for ident in about]
-            evidence += [told for ident in about for told in _list_inactive(view, ident)]
+            evidence += [line for ident in about for line in _list_inactive(view, ident)]
             message = f"{join_names(about)}: bridged by {have} links, where {join_names(by_lanes[most])} are by {most}"
             advice = "fit the missing bridge, or look whether it is seated (nvidia-smi nvlink -s)"
             yield Finding("warning", "missing-bridge", about, message, tuple(evidence), advice)
 
 
 def _group_by_lanes(view: DoctorView, group: Sequence[Device]) -> dict[int, tuple[str, ...]]:
-    """GPUs by their number of lanes, where they are bridged in several closed groups and the members of each are alike."""
+    """Return the GPUs by number of lanes, where they are bridged in several closed groups, each with equal members."""
     size, _ = _find_bridge_size(view, group)
     lanes = {gpu.id: sum(view.wired[gpu.id].values()) for gpu in group if view.wired[gpu.id]}
-    alike = all(lanes[there] == have for ident, have in lanes.items() for there in view.wired[ident] if there in lanes)
+    alike = all(lanes[peer] == have for ident, have in lanes.items() for peer in view.wired[ident] if peer in lanes)
     if not size or not alike or len(lanes) <= size:
         return {}
     return {have: tuple(ident for ident in lanes if lanes[ident] == have) for have in dict.fromkeys(lanes.values())}
@@ -318,10 +318,10 @@ def _require_wires(view: DoctorView) -> str | None:
 
 
 CHECKS = (
-    Check("links told by one side", check_one_way_links, _require_links),
-    Check("unlike directions", check_directions, _require_links),
+    Check("one-way links", check_one_way_links, _require_links),
+    Check("equal directions", check_directions, _require_links),
     Check("connection", check_connection, _require_two_gpus),
-    Check("ways past GPUs", check_forwarding, _require_two_gpus),
+    Check("links besides those to GPUs", check_forwarding, _require_two_gpus),
     Check("bridges", check_bridges, _require_wires),
     Check("links of like GPUs", check_link_counts, _require_wires),
     Check(

@@ -174,17 +174,17 @@ def check_unknown_links(view: DoctorView) -> Iterator[Finding]:
     """
     groups = Groups(view.order)
     for device in (*view.gpus, *view.nics):
-        told, state = read_pci_details(device), find_pcie_state(view, device)
+        details, state = read_pci_details(device), find_pcie_state(view, device)
         lines = []
-        if "link_speed" in told and (state is None or state.generation is None):
-            lines.append(view.format_attribute(device, "link_speed", told["link_speed"]))
-        if "link_width" in told and (state is None or state.width is None):
-            lines.append(view.format_attribute(device, "link_width", told["link_width"]))
+        if "link_speed" in details and (state is None or state.generation is None):
+            lines.append(view.format_attribute(device, "link_speed", details["link_speed"]))
+        if "link_width" in details and (state is None or state.width is None):
+            lines.append(view.format_attribute(device, "link_width", details["link_width"]))
         if lines:
             groups.add(tuple(line.split(" ")[1] for line in lines), (device.id,), lines)
     for attributes, about, evidence in groups:
-        lacking = " and ".join(key.replace("link_", "") for key in attributes)
-        message = f"{join_names(about)}: PCIe {lacking} given as a value that is none; NCCL takes Gen3 x16 in its place"
+        invalid = " and ".join(key.replace("link_", "") for key in attributes)
+        message = f"{join_names(about)}: PCIe {invalid} given as an invalid value; NCCL takes Gen3 x16 in its place"
         advice = "measure, or write the true speed and width into the file that NCCL is given (NCCL_TOPO_FILE)"
         yield Finding("warning", "unknown-pcie", about, message, evidence, advice)
 
@@ -316,7 +316,7 @@ def _require_peers(view: DoctorView) -> str | None:
 
 CHECKS = (
     Check("PCIe placeholders", check_placeholders, _require_states),
-    Check("PCIe speeds and widths that are none", check_unknown_links, _require_states),
+    Check("invalid PCIe speeds and widths", check_unknown_links, _require_states),
     Check("PCIe uplinks", check_uplinks, _require_states),
     Check("PCIe lanes at work", check_widths, _require_current),
     Check("PCIe generation at work", check_generations, _require_current),

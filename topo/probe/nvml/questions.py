@@ -189,10 +189,10 @@ def _ask_fabric(nvml: Nvml, gpu: Gpu) -> tuple[Any, Fact]:
             continue
         info = getattr(nvml.module, structure)()
 
-        def state(_: Any, info: Any = info) -> str:
+        def read_state(_: Any, info: Any = info) -> str:
             return _read_fabric_state(nvml, info)
 
-        answer = nvml.ask(gpu.subject, keys.GPU_FABRIC_STATE, function, gpu.handle, ctypes.byref(info), read=state)
+        answer = nvml.ask(gpu.subject, keys.GPU_FABRIC_STATE, function, gpu.handle, ctypes.byref(info), read=read_state)
         if answer.value is not None:
             return info, answer
         failed.append(answer)
