@@ -11,7 +11,8 @@ from datetime import date
 from pathlib import Path
 
 from topoplan.topo.doctor import examine, report
-from topoplan.topo.facts import Facts, facts_of
+from topoplan.topo.fact_keys import NVML, NVML_DRIVER
+from topoplan.topo.facts import Facts, load_facts
 from topoplan.topo.files import write_whole
 from topoplan.topo.graph import Topology
 from topoplan.topo.pictures import text_tree as tree
@@ -27,8 +28,8 @@ typed by hand.
 def main(page: Path) -> int:
     """Probes, prints and records; returns the exit code."""
     topology = probe_local()
-    facts = facts_of(topology.extra, topology.name)
-    if not topology.ranks or facts.text("nvml", "driver") is None:
+    facts = load_facts(topology.extra, topology.name)
+    if not topology.ranks or facts.get_text(NVML, NVML_DRIVER) is None:
         print("gpu-check: no GPU answers through NVML here; nothing was recorded", file=sys.stderr)
         return 1
     title, section = _section(topology, facts)
@@ -44,7 +45,7 @@ def main(page: Path) -> int:
 def _section(topology: Topology, facts: Facts) -> tuple[str, str]:
     """Title and text: without host name, UUIDs and addresses, which are nobody's business."""
     names = Counter(str(topology.by_id[gpu].extra.get("name") or "GPU") for gpu in topology.ranks)
-    title = f"{', '.join(f'{n} x {name}' for name, n in names.items())}, driver {facts.text('nvml', 'driver')}"
+    title = f"{', '.join(f'{n} x {name}' for name, n in names.items())}, driver {facts.get_text(NVML, NVML_DRIVER)}"
     missing = Counter((fact.key, fact.source, fact.missing) for fact in facts.missing)
     known = sum(fact.value is not None for fact in facts.items)
     lines = [f"Seen on {date.today().isoformat()}: {known} facts known, {sum(missing.values())} not.", ""]

@@ -280,7 +280,7 @@ def states(facts: Facts, gpu: int) -> dict[int, str | None]:
     """NVLinks of a GPU by number, with their state."""
     prefix = f"gpu/{gpu}/nvlink/"
     found = [f for f in facts.items if f.subject.startswith(prefix) and f.key == "state"]
-    return {int(f.subject.removeprefix(prefix)): facts.text(f.subject, "state") for f in found}
+    return {int(f.subject.removeprefix(prefix)): facts.get_text(f.subject, "state") for f in found}
 
 
 def nvlinks(topology: Topology) -> dict[tuple[str, str], tuple[Fraction, int]]:

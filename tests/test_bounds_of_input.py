@@ -20,7 +20,7 @@ from topoplan.topo.pictures import table
 from topoplan.topo.pictures import text_tree as tree
 from topoplan.topo.probe import capture
 from topoplan.topo.probe.linux.files import read_start
-from topoplan.topo.probe.linux.sysfs import MAX_GPUS_AND_NICS, gpus_and_nics
+from topoplan.topo.probe.linux.sysfs import MAX_GPUS_AND_NICS, list_gpus_and_nics
 from topoplan.topo.resolve import resolve
 from topoplan.topo.topology_file import MAX_LINKS
 
@@ -136,7 +136,7 @@ def test_more_gpus_and_nics_than_any_machine_has_are_refused(tmp_path: Path) -> 
         folder.mkdir(parents=True)
         (folder / "class").write_text("0x020000")
     with pytest.raises(InputError, match=f"more than {MAX_GPUS_AND_NICS} GPUs and NICs"):
-        list(gpus_and_nics(tmp_path))
+        list(list_gpus_and_nics(tmp_path))
 
 
 def test_a_pipe_in_a_captured_machine_is_not_waited_for(tmp_path: Path) -> None:

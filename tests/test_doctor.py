@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from topoplan.topo.doctor import CHECKS, Finding, examine, findings, report
+from topoplan.topo.doctor import CHECKS, Finding, examine, list_findings, report
 from topoplan.topo.graph import Device, Link, Topology, both_ways
 from topoplan.topo.presets import PRESETS, preset
 from topoplan.topo.resolve import resolve
@@ -308,20 +308,20 @@ FAULTS = faults()
 )
 def test_a_fault_is_the_one_finding_on_the_machine_that_has_it_and_its_twin_has_none(fault: Case) -> None:
     severity, what, about, broken, twin = fault
-    assert [(f.severity, f.what, set(f.about)) for f in findings(broken)] == [(severity, what, set(about))]
-    assert findings(twin) == ()
+    assert [(f.severity, f.what, set(f.about)) for f in list_findings(broken)] == [(severity, what, set(about))]
+    assert list_findings(twin) == ()
 
 
 def test_every_finding_says_what_is_wrong_on_what_evidence_and_what_to_do() -> None:
     for _, _, _, broken, _ in FAULTS:
-        for finding in findings(broken):
+        for finding in list_findings(broken):
             assert finding.message and "\n" not in finding.message
             assert finding.advice and finding.evidence
             assert all("(" in line or "not known" in line for line in finding.evidence), finding.evidence
 
 
 def test_a_finding_is_a_plain_json_object() -> None:
-    finding = findings(with_facts(healthy(), {("gpu/2", "mig"): "on"}))[0]
+    finding = list_findings(with_facts(healthy(), {("gpu/2", "mig"): "on"}))[0]
     assert json.loads(json.dumps(finding.to_json())) == {
         "severity": "error",
         "what": "mig-on",
@@ -336,32 +336,34 @@ def test_equal_findings_over_devices_are_one_and_errors_come_first() -> None:
     machine = with_facts(healthy(), {(f"gpu/{i}", "pcie_current_generation"): 1 for i in range(4)})
     machine = with_facts(machine, {(f"gpu/{i}", "mig"): "on" for i in range(4)})
     machine = with_facts(machine, {("host", "iommu"): "translating"})
-    assert [(f.severity, len(f.about)) for f in findings(machine)] == [("error", 4), ("warning", 0), ("note", 4)]
+    assert [(f.severity, len(f.about)) for f in list_findings(machine)] == [("error", 4), ("warning", 0), ("note", 4)]
 
 
 def test_all_p2p_refused_on_a_box_is_a_finding_a_way_not_a_pair() -> None:
     machine = no_nvlinks(healthy())
     for pair in combinations(range(4), 2):
         machine = p2p(machine, pair, "chipset not supported")
-    assert [(f.severity, f.about) for f in findings(machine)] == [("error", GPUS), ("note", GPUS)]
+    assert [(f.severity, f.about) for f in list_findings(machine)] == [("error", GPUS), ("note", GPUS)]
 
 
 def test_mig_and_p2p_name_the_gpu_at_the_bus_address_when_numbers_differ() -> None:
     machine = with_device(healthy(), "gpu0", bus_id=BUS["gpu3"])
     machine = with_device(machine, "gpu3", bus_id=BUS["gpu0"])
-    found = findings(with_facts(machine, {("gpu/0", "mig"): "on"}))
+    found = list_findings(with_facts(machine, {("gpu/0", "mig"): "on"}))
     assert ("mig-on", ("gpu3",)) in [(f.what, f.about) for f in found]
 
 
 def test_the_probes_notes_stand_in_for_facts() -> None:
     host = Topology("host", (Device("cpu0", "cpu"),), ())
     notes = "NVML does not answer: NVML shared library not found; GPUs are not listed"
-    assert [f.what for f in findings(with_notes(host, notes))] == ["no-driver"]
-    assert [f.what for f in findings(with_notes(host, "NVML does not answer: driver/library version mismatch; x"))] == [
-        "driver-mismatch"
-    ]
+    assert [f.what for f in list_findings(with_notes(host, notes))] == ["no-driver"]
+    assert [
+        f.what for f in list_findings(with_notes(host, "NVML does not answer: driver/library version mismatch; x"))
+    ] == ["driver-mismatch"]
     unlisted = "0000:3b:00.0: a GPU of NVIDIA that NVML does not list; it is no rank"
-    assert [(f.what, f.about) for f in findings(with_notes(host, unlisted))] == [("gpu-not-listed", ("0000:3b:00.0",))]
+    assert [(f.what, f.about) for f in list_findings(with_notes(host, unlisted))] == [
+        ("gpu-not-listed", ("0000:3b:00.0",))
+    ]
 
 
 # -- no false alarms ----------------------------------------------------------------------------------------------------
@@ -373,53 +375,53 @@ EXAMPLES = sorted(
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_a_preset_has_nothing_wrong(name: str) -> None:
-    assert findings(preset(name)) == ()
+    assert list_findings(preset(name)) == ()
 
 
 def test_a_single_gpu_and_an_odd_one_beside_a_bridged_pair_are_no_alarm() -> None:
-    assert findings(Topology("one", (Device("gpu0"),), ())) == ()
+    assert list_findings(Topology("one", (Device("gpu0"),), ())) == ()
     pairs = bridged()
     three = [d for d in pairs.devices if d.id != "gpu3"]
     links = [x for x in pairs.links if "gpu3" not in (x.src, x.dst)]
-    assert findings(Topology("three", tuple(three), tuple(links))) == ()
+    assert list_findings(Topology("three", tuple(three), tuple(links))) == ()
 
 
 def test_a_measured_lower_bound_is_no_slow_link_unless_it_is_believed() -> None:
     told = {"measured": {"GBps": 5, "limit": False, "source": "bench"}, "declared": {"GBps": 24, "source": "sysfs"}}
     machine = with_link(bridged(), "gpu0", "cpu0", extra=told)
-    assert findings(machine) == ()
+    assert list_findings(machine) == ()
     believed = with_link(bridged(), "gpu0", "cpu0", extra={**told, "believed": "measured"})
-    assert [(f.severity, f.what) for f in findings(believed)] == [("error", "slow-link")]
+    assert [(f.severity, f.what) for f in list_findings(believed)] == [("error", "slow-link")]
 
 
 def test_nics_of_unlike_models_may_differ_in_speed() -> None:
     onboard = {"speed": 1000, "pci": {"vendor": "0x8086", "device": "0x1533"}}
-    assert findings(with_device(healthy(), "mlx5_1", onboard)) == ()
+    assert list_findings(with_device(healthy(), "mlx5_1", onboard)) == ()
 
 
 def test_words_that_are_no_state_of_a_port_are_passed_over() -> None:
-    assert findings(with_facts(healthy(), {("rdma/mlx5_0", "state"): "5: WHATEVER"})) == ()
-    assert findings(with_facts(healthy(), {("net/mlx5_0", "state"): "unknown"})) == ()
+    assert list_findings(with_facts(healthy(), {("rdma/mlx5_0", "state"): "5: WHATEVER"})) == ()
+    assert list_findings(with_facts(healthy(), {("net/mlx5_0", "state"): "unknown"})) == ()
 
 
 def test_links_that_are_inactive_on_all_gpus_alike_are_no_alarm() -> None:
     facts = {(f"gpu/{i}/nvlink/{n}", "state"): "inactive" for i in range(4) for n in (12, 13)}
-    assert findings(with_facts(healthy(), facts)) == ()
+    assert list_findings(with_facts(healthy(), facts)) == ()
 
 
 def test_acs_on_a_port_with_all_gpus_of_its_switch_below_is_no_alarm() -> None:
-    assert findings(with_facts(healthy(), {("pci/0000:00:01.0", "acs"): "request redirect"})) == ()
+    assert list_findings(with_facts(healthy(), {("pci/0000:00:01.0", "acs"): "request redirect"})) == ()
 
 
 def test_an_iommu_that_translates_in_a_virtual_machine_is_no_alarm() -> None:
-    assert findings(with_facts(healthy(), {("host", "iommu"): "translating", ("host", "virtual"): "kvm"})) == ()
+    assert list_findings(with_facts(healthy(), {("host", "iommu"): "translating", ("host", "virtual"): "kvm"})) == ()
 
 
 def test_numa_nodes_of_one_socket_are_near_each_other() -> None:
     machine = two_sockets((1, 1), (0, 0))
     for cpu in ("cpu0", "cpu1"):
         machine = with_device(machine, cpu, {"socket": 0})
-    assert findings(machine) == ()
+    assert list_findings(machine) == ()
 
 
 # -- recorded machines --------------------------------------------------------------------------------------------------
@@ -448,7 +450,7 @@ RECORDED: dict[str, list[tuple[str, str, int]]] = {
 
 @pytest.mark.parametrize("name", RECORDED)
 def test_on_recorded_machines_it_finds_what_is_wrong_with_them(name: str, recorded: Callable[[str], Path]) -> None:
-    found = [(f.severity, f.what, len(f.about)) for f in findings(resolve(str(recorded(name))))]
+    found = [(f.severity, f.what, len(f.about)) for f in list_findings(resolve(str(recorded(name))))]
     assert sorted(found) == sorted(RECORDED[name])
 
 
@@ -456,7 +458,7 @@ def test_a_missing_bridge_is_found_on_the_recorded_shape_of_four_a100_with_nics_
     """smi/13: gpu0 and gpu1 have NV12; gpu2 and gpu3, on the other socket than both NICs, have no bridge."""
     machine = two_sockets((0, 0))
     machine = replace(machine, links=(*machine.links, *cable("gpu0", "gpu1", 300, "nvlink", 12)))
-    found = [(f.severity, f.what, f.about) for f in findings(machine)]
+    found = [(f.severity, f.what, f.about) for f in list_findings(machine)]
     assert found == [
         ("warning", "missing-bridge", ("gpu2", "gpu3")),
         ("warning", "gpu-without-near-nic", ("gpu2", "gpu3")),
@@ -468,9 +470,9 @@ def test_a_missing_bridge_is_found_on_the_recorded_shape_of_four_a100_with_nics_
 
 def test_the_report_says_how_many_checks_were_made_and_what_the_others_want() -> None:
     whole = report(examine(healthy()))
-    assert whole[0] == f"nothing wrong found in {len(examine(healthy()).made)} checks"
+    assert whole[0] == f"nothing wrong found in {len(examine(healthy()).checked)} checks"
     bare = examine(preset("ring:4"))
-    assert len(bare.made) + len(bare.not_made) == len(CHECKS)
+    assert len(bare.checked) + len(bare.skipped) == len(CHECKS)
     text = " ".join(line.strip() for line in report(bare))
     assert "not checked: " in text and "P2P, P2P both ways (no P2P status)" in text
 
@@ -490,7 +492,7 @@ def test_long_evidence_is_cut_in_the_report_and_whole_in_the_finding() -> None:
     machine = no_nvlinks(healthy())
     for pair in combinations(range(4), 2):
         machine = p2p(machine, pair, "chipset not supported")
-    assert len(findings(machine)[1].evidence) == 8
+    assert len(list_findings(machine)[1].evidence) == 8
     assert "    and 6 more of the kind" in report(examine(machine))
 
 
@@ -537,7 +539,7 @@ def test_one_thing_broken_on_a_healthy_machine_is_named_with_its_devices(data: s
         ),
     }
     broken, what, about = breaks[data.draw(st.sampled_from(sorted(breaks)))](*data.draw(PAIRS))
-    found = findings(broken)
+    found = list_findings(broken)
     assert what in [f.what for f in found]
     assert all(about <= set(f.about) for f in found if f.what == what)
 
@@ -612,7 +614,7 @@ def test_whatever_a_topology_and_its_facts_hold_the_doctor_answers(topology: Top
 
 def test_facts_that_cannot_be_read_are_a_finding_and_the_rest_is_judged_all_the_same() -> None:
     machine = replace(without_link(bridged(), "gpu2", "gpu3"), extra={"facts": "none"})
-    assert [f.what for f in findings(machine)] == ["unreadable-facts", "missing-bridge"]
+    assert [f.what for f in list_findings(machine)] == ["unreadable-facts", "missing-bridge"]
 
 
 def test_a_pair_with_fewer_bridges_than_the_others_misses_one() -> None:
@@ -631,10 +633,10 @@ def test_a_pair_with_fewer_bridges_than_the_others_misses_one() -> None:
         ]
         return Topology("pairs", devices, tuple(links))
 
-    assert not [f for f in findings(pairs(12, 12, 12)) if f.severity != "note"]
-    assert [(f.what, f.about) for f in findings(pairs(12, 8)) if f.severity == "warning"] == [
+    assert not [f for f in list_findings(pairs(12, 12, 12)) if f.severity != "note"]
+    assert [(f.what, f.about) for f in list_findings(pairs(12, 8)) if f.severity == "warning"] == [
         ("missing-bridge", ("gpu2", "gpu3"))
     ]
-    assert [(f.what, f.about) for f in findings(pairs(8, 12, 12)) if f.severity == "warning"] == [
+    assert [(f.what, f.about) for f in list_findings(pairs(8, 12, 12)) if f.severity == "warning"] == [
         ("missing-bridge", ("gpu0", "gpu1"))
     ]

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from topoplan.topo.errors import InputError
 from topoplan.topo.facts import Fact, Facts, facts_to_json
 from topoplan.topo.formats import nccl_xml
-from topoplan.topo.gpudirect import Verdict, grouped, lines, verdicts
+from topoplan.topo.gpudirect import Verdict, format_verdicts, group_verdicts, judge_pairs
 from topoplan.topo.graph import Device, Link, Topology, both_ways
 from topoplan.topo.presets import preset
 
@@ -80,7 +80,7 @@ def box(
 
 
 def judged(topology: Topology, a: str, b: str) -> Verdict:
-    return next(v for v in verdicts(topology) if (v.a, v.b) == (a, b))
+    return next(v for v in judge_pairs(topology) if (v.a, v.b) == (a, b))
 
 
 NVLINK = cable("gpu0", "gpu1", "nvlink", "3/5")
@@ -216,7 +216,7 @@ def test_xgmi_is_taken_without_asking_and_distance_goes_by_the_cpu() -> None:
 
 
 def test_links_of_no_known_kind_give_no_verdict() -> None:
-    assert {v.answer for v in verdicts(preset("ring:4"))} == {"unknown"}
+    assert {v.answer for v in judge_pairs(preset("ring:4"))} == {"unknown"}
 
 
 # -- RDMA --------------------------------------------------------------------------------------------------------------
@@ -311,37 +311,37 @@ def test_rccl_lets_one_cpu_of_the_rome_sort_be_between(cpu: dict[str, str], bus_
 
 
 def test_pairs_on_different_hosts_have_no_verdict() -> None:
-    found = verdicts(preset("dgx-a100:2"))
+    found = judge_pairs(preset("dgx-a100:2"))
     expected = [pair for first in (0, 8) for pair in combinations([f"gpu{first + i}" for i in range(8)], 2)]
     assert [(v.a, v.b) for v in found] == expected
 
 
 def test_too_many_pairs_are_refused_with_an_input_error() -> None:
     with pytest.raises(InputError, match="one host at a time"):
-        verdicts(preset("switch:4096"))
+        judge_pairs(preset("switch:4096"))
 
 
 def test_an_oci_h100_says_which_nics_are_near_and_that_nvml_was_not_asked(recorded: Callable[[str], Path]) -> None:
     path = recorded("nccl_xml/oci/H100-topology.xml")
-    found = verdicts(nccl_xml.read(path.read_text(), str(path)))
+    found = judge_pairs(nccl_xml.read(path.read_text(), str(path)))
     assert len(found) == 28 + 8 * 16
     assert {v.answer for v in found if v.kind == "p2p"} == {"unknown"}
     near = [(v.a, v.b) for v in found if v.kind == "rdma" and v.answer == "yes"]
     assert near[:4] == [("gpu0", "mlx5_0"), ("gpu0", "mlx5_1"), ("gpu1", "mlx5_3"), ("gpu1", "mlx5_4")]
     assert len(near) == 16
-    assert len(grouped(found)) == 4
-    assert lines(found)[0].startswith("P2P unknown: gpu0-gpu7 with each other: ")
+    assert len(group_verdicts(found)) == 4
+    assert format_verdicts(found)[0].startswith("P2P unknown: gpu0-gpu7 with each other: ")
 
 
 def test_eight_mi300x_are_p2p_over_xgmi(recorded: Callable[[str], Path]) -> None:
     path = recorded("nccl_xml/rccl/topo_8p_940.xml")
-    found = verdicts(nccl_xml.read(path.read_text(), str(path)))
+    found = judge_pairs(nccl_xml.read(path.read_text(), str(path)))
     assert {v.answer for v in found if v.kind == "p2p"} == {"yes"}
 
 
 def test_groups_name_their_pairs_in_few_words() -> None:
     def said(pairs: Iterable[tuple[str, str]], kind: str = "p2p") -> str:
-        return grouped(Verdict(kind, a, b, "no", "rule", ()) for a, b in pairs)[0].who()
+        return group_verdicts(Verdict(kind, a, b, "no", "rule", ()) for a, b in pairs)[0].describe_pairs()
 
     gpus = [f"gpu{i}" for i in range(12)]
     assert said(combinations(gpus, 2)) == "gpu0-gpu11 with each other"
@@ -352,7 +352,7 @@ def test_groups_name_their_pairs_in_few_words() -> None:
 
 def test_a_line_gives_rule_and_evidence_and_the_next_one_the_advice() -> None:
     verdict = Verdict("rdma", "gpu0", "nic0", "no", "too far", ("way SYS", "x"), "move it")
-    assert lines([verdict]) == ["RDMA no: gpu0 with nic0: too far (way SYS; x)", "  move it"]
+    assert format_verdicts([verdict]) == ["RDMA no: gpu0 with nic0: too far (way SYS; x)", "  move it"]
     assert verdict.to_json()["advice"] == "move it"
 
 
@@ -412,16 +412,16 @@ def trees(draw: st.DrawFn) -> Topology:
 @given(trees())
 @settings(deadline=None, max_examples=120)
 def test_any_topology_with_any_facts_has_one_verdict_a_pair_and_always_the_same(topology: Topology) -> None:
-    found = verdicts(topology)
+    found = judge_pairs(topology)
     pairs = [(v.kind, frozenset((v.a, v.b))) for v in found]
     assert len(pairs) == len(set(pairs))
     assert {v.answer for v in found} <= {"yes", "no", "unknown"}
     assert all(v.rule for v in found)
-    assert verdicts(topology) == found
-    groups = grouped(found)
+    assert judge_pairs(topology) == found
+    groups = group_verdicts(found)
     assert sum(len(group.pairs) for group in groups) == len(found)
-    assert all(group.who() for group in groups)
-    assert verdicts(Topology.loads(topology.dumps())) == found
+    assert all(group.describe_pairs() for group in groups)
+    assert judge_pairs(Topology.loads(topology.dumps())) == found
     joined = all(d.family != "network" and "host" not in d.extra for d in topology.devices)
     if joined and all(link.kind != "network" for link in topology.links):
         n, nics = len(topology.ranks), sum(d.kind == "nic" for d in topology.devices)
@@ -442,5 +442,5 @@ def test_verdicts_do_not_depend_on_the_direction_of_facts_and_links_or_the_order
     cpus = [d for d in topology.devices if d.kind == "cpu"]
     if len({str(sorted(map(str, d.extra.items()))) for d in cpus}) > 1:
         return  # NCCL goes by the first CPU of a host
-    answers, again = ({frozenset((v.a, v.b)): v.answer for v in verdicts(t)} for t in (topology, other))
+    answers, again = ({frozenset((v.a, v.b)): v.answer for v in judge_pairs(t)} for t in (topology, other))
     assert again == answers

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from topoplan.synth.bounds import bound
 from topoplan.synth.ir.collective import Collective
 from topoplan.topo.errors import InputError
-from topoplan.topo.facts import facts_of
+from topoplan.topo.facts import load_facts
 from topoplan.topo.formats.hwloc_xml import read
 from topoplan.topo.formats.safe_xml import parse_xml
 from topoplan.topo.graph import Topology
@@ -174,15 +174,15 @@ def test_the_recorded_dgx2_bounds_allreduce_by_its_nvlinks_and_pcie(recorded_dgx
 
 
 def test_the_recorded_dgx2_keeps_facts(recorded_dgx2: Topology) -> None:
-    facts = facts_of(recorded_dgx2.extra, "dgx2")
-    assert facts.text("gpu/3", "uuid") == "GPU-76965b61-2da3-d640-e0fd-94e26018d1e8"
-    assert facts.text("gpu/3", "name") == "Tesla V100-SXM3-32GB-H"
-    assert facts.text("gpu/3", "bus_id") == "0000:3b:00.0" and facts.source("gpu/3", "bus_id") == "hwloc XML"
-    assert facts.text("pci/0000:3b:00.0", "class") == "0x030200"
-    assert facts.text("pci/0000:3b:00.0", "root") == "pci0000:2b"
-    assert facts.texts("pci/0000:3b:00.0", "bridges")[0] == "0000:2b:00.0"
-    assert facts.text("pci/0000:2b:00.0", "vendor") == "0x8086"
-    assert facts.text("numa/1", "cpus") == "24-25" and facts.number("numa/1", "socket") == 1
+    facts = load_facts(recorded_dgx2.extra, "dgx2")
+    assert facts.get_text("gpu/3", "uuid") == "GPU-76965b61-2da3-d640-e0fd-94e26018d1e8"
+    assert facts.get_text("gpu/3", "name") == "Tesla V100-SXM3-32GB-H"
+    assert facts.get_text("gpu/3", "bus_id") == "0000:3b:00.0" and facts.get_source("gpu/3", "bus_id") == "hwloc XML"
+    assert facts.get_text("pci/0000:3b:00.0", "class") == "0x030200"
+    assert facts.get_text("pci/0000:3b:00.0", "root") == "pci0000:2b"
+    assert facts.get_texts("pci/0000:3b:00.0", "bridges")[0] == "0000:2b:00.0"
+    assert facts.get_text("pci/0000:2b:00.0", "vendor") == "0x8086"
+    assert facts.get_text("numa/1", "cpus") == "24-25" and facts.get_number("numa/1", "socket") == 1
     assert Topology.loads(recorded_dgx2.dumps()) == recorded_dgx2
 
 
@@ -261,10 +261,10 @@ def test_a_card_is_named_after_its_rdma_device_with_interfaces_ports_and_state()
     assert card.extra["interfaces"] == ["ib0"] and card.extra["state"] == "4: ACTIVE"
     assert card.extra["Port1State"] == "4" and card.extra["NodeGUID"] == "f452:1403"
     assert found.by_id["eth0"].extra["Address"] == "aa:bb"
-    facts = facts_of(found.extra, "old")
-    assert facts.text("rdma/mlx5_0", "bus_id") == facts.text("net/ib0", "bus_id") == "0000:03:00.0"
-    assert facts.number("rdma/mlx5_0", "ports") == 1
-    assert facts.text("host", "name") == "old"
+    facts = load_facts(found.extra, "old")
+    assert facts.get_text("rdma/mlx5_0", "bus_id") == facts.get_text("net/ib0", "bus_id") == "0000:03:00.0"
+    assert facts.get_number("rdma/mlx5_0", "ports") == 1
+    assert facts.get_text("host", "name") == "old"
 
 
 def test_devices_of_one_numa_node_below_two_host_bridges_are_told_apart() -> None:
@@ -374,7 +374,7 @@ def test_memory_without_cpus_is_no_cpu_though_hwloc_gives_it_the_near_ones() -> 
     found = read(topology(memory, package(0, gpus_below(1)), package(1)), "box.xml")
     assert [d.id for d in found.devices if d.kind == "cpu"] == ["cpu0", "cpu1"]
     assert found.by_id["cpu0"].extra["cpus"] == "0-3"
-    assert facts_of(found.extra, "box").number("gpu/0", "gpu_numa_id") == 255
+    assert load_facts(found.extra, "box").get_number("gpu/0", "gpu_numa_id") == 255
 
 
 def test_a_device_below_the_whole_machine_hangs_on_the_first_cpu_and_this_is_noted() -> None:

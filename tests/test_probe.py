@@ -20,7 +20,7 @@ from topoplan.topo.hardware import pcie_GBps
 from topoplan.topo.matrix import ways
 from topoplan.topo.probe.join import probe_local
 from topoplan.topo.probe.linux.sysfs import read_sysfs
-from topoplan.topo.probe.nvml.questions import normal_bus_id, read_nvml
+from topoplan.topo.probe.nvml.questions import normalize_bus_id, read_nvml
 
 # -- an NVML that answers as told ------------------------------------------------------------------------------------
 
@@ -291,7 +291,7 @@ def test_a_refused_argument_and_an_absent_function_are_survived(monkeypatch: pyt
     monkeypatch.delattr(pynvml, "nvmlDeviceGetMaxPcieLinkWidth")
     facts = read_nvml()
     assert {f.key for f in facts.missing} - before == {"cpu_affinity", "pcie_max_width"}
-    assert facts.text("gpu/0", "uuid") == "GPU-00000000-0000-0000-0000-000000000000"
+    assert facts.get_text("gpu/0", "uuid") == "GPU-00000000-0000-0000-0000-000000000000"
 
 
 def test_every_file_of_the_tree_can_be_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -387,7 +387,7 @@ def test_two_ends_that_disagree_are_noted(tmp_path: Path, monkeypatch: pytest.Mo
     ],
 )
 def test_bus_ids_are_written_as_linux_writes_them(text: str, expected: str) -> None:
-    assert normal_bus_id(text) == expected
+    assert normalize_bus_id(text) == expected
 
 
 # -- a recorded machine ------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from topoplan.topo.doctor import findings
+from topoplan.topo.doctor import list_findings
 from topoplan.topo.errors import InputError
 from topoplan.topo.formats import nccl_xml, smi
 from topoplan.topo.graph import Topology
@@ -141,10 +141,10 @@ HEALTHY = (
 
 @pytest.mark.parametrize("name", HEALTHY)
 def test_the_doctor_finds_nothing_on_a_healthy_machine(name: str, recorded: Recorded) -> None:
-    assert not [f for f in findings(resolve(str(recorded(name)))) if f.severity != "note"]
+    assert not [f for f in list_findings(resolve(str(recorded(name)))) if f.severity != "note"]
 
 
 def test_the_doctor_sees_the_bridge_that_is_missing(recorded: Recorded) -> None:
     name = "smi/13-a100pcie-4gpu-one-bridge-missing-mlx5_k8s-device-plugin-436.txt"
-    found = {f.what: f.about for f in findings(resolve(str(recorded(name))))}
+    found = {f.what: f.about for f in list_findings(resolve(str(recorded(name))))}
     assert found["missing-bridge"] == ("gpu2", "gpu3")

@@ -1,27 +1,29 @@
-"""Facts about the machine at hand: what is known, where from, and what could not be learned and why.
+"""Facts about a machine: what is known of it and from which source, or why it is not known.
 
-A probe never fails whole: where a question has no answer, the fact says so in `missing` and the next one is asked.
-Which subjects and keys there are is in docs/facts.md. A topology keeps the facts that it was made of in
-`extra["facts"]`, so that its JSON can be judged elsewhere.
+A probe never fails as a whole: where a question has no answer, the fact says so in `missing` and the next one is asked.
+`fact_keys.py` declares the subjects and keys. A topology keeps the facts that it was made from in `extra["facts"]`, so
+that its JSON can be judged on another machine.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from .errors import InputError
+from .fact_keys import Key
 
 Value = int | str | tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Fact:
-    """One thing about one subject: `value` with the `source` that said it, or the reason why it is `missing`.
+    """The answer to one question about one subject: a `value`, or the reason why it is `missing`.
 
     Subjects are paths such as `gpu/0`, `gpu/0/nvlink/3`, `pci/0000:07:00.0`, `numa/1`, `net/eth0`, `rdma/mlx5_0`.
+    `source` is the NVML function or the file that was asked. Facts read from JSON may have keys not declared here.
     """
 
     subject: str
@@ -33,12 +35,12 @@ class Fact:
 
 @dataclass(frozen=True)
 class Facts:
-    """Facts of one or several sources; where two speak of the same thing, the first that knows it counts."""
+    """Facts from one or several sources; where several give a value for the same key, the first one counts."""
 
     items: tuple[Fact, ...] = ()
 
     def __add__(self, other: Facts) -> Facts:
-        """These facts, then the other's."""
+        """Return these facts followed by the other's."""
         return Facts(self.items + other.items)
 
     @cached_property
@@ -57,17 +59,17 @@ class Facts:
             tops.setdefault(top, {})[rest.partition("/")[0]] = None
         return {top: tuple(names) for top, names in tops.items()}
 
-    def names(self, top: str) -> tuple[str, ...]:
-        """Names of the subjects under `top` (`gpu` gives `0`, `1`, ...), in the order in which they were found."""
+    def list_names(self, top: str) -> tuple[str, ...]:
+        """Return the names of the subjects under `top` (`gpu` gives `0`, `1`, ...), in the order of the facts."""
         return self._by_top.get(top, ())
 
-    def text(self, subject: str, key: str) -> str | None:
-        """The value as text, None where it is not known."""
+    def get_text(self, subject: str, key: Key[Any]) -> str | None:
+        """Return the value as text, None where it is not known or is a list."""
         fact = self._known.get((subject, key))
         return None if fact is None or isinstance(fact.value, tuple) else str(fact.value)
 
-    def number(self, subject: str, key: str) -> int | None:
-        """The value as a whole number, None where it is not known or is none."""
+    def get_number(self, subject: str, key: Key[int]) -> int | None:
+        """Return the value as a whole number, None where it is not known or not a number."""
         fact = self._known.get((subject, key))
         if fact is None or isinstance(fact.value, tuple):
             return None
@@ -76,54 +78,59 @@ class Facts:
         except ValueError:
             return None
 
-    def texts(self, subject: str, key: str) -> tuple[str, ...]:
-        """The value as a tuple of texts, empty where it is not known."""
+    def get_texts(self, subject: str, key: Key[tuple[str, ...]]) -> tuple[str, ...]:
+        """Return the value as a tuple of texts, empty where it is not known or not a list."""
         fact = self._known.get((subject, key))
         return fact.value if fact is not None and isinstance(fact.value, tuple) else ()
 
-    def source(self, subject: str, key: str) -> str | None:
-        """Where the value is known from, None where it is not known."""
+    def join_texts(self, subject: str, key: Key[Any]) -> str:
+        """Return the value as one text, a list joined by commas; empty where it is not known."""
+        fact = self._known.get((subject, key))
+        if fact is None:
+            return ""
+        return ", ".join(fact.value) if isinstance(fact.value, tuple) else str(fact.value)
+
+    def get_source(self, subject: str, key: Key[Any]) -> str | None:
+        """Return the source of the value, None where the value is not known."""
         fact = self._known.get((subject, key))
         return None if fact is None else fact.source
 
-    def reason(self, subject: str, key: str) -> str | None:
-        """Why the value is not known; None where it is known or was never asked for."""
-        if (subject, key) in self._known:
-            return None
-        return next((f.missing for f in self.items if (f.subject, f.key) == (subject, key)), None)
+    def get_reason(self, subject: str, key: Key[Any]) -> str | None:
+        """Return why the value is not known, None where it is known or was never asked for."""
+        return None if (subject, key) in self._known else self._reasons.get((subject, key))
+
+    @cached_property
+    def _reasons(self) -> Mapping[tuple[str, str], str]:
+        reasons: dict[tuple[str, str], str] = {}
+        for fact in self.items:
+            if fact.missing is not None:
+                reasons.setdefault((fact.subject, fact.key), fact.missing)
+        return reasons
 
     @cached_property
     def missing(self) -> tuple[Fact, ...]:
-        """Facts that were asked for and not learned, from any source."""
+        """Facts that were asked for and that no source knows."""
         return tuple(f for f in self.items if f.missing is not None and (f.subject, f.key) not in self._known)
-
-
-def ask(subject: str, key: str, source: str, call: Callable[[], Value], errors: tuple[type[Exception], ...]) -> Fact:
-    """The fact that `call` answers, or why it does not: any of `errors` makes it a missing one."""
-    try:
-        return Fact(subject, key, call(), source)
-    except errors as error:
-        return Fact(subject, key, None, source, str(error) or type(error).__name__)
 
 
 # -- in a topology's JSON ----------------------------------------------------------------------------------------------
 
 
 def facts_to_json(facts: Facts) -> list[dict[str, Any]]:
-    """A JSON object a fact: subject, key, source, and `value` (a number, a text or a list of texts) or `missing`."""
-    out: list[dict[str, Any]] = []
+    """Return a JSON object per fact: subject, key, source, and `value` (number, text or list of texts) or `missing`."""
+    entries: list[dict[str, Any]] = []
     for fact in facts.items:
-        told: dict[str, Any] = {"subject": fact.subject, "key": fact.key, "source": fact.source}
+        entry: dict[str, Any] = {"subject": fact.subject, "key": str(fact.key), "source": fact.source}
         if fact.value is None:
-            told["missing"] = fact.missing or "not known"
+            entry["missing"] = fact.missing or "not known"
         else:
-            told["value"] = list(fact.value) if isinstance(fact.value, tuple) else fact.value
-        out.append(told)
-    return out
+            entry["value"] = list(fact.value) if isinstance(fact.value, tuple) else fact.value
+        entries.append(entry)
+    return entries
 
 
 def facts_from_json(data: object, where: str) -> Facts:
-    """What `facts_to_json` wrote. Raises InputError, naming `where`, for anything else."""
+    """Return the facts that `facts_to_json` wrote. Raises InputError, naming `where`, for anything else."""
     if not isinstance(data, list):
         raise InputError(f'{where}: "facts" must be a list of objects with subject, key, source and value or missing')
     return Facts(tuple(_fact_from_json(entry, f"{where}: facts[{i}]") for i, entry in enumerate(data)))
@@ -144,6 +151,6 @@ def _fact_from_json(entry: object, where: str) -> Fact:
     return Fact(str(texts["subject"]), str(texts["key"]), value, str(texts["source"]), missing)
 
 
-def facts_of(extra: Mapping[str, Any], where: str) -> Facts:
-    """The facts that a topology's `extra` keeps; none where it keeps none."""
+def load_facts(extra: Mapping[str, Any], where: str) -> Facts:
+    """Return the facts in a topology's `extra`, empty where it has none. Raises InputError, naming `where`, if malformed."""
     return facts_from_json(extra["facts"], where) if "facts" in extra else Facts()

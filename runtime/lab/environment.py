@@ -10,7 +10,8 @@ from pathlib import Path
 
 import torch
 
-from ...topo.facts import facts_of
+from ...topo.fact_keys import NVML, NVML_DRIVER
+from ...topo.facts import load_facts
 from ...topo.graph import Topology
 from ...topo.probe.join import probe_local
 from ...topo.version import VERSION
@@ -65,7 +66,7 @@ def _links(topology: Topology) -> str | None:
 
 
 def _driver(topology: Topology) -> str | None:
-    return facts_of(topology.extra, topology.name).text("nvml", "driver")
+    return load_facts(topology.extra, topology.name).get_text(NVML, NVML_DRIVER)
 
 
 def _cuda() -> str | None:

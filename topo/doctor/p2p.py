@@ -1,15 +1,20 @@
-"""What the doctor asks of peer-to-peer access: what the driver grants, and what access control and the IOMMU do to it."""
+"""Checks of peer-to-peer access: what the driver grants, and what access control and the IOMMU do to it."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
 
-from .case import WIRES, Case, Check, Finding, Grouped, Severity, names
+from .. import fact_keys as keys
+from ..fact_keys import HOST, PCI, p2p_subject, parse_p2p, pci_subject
+from ..view import WIRES
+from .finding import Finding, Groups, Severity, join_names
+from .view import Check, DoctorView
 
 _SHARED = ("internal", "single", "multiple", "PIX", "PXB")
 """NVML's and nvidia-smi's words for GPUs that share PCIe switches."""
 
+_READ_AND_WRITE = (keys.P2P_READ, keys.P2P_WRITE)
 _OK = "ok"
 _BY_DESIGN = "gpu not supported"
 _REFUSALS = (
@@ -21,20 +26,20 @@ _REFUSALS = (
 )
 
 
-def refused(case: Case) -> Iterator[Finding]:
-    """P2P read or write that the driver refuses: an error between GPUs that share a PCIe switch or have NVLink between them
-    (a warning where the status is that this GPU model does not do it), and a note where the way goes through a CPU.
-    What is refused in one direction only is left to `p2p-one-sided`.
+def check_p2p(view: DoctorView) -> Iterator[Finding]:
+    """Report P2P read or write that the driver refuses: an error between GPUs that share a PCIe switch or have NVLink between
+    them (a warning where this GPU model does not do it), and a note where the way goes through a CPU. What is refused in
+    one direction only is reported as `p2p-one-sided`.
     """
-    found = Grouped(case)
-    for a, b, subject in _pairs(case):
-        for key in ("read", "write"):
-            status = case.facts.text(subject, key)
-            if status in _REFUSALS and case.facts.text(_back(subject), key) != _OK:
-                found.add((_joined(case, a, b, subject), status), (a, b), (case.fact(subject, key),))
-    for (joined, status), about, evidence in found:
+    groups = Groups(view.order)
+    for a, b, subject in _list_pairs(view):
+        for key in _READ_AND_WRITE:
+            status = view.facts.get_text(subject, key)
+            if status in _REFUSALS and view.facts.get_text(_reverse(subject), key) != _OK:
+                groups.add((_find_joint(view, a, b, subject), status), (a, b), (view.format_fact(subject, key),))
+    for (joined, status), about, evidence in groups:
         way = f" though they have {joined} between them" if joined else "; the way goes through a CPU"
-        message = f"{names(about)}: P2P refused ({status}){way}"
+        message = f"{join_names(about)}: P2P refused ({status}){way}"
         severity: Severity = "error"
         advice = "look at IOMMU and ACS in the BIOS, at the registry keys of the driver, and at its version"
         if status == _BY_DESIGN:
@@ -42,99 +47,103 @@ def refused(case: Case) -> Iterator[Finding]:
         yield Finding(severity if joined else "note", "p2p-refused", about, message, evidence, advice)
 
 
-def one_sided(case: Case) -> Iterator[Finding]:
-    """P2P read, or write, that is granted from A to B and refused from B to A: an error between GPUs that share a PCIe switch
-    or have NVLink between them, else a warning.
+def check_p2p_directions(view: DoctorView) -> Iterator[Finding]:
+    """Report P2P read or write that is granted from A to B and refused from B to A: an error between GPUs that share a PCIe
+    switch or have NVLink between them, else a warning.
     """
-    found = Grouped(case)
-    for a, b, subject in _pairs(case):
-        for key in ("read", "write"):
-            back = _back(subject)
-            if case.facts.text(subject, key) == _OK and case.facts.text(back, key) in _REFUSALS:
-                joined = _joined(case, a, b, subject) is not None
-                found.add(joined, (a, b), (case.fact(subject, key), case.fact(back, key)))
-    for joined, about, evidence in found:
-        message = f"{names(about)}: P2P granted in one direction and refused in the other"
+    groups = Groups(view.order)
+    for a, b, subject in _list_pairs(view):
+        for key in _READ_AND_WRITE:
+            back = _reverse(subject)
+            if view.facts.get_text(subject, key) == _OK and view.facts.get_text(back, key) in _REFUSALS:
+                joined = _find_joint(view, a, b, subject) is not None
+                groups.add(joined, (a, b), (view.format_fact(subject, key), view.format_fact(back, key)))
+    for joined, about, evidence in groups:
+        message = f"{join_names(about)}: P2P granted in one direction and refused in the other"
         advice = "look at the driver's version and at virtualisation; take P2P as refused until both directions have it"
         yield Finding("error" if joined else "warning", "p2p-one-sided", about, message, evidence, advice)
 
 
-def _back(subject: str) -> str:
-    """The subject of the facts about the other direction."""
-    _, here, _, there = subject.split("/")
-    return f"gpu/{there}/p2p/{here}"
+def _reverse(subject: str) -> str:
+    """Return the subject of the facts about the other direction."""
+    a, b = parse_p2p(subject) or ("", "")
+    return p2p_subject(b, a)
 
 
-def _pairs(case: Case) -> Iterator[tuple[str, str, str]]:
-    """Ids of two GPUs and the subject of the facts about what the first may do to the second."""
-    for subject in dict.fromkeys(fact.subject for fact in case.facts.items):
-        parts = subject.split("/")
-        if len(parts) == 4 and (parts[0], parts[2]) == ("gpu", "p2p") and parts[1] != parts[3]:
-            yield case.gpu_of.get(parts[1], f"gpu{parts[1]}"), case.gpu_of.get(parts[3], f"gpu{parts[3]}"), subject
+def _list_pairs(view: DoctorView) -> Iterator[tuple[str, str, str]]:
+    """Yield the ids of two GPUs and the subject of the facts about what the first may do to the second."""
+    for subject in dict.fromkeys(fact.subject for fact in view.facts.items):
+        a, b = parse_p2p(subject) or ("", "")
+        if a != b:
+            yield view.gpu_of.get(a, f"gpu{a}"), view.gpu_of.get(b, f"gpu{b}"), subject
 
 
-def _joined(case: Case, a: str, b: str, subject: str) -> str | None:
-    """What two GPUs have between them that P2P ought to use, None where there is nothing of the kind."""
-    near = case.wired.get(a, {}).keys(), case.wired.get(b, {}).keys()
-    switches = (x for x in near[0] & near[1] if case.topology.by_id[x].kind != "gpu")
+def _find_joint(view: DoctorView, a: str, b: str, subject: str) -> str | None:
+    """Return what joins two GPUs that P2P should use (NVLink, xGMI, a PCIe switch), None where there is nothing."""
+    near = view.wired.get(a, {}).keys(), view.wired.get(b, {}).keys()
+    switches = (x for x in near[0] & near[1] if view.topology.by_id[x].kind != "gpu")
     if b in near[0] or a in near[1] or any(switches):
-        kinds = {x.kind for x in case.links_from.get(a, ())} & set(WIRES)
+        kinds = {x.kind for x in view.links_from.get(a, ())} & set(WIRES)
         return "xGMI" if kinds == {"xgmi"} else "NVLink"
-    shared = case.islands.get(a, frozenset()) & case.islands.get(b, frozenset())
-    return "a PCIe switch" if shared or case.facts.text(subject, "ancestor") in _SHARED else None
+    shared = view.islands.get(a, frozenset()) & view.islands.get(b, frozenset())
+    return "a PCIe switch" if shared or view.facts.get_text(subject, keys.P2P_ANCESTOR) in _SHARED else None
 
 
-def acs(case: Case) -> Iterator[Finding]:
-    """A PCIe bridge with GPUs below it and further GPUs below the same switch beside it, with ACS redirect on: what they send
-    each other is led through the CPU. A warning.
+def check_acs(view: DoctorView) -> Iterator[Finding]:
+    """Report PCIe bridges with ACS redirect on that have GPUs below them and others beside them below the same switch: a
+    warning, what these GPUs send each other goes through the CPU.
     """
     below: dict[str, set[str]] = defaultdict(set)
     above: dict[str, str] = {}
-    for gpu in case.gpus:
-        bridges = case.facts.texts(f"pci/{gpu.bus_id}", "bridges")
+    for gpu in view.gpus:
+        bridges = view.facts.get_texts(pci_subject(gpu.bus_id), keys.PCI_BRIDGES)
         above |= {bridge: bridges[i] for i, bridge in enumerate(bridges[1:])}
         for bridge in bridges:
             below[bridge].add(gpu.id)
-    found = Grouped(case)
+    groups = Groups(view.order)
     for bridge, parent in above.items():
-        said = case.facts.text(f"pci/{bridge}", "acs") or ", ".join(case.facts.texts(f"pci/{bridge}", "acs"))
-        if "redirect" in said and len(below[parent]) > len(below[bridge]):
-            found.add("", below[bridge], (case.fact(f"pci/{bridge}", "acs"),))
-    for _, about, evidence in found:
-        message = f"{names(about)}: ACS redirect on the switch port above leads P2P through the CPU"
+        controls = view.facts.join_texts(pci_subject(bridge), keys.PCI_ACS)
+        if "redirect" in controls and len(below[parent]) > len(below[bridge]):
+            groups.add("", below[bridge], (view.format_fact(pci_subject(bridge), keys.PCI_ACS),))
+    for _, about, evidence in groups:
+        message = f"{join_names(about)}: ACS redirect on the switch port above leads P2P through the CPU"
         advice = "switch ACS off in the BIOS or with setpci on these bridges, unless a hypervisor needs it"
         yield Finding("warning", "acs-redirect", about, message, evidence, advice)
 
 
-def iommu(case: Case) -> Iterator[Finding]:
-    """An IOMMU that translates on bare metal (fact `virtual` is `no`) with several GPUs, or a GPU and a NIC: a warning."""
-    alone = len(case.gpus) + bool(case.nics) < 2 or not case.gpus
-    if case.facts.text("host", "iommu") == "translating" and case.facts.text("host", "virtual") == "no" and not alone:
-        evidence = (case.fact("host", "iommu"), case.fact("host", "virtual"))
+def check_iommu(view: DoctorView) -> Iterator[Finding]:
+    """Report an IOMMU that translates on bare metal (fact `virtual` is `no`) with several GPUs or NICs: a warning."""
+    alone = len(view.gpus) + bool(view.nics) < 2 or not view.gpus
+    if (
+        view.facts.get_text(HOST, keys.HOST_IOMMU) == "translating"
+        and view.facts.get_text(HOST, keys.HOST_VIRTUAL) == "no"
+        and not alone
+    ):
+        evidence = (view.format_fact(HOST, keys.HOST_IOMMU), view.format_fact(HOST, keys.HOST_VIRTUAL))
         message = "the IOMMU translates addresses on bare metal, which slows or breaks P2P and GPUDirect"
         advice = "boot with iommu=pt, or switch the IOMMU off in the BIOS"
         yield Finding("warning", "iommu-translating", (), message, evidence, advice)
 
 
-def _wants_p2p(case: Case) -> str | None:
-    known = any(case.facts.text(s, key) for _, _, s in _pairs(case) for key in ("read", "write"))
+def _require_p2p(view: DoctorView) -> str | None:
+    known = any(view.facts.get_text(s, key) for _, _, s in _list_pairs(view) for key in _READ_AND_WRITE)
     return None if known else "no P2P status"
 
 
-def _wants_acs(case: Case) -> str | None:
-    known = any(case.facts.source(f"pci/{bus_id}", "acs") for bus_id in case.facts.names("pci"))
+def _require_acs(view: DoctorView) -> str | None:
+    known = any(view.facts.get_source(pci_subject(bus_id), keys.PCI_ACS) for bus_id in view.facts.list_names(PCI))
     return None if known else "no ACS state of bridges"
 
 
-def _wants_iommu(case: Case) -> str | None:
-    known = case.facts.text("host", "iommu") and case.facts.text("host", "virtual")
+def _require_iommu(view: DoctorView) -> str | None:
+    known = view.facts.get_text(HOST, keys.HOST_IOMMU) and view.facts.get_text(HOST, keys.HOST_VIRTUAL)
     return None if known else "no word of IOMMU and hypervisor"
 
 
 CHECKS = (
-    Check("P2P", refused, _wants_p2p),
-    Check("P2P both ways", one_sided, _wants_p2p),
-    Check("ACS", acs, _wants_acs),
-    Check("IOMMU", iommu, _wants_iommu),
+    Check("P2P", check_p2p, _require_p2p),
+    Check("P2P both ways", check_p2p_directions, _require_p2p),
+    Check("ACS", check_acs, _require_acs),
+    Check("IOMMU", check_iommu, _require_iommu),
 )
 """The checks of this file."""

@@ -1,7 +1,7 @@
-"""What the doctor asks of PCI Express links: whether what is declared can be true, and whether devices get what they could.
+"""Checks of PCI Express links: whether what is declared can be true, and whether devices run at their full width and rate.
 
-A link's state is put together from the facts of NVML and sysfs, from `extra["pcie"]` ("Gen4 x16", of the probe) and from
-`extra["pci"]` (an NCCL XML file, where the figures are those that the parts are made for).
+A link's state is joined from the facts of NVML and sysfs, from `extra["pcie"]` ("Gen4 x16", of the probe) and from
+`extra["pci"]` (of an NCCL XML file, which has what the parts are made for).
 """
 
 from __future__ import annotations
@@ -11,18 +11,22 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 
+from .. import fact_keys as keys
+from ..fact_keys import gpu_subject, pci_subject
 from ..graph import Device
 from ..hardware import PCIE_GTps, pcie_GBps, pcie_generation
-from .case import Case, Check, Finding, Grouped, gbps, names, pci, whole
+from ..view import read_pci_details
+from .finding import Finding, Groups, format_GBps, join_names
+from .view import Check, DoctorView, parse_whole
 
-_TOLD = re.compile(r"Gen([1-6]) x([0-9]{1,2})")
+_STATE = re.compile(r"Gen([1-6]) x([0-9]{1,2})")
 _WIDTHS = range(1, 33)
 _OLD, _MODERN = 2, 3
 
 
 @dataclass(frozen=True)
 class PcieState:
-    """Generation and lanes that a device's link is made for and that it has now; None where that is not known."""
+    """The generation and lanes that a device's link is made for, and those now; None where not known."""
 
     generation: int | None
     width: int | None
@@ -32,12 +36,12 @@ class PcieState:
 
     @property
     def lanes(self) -> int | None:
-        """The lanes at work: those now if they are known."""
+        """The lanes in use: those now if they are known."""
         return self.now_width or self.width
 
     @property
     def raw_GBps(self) -> Fraction | None:
-        """GB/s in one direction on the lanes at work at the generation it is made for, before packet headers: the
+        """GB/s in one direction on the lanes in use at the generation it is made for, before packet headers: the
         transfer rate after 8b/10b coding (Gen1 and 2) or 128b/130b (later) of the PCI Express base specifications.
         """
         if self.generation is None or self.lanes is None:
@@ -46,257 +50,276 @@ class PcieState:
         return PCIE_GTps[self.generation] * coding * self.lanes / 8
 
 
-def pcie_state(case: Case, device: Device) -> PcieState | None:
-    """What is known of a device's own PCIe link, None where nothing is. NVML's word counts before sysfs' and the file's."""
-    if device.id not in case.found_before:
-        case.found_before[device.id] = _found_state(case, device)
-    state: PcieState | None = case.found_before[device.id]
+def find_pcie_state(view: DoctorView, device: Device) -> PcieState | None:
+    """Return what is known of a device's PCIe link, None if nothing is: by NVML, else sysfs, else the device's file."""
+    if device.id not in view.pcie_states:
+        view.pcie_states[device.id] = _join_state(view, device)
+    state: PcieState | None = view.pcie_states[device.id]
     return state
 
 
-def _found_state(case: Case, device: Device) -> PcieState | None:
-    found: dict[str, tuple[int, str]] = {}
-    index = case.number_of.get(device.id)
-    for part in ("max", "current"):
-        for key, read in (("generation", _generation), ("width", _width)):
-            subject = f"gpu/{index}"
-            value = read(case.facts.number(subject, f"pcie_{part}_{key}")) if index is not None else None
-            if value:
-                found[f"{part} {key}"] = value, case.fact(subject, f"pcie_{part}_{key}")
-    _add_sysfs(case, device, found)
-    _add_told(case, device, found)
-    if not found:
+def _join_state(view: DoctorView, device: Device) -> PcieState | None:
+    values: dict[str, tuple[int, str]] = {}
+    index = view.index_of.get(device.id)
+    subject = gpu_subject(index)
+    for name, (key, check) in _NVML_KEYS.items() if index is not None else ():
+        value = check(view.facts.get_number(subject, key))
+        if value:
+            values[name] = value, view.format_fact(subject, key)
+    _add_sysfs(view, device, values)
+    _add_attributes(view, device, values)
+    if not values:
         return None
-    value_of = {key: value for key, (value, _) in found.items()}
+    value_of = {name: value for name, (value, _) in values.items()}
     return PcieState(
         value_of.get("max generation"),
         value_of.get("max width"),
         value_of.get("current generation"),
         value_of.get("current width"),
-        tuple(line for _, line in found.values()),
+        tuple(line for _, line in values.values()),
     )
 
 
-def _add_sysfs(case: Case, device: Device, found: dict[str, tuple[int, str]]) -> None:
-    for part in ("max", "current") if device.bus_id else ():
-        subject = f"pci/{device.bus_id}"
-        generation = pcie_generation(case.facts.text(subject, f"{part}_link_speed"))
-        width = _width(case.facts.number(subject, f"{part}_link_width"))
+def _add_sysfs(view: DoctorView, device: Device, values: dict[str, tuple[int, str]]) -> None:
+    for part, (speed_key, width_key) in _SYSFS_KEYS.items() if device.bus_id else ():
+        subject = pci_subject(device.bus_id)
+        generation = pcie_generation(view.facts.get_text(subject, speed_key))
+        width = _check_width(view.facts.get_number(subject, width_key))
         if generation:
-            found.setdefault(f"{part} generation", (generation, case.fact(subject, f"{part}_link_speed")))
+            values.setdefault(f"{part} generation", (generation, view.format_fact(subject, speed_key)))
         if width:
-            found.setdefault(f"{part} width", (width, case.fact(subject, f"{part}_link_width")))
+            values.setdefault(f"{part} width", (width, view.format_fact(subject, width_key)))
 
 
-def _add_told(case: Case, device: Device, found: dict[str, tuple[int, str]]) -> None:
-    told = device.extra.get("pcie")
+def _add_attributes(view: DoctorView, device: Device, values: dict[str, tuple[int, str]]) -> None:
+    states = device.extra.get("pcie")
     for part in ("max", "current"):
-        match = _TOLD.fullmatch(str(told.get(part))) if isinstance(told, Mapping) else None
+        match = _STATE.fullmatch(str(states.get(part))) if isinstance(states, Mapping) else None
         if match and int(match[2]) in _WIDTHS:
-            line = case.said(device, f"PCIe {part}", match[0])
-            found.setdefault(f"{part} generation", (int(match[1]), line))
-            found.setdefault(f"{part} width", (int(match[2]), line))
-    speed, width = pci(device).get("link_speed"), pci(device).get("link_width")
-    generation, lanes = pcie_generation(speed if isinstance(speed, str) else None), _width(whole(width))
+            line = view.format_attribute(device, f"PCIe {part}", match[0])
+            values.setdefault(f"{part} generation", (int(match[1]), line))
+            values.setdefault(f"{part} width", (int(match[2]), line))
+    speed, width = read_pci_details(device).get("link_speed"), read_pci_details(device).get("link_width")
+    generation, lanes = pcie_generation(speed if isinstance(speed, str) else None), _check_width(parse_whole(width))
     if generation:
-        found.setdefault("max generation", (generation, case.said(device, "link_speed", speed)))
+        values.setdefault("max generation", (generation, view.format_attribute(device, "link_speed", speed)))
     if lanes:
-        found.setdefault("max width", (lanes, case.said(device, "link_width", width)))
+        values.setdefault("max width", (lanes, view.format_attribute(device, "link_width", width)))
 
 
-def _generation(value: int | None) -> int | None:
+def _check_generation(value: int | None) -> int | None:
     return value if value is not None and value in PCIE_GTps else None
 
 
-def _width(value: int | None) -> int | None:
+def _check_width(value: int | None) -> int | None:
     return value if value in _WIDTHS else None
 
 
-def states(case: Case) -> Iterator[tuple[Device, PcieState]]:
-    """Every GPU, NIC and PCIe switch of whose link something is known."""
-    for device in case.topology.devices:
+_NVML_KEYS = {
+    "max generation": (keys.GPU_PCIE_MAX_GENERATION, _check_generation),
+    "max width": (keys.GPU_PCIE_MAX_WIDTH, _check_width),
+    "current generation": (keys.GPU_PCIE_CURRENT_GENERATION, _check_generation),
+    "current width": (keys.GPU_PCIE_CURRENT_WIDTH, _check_width),
+}
+_SYSFS_KEYS = {
+    "max": (keys.PCI_MAX_LINK_SPEED, keys.PCI_MAX_LINK_WIDTH),
+    "current": (keys.PCI_CURRENT_LINK_SPEED, keys.PCI_CURRENT_LINK_WIDTH),
+}
+
+
+def list_pcie_states(view: DoctorView) -> Iterator[tuple[Device, PcieState]]:
+    """Yield every GPU, NIC and PCIe switch about whose link something is known."""
+    for device in view.topology.devices:
         if device.kind in ("gpu", "nic") or device.family == "pcie":
-            state = pcie_state(case, device)
+            state = find_pcie_state(view, device)
             if state is not None:
                 yield device, state
 
 
-def nic_GBps(device: Device) -> Fraction | None:
-    """The rate of a NIC's port in one direction, None where it is not known."""
-    speed = whole(device.extra.get("speed"))
+def find_nic_GBps(device: Device) -> Fraction | None:
+    """Return the rate of a NIC's port in one direction, None where it is not known."""
+    speed = parse_whole(device.extra.get("speed"))
     return Fraction(speed, 8000) if speed and speed > 0 else None
 
 
 # -- checks -------------------------------------------------------------------------------------------------------------
 
 
-def placeholders(case: Case) -> Iterator[Finding]:
-    """A declared 2.5 GT/s x1, which virtual machines put in place of the truth (NCCL then counts 0.19 GB/s). A NIC that
-    is no faster than that may mean it.
+def check_placeholders(view: DoctorView) -> Iterator[Finding]:
+    """Report links declared as 2.5 GT/s x1, a placeholder of virtual machines (NCCL then counts 0.19 GB/s): a warning. A NIC
+    that is no faster than that may mean it.
     """
-    found = Grouped(case)
-    for device, state in states(case):
+    groups = Groups(view.order)
+    for device, state in list_pcie_states(view):
         if is_placeholder(device, state):
-            found.add(device.kind, (device.id,), state.evidence)
-    for _, about, evidence in found:
-        message = (
-            f"{names(about)}: PCIe declared as 2.5 GT/s x1, a placeholder; it caps rings at {gbps(pcie_GBps(1, 1))}"
-        )
+            groups.add(device.kind, (device.id,), state.evidence)
+    for _, about, evidence in groups:
+        cap = format_GBps(pcie_GBps(1, 1))
+        message = f"{join_names(about)}: PCIe declared as 2.5 GT/s x1, a placeholder; it caps rings at {cap}"
         advice = "measure, or write the true speed and width into the file that NCCL is given (NCCL_TOPO_FILE)"
         yield Finding("warning", "placeholder-pcie", about, message, evidence, advice)
 
 
 def is_placeholder(device: Device, state: PcieState) -> bool:
-    """Whether a link is declared as 2.5 GT/s x1 though the device cannot be meant for that."""
+    """Return whether a link is declared as 2.5 GT/s x1 though the device is faster."""
     if (state.generation, state.width) != (1, 1):
         return False
-    rate, raw = nic_GBps(device), state.raw_GBps
+    rate, raw = find_nic_GBps(device), state.raw_GBps
     return device.kind != "nic" or (rate is not None and raw is not None and rate > raw)
 
 
-def unknown_links(case: Case) -> Iterator[Finding]:
-    """GPUs and NICs whose PCIe link is given as width 0 or with a speed that is none, and of which nobody else says it.
-    (A link that is not mentioned at all is not claimed to be anything.) NCCL takes these as Gen3 x16.
+def check_unknown_links(view: DoctorView) -> Iterator[Finding]:
+    """Report GPUs and NICs whose file gives a PCIe width of 0 or an invalid speed, which no fact corrects: a warning, NCCL
+    takes these as Gen3 x16. A file that does not mention the link claims nothing.
     """
-    found = Grouped(case)
-    for device in (*case.gpus, *case.nics):
-        told, state = pci(device), pcie_state(case, device)
+    groups = Groups(view.order)
+    for device in (*view.gpus, *view.nics):
+        details, state = read_pci_details(device), find_pcie_state(view, device)
         lines = []
-        if "link_speed" in told and (state is None or state.generation is None):
-            lines.append(case.said(device, "link_speed", told["link_speed"]))
-        if "link_width" in told and (state is None or state.width is None):
-            lines.append(case.said(device, "link_width", told["link_width"]))
+        if "link_speed" in details and (state is None or state.generation is None):
+            lines.append(view.format_attribute(device, "link_speed", details["link_speed"]))
+        if "link_width" in details and (state is None or state.width is None):
+            lines.append(view.format_attribute(device, "link_width", details["link_width"]))
         if lines:
-            found.add(tuple(line.split(" ")[1] for line in lines), (device.id,), lines)
-    for keys, about, evidence in found:
-        lacking = " and ".join(key.replace("link_", "") for key in keys)
-        message = f"{names(about)}: PCIe {lacking} given as a value that is none; NCCL takes Gen3 x16 in its place"
+            groups.add(tuple(line.split(" ")[1] for line in lines), (device.id,), lines)
+    for attributes, about, evidence in groups:
+        invalid = " and ".join(key.replace("link_", "") for key in attributes)
+        message = f"{join_names(about)}: PCIe {invalid} given as an invalid value; NCCL takes Gen3 x16 in its place"
         advice = "measure, or write the true speed and width into the file that NCCL is given (NCCL_TOPO_FILE)"
         yield Finding("warning", "unknown-pcie", about, message, evidence, advice)
 
 
-def slow_uplinks(case: Case) -> Iterator[Finding]:
-    """A PCIe switch that declares Gen1 or Gen2 to the CPU with GPUs or NICs of Gen3 or later below: no such switch is
-    sold, so it is a virtual bridge's invention, or a link that trained wrongly (2.5 GT/s x1 is told as placeholder).
+def check_uplinks(view: DoctorView) -> Iterator[Finding]:
+    """Report PCIe switches with an uplink of Gen1 or Gen2 above GPUs or NICs of Gen3 or later: a warning. No such switch is
+    sold, so it is a virtual bridge, or a link that trained wrongly (2.5 GT/s x1 is reported as a placeholder).
     """
-    known = {device.id: state for device, state in states(case)}
-    found = Grouped(case)
+    known = {device.id: state for device, state in list_pcie_states(view)}
+    groups = Groups(view.order)
     for ident, state in known.items():
-        switch = case.topology.by_id[ident]
+        switch = view.topology.by_id[ident]
         if switch.kind != "switch" or (state.generation or _MODERN) > _OLD or is_placeholder(switch, state):
             continue
         below = (
             known[x]
-            for x in case.topology.out_neighbours[ident]
-            if case.topology.by_id[x].kind in ("gpu", "nic") and x in known
+            for x in view.topology.out_neighbours[ident]
+            if view.topology.by_id[x].kind in ("gpu", "nic") and x in known
         )
         newest = max((x.generation or 0 for x in below), default=0)
         if newest >= _MODERN:
             rate = f"{float(PCIE_GTps[state.generation or _OLD]):g} GT/s"
-            found.add((rate, state.width, newest), (ident,), state.evidence)
-    for (rate, width, newest), about, evidence in found:
+            groups.add((rate, state.width, newest), (ident,), state.evidence)
+    for (rate, width, newest), about, evidence in groups:
         lanes = f" x{width}" if width else ""
-        message = f"{names(about)}: uplink declared as {rate}{lanes} above devices of Gen{newest}; NCCL counts it as it stands"
+        uplink = f"uplink declared as {rate}{lanes} above devices of Gen{newest}"
+        message = f"{join_names(about)}: {uplink}; NCCL counts it as it stands"
         advice = (
             "if it is a virtual machine, correct the file that NCCL is given; else look at the bridge with lspci -vv"
         )
         yield Finding("warning", "slow-uplink", about, message, evidence, advice)
 
 
-def narrow_links(case: Case) -> Iterator[Finding]:
-    """Fewer lanes at work than the device is made for: a warning, and a note for a NIC that its lanes still serve."""
-    found = Grouped(case)
-    for device, state in states(case):
+def check_widths(view: DoctorView) -> Iterator[Finding]:
+    """Report devices with fewer lanes in use than they are made for: a warning, or a note where a NIC needs no more."""
+    groups = Groups(view.order)
+    for device, state in list_pcie_states(view):
         if state.width and state.now_width and state.now_width < state.width:
-            rate, raw = nic_GBps(device), state.raw_GBps
+            rate, raw = find_nic_GBps(device), state.raw_GBps
             served = device.kind == "nic" and rate is not None and raw is not None and rate <= raw
-            found.add((served, state.now_width, state.width), (device.id,), state.evidence)
-    for (served, now, made), about, evidence in found:
-        costs = "enough for its port" if served else f"so that it carries {now}/{made} of what it could"
-        message = f"{names(about)}: {now} of {made} PCIe lanes at work, {costs}"
+            groups.add((served, state.now_width, state.width), (device.id,), state.evidence)
+    for (served, now, full), about, evidence in groups:
+        costs = "enough for its port" if served else f"so that it carries {now}/{full} of what it could"
+        message = f"{join_names(about)}: {now} of {full} PCIe lanes at work, {costs}"
         advice = "reseat the card or riser; check that the slot has all lanes wired and how the BIOS splits it"
         yield Finding("note" if served else "warning", "narrow-pcie", about, message, evidence, advice)
 
 
-def slow_links_now(case: Case) -> Iterator[Finding]:
-    """An older generation now than the device is made for: only a note, since idle devices clock down."""
-    found = Grouped(case)
-    for device, state in states(case):
+def check_generations(view: DoctorView) -> Iterator[Finding]:
+    """Report devices at an older generation than they are made for: a note, since idle devices clock down."""
+    groups = Groups(view.order)
+    for device, state in list_pcie_states(view):
         if state.generation and state.now_generation and state.now_generation < state.generation:
-            found.add((state.now_generation, state.generation), (device.id,), state.evidence)
-    for (now, made), about, evidence in found:
-        message = f"{names(about)}: PCIe at Gen{now} now, made for Gen{made}; devices clock down while idle"
+            groups.add((state.now_generation, state.generation), (device.id,), state.evidence)
+    for (now, full), about, evidence in groups:
+        message = f"{join_names(about)}: PCIe at Gen{now} now, made for Gen{full}; devices clock down while idle"
         yield Finding("note", "slow-pcie-now", about, message, evidence, "look again under load")
 
 
-def uneven_gpus(case: Case) -> Iterator[Finding]:
-    """A GPU whose PCIe link carries less than that of its like, where at least half of these have the best; by generation
-    and lanes at work if they are known of all, else by the bandwidth of its PCIe links. Devices that another check of
-    this file names are left out.
+def check_like_gpus(view: DoctorView) -> Iterator[Finding]:
+    """Report GPUs whose PCIe link carries less than the best of the model, which at least half have: a warning. Compared are
+    generation and lanes in use if they are known of all, else the bandwidth of PCIe links. Devices that another check of
+    this file reports are left out.
     """
-    named = {ident for check in (placeholders, unknown_links, narrow_links) for f in check(case) for ident in f.about}
-    for group in case.like_gpus:
-        known = {gpu.id: pcie_state(case, gpu) for gpu in group}
+    named = {
+        ident
+        for check in (check_placeholders, check_unknown_links, check_widths)
+        for f in check(view)
+        for ident in f.about
+    }
+    for group in view.like_gpus:
+        known = {gpu.id: find_pcie_state(view, gpu) for gpu in group}
         by_state = all(state is not None and state.raw_GBps is not None for state in known.values())
-        rates = {ident: _state_rate(state) if by_state else _link_rate(case, ident) for ident, state in known.items()}
+        rates = {
+            ident: _find_state_rate(state) if by_state else _sum_link_rates(view, ident)
+            for ident, state in known.items()
+        }
         best = max(rates.values(), default=Fraction(0))
         if 2 * sum(rate == best for rate in rates.values()) < len(rates):
             continue
         fast = next((ident for ident, rate in rates.items() if rate == best), "")
-        found = Grouped(case)
+        groups = Groups(view.order)
         for ident, rate in rates.items():
             state = known[ident]
             if 0 < rate < best and ident not in named:
-                found.add(
-                    _said(state, rate, by_state),
+                groups.add(
+                    _format_rate(state, rate, by_state),
                     (ident,),
-                    state.evidence if by_state and state else _link_lines(case, ident),
+                    state.evidence if by_state and state else _list_link_lines(view, ident),
                 )
-        for said, about, evidence in found:
-            better = _said(known[fast], best, by_state)
-            message = f"{names(about)}: PCIe at {said}, where like GPUs such as {fast} have {better}"
+        for rate_text, about, evidence in groups:
+            better = _format_rate(known[fast], best, by_state)
+            message = f"{join_names(about)}: PCIe at {rate_text}, where like GPUs such as {fast} have {better}"
             advice = "move it to a slot like those of its peers, or give it the smaller share of the traffic"
             yield Finding("warning", "uneven-pcie", about, message, evidence, advice)
 
 
-def _state_rate(state: PcieState | None) -> Fraction:
+def _find_state_rate(state: PcieState | None) -> Fraction:
     return (state.raw_GBps if state else None) or Fraction(0)
 
 
-def _said(state: PcieState | None, rate: Fraction, by_state: bool) -> str:
-    return f"Gen{state.generation} x{state.lanes}" if by_state and state else gbps(rate)
+def _format_rate(state: PcieState | None, rate: Fraction, by_state: bool) -> str:
+    return f"Gen{state.generation} x{state.lanes}" if by_state and state else format_GBps(rate)
 
 
-def _link_rate(case: Case, ident: str) -> Fraction:
-    """GB/s of a GPU's PCIe links together."""
-    return sum((x.bandwidth_GBps for x in case.links_from.get(ident, ()) if x.kind == "pcie"), Fraction(0))
+def _sum_link_rates(view: DoctorView, ident: str) -> Fraction:
+    """Return the total GB/s of a GPU's PCIe links."""
+    return sum((x.bandwidth_GBps for x in view.links_from.get(ident, ()) if x.kind == "pcie"), Fraction(0))
 
 
-def _link_lines(case: Case, ident: str) -> list[str]:
-    return [case.link(x) for x in case.links_from.get(ident, ()) if x.kind == "pcie"]
+def _list_link_lines(view: DoctorView, ident: str) -> list[str]:
+    return [view.format_link(x) for x in view.links_from.get(ident, ()) if x.kind == "pcie"]
 
 
-def _wants_states(case: Case) -> str | None:
-    told = any(pci(d).keys() & {"link_speed", "link_width"} for d in case.topology.devices)
-    return None if told or next(states(case), None) else "no PCIe speeds and widths"
+def _require_states(view: DoctorView) -> str | None:
+    declared = any(read_pci_details(d).keys() & {"link_speed", "link_width"} for d in view.topology.devices)
+    return None if declared or next(list_pcie_states(view), None) else "no PCIe speeds and widths"
 
 
-def _wants_current(case: Case) -> str | None:
-    known = any(state.now_width or state.now_generation for _, state in states(case))
+def _require_current(view: DoctorView) -> str | None:
+    known = any(state.now_width or state.now_generation for _, state in list_pcie_states(view))
     return None if known else "no current PCIe speeds and widths"
 
 
-def _wants_peers(case: Case) -> str | None:
-    has_pcie = any(link.kind == "pcie" for link in case.topology.links)
-    return None if has_pcie and len(case.gpus) > 1 else "no GPUs to compare over PCIe"
+def _require_peers(view: DoctorView) -> str | None:
+    has_pcie = any(link.kind == "pcie" for link in view.topology.links)
+    return None if has_pcie and len(view.gpus) > 1 else "no GPUs to compare over PCIe"
 
 
 CHECKS = (
-    Check("PCIe placeholders", placeholders, _wants_states),
-    Check("PCIe speeds and widths that are none", unknown_links, _wants_states),
-    Check("PCIe uplinks", slow_uplinks, _wants_states),
-    Check("PCIe lanes at work", narrow_links, _wants_current),
-    Check("PCIe generation at work", slow_links_now, _wants_current),
-    Check("PCIe of like GPUs", uneven_gpus, _wants_peers),
+    Check("PCIe placeholders", check_placeholders, _require_states),
+    Check("invalid PCIe speeds and widths", check_unknown_links, _require_states),
+    Check("PCIe uplinks", check_uplinks, _require_states),
+    Check("PCIe lanes at work", check_widths, _require_current),
+    Check("PCIe generation at work", check_generations, _require_current),
+    Check("PCIe of like GPUs", check_like_gpus, _require_peers),
 )
 """The checks of this file."""

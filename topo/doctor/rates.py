@@ -1,6 +1,4 @@
-"""What the doctor asks of figures: whether a link can carry what is said, carries what it should, and whether addresses
-are each GPU's own.
-"""
+"""Checks of figures: that links can carry, and do carry, what is declared, and that PCI addresses are unique."""
 
 from __future__ import annotations
 
@@ -18,7 +16,9 @@ from ..hardware import (
     nvlink_counted_GBps,
     xgmi_counted_GBps,
 )
-from .case import WIRES, Case, Check, Finding, Grouped, Union, gbps, names, whole
+from ..view import WIRES
+from .finding import Finding, Groups, format_GBps, join_names
+from .view import Check, DisjointSets, DoctorView, parse_whole
 
 SLOW, BROKEN, FAST = Fraction(7, 10), Fraction(4, 10), Fraction(115, 100)
 """Measured over declared: below SLOW a warning, below BROKEN an error, above FAST the declaration is doubtful."""
@@ -35,81 +35,80 @@ _NVLINK_MOST_LANES = max(NVLINK_LINKS_PER_GPU.values())
 _PLAUSIBLE = Fraction(6, 10)
 
 
-def measured_rates(case: Case) -> Iterator[Finding]:
-    """Links whose measured bandwidth is below 0.4 of the declared one (error), below 0.7 (warning), or above 1.15 of it
-    (note: the declaration is doubtful). A link that declares nothing apart is taken at its word, `bandwidth_GBps`. What was
-    measured as a lower bound only, or on a medium that is not the link's, so that the declared value is believed, is
-    never too slow.
+def check_measured_rates(view: DoctorView) -> Iterator[Finding]:
+    """Report links measured below 0.4 of their declared bandwidth (error), below 0.7 (warning), or above 1.15 of it (note:
+    the declaration is doubtful). Without a declared value `bandwidth_GBps` counts. A measurement that is only a lower
+    bound, or was made on another medium, so that the declared value is believed, is never too slow.
     """
-    slow, fast = Grouped(case), Grouped(case)
-    for link in case.topology.links:
-        measured, declared = _rate(link, "measured"), _rate(link, "declared")
+    slow, fast = Groups(view.order), Groups(view.order)
+    for link in view.topology.links:
+        measured, declared = _read_rate(link, "measured"), _read_rate(link, "declared")
         if measured is None:
             continue
         wanted = declared[0] if declared else link.bandwidth_GBps
-        lines = [f"{link.src} -> {link.dst} measured = {gbps(measured[0])} ({measured[1]})"]
+        lines = [f"{link.src} -> {link.dst} measured = {format_GBps(measured[0])} ({measured[1]})"]
         if declared:
-            lines.append(f"{link.src} -> {link.dst} declared = {gbps(wanted)} ({declared[1]})")
+            lines.append(f"{link.src} -> {link.dst} declared = {format_GBps(wanted)} ({declared[1]})")
         else:
-            lines.append(case.link(link))
+            lines.append(view.format_link(link))
         if measured[0] < SLOW * wanted and not _is_doubted(link):
             slow.add(measured[0] < BROKEN * wanted, (link.src, link.dst), lines)
         if measured[0] > FAST * wanted:
             fast.add("", (link.src, link.dst), lines)
     for broken, about, evidence in slow:
         share = "two fifths" if broken else "seven tenths"
-        message = f"{names(about)}: measured below {share} of what is declared for their links"
+        message = f"{join_names(about)}: measured below {share} of what is declared for their links"
         advice = (
             "measure again with the machine idle; then look at link errors, lanes at work and the route that is taken"
         )
         yield Finding("error" if broken else "warning", "slow-link", about, message, evidence, advice)
     for _, about, evidence in fast:
         message = (
-            f"{names(about)}: measured well above what is declared for their links, so the declaration is doubtful"
+            f"{join_names(about)}: measured well above what is declared for their links, so the declaration is doubtful"
         )
         yield Finding("note", "fast-link", about, message, evidence, "plan with the measured value")
 
 
 def _is_doubted(link: Link) -> bool:
-    told, believed = link.extra.get("measured"), link.extra.get("believed")
+    measured, believed = link.extra.get("measured"), link.extra.get("believed")
     return believed == "declared" or (
-        isinstance(told, Mapping) and told.get("limit") is False and believed != "measured"
+        isinstance(measured, Mapping) and measured.get("limit") is False and believed != "measured"
     )
 
 
-def _rate(link: Link, key: str) -> tuple[Fraction, str] | None:
-    """The rate in GB/s that a link's `extra` holds under `key`, with its source; None where there is none above 0."""
-    told = link.extra.get(key)
-    if not isinstance(told, Mapping):
+def _read_rate(link: Link, key: str) -> tuple[Fraction, str] | None:
+    """Return the rate in GB/s in a link's `extra` under `key`, with its source; None where there is none above 0."""
+    entry = link.extra.get(key)
+    if not isinstance(entry, Mapping):
         return None
     try:
-        rate = parse_fraction(told.get("GBps"))
+        rate = parse_fraction(entry.get("GBps"))
     except ValueError:
         return None
-    return (rate, str(told.get("source") or link.source or "the topology")[:60]) if rate > 0 else None
+    return (rate, str(entry.get("source") or link.source or "the topology")[:60]) if rate > 0 else None
 
 
-def impossible_rates(case: Case) -> Iterator[Finding]:
-    """A bandwidth above what the medium can do: PCIe above Gen6 x16, NVLink and xGMI above their lanes times the fastest
-    generation (a link that states one lane may stand for all of a GPU's; between switches any number is possible). An error.
-    The 5000 GB/s that NCCL counts for what limits nothing are a placeholder, told by `unlimited-rate`.
+def check_possible_rates(view: DoctorView) -> Iterator[Finding]:
+    """Report bandwidths above what the medium can do: PCIe above Gen6 x16, NVLink and xGMI above their lanes times the
+    fastest generation (a link with one lane may stand for all of a GPU's; between switches any number is possible): an
+    error. The 5000 GB/s that NCCL counts for what limits nothing are reported as `unlimited-rate`.
     """
-    found = Grouped(case)
-    for link in case.topology.links:
-        most = _most(case, link)
+    groups = Groups(view.order)
+    for link in view.topology.links:
+        most = _find_limit(view, link)
         if most is not None and link.bandwidth_GBps > most and not _is_unlimited(link):
-            found.add((link.kind, most), (link.src, link.dst), (case.link(link),))
-    for (kind, most), about, evidence in found:
-        message = f"{names(about)}: more than a {kind} link of this size can carry ({gbps(most)})"
+            groups.add((link.kind, most), (link.src, link.dst), (view.format_link(link),))
+    for (kind, most), about, evidence in groups:
+        message = f"{join_names(about)}: more than a {kind} link of this size can carry ({format_GBps(most)})"
         advice = "correct the bandwidth, or its unit: GB/s are 1e9 bytes a second in one direction, not bits"
         yield Finding("error", "impossible-rate", about, message, evidence, advice)
 
 
-def _most(case: Case, link: Link) -> Fraction | None:
-    """The most that a link may carry, None where there is no saying."""
+def _find_limit(view: DoctorView, link: Link) -> Fraction | None:
+    """Return the highest possible rate of a link, None where it is not known."""
     if link.kind == "pcie":
         return _PCIE_MOST_GBps * link.count
-    if link.kind not in WIRES or "gpu" not in {case.topology.by_id[end].kind for end in (link.src, link.dst)}:
+    if link.kind not in WIRES or "gpu" not in {view.topology.by_id[end].kind for end in (link.src, link.dst)}:
         return None
     if link.kind == "nvlink":
         return _NVLINK_FASTEST_GBps * (link.count if link.count > 1 else _NVLINK_MOST_LANES)
@@ -120,51 +119,49 @@ def _is_unlimited(link: Link) -> bool:
     return link.kind in ("pcie", "smp") and link.bandwidth_GBps == LOCAL_GBps
 
 
-def unlimited_rates(case: Case) -> Iterator[Finding]:
-    """Links of 5000 GB/s, which NCCL counts where it knows no rate: a note, they hide where data really queues."""
-    found = Grouped(case)
-    for link in case.topology.links:
+def check_unlimited_rates(view: DoctorView) -> Iterator[Finding]:
+    """Report links of 5000 GB/s, which NCCL counts where it knows no rate: a note, they hide the bottleneck."""
+    groups = Groups(view.order)
+    for link in view.topology.links:
         if _is_unlimited(link):
-            found.add(link.kind, (link.src, link.dst), (case.link(link),))
-    for kind, about, evidence in found:
-        message = f"{names(about)}: {kind} links of {gbps(LOCAL_GBps)}, NCCL's placeholder for what it does not know"
+            groups.add(link.kind, (link.src, link.dst), (view.format_link(link),))
+    for kind, about, evidence in groups:
+        links = f"{kind} links of {format_GBps(LOCAL_GBps)}"
+        message = f"{join_names(about)}: {links}, NCCL's placeholder for what it does not know"
         yield Finding("note", "unlimited-rate", about, message, evidence, "write a measured bandwidth into the file")
 
 
-def mislabelled_links(case: Case) -> Iterator[Finding]:
-    """Two GPUs joined directly by a link of kind pcie, which goes through a switch or a CPU in truth; or an NVLink or xGMI
-    link with less than 0.6 of the rate that a lane of its GPU has (by sm or gcn; measured links are judged elsewhere): xGMI
-    that an older library took for PCIe. A warning.
+def check_link_kinds(view: DoctorView) -> Iterator[Finding]:
+    """Report links whose kind is doubtful: a warning. That is a direct link of kind pcie between two GPUs, where PCIe needs a
+    switch or a CPU; and NVLink or xGMI with less than 0.6 of the rate that a lane of its GPU has (by sm or gcn; measured
+    links are judged elsewhere), as of xGMI that an older library took for PCIe.
     """
-    direct, slow = Grouped(case), Grouped(case)
-    by_id = case.topology.by_id
-    for link in case.topology.links:
+    direct, slow = Groups(view.order), Groups(view.order)
+    by_id = view.topology.by_id
+    for link in view.topology.links:
         if link.kind == "pcie" and {by_id[link.src].kind, by_id[link.dst].kind} == {"gpu"}:
-            direct.add("", (link.src, link.dst), (case.link(link),))
-        lane = _lane(case, link)
+            direct.add("", (link.src, link.dst), (view.format_link(link),))
+        lane = _find_lane_GBps(view, link)
         if lane is not None and "measured" not in link.extra and link.bandwidth_GBps < _PLAUSIBLE * lane * link.count:
-            slow.add((link.kind, lane), (link.src, link.dst), (case.link(link),))
+            slow.add((link.kind, lane), (link.src, link.dst), (view.format_link(link),))
     for _, about, evidence in direct:
-        message = (
-            f"{names(about)}: direct links between GPUs that are called PCIe, which needs a switch or a CPU between"
-        )
+        message = f"{join_names(about)}: direct links between GPUs that are called PCIe, which needs a switch or a CPU between"
         advice = "if these are NVLink or xGMI, correct kind and bandwidth; else draw the switch that they share"
         yield Finding("warning", "pcie-between-gpus", about, message, evidence, advice)
     for (kind, lane), about, evidence in slow:
-        message = (
-            f"{names(about)}: {kind} links far below the {gbps(lane)} that a lane of these GPUs has, rather like PCIe"
-        )
+        links = f"{kind} links far below the {format_GBps(lane)} that a lane of these GPUs has"
+        message = f"{join_names(about)}: {links}, rather like PCIe"
         yield Finding(
             "warning", "pcie-like-rate", about, message, evidence, "correct the bandwidth, or measure the links"
         )
 
 
-def _lane(case: Case, link: Link) -> Fraction | None:
-    """GB/s that NCCL or RCCL counts for a lane of the slower GPU at a link's ends; None where neither says what it is."""
-    ends = [case.topology.by_id[end] for end in (link.src, link.dst)]
+def _find_lane_GBps(view: DoctorView, link: Link) -> Fraction | None:
+    """Return the GB/s that NCCL or RCCL counts for a lane of the slower GPU at a link's ends; None if both are unknown."""
+    ends = [view.topology.by_id[end] for end in (link.src, link.dst)]
     rates = []
     for extra in (d.extra for d in ends if d.kind == "gpu"):
-        sm, gcn = whole(extra.get("sm")), extra.get("gcn")
+        sm, gcn = parse_whole(extra.get("sm")), extra.get("gcn")
         if link.kind == "xgmi" and isinstance(gcn, (str, int)) and not isinstance(gcn, bool):
             rates.append(xgmi_counted_GBps(str(gcn)))
         elif link.kind == "nvlink" and sm is not None and 60 <= sm < 1000:
@@ -172,47 +169,51 @@ def _lane(case: Case, link: Link) -> Fraction | None:
     return min(rates, default=None)
 
 
-def shared_addresses(case: Case) -> Iterator[Finding]:
-    """GPUs of one machine at one PCI address: an error, NCCL refuses two ranks on what it takes for one GPU. Machines are told
-    apart by `box`, by the part of the id before a slash, and by what hangs together without networks, NVLink and xGMI.
+def check_addresses(view: DoctorView) -> Iterator[Finding]:
+    """Report GPUs of one machine at one PCI address: an error, NCCL refuses two ranks on what it takes for one GPU. Machines
+    are told apart by `box`, by the part of the id before a slash, and by what is connected without networks, NVLink and
+    xGMI.
     """
-    whole_machine = Union()
-    for link in case.topology.links:
-        if link.kind not in (*WIRES, "network") and "network" not in (_family(case, link.src), _family(case, link.dst)):
+    whole_machine = DisjointSets()
+    for link in view.topology.links:
+        if link.kind not in (*WIRES, "network") and "network" not in (
+            _get_family(view, link.src),
+            _get_family(view, link.dst),
+        ):
             whole_machine.join(link.src, link.dst)
-    found: dict[tuple[Any, ...], list[str]] = {}
-    for gpu in case.gpus:
+    ids_at: dict[tuple[Any, ...], list[str]] = {}
+    for gpu in view.gpus:
         if gpu.bus_id:
-            root = whole_machine.root(gpu.id)
+            root = whole_machine.find_root(gpu.id)
             machine = (str(gpu.extra.get("box")), gpu.id.rpartition("/")[0], "" if root == gpu.id else root)
-            found.setdefault((gpu.bus_id, *machine), []).append(gpu.id)
-    for (bus_id, *_), about in found.items():
+            ids_at.setdefault((gpu.bus_id, *machine), []).append(gpu.id)
+    for (bus_id, *_), about in ids_at.items():
         if len(about) > 1:
-            evidence = tuple(case.said(case.topology.by_id[ident], "bus_id", bus_id) for ident in about)
-            message = f"{names(about)}: all at PCI address {bus_id}; NCCL takes them for one GPU and refuses"
+            evidence = tuple(view.format_attribute(view.topology.by_id[ident], "bus_id", bus_id) for ident in about)
+            message = f"{join_names(about)}: all at PCI address {bus_id}; NCCL takes them for one GPU and refuses"
             advice = "correct the addresses; of a partitioned GPU give NCCL one rank, or undo the partition"
             yield Finding("error", "shared-bus-id", tuple(about), message, evidence, advice)
 
 
-def _family(case: Case, ident: str) -> str | None:
-    return case.topology.by_id[ident].family
+def _get_family(view: DoctorView, ident: str) -> str | None:
+    return view.topology.by_id[ident].family
 
 
-def _wants_measured(case: Case) -> str | None:
-    return None if any("measured" in link.extra for link in case.topology.links) else "no measured bandwidths"
+def _require_measured(view: DoctorView) -> str | None:
+    return None if any("measured" in link.extra for link in view.topology.links) else "no measured bandwidths"
 
 
-def _wants_links(case: Case) -> str | None:
-    return None if case.topology.links else "no links"
+def _require_links(view: DoctorView) -> str | None:
+    return None if view.topology.links else "no links"
 
 
 CHECKS = (
-    Check("measured against declared", measured_rates, _wants_measured),
-    Check("possible bandwidths", impossible_rates, _wants_links),
-    Check("unlimited bandwidths", unlimited_rates, _wants_links),
-    Check("kinds of links", mislabelled_links, _wants_links),
+    Check("measured against declared", check_measured_rates, _require_measured),
+    Check("possible bandwidths", check_possible_rates, _require_links),
+    Check("unlimited bandwidths", check_unlimited_rates, _require_links),
+    Check("kinds of links", check_link_kinds, _require_links),
     Check(
-        "PCI addresses", shared_addresses, lambda case: None if any(g.bus_id for g in case.gpus) else "no PCI addresses"
+        "PCI addresses", check_addresses, lambda view: None if any(g.bus_id for g in view.gpus) else "no PCI addresses"
     ),
 )
 """The checks of this file."""

@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ..doctor import findings
+from ..doctor import list_findings
 from ..errors import InputError
-from ..gpudirect import verdicts
+from ..gpudirect import judge_pairs
 from ..graph import Topology
 
 
@@ -21,8 +21,8 @@ def write(topology: Topology) -> str:
     """
     told: dict[str, Any] = {"fingerprint": topology.fingerprint}
     try:
-        told["gpudirect"] = [verdict.to_json() for verdict in verdicts(topology)]
+        told["gpudirect"] = [verdict.to_json() for verdict in judge_pairs(topology)]
     except InputError as error:
         told["gpudirect_missing"] = str(error)
-    told["findings"] = [finding.to_json() for finding in findings(topology)]
+    told["findings"] = [finding.to_json() for finding in list_findings(topology)]
     return replace(topology, extra={**topology.extra, **told}).dumps()

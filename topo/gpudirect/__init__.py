@@ -1,37 +1,37 @@
-"""GPUDirect: which GPUs reach each other's memory, and which NICs reach it, by rule, with the evidence.
+"""GPUDirect: which GPUs and NICs reach a GPU's memory directly, by rule, with the evidence.
 
-Worked out from a topology and the facts it keeps; nothing is measured. Where neither can say, the answer is unknown,
-with the reason. The rules are those of NCCL 2.30 and RCCL, in `p2p` and `rdma`.
+Judged from a topology and its facts; nothing is measured. Where these do not decide, the answer is unknown, with the
+reason. The rules are those of NCCL 2.30 and RCCL, in `p2p.py` and `rdma.py`.
 """
 
 from __future__ import annotations
 
 from ..errors import InputError
 from ..graph import Topology
-from .case import Case
-from .lines import Group, grouped, lines
-from .p2p import p2p
-from .rdma import rdma
+from .lines import Group, format_verdicts, group_verdicts
+from .p2p import judge_p2p
+from .rdma import judge_rdma
 from .verdict import Verdict
+from .view import PairView
 
-__all__ = ["MAX_PAIRS", "Group", "Verdict", "grouped", "lines", "verdicts"]
+__all__ = ["MAX_PAIRS", "Group", "Verdict", "format_verdicts", "group_verdicts", "judge_pairs"]
 
 MAX_PAIRS = 20_000
 
 
-def verdicts(topology: Topology) -> tuple[Verdict, ...]:
-    """One for each two GPUs of one host, then one for each GPU and NIC of one host, host by host.
+def judge_pairs(topology: Topology) -> tuple[Verdict, ...]:
+    """Return a verdict for each two GPUs of one host, then for each GPU and NIC of one host, host by host.
 
     Raises InputError where the topology's facts are malformed, and for more than MAX_PAIRS pairs.
     """
-    case = Case(topology)
-    if case.most_pairs() > MAX_PAIRS:
+    view = PairView(topology)
+    if view.count_pairs() > MAX_PAIRS:
         raise InputError(
-            f"topology {topology.name!r}: {case.most_pairs()} pairs of GPUs and NICs; GPUDirect is judged for at most "
+            f"topology {topology.name!r}: {view.count_pairs()} pairs of GPUs and NICs; GPUDirect is judged for at most "
             f"{MAX_PAIRS}; give one host at a time"
         )
-    found: list[Verdict] = []
-    for kind, a, b in case.pairs:
-        answer = p2p(case, a, b) if kind == "p2p" else rdma(case, a, b)
-        found.append(Verdict(kind, a, b, answer.answer, answer.rule, answer.evidence, answer.advice))
-    return tuple(found)
+    verdicts: list[Verdict] = []
+    for kind, a, b in view.pairs:
+        answer = judge_p2p(view, a, b) if kind == "p2p" else judge_rdma(view, a, b)
+        verdicts.append(Verdict(kind, a, b, answer.answer, answer.rule, answer.evidence, answer.advice))
+    return tuple(verdicts)

@@ -1,4 +1,4 @@
-"""Verdicts put together for reading: pairs that are alike in all but their devices become one group, one line."""
+"""Format verdicts for reading: pairs that are alike in all but their devices are one group, one line."""
 
 from __future__ import annotations
 
@@ -23,67 +23,69 @@ class Group:
     advice: str | None
     pairs: tuple[tuple[str, str], ...]
 
-    def who(self) -> str:
-        """The pairs in few words: `gpu0-gpu3 with each other; gpu4 with mlx5_0, mlx5_1`."""
-        return who(self.pairs, self.kind == "p2p")
+    def describe_pairs(self) -> str:
+        """Return the pairs in short: `gpu0-gpu3 with each other; gpu4 with mlx5_0, mlx5_1`."""
+        return describe_pairs(self.pairs, self.kind == "p2p")
 
 
-def grouped(verdicts: Iterable[Verdict]) -> tuple[Group, ...]:
-    """Groups of verdicts with equal kind, answer, rule, evidence and advice, in order of first appearance."""
-    found: dict[tuple[str, str, str, tuple[str, ...], str | None], list[tuple[str, str]]] = defaultdict(list)
+def group_verdicts(verdicts: Iterable[Verdict]) -> tuple[Group, ...]:
+    """Return groups of verdicts with equal kind, answer, rule, evidence and advice, in order of first appearance."""
+    pairs_of: dict[tuple[str, str, str, tuple[str, ...], str | None], list[tuple[str, str]]] = defaultdict(list)
     for v in verdicts:
-        found[v.kind, v.answer, v.rule, v.evidence, v.advice].append((v.a, v.b))
-    return tuple(Group(*key, tuple(pairs)) for key, pairs in found.items())
+        pairs_of[v.kind, v.answer, v.rule, v.evidence, v.advice].append((v.a, v.b))
+    return tuple(Group(*key, tuple(pairs)) for key, pairs in pairs_of.items())
 
 
-def lines(verdicts: Iterable[Verdict]) -> list[str]:
-    """A line a group, and below it, indented, a line with the advice where there is some."""
-    out: list[str] = []
-    for group in grouped(verdicts):
+def format_verdicts(verdicts: Iterable[Verdict]) -> list[str]:
+    """Return a line per group, followed by an indented line with the advice if there is any."""
+    lines: list[str] = []
+    for group in group_verdicts(verdicts):
         evidence = f" ({'; '.join(group.evidence)})" if group.evidence else ""
         name = {"p2p": "P2P", "rdma": "RDMA"}.get(group.kind, group.kind)
-        out.append(f"{name} {group.answer}: {group.who()}: {group.rule}{evidence}")
-        out += [f"  {group.advice}"] if group.advice else []
-    return out
+        lines.append(f"{name} {group.answer}: {group.describe_pairs()}: {group.rule}{evidence}")
+        lines += [f"  {group.advice}"] if group.advice else []
+    return lines
 
 
-def who(pairs: Sequence[tuple[str, str]], mutual: bool) -> str:
-    """Pairs in few words; `mutual` where both ends are of one sort, so that all may be said to be with each other."""
+def describe_pairs(pairs: Sequence[tuple[str, str]], mutual: bool) -> str:
+    """Return pairs in short; with `mutual`, sets of three or more that are all paired are "with each other"."""
     partners: dict[str, list[str]] = defaultdict(list)
     for a, b in pairs:
         partners[a].append(b)
     parts: list[str] = []
-    for members in _complete(partners) if mutual else ():
-        parts.append(f"{spans(members)} with each other")
+    for members in _list_cliques(partners) if mutual else ():
+        parts.append(f"{format_runs(members)} with each other")
         for a in members:
             partners.pop(a, None)
     alike: dict[tuple[str, ...], list[str]] = defaultdict(list)
     for a, bs in partners.items():
         alike[tuple(bs)].append(a)
-    return "; ".join([*parts, *(f"{spans(firsts)} with {spans(seconds)}" for seconds, firsts in alike.items())])
+    return "; ".join(
+        [*parts, *(f"{format_runs(firsts)} with {format_runs(seconds)}" for seconds, firsts in alike.items())]
+    )
 
 
-def _complete(partners: Mapping[str, Sequence[str]]) -> list[list[str]]:
-    """Sets of three or more ids that are all paired with each other, and with no id outside of the set."""
+def _list_cliques(partners: Mapping[str, Sequence[str]]) -> list[list[str]]:
+    """Return the sets of three or more ids that are all paired with each other, and with no id outside of the set."""
     near: dict[str, set[str]] = defaultdict(set)
     for a, bs in partners.items():
         for b in bs:
             near[a].add(b)
             near[b].add(a)
-    found: list[list[str]] = []
+    cliques: list[list[str]] = []
     seen: set[str] = set()
     for a in near:
         members = {a, *near[a]}
         if a not in seen and len(members) >= _RUN and all({b, *near[b]} == members for b in members):
-            found.append(sorted(members))
+            cliques.append(sorted(members))
         seen |= members
-    return found
+    return cliques
 
 
-def spans(names: Iterable[str]) -> str:
-    """Names by their numbers, runs of three or more put together: `gpu0-gpu3, gpu7`."""
+def format_runs(names: Iterable[str]) -> str:
+    """Return names sorted by their numbers, runs of three or more shortened: `gpu0-gpu3, gpu7`."""
     runs: list[list[str]] = []
-    for _, _, name in sorted((*_parts(name), name) for name in names):
+    for _, _, name in sorted((*_split_number(name), name) for name in names):
         if runs and _follows(runs[-1][-1], name):
             runs[-1].append(name)
         else:
@@ -91,12 +93,12 @@ def spans(names: Iterable[str]) -> str:
     return ", ".join(f"{run[0]}-{run[-1]}" if len(run) >= _RUN else ", ".join(run) for run in runs)
 
 
-def _parts(name: str) -> tuple[str, int]:
-    """What stands before the number that a name ends with, and the number (-1 for none)."""
+def _split_number(name: str) -> tuple[str, int]:
+    """Return a name without the number that it ends with, and the number (-1 for none)."""
     match = re.fullmatch(r"(.*?)(\d{1,9})", name, re.DOTALL)
     return (match.group(1), int(match.group(2))) if match else (name, -1)
 
 
 def _follows(before: str, name: str) -> bool:
-    (stem, number), (other, following) = _parts(before), _parts(name)
+    (stem, number), (other, following) = _split_number(before), _split_number(name)
     return stem == other and 0 <= number == following - 1

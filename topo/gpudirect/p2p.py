@@ -1,22 +1,25 @@
-"""Whether two GPUs of one host reach each other's memory directly, by the rules of NCCL and RCCL (ncclTopoCheckP2p).
+"""Judge whether two GPUs of one host reach each other's memory directly, as NCCL and RCCL do (ncclTopoCheckP2p).
 
 NCCL 2.30: the path is PXB or better, SYS or better where an AMD CPU has two GPUs at most; and NVML says ok to read and
 write. Where two GPUs have NVLinks to a third, the path is NVB, and NVML is asked for both legs.
-RCCL: any path inside the host, but PXB or better under CPUs of Intel, Zhaoxin and ARM; NVML is not there to be asked.
+RCCL: any path inside the host, but PXB or better under CPUs of Intel, Zhaoxin and ARM; there is no NVML to ask.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from .case import AMD, NVIDIA, Case
-from .nccl_paths import PCIE_PATHS, within
-from .pcie import HERE, pcie_answers
+from .. import fact_keys as keys
+from ..fact_keys import p2p_subject
+from .nccl_paths import PCIE_PATHS, is_within
+from .pcie import HERE, judge_pcie
 from .verdict import Answer, decide
+from .view import AMD, NVIDIA, PairView
 
 _MANY_GPUS = 2
+_READ_AND_WRITE = (keys.P2P_READ, keys.P2P_WRITE)
 _WITH_NVLINK = (60, 70, 80, 90, 100, 103)
-"""Compute capabilities, times ten, of GPUs that there are with NVLink."""
+"""Compute capabilities, times ten, of which there are GPUs with NVLink."""
 _FAR = {"PHB": "through a CPU", "SYS": "through the link between CPUs"}
 _WIRED = {
     (NVIDIA, "NVL"): "NVLink joins them, and the driver allows it",
@@ -47,40 +50,40 @@ _BROKEN = (
 )
 
 
-def p2p(case: Case, a: str, b: str) -> Answer:
-    """The answer for two GPUs of one host, by their ids."""
-    path = case.paths.kind(a, b)
-    maker = AMD if AMD in (case.maker(a), case.maker(b)) else NVIDIA
-    label = case.paths.label(a, b)
+def judge_p2p(view: PairView, a: str, b: str) -> Answer:
+    """Return the answer for two GPUs of one host, by their ids."""
+    path = view.paths.find_kind(a, b)
+    maker = AMD if AMD in (view.find_maker(a), view.find_maker(b)) else NVIDIA
+    label = view.paths.find_label(a, b)
     known = (f"way {label}, NVB to NCCL" if path == "NVB" else f"way {label}",)
     far = f"PCIe, {_FAR[path]}" if path in _FAR else "PCIe without a CPU between"
     rule = _WIRED.get((maker, path), f"{far}, and nothing stands between them")
-    return decide(known, _answers(case, a, b, path, maker), Answer("yes", rule))
+    return decide(known, _judge(view, a, b, path, maker), Answer("yes", rule))
 
 
-def _answers(case: Case, a: str, b: str, path: str, maker: str) -> Iterator[Answer]:
+def _judge(view: PairView, a: str, b: str, path: str, maker: str) -> Iterator[Answer]:
     if path == "???":
         yield Answer("unknown", "the topology does not say enough of what joins them")
-    hidden = maker == NVIDIA and path in _FAR and _may_hide_nvlinks(case, a)
+    hidden = maker == NVIDIA and path in _FAR and _may_lack_nvlinks(view, a)
     if hidden:
         rule = "the file lists no NVLinks, which NCCL would find by itself; by PCIe they are too far from each other"
-        yield Answer("unknown", rule, (f"GPU: sm {case.number(a, 'sm')}",), HERE)
-    yield from _unfit(case, a, b)
+        yield Answer("unknown", rule, (f"GPU: sm {view.get_gpu_number(a, keys.GPU_SM)}",), HERE)
+    yield from _judge_gpus(view, a, b)
     if maker == NVIDIA:
-        yield from _nvml(case, a, b, path)
+        yield from _judge_status(view, a, b, path)
     if not hidden:
-        yield from _distance(case, a, path, maker)
+        yield from _judge_distance(view, a, path, maker)
     if path in PCIE_PATHS:
-        yield from pcie_answers(case, a, b, path, from_file=False)
+        yield from judge_pcie(view, a, b, path, from_file=False)
 
 
-def _unfit(case: Case, a: str, b: str) -> Iterator[Answer]:
+def _judge_gpus(view: PairView, a: str, b: str) -> Iterator[Answer]:
     for gpu in (a, b):
-        lost = case.facts.text(case.subject(gpu), "lost")
+        lost = view.facts.get_text(view.find_subject(gpu), keys.GPU_LOST)
         if lost is not None:
             advice = "see dmesg for its Xid, reset it or restart the machine"
             yield Answer("no", "a GPU does not answer", (f"{gpu}: {lost}",), advice)
-    if "on" in (case.facts.text(case.subject(gpu), "mig") for gpu in (a, b)):
+    if "on" in (view.facts.get_text(view.find_subject(gpu), keys.GPU_MIG) for gpu in (a, b)):
         advice = "switch MIG off: nvidia-smi -mig 0, on each GPU"
         yield Answer("no", "instances of GPUs (MIG) do not reach each other", ("MIG is on",), advice)
 
@@ -88,28 +91,28 @@ def _unfit(case: Case, a: str, b: str) -> Iterator[Answer]:
 # -- NVML ------------------------------------------------------------------------------------------------------------
 
 
-def _nvml(case: Case, a: str, b: str, path: str) -> Iterator[Answer]:
+def _judge_status(view: PairView, a: str, b: str, path: str) -> Iterator[Answer]:
     if path != "NVB":
-        yield _asked(case, a, b, path)
+        yield _ask_nvml(view, a, b, path)
         return
-    through = [(_asked(case, a, c, path), _asked(case, c, b, path)) for c in case.paths.relays(a, b)]
+    through = [(_ask_nvml(view, a, c, path), _ask_nvml(view, c, b, path)) for c in view.paths.list_relays(a, b)]
     legs = [decide((), pair, pair[0]) for pair in through]
     order = ("yes", "unknown", "no")
     yield min(legs, key=lambda leg: order.index(leg.answer))
 
 
-def _asked(case: Case, a: str, b: str, path: str) -> Answer:
-    """What NVML says of reading and writing between two GPUs, in either direction."""
-    here, there = (case.subject(gpu).rpartition("/")[2] for gpu in (a, b))
-    subjects = (f"gpu/{here}/p2p/{there}", f"gpu/{there}/p2p/{here}")
-    said = {key: [case.facts.text(subject, key) for subject in subjects] for key in ("read", "write")}
-    refusal = next((text for texts in said.values() for text in texts if text not in (None, "ok")), None)
+def _ask_nvml(view: PairView, a: str, b: str, path: str) -> Answer:
+    """Return the answer of NVML on reading and writing between two GPUs, in both directions."""
+    i, j = view.find_gpu_index(a), view.find_gpu_index(b)
+    subjects = (p2p_subject(i, j), p2p_subject(j, i))
+    statuses = {key: [view.facts.get_text(subject, key) for subject in subjects] for key in _READ_AND_WRITE}
+    refusal = next((text for texts in statuses.values() for text in texts if text not in (None, "ok")), None)
     if refusal is not None:
-        evidence = f"NVML: {', '.join(f'{key} {_worst(texts)}' for key, texts in said.items())}"
-        return _refusal(case, a, b, path, refusal, evidence)
-    unasked = next((key for key, texts in said.items() if texts == [None, None]), None)
+        evidence = f"NVML: {', '.join(f'{key} {_find_worst(texts)}' for key, texts in statuses.items())}"
+        return _explain_refusal(view, a, b, path, refusal, evidence)
+    unasked = next((key for key, texts in statuses.items() if texts == [None, None]), None)
     if unasked is not None:
-        reason = case.reason(subjects[0], unasked)
+        reason = view.explain_missing(subjects[0], unasked)
         rule = "whether the driver allows it is not known"
         return Answer(
             "unknown", rule, (f"NVML: {reason}",), HERE if reason == "not asked" else "try it: p2pBandwidthLatencyTest"
@@ -117,15 +120,15 @@ def _asked(case: Case, a: str, b: str, path: str) -> Answer:
     return Answer("yes", "", ("NVML: read ok, write ok",))
 
 
-def _worst(texts: list[str | None]) -> str:
+def _find_worst(texts: list[str | None]) -> str:
     return next((text for text in texts if text not in (None, "ok")), None) or next(filter(None, texts), "not known")
 
 
-def _refusal(case: Case, a: str, b: str, path: str, refusal: str, evidence: str) -> Answer:
+def _explain_refusal(view: PairView, a: str, b: str, path: str, refusal: str, evidence: str) -> Answer:
     rule, advice = _REFUSED.get(refusal, ("the driver does not allow P2P", "see nvidia-smi topo -p2p r"))
     if path in ("NVL", "NVB"):
         return Answer("no", f"{rule}, although NVLink joins them", (evidence,), _BROKEN)
-    if any("GeForce" in (case.text(gpu, "name") or "") for gpu in (a, b)):
+    if any("GeForce" in (view.get_gpu_name(gpu) or "") for gpu in (a, b)):
         advice = _GATED
     return Answer("no", rule, (evidence,), advice)
 
@@ -133,35 +136,41 @@ def _refusal(case: Case, a: str, b: str, path: str, refusal: str, evidence: str)
 # -- distance --------------------------------------------------------------------------------------------------------
 
 
-def _distance(case: Case, a: str, path: str, maker: str) -> Iterator[Answer]:
+def _judge_distance(view: PairView, a: str, path: str, maker: str) -> Iterator[Answer]:
     if path == "DIS":
         yield Answer("no", "nothing in their host joins them but other GPUs")
-    elif path != "???" and not within(path, "PXB"):
-        yield from _rccl_level(case, a, path) if maker == AMD else _nccl_level(case, a, path)
+    elif path != "???" and not is_within(path, "PXB"):
+        yield from _judge_rccl_level(view, a, path) if maker == AMD else _judge_nccl_level(view, a, path)
 
 
-def _nccl_level(case: Case, a: str, path: str) -> Iterator[Answer]:
+def _judge_nccl_level(view: PairView, a: str, path: str) -> Iterator[Answer]:
     advice = f"NCCL_P2P_LEVEL={path} switches it on; measure whether that is faster"
     rule = f"{_FAR[path]}; NCCL's P2P ends at PXB, unless an AMD CPU has two GPUs at most"
-    if len(case.paths.of_host(a, "gpu")) <= _MANY_GPUS:
-        vendor = case.cpu_text(a, "vendor")
+    if len(view.paths.list_in_host(a, "gpu")) <= _MANY_GPUS:
+        vendor = view.get_cpu_text(a, "vendor")
         if vendor == "AuthenticAMD":
             yield Answer("yes", "", ("two GPUs under an AMD CPU",))
             return
-        if vendor is None and case.cpu_text(a, "arch") in (None, "x86_64"):
+        if vendor is None and view.get_cpu_text(a, "arch") in (None, "x86_64"):
             yield Answer("unknown", rule, ("CPU: vendor not known",), advice)
             return
     yield Answer("no", rule, (), advice)
 
 
-def _may_hide_nvlinks(case: Case, gpu: str) -> bool:
-    """Whether a GPU of a generation with NVLink comes from a file that lists no NVLink in the host, as NCCL's may."""
-    wired = any(case.paths.wired.get(g) or case.paths.kind(g, gpu) == "NVL" for g in case.paths.of_host(gpu, "gpu"))
-    return not wired and case.number(gpu, "sm") in _WITH_NVLINK and case.subject(gpu) not in case.subjects
+def _may_lack_nvlinks(view: PairView, gpu: str) -> bool:
+    """Return whether a GPU of a generation with NVLink is from a file without NVLinks in its host, as NCCL's may be."""
+    wired = any(
+        view.paths.wired.get(g) or view.paths.find_kind(g, gpu) == "NVL" for g in view.paths.list_in_host(gpu, "gpu")
+    )
+    return (
+        not wired
+        and view.get_gpu_number(gpu, keys.GPU_SM) in _WITH_NVLINK
+        and view.find_subject(gpu) not in view.subjects
+    )
 
 
-def _rccl_level(case: Case, a: str, path: str) -> Iterator[Answer]:
-    arch, vendor = case.cpu_text(a, "arch"), case.cpu_text(a, "vendor")
+def _judge_rccl_level(view: PairView, a: str, path: str) -> Iterator[Answer]:
+    arch, vendor = view.get_cpu_text(a, "arch"), view.get_cpu_text(a, "vendor")
     advice = f"NCCL_P2P_LEVEL={path} switches it on; measure whether that is faster"
     rule = f"{_FAR[path]}; RCCL's P2P ends at PXB under CPUs of Intel, Zhaoxin and ARM"
     if arch == "arm64" or vendor in ("GenuineIntel", "CentaurHauls", "  Shanghai  "):

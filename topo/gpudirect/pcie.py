@@ -1,77 +1,79 @@
-"""What may stand between two devices that reach each other over PCI Express: ACS, an IOMMU, a hypervisor.
+"""Judge what may keep two devices from each other over PCI Express: ACS, an IOMMU, a hypervisor.
 
 ACS redirect on a port below the switch that two devices share sends what they send each other up to the root complex:
 slow, and under an IOMMU that translates it may hang (NCCL user guide, troubleshooting). NVIDIA's driver does not do
 peer to peer on bare metal under an IOMMU that translates (CUDA programming guide, IOMMU on Linux), and GPUDirect RDMA
-needs addresses that are the same for all devices (GPUDirect RDMA guide, supported systems). In a guest, all of it is
-the host's doing and out of sight.
+needs addresses that are the same for all devices (GPUDirect RDMA guide, supported systems). In a guest, all of
+it is up to the host and cannot be seen.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from .case import Case
+from .. import fact_keys as keys
+from ..fact_keys import HOST, pci_subject
 from .verdict import Answer
+from .view import PairView
 
 AS_ROOT = "run topo-probe as root: bridges tell their ACS settings to root only"
 HERE = "run topo-probe on the machine itself, as root"
 
 
-def pcie_answers(case: Case, a: str, b: str, path: str, from_file: bool) -> Iterator[Answer]:
-    """Answers of ACS, hypervisor and IOMMU for two devices; `from_file`: what was never asked does not count."""
+def judge_pcie(view: PairView, a: str, b: str, path: str, from_file: bool) -> Iterator[Answer]:
+    """Yield the answers of ACS, hypervisor and IOMMU for two devices; `from_file`: facts never asked for do not count."""
     if path in ("PIX", "PXB"):
-        yield from _acs(case, a, b, from_file)
-    virtual = case.facts.text("host", "virtual")
-    yield from _virtual(case, virtual, from_file)
-    yield from _iommu(case, virtual, from_file)
+        yield from _judge_acs(view, a, b, from_file)
+    virtual = view.facts.get_text(HOST, keys.HOST_VIRTUAL)
+    yield from _judge_hypervisor(view, virtual, from_file)
+    yield from _judge_iommu(view, virtual, from_file)
 
 
-def _acs(case: Case, a: str, b: str, from_file: bool) -> Iterator[Answer]:
-    ports = case.ports_between(a, b)
+def _judge_acs(view: PairView, a: str, b: str, from_file: bool) -> Iterator[Answer]:
+    ports = view.list_ports_between(a, b)
     if ports is None:
         if not from_file:
             yield Answer(
                 "unknown", "ACS of the bridges between them is not known", ("ACS: no bridges are listed",), HERE
             )
         return
-    hidden = [port for port in ports if not case.acs(port)]
-    on = [case.acs(port) for port in ports if "redirect" in case.acs(port)]
+    hidden = [port for port in ports if not view.get_acs(port)]
+    on = [view.get_acs(port) for port in ports if "redirect" in view.get_acs(port)]
     if any("direct translated" not in text for text in on):
         rule = "ACS sends the traffic up to the root complex: slow, and it may hang where an IOMMU translates"
-        yield Answer("no", rule, ("ACS redirect is on at bridges between them",), _acs_advice(case.redirecting))
+        yield Answer("no", rule, ("ACS redirect is on at bridges between them",), _advise_on_acs(view.redirecting))
     elif on:
         rule = "ACS lets only translated requests (ATS) go directly; the rest is sent up to the root complex"
         yield Answer("unknown", rule, ("ACS redirect and direct translated are on between them",), "measure it")
-    elif hidden and not (from_file and "acs" not in case.asked_keys):
-        reasons = sorted({case.reason(f"pci/{port}", "acs") for port in hidden})
+    elif hidden and not (from_file and keys.PCI_ACS not in view.asked_keys):
+        reasons = sorted({view.explain_missing(pci_subject(port), keys.PCI_ACS) for port in hidden})
         rule = "ACS of the bridges between them is not known"
         yield Answer("unknown", rule, (f"ACS: {reasons[0]}",), AS_ROOT if "root" in reasons[0] else HERE)
     elif not hidden:
         yield Answer("yes", "", ("ACS redirect is off between them",))
 
 
-def _acs_advice(ports: tuple[str, ...]) -> str:
+def _advise_on_acs(ports: tuple[str, ...]) -> str:
     return (
         "switch IO virtualization (VT-d, AMD-Vi) or ACS off in the BIOS, or, as root and after each boot: "
         f"for b in {' '.join(ports)}; do setpci -s $b ECAP_ACS+0x6.w=0000; done"
     )
 
 
-def _virtual(case: Case, virtual: str | None, from_file: bool) -> Iterator[Answer]:
+def _judge_hypervisor(view: PairView, virtual: str | None, from_file: bool) -> Iterator[Answer]:
     if virtual == "no":
         yield Answer("yes", "", ("no hypervisor",))
     elif virtual is not None:
         rule = "in a guest, ACS and address translation are the hypervisor's and cannot be seen"
         advice = "measure it; if it is slow, ask for ATS on the devices and ACS direct translated on the host's bridges"
         yield Answer("unknown", rule, (f"hypervisor: {virtual}",), advice)
-    elif not from_file or ("host", "virtual") in case.asked:
-        evidence = (f"hypervisor: {case.reason('host', 'virtual')}",)
+    elif not from_file or (HOST, keys.HOST_VIRTUAL) in view.asked:
+        evidence = (f"hypervisor: {view.explain_missing(HOST, keys.HOST_VIRTUAL)}",)
         yield Answer("unknown", "whether this is a guest is not known", evidence, HERE)
 
 
-def _iommu(case: Case, virtual: str | None, from_file: bool) -> Iterator[Answer]:
-    iommu = case.facts.text("host", "iommu")
+def _judge_iommu(view: PairView, virtual: str | None, from_file: bool) -> Iterator[Answer]:
+    iommu = view.facts.get_text(HOST, keys.HOST_IOMMU)
     if iommu == "translating":
         rule = "the IOMMU translates addresses, and the driver does no direct access through that on bare metal"
         advice = "boot with iommu=pt, or switch the IOMMU (VT-d, AMD-Vi) off in the BIOS"
@@ -79,6 +81,6 @@ def _iommu(case: Case, virtual: str | None, from_file: bool) -> Iterator[Answer]
         yield Answer(answer, rule, ("IOMMU: translating",), advice)
     elif iommu is not None:
         yield Answer("yes", "", (f"IOMMU: {iommu}",))
-    elif not from_file or ("host", "iommu") in case.asked:
-        evidence = (f"IOMMU: {case.reason('host', 'iommu')}",)
+    elif not from_file or (HOST, keys.HOST_IOMMU) in view.asked:
+        evidence = (f"IOMMU: {view.explain_missing(HOST, keys.HOST_IOMMU)}",)
         yield Answer("unknown", "whether an IOMMU translates is not known", evidence, HERE)

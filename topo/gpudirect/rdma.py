@@ -1,4 +1,4 @@
-"""Whether a NIC reaches a GPU's memory directly, by the rules of NCCL and RCCL (ncclTopoCheckGdr).
+"""Judge whether a NIC reaches a GPU's memory directly, as NCCL and RCCL do (ncclTopoCheckGdr).
 
 NCCL 2.30: NIC and GPU both can (`gdr` in its XML), and the path is P2C or better: PCIe switches only, or C2C to the
 CPU of the NIC. Before compute capability 8.0 a GPU with others beside it only receives this way, unless it has NVLink
@@ -11,10 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from .case import AMD, NVIDIA, Case
-from .nccl_paths import PCIE_PATHS, within
-from .pcie import HERE, pcie_answers
+from .. import fact_keys as keys
+from ..fact_keys import HOST, net_subject, rdma_subject
+from .nccl_paths import PCIE_PATHS, is_within
+from .pcie import HERE, judge_pcie
 from .verdict import Answer, decide
+from .view import AMD, NVIDIA, PairView
 
 _READS_FROM = 80
 _ROME = ((143, 49), (23, 49), (175, 0), (25, 0))
@@ -34,50 +36,55 @@ _AMD_PEERMEM = "use a kernel with DMABUF_MOVE_NOTIFY and PCI_P2PDMA, or the peer
 _DUMP = "run NCCL with NCCL_TOPO_DUMP_FILE and read gdr there, or " + HERE
 
 
-def rdma(case: Case, gpu: str, nic: str) -> Answer:
-    """The answer for a GPU and a NIC of one host, by their ids."""
-    path, maker = case.paths.kind(gpu, nic), case.maker(gpu)
-    label = case.paths.label(gpu, nic)
+def judge_rdma(view: PairView, gpu: str, nic: str) -> Answer:
+    """Return the answer for a GPU and a NIC of one host, by their ids."""
+    path, maker = view.paths.find_kind(gpu, nic), view.find_maker(gpu)
+    label = view.paths.find_label(gpu, nic)
     known = (f"way {label}, P2C to NCCL" if path == "P2C" else f"way {label}",)
     rule = "C2C to the CPU of the NIC, and both can" if path == "P2C" else "both can, and are near each other"
     yes = Answer("yes", rule)
-    if maker == NVIDIA and _only_receives(case, gpu):
-        reads = f"sm {case.number(gpu, 'sm')}, no NVLink to another GPU"
+    if maker == NVIDIA and _can_only_receive(view, gpu):
+        reads = f"sm {view.get_gpu_number(gpu, keys.GPU_SM)}, no NVLink to another GPU"
         rule = (
             "both can, and are near each other, but before sm 80 NCCL only receives this way and sends from host memory"
         )
         yes = Answer("yes", rule, (reads,), "NCCL_NET_GDR_READ=1 sends this way, too; measure whether that is faster")
-    return decide(known, _answers(case, gpu, nic, path, maker), yes)
+    return decide(known, _judge(view, gpu, nic, path, maker), yes)
 
 
-def _answers(case: Case, gpu: str, nic: str, path: str, maker: str) -> Iterator[Answer]:
+def _judge(view: PairView, gpu: str, nic: str, path: str, maker: str) -> Iterator[Answer]:
     if path == "???":
         yield Answer("unknown", "the topology does not say enough of what joins them")
-    yield from _device(case, nic)
-    yield from _gpu(case, gpu, maker)
-    yield from _distance(case, gpu, nic, path, maker)
-    yield from _way_in(case, nic, maker)
+    yield from _judge_nic(view, nic)
+    yield from _judge_gpu(view, gpu, maker)
+    yield from _judge_distance(view, gpu, nic, path, maker)
+    yield from _judge_driver(view, nic, maker)
     if path in PCIE_PATHS:
-        told = case.number(gpu, "gdr") == 1 and case.number(nic, "gdr") == 1
-        yield from pcie_answers(case, gpu, nic, path, from_file=told)
+        both_can = view.get_attribute(gpu, "gdr") == 1 and view.get_attribute(nic, "gdr") == 1
+        yield from judge_pcie(view, gpu, nic, path, from_file=both_can)
 
 
-def _only_receives(case: Case, gpu: str) -> bool:
-    sm = case.number(gpu, "sm")
-    others = [other for other in case.paths.of_host(gpu, "gpu") if other != gpu]
+def _can_only_receive(view: PairView, gpu: str) -> bool:
+    sm = view.get_gpu_number(gpu, keys.GPU_SM)
+    others = [other for other in view.paths.list_in_host(gpu, "gpu") if other != gpu]
     return (
-        sm is not None and sm < _READS_FROM and bool(others) and all(case.paths.kind(gpu, o) != "NVL" for o in others)
+        sm is not None
+        and sm < _READS_FROM
+        and bool(others)
+        and all(view.paths.find_kind(gpu, o) != "NVL" for o in others)
     )
 
 
 # -- the two devices -------------------------------------------------------------------------------------------------
 
 
-def _device(case: Case, nic: str) -> Iterator[Answer]:
-    """Whether the NIC does RDMA at all, and its port is up."""
-    state = case.facts.text(f"rdma/{nic}", "state")
-    if f"rdma/{nic}" not in case.subjects and f"net/{nic}" in case.subjects:
-        advice = _NO_RDMA.get(case.pci(nic, "vendor") or "", "load the card's RDMA driver, where it is one that can")
+def _judge_nic(view: PairView, nic: str) -> Iterator[Answer]:
+    """Yield whether the NIC does RDMA at all, and its port is up."""
+    state = view.facts.get_text(rdma_subject(nic), keys.RDMA_STATE)
+    if rdma_subject(nic) not in view.subjects and net_subject(nic) in view.subjects:
+        advice = _NO_RDMA.get(
+            view.get_pci_text(nic, keys.PCI_VENDOR) or "", "load the card's RDMA driver, where it is one that can"
+        )
         yield Answer("no", "the NIC is a network interface only, no RDMA device", (), advice)
     elif state is not None and "ACTIVE" not in state.upper():
         yield Answer(
@@ -85,9 +92,9 @@ def _device(case: Case, nic: str) -> Iterator[Answer]:
         )
 
 
-def _gpu(case: Case, gpu: str, maker: str) -> Iterator[Answer]:
-    gdr, name = case.number(gpu, "gdr"), case.text(gpu, "name")
-    lost = case.facts.text(case.subject(gpu), "lost")
+def _judge_gpu(view: PairView, gpu: str, maker: str) -> Iterator[Answer]:
+    gdr, name = view.get_attribute(gpu, "gdr"), view.get_gpu_name(gpu)
+    lost = view.facts.get_text(view.find_subject(gpu), keys.GPU_LOST)
     if lost is not None:
         yield Answer("no", "the GPU does not answer", (lost,), "see dmesg for its Xid, reset it or restart the machine")
     if gdr is not None:
@@ -109,25 +116,25 @@ def _gpu(case: Case, gpu: str, maker: str) -> Iterator[Answer]:
         yield Answer("yes", "", (f"GPU: {name}",))
 
 
-def _distance(case: Case, gpu: str, nic: str, path: str, maker: str) -> Iterator[Answer]:
+def _judge_distance(view: PairView, gpu: str, nic: str, path: str, maker: str) -> Iterator[Answer]:
     if path == "DIS":
         yield Answer("no", "nothing in their host joins them but other GPUs")
-    elif path == "PHB" and maker == AMD and _as_rome(case, gpu, nic):
+    elif path == "PHB" and maker == AMD and _shares_rome_cpu(view, gpu, nic):
         yield Answer("yes", "", ("one CPU of the Rome sort has both",))
-    elif path != "???" and not within(path, "P2C"):
+    elif path != "???" and not is_within(path, "P2C"):
         ends = "PXB" if maker == AMD else "PXB, or P2C with C2C"
         rule = f"too far from each other: GPUDirect RDMA ends at {ends} by default"
         advice = f"NCCL_NET_GDR_LEVEL={path} switches it on; measure whether that is faster"
         yield Answer("no", rule, (), advice)
 
 
-def _as_rome(case: Case, gpu: str, nic: str) -> bool:
-    buses = [case.topology.by_id[d].bus_id or "" for d in (gpu, nic)]
+def _shares_rome_cpu(view: PairView, gpu: str, nic: str) -> bool:
+    buses = [view.topology.by_id[d].bus_id or "" for d in (gpu, nic)]
     alike = len({bus.partition(":")[2][:1] for bus in buses}) == 1 and all(buses)
-    if not alike or case.cpu_text(gpu, "vendor") != "AuthenticAMD":
+    if not alike or view.get_cpu_text(gpu, "vendor") != "AuthenticAMD":
         return False
     try:
-        family, model = int(case.cpu_text(gpu, "familyid") or ""), int(case.cpu_text(gpu, "modelid") or "")
+        family, model = int(view.get_cpu_text(gpu, "familyid") or ""), int(view.get_cpu_text(gpu, "modelid") or "")
     except ValueError:
         return False
     return any(family == known and model >= least for known, least in _ROME)
@@ -136,9 +143,9 @@ def _as_rome(case: Case, gpu: str, nic: str) -> bool:
 # -- the driver's way into GPU memory --------------------------------------------------------------------------------
 
 
-def _way_in(case: Case, nic: str, maker: str) -> Iterator[Answer]:
-    gdr, efa = case.number(nic, "gdr"), case.pci(nic, "driver") == "efa"
-    peermem, dma_buf = (case.facts.text("host", key) for key in ("peermem", "dma_buf"))
+def _judge_driver(view: PairView, nic: str, maker: str) -> Iterator[Answer]:
+    gdr, efa = view.get_attribute(nic, "gdr"), view.get_pci_text(nic, keys.PCI_DRIVER) == "efa"
+    peermem, dma_buf = (view.facts.get_text(HOST, key) for key in (keys.HOST_PEERMEM, keys.HOST_DMA_BUF))
     advice = _AMD_PEERMEM if maker == AMD else _PEERMEM
     if gdr is not None:
         if gdr == 0:
@@ -156,6 +163,6 @@ def _way_in(case: Case, nic: str, maker: str) -> Iterator[Answer]:
         neither = ("peer memory: no", "DMA-BUF: no")
         yield Answer("no", "the NIC's driver has no way into GPU memory", neither, advice)
     else:
-        told = {"peer memory": ("peermem", peermem), "DMA-BUF": ("dma_buf", dma_buf)}
-        evidence = tuple(f"{name}: {said or case.reason('host', key)}" for name, (key, said) in told.items())
+        answers = (("peer memory", keys.HOST_PEERMEM, peermem), ("DMA-BUF", keys.HOST_DMA_BUF, dma_buf))
+        evidence = tuple(f"{name}: {text or view.explain_missing(HOST, key)}" for name, key, text in answers)
         yield Answer("unknown", "whether the NIC's driver gets into GPU memory is not known", evidence, _DUMP)

@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Answer:
-    """What one rule says: `answer` is `yes`, `no` or `unknown`."""
+    """The answer of one rule: `yes`, `no` or `unknown`."""
 
     answer: str
     rule: str
@@ -33,21 +33,21 @@ class Verdict:
     advice: str | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """A JSON object with the fields by their names; `advice` only where there is some."""
-        told: dict[str, Any] = {"kind": self.kind, "a": self.a, "b": self.b, "answer": self.answer, "rule": self.rule}
-        told["evidence"] = list(self.evidence)
-        return told | ({} if self.advice is None else {"advice": self.advice})
+        """Return a JSON object with the fields by their names; `advice` only where there is some."""
+        entry: dict[str, Any] = {"kind": self.kind, "a": self.a, "b": self.b, "answer": self.answer, "rule": self.rule}
+        entry["evidence"] = list(self.evidence)
+        return entry | ({} if self.advice is None else {"advice": self.advice})
 
 
 def decide(known: tuple[str, ...], answers: Iterable[Answer], yes: Answer) -> Answer:
-    """The first no; without one the first unknown; without either `yes`, with the evidence of all rules.
+    """Return the first no, else the first unknown, else `yes` with the evidence of all rules.
 
-    `known` is evidence that goes with any answer.
+    `known` is evidence that any answer starts with.
     """
     given = list(answers)
     for answer in ("no", "unknown"):
-        found = next((a for a in given if a.answer == answer), None)
-        if found is not None:
-            return replace(found, evidence=(*known, *found.evidence))
+        deciding = next((a for a in given if a.answer == answer), None)
+        if deciding is not None:
+            return replace(deciding, evidence=(*known, *deciding.evidence))
     evidence = dict.fromkeys((*known, *(text for a in given for text in a.evidence), *yes.evidence))
     return replace(yes, evidence=tuple(evidence))

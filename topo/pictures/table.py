@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..errors import InputError
-from ..gpudirect import lines, verdicts
+from ..gpudirect import format_verdicts, judge_pairs
 from ..graph import Device, Topology
 from ..matrix import LABELS, Way, ways
 from .cables import FAMILY_NAMES, cables, kind_name, rate_text
@@ -146,14 +146,16 @@ def _print_gpudirect(console: Console, topology: Topology) -> None:
     """Verdicts, where there are facts to judge by: a preset says nothing of drivers."""
     try:
         judged = (
-            verdicts(topology) if topology.extra.get("facts") or any("gdr" in d.extra for d in topology.devices) else ()
+            judge_pairs(topology)
+            if topology.extra.get("facts") or any("gdr" in d.extra for d in topology.devices)
+            else ()
         )
     except InputError as error:
         console.print(Text(f"GPUDirect: {error}"), soft_wrap=True)
         return
     if judged:
         console.print(Text("GPUDirect", style="bold"))
-        for line in lines(judged):
+        for line in format_verdicts(judged):
             console.print(Text(f"  {line}"), soft_wrap=True)
         console.print()
 

@@ -1,4 +1,4 @@
-"""A captured machine: a folder, or an archive of one, that holds its `/sys` and `/proc`."""
+"""Open a captured machine: a folder, or an archive of one, with its `/sys` and `/proc`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MAX_ENTRIES: Mapping[str, int] = {
     "sys/kernel/iommu_groups": 20_000,
     "proc/driver/nvidia/gpus": 1_000,
 }
-"""How many entries the folders that the probe reads may have: more than any machine has of PCI functions, cards and nodes."""
+"""Limits on the entries of the folders that the probe reads, beyond the PCI functions, NICs and nodes of any machine."""
 
 _MEMBER_BYTES = 1024  # the header of a member, and what its last block is filled up with
 _PIECE = 2**20
@@ -36,23 +36,23 @@ _BROKEN = (tarfile.TarError, OSError, EOFError, ValueError, zlib.error, lzma.LZM
 
 
 @contextmanager
-def captured(path: Path) -> Iterator[Path]:
-    """The folder in which the captured machine's `sys` lies; an archive is unpacked for as long as it is used.
+def open_capture(path: Path) -> Iterator[Path]:
+    """Yield the folder that has the captured machine's `sys` in it; an archive is unpacked into a temporary one.
 
     Raises InputError where there is no `sys`, or the archive is broken or too large.
     """
     if path.is_dir():
-        yield _root(path, path)
+        yield _find_root(path, path)
         return
     if not path.is_file():
         raise InputError(f"{path}: no folder or archive of that name; expected a copy of a machine's /sys and /proc")
     with tempfile.TemporaryDirectory(prefix="topoplan-") as folder:
         _unpack(path, Path(folder))
-        yield _root(path, Path(folder))
+        yield _find_root(path, Path(folder))
 
 
-def _root(path: Path, folder: Path) -> Path:
-    """The folder itself or the one folder in it, whichever has a `sys`."""
+def _find_root(path: Path, folder: Path) -> Path:
+    """Return the folder itself or the folder in it that has a `sys`. Raises InputError where there is none."""
     for candidate in (folder, *sorted(p for p in folder.iterdir() if p.is_dir())):
         if (candidate / "sys").is_dir() or (candidate / "proc").is_dir():
             for name, most in MAX_ENTRIES.items():
@@ -67,39 +67,39 @@ def _has_more(folder: Path, most: int) -> bool:
         with os.scandir(folder) as entries:
             return next(islice(entries, most, None), None) is not None
     except OSError:
-        return False  # not there, or not readable: then nothing of it is read
+        return False  # absent or not readable: nothing in it will be read either
 
 
 def _unpack(path: Path, folder: Path) -> None:
-    """Unpacks regular files, folders and links that stay inside; nothing else, and no more than the bounds allow."""
-    keep = getattr(tarfile, "data_filter", None)
-    if keep is None:
+    """Unpack regular files, folders and links that stay inside, within the limits. Raises InputError beyond them."""
+    data_filter = getattr(tarfile, "data_filter", None)
+    if data_filter is None:
         raise InputError(f"{path}: this Python cannot unpack archives safely; unpack it and give the folder")
     if path.stat().st_size > MAX_ARCHIVE_BYTES:
         raise InputError(f"{path}: an archive larger than {MAX_ARCHIVE_BYTES >> 20} MiB; no captured machine is")
     size = 0
     try:
-        with tempfile.TemporaryFile() as plain, tarfile.open(fileobj=_decompressed(path, plain)) as archive:
+        with tempfile.TemporaryFile() as plain, tarfile.open(fileobj=_decompress(path, plain)) as archive:
             for number, member in enumerate(archive):
                 size += member.size
                 if member.size < 0 or number >= MAX_MEMBERS or size > MAX_BYTES:
-                    raise _too_large(path)
+                    raise _make_size_error(path)
                 if not (member.isreg() or member.isdir() or member.issym()):
                     continue
                 try:
-                    archive.extract(keep(member, str(folder)), folder, filter="data")
+                    archive.extract(data_filter(member, str(folder)), folder, filter="data")
                 except (tarfile.FilterError, FileExistsError):
                     continue  # it leads out of the folder, or stands where another does: not part of the machine
     except (*_BROKEN, RecursionError) as error:
         raise InputError(f"{path}: not a whole archive: {error}; pack the captured folder again") from None
 
 
-def _too_large(path: Path) -> InputError:
+def _make_size_error(path: Path) -> InputError:
     return InputError(f"{path}: holds more than {MAX_MEMBERS} files or {MAX_BYTES >> 20} MiB; no captured machine does")
 
 
-def _decompressed(path: Path, plain: IO[bytes]) -> IO[bytes]:
-    """The archive without its compression, written into `plain` before anything in it is believed; bounded."""
+def _decompress(path: Path, plain: IO[bytes]) -> IO[bytes]:
+    """Write the archive without its compression into `plain` and return it. Raises InputError beyond the limits."""
     with path.open("rb") as file:
         start = file.read(6)
     openers = ((b"BZh", bz2.open), (b"\x1f\x8b", gzip.open), (b"\xfd7zXZ\0", lzma.open))
@@ -109,7 +109,7 @@ def _decompressed(path: Path, plain: IO[bytes]) -> IO[bytes]:
         while piece := source.read(_PIECE):
             left -= len(piece)
             if left < 0:
-                raise _too_large(path)
+                raise _make_size_error(path)
             plain.write(piece)
     plain.seek(0)
     return plain

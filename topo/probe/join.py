@@ -1,4 +1,4 @@
-"""The one place where facts about this machine become a topology."""
+"""Join the facts about a machine to a topology; nowhere else do facts become one."""
 
 from __future__ import annotations
 
@@ -13,10 +13,26 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from .. import fact_keys as keys
+from ..fact_keys import (
+    CPUINFO,
+    GPU,
+    HOST,
+    NET,
+    NUMA,
+    NVML,
+    RDMA,
+    Key,
+    gpu_subject,
+    net_subject,
+    numa_subject,
+    pci_subject,
+    rdma_subject,
+)
 from ..facts import Fact, Facts, facts_to_json
 from ..graph import Device, Link, Topology, both_ways
 from ..hardware import LATENCY_us, PCIE_GTps, inter_cpu_GBps
-from .capture import captured
+from .capture import open_capture
 from .linux.files import list_folder
 from .linux.gpudirect import read_gpudirect
 from .linux.kfd import read_kfd
@@ -24,81 +40,93 @@ from .linux.locality import read_locality
 from .linux.rdma import read_network
 from .linux.sysfs import read_sysfs
 from .linux.unlisted import read_unlisted
-from .notes import absent, lost, unlisted
+from .notes import note_lost, note_missing, note_unlisted
 from .nvlinks import join_nvlinks
-from .nvml.questions import SUBJECT as NVML
 from .nvml.questions import read_nvml
-from .pcie import Slot, slots
-from .visible import visible
+from .pcie import Slot, list_slots
+from .visible import select_visible
 from .xgmi import join_xgmi
 
 SOURCE = "probed on the machine itself"
 
+_PCIE_STATES = {
+    "max": (keys.GPU_PCIE_MAX_GENERATION, keys.GPU_PCIE_MAX_WIDTH),
+    "current": (keys.GPU_PCIE_CURRENT_GENERATION, keys.GPU_PCIE_CURRENT_WIDTH),
+}
+_PCI_DETAILS: dict[str, Key[Any]] = {
+    "class": keys.PCI_CLASS,
+    "vendor": keys.PCI_VENDOR,
+    "device": keys.PCI_DEVICE,
+    "link_speed": keys.PCI_MAX_LINK_SPEED,
+    "link_width": keys.PCI_MAX_LINK_WIDTH,
+}
+"""Keys of what sysfs says of a PCI function, by the attribute of NCCL's XML."""
+
 
 def probe_local(sysfs_root: Path = Path("/"), environment: Mapping[str, str] = os.environ) -> Topology:
-    """This machine: CPUs by NUMA node, PCIe switches, GPUs, NICs and what joins them.
+    """Return the topology of this machine: CPUs by NUMA node, PCIe switches, GPUs, NICs and their links.
 
     Ranks are the GPUs in NVML's order, or as CUDA_VISIBLE_DEVICES in `environment` lists them. What could not be learned
     is in `extra["notes"]`, a line each, and with everything else in `extra["facts"]`; nothing is raised for it.
 
-    `sysfs_root` may be a folder, or an archive (tar) of one, with the `/sys` and `/proc` of another machine. NVML speaks of
-    the one that this runs on; it is heard only if it lists a GPU at an address that the folder knows, or the folder knows
-    no address. InputError where the folder holds no machine.
+    `sysfs_root` may be a folder, or an archive (tar) of one, with the `/sys` and `/proc` of another machine. NVML answers
+    for the machine that this runs on, so its facts are used only if it lists a GPU at a PCI address that the folder has,
+    or the folder has no PCI addresses. Raises InputError where the folder holds no machine.
     """
     nvml = read_nvml()
     if sysfs_root == Path("/"):
         return join(_gather(sysfs_root, nvml), environment)
-    with captured(sysfs_root) as root:
+    with open_capture(sysfs_root) as root:
         facts = _gather(root, nvml)
-        listed = {nvml.text(f"gpu/{index}", "bus_id") for index in nvml.names("gpu")}
-        there = {path.name for path in list_folder(root / "sys/bus/pci/devices")}
-        if listed and there and not there & listed:
+        listed = {nvml.get_text(gpu_subject(index), keys.GPU_BUS_ID) for index in nvml.list_names(GPU)}
+        captured = {path.name for path in list_folder(root / "sys/bus/pci/devices")}
+        if listed and captured and not captured & listed:
             reason = "it lists other GPUs than the captured files"
-            facts = _gather(root, Facts((Fact(NVML, "library", None, "nvmlDeviceGetPciInfo", reason),)))
+            facts = _gather(root, Facts((Fact(NVML, keys.NVML_LIBRARY, None, "nvmlDeviceGetPciInfo", reason),)))
         topology = join(facts, environment)
-    name = facts.text("host", "name") or sysfs_root.name.partition(".")[0] or "captured"
+    name = facts.get_text(HOST, keys.HOST_NAME) or sysfs_root.name.partition(".")[0] or "captured"
     return replace(topology, name=name, source=f"captured files ({sysfs_root.name})")
 
 
 def _gather(root: Path, nvml: Facts) -> Facts:
-    """All facts of the machine whose `/` is at `root`."""
+    """Return all facts of the machine whose `/` is at `root`."""
     facts = nvml + read_sysfs(root) + read_network(root) + read_gpudirect(root)
     facts += read_locality(root, facts)
-    if not facts.names("gpu"):
+    if not facts.list_names(GPU):
         facts += read_kfd(root)
-    return facts if facts.names("gpu") else facts + read_unlisted(root, facts)
+    return facts if facts.list_names(GPU) else facts + read_unlisted(root, facts)
 
 
 def join(facts: Facts, environment: Mapping[str, str] = MappingProxyType({})) -> Topology:
-    """The topology that facts add up to, with the GPUs that `environment` shows."""
-    return _Joiner(facts, environment).topology()
+    """Return the topology that follows from facts, with the GPUs that `environment` shows."""
+    return _Joiner(facts, environment).join()
 
 
 class _Joiner:
-    """Gathers devices, links and notes, the parts one after the other."""
+    """Collects devices, links and notes, one part of the machine after the other."""
 
     def __init__(self, facts: Facts, environment: Mapping[str, str]) -> None:
         self.facts = facts
         self.links: list[Link] = []
-        answering = tuple(i for i in facts.names("gpu") if facts.text(f"gpu/{i}", "lost") is None)
-        seen = visible(facts, answering, environment if facts.number(NVML, "count") else {})
-        self.notes = [*seen.notes, *lost(facts)]
-        self.gpus = {_bus_of(facts, i) or f"gpu/{i}": i for i in seen.indices}
-        self.nics = _nic_names(facts)
+        answering = tuple(i for i in facts.list_names(GPU) if facts.get_text(gpu_subject(i), keys.GPU_LOST) is None)
+        visible = select_visible(facts, answering, environment if facts.get_number(NVML, keys.NVML_COUNT) else {})
+        self.notes = [*visible.notes, *note_lost(facts)]
+        self.gpus = {facts.get_text(gpu_subject(i), keys.GPU_BUS_ID) or gpu_subject(i): i for i in visible.indices}
+        self.nics = _list_nic_names(facts)
 
-    def topology(self) -> Topology:
-        """All of it; the order matters only for the order of notes."""
-        self.notes += absent(self.facts)
-        cpus = self._cpus()
-        self._between_cpus(cpus)
-        tree = list(slots(self.facts, (*self.gpus, *self.nics)))
-        switches, cpu_of = self._hang(tree, cpus)
-        gpus = [self._gpu(i, bus_id, tree) for bus_id, i in self.gpus.items()]
-        nics = [self._nic(name, bus_id, tree) for bus_id, names in self.nics.items() for name in names]
+    def join(self) -> Topology:
+        """Return the topology; the order of its parts matters only for the order of notes."""
+        self.notes += note_missing(self.facts)
+        cpus = self._make_cpus()
+        self._link_cpus(cpus)
+        tree = list(list_slots(self.facts, (*self.gpus, *self.nics)))
+        switches, cpu_of = self._link_tree(tree, cpus)
+        gpus = [self._make_gpu(i, bus_id, tree) for bus_id, i in self.gpus.items()]
+        nics = [self._make_nic(name, bus_id) for bus_id, names in self.nics.items() for name in names]
         nvlinks = join_nvlinks(self.facts, {i: f"gpu{i}" for i in self.gpus.values()}, cpu_of)
-        self.notes += [*nvlinks.notes, *unlisted(self.facts)]
+        self.notes += [*nvlinks.notes, *note_unlisted(self.facts)]
         return Topology(
-            name=self.facts.text("host", "name") or platform.node() or "local",
+            name=self.facts.get_text(HOST, keys.HOST_NAME) or platform.node() or "local",
             devices=(*cpus, *switches, *gpus, *nics, *nvlinks.devices),
             links=(*self.links, *nvlinks.links, *join_xgmi(self.facts, {i: f"gpu{i}" for i in self.gpus.values()})),
             source=SOURCE,
@@ -107,16 +135,16 @@ class _Joiner:
 
     # -- CPUs ----------------------------------------------------------------------------------------------------
 
-    def _cpus(self) -> list[Device]:
-        """A device for each NUMA node that has CPUs; one where no node is listed."""
-        extra = _cpu_facts(self.facts)
+    def _make_cpus(self) -> list[Device]:
+        """Return a device for each NUMA node that has CPUs; one CPU where no node is listed."""
+        extra = _read_cpu_model(self.facts)
         cpus: list[Device] = []
-        for node in self.facts.names("numa"):
-            subject = f"numa/{node}"
-            affinity = self.facts.text(subject, "cpus")
+        for node in self.facts.list_names(NUMA):
+            subject = numa_subject(node)
+            affinity = self.facts.get_text(subject, keys.NUMA_CPUS)
             if affinity is not None:
-                own = {"cpus": affinity, "socket": self.facts.number(subject, "socket")}
-                source = self.facts.source(subject, "cpus")
+                own = {"cpus": affinity, "socket": self.facts.get_number(subject, keys.NUMA_SOCKET)}
+                source = self.facts.get_source(subject, keys.NUMA_CPUS)
                 known = {k: v for k, v in own.items() if v is not None}
                 cpus.append(Device(f"cpu{node}", "cpu", numa_node=int(node), source=source, extra={**extra, **known}))
         if not cpus:
@@ -124,9 +152,9 @@ class _Joiner:
             self.notes.append("no NUMA node with CPUs is listed; the machine is taken to have one socket, cpu0")
         return cpus
 
-    def _between_cpus(self, cpus: list[Device]) -> None:
+    def _link_cpus(self, cpus: list[Device]) -> None:
         arch, vendor = cpus[0].extra.get("arch"), cpus[0].extra.get("vendor")
-        family, model = (self.facts.number("cpuinfo", key) for key in ("family", "model"))
+        family, model = (self.facts.get_number(CPUINFO, key) for key in (keys.CPUINFO_FAMILY, keys.CPUINFO_MODEL))
         rate = inter_cpu_GBps(arch, vendor, family, model)
         known = arch in ("arm64", "ppc64") or vendor in ("GenuineIntel", "AuthenticAMD")
         source = "CPU model; rate as NCCL counts it" if known else "assumed: the CPU model is not known"
@@ -135,145 +163,151 @@ class _Joiner:
 
     # -- PCI Express ---------------------------------------------------------------------------------------------
 
-    def _hang(self, tree: list[Slot], cpus: list[Device]) -> tuple[list[Device], dict[str, str]]:
-        """Links of the tree, its switches, and the CPU of each GPU."""
-        cpu_of_top = {slot.top: self._cpu_of(tree, slot.top, cpus) for slot in tree}
+    def _link_tree(self, tree: list[Slot], cpus: list[Device]) -> tuple[list[Device], dict[str, str]]:
+        """Add the links of the PCIe tree; return its switches, and the id of each GPU's CPU."""
+        cpu_of_top = {slot.top: self._find_cpu(tree, slot.top, cpus) for slot in tree}
         switches: list[Device] = []
         for slot in tree:
             self.notes += slot.notes
             parent = cpu_of_top[slot.top].id if slot.parent is None else f"pci-{slot.parent}"
-            for child in self._ids(slot):
-                self.links += both_ways(_pcie(child, parent, slot))
+            for child in self._list_ids(slot):
+                self.links += both_ways(_make_pcie_link(child, parent, slot))
             if slot.is_switch:
                 source = slot.source.rpartition("/")[0] or slot.source
                 node = cpu_of_top[slot.top].numa_node
-                extra = {"pci": _pci_facts(self.facts, slot.bus_id)}
+                extra = {"pci": _read_pci_details(self.facts, slot.bus_id)}
                 switches.append(
                     Device(f"pci-{slot.bus_id}", "switch", "pcie", False, False, node, slot.bus_id, source, extra)
                 )
         return switches, {f"gpu{self.gpus[s.bus_id]}": cpu_of_top[s.top].id for s in tree if s.bus_id in self.gpus}
 
-    def _ids(self, slot: Slot) -> tuple[str, ...]:
+    def _list_ids(self, slot: Slot) -> tuple[str, ...]:
+        """Return the ids of the devices in a slot: a NIC's ports share one."""
         if slot.is_switch:
             return (f"pci-{slot.bus_id}",)
         return (f"gpu{self.gpus[slot.bus_id]}",) if slot.bus_id in self.gpus else self.nics[slot.bus_id]
 
-    def _cpu_of(self, tree: list[Slot], top: str, cpus: list[Device]) -> Device:
-        """The CPU above a top-level bridge: that of the first device below whose NUMA node is known."""
+    def _find_cpu(self, tree: list[Slot], top: str, cpus: list[Device]) -> Device:
+        """Return the CPU above a top-level bridge: that of the first device below whose NUMA node is known."""
         below = [slot.bus_id for slot in tree if slot.top == top and not slot.is_switch]
         by_node = {cpu.numa_node: cpu for cpu in cpus}
         for bus_id in below:
-            cpu = by_node.get(_node_of(self.facts, bus_id, self.gpus.get(bus_id)))
+            cpu = by_node.get(_find_numa_node(self.facts, bus_id, self.gpus.get(bus_id)))
             if cpu is not None and cpu.numa_node is not None:
                 return cpu
         if len(cpus) > 1:
-            names = ", ".join(name for s in tree if s.bus_id in below for name in self._ids(s))
+            names = ", ".join(name for s in tree if s.bus_id in below for name in self._list_ids(s))
             self.notes.append(f"{names}: NUMA node not known; taken to hang on {cpus[0].id}")
         return cpus[0]
 
     # -- devices -------------------------------------------------------------------------------------------------
 
-    def _gpu(self, index: str, bus_id: str, tree: list[Slot]) -> Device:
-        subject = f"gpu/{index}"
+    def _make_gpu(self, index: str, bus_id: str, tree: list[Slot]) -> Device:
+        subject = gpu_subject(index)
         slot = next(s for s in tree if s.bus_id == bus_id)
-        extra: dict[str, Any] = {key: self.facts.text(subject, key) for key in ("name", "uuid", "gcn")}
-        extra["sm"] = self.facts.number(subject, "sm")
-        extra["pcie"] = _max_and_current(self.facts, subject)
-        extra |= self._place(bus_id)
+        texts = (keys.GPU_NAME, keys.GPU_UUID, keys.GPU_GCN)
+        extra: dict[str, Any] = {str(key): self.facts.get_text(subject, key) for key in texts}
+        extra["sm"] = self.facts.get_number(subject, keys.GPU_SM)
+        extra["pcie"] = _read_pcie_states(self.facts, subject)
+        extra |= self._read_place(bus_id)
         if slot.link.assumed:
             self.notes.append(f"gpu{index}: {'; '.join(slot.link.assumed)}")
         return Device(
             f"gpu{index}",
-            numa_node=_node_of(self.facts, bus_id, index),
-            bus_id=_bus_of(self.facts, index),
-            source=self.facts.source(subject, "bus_id"),
+            numa_node=_find_numa_node(self.facts, bus_id, index),
+            bus_id=self.facts.get_text(subject, keys.GPU_BUS_ID),
+            source=self.facts.get_source(subject, keys.GPU_BUS_ID),
             extra={k: v for k, v in extra.items() if v},
         )
 
-    def _place(self, bus_id: str) -> dict[str, Any]:
-        """What sysfs says of a device on PCI, and the root complex above it."""
-        return {"pci": _pci_facts(self.facts, bus_id), "root": self.facts.text(f"pci/{bus_id}", "root")}
+    def _read_place(self, bus_id: str) -> dict[str, Any]:
+        """Return what sysfs says of a PCI function, and the root complex above it."""
+        return {
+            "pci": _read_pci_details(self.facts, bus_id),
+            "root": self.facts.get_text(pci_subject(bus_id), keys.PCI_ROOT),
+        }
 
-    def _nic(self, name: str, bus_id: str, tree: list[Slot]) -> Device:
-        subject = next(s for s in (f"rdma/{name}", f"net/{name}", f"pci/{bus_id}") if self.facts.source(s, "bus_id"))
-        speed = self.facts.number(subject, "speed_Mbps")
-        state = self.facts.text(subject, "state")
-        interfaces = [n for n in self.facts.names("net") if self.facts.text(f"net/{n}", "bus_id") == bus_id]
+    def _make_nic(self, name: str, bus_id: str) -> Device:
+        is_rdma = self.facts.get_source(rdma_subject(name), keys.RDMA_BUS_ID) is not None
+        subject = rdma_subject(name) if is_rdma else net_subject(name)
+        speed_key = keys.RDMA_SPEED_Mbps if is_rdma else keys.NET_SPEED_Mbps
+        speed = self.facts.get_number(subject, speed_key)
+        state = self.facts.get_text(subject, keys.RDMA_STATE if is_rdma else keys.NET_STATE)
+        interfaces = [
+            n for n in self.facts.list_names(NET) if self.facts.get_text(net_subject(n), keys.NET_BUS_ID) == bus_id
+        ]
         if speed is None:
-            reason = next((f.missing for f in self.facts.missing if (f.subject, f.key) == (subject, "speed_Mbps")), "")
+            reason = next((f.missing for f in self.facts.missing if (f.subject, f.key) == (subject, speed_key)), "")
             self.notes.append(f"{name}: speed not known ({reason})")
-        extra: dict[str, Any] = {"speed": speed, "state": state, **self._place(bus_id)}
+        extra: dict[str, Any] = {"speed": speed, "state": state, **self._read_place(bus_id)}
         if speed is not None:
             extra["net_speed_GBps"] = speed / 8000
-        if subject.startswith("rdma"):
+        if is_rdma:
             extra["interfaces"] = interfaces
         return Device(
             name,
             "nic",
-            numa_node=_node_of(self.facts, bus_id, None),
+            numa_node=_find_numa_node(self.facts, bus_id, None),
             bus_id=bus_id,
-            source=self.facts.source(subject, "bus_id"),
+            source=self.facts.get_source(subject, keys.RDMA_BUS_ID if is_rdma else keys.NET_BUS_ID),
             extra={k: v for k, v in extra.items() if v},
         )
 
 
-# -- facts read in one way or another -------------------------------------------------------------------------------
+# -- several facts put together ------------------------------------------------------------------------------------
 
 
-def _bus_of(facts: Facts, index: str) -> str | None:
-    return facts.text(f"gpu/{index}", "bus_id")
-
-
-def _nic_names(facts: Facts) -> dict[str, tuple[str, ...]]:
-    """Names of the cards at each bus address: the RDMA device's where there is one, else the interface's."""
-    names: dict[str, dict[str, list[str]]] = defaultdict(lambda: {"rdma": [], "net": []})
-    for top in ("rdma", "net"):
-        for name in facts.names(top):
-            bus_id = facts.text(f"{top}/{name}", "bus_id")
+def _list_nic_names(facts: Facts) -> dict[str, tuple[str, ...]]:
+    """Return the names of the NICs at each PCI address: those of RDMA devices if there are any, else of interfaces."""
+    names: dict[str, dict[str, list[str]]] = defaultdict(lambda: {RDMA: [], NET: []})
+    for top, make_subject, key in ((RDMA, rdma_subject, keys.RDMA_BUS_ID), (NET, net_subject, keys.NET_BUS_ID)):
+        for name in facts.list_names(top):
+            bus_id = facts.get_text(make_subject(name), key)
             if bus_id is not None:
                 names[bus_id][top].append(name)
-    return {bus_id: tuple(found["rdma"] or found["net"]) for bus_id, found in sorted(names.items())}
+    return {bus_id: tuple(by_top[RDMA] or by_top[NET]) for bus_id, by_top in sorted(names.items())}
 
 
-def _node_of(facts: Facts, bus_id: str, index: str | None) -> int | None:
-    """The NUMA node of a device: sysfs' word, else, for a GPU, NVML's."""
-    node = facts.number(f"pci/{bus_id}", "numa_node")
-    return facts.number(f"gpu/{index}", "numa_node") if node is None and index is not None else node
+def _find_numa_node(facts: Facts, bus_id: str, index: str | None) -> int | None:
+    """Return the NUMA node of a device by sysfs, else, for a GPU, by NVML."""
+    node = facts.get_number(pci_subject(bus_id), keys.PCI_NUMA_NODE)
+    return facts.get_number(gpu_subject(index), keys.GPU_NUMA_NODE) if node is None and index is not None else node
 
 
-def _pci_facts(facts: Facts, bus_id: str) -> dict[str, str]:
-    """What sysfs says of a PCI device, in the words of NCCL's XML."""
-    keys = {"class": "class", "vendor": "vendor", "device": "device"}
-    keys |= {"link_speed": "max_link_speed", "link_width": "max_link_width"}
-    told = {name: facts.text(f"pci/{bus_id}", key) for name, key in keys.items()}
-    return {name: text for name, text in told.items() if text is not None}
+def _read_pci_details(facts: Facts, bus_id: str) -> dict[str, str]:
+    """Return what sysfs says of a PCI function, by the attribute of NCCL's XML."""
+    texts = {attribute: facts.get_text(pci_subject(bus_id), key) for attribute, key in _PCI_DETAILS.items()}
+    return {attribute: text for attribute, text in texts.items() if text is not None}
 
 
-def _max_and_current(facts: Facts, subject: str) -> dict[str, str]:
-    """Both PCIe states of a GPU: an idle one clocks its link down."""
-    out: dict[str, str] = {}
-    for state in ("max", "current"):
-        generation, width = (facts.number(subject, f"pcie_{state}_{key}") for key in ("generation", "width"))
+def _read_pcie_states(facts: Facts, subject: str) -> dict[str, str]:
+    """Return what a GPU's PCIe link is made for and its state now, such as `Gen4 x16`: idle GPUs clock it down."""
+    states: dict[str, str] = {}
+    for state, (generation_key, width_key) in _PCIE_STATES.items():
+        generation, width = facts.get_number(subject, generation_key), facts.get_number(subject, width_key)
         if generation is not None and width is not None:
-            out[state] = f"Gen{generation} x{width}"
-    return out
+            states[state] = f"Gen{generation} x{width}"
+    return states
 
 
-def _cpu_facts(facts: Facts) -> dict[str, Any]:
-    """What the CPUs are, in the words of NCCL's XML."""
-    vendor, name = facts.text("cpuinfo", "vendor"), facts.text("cpuinfo", "model_name")
-    arch = "x86_64" if vendor else "arm64" if facts.text("cpuinfo", "implementer") else None
+def _read_cpu_model(facts: Facts) -> dict[str, Any]:
+    """Return architecture, vendor and model of the CPUs, by the attribute of NCCL's XML."""
+    vendor, name = facts.get_text(CPUINFO, keys.CPUINFO_VENDOR), facts.get_text(CPUINFO, keys.CPUINFO_MODEL_NAME)
+    arch = "x86_64" if vendor else "arm64" if facts.get_text(CPUINFO, keys.CPUINFO_IMPLEMENTER) else None
     if arch is None and str(name).startswith("POWER"):
         arch = "ppc64"
-    told = {"arch": arch, "vendor": vendor, "name": name}
-    told |= {"familyid": facts.text("cpuinfo", "family"), "modelid": facts.text("cpuinfo", "model")}
-    return {key: value for key, value in told.items() if value is not None}
+    model = {"arch": arch, "vendor": vendor, "name": name}
+    model |= {
+        "familyid": facts.get_text(CPUINFO, keys.CPUINFO_FAMILY),
+        "modelid": facts.get_text(CPUINFO, keys.CPUINFO_MODEL),
+    }
+    return {key: value for key, value in model.items() if value is not None}
 
 
-def _pcie(child: str, parent: str, slot: Slot) -> Link:
+def _make_pcie_link(child: str, parent: str, slot: Slot) -> Link:
     GTps: Fraction = PCIE_GTps[slot.link.generation]
-    told = f"{float(GTps):g} GT/s x{slot.link.width}"
+    declared = f"{float(GTps):g} GT/s x{slot.link.width}"
     source = "assumed: " + "; ".join(slot.link.assumed) if slot.link.assumed else slot.source
     return Link(
-        child, parent, slot.link.bandwidth_GBps, LATENCY_us["pcie"], "pcie", source=source, extra={"declared": told}
+        child, parent, slot.link.bandwidth_GBps, LATENCY_us["pcie"], "pcie", source=source, extra={"declared": declared}
     )

@@ -1,49 +1,64 @@
-"""What could not be learned of a machine, in the few lines that people read."""
+"""Notes on what could not be learned of a machine, a line each for people to read."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 
+from .. import fact_keys as keys
+from ..fact_keys import GPU, PCI, gpu_subject
 from ..facts import Facts
-from .linux.unlisted import vendor_of
+from .linux.unlisted import find_gpu_vendor
 
-_NOTED_KEYS = ("library", "count", "bus_id", "state", "nodes", "devices")
+_NOTED_KEYS = (
+    keys.NVML_LIBRARY,
+    keys.NVML_COUNT,
+    keys.GPU_BUS_ID,
+    keys.NVLINK_STATE,
+    keys.RDMA_BUS_ID,
+    keys.RDMA_STATE,
+    keys.NET_STATE,
+    keys.NUMA_NODES,
+    keys.PCI_DEVICES,
+)
 
 
-def absent(facts: Facts) -> Iterator[str]:
-    """A line for each reason why facts that shape the topology are missing."""
-    grouped: dict[tuple[str, str, str], list[str]] = defaultdict(list)
+def note_missing(facts: Facts) -> Iterator[str]:
+    """Yield a line for each reason why facts that shape the topology are missing."""
+    subjects_of: dict[tuple[str, str, str], list[str]] = defaultdict(list)
     for fact in facts.missing:
         if fact.key in _NOTED_KEYS:
-            grouped[fact.key, fact.source, fact.missing or ""].append(fact.subject)
-    for (key, source, reason), subjects in grouped.items():
-        if key == "library":
-            told = " ".join(word.lower() if word.istitle() else word for word in reason.split())
-            effect = "NVLinks are not known" if facts.names("gpu") else "GPUs are not listed"
-            yield f"NVML does not answer: {told}; {effect}"
+            subjects_of[fact.key, fact.source, fact.missing or ""].append(fact.subject)
+    for (key, source, reason), subjects in subjects_of.items():
+        if key == keys.NVML_LIBRARY:
+            reason = " ".join(word.lower() if word.istitle() else word for word in reason.split())
+            effect = "NVLinks are not known" if facts.list_names(GPU) else "GPUs are not listed"
+            yield f"NVML does not answer: {reason}; {effect}"
         else:
-            yield f"{_listed(subjects)}: {key.replace('_', ' ')} not known: {source}: {reason}"
+            yield f"{_join_names(subjects)}: {key.replace('_', ' ')} not known: {source}: {reason}"
 
 
-def _listed(names: Iterable[str]) -> str:
-    every = list(names)
-    return ", ".join(every[:4]) + (f" and {len(every) - 4} more" if len(every) > 4 else "")
+def _join_names(names: Sequence[str]) -> str:
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
 
 
-def lost(facts: Facts) -> Iterator[str]:
-    """GPUs that do not answer."""
-    for index in facts.names("gpu"):
-        reason = facts.text(f"gpu/{index}", "lost")
+def note_lost(facts: Facts) -> Iterator[str]:
+    """Yield a line for each GPU that does not answer."""
+    for index in facts.list_names(GPU):
+        reason = facts.get_text(gpu_subject(index), keys.GPU_LOST)
         if reason is not None:
             yield f"gpu{index} does not answer ({reason}); it is no rank"
 
 
-def unlisted(facts: Facts) -> Iterator[str]:
-    """GPUs that are on PCI but not listed, so that they cannot be ranks."""
-    listed = {facts.text(f"gpu/{index}", "bus_id") for index in facts.names("gpu")}
-    vendors = {bus_id: vendor_of(facts, bus_id) for bus_id in facts.names("pci") if bus_id not in listed}
-    found = {bus_id: vendor for bus_id, vendor in vendors.items() if vendor is not None}
-    nowhere = [i for i in facts.names("gpu") if facts.text(f"gpu/{i}", "lost") and not facts.text(f"gpu/{i}", "bus_id")]
-    for bus_id, vendor in found.items() if len(found) != len(nowhere) else ():  # else they are the lost ones
+def note_unlisted(facts: Facts) -> Iterator[str]:
+    """Yield a line for each GPU that is on PCI but not listed by the driver, so that it cannot be a rank."""
+    listed = {facts.get_text(gpu_subject(index), keys.GPU_BUS_ID) for index in facts.list_names(GPU)}
+    vendors = {bus_id: find_gpu_vendor(facts, bus_id) for bus_id in facts.list_names(PCI) if bus_id not in listed}
+    gpus = {bus_id: vendor for bus_id, vendor in vendors.items() if vendor is not None}
+    without_address = [
+        i
+        for i in facts.list_names(GPU)
+        if facts.get_text(gpu_subject(i), keys.GPU_LOST) and not facts.get_text(gpu_subject(i), keys.GPU_BUS_ID)
+    ]
+    for bus_id, vendor in gpus.items() if len(gpus) != len(without_address) else ():  # else they are the lost ones
         yield f"{bus_id}: a GPU of {vendor} that NVML does not list; it is no rank"

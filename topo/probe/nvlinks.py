@@ -1,4 +1,4 @@
-"""NVLinks as NVML reports them, joined to links between GPUs and to an NVSwitch."""
+"""Join the NVLinks that NVML reports to links between GPUs and to an NVSwitch."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 
+from .. import fact_keys as keys
+from ..fact_keys import gpu_subject, nvlink_subject, pci_subject
 from ..facts import Facts
 from ..graph import Device, Link, both_ways
 from ..hardware import LATENCY_us, NVLINK_DATASHEET_GBps
@@ -22,7 +24,7 @@ _GENERATION_OF_VERSION = {1: 1, 2: 2, 3: 2, 4: 3, 5: 3, 6: 4, 7: 5}  # nvmlNvlin
 
 @dataclass(frozen=True)
 class NvLinks:
-    """What the NVLinks come to: further devices, links, and what is odd about them."""
+    """The devices and links that NVLinks add to a topology, and notes on what is odd about them."""
 
     devices: tuple[Device, ...] = ()
     links: tuple[Link, ...] = ()
@@ -30,22 +32,22 @@ class NvLinks:
 
 
 def join_nvlinks(facts: Facts, gpus: Mapping[str, str], cpu_of: Mapping[str, str]) -> NvLinks:
-    """Links from NVML's facts. `gpus` gives the device id of each NVML index, `cpu_of` its CPU's."""
+    """Return the links by NVML's facts. `gpus` gives the device id of each NVML index, `cpu_of` the id of its CPU."""
     counts: dict[str, Counter[str]] = {}
     notes: list[str] = []
-    at = {facts.text(f"gpu/{index}", "bus_id"): device for index, device in gpus.items()}
+    at = {facts.get_text(gpu_subject(index), keys.GPU_BUS_ID): device for index, device in gpus.items()}
     for index, device in gpus.items():
         counts[device] = Counter()
         unplaced: Counter[str] = Counter()
-        for link in active_links(facts, index):
-            peer, odd = _peer(facts, link, at, cpu_of.get(device))
+        for link in list_active_links(facts, index):
+            peer, oddity = _find_peer(facts, link, at, cpu_of.get(device))
             if peer is not None and peer != device:
                 counts[device][peer] += 1
-            if odd:
-                unplaced[odd] += 1
-        notes += [f"{device}: {n} active NVLink{'s' * (n > 1)} {odd}" for odd, n in unplaced.items()]
-    rates = {device: link_GBps(facts, index) for index, device in gpus.items()}
-    notes += _uneven(counts)
+            if oddity:
+                unplaced[oddity] += 1
+        notes += [f"{device}: {n} active NVLink{'s' * (n > 1)} {oddity}" for oddity, n in unplaced.items()]
+    rates = {device: find_link_GBps(facts, index) for index, device in gpus.items()}
+    notes += _note_uneven(counts)
     pairs = dict.fromkeys(tuple(sorted((a, b))) for a, peers in counts.items() for b in peers)
     links: list[Link] = []
     for a, b in pairs:
@@ -53,47 +55,48 @@ def join_nvlinks(facts: Facts, gpus: Mapping[str, str], cpu_of: Mapping[str, str
         rate = min(rates[x] for x in (a, b) if x in rates)
         latency = LATENCY_us["nvswitch" if NVSWITCH in (a, b) else "nvlink"]
         links += both_ways(Link(a, b, rate * count, latency, "nvlink", count, SOURCE))
-    links += [x for index, device in gpus.items() for x in _c2c(facts, index, device, cpu_of.get(device))]
+    links += [x for index, device in gpus.items() for x in _join_c2c(facts, index, device, cpu_of.get(device))]
     has_switch = any(NVSWITCH in pair for pair in pairs)
     switch = Device(NVSWITCH, "switch", "nvswitch", source="NVML: remote ends of active NVLinks")
     return NvLinks((switch,) if has_switch else (), tuple(links), tuple(notes))
 
 
-def active_links(facts: Facts, index: str) -> Iterator[str]:
-    """Subjects of the active NVLinks of a GPU; their numbers need not be contiguous."""
-    prefix = f"gpu/{index}/nvlink/"
+def list_active_links(facts: Facts, index: str) -> Iterator[str]:
+    """Yield the subjects of a GPU's active NVLinks; their numbers need not be contiguous."""
+    prefix = nvlink_subject(index, "")
     for fact in facts.items:
-        if fact.subject.startswith(prefix) and fact.key == "state" and fact.value == "active":
+        if fact.subject.startswith(prefix) and fact.key == keys.NVLINK_STATE and fact.value == "active":
             yield fact.subject
 
 
-def link_GBps(facts: Facts, index: str) -> Fraction:
-    """Datasheet rate of one NVLink of a GPU in one direction: by compute capability, else by the version of a link."""
-    sm = facts.number(f"gpu/{index}", "sm")
+def find_link_GBps(facts: Facts, index: str) -> Fraction:
+    """Return the datasheet rate of one NVLink of a GPU in one direction, by compute capability or the link's version."""
+    sm = facts.get_number(gpu_subject(index), keys.GPU_SM)
     if sm == 86:
         return _SM86_GBps
     generation = None if sm is None else next((g for least, g in _GENERATION_OF_SM if sm >= least), 1)
     if generation is None:
-        versions = (facts.number(link, "version") for link in active_links(facts, index))
+        versions = (facts.get_number(link, keys.NVLINK_VERSION) for link in list_active_links(facts, index))
         generation = next((_GENERATION_OF_VERSION[v] for v in versions if v in _GENERATION_OF_VERSION), 3)
     return NVLINK_DATASHEET_GBps[generation]
 
 
-def _c2c(facts: Facts, index: str, device: str, cpu: str | None) -> tuple[Link, ...]:
-    """NVLink-C2C to the GPU's own CPU (Grace)."""
-    count, rate_MBps = (facts.number(f"gpu/{index}", key) for key in ("c2c_count", "c2c_MBps"))
+def _join_c2c(facts: Facts, index: str, device: str, cpu: str | None) -> tuple[Link, ...]:
+    """Return the NVLink-C2C links to the GPU's own CPU (Grace), both directions."""
+    count = facts.get_number(gpu_subject(index), keys.GPU_C2C_COUNT)
+    rate_MBps = facts.get_number(gpu_subject(index), keys.GPU_C2C_MBps)
     if not count or not rate_MBps or cpu is None:
         return ()
     rate = Fraction(rate_MBps, 1000)
     return both_ways(Link(device, cpu, rate, LATENCY_us["c2c"], "c2c", count, "NVML: NVLink-C2C"))
 
 
-def _peer(facts: Facts, link: str, at: Mapping[str | None, str], cpu: str | None) -> tuple[str | None, str | None]:
-    """The device at the other end of a link (None: none that is listed), and what is odd about it."""
-    bus_id, kind = facts.text(link, "remote_bus_id"), facts.text(link, "remote_kind")
+def _find_peer(facts: Facts, link: str, at: Mapping[str | None, str], cpu: str | None) -> tuple[str | None, str | None]:
+    """Return the device at the other end of a link (None where it is not listed), and what is odd about it."""
+    bus_id, kind = facts.get_text(link, keys.NVLINK_REMOTE_BUS_ID), facts.get_text(link, keys.NVLINK_REMOTE_KIND)
     if bus_id in at and bus_id is not None:
         return at[bus_id], None
-    if kind == "switch" or str(facts.text(f"pci/{bus_id}", "class")).startswith("0x0680"):
+    if kind == "switch" or str(facts.get_text(pci_subject(bus_id), keys.PCI_CLASS)).startswith("0x0680"):
         return NVSWITCH, None
     if kind == "cpu":
         return cpu, None
@@ -102,8 +105,8 @@ def _peer(facts: Facts, link: str, at: Mapping[str | None, str], cpu: str | None
     return NVSWITCH, "with an unknown other end; taken for an NVSwitch, as NCCL does"
 
 
-def _uneven(counts: Mapping[str, Counter[str]]) -> Iterator[str]:
-    """What does not match: two ends that disagree, and a GPU with fewer links than its peers."""
+def _note_uneven(counts: Mapping[str, Counter[str]]) -> Iterator[str]:
+    """Yield notes on ends that report different numbers of links, and on GPUs with fewer links than their peers."""
     for a, peers in counts.items():
         for b, count in peers.items():
             if b in counts and a < b and counts[b][a] != count:

@@ -1,4 +1,4 @@
-"""The PCI Express tree as it matters to traffic: bridges with one child only are part of the cable.
+"""The PCI Express tree as traffic sees it: a bridge with a single child is part of the link.
 
 A chain of bridges without a branch (a root port, the ports of a switch) carries what its narrowest part carries; where
 the tree branches there is a switch. Speeds are those that the parts are made for, since idle devices clock down;
@@ -10,13 +10,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
+from .. import fact_keys as keys
+from ..fact_keys import GPU, Key, gpu_subject, pci_subject
 from ..facts import Facts
 from ..hardware import PcieLink, pcie_link
 
 
 @dataclass
 class _Port:
-    """A bus address in the tree while it is built, with what hangs below it."""
+    """A PCI address in the tree while it is built, with the ports below it."""
 
     bus_id: str
     below: dict[str, _Port] = field(default_factory=dict)
@@ -24,7 +26,10 @@ class _Port:
 
 @dataclass(frozen=True)
 class Slot:
-    """A device or switch at `bus_id` below the switch `parent` (None: a CPU), and what the way up carries."""
+    """A device or switch at `bus_id` below the switch `parent` (None: a CPU), and the link to its parent.
+
+    `top` is the address of the bridge at the root of its branch.
+    """
 
     bus_id: str
     parent: str | None
@@ -35,19 +40,19 @@ class Slot:
     source: str
 
 
-def slots(facts: Facts, bus_ids: Iterable[str]) -> Iterator[Slot]:
-    """Switches and devices of the tree above `bus_ids`, parents before children, in order of bus address."""
+def list_slots(facts: Facts, bus_ids: Iterable[str]) -> Iterator[Slot]:
+    """Yield the switches and devices of the tree above `bus_ids`, parents before children, in order of PCI address."""
     leaves = dict.fromkeys(bus_ids)
     roots: dict[str, _Port] = {}
     for bus_id in leaves:
         level = roots
-        for part in (*facts.texts(f"pci/{bus_id}", "bridges"), bus_id):
+        for part in (*facts.get_texts(pci_subject(bus_id), keys.PCI_BRIDGES), bus_id):
             level = level.setdefault(part, _Port(part)).below
     for top in sorted(roots):
-        yield from _walk(facts, roots[top], leaves, None, (), top)
+        yield from _list_below(facts, roots[top], leaves, None, (), top)
 
 
-def _walk(
+def _list_below(
     facts: Facts,
     port: _Port,
     leaves: Mapping[str, None],
@@ -58,22 +63,23 @@ def _walk(
     chain = (*chain, port.bus_id)
     is_leaf, below = port.bus_id in leaves, [port.below[name] for name in sorted(port.below)]
     if not is_leaf and len(below) == 1:
-        yield from _walk(facts, below[0], leaves, parent, chain, top)
+        yield from _list_below(facts, below[0], leaves, parent, chain, top)
         return
-    link, notes = _narrowest(facts, chain, is_leaf)
-    source = facts.source(f"pci/{port.bus_id}", "max_link_speed") or "assumed"
+    link, notes = _find_narrowest(facts, chain, is_leaf)
+    source = facts.get_source(pci_subject(port.bus_id), keys.PCI_MAX_LINK_SPEED) or "assumed"
     yield Slot(port.bus_id, parent, not is_leaf, top, link, notes, source)
     for child in below:
-        yield from _walk(facts, child, leaves, port.bus_id, (), top)
+        yield from _list_below(facts, child, leaves, port.bus_id, (), top)
 
 
-def _narrowest(facts: Facts, chain: tuple[str, ...], is_leaf: bool) -> tuple[PcieLink, tuple[str, ...]]:
-    """The link with the least bandwidth in a chain, and what is odd about the chain."""
-    found: list[PcieLink] = []
+def _find_narrowest(facts: Facts, chain: tuple[str, ...], is_leaf: bool) -> tuple[PcieLink, tuple[str, ...]]:
+    """Return the link with the least bandwidth in a chain, and notes on what is odd about the chain."""
+    links: list[PcieLink] = []
     notes: list[str] = []
     for bus_id in chain:
-        speed, width = facts.text(f"pci/{bus_id}", "max_link_speed"), _width(facts, bus_id, "max_link_width")
-        current = _width(facts, bus_id, "current_link_width")
+        speed = facts.get_text(pci_subject(bus_id), keys.PCI_MAX_LINK_SPEED)
+        width = _read_width(facts, bus_id, keys.PCI_MAX_LINK_WIDTH)
+        current = _read_width(facts, bus_id, keys.PCI_CURRENT_LINK_WIDTH)
         link = pcie_link(speed, min(w for w in (width, current) if w) if width or current else None)
         if link.assumed:
             continue
@@ -83,33 +89,33 @@ def _narrowest(facts: Facts, chain: tuple[str, ...], is_leaf: bool) -> tuple[Pci
             continue
         if width and current and current < width:
             notes.append(f"{bus_id} runs on {current} of its {width} PCIe lanes")
-        found.append(link)
-    if not found:
-        return _assumed(facts, chain[-1]), tuple(notes)
-    return min(found, key=lambda link: link.bandwidth_GBps), tuple(notes)
+        links.append(link)
+    if not links:
+        return _assume_link(facts, chain[-1]), tuple(notes)
+    return min(links, key=lambda link: link.bandwidth_GBps), tuple(notes)
 
 
-def _assumed(facts: Facts, bus_id: str) -> PcieLink:
-    """What is left where no file says it: NVML's word for a GPU, else NCCL's default."""
-    index = gpu_index(facts, bus_id)
+def _assume_link(facts: Facts, bus_id: str) -> PcieLink:
+    """Return the link where sysfs does not know it: for a GPU the one that NVML gives, else NCCL's default."""
+    index = find_gpu_index(facts, bus_id)
     if index is not None:
-        generation = facts.number(f"gpu/{index}", "pcie_max_generation")
-        width = facts.number(f"gpu/{index}", "pcie_max_width")
+        generation = facts.get_number(gpu_subject(index), keys.GPU_PCIE_MAX_GENERATION)
+        width = facts.get_number(gpu_subject(index), keys.GPU_PCIE_MAX_WIDTH)
         if generation is not None and 1 <= generation <= 6 and width:
             return PcieLink(generation, width)
     return pcie_link(None, None)
 
 
 def _is_gpu(facts: Facts, bus_id: str) -> bool:
-    return gpu_index(facts, bus_id) is not None
+    return find_gpu_index(facts, bus_id) is not None
 
 
-def gpu_index(facts: Facts, bus_id: str) -> str | None:
-    """NVML's index of the GPU at a bus address, None where NVML lists none there."""
-    return next((i for i in facts.names("gpu") if facts.text(f"gpu/{i}", "bus_id") == bus_id), None)
+def find_gpu_index(facts: Facts, bus_id: str) -> str | None:
+    """Return NVML's index of the GPU at a PCI address, None where NVML lists none there."""
+    return next((i for i in facts.list_names(GPU) if facts.get_text(gpu_subject(i), keys.GPU_BUS_ID) == bus_id), None)
 
 
-def _width(facts: Facts, bus_id: str, key: str) -> int | None:
-    """A link width in lanes, None where it is not known: devices without a real link say 0, 63 or 255."""
-    width = facts.number(f"pci/{bus_id}", key)
+def _read_width(facts: Facts, bus_id: str, key: Key[int]) -> int | None:
+    """Return a link width in lanes, None where it is not known: devices without a real link say 0, 63 or 255."""
+    width = facts.get_number(pci_subject(bus_id), key)
     return width if width is not None and 1 <= width <= 32 else None

@@ -12,9 +12,11 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 
+from ... import fact_keys as keys
+from ...fact_keys import pci_subject
 from ...facts import Fact, Facts
 from ...hardware import PCIE_GTps
-from ...probe.pcie import Slot, slots
+from ...probe.pcie import Slot, list_slots
 from ..safe_xml import Element
 from .objects import AMD, NVIDIA, Function, Machine, bus_id, infos, link_GBps, osdev_is
 
@@ -192,10 +194,13 @@ def tree(machine: Machine, gpus: list[Gpu], nics: list[Nic]) -> list[Slot]:
     awake = _generations(gpus)
     for key, function in leaves.items():
         chain = tuple(bus_id(bridge) for bridge in function.bridges)
-        facts[key] = (Fact(f"pci/{key}", "bridges", chain, SOURCE), *_speed(machine, key, function, key in is_gpu))
+        facts[key] = (
+            Fact(pci_subject(key), keys.PCI_BRIDGES, chain, SOURCE),
+            *_speed(machine, key, function, key in is_gpu),
+        )
         for bridge, address in zip(function.bridges, chain, strict=True):
             facts.setdefault(address, tuple(_port(machine, address, link_GBps(bridge), awake.get(address, 0))))
-    return list(slots(Facts(tuple(fact for told in facts.values() for fact in told)), leaves))
+    return list(list_slots(Facts(tuple(fact for told in facts.values() for fact in told)), leaves))
 
 
 def _refuse_shared_addresses(functions: list[Function]) -> None:
@@ -251,5 +256,5 @@ def _speed_of(machine: Machine, key: str, raw_GBps: Fraction) -> Iterator[Fact]:
             machine.notes.add(key, f"pci_link_speed {float(raw_GBps):g} GB/s is none of PCIe's; left out of account")
         return
     generation, width = pair
-    yield Fact(f"pci/{key}", "max_link_speed", f"{float(PCIE_GTps[generation]):g} GT/s", SOURCE)
-    yield Fact(f"pci/{key}", "max_link_width", width, SOURCE)
+    yield Fact(pci_subject(key), keys.PCI_MAX_LINK_SPEED, f"{float(PCIE_GTps[generation]):g} GT/s", SOURCE)
+    yield Fact(pci_subject(key), keys.PCI_MAX_LINK_WIDTH, width, SOURCE)

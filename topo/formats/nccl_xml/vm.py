@@ -12,8 +12,10 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from fractions import Fraction
 
+from ... import fact_keys as keys
 from ...errors import InputError
-from ...facts import facts_of
+from ...fact_keys import GPU, gpu_subject, pci_subject
+from ...facts import load_facts
 from ...graph import Device, Link, Topology
 from ...hardware import PCIE_GTps, pcie_link
 from .limits import NCCL, RCCL, facts_for, refuse_too_much
@@ -53,8 +55,10 @@ class _Vm:
         self.topology = topology
         self._said: dict[str, list[str]] = {}
         _refuse(topology)
-        self.facts = facts_of(topology.extra, topology.name)
-        self.index = {normal_address(self.facts.text(f"gpu/{i}", "bus_id")): i for i in self.facts.names("gpu")}
+        self.facts = load_facts(topology.extra, topology.name)
+        self.index = {
+            normal_address(self.facts.get_text(gpu_subject(i), keys.GPU_BUS_ID)): i for i in self.facts.list_names(GPU)
+        }
         self.tree = tree_of(topology)
         self.bus = addresses(topology, self.tree)
         self.gpu_class = gpu_class(topology)
@@ -120,8 +124,8 @@ class _Vm:
             return next((n for d in self.tree.children[device.id] if (n := self._numa_of(d)) is not None), None)
         address = normal_address(device.bus_id)
         index = self.index.get(address)
-        subjects = [f"pci/{address}"] + ([f"gpu/{index}"] if index is not None else [])
-        told = [device.numa_node, *(self.facts.number(subject, "numa_node") for subject in subjects)]
+        told = [device.numa_node, self.facts.get_number(pci_subject(address), keys.PCI_NUMA_NODE)]
+        told += [self.facts.get_number(gpu_subject(index), keys.GPU_NUMA_NODE)] if index is not None else []
         return next((n for n in told if n is not None and n >= 0), None)
 
     def _orphans(self, nodes: dict[int, Node]) -> None:

@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 
+from ... import fact_keys as keys
 from ...devices import Device
+from ...fact_keys import gpu_subject, net_subject, rdma_subject
 from ...facts import Facts
 from ...hardware import PCIE_GTps, pcie_GBps
 
@@ -50,7 +52,7 @@ class Lanes:
 
 def gpu_lanes(gpu: Device, facts: Facts, index: str | None) -> Lanes:
     """What a GPU is made for: NVML's word for it, else its compute capability, its architecture or its name."""
-    subject = f"gpu/{index}"
+    subject = gpu_subject(index)
     for lanes in _nvml(gpu, facts, subject):
         if lanes.generation >= _LEAST_GPU_GENERATION and lanes.width:
             return lanes
@@ -58,12 +60,12 @@ def gpu_lanes(gpu: Device, facts: Facts, index: str | None) -> Lanes:
     generation = next((g for pattern, g in _GENERATION_OF_GCN if pattern.fullmatch(gcn)), None)
     if generation is not None:
         return Lanes(generation, why=f"what {gcn} is made for")
-    sm = gpu.extra.get("sm") if isinstance(gpu.extra.get("sm"), int) else facts.number(subject, "sm")
+    sm = gpu.extra.get("sm") if isinstance(gpu.extra.get("sm"), int) else facts.get_number(subject, keys.GPU_SM)
     if isinstance(sm, int) and not gcn:
         generation = next((g for least, g in _GENERATION_OF_SM if sm >= least), None)
         if generation is not None:
             return Lanes(generation, why=f"what GPUs of compute capability {sm // 10}.{sm % 10} are made for")
-    name = str(gpu.extra.get("name") or facts.text(subject, "name") or "")
+    name = str(gpu.extra.get("name") or facts.get_text(subject, keys.GPU_NAME) or "")
     generation = next((g for pattern, g in _GENERATION_OF_NAME if pattern.search(name)), None)
     if generation is not None:
         return Lanes(generation, why=f"what {name} is made for")
@@ -71,7 +73,8 @@ def gpu_lanes(gpu: Device, facts: Facts, index: str | None) -> Lanes:
 
 
 def _nvml(gpu: Device, facts: Facts, subject: str) -> Iterator[Lanes]:
-    generation, width = (facts.number(subject, f"pcie_max_{key}") for key in ("generation", "width"))
+    generation = facts.get_number(subject, keys.GPU_PCIE_MAX_GENERATION)
+    width = facts.get_number(subject, keys.GPU_PCIE_MAX_WIDTH)
     if generation and generation in PCIE_GTps and width and 1 <= width <= 32:
         yield Lanes(generation, width, "the GPU's own most, as NVML says")
     pcie = gpu.extra.get("pcie")
@@ -94,5 +97,7 @@ def nic_Gbps(nic: Device, facts: Facts) -> Fraction | None:
     told = nic.extra.get("net_speed_GBps")
     if isinstance(told, (int, float)) and 0 < told < 10**6:
         return Fraction(told) * 8
-    Mbps = facts.number(f"rdma/{nic.id}", "speed_Mbps") or facts.number(f"net/{nic.id}", "speed_Mbps")
+    Mbps = facts.get_number(rdma_subject(nic.id), keys.RDMA_SPEED_Mbps) or facts.get_number(
+        net_subject(nic.id), keys.NET_SPEED_Mbps
+    )
     return Fraction(Mbps, 1000) if Mbps and Mbps > 0 else None

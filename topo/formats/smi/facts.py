@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 
+from ... import fact_keys as keys
+from ...fact_keys import gpu_subject, p2p_subject
 from ...facts import Fact
 from .cells import PCIE_LABELS, Cells, family
 from .text import CPU, GPU_NAME, GPU_NUMA, NUMA, Table
@@ -25,7 +27,15 @@ STATUSES = {
 MOST_PAIRS = 256
 """Facts of pairs are kept for so many GPUs; the labels of more would be a million."""
 
-_KEYS = {"r": ("read",), "w": ("write",), "rw": ("read", "write"), "a": ("atomics",), "n": ("nvlink",), "p": ("pcie",)}
+_KEYS = {
+    "r": (keys.P2P_READ,),
+    "w": (keys.P2P_WRITE,),
+    "rw": (keys.P2P_READ, keys.P2P_WRITE),
+    "a": (keys.P2P_ATOMICS,),
+    "n": (keys.P2P_NVLINK,),
+    "p": (keys.P2P_PCIE,),
+}
+_COLUMNS = ((keys.GPU_CPU_AFFINITY, CPU), (keys.GPU_NUMA_NODE, NUMA), (keys.GPU_OWN_NUMA_NODE, GPU_NUMA))
 _RANGES = re.compile(r"[0-9]{1,7}(?:[-,][0-9]{1,7}){0,4096}")
 _NODE = re.compile(r"[0-9]{1,6}")
 
@@ -68,12 +78,12 @@ def matrix_facts(table: Table, cells: Cells) -> Iterator[Fact]:
     """Affinities and ways of the GPUs; the ways as PIX, NV4, ..."""
     for name, gpu in _gpus(table):
         row = table.rows.get(name)
-        for key, column in (("cpu_affinity", CPU), ("numa_node", NUMA), ("gpu_numa_id", GPU_NUMA)):
+        for key, column in _COLUMNS:
             if column not in table.columns:
                 continue
             text = _match(_RANGES, row.affinities.get(column) if row else None)
-            value = int(text) if text and key != "cpu_affinity" and text.isdigit() else text
-            yield Fact(f"gpu/{gpu}", key, value, SOURCE, None if text else "not told")
+            value = int(text) if text and key != keys.GPU_CPU_AFFINITY and text.isdigit() else text
+            yield Fact(gpu_subject(gpu), key, value, SOURCE, None if text else "not told")
     for i, name in enumerate(table.names) if len(table.rows) <= MOST_PAIRS else ():
         if GPU_NAME.fullmatch(name):
             yield from _ancestors(table, cells, i)
@@ -82,7 +92,7 @@ def matrix_facts(table: Table, cells: Cells) -> Iterator[Fact]:
 def _ancestors(table: Table, cells: Cells, i: int) -> Iterator[Fact]:
     for j, label in enumerate(cells.told[i]):
         if label is not None and cells.gpus >> j & 1 and (label in PCIE_LABELS or family(label) == "NV"):
-            yield Fact(f"gpu/{_index(table.names[i])}/p2p/{_index(table.names[j])}", "ancestor", label, SOURCE)
+            yield Fact(p2p_subject(_index(table.names[i]), _index(table.names[j])), keys.P2P_ANCESTOR, label, SOURCE)
 
 
 def p2p_facts(tables: Iterable[Table], gpus: frozenset[str], notes: list[str]) -> Iterator[Fact]:
@@ -91,17 +101,17 @@ def p2p_facts(tables: Iterable[Table], gpus: frozenset[str], notes: list[str]) -
         if not set(table.names) <= gpus or len(table.names) > MOST_PAIRS:
             notes.append(f"the -p2p matrix of line {table.line} is of other GPUs than the matrix of ways; left out")
             continue
-        keys = _KEYS.get(table.flag or "")
-        if keys is None:
-            keys = _KEYS["rw"]
+        flag_keys = _KEYS.get(table.flag or "")
+        if flag_keys is None:
+            flag_keys = _KEYS["rw"]
             notes.append(f"no -p2p flag stands before line {table.line}; taken as what GPUs may read and write")
         source = f"nvidia-smi topo -p2p {table.flag}" if table.flag in _KEYS else "nvidia-smi topo -p2p"
         for name, row in table.rows.items():
             for other, cell in zip(table.names, row.cells, strict=True):
                 if cell in STATUSES and name != other and cell is not None:
                     status = STATUSES[cell]
-                    subject = f"gpu/{_index(name)}/p2p/{_index(other)}"
-                    for key in keys:
+                    subject = p2p_subject(_index(name), _index(other))
+                    for key in flag_keys:
                         yield Fact(subject, key, status, source, None if status else "unknown")
 
 

@@ -11,7 +11,9 @@ from collections import Counter
 from collections.abc import Mapping
 from fractions import Fraction
 
+from ... import fact_keys as keys
 from ...errors import InputError
+from ...fact_keys import gpu_subject, nvlink_subject
 from ...facts import Fact
 from ...graph import Device, Link, both_ways
 from ...hardware import LATENCY_us, NVLINK_DATASHEET_GBps
@@ -80,7 +82,7 @@ def join_links(found: Parts, where: str, notes: list[str]) -> tuple[list[Device]
 
 
 def _known(table: LinkTable) -> dict[str, str]:
-    return {key: text for key, text in (("name", table.name), ("uuid", table.uuid)) if text}
+    return {key: text for key, text in ((keys.GPU_NAME, table.name), (keys.GPU_UUID, table.uuid)) if text}
 
 
 def _unlike(tables: Mapping[int, LinkTable]) -> list[str]:
@@ -101,19 +103,22 @@ def link_facts(tables: Mapping[int, LinkTable]) -> list[Fact]:
     address = {gpu: bus for bus, gpu in (at or {}).items()}
     for gpu, table in sorted(tables.items()):
         source = REMOTE if table.remote else STATUS
-        facts += [Fact(f"gpu/{gpu}", key, text, source) for key, text in _known(table).items()]
+        facts += [Fact(gpu_subject(gpu), key, text, source) for key, text in _known(table).items()]
         if gpu in address:
-            facts.append(Fact(f"gpu/{gpu}", "bus_id", address[gpu], f"{REMOTE}, by the order of the GPUs"))
+            facts.append(Fact(gpu_subject(gpu), keys.GPU_BUS_ID, address[gpu], f"{REMOTE}, by the order of the GPUs"))
         for number, speed in sorted(table.speed.items()):
-            subject = f"gpu/{gpu}/nvlink/{number}"
-            facts.append(Fact(subject, "state", "active" if speed else "inactive", STATUS))
+            subject = nvlink_subject(gpu, number)
+            facts.append(Fact(subject, keys.NVLINK_STATE, "active" if speed else "inactive", STATUS))
             if speed:
-                facts.append(Fact(subject, "speed_MBps", int(Fraction(speed) * 1000), STATUS))
+                facts.append(Fact(subject, keys.NVLINK_SPEED_MBps, int(Fraction(speed) * 1000), STATUS))
         for number, bus in zip(_numbers(table), table.remote.values(), strict=True):
-            subject = f"gpu/{gpu}/nvlink/{number}"
-            facts += [Fact(subject, "remote_bus_id", bus, REMOTE), Fact(subject, "remote_kind", kind, REMOTE)]
+            subject = nvlink_subject(gpu, number)
+            facts += [
+                Fact(subject, keys.NVLINK_REMOTE_BUS_ID, bus, REMOTE),
+                Fact(subject, keys.NVLINK_REMOTE_KIND, kind, REMOTE),
+            ]
             if not table.speed:
-                facts.append(Fact(subject, "state", "active", REMOTE))
+                facts.append(Fact(subject, keys.NVLINK_STATE, "active", REMOTE))
     return facts
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from ...facts import Facts, facts_of
+from ... import fact_keys as keys
+from ...fact_keys import gpu_subject
+from ...facts import Facts, load_facts
 from ...graph import Device, Topology
 from ...matrix import LABELS, Ways
 
@@ -29,7 +31,7 @@ def write(topology: Topology) -> str:
     label for (XGMI#, LNK, SW, NET, DIS) have those of topo/matrix.py, which the legend explains. `read` gets back as much
     as the format has room for: the text of what it reads is this text.
     """
-    ways, facts = Ways(topology), facts_of(topology.extra, topology.name)
+    ways, facts = Ways(topology), load_facts(topology.extra, topology.name)
     nics = [device for device in topology.devices if device.kind == "nic"]
     names = {**_gpu_names(topology), **{nic.id: f"NIC{i}" for i, nic in enumerate(nics)}}
     labels = {src: [ways.way(src, dst).label for dst in names] for src in names}
@@ -65,16 +67,16 @@ def _affinities(topology: Topology, ways: Ways, facts: Facts, ident: str) -> tup
     if device.kind != "gpu":
         return ()
     found = _GPU_ID.fullmatch(ident)
-    subject = f"gpu/{found.group(1)}" if found else ""
+    subject = gpu_subject(found.group(1)) if found else ""
     cpu = _cpu(topology, ways, device)
     beside = None if cpu is None else cpu.numa_node
     told = (
-        facts.text(subject, "cpu_affinity"),
+        facts.get_text(subject, keys.GPU_CPU_AFFINITY),
         device.extra.get("cpus"),
         None if cpu is None else cpu.extra.get("cpus"),
     )
-    nodes = (facts.text(subject, "numa_node"), device.numa_node, beside)
-    own = facts.text(subject, "gpu_numa_id")
+    nodes = (facts.get_text(subject, keys.GPU_NUMA_NODE), device.numa_node, beside)
+    own = facts.get_text(subject, keys.GPU_OWN_NUMA_NODE)
     return (_first(told), _first(nodes), "", _first((own,)))
 
 

@@ -1,1 +1,1 @@
-"""Questions to Linux: the files below /sys and /proc, of this machine or of a captured one."""
+"""Read Linux's files below /sys and /proc, of this machine or a captured one."""

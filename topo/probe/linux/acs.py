@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from ... import fact_keys as keys
+from ...fact_keys import pci_subject
 from ...facts import Fact
-from .files import read_start, shown_path
-from .sysfs import bridges_above, gpus_and_nics
+from .files import read_start, show_path
+from .sysfs import list_bridges, list_gpus_and_nics
 
 CONTROLS = (
     "source validation",
@@ -32,54 +34,54 @@ _UNPRIVILEGED = 64
 
 
 def read_acs(root: Path) -> Iterator[Fact]:
-    """The fact `pci/BUS acs` of every GPU and NIC and of every bridge above one."""
+    """Yield the fact `pci/BUS acs` of every GPU and NIC and of every bridge above one."""
     functions: dict[str, Path] = {}
-    for path in gpus_and_nics(root):
-        functions |= {function.name: function for function in (*bridges_above(path), path)}
+    for path in list_gpus_and_nics(root):
+        functions |= {function.name: function for function in (*list_bridges(path), path)}
     for name, path in functions.items():
-        yield _read_function(root, path / "config", f"pci/{name}")
+        yield _read_function(root, path / "config", pci_subject(name))
 
 
-def acs_control(config: bytes) -> int | None:
-    """The ACS control register of a configuration space, None where it has no such capability.
+def find_acs_control(config: bytes) -> int | None:
+    """Return the ACS control register of a configuration space, None where it has no such capability.
 
-    Raises ValueError, saying why, where the space is not all there or its list of capabilities is broken.
+    Raises ValueError where the space is incomplete or its list of capabilities is broken.
     """
     if len(config) <= _UNPRIVILEGED:
         raise ValueError(f"only root may read it: the file has {len(config)} bytes")
     if len(config) < _FIRST + _HEADER:
         raise ValueError(f"no extended configuration space: the file has {len(config)} bytes")
     seen: set[int] = set()
-    here = _FIRST
-    while here:
-        if here in seen:
-            raise ValueError(f"its list of capabilities comes back to {here:#x}")
-        if here < _FIRST or here + _HEADER > len(config):
-            raise ValueError(f"its list of capabilities leads to {here:#x}, outside of its {len(config)} bytes")
-        seen.add(here)
-        header = int.from_bytes(config[here : here + _HEADER], "little")
+    offset = _FIRST
+    while offset:
+        if offset in seen:
+            raise ValueError(f"its list of capabilities comes back to {offset:#x}")
+        if offset < _FIRST or offset + _HEADER > len(config):
+            raise ValueError(f"its list of capabilities leads to {offset:#x}, outside of its {len(config)} bytes")
+        seen.add(offset)
+        header = int.from_bytes(config[offset : offset + _HEADER], "little")
         if header == 0xFFFF_FFFF:
             raise ValueError("the function does not answer: its capabilities read as ones")
         if header & 0xFFFF == _ACS:
-            register = config[here + _CONTROL : here + _CONTROL + 2]
+            register = config[offset + _CONTROL : offset + _CONTROL + 2]
             if len(register) < 2:
-                raise ValueError(f"its ACS capability at {here:#x} is cut off: the file has {len(config)} bytes")
+                raise ValueError(f"its ACS capability at {offset:#x} is cut off: the file has {len(config)} bytes")
             return int.from_bytes(register, "little")
-        here = header >> 20 & ~3
+        offset = header >> 20 & ~3
     return None
 
 
 def _read_function(root: Path, path: Path, subject: str) -> Fact:
-    source = shown_path(root, path)
+    source = show_path(root, path)
     try:
-        control = acs_control(read_start(path, _END))
+        control = find_acs_control(read_start(path, _END))
     except OSError as error:
-        return Fact(subject, "acs", None, source, error.strerror or str(error))
+        return Fact(subject, keys.PCI_ACS, None, source, error.strerror or str(error))
     except ValueError as error:
-        return Fact(subject, "acs", None, source, str(error))
+        return Fact(subject, keys.PCI_ACS, None, source, str(error))
     if control is None:
-        return Fact(subject, "acs", "off", f"{source}: the function has no ACS")
+        return Fact(subject, keys.PCI_ACS, "off", f"{source}: the function has no ACS")
     on = [name for bit, name in enumerate(CONTROLS) if control >> bit & 1]
     if rest := control >> len(CONTROLS) << len(CONTROLS):
         on.append(f"other controls {rest:#x}")
-    return Fact(subject, "acs", ", ".join(on) or "off", source)
+    return Fact(subject, keys.PCI_ACS, ", ".join(on) or "off", source)

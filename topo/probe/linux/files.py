@@ -1,4 +1,4 @@
-"""Files of a machine whose `/` may be elsewhere: each read gives a fact, with its source or the reason why not."""
+"""Read the files of a machine whose `/` may be any folder: each gives a fact, with its source or why it is missing."""
 
 from __future__ import annotations
 
@@ -6,25 +6,32 @@ import errno
 import os
 import stat
 from pathlib import Path
+from typing import Any
 
+from ...fact_keys import Key
 from ...facts import Fact
 
 MAX_BYTES = 2**20
 """No file is read further than this: what the probe looks for in longer ones (`/proc/cpuinfo`) stands at their beginning."""
 
 
-def read_fact(root: Path, path: Path, subject: str, key: str) -> Fact:
-    """The stripped text of a file of the machine whose `/` is at `root`; unreadable or empty ones are missing."""
-    source = shown_path(root, path)
+def read_fact(root: Path, path: Path, subject: str, key: Key[Any]) -> Fact:
+    """Return a file's text, stripped, as a fact of the machine whose `/` is at `root`; missing if unreadable or empty."""
+    source = show_path(root, path)
     try:
-        text = read_start(path, MAX_BYTES).decode("utf-8", errors="replace").strip()
+        text = read_text(path)
     except OSError as error:
         return Fact(subject, key, None, source, error.strerror or str(error))
     return Fact(subject, key, text, source) if text else Fact(subject, key, None, source, "the file is empty")
 
 
+def read_text(path: Path) -> str:
+    """Return a file's text, stripped. Raises OSError."""
+    return read_start(path, MAX_BYTES).decode("utf-8", errors="replace").strip()
+
+
 def read_start(path: Path, most: int) -> bytes:
-    """The first `most` bytes of a file. OSError for what is none: a pipe or a device would be waited for, or never end."""
+    """Return the first `most` bytes of a regular file. Raises OSError for pipes and devices, which may never end."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
     with os.fdopen(descriptor, "rb") as file:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -32,13 +39,13 @@ def read_start(path: Path, most: int) -> bytes:
         return file.read(most)
 
 
-def shown_path(root: Path, path: Path) -> str:
-    """`path` as it is called on the machine whose `/` is at `root`."""
+def show_path(root: Path, path: Path) -> str:
+    """Return `path` as it is on the machine whose `/` is at `root`."""
     return f"/{path.relative_to(root)}" if path.is_relative_to(root) else str(path)
 
 
 def list_folder(folder: Path) -> tuple[Path, ...]:
-    """What is in a folder, by name; nothing where it cannot be read."""
+    """Return the entries of a folder, sorted by name; none where it cannot be read."""
     try:
         return tuple(sorted(folder.iterdir()))
     except OSError:

@@ -1,4 +1,4 @@
-"""The NUMA node of PCI functions whose `numa_node` file says nothing: the one whose CPUs are local to them."""
+"""Find the NUMA node of PCI functions whose `numa_node` file does not give it: the one of their local CPUs."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from ... import fact_keys as keys
+from ...fact_keys import NUMA, PCI, numa_subject, pci_subject
 from ...facts import Fact, Facts
 from .files import read_fact
 
@@ -14,26 +16,28 @@ _MASK = re.compile(r"[0-9a-f]{1,8}(?:,[0-9a-f]{1,8})*", re.IGNORECASE)
 
 
 def read_locality(root: Path, facts: Facts) -> Facts:
-    """Facts `pci/BUS numa_node` for functions in `facts` without one, of the machine whose `/` is at `root`."""
-    return Facts(tuple(_read(root, facts)))
+    """Return facts `pci/BUS numa_node` for functions in `facts` without one, of the machine whose `/` is at `root`."""
+    return Facts(tuple(_find_nodes(root, facts)))
 
 
-def _read(root: Path, facts: Facts) -> Iterator[Fact]:
-    numbered = [name for name in facts.names("numa") if name]
-    nodes = {int(name): cpus_of_list(facts.text(f"numa/{name}", "cpus") or "") for name in numbered}
-    for bus_id in facts.names("pci"):
-        if facts.number(f"pci/{bus_id}", "numa_node") is not None:
+def _find_nodes(root: Path, facts: Facts) -> Iterator[Fact]:
+    numbered = [name for name in facts.list_names(NUMA) if name]
+    nodes = {int(name): parse_cpu_list(facts.get_text(numa_subject(name), keys.NUMA_CPUS) or "") for name in numbered}
+    for bus_id in facts.list_names(PCI):
+        if facts.get_number(pci_subject(bus_id), keys.PCI_NUMA_NODE) is not None:
             continue
-        for file, read in (("local_cpulist", cpus_of_list), ("local_cpus", cpus_of_mask)):
-            told = read_fact(root, root / "sys/bus/pci/devices" / bus_id / file, f"pci/{bus_id}", "numa_node")
-            near = [node for node, cpus in nodes.items() if cpus & read(str(told.value or ""))]
+        for file, read in (("local_cpulist", parse_cpu_list), ("local_cpus", parse_cpu_mask)):
+            listed = read_fact(
+                root, root / "sys/bus/pci/devices" / bus_id / file, pci_subject(bus_id), keys.PCI_NUMA_NODE
+            )
+            near = [node for node, cpus in nodes.items() if cpus & read(str(listed.value or ""))]
             if len(near) == 1 and len(nodes) > 1:
-                yield Fact(told.subject, told.key, near[0], told.source)
+                yield Fact(pci_subject(bus_id), keys.PCI_NUMA_NODE, near[0], listed.source)
                 break
 
 
-def cpus_of_list(text: str) -> frozenset[int]:
-    """CPU numbers of a list such as `0-19,40-59`; empty for anything else."""
+def parse_cpu_list(text: str) -> frozenset[int]:
+    """Return the CPU numbers of a list such as `0-19,40-59`; empty for anything else."""
     cpus: set[int] = set()
     for part in text.split(","):
         match = _RANGE.fullmatch(part.strip())
@@ -46,8 +50,8 @@ def cpus_of_list(text: str) -> frozenset[int]:
     return frozenset(cpus)
 
 
-def cpus_of_mask(text: str) -> frozenset[int]:
-    """CPU numbers of a mask such as `0000,0000ffff`: groups of 32 bits, the highest first."""
+def parse_cpu_mask(text: str) -> frozenset[int]:
+    """Return the CPU numbers of a mask such as `0000,0000ffff`: groups of 32 bits, the highest first."""
     if not _MASK.fullmatch(text) or len(text) > 10**4:
         return frozenset()
     bits = int("".join(group.rjust(8, "0") for group in text.split(",")), 16)

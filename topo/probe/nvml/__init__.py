@@ -1,1 +1,1 @@
-"""Questions to NVML, the NVIDIA driver's library."""
+"""Ask NVML, the NVIDIA driver's library."""

@@ -1,4 +1,4 @@
-"""NVML by way of pynvml, asked one question at a time: an error costs the one fact that was asked for."""
+"""NVML through pynvml, one question at a time: an error loses only the fact that was asked for."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
+from ... import fact_keys as keys
+from ...fact_keys import Key, gpu_subject
 from ...facts import Fact, Value
 
 FIELD_VALUES = "nvmlDeviceGetFieldValues"
@@ -17,40 +19,40 @@ _VALUE_MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal"
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU that NVML gave a handle for, and the subject of its facts."""
+    """A GPU for which NVML has a handle."""
 
     index: int
     handle: Any
 
     @property
     def subject(self) -> str:
-        """`gpu/N`."""
-        return f"gpu/{self.index}"
+        """The subject of its facts, `gpu/N`."""
+        return gpu_subject(self.index)
 
 
 class Nvml:
-    """The library while it is open, and the GPUs found lost on the way.
+    """The open library, and the GPUs that turned out to be lost.
 
-    `module` is pynvml; `lost` gives the fact `lost` of each GPU (`gpu/N`) that once answered so.
+    `module` is pynvml; `lost` has the fact `lost` of each GPU (by its subject) that answered an error saying so.
     """
 
     def __init__(self, module: Any) -> None:
         self.module = module
         self.lost: dict[str, Fact] = {}
-        self.errors: tuple[type[Exception], ...] = errors_of(module)
+        self.errors: tuple[type[Exception], ...] = list_errors(module)
 
     def ask(
         self,
         subject: str,
-        key: str,
+        key: Key[Any],
         function: str,
         *arguments: Any,
         read: Callable[[Any], Value] = int,
         let_through: tuple[type[Exception], ...] = (),
     ) -> Fact:
-        """The fact that `function` answers, in the form that `read` gives it; missing with the reason where it fails.
+        """Return the answer of `function`, converted by `read`, as a fact; missing with the reason where it fails.
 
-        Errors among `let_through` go to the caller.
+        Errors in `let_through` are raised.
         """
         try:
             return Fact(subject, key, read(getattr(self.module, function)(*arguments)), function)
@@ -58,68 +60,68 @@ class Nvml:
             if isinstance(error, let_through):
                 raise
             self._note_lost(subject, function, error)
-            return Fact(subject, key, None, function, told(error))
+            return Fact(subject, key, None, function, describe_error(error))
 
-    def error_classes(self, *names: str) -> tuple[type[Exception], ...]:
-        """The classes `NVMLError_...` that this version of pynvml has, by the ends of their names."""
-        found = (getattr(self.module, f"NVMLError_{name}", None) for name in names)
-        return tuple(error for error in found if isinstance(error, type))
+    def list_error_classes(self, *names: str) -> tuple[type[Exception], ...]:
+        """Return the classes `NVMLError_...` of these names that this version of pynvml has."""
+        classes = (getattr(self.module, f"NVMLError_{name}", None) for name in names)
+        return tuple(error for error in classes if isinstance(error, type))
 
-    def fields(self, gpu: Gpu, ids: Sequence[tuple[int, int]]) -> list[int | str]:
-        """Field values by (field, scope), asked for at once: a whole number each, or the reason why there is none."""
+    def read_fields(self, gpu: Gpu, ids: Sequence[tuple[int, int]]) -> list[int | str]:
+        """Return field values by (field, scope), read at once: a whole number each, or the reason why there is none."""
         try:
             values = getattr(self.module, FIELD_VALUES)(gpu.handle, list(ids))
         except self.errors as error:
             self._note_lost(gpu.subject, FIELD_VALUES, error)
-            return [told(error)] * len(ids)
-        return [self._field(value) for value in values]
+            return [describe_error(error)] * len(ids)
+        return [self._read_field(value) for value in values]
 
-    def _field(self, value: Any) -> int | str:
+    def _read_field(self, value: Any) -> int | str:
         if value.nvmlReturn:
-            return told(self.module.NVMLError(value.nvmlReturn))
+            return describe_error(self.module.NVMLError(value.nvmlReturn))
         if value.valueType >= len(_VALUE_MEMBERS):
             return f"a value of type {value.valueType}, which is not known here"
         return int(getattr(value.value, _VALUE_MEMBERS[value.valueType]))
 
     def _note_lost(self, subject: str, function: str, error: Exception) -> None:
-        if isinstance(error, self.error_classes("GpuIsLost")):
-            gpu = "/".join(subject.split("/")[:2])
-            self.lost.setdefault(gpu, Fact(gpu, "lost", told(error), function))
+        if isinstance(error, self.list_error_classes("GpuIsLost")):
+            gpu = "/".join(subject.split("/")[:2])  # of a link's or a pair's subject, too
+            self.lost.setdefault(gpu, Fact(gpu, keys.GPU_LOST, describe_error(error), function))
 
 
 @contextmanager
-def opened(module: Any) -> Iterator[Nvml]:
-    """The library from nvmlInit to nvmlShutdown; what nvmlInit raises goes to the caller."""
+def open_nvml(module: Any) -> Iterator[Nvml]:
+    """Open the library (nvmlInit) and shut it down at the end. Raises what nvmlInit raises."""
     module.nvmlInit()
     library = Nvml(module)
     try:
         yield library
     finally:
-        with suppress(*library.errors):  # all that was asked for is known by now
+        with suppress(*library.errors):  # all answers are here by now
             module.nvmlShutdown()
 
 
-def errors_of(module: Any) -> tuple[type[Exception], ...]:
-    """What one question may end with: the library's errors, a function that this version lacks, a refused argument."""
+def list_errors(module: Any) -> tuple[type[Exception], ...]:
+    """Return the errors that a question may raise: the library's, a function that this version lacks, a bad argument."""
     return (module.NVMLError, AttributeError, ctypes.ArgumentError, OSError, ValueError)
 
 
-def told(error: Exception) -> str:
-    """An error in its own words."""
+def describe_error(error: Exception) -> str:
+    """Return an error's message, or its type where it has none."""
     return str(error) or type(error).__name__
 
 
-def text(value: Any) -> str:
-    """A text of NVML's; older versions of pynvml give bytes."""
+def decode_text(value: Any) -> str:
+    """Return a text of NVML's; older versions of pynvml give bytes."""
     return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
 
 
-def pci_address(info: Any) -> str:
-    """The address in a nvmlPciInfo_t, as Linux writes it."""
-    return normal_bus_id(text(info.busId))
+def read_pci_address(info: Any) -> str:
+    """Return the address in a nvmlPciInfo_t, as Linux writes it."""
+    return normalize_bus_id(decode_text(info.busId))
 
 
-def normal_bus_id(written: str) -> str:
-    """A bus id as Linux writes it: `00000000:3B:00.0` becomes `0000:3b:00.0`."""
+def normalize_bus_id(written: str) -> str:
+    """Return a PCI address as Linux writes it: `00000000:3B:00.0` becomes `0000:3b:00.0`."""
     domain, colon, rest = written.strip().lower().partition(":")
     return f"{domain.lstrip('0').rjust(4, '0')}:{rest}" if colon and ":" in rest else written.strip().lower()

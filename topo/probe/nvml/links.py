@@ -1,8 +1,8 @@
-"""NVLinks as NVML reports them, link by link, and NVLink-C2C.
+"""Ask NVML for NVLinks, link by link, and for NVLink-C2C.
 
 A link exists once its state is answered: some GPUs answer capability for links that do not exist, and state raises past
-the real ones. Active numbers need not be contiguous, and an active link says nothing of which GPUs it reaches; the
-remote end is asked link by link.
+the real ones. Active numbers need not be contiguous, and an active link does not say which GPU it reaches; the
+remote end is asked for link by link.
 """
 
 from __future__ import annotations
@@ -10,8 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from ... import fact_keys as keys
+from ...fact_keys import Key
 from ...facts import Fact
-from .library import FIELD_VALUES, Gpu, Nvml, pci_address, told
+from .library import FIELD_VALUES, Gpu, Nvml, describe_error, read_pci_address
 
 REMOTE_KINDS = {0: "gpu", 1: "cpu", 2: "switch"}
 """What is at the other end of an NVLink, by NVML's nvmlIntNvLinkDeviceType_t; 255 is unknown."""
@@ -37,11 +39,11 @@ _NAMES = {
 
 
 def read_nvlinks(nvml: Nvml, gpu: Gpu) -> Iterator[Fact]:
-    """How many links the GPU says it has, and of each link its state; of the active ones, where they lead."""
-    count = _field_fact(gpu.subject, "nvlink_count", _LINK_COUNT, nvml.fields(gpu, [(_LINK_COUNT, 0)])[0])
+    """Yield the number of links that the GPU claims, each link's state, and the remote ends of the active ones."""
+    count = _make_fact(gpu.subject, keys.GPU_NVLINK_COUNT, _LINK_COUNT, nvml.read_fields(gpu, [(_LINK_COUNT, 0)])[0])
     yield count
     active: list[int] = []
-    for state in _states(nvml, gpu, count.value if isinstance(count.value, int) else None):
+    for state in _ask_states(nvml, gpu, count.value if isinstance(count.value, int) else None):
         yield state
         if state.value == "active":
             link = int(state.subject.rpartition("/")[2])
@@ -51,78 +53,82 @@ def read_nvlinks(nvml: Nvml, gpu: Gpu) -> Iterator[Fact]:
         yield from _read_speeds(nvml, gpu, active)
 
 
-def _states(nvml: Nvml, gpu: Gpu, count: int | None) -> Iterator[Fact]:
-    """A fact `state` for each link that is there; all numbers that pynvml or the GPU knows are asked for.
+def _ask_states(nvml: Nvml, gpu: Gpu, count: int | None) -> Iterator[Fact]:
+    """Yield a fact `state` for each link that exists; all numbers that pynvml or the GPU knows are asked for.
 
-    A link is not there where its state answers "invalid argument" or "not supported", or, with any other error, where
+    A link does not exist where its state answers "invalid argument" or "not supported", or, with any other error, where
     its number is past the `count` that the GPU says it has.
     """
-    not_there = nvml.error_classes("InvalidArgument", "NotSupported")
-    no_function: tuple[type[Exception], ...] = (AttributeError, *nvml.error_classes("FunctionNotFound"))
-    special = (*not_there, *no_function)
+    nonexistent = nvml.list_error_classes("InvalidArgument", "NotSupported")
+    no_function: tuple[type[Exception], ...] = (AttributeError, *nvml.list_error_classes("FunctionNotFound"))
+    special = (*nonexistent, *no_function)
     for link in range(max(int(getattr(nvml.module, "NVML_NVLINK_MAX_LINKS", _MAX_LINKS)), count or 0)):
         subject = f"{gpu.subject}/nvlink/{link}"
         try:
-            state = nvml.ask(subject, "state", _STATE, gpu.handle, link, read=_state, let_through=special)
-        except not_there:
+            state = nvml.ask(
+                subject, keys.NVLINK_STATE, _STATE, gpu.handle, link, read=_format_state, let_through=special
+            )
+        except nonexistent:
             continue
         except no_function as error:
-            yield Fact(subject, "state", None, _STATE, told(error))
+            yield Fact(subject, keys.NVLINK_STATE, None, _STATE, describe_error(error))
             return
         if state.value is not None or count is None or link < count:
             yield state
 
 
-def _state(active: Any) -> str:
+def _format_state(active: Any) -> str:
     return "active" if active else "inactive"
 
 
 def _read_remote(nvml: Nvml, gpu: Gpu, link: int, subject: str) -> Iterator[Fact]:
     for key, function, read in (
-        ("remote_kind", "nvmlDeviceGetNvLinkRemoteDeviceType", _remote_kind),
-        ("remote_bus_id", "nvmlDeviceGetNvLinkRemotePciInfo", pci_address),
-        ("version", "nvmlDeviceGetNvLinkVersion", int),
+        (keys.NVLINK_REMOTE_KIND, "nvmlDeviceGetNvLinkRemoteDeviceType", _read_remote_kind),
+        (keys.NVLINK_REMOTE_BUS_ID, "nvmlDeviceGetNvLinkRemotePciInfo", read_pci_address),
+        (keys.NVLINK_VERSION, "nvmlDeviceGetNvLinkVersion", int),
     ):
         yield nvml.ask(subject, key, function, gpu.handle, link, read=read)
 
 
-def _remote_kind(code: Any) -> str:
+def _read_remote_kind(code: Any) -> str:
     if code not in REMOTE_KINDS:
         raise ValueError(f"remote device type is {code}: unknown")
     return REMOTE_KINDS[code]
 
 
 def _read_speeds(nvml: Nvml, gpu: Gpu, active: list[int]) -> Iterator[Fact]:
-    """The speed of each active link: its own, else the one that the GPU gives for all of them."""
-    *own, common = nvml.fields(gpu, [*((_GET_SPEED, link) for link in active), (_SPEED_MBPS_COMMON, 0)])
+    """Yield the speed of each active link: its own, else the one that the GPU gives for all of its links."""
+    *own, common = nvml.read_fields(gpu, [*((_GET_SPEED, link) for link in active), (_SPEED_MBPS_COMMON, 0)])
     for link, speed in zip(active, own, strict=True):
         subject = f"{gpu.subject}/nvlink/{link}"
-        fact = _field_fact(subject, "speed_MBps", _GET_SPEED, speed)
+        fact = _make_fact(subject, keys.NVLINK_SPEED_MBps, _GET_SPEED, speed)
         if fact.value is None:
-            fallback = _field_fact(subject, "speed_MBps", _SPEED_MBPS_COMMON, common)
+            fallback = _make_fact(subject, keys.NVLINK_SPEED_MBps, _SPEED_MBPS_COMMON, common)
             fact = fact if fallback.value is None else fallback
         yield fact
 
 
 def read_c2c(nvml: Nvml, gpu: Gpu) -> Iterator[Fact]:
-    """How many NVLink-C2C links are active, and their rate together."""
-    told_count = _field_fact(gpu.subject, "c2c_count", _C2C_LINK_COUNT, nvml.fields(gpu, [(_C2C_LINK_COUNT, 0)])[0])
-    if not told_count.value:
-        yield told_count
+    """Yield the number of active NVLink-C2C links, and their total rate."""
+    count = _make_fact(
+        gpu.subject, keys.GPU_C2C_COUNT, _C2C_LINK_COUNT, nvml.read_fields(gpu, [(_C2C_LINK_COUNT, 0)])[0]
+    )
+    if not count.value:
+        yield count
         return
-    links = range(int(str(told_count.value)))
-    states = nvml.fields(gpu, [(_C2C_LINK_GET_STATUS, link) for link in links])
+    links = range(int(str(count.value)))
+    states = nvml.read_fields(gpu, [(_C2C_LINK_GET_STATUS, link) for link in links])
     active = [link for link, state in zip(links, states, strict=True) if state == 1]
-    yield Fact(gpu.subject, "c2c_count", len(active), told_count.source)
+    yield Fact(gpu.subject, keys.GPU_C2C_COUNT, len(active), count.source)
     if active:
-        rates = nvml.fields(gpu, [(_C2C_LINK_GET_MAX_BW, link) for link in active])
+        rates = nvml.read_fields(gpu, [(_C2C_LINK_GET_MAX_BW, link) for link in active])
         reason = next((rate for rate in rates if isinstance(rate, str)), None)
         total = reason or sum(rate for rate in rates if isinstance(rate, int))
-        yield _field_fact(gpu.subject, "c2c_MBps", _C2C_LINK_GET_MAX_BW, total)
+        yield _make_fact(gpu.subject, keys.GPU_C2C_MBps, _C2C_LINK_GET_MAX_BW, total)
 
 
-def _field_fact(subject: str, key: str, field: int, answer: int | str) -> Fact:
-    """The fact that a field's answer is; counts of more links than a GPU can have, and speeds of 0, are missing."""
+def _make_fact(subject: str, key: Key[int], field: int, answer: int | str) -> Fact:
+    """Return a field's answer as a fact; counts of more links than a GPU can have, and speeds of 0, are missing."""
     source = f"{FIELD_VALUES} {_NAMES[field]}"
     if isinstance(answer, str):
         return Fact(subject, key, None, source, answer)

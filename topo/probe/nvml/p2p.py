@@ -1,6 +1,6 @@
-"""What NVML says that one GPU may do to another over PCI Express and NVLink, and where their ways meet.
+"""Ask NVML what one GPU may do to another over PCI Express and NVLink, and for their common ancestor.
 
-Status is asked for in both directions, since they may differ; the common ancestor is the same both ways.
+The status is asked for in both directions, since they may differ; the common ancestor is the same in both.
 """
 
 from __future__ import annotations
@@ -10,10 +10,18 @@ from dataclasses import replace
 from itertools import combinations
 from typing import Any
 
+from ... import fact_keys as keys
+from ...fact_keys import p2p_subject
 from ...facts import Fact
 from .library import Gpu, Nvml
 
-_CAPABILITIES = {"read": 0, "write": 1, "nvlink": 2, "atomics": 3, "pcie": 4}
+_CAPABILITIES = {
+    keys.P2P_READ: 0,
+    keys.P2P_WRITE: 1,
+    keys.P2P_NVLINK: 2,
+    keys.P2P_ATOMICS: 3,
+    keys.P2P_PCIE: 4,
+}
 """nvmlGpuP2PCapsIndex_t; pynvml's own constant for READ is a tuple by mistake."""
 
 _STATUS = (
@@ -29,21 +37,21 @@ _ANCESTORS = {0: "internal", 10: "single", 20: "multiple", 30: "hostbridge", 40:
 
 
 def read_p2p(nvml: Nvml, gpus: Sequence[Gpu]) -> Iterator[Fact]:
-    """Facts `gpu/N/p2p/M` of every ordered pair of `gpus`."""
+    """Yield facts `gpu/N/p2p/M` of every ordered pair of `gpus`."""
     for a, b in combinations(gpus, 2):
-        there, back = f"{a.subject}/p2p/{b.index}", f"{b.subject}/p2p/{a.index}"
+        forth, back = p2p_subject(a.index, b.index), p2p_subject(b.index, a.index)
         ancestor = nvml.ask(
-            there, "ancestor", "nvmlDeviceGetTopologyCommonAncestor", a.handle, b.handle, read=_ancestor
+            forth, keys.P2P_ANCESTOR, "nvmlDeviceGetTopologyCommonAncestor", a.handle, b.handle, read=_read_ancestor
         )
-        for subject, source, target in ((there, a, b), (back, b, a)):
+        for subject, source, target in ((forth, a, b), (back, b, a)):
             for key, capability in _CAPABILITIES.items():
                 yield nvml.ask(
-                    subject, key, "nvmlDeviceGetP2PStatus", source.handle, target.handle, capability, read=_status
+                    subject, key, "nvmlDeviceGetP2PStatus", source.handle, target.handle, capability, read=_read_status
                 )
             yield replace(ancestor, subject=subject)
 
 
-def _status(code: Any) -> str:
+def _read_status(code: Any) -> str:
     if code == _UNKNOWN:
         raise ValueError("the driver says unknown")
     if code >= len(_STATUS):
@@ -51,7 +59,7 @@ def _status(code: Any) -> str:
     return _STATUS[code]
 
 
-def _ancestor(level: Any) -> str:
+def _read_ancestor(level: Any) -> str:
     if level not in _ANCESTORS:
         raise ValueError(f"common ancestor is {level}, which is not known here")
     return _ANCESTORS[level]

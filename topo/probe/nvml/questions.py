@@ -1,7 +1,7 @@
-"""What NVML (the NVIDIA driver's library) says of itself and of the GPUs: identity, place, PCIe link, MIG, fabric.
+"""Ask NVML (the NVIDIA driver's library) for its version, and for each GPU's identity, place, PCIe link, MIG and fabric.
 
-Indices are NVML's own and ignore CUDA_VISIBLE_DEVICES; match GPUs by bus id or UUID. A GPU that is lost, or gets no
-handle, has the fact `lost`, and no more is asked of it than who it is.
+Indices are NVML's own and ignore CUDA_VISIBLE_DEVICES; match GPUs by PCI address or UUID. A GPU that is lost, or has no
+handle, has the fact `lost` and at most its identity.
 """
 
 from __future__ import annotations
@@ -11,18 +11,19 @@ import importlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from ... import fact_keys as keys
+from ...fact_keys import NVML, Key, gpu_subject
 from ...facts import Fact, Facts, Value
-from .library import Gpu, Nvml, errors_of, normal_bus_id, opened, pci_address, text, told
+from .library import Gpu, Nvml, decode_text, describe_error, list_errors, normalize_bus_id, open_nvml, read_pci_address
 from .links import read_c2c, read_nvlinks
 from .p2p import read_p2p
 
-__all__ = ["SUBJECT", "normal_bus_id", "read_nvml"]
+__all__ = ["normalize_bus_id", "read_nvml"]
 
-SUBJECT = "nvml"
 _LIBRARY = "libnvidia-ml.so.1"
 
 _WORDS = 128
-"""Sets of CPUs and of NUMA nodes are asked for in as many words of 64 bits: Linux knows no more than 8192 CPUs."""
+"""Length of the bit sets of CPUs and NUMA nodes, in words of 64 bits: Linux supports at most 8192 CPUs."""
 
 _NODE_SCOPE = 0
 _FABRIC_STATES = ("not supported", "not started", "in progress", "completed")
@@ -33,35 +34,35 @@ _FABRIC = (
 
 
 def read_nvml() -> Facts:
-    """Facts about every GPU that the driver lists; one missing fact where there is no library or no driver."""
+    """Return facts about every GPU that the driver lists; one missing fact where there is no library or no driver."""
     try:
         module: Any = importlib.import_module("pynvml")
     except ImportError:
-        return _no_library("pynvml", "the Python package nvidia-ml-py is not installed")
+        return _report_no_library("pynvml", "the Python package nvidia-ml-py is not installed")
     try:
-        with opened(module) as nvml:
+        with open_nvml(module) as nvml:
             return Facts(tuple(_read(nvml)))
-    except errors_of(module) as error:
-        return _no_library("nvmlInit", told(error))
+    except list_errors(module) as error:
+        return _report_no_library("nvmlInit", describe_error(error))
 
 
-def _no_library(source: str, reason: str) -> Facts:
-    return Facts((Fact(SUBJECT, "library", None, source, reason),))
+def _report_no_library(source: str, reason: str) -> Facts:
+    return Facts((Fact(NVML, keys.NVML_LIBRARY, None, source, reason),))
 
 
 def _read(nvml: Nvml) -> Iterator[Fact]:
-    yield Fact(SUBJECT, "library", _LIBRARY, "nvmlInit")
-    yield nvml.ask(SUBJECT, "driver", "nvmlSystemGetDriverVersion", read=text)
-    yield nvml.ask(SUBJECT, "version", "nvmlSystemGetNVMLVersion", read=text)
-    yield nvml.ask(SUBJECT, "cuda_version", "nvmlSystemGetCudaDriverVersion", read=_cuda_version)
-    count = nvml.ask(SUBJECT, "count", "nvmlDeviceGetCount")
+    yield Fact(NVML, keys.NVML_LIBRARY, _LIBRARY, "nvmlInit")
+    yield nvml.ask(NVML, keys.NVML_DRIVER, "nvmlSystemGetDriverVersion", read=decode_text)
+    yield nvml.ask(NVML, keys.NVML_VERSION, "nvmlSystemGetNVMLVersion", read=decode_text)
+    yield nvml.ask(NVML, keys.NVML_CUDA_VERSION, "nvmlSystemGetCudaDriverVersion", read=_format_cuda_version)
+    count = nvml.ask(NVML, keys.NVML_COUNT, "nvmlDeviceGetCount")
     yield count
     gpus: list[Gpu] = []
     for index in range(count.value if isinstance(count.value, int) else 0):
         try:
             gpu = Gpu(index, nvml.module.nvmlDeviceGetHandleByIndex(index))
         except nvml.errors as error:
-            yield Fact(f"gpu/{index}", "lost", told(error), "nvmlDeviceGetHandleByIndex")
+            yield Fact(gpu_subject(index), keys.GPU_LOST, describe_error(error), "nvmlDeviceGetHandleByIndex")
             continue
         yield from _read_gpu(nvml, gpu)
         if gpu.subject in nvml.lost:
@@ -89,24 +90,24 @@ def _ask_all(nvml: Nvml, gpu: Gpu, questions: tuple[_Question, ...]) -> Iterator
 # -- answers as facts --------------------------------------------------------------------------------------------------
 
 
-def _cuda_version(number: Any) -> str:
-    """`12.4` out of 12040."""
+def _format_cuda_version(number: Any) -> str:
+    """Return `12.4` for 12040."""
     return f"{number // 1000}.{number % 1000 // 10}"
 
 
-def _sm(capability: Any) -> int:
+def _convert_capability(capability: Any) -> int:
     major, minor = capability
     return int(major) * 10 + int(minor)
 
 
-def _bits(words: Any) -> list[int]:
+def _list_bits(words: Any) -> list[int]:
     return [64 * i + bit for i, word in enumerate(words) for bit in range(64) if int(word) >> bit & 1]
 
 
-def _cpu_list(words: Any) -> str:
-    """CPUs as Linux lists them: `0-19,40-59`; ValueError where there are none."""
+def _format_cpus(words: Any) -> str:
+    """Return a bit set of CPUs as Linux lists them: `0-19,40-59`. Raises ValueError where it is empty."""
     ranges: list[list[int]] = []
-    for cpu in _bits(words):
+    for cpu in _list_bits(words):
         if ranges and cpu == ranges[-1][1] + 1:
             ranges[-1][1] = cpu
         else:
@@ -116,45 +117,45 @@ def _cpu_list(words: Any) -> str:
     return ",".join(f"{first}-{last}" if last > first else f"{first}" for first, last in ranges)
 
 
-def _one_node(words: Any) -> int:
-    """The one NUMA node whose memory is nearest; ValueError where the library names none or several."""
-    nodes = _bits(words)
+def _find_single_node(words: Any) -> int:
+    """Return the NUMA node in a bit set. Raises ValueError where it has none or several."""
+    nodes = _list_bits(words)
     if len(nodes) != 1:
         raise ValueError(f"memory affinity names {len(nodes)} NUMA nodes, not one")
     return nodes[0]
 
 
-def _node(number: Any) -> int:
+def _check_node(number: Any) -> int:
     if number < 0:
         raise ValueError(f"the driver says {number}: not known")
     return int(number)
 
 
-def _mig(modes: Any) -> str:
-    """MIG mode at present; the other one is that after the next reset."""
+def _read_mig(modes: Any) -> str:
+    """Return the current MIG mode; the second one is that after the next reset."""
     if modes[0] not in (0, 1):
         raise ValueError(f"MIG mode is {modes[0]}, which is not known here")
     return "on" if modes[0] else "off"
 
 
-_Question = tuple[str, str, tuple[int, ...], Callable[[Any], Value]]
+_Question = tuple[Key[Any], str, tuple[int, ...], Callable[[Any], Value]]
 """Key, function of pynvml, its arguments after the handle, and how to read the answer."""
 
 _IDENTITY: tuple[_Question, ...] = (
-    ("bus_id", "nvmlDeviceGetPciInfo", (), pci_address),
-    ("uuid", "nvmlDeviceGetUUID", (), text),
-    ("name", "nvmlDeviceGetName", (), text),
-    ("sm", "nvmlDeviceGetCudaComputeCapability", (), _sm),
+    (keys.GPU_BUS_ID, "nvmlDeviceGetPciInfo", (), read_pci_address),
+    (keys.GPU_UUID, "nvmlDeviceGetUUID", (), decode_text),
+    (keys.GPU_NAME, "nvmlDeviceGetName", (), decode_text),
+    (keys.GPU_SM, "nvmlDeviceGetCudaComputeCapability", (), _convert_capability),
 )
 _PLACE: tuple[_Question, ...] = (
-    ("pcie_max_generation", "nvmlDeviceGetMaxPcieLinkGeneration", (), int),
-    ("pcie_max_width", "nvmlDeviceGetMaxPcieLinkWidth", (), int),
-    ("pcie_current_generation", "nvmlDeviceGetCurrPcieLinkGeneration", (), int),
-    ("pcie_current_width", "nvmlDeviceGetCurrPcieLinkWidth", (), int),
-    ("numa_node", "nvmlDeviceGetMemoryAffinity", (_WORDS, _NODE_SCOPE), _one_node),
-    ("gpu_numa_id", "nvmlDeviceGetNumaNodeId", (), _node),
-    ("cpu_affinity", "nvmlDeviceGetCpuAffinity", (_WORDS,), _cpu_list),
-    ("mig", "nvmlDeviceGetMigMode", (), _mig),
+    (keys.GPU_PCIE_MAX_GENERATION, "nvmlDeviceGetMaxPcieLinkGeneration", (), int),
+    (keys.GPU_PCIE_MAX_WIDTH, "nvmlDeviceGetMaxPcieLinkWidth", (), int),
+    (keys.GPU_PCIE_CURRENT_GENERATION, "nvmlDeviceGetCurrPcieLinkGeneration", (), int),
+    (keys.GPU_PCIE_CURRENT_WIDTH, "nvmlDeviceGetCurrPcieLinkWidth", (), int),
+    (keys.GPU_NUMA_NODE, "nvmlDeviceGetMemoryAffinity", (_WORDS, _NODE_SCOPE), _find_single_node),
+    (keys.GPU_OWN_NUMA_NODE, "nvmlDeviceGetNumaNodeId", (), _check_node),
+    (keys.GPU_CPU_AFFINITY, "nvmlDeviceGetCpuAffinity", (_WORDS,), _format_cpus),
+    (keys.GPU_MIG, "nvmlDeviceGetMigMode", (), _read_mig),
 )
 
 
@@ -162,47 +163,47 @@ _PLACE: tuple[_Question, ...] = (
 
 
 def _read_fabric(nvml: Nvml, gpu: Gpu) -> Iterator[Fact]:
-    """State of the GPU's registration with the fabric manager; cluster and clique once that is completed."""
-    info, answer = _fabric_info(nvml, gpu)
+    """Yield the state of the GPU's registration with the fabric manager; cluster and clique once it is completed."""
+    info, answer = _ask_fabric(nvml, gpu)
     yield answer
     if info is None or answer.value != "completed":
         return
     cluster = bytes(info.clusterUuid).hex()
     parts = (cluster[:8], cluster[8:12], cluster[12:16], cluster[16:20], cluster[20:])
     if int(cluster, 16):
-        yield Fact(gpu.subject, "fabric_cluster", "-".join(parts), answer.source)
+        yield Fact(gpu.subject, keys.GPU_FABRIC_CLUSTER, "-".join(parts), answer.source)
     else:
         reason = "the cluster's UUID is all zeros: a fabric of this machine alone"
-        yield Fact(gpu.subject, "fabric_cluster", None, answer.source, reason)
-    yield Fact(gpu.subject, "fabric_clique", int(info.cliqueId), answer.source)
+        yield Fact(gpu.subject, keys.GPU_FABRIC_CLUSTER, None, answer.source, reason)
+    yield Fact(gpu.subject, keys.GPU_FABRIC_CLIQUE, int(info.cliqueId), answer.source)
 
 
-def _fabric_info(nvml: Nvml, gpu: Gpu) -> tuple[Any, Fact]:
-    """What the newest of the functions that answers fills in, and the fact `fabric_state` (or the first's reason)."""
+def _ask_fabric(nvml: Nvml, gpu: Gpu) -> tuple[Any, Fact]:
+    """Return the structure of the newest function that answers, and the fact `fabric_state` (else the first failure)."""
     failed: list[Fact] = []
     for function, structure in _FABRIC:
         if not hasattr(nvml.module, structure):
             failed.append(
-                Fact(gpu.subject, "fabric_state", None, function, f"this version of pynvml has no {structure}")
+                Fact(gpu.subject, keys.GPU_FABRIC_STATE, None, function, f"this version of pynvml has no {structure}")
             )
             continue
         info = getattr(nvml.module, structure)()
 
-        def state(_: Any, info: Any = info) -> str:
-            return _fabric_state(nvml, info)
+        def read_state(_: Any, info: Any = info) -> str:
+            return _read_fabric_state(nvml, info)
 
-        answer = nvml.ask(gpu.subject, "fabric_state", function, gpu.handle, ctypes.byref(info), read=state)
+        answer = nvml.ask(gpu.subject, keys.GPU_FABRIC_STATE, function, gpu.handle, ctypes.byref(info), read=read_state)
         if answer.value is not None:
             return info, answer
         failed.append(answer)
     return None, failed[0]
 
 
-def _fabric_state(nvml: Nvml, info: Any) -> str:
-    """The state in words. Raises what the registration ended with, and ValueError for a state not known here."""
+def _read_fabric_state(nvml: Nvml, info: Any) -> str:
+    """Return the state in words. Raises ValueError for a failed registration or an unknown state."""
     if info.state >= len(_FABRIC_STATES):
         raise ValueError(f"fabric state is {info.state}, which is not known here")
     state = _FABRIC_STATES[info.state]
     if state == "completed" and info.status:
-        raise ValueError(f"registration with the fabric failed: {told(nvml.module.NVMLError(info.status))}")
+        raise ValueError(f"registration with the fabric failed: {describe_error(nvml.module.NVMLError(info.status))}")
     return state

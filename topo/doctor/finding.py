@@ -1,0 +1,85 @@
+"""Findings of the doctor, how equal ones are grouped, and how values are written in them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Severity = Literal["error", "warning", "note"]
+
+SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
+"""From worst to least. An error breaks communication, or what the topology says cannot be true; a warning costs
+bandwidth or makes a model of the machine wrong; a note is worth a look."""
+
+_NAMED = 8
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A problem: `what` is its kind (a fixed word such as `missing-bridge`), `about` the ids of the devices.
+
+    `message` says in one sentence what is wrong, `evidence` holds "fact = value (source)" lines, `advice` what to do.
+    """
+
+    severity: Severity
+    what: str
+    about: tuple[str, ...]
+    message: str
+    evidence: tuple[str, ...]
+    advice: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the finding as a JSON object."""
+        return {
+            "severity": self.severity,
+            "what": self.what,
+            "about": list(self.about),
+            "message": self.message,
+            "evidence": list(self.evidence),
+            "advice": self.advice,
+        }
+
+
+class Groups:
+    """Devices and evidence of equal findings, grouped by what makes them equal, so that each group becomes one finding."""
+
+    def __init__(self, order: Mapping[str, int]) -> None:
+        """Start empty; `order` is the position of each device in the topology."""
+        self._order = order
+        self._groups: dict[Any, tuple[dict[str, None], dict[str, None]]] = {}
+
+    def add(self, key: Any, about: Iterable[str], evidence: Iterable[str]) -> None:
+        """Add devices and evidence to the group `key`, each once."""
+        devices, lines = self._groups.setdefault(key, ({}, {}))
+        devices |= dict.fromkeys(about)
+        lines |= dict.fromkeys(evidence)
+
+    def __iter__(self) -> Iterator[tuple[Any, tuple[str, ...], tuple[str, ...]]]:
+        """Yield each key with the devices (in their order) and the evidence of its group."""
+        last = len(self._order)
+        for key, (devices, lines) in self._groups.items():
+            yield key, tuple(sorted(devices, key=lambda ident: self._order.get(ident, last))), tuple(lines)
+
+
+# -- values in messages -------------------------------------------------------------------------------------------------
+
+
+def shorten(value: object) -> str:
+    """Return a value as one line, cut after 57 characters."""
+    text = " ".join(str(value).split()) if isinstance(value, (str, int, float, list, tuple)) else repr(value)
+    return repr(text) if not text else text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def format_GBps(rate: object) -> str:
+    """Return a bandwidth with its unit, rounded to three decimals."""
+    try:
+        return f"{round(float(rate), 3):g} GB/s"  # type: ignore[arg-type]
+    except OverflowError:
+        return "more than 1e300 GB/s"
+
+
+def join_names(ids: Sequence[str]) -> str:
+    """Return the ids separated by commas, the first eight and the number of the others."""
+    more = len(ids) - _NAMED
+    return ", ".join(ids[:_NAMED]) + (f" and {more} more" if more > 0 else "")

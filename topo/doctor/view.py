@@ -1,0 +1,151 @@
+"""A machine as the doctor's checks look at it, and the lines of evidence that they quote from it."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from ..fact_keys import Key, parse_nvlink
+from ..facts import Facts
+from ..graph import Device, Link, Topology
+from ..view import WIRES, MachineView, read_pci_details
+from .finding import Finding, format_GBps, shorten
+
+_NUMBER = re.compile(r"-?[0-9]{1,12}(?:\.0+)?")
+
+
+class DoctorView(MachineView):
+    """A machine with what several checks derive from its links and facts."""
+
+    def __init__(self, topology: Topology, facts: Facts) -> None:
+        super().__init__(topology, facts)
+        self.pcie_states: dict[str, Any] = {}
+        """Results of `find_pcie_state` by device id, which several checks ask for."""
+
+    @cached_property
+    def like_gpus(self) -> tuple[tuple[Device, ...], ...]:
+        """The GPUs grouped by model: name, architecture and PCI device, where these are given."""
+        groups: dict[tuple[str, ...], list[Device]] = defaultdict(list)
+        for gpu in self.gpus:
+            model = (*(gpu.extra.get(key) for key in ("name", "sm", "gcn")), read_pci_details(gpu).get("device"))
+            groups[tuple(str(part) for part in model)].append(gpu)
+        return tuple(tuple(group) for group in groups.values())
+
+    @cached_property
+    def links_from(self) -> Mapping[str, tuple[Link, ...]]:
+        """The links from each device that has any."""
+        links_from: dict[str, list[Link]] = defaultdict(list)
+        for link in self.topology.links:
+            links_from[link.src].append(link)
+        return {src: tuple(links) for src, links in links_from.items()}
+
+    @cached_property
+    def lanes(self) -> Mapping[tuple[str, str], int]:
+        """Lanes of NVLink and xGMI from a device to another, keyed (src, dst)."""
+        lanes: dict[tuple[str, str], int] = defaultdict(int)
+        for link in self.topology.links:
+            if link.kind in WIRES:
+                lanes[link.src, link.dst] += link.count
+        return dict(lanes)
+
+    @cached_property
+    def wired(self) -> Mapping[str, Mapping[str, int]]:
+        """Lanes of NVLink and xGMI of each GPU by the device at the other end; the larger count where ends disagree."""
+        out: dict[str, dict[str, int]] = {gpu.id: {} for gpu in self.gpus}
+        for (src, dst), lanes in self.lanes.items():
+            for a, b in ((src, dst), (dst, src)):
+                if a in out:
+                    out[a][b] = max(lanes, out[a].get(b, 0))
+        return out
+
+    @cached_property
+    def islands(self) -> Mapping[str, frozenset[str]]:
+        """The islands of connected PCIe switches that each device is in or linked to, each named by one of its switches."""
+        switches = {d.id for d in self.topology.devices if d.kind == "switch" and d.family in ("pcie", None)}
+        links = [x for x in self.topology.links if x.kind not in (*WIRES, "network") and {x.src, x.dst} & switches]
+        islands = DisjointSets()
+        for x in links:
+            if {x.src, x.dst} <= switches:
+                islands.join(x.src, x.dst)
+        near: dict[str, set[str]] = defaultdict(set)
+        for x in links:
+            for a, b in ((x.src, x.dst), (x.dst, x.src), (x.src, x.src), (x.dst, x.dst)):
+                if b in switches:
+                    near[a].add(islands.find_root(b))
+        return {ident: frozenset(names) for ident, names in near.items()}
+
+    @cached_property
+    def nvlink_subjects(self) -> Mapping[str, tuple[str, ...]]:
+        """The subjects of the NVLinks in the facts, by GPU index."""
+        subjects: dict[str, dict[str, None]] = defaultdict(dict)
+        for fact in self.facts.items:
+            parts = parse_nvlink(fact.subject)
+            if parts is not None:
+                subjects[parts[0]][fact.subject] = None
+        return {index: tuple(of_gpu) for index, of_gpu in subjects.items()}
+
+    @cached_property
+    def notes(self) -> tuple[str, ...]:
+        """The notes of the topology's reader: doubts that no fact holds."""
+        notes = self.topology.extra.get("notes")
+        return tuple(note for note in notes if isinstance(note, str)) if isinstance(notes, (list, tuple)) else ()
+
+    # -- evidence ------------------------------------------------------------------------------------------------
+
+    def format_fact(self, subject: str, key: Key[Any]) -> str:
+        """Return a fact as a line of evidence, with the reason where it is missing."""
+        source = self.facts.get_source(subject, key)
+        if source is None:
+            return f"{subject} {key} is not known: {self.facts.get_reason(subject, key)}"
+        return f"{subject} {key} = {shorten(self.facts.join_texts(subject, key))} ({source})"
+
+    def format_attribute(self, device: Device, key: str, value: object) -> str:
+        """Return an attribute of a device as a line of evidence."""
+        return f"{device.id} {key} = {shorten(value)} ({device.source or self.topology.source or 'the topology'})"
+
+    def format_link(self, link: Link) -> str:
+        """Return a link as a line of evidence."""
+        lanes = f"{link.count} x, " if link.count > 1 else ""
+        source = link.source or self.topology.source or "the topology"
+        return f"{link.src} -> {link.dst} {link.kind} = {lanes}{format_GBps(link.bandwidth_GBps)} ({source})"
+
+
+@dataclass(frozen=True)
+class Check:
+    """A question of the doctor: `check` yields findings, `require` returns what is missing for it, None if nothing is."""
+
+    name: str
+    check: Callable[[DoctorView], Iterable[Finding]]
+    require: Callable[[DoctorView], str | None]
+
+
+class DisjointSets:
+    """Disjoint sets of names that grow together."""
+
+    def __init__(self) -> None:
+        self._above: dict[str, str] = {}
+
+    def join(self, a: str, b: str) -> None:
+        """Unite the sets of `a` and `b`."""
+        self._above[self.find_root(a)] = self.find_root(b)
+
+    def find_root(self, name: str) -> str:
+        """Return the name that stands for the set of `name`."""
+        path = []
+        while (above := self._above.get(name, name)) != name:
+            path.append(name)
+            name = above
+        self._above.update(dict.fromkeys(path, name))
+        return name
+
+
+def parse_whole(value: object) -> int | None:
+    """Return a whole number that is given as a number or as text, None for anything else."""
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        return None
+    text = str(value).strip().lower()
+    return int(text.partition(".")[0]) if _NUMBER.fullmatch(text) else None

@@ -1,0 +1,134 @@
+"""A machine as the rules on GPUDirect look at it: its pairs of devices, the paths and the bridges between them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import cached_property
+from itertools import chain, combinations, product
+from typing import Any, TypeGuard
+
+from .. import fact_keys as keys
+from ..fact_keys import Key, gpu_subject, pci_subject
+from ..facts import load_facts
+from ..graph import Device, Topology
+from ..view import MachineView, read_pci_details
+from .nccl_paths import Paths
+
+AMD, NVIDIA = "AMD", "NVIDIA"
+_ENDS = ("gpu", "nic")
+_VENDORS = {"0x1002": AMD, "0x10de": NVIDIA}
+
+
+class PairView(MachineView):
+    """A machine and the paths between its GPUs and NICs; odd values in a file count as not known."""
+
+    def __init__(self, topology: Topology) -> None:
+        """Raise InputError where the topology keeps malformed facts."""
+        super().__init__(topology, load_facts(topology.extra, topology.name))
+        self.paths = Paths(topology)
+        self.asked = frozenset((fact.subject, fact.key) for fact in self.facts.items)
+        self.asked_keys = frozenset(key for _, key in self.asked)
+        self.subjects = frozenset(subject for subject, _ in self.asked)
+
+    @cached_property
+    def pairs(self) -> tuple[tuple[str, str, str], ...]:
+        """(p2p or rdma, id, id) for each two GPUs of one host, then for each GPU and NIC of one, host by host."""
+        p2p: list[tuple[str, str, str]] = []
+        rdma: list[tuple[str, str, str]] = []
+        for host in dict.fromkeys(self.paths.host_of[gpu] for gpu in self.topology.ranks):
+            gpus, nics = (self.paths.list_in_host(host, kind) for kind in _ENDS)
+            p2p += [("p2p", a, b) for a, b in combinations(gpus, 2) if self.paths.share_host(a, b)]
+            rdma += [("rdma", a, b) for a, b in product(gpus, nics) if self.paths.share_host(a, b)]
+        return (*p2p, *rdma)
+
+    def count_pairs(self) -> int:
+        """Return an upper bound on the number of pairs, without listing them."""
+        gpus, nics = (Counter(self.paths.host_of[d.id] for d in self.topology.devices if d.kind == k) for k in _ENDS)
+        return sum(n * (n - 1) // 2 + n * nics[host] for host, n in gpus.items())
+
+    # -- one device ----------------------------------------------------------------------------------------------
+
+    def find_subject(self, gpu: str) -> str:
+        """Return the subject of the facts about a GPU: by its PCI address, else by its id."""
+        return gpu_subject(self.find_gpu_index(gpu))
+
+    def get_gpu_number(self, gpu: str, key: Key[int]) -> int | None:
+        """Return a number about a GPU from its file, else from the facts; None where neither has one."""
+        if _is_number(self.topology.by_id[gpu].extra.get(key)):
+            return self.get_attribute(gpu, key)
+        return self.facts.get_number(self.find_subject(gpu), key)
+
+    def get_attribute(self, ident: str, name: str) -> int | None:
+        """Return a whole number that a device's file gives, None where it gives none."""
+        value = self.topology.by_id[ident].extra.get(name)
+        try:
+            return int(value) if _is_number(value) else None
+        except ValueError:
+            return None
+
+    def get_gpu_name(self, gpu: str) -> str | None:
+        """Return a GPU's model from its file, else from the facts."""
+        name = self.topology.by_id[gpu].extra.get("name")
+        return name if isinstance(name, str) else self.facts.get_text(self.find_subject(gpu), keys.GPU_NAME)
+
+    def get_pci_text(self, ident: str, key: Key[str]) -> str | None:
+        """Return a fact about a device's PCI function, else what its file gives; None where neither is known."""
+        device = self.topology.by_id[ident]
+        text = self.facts.get_text(pci_subject(device.bus_id), key) if device.bus_id else None
+        attribute = read_pci_details(device).get(key)
+        return attribute if text is None and isinstance(attribute, str) else text
+
+    def find_maker(self, gpu: str) -> str:
+        """Return NVIDIA or AMD: by the PCI vendor, else by xGMI links or an attribute that only RCCL's files have."""
+        maker = _VENDORS.get(self.get_pci_text(gpu, keys.PCI_VENDOR) or "")
+        if maker is not None:
+            return maker
+        return AMD if "gcn" in self.topology.by_id[gpu].extra or gpu in self._with_xgmi else NVIDIA
+
+    @cached_property
+    def _with_xgmi(self) -> frozenset[str]:
+        return frozenset(chain.from_iterable((x.src, x.dst) for x in self.topology.links if x.kind == "xgmi"))
+
+    # -- bridges -------------------------------------------------------------------------------------------------
+
+    def list_ports_between(self, a: str, b: str) -> tuple[str, ...] | None:
+        """Return the bridges below the last one that two devices share; None where the bridges are not known."""
+        chains = []
+        for ident in (a, b):
+            bus_id = self.topology.by_id[ident].bus_id
+            if bus_id is None or self.facts.get_source(pci_subject(bus_id), keys.PCI_BRIDGES) is None:
+                return None
+            chains.append(self.facts.get_texts(pci_subject(bus_id), keys.PCI_BRIDGES))
+        shared = set(chains[0]) & set(chains[1])
+        return tuple(bridge for bridge in (*chains[0], *chains[1]) if bridge not in shared) if shared else ()
+
+    def get_acs(self, port: str) -> str:
+        """Return which controls of ACS are on at a bridge, empty where that is not known."""
+        return self.facts.get_text(pci_subject(port), keys.PCI_ACS) or ""
+
+    @cached_property
+    def redirecting(self) -> tuple[str, ...]:
+        """All bridges that send traffic between two devices up to the root complex, in order of address."""
+        ports = {port for _, a, b in self.pairs for port in self.list_ports_between(a, b) or ()}
+        return tuple(sorted(port for port in ports if "redirect" in self.get_acs(port)))
+
+    # -- a host --------------------------------------------------------------------------------------------------
+
+    def find_cpu(self, ident: str) -> Device | None:
+        """Return the first CPU of a device's host, which is the one that NCCL goes by."""
+        cpus = self.paths.list_in_host(ident, "cpu")
+        return self.topology.by_id[cpus[0]] if cpus else None
+
+    def get_cpu_text(self, ident: str, name: str) -> str | None:
+        """Return an attribute of that CPU: `arch`, `vendor`, `familyid`, `modelid`."""
+        cpu = self.find_cpu(ident)
+        value = None if cpu is None else cpu.extra.get(name)
+        return str(value) if isinstance(value, (int, str)) else None
+
+    def explain_missing(self, subject: str, key: Key[Any]) -> str:
+        """Return why a fact is not known, in words for the evidence."""
+        return self.facts.get_reason(subject, key) or "not asked"
+
+
+def _is_number(value: object) -> TypeGuard[int | str]:
+    return isinstance(value, (int, str)) and not isinstance(value, bool)

@@ -1,0 +1,82 @@
+"""One view of a topology and its facts, shared by all that judge a machine: the doctor and GPUDirect."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any
+
+from . import fact_keys as keys
+from .fact_keys import GPU, gpu_subject
+from .facts import Facts
+from .graph import Device, Topology
+
+WIRES = ("nvlink", "xgmi")
+"""Kinds of links that join GPUs otherwise than over PCI Express."""
+
+
+class MachineView:
+    """A topology and its facts, looked up by device. No look-up raises, whatever values a file has."""
+
+    def __init__(self, topology: Topology, facts: Facts) -> None:
+        self.topology = topology
+        self.facts = facts
+
+    # -- devices -------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def gpus(self) -> tuple[Device, ...]:
+        """The GPUs in rank order."""
+        return self._list_devices("gpu")
+
+    @cached_property
+    def nics(self) -> tuple[Device, ...]:
+        """The NICs in their order."""
+        return self._list_devices("nic")
+
+    @cached_property
+    def cpus(self) -> tuple[Device, ...]:
+        """The CPUs, one per NUMA node."""
+        return self._list_devices("cpu")
+
+    def _list_devices(self, kind: str) -> tuple[Device, ...]:
+        return tuple(device for device in self.topology.devices if device.kind == kind)
+
+    @cached_property
+    def order(self) -> Mapping[str, int]:
+        """The position of each device in the topology."""
+        return {device.id: i for i, device in enumerate(self.topology.devices)}
+
+    # -- GPUs and the facts about them -----------------------------------------------------------------------------
+
+    @cached_property
+    def gpu_of(self) -> Mapping[str, str]:
+        """The device id of each GPU index in the facts: the GPU at its PCI address, else the one called gpuN."""
+        id_at = {gpu.bus_id: gpu.id for gpu in reversed(self.gpus) if gpu.bus_id}
+        return {i: id_at.get(self._bus_id_of_index.get(i, ""), f"gpu{i}") for i in self.facts.list_names(GPU)}
+
+    @cached_property
+    def index_of(self) -> Mapping[str, str]:
+        """The index in the facts of each GPU that `gpu_of` names and that is in the topology."""
+        return {gpu: index for index, gpu in self.gpu_of.items() if gpu in self.topology.by_id}
+
+    @cached_property
+    def _bus_id_of_index(self) -> Mapping[str, str]:
+        bus_ids = {i: self.facts.get_text(gpu_subject(i), keys.GPU_BUS_ID) for i in self.facts.list_names(GPU)}
+        return {index: bus_id for index, bus_id in bus_ids.items() if bus_id is not None}
+
+    @cached_property
+    def _index_at(self) -> Mapping[str, str]:
+        return {bus_id: index for index, bus_id in self._bus_id_of_index.items()}
+
+    def find_gpu_index(self, gpu: str) -> str:
+        """Return a GPU's index in the facts: that at its PCI address, else the number in its id."""
+        bus_id = self.topology.by_id[gpu].bus_id
+        index = self._index_at.get(bus_id) if bus_id is not None else None
+        return gpu.removeprefix("gpu") if index is None else index
+
+
+def read_pci_details(device: Device) -> Mapping[str, Any]:
+    """Return the PCI attributes that a device's file gives, empty where there are none."""
+    details = device.extra.get("pci")
+    return details if isinstance(details, Mapping) else {}
