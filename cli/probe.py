@@ -130,9 +130,9 @@ def _measured(arguments: argparse.Namespace) -> Topology:
 def _written(topology: Topology, form: str, colour: bool, for_vm: bool) -> str:
     """The topology in one of FORMATS (or what --check says); each writer is imported when it is asked for."""
     if form == "json":
-        from ..topo.formats import judged
+        from ..topo.formats import probe_json
 
-        return judged.write(topology)
+        return probe_json.write(topology)
     if form == "check":
         from ..topo.doctor import examine, report
 

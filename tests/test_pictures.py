@@ -13,10 +13,10 @@ import pytest
 from topoplan.topo.graph import Device, Link, Topology, both_ways
 from topoplan.topo.matrix import ways
 from topoplan.topo.pictures import dot, svg
-from topoplan.topo.pictures.arrange import arrange
-from topoplan.topo.pictures.boxes import lay_out
 from topoplan.topo.pictures.cables import Cable, cables, rate_text
-from topoplan.topo.pictures.layout import Shape
+from topoplan.topo.pictures.layout import lay_out
+from topoplan.topo.pictures.shapes import Shape
+from topoplan.topo.pictures.structures import arrange
 from topoplan.topo.presets import preset
 from topoplan.topo.resolve import resolve
 

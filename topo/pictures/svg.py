@@ -13,9 +13,9 @@ from fractions import Fraction
 from xml.sax.saxutils import escape
 
 from ..graph import Topology
-from .boxes import lay_out
 from .cables import kind_name, rate_text
-from .layout import TIMES, Frame, Picture, Shape, Wire
+from .layout import lay_out
+from .shapes import TIMES, Frame, Picture, Shape, Wire
 
 _MARGIN, _HEAD, _LEGEND_ROW, _LEGEND_COLUMN = 28, 66, 24, 290
 _LEAST_WIDTH = 420

@@ -19,9 +19,9 @@ from ...hardware import LATENCY_us, PCIE_GTps
 from ...probe.pcie import Slot
 from ..notes import Notes
 from ..safe_xml import Element, parse_xml
+from .bandwidth_matrices import Matrix, Wiring, read_matrices
 from .cpus import MAX_NODES, Cpus, between_cpus, read_cpus
 from .facts import port_state, read_facts, uuid
-from .links import Matrix, Wiring, read_matrices
 from .objects import Function, Machine, bus_id, gp_index, machines, pci_ids
 from .pci import SOURCE, Gpu, Nic, find_gpus, find_nics, find_nvswitches, tree
 

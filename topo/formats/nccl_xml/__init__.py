@@ -15,9 +15,9 @@ place of placeholders (`for_vm_notes` lists them). `fill_skeleton` reads such fi
 from __future__ import annotations
 
 from ...graph import Topology
-from .fill import fill_skeleton, is_skeleton
 from .reader import read
-from .vm import for_vm_notes, write_for_vm
+from .skeleton import fill_skeleton, is_skeleton
+from .vm_writer import for_vm_notes, write_for_vm
 from .writer import write_all
 
 __all__ = ["fill_skeleton", "for_vm_notes", "is_skeleton", "read", "write"]

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...errors import InputError
-from .draft import OWN
-from .tree import Node, quoted
+from .partial_topology import OWN
+from .xml_tree import Node, quoted
 
 LONGEST_VALUE_bytes = 253
 """An attribute's value, as it stands between the quotes, since neither parser decodes entities."""

@@ -1,4 +1,4 @@
-"""Reading NCCL's and RCCL's XML: the tree of CPUs, bridges, GPUs and NICs; `links` reads what joins GPUs.
+"""Reading NCCL's and RCCL's XML: the tree of CPUs, bridges, GPUs and NICs; `link_elements` reads what joins GPUs.
 
 The rules are those of NCCL's graph/topo.cc: a PCI link has the speed and width of the element below it, unknown ones
 are taken as Gen3 x16; the two levels of a Broadcom Gen4 or Gen5 switch are one switch; CPUs are joined all to all.
@@ -16,9 +16,9 @@ from ...exact import fraction_to_json
 from ...graph import Device, Link, Topology, both_ways
 from ...hardware import LATENCY_us, LOCAL_GBps, PCIE_GTps, inter_cpu_GBps, pcie_link
 from ..safe_xml import Element, parse_xml
-from .draft import GPU_CLASSES, NVSWITCH_CLASS, OWN, Draft, Gpu, Place, attributes, has_class, own
-from .links import gpu_links, pci_links
-from .own import apply_own
+from .link_elements import gpu_links, pci_links
+from .partial_topology import GPU_CLASSES, NVSWITCH_CLASS, OWN, Draft, Gpu, Place, attributes, has_class, own
+from .topoplan_elements import apply_own
 
 _LEAF_CLASSES = (*GPU_CLASSES, "0x02", NVSWITCH_CLASS)
 _MAX_LANES = 64

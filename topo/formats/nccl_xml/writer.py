@@ -13,10 +13,10 @@ from fractions import Fraction
 from ...errors import InputError
 from ...graph import Device, Link, Topology
 from ...hardware import PCIE_GTps, pcie_GBps
-from .draft import CPU_CLASS, GPU_CLASSES, NVSWITCH_CLASS, OWN
 from .limits import NCCL, RCCL, facts_for, fits, refuse_too_much
+from .partial_topology import CPU_CLASS, GPU_CLASSES, NVSWITCH_CLASS, OWN
 from .reader import read
-from .tree import Node, addresses, free_numbers, node_numbers, tree_of
+from .xml_tree import Node, addresses, free_numbers, node_numbers, tree_of
 
 NIC_CLASS = "0x020000"
 BRIDGE_CLASS = "0x060400"

@@ -14,11 +14,11 @@ from ...facts import Fact, Facts, facts_to_json
 from ...graph import Device, Topology
 from ...matrix import Ways
 from .cells import Cells, listed, read_cells
-from .direct import join_direct
 from .facts import MOST_PAIRS, SOURCE, affinities, is_p2p, matrix_facts, p2p_facts
-from .links import REMOTE, STATUS, join_links, lane, link_facts, peers
-from .text import GPU_NAME, LinkTable, Parts, Table, looks_like, parts
-from .tree import Draft, hang, placed
+from .nvlink_output import REMOTE, STATUS, join_links, lane, link_facts, peers
+from .other_links import join_direct
+from .parser import GPU_NAME, LinkTable, Parts, Table, looks_like, parts
+from .pcie_tree import Draft, hang, placed
 from .writer import write
 
 __all__ = ["looks_like", "read", "write"]
@@ -30,7 +30,7 @@ _SAME = {"C2C": "LNK"}  # a label of nvidia-smi that topo/matrix.py has another 
 def read(text: str, where: str) -> Topology:
     """The machine that nvidia-smi describes in `text`, which may stand in a document; `where` names it in errors.
 
-    A matrix of `topo -m` gives devices and links (see smi_tree.py and smi_direct.py for how), `-p2p` matrices of the same
+    A matrix of `topo -m` gives devices and links (see pcie_tree.py and other_links.py for how), `-p2p` matrices of the same
     GPUs give facts, `nvlink -R` the ends of NVLinks, `nvlink -s` their rate; what is odd or assumed is in `extra["notes"]`.
     Without a matrix of ways, `nvlink -R` alone is read: GPUs and their NVLinks.
 

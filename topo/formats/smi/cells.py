@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from .text import GPU_NAME, Table
+from .parser import GPU_NAME, Table
 
 PCIE_LABELS = ("PIX", "PXB", "PHB", "NODE", "SYS")
 """Ways over PCI Express, the nearest first."""

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator
 
 from ...facts import Fact
 from .cells import PCIE_LABELS, Cells, family
-from .text import CPU, GPU_NAME, GPU_NUMA, NUMA, Table
-from .tree import Affinity
+from .parser import CPU, GPU_NAME, GPU_NUMA, NUMA, Table
+from .pcie_tree import Affinity
 
 SOURCE = "nvidia-smi topo -m"
 STATUSES = {

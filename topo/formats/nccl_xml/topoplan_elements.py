@@ -8,7 +8,7 @@ from fractions import Fraction
 from ...exact import parse_fraction
 from ...graph import Device, Link
 from ..safe_xml import Element
-from .draft import OWN
+from .partial_topology import OWN
 
 _MOST_OWN = 10**18
 

@@ -17,9 +17,9 @@ from ...facts import facts_of
 from ...graph import Device, Link, Topology
 from ...hardware import PCIE_GTps, pcie_link
 from .limits import NCCL, RCCL, facts_for, refuse_too_much
-from .tree import Node, addresses, node_numbers, normal_address, tree_of
 from .vm_speeds import Lanes, gpu_lanes, nic_lanes
 from .writer import BRIDGE_CLASS, NIC_CLASS, PCIE_WIDTHS, gpu_class, is_amd, speed_text
+from .xml_tree import Node, addresses, node_numbers, normal_address, tree_of
 
 _CPU_KEYS = ("affinity", "arch", "vendor", "familyid", "modelid")
 _DECLARED = re.compile(r"(\d+(?:\.\d+)? GT/s) x(\d{1,2})")

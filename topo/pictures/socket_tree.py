@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from ..graph import Device, Topology
 from .cables import Cable
-from .layout import GPU_HEIGHT, NIC_HEIGHT, NIC_WIDTH, TIMES, Picture, Shape, Wire, gpu_shape, gpu_size, wire_between
+from .shapes import GPU_HEIGHT, NIC_HEIGHT, NIC_WIDTH, TIMES, Picture, Shape, Wire, gpu_shape, gpu_size, wire_between
 
 _TIER, _LEAF_GAP, _TREE_GAP = 96, 14, 44
 _CPU_HEIGHT, _SWITCH_HEIGHT, _BAR_HEIGHT, _BAR_REACH = 50, 30, 34, 40

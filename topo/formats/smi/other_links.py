@@ -15,7 +15,7 @@ from fractions import Fraction
 from ...graph import DEFAULT_BANDWIDTH_GBps, Device, Link
 from ...hardware import NVLINK_LINKS_PER_GPU, LATENCY_us, XGMI_DATASHEET_MI250_GBps
 from .cells import count, family, listed, members, nvlinks
-from .tree import Draft
+from .pcie_tree import Draft
 
 MOST_LINKS = max(NVLINK_LINKS_PER_GPU.values())
 NVLINK_GBps = Fraction(25)

@@ -16,8 +16,8 @@ from ...facts import Fact
 from ...graph import Device, Link, both_ways
 from ...hardware import LATENCY_us, NVLINK_DATASHEET_GBps
 from .cells import listed
-from .direct import NVLINK_SOURCE, NVLINK_GBps
-from .text import LinkTable, Parts
+from .other_links import NVLINK_SOURCE, NVLINK_GBps
+from .parser import LinkTable, Parts
 
 STATUS, REMOTE = "nvidia-smi nvlink -s", "nvidia-smi nvlink -R"
 _NEAR = Fraction(7, 100)  # what -s prints is the raw rate: 26.562 for the 25 GB/s of the datasheet

@@ -10,7 +10,7 @@ from fractions import Fraction
 from ...graph import Link, both_ways
 from ...hardware import LATENCY_us, LOCAL_GBps, c2c_GBps, nvlink_counted_GBps, xgmi_counted_GBps
 from ..safe_xml import Element
-from .draft import CPU_CLASS, GPU_CLASSES, Draft, Gpu, has_class
+from .partial_topology import CPU_CLASS, GPU_CLASSES, Draft, Gpu, has_class
 
 _UNREADABLE = re.compile(r"f+:f+:f+\.[0f]", re.IGNORECASE)
 _MAX_LINKS = 10_000

@@ -14,10 +14,10 @@ from ...graph import Device, Link, Topology, both_ways
 from ...hardware import LATENCY_us, inter_cpu_GBps
 from ..notes import Notes
 from ..safe_xml import Element
-from .draft import GPU_CLASSES, OWN, has_class
+from .partial_topology import GPU_CLASSES, OWN, has_class
 from .reader import is_skeleton as _is_skeleton
 from .reader import read_system, refused_skeleton, system_of
-from .tree import normal_address, tree_of
+from .xml_tree import normal_address, tree_of
 
 _NAMED = 3
 _TREE_KINDS = ("pcie", "smp")
