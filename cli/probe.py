@@ -141,7 +141,7 @@ def _written(topology: Topology, form: str, colour: bool, for_vm: bool) -> str:
         from ..topo.formats import nccl_xml
 
         text = nccl_xml.write(topology, for_vm)
-        for note in nccl_xml.for_vm_notes(topology) if for_vm else ():
+        for note in nccl_xml.list_vm_notes(topology) if for_vm else ():
             print(f"{PROG}: {note}", file=sys.stderr)
         return text
     if form == "dot":

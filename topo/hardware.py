@@ -180,6 +180,16 @@ def inter_cpu_GBps(arch: str | None, vendor: str | None, family: int | None, mod
     return next((rate for least, rate in _INTEL_GBps if model >= least), _INTEL_BROADWELL_GBps)
 
 
+def inter_cpu_GBps_of(cpu: Mapping[str, object]) -> Fraction:
+    """Return `inter_cpu_GBps` for a CPU device's `extra`: arch, vendor, familyid and modelid, numbers or texts."""
+    arch, vendor = (str(cpu[key]) if key in cpu else None for key in ("arch", "vendor"))
+    family, model = (
+        int(text) if (text := str(cpu.get(key))).isascii() and text.isdigit() and len(text) < 10 else None
+        for key in ("familyid", "modelid")
+    )
+    return inter_cpu_GBps(arch, vendor, family, model)
+
+
 # -- latencies -----------------------------------------------------------------------------------------------------
 
 LATENCY_us: Mapping[str, Fraction] = {

@@ -1,4 +1,4 @@
-"""What an hwloc file says beside the topology, as facts (docs/facts.md): who the GPUs are, PCI functions, cards, nodes."""
+"""Turn what an hwloc file says beside the topology into facts (docs/facts.md): GPUs, PCI functions, NICs, NUMA nodes."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 
 from ...facts import Fact, Facts, Value
 from .cpus import Cpus
-from .objects import Function, Machine, bus_id, infos, os_index, pci_ids
-from .pci import SOURCE, Gpu, Nic
+from .objects import HwlocMachine, PciFunction, read_bus_id, read_infos, read_os_index, read_pci_ids
+from .pci import SOURCE, HwlocGpu, HwlocNic
 
 _STATES = {"1": "1: DOWN", "2": "2: INIT", "3": "3: ARMED", "4": "4: ACTIVE", "5": "5: ACTIVE_DEFER"}
 _PORT = re.compile(r"Port([0-9]{1,3})State")
@@ -16,37 +16,41 @@ _CPUINFO = {"vendor": "vendor", "familyid": "family", "modelid": "model", "name"
 _HOST = {"name": "HostName", "kernel": "OSRelease"}
 
 
-def read_facts(machine: Machine, cpus: Cpus, gpus: list[Gpu], nics: list[Nic], node_of: Mapping[str, int]) -> Facts:
-    """Facts of one machine; `node_of` has the NUMA nodes of PCI functions, by address, where they are known."""
-    found = [
-        *_of("host", {key: machine.infos.get(name) for key, name in _HOST.items()}),
-        *_of("cpuinfo", {key: cpus.nodes[0].device.extra.get(word) for word, key in _CPUINFO.items()}),
+def read_facts(
+    machine: HwlocMachine, cpus: Cpus, gpus: list[HwlocGpu], nics: list[HwlocNic], node_of: Mapping[str, int]
+) -> Facts:
+    """Return the facts of one machine; `node_of` has the NUMA nodes of PCI functions, by address, where they are known."""
+    facts = [
+        *_build_facts("host", {key: machine.infos.get(name) for key, name in _HOST.items()}),
+        *_build_facts("cpuinfo", {key: cpus.nodes[0].device.extra.get(word) for word, key in _CPUINFO.items()}),
     ]
     for node in cpus.nodes:
         if node.number is not None:
-            found += _of(f"numa/{node.number}", {key: node.device.extra.get(key) for key in ("cpus", "socket")})
-    memory = _gpu_memory(machine)
+            facts += _build_facts(
+                f"numa/{node.number}", {key: node.device.extra.get(key) for key in ("cpus", "socket")}
+            )
+    memory = _find_gpu_memory(machine)
     for i, gpu in enumerate(gpus):
         address = gpu.function.bus_id
-        told: dict[str, Value | None] = {"bus_id": address, "uuid": uuid(gpu), "name": gpu.told.get("GPUModel")}
-        told |= {"numa_node": node_of.get(address or ""), "gpu_numa_id": memory.get(address or "")}
-        found += _of(f"gpu/{i}", told)
+        values: dict[str, Value | None] = {"bus_id": address, "uuid": find_uuid(gpu), "name": gpu.infos.get("GPUModel")}
+        values |= {"numa_node": node_of.get(address or ""), "gpu_numa_id": memory.get(address or "")}
+        facts += _build_facts(f"gpu/{i}", values)
     functions = {f.bus_id: f for f in [*(g.function for g in gpus), *(n.function for n in nics)] if f.bus_id}
     for address, function in functions.items():
-        found += _of_function(address, function, node_of)
+        facts += _read_function_facts(address, function, node_of)
     for nic in nics:
-        found += _of_nic(nic)
-    return Facts(tuple(found))
+        facts += _read_nic_facts(nic)
+    return Facts(tuple(facts))
 
 
-def uuid(gpu: Gpu) -> str | None:
-    """The UUID that a GPU's tool told, None where it told none."""
-    return gpu.told.get("NVIDIAUUID") or gpu.told.get("AMDUUID")
+def find_uuid(gpu: HwlocGpu) -> str | None:
+    """Return the UUID that a GPU's tool gives, None where it gives none."""
+    return gpu.infos.get("NVIDIAUUID") or gpu.infos.get("AMDUUID")
 
 
-def port_state(told: Mapping[str, str]) -> tuple[str | None, int | None]:
-    """The state of the first port that is active, of the first otherwise, as Linux writes it; and how many there are."""
-    ports = sorted((int(match.group(1)), value) for name, value in told.items() if (match := _PORT.fullmatch(name)))
+def find_port_state(infos: Mapping[str, str]) -> tuple[str | None, int | None]:
+    """Return the state of the first active port, else of the first, as Linux writes it; and the number of ports."""
+    ports = sorted((int(match.group(1)), value) for name, value in infos.items() if (match := _PORT.fullmatch(name)))
     if not ports:
         return None, None
     states = [value for _, value in ports]
@@ -54,33 +58,36 @@ def port_state(told: Mapping[str, str]) -> tuple[str | None, int | None]:
     return _STATES.get(state, state), len(ports)
 
 
-def _of(subject: str, told: Mapping[str, Value | None]) -> Iterator[Fact]:
-    return (Fact(subject, key, value, SOURCE) for key, value in told.items() if value is not None)
+def _build_facts(subject: str, values: Mapping[str, Value | None]) -> Iterator[Fact]:
+    """Return the facts of a subject, one for each value that is known."""
+    return (Fact(subject, key, value, SOURCE) for key, value in values.items() if value is not None)
 
 
-def _of_function(address: str, function: Function, node_of: Mapping[str, int]) -> Iterator[Fact]:
-    chain = tuple(bus_id(bridge) for bridge in function.bridges)
-    told: dict[str, Value | None] = {**function.ids, "numa_node": node_of.get(address)}
-    yield from _of(f"pci/{address}", told | {"bridges": chain, "root": function.root})
+def _read_function_facts(address: str, function: PciFunction, node_of: Mapping[str, int]) -> Iterator[Fact]:
+    """Yield the facts of a PCI function and of the bridges above it."""
+    chain = tuple(read_bus_id(bridge) for bridge in function.bridges)
+    values: dict[str, Value | None] = {**function.ids, "numa_node": node_of.get(address)}
+    yield from _build_facts(f"pci/{address}", values | {"bridges": chain, "root": function.root})
     for name, bridge in zip(chain, function.bridges, strict=True):
-        yield from _of(f"pci/{name}", pci_ids(bridge))
+        yield from _build_facts(f"pci/{name}", read_pci_ids(bridge))
 
 
-def _of_nic(nic: Nic) -> Iterator[Fact]:
+def _read_nic_facts(nic: HwlocNic) -> Iterator[Fact]:
+    """Yield the facts of a NIC and of its interfaces."""
     if not nic.is_rdma:
-        yield from _of(f"net/{nic.name}", {"bus_id": nic.function.bus_id})
+        yield from _build_facts(f"net/{nic.name}", {"bus_id": nic.function.bus_id})
         return
-    state, ports = port_state(nic.told)
-    yield from _of(f"rdma/{nic.name}", {"bus_id": nic.function.bus_id, "state": state, "ports": ports})
+    state, ports = find_port_state(nic.infos)
+    yield from _build_facts(f"rdma/{nic.name}", {"bus_id": nic.function.bus_id, "state": state, "ports": ports})
     for interface in nic.interfaces:
-        yield from _of(f"net/{interface}", {"bus_id": nic.function.bus_id})
+        yield from _build_facts(f"net/{interface}", {"bus_id": nic.function.bus_id})
 
 
-def _gpu_memory(machine: Machine) -> dict[str, int]:
-    """The NUMA nodes that are the memory of GPUs, by the GPU's address."""
-    found: dict[str, int] = {}
+def _find_gpu_memory(machine: HwlocMachine) -> dict[str, int]:
+    """Return the NUMA nodes that are the memory of GPUs, by the GPU's address."""
+    node_of_gpu: dict[str, int] = {}
     for element in machine.numa:
-        address, number = infos(element).get("PCIBusID", "").lower(), os_index(element)
+        address, number = read_infos(element).get("PCIBusID", "").lower(), read_os_index(element)
         if address and number is not None:
-            found[address] = number
-    return found
+            node_of_gpu[address] = number
+    return node_of_gpu
