@@ -40,7 +40,7 @@ def read(text: str, where: str) -> Topology:
     """
     root = parse_xml(text, where, doctype=True)
     if root.tag != "topology":
-        raise root.error("is not hwloc's XML; expected <topology> as the outermost element")
+        raise root.make_error("is not hwloc's XML; expected <topology> as the outermost element")
     notes = Notes()
     version_text, version = _read_version(root, notes)
     machines = read_machines(root, version, notes)
@@ -52,7 +52,9 @@ def read(text: str, where: str) -> Topology:
         readers.append(_Reader(root, machine, whole=len(machines) == 1))
         nodes += len(readers[-1].cpus.nodes)
         if nodes > MAX_NODES:
-            raise machine.element.error(f"is one of machines with more than {MAX_NODES} NUMA nodes; these are refused")
+            raise machine.element.make_error(
+                f"is one of machines with more than {MAX_NODES} NUMA nodes; these are refused"
+            )
     devices = [device for reader in readers for device in reader.build_devices()]
     devices.sort(key=lambda device: device.kind != "gpu")
     if not any(device.kind == "gpu" for device in devices):
@@ -77,7 +79,7 @@ def _read_version(root: Element, notes: Notes) -> tuple[str, int]:
     text = root.get("version") or "1"
     match = _VERSION.fullmatch(text)
     if match is None:
-        raise root.error(f"version={text[:40]!r}: expected one such as 2.0")
+        raise root.make_error(f"version={text[:40]!r}: expected one such as 2.0")
     number = int(match.group(1))
     if number not in _KNOWN_VERSIONS:
         notes.add("topology", f"version {text} is not known; read as version {_KNOWN_VERSIONS[-1]}")

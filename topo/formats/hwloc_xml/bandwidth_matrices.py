@@ -58,25 +58,27 @@ def read_matrices(root: Element, machine: HwlocMachine) -> dict[str, BandwidthMa
 
 def _read_matrix(element: Element) -> BandwidthMatrix:
     """Return the matrix of an element. Raises InputError where it is not whole."""
-    size = element.integer("nbobjs", least=1, most=MAX_OBJECTS)
+    size = element.get_integer("nbobjs", least=1, most=MAX_OBJECTS)
     names = _read_words(element, "indexes")
     values = _read_words(element, "u64values")
     if size is None or len(names) != size or len(values) != size * size:
         sizes = f"nbobjs={size}, {len(names)} indexes and {len(values)} values"
-        raise element.error(
+        raise element.make_error(
             f"{sizes}: expected as many indexes as objects and their square of values; is the file whole?"
         )
     indexes = [_INDEX.fullmatch(name) for name in names]
     numbers = tuple(int(match.group(1)) for match in indexes if match is not None)
     if len(numbers) < size or len(set(numbers)) < size:
         wrong = next((name for name, match in zip(names, indexes, strict=True) if match is None), "one twice")
-        raise element.error(
+        raise element.make_error(
             f"indexes hold {wrong[:40]!r}: expected the gp_index of different objects, such as OSDev:802"
         )
     nonzero: dict[tuple[int, int], int] = {}
     for i, text in enumerate(values):
         if not text.isdecimal() or len(text) > 20 or int(text) > _MAX_MBps:
-            raise element.error(f"u64values hold {text[:40]!r}: expected whole numbers of MB/s from 0 to {_MAX_MBps}")
+            raise element.make_error(
+                f"u64values hold {text[:40]!r}: expected whole numbers of MB/s from 0 to {_MAX_MBps}"
+            )
         if int(text) and i // size != i % size:
             nonzero[i // size, i % size] = int(text)
     return BandwidthMatrix(numbers, nonzero)

@@ -65,7 +65,7 @@ def read_cpus(machine: HwlocMachine) -> Cpus:
             NumaNode(number, cpuset, Device(name, "cpu", numa_node=number, source="hwloc XML", extra=cpu_extra))
         )
     if len(nodes) > MAX_NODES:
-        raise machine.element.error(f"has {len(nodes)} NUMA nodes with CPUs; more than {MAX_NODES} are refused")
+        raise machine.element.make_error(f"has {len(nodes)} NUMA nodes with CPUs; more than {MAX_NODES} are refused")
     return Cpus(nodes)
 
 
@@ -81,7 +81,7 @@ def _assign_cpus(machine: HwlocMachine) -> dict[int, tuple[Element, int]]:
         number = read_os_index(element)
         number = len(numbered) if number is None else number
         if number in numbered:
-            raise element.error(f"os_index={number}: another NUMA node has this number; expected one of its own")
+            raise element.make_error(f"os_index={number}: another NUMA node has this number; expected one of its own")
         numbered[number] = element
     sets = {number: parse_bits(element, "cpuset") for number, element in numbered.items()}
     if not any(sets.values()):

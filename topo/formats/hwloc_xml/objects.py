@@ -51,7 +51,7 @@ def read_infos(element: Element) -> dict[str, str]:
 
 def read_gp_index(element: Element) -> int | None:
     """Return the number by which matrices name an object, None where it has none; version 3 has it in the id as well."""
-    number = element.integer("gp_index", most=2**63)
+    number = element.get_integer("gp_index", most=2**63)
     if number is None and (name := element.get("id") or "").startswith("obj") and name[3:].isdecimal():
         return int(name[3:22])
     return number
@@ -59,7 +59,7 @@ def read_gp_index(element: Element) -> int | None:
 
 def read_os_index(element: Element) -> int | None:
     """Return the number that the operating system gives an object, None where it gives none."""
-    number = element.integer("os_index", most=MAX_INDEX, least=-1)
+    number = element.get_integer("os_index", most=MAX_INDEX, least=-1)
     return None if number in (-1, MAX_INDEX) else number
 
 
@@ -68,7 +68,7 @@ def parse_bits(element: Element, key: str) -> int:
     text = element.get(key) or ""
     words = text.removeprefix("0xf...f").strip(",")
     if len(text) > _LONGEST_SET or not _SET.fullmatch(words):
-        raise element.error(f"{key}={text[:40]!r}: expected hexadecimal words such as 0x00000003,0xffffffff")
+        raise element.make_error(f"{key}={text[:40]!r}: expected hexadecimal words such as 0x00000003,0xffffffff")
     return int("".join([word.removeprefix("0x").zfill(8) for word in words.split(",")]), 16)
 
 
@@ -88,7 +88,7 @@ def read_bus_id(element: Element) -> str:
     match = _BUS_ID.fullmatch(element.get("pci_busid") or "")
     if match is None:
         text = (element.get("pci_busid") or "")[:40]
-        raise element.error(f"pci_busid={text!r}: expected an address such as 0000:3b:00.0")
+        raise element.make_error(f"pci_busid={text!r}: expected an address such as 0000:3b:00.0")
     domain, bus, device, function = match.groups()
     return f"{int(domain, 16):04x}:{bus}:{device}.{function}".lower()
 
@@ -103,7 +103,7 @@ def read_link_GBps(element: Element) -> Fraction:
     """Return `pci_link_speed`: raw GB/s of a PCI link, 0 where it is not known. InputError where it is no number."""
     text = element.get("pci_link_speed") or "0"
     if not _NUMBER.fullmatch(text):
-        raise element.error(f"pci_link_speed={text[:40]!r}: expected GB/s, such as 15.753846, or 0")
+        raise element.make_error(f"pci_link_speed={text[:40]!r}: expected GB/s, such as 15.753846, or 0")
     return Fraction(text.replace(",", "."))  # some locales write a comma
 
 
@@ -114,7 +114,7 @@ def read_pci_ids(element: Element) -> dict[str, str]:
         return {}
     match = _PCI_TYPE.fullmatch(text.strip())
     if match is None:
-        raise element.error(f"pci_type={text[:40]!r}: expected one such as 0302 [10de:1db8] [10de:131d] a1")
+        raise element.make_error(f"pci_type={text[:40]!r}: expected one such as 0302 [10de:1db8] [10de:131d] a1")
     kind, vendor, device, sub_vendor, sub_device, interface = (
         group and f"0x{group.lower()}" for group in match.groups()
     )
@@ -124,7 +124,7 @@ def read_pci_ids(element: Element) -> dict[str, str]:
 
 def is_osdev(element: Element, version: int, *kinds: str) -> bool:
     """Return whether a device of the operating system is of one of `kinds` (gpu, coprocessor, network, openfabrics)."""
-    type_code = element.integer("osdev_type", 0, most=2**31) or 0
+    type_code = element.get_integer("osdev_type", 0, most=2**31) or 0
     codes = [_OSDEV_KINDS[3 if version >= 3 else 2][kind] for kind in kinds]
     return any(type_code & code for code in codes) if version >= 3 else type_code in codes
 
@@ -228,10 +228,10 @@ def read_machines(root: Element, version: int, notes: Notes) -> list[HwlocMachin
     """Return every machine of a file; where a file holds several, their parts are named host0/, host1/ ..."""
     top_objects = list(iterate_objects(root))
     if not top_objects:
-        raise root.error("has no <object>; expected a machine as lstopo --of xml writes it")
+        raise root.make_error("has no <object>; expected a machine as lstopo --of xml writes it")
     elements = [m for top in top_objects for m in _find_outermost_machines(top)] or top_objects[:1]
     if len(elements) > MAX_MACHINES:
-        raise root.error(f"holds {len(elements)} machines; more than {MAX_MACHINES} are refused")
+        raise root.make_error(f"holds {len(elements)} machines; more than {MAX_MACHINES} are refused")
     shared = {} if len(elements) > 1 else read_infos(root)
     machines = []
     for i, element in enumerate(elements):

@@ -77,7 +77,7 @@ def find_gpus(machine: HwlocMachine) -> list[HwlocGpu]:
         and name not in names_on_pci
     ]
     if len(functions) > MAX_DEVICES:
-        raise machine.element.error(f"has {len(functions)} GPUs; more than {MAX_DEVICES} are refused")
+        raise machine.element.make_error(f"has {len(functions)} GPUs; more than {MAX_DEVICES} are refused")
     functions.sort(key=_sort_key)
     gpus = []
     for i, function in enumerate(functions):
@@ -165,7 +165,7 @@ def find_nics(machine: HwlocMachine) -> list[HwlocNic]:
         for osdev in rdma or nets:
             nics.append(HwlocNic(str(osdev.get("name")), bool(rdma), function, interfaces, read_infos(osdev)))
     if len(nics) > MAX_DEVICES:
-        raise machine.element.error(f"has {len(nics)} network devices; more than {MAX_DEVICES} are refused")
+        raise machine.element.make_error(f"has {len(nics)} network devices; more than {MAX_DEVICES} are refused")
     return sorted(nics, key=lambda nic: (len(nic.function.bus_id or ""), nic.function.bus_id or "", nic.name))
 
 
@@ -193,7 +193,7 @@ _RAW_GBps = {(g, width): _raw_lane_GBps(g) * width for width in _WIDTHS for g in
 
 @lru_cache(maxsize=1024)
 def find_lanes(raw_GBps: Fraction) -> tuple[int, int] | None:
-    """Return generation and width whose raw rate is nearest, within 2 % (hwloc's encoding overheads have varied); else None."""
+    """Return generation and width whose raw rate is nearest, within 2 % (hwloc's encoding overheads vary), else None."""
     near = {pair: abs(raw_GBps - rate) for pair, rate in _RAW_GBps.items() if abs(raw_GBps - rate) * 50 <= rate}
     return min(near, key=lambda pair: near[pair], default=None)
 
@@ -227,7 +227,9 @@ def _refuse_shared_addresses(functions: list[PciFunction]) -> None:
         for element in (*function.bridges, *itself):
             address = read_bus_id(element)
             if element_at.setdefault(address, element) is not element:
-                raise element.error(f"pci_busid={address}: another device has this address; expected one of its own")
+                raise element.make_error(
+                    f"pci_busid={address}: another device has this address; expected one of its own"
+                )
 
 
 def _read_leaf_speed(machine: HwlocMachine, key: str, function: PciFunction, is_gpu: bool) -> Iterator[Fact]:

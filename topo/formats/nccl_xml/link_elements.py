@@ -46,7 +46,7 @@ def _count_links(partial: PartialTopology, gpu: GpuElement, nvswitch: str) -> di
     for element in gpu.element:
         if element.tag not in ("nvlink", "xgmi"):
             continue
-        count = element.integer("count", 1, most=_MAX_LINKS) or 0
+        count = element.get_integer("count", 1, most=_MAX_LINKS) or 0
         address = (element.get("target") or "").lower()
         target = _find_target(partial, gpu, element, address, nvswitch)
         if target is not None and count:
@@ -82,7 +82,7 @@ def _rate_GBps(partial: PartialTopology, gpu: GpuElement, kind: str, target: str
         if gpu.element.get("gcn") is None and doubtful:
             partial.notes.add(gpu.id, "no gcn attribute; its xGMI links are counted as the slowest ones")
         return xgmi_counted_GBps(gpu.element.get("gcn") or "")
-    sm = gpu.element.integer("sm", None, most=10_000)
+    sm = gpu.element.get_integer("sm", None, most=10_000)
     if sm is None and doubtful:
         partial.notes.add(gpu.id, "no sm attribute; its NVLinks are counted as those of sm 80")
     return nvlink_counted_GBps(sm)
@@ -93,8 +93,8 @@ def _read_c2c_links(gpu: GpuElement) -> Iterator[Link]:
     for element in gpu.element:
         if element.tag != "c2c" or gpu.position.cpu is None:
             continue
-        count = element.integer("count", 1, most=_MAX_LINKS) or 0
-        rate = c2c_GBps(element.integer("bw", 0, most=_MAX_C2C) or 0, count)
+        count = element.get_integer("count", 1, most=_MAX_LINKS) or 0
+        rate = c2c_GBps(element.get_integer("bw", 0, most=_MAX_C2C) or 0, count)
         if rate:
             link = Link(
                 gpu.id, gpu.position.cpu, rate, LATENCY_us["c2c"], "c2c", count, "bw x count of the c2c element"

@@ -52,7 +52,7 @@ def parse_system(text: str, where: str) -> Element:
     """Return the <system> element of a text. Raises InputError where there is none."""
     root = parse_xml(text, where)
     if root.tag != "system":
-        raise root.error("is not NCCL's topology XML; expected <system> as the outermost element")
+        raise root.make_error("is not NCCL's topology XML; expected <system> as the outermost element")
     return root
 
 
@@ -75,7 +75,7 @@ def read_system(root: Element) -> Topology:
     where = root.where
     exact_pairs = frozenset((x.get("src") or "", x.get("dst") or "") for x in root if x.tag == TOPOPLAN_PREFIX + "link")
     partial = PartialTopology(where, exact_pairs)
-    version = root.integer("version", 1)
+    version = root.get_integer("version", 1)
     if version not in (1, 2):
         partial.notes.add("system", f"version {version} is not known; read as version 1 (NCCL) or 2 (RCCL) would be")
     _read_tree(partial, root)
@@ -128,7 +128,7 @@ def _read_cpu(partial: PartialTopology, element: Element, host: int, prefix: str
     """Add the CPU of an element, unless it was made up, and return the position of what is below it."""
     if get_topoplan_attribute(element, "made_up"):
         return TreePosition(host, prefix, None, None, None)
-    numa = element.integer("numaid", -1, least=-1)
+    numa = element.get_integer("numaid", -1, least=-1)
     if numa == -1:
         taken = {f"{prefix}cpu{e.get('numaid')}" for _, _, e in partial.cpus} | set(partial.devices)
         name = next(f"{prefix}cpu{i}" for i in range(len(taken) + 1) if f"{prefix}cpu{i}" not in taken)
@@ -145,7 +145,7 @@ def _read_cpu(partial: PartialTopology, element: Element, host: int, prefix: str
 def _join_cpus(partial: PartialTopology) -> Iterator[Link]:
     """Yield a link from each CPU to each other one of its host."""
     for a, host, element in partial.cpus:
-        family, model = element.integer("familyid", None, -1), element.integer("modelid", None, -1)
+        family, model = element.get_integer("familyid", None, -1), element.get_integer("modelid", None, -1)
         rate = inter_cpu_GBps(element.get("arch"), element.get("vendor"), family, model)
         for b, other_host, _ in partial.cpus:
             if a != b and host == other_host:
@@ -159,7 +159,7 @@ def _read_pci(partial: PartialTopology, element: Element, position: TreePosition
     """Read a pci element and everything below it: GPUs and NICs where it has any, else a bridge."""
     bus = (element.get("busid") or "").lower()
     if not bus:
-        raise element.error("has no busid; expected one such as 0000:3b:00.0")
+        raise element.make_error("has no busid; expected one such as 0000:3b:00.0")
     children_by_tag: dict[str, list[Element]] = {}
     for child in element:
         children_by_tag.setdefault(child.tag, []).append(child)
@@ -236,7 +236,7 @@ def _add_uplink(partial: PartialTopology, device: Device, pci: Element | None, p
         rate, source = LOCAL_GBps, "no PCI address known; as NCCL counts what limits nothing"
         partial.notes.add(device.id, "hangs on its CPU without a PCI address; its link counts as unlimited, as in NCCL")
     else:
-        link = pcie_link(pci.get("link_speed"), pci.integer("link_width", None, most=_MAX_LANES))
+        link = pcie_link(pci.get("link_speed"), pci.get_integer("link_width", None, most=_MAX_LANES))
         rate, source = link.bandwidth_GBps, f"PCIe Gen{link.generation} x{link.width}, as NCCL counts it"
         for doubt in link.assumed:
             partial.notes.add(device.id, doubt)
@@ -252,7 +252,7 @@ def _add_uplink(partial: PartialTopology, device: Device, pci: Element | None, p
 
 def _read_gpu(partial: PartialTopology, element: Element, pci: Element, bus: str, position: TreePosition) -> None:
     """Add the GPU of a gpu element in a pci element at address `bus`."""
-    dev = element.integer("dev", len(partial.gpus), most=10**6) or 0
+    dev = element.get_integer("dev", len(partial.gpus), most=10**6) or 0
     made_up = get_topoplan_attribute(pci, "made_up")
     extra: dict[str, object] = dict(read_attributes(element))
     if not made_up:
@@ -266,7 +266,9 @@ def _read_gpu(partial: PartialTopology, element: Element, pci: Element, bus: str
     if (position.host, bus) in partial.gpu_by_bus:
         partial.notes.add(device.id, f"shares the PCI address of {partial.gpu_by_bus[position.host, bus]}")
     partial.gpu_by_bus.setdefault((position.host, bus), device.id)
-    partial.gpus.append(GpuElement(device.id, element, bus, position, dev, element.integer("rank", None, -1, 10**6)))
+    partial.gpus.append(
+        GpuElement(device.id, element, bus, position, dev, element.get_integer("rank", None, -1, 10**6))
+    )
     _add_uplink(partial, device, pci, position)
 
 
@@ -276,7 +278,7 @@ def _read_nic(partial: PartialTopology, element: Element, pci: Element | None, p
     names = []
     for net in nets:
         name = net.get("name") or f"nic{net.get('dev') or 0}"
-        mbps = net.integer("speed", 0, least=-(10**9), most=_MAX_Mbps) or 0
+        mbps = net.get_integer("speed", 0, least=-(10**9), most=_MAX_Mbps) or 0
         if mbps <= 0:
             partial.notes.add(name, f"net speed unknown; taken as {_UNSPECIFIED_NET_Mbps} Mb/s, as NCCL does")
             mbps = _UNSPECIFIED_NET_Mbps

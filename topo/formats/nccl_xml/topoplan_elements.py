@@ -27,7 +27,7 @@ def apply_topoplan_elements(root: Element, devices: list[Device], links: list[Li
             replaced.add((src, dst))
             rate = _read_fraction(element, "GBps")
             if rate:
-                kind, count = element.get("kind") or "link", element.integer("count", 1, 1, _MOST_COUNT) or 1
+                kind, count = element.get("kind") or "link", element.get_integer("count", 1, 1, _MOST_COUNT) or 1
                 listed.append(Link(src, dst, rate, _read_fraction(element, "us"), kind, count))
     return list(by_id.values()), [x for x in links if (x.src, x.dst) not in replaced] + listed
 
@@ -38,7 +38,7 @@ def _read_device(element: Element, device: Device) -> Device:
         device,
         kind=element.get("kind") or device.kind,
         family=element.get("family"),
-        numa_node=element.integer("numa_node", None, -_MOST_COUNT, _MOST_COUNT),
+        numa_node=element.get_integer("numa_node", None, -_MOST_COUNT, _MOST_COUNT),
         bus_id=element.get("bus_id"),
         can_reduce=element.get("can_reduce") == "1",
         can_copy=element.get("can_copy") == "1",
@@ -50,4 +50,4 @@ def _read_fraction(element: Element, key: str) -> Fraction:
     try:
         return parse_fraction(element.get(key))
     except ValueError:
-        raise element.error(f"{key}={(element.get(key) or '')[:40]!r}: expected a number") from None
+        raise element.make_error(f"{key}={(element.get(key) or '')[:40]!r}: expected a number") from None
