@@ -82,7 +82,7 @@ class Paths:
 
     def label(self, a: str, b: str) -> str:
         """The way in the words of `matrix`, that of the worse direction."""
-        return self.ways.way(*max(((a, b), (b, a)), key=lambda pair: KINDS.index(self._one_way(*pair)))).label
+        return self.ways.find_way(*max(((a, b), (b, a)), key=lambda pair: KINDS.index(self._one_way(*pair)))).label
 
     def kind(self, a: str, b: str) -> str:
         """The kind of path between two GPUs, or a GPU `a` and a NIC `b`: one of KINDS, of the worse direction."""
@@ -132,7 +132,7 @@ class Paths:
         """The NICs nearest to a GPU as NCCL picks them: most bandwidth, then the best path."""
         rank: dict[str, tuple[Fraction, int]] = {}
         for nic in self.of_host(gpu, "nic"):
-            rank[nic] = self.ways.way(gpu, nic).GBps or Fraction(0), -KINDS.index(self._one_way(gpu, nic))
+            rank[nic] = self.ways.find_way(gpu, nic).GBps or Fraction(0), -KINDS.index(self._one_way(gpu, nic))
         return tuple(nic for nic, worth in rank.items() if worth == max(rank.values()))
 
     def _over_c2c(self, gpu: str, nic: str) -> bool:

@@ -1,25 +1,22 @@
-"""The picture of a machine before it is drawn: which shapes stand where, and which wires join them.
+"""Shapes, wires and frames that a picture of a machine is made of, before it is drawn. Sizes are in pixels.
 
-GPUs that are joined directly are arranged by structure (`arrange`). Machines with sockets, switches or several boxes
-are drawn in rows (`boxes`). Sizes are in pixels.
+`layout` decides where they stand.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from ..graph import Topology
 from .cables import Cable
-from .structures import arrange
 
 GPU_WIDTH, GPU_HEIGHT = 64, 52
 SMALL_GPU_WIDTH, SMALL_GPU_HEIGHT = 40, 34
 NIC_WIDTH, NIC_HEIGHT = 66, 40
 MANY_GPUS = 32
 TIMES = "\u00d7"
-_UNIT, _SMALL_UNIT = 104, 64
 
 
 @dataclass(frozen=True)
@@ -58,7 +55,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Wire:
-    """`cables` cables of a class between two places, as a line or, with `bend`, a curve; it ends behind the shapes."""
+    """`cables` alike cables between two points, as a line or, with `bend`, a curve; it ends behind the shapes."""
 
     kind: str
     GBps: Fraction
@@ -69,10 +66,15 @@ class Wire:
     bend: tuple[float, float] | None = None
     cables: int = 1
 
+    def map_points(self, change: Callable[[tuple[float, float]], tuple[float, float]]) -> Wire:
+        """Return the same wire with each of its points changed."""
+        bend = None if self.bend is None else change(self.bend)
+        return replace(self, start=change(self.start), end=change(self.end), bend=bend)
+
 
 @dataclass(frozen=True)
 class Frame:
-    """A box of the machine: a rectangle around what is in it."""
+    """The rectangle around everything in one box of the machine."""
 
     label: str
     left: float
@@ -91,15 +93,16 @@ class Picture:
 
     @property
     def width(self) -> float:
-        """How wide the picture is."""
-        return max((x for x, _ in self._extent()), default=0.0)
+        """Width of the picture."""
+        return max((x for x, _ in self._list_corners()), default=0.0)
 
     @property
     def height(self) -> float:
-        """How high the picture is."""
-        return max((y for _, y in self._extent()), default=0.0)
+        """Height of the picture."""
+        return max((y for _, y in self._list_corners()), default=0.0)
 
-    def _extent(self) -> list[tuple[float, float]]:
+    def _list_corners(self) -> list[tuple[float, float]]:
+        """Return the points that the picture must hold: corners of shapes and frames, middles of curves."""
         corners = [c for s in self.shapes for c in ((s.left, s.top), (s.right, s.bottom))]
         corners += [c for f in self.frames for c in ((f.left, f.top), (f.left + f.width, f.top + f.height))]
         for wire in self.wires:
@@ -108,74 +111,49 @@ class Picture:
                 corners.append(((ax + bx + 2 * cx) / 4, (ay + by + 2 * cy) / 4))
         return corners
 
-    def moved(self, dx: float, dy: float) -> Picture:
-        """The same picture at another place."""
+    def shift(self, dx: float, dy: float) -> Picture:
+        """Return the same picture at another place."""
 
-        def at(point: tuple[float, float]) -> tuple[float, float]:
+        def shift_point(point: tuple[float, float]) -> tuple[float, float]:
             return point[0] + dx, point[1] + dy
 
         return Picture(
             tuple(replace(s, x=s.x + dx, y=s.y + dy) for s in self.shapes),
-            tuple(
-                replace(w, start=at(w.start), end=at(w.end), bend=None if w.bend is None else at(w.bend))
-                for w in self.wires
-            ),
+            tuple(w.map_points(shift_point) for w in self.wires),
             tuple(replace(f, left=f.left + dx, top=f.top + dy) for f in self.frames),
         )
 
-    def cornered(self) -> Picture:
-        """The same picture with its upper left corner at (0, 0)."""
-        corners = self._extent() or [(0.0, 0.0)]
-        return self.moved(-min(x for x, _ in corners), -min(y for _, y in corners))
+    def move_to_origin(self) -> Picture:
+        """Return the same picture with its upper left corner at (0, 0)."""
+        corners = self._list_corners() or [(0.0, 0.0)]
+        return self.shift(-min(x for x, _ in corners), -min(y for _, y in corners))
 
 
-def gpu_size(topology: Topology) -> tuple[int, int]:
-    """Width and height of a GPU's rectangle: small ones where there are many."""
+def get_gpu_size(topology: Topology) -> tuple[int, int]:
+    """Return width and height of a GPU's rectangle: small ones where there are many."""
     return (SMALL_GPU_WIDTH, SMALL_GPU_HEIGHT) if len(topology.ranks) > MANY_GPUS else (GPU_WIDTH, GPU_HEIGHT)
 
 
-def gpu_shape(topology: Topology, ident: str, rank: int, x: float, y: float) -> Shape:
-    """A GPU with its rank, and its id where that says something else."""
-    width, height = gpu_size(topology)
+def make_gpu_shape(topology: Topology, ident: str, rank: int, x: float, y: float) -> Shape:
+    """Return the shape of a GPU with its rank, and its id where that says something else."""
+    width, height = get_gpu_size(topology)
     subtitle = "GPU" if ident.lower() == f"gpu{rank}" else ident
     return Shape((ident,), "gpu", str(rank), subtitle, x, y, width, height)
 
 
-def wire_between(cable: Cable, a: Shape, b: Shape, bend: tuple[float, float] | None = None) -> Wire:
-    """A cable between two shapes; a wide shape is met where the line stays vertical."""
-    start, end = _meeting(a, b), _meeting(b, a)
+def make_wire(cable: Cable, a: Shape, b: Shape, bend: tuple[float, float] | None = None) -> Wire:
+    """Return a cable between two shapes; a wide shape is met where the line stays vertical."""
+    start, end = _find_meeting_point(a, b), _find_meeting_point(b, a)
     if cable.one_way and bend is None:  # the way back, if any, is drawn beside it
         dx, dy = (end[0] - start[0]) / 8, (end[1] - start[1]) / 8
         bend = (start[0] + end[0]) / 2 - dy, (start[1] + end[1]) / 2 + dx
     return Wire(cable.kind, cable.GBps, cable.count, cable.one_way, start, end, bend)
 
 
-def _meeting(shape: Shape, other: Shape) -> tuple[float, float]:
-    """Where a line to `other` meets `shape`: its middle, or, on wide shapes, above or below the other's middle."""
+def _find_meeting_point(shape: Shape, other: Shape) -> tuple[float, float]:
+    """Return where a line to `other` meets `shape`: its middle, or, on wide shapes, above or below the other's middle."""
     if other.bottom < shape.top or other.top > shape.bottom:
         aim = other.x if other.width <= shape.width else shape.x
         margin = min(10.0, shape.width / 2)
         return min(max(aim, shape.left + margin), shape.right - margin), shape.y
     return shape.x, shape.y
-
-
-def flat_picture(topology: Topology, gpus: Iterable[str], joined: Iterable[Cable]) -> Picture:
-    """GPUs arranged by the structure of their direct links."""
-    rank = {ident: i for i, ident in enumerate(topology.ranks)}
-    order = tuple(gpus)
-    index = {ident: i for i, ident in enumerate(order)}
-    inside = [c for c in joined if c.a in index and c.b in index]
-    pairs = frozenset((min(index[c.a], index[c.b]), max(index[c.a], index[c.b])) for c in inside)
-    found = arrange(len(order), pairs)
-    unit = _SMALL_UNIT if len(topology.ranks) > MANY_GPUS else _UNIT
-    shapes: Mapping[str, Shape] = {
-        ident: gpu_shape(topology, ident, rank[ident], unit * x, unit * y)
-        for ident, (x, y) in zip(order, found.points, strict=True)
-    }
-    wires = []
-    for c in inside:
-        bend = found.bends.get((min(index[c.a], index[c.b]), max(index[c.a], index[c.b])))
-        wires.append(
-            wire_between(c, shapes[c.a], shapes[c.b], None if bend is None else (unit * bend[0], unit * bend[1]))
-        )
-    return Picture(tuple(shapes.values()), tuple(wires), ())

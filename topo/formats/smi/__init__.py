@@ -169,7 +169,7 @@ def _find_mismatches(topology: Topology, cells: Cells) -> list[str]:
             label = cells.labels[i][j]
             if i == j or label is None:
                 continue
-            computed = ways.way(a, b).label
+            computed = ways.find_way(a, b).label
             if computed != _LABEL_OF_SMI.get(label, label) and not _differs_by_direction(label, cells.labels[j][i]):
                 odd.append(f"{a} - {b} ({label}, here {computed})")
     if not odd:

@@ -32,7 +32,7 @@ def write(topology: Topology) -> str:
     ways, facts = Ways(topology), facts_of(topology.extra, topology.name)
     nics = [device for device in topology.devices if device.kind == "nic"]
     names = {**_name_gpus(topology), **{nic.id: f"NIC{i}" for i, nic in enumerate(nics)}}
-    labels = {src: [ways.way(src, dst).label for dst in names] for src in names}
+    labels = {src: [ways.find_way(src, dst).label for dst in names] for src in names}
     lines = ["\t".join(("", *names.values(), "CPU Affinity", "NUMA Affinity", "GPU NUMA ID"))]
     for ident, name in names.items():
         cells = (f" {label} " if label == "X" else label for label in labels[ident])
