@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ...topo.derived.hosts import Seat, join_hosts, stand_ins
+from ...topo.derived.hosts import RankLocation, join_cpu_hosts, join_hosts
 from ...topo.errors import ExecutionError, InputError
 from ...topo.graph import Topology
 from ...topo.probe.join import probe_local
@@ -111,10 +111,10 @@ def joined_places(places: Sequence[Place], texts: Sequence[str | None]) -> tuple
     numbers = [names.index(place.host) for place in places]
     hosts = [Topology.loads(text, place.host) for text, place in zip(texts, places, strict=True) if text is not None]
     if not hosts:
-        return stand_ins(names, numbers), False
+        return join_cpu_hosts(names, numbers), False
     seats = [_seat(rank, place, n, hosts[n]) for rank, (place, n) in enumerate(zip(places, numbers, strict=True))]
     if not any(seats):
-        return stand_ins(names, numbers), False
+        return join_cpu_hosts(names, numbers), False
     missing = [rank for rank, seat in enumerate(seats) if seat is None]
     if missing:
         place = places[missing[0]]
@@ -148,7 +148,7 @@ def place_of(device: int | None) -> Place:
     return Place(socket.gethostname(), local, None if uuid is None else str(uuid), bus_id, True)
 
 
-def _seat(rank: int, place: Place, number: int, host: Topology) -> Seat | None:
+def _seat(rank: int, place: Place, number: int, host: Topology) -> RankLocation | None:
     """The rank's GPU in its host's topology: by UUID, by PCI address, else by its number on the host."""
     gpus = [host.by_id[gpu] for gpu in host.ranks]
     if place.uuid is not None:
