@@ -24,7 +24,7 @@ from topoplan.topo.derived.degrade import Change, degrade
 from topoplan.topo.derived.hosts import join_cpu_hosts
 from topoplan.topo.devices import Device, Link, both_ways
 from topoplan.topo.graph import Topology
-from topoplan.topo.measured.believe import believe, rounded_down
+from topoplan.topo.measured.believe import believe, round_down
 from topoplan.topo.measured.flows import Experiment, Measurements, Pair
 from topoplan.topo.presets import preset
 from topoplan.topo.routes import Route, route_links
@@ -85,7 +85,7 @@ def test_what_is_believed_is_never_above_the_truth_and_explains_every_pair(true:
         if told is not None:
             assert told["GBps"] <= float(truth)
             if told["limit"]:
-                assert told["GBps"] == float(rounded_down(truth))
+                assert told["GBps"] == float(round_down(truth))
     for pair, route in routes.items():
         alone = max_min(true, routes, [pair])[pair]
         predicted = min(believed.capacity_GBps[hop] for hop in route_links(route))

@@ -38,16 +38,15 @@ def join_hosts(
 
     Raises InputError where there is no rank, or a location names a host or GPU that does not exist, or one twice.
     """
-    rank_locations = (
-        list(locations) if locations is not None else [(h, gpu) for h, t in enumerate(topologies) for gpu in t.ranks]
-    )
-    _check_locations(topologies, rank_locations)
-    used = sorted({host for host, _ in rank_locations})
+    everywhere = ((h, gpu) for h, t in enumerate(topologies) for gpu in t.ranks)
+    located = list(everywhere if locations is None else locations)
+    _check_locations(topologies, located)
+    used = sorted({host for host, _ in located})
     if len(used) == 1:
-        return _select_gpus(topologies[used[0]], [gpu for _, gpu in rank_locations])
+        return _select_gpus(topologies[used[0]], [gpu for _, gpu in located])
     number = {host: i for i, host in enumerate(used)}
-    hosts = [_Host(i, topologies[host], {gpu for h, gpu in rank_locations if h == host}) for host, i in number.items()]
-    gpus = [hosts[number[host]].rename_device(gpu) for host, gpu in rank_locations]
+    hosts = [_Host(i, topologies[host], {gpu for h, gpu in located if h == host}) for host, i in number.items()]
+    gpus = [hosts[number[host]].rename_device(gpu) for host, gpu in located]
     rest = [d for host in hosts for d in host.list_others()]
     links = [link for host in hosts for link in (*host.list_links(), *host.list_uplinks())]
     return Topology(

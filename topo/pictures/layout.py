@@ -58,8 +58,8 @@ def lay_out_boxes(topology: Topology) -> Picture:
     machine_cables = find_cables(topology)
     hubs = [d for d in topology.devices if d.kind == "switch" and d.family in (None, "network")]
     components = _find_components(topology, machine_cables, {d.id for d in hubs})
-    pictures = [_lay_out_box(topology, box, machine_cables) for box in components]
-    if len(components) > 1 and any(len(box) > 1 for box in components):
+    pictures = [_lay_out_box(topology, members, machine_cables) for members in components]
+    if len(components) > 1 and any(len(members) > 1 for members in components):
         pictures = [_add_frame(p, f"box {i}") for i, p in enumerate(pictures)]
     tiered = any(d.kind in ("cpu", "nic") or d.family == "pcie" for d in topology.devices)
     arranged = _place_boxes(
