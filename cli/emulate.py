@@ -51,10 +51,10 @@ def _run(argument: str, slowest: str | None, order: str | None, command: list[st
     from ..runtime.emulate.network import emulate
     from ..runtime.emulate.ranks import run_ranks
     from ..runtime.ranks.launch import ending_on_signals
-    from ..topo.derived.stripes import striped
+    from ..topo.derived.stripes import merge_nvswitches
     from ..topo.resolve import resolve
 
-    topology = striped(resolve(argument))
+    topology = merge_nvswitches(resolve(argument))
     rate = None if slowest is None else parse_rate(slowest)
     listed = None if order is None else parse_order(order, len(topology.ranks))
     if not topology.links:

@@ -132,9 +132,9 @@ def _measure(arguments: argparse.Namespace) -> Topology:
 def _render(topology: Topology, form: str, colour: bool, for_vm: bool) -> str:
     """Return the topology in one of FORMATS, or the findings of --check; each writer is only imported when it is used."""
     if form == "json":
-        from ..topo.formats import judged
+        from ..topo.formats import probe_json
 
-        return judged.write(topology)
+        return probe_json.write(topology)
     if form == "check":
         from ..topo.doctor import examine, report
 
@@ -143,7 +143,7 @@ def _render(topology: Topology, form: str, colour: bool, for_vm: bool) -> str:
         from ..topo.formats import nccl_xml
 
         text = nccl_xml.write(topology, for_vm)
-        for note in nccl_xml.for_vm_notes(topology) if for_vm else ():
+        for note in nccl_xml.list_vm_notes(topology) if for_vm else ():
             print(f"{PROG}: {note}", file=sys.stderr)
         return text
     if form == "dot":

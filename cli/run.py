@@ -168,10 +168,10 @@ def _plan(args: argparse.Namespace) -> Plan | None:
 
     plan = Plan.load(args.plan)
     if args.topology is not None:
-        from ..topo.derived.stripes import striped
+        from ..topo.derived.stripes import merge_nvswitches
         from ..topo.resolve import resolve
 
-        plan.check_topology(striped(resolve(args.topology)))
+        plan.check_topology(merge_nvswitches(resolve(args.topology)))
     return plan
 
 

@@ -113,11 +113,11 @@ def _run(args: argparse.Namespace) -> int:
     from ..synth.effort import Effort
     from ..synth.synthesize import collective_on, synthesize
     from ..topo.derived.degrade import Change, degrade
-    from ..topo.derived.stripes import striped
+    from ..topo.derived.stripes import merge_nvswitches
     from ..topo.resolve import resolve
 
     started = time.monotonic()
-    machine = striped(resolve(args.topology))
+    machine = merge_nvswitches(resolve(args.topology))
     change = Change(tuple(args.without_link), tuple(args.without_rank), tuple(args.scale_link))
     topology = degrade(machine, change) if change else machine
     collective = collective_on(args.collective, topology, args.root)

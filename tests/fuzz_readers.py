@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from topoplan.topo.errors import InputError
-from topoplan.topo.formats import judged, nccl_xml, smi
+from topoplan.topo.formats import nccl_xml, probe_json, smi
 from topoplan.topo.formats.detect import read_topology_text
 from topoplan.topo.graph import Topology
 from topoplan.topo.pictures import dot, table
@@ -228,7 +228,7 @@ def judge(make: Callable[[], Topology]) -> None:
     try:
         topology = make()
         assert Topology.loads(topology.dumps()) == topology
-        for write in (judged.write, smi.write, nccl_xml.write, *(SLOW_WRITERS if next(COUNT) % 5 == 0 else ())):
+        for write in (probe_json.write, smi.write, nccl_xml.write, *(SLOW_WRITERS if next(COUNT) % 5 == 0 else ())):
             try:
                 write(topology)
             except InputError as error:

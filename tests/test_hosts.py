@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from topoplan.topo.derived.hosts import NETWORK, ASSUMED_GBps, join_hosts, stand_ins
+from topoplan.topo.derived.hosts import NETWORK, ASSUMED_GBps, join_cpu_hosts, join_hosts
 from topoplan.topo.errors import InputError
 from topoplan.topo.graph import Device, Link, Topology, both_ways
 from topoplan.topo.presets import preset
@@ -109,12 +109,12 @@ def test_seats_that_cannot_be_are_refused_in_one_line(seats: list[tuple[int, str
 
 
 def test_processes_stand_in_for_gpus_where_there_are_none() -> None:
-    topology = stand_ins(["a", "b"], [0, 1, 0])
+    topology = join_cpu_hosts(["a", "b"], [0, 1, 0])
     assert topology.ranks == ("rank0", "rank1", "rank2")
     assert all(topology.by_id[rank].extra["stands_for"] == "cpu" for rank in topology.ranks)
     assert Router(topology).route(0, 2) == ("rank0", "host0", "rank2")
     assert Router(topology).route(0, 1) == ("rank0", "host0", NETWORK, "host1", "rank1")
-    assert NETWORK not in stand_ins(["a"], [0, 0]).by_id
+    assert NETWORK not in join_cpu_hosts(["a"], [0, 0]).by_id
 
 
 def _may_name_hosts() -> bool:

@@ -21,10 +21,10 @@ from topoplan.runtime.measuring.experiments import apart, contending, routed, sh
 from topoplan.runtime.measuring.rates import Arrivals, fitted, rates_GBps
 from topoplan.runtime.ranks.launch import RENDEZVOUS
 from topoplan.topo.derived.degrade import Change, degrade
-from topoplan.topo.derived.hosts import stand_ins
+from topoplan.topo.derived.hosts import join_cpu_hosts
 from topoplan.topo.devices import Device, Link, both_ways
 from topoplan.topo.graph import Topology
-from topoplan.topo.measured.believe import believe, rounded_down
+from topoplan.topo.measured.believe import believe, round_down
 from topoplan.topo.measured.flows import Experiment, Measurements, Pair
 from topoplan.topo.presets import preset
 from topoplan.topo.routes import Route, route_links
@@ -85,7 +85,7 @@ def test_what_is_believed_is_never_above_the_truth_and_explains_every_pair(true:
         if told is not None:
             assert told["GBps"] <= float(truth)
             if told["limit"]:
-                assert told["GBps"] == float(rounded_down(truth))
+                assert told["GBps"] == float(round_down(truth))
     for pair, route in routes.items():
         alone = max_min(true, routes, [pair])[pair]
         predicted = min(believed.capacity_GBps[hop] for hop in route_links(route))
@@ -300,7 +300,7 @@ def test_processes_without_gpus_are_measured(tmp_path: Path) -> None:
     ended = on_loopback(tmp_path, 2, MEASURE + END, "5")
     assert [code for code, _, _ in ended] == [0] * 2, ended
     found = Topology.loads(ended[0][1])
-    bare = stand_ins(found.extra["hosts"], [0] * 2)
+    bare = join_cpu_hosts(found.extra["hosts"], [0] * 2)
     assert found.ranks == bare.ranks
     assert all(x.extra["believed"] == "measured" and "declared" not in x.extra for x in found.links)
     assert all(x.latency_us > 0 and x.source == "measured over gloo" for x in found.links)

@@ -107,8 +107,8 @@ def test_places_without_a_device_are_left_out_and_empty_bridges_with_them() -> N
     text = skeleton(slot("0001:00:00.0"), empty)
     full = nccl_xml.fill_skeleton(text, "vm.xml", flat_vm(["0001:00:00.0"]))
     assert [d.id for d in full.devices] == ["gpu0", "cpu0", "cpu1", "nvswitch0"]
-    assert "0003:00:00.0: a place for a GPU that this machine does not have; left out" in notes(full)
-    assert "0103:00:00.0: a place for a NIC that this machine does not have; left out" in notes(full)
+    assert "0003:00:00.0: a slot for a GPU that this machine does not have; left out" in notes(full)
+    assert "0103:00:00.0: a slot for a NIC that this machine does not have; left out" in notes(full)
 
 
 def test_devices_without_a_place_stand_as_probed() -> None:
@@ -123,8 +123,8 @@ def test_devices_without_a_place_stand_as_probed() -> None:
     assert full.by_id["cpu0#2"].numa_node == 7
     assert ("cpu0#2", "cpu0") in full.capacity_GBps
     assert full.ranks == ("gpu0", "gpu1")
-    assert "gpu1 at 0002:00:00.0: a GPU that has no place in the file; it stands where it was probed" in notes(full)
-    assert "mlx5_0 at 0101:00:00.0: a NIC that has no place in the file" in notes(full)
+    assert "gpu1 at 0002:00:00.0: a GPU that has no slot in the file; it stands where it was probed" in notes(full)
+    assert "mlx5_0 at 0101:00:00.0: a NIC that has no slot in the file" in notes(full)
 
 
 def test_links_to_a_cpu_lead_to_the_one_that_the_file_says() -> None:
@@ -196,7 +196,7 @@ def written(topology: Topology) -> dict[str, rules.Node]:
     assert "topoplan" not in text
     system = rules.load(text)
     assert {n.name for n in system.walk()} == {"system", "cpu", "pci"}
-    assert text.count("<!--") == 1 + len(nccl_xml.for_vm_notes(topology))
+    assert text.count("<!--") == 1 + len(nccl_xml.list_vm_notes(topology))
     return {n.attrs["busid"]: n for n in system.walk() if n.name == "pci"}
 
 
@@ -204,7 +204,7 @@ def test_placeholders_are_replaced_by_what_the_devices_are_made_for() -> None:
     vm = flat_vm(["0001:00:00.0", "0002:00:00.0"], ["0101:00:00.0"])
     places = written(vm)
     assert {bus: rules.pcie_GBps(n) for bus, n in places.items()} == dict.fromkeys(places, 24)
-    assert nccl_xml.for_vm_notes(vm) == [
+    assert nccl_xml.list_vm_notes(vm) == [
         "gpu0, gpu1: 2.5 GT/s x1, a placeholder or read while idle; written as 16 GT/s x16, "
         "what GPUs of compute capability 8.0 are made for",
         "mlx5_0: 2.5 GT/s x1, a placeholder or read while idle; written as 16 GT/s x16, "
@@ -218,7 +218,7 @@ def test_the_bottleneck_of_0_12_GBps_between_switch_and_cpu_is_gone() -> None:
     assert rules.pcie_GBps(rules.load(text).subs[0].subs[0]) == 0.1875
     vm = nccl_xml.fill_skeleton(text, "vm.xml", flat_vm(["0001:00:00.0"]))
     assert rules.pcie_GBps(written(vm)["ffff:ff:00.0"]) == 24
-    assert "as the fastest device below" in "\n".join(nccl_xml.for_vm_notes(vm))
+    assert "as the fastest device below" in "\n".join(nccl_xml.list_vm_notes(vm))
 
 
 @pytest.mark.parametrize(
@@ -243,7 +243,7 @@ def test_what_a_gpu_is_made_for(extra: dict[str, Any], known: tuple[Any, ...], G
     facts = [Fact("gpu/0", "bus_id", "0001:00:00.0", "NVML"), *(Fact("gpu/0", k, v, "NVML") for k, v in known)]
     vm = flat_vm(["0001:00:00.0"], known=facts, **extra)
     assert written(vm)["0001:00:00.0"].attrs["link_speed"] == f"{GTps} GT/s PCIe"
-    assert says in nccl_xml.for_vm_notes(vm)[0]
+    assert says in nccl_xml.list_vm_notes(vm)[0]
 
 
 @pytest.mark.parametrize(("GBps", "GTps"), [(Fraction(25, 2), 8), (25, 16), (50, 32), (100, 64), (None, 8)])
@@ -258,7 +258,7 @@ def test_what_a_nic_is_made_for(GBps: Fraction | None, GTps: int) -> None:
 def test_speeds_that_can_be_true_are_kept_without_a_word(generation: int, width: int) -> None:
     vm = flat_vm(["0001:00:00.0"], rate=Fraction(width * 15 * 2 ** (generation - 1), 80))
     assert rules.pcie_GBps(written(vm)["0001:00:00.0"]) == width * 15 * 2 ** (generation - 1) / 80
-    assert nccl_xml.for_vm_notes(vm) == []
+    assert nccl_xml.list_vm_notes(vm) == []
 
 
 def test_declared_speeds_count_before_rates_and_assumed_ones_count_for_nothing() -> None:
@@ -266,13 +266,13 @@ def test_declared_speeds_count_before_rates_and_assumed_ones_count_for_nothing()
     bare = replace(vm, links=())
     declared = pcie("gpu0", "cpu0", Fraction(20), extra={"declared": "32 GT/s x8", "measured": "11.5"})
     assert rules.pcie_GBps(written(replace(bare, links=declared))["0001:00:00.0"]) == 24
-    assert nccl_xml.for_vm_notes(replace(bare, links=declared)) == []
+    assert nccl_xml.list_vm_notes(replace(bare, links=declared)) == []
     assumed = replace(bare, links=pcie("gpu0", "cpu0", Fraction(12), source="assumed: link_speed not given"))
     assert rules.pcie_GBps(written(assumed)["0001:00:00.0"]) == 24
-    assert "gpu0: link unknown; written as 16 GT/s x16" in nccl_xml.for_vm_notes(assumed)[0]
+    assert "gpu0: link unknown; written as 16 GT/s x16" in nccl_xml.list_vm_notes(assumed)[0]
     odd = replace(bare, links=pcie("gpu0", "cpu0", Fraction(64, 3)))
     assert rules.pcie_GBps(written(odd)["0001:00:00.0"]) == 24
-    assert "21.3333 GB/s is no PCIe rate; written as" in nccl_xml.for_vm_notes(odd)[0]
+    assert "21.3333 GB/s is no PCIe rate; written as" in nccl_xml.list_vm_notes(odd)[0]
 
 
 def test_numa_nodes_are_those_that_the_facts_know() -> None:
@@ -284,7 +284,7 @@ def test_numa_nodes_are_those_that_the_facts_know() -> None:
         "0": ["0002:00:00.0", "0003:00:00.0"],
         "1": ["0001:00:00.0"],
     }
-    assert nccl_xml.for_vm_notes(vm) == [
+    assert nccl_xml.list_vm_notes(vm) == [
         "cpu0: NUMA node unknown; from what is known of the devices below: 0, 1",
     ]
 
@@ -292,7 +292,7 @@ def test_numa_nodes_are_those_that_the_facts_know() -> None:
 def test_one_cpu_of_unknown_numa_node_is_node_0() -> None:
     vm = flat_vm(["0001:00:00.0"], numa=None, rate=Fraction(24))
     assert written(vm)["0001:00:00.0"].parent.attrs["numaid"] == "0"
-    assert nccl_xml.for_vm_notes(vm) == ["cpu0: NUMA node unknown; written as 0, since it is the only CPU"]
+    assert nccl_xml.list_vm_notes(vm) == ["cpu0: NUMA node unknown; written as 0, since it is the only CPU"]
 
 
 def test_gpus_of_which_no_place_is_known_hang_on_a_cpu() -> None:
@@ -300,7 +300,7 @@ def test_gpus_of_which_no_place_is_known_hang_on_a_cpu() -> None:
     vm = Topology("t", gpus, ())
     places = written(vm)
     assert {bus: n.parent.attrs for bus, n in places.items()} == {bus: {"numaid": "1"} for bus in places}
-    assert "gpu1: not known what it hangs on; put below CPU 1, the first one" in nccl_xml.for_vm_notes(vm)
+    assert "gpu1: not known what it hangs on; put below CPU 1, the first one" in nccl_xml.list_vm_notes(vm)
 
 
 def test_real_switches_keep_their_addresses_and_others_get_one_that_does_not_exist() -> None:
@@ -316,7 +316,7 @@ def test_a_nic_without_an_address_is_left_out_and_said() -> None:
     vm = flat_vm(["0001:00:00.0"], rate=Fraction(24))
     vm = replace(vm, devices=(*vm.devices, Device("eth0", "nic")), links=(*vm.links, *pcie("eth0", "cpu0")))
     assert set(written(vm)) == {"0001:00:00.0"}
-    assert nccl_xml.for_vm_notes(vm) == ["eth0: no PCI address known; left out, and NCCL puts it where it finds it"]
+    assert nccl_xml.list_vm_notes(vm) == ["eth0: no PCI address known; left out, and NCCL puts it where it finds it"]
 
 
 def test_a_nic_at_the_address_of_a_switch_is_left_out_and_said() -> None:
@@ -324,7 +324,7 @@ def test_a_nic_at_the_address_of_a_switch_is_left_out_and_said() -> None:
     switch = Device("s", "switch", "pcie", bus_id="0000:af:00.0")
     hang = (*pcie("gpu0", "s", Fraction(24)), *pcie("s", "cpu0", Fraction(24)), *pcie("mlx5_0", "cpu0"))
     written(vm := replace(vm, devices=(*vm.devices, switch), links=hang))
-    assert nccl_xml.for_vm_notes(vm) == ["mlx5_0: its PCI address is that of a switch; left out"]
+    assert nccl_xml.list_vm_notes(vm) == ["mlx5_0: its PCI address is that of a switch; left out"]
 
 
 @pytest.mark.parametrize(
@@ -353,7 +353,7 @@ def test_what_is_no_machine_at_hand_is_refused(topology: Topology, says: str) ->
     with pytest.raises(InputError, match=says):
         nccl_xml.write(topology, for_vm=True)
     with pytest.raises(InputError, match=says):
-        nccl_xml.for_vm_notes(topology)
+        nccl_xml.list_vm_notes(topology)
 
 
 def check_believed(vm: Topology) -> None:
@@ -371,7 +371,7 @@ def check_believed(vm: Topology) -> None:
             assert full.capacity_GBps[name, parent] == Fraction(rules.pcie_GBps(places[bus]))
     cross = Counter((x.src, x.dst, x.kind) for x in vm.links if x.kind not in ("pcie", "smp", "c2c"))
     assert cross <= Counter((x.src, x.dst, x.kind) for x in full.links)
-    assert all("no PCI address known" in line for line in nccl_xml.for_vm_notes(full))
+    assert all("no PCI address known" in line for line in nccl_xml.list_vm_notes(full))
     again = written(full)
     for bus, place in places.items():
         assert rules.pcie_GBps(again[bus]) == rules.pcie_GBps(place)
@@ -393,7 +393,7 @@ def test_the_slow_switches_of_a_recorded_machine_are_believed_faster(recorded: C
     text = recorded("nccl_xml/oci/H100-topology.xml").read_text(encoding="utf-8")
     vm = nccl_xml.read(text, "oci.xml")
     assert {float(rules.pcie_GBps(n)) for n in written(vm).values()} == {48}
-    said = nccl_xml.for_vm_notes(vm)
+    said = nccl_xml.list_vm_notes(vm)
     assert len(said) == 1
     assert re.match(r"(pci-\S+, ){7}pci-\S+: 5 GT/s x16, a placeholder .* written as 32 GT/s x16, as the", said[0])
 

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from topoplan.topo.graph import Device, Link, Topology, both_ways
-from topoplan.topo.matrix import ways
+from topoplan.topo.matrix import find_ways
 from topoplan.topo.pictures import dot, svg
-from topoplan.topo.pictures.arrange import arrange
-from topoplan.topo.pictures.boxes import lay_out
-from topoplan.topo.pictures.cables import Cable, cables, rate_text
-from topoplan.topo.pictures.layout import Shape
+from topoplan.topo.pictures.cables import Cable, find_cables, format_rate
+from topoplan.topo.pictures.layout import lay_out
+from topoplan.topo.pictures.shapes import Shape
+from topoplan.topo.pictures.structures import arrange
 from topoplan.topo.presets import preset
 from topoplan.topo.resolve import resolve
 
@@ -84,8 +84,8 @@ def test_svg_shows_every_rank_once_and_every_class_of_links(name: str) -> None:
     text = svg.write(topology)
     assert sorted(gpu_labels(text), key=int) == [str(i) for i in range(len(topology.ranks))]
     shown = words(text)
-    for cable in cables(topology):
-        assert f"{rate_text(cable.GBps)} GB/s" in shown
+    for cable in find_cables(topology):
+        assert f"{format_rate(cable.GBps)} GB/s" in shown
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -102,7 +102,7 @@ def test_shapes_do_not_lie_on_each_other_and_stay_inside(name: str) -> None:
 def test_the_wires_of_a_picture_are_the_cables_of_its_topology(name: str) -> None:
     topology = preset(name)
     picture = lay_out(topology)
-    assert sum(wire.cables for wire in picture.wires) == len(cables(topology))
+    assert sum(wire.cables for wire in picture.wires) == len(find_cables(topology))
     assert {ident for shape in picture.shapes for ident in shape.ids} == {d.id for d in topology.devices}
 
 
@@ -114,7 +114,7 @@ def test_recorded_machines_are_drawn_whole(name: str) -> None:
     picture = lay_out(topology)
     assert {ident for shape in picture.shapes for ident in shape.ids} == {d.id for d in topology.devices}
     assert [(a.ids, b.ids) for a, b in combinations(picture.shapes, 2) if overlap(a, b)] == []
-    assert sum(wire.cables for wire in picture.wires) == len(cables(topology))
+    assert sum(wire.cables for wire in picture.wires) == len(find_cables(topology))
     assert len(gpu_labels(svg.write(topology))) == len(topology.ranks)
 
 
@@ -148,7 +148,7 @@ def test_thicker_lines_carry_more() -> None:
 def test_a_link_with_another_way_back_is_drawn_as_two_with_arrows() -> None:
     there, back = Link("a", "b", Fraction(50)), Link("b", "a", Fraction(10))
     topology = Topology("uneven", (Device("a"), Device("b")), (there, back))
-    assert cables(topology) == (
+    assert find_cables(topology) == (
         Cable("a", "b", "link", Fraction(50), 1, True),
         Cable("b", "a", "link", Fraction(10), 1, True),
     )
@@ -177,7 +177,7 @@ def test_eight_sockets_and_dangling_devices_are_drawn_apart() -> None:
     topology = Topology("odd", (*cpus, *gpus, Device("n", "nic")), (*smp, *both_ways(Link("gpu0", "cpu3")), *nvlink))
     picture = lay_out(topology)
     assert [(a.ids, b.ids) for a, b in combinations(picture.shapes, 2) if overlap(a, b)] == []
-    assert sum(wire.cables for wire in picture.wires) == len(cables(topology))
+    assert sum(wire.cables for wire in picture.wires) == len(find_cables(topology))
 
 
 # -- arrangements ----------------------------------------------------------------------------------------------------
@@ -243,7 +243,7 @@ def test_dot_has_a_node_a_device_and_an_edge_a_cable(name: str) -> None:
     topology = preset(name)
     found = tokens(dot.write(topology))
     assert found.count("{") == found.count("}") and found.count("[") == found.count("]")
-    assert found.count("->") == len(cables(topology))
+    assert found.count("->") == len(find_cables(topology))
     for device in topology.devices:
         assert f'"{device.id}"' in found
 
@@ -265,7 +265,7 @@ def test_dot_groups_by_box_or_numa_node() -> None:
 
 def test_labels_of_ways_between_gpus() -> None:
     def label(name: str, src: int, dst: int) -> tuple[str, Fraction | None]:
-        way = ways(preset(name))[src][dst]
+        way = find_ways(preset(name))[src][dst]
         return way.label, way.GBps
 
     assert label("dgx1", 0, 1) == ("NV2", Fraction(50))
@@ -293,4 +293,4 @@ def test_labels_of_ways_between_gpus() -> None:
     ],
 )
 def test_rates_are_written_as_people_write_them(rate: Fraction, text: str) -> None:
-    assert rate_text(rate) == text
+    assert format_rate(rate) == text

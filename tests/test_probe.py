@@ -17,7 +17,7 @@ from fake_machine import Machine
 
 from topoplan.topo.graph import Topology
 from topoplan.topo.hardware import pcie_GBps
-from topoplan.topo.matrix import ways
+from topoplan.topo.matrix import find_ways
 from topoplan.topo.probe.join import probe_local
 from topoplan.topo.probe.linux.sysfs import read_sysfs
 from topoplan.topo.probe.nvml.questions import normalize_bus_id, read_nvml
@@ -115,7 +115,7 @@ def test_the_tree_of_two_sockets_becomes_switch_gpus_and_nic(tmp_path: Path, mon
     }
     assert pairs(topology, "pcie") == expected | {(b, a): rate for (a, b), rate in expected.items()}
     assert pairs(topology, "smp")["cpu0", "cpu1"] == (Fraction(10), 1)  # Skylake
-    assert [[way.label for way in row] for row in ways(topology)] == [
+    assert [[way.label for way in row] for row in find_ways(topology)] == [
         ["X", "PIX", "SYS"],
         ["PIX", "X", "SYS"],
         ["SYS", "SYS", "X"],
@@ -331,7 +331,7 @@ def test_links_to_switches_become_one_nvswitch(tmp_path: Path, monkeypatch: pyte
     assert topology.by_id["nvswitch0"].family == "nvswitch"
     one_way = {("gpu0", "nvswitch0"): (Fraction(300), 12), ("gpu1", "nvswitch0"): (Fraction(300), 12)}
     assert pairs(topology, "nvlink") == one_way | {(b, a): v for (a, b), v in one_way.items()}
-    assert ways(topology)[0][1].label == "NV12"
+    assert find_ways(topology)[0][1].label == "NV12"
 
 
 def test_active_links_need_not_be_contiguous(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from topoplan.topo.doctor import list_findings
 from topoplan.topo.errors import InputError
 from topoplan.topo.formats import nccl_xml, smi
 from topoplan.topo.graph import Topology
-from topoplan.topo.pictures.cables import cables
+from topoplan.topo.pictures.cables import find_cables
 from topoplan.topo.resolve import resolve
 
 READ: dict[str, tuple[dict[str, int], dict[str, int]]] = {
@@ -87,7 +87,7 @@ Recorded = Callable[[str], Path]
 
 def counted(topology: Topology) -> tuple[dict[str, int], dict[str, int]]:
     lanes: Counter[str] = Counter()
-    for cable in cables(topology):
+    for cable in find_cables(topology):
         lanes[cable.kind] += cable.count if cable.kind in ("nvlink", "xgmi") else 1
     return dict(Counter(str(d.family or d.kind) for d in topology.devices)), dict(lanes)
 

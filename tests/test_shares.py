@@ -34,7 +34,7 @@ def busiest_s(
     router = Router(topology)
     for (server, share), worker in product(zip(servers, shares, strict=True), workers):
         if server != worker:
-            for route in (router.between(worker, server), router.between(server, worker)):
+            for route in (router.find_route(worker, server), router.find_route(server, worker)):
                 assert route is not None
                 for link in pairwise(route):
                     load[link] += share  # type: ignore[assignment]

@@ -65,7 +65,7 @@ def cables(topology: Topology) -> dict[tuple[str, int], int]:
 
 def labels(topology: Topology) -> dict[tuple[str, str], str]:
     ways, ends = Ways(topology), [d.id for d in topology.devices if d.kind in ("gpu", "nic")]
-    return {(a, b): ways.way(a, b).label for a in ends for b in ends if a != b}
+    return {(a, b): ways.find_way(a, b).label for a in ends for b in ends if a != b}
 
 
 def refusal(text: str) -> str:

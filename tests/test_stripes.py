@@ -9,7 +9,7 @@ from pathlib import Path
 
 from topoplan.synth.bounds import bound
 from topoplan.synth.ir.collective import Collective
-from topoplan.topo.derived.stripes import striped
+from topoplan.topo.derived.stripes import merge_nvswitches
 from topoplan.topo.graph import Device, Link, Topology, both_ways
 from topoplan.topo.presets import preset
 from topoplan.topo.resolve import resolve
@@ -32,7 +32,7 @@ def boards(switches: int = 6, gpus: int = 4, uneven: bool = False) -> Topology:
 
 
 def test_six_switches_a_board_become_one_with_all_their_links() -> None:
-    merged = striped(boards())
+    merged = merge_nvswitches(boards())
     assert [d.id for d in merged.devices if d.family == "nvswitch"] == ["nvswitch0", "nvswitch6"]
     assert merged.by_id["nvswitch6"].extra["members"] == [f"nvswitch{k}" for k in range(6, 12)]
     assert merged.capacity_GBps["gpu0", "nvswitch0"] == 150
@@ -42,7 +42,7 @@ def test_six_switches_a_board_become_one_with_all_their_links() -> None:
 
 
 def test_a_switch_that_differs_stays_apart_with_its_partner() -> None:
-    merged = striped(boards(uneven=True))
+    merged = merge_nvswitches(boards(uneven=True))
     assert sorted(len(d.extra.get("members", [d.id])) for d in merged.devices if d.family == "nvswitch") == [1, 1, 5, 5]
     assert merged.capacity_GBps["nvswitch0", "nvswitch6"] == 199
 
@@ -50,22 +50,22 @@ def test_a_switch_that_differs_stays_apart_with_its_partner() -> None:
 def test_the_bound_of_the_merged_machine_is_that_of_its_switches() -> None:
     whole = boards(switches=3, gpus=2)
     collective = Collective("allreduce", 4)
-    assert bound(collective, striped(whole)).algbw_GBps == bound(collective, whole).algbw_GBps
+    assert bound(collective, merge_nvswitches(whole)).algbw_GBps == bound(collective, whole).algbw_GBps
 
 
 def test_other_machines_are_left_as_they_are() -> None:
     for name in ("dgx2", "dgx-a100:2", "pcie-2socket", "dgx1", "switch:4"):
-        assert striped(preset(name)) is preset(name) or striped(preset(name)) == preset(name)
+        assert merge_nvswitches(preset(name)) is preset(name) or merge_nvswitches(preset(name)) == preset(name)
     network = replace(
         boards(), devices=tuple(replace(d, family="network" if d.family else None) for d in boards().devices)
     )
-    assert striped(network) == network
+    assert merge_nvswitches(network) == network
 
 
 def test_the_recorded_dgx2_plans_as_the_preset(recorded: Callable[[str], Path]) -> None:
     told = resolve(str(recorded("hwloc/nvidiaDGX2.xml")))
     assert sum(d.family == "nvswitch" for d in told.devices) == 12
-    merged = striped(told)
+    merged = merge_nvswitches(told)
     assert sum(d.family == "nvswitch" for d in merged.devices) == 2
     wanted = preset("dgx2").capacity_GBps
     assert {c for (a, b), c in merged.capacity_GBps.items() if "nvswitch" in b and "gpu" in a} == {Fraction(150)}

@@ -27,7 +27,7 @@ class InputError(TopoplanError):
 
 
 class InfeasibleError(TopoplanError):
-    """What was asked for cannot exist; the message gives the reason (a cut, a missing link, a bound)."""
+    """Something was asked for that cannot exist; the message gives the reason (a cut, a missing link, a bound)."""
 
     exit_code = 3
 

@@ -1,4 +1,4 @@
-"""Files are written whole or not at all."""
+"""Write files whole or not at all."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _NEW_FILE_MODE = 0o666
 
 
 def write_whole(path: str | Path, text: str, *, overwrite: bool = True) -> None:
-    """Puts `text` at `path`: written beside it first, then moved over it, so that no reader sees half of it.
+    """Write `text` to `path`: to a file beside it first, then moved over it, so that no reader sees half of it.
 
     An existing file keeps its permissions; a link is followed, and what is no regular file (/dev/stdout) is written
     to as it is. Raises InputError where the folder is missing, the file cannot be written, or it exists and `overwrite`
@@ -36,23 +36,24 @@ def write_whole(path: str | Path, text: str, *, overwrite: bool = True) -> None:
 
 
 def _replace(target: Path, text: str) -> None:
-    mode = stat.S_IMODE(target.stat().st_mode) if target.exists() else _NEW_FILE_MODE & ~_umask()
+    """Write a temporary file in the same folder and move it over `target`; remove it where that fails."""
+    mode = stat.S_IMODE(target.stat().st_mode) if target.exists() else _NEW_FILE_MODE & ~_read_umask()
     handle, name = tempfile.mkstemp(prefix=f".{target.name[:100]}.", suffix=".tmp", dir=target.parent)
-    draft = Path(name)
+    temporary = Path(name)
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        draft.chmod(mode)
-        draft.replace(target)
+        temporary.chmod(mode)
+        temporary.replace(target)
     except BaseException:
-        draft.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
 
 
-def _umask() -> int:
-    """The process's umask; reading it means setting it for a moment."""
+def _read_umask() -> int:
+    """Return the process's umask; reading it means setting it for a moment."""
     mask = os.umask(0o077)
     os.umask(mask)
     return mask

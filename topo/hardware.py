@@ -1,4 +1,4 @@
-"""What links carry and how long they take: every constant with where it is from.
+"""Rates and latencies of links: every constant with where it is from.
 
 Two sorts of rates are kept apart. Datasheet rates are what the vendor prints; the presets use them. Counted rates are
 what NCCL and RCCL put into their own models (about four fifths of the datasheet); files in their XML dialect are read
@@ -38,9 +38,9 @@ _NVLINK_COUNTED_UNKNOWN_GBps = Fraction(20)
 
 
 def nvlink_counted_GBps(sm: int | None) -> Fraction:
-    """GB/s of one NVLink in one direction as NCCL counts it, by compute capability times ten (NCCL 2.30, graph/topo.h).
+    """Return GB/s of one NVLink in one direction as NCCL counts it (NCCL 2.30, graph/topo.h).
 
-    An unknown or older capability counts as sm 80, as there.
+    `sm` is the compute capability times ten; an unknown or older one counts as sm 80, as there.
     """
     if sm is None:
         return _NVLINK_COUNTED_UNKNOWN_GBps
@@ -50,7 +50,7 @@ def nvlink_counted_GBps(sm: int | None) -> Fraction:
 
 
 def c2c_GBps(bw: int, count: int) -> Fraction:
-    """GB/s of an NVLink-C2C port: `bw` MB/s a link times `count` links (NCCL 2.30, graph/topo.cc)."""
+    """Return GB/s of an NVLink-C2C port: `bw` MB/s a link times `count` links (NCCL 2.30, graph/topo.cc)."""
     return Fraction(bw * count, 1000)
 
 
@@ -70,7 +70,7 @@ _XGMI_COUNTED_OTHER_GBps = Fraction(24)  # Vega and MI100
 
 
 def xgmi_counted_GBps(gcn: str) -> Fraction:
-    """GB/s of one xGMI link in one direction as RCCL counts it (graph/topo.h), by architecture: 906, 910, gfx942."""
+    """Return GB/s of one xGMI link in one direction as RCCL counts it (graph/topo.h), by architecture: 906, 910, gfx942."""
     name = gcn.split(":")[0].strip().lower()
     return next((rate for pattern, rate in _XGMI_COUNTED_GBps if pattern.fullmatch(name)), _XGMI_COUNTED_OTHER_GBps)
 
@@ -95,15 +95,16 @@ _SPEED = re.compile(r"\s*(\d{1,3}(?:\.\d{1,3})?)\s*GT/s(?:\s+PCIe)?\s*")
 
 
 def pcie_GBps(generation: int, width: int) -> Fraction:
-    """GB/s of a PCI Express link in one direction: width x {15, 30, 60, 120, 240, 480} / 80 (NCCL 2.30, graph/topo.cc).
+    """Return GB/s of a PCI Express link in one direction, as NCCL 2.30 counts it (graph/topo.cc).
 
-    That is 12 GB/s for Gen3 x16: what is left after packet headers, not the 15.75 of the datasheet.
+    That is width x {15, 30, 60, 120, 240, 480} / 80: 12 GB/s for Gen3 x16, which is what is left after packet headers, not
+    the 15.75 of the datasheet.
     """
     return Fraction(width * _PCIE_LANE_HUNDRED_Mbps[generation], 80)
 
 
 def pcie_generation(speed: str | None) -> int | None:
-    """Generation of a speed as Linux prints it ("16.0 GT/s PCIe", "8 GT/s"), None where it says nothing of the kind."""
+    """Return the generation of a speed as Linux prints it ("16.0 GT/s PCIe", "8 GT/s"), None for any other text."""
     match = _SPEED.fullmatch(speed or "")
     if match is None:
         return None
@@ -126,13 +127,13 @@ class PcieLink:
 
 
 def pcie_link(speed: str | None, width: int | None) -> PcieLink:
-    """The link that a speed and a width describe; unknown ones are taken as NCCL takes them: Gen3, 16 lanes."""
+    """Return the link of a speed and a width; unknown ones are taken as NCCL takes them: Gen3, 16 lanes."""
     assumed: list[str] = []
     generation = pcie_generation(speed)
     if generation is None:
         generation = PCIE_DEFAULT_GENERATION
-        told = "not given" if not speed else f"{speed[:40]!r} is none that is known"
-        assumed.append(f"link_speed {told}; taken as Gen3 (8 GT/s), as NCCL does")
+        doubt = "not given" if not speed else f"{speed[:40]!r} is none that is known"
+        assumed.append(f"link_speed {doubt}; taken as Gen3 (8 GT/s), as NCCL does")
     if not width:
         assumed.append(f"link_width {'not given' if width is None else 'is 0'}; taken as 16 lanes, as NCCL does")
         width = PCIE_DEFAULT_WIDTH
@@ -142,7 +143,7 @@ def pcie_link(speed: str | None, width: int | None) -> PcieLink:
 # -- between CPUs and inside a device -------------------------------------------------------------------------------
 
 LOCAL_GBps = Fraction(5000)
-"""What NCCL counts for a connection that limits nothing (LOC_BW in graph/topo.h)."""
+"""Rate that NCCL counts for a connection that limits nothing (LOC_BW in graph/topo.h)."""
 
 QPI_DATASHEET_GBps = Fraction(96, 5)
 """GB/s of one Intel QPI link in one direction: 9.6 GT/s x 2 bytes (Xeon E5 v4 datasheet)."""
@@ -160,10 +161,10 @@ _INTEL_AFTER_EMERALD_MODELS = (0xAD, 0xAE, 0xAF)  # Granite Rapids and Sierra Fo
 
 
 def inter_cpu_GBps(arch: str | None, vendor: str | None, family: int | None, model: int | None) -> Fraction:
-    """GB/s from a CPU to another of its machine as NCCL counts it (graph/topo.h, picked as in graph/topo.cc).
+    """Return GB/s from a CPU to another of its machine as NCCL counts it (graph/topo.h, picked as in graph/topo.cc).
 
     By architecture (x86_64, arm64, ppc64), CPUID vendor string, family and model. AMD counts 16 whatever its
-    family, as in NCCL 2.30; later ones count 24 for Zen 3 and 4, and 32 for Zen 5. What is not known is not limited.
+    family, as in NCCL 2.30; later ones count 24 for Zen 3 and 4, and 32 for Zen 5. An unknown CPU limits nothing.
     """
     if arch is not None and arch in _INTER_CPU_ARCH_GBps:
         return _INTER_CPU_ARCH_GBps[arch]
@@ -178,6 +179,16 @@ def inter_cpu_GBps(arch: str | None, vendor: str | None, family: int | None, mod
     if model in _INTEL_AFTER_EMERALD_MODELS:
         return _INTEL_GBps[0][1]
     return next((rate for least, rate in _INTEL_GBps if model >= least), _INTEL_BROADWELL_GBps)
+
+
+def inter_cpu_GBps_of(cpu: Mapping[str, object]) -> Fraction:
+    """Return `inter_cpu_GBps` for a CPU device's `extra`: arch, vendor, familyid and modelid, numbers or texts."""
+    arch, vendor = (str(cpu[key]) if key in cpu else None for key in ("arch", "vendor"))
+    family, model = (
+        int(text) if (text := str(cpu.get(key))).isascii() and text.isdigit() and len(text) < 10 else None
+        for key in ("familyid", "modelid")
+    )
+    return inter_cpu_GBps(arch, vendor, family, model)
 
 
 # -- latencies -----------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""How each GPU reaches each other, in the words of `nvidia-smi topo -m`, with the bandwidth of the route.
+"""Tell how each GPU reaches each other, in the words of `nvidia-smi topo -m`, with the bandwidth of the route.
 
 A label names the way, not its worth: the bandwidth beside it is that of the narrowest link of the route, used alone. Devices
 that say in `extra["root"]` below which root complex they hang tell PHB from NODE.
@@ -27,16 +27,15 @@ LABELS: Mapping[str, str] = {
     "NET": "through a network",
     "DIS": "no way that other GPUs need not forward",
 }
-"""What the labels mean; # stands for a number."""
+"""Meaning of each label; # stands for a number."""
 
-
-Lanes = Mapping[tuple[tuple[str, str], str], int]
-"""Lanes from a device to another, keyed ((src, dst), kind)."""
+LaneCounts = Mapping[tuple[tuple[str, str], str], int]
+"""Number of lanes from a device to another, keyed ((src, dst), kind)."""
 
 
 @dataclass(frozen=True)
 class Way:
-    """How one GPU reaches another: a label, and the bandwidth in GB/s (None where there is no route or need of one)."""
+    """How one GPU reaches another: a label, and the bandwidth in GB/s (None for a GPU itself, and where there is no route)."""
 
     label: str
     GBps: Fraction | None
@@ -46,7 +45,7 @@ _NO_WAY = Way("DIS", None)
 
 
 class Ways:
-    """How devices of one topology reach each other."""
+    """Finds how devices of one topology reach each other."""
 
     def __init__(self, topology: Topology) -> None:
         self._topology = topology
@@ -57,35 +56,36 @@ class Ways:
             self._lanes[key] = self._lanes.get(key, 0) + link.count
 
     def route(self, src: str, dst: str) -> Route | None:
-        """The route from one device to another (any kind), by their ids; None where only GPUs could forward."""
-        return self.router.between(src, dst)
+        """Return the route from one device to another (any kind), by their ids; None where only GPUs could forward."""
+        return self.router.find_route(src, dst)
 
-    def way(self, src: str, dst: str) -> Way:
-        """How one device (a GPU, a NIC) reaches another, by their ids."""
+    def find_way(self, src: str, dst: str) -> Way:
+        """Return how one device (a GPU, a NIC) reaches another, by their ids."""
         if src == dst:
             return Way("X", None)
         route = self.route(src, dst)
         if route is None:
             return _NO_WAY
-        return Way(_label(self._topology, self._lanes, route), self.router.bandwidth_GBps(route))
+        return Way(_choose_label(self._topology, self._lanes, route), self.router.bandwidth_GBps(route))
 
 
-def ways(topology: Topology, most_steps: int | None = None) -> list[list[Way]]:
-    """Row i, column j: how rank i reaches rank j.
+def find_ways(topology: Topology, most_steps: int | None = None) -> list[list[Way]]:
+    """Return how rank i reaches rank j in row i, column j.
 
-    With `most_steps` there are rows only until so many links have been looked at or crossed (at least one row).
+    With `most_steps` rows end once this many links have been looked at or crossed (after at least one row).
     """
-    found = Ways(topology)
+    topology_ways = Ways(topology)
     rows: list[list[Way]] = []
     for src in topology.ranks:
-        rows.append([found.way(src, dst) for dst in topology.ranks])
-        found.router.forget()
-        if most_steps is not None and found.router.steps > most_steps:
+        rows.append([topology_ways.find_way(src, dst) for dst in topology.ranks])
+        topology_ways.router.forget()
+        if most_steps is not None and topology_ways.router.steps > most_steps:
             break
     return rows
 
 
-def _label(topology: Topology, lanes: Lanes, route: Route) -> str:
+def _choose_label(topology: Topology, lanes: LaneCounts, route: Route) -> str:
+    """Return the label of a route that has one."""
     through = [topology.by_id[ident] for ident in route[1:-1]]
     if any(d.family == "network" or d.kind == "nic" for d in through):
         return "NET"

@@ -1,4 +1,4 @@
-"""What a topology argument names: this machine (`local`), a file, or a preset."""
+"""Find the topology that an argument names: this machine (`local`), a file, or a preset."""
 
 from __future__ import annotations
 
@@ -15,14 +15,13 @@ MAX_FILE_BYTES = 16 * 2**20
 
 
 def resolve(argument: str) -> Topology:
-    """The topology that an argument names. Raises InputError where it names none.
+    """Return the topology that an argument names. Raises InputError where it names none.
 
-    `local` is the machine this runs on; an existing file is read by its content (an NCCL XML skeleton is filled in from the
-    machine this runs on); a folder, or a tar archive, is the copy of
-    another machine's `/sys` and `/proc`; all else is a preset.
+    `local` is the machine this runs on; an existing file is read by its content (an NCCL XML skeleton is filled in from
+    this machine); a folder or a tar archive is a copy of another machine's `/sys` and `/proc`; all else is a preset.
     """
     if argument == LOCAL:
-        return _probed(Path("/"))
+        return _probe(Path("/"))
     path = Path(argument)
     try:
         exists = bool(argument) and path.exists()
@@ -32,10 +31,10 @@ def resolve(argument: str) -> Topology:
         if not (path.is_dir() or path.is_file()):
             raise InputError(f"{argument}: neither a file nor a folder, so it is not read; copy it into a file first")
         if path.is_dir() or is_archive(path):
-            return _probed(path)
-        text = _text_of(path)
+            return _probe(path)
+        text = _read_text(path)
         if nccl_xml.is_skeleton(text):
-            return nccl_xml.fill_skeleton(text, argument, _probed(Path("/")))
+            return nccl_xml.fill_skeleton(text, argument, _probe(Path("/")))
         return read_topology_text(text, argument)
     if not _names_a_preset(argument) and ("/" in argument or path.suffix[1:].isalpha()):
         raise InputError(
@@ -44,14 +43,15 @@ def resolve(argument: str) -> Topology:
     return preset(argument)
 
 
-def _probed(root: Path) -> Topology:
+def _probe(root: Path) -> Topology:
+    """Return the machine whose `/sys` and `/proc` are below `root`."""
     from .probe.join import probe_local  # only these arguments need the probes
 
     return probe_local(root)
 
 
 def is_archive(path: Path) -> bool:
-    """Whether a path is a tar archive, by how it begins; no text is."""
+    """Return whether a path is a tar archive, by how it begins; no text is."""
     try:
         with path.open("rb") as file:
             start = file.read(262 + 3)
@@ -61,10 +61,12 @@ def is_archive(path: Path) -> bool:
 
 
 def _names_a_preset(argument: str) -> bool:
+    """Return whether an argument begins with a preset's name."""
     return argument.partition("@")[0].partition(":")[0] in PRESETS
 
 
-def _text_of(path: Path) -> str:
+def _read_text(path: Path) -> str:
+    """Return the text of a file. Raises InputError where it cannot be read, is too large, or is no UTF-8."""
     try:
         with path.open("rb") as file:
             raw = file.read(MAX_FILE_BYTES + 1)

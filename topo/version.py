@@ -1,3 +1,3 @@
-"""Which topoplan this is."""
+"""The version of topoplan."""
 
 VERSION = "0.1.0"

@@ -19,7 +19,7 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from ...synth.ir.collective import Collective
 from ...synth.plan import Plan
 from ...topo import errors
-from ...topo.derived.stripes import striped
+from ...topo.derived.stripes import merge_nvswitches
 from ...topo.errors import ExecutionError, InfeasibleError, PlanMismatchError, TimeLimitError, TopoplanError
 from ...topo.graph import Topology
 from ...topo.resolve import resolve
@@ -115,7 +115,7 @@ class PlanFinder:
         if isinstance(machine, TopoplanError):
             raise machine
         assert machine is not None
-        return cached_plan(wanted, striped(machine), self.options.cache, self.options.time_limit_s)
+        return cached_plan(wanted, merge_nvswitches(machine), self.options.cache, self.options.time_limit_s)
 
     def _pick_named(self, wanted: Collective) -> Plan | None:
         """Return the plan from what the user named; None where nothing of it fits a subgroup."""

@@ -112,7 +112,7 @@ def _uses(router: Router, workers: Sequence[str], server: str) -> Counter[Direct
     uses: Counter[DirectedLink] = Counter()
     for worker in workers:
         if worker != server:
-            push, pull = router.between(worker, server), router.between(server, worker)
+            push, pull = router.find_route(worker, server), router.find_route(server, worker)
             if push is None or pull is None:
                 return None
             uses.update(route_links(push))

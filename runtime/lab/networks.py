@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 
-from ...topo.derived.stripes import striped
+from ...topo.derived.stripes import merge_nvswitches
 from ...topo.errors import InputError
 from ...topo.graph import Device, Link, Topology, both_ways
 from ...topo.presets import preset
@@ -73,7 +73,7 @@ def sites(networks: list[str], ranks: tuple[int, ...], slowest_bps: Fraction) ->
 
 
 def _of_topology(argument: str, slowest_bps: Fraction) -> Site:
-    topology = striped(resolve(argument))
+    topology = merge_nvswitches(resolve(argument))
     name = Path(argument).name if Path(argument).exists() else argument
     if not 2 <= len(topology.ranks) <= _MOST_RANKS:
         raise InputError(f"--network {name}: has {len(topology.ranks)} GPUs; expected from 2 to {_MOST_RANKS}")

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
-from ...topo.derived.hosts import Seat, join_hosts, stand_ins
+from ...topo.derived.hosts import RankLocation, join_cpu_hosts, join_hosts
 from ...topo.errors import ExecutionError, InputError, TopoplanError
 from ...topo.graph import Topology
 from ...topo.probe.join import probe_local
@@ -181,10 +181,10 @@ def join_places(places: Sequence[Place], texts: Sequence[str | None]) -> tuple[T
     numbers = [names.index(place.host) for place in places]
     hosts = [Topology.loads(text, place.host) for text, place in zip(texts, places, strict=True) if text is not None]
     if not hosts:
-        return stand_ins(names, numbers), False
-    seats = [_find_seat(place, n, hosts[n]) for place, n in zip(places, numbers, strict=True)]
+        return join_cpu_hosts(names, numbers), False
+    seats = [_locate(place, n, hosts[n]) for place, n in zip(places, numbers, strict=True)]
     if not any(seats):
-        return stand_ins(names, numbers), False
+        return join_cpu_hosts(names, numbers), False
     missing = [rank for rank, seat in enumerate(seats) if seat is None]
     if missing:
         place = places[missing[0]]
@@ -219,7 +219,7 @@ def place_of(device: int | None) -> Place:
     return Place(socket.gethostname(), local, None if uuid is None else str(uuid), bus_id, True)
 
 
-def _find_seat(place: Place, number: int, host: Topology) -> Seat | None:
+def _locate(place: Place, number: int, host: Topology) -> RankLocation | None:
     """Return the rank's GPU in its host's topology: by UUID, by PCI address, else by its number on the host."""
     gpus = [host.by_id[gpu] for gpu in host.ranks]
     if place.uuid is not None:

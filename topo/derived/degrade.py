@@ -1,4 +1,4 @@
-"""A machine after something happened to it: links lost or slower, GPUs gone."""
+"""Change a machine as if something had happened to it: links lost or slower, GPUs gone."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from ..graph import Topology
 
 @dataclass(frozen=True)
 class Change:
-    """What changes: ends of links that are lost, ends of links with the factor their bandwidth is scaled by, ranks that
-    are gone. Both directions of a link change, and all parallel links between two devices.
+    """What changes: lost links, links with the factor that scales their bandwidth, ranks that are gone.
+
+    Links are given by their ends. Both directions of a link change, and all parallel links between two devices.
     """
 
     without_links: tuple[str, ...] = ()
@@ -26,48 +27,49 @@ class Change:
 
 
 def degrade(topology: Topology, change: Change) -> Topology:
-    """The changed machine. Ranks beyond those gone move up.
+    """Return the changed machine. Ranks beyond those gone move up.
 
     Links are written A:B, their ends as device ids or rank numbers; scaled ones A:B=FACTOR. Raises InputError where there
     is no such link or rank, the factor is not above 0, or no GPU is left.
     """
     factors: dict[frozenset[str], Fraction | None] = {}
-    said = []
+    changes = []
     for text in change.without_links:
-        ends = _ends(text, topology, "--without-link")
+        ends = _parse_ends(text, topology, "--without-link")
         factors[frozenset(ends)] = None
-        said.append(f"without {ends[0]}-{ends[1]}")
+        changes.append(f"without {ends[0]}-{ends[1]}")
     for text in change.scale_links:
         link, equals, factor = text.rpartition("=")
         if not equals:
             raise InputError(f"--scale-link {text}: expected A:B=FACTOR, such as gpu0:gpu1=0.5")
-        ends = _ends(link, topology, "--scale-link")
-        factors[frozenset(ends)] = _factor(factor, text)
-        said.append(f"{ends[0]}-{ends[1]} at {factor}")
+        ends = _parse_ends(link, topology, "--scale-link")
+        factors[frozenset(ends)] = _parse_factor(factor, text)
+        changes.append(f"{ends[0]}-{ends[1]} at {factor}")
     gone = set()
     for rank in change.without_ranks:
         if not 0 <= rank < len(topology.ranks):
             raise InputError(f"--without-rank {rank}: no such rank; {topology.name} has 0 to {len(topology.ranks) - 1}")
         gone.add(topology.ranks[rank])
-        said.append(f"without {topology.ranks[rank]}")
+        changes.append(f"without {topology.ranks[rank]}")
     if len(gone) == len(topology.ranks):
         raise InputError("--without-rank: no GPU is left")
     links = []
     for x in topology.links:
         if gone & {x.src, x.dst}:
             continue
-        factor_of = factors.get(frozenset((x.src, x.dst)), Fraction(1))
-        if factor_of is not None:
-            links.append(x if factor_of == 1 else replace(x, bandwidth_GBps=x.bandwidth_GBps * factor_of))
+        link_factor = factors.get(frozenset((x.src, x.dst)), Fraction(1))
+        if link_factor is not None:
+            links.append(x if link_factor == 1 else replace(x, bandwidth_GBps=x.bandwidth_GBps * link_factor))
     return replace(
         topology,
-        name=f"{topology.name} ({', '.join(said)})",
+        name=f"{topology.name} ({', '.join(changes)})",
         devices=tuple(d for d in topology.devices if d.id not in gone),
         links=tuple(links),
     )
 
 
-def _factor(text: str, whole: str) -> Fraction:
+def _parse_factor(text: str, whole: str) -> Fraction:
+    """Return the factor of a scaled link. Raises InputError where it is not above 0."""
     try:
         factor = parse_fraction(text)
     except ValueError:
@@ -80,27 +82,29 @@ def _factor(text: str, whole: str) -> Fraction:
     return factor
 
 
-def _ends(text: str, topology: Topology, flag: str) -> tuple[str, str]:
-    """The two devices of "A:B"; ids may have colons of their own."""
+def _parse_ends(text: str, topology: Topology, flag: str) -> tuple[str, str]:
+    """Return the two devices of "A:B"; ids may contain colons themselves."""
     parts = text.split(":")
     splits: Sequence[tuple[str, str]] = [(":".join(parts[:i]), ":".join(parts[i:])) for i in range(1, len(parts))]
-    found = [(a, b) for x, y in splits if (a := _device(x, topology)) and (b := _device(y, topology))]
-    if not found:
+    candidates = [(a, b) for x, y in splits if (a := _find_device(x, topology)) and (b := _find_device(y, topology))]
+    if not candidates:
         raise InputError(
             f"{flag} {text}: expected A:B with A and B devices of {topology.name} (or rank numbers), such as "
             f"{topology.links[0].src}:{topology.links[0].dst}"
             if topology.links
             else f"{flag} {text}: there are no links"
         )
-    for a, b in found:
+    # of several ways to split the text, the one that names a link counts
+    for a, b in candidates:
         if (a, b) in topology.capacity_GBps or (b, a) in topology.capacity_GBps:
             return a, b
-    a, b = found[0]
+    a, b = candidates[0]
     near = ", ".join(topology.out_neighbours[a][:8])
     raise InputError(f"{flag} {text}: {topology.name} has no link between {a} and {b}; {a} is linked to {near}")
 
 
-def _device(text: str, topology: Topology) -> str | None:
+def _find_device(text: str, topology: Topology) -> str | None:
+    """Return the id of a device given by its id or rank number, None where there is none."""
     if text in topology.by_id:
         return text
     if text.isdecimal() and len(text) < 7 and int(text) < len(topology.ranks):

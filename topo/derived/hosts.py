@@ -1,4 +1,4 @@
-"""Several hosts as one machine: each host's own topology, joined by a network switch."""
+"""Join several hosts into one machine: each host's own topology, joined by a network switch."""
 
 from __future__ import annotations
 
@@ -13,41 +13,42 @@ from ..hardware import LATENCY_us
 
 NETWORK = "network0"
 ASSUMED_GBps = Fraction(5, 4)
-"""What a host is taken to send into the network where nothing says it: 10 Gbit/s Ethernet."""
+"""Assumed rate of a host into the network where nothing gives it: 10 Gbit/s Ethernet."""
 ASSUMED_MEMORY_GBps = Fraction(2)
-"""What a process is taken to send another of its host: one core's copy through a socket, in round numbers."""
+"""Assumed rate between processes of one host: one core's copy through a socket, in round numbers."""
 _SLOW_PORT = 10
 SOURCE = "hosts joined by a network"
 
-Seat = tuple[int, str]
-"""Where a rank is: the number of its host, and the id of its GPU there."""
+RankLocation = tuple[int, str]
+"""Location of a rank: the number of its host, and the id of its GPU on that host."""
 
 
 def join_hosts(
-    topologies: Sequence[Topology], seats: Sequence[Seat] | None = None, name: str | None = None
+    topologies: Sequence[Topology], locations: Sequence[RankLocation] | None = None, name: str | None = None
 ) -> Topology:
-    """One topology out of one a host, whose names are taken for the hosts' names.
+    """Return one topology of several hosts'; their names are the hosts' names.
 
-    `seats[r]` says where rank r is (default: all GPUs, host by host); GPUs without a rank are left out, and hosts, too. A
-    device `gpu3` of the first host becomes `host0/gpu3`, and says which `host` it is of; where all ranks are on one host,
+    `locations[r]` says where rank r is (default: all GPUs, host by host); GPUs without a rank are left out, and hosts, too. A
+    device `gpu3` of the first host becomes `host0/gpu3`, with the `host` it is of; where all ranks are on one host,
     ids stay as they are. NICs hang on one network switch at their `net_speed_GBps`, without those that are down and those
     slower than a tenth of their host's fastest (they are no way for data). A host without a usable NIC is joined at its
     first CPU (or, without any, at its GPUs) at an assumed rate. All that is assumed or left out is noted. Notes are
     carried over with their host's name; facts and other fields of a host's topology are not, as their subjects (`gpu/0`)
     mean another device on each host.
 
-    Raises InputError where there is no rank, or a seat names a host or GPU that is not there, or one twice.
+    Raises InputError where there is no rank, or a location names a host or GPU that does not exist, or one twice.
     """
-    taken = list(seats) if seats is not None else [(h, gpu) for h, t in enumerate(topologies) for gpu in t.ranks]
-    _check(topologies, taken)
-    used = sorted({host for host, _ in taken})
+    everywhere = ((h, gpu) for h, t in enumerate(topologies) for gpu in t.ranks)
+    located = list(everywhere if locations is None else locations)
+    _check_locations(topologies, located)
+    used = sorted({host for host, _ in located})
     if len(used) == 1:
-        return _one_host(topologies[used[0]], [gpu for _, gpu in taken])
+        return _select_gpus(topologies[used[0]], [gpu for _, gpu in located])
     number = {host: i for i, host in enumerate(used)}
-    hosts = [_Host(i, topologies[host], {gpu for h, gpu in taken if h == host}) for host, i in number.items()]
-    gpus = [hosts[number[host]].device(gpu) for host, gpu in taken]
-    rest = [d for host in hosts for d in host.others()]
-    links = [link for host in hosts for link in (*host.links(), *host.uplinks())]
+    hosts = [_Host(i, topologies[host], {gpu for h, gpu in located if h == host}) for host, i in number.items()]
+    gpus = [hosts[number[host]].rename_device(gpu) for host, gpu in located]
+    rest = [d for host in hosts for d in host.list_others()]
+    links = [link for host in hosts for link in (*host.list_links(), *host.list_uplinks())]
     return Topology(
         name=name or ", ".join(host.name for host in hosts),
         devices=(*gpus, *rest, Device(NETWORK, "switch", "network", source="assumed: one network joins all hosts")),
@@ -57,8 +58,8 @@ def join_hosts(
     )
 
 
-def stand_ins(names: Sequence[str], host_of: Sequence[int]) -> Topology:
-    """Hosts without GPUs: rank r is a process on host `host_of[r]`, whose name is `names[host_of[r]]`.
+def join_cpu_hosts(names: Sequence[str], host_of: Sequence[int]) -> Topology:
+    """Return hosts without GPUs: rank r is a process on host `host_of[r]`, whose name is `names[host_of[r]]`.
 
     A rank's device is of kind gpu and says that it stands for a cpu. It hangs on its host, a device of kind cpu; hosts
     hang on a network switch. No rate is known: the topology holds assumed ones until they are measured.
@@ -89,11 +90,12 @@ def stand_ins(names: Sequence[str], host_of: Sequence[int]) -> Topology:
     )
 
 
-def _check(topologies: Sequence[Topology], seats: Sequence[Seat]) -> None:
-    if not seats:
+def _check_locations(topologies: Sequence[Topology], locations: Sequence[RankLocation]) -> None:
+    """Raise InputError where there is no rank, or a location does not exist or has two ranks."""
+    if not locations:
         raise InputError("no host has a GPU; there is nothing to join")
-    seen: set[Seat] = set()
-    for rank, (host, gpu) in enumerate(seats):
+    seen: set[RankLocation] = set()
+    for rank, (host, gpu) in enumerate(locations):
         if not 0 <= host < len(topologies):
             raise InputError(f"rank {rank} is on host {host}; expected one from 0 to {len(topologies) - 1}")
         if gpu not in topologies[host].ranks:
@@ -106,8 +108,8 @@ def _check(topologies: Sequence[Topology], seats: Sequence[Seat]) -> None:
         seen.add((host, gpu))
 
 
-def _one_host(topology: Topology, gpus: Sequence[str]) -> Topology:
-    """The GPUs with ranks, in the ranks' order, and all else as it is."""
+def _select_gpus(topology: Topology, gpus: Sequence[str]) -> Topology:
+    """Return one host's topology with the ranks' GPUs in the ranks' order, and all else as it is."""
     left_out = [gpu for gpu in topology.ranks if gpu not in gpus]
     if not left_out and list(topology.ranks) == list(gpus):
         return topology
@@ -123,7 +125,7 @@ def _one_host(topology: Topology, gpus: Sequence[str]) -> Topology:
 
 
 class _Host:
-    """One host's part of the joined topology."""
+    """Builds one host's part of the joined topology."""
 
     def __init__(self, number: int, topology: Topology, gpus: set[str]) -> None:
         self.prefix, self.topology, self.name = f"host{number}/", topology, topology.name
@@ -132,34 +134,36 @@ class _Host:
         if self.left_out:
             self.notes.append(f"{self.name}: {', '.join(self.left_out)}: no rank, left out")
 
-    def device(self, ident: str) -> Device:
-        """A device under its new id."""
+    def rename_device(self, ident: str) -> Device:
+        """Return a device under its new id."""
         device = self.topology.by_id[ident]
         return replace(device, id=self.prefix + ident, extra={**device.extra, "host": self.name})
 
-    def others(self) -> list[Device]:
-        """All devices that are not GPUs."""
-        return [self.device(d.id) for d in self.topology.devices if d.kind != "gpu"]
+    def list_others(self) -> list[Device]:
+        """Return all devices that are not GPUs."""
+        return [self.rename_device(d.id) for d in self.topology.devices if d.kind != "gpu"]
 
-    def links(self) -> list[Link]:
-        """Links inside the host."""
-        kept = (x for x in self.topology.links if x.src not in self.left_out and x.dst not in self.left_out)
-        return [replace(x, src=self.prefix + x.src, dst=self.prefix + x.dst) for x in kept]
+    def list_links(self) -> list[Link]:
+        """Return the links inside the host."""
+        links = (x for x in self.topology.links if x.src not in self.left_out and x.dst not in self.left_out)
+        return [replace(x, src=self.prefix + x.src, dst=self.prefix + x.dst) for x in links]
 
-    def uplinks(self) -> list[Link]:
-        """Links to and from the network; notes what they rest on."""
+    def list_uplinks(self) -> list[Link]:
+        """Return the links to and from the network, and note what their rates rest on."""
         return [
             link
-            for ident, rate, source in self._ports()
+            for ident, rate, source in self._find_ports()
             for link in both_ways(
                 Link(self.prefix + ident, NETWORK, rate, LATENCY_us["network"], "network", source=source)
             )
         ]
 
-    def _ports(self) -> list[tuple[str, Fraction, str]]:
+    def _find_ports(self) -> list[tuple[str, Fraction, str]]:
+        """Return the devices at which the host is joined to the network: id, rate and source of the rate."""
         nics = [d for d in self.topology.devices if d.kind == "nic" and self.topology.out_neighbours[d.id]]
         up = [d for d in nics if "down" not in str(d.extra.get("state", "")).lower()]
-        speeds = {d.id: speed for d in up if (speed := _speed_GBps(d)) is not None}
+        speeds = {d.id: speed for d in up if (speed := _read_speed_GBps(d)) is not None}
+        # a management port of 1 Gbit/s beside 200 Gbit/s is no way for data
         usable = {ident: speed for ident, speed in speeds.items() if speed * _SLOW_PORT >= max(speeds.values())}
         if usable:
             idle = [d.id for d in nics if d.id not in usable]
@@ -177,6 +181,9 @@ class _Host:
         return [(ident, ASSUMED_GBps, "assumed: 10 Gbit/s Ethernet") for ident in ends]
 
 
-def _speed_GBps(nic: Device) -> Fraction | None:
-    told = nic.extra.get("net_speed_GBps")
-    return Fraction(str(told)) if isinstance(told, (int, float)) and not isinstance(told, bool) and told > 0 else None
+def _read_speed_GBps(nic: Device) -> Fraction | None:
+    """Return the speed of a NIC, None where it is not known."""
+    speed = nic.extra.get("net_speed_GBps")
+    return (
+        Fraction(str(speed)) if isinstance(speed, (int, float)) and not isinstance(speed, bool) and speed > 0 else None
+    )

@@ -1,4 +1,4 @@
-"""NVSwitches side by side: GPUs spread every message over all of them, so for a planner they are one.
+"""Merge NVSwitches side by side: GPUs spread every message over all of them, so for a planner they are one.
 
 A DGX-2 has six a board, and each GPU one link to each. A route names one way, though; through one of six switches it would
 have a sixth of what the hardware gives.
@@ -12,55 +12,55 @@ from dataclasses import replace
 from ..graph import Link, Topology
 
 
-def striped(topology: Topology) -> Topology:
-    """The topology with NVSwitches that stand side by side made one, their links added up; as it is where none do.
+def merge_nvswitches(topology: Topology) -> Topology:
+    """Return the topology with NVSwitches that stand side by side made one, their links added up; as it is where none do.
 
     Side by side are switches with the same links to the same GPUs (and whatever else is no NVSwitch), and as many of each
     sort to switches that are themselves side by side: the coarsest such classes. Traffic that is spread evenly over a class
     loads all its links alike, so no plan for the merged machine asks more of a link than it has.
     """
-    classes = _classes(topology)
-    first = {members[0]: members for members in classes.values() if len(members) > 1}
-    if not first:
+    classes = _classify_nvswitches(topology)
+    members_of_head = {members[0]: members for members in classes.values() if len(members) > 1}
+    if not members_of_head:
         return topology
-    name = {member: head for head, members in first.items() for member in members}
+    head_of = {member: head for head, members in members_of_head.items() for member in members}
     devices = []
     for device in topology.devices:
-        if device.id in first:
-            devices.append(replace(device, extra={**device.extra, "members": list(first[device.id])}))
-        elif device.id not in name:
+        if device.id in members_of_head:
+            devices.append(replace(device, extra={**device.extra, "members": list(members_of_head[device.id])}))
+        elif device.id not in head_of:
             devices.append(device)
     merged: dict[tuple[str, str, str, object], Link] = {}
     for link in topology.links:
-        src, dst = name.get(link.src, link.src), name.get(link.dst, link.dst)
-        touched = link.src in name or link.dst in name
-        key = (src, dst, link.kind, None if touched else len(merged))
-        before = merged.get(key)
+        src, dst = head_of.get(link.src, link.src), head_of.get(link.dst, link.dst)
+        is_merged = link.src in head_of or link.dst in head_of
+        key = (src, dst, link.kind, None if is_merged else len(merged))
+        earlier = merged.get(key)
         if src == dst:
             continue
-        if before is None:
-            merged[key] = replace(link, src=src, dst=dst, extra={} if touched else link.extra)
+        if earlier is None:
+            merged[key] = replace(link, src=src, dst=dst, extra={} if is_merged else link.extra)
         else:
-            rate, count = before.bandwidth_GBps + link.bandwidth_GBps, before.count + link.count
-            slowest = max(before.latency_us, link.latency_us)
-            merged[key] = replace(before, bandwidth_GBps=rate, count=count, latency_us=slowest)
+            rate, count = earlier.bandwidth_GBps + link.bandwidth_GBps, earlier.count + link.count
+            slowest = max(earlier.latency_us, link.latency_us)
+            merged[key] = replace(earlier, bandwidth_GBps=rate, count=count, latency_us=slowest)
     return replace(topology, devices=tuple(devices), links=tuple(merged.values()))
 
 
-def _classes(topology: Topology) -> dict[object, list[str]]:
-    """NVSwitches by class: refined until all of a class have the same links to every device and to every class."""
+def _classify_nvswitches(topology: Topology) -> dict[object, list[str]]:
+    """Return NVSwitches by class: refined until all of a class have the same links to every device and to every class."""
     switches = [d for d in topology.devices if d.family == "nvswitch"]
     label: dict[str, object] = {d.id: ("switch", d.can_reduce, d.can_copy) for d in switches}
     while True:
         rows: dict[str, list[tuple[str, ...]]] = defaultdict(list)
         for link in topology.links:
-            for here, there, way in ((link.src, link.dst, "out"), (link.dst, link.src, "in")):
-                if here in label:
+            for near_end, far_end, direction in ((link.src, link.dst, "out"), (link.dst, link.src, "in")):
+                if near_end in label:
                     facts = link.kind, link.bandwidth_GBps, link.latency_us, link.count
-                    rows[here].append((way, *map(str, facts), str(label.get(there, there))))
-        found: dict[object, list[str]] = defaultdict(list)
+                    rows[near_end].append((direction, *map(str, facts), str(label.get(far_end, far_end))))
+        classes: dict[object, list[str]] = defaultdict(list)
         for d in switches:
-            found[label[d.id], tuple(sorted(rows[d.id]))].append(d.id)
-        if len(found) == len(set(label.values())):
-            return found
-        label = {member: number for number, members in enumerate(found.values()) for member in members}
+            classes[label[d.id], tuple(sorted(rows[d.id]))].append(d.id)
+        if len(classes) == len(set(label.values())):
+            return classes
+        label = {member: number for number, members in enumerate(classes.values()) for member in members}

@@ -1,4 +1,4 @@
-"""Which format a text is in, told by the text itself."""
+"""Tell which format a text is in, from the text itself, and read it."""
 
 from __future__ import annotations
 
@@ -16,43 +16,49 @@ _SNIFF_CHARACTERS = 64 * 2**10
 
 @dataclass(frozen=True)
 class Format:
-    """A format: its `name` in messages, whether a text that `starts` so is in it, and its reader."""
+    """A format: its `name` in messages, a test of how its texts start, and its reader."""
 
     name: str
     starts: Callable[[str], bool]
     read: Callable[[str, str], Topology]
 
 
-def _opening(pattern: str) -> Callable[[str], bool]:
+def _match_opening(pattern: str) -> Callable[[str], bool]:
+    """Return a test of whether a text begins with a pattern."""
     compiled = re.compile(pattern)
     return lambda start: compiled.match(start) is not None
 
 
 FORMATS = (
-    Format("topoplan's JSON (starts with {)", _opening(r"\{"), Topology.loads),
-    Format("hwloc's XML (starts with <topology)", _opening(r"<(?:topology\b|!DOCTYPE\s+topology\b)"), hwloc_xml.read),
-    Format("NCCL's or RCCL's XML (starts with <system)", _opening(r"<(?:system\b|!DOCTYPE|!ENTITY)"), nccl_xml.read),
+    Format("topoplan's JSON (starts with {)", _match_opening(r"\{"), Topology.loads),
+    Format(
+        "hwloc's XML (starts with <topology)", _match_opening(r"<(?:topology\b|!DOCTYPE\s+topology\b)"), hwloc_xml.read
+    ),
+    Format(
+        "NCCL's or RCCL's XML (starts with <system)", _match_opening(r"<(?:system\b|!DOCTYPE|!ENTITY)"), nccl_xml.read
+    ),
     Format("text of nvidia-smi topo or nvidia-smi nvlink", smi.looks_like, smi.read),
 )
 """Formats that are understood, in the order in which they are tried."""
 
 
 def read_topology_text(text: str, where: str) -> Topology:
-    """The topology in `text`, whatever format it is in; `where` names the file in errors (InputError)."""
+    """Return the topology in `text`, whatever format it is in; `where` names the file in errors (InputError)."""
     if not text.strip("\ufeff \t\r\n"):
-        raise InputError(f"{where}: the file is empty; expected {_understood()}")
+        raise InputError(f"{where}: the file is empty; expected {_list_formats()}")
     text = text.removeprefix("\ufeff")
     skipped = _BEFORE_THE_ROOT.match(text[:_SNIFF_CHARACTERS])
     start = text[skipped.end() if skipped else 0 :]
-    for known in FORMATS:
-        if known.starts(start):
-            return known.read(text, where)
+    for format in FORMATS:
+        if format.starts(start):
+            return format.read(text, where)
     if start.startswith("Machine ("):
         raise InputError(f"{where}: lstopo's text for people; expected its XML: run lstopo machine.xml")
     raise InputError(
-        f"{where}: not a format that is understood (it starts with {start[:30]!r}); expected {_understood()}"
+        f"{where}: not a format that is understood (it starts with {start[:30]!r}); expected {_list_formats()}"
     )
 
 
-def _understood() -> str:
-    return " or ".join(known.name for known in FORMATS)
+def _list_formats() -> str:
+    """Return the names of the formats for a message."""
+    return " or ".join(format.name for format in FORMATS)

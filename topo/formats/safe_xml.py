@@ -1,4 +1,4 @@
-"""XML from strangers, read without harm: no DTD, no entities, bounded depth and size, lines known.
+"""Parse XML from strangers without harm: no DTD, no entities, bounded depth and size, lines known.
 
 Nothing is ever fetched: where a format has a document type, its name is read over and nothing of it is used.
 """
@@ -24,7 +24,7 @@ _CUT_OFF = ("no element found", "unclosed token", "partial character")
 
 @dataclass(eq=False)
 class Element:
-    """One element: its attributes, its children in order, its text without what stands around it, and where it is."""
+    """One element: its tag, attributes, children in order and stripped text, and its file and line."""
 
     tag: str
     attributes: Mapping[str, str]
@@ -34,23 +34,23 @@ class Element:
     text: str = ""
 
     def __iter__(self) -> Iterator[Element]:
-        """The children, in order."""
+        """Iterate over the children, in order."""
         return iter(self.children)
 
     def walk(self) -> Iterator[Element]:
-        """This element and all below it, in the order of the text."""
+        """Yield this element and all below it, in the order of the text."""
         stack = [self]
         while stack:
-            here = stack.pop()
-            yield here
-            stack.extend(reversed(here.children))
+            element = stack.pop()
+            yield element
+            stack.extend(reversed(element.children))
 
     def get(self, key: str) -> str | None:
-        """An attribute, None where it is absent or empty."""
+        """Return an attribute, None where it is absent or empty."""
         return self.attributes.get(key) or None
 
-    def integer(self, key: str, default: int | None = None, least: int = 0, most: int = 10**9) -> int | None:
-        """A whole number, `default` where the attribute is absent or empty. Raises InputError for anything else."""
+    def get_integer(self, key: str, default: int | None = None, least: int = 0, most: int = 10**9) -> int | None:
+        """Return a whole number, `default` where the attribute is absent or empty. Raises InputError for anything else."""
         text = self.get(key)
         if text is None:
             return default
@@ -59,16 +59,16 @@ class Element:
         except ValueError:
             value = most + 1
         if not least <= value <= most:
-            raise self.error(f"{key}={text[:40]!r}: expected a whole number from {least} to {most}")
+            raise self.make_error(f"{key}={text[:40]!r}: expected a whole number from {least} to {most}")
         return value
 
-    def error(self, what: str) -> InputError:
-        """An InputError that says in which file and line."""
+    def make_error(self, what: str) -> InputError:
+        """Return an InputError that says in which file and line."""
         return InputError(f"{self.where}, line {self.line}: <{self.tag}> {what}")
 
 
 class _Builder:
-    """Receives the parser's events; stops as soon as a bound is passed."""
+    """Builds elements from the parser's events; stops as soon as a limit is passed."""
 
     def __init__(self, where: str) -> None:
         self.where = where
@@ -84,9 +84,9 @@ class _Builder:
         element = Element(tag, attributes, self.where, line)
         self._count += 1
         if len(self._open) >= MAX_DEPTH:
-            raise element.error(f"is nested deeper than {MAX_DEPTH} elements; no topology is")
+            raise element.make_error(f"is nested deeper than {MAX_DEPTH} elements; no topology is")
         if self._count > MAX_ELEMENTS:
-            raise element.error(f"is one of more than {MAX_ELEMENTS} elements; so large a file is refused")
+            raise element.make_error(f"is one of more than {MAX_ELEMENTS} elements; so large a file is refused")
         if self._open:
             self._open[-1].children.append(element)
         else:
@@ -104,7 +104,7 @@ class _Builder:
             return
         self._lengths[-1] += len(text)
         if self._lengths[-1] > MAX_TEXT:
-            raise self._open[-1].error(f"has a text of more than {MAX_TEXT} characters; so long a text is refused")
+            raise self._open[-1].make_error(f"has a text of more than {MAX_TEXT} characters; so long a text is refused")
         self._texts[-1].append(text)
 
     def close(self) -> Element | None:
@@ -118,7 +118,7 @@ def _refuse_subset(name: str, sysid: str | None, pubid: str | None, has_internal
 
 
 def parse_xml(text: str, where: str, doctype: bool = False) -> Element:
-    """The root element of `text`; `where` names the file in errors.
+    """Return the root element of `text`; `where` names the file in errors.
 
     With `doctype` the text may name a document type (`<!DOCTYPE topology SYSTEM "hwloc2.dtd">`), which is not fetched.
     Raises InputError, with line and column, where the text is cut off or malformed, and where it declares entities or

@@ -82,7 +82,7 @@ class Paths:
 
     def find_label(self, a: str, b: str) -> str:
         """Return the label of the path as `matrix` has it, that of the worse direction."""
-        return self.ways.way(*max(((a, b), (b, a)), key=lambda pair: KINDS.index(self._find_one_way(*pair)))).label
+        return self.ways.find_way(*max(((a, b), (b, a)), key=lambda pair: KINDS.index(self._find_one_way(*pair)))).label
 
     def find_kind(self, a: str, b: str) -> str:
         """Return the kind of path between two GPUs, or a GPU `a` and a NIC `b`: one of KINDS, of the worse direction."""
@@ -132,7 +132,7 @@ class Paths:
         """Return the NICs nearest to a GPU as NCCL picks them: most bandwidth, then the best path."""
         rank: dict[str, tuple[Fraction, int]] = {}
         for nic in self.list_in_host(gpu, "nic"):
-            rank[nic] = self.ways.way(gpu, nic).GBps or Fraction(0), -KINDS.index(self._find_one_way(gpu, nic))
+            rank[nic] = self.ways.find_way(gpu, nic).GBps or Fraction(0), -KINDS.index(self._find_one_way(gpu, nic))
         return tuple(nic for nic, worth in rank.items() if worth == max(rank.values()))
 
     def _starts_with_c2c(self, gpu: str, nic: str) -> bool:

@@ -43,7 +43,7 @@ from ..devices import Link
 from ..exact import fraction_to_json
 from ..graph import Topology
 from ..routes import Router, route_links
-from .flows import NEAR, Evidence, Hop, Measurements, Seen, declared_GBps, weigh
+from .flows import NEAR, Evidence, Hop, HopEvidence, Measurements, find_evidence, get_declared_GBps
 
 FAR_ABOVE, PLACEHOLDER = Fraction(115, 100), Fraction(2)
 FAR_BELOW = Fraction(7, 10)
@@ -52,35 +52,36 @@ _MOST_NOTES = 8
 
 
 def believe(topology: Topology, measurements: Measurements, declared: bool = True) -> Topology:
-    """The topology with the rates that are believed.
+    """Return the topology with the rates that are believed.
 
     Every link gets in `extra` what is `declared` ({GBps, us, source}), what was `measured` ({GBps, source, how, limit} and
     us where a pair's route is this link alone; `limit`: it is the link's rate, not just a lower bound), which is `believed`
-    and the `reason`. What is suspicious is in the topology's notes, what was measured by pair in `extra["measured"]`.
+    and the `reason`. Suspicious values are in the topology's notes, values measured by pair in `extra["measured"]`.
     """
-    evidence = weigh(topology, measurements) if declared else _placeholders(topology, measurements)
+    evidence = find_evidence(topology, measurements) if declared else _find_undeclared_evidence(topology, measurements)
     parallel: dict[Hop, Fraction] = defaultdict(Fraction)
     for link in topology.links:
-        parallel[link.src, link.dst] += declared_GBps(link)
+        parallel[link.src, link.dst] += get_declared_GBps(link)
     verdicts = []
     for link in topology.links:
         hop = link.src, link.dst
-        share = declared_GBps(link) / parallel[hop]
-        verdicts.append(_verdict(link, evidence.hops.get(hop), share, measurements, declared))
-    latency = _of_one_hop(topology, measurements)
-    assumed = {} if declared else _shared_out(topology, measurements)
+        share = get_declared_GBps(link) / parallel[hop]
+        verdicts.append(_decide(link, evidence.hops.get(hop), share, measurements, declared))
+    # rates are levelled over all links together (rule 6), so only after every link has its verdict
+    latency = _find_hop_latencies(topology, measurements)
+    assumed = {} if declared else _share_latencies(topology, measurements)
     links = tuple(
-        _judged(v, rate, latency.get((v.link.src, v.link.dst)), measurements.medium)
-        for v, rate in zip(verdicts, _levelled(verdicts), strict=True)
+        _apply_verdict(v, rate, latency.get((v.link.src, v.link.dst)), measurements.medium)
+        for v, rate in zip(verdicts, _level_rates(verdicts), strict=True)
     )
     if not declared:
         links = tuple(replace(x, latency_us=assumed.get((x.src, x.dst), x.latency_us)) for x in links)
     ranks = topology.ranks
-    pairs = [{"src": ranks[a], "dst": ranks[b], **told} for (a, b), told in sorted(measurements.pairs.items())]
+    pairs = [{"src": ranks[a], "dst": ranks[b], **values} for (a, b), values in sorted(measurements.pairs.items())]
     notes = [*topology.extra.get("notes", ()), *measurements.notes]
     notes += [
-        *_short(v.note for v in verdicts if v.note),
-        *(_short(evidence.strange) if measurements.trusted == "all" else []),
+        *_shorten(v.note for v in verdicts if v.note),
+        *(_shorten(evidence.strange) if measurements.trusted == "all" else []),
     ]
     extra = {**topology.extra, "notes": notes, "measured": {"over": measurements.medium, "pairs": pairs}}
     return replace(topology, links=links, extra=extra)
@@ -93,82 +94,91 @@ class _Verdict:
     link: Link
     declared: Fraction | None
     measured: Fraction | None
-    seen: Seen | None
+    evidence: HopEvidence | None
     believed: str
     reason: str
     note: str | None = None
     limit: bool = False
 
 
-def _placeholders(topology: Topology, measurements: Measurements) -> Evidence:
-    """Of links without declared rates: what they carried with several flows at once, where there was such an experiment."""
+def _find_undeclared_evidence(topology: Topology, measurements: Measurements) -> Evidence:
+    """Return evidence on links without declared rates: from experiments with several flows at once where there are any."""
     at_once = tuple(e for e in measurements.experiments if e.how == "together")
-    busy = weigh(topology, replace(measurements, experiments=at_once))
-    return Evidence({**weigh(topology, measurements).hops, **busy.hops}, ())
+    busy = find_evidence(topology, replace(measurements, experiments=at_once))
+    return Evidence({**find_evidence(topology, measurements).hops, **busy.hops}, ())
 
 
-def _verdict(link: Link, seen: Seen | None, share: Fraction, measurements: Measurements, declared: bool) -> _Verdict:
-    """`share`: the link's part of its hop, where links are parallel."""
-    rate = declared_GBps(link) if declared else None
-    if seen is None:
+def _decide(
+    link: Link, evidence: HopEvidence | None, share: Fraction, measurements: Measurements, declared: bool
+) -> _Verdict:
+    """Return the verdict on a link; `share` is the link's part of its hop, where links are parallel."""
+    rate = get_declared_GBps(link) if declared else None
+    if evidence is None:
         return _Verdict(link, rate, None, None, "declared", "no measured pair crosses it")
-    measured = seen.GBps * share
+    measured = evidence.GBps * share
     if measurements.trusted == "none" or (measurements.trusted == "network" and link.kind != "network"):
-        return _Verdict(link, rate, measured, seen, "declared", measurements.otherwise)
+        return _Verdict(link, rate, measured, evidence, "declared", measurements.otherwise)
     if rate is None:
-        return _Verdict(link, rate, measured, seen, "measured", "nothing is declared")
+        return _Verdict(link, rate, measured, evidence, "measured", "nothing is declared")
     return _Verdict(
-        link, rate, measured, seen, *_judge(link, seen, rate, measured, share), limit=seen.proved_by is not None
+        link,
+        rate,
+        measured,
+        evidence,
+        *_choose(link, evidence, rate, measured, share),
+        limit=evidence.proved_by is not None,
     )
 
 
-def _judge(
-    link: Link, seen: Seen, declared: Fraction, measured: Fraction, share: Fraction
+def _choose(
+    link: Link, evidence: HopEvidence, declared: Fraction, measured: Fraction, share: Fraction
 ) -> tuple[str, str, str | None]:
-    """Which is believed, the reason, and what is to be noted (rules 3, 4 and 5)."""
-    told = f"{link.src} -> {link.dst}: measured {_text(measured)} GB/s ({seen.how})"
+    """Return which rate is believed, the reason, and what is to be noted (rules 3, 4 and 5)."""
+    finding = f"{link.src} -> {link.dst}: measured {_format_GBps(measured)} GB/s ({evidence.how})"
     if measured > PLACEHOLDER * declared:
         return (
             "measured",
             "it carried more than twice what is declared",
-            f"{told}, far above the declared {_text(declared)}",
+            f"{finding}, far above the declared {_format_GBps(declared)}",
         )
     if measured > FAR_ABOVE * declared:
-        note = f"{told}, more than the declared {_text(declared)}: measure again; or the data went another way"
+        note = (
+            f"{finding}, more than the declared {_format_GBps(declared)}: measure again; or the data went another way"
+        )
         return "declared", "more than a link can carry was measured, so the measured value is in doubt", note
-    if max(measured, seen.most_GBps * share) >= NEAR * declared:
+    if max(measured, evidence.most_GBps * share) >= NEAR * declared:
         return "declared", "measured within a tenth; headers and acknowledgements take as much of every link", None
-    if seen.proved_by is not None:
-        reason = f"no other link can have limited {seen.proved_by}"
-    elif seen.blamed is not None:
-        reason = seen.blamed
+    if evidence.proved_by is not None:
+        reason = f"no other link can have limited {evidence.proved_by}"
+    elif evidence.blamed is not None:
+        reason = evidence.blamed
     else:
         return "declared", "the measured value is a lower bound: nothing shows this link to have limited it", None
     slow = measured < FAR_BELOW * declared
     return (
         "measured",
         reason,
-        f"{told}, {_percent(measured / declared)} of the declared {_text(declared)}" if slow else None,
+        f"{finding}, {_format_percent(measured / declared)} of the declared {_format_GBps(declared)}" if slow else None,
     )
 
 
-def _judged(verdict: _Verdict, rate: Fraction, latency_us: Fraction | None, medium: str) -> Link:
-    """The link with the believed rate, and in `extra` what it was chosen from."""
+def _apply_verdict(verdict: _Verdict, rate: Fraction, latency_us: Fraction | None, medium: str) -> Link:
+    """Return the link with the believed rate, and in `extra` what it was chosen from."""
     link, source = verdict.link, f"measured over {medium}"
     extra = {k: v for k, v in link.extra.items() if k not in ("declared", "measured")}
     declared: dict[str, Any] = {}
     if verdict.declared is not None:
-        before = link.extra.get("declared")
+        earlier = link.extra.get("declared")
         declared = {"GBps": fraction_to_json(verdict.declared), "us": fraction_to_json(link.latency_us)}
         declared["source"] = link.source or "the topology"
-        if isinstance(before, Mapping):
-            declared = dict(before)
-        elif before is not None:
-            declared["as"] = before
+        if isinstance(earlier, Mapping):
+            declared = dict(earlier)
+        elif earlier is not None:
+            declared["as"] = earlier
         extra["declared"] = declared
-    if verdict.measured is not None and verdict.seen is not None:
-        extra["measured"] = {"GBps": float(rounded_down(verdict.measured)), "source": source}
-        extra["measured"] |= {"how": verdict.seen.how, "limit": verdict.limit}
+    if verdict.measured is not None and verdict.evidence is not None:
+        extra["measured"] = {"GBps": float(round_down(verdict.measured)), "source": source}
+        extra["measured"] |= {"how": verdict.evidence.how, "limit": verdict.limit}
         if latency_us is not None:
             extra["measured"]["us"] = float(latency_us)
     extra |= {"believed": verdict.believed, "reason": verdict.reason}
@@ -177,15 +187,15 @@ def _judged(verdict: _Verdict, rate: Fraction, latency_us: Fraction | None, medi
     return replace(link, bandwidth_GBps=rate, source=declared.get("source", link.source), extra=extra)
 
 
-def _levelled(verdicts: list[_Verdict]) -> list[Fraction]:
-    """Rule 6: the rate of each link, measured ones that are nearly alike made alike."""
-    rates = [declared_GBps(v.link) for v in verdicts]
-    sorts: dict[object, list[int]] = defaultdict(list)
+def _level_rates(verdicts: list[_Verdict]) -> list[Fraction]:
+    """Return the rate of each link, measured ones that are nearly alike made alike (rule 6)."""
+    rates = [get_declared_GBps(v.link) for v in verdicts]
+    links_of_sort: dict[object, list[int]] = defaultdict(list)
     for i, v in enumerate(verdicts):
         if v.believed == "measured" and v.measured is not None:
-            rates[i] = rounded_down(v.measured)
-            sorts[v.link.kind, v.declared].append(i)
-    for alike in sorts.values():
+            rates[i] = round_down(v.measured)
+            links_of_sort[v.link.kind, v.declared].append(i)
+    for alike in links_of_sort.values():
         factor = _ALIKE if verdicts[alike[0]].declared is not None else _ALIKE_UNDECLARED
         lowest = Fraction(0)
         for i in sorted(alike, key=lambda i: rates[i]):
@@ -194,33 +204,35 @@ def _levelled(verdicts: list[_Verdict]) -> list[Fraction]:
     return rates
 
 
-def _of_one_hop(topology: Topology, measurements: Measurements) -> dict[Hop, Fraction]:
-    """Half a round trip between two GPUs that one link joins."""
+def _find_hop_latencies(topology: Topology, measurements: Measurements) -> dict[Hop, Fraction]:
+    """Return half a round trip between two GPUs that one link joins, by hop."""
     ends = {pair: (topology.ranks[pair[0]], topology.ranks[pair[1]]) for pair in measurements.latency_us}
     return {hop: measurements.latency_us[pair] for pair, hop in ends.items() if hop in topology.capacity_GBps}
 
 
-def _shared_out(topology: Topology, measurements: Measurements) -> dict[Hop, Fraction]:
-    """Rule 7 where nothing is declared: the least latency of a pair, shared by those of its links that have none yet, short
-    routes first.
+def _share_latencies(topology: Topology, measurements: Measurements) -> dict[Hop, Fraction]:
+    """Return latencies where nothing is declared: the least of a pair, shared by its links that have none yet.
+
+    Short routes come first.
     """
     router = Router(topology)
-    found = ((router.route(*pair), us) for pair, us in sorted(measurements.latency_us.items()))
-    routed = [(route_links(route), us) for route, us in found if route is not None]
+    routes = ((router.route(*pair), us) for pair, us in sorted(measurements.latency_us.items()))
+    routed = [(route_links(route), us) for route, us in routes if route is not None]
     known: dict[Hop, Fraction] = {}
     for length in sorted({len(hops) for hops, _ in routed}):
-        now: dict[Hop, Fraction] = {}
+        of_this_length: dict[Hop, Fraction] = {}
         for hops, us in routed:
             new = [hop for hop in hops if hop not in known]
             if len(hops) == length and new:
                 rest = max(Fraction(0), us - sum(known.get(hop, Fraction(0)) for hop in hops))
-                now |= {hop: min(now.get(hop, rest), rounded_down(rest / len(new)) if rest else rest) for hop in new}
-        known |= now
+                share = round_down(rest / len(new)) if rest else rest
+                of_this_length |= {hop: min(of_this_length.get(hop, share), share) for hop in new}
+        known |= of_this_length
     return known
 
 
-def rounded_down(value: Fraction, digits: int = 3) -> Fraction:
-    """The largest fraction of so many significant decimal digits that is not above `value` (which is above 0)."""
+def round_down(value: Fraction, digits: int = 3) -> Fraction:
+    """Return the largest fraction of `digits` significant decimal digits that is not above `value` (which is above 0)."""
     unit = Fraction(1)
     while value / unit >= 10**digits:
         unit *= 10
@@ -229,15 +241,18 @@ def rounded_down(value: Fraction, digits: int = 3) -> Fraction:
     return value // unit * unit
 
 
-def _text(GBps: Fraction) -> str:
+def _format_GBps(GBps: Fraction) -> str:
+    """Return a rate as text."""
     return f"{float(GBps):.3g}"
 
 
-def _percent(share: Fraction) -> str:
+def _format_percent(share: Fraction) -> str:
+    """Return a share as text."""
     return f"{float(share):.0%}"
 
 
-def _short(lines: Iterable[str]) -> list[str]:
+def _shorten(lines: Iterable[str]) -> list[str]:
+    """Return the first few texts, and how many more there are."""
     every = list(lines)
     more = len(every) - _MOST_NOTES
     return [*every[:_MOST_NOTES], *([f"and {more} more such evidence; see the links"] if more > 0 else [])]

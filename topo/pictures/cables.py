@@ -1,4 +1,4 @@
-"""Links as people count them: one cable for both directions where these are alike, and names for their kinds."""
+"""Count links as people do: one cable for both directions where these are alike, and names for their kinds."""
 
 from __future__ import annotations
 
@@ -17,11 +17,10 @@ KIND_NAMES = {
     "network": "network",
     "link": "link",
 }
-"""What the kinds of links are called in texts for people; other kinds are called as they are."""
-
+"""Names of kinds of links in texts for people; other kinds are called as they are."""
 
 FAMILY_NAMES = {"pcie": "PCIe switch", "nvswitch": "NVSwitch", "network": "network switch"}
-"""What switches of a family are called in texts for people."""
+"""Names of switch families in texts for people."""
 
 
 @dataclass(frozen=True)
@@ -39,34 +38,34 @@ class Cable:
     one_way: bool
 
 
-def cables(topology: Topology) -> tuple[Cable, ...]:
-    """The cables of a topology, in the order in which its links first name them."""
+def find_cables(topology: Topology) -> tuple[Cable, ...]:
+    """Return the cables of a topology, in the order in which its links first name them."""
     rate: dict[tuple[str, str, str], Fraction] = {}
     count: Counter[tuple[str, str, str]] = Counter()
     for link in topology.links:
         key = link.src, link.dst, link.kind
-        before = rate.get(key)
-        rate[key] = link.bandwidth_GBps if before is None else before + link.bandwidth_GBps
+        earlier = rate.get(key)
+        rate[key] = link.bandwidth_GBps if earlier is None else earlier + link.bandwidth_GBps
         count[key] += link.count
     out: list[Cable] = []
     done: set[tuple[str, str, str]] = set()
     for (src, dst, kind), GBps in rate.items():
-        there, back = (src, dst, kind), (dst, src, kind)
-        if there in done:
+        forth, back = (src, dst, kind), (dst, src, kind)
+        if forth in done:
             continue
-        both = rate.get(back) == GBps and count[back] == count[there]
-        done |= {there, back} if both else {there}
-        out.append(Cable(src, dst, kind, GBps, count[there], not both))
+        both = rate.get(back) == GBps and count[back] == count[forth]
+        done |= {forth, back} if both else {forth}
+        out.append(Cable(src, dst, kind, GBps, count[forth], not both))
     return tuple(out)
 
 
-def kind_name(kind: str) -> str:
-    """What a kind of link is called in texts for people."""
+def get_kind_name(kind: str) -> str:
+    """Return the name of a kind of link in texts for people."""
     return KIND_NAMES.get(kind, kind)
 
 
-def rate_text(GBps: Fraction) -> str:
-    """A bandwidth as people write it: "50", "19.2", "0.125"; at most three digits after the point, three below 1."""
+def format_rate(GBps: Fraction) -> str:
+    """Return a bandwidth as people write it: "50", "19.2", "0.125"; at most three digits after the point, three below 1."""
     if GBps < 1:
         return f"{float(GBps):.3g}"
     return f"{round(float(GBps), 3):.3f}".rstrip("0").rstrip(".")

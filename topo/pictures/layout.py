@@ -1,181 +1,284 @@
-"""The picture of a machine before it is drawn: which shapes stand where, and which wires join them.
+"""Lay out the picture of a machine: which shapes stand where, and which wires join them.
 
-GPUs that are joined directly are arranged by structure (`arrange`). Machines with sockets, switches or several boxes
-are drawn in rows (`boxes`). Sizes are in pixels.
+GPUs that are joined directly are arranged by structure (`structures`). Otherwise what hangs together without the
+network is a box. In it, sockets stand above PCIe switches, these above GPUs and NICs (`socket_tree`), and NVSwitches
+are bars beside the GPUs; boxes stand above and below the bar of the network.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
-from fractions import Fraction
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
 
-from ..graph import Topology
-from .arrange import arrange
-from .cables import Cable
+from ..graph import Device, Topology
+from .cables import Cable, find_cables
+from .shapes import MANY_GPUS, NIC_HEIGHT, NIC_WIDTH, Frame, Picture, Shape, get_gpu_size, make_gpu_shape, make_wire
+from .socket_tree import format_bar_label, lay_out_sockets
+from .structures import arrange
 
-GPU_WIDTH, GPU_HEIGHT = 64, 52
-SMALL_GPU_WIDTH, SMALL_GPU_HEIGHT = 40, 34
-NIC_WIDTH, NIC_HEIGHT = 66, 40
-MANY_GPUS = 32
-TIMES = "\u00d7"
-_UNIT, _SMALL_UNIT = 104, 64
-
-
-@dataclass(frozen=True)
-class Shape:
-    """A device, or several alike, as a rectangle around (x, y). `look` is gpu, cpu, pcie, nvswitch, network or nic."""
-
-    ids: tuple[str, ...]
-    look: str
-    title: str
-    subtitle: str
-    x: float
-    y: float
-    width: float
-    height: float
-
-    @property
-    def left(self) -> float:
-        """The left edge."""
-        return self.x - self.width / 2
-
-    @property
-    def right(self) -> float:
-        """The right edge."""
-        return self.x + self.width / 2
-
-    @property
-    def top(self) -> float:
-        """The upper edge."""
-        return self.y - self.height / 2
-
-    @property
-    def bottom(self) -> float:
-        """The lower edge."""
-        return self.y + self.height / 2
+_UNIT, _SMALL_UNIT = 104, 64  # between neighbours, and where there are many GPUs
+_GAP, _FRAME_PAD, _FRAME_HEAD = 40, 18, 24
+_BAR_HEIGHT, _BAR_GAP = 34, 70
+_ONE_ROW_OF_GPUS = 8
+_ONE_ROW_OF_BOXES = 2
+_ONE_ROW_OF_SINGLES = 8
 
 
-@dataclass(frozen=True)
-class Wire:
-    """`cables` cables of a class between two places, as a line or, with `bend`, a curve; it ends behind the shapes."""
-
-    kind: str
-    GBps: Fraction
-    count: int
-    one_way: bool
-    start: tuple[float, float]
-    end: tuple[float, float]
-    bend: tuple[float, float] | None = None
-    cables: int = 1
+def lay_out(topology: Topology) -> Picture:
+    """Return the picture of a topology, with its upper left corner at (0, 0)."""
+    if all(d.kind == "gpu" for d in topology.devices):
+        return lay_out_direct(topology, topology.ranks, find_cables(topology)).move_to_origin()
+    return lay_out_boxes(topology).move_to_origin()
 
 
-@dataclass(frozen=True)
-class Frame:
-    """A box of the machine: a rectangle around what is in it."""
-
-    label: str
-    left: float
-    top: float
-    width: float
-    height: float
-
-
-@dataclass(frozen=True)
-class Picture:
-    """Everything there is to draw, with the upper left corner at (0, 0)."""
-
-    shapes: tuple[Shape, ...]
-    wires: tuple[Wire, ...]
-    frames: tuple[Frame, ...]
-
-    @property
-    def width(self) -> float:
-        """How wide the picture is."""
-        return max((x for x, _ in self._extent()), default=0.0)
-
-    @property
-    def height(self) -> float:
-        """How high the picture is."""
-        return max((y for _, y in self._extent()), default=0.0)
-
-    def _extent(self) -> list[tuple[float, float]]:
-        corners = [c for s in self.shapes for c in ((s.left, s.top), (s.right, s.bottom))]
-        corners += [c for f in self.frames for c in ((f.left, f.top), (f.left + f.width, f.top + f.height))]
-        for wire in self.wires:
-            if wire.bend is not None:  # the curve's middle is half way to the control point
-                (ax, ay), (bx, by), (cx, cy) = wire.start, wire.end, wire.bend
-                corners.append(((ax + bx + 2 * cx) / 4, (ay + by + 2 * cy) / 4))
-        return corners
-
-    def moved(self, dx: float, dy: float) -> Picture:
-        """The same picture at another place."""
-
-        def at(point: tuple[float, float]) -> tuple[float, float]:
-            return point[0] + dx, point[1] + dy
-
-        return Picture(
-            tuple(replace(s, x=s.x + dx, y=s.y + dy) for s in self.shapes),
-            tuple(
-                replace(w, start=at(w.start), end=at(w.end), bend=None if w.bend is None else at(w.bend))
-                for w in self.wires
-            ),
-            tuple(replace(f, left=f.left + dx, top=f.top + dy) for f in self.frames),
-        )
-
-    def cornered(self) -> Picture:
-        """The same picture with its upper left corner at (0, 0)."""
-        corners = self._extent() or [(0.0, 0.0)]
-        return self.moved(-min(x for x, _ in corners), -min(y for _, y in corners))
-
-
-def gpu_size(topology: Topology) -> tuple[int, int]:
-    """Width and height of a GPU's rectangle: small ones where there are many."""
-    return (SMALL_GPU_WIDTH, SMALL_GPU_HEIGHT) if len(topology.ranks) > MANY_GPUS else (GPU_WIDTH, GPU_HEIGHT)
-
-
-def gpu_shape(topology: Topology, ident: str, rank: int, x: float, y: float) -> Shape:
-    """A GPU with its rank, and its id where that says something else."""
-    width, height = gpu_size(topology)
-    subtitle = "GPU" if ident.lower() == f"gpu{rank}" else ident
-    return Shape((ident,), "gpu", str(rank), subtitle, x, y, width, height)
-
-
-def wire_between(cable: Cable, a: Shape, b: Shape, bend: tuple[float, float] | None = None) -> Wire:
-    """A cable between two shapes; a wide shape is met where the line stays vertical."""
-    start, end = _meeting(a, b), _meeting(b, a)
-    if cable.one_way and bend is None:  # the way back, if any, is drawn beside it
-        dx, dy = (end[0] - start[0]) / 8, (end[1] - start[1]) / 8
-        bend = (start[0] + end[0]) / 2 - dy, (start[1] + end[1]) / 2 + dx
-    return Wire(cable.kind, cable.GBps, cable.count, cable.one_way, start, end, bend)
-
-
-def _meeting(shape: Shape, other: Shape) -> tuple[float, float]:
-    """Where a line to `other` meets `shape`: its middle, or, on wide shapes, above or below the other's middle."""
-    if other.bottom < shape.top or other.top > shape.bottom:
-        aim = other.x if other.width <= shape.width else shape.x
-        margin = min(10.0, shape.width / 2)
-        return min(max(aim, shape.left + margin), shape.right - margin), shape.y
-    return shape.x, shape.y
-
-
-def flat_picture(topology: Topology, gpus: Iterable[str], joined: Iterable[Cable]) -> Picture:
-    """GPUs arranged by the structure of their direct links."""
+def lay_out_direct(topology: Topology, gpus: Iterable[str], machine_cables: Iterable[Cable]) -> Picture:
+    """Return the picture of GPUs arranged by the structure of their direct links."""
     rank = {ident: i for i, ident in enumerate(topology.ranks)}
     order = tuple(gpus)
     index = {ident: i for i, ident in enumerate(order)}
-    inside = [c for c in joined if c.a in index and c.b in index]
+    inside = [c for c in machine_cables if c.a in index and c.b in index]
     pairs = frozenset((min(index[c.a], index[c.b]), max(index[c.a], index[c.b])) for c in inside)
-    found = arrange(len(order), pairs)
+    arrangement = arrange(len(order), pairs)
     unit = _SMALL_UNIT if len(topology.ranks) > MANY_GPUS else _UNIT
     shapes: Mapping[str, Shape] = {
-        ident: gpu_shape(topology, ident, rank[ident], unit * x, unit * y)
-        for ident, (x, y) in zip(order, found.points, strict=True)
+        ident: make_gpu_shape(topology, ident, rank[ident], unit * x, unit * y)
+        for ident, (x, y) in zip(order, arrangement.points, strict=True)
     }
     wires = []
     for c in inside:
-        bend = found.bends.get((min(index[c.a], index[c.b]), max(index[c.a], index[c.b])))
-        wires.append(
-            wire_between(c, shapes[c.a], shapes[c.b], None if bend is None else (unit * bend[0], unit * bend[1]))
-        )
+        bend = arrangement.bends.get((min(index[c.a], index[c.b]), max(index[c.a], index[c.b])))
+        wires.append(make_wire(c, shapes[c.a], shapes[c.b], None if bend is None else (unit * bend[0], unit * bend[1])))
     return Picture(tuple(shapes.values()), tuple(wires), ())
+
+
+def lay_out_boxes(topology: Topology) -> Picture:
+    """Return the picture of boxes and the bars between them."""
+    machine_cables = find_cables(topology)
+    hubs = [d for d in topology.devices if d.kind == "switch" and d.family in (None, "network")]
+    components = _find_components(topology, machine_cables, {d.id for d in hubs})
+    pictures = [_lay_out_box(topology, members, machine_cables) for members in components]
+    if len(components) > 1 and any(len(members) > 1 for members in components):
+        pictures = [_add_frame(p, f"box {i}") for i, p in enumerate(pictures)]
+    tiered = any(d.kind in ("cpu", "nic") or d.family == "pcie" for d in topology.devices)
+    arranged = _place_boxes(
+        pictures, network_below=tiered, has_bar=bool(hubs), singles=all(len(b) == 1 for b in components)
+    )
+    return _add_network_bars(topology, arranged, hubs, machine_cables)
+
+
+def _find_components(topology: Topology, machine_cables: Iterable[Cable], without: set[str]) -> list[list[Device]]:
+    """Return the devices that hang together without the devices in `without`, in device order."""
+    neighbours: dict[str, list[str]] = defaultdict(list)
+    for cable in machine_cables:
+        if not {cable.a, cable.b} & without:
+            neighbours[cable.a].append(cable.b)
+            neighbours[cable.b].append(cable.a)
+    component_of: dict[str, int] = {}
+    components: list[list[Device]] = []
+    for device in topology.devices:
+        if device.id in without:
+            continue
+        if device.id not in component_of:
+            queue = [device.id]
+            component_of[device.id] = len(components)
+            for ident in queue:
+                fresh = [n for n in dict.fromkeys(neighbours[ident]) if n not in component_of]
+                component_of |= dict.fromkeys(fresh, len(components))
+                queue += fresh
+            components.append([])
+        components[component_of[device.id]].append(device)
+    return components
+
+
+def _lay_out_box(topology: Topology, devices: Sequence[Device], machine_cables: tuple[Cable, ...]) -> Picture:
+    """Return the picture of one box at the origin; the network is above boxes without sockets and PCIe."""
+    inside = [c for c in machine_cables if {c.a, c.b} <= {d.id for d in devices}]
+    if any(d.kind == "cpu" or d.family == "pcie" for d in devices):
+        return lay_out_sockets(topology, devices, inside).move_to_origin()
+    if any(d.kind == "switch" for d in devices) or len(devices) == 1:
+        return _lay_out_rows(topology, devices, inside).move_to_origin()
+    gpus = [d.id for d in devices if d.kind == "gpu"]
+    nics = [d for d in devices if d.kind == "nic"]
+    picture = lay_out_direct(topology, gpus, inside).move_to_origin()
+    shapes = {ident: s for s in picture.shapes for ident in s.ids}
+    spacing = max(picture.width / max(len(nics), 1), 72)
+    for i, nic in enumerate(nics):
+        x, y = picture.width / 2 + spacing * (i - (len(nics) - 1) / 2), picture.height + 70
+        shapes[nic.id] = Shape((nic.id,), "nic", nic.id, "NIC", x, y, NIC_WIDTH, NIC_HEIGHT)
+    nic_cables = [c for c in inside if c.a not in gpus or c.b not in gpus]
+    wires = (*picture.wires, *(make_wire(c, shapes[c.a], shapes[c.b]) for c in nic_cables))
+    return Picture(tuple(shapes.values()), wires, ()).move_to_origin()
+
+
+def _lay_out_rows(topology: Topology, devices: Sequence[Device], inside: Sequence[Cable]) -> Picture:
+    """Return a picture with rows of GPUs above and below the bars of their switches."""
+    rank = {ident: i for i, ident in enumerate(topology.ranks)}
+    width, height = get_gpu_size(topology)
+    step_x, step_y = width + (14 if width > 50 else 6), height / 2 + _BAR_HEIGHT / 2 + (44 if width > 50 else 24)
+    groups = _group_switches([d for d in devices if d.kind == "switch"], inside)
+    rows = _divide_into_rows(groups, [d.id for d in devices if d.kind != "switch"], inside, small=width < 50)
+    columns: float = max((len(row) for row in rows if isinstance(row, list)), default=1)
+    # with many GPUs in rows behind each other, rows are staggered: what is behind shows in the gaps
+    stagger = 0.5 if len(topology.ranks) > MANY_GPUS and len(rows) > 2 else 0.0
+    columns += stagger
+    shapes: dict[str, Shape] = {}
+    y = 0.0
+    for i, row in enumerate(rows):
+        y += step_y if i else 0.0
+        if isinstance(row, list):
+            for k, ident in enumerate(row):
+                x = step_x * (k + (columns - len(row)) / 2 + (stagger / 2 if i else -stagger / 2))
+                if ident in rank:
+                    shapes[ident] = make_gpu_shape(topology, ident, rank[ident], x, y)
+                else:
+                    shapes[ident] = Shape((ident,), "nic", ident, "NIC", x, y, NIC_WIDTH, NIC_HEIGHT)
+            continue
+        # the bars of a row share the width of the widest row of GPUs
+        bar_width = (step_x * columns) / len(row) - (step_x - width)
+        for k, group in enumerate(row):
+            x = -step_x / 2 + (k + 0.5) * step_x * columns / len(row)
+            bar = Shape(group, "nvswitch", format_bar_label("NVSwitch", group), "", x, y, bar_width, _BAR_HEIGHT)
+            shapes |= dict.fromkeys(group, bar)
+    return _add_wires(shapes, inside)
+
+
+def _group_switches(switches: Sequence[Device], inside: Sequence[Cable]) -> list[tuple[str, ...]]:
+    """Return the switches grouped by their neighbours: those with the same ones are drawn as one bar."""
+    neighbours: dict[str, set[str]] = {d.id: set() for d in switches}
+    for c in inside:
+        for one, other in ((c.a, c.b), (c.b, c.a)):
+            if one in neighbours:
+                neighbours[one].add(other)
+    groups: dict[frozenset[str], list[str]] = defaultdict(list)
+    for ident, others in neighbours.items():
+        groups[frozenset(others) or frozenset({ident})].append(ident)
+    return [tuple(group) for group in groups.values()]
+
+
+def _divide_into_rows(
+    groups: list[tuple[str, ...]], leaves: list[str], inside: Sequence[Cable], small: bool
+) -> list[list[str] | tuple[tuple[str, ...], ...]]:
+    """Return rows from top to bottom: lists of GPUs, and tuples of switch groups that share a row."""
+    if not groups:
+        return [leaves]
+    leaves_of_group = [
+        [leaf for leaf in leaves if any({leaf, s} == {c.a, c.b} for c in inside for s in g)] for g in groups
+    ]
+    disjoint = sum(map(len, leaves_of_group)) == len(leaves) and len(set().union(*leaves_of_group)) == len(leaves)
+    if len(groups) == 2 and disjoint and all(leaves_of_group):
+        return [leaves_of_group[0], (groups[0],), (groups[1],), leaves_of_group[1]]
+    most = _ONE_ROW_OF_GPUS // 2 if small else _ONE_ROW_OF_GPUS
+    if len(leaves) <= most:
+        return [leaves, tuple(groups)]
+    half = (len(leaves) + 1) // 2
+    return [leaves[:half], tuple(groups), leaves[half:]]
+
+
+def _add_wires(shapes: dict[str, Shape], inside: Iterable[Cable]) -> Picture:
+    """Return the picture of shapes and the wires between them; alike cables between the same shapes are one wire."""
+    bundles: dict[tuple[object, ...], tuple[Cable, Shape, Shape, int]] = {}
+    for c in inside:
+        a, b = shapes[c.a], shapes[c.b]
+        key = (a.ids, b.ids, c.kind, c.GBps, c.count, c.one_way)
+        first, _, _, n = bundles.get(key, (c, a, b, 0))
+        bundles[key] = (first, a, b, n + 1)
+    wires = [replace(make_wire(c, a, b), cables=n) for c, a, b, n in bundles.values()]
+    return Picture(tuple(dict.fromkeys(shapes.values())), tuple(wires), ())
+
+
+def _add_frame(picture: Picture, label: str) -> Picture:
+    """Return a picture inside a labelled frame."""
+    content = picture.shift(_FRAME_PAD, _FRAME_HEAD + 8)
+    frame = Frame(label, 0, 0, picture.width + 2 * _FRAME_PAD, picture.height + _FRAME_HEAD + _FRAME_PAD + 8)
+    return Picture(content.shapes, content.wires, (*content.frames, frame))
+
+
+def _flip(picture: Picture) -> Picture:
+    """Return a picture upside down, so that the side that faces the network does."""
+    height = picture.height
+
+    def flip_point(point: tuple[float, float]) -> tuple[float, float]:
+        return point[0], height - point[1]
+
+    wires = (w.map_points(flip_point) for w in picture.wires)
+    shapes = tuple(replace(s, y=height - s.y) for s in picture.shapes)
+    if picture.frames:  # the label stays on top
+        shapes = tuple(replace(s, y=s.y + _FRAME_HEAD - _FRAME_PAD + 8) for s in shapes)
+        shift = _FRAME_HEAD - _FRAME_PAD + 8
+        shifted = Picture((), tuple(wires), ()).shift(0, shift)
+        return Picture(shapes, shifted.wires, picture.frames)
+    return Picture(shapes, tuple(wires), picture.frames)
+
+
+def _place_boxes(pictures: list[Picture], network_below: bool, has_bar: bool, singles: bool) -> Picture:
+    """Return one picture of all boxes: in one row, or in two on both sides of the bar."""
+    one_row = _ONE_ROW_OF_SINGLES if singles else _ONE_ROW_OF_BOXES
+    upper_count = len(pictures) if len(pictures) <= one_row else (len(pictures) + 1) // 2
+    gap = 14 if singles else _GAP
+    rows = [pictures[:upper_count], pictures[upper_count:]]
+    if network_below or len(pictures) > one_row:
+        upper, lower = rows if len(pictures) > one_row else (pictures, [])
+    else:
+        upper, lower = [], pictures
+    # the side of a box that faces the network is its lower one if network_below, else its upper one
+    upper = upper if network_below else [_flip(p) for p in upper]
+    lower = [_flip(p) for p in lower] if network_below else lower
+    bar_top = max((p.height for p in upper), default=0)
+    # upper boxes stand on one line, lower ones hang from another, with room for the bar between
+    bar_room = 2 * _BAR_GAP + _BAR_HEIGHT if has_bar else _GAP
+    parts: list[Picture] = []
+    for row, is_upper in ((upper, True), (lower, False)):
+        x = 0.0
+        for picture in row:
+            parts.append(picture.shift(x, bar_top - picture.height if is_upper else bar_top + bar_room))
+            x += picture.width + gap
+    return Picture(
+        tuple(s for p in parts for s in p.shapes),
+        tuple(w for p in parts for w in p.wires),
+        tuple(f for p in parts for f in p.frames),
+    )
+
+
+def _add_network_bars(
+    topology: Topology, boxes: Picture, hubs: Sequence[Device], machine_cables: tuple[Cable, ...]
+) -> Picture:
+    """Return the picture with the bars of the network between the rows of boxes (or beside the only row), side by side."""
+    if not hubs:
+        return boxes
+    idents = {d.id for d in hubs}
+    hub_cables = [c for c in machine_cables if {c.a, c.b} & idents]
+    groups = _group_switches(hubs, hub_cables)
+    bar_y = _find_bar_y(boxes)
+    width = max(boxes.width, 160 * len(groups))
+    shapes = {ident: s for s in boxes.shapes for ident in s.ids}
+    for k, group in enumerate(groups):
+        name = "network" if topology.by_id[group[0]].family == "network" else "switch"
+        x = (k + 0.5) * width / len(groups)
+        bar = Shape(
+            group, "network", format_bar_label(name, group), "", x, bar_y, width / len(groups) - 20, _BAR_HEIGHT
+        )
+        shapes |= dict.fromkeys(group, bar)
+    wires = _add_wires(shapes, hub_cables).wires
+    return Picture(tuple(dict.fromkeys(shapes.values())), (*boxes.wires, *wires), boxes.frames)
+
+
+def _find_bar_y(boxes: Picture) -> float:
+    """Return the middle of the widest gap between rows, or of the room that was left beside the only row."""
+    edges = [(f.top, f.top + f.height) for f in boxes.frames] or [(s.top, s.bottom) for s in boxes.shapes]
+    # shapes whose heights overlap are one row
+    rows: list[tuple[float, float]] = []
+    for top, bottom in sorted(edges):
+        if rows and top <= rows[-1][1]:
+            rows[-1] = (rows[-1][0], max(bottom, rows[-1][1]))
+        else:
+            rows.append((top, bottom))
+    if not rows:
+        return 0.0
+    gaps = [(below[0] - above[1], (above[1] + below[0]) / 2) for above, below in pairwise(rows)]
+    widest = max(gaps, default=(0.0, 0.0))
+    if widest[0] >= 2 * _BAR_GAP:
+        return widest[1]
+    offset = _BAR_GAP + _BAR_HEIGHT / 2
+    return rows[0][0] - offset if rows[0][0] >= offset else rows[-1][1] + offset

@@ -1,4 +1,4 @@
-"""Drawing a topology as SVG: the machine as one would draw it on a whiteboard. Plain text, no dependency.
+"""Draw a topology as SVG: the machine as one would draw it on a whiteboard. Plain text, no dependency.
 
 Colours tell kinds of links, widths bandwidths; the legend says which is which, so that the picture stays uncluttered.
 """
@@ -13,9 +13,9 @@ from fractions import Fraction
 from xml.sax.saxutils import escape
 
 from ..graph import Topology
-from .boxes import lay_out
-from .cables import kind_name, rate_text
-from .layout import TIMES, Frame, Picture, Shape, Wire
+from .cables import format_rate, get_kind_name
+from .layout import lay_out
+from .shapes import TIMES, Frame, Picture, Shape, Wire
 
 _MARGIN, _HEAD, _LEGEND_ROW, _LEGEND_COLUMN = 28, 66, 24, 290
 _LEAST_WIDTH = 420
@@ -45,7 +45,7 @@ _LETTER = 0.6  # a letter's width as a part of the font size, on the safe side
 
 
 @dataclass(frozen=True, order=True)
-class _Class:
+class _LinkClass:
     """Links that look alike: the same kind, bandwidth and number of lanes."""
 
     kind: str
@@ -55,46 +55,49 @@ class _Class:
 
 
 def write(topology: Topology) -> str:
-    """The topology as an SVG document."""
+    """Return the topology as an SVG document."""
     picture = lay_out(topology)
-    classes = Counter[_Class]()
+    classes = Counter[_LinkClass]()
     for wire in picture.wires:
-        classes[_class(wire)] += wire.cables
+        classes[_get_class(wire)] += wire.cables
+    # colours and widths depend on all that is drawn, the height on the legend, so both come before any line of SVG
     style = _Style(classes)
-    legend = _legend_entries(style, classes)
-    title, summary = _shorten(topology.name, 60), _summary(topology)
+    legend = _build_legend(style, classes)
+    title, summary = _shorten(topology.name, 60), _summarize(topology)
     width = max(picture.width, _LEAST_WIDTH, 9 * len(title), 6.2 * len(summary))
     columns = max(1, min(len(legend), int(width // _LEGEND_COLUMN)))
     legend_rows = math.ceil(len(legend) / columns)
     height = _HEAD + picture.height + 34 + _LEGEND_ROW * legend_rows
-    moved = picture.moved((width - picture.width) / 2 + _MARGIN, _HEAD + _MARGIN)
+    shifted = picture.shift((width - picture.width) / 2 + _MARGIN, _HEAD + _MARGIN)
     full_width, full_height = width + 2 * _MARGIN, height + 2 * _MARGIN
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{full_width:.0f}" height="{full_height:.0f}" '
         f'viewBox="0 0 {full_width:.0f} {full_height:.0f}" font-family="{_FONT}" role="img">',
-        f"<title>{_text(topology.name)}: {_text(summary)}</title>",
-        *style.arrow_heads(),
+        f"<title>{_escape(topology.name)}: {_escape(summary)}</title>",
+        *style.define_arrow_heads(),
         f'<rect width="100%" height="100%" rx="10" fill="{_PAPER}"/>',
-        _label(_MARGIN, _MARGIN + 20, title, 20, anchor="start", weight="bold"),
-        _label(_MARGIN, _MARGIN + 42, summary, 13, anchor="start", colour=_FAINT),
-        *(_frame(frame) for frame in moved.frames),
-        *_wires(moved, style),
-        *(_frame_label(frame) for frame in moved.frames),
-        *(line for shape in moved.shapes for line in _shape(shape)),
-        *_legend(legend, columns, full_height - _MARGIN - _LEGEND_ROW * legend_rows + 10, width / columns),
+        _draw_text(_MARGIN, _MARGIN + 20, title, 20, anchor="start", weight="bold"),
+        _draw_text(_MARGIN, _MARGIN + 42, summary, 13, anchor="start", colour=_FAINT),
+        # later elements cover earlier ones: wires lie on frames, labels and shapes on wires
+        *(_draw_frame(frame) for frame in shifted.frames),
+        *_draw_wires(shifted, style),
+        *(_draw_frame_label(frame) for frame in shifted.frames),
+        *(line for shape in shifted.shapes for line in _draw_shape(shape)),
+        *_draw_legend(legend, columns, full_height - _MARGIN - _LEGEND_ROW * legend_rows + 10, width / columns),
         "</svg>",
     ]
     return "\n".join(lines) + "\n"
 
 
-def _class(wire: Wire) -> _Class:
-    return _Class(wire.kind, wire.GBps, wire.count, wire.one_way)
+def _get_class(wire: Wire) -> _LinkClass:
+    """Return the class of a wire."""
+    return _LinkClass(wire.kind, wire.GBps, wire.count, wire.one_way)
 
 
 class _Style:
     """A colour for each kind of link and a width for each bandwidth (on a logarithmic scale)."""
 
-    def __init__(self, classes: Counter[_Class]) -> None:
+    def __init__(self, classes: Counter[_LinkClass]) -> None:
         kinds = sorted({c.kind for c in classes})
         others = [kind for kind in kinds if kind not in _KIND_COLOURS]
         self.colours = _KIND_COLOURS | {k: _OTHER_COLOURS[i % len(_OTHER_COLOURS)] for i, k in enumerate(others)}
@@ -102,19 +105,19 @@ class _Style:
         rates = [float(c.GBps) for c in classes] or [1.0]
         self.low, self.high = min(rates), max(rates)
 
-    def width(self, GBps: Fraction) -> float:
-        """Line width of a bandwidth in pixels."""
+    def get_width(self, GBps: Fraction) -> float:
+        """Return the line width of a bandwidth in pixels."""
         if self.high <= self.low * 1.001:
             return 2.6
         part = math.log(float(GBps) / self.low) / math.log(max(self.high / self.low, 4.0))
         return round(_THINNEST + part * (_THICKEST - _THINNEST), 2)
 
-    def stroke(self, kind: str, GBps: Fraction) -> str:
-        """Attributes of a line."""
-        return f'stroke="{self.colours[kind]}" stroke-width="{self.width(GBps):g}"'
+    def format_stroke(self, kind: str, GBps: Fraction) -> str:
+        """Return the attributes of a line."""
+        return f'stroke="{self.colours[kind]}" stroke-width="{self.get_width(GBps):g}"'
 
-    def arrow_heads(self) -> Iterator[str]:
-        """Definitions of arrow heads for the kinds that have one-way links."""
+    def define_arrow_heads(self) -> Iterator[str]:
+        """Yield definitions of arrow heads for the kinds that have one-way links."""
         for kind in self.one_way:
             yield (
                 f'<defs><marker id="arrow-{list(self.colours).index(kind)}" viewBox="0 0 8 8" refX="4" refY="4" '
@@ -122,18 +125,18 @@ class _Style:
                 f'<path d="M0 0 L8 4 L0 8 z" fill="{self.colours[kind]}"/></marker></defs>'
             )
 
-    def marker(self, kind: str) -> str:
-        """The attribute that puts an arrow head on the middle of a curve of two halves."""
+    def format_marker(self, kind: str) -> str:
+        """Return the attribute that puts an arrow head on the middle of a curve of two halves."""
         return f' marker-mid="url(#arrow-{list(self.colours).index(kind)})"'
 
 
-def _wires(picture: Picture, style: _Style) -> Iterator[str]:
-    """Lines, the thin ones on top of the thick ones."""
+def _draw_wires(picture: Picture, style: _Style) -> Iterator[str]:
+    """Yield the lines, the thin ones on top of the thick ones."""
     for wire in sorted(picture.wires, key=lambda w: -w.GBps):
         (ax, ay), (bx, by) = wire.start, wire.end
-        attributes = f'fill="none" stroke-linecap="round" {style.stroke(wire.kind, wire.GBps)}'
+        attributes = f'fill="none" stroke-linecap="round" {style.format_stroke(wire.kind, wire.GBps)}'
         if wire.one_way:
-            attributes += style.marker(wire.kind)
+            attributes += style.format_marker(wire.kind)
         if wire.bend is None:
             yield f'<path d="M{ax:.1f} {ay:.1f} L{bx:.1f} {by:.1f}" {attributes}/>'
             continue
@@ -143,90 +146,95 @@ def _wires(picture: Picture, style: _Style) -> Iterator[str]:
         yield f'<path d="M{ax:.1f} {ay:.1f} {first} Q{(bx + cx) / 2:.1f} {(by + cy) / 2:.1f} {bx:.1f} {by:.1f}" {attributes}/>'
 
 
-def _frame(frame: Frame) -> str:
+def _draw_frame(frame: Frame) -> str:
+    """Return the rectangle of a frame."""
     return (
         f'<rect x="{frame.left:.1f}" y="{frame.top:.1f}" width="{frame.width:.1f}" height="{frame.height:.1f}" '
         f'rx="12" fill="{_FRAME_FILL}" stroke="{_FRAME}" stroke-dasharray="5 4"/>'
     )
 
 
-def _frame_label(frame: Frame) -> str:
-    """The label, with a rim in the frame's colour that keeps it legible where a line passes."""
-    text = _label(frame.left + 14, frame.top + 19, frame.label, 12, anchor="start", colour=_FAINT)
+def _draw_frame_label(frame: Frame) -> str:
+    """Return the label, with a rim in the frame's colour that keeps it legible where a line passes."""
+    text = _draw_text(frame.left + 14, frame.top + 19, frame.label, 12, anchor="start", colour=_FAINT)
     return text.replace("<text ", f'<text paint-order="stroke" stroke="{_FRAME_FILL}" stroke-width="5" ', 1)
 
 
-def _shape(shape: Shape) -> Iterator[str]:
+def _draw_shape(shape: Shape) -> Iterator[str]:
+    """Yield the rectangle of a device with what is written on it; several NICs look like a stack."""
     fill, outline = _LOOKS[shape.look]
     radius = 9 if shape.look == "gpu" else 6
     yield f'<g class="{shape.look}">'
-    yield f"<title>{_text(', '.join(shape.ids))}</title>"
+    yield f"<title>{_escape(', '.join(shape.ids))}</title>"
     if len(shape.ids) > 1 and shape.look == "nic":
-        yield _rect(shape.x + 4, shape.y + 4, shape, radius, fill, outline)
-    yield _rect(shape.x, shape.y, shape, radius, fill, outline)
-    yield from _writing(shape, outline)
+        yield _draw_rect(shape.x + 4, shape.y + 4, shape, radius, fill, outline)
+    yield _draw_rect(shape.x, shape.y, shape, radius, fill, outline)
+    yield from _draw_writing(shape, outline)
     yield "</g>"
 
 
-def _rect(x: float, y: float, shape: Shape, radius: int, fill: str, outline: str) -> str:
+def _draw_rect(x: float, y: float, shape: Shape, radius: int, fill: str, outline: str) -> str:
+    """Return a rectangle of a shape's size around (x, y)."""
     return (
         f'<rect x="{x - shape.width / 2:.1f}" y="{y - shape.height / 2:.1f}" width="{shape.width:.1f}" '
         f'height="{shape.height:.1f}" rx="{radius}" fill="{fill}" stroke="{outline}" stroke-width="1.6"/>'
     )
 
 
-def _writing(shape: Shape, colour: str) -> Iterator[str]:
-    """A GPU's rank in large figures, other devices' names, what they are below or beside."""
+def _draw_writing(shape: Shape, colour: str) -> Iterator[str]:
+    """Yield what is written on a shape: a GPU's rank in large figures, other devices' names, the subtitle below or beside."""
     if shape.look == "gpu":
         small = shape.height < 44
         if not small:
-            yield _label(shape.x, shape.top + 15, _fit(shape.subtitle, shape.width, 10), 10, colour=_FAINT)
+            yield _draw_text(shape.x, shape.top + 15, _fit(shape.subtitle, shape.width, 10), 10, colour=_FAINT)
         drop = 6 if small else 18
-        yield _label(shape.x, shape.y + drop, shape.title, 16 if small else 21, weight="bold")
+        yield _draw_text(shape.x, shape.y + drop, shape.title, 16 if small else 21, weight="bold")
         return
     title = _fit(shape.title, shape.width, 13)
     if not shape.subtitle or (shape.height < 36 and len(title) + len(shape.subtitle) > shape.width / 8.5):
-        yield _label(shape.x, shape.y + 5, title, 13, weight="600")
+        yield _draw_text(shape.x, shape.y + 5, title, 13, weight="600")
     elif shape.height < 36:
-        yield _label(shape.x, shape.y + 5, f"{shape.subtitle} · {title}", 12, colour=_INK)
+        yield _draw_text(shape.x, shape.y + 5, f"{shape.subtitle} · {title}", 12, colour=_INK)
     else:
-        yield _label(shape.x, shape.y - 1, title, 13, weight="600")
-        yield _label(shape.x, shape.y + 14, _fit(shape.subtitle, shape.width, 10), 10, colour=_FAINT)
+        yield _draw_text(shape.x, shape.y - 1, title, 13, weight="600")
+        yield _draw_text(shape.x, shape.y + 14, _fit(shape.subtitle, shape.width, 10), 10, colour=_FAINT)
 
 
 # -- the legend ----------------------------------------------------------------------------------------------------
 
 
-def _legend_entries(style: _Style, classes: Counter[_Class]) -> list[tuple[str, str]]:
-    """Line attributes and text of each class, the fastest of a kind first; too many are summed up by kind."""
+def _build_legend(style: _Style, classes: Counter[_LinkClass]) -> list[tuple[str, str]]:
+    """Return line attributes and text of each class, the fastest of a kind first; too many are summed up by kind."""
     order = sorted(classes, key=lambda c: (c.kind, -c.GBps, c.count, c.one_way))
     if len(order) <= _MOST_LEGEND_ROWS:
-        return [(style.stroke(c.kind, c.GBps), _legend_text(c, classes[c])) for c in order]
+        return [(style.format_stroke(c.kind, c.GBps), _format_legend_text(c, classes[c])) for c in order]
     entries: list[tuple[str, str]] = []
     for kind in dict.fromkeys(c.kind for c in order):
         alike = [c for c in order if c.kind == kind]
-        rates = f"{rate_text(alike[-1].GBps)} to {rate_text(alike[0].GBps)} GB/s"
+        rates = f"{format_rate(alike[-1].GBps)} to {format_rate(alike[0].GBps)} GB/s"
         number = sum(classes[c] for c in alike)
-        entries.append((style.stroke(kind, alike[0].GBps), f"{number} {TIMES} {kind_name(kind)}, {rates}"))
+        entries.append((style.format_stroke(kind, alike[0].GBps), f"{number} {TIMES} {get_kind_name(kind)}, {rates}"))
     return entries
 
 
-def _legend_text(entry: _Class, number: int) -> str:
-    lanes = f" ({entry.count} {TIMES} {rate_text(entry.GBps / entry.count)})" if entry.count > 1 else ""
+def _format_legend_text(entry: _LinkClass, number: int) -> str:
+    """Return the text of a class in the legend."""
+    lanes = f" ({entry.count} {TIMES} {format_rate(entry.GBps / entry.count)})" if entry.count > 1 else ""
     one_way = ", one way" if entry.one_way else ""
-    return f"{number} {TIMES} {kind_name(entry.kind)}, {rate_text(entry.GBps)} GB/s{lanes}{one_way}"
+    return f"{number} {TIMES} {get_kind_name(entry.kind)}, {format_rate(entry.GBps)} GB/s{lanes}{one_way}"
 
 
-def _legend(entries: list[tuple[str, str]], columns: int, top: float, column_width: float) -> Iterator[str]:
+def _draw_legend(entries: list[tuple[str, str]], columns: int, top: float, column_width: float) -> Iterator[str]:
+    """Yield the rows of the legend."""
     for i, (stroke, text) in enumerate(entries):
         x = _MARGIN + i % columns * column_width
         y = top + i // columns * _LEGEND_ROW
         yield f'<path d="M{x:.1f} {y:.1f} h34" stroke-linecap="round" {stroke}/>'
-        yield _label(x + 46, y + 4.5, text, 13, anchor="start")
+        yield _draw_text(x + 46, y + 4.5, text, 13, anchor="start")
 
 
-def _summary(topology: Topology) -> str:
-    """What there is, counted."""
+def _summarize(topology: Topology) -> str:
+    """Return how many devices of each kind there are."""
     names = {"gpu": "GPU", "cpu": "socket", "switch": "switch", "nic": "NIC"}
     counts = Counter(d.kind for d in topology.devices)
     parts = []
@@ -240,31 +248,34 @@ def _summary(topology: Topology) -> str:
 # -- text ----------------------------------------------------------------------------------------------------------
 
 
-def _label(
+def _draw_text(
     x: float, y: float, text: str, size: int, anchor: str = "middle", colour: str = _INK, weight: str = "normal"
 ) -> str:
+    """Return a text element."""
     return (
         f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size}" text-anchor="{anchor}" font-weight="{weight}" '
-        f'fill="{colour}">{_text(text)}</text>'
+        f'fill="{colour}">{_escape(text)}</text>'
     )
 
 
 def _fit(text: str, width: float, size: int) -> str:
-    """The text, its middle left out where it is too long for a shape."""
+    """Return the text, its middle left out where it is too long for a shape."""
     return _shorten(text, max(3, int((width - 6) / (size * _LETTER))))
 
 
 def _shorten(text: str, most: int) -> str:
+    """Return the text, its middle left out where it is longer than `most` characters."""
     if len(text) <= most:
         return text
     tail = max(1, (most - 1) // 2)
     return f"{text[: most - 1 - tail]}…{text[-tail:]}"
 
 
-def _text(text: str) -> str:
-    """Escaped for XML; characters that XML 1.0 cannot hold become U+FFFD."""
+def _escape(text: str) -> str:
+    """Return the text escaped for XML; characters that XML 1.0 cannot hold become U+FFFD."""
     return escape("".join(c if _is_xml(ord(c)) else "�" for c in text), {'"': "&quot;"})
 
 
 def _is_xml(code: int) -> bool:
+    """Return whether XML 1.0 can hold a character."""
     return code in (9, 10, 13) or 32 <= code <= 0xD7FF or 0xE000 <= code <= 0xFFFD or code >= 0x10000

@@ -1,4 +1,4 @@
-"""A topology as tables for people: devices, how GPUs reach each other, links by kind, notes."""
+"""Show a topology as tables for people: devices, how GPUs reach each other, links by kind, notes."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from rich.text import Text
 from ..errors import InputError
 from ..gpudirect import format_verdicts, judge_pairs
 from ..graph import Device, Topology
-from ..matrix import LABELS, Way, ways
-from .cables import FAMILY_NAMES, cables, kind_name, rate_text
+from ..matrix import LABELS, Way, find_ways
+from .cables import FAMILY_NAMES, find_cables, format_rate, get_kind_name
 
 MOST_GPUS = 16
 """With more GPUs than this the matrix becomes a summary."""
@@ -26,11 +26,12 @@ _MOST_DEVICES = 64
 _MOST_NOTES = 200
 _MOST_STEPS = 3_200_000  # a cluster of 1,024 GPUs needs 3.1 million
 _PLAIN_ID = re.compile(r"gpu\d{1,3}")
-_COLUMNS, _WIDEST = 100, 400  # columns where there is no terminal; no table is wider than the other
+_COLUMNS = 100  # of a line, where there is no terminal
+_WIDEST = 400  # no table is wider
 
 
 def write(topology: Topology, colour: bool = False) -> str:
-    """The tables as text, with terminal colours where asked for."""
+    """Return the tables as text, with terminal colours if `colour`."""
     buffer = io.StringIO()
     columns = shutil.get_terminal_size((_COLUMNS, 24)).columns
     console = Console(file=buffer, width=_WIDEST, force_terminal=colour, highlight=False, emoji=False, markup=False)
@@ -40,16 +41,16 @@ def write(topology: Topology, colour: bool = False) -> str:
     if topology.source:
         console.print(Text(f"source: {topology.source}"), soft_wrap=True)
     console.print()
-    console.print(_devices(topology))
+    console.print(_list_devices(topology))
     if ranks > 1:
         _print_gpus(console, topology, columns)
     if topology.links:
-        console.print(_links(topology))
-        measured = _measured(topology)
+        console.print(_list_links(topology))
+        measured = _list_measured(topology)
         if measured.row_count:
             console.print(measured)
     _print_gpudirect(console, topology)
-    notes = _notes(topology)
+    notes = _get_notes(topology)
     for note in notes[:_MOST_NOTES]:
         console.print(Text(f"note: {note}"), soft_wrap=True)
     if len(notes) > _MOST_NOTES:
@@ -58,94 +59,100 @@ def write(topology: Topology, colour: bool = False) -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _table(title: str | None, *columns: str, right: Iterable[str] = ()) -> Table:
+def _make_table(title: str | None, *columns: str, right: Iterable[str] = ()) -> Table:
+    """Return an empty table with its columns, those in `right` aligned to the right."""
     table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, padding=(0, 1))
     for column in columns:
         table.add_column(column, justify="right" if column in right else "left", overflow="fold")
     return table
 
 
-def _devices(topology: Topology) -> Table:
-    """A row a device; where there are many, a row a kind."""
+def _list_devices(topology: Topology) -> Table:
+    """Return a row for each device; where there are many, a row for each kind."""
     if len(topology.devices) > _MOST_DEVICES:
-        table = _table("Devices", "kind", "count", right=("count",))
-        for kind, count in Counter(_what(d) for d in topology.devices).items():
+        table = _make_table("Devices", "kind", "count", right=("count",))
+        for kind, count in Counter(_describe_kind(d) for d in topology.devices).items():
             table.add_row(kind, str(count))
         return table
-    table = _table("Devices", "rank", "id", "kind", "NUMA", "bus id", "name", right=("rank", "NUMA"))
+    table = _make_table("Devices", "rank", "id", "kind", "NUMA", "bus id", "name", right=("rank", "NUMA"))
     rank = {ident: str(i) for i, ident in enumerate(topology.ranks)}
     for device in topology.devices:
         node = "" if device.numa_node is None else str(device.numa_node)
         name = device.extra.get("name")
-        cells = (rank.get(device.id, ""), device.id, _what(device), node, device.bus_id or "", str(name or ""))
+        cells = (rank.get(device.id, ""), device.id, _describe_kind(device), node, device.bus_id or "", str(name or ""))
         table.add_row(*(Text(cell) for cell in cells))
     return table
 
 
-def _what(device: Device) -> str:
+def _describe_kind(device: Device) -> str:
+    """Return what a device is, for people."""
     return FAMILY_NAMES[device.family] if device.family else device.kind
 
 
 def _print_gpus(console: Console, topology: Topology, columns: int) -> None:
-    rows = ways(topology, _MOST_STEPS)
-    seen = Counter(way for i, row in enumerate(rows) for j, way in enumerate(row) if i != j)
+    """Print how GPUs reach each other: as a matrix, or counted where there are many."""
+    # the work is limited, so that a table never takes minutes: then the first rows stand for all
+    rows = find_ways(topology, _MOST_STEPS)
+    pairs_by_way = Counter(way for i, row in enumerate(rows) for j, way in enumerate(row) if i != j)
     if len(rows) < len(topology.ranks):
-        told = (
+        heading = (
             f"GPU to GPU: pairs counted from the first {len(rows)} of {len(topology.ranks)} GPUs, all would take long"
         )
-        console.print(Text(told, style="bold"))
-        console.print(_summary(seen))
+        console.print(Text(heading, style="bold"))
+        console.print(_count_pairs(pairs_by_way))
     elif len(rows) <= MOST_GPUS:
         console.print(Text("GPU to GPU: the way, and GB/s of the route used alone", style="bold"))
-        console.print(_matrix(rows, _headings(topology), stacked=_line_width(rows) > columns))
+        console.print(_make_matrix(rows, _name_gpus(topology), stacked=_measure_line(rows) > columns))
     else:
         console.print(Text(f"GPU to GPU: pairs counted, since there are more than {MOST_GPUS} GPUs", style="bold"))
-        console.print(_summary(seen))
-    meant = dict.fromkeys(way.label.rstrip("0123456789") for way in seen)
+        console.print(_count_pairs(pairs_by_way))
+    used_labels = dict.fromkeys(way.label.rstrip("0123456789") for way in pairs_by_way)
     known = {label.rstrip("#"): (label, meaning) for label, meaning in LABELS.items()}
-    for label, meaning in (known[m] for m in meant):
+    for label, meaning in (known[m] for m in used_labels):
         console.print(Text(f"  {label:6} {meaning}", style="dim"))
     console.print()
 
 
-def _headings(topology: Topology) -> list[str]:
-    """What GPUs are called in the matrix: GPU3 for gpu3, even if it is rank 2; by their ranks where ids are others."""
+def _name_gpus(topology: Topology) -> list[str]:
+    """Return what GPUs are called in the matrix: GPU3 for gpu3, even if it is rank 2; by their ranks where ids are others."""
     if all(_PLAIN_ID.fullmatch(ident) for ident in topology.ranks):
         return [ident.upper() for ident in topology.ranks]
     return [f"GPU{i}" for i in range(len(topology.ranks))]
 
 
-def _matrix(rows: list[list[Way]], headings: list[str], stacked: bool) -> Table:
-    """Row i, column j: how GPU i sends to GPU j; where lines would be too long, with the rate below the label."""
+def _make_matrix(rows: list[list[Way]], headings: list[str], stacked: bool) -> Table:
+    """Return row i, column j: how GPU i sends to GPU j; where lines would be too long, with the rate below the label."""
     table = Table(box=None, padding=(0, 1, 0, 0))
     table.add_column("", no_wrap=True)
     for heading in headings:
         table.add_column(heading.removeprefix("GPU") if stacked else heading, no_wrap=True)
     for heading, row in zip(headings, rows, strict=True):
-        table.add_row(heading, *(_cell(way, "\n" if stacked else " ") for way in row))
+        table.add_row(heading, *(_format_cell(way, "\n" if stacked else " ") for way in row))
     return table
 
 
-def _cell(way: Way, between: str) -> str:
-    return way.label if way.GBps is None else f"{way.label}{between}{rate_text(way.GBps)}"
+def _format_cell(way: Way, between: str) -> str:
+    """Return the label of a way and its rate."""
+    return way.label if way.GBps is None else f"{way.label}{between}{format_rate(way.GBps)}"
 
 
-def _line_width(rows: list[list[Way]]) -> int:
-    """How long a line of the matrix is with every cell in one line."""
-    return 6 + sum(1 + max(len(_cell(row[j], " ")) for row in rows) for j in range(len(rows)))
+def _measure_line(rows: list[list[Way]]) -> int:
+    """Return how long a line of the matrix is with every cell in one line."""
+    return 6 + sum(1 + max(len(_format_cell(row[j], " ")) for row in rows) for j in range(len(rows)))
 
 
-def _summary(seen: Counter[Way]) -> Table:
-    table = _table(None, "way", "GB/s", "ordered pairs", right=("GB/s", "ordered pairs"))
-    for way, count in sorted(seen.items(), key=lambda item: -item[1]):
-        table.add_row(way.label, "" if way.GBps is None else rate_text(way.GBps), str(count))
+def _count_pairs(pairs_by_way: Counter[Way]) -> Table:
+    """Return a row for each way, with the number of pairs that have it."""
+    table = _make_table(None, "way", "GB/s", "ordered pairs", right=("GB/s", "ordered pairs"))
+    for way, count in sorted(pairs_by_way.items(), key=lambda item: -item[1]):
+        table.add_row(way.label, "" if way.GBps is None else format_rate(way.GBps), str(count))
     return table
 
 
 def _print_gpudirect(console: Console, topology: Topology) -> None:
-    """Verdicts, where there are facts to judge by: a preset says nothing of drivers."""
+    """Print the verdicts, where there are facts to judge by: a preset says nothing of drivers."""
     try:
-        judged = (
+        pair_verdicts = (
             judge_pairs(topology)
             if topology.extra.get("facts") or any("gdr" in d.extra for d in topology.devices)
             else ()
@@ -153,40 +160,42 @@ def _print_gpudirect(console: Console, topology: Topology) -> None:
     except InputError as error:
         console.print(Text(f"GPUDirect: {error}"), soft_wrap=True)
         return
-    if judged:
+    if pair_verdicts:
         console.print(Text("GPUDirect", style="bold"))
-        for line in format_verdicts(judged):
+        for line in format_verdicts(pair_verdicts):
             console.print(Text(f"  {line}"), soft_wrap=True)
         console.print()
 
 
-def _links(topology: Topology) -> Table:
-    table = _table("Links", "kind", "cables", "GB/s each way", "lanes", right=("cables", "GB/s each way", "lanes"))
-    found = Counter((c.kind, c.GBps, c.count, c.one_way) for c in cables(topology))
-    for (kind, GBps, count, one_way), number in sorted(found.items(), key=lambda item: (item[0][0], -item[0][1])):
-        rate = rate_text(GBps) + (" one way" if one_way else "")
-        table.add_row(Text(kind_name(kind)), str(number), rate, str(count))
+def _list_links(topology: Topology) -> Table:
+    """Return a row for each kind and rate of cable."""
+    table = _make_table("Links", "kind", "cables", "GB/s each way", "lanes", right=("cables", "GB/s each way", "lanes"))
+    classes = Counter((c.kind, c.GBps, c.count, c.one_way) for c in find_cables(topology))
+    for (kind, GBps, count, one_way), number in sorted(classes.items(), key=lambda item: (item[0][0], -item[0][1])):
+        rate = format_rate(GBps) + (" one way" if one_way else "")
+        table.add_row(Text(get_kind_name(kind)), str(number), rate, str(count))
     return table
 
 
-def _measured(topology: Topology) -> Table:
-    """A row a link that was measured, both directions in one where they are alike: declared, measured, believed."""
+def _list_measured(topology: Topology) -> Table:
+    """Return a row for each measured link, both directions in one where they are alike: declared, measured, believed."""
     right = ("declared GB/s", "measured GB/s", "believed GB/s")
-    table = _table("Measured", "from", "to", "kind", *right, "how", "reason", right=right)
+    table = _make_table("Measured", "from", "to", "kind", *right, "how", "reason", right=right)
     rows: dict[tuple[str, ...], list[tuple[str, str]]] = {}
     for link in topology.links:
         declared, measured = link.extra.get("declared"), link.extra.get("measured")
         if isinstance(measured, Mapping) and isinstance(declared, Mapping):
-            seen = ("" if measured.get("limit") else "at least ") + str(measured.get("GBps"))
-            rates = str(declared.get("GBps")), seen, rate_text(link.bandwidth_GBps)
-            cells = (kind_name(link.kind), *rates, str(measured.get("how")), str(link.extra.get("reason") or ""))
+            measured_rate = ("" if measured.get("limit") else "at least ") + str(measured.get("GBps"))
+            rates = str(declared.get("GBps")), measured_rate, format_rate(link.bandwidth_GBps)
+            cells = (get_kind_name(link.kind), *rates, str(measured.get("how")), str(link.extra.get("reason") or ""))
             rows.setdefault((*sorted((link.src, link.dst)), *cells), []).append((link.src, link.dst))
     for row, ends in list(rows.items())[:_MOST_DEVICES]:
-        both = "" if len(ends) == 1 else " and back"
-        table.add_row(Text(ends[0][0]), Text(ends[0][1] + both), *(Text(cell) for cell in row[2:]))
+        back = "" if len(ends) == 1 else " and back"
+        table.add_row(Text(ends[0][0]), Text(ends[0][1] + back), *(Text(cell) for cell in row[2:]))
     return table
 
 
-def _notes(topology: Topology) -> list[str]:
+def _get_notes(topology: Topology) -> list[str]:
+    """Return the notes of a topology as texts."""
     notes = topology.extra.get("notes")
     return [str(note) for note in notes] if isinstance(notes, (list, tuple)) else []

@@ -1,4 +1,4 @@
-"""Known machines, built from their datasheets: what the presets of that name return.
+"""Build known machines from their datasheets: what the presets of that name return.
 
 Each function takes the number of boxes (1 where only one box is known). GPUs are numbered box by box; a device of a
 machine of several boxes says in `extra["box"]` which one it is in. Rates are GB/s in one direction.
@@ -40,12 +40,13 @@ MI250_LINKS: tuple[tuple[int, int, int], ...] = (
 """Pairs of dies (GCDs) of an 8x MI250 box and how many xGMI links join them (RCCL's recorded topo_16p1h.xml)."""
 
 
-def _pair(a: str, b: str, GBps: Fraction, kind: str, source: str, count: int = 1, us: str = "") -> tuple[Link, Link]:
+def _join(a: str, b: str, GBps: Fraction, kind: str, source: str, count: int = 1, us: str = "") -> tuple[Link, Link]:
+    """Return both directions of a link between two devices; its latency is that of kind `us`, by default its own."""
     return both_ways(Link(a, b, GBps * count, LATENCY_us[us or kind], kind, count, source))
 
 
-def _gpus(count: int, numa_nodes: tuple[int, ...] = ()) -> list[Device]:
-    """GPUs in order; `numa_nodes` are those of the GPUs of one box, shared out evenly."""
+def _make_gpus(count: int, numa_nodes: tuple[int, ...] = ()) -> list[Device]:
+    """Return GPUs in order; `numa_nodes` are those of the GPUs of one box, shared out evenly."""
     devices = [Device(f"gpu{i}") for i in range(count)]
     if not numa_nodes:
         return devices
@@ -53,110 +54,110 @@ def _gpus(count: int, numa_nodes: tuple[int, ...] = ()) -> list[Device]:
     return [replace(d, numa_node=numa_nodes[i // each]) for i, d in enumerate(devices)]
 
 
-def _in_boxes(devices: list[Device], boxes: int, per_box: int, first: int = 0) -> list[Device]:
-    """The same devices, marked with their box where there is more than one."""
+def _mark_boxes(devices: list[Device], boxes: int, per_box: int, first: int = 0) -> list[Device]:
+    """Return the same devices, marked with their box where there is more than one."""
     if boxes == 1:
         return devices
     return [replace(d, extra={"box": first + i // per_box}) for i, d in enumerate(devices)]
 
 
 def dgx1(boxes: int = 1) -> Topology:
-    """NVIDIA DGX-1 with V100: the NVLinks only, 25 GB/s each; two links between a pair are one of 50."""
+    """Return an NVIDIA DGX-1 with V100: the NVLinks only, 25 GB/s each; two links between a pair are one of 50."""
     source, rate = "DGX-1 with V100 system architecture whitepaper", NVLINK_DATASHEET_GBps[2]
     pairs = sorted([(pair, 2) for pair in DGX1_DOUBLE] + [(pair, 1) for pair in DGX1_SINGLE])
-    links = [x for (a, b), n in pairs for x in _pair(f"gpu{a}", f"gpu{b}", rate, "nvlink", source, n)]
-    return Topology("dgx1", tuple(_gpus(8, (0, 1))), tuple(links), source)
+    links = [x for (a, b), n in pairs for x in _join(f"gpu{a}", f"gpu{b}", rate, "nvlink", source, n)]
+    return Topology("dgx1", tuple(_make_gpus(8, (0, 1))), tuple(links), source)
 
 
 def dgx2(boxes: int = 1) -> Topology:
-    """NVIDIA DGX-2: two baseboards of 8 V100 on six NVSwitches (150 GB/s a GPU), 8 x 6 NVLinks between the boards."""
+    """Return an NVIDIA DGX-2: two boards of 8 V100 on six NVSwitches (150 GB/s a GPU), 8 x 6 NVLinks between the boards."""
     source, rate, links_each = "NVSwitch technical overview", NVLINK_DATASHEET_GBps[2], NVLINK_LINKS_PER_GPU[2]
     switches = [Device(f"nvswitch{b}", "switch", "nvswitch", numa_node=b) for b in range(2)]
     links = [
         x
         for gpu in range(16)
-        for x in _pair(f"gpu{gpu}", f"nvswitch{gpu // 8}", rate, "nvlink", source, links_each, us="nvswitch")
+        for x in _join(f"gpu{gpu}", f"nvswitch{gpu // 8}", rate, "nvlink", source, links_each, us="nvswitch")
     ]
-    links += _pair("nvswitch0", "nvswitch1", rate, "nvlink", source, 8 * links_each, us="nvswitch")
-    return Topology("dgx2", (*_gpus(16, (0, 1)), *switches), tuple(links), source)
+    links += _join("nvswitch0", "nvswitch1", rate, "nvlink", source, 8 * links_each, us="nvswitch")
+    return Topology("dgx2", (*_make_gpus(16, (0, 1)), *switches), tuple(links), source)
 
 
-def _dgx_boxes(
+def _build_dgx_boxes(
     name: str, boxes: int, generation: int, net_GBps: Fraction, numa: tuple[int, ...], source: str
 ) -> Topology:
-    """Boxes of 8 GPUs on one layer of NVSwitches; several boxes share a network, one port a GPU."""
+    """Return boxes of 8 GPUs on one layer of NVSwitches; several boxes share a network, one port a GPU."""
     rate, links_each = NVLINK_DATASHEET_GBps[generation], NVLINK_LINKS_PER_GPU[generation]
-    gpus = [d for _ in range(boxes) for d in _gpus(8, numa)]
-    gpus = _in_boxes([replace(d, id=f"gpu{i}") for i, d in enumerate(gpus)], boxes, 8)
-    switches = _in_boxes([Device(f"nvswitch{b}", "switch", "nvswitch") for b in range(boxes)], boxes, 1)
+    gpus = [d for _ in range(boxes) for d in _make_gpus(8, numa)]
+    gpus = _mark_boxes([replace(d, id=f"gpu{i}") for i, d in enumerate(gpus)], boxes, 8)
+    switches = _mark_boxes([Device(f"nvswitch{b}", "switch", "nvswitch") for b in range(boxes)], boxes, 1)
     links = [
         x
         for i, d in enumerate(gpus)
-        for x in _pair(d.id, f"nvswitch{i // 8}", rate, "nvlink", source, links_each, us="nvswitch")
+        for x in _join(d.id, f"nvswitch{i // 8}", rate, "nvlink", source, links_each, us="nvswitch")
     ]
     if boxes == 1:
         return Topology(name, (*gpus, *switches), tuple(links), source)
-    links += [x for d in gpus for x in _pair(d.id, _NETWORK, net_GBps, "network", source)]
+    links += [x for d in gpus for x in _join(d.id, _NETWORK, net_GBps, "network", source)]
     devices = (*gpus, *switches, Device(_NETWORK, "switch", "network"))
     return Topology(f"{name}:{boxes}", devices, tuple(links), source)
 
 
 def dgx_a100(boxes: int = 1) -> Topology:
-    """NVIDIA DGX A100: 300 GB/s a GPU into the NVSwitches; between boxes 25 GB/s a GPU (HDR InfiniBand)."""
+    """Return NVIDIA DGX A100 boxes: 300 GB/s a GPU into the NVSwitches; between boxes 25 GB/s a GPU (HDR InfiniBand)."""
     # NUMA nodes of GPU pairs 0-1, 2-3, 4-5, 6-7 as the user guide prints them
-    return _dgx_boxes("dgx-a100", boxes, 3, _HDR_GBps, (3, 1, 7, 5), "DGX A100 datasheet and user guide")
+    return _build_dgx_boxes("dgx-a100", boxes, 3, _HDR_GBps, (3, 1, 7, 5), "DGX A100 datasheet and user guide")
 
 
 def dgx_h100(boxes: int = 1) -> Topology:
-    """NVIDIA DGX H100: 450 GB/s a GPU into the NVSwitches; between boxes 50 GB/s a GPU (NDR InfiniBand)."""
-    return _dgx_boxes("dgx-h100", boxes, 4, _NDR_GBps, (0, 1), "DGX H100 datasheet")
+    """Return NVIDIA DGX H100 boxes: 450 GB/s a GPU into the NVSwitches; between boxes 50 GB/s a GPU (NDR InfiniBand)."""
+    return _build_dgx_boxes("dgx-h100", boxes, 4, _NDR_GBps, (0, 1), "DGX H100 datasheet")
 
 
 def mi250(boxes: int = 1) -> Topology:
-    """Boxes of 8 AMD MI250, two dies each that are GPUs of their own; between boxes a 25 GB/s NIC a package."""
+    """Return boxes of 8 AMD MI250, two dies each that are separate GPUs; between boxes a 25 GB/s NIC a package."""
     source = "MI250 datasheet; adjacency as in RCCL's recorded topo_16p1h.xml"
-    gpus = [d for _ in range(boxes) for d in _gpus(16, (0, 1, 2, 3))]
-    gpus = _in_boxes([replace(d, id=f"gpu{i}") for i, d in enumerate(gpus)], boxes, 16)
+    gpus = [d for _ in range(boxes) for d in _make_gpus(16, (0, 1, 2, 3))]
+    gpus = _mark_boxes([replace(d, id=f"gpu{i}") for i, d in enumerate(gpus)], boxes, 16)
     rate = XGMI_DATASHEET_MI250_GBps
     links = [
         x
         for first in range(0, 16 * boxes, 16)
         for a, b, n in sorted(MI250_LINKS)
-        for x in _pair(f"gpu{first + a}", f"gpu{first + b}", rate, "xgmi", source, n)
+        for x in _join(f"gpu{first + a}", f"gpu{first + b}", rate, "xgmi", source, n)
     ]
     if boxes == 1:
         return Topology("mi250", tuple(gpus), tuple(links), source)
     nics = [Device(f"nic{i}", "nic", numa_node=i % 8 // 2) for i in range(8 * boxes)]
-    nics = _in_boxes(nics, boxes, 8)
-    links += [x for i, d in enumerate(gpus) for x in _pair(d.id, f"nic{i // 2}", _HDR_GBps, "pcie", source)]
-    links += [x for d in nics for x in _pair(d.id, _NETWORK, _HDR_GBps, "network", source)]
+    nics = _mark_boxes(nics, boxes, 8)
+    links += [x for i, d in enumerate(gpus) for x in _join(d.id, f"nic{i // 2}", _HDR_GBps, "pcie", source)]
+    links += [x for d in nics for x in _join(d.id, _NETWORK, _HDR_GBps, "network", source)]
     devices = (*gpus, *nics, Device(_NETWORK, "switch", "network"))
     return Topology(f"mi250:{boxes}", devices, tuple(links), source)
 
 
 def mi300x(boxes: int = 1) -> Topology:
-    """AMD MI300X platform: 8 GPUs, 7 xGMI links each, one to every other."""
+    """Return an AMD MI300X platform: 8 GPUs, 7 xGMI links each, one to every other."""
     source, rate = "MI300X platform datasheet", XGMI_DATASHEET_MI300X_GBps
-    links = [x for a, b in combinations(range(8), 2) for x in _pair(f"gpu{a}", f"gpu{b}", rate, "xgmi", source)]
-    return Topology("mi300x", tuple(_gpus(8, (0, 1))), tuple(links), source)
+    links = [x for a, b in combinations(range(8), 2) for x in _join(f"gpu{a}", f"gpu{b}", rate, "xgmi", source)]
+    return Topology("mi300x", tuple(_make_gpus(8, (0, 1))), tuple(links), source)
 
 
 def z52(boxes: int = 1) -> Topology:
-    """Gigabyte Z52 with 8 AMD MI50 as SCCL models it: a ring in which every hop is alike (arXiv 2008.08708).
+    """Return a Gigabyte Z52 with 8 AMD MI50 as SCCL models it: a ring in which every hop is alike (arXiv 2008.08708).
 
     xGMI joins the GPUs of each half, PCI Express the halves. The slower of the two, PCIe Gen4 x16, gives the rate.
     """
     source, rate = "SCCL, arXiv 2008.08708; rate of PCIe Gen4 x16", pcie_GBps(4, 16)
-    links = [x for i in range(8) for x in _pair(f"gpu{i}", f"gpu{(i + 1) % 8}", rate, "link", source, us="xgmi")]
-    return Topology("z52", tuple(_gpus(8)), tuple(links), source)
+    links = [x for i in range(8) for x in _join(f"gpu{i}", f"gpu{(i + 1) % 8}", rate, "link", source, us="xgmi")]
+    return Topology("z52", tuple(_make_gpus(8)), tuple(links), source)
 
 
 def pcie_2socket(boxes: int = 1) -> Topology:
-    """8 GPUs, two behind each of 4 PCIe Gen4 switches, two of these on each of 2 sockets that QPI joins."""
+    """Return 8 GPUs, two behind each of 4 PCIe Gen4 switches, two of these on each of 2 sockets that QPI joins."""
     source, rate = "PCIe Gen4 x16 and one QPI link of 9.6 GT/s", pcie_GBps(4, 16)
     switches = [Device(f"plx{i}", "switch", "pcie", numa_node=i // 2) for i in range(4)]
     cpus = [Device(f"cpu{i}", "cpu", numa_node=i) for i in range(2)]
-    links = [x for gpu in range(8) for x in _pair(f"gpu{gpu}", f"plx{gpu // 2}", rate, "pcie", source)]
-    links += [x for plx in range(4) for x in _pair(f"plx{plx}", f"cpu{plx // 2}", rate, "pcie", source)]
-    links += _pair("cpu0", "cpu1", QPI_DATASHEET_GBps, "smp", source)
-    return Topology("pcie-2socket", (*_gpus(8, (0, 1)), *switches, *cpus), tuple(links), source)
+    links = [x for gpu in range(8) for x in _join(f"gpu{gpu}", f"plx{gpu // 2}", rate, "pcie", source)]
+    links += [x for plx in range(4) for x in _join(f"plx{plx}", f"cpu{plx // 2}", rate, "pcie", source)]
+    links += _join("cpu0", "cpu1", QPI_DATASHEET_GBps, "smp", source)
+    return Topology("pcie-2socket", (*_make_gpus(8, (0, 1)), *switches, *cpus), tuple(links), source)

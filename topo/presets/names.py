@@ -1,4 +1,4 @@
-"""Machines and graphs by name: `preset("dgx1")`, `preset("mesh:4x4@25")`.
+"""Build machines and graphs by name: `preset("dgx1")`, `preset("mesh:4x4@25")`.
 
 An argument is `name[:size][@GBps]`. Graphs (ring, mesh, ...) have 1 GB/s links, `@25` gives them 25. Machines have
 datasheet rates in one direction; their size is the number of boxes. Ranks go box by box, and in row-major order on
@@ -45,7 +45,7 @@ class Preset:
 
 
 def preset(argument: str) -> Topology:
-    """The topology that an argument such as `ring:8`, `torus:8x8@25` or `dgx-a100:2` names.
+    """Return the topology that an argument such as `ring:8`, `torus:8x8@25` or `dgx-a100:2` names.
 
     Raises InputError for an unknown name, a missing, wrong or too large size, and a bandwidth that is none.
     """
@@ -53,13 +53,13 @@ def preset(argument: str) -> Topology:
     name, colon, spec = head.partition(":")
     entry = PRESETS.get(name)
     if entry is None:
-        raise InputError(_unknown(name))
-    sizes = _sizes(entry, spec if colon else None, argument)
+        raise InputError(_describe_unknown(name))
+    sizes = _parse_sizes(entry, spec if colon else None, argument)
     gpus = entry.gpus(sizes) if max(sizes) <= MAX_GPUS and len(sizes) <= 12 else MAX_GPUS + 1
     if gpus > MAX_GPUS:
         raise InputError(f"{argument!r} has more than {MAX_GPUS} GPUs, the most that a preset may have; ask for fewer")
     if entry.graph is not None:
-        bandwidth = _bandwidth(rate, argument) if at else DEFAULT_BANDWIDTH_GBps
+        bandwidth = _parse_bandwidth(rate, argument) if at else DEFAULT_BANDWIDTH_GBps
         return entry.graph(sizes, bandwidth)
     if at:
         raise InputError(
@@ -71,14 +71,16 @@ def preset(argument: str) -> Topology:
     return entry.machine(sizes[0])
 
 
-def _unknown(name: str) -> str:
+def _describe_unknown(name: str) -> str:
+    """Return the message for an unknown name, with the nearest known one."""
     near = difflib.get_close_matches(name.lower(), PRESETS, n=1, cutoff=0.6)
     hint = f" (did you mean {PRESETS[near[0]].example!r}?)" if near else ""
     known = ", ".join(p.example for p in PRESETS.values())
     return f"unknown topology {name[:60]!r}{hint}; expected a file, 'local', or a preset such as {known}"
 
 
-def _sizes(entry: Preset, spec: str | None, argument: str) -> tuple[int, ...]:
+def _parse_sizes(entry: Preset, spec: str | None, argument: str) -> tuple[int, ...]:
+    """Return the sizes of an argument; (1,) for a machine without one."""
     if not entry.size:
         if spec is not None:
             raise InputError(f"{argument!r}: {entry.name} takes no size; write {entry.example!r}")
@@ -95,7 +97,8 @@ def _sizes(entry: Preset, spec: str | None, argument: str) -> tuple[int, ...]:
     return tuple(int(part) for part in parts)
 
 
-def _bandwidth(text: str, argument: str) -> Fraction:
+def _parse_bandwidth(text: str, argument: str) -> Fraction:
+    """Return the bandwidth after '@' in GB/s. Raises InputError where it is none."""
     if not _RATE.fullmatch(text) or not Fraction(text):
         raise InputError(
             f"{argument!r}: the bandwidth {text!r} after '@' is not a number of GB/s above 0; "
@@ -107,7 +110,8 @@ def _bandwidth(text: str, argument: str) -> Fraction:
 # -- graphs --------------------------------------------------------------------------------------------------------
 
 
-def _graph(name: str, gpus: int, pairs: list[tuple[int, int]], bandwidth: Fraction) -> Topology:
+def _build_graph(name: str, gpus: int, pairs: list[tuple[int, int]], bandwidth: Fraction) -> Topology:
+    """Return a graph of GPUs with a two-way link for each pair."""
     at = "" if bandwidth == DEFAULT_BANDWIDTH_GBps else f"@{fraction_to_json(bandwidth)}"
     return Topology(
         name=name + at,
@@ -117,53 +121,57 @@ def _graph(name: str, gpus: int, pairs: list[tuple[int, int]], bandwidth: Fracti
     )
 
 
-def _grid_pairs(dims: tuple[int, ...], wrap: bool) -> list[tuple[int, int]]:
-    """Neighbours along every dimension; `wrap` joins the ends too, where that is not the same pair again."""
+def _list_grid_pairs(dims: tuple[int, ...], wrap: bool) -> list[tuple[int, int]]:
+    """Return neighbours along every dimension; `wrap` joins the ends too, where that is not the same pair again."""
     pairs: list[tuple[int, int]] = []
     for node in range(prod(dims)):
         stride = 1
         for extent in reversed(dims):
-            place = node // stride % extent
-            if place + 1 < extent:
+            coordinate = node // stride % extent
+            if coordinate + 1 < extent:
                 pairs.append((node, node + stride))
             elif wrap and extent > 2:
-                pairs.append((node - place * stride, node))
+                pairs.append((node - coordinate * stride, node))
             stride *= extent
     return pairs
 
 
-def _ring(sizes: tuple[int, ...], bandwidth: Fraction) -> Topology:
-    return _graph(f"ring:{sizes[0]}", sizes[0], _grid_pairs(sizes, wrap=True), bandwidth)
+def _build_ring(sizes: tuple[int, ...], bandwidth: Fraction) -> Topology:
+    return _build_graph(f"ring:{sizes[0]}", sizes[0], _list_grid_pairs(sizes, wrap=True), bandwidth)
 
 
-def _path(sizes: tuple[int, ...], bandwidth: Fraction) -> Topology:
-    return _graph(f"path:{sizes[0]}", sizes[0], _grid_pairs(sizes, wrap=False), bandwidth)
+def _build_path(sizes: tuple[int, ...], bandwidth: Fraction) -> Topology:
+    return _build_graph(f"path:{sizes[0]}", sizes[0], _list_grid_pairs(sizes, wrap=False), bandwidth)
 
 
-def _star(sizes: tuple[int, ...], bandwidth: Fraction) -> Topology:
-    return _graph(f"star:{sizes[0]}", sizes[0], [(0, leaf) for leaf in range(1, sizes[0])], bandwidth)
+def _build_star(sizes: tuple[int, ...], bandwidth: Fraction) -> Topology:
+    return _build_graph(f"star:{sizes[0]}", sizes[0], [(0, leaf) for leaf in range(1, sizes[0])], bandwidth)
 
 
-def _mesh(sizes: tuple[int, ...], bandwidth: Fraction) -> Topology:
-    return _graph(f"mesh:{'x'.join(map(str, sizes))}", prod(sizes), _grid_pairs(sizes, wrap=False), bandwidth)
+def _build_mesh(sizes: tuple[int, ...], bandwidth: Fraction) -> Topology:
+    return _build_graph(
+        f"mesh:{'x'.join(map(str, sizes))}", prod(sizes), _list_grid_pairs(sizes, wrap=False), bandwidth
+    )
 
 
-def _torus(sizes: tuple[int, ...], bandwidth: Fraction) -> Topology:
-    return _graph(f"torus:{'x'.join(map(str, sizes))}", prod(sizes), _grid_pairs(sizes, wrap=True), bandwidth)
+def _build_torus(sizes: tuple[int, ...], bandwidth: Fraction) -> Topology:
+    return _build_graph(
+        f"torus:{'x'.join(map(str, sizes))}", prod(sizes), _list_grid_pairs(sizes, wrap=True), bandwidth
+    )
 
 
-def _hypercube(sizes: tuple[int, ...], bandwidth: Fraction) -> Topology:
+def _build_hypercube(sizes: tuple[int, ...], bandwidth: Fraction) -> Topology:
     gpus = 1 << sizes[0]
     pairs = [(a, a | 1 << bit) for a in range(gpus) for bit in range(sizes[0]) if not a >> bit & 1]
-    return _graph(f"hypercube:{sizes[0]}", gpus, pairs, bandwidth)
+    return _build_graph(f"hypercube:{sizes[0]}", gpus, pairs, bandwidth)
 
 
-def _full(sizes: tuple[int, ...], bandwidth: Fraction) -> Topology:
-    return _graph(f"full:{sizes[0]}", sizes[0], list(combinations(range(sizes[0]), 2)), bandwidth)
+def _build_full(sizes: tuple[int, ...], bandwidth: Fraction) -> Topology:
+    return _build_graph(f"full:{sizes[0]}", sizes[0], list(combinations(range(sizes[0]), 2)), bandwidth)
 
 
-def _switch(sizes: tuple[int, ...], bandwidth: Fraction) -> Topology:
-    bare = _graph(f"switch:{sizes[0]}", sizes[0], [], bandwidth)
+def _build_switch(sizes: tuple[int, ...], bandwidth: Fraction) -> Topology:
+    bare = _build_graph(f"switch:{sizes[0]}", sizes[0], [], bandwidth)
     links = (x for gpu in bare.ranks for x in both_ways(Link(gpu, "switch0", bandwidth)))
     return Topology(bare.name, (*bare.devices, Device("switch0", "switch")), tuple(links), bare.source)
 
@@ -171,42 +179,55 @@ def _switch(sizes: tuple[int, ...], bandwidth: Fraction) -> Topology:
 # -- the registry --------------------------------------------------------------------------------------------------
 
 
-def _one(sizes: tuple[int, ...]) -> int:
+def _get_first(sizes: tuple[int, ...]) -> int:
     return sizes[0]
 
 
-def _power(sizes: tuple[int, ...]) -> int:
+def _count_hypercube(sizes: tuple[int, ...]) -> int:
     return 1 << min(sizes[0], MAX_GPUS.bit_length())
 
 
-def _boxes_of(gpus: int) -> Callable[[tuple[int, ...]], int]:
+def _multiply_boxes(gpus: int) -> Callable[[tuple[int, ...]], int]:
     return lambda sizes: sizes[0] * gpus
 
 
 PRESETS: Mapping[str, Preset] = {
     entry.name: entry
     for entry in (
-        Preset("ring", "ring:8", "GPUs in a circle", "GPUs", _one, graph=_ring),
-        Preset("path", "path:8", "GPUs in a row", "GPUs", _one, graph=_path),
-        Preset("star", "star:5", "a hub (gpu0) and leaves, all of them GPUs", "GPUs", _one, graph=_star),
-        Preset("full", "full:8", "every GPU joined to every other", "GPUs", _one, graph=_full),
-        Preset("switch", "switch:8", "GPUs with one link each to a switch", "GPUs", _one, graph=_switch),
-        Preset("mesh", "mesh:4x4", "a grid of any number of dimensions", "dimensions", prod, graph=_mesh),
-        Preset("torus", "torus:8x8", "a grid whose ends are joined", "dimensions", prod, graph=_torus),
-        Preset("hypercube", "hypercube:4", "2^d GPUs, d links each", "dimension", _power, graph=_hypercube),
-        Preset("dgx1", "dgx1", "8 V100, NVLink hybrid cube mesh", "", _boxes_of(8), machine=dgx1),
-        Preset("dgx2", "dgx2", "16 V100 on two groups of NVSwitches", "", _boxes_of(16), machine=dgx2),
-        Preset("dgx-a100", "dgx-a100:2", "boxes of 8 A100 on NVSwitches", "boxes", _boxes_of(8), machine=dgx_a100),
-        Preset("dgx-h100", "dgx-h100:2", "boxes of 8 H100 on NVSwitches", "boxes", _boxes_of(8), machine=dgx_h100),
-        Preset("mi250", "mi250:2", "boxes of 8 MI250, that is 16 dies, on xGMI", "boxes", _boxes_of(16), machine=mi250),
-        Preset("mi300x", "mi300x", "8 MI300X, each joined to each by xGMI", "", _boxes_of(8), machine=mi300x),
-        Preset("z52", "z52", "8 MI50 as SCCL models a Gigabyte Z52: a ring", "", _boxes_of(8), machine=z52),
+        Preset("ring", "ring:8", "GPUs in a circle", "GPUs", _get_first, graph=_build_ring),
+        Preset("path", "path:8", "GPUs in a row", "GPUs", _get_first, graph=_build_path),
+        Preset("star", "star:5", "a hub (gpu0) and leaves, all of them GPUs", "GPUs", _get_first, graph=_build_star),
+        Preset("full", "full:8", "every GPU joined to every other", "GPUs", _get_first, graph=_build_full),
+        Preset("switch", "switch:8", "GPUs with one link each to a switch", "GPUs", _get_first, graph=_build_switch),
+        Preset("mesh", "mesh:4x4", "a grid of any number of dimensions", "dimensions", prod, graph=_build_mesh),
+        Preset("torus", "torus:8x8", "a grid whose ends are joined", "dimensions", prod, graph=_build_torus),
+        Preset(
+            "hypercube", "hypercube:4", "2^d GPUs, d links each", "dimension", _count_hypercube, graph=_build_hypercube
+        ),
+        Preset("dgx1", "dgx1", "8 V100, NVLink hybrid cube mesh", "", _multiply_boxes(8), machine=dgx1),
+        Preset("dgx2", "dgx2", "16 V100 on two groups of NVSwitches", "", _multiply_boxes(16), machine=dgx2),
+        Preset(
+            "dgx-a100", "dgx-a100:2", "boxes of 8 A100 on NVSwitches", "boxes", _multiply_boxes(8), machine=dgx_a100
+        ),
+        Preset(
+            "dgx-h100", "dgx-h100:2", "boxes of 8 H100 on NVSwitches", "boxes", _multiply_boxes(8), machine=dgx_h100
+        ),
+        Preset(
+            "mi250",
+            "mi250:2",
+            "boxes of 8 MI250, that is 16 dies, on xGMI",
+            "boxes",
+            _multiply_boxes(16),
+            machine=mi250,
+        ),
+        Preset("mi300x", "mi300x", "8 MI300X, each joined to each by xGMI", "", _multiply_boxes(8), machine=mi300x),
+        Preset("z52", "z52", "8 MI50 as SCCL models a Gigabyte Z52: a ring", "", _multiply_boxes(8), machine=z52),
         Preset(
             "pcie-2socket",
             "pcie-2socket",
             "8 GPUs behind 4 PCIe switches and 2 sockets",
             "",
-            _boxes_of(8),
+            _multiply_boxes(8),
             machine=pcie_2socket,
         ),
     )

@@ -1,4 +1,4 @@
-"""The CPUs of an hwloc file: a device for each NUMA node that has CPUs, joined pairwise."""
+"""Read the CPUs of an hwloc file: a device for each NUMA node that has CPUs, joined pairwise."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from dataclasses import dataclass, field
 from itertools import combinations
 
 from ...graph import Device, Link, both_ways
-from ...hardware import LATENCY_us, inter_cpu_GBps
+from ...hardware import LATENCY_us, inter_cpu_GBps_of
 from ..safe_xml import Element
-from .objects import Machine, bits, infos, listed, os_index
+from .objects import HwlocMachine, format_cpu_list, parse_bits, read_infos, read_os_index
 
 MAX_NODES = 512
 _ARCHITECTURES: Mapping[str, str] = {"x86_64": "x86_64", "aarch64": "arm64", "ppc64le": "ppc64", "ppc64": "ppc64"}
-_WORDS = {"vendor": "CPUVendor", "name": "CPUModel", "familyid": "CPUFamilyNumber", "modelid": "CPUModelNumber"}
+_INFO_KEYS = {"vendor": "CPUVendor", "name": "CPUModel", "familyid": "CPUFamilyNumber", "modelid": "CPUModelNumber"}
 
 
 @dataclass(frozen=True)
-class Node:
+class NumaNode:
     """A NUMA node with CPUs (bits of `cpuset`), and the device that stands for it."""
 
     number: int | None
@@ -27,48 +27,50 @@ class Node:
 
 @dataclass(eq=False)
 class Cpus:
-    """The nodes of one machine that have CPUs, by number; `near` finds those that an object is close to."""
+    """The NUMA nodes of one machine that have CPUs, by number."""
 
-    nodes: list[Node]
-    _near: dict[int, list[Node]] = field(default_factory=dict)
+    nodes: list[NumaNode]
+    _near: dict[int, list[NumaNode]] = field(default_factory=dict)
 
-    def near(self, element: Element) -> list[Node]:
-        """The nodes whose CPUs, or else whose memory, an object shares; all where it says nothing."""
-        found = self._near.get(id(element))
-        if found is None:
-            cpuset, nodeset = bits(element, "cpuset"), bits(element, "nodeset")
-            found = [node for node in self.nodes if node.cpuset & cpuset]
-            found = found or [node for node in self.nodes if nodeset >> (node.number or 0) & 1] or self.nodes
-            self._near[id(element)] = found
-        return found
+    def find_near(self, element: Element) -> list[NumaNode]:
+        """Return the nodes whose CPUs, or else whose memory, an object shares; all where it says nothing."""
+        nodes = self._near.get(id(element))
+        if nodes is None:
+            cpuset, nodeset = parse_bits(element, "cpuset"), parse_bits(element, "nodeset")
+            nodes = [node for node in self.nodes if node.cpuset & cpuset]
+            nodes = nodes or [node for node in self.nodes if nodeset >> (node.number or 0) & 1] or self.nodes
+            self._near[id(element)] = nodes
+        return nodes
 
     @property
     def devices(self) -> list[Device]:
-        """A device a node."""
+        """The device of each node."""
         return [node.device for node in self.nodes]
 
 
-def read_cpus(machine: Machine) -> Cpus:
-    """A device for each NUMA node that has CPUs; one, cpu0, where the file lists no node."""
-    extra = _model(machine)
+def read_cpus(machine: HwlocMachine) -> Cpus:
+    """Return a device for each NUMA node that has CPUs; one, cpu0, where the file lists no node."""
+    extra = _read_model(machine)
     if not machine.numa:
         machine.notes.add(f"{machine.prefix}cpu0", "no NUMA node is listed; the machine is taken to have one socket")
-        return Cpus([Node(None, -1, Device(f"{machine.prefix}cpu0", "cpu", source="assumed", extra=extra))])
-    found: list[Node] = []
-    for number, (element, cpuset) in sorted(_with_cpus(machine).items()):
-        package = machine.package_of.get(id(element)) or _package_below(element)
-        socket = os_index(package) if package is not None else None
-        own = {"cpus": listed(cpuset) or None, "socket": socket}
-        told = extra | {key: value for key, value in own.items() if value is not None}
+        return Cpus([NumaNode(None, -1, Device(f"{machine.prefix}cpu0", "cpu", source="assumed", extra=extra))])
+    nodes: list[NumaNode] = []
+    for number, (element, cpuset) in sorted(_assign_cpus(machine).items()):
+        package = machine.package_of.get(id(element)) or _find_package_below(element)
+        socket = read_os_index(package) if package is not None else None
+        node_extra = {"cpus": format_cpu_list(cpuset) or None, "socket": socket}
+        cpu_extra = extra | {key: value for key, value in node_extra.items() if value is not None}
         name = f"{machine.prefix}cpu{number}"
-        found.append(Node(number, cpuset, Device(name, "cpu", numa_node=number, source="hwloc XML", extra=told)))
-    if len(found) > MAX_NODES:
-        raise machine.element.error(f"has {len(found)} NUMA nodes with CPUs; more than {MAX_NODES} are refused")
-    return Cpus(found)
+        nodes.append(
+            NumaNode(number, cpuset, Device(name, "cpu", numa_node=number, source="hwloc XML", extra=cpu_extra))
+        )
+    if len(nodes) > MAX_NODES:
+        raise machine.element.make_error(f"has {len(nodes)} NUMA nodes with CPUs; more than {MAX_NODES} are refused")
+    return Cpus(nodes)
 
 
-def _with_cpus(machine: Machine) -> dict[int, tuple[Element, int]]:
-    """NUMA nodes and their CPUs by number, without those that are memory only.
+def _assign_cpus(machine: HwlocMachine) -> dict[int, tuple[Element, int]]:
+    """Return NUMA nodes and their CPUs by number, without those that are memory only.
 
     hwloc gives memory without CPUs (of a GPU, high-bandwidth, CXL) the cpuset of the CPUs that are near it. A CPU belongs to
     one node only: of several that list it to ordinary memory rather than to what has a subtype, to the smaller set, to
@@ -76,47 +78,44 @@ def _with_cpus(machine: Machine) -> dict[int, tuple[Element, int]]:
     """
     numbered: dict[int, Element] = {}
     for element in machine.numa:
-        number = os_index(element)
+        number = read_os_index(element)
         number = len(numbered) if number is None else number
         if number in numbered:
-            raise element.error(f"os_index={number}: another NUMA node has this number; expected one of its own")
+            raise element.make_error(f"os_index={number}: another NUMA node has this number; expected one of its own")
         numbered[number] = element
-    sets = {number: bits(element, "cpuset") for number, element in numbered.items()}
+    sets = {number: parse_bits(element, "cpuset") for number, element in numbered.items()}
     if not any(sets.values()):
         return {number: (element, 0) for number, element in numbered.items()}
-    taken, found = 0, {}
+    taken, assigned = 0, {}
     for number in sorted(sets, key=lambda n: (bool(numbered[n].get("subtype")), sets[n].bit_count(), n)):
         if sets[number] & ~taken:
-            found[number] = numbered[number], sets[number] & ~taken
+            assigned[number] = numbered[number], sets[number] & ~taken
             taken |= sets[number]
-    return found
+    return assigned
 
 
-def _package_below(element: Element) -> Element | None:
-    """The package in a NUMA node, as version 1 nests them."""
+def _find_package_below(element: Element) -> Element | None:
+    """Return the package in a NUMA node, as version 1 nests them."""
     return next((inner for inner in element.walk() if inner.get("type") in ("Package", "Socket")), None)
 
 
-def _model(machine: Machine) -> dict[str, str]:
-    """What the CPUs are, in the words of NCCL's XML; they are alike in one machine."""
-    told = next((infos(package) for package in machine.packages if infos(package)), {})
-    told = {**machine.infos, **told}
-    found = {word: told[key] for word, key in _WORDS.items() if told.get(key)}
+def _read_model(machine: HwlocMachine) -> dict[str, str]:
+    """Return what the CPUs are, under the keys of NCCL's XML; they are alike in one machine."""
+    cpu_infos = next((read_infos(package) for package in machine.packages if read_infos(package)), {})
+    cpu_infos = {**machine.infos, **cpu_infos}
+    model = {word: cpu_infos[key] for word, key in _INFO_KEYS.items() if cpu_infos.get(key)}
     arch = _ARCHITECTURES.get(machine.infos.get("Architecture", ""))
-    if arch is None and "vendor" in found:
+    if arch is None and "vendor" in model:
         arch = "x86_64"
-    if arch is None and found.get("name", "").startswith("POWER"):
+    if arch is None and model.get("name", "").startswith("POWER"):
         arch = "ppc64"
-    return {"arch": arch, **found} if arch else found
+    return {"arch": arch, **model} if arch else model
 
 
-def between_cpus(cpus: Cpus) -> Iterator[Link]:
-    """Links from each CPU to each other one of its machine, at the rate that NCCL counts."""
+def join_cpus(cpus: Cpus) -> Iterator[Link]:
+    """Yield links from each CPU to each other one of its machine, at the rate that NCCL counts."""
     model = cpus.nodes[0].device.extra
-    family, number = (
-        int(text) if (text := str(model.get(key))).isdecimal() else None for key in ("familyid", "modelid")
-    )
-    rate = inter_cpu_GBps(model.get("arch"), model.get("vendor"), family, number)
+    rate = inter_cpu_GBps_of(model)
     known = model.get("arch") in ("arm64", "ppc64") or model.get("vendor") in ("GenuineIntel", "AuthenticAMD")
     source = "CPU model; rate as NCCL counts it" if known else "assumed: the CPU model is not known"
     for a, b in combinations(cpus.devices, 2):

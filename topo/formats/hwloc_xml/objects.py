@@ -1,4 +1,4 @@
-"""hwloc's objects as its XML writes them, versions 1, 2 and 3 alike: the tree, what stands where, sets, addresses.
+"""Read hwloc's objects as its XML writes them, versions 1, 2 and 3 alike: the tree, positions, sets, addresses.
 
 Version 1 has NUMA nodes in the tree of the CPUs, later ones beside it; version 3 writes the type of a device of the
 operating system as a sum of bits, and what concerns the whole machine beside the objects.
@@ -35,86 +35,86 @@ _OSDEV_KINDS: Mapping[int, Mapping[str, int]] = {
 }
 
 
-def objects(element: Element) -> Iterator[Element]:
-    """The objects right below one."""
+def iterate_objects(element: Element) -> Iterator[Element]:
+    """Return an iterator over the objects right below one."""
     return (child for child in element if child.tag == "object")
 
 
-def infos(element: Element) -> dict[str, str]:
-    """The name and value pairs of an object; of equal names the first."""
-    found: dict[str, str] = {}
+def read_infos(element: Element) -> dict[str, str]:
+    """Return the name and value pairs of an object; of equal names the first."""
+    pairs: dict[str, str] = {}
     for child in element:
         if child.tag == "info":
-            found.setdefault(child.get("name") or "", child.get("value") or "")
-    return found
+            pairs.setdefault(child.get("name") or "", child.get("value") or "")
+    return pairs
 
 
-def gp_index(element: Element) -> int | None:
-    """The number by which matrices name an object; version 3 has it in the id as well."""
-    number = element.integer("gp_index", most=2**63)
+def read_gp_index(element: Element) -> int | None:
+    """Return the number by which matrices name an object, None where it has none; version 3 has it in the id as well."""
+    number = element.get_integer("gp_index", most=2**63)
     if number is None and (name := element.get("id") or "").startswith("obj") and name[3:].isdecimal():
         return int(name[3:22])
     return number
 
 
-def os_index(element: Element) -> int | None:
-    """The number the operating system gives an object, None where it gives none."""
-    number = element.integer("os_index", most=MAX_INDEX, least=-1)
+def read_os_index(element: Element) -> int | None:
+    """Return the number that the operating system gives an object, None where it gives none."""
+    number = element.get_integer("os_index", most=MAX_INDEX, least=-1)
     return None if number in (-1, MAX_INDEX) else number
 
 
-def bits(element: Element, key: str) -> int:
-    """A cpuset or nodeset ("0x00000003,,0x0") as the bits of a number, 0 where it is absent. InputError if malformed."""
+def parse_bits(element: Element, key: str) -> int:
+    """Return a cpuset or nodeset ("0x00000003,,0x0") as the bits of a number, 0 if absent. InputError if malformed."""
     text = element.get(key) or ""
     words = text.removeprefix("0xf...f").strip(",")
     if len(text) > _LONGEST_SET or not _SET.fullmatch(words):
-        raise element.error(f"{key}={text[:40]!r}: expected hexadecimal words such as 0x00000003,0xffffffff")
+        raise element.make_error(f"{key}={text[:40]!r}: expected hexadecimal words such as 0x00000003,0xffffffff")
     return int("".join([word.removeprefix("0x").zfill(8) for word in words.split(",")]), 16)
 
 
 def has_bits(element: Element, *keys: str) -> bool:
-    """Whether one of an object's sets is not empty."""
+    """Return whether one of an object's sets is not empty."""
     return any(_ANY_BIT.search(element.get(key) or "") for key in keys)
 
 
-def listed(number: int) -> str:
-    """The bits of a number as Linux lists CPUs: 0-19,40-59."""
+def format_cpu_list(number: int) -> str:
+    """Return the bits of a number as Linux lists CPUs: 0-19,40-59."""
     runs = ((run.start(), run.end() - 1) for run in re.finditer("1+", f"{number:b}"[::-1]))
     return ",".join(f"{first}-{last}" if last > first else str(first) for first, last in runs)
 
 
-def bus_id(element: Element) -> str:
-    """The PCI address of an object in Linux' words, 0000:3b:00.0. InputError where it has none."""
+def read_bus_id(element: Element) -> str:
+    """Return the PCI address of an object as Linux writes it, 0000:3b:00.0. InputError where it has none."""
     match = _BUS_ID.fullmatch(element.get("pci_busid") or "")
     if match is None:
-        told = (element.get("pci_busid") or "")[:40]
-        raise element.error(f"pci_busid={told!r}: expected an address such as 0000:3b:00.0")
+        text = (element.get("pci_busid") or "")[:40]
+        raise element.make_error(f"pci_busid={text!r}: expected an address such as 0000:3b:00.0")
     domain, bus, device, function = match.groups()
     return f"{int(domain, 16):04x}:{bus}:{device}.{function}".lower()
 
 
-def root_name(element: Element) -> str | None:
-    """A host bridge as Linux calls its root complex, pci0000:00; None where it does not say which buses are below."""
+def read_root_name(element: Element) -> str | None:
+    """Return Linux' name for a host bridge's root complex, pci0000:00; None where its buses are not given."""
     match = _BUSES.fullmatch(element.get("bridge_pci") or "")
     return f"pci{int(match.group(1), 16):04x}:{match.group(2)}".lower() if match else None
 
 
-def link_GBps(element: Element) -> Fraction:
-    """`pci_link_speed`: raw GB/s of a PCI link, 0 where it is not known. InputError where it is no number."""
+def read_link_GBps(element: Element) -> Fraction:
+    """Return `pci_link_speed`: raw GB/s of a PCI link, 0 where it is not known. InputError where it is no number."""
     text = element.get("pci_link_speed") or "0"
     if not _NUMBER.fullmatch(text):
-        raise element.error(f"pci_link_speed={text[:40]!r}: expected GB/s, such as 15.753846, or 0")
+        raise element.make_error(f"pci_link_speed={text[:40]!r}: expected GB/s, such as 15.753846, or 0")
     return Fraction(text.replace(",", "."))  # some locales write a comma
 
 
-def pci_ids(element: Element) -> dict[str, str]:
-    """`pci_type` ("0302 [10de:1db8] [10de:131d] a1 00") in the words and digits of Linux; empty where it is absent."""
+def read_pci_ids(element: Element) -> dict[str, str]:
+    """Return `pci_type` ("0302 [10de:1db8] [10de:131d] a1 00") under Linux' keys and in its digits; empty if absent."""
     text = element.get("pci_type")
     if text is None:
         return {}
     match = _PCI_TYPE.fullmatch(text.strip())
     if match is None:
-        raise element.error(f"pci_type={text[:40]!r}: expected one such as 0302 [10de:1db8] [10de:131d] a1")
+        raise element.make_error(f"pci_type={text[:40]!r}: expected one such as 0302 [10de:1db8] [10de:131d] a1")
     kind, vendor, device, sub_vendor, sub_device, interface = (
         group and f"0x{group.lower()}" for group in match.groups()
     )
@@ -122,15 +122,15 @@ def pci_ids(element: Element) -> dict[str, str]:
     return ids | {"subsystem_vendor": sub_vendor, "subsystem_device": sub_device}
 
 
-def osdev_is(element: Element, version: int, *kinds: str) -> bool:
-    """Whether a device of the operating system is of one of `kinds` (gpu, coprocessor, network, openfabrics)."""
-    told = element.integer("osdev_type", 0, most=2**31) or 0
+def is_osdev(element: Element, version: int, *kinds: str) -> bool:
+    """Return whether a device of the operating system is of one of `kinds` (gpu, coprocessor, network, openfabrics)."""
+    type_code = element.get_integer("osdev_type", 0, most=2**31) or 0
     codes = [_OSDEV_KINDS[3 if version >= 3 else 2][kind] for kind in kinds]
-    return any(told & code for code in codes) if version >= 3 else told in codes
+    return any(type_code & code for code in codes) if version >= 3 else type_code in codes
 
 
 @dataclass(eq=False)
-class Function:
+class PciFunction:
     """A PCI function: its address and ids, the bridges above it from the top, its root complex, what is near it.
 
     `near` is the closest object that has CPUs. A GPU that the file hangs on no PCI function has no `bus_id`.
@@ -145,12 +145,12 @@ class Function:
     osdevs: list[Element] = field(default_factory=list)
 
     def has_class(self, *prefixes: str) -> bool:
-        """Whether the PCI class starts with one of `prefixes`, such as 0x02."""
+        """Return whether the PCI class starts with one of `prefixes`, such as 0x02."""
         return self.ids.get("class", "").startswith(prefixes)
 
 
 @dataclass(eq=False)
-class Machine:
+class HwlocMachine:
     """One Machine object: its NUMA nodes, PCI functions, and devices of the operating system that are on none.
 
     `package_of` has the package of a NUMA node by the node's identity; `by_gp` has every object by its gp_index.
@@ -164,33 +164,35 @@ class Machine:
     numa: list[Element] = field(default_factory=list)
     package_of: dict[int, Element] = field(default_factory=dict)
     packages: list[Element] = field(default_factory=list)
-    functions: list[Function] = field(default_factory=list)
-    loose: list[Function] = field(default_factory=list)
+    functions: list[PciFunction] = field(default_factory=list)
+    loose: list[PciFunction] = field(default_factory=list)
     near_of: dict[int, Element] = field(default_factory=dict)
     by_gp: dict[int, Element] = field(default_factory=dict)
 
-    def read(self) -> Machine:
-        """Walk the objects; returns the machine itself. InputError for what is no hwloc object."""
-        self._note(self.element, self.element)
+    def read(self) -> HwlocMachine:
+        """Walk the objects and return the machine itself. InputError for what is no hwloc object."""
+        self._index(self.element, self.element)
         self._read_below(self.element, self.element, (), None, None)
         return self
 
-    def _note(self, element: Element, near: Element) -> None:
-        if (number := gp_index(element)) is not None:
+    def _index(self, element: Element, near: Element) -> None:
+        """Remember an object by its gp_index, and the object with CPUs that it is near."""
+        if (number := read_gp_index(element)) is not None:
             self.by_gp.setdefault(number, element)
         self.near_of[id(element)] = near
 
     def _read_below(
         self, above: Element, near: Element, bridges: tuple[Element, ...], root: str | None, package: Element | None
     ) -> None:
-        for element in objects(above):
+        """Read the objects below one: packages, NUMA nodes, and devices with the bridges above them."""
+        for element in iterate_objects(above):
             kind = element.get("type")
             if kind in ("Bridge", "PCIDev", "OSDev", "Misc"):
-                self._note(element, near)
+                self._index(element, near)
                 self._read_io(element, near, bridges, root, package)
                 continue
             inside = element if has_bits(element, "cpuset", "nodeset") else near
-            self._note(element, inside)
+            self._index(element, inside)
             below = element if kind in ("Package", "Socket") else package
             if below is element:
                 self.packages.append(element)
@@ -203,44 +205,45 @@ class Machine:
     def _read_io(
         self, element: Element, near: Element, bridges: tuple[Element, ...], root: str | None, package: Element | None
     ) -> None:
+        """Read a bridge, PCI function or device of the operating system with all below it."""
         kind = element.get("type")
         if kind == "Bridge":
             if element.get("pci_busid") is None:
-                self._read_below(element, near, (), root_name(element), package)
+                self._read_below(element, near, (), read_root_name(element), package)
             else:
                 self._read_below(element, near, (*bridges, element), root, package)
         elif kind == "PCIDev":
-            function = Function(element, bus_id(element), pci_ids(element), bridges, root, near)
+            function = PciFunction(element, read_bus_id(element), read_pci_ids(element), bridges, root, near)
             function.osdevs = [inner for inner in element.walk() if inner.get("type") == "OSDev"]
             for inner in function.osdevs:
-                self._note(inner, near)
+                self._index(inner, near)
             self.functions.append(function)
         elif kind == "OSDev":
-            self.loose.append(Function(element, None, {}, (), None, near, [element]))
+            self.loose.append(PciFunction(element, None, {}, (), None, near, [element]))
         else:
             self._read_below(element, near, bridges, root, package)
 
 
-def machines(root: Element, version: int, notes: Notes) -> list[Machine]:
-    """Every machine of a file, read; a file may hold several, and their parts are then named host0/, host1/ ..."""
-    tops = list(objects(root))
-    if not tops:
-        raise root.error("has no <object>; expected a machine as lstopo --of xml writes it")
-    found = [m for top in tops for m in _outermost(top)] or tops[:1]
-    if len(found) > MAX_MACHINES:
-        raise root.error(f"holds {len(found)} machines; more than {MAX_MACHINES} are refused")
-    shared = {} if len(found) > 1 else infos(root)
-    read = []
-    for i, element in enumerate(found):
-        prefix = f"host{i}/" if len(found) > 1 else ""
-        read.append(Machine(element, prefix, version, notes, infos(element) | shared).read())
-    return read
+def read_machines(root: Element, version: int, notes: Notes) -> list[HwlocMachine]:
+    """Return every machine of a file; where a file holds several, their parts are named host0/, host1/ ..."""
+    top_objects = list(iterate_objects(root))
+    if not top_objects:
+        raise root.make_error("has no <object>; expected a machine as lstopo --of xml writes it")
+    elements = [m for top in top_objects for m in _find_outermost_machines(top)] or top_objects[:1]
+    if len(elements) > MAX_MACHINES:
+        raise root.make_error(f"holds {len(elements)} machines; more than {MAX_MACHINES} are refused")
+    shared = {} if len(elements) > 1 else read_infos(root)
+    machines = []
+    for i, element in enumerate(elements):
+        prefix = f"host{i}/" if len(elements) > 1 else ""
+        machines.append(HwlocMachine(element, prefix, version, notes, read_infos(element) | shared).read())
+    return machines
 
 
-def _outermost(element: Element) -> Iterator[Element]:
-    """Machine objects at or below one, those in others left out."""
+def _find_outermost_machines(element: Element) -> Iterator[Element]:
+    """Yield the Machine objects at or below an object, without those inside others."""
     if element.get("type") == "Machine":
         yield element
         return
-    for child in objects(element):
-        yield from _outermost(child)
+    for child in iterate_objects(element):
+        yield from _find_outermost_machines(child)

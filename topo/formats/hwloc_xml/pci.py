@@ -1,4 +1,4 @@
-"""The PCI devices of an hwloc file that matter: GPUs, NICs and the bridges above them, with what their links carry.
+"""Find the PCI devices of an hwloc file that matter: GPUs, NICs and the bridges above them, with their links' speeds.
 
 hwloc writes the raw rate of a link as it was at that moment. A rate stands for several pairs of generation and width;
 they count alike, so of the nearest the widest is taken.
@@ -18,7 +18,7 @@ from ...facts import Fact, Facts
 from ...hardware import PCIE_GTps
 from ...probe.pcie import Slot, list_slots
 from ..safe_xml import Element
-from .objects import AMD, NVIDIA, Function, Machine, bus_id, infos, link_GBps, osdev_is
+from .objects import AMD, NVIDIA, HwlocMachine, PciFunction, is_osdev, read_bus_id, read_infos, read_link_GBps
 
 SOURCE = "hwloc XML"
 MAX_DEVICES = 4096
@@ -31,72 +31,82 @@ _UNLISTED = 10**7
 
 
 @dataclass(frozen=True)
-class Gpu:
-    """A GPU: its device's id, its PCI function, and what its tools call and tell of it."""
+class HwlocGpu:
+    """A GPU: its device's id, its PCI function, what its tools call it, and the infos that they give."""
 
     id: str
-    function: Function
+    function: PciFunction
     names: tuple[str, ...]
-    told: dict[str, str]
+    infos: dict[str, str]
 
     @property
     def key(self) -> str:
-        """What stands for its address in the tree: the address, or a name where it has none."""
+        """Its key in the tree: the address, or its id where it has none."""
         return self.function.bus_id or self.id
 
 
 @dataclass(frozen=True)
-class Nic:
-    """A network card's device: its name, its PCI function, the interfaces of an RDMA device, and what is told of it."""
+class HwlocNic:
+    """A network device: its name, its PCI function, the interfaces of an RDMA device, and its infos."""
 
     name: str
     is_rdma: bool
-    function: Function
+    function: PciFunction
     interfaces: tuple[str, ...]
-    told: dict[str, str]
+    infos: dict[str, str]
 
 
-def find_gpus(machine: Machine) -> list[Gpu]:
-    """The GPUs in the order of their tools (NVML, ROCm SMI, CUDA), else by address.
+def find_gpus(machine: HwlocMachine) -> list[HwlocGpu]:
+    """Return the GPUs in the order of their tools (NVML, ROCm SMI, CUDA), else by address.
 
     A display adapter that no tool lists counts as GPU if NVIDIA or AMD made it, and its vendor's tool lists no other.
     """
-    everything = [osdev.get("name") or "" for f in machine.functions for osdev in f.osdevs]
-    everything += [f.element.get("name") or "" for f in machine.loose]
-    listing = {vendor for vendor, tool in _DRIVER.items() if any(re.match(tool + "[0-9]", n) for n in everything)}
-    found = [f for f in machine.functions if _is_gpu(machine, f, listing)]
-    on_pci = {name for f in found for osdev in f.osdevs for name in [osdev.get("name") or ""]}
-    tools = ("nvml", "rsmi") if listing else ("cuda",)
-    found += [
+    # a vendor's tool that lists GPUs lists all of them: then display adapters of that vendor are none
+    osdev_names = [osdev.get("name") or "" for f in machine.functions for osdev in f.osdevs]
+    osdev_names += [f.element.get("name") or "" for f in machine.loose]
+    listing_vendors = {
+        vendor for vendor, tool in _DRIVER.items() if any(re.match(tool + "[0-9]", n) for n in osdev_names)
+    }
+    functions = [f for f in machine.functions if _is_gpu(machine, f, listing_vendors)]
+    # version 1 may list GPUs outside the PCI tree as well; those that are in it count once
+    names_on_pci = {name for f in functions for osdev in f.osdevs for name in [osdev.get("name") or ""]}
+    tools = ("nvml", "rsmi") if listing_vendors else ("cuda",)
+    functions += [
         f
         for f in machine.loose
-        if (name := f.element.get("name") or "").startswith(tools) and _COMPUTE.fullmatch(name) and name not in on_pci
+        if (name := f.element.get("name") or "").startswith(tools)
+        and _COMPUTE.fullmatch(name)
+        and name not in names_on_pci
     ]
-    if len(found) > MAX_DEVICES:
-        raise machine.element.error(f"has {len(found)} GPUs; more than {MAX_DEVICES} are refused")
-    found.sort(key=_order)
+    if len(functions) > MAX_DEVICES:
+        raise machine.element.make_error(f"has {len(functions)} GPUs; more than {MAX_DEVICES} are refused")
+    functions.sort(key=_sort_key)
     gpus = []
-    for i, function in enumerate(found):
-        names = tuple(osdev.get("name") or "" for osdev in function.osdevs if _compute(osdev.get("name")))
-        told: dict[str, str] = {}
-        for osdev in sorted(function.osdevs, key=lambda osdev: _rank(osdev.get("name"))):
-            told = infos(osdev) | told
-        gpus.append(Gpu(f"{machine.prefix}gpu{i}", function, names, told))
+    for i, function in enumerate(functions):
+        names = tuple(osdev.get("name") or "" for osdev in function.osdevs if _match_compute_name(osdev.get("name")))
+        gpu_infos: dict[str, str] = {}
+        for osdev in sorted(function.osdevs, key=lambda osdev: _rank_tool(osdev.get("name"))):
+            gpu_infos = read_infos(osdev) | gpu_infos
+        gpus.append(HwlocGpu(f"{machine.prefix}gpu{i}", function, names, gpu_infos))
         _note_oddities(machine, gpus[-1])
     return gpus
 
 
-def _compute(name: str | None) -> re.Match[str] | None:
+def _match_compute_name(name: str | None) -> re.Match[str] | None:
+    """Match the name of a device that a GPU tool lists, such as nvml0 or cuda1."""
     return _COMPUTE.fullmatch(name or "")
 
 
-def _is_gpu(machine: Machine, function: Function, listing: set[str]) -> bool:
-    if any((match := _compute(osdev.get("name"))) and match.group(1) != "opencl" for osdev in function.osdevs):
+def _is_gpu(machine: HwlocMachine, function: PciFunction, listing: set[str]) -> bool:
+    """Return whether a PCI function is a GPU that can be a rank; note display adapters that are not."""
+    if any(
+        (match := _match_compute_name(osdev.get("name"))) and match.group(1) != "opencl" for osdev in function.osdevs
+    ):
         return True
     vendor = function.ids.get("vendor")
     if not function.has_class(*_GPU_CLASSES):
         return False
-    if any(_compute(osdev.get("name")) for osdev in function.osdevs):
+    if any(_match_compute_name(osdev.get("name")) for osdev in function.osdevs):
         return True
     if vendor not in _DRIVER:
         return False
@@ -112,65 +122,70 @@ def _is_gpu(machine: Machine, function: Function, listing: set[str]) -> bool:
     return True
 
 
-def _is_off_pcie(machine: Machine, function: Function) -> bool:
-    """Whether a function has no PCI Express link, as far as the file tells: one read without privileges has no speeds."""
-    return lanes(link_GBps(function.element)) is None and any(link_GBps(f.element) for f in machine.functions)
+def _is_off_pcie(machine: HwlocMachine, function: PciFunction) -> bool:
+    """Return whether a function has no PCI Express link; a file read without privileges has no speeds at all."""
+    return find_lanes(read_link_GBps(function.element)) is None and any(
+        read_link_GBps(f.element) for f in machine.functions
+    )
 
 
-def _rank(name: str | None) -> tuple[int, int]:
-    match = _compute(name)
+def _rank_tool(name: str | None) -> tuple[int, int]:
+    """Return the rank of a device's tool and its number there: NVML before ROCm SMI, CUDA and Level Zero."""
+    match = _match_compute_name(name)
     if match is None or match.group(1) == "opencl":
         return 9, _UNLISTED
     return ("nvml", "rsmi", "cuda", "ze").index(match.group(1)), int(match.group(2))
 
 
-def _order(function: Function) -> tuple[tuple[int, int], tuple[int, str]]:
+def _sort_key(function: PciFunction) -> tuple[tuple[int, int], tuple[int, str]]:
+    """Return the order of a GPU: by its tools' numbers, else by address."""
     address = function.bus_id or ""
-    return min((_rank(o.get("name")) for o in function.osdevs), default=(9, _UNLISTED)), (len(address), address)
+    return min((_rank_tool(o.get("name")) for o in function.osdevs), default=(9, _UNLISTED)), (len(address), address)
 
 
-def _note_oddities(machine: Machine, gpu: Gpu) -> None:
+def _note_oddities(machine: HwlocMachine, gpu: HwlocGpu) -> None:
+    """Note a GPU without an address, and several devices of one tool on one GPU."""
     if gpu.function.bus_id is None:
         machine.notes.add(gpu.id, "the file does not say where on PCI it is; its link is assumed")
     for tool in ("nvml", "rsmi"):
-        twice = [name for name in gpu.names if name.startswith(tool)]
-        if len(twice) > 1:
-            machine.notes.add(gpu.id, f"{', '.join(twice)} are parts of one GPU; taken as one")
+        names = [name for name in gpu.names if name.startswith(tool)]
+        if len(names) > 1:
+            machine.notes.add(gpu.id, f"{', '.join(names)} are parts of one GPU; taken as one")
 
 
-def find_nics(machine: Machine) -> list[Nic]:
-    """Network cards by address: the RDMA devices of a function where there are any, else its interfaces."""
-    found: list[Nic] = []
+def find_nics(machine: HwlocMachine) -> list[HwlocNic]:
+    """Return network cards by address: the RDMA devices of a function where there are any, else its interfaces."""
+    nics: list[HwlocNic] = []
     for function in machine.functions:
         if not function.has_class(*_NIC_CLASSES):
             continue
         rdma, nets = (
-            [osdev for osdev in function.osdevs if osdev_is(osdev, machine.version, kind) and osdev.get("name")]
+            [osdev for osdev in function.osdevs if is_osdev(osdev, machine.version, kind) and osdev.get("name")]
             for kind in ("openfabrics", "network")
         )
         interfaces = tuple(str(osdev.get("name")) for osdev in nets) if rdma else ()
         for osdev in rdma or nets:
-            found.append(Nic(str(osdev.get("name")), bool(rdma), function, interfaces, infos(osdev)))
-    if len(found) > MAX_DEVICES:
-        raise machine.element.error(f"has {len(found)} network devices; more than {MAX_DEVICES} are refused")
-    return sorted(found, key=lambda nic: (len(nic.function.bus_id or ""), nic.function.bus_id or "", nic.name))
+            nics.append(HwlocNic(str(osdev.get("name")), bool(rdma), function, interfaces, read_infos(osdev)))
+    if len(nics) > MAX_DEVICES:
+        raise machine.element.make_error(f"has {len(nics)} network devices; more than {MAX_DEVICES} are refused")
+    return sorted(nics, key=lambda nic: (len(nic.function.bus_id or ""), nic.function.bus_id or "", nic.name))
 
 
-def find_nvswitches(machine: Machine) -> list[Function]:
-    """NVSwitches by address: hwloc says so, or they are other bridges of NVIDIA."""
-    found = [
+def find_nvswitches(machine: HwlocMachine) -> list[PciFunction]:
+    """Return NVSwitches by address: where hwloc says so, and other bridges of NVIDIA."""
+    functions = [
         f
         for f in machine.functions
         if f.element.get("subtype") == "NVSwitch" or (f.has_class(_NVSWITCH_CLASS) and f.ids.get("vendor") == NVIDIA)
     ]
-    return sorted(found, key=lambda f: (len(f.bus_id or ""), f.bus_id or ""))
+    return sorted(functions, key=lambda f: (len(f.bus_id or ""), f.bus_id or ""))
 
 
 # -- the tree ------------------------------------------------------------------------------------------------------
 
 
 def _raw_lane_GBps(generation: int) -> Fraction:
-    """GB/s of a lane in one direction as hwloc counts it: after 8b/10b, 128b/130b or FLIT encoding, before packets."""
+    """Return GB/s of a lane in one direction as hwloc counts it: after 8b/10b, 128b/130b or FLIT encoding, before packets."""
     encoding = Fraction(8, 10) if generation <= 2 else Fraction(128, 130) if generation <= 5 else Fraction(242, 256)
     return PCIE_GTps[generation] * encoding / 8
 
@@ -179,78 +194,85 @@ _RAW_GBps = {(g, width): _raw_lane_GBps(g) * width for width in _WIDTHS for g in
 
 
 @lru_cache(maxsize=1024)
-def lanes(raw_GBps: Fraction) -> tuple[int, int] | None:
-    """Generation and width whose raw rate is nearest, within 2 % (hwloc's encoding overheads have varied); else None."""
+def find_lanes(raw_GBps: Fraction) -> tuple[int, int] | None:
+    """Return generation and width whose raw rate is nearest, within 2 % (hwloc's encoding overheads vary), else None."""
     near = {pair: abs(raw_GBps - rate) for pair, rate in _RAW_GBps.items() if abs(raw_GBps - rate) * 50 <= rate}
     return min(near, key=lambda pair: near[pair], default=None)
 
 
-def tree(machine: Machine, gpus: list[Gpu], nics: list[Nic]) -> list[Slot]:
-    """The switches, GPUs and NICs of the PCI tree, parents before children, with the narrowest link of each chain."""
+def find_slots(machine: HwlocMachine, gpus: list[HwlocGpu], nics: list[HwlocNic]) -> list[Slot]:
+    """Return the switches, GPUs and NICs of the PCI tree, parents first, with the narrowest link of each chain."""
     leaves = {gpu.key: gpu.function for gpu in gpus} | {nic.function.bus_id or "": nic.function for nic in nics}
     _refuse_shared_addresses([*(gpu.function for gpu in gpus), *(nic.function for nic in nics)])
     facts: dict[str, tuple[Fact, ...]] = {}
     is_gpu = {gpu.key for gpu in gpus}
-    awake = _generations(gpus)
+    least_generation = _find_least_generations(gpus)
     for key, function in leaves.items():
-        chain = tuple(bus_id(bridge) for bridge in function.bridges)
+        chain = tuple(read_bus_id(bridge) for bridge in function.bridges)
         facts[key] = (
             Fact(pci_subject(key), keys.PCI_BRIDGES, chain, SOURCE),
-            *_speed(machine, key, function, key in is_gpu),
+            *_read_leaf_speed(machine, key, function, key in is_gpu),
         )
         for bridge, address in zip(function.bridges, chain, strict=True):
-            facts.setdefault(address, tuple(_port(machine, address, link_GBps(bridge), awake.get(address, 0))))
-    return list(list_slots(Facts(tuple(fact for told in facts.values() for fact in told)), leaves))
+            facts.setdefault(
+                address,
+                tuple(_read_bridge_speed(machine, address, read_link_GBps(bridge), least_generation.get(address, 0))),
+            )
+    return list(list_slots(Facts(tuple(fact for of_address in facts.values() for fact in of_address)), leaves))
 
 
-def _refuse_shared_addresses(functions: list[Function]) -> None:
-    """InputError where two GPUs, NICs or bridges above them have one PCI address."""
-    there: dict[str, Element] = {}
+def _refuse_shared_addresses(functions: list[PciFunction]) -> None:
+    """Raise InputError where two GPUs, NICs or bridges above them have one PCI address."""
+    element_at: dict[str, Element] = {}
     for function in functions:
-        own = [function.element] if function.bus_id is not None else []
-        for element in (*function.bridges, *own):
-            address = bus_id(element)
-            if there.setdefault(address, element) is not element:
-                raise element.error(f"pci_busid={address}: another device has this address; expected one of its own")
+        itself = [function.element] if function.bus_id is not None else []
+        for element in (*function.bridges, *itself):
+            address = read_bus_id(element)
+            if element_at.setdefault(address, element) is not element:
+                raise element.make_error(
+                    f"pci_busid={address}: another device has this address; expected one of its own"
+                )
 
 
-def _speed(machine: Machine, key: str, function: Function, is_gpu: bool) -> Iterator[Fact]:
-    raw_GBps = link_GBps(function.element) if function.bus_id is not None else Fraction(0)
-    pair = lanes(raw_GBps)
+def _read_leaf_speed(machine: HwlocMachine, key: str, function: PciFunction, is_gpu: bool) -> Iterator[Fact]:
+    """Yield the facts of a GPU's or NIC's link; note GPUs at rest and placeholders of virtual machines."""
+    raw_GBps = read_link_GBps(function.element) if function.bus_id is not None else Fraction(0)
+    pair = find_lanes(raw_GBps)
     if is_gpu and pair == (1, 1):
         machine.notes.add(key, "declares 2.5 GT/s x1, a placeholder of virtual machines; left out of account")
         return
     if is_gpu and pair is not None and pair[0] <= 2:
-        told = f"{float(PCIE_GTps[pair[0]]):g} GT/s x{pair[1]}"
+        speed = f"{float(PCIE_GTps[pair[0]]):g} GT/s x{pair[1]}"
         machine.notes.add(
-            key, f"its PCIe link was at {told} when hwloc looked; idle GPUs clock down, so it may be faster"
+            key, f"its PCIe link was at {speed} when hwloc looked; idle GPUs clock down, so it may be faster"
         )
-    yield from _speed_of(machine, key, raw_GBps)
+    yield from _build_speed_facts(machine, key, raw_GBps)
 
 
-def _generations(gpus: list[Gpu]) -> dict[str, int]:
-    """The least generation that the GPUs below a bridge declare, by the bridge's address."""
-    found: dict[str, int] = {}
+def _find_least_generations(gpus: list[HwlocGpu]) -> dict[str, int]:
+    """Return the least generation that the GPUs below a bridge declare, by the bridge's address."""
+    least: dict[str, int] = {}
     for gpu in gpus:
-        pair = lanes(link_GBps(gpu.function.element))
+        pair = find_lanes(read_link_GBps(gpu.function.element))
         if pair is None:
             continue
-        for address in map(bus_id, gpu.function.bridges):
-            found[address] = min(found.get(address, pair[0]), pair[0])
-    return found
+        for address in map(read_bus_id, gpu.function.bridges):
+            least[address] = min(least.get(address, pair[0]), pair[0])
+    return least
 
 
-def _port(machine: Machine, key: str, raw_GBps: Fraction, below: int) -> Iterator[Fact]:
-    """A bridge's speed, noted where it is at rest: tools tell what a GPU can do, hwloc what a bridge did."""
-    pair = lanes(raw_GBps)
+def _read_bridge_speed(machine: HwlocMachine, key: str, raw_GBps: Fraction, below: int) -> Iterator[Fact]:
+    """Yield the facts of a bridge's link, noted where it is at rest: GPUs declare their best, bridges the moment's."""
+    pair = find_lanes(raw_GBps)
     if pair is not None and 1 == pair[0] < below and pair[1] > 1:
-        told = f"2.5 GT/s x{pair[1]} when hwloc looked, and GPUs below declare {float(PCIE_GTps[below]):g} GT/s"
-        machine.notes.add(key, f"its PCIe link was at {told}; idle GPUs clock down, so it may be faster")
-    yield from _speed_of(machine, key, raw_GBps)
+        speeds = f"2.5 GT/s x{pair[1]} when hwloc looked, and GPUs below declare {float(PCIE_GTps[below]):g} GT/s"
+        machine.notes.add(key, f"its PCIe link was at {speeds}; idle GPUs clock down, so it may be faster")
+    yield from _build_speed_facts(machine, key, raw_GBps)
 
 
-def _speed_of(machine: Machine, key: str, raw_GBps: Fraction) -> Iterator[Fact]:
-    pair = lanes(raw_GBps)
+def _build_speed_facts(machine: HwlocMachine, key: str, raw_GBps: Fraction) -> Iterator[Fact]:
+    """Yield the generation and width of a raw rate as facts, none where PCIe has no such rate."""
+    pair = find_lanes(raw_GBps)
     if pair is None:
         if raw_GBps:
             machine.notes.add(key, f"pci_link_speed {float(raw_GBps):g} GB/s is none of PCIe's; left out of account")

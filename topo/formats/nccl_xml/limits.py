@@ -1,4 +1,4 @@
-"""What NCCL's and RCCL's own parsers take, and what they add to an element; what they would refuse is not written.
+"""Limits of NCCL's and RCCL's own parsers, and the attributes that they add: what they would refuse is not written.
 
 From NCCL 2.30 and RCCL (graph/xml.h, graph/xml.cc, graph/topo.cc, graph/topo.h). Elements whose names they do not know
 are skipped with all below them and count for nothing; attributes that they do not know count like others.
@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...errors import InputError
-from .draft import OWN
-from .tree import Node, quoted
+from .partial_topology import TOPOPLAN_PREFIX
+from .xml_tree import XmlNode, quote
 
 LONGEST_VALUE_bytes = 253
 """An attribute's value, as it stands between the quotes, since neither parser decodes entities."""
@@ -24,7 +24,7 @@ MOST_ATTRIBUTES = 16
 
 @dataclass(frozen=True)
 class Dialect:
-    """Limits of one library: elements in a file, elements below one, GPUs or others of one kind."""
+    """Limits of one library: elements in a file, elements below one, GPUs or other elements of one tag."""
 
     name: str
     elements: int
@@ -49,9 +49,12 @@ _FILLED_IN: Mapping[str, tuple[str, ...]] = {
 }
 """Attributes that the libraries write themselves, over what the parser read and without asking for room."""
 
-_OWN_ROOM: Mapping[str, int] = {"cpu": 2, "pci": 3, "gpu": 1, "net": 1}
-_NEVER = ("keep", "busid")  # keep decides what is thrown away; a busid anywhere moves the NVLinks of what is below
-_WHOLE: Mapping[str, tuple[int, int]] = {
+_TOPOPLAN_ATTRIBUTES: Mapping[str, int] = {"cpu": 2, "pci": 3, "gpu": 1, "net": 1}
+_NOT_WRITTEN = (
+    "keep",
+    "busid",
+)  # keep decides what is thrown away; a busid anywhere moves the NVLinks of what is below
+_INTEGER_RANGES: Mapping[str, tuple[int, int]] = {
     "dev": (0, 10**6),
     "sm": (0, 10_000),
     "familyid": (-1, 10**9),
@@ -67,19 +70,24 @@ _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 def fits(value: str) -> bool:
-    """Whether a text can be an attribute's value."""
-    return not _NOT_XML.search(value) and len(quoted(value).encode()) - 2 <= LONGEST_VALUE_bytes
+    """Return whether a text can be an attribute's value."""
+    return not _NOT_XML.search(value) and len(quote(value).encode()) - 2 <= LONGEST_VALUE_bytes
 
 
-def facts_for(tag: str, values: Mapping[str, Any], *without: str) -> dict[str, str]:
-    """What of a device's `extra` can be attributes of a `tag` element, with room left for what the libraries add."""
-    room = MOST_ATTRIBUTES - len(_FILLED_IN[tag]) - _OWN_ROOM[tag]
+def select_attributes(tag: str, values: Mapping[str, Any], *without: str) -> dict[str, str]:
+    """Return what of a device's `extra` can be attributes of a `tag` element, with room left for what the libraries add."""
+    room = MOST_ATTRIBUTES - len(_FILLED_IN[tag]) - _TOPOPLAN_ATTRIBUTES[tag]
     out: dict[str, str] = {}
     for key, value in values.items():
-        if key in without or key in _NEVER or not isinstance(value, (str, int, float)) or not _NAME.fullmatch(key):
+        if (
+            key in without
+            or key in _NOT_WRITTEN
+            or not isinstance(value, (str, int, float))
+            or not _NAME.fullmatch(key)
+        ):
             continue
         text = str(int(value) if isinstance(value, bool) else value)
-        if key.startswith(OWN) or not fits(text) or not _is_readable(key, text):
+        if key.startswith(TOPOPLAN_PREFIX) or not fits(text) or not _is_readable(key, text):
             continue
         if key not in _FILLED_IN[tag]:
             if not room:
@@ -93,20 +101,21 @@ def facts_for(tag: str, values: Mapping[str, Any], *without: str) -> dict[str, s
 
 
 def _is_readable(key: str, text: str) -> bool:
+    """Return whether the libraries read an attribute's text as they mean to: a mask, a whole number in its range."""
     if key == "affinity":
         return _MASK.fullmatch(text) is not None
-    least, most = _WHOLE.get(key, (None, None))
+    least, most = _INTEGER_RANGES.get(key, (None, None))
     if least is None or most is None:
         return True
     return text.isascii() and text.lstrip("-").isdigit() and len(text) < 12 and least <= int(text) <= most
 
 
-def refuse_too_much(root: Node, name: str, dialect: Dialect, gpu_addresses: Iterable[tuple[str, str]]) -> None:
+def check_limits(root: XmlNode, name: str, dialect: Dialect, gpu_addresses: Iterable[tuple[str, str]]) -> None:
     """Raise InputError where the library would not load the file: its size, its values, where GPUs are.
 
     `gpu_addresses` are (GPU, address).
     """
-    elements = [node for node in root.walk() if not node.tag.startswith(OWN)]
+    elements = [node for node in root.walk() if not node.tag.startswith(TOPOPLAN_PREFIX)]
     keep = f"{dialect.name} would not load the file; keep the topology as JSON"
     if len(elements) > dialect.elements:
         raise InputError(
@@ -114,7 +123,7 @@ def refuse_too_much(root: Node, name: str, dialect: Dialect, gpu_addresses: Iter
             f"{dialect.name} reads of a file; keep it as JSON"
         )
     widest = max(elements, key=lambda node: len(node.children))
-    if sum(not child.tag.startswith(OWN) for child in widest.children) > dialect.children:
+    if sum(not child.tag.startswith(TOPOPLAN_PREFIX) for child in widest.children) > dialect.children:
         raise InputError(f"topology {name!r}: more than {dialect.children} elements below one <{widest.tag}>; {keep}")
     tag, count = Counter(node.tag for node in elements).most_common(1)[0]
     if tag in ("gpu", "pci", "cpu", "net") and count > dialect.of_a_kind:
@@ -123,7 +132,7 @@ def refuse_too_much(root: Node, name: str, dialect: Dialect, gpu_addresses: Iter
         for key, value in node.attributes.items():
             if not fits(value):
                 raise InputError(
-                    f"topology {name!r}: {key.removeprefix(OWN)} {value[:40]!r} of <{node.tag}> is longer than "
+                    f"topology {name!r}: {key.removeprefix(TOPOPLAN_PREFIX)} {value[:40]!r} of <{node.tag}> is longer than "
                     f"{LONGEST_VALUE_bytes} bytes or has characters that XML cannot hold; {keep}"
                 )
     for gpu, address in gpu_addresses:

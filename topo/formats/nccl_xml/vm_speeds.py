@@ -1,4 +1,4 @@
-"""What PCI Express link a device is made for, where the machine does not tell it."""
+"""Estimate the PCI Express link that a device is made for, where the machine does not tell it."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ _MAX = re.compile(r"Gen([1-6]) x(\d{1,2})")
 
 
 @dataclass(frozen=True)
-class Lanes:
-    """A PCI Express link; `why` says, where it was not told, why it is believed."""
+class PcieSpeed:
+    """A PCI Express link; `why` says why it is believed, where the machine does not tell it."""
 
     generation: int
     width: int = 16
@@ -50,53 +50,54 @@ class Lanes:
         return f"{float(PCIE_GTps[self.generation]):g} GT/s x{self.width}"
 
 
-def gpu_lanes(gpu: Device, facts: Facts, index: str | None) -> Lanes:
-    """What a GPU is made for: NVML's word for it, else its compute capability, its architecture or its name."""
+def find_gpu_speed(gpu: Device, facts: Facts, index: str | None) -> PcieSpeed:
+    """Return the link that a GPU is made for, by what NVML says, else its compute capability, its architecture or its name."""
     subject = gpu_subject(index)
-    for lanes in _nvml(gpu, facts, subject):
-        if lanes.generation >= _LEAST_GPU_GENERATION and lanes.width:
-            return lanes
+    for speed in _read_nvml_speeds(gpu, facts, subject):
+        if speed.generation >= _LEAST_GPU_GENERATION and speed.width:
+            return speed
     gcn = str(gpu.extra.get("gcn") or "").split(":")[0]
     generation = next((g for pattern, g in _GENERATION_OF_GCN if pattern.fullmatch(gcn)), None)
     if generation is not None:
-        return Lanes(generation, why=f"what {gcn} is made for")
+        return PcieSpeed(generation, why=f"what {gcn} is made for")
     sm = gpu.extra.get("sm") if isinstance(gpu.extra.get("sm"), int) else facts.get_number(subject, keys.GPU_SM)
     if isinstance(sm, int) and not gcn:
         generation = next((g for least, g in _GENERATION_OF_SM if sm >= least), None)
         if generation is not None:
-            return Lanes(generation, why=f"what GPUs of compute capability {sm // 10}.{sm % 10} are made for")
+            return PcieSpeed(generation, why=f"what GPUs of compute capability {sm // 10}.{sm % 10} are made for")
     name = str(gpu.extra.get("name") or facts.get_text(subject, keys.GPU_NAME) or "")
     generation = next((g for pattern, g in _GENERATION_OF_NAME if pattern.search(name)), None)
     if generation is not None:
-        return Lanes(generation, why=f"what {name} is made for")
-    return Lanes(3, why="as NCCL takes it, since nothing is known of the GPU")
+        return PcieSpeed(generation, why=f"what {name} is made for")
+    return PcieSpeed(3, why="as NCCL takes it, since nothing is known of the GPU")
 
 
-def _nvml(gpu: Device, facts: Facts, subject: str) -> Iterator[Lanes]:
+def _read_nvml_speeds(gpu: Device, facts: Facts, subject: str) -> Iterator[PcieSpeed]:
+    """Yield the fastest link of a GPU that NVML knows of, from the facts and from the device."""
     generation = facts.get_number(subject, keys.GPU_PCIE_MAX_GENERATION)
     width = facts.get_number(subject, keys.GPU_PCIE_MAX_WIDTH)
     if generation and generation in PCIE_GTps and width and 1 <= width <= 32:
-        yield Lanes(generation, width, "the GPU's own most, as NVML says")
+        yield PcieSpeed(generation, width, "the GPU's own most, as NVML says")
     pcie = gpu.extra.get("pcie")
     match = _MAX.fullmatch(str(pcie.get("max"))) if isinstance(pcie, dict) else None
     if match and 1 <= int(match.group(2)) <= 32:
-        yield Lanes(int(match.group(1)), int(match.group(2)), "the GPU's own most, as NVML says")
+        yield PcieSpeed(int(match.group(1)), int(match.group(2)), "the GPU's own most, as NVML says")
 
 
-def nic_lanes(nic: Device, facts: Facts) -> Lanes:
-    """What a NIC of its speed is made for."""
-    Gbps = nic_Gbps(nic, facts)
+def find_nic_speed(nic: Device, facts: Facts) -> PcieSpeed:
+    """Return the link that a NIC of its speed is made for."""
+    Gbps = read_nic_Gbps(nic, facts)
     if Gbps is None:
-        return Lanes(3, why="as NCCL takes it, since the speed of the NIC is not known")
+        return PcieSpeed(3, why="as NCCL takes it, since the speed of the NIC is not known")
     generation = next((g for most, g in _GENERATION_OF_Gbps if Gbps <= most), 6)
-    return Lanes(generation, why=f"what a NIC of {float(Gbps):g} Gb/s is made for")
+    return PcieSpeed(generation, why=f"what a NIC of {float(Gbps):g} Gb/s is made for")
 
 
-def nic_Gbps(nic: Device, facts: Facts) -> Fraction | None:
-    """The speed of a NIC, None where it is not known."""
-    told = nic.extra.get("net_speed_GBps")
-    if isinstance(told, (int, float)) and 0 < told < 10**6:
-        return Fraction(told) * 8
+def read_nic_Gbps(nic: Device, facts: Facts) -> Fraction | None:
+    """Return the speed of a NIC in Gb/s, None where it is not known."""
+    speed_GBps = nic.extra.get("net_speed_GBps")
+    if isinstance(speed_GBps, (int, float)) and 0 < speed_GBps < 10**6:
+        return Fraction(speed_GBps) * 8
     Mbps = facts.get_number(rdma_subject(nic.id), keys.RDMA_SPEED_Mbps) or facts.get_number(
         net_subject(nic.id), keys.NET_SPEED_Mbps
     )

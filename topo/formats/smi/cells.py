@@ -1,12 +1,13 @@
-"""What the cells of a `topo -m` matrix say of each pair of its devices, and what is odd about them."""
+"""Read what the cells of a `topo -m` matrix say of each pair of its devices, and what is odd about them."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from .text import GPU_NAME, Table
+from ..names import join_first
+from .parser import GPU_NAME, LabelMatrix
 
 PCIE_LABELS = ("PIX", "PXB", "PHB", "NODE", "SYS")
 """Ways over PCI Express, the nearest first."""
@@ -20,124 +21,146 @@ _OLD_LABELS = {"SOC": "SYS"}  # "socket": before drivers told NODE from SYS
 class Cells:
     """A matrix in the order of its columns. Sets of devices are bit masks: bit i stands for the device of column i.
 
-    `ids` are device ids, `gpus` the set of GPUs. `told[i][j]` is the label from i to j, from j to i where only that is known,
-    None where neither is. `at[label][i]` are the devices that i has that label with, in either direction, where the nearer
-    of two PCI Express labels counts.
+    `ids` are device ids, `gpus` the set of GPUs. `labels[i][j]` is the label from i to j, from j to i where only that is
+    known, None where neither is. `with_label[label][i]` is the set of devices that i has that label with, in either
+    direction, where the nearer of two PCI Express labels counts.
     """
 
     ids: tuple[str, ...]
     gpus: int
-    told: list[list[str | None]]
-    at: Mapping[str, list[int]]
+    labels: list[list[str | None]]
+    with_label: Mapping[str, list[int]]
 
-    def near(self, i: int, label: str) -> int:
-        """The devices that i reaches over PCI Express as `label` says, or nearer."""
+    def find_near(self, i: int, label: str) -> int:
+        """Return the set of devices that i reaches over PCI Express as `label` says, or nearer."""
         mask = 0
         for each in PCIE_LABELS[: PCIE_LABELS.index(label) + 1]:
-            mask |= self.at[each][i]
+            mask |= self.with_label[each][i]
         return mask
 
-    def any_of(self, i: int, *labels: str) -> int:
-        """The devices that i has one of the labels with."""
+    def find_with(self, i: int, *labels: str) -> int:
+        """Return the set of devices that i has one of the labels with."""
         mask = 0
         for label in labels:
-            mask |= self.at[label][i]
+            mask |= self.with_label[label][i]
         return mask
 
 
-def members(mask: int) -> Iterator[int]:
-    """The numbers of a set's devices, in order."""
+def iterate_members(mask: int) -> Iterator[int]:
+    """Yield the column numbers of a set's devices, in order."""
     while mask:
         low = mask & -mask
         yield low.bit_length() - 1
         mask ^= low
 
 
-def listed(names: Iterable[str], most: int = 6) -> str:
-    """Names for a note: all of a few, the first of many."""
-    every = list(names)
-    return ", ".join(every[:most]) + (f" and {len(every) - most} more" if len(every) > most else "")
+def unite(sets: Iterable[int]) -> int:
+    """Return the union of sets."""
+    union = 0
+    for mask in sets:
+        union |= mask
+    return union
 
 
-def family(label: str) -> str:
-    """The label without its number: NV, XGMI, PIX ..."""
+def find_components(among: int, neighbours: Callable[[int], int]) -> list[int]:
+    """Return the sets that `neighbours` (the set of those next to a device) connects, by their first devices."""
+    components: list[int] = []
+    while among:
+        component, fresh = 0, among & -among
+        while fresh:
+            component |= fresh
+            fresh = unite(neighbours(i) for i in iterate_members(fresh)) & among & ~component
+        components.append(component)
+        among &= ~component
+    return components
+
+
+def list_some(names: Iterable[str], most: int = 6) -> str:
+    """Return names for a note: all of a few, the first of many."""
+    return join_first(names, most)
+
+
+def find_family(label: str) -> str:
+    """Return the label without its number: NV, XGMI, PIX ..."""
     bonded = BONDED.fullmatch(label)
     return bonded.group(1) if bonded else label
 
 
-def count(label: str | None) -> int:
-    """How many links an NV# or XGMI# label bonds; 0 for any other."""
+def count_bonded(label: str | None) -> int:
+    """Return how many links an NV# or XGMI# label bonds; 0 for any other."""
     bonded = BONDED.fullmatch(label or "")
     return int(bonded.group(2)) if bonded else 0
 
 
-def nvlinks(label: str | None) -> int:
-    """How many NVLinks an NV# label bonds; 0 for any other."""
-    return count(label) if label and family(label) == "NV" else 0
+def count_nvlinks(label: str | None) -> int:
+    """Return how many NVLinks an NV# label bonds; 0 for any other."""
+    return count_bonded(label) if label and find_family(label) == "NV" else 0
 
 
-def read_cells(table: Table, nics: Mapping[str, str], notes: list[str]) -> Cells:
-    """The cells of a matrix whose NIC columns `nics` names; what is missing or odd goes to `notes`."""
-    ids = _ids(table, nics, notes)
-    told = _told(table, ids, notes)
+def read_cells(table: LabelMatrix, nics: Mapping[str, str], notes: list[str]) -> Cells:
+    """Return the cells of a matrix whose NIC columns `nics` names; what is missing or odd goes to `notes`."""
+    ids = _name_devices(table, nics, notes)
+    labels = _read_labels(table, ids, notes)
     size = len(ids)
-    at = {label: [0] * size for label in (*PCIE_LABELS, *_OTHER_LABELS, "NV", "XGMI")}
+    with_label = {label: [0] * size for label in (*PCIE_LABELS, *_OTHER_LABELS, "NV", "XGMI")}
+    # one direction stands for both where the other is not printed; where both are, each label counts for both
     uneven: list[str] = []
     unknown: list[str] = []
     for i in range(size):
         for j in range(i + 1, size):
-            there, back = told[i][j], told[j][i]
-            if there is None:
-                told[i][j] = there = back
+            forth, back = labels[i][j], labels[j][i]
+            if forth is None:
+                labels[i][j] = forth = back
             elif back is None:
-                told[j][i] = back = there
-            if there is None or back is None:
+                labels[j][i] = back = forth
+            if forth is None or back is None:
                 unknown.append(f"{ids[i]} - {ids[j]}")
                 continue
-            if there != back:
-                uneven.append(f"{ids[i]} -> {ids[j]} is {there}, {ids[j]} -> {ids[i]} is {back}")
-            for label in _both(there, back):
-                at[label][i] |= 1 << j
-                at[label][j] |= 1 << i
+            if forth != back:
+                uneven.append(f"{ids[i]} -> {ids[j]} is {forth}, {ids[j]} -> {ids[i]} is {back}")
+            for label in _combine_directions(forth, back):
+                with_label[label][i] |= 1 << j
+                with_label[label][j] |= 1 << i
     if uneven:
-        notes.append(f"the two directions differ: {listed(uneven, 3)}; of two PCIe ways the nearer is taken")
+        notes.append(f"the two directions differ: {list_some(uneven, 3)}; of two PCIe ways the nearer is taken")
     if unknown:
-        notes.append(f"nothing is said of {listed(unknown, 3)}")
-    return Cells(ids, sum(1 << i for i, name in enumerate(table.names) if GPU_NAME.fullmatch(name)), told, at)
+        notes.append(f"nothing is said of {list_some(unknown, 3)}")
+    return Cells(ids, sum(1 << i for i, name in enumerate(table.names) if GPU_NAME.fullmatch(name)), labels, with_label)
 
 
-def _both(there: str, back: str) -> set[str]:
-    """The families of a pair's two labels; one PCI Express label only."""
-    pair = {family(there), family(back)}
+def _combine_directions(forth: str, back: str) -> set[str]:
+    """Return the families of a pair's two labels, of two PCI Express labels only the nearer."""
+    pair = {find_family(forth), find_family(back)}
     ways = [label for label in PCIE_LABELS if label in pair]
     return pair - set(ways[1:])
 
 
-def _ids(table: Table, nics: Mapping[str, str], notes: list[str]) -> tuple[str, ...]:
-    """`gpuN` for GPUs, and the names of NICs by the legend, as long as they are no other device's."""
+def _name_devices(table: LabelMatrix, nics: Mapping[str, str], notes: list[str]) -> tuple[str, ...]:
+    """Return `gpuN` for GPUs, and for NICs the names of the legend, unless another device is called so."""
     ids: list[str] = []
-    gpus = {f"gpu{found.group(1)}" for found in map(GPU_NAME.fullmatch, table.names) if found}
+    gpus = {f"gpu{match.group(1)}" for match in map(GPU_NAME.fullmatch, table.names) if match}
     used = set(gpus)
     for name in table.names:
-        found = GPU_NAME.fullmatch(name)
-        ident = f"gpu{found.group(1)}" if found else nics.get(name, name)
-        if not found and ident in used:
+        match = GPU_NAME.fullmatch(name)
+        ident = f"gpu{match.group(1)}" if match else nics.get(name, name)
+        if not match and ident in used:
             notes.append(f"{name} is called {ident}, as another device is; it is listed as {name}")
             ident = name
-        while not found and ident in used:
+        while not match and ident in used:
             ident += "'"
         used.add(ident)
         ids.append(ident)
     return tuple(ids)
 
 
-def _told(table: Table, ids: tuple[str, ...], notes: list[str]) -> list[list[str | None]]:
-    """The labels as printed, SOC as SYS; None where there is none, or none that is known."""
-    told: list[list[str | None]] = []
+def _read_labels(table: LabelMatrix, ids: tuple[str, ...], notes: list[str]) -> list[list[str | None]]:
+    """Return the labels as printed, SOC as SYS; None where there is none, or none that is known."""
+    labels_by_row: list[list[str | None]] = []
     absent: list[str] = []
     shifted: list[str] = []
-    strange: dict[str, None] = {}
+    unknown: dict[str, None] = {}
     for i, name in enumerate(table.names):
+        # the X of a row must stand in its own column, or its cells are shifted and say nothing
         row = table.rows.get(name)
         cells = list(row.cells) if row else []
         if row is None:
@@ -149,15 +172,15 @@ def _told(table: Table, ids: tuple[str, ...], notes: list[str]) -> list[list[str
         for j, label in enumerate(labels):
             known = label is None or label in PCIE_LABELS or label in _OTHER_LABELS or BONDED.fullmatch(label)
             if not known and label is not None:
-                strange.update({label: None} if i != j else {})
+                unknown.update({label: None} if i != j else {})
                 labels[j] = None
-        told.append(labels)
+        labels_by_row.append(labels)
     if absent:
-        notes.append(f"no row for {listed(absent)}; the rows of the others say what is known")
+        notes.append(f"no row for {list_some(absent)}; the rows of the others say what is known")
     if shifted:
-        notes.append(f"the row of {listed(shifted)} has its X in another column, so its cells are not read")
-    if strange:
-        notes.append(f"labels that are not known are left out: {listed(strange)}")
+        notes.append(f"the row of {list_some(shifted)} has its X in another column, so its cells are not read")
+    if unknown:
+        notes.append(f"labels that are not known are left out: {list_some(unknown)}")
     if table.repeated:
-        notes.append(f"rows that come twice and differ: {listed(table.repeated)}; the first is read")
-    return told
+        notes.append(f"rows that come twice and differ: {list_some(table.repeated)}; the first is read")
+    return labels_by_row

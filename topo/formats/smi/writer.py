@@ -1,4 +1,4 @@
-"""The matrix that `nvidia-smi topo -m` prints, for any topology."""
+"""Write the matrix that `nvidia-smi topo -m` prints, for any topology."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from ...fact_keys import gpu_subject
 from ...facts import Facts, load_facts
 from ...graph import Device, Topology
 from ...matrix import LABELS, Ways
+from .parser import RANGES
 
 _LEGEND = {
     "X": "Self",
@@ -20,12 +21,11 @@ _LEGEND = {
     "PIX": "Connection traversing at most a single PCIe bridge",
     "NV#": "Connection traversing a bonded set of # NVLinks",
 }
-_RANGES = re.compile(r"[0-9]{1,7}(?:[-,][0-9]{1,7}){0,4096}")
 _GPU_ID = re.compile(r"gpu(\d{1,6})")
 
 
 def write(topology: Topology) -> str:
-    """The topology as `nvidia-smi topo -m` prints a machine: GPUs and NICs against each other, affinities, legends.
+    """Return the topology as `nvidia-smi topo -m` prints a machine: GPUs and NICs against each other, affinities, legends.
 
     GPUs are called by the numbers in their ids where all are `gpuN`, by their ranks otherwise. Ways that nvidia-smi has no
     label for (XGMI#, LNK, SW, NET, DIS) have those of topo/matrix.py, which the legend explains. `read` gets back as much
@@ -33,65 +33,66 @@ def write(topology: Topology) -> str:
     """
     ways, facts = Ways(topology), load_facts(topology.extra, topology.name)
     nics = [device for device in topology.devices if device.kind == "nic"]
-    names = {**_gpu_names(topology), **{nic.id: f"NIC{i}" for i, nic in enumerate(nics)}}
-    labels = {src: [ways.way(src, dst).label for dst in names] for src in names}
+    names = {**_name_gpus(topology), **{nic.id: f"NIC{i}" for i, nic in enumerate(nics)}}
+    labels = {src: [ways.find_way(src, dst).label for dst in names] for src in names}
     lines = ["\t".join(("", *names.values(), "CPU Affinity", "NUMA Affinity", "GPU NUMA ID"))]
     for ident, name in names.items():
         cells = (f" {label} " if label == "X" else label for label in labels[ident])
-        lines.append("\t".join((name, *cells, *_affinities(topology, ways, facts, ident))))
-    lines += ["", "Legend:", "", *_legend({label for row in labels.values() for label in row})]
+        lines.append("\t".join((name, *cells, *_write_affinities(topology, ways, facts, ident))))
+    lines += ["", "Legend:", "", *_write_legend({label for row in labels.values() for label in row})]
     if nics:
         lines += ["", "NIC Legend:", "", *(f"  {names[nic.id]}: {' '.join(nic.id.split())}" for nic in nics)]
     return "\n".join(lines) + "\n"
 
 
-def _gpu_names(topology: Topology) -> dict[str, str]:
+def _name_gpus(topology: Topology) -> dict[str, str]:
+    """Return the name in the matrix of each GPU."""
     numbers = [_GPU_ID.fullmatch(ident) for ident in topology.ranks]
     if all(numbers):
         return {ident: ident.upper() for ident in topology.ranks}
     return {ident: f"GPU{rank}" for rank, ident in enumerate(topology.ranks)}
 
 
-def _legend(labels: set[str]) -> Iterator[str]:
-    """The legend of nvidia-smi, then the other labels that occur."""
+def _write_legend(labels: set[str]) -> Iterator[str]:
+    """Yield the legend of nvidia-smi, then the other labels that occur."""
     for label, meaning in _LEGEND.items():
         yield f"  {label:4} = {meaning}"
-    own = {re.sub(r"\d+$", "#", label) for label in labels} - _LEGEND.keys()
-    for label in (label for label in LABELS if label in own):
+    other_labels = {re.sub(r"\d+$", "#", label) for label in labels} - _LEGEND.keys()
+    for label in (label for label in LABELS if label in other_labels):
         yield f"  {label:4} = {LABELS[label]} (a label of topoplan)"
 
 
-def _affinities(topology: Topology, ways: Ways, facts: Facts, ident: str) -> tuple[str, ...]:
-    """CPU affinity, NUMA affinity and the GPU's own NUMA node, with the empty fields that nvidia-smi lines up with."""
+def _write_affinities(topology: Topology, ways: Ways, facts: Facts, ident: str) -> tuple[str, ...]:
+    """Return CPU affinity, NUMA affinity and the GPU's own NUMA node, with the empty fields that nvidia-smi aligns with."""
     device = topology.by_id[ident]
     if device.kind != "gpu":
         return ()
-    found = _GPU_ID.fullmatch(ident)
-    subject = gpu_subject(found.group(1)) if found else ""
-    cpu = _cpu(topology, ways, device)
-    beside = None if cpu is None else cpu.numa_node
-    told = (
+    match = _GPU_ID.fullmatch(ident)
+    subject = gpu_subject(match.group(1)) if match else ""
+    cpu = _find_nearest_cpu(topology, ways, device)
+    cpu_node = None if cpu is None else cpu.numa_node
+    affinities = (
         facts.get_text(subject, keys.GPU_CPU_AFFINITY),
         device.extra.get("cpus"),
         None if cpu is None else cpu.extra.get("cpus"),
     )
-    nodes = (facts.get_text(subject, keys.GPU_NUMA_NODE), device.numa_node, beside)
-    own = facts.get_text(subject, keys.GPU_OWN_NUMA_NODE)
-    return (_first(told), _first(nodes), "", _first((own,)))
+    nodes = (facts.get_text(subject, keys.GPU_NUMA_NODE), device.numa_node, cpu_node)
+    gpu_node = facts.get_text(subject, keys.GPU_OWN_NUMA_NODE)
+    return (_choose_first(affinities), _choose_first(nodes), "", _choose_first((gpu_node,)))
 
 
-def _first(told: tuple[object, ...]) -> str:
-    """The first that is a number or a list of ranges of numbers, else N/A."""
-    texts = ("".join(str(text).split()) for text in told if text is not None)
-    return next((text for text in texts if _RANGES.fullmatch(text)), "N/A")
+def _choose_first(values: tuple[object, ...]) -> str:
+    """Return the first value that is a number or a list of ranges of numbers, else N/A."""
+    texts = ("".join(str(text).split()) for text in values if text is not None)
+    return next((text for text in texts if RANGES.fullmatch(text)), "N/A")
 
 
-def _cpu(topology: Topology, ways: Ways, gpu: Device) -> Device | None:
-    """The CPU that a GPU reaches with the fewest links; where it reaches none, the one of its NUMA node."""
+def _find_nearest_cpu(topology: Topology, ways: Ways, gpu: Device) -> Device | None:
+    """Return the CPU that a GPU reaches with the fewest links; where it reaches none, the one of its NUMA node."""
     cpus = [device for device in topology.devices if device.kind == "cpu"]
     routes = ((route, cpu) for cpu in cpus if (route := ways.route(gpu.id, cpu.id)) is not None)
     near = min(
-        ((len(route), n, cpu) for n, (route, cpu) in enumerate(routes)), default=None, key=lambda found: found[:2]
+        ((len(route), n, cpu) for n, (route, cpu) in enumerate(routes)), default=None, key=lambda entry: entry[:2]
     )
     if near is not None:
         return near[2]

@@ -1,4 +1,4 @@
-"""Where to put GPUs that are joined directly, so that a reader recognises the structure: a ring, a grid, a cube.
+"""Arrange GPUs that are joined directly so that a reader recognises the structure: a ring, a grid, a cube.
 
 Structures are recognised by their links alone. Coordinates are in units of the distance between neighbours; y grows
 downwards.
@@ -28,25 +28,26 @@ class Arrangement:
 
 
 def arrange(count: int, pairs: frozenset[Pair]) -> Arrangement:
-    """An arrangement of GPUs 0..count-1, joined as `pairs` (the smaller index first) say."""
+    """Return an arrangement of GPUs 0..count-1, joined as `pairs` (the smaller index first) say."""
+    # the first that fits counts: a complete graph of three is a ring, a ring of four no grid
     recognisers: tuple[Callable[[int, frozenset[Pair]], Arrangement | None], ...] = (
-        _row,
-        _ring,
-        _complete,
-        _two_quads,
-        _hypercube,
-        _grid,
-        _star,
+        _arrange_row,
+        _arrange_ring,
+        _arrange_complete,
+        _arrange_two_quads,
+        _arrange_hypercube,
+        _arrange_grid,
+        _arrange_star,
     )
     for recognise in recognisers:
-        found = recognise(count, pairs)
-        if found is not None:
-            return found
-    return _any_graph(count, pairs)
+        arrangement = recognise(count, pairs)
+        if arrangement is not None:
+            return arrangement
+    return _arrange_any_graph(count, pairs)
 
 
-def _row(count: int, pairs: frozenset[Pair]) -> Arrangement | None:
-    """A path in the order of ranks, or no links at all; long ones turn back and forth."""
+def _arrange_row(count: int, pairs: frozenset[Pair]) -> Arrangement | None:
+    """Arrange a path in the order of ranks, or GPUs without links; long rows turn back and forth."""
     if pairs and pairs != {(i, i + 1) for i in range(count - 1)}:
         return None
     width = count if count <= _LONGEST_ROW else math.ceil(math.sqrt(2 * count))
@@ -58,15 +59,16 @@ def _row(count: int, pairs: frozenset[Pair]) -> Arrangement | None:
     )
 
 
-def _circle(order: list[int], spacing: float = 1.0) -> tuple[Point, ...]:
-    """A circle through `order`, the first at the top left so that an even circle has a flat top."""
+def _place_on_circle(order: list[int], spacing: float = 1.0) -> tuple[Point, ...]:
+    """Return a circle through `order`, the first at the top left so that an even circle has a flat top."""
     radius = max(1.0, spacing * len(order) / (2 * math.pi))
     start = -math.pi / 2 - (math.pi / len(order) if len(order) % 2 == 0 else 0)
     angle = {node: start + 2 * math.pi * k / len(order) for k, node in enumerate(order)}
     return tuple((radius * math.cos(angle[i]), radius * math.sin(angle[i])) for i in range(len(order)))
 
 
-def _neighbours(count: int, pairs: frozenset[Pair]) -> list[list[int]]:
+def _list_neighbours(count: int, pairs: frozenset[Pair]) -> list[list[int]]:
+    """Return the neighbours of each GPU in order."""
     out: list[list[int]] = [[] for _ in range(count)]
     for a, b in sorted(pairs):
         out[a].append(b)
@@ -74,25 +76,29 @@ def _neighbours(count: int, pairs: frozenset[Pair]) -> list[list[int]]:
     return out
 
 
-def _ring(count: int, pairs: frozenset[Pair]) -> Arrangement | None:
-    near = _neighbours(count, pairs)
-    if count < 3 or any(len(n) != 2 for n in near):
+def _arrange_ring(count: int, pairs: frozenset[Pair]) -> Arrangement | None:
+    """Arrange a ring in any order of ranks on a circle."""
+    neighbours = _list_neighbours(count, pairs)
+    if count < 3 or any(len(n) != 2 for n in neighbours):
         return None
     order = [0]
     while len(order) < count:
-        ahead = [n for n in near[order[-1]] if n not in order[-2:]]
-        if not ahead or ahead[0] == 0:
+        candidates = [n for n in neighbours[order[-1]] if n not in order[-2:]]
+        if not candidates or candidates[0] == 0:
             return None
-        order.append(min(ahead) if len(order) == 1 else ahead[0])
-    return Arrangement(_circle(order, 1.1))
+        order.append(min(candidates) if len(order) == 1 else candidates[0])
+    return Arrangement(_place_on_circle(order, 1.1))
 
 
-def _complete(count: int, pairs: frozenset[Pair]) -> Arrangement | None:
-    return Arrangement(_circle(list(range(count)), 1.6)) if pairs == set(combinations(range(count), 2)) else None
+def _arrange_complete(count: int, pairs: frozenset[Pair]) -> Arrangement | None:
+    """Arrange GPUs that are joined all to all on a circle."""
+    return (
+        Arrangement(_place_on_circle(list(range(count)), 1.6)) if pairs == set(combinations(range(count), 2)) else None
+    )
 
 
-def _two_quads(count: int, pairs: frozenset[Pair]) -> Arrangement | None:
-    """Two fully joined quads, each GPU joined to its partner in the other: the hybrid cube mesh."""
+def _arrange_two_quads(count: int, pairs: frozenset[Pair]) -> Arrangement | None:
+    """Arrange two fully joined quads, each GPU joined to its partner in the other: the hybrid cube mesh."""
     if count != 8 or len(pairs) != 16:
         return None
     for rest in combinations(range(1, 8), 3):
@@ -100,23 +106,24 @@ def _two_quads(count: int, pairs: frozenset[Pair]) -> Arrangement | None:
         right = tuple(i for i in range(8) if i not in left)
         partners = {a: [b for b in right if (min(a, b), max(a, b)) in pairs] for a in left}
         inside = all(pair in pairs for quad in (left, right) for pair in combinations(quad, 2))
-        if inside and all(len(found) == 1 for found in partners.values()):
-            return _mirrored_quads(left, {a: found[0] for a, found in partners.items()})
+        if inside and all(len(linked) == 1 for linked in partners.values()):
+            return _mirror_quads(left, {a: linked[0] for a, linked in partners.items()})
     return None
 
 
-def _mirrored_quads(left: tuple[int, ...], partner: Mapping[int, int]) -> Arrangement:
-    """Partners face each other: those of the inner columns by straight lines, those of the outer ones by arcs."""
-    places = {left[0]: (0.0, 0.0), left[1]: (1.5, 0.0), left[2]: (0.0, 1.5), left[3]: (1.5, 1.5)}
-    mirror = 5.2
-    points = {**places, **{partner[a]: (mirror - x, y) for a, (x, y) in places.items()}}
+def _mirror_quads(left: tuple[int, ...], partner: Mapping[int, int]) -> Arrangement:
+    """Return two quads whose partners face each other: inner columns joined by straight lines, outer ones by arcs."""
+    left_points = {left[0]: (0.0, 0.0), left[1]: (1.5, 0.0), left[2]: (0.0, 1.5), left[3]: (1.5, 1.5)}
+    mirror_x = 5.2
+    points = {**left_points, **{partner[a]: (mirror_x - x, y) for a, (x, y) in left_points.items()}}
     bends: dict[Pair, Point] = {}
-    for a, up in ((left[0], -1.5), (left[2], 3.0)):
-        bends[min(a, partner[a]), max(a, partner[a])] = (mirror / 2, up)
+    for a, arc_y in ((left[0], -1.5), (left[2], 3.0)):
+        bends[min(a, partner[a]), max(a, partner[a])] = (mirror_x / 2, arc_y)
     return Arrangement(tuple(points[i] for i in range(8)), bends)
 
 
-def _hypercube(count: int, pairs: frozenset[Pair]) -> Arrangement | None:
+def _arrange_hypercube(count: int, pairs: frozenset[Pair]) -> Arrangement | None:
+    """Arrange a hypercube in the order of ranks: each bit of a rank moves its GPU in a direction of its own."""
     dimension = count.bit_length() - 1
     cube = {(a, a | 1 << k) for a in range(count) for k in range(dimension) if not a >> k & 1}
     if not 3 <= dimension <= len(_BIT_VECTORS) or count != 1 << dimension or pairs != cube:
@@ -131,8 +138,8 @@ def _hypercube(count: int, pairs: frozenset[Pair]) -> Arrangement | None:
     return Arrangement(points, bends)
 
 
-def _grid(count: int, pairs: frozenset[Pair]) -> Arrangement | None:
-    """A mesh or torus of two dimensions in row-major order."""
+def _arrange_grid(count: int, pairs: frozenset[Pair]) -> Arrangement | None:
+    """Arrange a mesh or torus of two dimensions in row-major order."""
     for rows in range(2, count // 2 + 1):
         columns, left_over = divmod(count, rows)
         if left_over or columns < 2:
@@ -143,6 +150,7 @@ def _grid(count: int, pairs: frozenset[Pair]) -> Arrangement | None:
         around_column = {(i, i + count - columns) for i in range(columns)} if rows > 2 else set()
         if not across | down <= pairs <= across | down | around_row | around_column:
             continue
+        # wrap-around links are drawn as curves beside their row or column, so that they hide no other link
         points = tuple((float(i % columns), float(i // columns)) for i in range(count))
         bends = {(a, b): ((columns - 1) / 2, points[a][1] - 0.95) for a, b in around_row & pairs}
         bends |= {(a, b): (points[a][0] - 0.95, (rows - 1) / 2) for a, b in around_column & pairs}
@@ -150,29 +158,31 @@ def _grid(count: int, pairs: frozenset[Pair]) -> Arrangement | None:
     return None
 
 
-def _star(count: int, pairs: frozenset[Pair]) -> Arrangement | None:
-    hubs = [i for i, near in enumerate(_neighbours(count, pairs)) if len(near) == count - 1]
+def _arrange_star(count: int, pairs: frozenset[Pair]) -> Arrangement | None:
+    """Arrange a hub and its leaves."""
+    hubs = [i for i, neighbours in enumerate(_list_neighbours(count, pairs)) if len(neighbours) == count - 1]
     if count < 4 or len(pairs) != count - 1 or len(hubs) != 1:
         return None
     leaves = [i for i in range(count) if i != hubs[0]]
-    around = _circle(list(range(len(leaves))), 1.1)
-    scaled = dict(zip(leaves, ((1.2 * x, 1.2 * y) for x, y in around), strict=True))
+    leaf_points = _place_on_circle(list(range(len(leaves))), 1.1)
+    scaled = dict(zip(leaves, ((1.2 * x, 1.2 * y) for x, y in leaf_points), strict=True))
     return Arrangement(tuple((0.0, 0.0) if i == hubs[0] else scaled[i] for i in range(count)))
 
 
-def _any_graph(count: int, pairs: frozenset[Pair]) -> Arrangement:
-    """Kamada and Kawai's springs for small or sparse graphs, a circle for small dense ones."""
+def _arrange_any_graph(count: int, pairs: frozenset[Pair]) -> Arrangement:
+    """Arrange any graph: Kamada and Kawai's springs for small or sparse ones, a circle for small dense ones."""
     if count <= 12 and len(pairs) > 2 * count:
-        return Arrangement(_circle(list(range(count)), 1.5))
+        return Arrangement(_place_on_circle(list(range(count)), 1.5))
     import networkx as nx  # slow to import, and needed for these graphs only
 
     graph = nx.Graph(sorted(pairs))
     graph.add_nodes_from(range(count))
     if count <= _LARGEST_KAMADA_KAWAI and nx.is_connected(graph):
-        found = nx.kamada_kawai_layout(graph)
+        positions = nx.kamada_kawai_layout(graph)
     else:
-        found = nx.spring_layout(graph, seed=1, iterations=200)
-    points = [(float(found[i][0]), float(found[i][1])) for i in range(count)]
+        positions = nx.spring_layout(graph, seed=1, iterations=200)
+    points = [(float(positions[i][0]), float(positions[i][1])) for i in range(count)]
+    # scale so that all but the closest tenth of the GPUs have room for their shapes
     gaps = sorted(min(math.dist(p, q) for q in points if q is not p) for p in points)
     scale = min(1.0 / max(gaps[count // 10], 1e-9), math.sqrt(count) * 1.2)
     return Arrangement(tuple((round(x * scale, 2), round(y * scale, 2)) for x, y in points))

@@ -1,4 +1,4 @@
-"""The bandwidth matrices of an hwloc file: NVLink and xGMI links between GPUs, NVSwitches and CPUs.
+"""Read the bandwidth matrices of an hwloc file: NVLink and xGMI links between GPUs, NVSwitches and CPUs.
 
 A matrix holds MB/s (1e6 bytes a second) in one direction, row to column. Its diagonal is made up, and it can only say
 what the GPUs know: links from one NVSwitch to another are not in it.
@@ -15,10 +15,11 @@ from functools import cached_property
 
 from ...graph import Device, Link, both_ways
 from ...hardware import LATENCY_us
+from ..names import join_first
 from ..safe_xml import Element
 from .cpus import Cpus
-from .objects import Machine
-from .pci import Gpu
+from .objects import HwlocMachine
+from .pci import HwlocGpu
 
 MAX_OBJECTS = 512
 _MAX_MBps = 10**9
@@ -32,81 +33,85 @@ _PAIRS_NAMED = 2
 
 
 @dataclass(frozen=True)
-class Matrix:
-    """Numbers of objects, and the values between them that are not 0, keyed (row, column) without the diagonal."""
+class BandwidthMatrix:
+    """The objects of a matrix by gp_index, and the values between them that are not 0, keyed (row, column), no diagonal."""
 
     objects: tuple[int, ...]
     values: Mapping[tuple[int, int], int]
 
 
-def read_matrices(root: Element, machine: Machine) -> dict[str, Matrix]:
-    """The matrices that speak of links, by name. InputError where one is not whole or holds what is no number."""
-    found: dict[str, Matrix] = {}
+def read_matrices(root: Element, machine: HwlocMachine) -> dict[str, BandwidthMatrix]:
+    """Return the matrices that speak of links, by name. InputError where one is not whole or holds what is no number."""
+    matrices: dict[str, BandwidthMatrix] = {}
     for element in root:
         name = element.get("name") or ""
         if element.tag not in ("distances2", "distances2hetero") or name in _NOT_LINKS:
             continue
         if name not in (*_KINDS, _HOPS):
             machine.notes.add(f"matrix {name[:40]}", "not read")
-        elif name in found:
+        elif name in matrices:
             machine.notes.add(f"matrix {name}", "there twice; the first is read")
         else:
-            found[name] = _matrix(element)
-    return found
+            matrices[name] = _read_matrix(element)
+    return matrices
 
 
-def _matrix(element: Element) -> Matrix:
-    size = element.integer("nbobjs", least=1, most=MAX_OBJECTS)
-    names = _words(element, "indexes")
-    values = _words(element, "u64values")
+def _read_matrix(element: Element) -> BandwidthMatrix:
+    """Return the matrix of an element. Raises InputError where it is not whole."""
+    size = element.get_integer("nbobjs", least=1, most=MAX_OBJECTS)
+    names = _read_words(element, "indexes")
+    values = _read_words(element, "u64values")
     if size is None or len(names) != size or len(values) != size * size:
-        told = f"nbobjs={size}, {len(names)} indexes and {len(values)} values"
-        raise element.error(
-            f"{told}: expected as many indexes as objects and their square of values; is the file whole?"
+        sizes = f"nbobjs={size}, {len(names)} indexes and {len(values)} values"
+        raise element.make_error(
+            f"{sizes}: expected as many indexes as objects and their square of values; is the file whole?"
         )
     indexes = [_INDEX.fullmatch(name) for name in names]
     numbers = tuple(int(match.group(1)) for match in indexes if match is not None)
     if len(numbers) < size or len(set(numbers)) < size:
         wrong = next((name for name, match in zip(names, indexes, strict=True) if match is None), "one twice")
-        raise element.error(
+        raise element.make_error(
             f"indexes hold {wrong[:40]!r}: expected the gp_index of different objects, such as OSDev:802"
         )
-    found: dict[tuple[int, int], int] = {}
+    nonzero: dict[tuple[int, int], int] = {}
     for i, text in enumerate(values):
         if not text.isdecimal() or len(text) > 20 or int(text) > _MAX_MBps:
-            raise element.error(f"u64values hold {text[:40]!r}: expected whole numbers of MB/s from 0 to {_MAX_MBps}")
+            raise element.make_error(
+                f"u64values hold {text[:40]!r}: expected whole numbers of MB/s from 0 to {_MAX_MBps}"
+            )
         if int(text) and i // size != i % size:
-            found[i // size, i % size] = int(text)
-    return Matrix(numbers, found)
+            nonzero[i // size, i % size] = int(text)
+    return BandwidthMatrix(numbers, nonzero)
 
 
-def _words(element: Element, tag: str) -> list[str]:
+def _read_words(element: Element, tag: str) -> list[str]:
+    """Return the words in all of an element's children with a tag."""
     return " ".join(child.text for child in element if child.tag == tag).split()
 
 
 @dataclass(eq=False)
-class Wiring:
-    """Gathers the links of one machine's matrices. `switches` are those NVSwitches that a matrix names, by gp_index."""
+class MatrixLinkReader:
+    """Reads the links of one machine's matrices. `switches` are the NVSwitches that a matrix names, by gp_index."""
 
-    machine: Machine
+    machine: HwlocMachine
     cpus: Cpus
-    gpus: list[Gpu]
-    gpu_by_gp: Mapping[int, Gpu]
+    gpus: list[HwlocGpu]
+    gpu_by_gp: Mapping[int, HwlocGpu]
     switches: Mapping[int, Device]
     links: list[Link] = field(default_factory=list)
 
-    def join(self, matrices: Mapping[str, Matrix]) -> list[Link]:
-        """All links that the matrices tell, and those that must be between groups of NVSwitches."""
-        hops = self._by_objects(matrices.get(_HOPS))
+    def read(self, matrices: Mapping[str, BandwidthMatrix]) -> list[Link]:
+        """Return all links that the matrices give, and those that must be between groups of NVSwitches."""
+        hops = self._key_by_objects(matrices.get(_HOPS))
         for name, kind in _KINDS.items():
             if name in matrices:
-                self._read(matrices[name], name, kind, hops if kind == "xgmi" else {})
+                self._read_links(matrices[name], name, kind, hops if kind == "xgmi" else {})
         if "NVLinkBandwidth" in matrices:
-            self.links += between_groups(self.machine, list(self.switches.values()), self.links)
+            self.links += join_switch_groups(self.machine, list(self.switches.values()), self.links)
         return self.links
 
     @cached_property
-    def _gpu_by_id(self) -> Mapping[str, Gpu]:
+    def _gpu_by_id(self) -> Mapping[str, HwlocGpu]:
         return {gpu.id: gpu for gpu in self.gpus}
 
     @cached_property
@@ -114,13 +119,15 @@ class Wiring:
         return frozenset(device.id for device in self.switches.values())
 
     @staticmethod
-    def _by_objects(matrix: Matrix | None) -> dict[tuple[int, int], int]:
-        """Values by the numbers of the objects."""
+    def _key_by_objects(matrix: BandwidthMatrix | None) -> dict[tuple[int, int], int]:
+        """Return a matrix's values keyed by the gp_index of row and column."""
         if matrix is None:
             return {}
         return {(matrix.objects[i], matrix.objects[j]): value for (i, j), value in matrix.values.items()}
 
-    def _read(self, matrix: Matrix, name: str, kind: str, hops: Mapping[tuple[int, int], int]) -> None:
+    def _read_links(self, matrix: BandwidthMatrix, name: str, kind: str, hops: Mapping[tuple[int, int], int]) -> None:
+        """Add the links of one matrix."""
+        # one number that names nothing puts the whole matrix in doubt: it may be of another machine
         unknown = [n for n in matrix.objects if n not in self.machine.by_gp]
         if unknown:
             self.machine.notes.add(
@@ -128,58 +135,60 @@ class Wiring:
             )
             return
         rates: dict[tuple[str, str], int] = {}
-        for pair, value in self._by_objects(matrix).items():
-            ends = self._ends(*pair)
+        for pair, value in self._key_by_objects(matrix).items():
+            ends = self._find_ends(*pair)
             if ends is None:
                 continue
             if hops.get(pair, 1) > 1:
                 self.machine.notes.add(" - ".join(sorted(ends)), f"{hops[pair]} hops apart; no link")
                 continue
-            before = rates.get(ends, 0)
-            rates[ends] = max(before, value) if kind == "xgmi" else before + value  # parts of a GPU share its xGMI
+            earlier = rates.get(ends, 0)
+            rates[ends] = max(earlier, value) if kind == "xgmi" else earlier + value  # parts of a GPU share its xGMI
         if kind == "xgmi" and set(rates.values()) == {_UNTOLD_XGMI_MBps}:
             self.machine.notes.add(
                 f"matrix {name}", "says 100 GB/s of every link, which hwloc writes whatever the link; not measured"
             )
-        self.links += self._both_directions(rates, name, kind)
+        self.links += self._build_links(rates, name, kind)
 
-    def _ends(self, row: int, column: int) -> tuple[str, str] | None:
-        """The devices that two objects of a matrix are, None where no GPU or NVSwitch is among them."""
-        first, second = (self._device(number) for number in (row, column))
+    def _find_ends(self, row: int, column: int) -> tuple[str, str] | None:
+        """Return the devices that two objects of a matrix are, None where no GPU or NVSwitch is among them."""
+        first, second = (self._find_device(number) for number in (row, column))
         if first is None and second is None:
             return None
-        first, second = first or self._cpu(row, second), second or self._cpu(column, first)
+        first, second = first or self._find_cpu(row, second), second or self._find_cpu(column, first)
         return None if first is None or second is None or first == second else (first, second)
 
-    def _device(self, number: int) -> str | None:
+    def _find_device(self, number: int) -> str | None:
+        """Return the id of the GPU or NVSwitch with a gp_index, None where it is neither."""
         if (gpu := self.gpu_by_gp.get(number)) is not None:
             return gpu.id
         switch = self.switches.get(number)
         return switch.id if switch is not None else None
 
-    def _cpu(self, number: int, other: str | None) -> str | None:
-        """The CPU that an object is: of several the one near the GPU at the other end."""
+    def _find_cpu(self, number: int, other: str | None) -> str | None:
+        """Return the CPU that an object is; of several the one near the GPU at the other end."""
         element = self.machine.by_gp[number]
         if element.get("type") in ("Bridge", "PCIDev", "OSDev", "Misc"):
             self.machine.notes.add(str(other), f"has a link to object {number}, a {element.get('type')} that is no GPU")
             return None
-        near = self.cpus.near(element)
+        near = self.cpus.find_near(element)
         gpu = self._gpu_by_id.get(other or "")
         if gpu is not None and len(near) > 1:
-            own = self.cpus.near(gpu.function.near)
-            near = [node for node in own if node in near] or near
+            near_gpu = self.cpus.find_near(gpu.function.near)
+            near = [node for node in near_gpu if node in near] or near
         if len(near) > 1:
             self.machine.notes.add(
                 str(other), f"its links to the CPUs lead to several NUMA nodes; taken for {near[0].device.id}"
             )
         return near[0].device.id
 
-    def _both_directions(self, rates: Mapping[tuple[str, str], int], name: str, kind: str) -> Iterator[Link]:
+    def _build_links(self, rates: Mapping[tuple[str, str], int], name: str, kind: str) -> Iterator[Link]:
+        """Yield a link for each rate, two-way ones together; note pairs that differ by direction."""
         uneven: list[str] = []
         done: set[tuple[str, str]] = set()
         for (src, dst), value in rates.items():
             back = rates.get((dst, src))
-            link = self._link(src, dst, value, name, kind)
+            link = self._build_link(src, dst, value, name, kind)
             if back == value:
                 if (dst, src) not in done:
                     yield from both_ways(link)
@@ -188,20 +197,20 @@ class Wiring:
             uneven.append(f"{src} -> {dst} {value} MB/s, back {back or 0}")
             yield link
         if uneven:
-            more = f" and {len(uneven) - _PAIRS_NAMED} more" if len(uneven) > _PAIRS_NAMED else ""
-            told = "; ".join(uneven[:_PAIRS_NAMED])
-            self.machine.notes.add(f"matrix {name}", f"differs by direction: {told}{more}; taken as it says")
+            pairs = join_first(uneven, _PAIRS_NAMED, "; ")
+            self.machine.notes.add(f"matrix {name}", f"differs by direction: {pairs}; taken as it says")
 
-    def _link(self, src: str, dst: str, value: int, name: str, kind: str) -> Link:
+    def _build_link(self, src: str, dst: str, value: int, name: str, kind: str) -> Link:
+        """Return the link of a rate in MB/s from one device to another."""
         switched = not self._switch_ids.isdisjoint((src, dst))
-        count = self._count(src, dst, value) if kind == "nvlink" else 1
+        count = self._count_nvlinks(src, dst, value) if kind == "nvlink" else 1
         latency = LATENCY_us["nvswitch" if switched else kind]
         return Link(src, dst, Fraction(value, 1000), latency, kind, count, f"hwloc XML, {name}")
 
-    def _count(self, src: str, dst: str, value: int) -> int:
-        """How many NVLinks a rate stands for: by the GPU's model, else 25 GB/s each (20 where only that divides it)."""
+    def _count_nvlinks(self, src: str, dst: str, value: int) -> int:
+        """Return how many NVLinks a rate stands for: by the GPU's model, else 25 GB/s each (20 where only that divides it)."""
         gpu = self._gpu_by_id.get(src) or self._gpu_by_id.get(dst)
-        model = gpu.told.get("GPUModel", "") if gpu is not None else ""
+        model = gpu.infos.get("GPUModel", "") if gpu is not None else ""
         by_model = [each for pattern, each in _MBps_BY_MODEL if pattern.search(model)]
         for each in (*by_model, 25_000, 20_000):
             if value % each == 0:
@@ -212,13 +221,13 @@ class Wiring:
 # -- what GPUs cannot know -----------------------------------------------------------------------------------------
 
 
-def between_groups(machine: Machine, switches: list[Device], links: list[Link]) -> list[Link]:
-    """Links between two groups of as many NVSwitches that no link of a matrix joins, as in a DGX-2.
+def join_switch_groups(machine: HwlocMachine, switches: list[Device], links: list[Link]) -> list[Link]:
+    """Return links between two equally large groups of NVSwitches that no link of a matrix joins, as in a DGX-2.
 
     Each switch of one group is joined to its counterpart in the other, in the order of their addresses, with what its
     GPUs bring to it: the fabric then limits nothing, which is how NCCL takes it. Other groups are only noted.
     """
-    groups = _groups(switches, links)
+    groups = _group_switches(switches, links)
     if len(groups) < 2:
         return []
     sizes = " and ".join(str(len(group)) for group in groups)
@@ -239,15 +248,15 @@ def between_groups(machine: Machine, switches: list[Device], links: list[Link]) 
         rates[link.dst] += link.bandwidth_GBps
         counts[link.dst] += link.count
     source = "assumed: NVSwitches of one machine are joined without a bottleneck"
-    found: list[Link] = []
+    joined: list[Link] = []
     for a, b in zip(*groups, strict=True):
         rate, count = min(rates[a], rates[b]), min(counts[a], counts[b])
-        found += both_ways(Link(a, b, rate, LATENCY_us["nvswitch"], "nvlink", count, source))
-    return found
+        joined += both_ways(Link(a, b, rate, LATENCY_us["nvswitch"], "nvlink", count, source))
+    return joined
 
 
-def _groups(switches: list[Device], links: list[Link]) -> list[list[str]]:
-    """The switches by what their NVLinks join, each group and the groups in the order of `switches`."""
+def _group_switches(switches: list[Device], links: list[Link]) -> list[list[str]]:
+    """Return the switches grouped by what their NVLinks join, each group and the groups in the order of `switches`."""
     neighbours: dict[str, set[str]] = {}
     for link in links:
         if link.kind == "nvlink":

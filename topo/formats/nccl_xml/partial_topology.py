@@ -1,4 +1,4 @@
-"""What the readers of an NCCL XML file fill in, piece by piece, before it is a Topology."""
+"""Collect what the readers of an NCCL XML file find, element by element, until it becomes a Topology."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...graph import Device, Link
+from ..names import pick_unused_name
 from ..notes import Notes
 from ..safe_xml import Element
 
@@ -16,15 +17,15 @@ GPU_CLASSES = ("0x03", "0x12")
 
 NVSWITCH_CLASS = "0x068000"
 CPU_CLASS = "0x068001"
-OWN = "topoplan_"
+TOPOPLAN_PREFIX = "topoplan_"
 """Prefix of the attributes and elements that topoplan adds to the format."""
 
 _INTEGER = re.compile(r"0|-?[1-9][0-9]{0,17}")
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where in the tree an element stands: which host, below which CPU, and below which device (None: made up)."""
+class TreePosition:
+    """Position of an element in the tree: its host, the CPU above it, and the device above it (None: one that was made up)."""
 
     host: int
     prefix: str
@@ -34,29 +35,29 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Gpu:
-    """A GPU that was found: its device, its element, its bus address, and where it stands."""
+class GpuElement:
+    """A GPU of the file: its device's id, its element, its bus address and its position in the tree."""
 
     id: str
     element: Element
     bus_id: str
-    place: Place
+    position: TreePosition
     dev: int
     rank: int | None
 
 
 @dataclass
-class Draft:
-    """Everything found so far. GPUs and bridges are found by (host, PCI address).
+class PartialTopology:
+    """Devices and links read so far. GPUs and bridges are looked up by (host, PCI address).
 
-    `told` are the (source, destination) pairs whose links topoplan itself wrote down: nothing about them is in doubt.
+    `exact_pairs` are the (source, destination) pairs whose links topoplan itself wrote: no doubts are noted about them.
     """
 
     where: str
-    told: frozenset[tuple[str, str]] = frozenset()
+    exact_pairs: frozenset[tuple[str, str]] = frozenset()
     devices: dict[str, Device] = field(default_factory=dict)
     uplinks: dict[str, tuple[Link, ...]] = field(default_factory=dict)
-    gpus: list[Gpu] = field(default_factory=list)
+    gpus: list[GpuElement] = field(default_factory=list)
     gpu_by_bus: dict[tuple[int, str], str] = field(default_factory=dict)
     bridge_by_bus: dict[tuple[int, str], str] = field(default_factory=dict)
     cpus: list[tuple[str, int, Element]] = field(default_factory=list)
@@ -64,43 +65,41 @@ class Draft:
     notes: Notes = field(default_factory=Notes)
 
     def add(self, wanted: str, **facts: Any) -> Device:
-        """A new device called `wanted`, or that and a number where the name is taken."""
-        name, copy = wanted, 2
-        while name in self.devices:
-            name, copy = f"{wanted}#{copy}", copy + 1
+        """Add a device called `wanted`, or `wanted#2` and so on where the name is taken, and return it."""
+        name = pick_unused_name(wanted, self.devices)
         if name != wanted:
             self.notes.add(name, f"the file has more than one {wanted}")
         self.devices[name] = Device(name, **facts)
         return self.devices[name]
 
-    def in_rank_order(self) -> list[Gpu]:
-        """GPUs by the file's ranks where each has one of its own, else by device number."""
+    def sort_gpus(self) -> list[GpuElement]:
+        """Return the GPUs by the file's ranks where all are given and distinct, else by device number."""
         ranks = [gpu.rank for gpu in self.gpus]
         if None not in ranks and len(set(ranks)) == len(ranks):
             return sorted(self.gpus, key=lambda gpu: gpu.rank or 0)
         self.notes.add("ranks", "not given, or not distinct; taken in the order of the device numbers")
-        return sorted(self.gpus, key=lambda gpu: (gpu.place.host, gpu.dev))
+        return sorted(self.gpus, key=lambda gpu: (gpu.position.host, gpu.dev))
 
 
-def value_of(text: str) -> int | str:
-    """An attribute as a JSON value: plain whole numbers as such, everything else as text."""
+def parse_value(text: str) -> int | str:
+    """Return an attribute as a JSON value: whole numbers as such, everything else as text."""
     return int(text) if _INTEGER.fullmatch(text) else text
 
 
-def attributes(element: Element, *without: str) -> dict[str, int | str]:
-    """The attributes of an element as JSON values, but for those named and topoplan's own."""
+def read_attributes(element: Element, *without: str) -> dict[str, int | str]:
+    """Return an element's attributes as JSON values, except those named in `without` and topoplan's own."""
     return {
-        key: value_of(text)
+        key: parse_value(text)
         for key, text in element.attributes.items()
-        if key not in without and not key.startswith(OWN)
+        if key not in without and not key.startswith(TOPOPLAN_PREFIX)
     }
 
 
-def own(element: Element, key: str) -> str | None:
-    """One of topoplan's own attributes."""
-    return element.get(OWN + key)
+def get_topoplan_attribute(element: Element, key: str) -> str | None:
+    """Return the attribute `topoplan_<key>`, None where it is absent or empty."""
+    return element.get(TOPOPLAN_PREFIX + key)
 
 
 def has_class(element: Element, prefixes: Iterable[str], key: str = "class") -> bool:
-    """Whether a PCI class (or, with `key`, the class of a link's target) starts with one of `prefixes`."""
+    """Return whether a PCI class (or, with `key`, the class of a link's target) starts with one of `prefixes`."""
     return (element.get(key) or "").lower().startswith(tuple(prefixes))

@@ -1,7 +1,7 @@
-"""The parts of a text that nvidia-smi printed: matrices of `topo`, sections of `nvlink`, legends; the rest is passed over.
+"""Split a text that nvidia-smi printed into matrices of `topo`, sections of `nvlink` and legends; the rest is passed over.
 
 Every vintage is read: tabs, spaces or both, device columns under any name, affinity columns or none, underlined headings,
-prompts and prose around. Nothing is made of the words here.
+prompts and prose around. What the words mean is left to the other files.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ _SNIFF_CHARACTERS = 2**20
 
 CPU, NUMA, GPU_NUMA = "CPU Affinity", "NUMA Affinity", "GPU NUMA ID"
 GPU_NAME = re.compile(r"GPU(\d{1,6})")
+RANGES = re.compile(r"[0-9]{1,7}(?:[-,][0-9]{1,7}){0,4096}")
 _COLUMNS = (
     (CPU, re.compile(r"CPU\s+Affinity")),
     (GPU_NUMA, re.compile(r"GPU\s+NUMA\s+ID")),
@@ -61,32 +62,32 @@ _SNIFF = re.compile(
 
 
 @dataclass(frozen=True)
-class Row:
-    """A line of a matrix: a cell a device column (None: not printed), and the affinities by the names of their columns."""
+class MatrixRow:
+    """A line of a matrix: a cell for each device column (None: not printed), and affinities by the names of their columns."""
 
     cells: tuple[str | None, ...]
     affinities: dict[str, str]
 
 
 @dataclass
-class Table:
+class LabelMatrix:
     """A matrix: the devices of its columns in order, its rows by device, and the flag of `-p2p` if a line before gives it."""
 
     line: int
     names: tuple[str, ...]
     columns: tuple[str, ...]
     flag: str | None
-    rows: dict[str, Row] = field(default_factory=dict)
+    rows: dict[str, MatrixRow] = field(default_factory=dict)
     repeated: list[str] = field(default_factory=list)
 
     @cached_property
     def known(self) -> frozenset[str]:
-        """The names of its devices, to look one up in."""
+        """The names of its devices as a set."""
         return frozenset(self.names)
 
 
 @dataclass
-class LinkTable:
+class NvlinkListing:
     """What `nvidia-smi nvlink` says of a GPU: bus addresses of remote ends (-R), rates in GB/s or None if inactive (-s)."""
 
     name: str = ""
@@ -96,68 +97,69 @@ class LinkTable:
 
 
 @dataclass
-class Parts:
-    """All parts of a text; `link_tables` are by GPU index.
+class SmiOutput:
+    """All parts of a text; `nvlinks_by_gpu` are by GPU index.
 
     `failed` is the line where nvidia-smi gave the matrix up, `stray` that of the first row of a matrix without a heading.
     """
 
-    tables: list[Table] = field(default_factory=list)
+    tables: list[LabelMatrix] = field(default_factory=list)
     nics: dict[str, str] = field(default_factory=dict)
-    link_tables: dict[int, LinkTable] = field(default_factory=dict)
+    nvlinks_by_gpu: dict[int, NvlinkListing] = field(default_factory=dict)
     failed: int | None = None
     stray: int | None = None
 
 
 def looks_like(text: str) -> bool:
-    """Whether nvidia-smi printed this, or a part of it: a matrix, or the links of a GPU. Looks at the first megabyte."""
+    """Return whether nvidia-smi printed a text, or a part of it: a matrix, or a GPU's links. Looks at the first megabyte."""
     head = text[:_SNIFF_CHARACTERS]
-    return "GPU" in head and _SNIFF.search(_plain(head)) is not None
+    return "GPU" in head and _SNIFF.search(_remove_codes(head)) is not None
 
 
-def parts(text: str, where: str) -> Parts:
-    """The parts of a text. Raises InputError for more than MAX_COLUMNS devices or MAX_TABLES matrices."""
-    found = Parts()
-    table: Table | None = None
-    link_table: LinkTable | None = None
+def parse_output(text: str, where: str) -> SmiOutput:
+    """Return the parts of a text. Raises InputError for more than MAX_COLUMNS devices or MAX_TABLES matrices."""
+    output = SmiOutput()
+    matrix: LabelMatrix | None = None
+    listing: NvlinkListing | None = None
     flag: str | None = None
-    for number, line in _lines(text, where):
-        if not _WORTH_A_LOOK.search(line) and (table is None or line.split(maxsplit=1)[0] not in table.known):
-            table = None if line.strip() in _ENDS else table
+    for number, line in _iterate_lines(text, where):
+        if not _WORTH_A_LOOK.search(line) and (matrix is None or line.split(maxsplit=1)[0] not in matrix.known):
+            matrix = None if line.strip() in _ENDS else matrix
             continue
+        # the flag belongs to the next matrix: a command line or a title stands above what it printed
         flags = _P2P.search(line) if "-p2p" in line else None
         if flags or "topo -m" in line:
             flag = flags.group(1) if flags else None
         if "Failed to run topology matrix" in line:
-            found.failed = number
-        elif (heading := _heading(line, number, flag, where)) is not None:
-            table, link_table, flag = heading, None, None
-            found.tables.append(table)
-            if len(found.tables) > MAX_TABLES:
+            output.failed = number
+        elif (heading := _parse_heading(line, number, flag, where)) is not None:
+            matrix, listing, flag = heading, None, None
+            output.tables.append(matrix)
+            if len(output.tables) > MAX_TABLES:
                 raise InputError(
                     f"{where}: line {number}: more than {MAX_TABLES} matrices; expected one machine in a file"
                 )
-        elif table is not None and (row := _row(line, table)) is not None:
+        elif matrix is not None and (row := _parse_row(line, matrix)) is not None:
             name, cells = row
-            if name in table.rows:
-                table.repeated += [name] if table.rows[name] != cells else []
+            if name in matrix.rows:
+                matrix.repeated += [name] if matrix.rows[name] != cells else []
             else:
-                table.rows[name] = cells
+                matrix.rows[name] = cells
         elif named := _NIC_LEGEND.fullmatch(line):
-            found.nics.setdefault(named.group(1), " ".join(named.group(2).split()))
+            output.nics.setdefault(named.group(1), " ".join(named.group(2).split()))
         elif gpu := _GPU_HEAD.fullmatch(line):
-            link_table = found.link_tables.setdefault(int(gpu.group(1)), LinkTable())
-            link_table.name, link_table.uuid = gpu.group(2) or link_table.name, gpu.group(3) or link_table.uuid
-            table = None
-        elif link_table is not None:
-            _link(line, link_table)
-        elif found.stray is None and table is None and _SNIFF.match(line):
-            found.stray = number
-    return found
+            listing = output.nvlinks_by_gpu.setdefault(int(gpu.group(1)), NvlinkListing())
+            listing.name, listing.uuid = gpu.group(2) or listing.name, gpu.group(3) or listing.uuid
+            matrix = None
+        elif listing is not None:
+            _parse_link(line, listing)
+        elif output.stray is None and matrix is None and _SNIFF.match(line):
+            output.stray = number
+    return output
 
 
-def _lines(text: str, where: str) -> Iterator[tuple[int, str]]:
-    """Lines that may matter, with their numbers, without terminal codes. Raises InputError for more than MAX_LINES."""
+def _iterate_lines(text: str, where: str) -> Iterator[tuple[int, str]]:
+    """Yield the lines that may matter, with their numbers, without terminal codes. InputError for more than MAX_LINES."""
     for number, raw in enumerate(text.split("\n"), 1):
         if number > MAX_LINES:
             raise InputError(f"{where}: more than {MAX_LINES} lines; expected what nvidia-smi prints of one machine")
@@ -167,29 +169,29 @@ def _lines(text: str, where: str) -> Iterator[tuple[int, str]]:
             if _SNIFF.match(_ANSI.sub("", raw[:1000])):
                 raise InputError(f"{where}: line {number} has {len(raw)} characters; {_TOO_WIDE}")
             continue
-        yield number, _bare(_plain(raw).rstrip("\r"))
+        yield number, _remove_markup(_remove_codes(raw).rstrip("\r"))
 
 
-def _plain(text: str) -> str:
-    """A text without the codes of terminals and the spaces of web pages."""
+def _remove_codes(text: str) -> str:
+    """Return a text without the codes of terminals and the spaces of web pages."""
     text = _ANSI.sub("", text) if "\x1b" in text else text
     return text.replace("\x00", " ").replace("&nbsp;", " ").replace("\xa0", " ")
 
 
-def _bare(line: str) -> str:
-    """A line without the mark that a document begins it with; a row of a table has tabs for its bars."""
+def _remove_markup(line: str) -> str:
+    """Return a line without the mark that a document begins it with; a row of a table gets tabs for its bars."""
     mark = _MARK_UP.match(line)
     if mark is None:
         return line
-    inside = line[mark.end() :]
-    return inside.rstrip().removesuffix("|").replace("|", "\t") if "|" in mark.group() else inside
+    content = line[mark.end() :]
+    return content.rstrip().removesuffix("|").replace("|", "\t") if "|" in mark.group() else content
 
 
 _TOO_WIDE = f"a matrix of more than {MAX_COLUMNS} devices is refused, since no machine has as many"
 
 
-def _heading(line: str, number: int, flag: str | None, where: str) -> Table | None:
-    """The table that a heading opens: GPUs first, then other devices, then affinities. None for any other line."""
+def _parse_heading(line: str, number: int, flag: str | None, where: str) -> LabelMatrix | None:
+    """Return the matrix that a heading opens: GPUs, then other devices, then affinities. None for any other line."""
     before = _BEFORE_HEADING.match(line)
     line = line[before.end() :] if before else line
     start = line.split(maxsplit=2)[:2]
@@ -215,38 +217,39 @@ def _heading(line: str, number: int, flag: str | None, where: str) -> Table | No
     if len(set(names)) < len(names):
         twice = next(name for i, name in enumerate(names) if name in names[:i])
         raise InputError(f"{where}: line {number} names {twice[:40]} twice; expected the heading of one matrix")
-    return Table(number, tuple(names), columns, flag)
+    return LabelMatrix(number, tuple(names), columns, flag)
 
 
-def _row(line: str, table: Table) -> tuple[str, Row] | None:
-    """A row of the table, with the device that it is of; None for any other line."""
+def _parse_row(line: str, matrix: LabelMatrix) -> tuple[str, MatrixRow] | None:
+    """Return a row of the matrix, with the device that it is of; None for any other line."""
     words = line.split(maxsplit=2)
-    if len(words) < 2 or words[0] not in table.known or not _LABEL.fullmatch(words[1]):
+    if len(words) < 2 or words[0] not in matrix.known or not _LABEL.fullmatch(words[1]):
         return None
-    wide = len(table.names)
+    width = len(matrix.names)
     fields = [cell.strip() for cell in line.lstrip().split("\t")]
-    if len(fields) > wide and all(not cell or _LABEL.fullmatch(cell) for cell in fields[1 : wide + 1]):
-        cells: list[str | None] = [cell or None for cell in fields[1 : wide + 1]]
-        rest = fields[wide + 1 :]
+    if len(fields) > width and all(not cell or _LABEL.fullmatch(cell) for cell in fields[1 : width + 1]):
+        cells: list[str | None] = [cell or None for cell in fields[1 : width + 1]]
+        rest = fields[width + 1 :]
     else:
         rest = line.split()[1:]
         cells = []
-        while rest and len(cells) < wide and _LABEL.fullmatch(rest[0]):
+        while rest and len(cells) < width and _LABEL.fullmatch(rest[0]):
             cells.append(rest.pop(0))
-    cells += [None] * (wide - len(cells))
-    told = [word for word in rest if word]
-    columns = table.columns if not rest or rest[0] else table.columns[max(0, len(table.columns) - len(told)) :]
-    return words[0], Row(tuple(cells), dict(zip(columns, told, strict=False)))
+    cells += [None] * (width - len(cells))
+    texts = [word for word in rest if word]
+    columns = matrix.columns if not rest or rest[0] else matrix.columns[max(0, len(matrix.columns) - len(texts)) :]
+    return words[0], MatrixRow(tuple(cells), dict(zip(columns, texts, strict=False)))
 
 
-def _link(line: str, table: LinkTable) -> None:
+def _parse_link(line: str, listing: NvlinkListing) -> None:
+    """Add the link of a line, if it is one, to a GPU's listing."""
     if remote := _REMOTE.fullmatch(line):
-        table.remote.setdefault(int(remote.group(1)), bus_id(remote.group(2)))
+        listing.remote.setdefault(int(remote.group(1)), normalize_bus_id(remote.group(2)))
     elif speed := _SPEED.fullmatch(line):
-        table.speed.setdefault(int(speed.group(1)), speed.group(2))
+        listing.speed.setdefault(int(speed.group(1)), speed.group(2))
 
 
-def bus_id(text: str) -> str:
-    """A PCI address as Linux writes it: `00000000:D5:00.0` is `0000:d5:00.0`."""
+def normalize_bus_id(text: str) -> str:
+    """Return a PCI address as Linux writes it: `00000000:D5:00.0` is `0000:d5:00.0`."""
     domain, _, rest = text.partition(":")
     return f"{int(domain, 16):04x}:{rest}".lower()

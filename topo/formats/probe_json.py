@@ -1,4 +1,4 @@
-"""A topology's JSON with what follows from it: fingerprint, GPUDirect verdicts, the doctor's findings.
+"""Write a topology's JSON with what follows from it: fingerprint, GPUDirect verdicts, the doctor's findings.
 
 These are worked out anew each time and not read back: they are for whoever reads the JSON without topoplan.
 """
@@ -15,14 +15,14 @@ from ..graph import Topology
 
 
 def write(topology: Topology) -> str:
-    """JSON text; `Topology.loads` reads the topology back equal.
+    """Return JSON text that `Topology.loads` reads back equal.
 
     `gpudirect_missing` says why GPUDirect cannot be judged: facts that cannot be read, a cluster of many thousand pairs.
     """
-    told: dict[str, Any] = {"fingerprint": topology.fingerprint}
+    derived: dict[str, Any] = {"fingerprint": topology.fingerprint}
     try:
-        told["gpudirect"] = [verdict.to_json() for verdict in judge_pairs(topology)]
+        derived["gpudirect"] = [verdict.to_json() for verdict in judge_pairs(topology)]
     except InputError as error:
-        told["gpudirect_missing"] = str(error)
-    told["findings"] = [finding.to_json() for finding in list_findings(topology)]
-    return replace(topology, extra={**topology.extra, **told}).dumps()
+        derived["gpudirect_missing"] = str(error)
+    derived["findings"] = [finding.to_json() for finding in list_findings(topology)]
+    return replace(topology, extra={**topology.extra, **derived}).dumps()

@@ -1,0 +1,267 @@
+"""Fill in skeletons, files that list PCI slots but no GPUs, from the machine at hand as NCCL does it.
+
+Providers of virtual machines hand out such files, since the PCI tree inside one is not the real one. The tree, the
+CPUs, NUMA nodes and PCI speeds are the file's; the devices in the slots, and NVLink, are the machine's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from ...errors import InputError
+from ...graph import Device, Link, Topology, both_ways
+from ...hardware import LATENCY_us, inter_cpu_GBps_of
+from ..names import join_first, pick_unused_name
+from ..notes import Notes
+from ..safe_xml import Element
+from .partial_topology import GPU_CLASSES, TOPOPLAN_PREFIX, has_class
+from .reader import has_no_gpus, make_skeleton_error, parse_system, read_system
+from .xml_tree import build_tree, normalize_address
+
+_NAMED = 3
+_TREE_KINDS = ("pcie", "smp")
+
+
+def is_skeleton(text: str) -> bool:
+    """Return whether a text is NCCL's XML without a single GPU in it, which `read` refuses and `fill_skeleton` takes."""
+    try:
+        return has_no_gpus(parse_system(text, "text"))
+    except InputError:
+        return False
+
+
+def fill_skeleton(text: str, where: str, live: Topology) -> Topology:
+    """Return the machine `live`, as probed, in the PCI tree of the skeleton in `text`; `where` names the file in errors.
+
+    GPUs and NICs are put into the slot with their PCI address. Those that have none stay where they were probed; slots
+    without a device are left out; both are noted. Ranks and NVLinks are those of `live`.
+
+    Raises InputError where `live` has no GPUs, where none of them has a slot, and where the text is no skeleton.
+    """
+    root = parse_system(text, where)
+    if not has_no_gpus(root):
+        raise InputError(f"{where}: lists its GPUs by itself, so there is nothing to fill in; read it as it is")
+    if not live.ranks:
+        raise make_skeleton_error(root)
+    notes = Notes()
+    _put_gpus(root, live, notes)
+    _put_nics(root, live, notes)
+    _prune(root, notes)
+    filled = read_system(root)
+    return _FilledTree(filled, live, notes).build_topology()
+
+
+# -- devices into their slots --------------------------------------------------------------------------------------
+
+
+def _find_slots(root: Element) -> dict[str, Element]:
+    """Return the element at each PCI address, of equal ones the first, as in NCCL; bridges are not slots."""
+    slots: dict[str, Element] = {}
+    for element in root.walk():
+        address = normalize_address(element.get("busid")) if element.tag == "pci" else None
+        if address and not any(child.tag == "pci" for child in element):
+            slots.setdefault(address, element)
+    return slots
+
+
+def _put_gpus(root: Element, live: Topology, notes: Notes) -> None:
+    """Put a gpu element into the slot of each GPU. Raises InputError where no GPU has a slot."""
+    slots = _find_slots(root)
+    count = 0
+    for rank, name in enumerate(live.ranks):
+        slot = slots.get(normalize_address(live.by_id[name].bus_id) or "")
+        if slot is None:
+            continue
+        count += 1
+        _note_spelling(slot, notes)
+        facts = {"dev": str(rank), "rank": str(rank), TOPOPLAN_PREFIX + "id": name}
+        slot.children.append(Element("gpu", facts, slot.where, slot.line))
+    if count:
+        return
+    gpu_slots = [e for e in root.walk() if e.tag == "pci" and has_class(e, GPU_CLASSES)]
+    in_file = _list_addresses([normalize_address(e.get("busid")) or "" for e in gpu_slots])
+    on_machine = _list_addresses([live.by_id[name].bus_id or "unknown" for name in live.ranks])
+    raise InputError(
+        f"{root.where}: a skeleton for another machine: its GPU slots are at {in_file}, the GPUs here at {on_machine}; "
+        "run this on the machine it is for, or dump a whole file here with NCCL_TOPO_DUMP_FILE=topo.xml"
+    )
+
+
+def _list_addresses(addresses: list[str]) -> str:
+    """Return the first few addresses as text."""
+    return join_first(addresses, _NAMED) or "no address"
+
+
+def _note_spelling(slot: Element, notes: Notes) -> None:
+    """Note it where a slot's address is not written as NCCL compares it."""
+    text = slot.get("busid") or ""
+    if text != normalize_address(text):
+        notes.add(text, "NCCL compares addresses letter by letter and would not find it; write it in full and small")
+
+
+def _put_nics(root: Element, live: Topology, notes: Notes) -> None:
+    """Put the machine's NICs into the tree: where the file names them, as in NCCL, else into the slot with their address."""
+    nics = {d.id: d for d in live.devices if d.kind == "nic"}
+    named_in_file: set[str] = set()
+    for nic in [element for element in root.walk() if element.tag == "nic"]:
+        for net in [child for child in nic if child.tag == "net"]:
+            name = net.get("name") or ""
+            if name in nics and name not in named_in_file:
+                named_in_file.add(name)
+                net.attributes = {**net.attributes, TOPOPLAN_PREFIX + "id": name}
+            else:
+                nic.children.remove(net)
+                notes.add(name or "a net without a name", "a NIC of the file that this machine does not have; left out")
+    # a slot with a GPU keeps it: NCCL puts one device into a slot
+    slots = _find_slots(root)
+    for number, device in enumerate(nics.values()):
+        slot = slots.get(normalize_address(device.bus_id) or "")
+        if device.id in named_in_file or slot is None or any(child.tag == "gpu" for child in slot):
+            continue
+        _note_spelling(slot, notes)
+        facts = {"name": device.id, "dev": str(number), TOPOPLAN_PREFIX + "id": device.id, **_format_net_speed(device)}
+        net = Element("net", facts, slot.where, slot.line)
+        nic_element = next((child for child in slot if child.tag == "nic"), None)
+        if nic_element is None:
+            slot.children.append(Element("nic", {}, slot.where, slot.line, [net]))
+        else:
+            nic_element.children.append(net)
+
+
+def _format_net_speed(nic: Device) -> dict[str, str]:
+    """Return a NIC's `speed` attribute in Mb/s, nothing where it is not known."""
+    GBps = nic.extra.get("net_speed_GBps")
+    return {"speed": str(round(GBps * 8000))} if isinstance(GBps, (int, float)) and 0 < GBps < 10_000 else {}
+
+
+def _prune(element: Element, notes: Notes) -> bool:
+    """Drop slots without a device and bridges with nothing below, as NCCL does; return whether anything is left."""
+    if element.tag in ("gpu", "net"):
+        return True
+    remaining = []
+    for child in element.children:
+        if child.tag not in ("pci", "nic") or _prune(child, notes):
+            remaining.append(child)
+        elif has_class(child, (*GPU_CLASSES, "0x02")):
+            kind = "GPU" if has_class(child, GPU_CLASSES) else "NIC"
+            notes.add(child.get("busid") or "", f"a slot for a {kind} that this machine does not have; left out")
+    element.children = remaining
+    if element.tag in ("system", "cpu"):
+        for child in remaining:
+            if child.tag == "cpu":
+                _prune(child, notes)
+        return True
+    return any(child.tag in ("pci", "nic", "gpu", "net") for child in remaining)
+
+
+# -- the machine's facts and links -----------------------------------------------------------------------------------
+
+
+class _FilledTree:
+    """The file's tree with the machine's devices; becomes the topology."""
+
+    def __init__(self, file_topology: Topology, live: Topology, notes: Notes) -> None:
+        self.file_topology, self.live, self.notes = file_topology, live, notes
+        self.devices = {d.id: self._merge_device(d) for d in file_topology.devices}
+        self.links = list(file_topology.links)
+        self.tree = {d.id: up for up, below in build_tree(file_topology).children.items() for d in below}
+        self.live_tree = {d.id: up for up, below in build_tree(live).children.items() for d in below}
+        self.by_bus = {d.bus_id: d.id for d in file_topology.devices if d.family == "pcie" and d.bus_id}
+        self.live_cpu: dict[str, str] = {}
+
+    def build_topology(self) -> Topology:
+        """Return the topology, GPUs in the machine's order."""
+        for device in self.live.devices:
+            if device.kind in ("gpu", "nic") and device.id not in self.devices:
+                self._add_as_probed(device)
+        others = [d for d in self.live.devices if d.family in ("nvswitch", "network")]
+        self.devices |= {d.id: d for d in others}
+        self.links += self._list_crossing_links()
+        ranks = {name: self.devices.pop(name) for name in self.live.ranks}
+        notes = [*self.file_topology.extra.get("notes", ()), *self.notes.format_lines()]
+        notes += [f"as probed: {note}" for note in self.live.extra.get("notes", ())]
+        return Topology(
+            name=self.file_topology.name,
+            devices=(*ranks.values(), *self.devices.values()),
+            links=tuple(self.links),
+            source=f"{self.file_topology.source}, filled in: {self.live.source or self.live.name}",
+            extra={**self.live.extra, "notes": notes},
+        )
+
+    def _merge_device(self, from_file: Device) -> Device:
+        """Return a device of the file with what the machine knows of it."""
+        probed = self.live.by_id.get(from_file.id)
+        if from_file.kind not in ("gpu", "nic") or probed is None:
+            return from_file
+        pci = {**(probed.extra.get("pci") or {}), **(from_file.extra.get("pci") or {})}
+        numa_node = probed.numa_node if from_file.numa_node is None else from_file.numa_node
+        return replace(probed, numa_node=numa_node, extra={**probed.extra, "pci": pci} if pci else probed.extra)
+
+    def _add_as_probed(self, device: Device) -> None:
+        """Add a device that has no slot in the file, and what the machine has above it until something is in the file."""
+        kind = "GPU" if device.kind == "gpu" else "NIC"
+        doubt = f"a {kind} that has no slot in the file; it stands where it was probed, as in NCCL"
+        self.notes.add(f"{device.id} at {device.bus_id}" if device.bus_id else device.id, doubt)
+        self.devices[device.id] = device
+        lower: str | None = device.id
+        while lower is not None:
+            above = self.live_tree.get(lower)
+            if above is None:
+                return
+            parent = self.live.by_id[above]
+            known = self.by_bus.get(parent.bus_id or "") if parent.kind == "switch" else self._find_cpu(parent)
+            self.links += self._link_up(lower, above, known or above)
+            if known is None and above not in self.devices:
+                self.devices[above] = parent
+                lower = above
+            else:
+                lower = None
+
+    def _link_up(self, below: str, above: str, upper: str) -> Iterator[Link]:
+        """Yield the machine's links between two devices, with the upper one under its name in the file."""
+        for link in self.live.links:
+            if link.kind in ("pcie", "link") and {link.src, link.dst} == {below, above}:
+                yield replace(
+                    link, src=upper if link.src == above else below, dst=upper if link.dst == above else below
+                )
+
+    def _find_cpu(self, cpu: Device) -> str:
+        """Return the file's CPU for one of the machine's: the one with its NUMA node; else the machine's own is added."""
+        if cpu.id in self.live_cpu:
+            return self.live_cpu[cpu.id]
+        known = [d for d in self.file_topology.devices if d.kind == "cpu"]
+        same = [d.id for d in known if d.numa_node == cpu.numa_node]
+        if not same:
+            name = pick_unused_name(cpu.id, self.devices)
+            self.devices[name] = replace(cpu, id=name)
+            rate = inter_cpu_GBps_of(cpu.extra)
+            for other in known:
+                self.links += both_ways(Link(name, other.id, rate, LATENCY_us["smp"], "smp", source="between CPUs"))
+            same = [name]
+        self.live_cpu[cpu.id] = same[0]
+        return same[0]
+
+    def _list_crossing_links(self) -> Iterator[Link]:
+        """Yield the machine's links that are not of the PCI tree; those to a CPU lead to the one that the GPU hangs on."""
+        for link in self.live.links:
+            if link.kind in _TREE_KINDS or all(self.live.by_id[end].kind == "cpu" for end in (link.src, link.dst)):
+                continue
+            src, dst = self._rename_end(link.src, link.dst), self._rename_end(link.dst, link.src)
+            if src != dst and {src, dst} <= set(self.devices) and not self._is_in_tree(link):
+                yield replace(link, src=src, dst=dst)
+
+    def _is_in_tree(self, link: Link) -> bool:
+        """Return whether a link of unknown kind is one of the PCI tree, which the file tells."""
+        ends = {self.live_tree.get(link.src) == link.dst, self.live_tree.get(link.dst) == link.src}
+        return link.kind == "link" and True in ends
+
+    def _rename_end(self, name: str, other: str) -> str:
+        """Return the name in the file of a link's end; for a CPU, the one that the `other` end hangs on."""
+        device = self.live.by_id[name]
+        if device.kind != "cpu":
+            return name
+        top = other
+        while top in self.tree:
+            top = self.tree[top]
+        return top if top != other and self.devices[top].kind == "cpu" else self._find_cpu(device)

@@ -1,0 +1,159 @@
+"""Shapes, wires and frames that a picture of a machine is made of, before it is drawn. Sizes are in pixels.
+
+`layout` decides where they stand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from fractions import Fraction
+
+from ..graph import Topology
+from .cables import Cable
+
+GPU_WIDTH, GPU_HEIGHT = 64, 52
+SMALL_GPU_WIDTH, SMALL_GPU_HEIGHT = 40, 34
+NIC_WIDTH, NIC_HEIGHT = 66, 40
+MANY_GPUS = 32
+TIMES = "\u00d7"
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A device, or several alike, as a rectangle around (x, y). `look` is gpu, cpu, pcie, nvswitch, network or nic."""
+
+    ids: tuple[str, ...]
+    look: str
+    title: str
+    subtitle: str
+    x: float
+    y: float
+    width: float
+    height: float
+
+    @property
+    def left(self) -> float:
+        """The left edge."""
+        return self.x - self.width / 2
+
+    @property
+    def right(self) -> float:
+        """The right edge."""
+        return self.x + self.width / 2
+
+    @property
+    def top(self) -> float:
+        """The upper edge."""
+        return self.y - self.height / 2
+
+    @property
+    def bottom(self) -> float:
+        """The lower edge."""
+        return self.y + self.height / 2
+
+
+@dataclass(frozen=True)
+class Wire:
+    """`cables` alike cables between two points, as a line or, with `bend`, a curve; it ends behind the shapes."""
+
+    kind: str
+    GBps: Fraction
+    count: int
+    one_way: bool
+    start: tuple[float, float]
+    end: tuple[float, float]
+    bend: tuple[float, float] | None = None
+    cables: int = 1
+
+    def map_points(self, change: Callable[[tuple[float, float]], tuple[float, float]]) -> Wire:
+        """Return the same wire with each of its points changed."""
+        bend = None if self.bend is None else change(self.bend)
+        return replace(self, start=change(self.start), end=change(self.end), bend=bend)
+
+
+@dataclass(frozen=True)
+class Frame:
+    """The rectangle around everything in one box of the machine."""
+
+    label: str
+    left: float
+    top: float
+    width: float
+    height: float
+
+
+@dataclass(frozen=True)
+class Picture:
+    """Everything there is to draw, with the upper left corner at (0, 0)."""
+
+    shapes: tuple[Shape, ...]
+    wires: tuple[Wire, ...]
+    frames: tuple[Frame, ...]
+
+    @property
+    def width(self) -> float:
+        """Width of the picture."""
+        return max((x for x, _ in self._list_corners()), default=0.0)
+
+    @property
+    def height(self) -> float:
+        """Height of the picture."""
+        return max((y for _, y in self._list_corners()), default=0.0)
+
+    def _list_corners(self) -> list[tuple[float, float]]:
+        """Return the points that the picture must hold: corners of shapes and frames, middles of curves."""
+        corners = [c for s in self.shapes for c in ((s.left, s.top), (s.right, s.bottom))]
+        corners += [c for f in self.frames for c in ((f.left, f.top), (f.left + f.width, f.top + f.height))]
+        for wire in self.wires:
+            if wire.bend is not None:  # the curve's middle is half way to the control point
+                (ax, ay), (bx, by), (cx, cy) = wire.start, wire.end, wire.bend
+                corners.append(((ax + bx + 2 * cx) / 4, (ay + by + 2 * cy) / 4))
+        return corners
+
+    def shift(self, dx: float, dy: float) -> Picture:
+        """Return the same picture at another place."""
+
+        def shift_point(point: tuple[float, float]) -> tuple[float, float]:
+            return point[0] + dx, point[1] + dy
+
+        return Picture(
+            tuple(replace(s, x=s.x + dx, y=s.y + dy) for s in self.shapes),
+            tuple(w.map_points(shift_point) for w in self.wires),
+            tuple(replace(f, left=f.left + dx, top=f.top + dy) for f in self.frames),
+        )
+
+    def move_to_origin(self) -> Picture:
+        """Return the same picture with its upper left corner at (0, 0)."""
+        corners = self._list_corners() or [(0.0, 0.0)]
+        return self.shift(-min(x for x, _ in corners), -min(y for _, y in corners))
+
+
+def get_gpu_size(topology: Topology) -> tuple[int, int]:
+    """Return width and height of a GPU's rectangle: small ones where there are many."""
+    return (SMALL_GPU_WIDTH, SMALL_GPU_HEIGHT) if len(topology.ranks) > MANY_GPUS else (GPU_WIDTH, GPU_HEIGHT)
+
+
+def make_gpu_shape(topology: Topology, ident: str, rank: int, x: float, y: float) -> Shape:
+    """Return the shape of a GPU with its rank, and its id where that says something else."""
+    width, height = get_gpu_size(topology)
+    subtitle = "GPU" if ident.lower() == f"gpu{rank}" else ident
+    return Shape((ident,), "gpu", str(rank), subtitle, x, y, width, height)
+
+
+def make_wire(cable: Cable, a: Shape, b: Shape, bend: tuple[float, float] | None = None) -> Wire:
+    """Return a cable between two shapes; a wide shape is met where the line stays vertical."""
+    start, end = _find_meeting_point(a, b), _find_meeting_point(b, a)
+    if cable.one_way and bend is None:  # the way back, if any, is drawn beside it
+        dx, dy = (end[0] - start[0]) / 8, (end[1] - start[1]) / 8
+        bend = (start[0] + end[0]) / 2 - dy, (start[1] + end[1]) / 2 + dx
+    return Wire(cable.kind, cable.GBps, cable.count, cable.one_way, start, end, bend)
+
+
+def _find_meeting_point(shape: Shape, other: Shape) -> tuple[float, float]:
+    """Return where a line to `other` meets `shape`: its middle, or, on wide shapes, above or below the other's middle."""
+    if other.bottom < shape.top or other.top > shape.bottom:
+        aim = other.x if other.width <= shape.width else shape.x
+        margin = min(10.0, shape.width / 2)
+        return min(max(aim, shape.left + margin), shape.right - margin), shape.y
+    return shape.x, shape.y
