@@ -22,7 +22,7 @@ from pathlib import Path
 
 from topoplan.runtime.emulate import blueprint, emulate
 from topoplan.runtime.emulate.ranks import prepare, start_rank
-from topoplan.runtime.measuring.measure import measure_topology
+from topoplan.runtime.measuring.measure_links import measure_topology
 from topoplan.runtime.ranks.launch import ended_together, inside_a_launch
 from topoplan.topo.derived.degrade import Change, degrade
 from topoplan.topo.devices import Device, Link, both_ways

@@ -120,7 +120,7 @@ def _told(arguments: argparse.Namespace) -> Topology:
 
 def _measured(arguments: argparse.Namespace) -> Topology:
     """The topology with what was measured on it; without one, that of the hosts that the ranks are on."""
-    from ..runtime.measuring.measure import measure_topology
+    from ..runtime.measuring.measure_links import measure_topology
 
     return measure_topology(
         None if arguments.topology == "local" and arguments.sysfs_root is None else _told(arguments)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from ..runtime.communicator import Communicator
     from ..runtime.measuring.bench import Row
-    from ..runtime.measuring.bench_case import Job
+    from ..runtime.measuring.bench_data import Job
     from ..synth.cost.host_costs import HostCosts
     from ..synth.plan import Plan
     from ..topo.graph import Topology
@@ -158,7 +158,7 @@ def _as_rank(args: argparse.Namespace, plan: Plan | None, sizes: tuple[int, int]
 
     from ..runtime.communicator import Communicator
     from ..runtime.measuring.bench import measure
-    from ..runtime.measuring.bench_case import DTYPES, OPS, Job
+    from ..runtime.measuring.bench_data import DTYPES, OPS, Job
     from ..runtime.ranks.faults import first_line
     from ..runtime.ranks.launch import init_method
     from ..synth.ir.collective import Collective

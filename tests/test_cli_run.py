@@ -77,7 +77,7 @@ def test_other_collectives_are_checked_too(tmp_path: Path, collective: str) -> N
 def test_wrong_elements_are_counted_one_by_one(name: str, op: str) -> None:
     """The count is no constant: what is right counts 0, each damaged element 1, and NaN is wrong."""
     torch = pytest.importorskip("torch")
-    from topoplan.runtime.measuring.bench_case import Case, Job
+    from topoplan.runtime.measuring.bench_data import Case, Job
     from topoplan.synth.ir.collective import Collective
 
     root = 0 if name in ("broadcast", "gather", "scatter") else None

@@ -243,7 +243,7 @@ def test_rates_come_from_the_slope() -> None:
 MEASURE = """
 import sys
 from topoplan.cli.common import run_command
-from topoplan.runtime.measuring.measure import measure_topology
+from topoplan.runtime.measuring.measure_links import measure_topology
 from topoplan.topo.graph import Topology
 def body():
     declared = Topology.load(sys.argv[2]) if len(sys.argv) > 2 else None

@@ -18,7 +18,7 @@ from ..communicator import Communicator
 from ..ranks.faults import first_line
 from ..ranks.stock import stock, works
 from ..ranks.timing import slowest_s, timed_s
-from .bench_case import OPS, Case, Job
+from .bench_data import OPS, Case, Job
 
 
 @dataclass(frozen=True)
