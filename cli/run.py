@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from datetime import timedelta
 
     from ..runtime.communicator import Communicator
-    from ..runtime.measuring.bench import Row
-    from ..runtime.measuring.bench_data import Job
+    from ..runtime.measuring.bench import BenchRow
+    from ..runtime.measuring.bench_data import BenchSettings
     from ..synth.cost.host_costs import HostCosts
     from ..synth.plan import Plan
     from ..topo.graph import Topology
@@ -157,8 +157,8 @@ def _as_rank(args: argparse.Namespace, plan: Plan | None, sizes: tuple[int, int]
     import torch.distributed as dist
 
     from ..runtime.communicator import Communicator
-    from ..runtime.measuring.bench import measure
-    from ..runtime.measuring.bench_data import DTYPES, OPS, Job
+    from ..runtime.measuring.bench import run_benchmark
+    from ..runtime.measuring.bench_data import DTYPES, OPS, BenchSettings
     from ..runtime.ranks.faults import first_line
     from ..runtime.ranks.launch import init_method
     from ..synth.ir.collective import Collective
@@ -169,11 +169,11 @@ def _as_rank(args: argparse.Namespace, plan: Plan | None, sizes: tuple[int, int]
         raise InputError(f"--op {args.op}: expected one of {', '.join(OPS)}")
     rooted = args.collective in ("broadcast", "reduce", "gather", "scatter")
     collective = plan.collective if plan is not None else Collective(args.collective, world, 0 if rooted else None)
-    job = Job(collective, *sizes, args.factor, args.iterations, args.warmup, DTYPES[args.dtype], args.op)
+    settings = BenchSettings(collective, *sizes, args.factor, args.iterations, args.warmup, DTYPES[args.dtype], args.op)
     if collective.reduces:
         from ..runtime.executor import check_op
 
-        check_op(OPS[args.op], job.dtype)
+        check_op(OPS[args.op], settings.dtype)
     backend = _backend(args.backend, world)
     if backend == "nccl":
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
@@ -194,7 +194,7 @@ def _as_rank(args: argparse.Namespace, plan: Plan | None, sizes: tuple[int, int]
             communicator = Communicator(plan, None, timeout, args.choose, args.compress, args.reduction)
         host = _host_costs(args, communicator, timeout, say)
         calibrated = None if communicator is None else communicator.machine.topology or communicator.plan.topology
-        rows = [] if args.calibrate else measure(job, communicator, say)
+        rows = [] if args.calibrate else run_benchmark(settings, communicator, say)
         communicator = None
         dist.barrier()
     finally:
@@ -202,7 +202,7 @@ def _as_rank(args: argparse.Namespace, plan: Plan | None, sizes: tuple[int, int]
     if rank == 0 and args.calibrate and calibrated is not None and host is not None:
         _write_calibrated(args, calibrated, host)
     elif rank == 0:
-        _print(args, plan, job, backend, rows)
+        _print(args, plan, settings, backend, rows)
     return 1 if any(row.wrong for row in rows) else 0
 
 
@@ -250,20 +250,22 @@ def _say(message: str) -> None:
     print(f"\r\033[K{message}", end="", file=sys.stderr, flush=True)
 
 
-def _print(args: argparse.Namespace, plan: Plan | None, job: Job, backend: str, rows: list[Row]) -> None:
+def _print(
+    args: argparse.Namespace, plan: Plan | None, settings: BenchSettings, backend: str, rows: list[BenchRow]
+) -> None:
     if sys.stderr.isatty():
         print("\r\033[K", end="", file=sys.stderr)
     if args.json:
-        print(json.dumps(_as_json(plan, job, backend, args, rows)))
+        print(json.dumps(_as_json(plan, settings, backend, args, rows)))
         return
     where = f" on {plan.topology.name}" if plan is not None else ""
-    print(f"# {job.collective.name}{where}, {job.collective.ranks} ranks, {backend}, {args.dtype}, {args.op}")
+    print(f"# {settings.collective.name}{where}, {settings.collective.ranks} ranks, {backend}, {args.dtype}, {args.op}")
     if args.compress:
         how = "partial sums too" if args.reduction == "hops" else "contributions once, whole sums once"
         print(f"# {args.compress} on the wire, rounded when sent: {how}; sums in float32")
     if plan is not None:
         print(f"# plan {plan.hash[:16]}, bound {float(plan.bound.algbw_GBps):.4g} GB/s algbw on its topology")
-    print(f"# median of {job.iterations} iterations; ratio = stock / plan, above 1 the plan is faster")
+    print(f"# median of {settings.iterations} iterations; ratio = stock / plan, above 1 the plan is faster")
     print(
         f"#{'size':>11} {'count':>11} {'type':>9} {'schedule':>19} {'plan':>11} {'stock':>11} {'ratio':>6} "
         f"{'predicted':>11} {'algbw':>9} {'busbw':>9} {'bound':>7} {'#wrong':>7}"
@@ -273,7 +275,7 @@ def _print(args: argparse.Namespace, plan: Plan | None, job: Job, backend: str, 
         f"#{'(B)':>11} {'(elements)':>11} {'':>9} {'':>19} {'(us)':>11} {'(us)':>11} {'':>6} {'(us)':>11} {'(GB/s)':>9} "
         f"{'(GB/s)':>9} {'(%)':>7}" + (f" {'':>7} {'(B)':>12} {'(rms)':>8}" if args.compress else "")
     )
-    element = job.dtype.itemsize
+    element = settings.dtype.itemsize
     for row in rows:
         fraction = None if row.bound_fraction is None else row.bound_fraction * 100
         print(
@@ -289,13 +291,19 @@ def _number(value: float | None, digits: int) -> str:
     return "-" if value is None else f"{value:.{digits}f}"
 
 
-def _as_json(plan: Plan | None, job: Job, backend: str, args: argparse.Namespace, rows: list[Row]) -> dict[str, Any]:
+def _as_json(
+    plan: Plan | None, settings: BenchSettings, backend: str, args: argparse.Namespace, rows: list[BenchRow]
+) -> dict[str, Any]:
     topology = None
     if plan is not None:
-        topology = {"name": plan.topology.name, "fingerprint": plan.topology.fingerprint, "ranks": job.collective.ranks}
+        topology = {
+            "name": plan.topology.name,
+            "fingerprint": plan.topology.fingerprint,
+            "ranks": settings.collective.ranks,
+        }
     return {
-        "collective": job.collective.name,
-        "ranks": job.collective.ranks,
+        "collective": settings.collective.name,
+        "ranks": settings.collective.ranks,
         "backend": backend,
         "dtype": args.dtype,
         "op": args.op,

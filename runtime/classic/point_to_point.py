@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from datetime import timedelta
 from time import monotonic
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -41,15 +42,16 @@ class PointToPoint:
 
     def post(self, sends: Sequence[Message] = (), receives: Sequence[Message] = ()) -> PendingMessages:
         """Begin to send and to receive; messages without elements are skipped."""
-        messages = [("receive", dist.irecv, peer, tensor) for peer, tensor in receives if len(tensor)]
-        messages += [("send", dist.isend, peer, tensor) for peer, tensor in sends if len(tensor)]
-        operations = [dist.P2POp(call, tensor, self._global(peer), self.group) for _, call, peer, tensor in messages]
+        messages = [("receive", peer, tensor) for peer, tensor in receives if len(tensor)]
+        messages += [("send", peer, tensor) for peer, tensor in sends if len(tensor)]
+        calls: dict[str, Any] = {"receive": dist.irecv, "send": dist.isend}
+        operations = [dist.P2POp(calls[kind], tensor, self._global(peer), self.group) for kind, peer, tensor in messages]
         works: list[dist.Work] = []
         pending: list[tuple[str, int, int]] = []
         try:
             if self.batched:
                 works = list(dist.batch_isend_irecv(operations)) if operations else []
-            for (kind, _, peer, _), operation in zip(messages, operations, strict=True):
+            for (kind, peer, _), operation in zip(messages, operations, strict=True):
                 pending.append((kind, peer, self._posted[f"{kind} {peer}"]))
                 if not self.batched:
                     works.append(operation.op(operation.tensor, operation.peer, group=self.group))
