@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from random_graphs import graphs
 
 from topoplan.runtime.emulate import blueprint, emulate, why_not
-from topoplan.runtime.emulate.ranks import prepare, start_rank
+from topoplan.runtime.emulate.ranks import start_rank, write_topology
 from topoplan.runtime.measuring.experiments import find_routes, group_contending, group_disjoint, list_shifts
 from topoplan.runtime.measuring.rates import Arrivals, estimate_rates_GBps, fit_rate
 from topoplan.runtime.ranks.launch import RENDEZVOUS
@@ -342,7 +342,7 @@ def in_emulation(folder: Path, declared: Topology, change: Change) -> tuple[Topo
     slowest = min(true.capacity_GBps.values()) * 8 * 10**9
     with ExitStack() as stack:
         network = stack.enter_context(emulate(true, slowest))
-        prepare(network, folder)
+        write_topology(network, folder)
         command = [sys.executable, "-c", MEASURE + END, "12", str(folder / "declared.json")]
         logs = [stack.enter_context((folder / f"{r}.out").open("wb")) for r in range(len(true.ranks))]
         ranks = [start_rank(network, r, command, folder, log) for r, log in enumerate(logs)]

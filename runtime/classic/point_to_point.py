@@ -45,7 +45,9 @@ class PointToPoint:
         messages = [("receive", peer, tensor) for peer, tensor in receives if len(tensor)]
         messages += [("send", peer, tensor) for peer, tensor in sends if len(tensor)]
         calls: dict[str, Any] = {"receive": dist.irecv, "send": dist.isend}
-        operations = [dist.P2POp(calls[kind], tensor, self._global(peer), self.group) for kind, peer, tensor in messages]
+        operations = [
+            dist.P2POp(calls[kind], tensor, self._global(peer), self.group) for kind, peer, tensor in messages
+        ]
         works: list[dist.Work] = []
         pending: list[tuple[str, int, int]] = []
         try:
