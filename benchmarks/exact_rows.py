@@ -1,4 +1,4 @@
-"""Exact synthesis against SCCL's own code: python benchmarks/exact_rows.py
+"""Measures how long exact synthesis takes, beside SCCL's own code: python benchmarks/exact_rows.py
 
 Prints, for the rows that SCCL's paper and code were measured on (DGX-1, and the AMD machine z52), whether they are
 feasible and the seconds that finding or refuting them took here; then the seconds of whole Pareto fronts. The column

@@ -1,4 +1,4 @@
-"""Kill, stop and cut: what the surviving ranks of an emulated machine say, and whether they say it in time.
+"""Measures whether surviving ranks name a killed or stopped rank or a cut link in time: python benchmarks/fault_table.py
 
     python benchmarks/fault_table.py                  about 100 runs: every rank killed and stopped, every link cut, on
                                                       three machines (20 minutes on 2 cores)
@@ -24,7 +24,7 @@ from datetime import timedelta
 from pathlib import Path
 
 MACHINES = {"mesh:2x2": 4, "switch:4": 1, "dgx1": 1}
-"""How often each machine goes through all of its faults."""
+"""The number of runs of each fault, by machine."""
 RATE = "100Mbit"
 TIMEOUT_S = 8.0
 _START_S = 90.0
@@ -43,8 +43,8 @@ class Fault:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run went: seconds from the fault to the last survivor's end, and how many hung, were wrong, or named the
-    culprit, of `survivors`.
+    """How a run ended: seconds from the fault to the last survivor's end, and how many of the `survivors` hung, computed a
+    wrong sum, or named the culprit. `last_lines` are what they printed last.
     """
 
     seconds: float
@@ -52,25 +52,25 @@ class Outcome:
     hung: int
     wrong: int
     named: int
-    said: list[str]
+    last_lines: list[str]
 
 
-def faults_of(built: object) -> list[Fault]:
-    """Every fault that an emulated machine can have, one at a time."""
+def list_faults(built: object) -> list[Fault]:
+    """Return every single fault that an emulated machine can have."""
     ranks = len(built.home)  # type: ignore[attr-defined]
     both = [Fault(kind, rank) for kind in ("kill", "stop") for rank in range(ranks)]
     return both + [Fault("cut", cable.a, cable.b) for cable in built.cables]  # type: ignore[attr-defined]
 
 
 def run(topology: str, plan: str, fault: Fault, after_s: float, timeout_s: float = TIMEOUT_S) -> Outcome:
-    """One run on a machine of its own."""
+    """Emulate a machine, cause one fault after `after_s`, and return how the survivors ended."""
     from topoplan.runtime.emulate import emulate, parse_rate, start_rank
-    from topoplan.runtime.emulate.ranks import prepare
+    from topoplan.runtime.emulate.ranks import write_topology
     from topoplan.topo.resolve import resolve
 
     with emulate(resolve(topology), parse_rate(RATE)) as network, tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        prepare(network, folder)
+        write_topology(network, folder)
         built = network.blueprint
         ranks = len(built.home)
         logs = [folder / f"{rank}.log" for rank in range(ranks)]
@@ -80,7 +80,7 @@ def run(topology: str, plan: str, fault: Fault, after_s: float, timeout_s: float
             with logs[rank].open("wb") as log:
                 workers.append(start_rank(network, rank, command, folder, log))
         try:
-            _until(lambda: all("ready" in log.read_text() for log in logs), _START_S, logs)
+            _wait_until(lambda: all("ready" in log.read_text() for log in logs), _START_S, logs)
             time.sleep(after_s)
             began = time.monotonic()
             if fault.kind == "cut":
@@ -97,14 +97,14 @@ def run(topology: str, plan: str, fault: Fault, after_s: float, timeout_s: float
             for worker in workers:
                 worker.kill()
                 worker.wait()
-        said = [logs[r].read_text().strip().splitlines()[-1] for r in survivors]
+        last_lines = [logs[r].read_text().strip().splitlines()[-1] for r in survivors]
         wrong = sum("WRONG" in logs[r].read_text() for r in range(ranks))
-        named = sum(line.startswith("ERROR") and _names(line, fault, built.devices) for line in said)
-        return Outcome(seconds, len(survivors), len(hung), wrong, named, said)
+        named = sum(line.startswith("ERROR") and _names(line, fault, built.devices) for line in last_lines)
+        return Outcome(seconds, len(survivors), len(hung), wrong, named, last_lines)
 
 
 def _names(line: str, fault: Fault, devices: tuple[str, ...]) -> bool:
-    """Whether an error blames what was done; its first half is the blame, the second what the rank itself saw."""
+    """Return whether an error names the culprit; its first half does, its second says what the rank itself saw."""
     blamed = line.split(";")[0]
     if fault.kind != "cut":
         return f"rank {fault.a} does not answer" in blamed
@@ -113,7 +113,7 @@ def _names(line: str, fault: Fault, devices: tuple[str, ...]) -> bool:
     return f"{a} -> {b}" in blamed or f"{b} -> {a}" in blamed or any(x in blamed for x in alone)
 
 
-def _until(condition: object, patience_s: float, logs: list[Path]) -> None:
+def _wait_until(condition: object, patience_s: float, logs: list[Path]) -> None:
     ends = time.monotonic() + patience_s
     while not condition():  # type: ignore[operator]
         if time.monotonic() > ends:
@@ -122,7 +122,7 @@ def _until(condition: object, patience_s: float, logs: list[Path]) -> None:
 
 
 def work(plan: str, timeout_s: float) -> int:
-    """What a rank does: add up, check, until it cannot go on; then leave in order."""
+    """Be a rank: allreduce and check until a fault; then print the error and leave the group."""
     import torch
     import torch.distributed as dist
 
@@ -184,17 +184,17 @@ def main() -> None:
             synthesize(collective_on("allreduce", topology), topology, "auto", 20).plan.save(plan)
             rows: dict[str, list[Outcome]] = {}
             for _ in range(args.repeat or MACHINES.get(name, 1)):
-                for fault in faults_of(blueprint(topology, parse_rate(RATE))):
+                for fault in list_faults(blueprint(topology, parse_rate(RATE))):
                     outcome = run(name, plan, fault, moments.uniform(0, 1.5), args.timeout)
                     rows.setdefault(fault.kind, []).append(outcome)
                     if outcome.hung or outcome.wrong or outcome.named < outcome.survivors:
                         print(f"  {fault}: {outcome}", file=sys.stderr, flush=True)
-        for kind, found in rows.items():
-            counts = {k: sum(getattr(x, k) for x in found) for k in ("hung", "wrong", "survivors", "named")}
-            total.update(counts, runs=len(found))
+        for kind, outcomes in rows.items():
+            counts = {k: sum(getattr(x, k) for x in outcomes) for k in ("hung", "wrong", "survivors", "named")}
+            total.update(counts, runs=len(outcomes))
             print(
-                f"{name:>10} {kind:>14} {len(found):>5} {counts['hung']:>5} {counts['wrong']:>6} {counts['survivors']:>7} "
-                f"{counts['named']:>10} {max(x.seconds for x in found):>7.1f}s",
+                f"{name:>10} {kind:>14} {len(outcomes):>5} {counts['hung']:>5} {counts['wrong']:>6} {counts['survivors']:>7} "
+                f"{counts['named']:>10} {max(x.seconds for x in outcomes):>7.1f}s",
                 flush=True,
             )
     counts = (f"{total[k]:>{w}}" for k, w in (("runs", 5), ("hung", 5), ("wrong", 6), ("survivors", 7), ("named", 10)))

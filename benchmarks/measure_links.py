@@ -1,12 +1,12 @@
-"""Whether slow links are found: machines are emulated with links slower than declared, and measured from inside.
+"""Measures whether links slower than declared are found, on emulated machines: python benchmarks/measure_links.py
 
     python benchmarks/measure_links.py                 all machines, three times each
-    python benchmarks/measure_links.py dgx1 --turns 1  one of them, once
+    python benchmarks/measure_links.py dgx1 --repeats 1  one of them, once
 
-Needs root (see topo-emulate). A row a slow link and direction: what is declared, true, measured and believed in Mbit/s, and
-the errors of measured and believed in % of the truth. Of all other links `others` is the largest error of what is believed,
-`wrong` how many are not believed as declared, `alike` how many of these only because no traffic tells them from a slow one
-(between two hosts it all takes both uplinks); these do not count in `others`.
+Needs root (see topo-emulate). Each row is one direction of a slow link: its declared, true, measured and believed rates in
+Mbit/s, and the errors of the measured and the believed rate. Of all other links, `others` is the largest error of a believed
+rate, `wrong` the number that are not believed as declared, `alike` the number of these that no traffic can tell from a slow
+link (between two hosts all traffic takes both uplinks); these do not count in `others`.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from fractions import Fraction
 from pathlib import Path
 
 from topoplan.runtime.emulate import blueprint, emulate
-from topoplan.runtime.emulate.ranks import prepare, start_rank
-from topoplan.runtime.measuring.measure import measure_topology
+from topoplan.runtime.emulate.ranks import start_rank, write_topology
+from topoplan.runtime.measuring.measure_links import measure_topology
 from topoplan.runtime.ranks.launch import ended_together, inside_a_launch
 from topoplan.topo.derived.degrade import Change, degrade
 from topoplan.topo.devices import Device, Link, both_ways
@@ -34,7 +34,7 @@ Mbps_PER_GBps = 8000
 
 
 def two_hosts() -> Topology:
-    """Four GPUs a host on a PCIe switch; the network takes what two GPUs send."""
+    """Return two hosts with four GPUs each on a PCIe switch; a host's network link carries what two GPUs send."""
     devices = [Device(f"gpu{i}") for i in range(8)] + [Device(f"host{h}", "switch", "pcie") for h in range(2)]
     devices.append(Device("net", "switch", "network"))
     links = [x for i in range(8) for x in both_ways(Link(f"gpu{i}", f"host{i // 4}", Fraction(1), kind="pcie"))]
@@ -51,23 +51,23 @@ MACHINES = {
 
 
 def measure(declared: Topology, slow: tuple[str, ...]) -> dict[str, object]:
-    """One emulation, measured once."""
+    """Emulate a machine, measure it once from inside, and compare with the truth."""
     scaled = blueprint(declared, SLOWEST_bps).topology
     true = degrade(scaled, Change(scale_links=slow))
     with tempfile.TemporaryDirectory() as name, emulate(true, _slowest_bps(true)) as network:
         folder = Path(name)
-        prepare(network, folder)
+        write_topology(network, folder)
         (folder / "declared.json").write_text(scaled.dumps())
-        command = [sys.executable, __file__, str(folder / "declared.json"), "--out", str(folder / "found.json")]
+        command = [sys.executable, __file__, str(folder / "declared.json"), "--out", str(folder / "believed.json")]
         started = time.monotonic()
         failed, code = ended_together(lambda rank: start_rank(network, rank, command, folder), len(true.ranks))
         if failed is not None:
             raise SystemExit(f"rank {failed} ended with {code}")
         seconds = time.monotonic() - started
-        found = Topology.load(folder / "found.json")
+        believed = Topology.load(folder / "believed.json")
     changed = {frozenset(text.partition("=")[0].split(":")) for text in slow}
     rows, others, wrong, alike = [], 0.0, 0, 0
-    for link in found.links:
+    for link in believed.links:
         truth = float(true.capacity_GBps[link.src, link.dst])
         if frozenset((link.src, link.dst)) in changed:
             rows.append({
@@ -76,12 +76,12 @@ def measure(declared: Topology, slow: tuple[str, ...]) -> dict[str, object]:
                 "true": truth, "measured": link.extra["measured"]["GBps"], "believed": float(link.bandwidth_GBps),
             })  # fmt: skip
         else:
-            same = "nothing tells them apart" in link.extra["reason"]
-            others = max(others, 0.0 if same else abs(float(link.bandwidth_GBps) / truth - 1))
+            is_alike = "nothing tells them apart" in link.extra["reason"]
+            others = max(others, 0.0 if is_alike else abs(float(link.bandwidth_GBps) / truth - 1))
             wrong += link.extra["believed"] != "declared"
-            alike += same
-    return {"rows": rows, "others": others, "wrong": wrong, "alike": alike, "links": len(found.links), "seconds": seconds,
-            "notes": found.extra["notes"]}  # fmt: skip
+            alike += is_alike
+    return {"rows": rows, "others": others, "wrong": wrong, "alike": alike, "links": len(believed.links), "seconds": seconds,
+            "notes": believed.extra["notes"]}  # fmt: skip
 
 
 def _slowest_bps(topology: Topology) -> Fraction:
@@ -104,14 +104,14 @@ def main() -> int:
     """Run the table, or be a rank."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("machines", nargs="*", metavar="MACHINE", help=", ".join(MACHINES))
-    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--out", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if inside_a_launch():
-        found = measure_topology(Topology.load(args.machines[0]))
+        believed = measure_topology(Topology.load(args.machines[0]))
         if os.environ["RANK"] == "0":
-            Path(args.out).write_text(found.dumps())
+            Path(args.out).write_text(believed.dumps())
         return 0
     if not args.json:
         print(
@@ -121,7 +121,7 @@ def main() -> int:
     for name, (declared, slow) in MACHINES.items():
         if args.machines and name not in args.machines:
             continue
-        for _ in range(args.turns):
+        for _ in range(args.repeats):
             result = measure(declared, slow)
             if args.json:
                 print(json.dumps({"machine": name, **result}), flush=True)

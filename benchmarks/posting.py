@@ -1,8 +1,6 @@
-"""What posting costs: microseconds to post a send or a receive as the executor does, and as torch.distributed's functions do.
+"""Measures the time to post a send or a receive, by the executor and by torch.distributed: python benchmarks/posting.py
 
-    python benchmarks/posting.py
-
-Two ranks on loopback, 4 KiB each way, medians over rounds of 100 messages; only the posting is timed, not the waiting.
+Two ranks on loopback, 4 KiB each way, medians over 60 repeats of 100 messages; only the posting is timed, not the waiting.
 """
 
 from __future__ import annotations
@@ -18,11 +16,11 @@ import torch.distributed as dist
 
 from topoplan.runtime.ranks.launch import init_method, inside_a_launch, launch
 
-ROUNDS, MESSAGES, NUMEL = 60, 100, 1024
+REPEATS, MESSAGES, NUMEL = 60, 100, 1024
 
 
 def main() -> None:
-    """Start two ranks, or be one."""
+    """Start two ranks, or be one of them."""
     if not inside_a_launch():
         sys.exit(launch([sys.executable, *sys.argv], 2))
     torch.set_num_threads(1)
@@ -34,11 +32,11 @@ def main() -> None:
     group = dist.group.WORLD
     assert group is not None
     backend = group._get_backend(torch.device("cpu"))
-    mine = [[view] for view in outgoing], [[view] for view in incoming]
+    views = [[view] for view in outgoing], [[view] for view in incoming]
     posts: dict[str, tuple[Callable[[int], object], Callable[[int], object]]] = {
         "executor (ProcessGroupGloo.send/recv)": (
-            lambda i: backend.send(mine[0][i], other, i),  # type: ignore[attr-defined]
-            lambda i: backend.recv(mine[1][i], other, i),  # type: ignore[attr-defined]
+            lambda i: backend.send(views[0][i], other, i),  # type: ignore[attr-defined]
+            lambda i: backend.recv(views[1][i], other, i),  # type: ignore[attr-defined]
         ),
         "dist.isend/irecv": (
             lambda i: dist.isend(outgoing[i], other, tag=i),
@@ -53,7 +51,7 @@ def main() -> None:
     }
     for name, (send, receive) in posts.items():
         times = []
-        for _ in range(ROUNDS):
+        for _ in range(REPEATS):
             dist.barrier()
             works = []
             started = time.perf_counter()

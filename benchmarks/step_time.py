@@ -1,14 +1,14 @@
-"""Training steps: DDP with the plan's hook, through the backend, and with compression, beside stock DDP over gloo.
+"""Measures training steps of DDP: with a plan, the backend or compression, and stock: python benchmarks/step_time.py
 
     python benchmarks/step_time.py                                  loopback: 4 ranks, 1 and 25 million parameters
     python benchmarks/step_time.py --ways stock,hook                some of the ways
     python benchmarks/step_time.py --machine dgx1 --slowest 20Mbit  emulated; needs root and iproute2 (see topo-emulate)
     python benchmarks/step_time.py --machine two-hosts --slowest 25Mbit --ways stock,hook,fp16,fp8,int8 --repeats 1
 
-On loopback all ways run in the same processes, in blocks of steps that take turns: a ratio is the median, over the rounds,
-of a block's time to that of the stock block of its round. On an emulated machine stock has its ranks in the order that is
+On loopback all ways run in the same processes, in blocks of steps that take turns: a ratio is the median, over the turns,
+of a block's time to that of the stock block of the same turn. On an emulated machine stock has its ranks in the order that is
 best for a ring (see wire_speed.py) and the plan in the topology's, so they are launches of their own, taking turns
---repeats times; the ratio is that of the medians, and compression's, in one launch with the plan's, that of the rounds
+--repeats times; the ratio is that of the medians, and compression's, in one launch with the plan's, that of the turns
 again. A block's time is the slowest rank's. Models are square linear layers; communication is meant to dominate on
 emulated machines: the slower the links against the cores at hand, the more it does.
 """
@@ -27,7 +27,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from wire_speed import MACHINES, best_order, run, synthesized, topo
+from wire_speed import MACHINES, find_best_order, run, synthesize_to_file, topo
 
 LOOPBACK = "loopback"
 LOOPBACK_PLAN = "switch:4"
@@ -45,8 +45,10 @@ _WARM = 3
 
 
 @dataclass(frozen=True)
-class Row:
-    """One way on one model: milliseconds a step, how its time (as `of` says) and bytes compare, and whether bars are met."""
+class StepTime:
+    """One way of averaging on one model: milliseconds a step, the ratio of times (`of` says which) and of bytes to those of
+    the way it is compared with, and whether it meets its bar.
+    """
 
     machine: str
     parameters: int
@@ -67,17 +69,17 @@ def main() -> None:
         work(args)
         return
     ways = args.ways.split(",")
-    rows: list[Row] = []
+    rows: list[StepTime] = []
     if not args.json:
         print(_head(), flush=True)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for parameters in args.params or PARAMETERS.get(args.machine, (1_000_000,)):
-            measure = on_loopback if args.machine == LOOPBACK else emulated
+            measure = measure_on_loopback if args.machine == LOOPBACK else measure_emulated
             for row in measure(args, parameters, ways, folder):
                 rows.append(row)
                 if not args.json:
-                    print(_line(row), flush=True)
+                    print(_format_row(row), flush=True)
     if args.json:
         print(json.dumps({"rows": [asdict(row) for row in rows], "load": os.getloadavg()}, indent=1))
     else:
@@ -91,7 +93,7 @@ def _arguments() -> argparse.Namespace:
     add("--slowest", metavar="RATE", help="of the slowest link of an emulated machine, instead of its own")
     add("--params", type=int, nargs="+", metavar="N", help="parameters of the model")
     add("--steps", type=int, help="in a block (default: as many as take about half a second)")
-    add("--rounds", type=int, help="blocks of each way in a launch (default: 9 on loopback, 3 emulated)")
+    add("--turns", type=int, help="blocks of each way in a launch (default: 9 on loopback, 3 emulated)")
     add("--repeats", type=int, default=2, help="launches of each rank order, emulated (default: 2)")
     add("--ways", default="stock,hook,backend", help="stock, hook, backend, and compressions: fp16, fp8, int8, ...")
     add("--choose", default="race", help="how the hook picks schedules (default: race)")
@@ -105,7 +107,7 @@ def _arguments() -> argparse.Namespace:
     add("--json", action="store_true")
     add("--worker", metavar="PLAN", help=argparse.SUPPRESS)
     args = parser.parse_args()
-    args.rounds = args.rounds or (9 if args.machine == LOOPBACK else 3)
+    args.turns = args.turns or (9 if args.machine == LOOPBACK else 3)
     known = {"stock", "hook", "backend", *COMPRESSED}
     if unknown := set(args.ways.split(",")) - known:
         parser.error(f"--ways: {', '.join(sorted(unknown))} is none of {', '.join(sorted(known))}")
@@ -115,15 +117,15 @@ def _arguments() -> argparse.Namespace:
 # -- measuring -------------------------------------------------------------------------------------------------------
 
 
-def on_loopback(args: argparse.Namespace, parameters: int, ways: list[str], folder: Path) -> list[Row]:
-    """All ways in one launch of four ranks."""
-    plan = synthesized(LOOPBACK_PLAN, LOOPBACK_PLAN, folder)
-    found = _launched(_on_this_host, _worker(args, plan, parameters, ways))
-    return [_row(args, parameters, found, way) for way in found["s"]]
+def measure_on_loopback(args: argparse.Namespace, parameters: int, ways: list[str], folder: Path) -> list[StepTime]:
+    """Measure all ways in one launch of four ranks."""
+    plan = synthesize_to_file(LOOPBACK_PLAN, LOOPBACK_PLAN, folder)
+    measured = _launch(_wrap_for_loopback, _worker_command(args, plan, parameters, ways))
+    return [_compare(args, parameters, measured, way) for way in measured["s"]]
 
 
-def emulated(args: argparse.Namespace, parameters: int, ways: list[str], folder: Path) -> list[Row]:
-    """Stock in its best order and the others in the topology's, launch after launch."""
+def measure_emulated(args: argparse.Namespace, parameters: int, ways: list[str], folder: Path) -> list[StepTime]:
+    """Measure stock in its best order and the others in the topology's, in launches that take turns."""
     from topoplan.runtime.emulate.blueprint import blueprint, parse_rate
     from topoplan.topo.resolve import resolve
 
@@ -134,60 +136,62 @@ def emulated(args: argparse.Namespace, parameters: int, ways: list[str], folder:
         topology = str(path)
     rate = args.slowest or own_rate
     inside = [*topo("emulate"), topology, *([] if rate is None else ["--slowest", rate])]
-    plan = synthesized(args.machine, topology, folder)
+    plan = synthesize_to_file(args.machine, topology, folder)
     if not args.uncalibrated:
         calibrated = str(folder / "calibrated.json")
         run([*inside, "--", *topo("run"), plan, "--calibrate", "-o", calibrated], parse=False)
-        plan = synthesized(args.machine, calibrated, folder)
-    order = ",".join(map(str, best_order(blueprint(resolve(topology), None if rate is None else parse_rate(rate)))))
+        plan = synthesize_to_file(args.machine, calibrated, folder)
+    order = ",".join(
+        map(str, find_best_order(blueprint(resolve(topology), None if rate is None else parse_rate(rate))))
+    )
     planned = [way for way in ways if way != "stock"]
     both: dict[str, dict[str, Any]] = {}
     for _ in range(args.repeats):
         for listed, some in (([], planned), (["--order", order], [way for way in ways if way == "stock"])):
             if some:
-                command = _worker(args, plan, parameters, some)
-                _add(both, _launched(lambda c, listed=listed: [*inside, *listed, "--", *c], command))  # type: ignore[misc]
+                command = _worker_command(args, plan, parameters, some)
+                _append(both, _launch(lambda c, listed=listed: [*inside, *listed, "--", *c], command))  # type: ignore[misc]
     merged: dict[str, dict[str, Any]] = {"s": {}, "bytes": {}, "choices": {}}
-    for found in both.values():
+    for measured in both.values():
         for key in merged:
-            merged[key].update(found[key])
-    return [_row(args, parameters, merged, way) for way in merged["s"]]
+            merged[key].update(measured[key])
+    return [_compare(args, parameters, merged, way) for way in merged["s"]]
 
 
-def _add(both: dict[str, dict[str, Any]], found: dict[str, Any]) -> None:
-    """A launch's blocks after those of the launches of the same ways before it."""
-    key = ",".join(found["s"])
+def _append(both: dict[str, dict[str, Any]], measured: dict[str, Any]) -> None:
+    """Append a launch's blocks to those of earlier launches of the same ways."""
+    key = ",".join(measured["s"])
     if key not in both:
-        both[key] = found
+        both[key] = measured
         return
-    for way, seconds in found["s"].items():
+    for way, seconds in measured["s"].items():
         both[key]["s"][way] += seconds
 
 
-def _row(args: argparse.Namespace, parameters: int, found: dict[str, Any], way: str) -> Row:
-    seconds: dict[str, list[float]] = found["s"]
+def _compare(args: argparse.Namespace, parameters: int, measured: dict[str, Any], way: str) -> StepTime:
+    seconds: dict[str, list[float]] = measured["s"]
     base = "hook" if way in COMPRESSED else "stock"
     ms = statistics.median(seconds[way]) * 1e3
-    note = "; ".join(f"{size} B: {label}" for size, label in found["choices"].get(way, {}).items())
+    note = "; ".join(f"{size} B: {label}" for size, label in measured["choices"].get(way, {}).items())
     share = None
     if way == base or base not in seconds:
-        return Row(args.machine, parameters, way, ms, None, "", "", None, share, note)
+        return StepTime(args.machine, parameters, way, ms, None, "", "", None, share, note)
     if args.machine == LOOPBACK and way not in COMPRESSED:
         ratio = statistics.median(a / b for a, b in zip(seconds[way], seconds[base], strict=True))
-        return Row(
+        return StepTime(
             args.machine, parameters, way, ms, ratio, "of stock", f"<= {OWN_COST}", ratio <= OWN_COST, share, note
         )
     if way in COMPRESSED:
-        share = found["bytes"][way] / found["bytes"][base]
+        share = measured["bytes"][way] / measured["bytes"][base]
         ratio = statistics.median(b / a for a, b in zip(seconds[way], seconds[base], strict=True))
         fewer = share <= BYTES[way] + (0.01 if BYTES[way] == 0.5 else 0)
         bar = f">= {COMPRESSED[way]}, bytes <= {BYTES[way]}"
         met = None if args.machine == LOOPBACK else ratio >= COMPRESSED[way] and fewer
-        return Row(args.machine, parameters, way, ms, ratio, "x hook", bar, met, share, note)
+        return StepTime(args.machine, parameters, way, ms, ratio, "x hook", bar, met, share, note)
     ratio = statistics.median(seconds[base]) * 1e3 / ms
     least = FASTER.get(args.machine)
     bar = "" if least is None else f">= {least}"
-    return Row(
+    return StepTime(
         args.machine, parameters, way, ms, ratio, "x stock", bar, None if least is None else ratio >= least, share, note
     )
 
@@ -199,7 +203,7 @@ def _head() -> str:
     )
 
 
-def _line(row: Row) -> str:
+def _format_row(row: StepTime) -> str:
     ratio = "" if row.ratio is None else f"{row.ratio:.3f}"
     share = "" if row.bytes_share is None else f"{row.bytes_share:.3f}"
     met = "" if row.met is None else "yes" if row.met else "NO"
@@ -212,26 +216,26 @@ def _line(row: Row) -> str:
 # -- launching -------------------------------------------------------------------------------------------------------
 
 
-def _worker(args: argparse.Namespace, plan: str, parameters: int, ways: list[str]) -> list[str]:
+def _worker_command(args: argparse.Namespace, plan: str, parameters: int, ways: list[str]) -> list[str]:
     command = [sys.executable, str(Path(__file__).resolve()), "--worker", plan, "--params", str(parameters)]
-    command += ["--ways", ",".join(ways), "--rounds", str(args.rounds), "--choose", args.choose]
+    command += ["--ways", ",".join(ways), "--turns", str(args.turns), "--choose", args.choose]
     command += [] if args.steps is None else ["--steps", str(args.steps)]
     command += ["--views"] if args.views else []
     return command + (["--error-feedback"] if args.error_feedback else [])
 
 
-def _on_this_host(command: list[str]) -> list[str]:
+def _wrap_for_loopback(command: list[str]) -> list[str]:
     start = f"import sys; from topoplan.runtime.ranks.launch import launch; sys.exit(launch({command!r}, 4))"
     return [sys.executable, "-c", start]
 
 
-def _launched(around: Callable[[list[str]], list[str]], command: list[str]) -> dict[str, Any]:
-    """What rank 0 printed."""
+def _launch(around: Callable[[list[str]], list[str]], command: list[str]) -> dict[str, Any]:
+    """Launch ranks and return what rank 0 printed."""
     done = subprocess.run(around(command), capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"{' '.join(command)}\n{done.stderr[-3000:]}")
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    measured: dict[str, Any] = json.loads(done.stdout)
+    return measured
 
 
 # -- one rank --------------------------------------------------------------------------------------------------------
@@ -257,13 +261,13 @@ def work(args: argparse.Namespace) -> None:
     steps = args.steps or max(1, int(0.5 / once))
     sent = {name: way.wire_bytes for name, way in ways.items()}
     seconds: dict[str, list[float]] = {name: [] for name in ways}
-    for turn in range(args.rounds):
+    for turn in range(args.turns):
         order = list(ways) if turn % 2 == 0 else list(ways)[::-1]
         block = find_slowest_s([time_call_s(lambda n=n: ways[n].steps(steps), None, cpu) for n in order], None, cpu)  # type: ignore[misc]
         for name, s in zip(order, block, strict=True):
             seconds[name].append(s / steps)
     if rank == 0:
-        bytes_a_step = {name: (way.wire_bytes - sent[name]) / (steps * args.rounds) for name, way in ways.items()}
+        bytes_a_step = {name: (way.wire_bytes - sent[name]) / (steps * args.turns) for name, way in ways.items()}
         choices = {name: way.choices for name, way in ways.items()}
         print(json.dumps({"s": seconds, "bytes": bytes_a_step, "choices": choices}), flush=True)
     dist.barrier()
@@ -271,7 +275,7 @@ def work(args: argparse.Namespace) -> None:
 
 
 class Way:
-    """One model, trained in one way."""
+    """A model that is trained in one way of averaging."""
 
     def __init__(self, name: str, args: argparse.Namespace) -> None:
         import torch
@@ -308,7 +312,7 @@ class Way:
         self.optimizer.step()
 
     def steps(self, count: int) -> None:
-        """So many."""
+        """Make `count` steps."""
         for _ in range(count):
             self.step()
 
@@ -319,15 +323,15 @@ class Way:
 
     @property
     def choices(self) -> dict[int, str]:
-        """What was chosen at the powers of two at which the gradient's buckets may be."""
+        """The schedules chosen at the powers of two at which the gradient's buckets may be."""
         if self.communicator is None:
             return {}
-        found = {1 << k: self.communicator.choice(1 << k) for k in range(10, 28)}
-        return {size: choice.label for size, choice in found.items() if choice is not None}
+        choices = {1 << k: self.communicator.choice(1 << k) for k in range(10, 28)}
+        return {size: choice.label for size, choice in choices.items() if choice is not None}
 
 
 def _layers(parameters: int) -> list[Any]:
-    """Square linear layers, 512 or 1024 wide, about `parameters` in all."""
+    """Return square linear layers, 512 or 1024 wide, about `parameters` in all."""
     import torch
 
     width = 512 if parameters < 4_000_000 else 1024

@@ -1,4 +1,4 @@
-"""Throughput-optimal schedules: bound, plan, gap, trees, depth, seconds and peak memory on known machines.
+"""Measures throughput-optimal synthesis on known machines (gap, seconds, memory): python benchmarks/throughput.py
 
     python benchmarks/throughput.py                      the whole table (a few minutes on 2 cores)
     python benchmarks/throughput.py dgx1 mesh:8x8        only rows whose topology is named
@@ -73,25 +73,25 @@ def measure(row: dict[str, object]) -> dict[str, object]:
     if row.get("without"):
         topology = degrade(topology, Change(without_ranks=tuple(row["without"])))  # type: ignore[arg-type]
     if row.get("in_network"):
-        able = (d if d.kind == "gpu" else replace(d, can_reduce=True, can_copy=True) for d in topology.devices)
-        topology = replace(topology, devices=tuple(able))
+        capable = (d if d.kind == "gpu" else replace(d, can_reduce=True, can_copy=True) for d in topology.devices)
+        topology = replace(topology, devices=tuple(capable))
     collective = collective_on(str(row.get("collective", "allreduce")), topology)
     started = time.monotonic()
     out: dict[str, object] = dict(row) | {"ranks": collective.ranks, "collective": collective.name}
     if row.get("bound_only"):
-        limit = bound(collective, topology, Effort(300.0))
+        best_bound = bound(collective, topology, Effort(300.0))
     else:
         epsilon = Fraction(str(row["epsilon"])) if row.get("epsilon") else None
         limits = Limits(epsilon, row.get("max_trees"), row.get("max_depth"))  # type: ignore[arg-type]
         result = synthesize(collective, topology, str(row.get("strategy", "packing")), 300, limits=limits)
-        limit = result.plan.bound
+        best_bound = result.plan.bound
         best = min(result.plan.entries, key=lambda e: (result.plan.gap_of(e), e.schedule.trees or 0))
         gap = result.plan.gap_of(best)
-        out |= {"plan_GBps": float(limit.algbw_GBps * (1 - gap)), "gap": float(gap), "trees": best.schedule.trees,
+        out |= {"plan_GBps": float(best_bound.algbw_GBps * (1 - gap)), "gap": float(gap), "trees": best.schedule.trees,
                 "depth": best.schedule.depth, "forests": result.table}  # fmt: skip
     out |= {
-        "bound_GBps": float(limit.algbw_GBps),
-        "bound": str(limit.algbw_GBps),
+        "bound_GBps": float(best_bound.algbw_GBps),
+        "bound": str(best_bound.algbw_GBps),
         "seconds": time.monotonic() - started,
     }
     out["peak_MB"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
@@ -101,7 +101,7 @@ def measure(row: dict[str, object]) -> dict[str, object]:
     return out
 
 
-def show(out: dict[str, object]) -> str:
+def format_row(out: dict[str, object]) -> str:
     asked = [f"--{key.replace('_', '-')} {out[key]}" for key in ("epsilon", "max_trees", "max_depth") if out.get(key)]
     asked += ["in-network"] * bool(out.get("in_network")) + ["bound only"] * bool(out.get("bound_only"))
     asked += [f"without {len(out['without'])} ranks"] if out.get("without") else []  # type: ignore[arg-type]
@@ -139,7 +139,7 @@ def main() -> int:
         command = [sys.executable, __file__, "--row", json.dumps(row)]
         done = subprocess.run(command, check=True, capture_output=True, text=True)
         out = json.loads(done.stdout)
-        print(json.dumps(out) if args.json else show(out), flush=True)
+        print(json.dumps(out) if args.json else format_row(out), flush=True)
         if args.forests and not args.json:
             for forest in out.get("forests", []):
                 print(f"    {forest['trees']} trees, {forest['depth']} deep, gap {forest['gap']:.2%}: {forest['how']}")

@@ -1,4 +1,4 @@
-"""Plans on emulated machines, beside the bound, the prediction and the stock collective in two rank orders.
+"""Measures plans on emulated machines against bound, prediction and stock: python benchmarks/wire_speed.py
 
     python benchmarks/wire_speed.py                        every machine, 4 KiB to 16 MiB (about 25 minutes on 2 cores)
     python benchmarks/wire_speed.py dgx1 mesh -b 1M -e 8M  some of them, some sizes
@@ -72,8 +72,8 @@ def main() -> None:
         folder = Path(name)
         if args.loopback:
             for topology in args.machines or ["switch:4", "switch:8"]:
-                plan = synthesized(topology, topology, folder)
-                loopback(topology, run([*topo("run"), plan, *sizes]))
+                plan = synthesize_to_file(topology, topology, folder)
+                print_loopback(topology, run([*topo("run"), plan, *sizes]))
             return
         machines = dict(MACHINES)
         if args.recorded:
@@ -88,18 +88,18 @@ def main() -> None:
 
 
 def measure(name: str, topology: str, rate: str | None, folder: Path, sizes: list[str]) -> None:
-    """One machine: calibrate, synthesize, run, and run stock in its best order."""
+    """Calibrate a machine, synthesize for it, run the plan, and run stock in its best order; print the rows."""
     slowest = [] if rate is None else ["--slowest", rate]
     machine = resolve(topology)
     built = blueprint(machine, None if rate is None else parse_rate(rate))
-    plan = synthesized(name, topology, folder)
+    plan = synthesize_to_file(name, topology, folder)
     calibrated = folder / f"{name}.calibrated.json"
     run(
         [*topo("emulate"), topology, *slowest, "--", *topo("run"), plan, "--calibrate", "-o", str(calibrated)],
         parse=False,
     )
-    plan = synthesized(name, str(calibrated), folder)
-    order = best_order(built)
+    plan = synthesize_to_file(name, str(calibrated), folder)
+    order = find_best_order(built)
     rows = run([*topo("emulate"), topology, *slowest, "--", *topo("run"), plan, *sizes])
     listed = ",".join(map(str, order))
     best = run([*topo("emulate"), topology, *slowest, "--order", listed, "--", *topo("run"), "--stock", *sizes])
@@ -119,8 +119,8 @@ def measure(name: str, topology: str, rate: str | None, folder: Path, sizes: lis
         )
 
 
-def loopback(name: str, rows: list[dict[str, Any]]) -> None:
-    """Print what a host's memory gives."""
+def print_loopback(name: str, rows: list[dict[str, Any]]) -> None:
+    """Print the rows of a run over this host's memory."""
     print(f"\n{name} on loopback")
     print(f"{'size':>10} {'schedule':>20} {'us':>10} {'stock us':>10} {'ratio':>6} {'predicted / measured':>20}")
     for row in rows:
@@ -131,27 +131,27 @@ def loopback(name: str, rows: list[dict[str, Any]]) -> None:
 
 
 def topo(command: str) -> list[str]:
-    """A command of the project's, whether it is installed or not."""
+    """Return the command line of one of the project's commands, installed or not."""
     return [sys.executable, "-m", f"topoplan.cli.{command}"]
 
 
 def run(command: list[str], *, parse: bool = True) -> list[dict[str, Any]]:
-    """Its rows."""
+    """Run a command; return the rows that it prints as JSON."""
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"{' '.join(command)}\n{done.stderr[-2000:]}")
     return json.loads(done.stdout)["rows"] if parse else []
 
 
-def synthesized(name: str, topology: str, folder: Path) -> str:
-    """A plan's path."""
+def synthesize_to_file(name: str, topology: str, folder: Path) -> str:
+    """Synthesize an allreduce plan and return its path."""
     path = folder / f"{name}.plan.json"
     run([*topo("synth"), "--collective", "allreduce", "--topology", topology, "-o", str(path), "--force"], parse=False)
     return str(path)
 
 
-def best_order(built: Blueprint) -> list[int]:
-    """The order in which a ring one way round loads the busiest link least."""
+def find_best_order(built: Blueprint) -> list[int]:
+    """Return the order in which a ring one way round loads the busiest link least."""
     ranks = len(built.home)
     rate = {(c.a, c.b): c.rate_ab for c in built.cables} | {(c.b, c.a): c.rate_ba for c in built.cables}
     crossed = {pair: list(itertools.pairwise(path)) for pair, path in built.paths.items()}

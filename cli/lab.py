@@ -85,24 +85,24 @@ def _parser() -> Parser:
 
 def _run(args: argparse.Namespace) -> int:
     from ..runtime.emulate.blueprint import parse_rate
-    from ..runtime.lab.dataset import load
-    from ..runtime.lab.networks import LOOPBACK, SLOW, parse_ranks, sites
+    from ..runtime.lab.networks import LOOPBACK, SLOW, list_sites, parse_ranks
     from ..runtime.lab.runs import Lab
     from ..runtime.lab.settings import Settings, parse_hidden
     from ..runtime.lab.systems import DEFAULT, parse_systems
+    from ..runtime.lab.training.dataset import load
 
     settings = Settings(args.epochs, args.batch, args.learning_rate, parse_hidden(args.hidden), args.seed)
     systems = parse_systems(args.systems if args.systems is not None else ",".join(DEFAULT))
     networks = [part.strip() for given in args.network or [f"{LOOPBACK},{SLOW}"] for part in given.split(",")]
-    places = sites(networks, parse_ranks(args.ranks), parse_rate(args.slowest))
+    sites = list_sites(networks, parse_ranks(args.ranks), parse_rate(args.slowest))
     _check_output(args.output, args.force)
     dataset = load(args.dataset, args.seed)
     with _show_progress() as say:
-        rows = Lab(dataset, settings, systems, places, say).run()
-    from ..runtime.lab.environment import environment
+        rows = Lab(dataset, settings, systems, sites, say).run()
+    from ..runtime.lab.environment import describe_environment
     from ..runtime.lab.report.page import Report
 
-    report = Report(rows, settings, dataset, environment(places), _repeat_command(args))
+    report = Report(rows, settings, dataset, describe_environment(sites), _repeat_command(args))
     _print(report, args.json)
     if args.output is not None:
         from ..topo.files import write_whole
@@ -178,11 +178,11 @@ def _print(report: Report, as_json: bool) -> None:
     table = Table(box=SIMPLE, pad_edge=False)
     for number, title in enumerate(HEAD):
         table.add_column(title, justify="left" if number in (0, 2, 3) else "right", no_wrap=True)
-    last_place = None
+    last_site = None
     for row, cells in zip(report.rows, report.cells(), strict=True):
-        if last_place not in (None, row.place):
+        if last_site not in (None, row.site):
             table.add_section()
-        last_place = row.place
+        last_site = row.site
         table.add_row(*cells)
     console.print(table)
     for finding in report.findings:

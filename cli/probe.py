@@ -122,7 +122,7 @@ def _named_topology(arguments: argparse.Namespace) -> Topology:
 
 def _measure(arguments: argparse.Namespace) -> Topology:
     """Return the named topology, or that of the hosts that the ranks are on, with measured rates."""
-    from ..runtime.measuring.measure import measure_topology
+    from ..runtime.measuring.measure_links import measure_topology
 
     return measure_topology(
         None if arguments.topology == "local" and arguments.sysfs_root is None else _named_topology(arguments)

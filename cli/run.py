@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from datetime import timedelta
 
     from ..runtime.communicator import Communicator
-    from ..runtime.measuring.bench import Row
-    from ..runtime.measuring.bench_case import Job
+    from ..runtime.measuring.bench import BenchRow
+    from ..runtime.measuring.bench_data import BenchSettings
     from ..runtime.measuring.bench_options import BenchOptions
     from ..synth.cost.host_costs import HostCosts
     from ..synth.plan import Plan
@@ -183,12 +183,12 @@ def _run_rank(args: argparse.Namespace, options: BenchOptions, plan: Plan | None
     import torch.distributed as dist
 
     from ..runtime.communicator import Communicator
-    from ..runtime.measuring.bench import measure
+    from ..runtime.measuring.bench import run_benchmark
     from ..runtime.ranks.faults import first_line
     from ..runtime.ranks.launch import init_method, meet_before_leaving
 
     # All that needs no other rank comes first, so that bad input ends every rank before any of them connects.
-    job = options.job(options.collective_over(plan, world))
+    settings = options.settings_for(options.collective_over(plan, world))
     backend = options.resolve_backend(world)
     if backend == "nccl":
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
@@ -211,7 +211,7 @@ def _run_rank(args: argparse.Namespace, options: BenchOptions, plan: Plan | None
         calibrated = (
             None if communicator is None else communicator.engine.machine.topology or communicator.plan.topology
         )
-        rows = [] if args.calibrate else measure(job, communicator, say)
+        rows = [] if args.calibrate else run_benchmark(settings, communicator, say)
         communicator = None  # nothing may hold on to a group when it is destroyed: gloo may abort at exit otherwise
         dist.barrier()
     except (InputError, VerificationError):
@@ -222,7 +222,7 @@ def _run_rank(args: argparse.Namespace, options: BenchOptions, plan: Plan | None
     if rank == 0 and args.calibrate and calibrated is not None and host is not None:
         _write_calibrated(args, calibrated, host)
     elif rank == 0:
-        _print(args, plan, job, backend, rows)
+        _print(args, plan, settings, backend, rows)
     return 1 if any(row.wrong for row in rows) else 0
 
 
@@ -261,20 +261,22 @@ def _say(message: str) -> None:
     print(f"\r\033[K{message}", end="", file=sys.stderr, flush=True)
 
 
-def _print(args: argparse.Namespace, plan: Plan | None, job: Job, backend: str, rows: list[Row]) -> None:
+def _print(
+    args: argparse.Namespace, plan: Plan | None, settings: BenchSettings, backend: str, rows: list[BenchRow]
+) -> None:
     if sys.stderr.isatty():
         print("\r\033[K", end="", file=sys.stderr)
     if args.json:
-        print(json.dumps(_as_json(plan, job, backend, args, rows)))
+        print(json.dumps(_as_json(plan, settings, backend, args, rows)))
         return
     where = f" on {plan.topology.name}" if plan is not None else ""
-    print(f"# {job.collective.name}{where}, {job.collective.ranks} ranks, {backend}, {args.dtype}, {args.op}")
+    print(f"# {settings.collective.name}{where}, {settings.collective.ranks} ranks, {backend}, {args.dtype}, {args.op}")
     if args.compress:
         how = "partial sums too" if args.reduction == "hops" else "each contribution once, each complete sum once"
         print(f"# {args.compress} on the wire, rounded when sent: {how}; sums in float32")
     if plan is not None:
         print(f"# plan {plan.hash[:16]}, bound {float(plan.bound.algbw_GBps):.4g} GB/s algbw on its topology")
-    print(f"# medians of {job.iterations} iterations; ratio = stock / plan: above 1 the plan is faster")
+    print(f"# medians of {settings.iterations} iterations; ratio = stock / plan: above 1 the plan is faster")
     print(
         f"#{'size':>11} {'count':>11} {'type':>9} {'schedule':>19} {'plan':>11} {'stock':>11} {'ratio':>6} "
         f"{'predicted':>11} {'algbw':>9} {'busbw':>9} {'bound':>7} {'#wrong':>7}"
@@ -284,7 +286,7 @@ def _print(args: argparse.Namespace, plan: Plan | None, job: Job, backend: str, 
         f"#{'(B)':>11} {'(elements)':>11} {'':>9} {'':>19} {'(us)':>11} {'(us)':>11} {'':>6} {'(us)':>11} {'(GB/s)':>9} "
         f"{'(GB/s)':>9} {'(%)':>7}" + (f" {'':>7} {'(B)':>12} {'(rms)':>8}" if args.compress else "")
     )
-    element = job.dtype.itemsize
+    element = settings.dtype.itemsize
     for row in rows:
         fraction = None if row.bound_fraction is None else row.bound_fraction * 100
         print(
@@ -300,13 +302,19 @@ def _number(value: float | None, digits: int) -> str:
     return "-" if value is None else f"{value:.{digits}f}"
 
 
-def _as_json(plan: Plan | None, job: Job, backend: str, args: argparse.Namespace, rows: list[Row]) -> dict[str, Any]:
+def _as_json(
+    plan: Plan | None, settings: BenchSettings, backend: str, args: argparse.Namespace, rows: list[BenchRow]
+) -> dict[str, Any]:
     topology = None
     if plan is not None:
-        topology = {"name": plan.topology.name, "fingerprint": plan.topology.fingerprint, "ranks": job.collective.ranks}
+        topology = {
+            "name": plan.topology.name,
+            "fingerprint": plan.topology.fingerprint,
+            "ranks": settings.collective.ranks,
+        }
     return {
-        "collective": job.collective.name,
-        "ranks": job.collective.ranks,
+        "collective": settings.collective.name,
+        "ranks": settings.collective.ranks,
         "backend": backend,
         "dtype": args.dtype,
         "op": args.op,

@@ -1,4 +1,4 @@
-"""The main job from end to end, on this machine: probe, synthesize, run, train. `make demo` calls it."""
+"""Probe this machine, synthesize a plan, run it and train with it: python examples/demo.py (`make demo`)."""
 
 import os
 import subprocess

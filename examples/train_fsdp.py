@@ -1,4 +1,4 @@
-"""Train a transformer with FSDP2 (HSDP with --replicas 2), through plans by nothing but the backend's name.
+"""Train a transformer with FSDP2 (HSDP with --replicas 2), through plans, by the name of the backend alone.
 
     torchrun --nproc-per-node 4 examples/train_fsdp.py                        plans for the machine at hand
     torchrun --nproc-per-node 4 examples/train_fsdp.py --backend gloo         stock
@@ -75,7 +75,7 @@ def main() -> None:
 
 
 def train(args: argparse.Namespace, mesh: dist.DeviceMesh, device: torch.device) -> None:
-    """Sequences that count up from a random number in random steps: what comes next can be learnt."""
+    """Train on sequences that count up from a random number in random steps, so that the next number can be learnt."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     model = Transformer(args.layers).to(device)

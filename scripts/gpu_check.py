@@ -1,4 +1,4 @@
-"""Probes this machine and writes down what was seen, for `make gpu-check`: a section in docs/hardware.md.
+"""Probes this machine and records the result, for `make gpu-check`: a section in docs/hardware.md.
 
 A machine with the same GPUs and driver replaces its own section. Ends with 1 where there is no GPU that answers.
 """
@@ -26,24 +26,26 @@ typed by hand.
 
 
 def main(page: Path) -> int:
-    """Probes, prints and records; returns the exit code."""
+    """Probe, print and record; return the exit code."""
     topology = probe_local()
     facts = load_facts(topology.extra, topology.name)
     if not topology.ranks or facts.get_text(NVML, NVML_DRIVER) is None:
         print("gpu-check: no GPU answers through NVML here; nothing was recorded", file=sys.stderr)
         return 1
-    title, section = _section(topology, facts)
+    title, section = _format_section(topology, facts)
     text = page.read_text(encoding="utf-8") if page.exists() else HEAD
-    kept = [part for part in text.split("\n## ")[1:] if part.splitlines()[0] != title]
+    other_sections = [part for part in text.split("\n## ")[1:] if part.splitlines()[0] != title]
     head = text.split("\n## ")[0].rstrip()
-    write_whole(page, "\n\n## ".join([head, *(part.strip() for part in kept), f"{title}\n\n{section}"]) + "\n")
+    write_whole(
+        page, "\n\n## ".join([head, *(part.strip() for part in other_sections), f"{title}\n\n{section}"]) + "\n"
+    )
     print(section)
     print(f"gpu-check: recorded in {page}", file=sys.stderr)
     return 0
 
 
-def _section(topology: Topology, facts: Facts) -> tuple[str, str]:
-    """Title and text: without host name, UUIDs and addresses, which are nobody's business."""
+def _format_section(topology: Topology, facts: Facts) -> tuple[str, str]:
+    """Return title and text, without host name, UUIDs and addresses, which are private."""
     names = Counter(str(topology.by_id[gpu].extra.get("name") or "GPU") for gpu in topology.ranks)
     title = f"{', '.join(f'{n} x {name}' for name, n in names.items())}, driver {facts.get_text(NVML, NVML_DRIVER)}"
     missing = Counter((fact.key, fact.source, fact.missing) for fact in facts.missing)

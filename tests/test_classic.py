@@ -9,7 +9,7 @@ import torch
 
 from topoplan.runtime.classic import NAMES, system_of
 from topoplan.runtime.classic.buckets import BUCKET_BYTES, Buckets
-from topoplan.runtime.classic.minmax import BLOCK, pack, packed_bytes, unpack
+from topoplan.runtime.classic.quantization import BLOCK, dequantize, quantize, quantized_bytes
 from topoplan.topo.errors import InputError
 
 RunRanks = Callable[..., list[str]]
@@ -405,25 +405,25 @@ def test_every_system_says_what_it_promises_and_whence_it_is() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_eight_bits_are_off_by_half_a_level_and_with_noise_by_one_unbiased(numel: int, dtype: torch.dtype) -> None:
     rows = (torch.randn(3, numel, generator=torch.Generator().manual_seed(numel)) * 10 + 100).to(dtype)
-    packed = pack(rows)
-    assert packed.shape == (3, packed_bytes(numel)) and packed.dtype == torch.uint8
+    packed = quantize(rows)
+    assert packed.shape == (3, quantized_bytes(numel)) and packed.dtype == torch.uint8
     span = rows.float().amax(1, keepdim=True) - rows.float().amin(1, keepdim=True)
     slack = 1e-4 * 100 / 255  # float32's own rounding of values around 100
-    assert ((unpack(packed, numel) - rows.float()).abs() <= span / 510 + slack).all()
+    assert ((dequantize(packed, numel) - rows.float()).abs() <= span / 510 + slack).all()
     noise = torch.Generator().manual_seed(0)
     many = rows.repeat(400, 1)
-    tries = (unpack(pack(many, noise), numel) - many.float()).view(400, 3, numel)
+    tries = (dequantize(quantize(many, noise), numel) - many.float()).view(400, 3, numel)
     assert (tries.abs() <= span / 255 + slack).all()
     assert (tries.mean(0).abs() <= 5 * span / 510 / 20 + slack).all()
 
 
 def test_eight_bits_keep_constants_exactly_and_show_what_is_not_finite() -> None:
     same = torch.full((1, 300), -2.5)
-    assert torch.equal(unpack(pack(same), 300), same)
+    assert torch.equal(dequantize(quantize(same), 300), same)
     for bad in (float("nan"), float("inf"), float("-inf")):
         rows = torch.zeros(1, 2 * BLOCK)
         rows[0, 5] = bad
-        back = unpack(pack(rows), 2 * BLOCK)
+        back = dequantize(quantize(rows), 2 * BLOCK)
         assert back[0, :BLOCK].isnan().all() and torch.equal(back[0, BLOCK:], rows[0, BLOCK:])
 
 
@@ -442,11 +442,11 @@ def test_buckets_keep_dtypes_apart_and_to_their_size() -> None:
     buckets = Buckets(net, torch.device("cpu"))
     assert buckets.layout == [(BUCKET_BYTES // 4, "float32"), (5, "bfloat16"), (1, "float32")]
     net.b.grad = torch.ones(5, dtype=torch.bfloat16)
-    flats = buckets.empty()
-    buckets.gradients(flats)
+    flats = buckets.allocate()
+    buckets.copy_gradients(flats)
     assert flats[1].tolist() == [1.0] * 5 and not flats[0].any()
     buckets.set_gradients([flat.fill_(2) for flat in flats])
     assert net.d.grad is not None and net.d.grad.item() == 2 and net.b.grad.tolist() == [2.0] * 5
     net.c.grad = torch.ones(1).to_sparse()
     with pytest.raises(InputError, match="sparse"):
-        buckets.gradients(flats)
+        buckets.copy_gradients(flats)

@@ -77,20 +77,20 @@ def test_other_collectives_are_checked_too(tmp_path: Path, collective: str) -> N
 def test_wrong_elements_are_counted_one_by_one(name: str, op: str) -> None:
     """The count is no constant: what is right counts 0, each damaged element 1, and NaN is wrong."""
     torch = pytest.importorskip("torch")
-    from topoplan.runtime.measuring.bench_case import Case, Job
+    from topoplan.runtime.measuring.bench_data import BenchBuffers, BenchSettings
     from topoplan.synth.ir.collective import Collective
 
     root = 0 if name in ("broadcast", "gather", "scatter") else None
-    job = Job(Collective(name, 4, root), 4096, 4096, 2, 1, 0, torch.float32, op)
-    case = Case(job, 0, 4096, torch.device("cpu"))
-    wanted = case.expected()
+    settings = BenchSettings(Collective(name, 4, root), 4096, 4096, 2, 1, 0, torch.float32, op)
+    buffers = BenchBuffers(settings, 0, 4096, torch.device("cpu"))
+    wanted = buffers.compute_expected()
     assert wanted is not None
-    case.output = wanted[0].float()
-    assert case.judged().wrong == 0
-    case.output[3] += 1
-    case.output[100] = float("nan")
-    case.output[101] *= -1.5
-    assert case.judged().wrong == 3
+    buffers.output = wanted[0].float()
+    assert buffers.count_errors().wrong == 0
+    buffers.output[3] += 1
+    buffers.output[100] = float("nan")
+    buffers.output[101] *= -1.5
+    assert buffers.count_errors().wrong == 3
 
 
 def test_whole_numbers_that_overflow_wrap_on_both_sides(tmp_path: Path) -> None:

@@ -21,17 +21,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from topoplan.runtime.lab.dataset import Dataset, load, prepare
-from topoplan.runtime.lab.job import FAULT, LOG, ROWS
-from topoplan.runtime.lab.networks import LOOPBACK, SLOW, parse_ranks, sites, two_hosts
-from topoplan.runtime.lab.report.findings import findings
+from topoplan.runtime.lab.networks import LOOPBACK, SLOW, list_sites, parse_ranks, two_hosts
+from topoplan.runtime.lab.report.findings import list_findings
 from topoplan.runtime.lab.report.page import Report
-from topoplan.runtime.lab.report.rows import Row
+from topoplan.runtime.lab.report.results import RunResult
+from topoplan.runtime.lab.run_folder import RunFolder
 from topoplan.runtime.lab.runs import Lab
 from topoplan.runtime.lab.settings import Settings, parse_hidden
 from topoplan.runtime.lab.systems import SYSTEMS, parse_systems
-from topoplan.runtime.lab.traffic import received_bytes
-from topoplan.runtime.lab.training import Trainer
+from topoplan.runtime.lab.training.dataset import Dataset, load, prepare
+from topoplan.runtime.lab.training.traffic import received_bytes
+from topoplan.runtime.lab.training.trainer import Trainer
 from topoplan.topo.errors import InputError
 
 RATE = Fraction(10**8)
@@ -242,7 +242,7 @@ def test_serial_training_is_the_plain_loop_bit_for_bit() -> None:
     x, y = torch.from_numpy(data.train_x), torch.from_numpy(data.train_y)
     steps, step = 2 * 8, 0
     for epoch in range(2):
-        loss = trainer.epoch(epoch)
+        loss = trainer.train_epoch(epoch)
         for size, batch in Trainer(data, job).batches(epoch):
             assert size == len(batch)
             optimizer.param_groups[0]["lr"] = 0.1 * (1 - step / steps)
@@ -283,7 +283,7 @@ def test_the_mean_of_unequal_shares_gradients_is_the_batchs(batch: int) -> None:
 
             trainer.update = keep
             with pytest.raises(StopIteration):
-                trainer.epoch(0)
+                trainer.train_epoch(0)
         gradients.append(torch.stack(kept).mean(0))
     assert torch.allclose(*gradients, rtol=1e-5, atol=1e-7)
 
@@ -314,24 +314,24 @@ def test_a_system_that_fails_has_a_row_with_the_reason_and_the_others_go_on(tmp_
     lab = Lab(data, job, parse_systems("stock,plan,ring"), [], lambda what, done, total: None)
     launches = []
 
-    def start(here: Path, ranks: int) -> int:
-        systems = json.loads((here / "job.json").read_text())["systems"]
+    def start(path: Path, ranks: int) -> int:
+        run = RunFolder(path)
+        systems = run.read_job()["systems"]
         launches.append(systems)
         if "ring" in systems:
-            (here / LOG.format(rank=0)).write_text("noise")
-            (here / FAULT.format(rank=0)).write_text('{"system": "plan", "why": "connection reset", "known": false}')
-            (here / FAULT.format(rank=1)).write_text('{"system": "ring", "why": "rank 1 is gone", "known": true}')
+            run.log(0).write_text("noise")
+            run.write_fault(0, "plan", "connection reset", known=False)
+            run.write_fault(1, "ring", "rank 1 is gone", known=True)
             return 1
         row = {"schedule": "", "seconds": [3.0, 1.0, 2.0], "bytes": [9, 5, 7], "loss": 0.1, "correct": 25}
-        found = [{**row, "system": name, "replicas_equal": True} for name in systems]
-        (here / ROWS).write_text(json.dumps(found))
+        run.write_results([{**row, "system": name, "replicas_equal": True} for name in systems])
         return 0
 
-    (site,) = sites([LOOPBACK], (2,), RATE)
-    rows = lab._launched(tmp_path, site, lab.systems, {}, start)
+    (site,) = list_sites([LOOPBACK], (2,), RATE)
+    rows = lab.run_together(tmp_path, site, lab.systems, {}, start)
     assert launches == [["stock", "ring", "plan"], ["stock", "plan"]]
     by_name = {row.system: row for row in rows}
-    assert by_name["ring"] == Row(LOOPBACK, 2, "ring", reason="rank 1 is gone", failed=True)
+    assert by_name["ring"] == RunResult(LOOPBACK, 2, "ring", reason="rank 1 is gone", failed=True)
     assert (by_name["plan"].first_epoch_s, by_name["plan"].epoch_s) == (3.0, 1.5)
     assert (by_name["plan"].bytes_per_epoch, by_name["plan"].accuracy_percent) == (6, 50)
     report = Report(rows, job, data, {}, "topo-lab")
@@ -347,7 +347,7 @@ def refused(says: str) -> Iterator[None]:
 
 
 def test_networks_are_what_they_are_said_to_be() -> None:
-    found = sites([LOOPBACK, SLOW, "ring:3", "ring:3"], (2, 5), RATE)
+    found = list_sites([LOOPBACK, SLOW, "ring:3", "ring:3"], (2, 5), RATE)
     assert [(site.network, site.ranks) for site in found] == [
         ("loopback", 2), ("loopback", 5), ("slow", 2), ("slow", 5), ("ring:3", 3),
     ]  # fmt: skip
@@ -360,7 +360,7 @@ def test_networks_are_what_they_are_said_to_be() -> None:
     assert found[4].with_helpers(2) is None
     assert len(two_hosts(4).ranks) == 4
     with refused("expected from 2 to 32"):
-        sites(["ring:64"], (2,), RATE)
+        list_sites(["ring:64"], (2,), RATE)
     with refused("expected numbers from 2"):
         parse_ranks("2,,4")
 
@@ -375,17 +375,17 @@ def test_lists_of_systems_keep_the_tables_order_and_all_means_all() -> None:
 
 def test_findings_are_computed_from_the_rows() -> None:
     rows = [
-        Row("serial", 1, "serial", epoch_s=1.0, accuracy_percent=97.0, serial_points=0.0, replicas_equal=True),
-        Row("slow", 2, "stock", "", 5.0, 4.0, 0.1, 1000, 97.0, 0.0, 0.1, True),
-        Row("slow", 2, "plan-int8", "ring", 5.0, 2.0, 0.3, 258, 96.0, -1.0, 0.1, False),
-        Row("slow", 2, "hierarchical", reason="one box"),
+        RunResult("serial", 1, "serial", epoch_s=1.0, accuracy_percent=97.0, serial_points=0.0, replicas_equal=True),
+        RunResult("slow", 2, "stock", "", 5.0, 4.0, 0.1, 1000, 97.0, 0.0, 0.1, True),
+        RunResult("slow", 2, "plan-int8", "ring", 5.0, 2.0, 0.3, 258, 96.0, -1.0, 0.1, False),
+        RunResult("slow", 2, "hierarchical", reason="one box"),
     ]
-    said = findings(rows, 200)
+    said = list_findings(rows, 200)
     assert said[0] == "slow, 2 ranks: plan-int8 takes 2 s an epoch, stock 4 s: 2.00 times as fast."
     assert "plan-int8 0.258" in said[1]
     slower = [rows[1], replace(rows[2], epoch_s=8.0)]
     assert (
-        findings(slower, 200)[0]
+        list_findings(slower, 200)[0]
         == "slow, 2 ranks: stock is the fastest, 4 s an epoch; plan-int8 is 0.50 times as fast."
     )
     assert said[2].startswith("No run is faster than serial training (1 s an epoch)")
@@ -396,5 +396,7 @@ def test_findings_are_computed_from_the_rows() -> None:
     assert said[4] == "Replicas differ in plan-int8 (slow, 2 ranks)."
     assert "30% in the worst" in said[5]
     same = [replace(row, serial_points=0.0) for row in rows[:3]]
-    assert "Accuracy: all runs get as many of the 200 samples held out right as serial training." in findings(same, 200)
+    assert "Accuracy: all runs get as many of the 200 samples held out right as serial training." in list_findings(
+        same, 200
+    )
     assert said[6] == "Not run: hierarchical on slow with 2 ranks: one box"

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from random_graphs import graphs
 
 from topoplan.runtime.emulate import blueprint, emulate, why_not
-from topoplan.runtime.emulate.ranks import prepare, start_rank
-from topoplan.runtime.measuring.experiments import apart, contending, routed, shifts
-from topoplan.runtime.measuring.rates import Arrivals, fitted, rates_GBps
+from topoplan.runtime.emulate.ranks import start_rank, write_topology
+from topoplan.runtime.measuring.experiments import find_routes, group_contending, group_disjoint, list_shifts
+from topoplan.runtime.measuring.rates import Arrivals, estimate_rates_GBps, fit_rate
 from topoplan.runtime.ranks.launch import RENDEZVOUS
 from topoplan.topo.derived.degrade import Change, degrade
 from topoplan.topo.derived.hosts import join_cpu_hosts
@@ -55,9 +55,9 @@ def max_min(true: Topology, routes: Mapping[Pair, Route], flows: Iterable[Pair])
 
 def measured_exactly(true: Topology, declared: Topology) -> Measurements:
     """What would be measured on `true` without any disturbance, data taking the declared routes."""
-    routes = routed(declared)
+    routes = find_routes(declared)
     both = [(pair, pair[::-1]) for pair in routes if pair[0] < pair[1] and pair[::-1] in routes]
-    sorts = {"alone": [(pair,) for pair in routes], "both": both, "together": contending(routes)}
+    sorts = {"alone": [(pair,) for pair in routes], "both": both, "together": group_contending(routes)}
     return Measurements(
         tuple(Experiment(how, max_min(true, routes, flows)) for how, every in sorts.items() for flows in every)
     )
@@ -72,7 +72,7 @@ def test_what_is_believed_is_never_above_the_truth_and_explains_every_pair(true:
         true.devices,
         tuple(Link(x.src, x.dst, x.bandwidth_GBps * data.draw(factors)) for x in true.links),
     )
-    routes = routed(declared)
+    routes = find_routes(declared)
     believed = believe(declared, measured_exactly(true, declared))
     for link, was, is_so in zip(believed.links, declared.links, true.links, strict=True):
         truth = is_so.bandwidth_GBps
@@ -210,31 +210,31 @@ def test_parallel_links_share_what_was_measured() -> None:
 @settings(max_examples=60, deadline=None)
 @given(graphs(switches=4))
 def test_pairs_of_a_round_share_nothing_and_groups_are_matchings(topology: Topology) -> None:
-    routes = routed(topology)
-    rounds = apart(list(routes), topology, routes)
+    routes = find_routes(topology)
+    rounds = group_disjoint(list(routes), topology, routes)
     assert sorted(pair for chosen in rounds for pair in chosen) == sorted(routes)
     for chosen in rounds:
         cables = [{frozenset(hop) for hop in route_links(routes[pair])} for pair in chosen]
         assert sum(map(len, cables)) == len(set().union(*cables))
-    for group in [*contending(routes), *shifts(len(topology.ranks))]:
+    for group in [*group_contending(routes), *list_shifts(len(topology.ranks))]:
         assert len({a for a, _ in group}) == len({b for _, b in group}) == len(group)
 
 
 def test_the_largest_group_crosses_a_shared_link() -> None:
-    groups = contending(routed(preset("pcie-2socket")))
+    groups = group_contending(find_routes(preset("pcie-2socket")))
     assert {len(group) for group in groups} == {2, 4}
     assert any({a // 4 for a, _ in group} == {0} and {b // 4 for _, b in group} == {1} for group in groups)
 
 
 def test_rates_come_from_the_slope() -> None:
-    alone = fitted(0, 1, 50e-6, [(s, 1e-4 + s / 2e9) for s in (1000_000, 1500_000, 2000_000)])
+    alone = fit_rate(0, 1, 50e-6, [(s, 1e-4 + s / 2e9) for s in (1000_000, 1500_000, 2000_000)])
     assert alone.GBps == pytest.approx(2)
     assert alone.alpha_us == pytest.approx(100)
-    odd = fitted(0, 1, 50e-6, [(1000_000, 2e-3), (1500_000, 1e-3), (2000_000, 1e-3)])
+    odd = fit_rate(0, 1, 50e-6, [(1000_000, 2e-3), (1500_000, 1e-3), (2000_000, 1e-3)])
     assert odd.GBps == pytest.approx(2)
     quick = Arrivals((0, 1), 1000, tuple(0.01 * (i + 1) for i in range(16)))
     slow = Arrivals((2, 1), 1000, tuple(0.02 * (i + 1) for i in range(16)))
-    rates = rates_GBps([quick, slow])
+    rates = estimate_rates_GBps([quick, slow])
     assert [float(rates[x.pair]) for x in (quick, slow)] == pytest.approx([1e-4, 5e-5])
 
 
@@ -243,7 +243,7 @@ def test_rates_come_from_the_slope() -> None:
 MEASURE = """
 import sys
 from topoplan.cli.common import run_command
-from topoplan.runtime.measuring.measure import measure_topology
+from topoplan.runtime.measuring.measure_links import measure_topology
 from topoplan.topo.graph import Topology
 def body():
     declared = Topology.load(sys.argv[2]) if len(sys.argv) > 2 else None
@@ -307,8 +307,8 @@ def test_processes_without_gpus_are_measured(tmp_path: Path) -> None:
 
 
 def test_a_rank_that_dies_ends_the_others_with_a_line(tmp_path: Path) -> None:
-    dying = "import os\nfrom topoplan.runtime.measuring.rates import Wire\n"
-    dying += "if os.environ['RANK'] == '2': Wire.as_receiver = lambda *_: os._exit(9)\n"
+    dying = "import os\nfrom topoplan.runtime.measuring.rates import Endpoint\n"
+    dying += "if os.environ['RANK'] == '2': Endpoint.answer = lambda *_: os._exit(9)\n"
     (tmp_path / "declared.json").write_text(preset("full:3").dumps())
     ended = on_loopback(tmp_path, 3, MEASURE + dying + END, "5", str(tmp_path / "declared.json"))
     assert [code for code, _, _ in ended] == [1, 1, 9]
@@ -342,7 +342,7 @@ def in_emulation(folder: Path, declared: Topology, change: Change) -> tuple[Topo
     slowest = min(true.capacity_GBps.values()) * 8 * 10**9
     with ExitStack() as stack:
         network = stack.enter_context(emulate(true, slowest))
-        prepare(network, folder)
+        write_topology(network, folder)
         command = [sys.executable, "-c", MEASURE + END, "12", str(folder / "declared.json")]
         logs = [stack.enter_context((folder / f"{r}.out").open("wb")) for r in range(len(true.ranks))]
         ranks = [start_rank(network, r, command, folder, log) for r, log in enumerate(logs)]

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from topoplan.runtime.classic.mixing import metropolis, neighbour_edges, ring_edges
-from topoplan.runtime.classic.shares import equal_hosts, server_shares
+from topoplan.runtime.classic.mixing_matrix import metropolis_weights, neighbour_edges, ring_edges
+from topoplan.runtime.classic.server_shares import equal_hosts, find_shares
 from topoplan.topo.errors import InfeasibleError, InputError
 from topoplan.topo.graph import Device, Link, Topology, both_ways
 from topoplan.topo.presets import preset
@@ -49,7 +49,7 @@ def test_equal_hosts_get_the_shares_that_byteps_derives(n: int) -> None:
     """
     for k in {0, 1, 2, 3, n // 2, n - 1, n, n + 1, 2 * n}:
         workers, helpers = names("gpu", n), names("cpu", k)
-        found = server_shares(equal_hosts(n, k), workers, workers + helpers)
+        found = find_shares(equal_hosts(n, k), workers, workers + helpers)
         below = n * n + min(k, n) * n - 2 * min(k, n)
         assert sum(found.share) == 1
         assert found.s_per_GB == F(2 * n * (n - 1), below) == found.at_least_s_per_GB, (n, k)
@@ -63,7 +63,7 @@ def test_equal_hosts_get_the_shares_that_byteps_derives(n: int) -> None:
 def test_the_load_is_what_the_transfers_put_on_each_link() -> None:
     topology = preset("pcie-2socket")
     workers, servers = list(topology.ranks), ["cpu1", "gpu0", "cpu0", "gpu7"]
-    found = server_shares(topology, workers, servers)
+    found = find_shares(topology, workers, servers)
     assert found.s_per_GB == busiest_s(topology, workers, servers, found.share) == found.at_least_s_per_GB
     assert all(found.load[link] / topology.capacity_GBps[link] == found.s_per_GB for link in found.busiest)
 
@@ -82,7 +82,7 @@ def test_no_division_in_twelfths_is_faster_than_the_one_found(data: st.DataObjec
     devices = [Device(w) for w in workers] + [Device(h, "cpu") for h in helpers]
     topology = Topology("t", (*devices, Device("s0", "switch"), Device("s1", "switch")), tuple(links))
     servers = (workers + helpers)[: 3 + (n < 3)]
-    found = server_shares(topology, workers, servers)
+    found = find_shares(topology, workers, servers)
     assert sum(found.share) == 1 and all(share >= 0 for share in found.share)
     assert found.s_per_GB == busiest_s(topology, workers, servers, found.share)
     assert found.at_least_s_per_GB <= found.s_per_GB <= found.at_least_s_per_GB * (1 + F(1, 10**6))
@@ -95,10 +95,10 @@ def test_no_division_in_twelfths_is_faster_than_the_one_found(data: st.DataObjec
 def test_a_server_that_cannot_be_reached_gets_nothing() -> None:
     """On a path of GPUs only the middle one has routes to both ends."""
     path = preset("path:3")
-    assert server_shares(path, path.ranks, path.ranks).share == (0, 1, 0)
+    assert find_shares(path, path.ranks, path.ranks).share == (0, 1, 0)
     ring = preset("ring:5")
     with pytest.raises(InfeasibleError, match="only routes through other GPUs"):
-        server_shares(ring, ring.ranks, ring.ranks)
+        find_shares(ring, ring.ranks, ring.ranks)
 
 
 def test_unknown_repeated_and_missing_devices_are_refused() -> None:
@@ -109,7 +109,7 @@ def test_unknown_repeated_and_missing_devices_are_refused() -> None:
         (["gpu0"], [], "0 servers"),
     ):
         with pytest.raises(InputError, match=why):
-            server_shares(hosts, workers, servers)
+            find_shares(hosts, workers, servers)
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_unknown_repeated_and_missing_devices_are_refused() -> None:
 def test_weights_are_exactly_doubly_stochastic_and_contract(name: str) -> None:
     topology = preset(name)
     edges = neighbour_edges(topology)
-    mixing = metropolis(len(topology.ranks), edges)
+    mixing = metropolis_weights(len(topology.ranks), edges)
     rows = mixing.weight
     assert all(sum(row) == 1 for row in rows) and all(sum(column) == 1 for column in zip(*rows, strict=True))
     assert all(w >= 0 for row in rows for w in row) and rows == tuple(zip(*rows, strict=True))
@@ -135,20 +135,20 @@ def test_known_contractions() -> None:
     """A ring of n with weights 1/3: (1 + 2 cos(2 pi / n)) / 3; among all to all the mean is there at once."""
     for n in (4, 5, 8):
         wanted = max((1 + 2 * np.cos(2 * np.pi / n)) / 3, 1 / 3)
-        assert metropolis(n, ring_edges(n)).contraction == pytest.approx(wanted)
+        assert metropolis_weights(n, ring_edges(n)).contraction == pytest.approx(wanted)
     everyone = preset("pcie-2socket")
-    assert metropolis(8, neighbour_edges(everyone)).contraction == pytest.approx(0, abs=1e-12)
+    assert metropolis_weights(8, neighbour_edges(everyone)).contraction == pytest.approx(0, abs=1e-12)
     assert ring_edges(1) == () and ring_edges(2) == ((0, 1),)
 
 
 def test_a_dgx1_has_four_neighbours_a_gpu() -> None:
-    mixing = metropolis(8, neighbour_edges(preset("dgx1")))
+    mixing = metropolis_weights(8, neighbour_edges(preset("dgx1")))
     assert [len(mixing.neighbours(r)) for r in range(8)] == [4] * 8
     assert mixing.weight[0][0] == F(1, 5)
 
 
 def test_graphs_in_parts_are_refused() -> None:
     with pytest.raises(InfeasibleError, match="rank 2 and rank 0"):
-        metropolis(4, [(0, 1), (2, 3)])
+        metropolis_weights(4, [(0, 1), (2, 3)])
     with pytest.raises(InputError, match=r"\(0, 4\) is no edge"):
-        metropolis(4, [(0, 4)])
+        metropolis_weights(4, [(0, 4)])

@@ -1,4 +1,4 @@
-"""The systems from which this field grew, side by side: each keeps the replicas of one model together, in its own way.
+"""The classic systems for data-parallel training: each keeps the replicas of one model together in its own way.
 
     from topoplan.runtime import classic
 
@@ -27,7 +27,7 @@ InputError, the same on every rank. `timeout` is the deadline of each wait, also
 A system has `name`, `promise` and `source` (one line each, for tables; `system_of(name)` is the class), `is_helper`,
 `workers` and `helpers` (ranks of the group), `optimizer` (None where updates are made elsewhere), `steps` (made here),
 `bytes_sent` (by this rank since `make` returned, payload of messages to other ranks; None where it cannot be known)
-and `report()` (a flat dict of what else is worth telling: shares, staleness ...). `finish` may send the model once more,
+and `report()` (a flat dict of further figures: shares, staleness ...). `finish` may send the model once more,
 which `bytes_sent` counts from then on.
 
 The names, in the order of `NAMES`:
@@ -45,6 +45,6 @@ The names, in the order of `NAMES`:
 """
 
 from .base import Averaging, System
-from .making import NAMES, make, system_of
+from .factory import NAMES, make, system_of
 
 __all__ = ["NAMES", "Averaging", "System", "make", "system_of"]

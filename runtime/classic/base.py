@@ -19,8 +19,8 @@ from ...synth.plan import Plan
 from ...topo.errors import InputError, TopoplanError
 from ...topo.graph import Topology
 from ..ranks.faults import Faults
-from .buckets import DTYPES, Buckets, Flats, mean_of
-from .mail import Mail
+from .buckets import DTYPES, Buckets, Flats, average_in_order
+from .point_to_point import PointToPoint
 
 MakeOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 T = TypeVar("T")
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Setting:
-    """What all ranks agreed on: who works, who helps, and what was asked for. Ranks are those of `group`."""
+    """What all ranks agreed on: which ranks of `group` are workers, which helpers, and the arguments of `make`."""
 
     group: dist.ProcessGroup
     rank: int
@@ -47,26 +47,35 @@ class Setting:
 
     @property
     def first(self) -> int:
-        """The worker that is asked where one must be."""
+        """The worker that decides for all: initial parameters, the end of training."""
         return self.workers[0]
 
-    def told(self, find: Callable[[], T]) -> T:
-        """What `find` returns on the group's rank 0, on all ranks; where it raises a TopoplanError there, all raise it."""
-        box: list[Any] = [None]
+    def compute_on_rank_0(self, compute: Callable[[], T]) -> T:
+        """Call `compute` on the group's rank 0 and return its result on all ranks. Collective.
+
+        Where it raises a TopoplanError, all ranks raise it.
+        """
+        outcome: list[Any] = [None]
         if self.rank == 0:
             try:
-                box[0] = find()
+                outcome[0] = compute()
             except TopoplanError as error:
-                box[0] = error
-        dist.broadcast_object_list(box, dist.get_global_rank(self.group, 0), self.group, self.device)
-        if isinstance(box[0], TopoplanError):
-            raise box[0]
-        found: T = box[0]
-        return found
+                outcome[0] = error
+        dist.broadcast_object_list(outcome, dist.get_global_rank(self.group, 0), self.group, self.device)
+        if isinstance(outcome[0], TopoplanError):
+            raise outcome[0]
+        result: T = outcome[0]
+        return result
+
+    def check_gpus(self, topology: Topology) -> None:
+        """Raise InputError unless `topology` has one GPU for each worker."""
+        gpus, workers = len(topology.ranks), len(self.workers)
+        if gpus != workers:
+            raise InputError(f"topology {topology.name!r} has {gpus} GPUs, there are {workers} workers")
 
 
 class System(ABC):
-    """One rank's part in a system; made by `classic.make`, on all ranks of a group."""
+    """One rank's part in a system; `classic.make` creates it on all ranks of a group."""
 
     name: ClassVar[str]
     promise: ClassVar[str]
@@ -75,7 +84,7 @@ class System(ABC):
     needs_helpers: ClassVar[bool] = False
     takes_plan: ClassVar[bool] = False
     only_cpu: ClassVar[str] = ""
-    """Why it cannot run over NCCL, if it cannot."""
+    """The reason why it cannot run over NCCL; empty where it can."""
     dtypes: ClassVar[tuple[torch.dtype, ...]] = DTYPES
 
     def __init__(self, setting: Setting) -> None:
@@ -83,13 +92,13 @@ class System(ABC):
         self.rank, self.workers, self.helpers = setting.rank, setting.workers, setting.helpers
         store = PrefixStore(f"topoplan-classic/{setting.group.group_name}", dist.distributed_c10d._get_default_store())
         self.faults = Faults(setting.group, None, setting.timeout, store)
-        self.mail = Mail(setting.group, self.faults)
+        self.p2p = PointToPoint(setting.group, self.faults)
         self.optimizer: torch.optim.Optimizer | None = None
         self.steps = 0
         self._finished = False
-        self.mail.begin(f"{self.name}, the start")
+        self.p2p.begin(f"{self.name}, the start")
         if setting.model is not None:
-            self._begin_alike(setting.model)
+            self._copy_initial_model(setting.model)
 
     # -- what users call -----------------------------------------------------------------------------------------
 
@@ -100,28 +109,32 @@ class System(ABC):
 
     @property
     def bytes_sent(self) -> int | None:
-        """Payload of the messages that this rank has sent to others since `make` returned."""
-        return self.mail.bytes_sent
+        """Payload bytes of the messages that this rank has sent to others since `make` returned."""
+        return self.p2p.bytes_sent
 
     def step(self) -> None:
-        """After backward: communicate, update the parameters, clear the gradients. Every worker calls it equally often
-        (in the asynchronous system: as often as it likes).
+        """Communicate, update the parameters, and clear the gradients; call it after backward.
+
+        Every worker calls it equally often (in the asynchronous system: as often as it likes).
         """
         self._check_worker("step")
-        self.mail.begin(f"{self.name}, step {self.steps}")
+        self.p2p.begin(f"{self.name}, step {self.steps}")
         self._advance()
         self.steps += 1
         self.buckets.clear_gradients()
 
     def finish(self) -> None:
-        """Every worker calls it once, after its last step: all of them end with the same model, and helpers with serve()."""
+        """End training with the same model on all workers. Every worker calls it once; helpers then return from serve()."""
         self._check_worker("finish")
-        self.mail.begin(f"{self.name}, the end after {self.steps} steps")
+        self.p2p.begin(f"{self.name}, the end after {self.steps} steps")
         self._end()
         self._finished = True
 
     def serve(self) -> None:
-        """On helpers: work for the workers until all of them have called `finish`. ExecutionError where one is lost."""
+        """Work for the workers until all of them have called `finish`; for helpers only.
+
+        Raises ExecutionError where a worker is lost.
+        """
         if not self.is_helper:
             raise InputError(f"rank {self.rank} holds a model: it calls step() and finish(); serve() is for helpers")
         if self._finished:
@@ -130,33 +143,33 @@ class System(ABC):
         self._finished = True
 
     def report(self) -> dict[str, object]:
-        """What else is worth telling of this rank's part."""
+        """Return further figures on this rank's part, by name."""
         return {}
 
     # -- what systems fill in ------------------------------------------------------------------------------------
 
     @abstractmethod
     def _advance(self) -> None:
-        """A worker's step, up to the update."""
+        """Make a worker's step: communicate and update the parameters."""
 
     def _end(self) -> None:  # noqa: B027
-        """A worker's part in `finish`: nothing where replicas are alike anyway."""
+        """Make a worker's part in `finish`: nothing where replicas are equal anyway."""
 
     def _serve(self) -> None:
-        """A helper's part."""
+        """Work for the workers until they finish."""
         raise InputError(f"{self.name} has no helpers")
 
     # -- what they share -----------------------------------------------------------------------------------------
 
     @property
     def buckets(self) -> Buckets:
-        """The worker's parameters."""
+        """The worker's parameters as flat buckets."""
         assert self.setting.buckets is not None
         return self.setting.buckets
 
     @property
     def others(self) -> tuple[int, ...]:
-        """The workers without this rank."""
+        """All workers but this rank."""
         return tuple(w for w in self.workers if w != self.rank)
 
     def _check_worker(self, what: str) -> None:
@@ -167,51 +180,51 @@ class System(ABC):
         if self._finished:
             raise InputError(f"{what}() on rank {self.rank} after finish(); make a new system to train on")
 
-    def _begin_alike(self, model: nn.Module) -> None:
-        """Parameters and buffers of the first worker go to all workers."""
+    def _copy_initial_model(self, model: nn.Module) -> None:
+        """Copy the first worker's parameters and buffers to all workers."""
         with torch.no_grad():
-            held = list(chain(model.parameters(), model.buffers()))
-            flats = [t.detach().reshape(-1).contiguous() for t in held]
-            self._from_first(flats)
+            tensors = list(chain(model.parameters(), model.buffers()))
+            flats = [t.detach().reshape(-1).contiguous() for t in tensors]
+            self._broadcast_first(flats)
             if self.rank != self.setting.first:
-                for t, flat in zip(held, flats, strict=True):
+                for t, flat in zip(tensors, flats, strict=True):
                     t.copy_(flat.view(t.shape))
-        self.mail.bytes_sent = 0
+        self.p2p.bytes_sent = 0
 
-    def _from_first(self, flats: Flats) -> None:
-        """The first worker's `flats` go to all workers."""
+    def _broadcast_first(self, flats: Flats) -> None:
+        """Copy the first worker's `flats` to all workers."""
         first = self.setting.first
         if self.rank == first:
-            self.mail.exchange(sends=[(w, flat) for w in self.others for flat in flats])
+            self.p2p.exchange(sends=[(w, flat) for w in self.others for flat in flats])
         else:
-            self.mail.exchange(receives=[(first, flat) for flat in flats])
+            self.p2p.exchange(receives=[(first, flat) for flat in flats])
 
-    def _mean_at_first(self, flats: Flats) -> None:
-        """The first worker's `flats` become the mean of all workers'; the others' stay."""
+    def _average_at_first(self, flats: Flats) -> None:
+        """Replace the first worker's `flats` by the mean over all workers; leave the others' as they are."""
         first = self.setting.first
         if self.rank != first:
-            self.mail.exchange(sends=[(first, flat) for flat in flats])
+            self.p2p.exchange(sends=[(first, flat) for flat in flats])
             return
-        theirs = {w: [torch.empty_like(flat) for flat in flats] for w in self.others}
-        self.mail.exchange(receives=[(w, flat) for w, flats_of in theirs.items() for flat in flats_of])
+        received = {w: [torch.empty_like(flat) for flat in flats] for w in self.others}
+        self.p2p.exchange(receives=[(w, flat) for w, copies in received.items() for flat in copies])
         for number, flat in enumerate(flats):
-            mean_of([flat if w == first else theirs[w][number] for w in self.workers], flat)
+            average_in_order([flat if w == first else received[w][number] for w in self.workers], flat)
 
 
 class Averaging(System):
-    """Systems in which every worker gets the mean of all workers' gradients and makes the update itself.
+    """A system in which every worker gets the mean of all workers' gradients and updates its own replica.
 
-    Replicas stay bitwise equal, since all get the same bits.
+    Replicas stay bitwise equal, because `average` gives all workers the same bits.
     """
 
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
         if setting.buckets is not None:
             self.optimizer = setting.make_optimizer(setting.buckets.parameters)
-            self._flats = setting.buckets.empty()
+            self._flats = setting.buckets.allocate()
 
     def _advance(self) -> None:
-        self.buckets.gradients(self._flats)
+        self.buckets.copy_gradients(self._flats)
         self.average(self._flats)
         self.buckets.set_gradients(self._flats)
         assert self.optimizer is not None
@@ -219,4 +232,4 @@ class Averaging(System):
 
     @abstractmethod
     def average(self, flats: Flats) -> None:
-        """Flat tensors, alike in size on all workers, become the means over the workers in place, the same bits on all."""
+        """Replace flat tensors by their means over the workers, in place and with the same bits on all workers."""

@@ -10,32 +10,33 @@ from torch import nn
 from ...topo.errors import InputError
 
 BUCKET_BYTES = 25 << 20
-"""What a bucket holds at most, unless one parameter alone is larger (as in DDP)."""
+"""Largest bucket, unless one parameter alone is larger (as in DDP)."""
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 Flats = list[torch.Tensor]
 
 
-def plain(dtype: torch.dtype) -> str:
-    """A dtype's name without the module."""
+def name_of(dtype: torch.dtype) -> str:
+    """Return a dtype's name without the module."""
     return str(dtype).removeprefix("torch.")
 
 
-def mean_of(parts: Sequence[torch.Tensor], out: torch.Tensor) -> None:
-    """The mean of tensors, added in their order in `sums_in` and rounded once, to `out` (which may be one of them)."""
-    total = parts[0].to(sums_in(out.dtype), copy=True)
+def average_in_order(parts: Sequence[torch.Tensor], out: torch.Tensor) -> None:
+    """Write the mean of tensors to `out`, which may be one of them; they are added in their order and rounded once."""
+    total = parts[0].to(sum_dtype(out.dtype), copy=True)
     for part in parts[1:]:
         total += part
     out.copy_(total.div_(len(parts)))
 
 
-def sums_in(dtype: torch.dtype) -> torch.dtype:
-    """What values of a dtype are added up in: half precision in float32."""
+def sum_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype in which values of a dtype are added: float32 for half precision."""
     return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
 
 
 class Buckets:
-    """Buckets of one dtype each, in the order in which the model lists its parameters. InputError for a model that has
-    nothing to train, or parameters of a dtype or on a device that is not supported.
+    """A model's trainable parameters as buckets of one dtype each, in the order in which the model lists them.
+
+    Raises InputError for a model with nothing to train, or with parameters of a dtype or on a device that is not supported.
     """
 
     def __init__(self, model: nn.Module, device: torch.device, dtypes: Sequence[torch.dtype] = DTYPES) -> None:
@@ -44,20 +45,20 @@ class Buckets:
             raise InputError("the model has no parameters that require gradients; nothing to train")
         for name, p in model.named_parameters():
             if p.requires_grad and p.dtype not in dtypes:
-                allowed = ", ".join(map(plain, dtypes))
-                raise InputError(f"parameter {name} is of {plain(p.dtype)}; this system takes {allowed}")
+                allowed = ", ".join(map(name_of, dtypes))
+                raise InputError(f"parameter {name} is of {name_of(p.dtype)}; this system takes {allowed}")
             if p.device.type != device.type:
                 raise InputError(f"parameter {name} is on {p.device}; the process group works on {device.type}")
-        self.members = _divided(self.parameters)
-        self.layout = [(sum(p.numel() for p in members), plain(members[0].dtype)) for members in self.members]
+        self.members = _divide(self.parameters)
+        self.layout = [(sum(p.numel() for p in members), name_of(members[0].dtype)) for members in self.members]
         """(elements, dtype) of each bucket."""
 
-    def empty(self) -> Flats:
-        """Flat tensors of the buckets' sizes."""
+    def allocate(self) -> Flats:
+        """Return uninitialized flat tensors of the buckets' sizes."""
         return [m[0].new_empty(n, requires_grad=False) for m, (n, _) in zip(self.members, self.layout, strict=True)]
 
-    def gradients(self, into: Flats) -> None:
-        """Copy out the gradients; a parameter without one counts as having zeros."""
+    def copy_gradients(self, into: Flats) -> None:
+        """Copy the gradients to flat tensors; a parameter without a gradient counts as zeros."""
         for p, view in self._views(into):
             if p.grad is None:
                 view.zero_()
@@ -67,7 +68,7 @@ class Buckets:
                 view.copy_(p.grad)
 
     def set_gradients(self, flats: Flats) -> None:
-        """Make what `flats` hold the gradients."""
+        """Copy `flats` to the gradients."""
         for p, view in self._views(flats):
             if p.grad is None:
                 p.grad = view.clone()
@@ -75,39 +76,39 @@ class Buckets:
                 p.grad.copy_(view)
 
     def clear_gradients(self) -> None:
-        """As zero_grad does."""
+        """Drop all gradients, as zero_grad does."""
         for p in self.parameters:
             p.grad = None
 
     @torch.no_grad()
-    def values(self, into: Flats) -> None:
-        """Copy out the parameters."""
+    def copy_values(self, into: Flats) -> None:
+        """Copy the parameters to flat tensors."""
         for p, view in self._views(into):
             view.copy_(p)
 
     @torch.no_grad()
     def set_values(self, flats: Flats) -> None:
-        """Copy `flats` into the parameters, rounding where these are of a smaller dtype."""
+        """Copy `flats` to the parameters, rounding where these have a smaller dtype."""
         for p, view in self._views(flats):
             p.copy_(view)
 
     def _views(self, flats: Flats) -> Iterator[tuple[nn.Parameter, torch.Tensor]]:
-        """Each parameter with its part of the buckets `flats`, in its shape."""
+        """Yield each parameter with the view of `flats` that has its elements and shape."""
         for members, flat in zip(self.members, flats, strict=True):
             parts = torch.split(flat, [p.numel() for p in members])
             for p, part in zip(members, parts, strict=True):
                 yield p, part.view(p.shape)
 
 
-def _divided(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
-    """Buckets, a dtype each, none over BUCKET_BYTES unless one parameter is."""
+def _divide(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
+    """Divide parameters into buckets of one dtype, none over BUCKET_BYTES unless one parameter is."""
     out: list[list[nn.Parameter]] = []
-    open_ones: dict[torch.dtype, tuple[list[nn.Parameter], int]] = {}
+    last_of_dtype: dict[torch.dtype, tuple[list[nn.Parameter], int]] = {}
     for p in parameters:
-        members, size = open_ones.get(p.dtype, ([], 0))
+        members, size = last_of_dtype.get(p.dtype, ([], 0))
         if not members or size + p.nbytes > BUCKET_BYTES:
             members, size = [], 0
             out.append(members)
         members.append(p)
-        open_ones[p.dtype] = members, size + p.nbytes
+        last_of_dtype[p.dtype] = members, size + p.nbytes
     return out

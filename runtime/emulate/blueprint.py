@@ -44,15 +44,15 @@ class Cable:
     rate_ba: int | None
 
     def address(self, device: int) -> str:
-        """Of the end at `device`."""
-        return dotted(_CABLE_NET + 2 * self.number + (device == self.b))
+        """Return the address of the end at `device`."""
+        return format_address(_CABLE_NET + 2 * self.number + (device == self.b))
 
     def rate_out_of(self, device: int) -> int | None:
-        """bit/s from `device` into the cable."""
+        """Return the rate from `device` into the cable, in bit/s."""
         return self.rate_ab if device == self.a else self.rate_ba
 
     def other(self, device: int) -> int:
-        """The device at the other end."""
+        """Return the device at the other end."""
         return self.b if device == self.a else self.a
 
 
@@ -80,11 +80,11 @@ class Blueprint:
     paths: dict[tuple[int, int], tuple[int, ...]]
 
     def identity(self, rank: int) -> str:
-        """The address of a rank."""
-        return dotted(IDENTITY_NET + 256 * (rank // 200) + rank % 200 + 1)
+        """Return the address of a rank."""
+        return format_address(IDENTITY_NET + 256 * (rank // 200) + rank % 200 + 1)
 
     def cable_between(self, a: int, b: int) -> Cable:
-        """The cable between two devices, by number. KeyError where there is none."""
+        """Return the cable between two devices, given their numbers. Raises KeyError where there is none."""
         return self._cables[frozenset((a, b))]
 
     @cached_property
@@ -92,13 +92,13 @@ class Blueprint:
         return {frozenset((c.a, c.b)): c for c in self.cables}
 
 
-def dotted(address: int) -> str:
-    """An IPv4 address as people write it."""
+def format_address(address: int) -> str:
+    """Return an IPv4 address in dotted notation."""
     return ".".join(str(address >> shift & 255) for shift in (24, 16, 8, 0))
 
 
 def parse_rate(text: str) -> Fraction:
-    """bit/s from `50Mbit`, `1.5Gbit`, or `6MB/s` (bytes). InputError where it is not a rate."""
+    """Return the bit/s of `50Mbit`, `1.5Gbit`, or `6MB/s` (bytes). Raises InputError where it is not a rate."""
     match = _RATE.fullmatch(text.strip())
     if match is None or not Fraction(match[1]):
         raise InputError(f"{text!r} is not a rate; expected for example 50Mbit, 1Gbit or 6.25MB/s")
@@ -107,7 +107,7 @@ def parse_rate(text: str) -> Fraction:
 
 
 def parse_order(text: str, ranks: int) -> tuple[int, ...]:
-    """GPU numbers, one a rank. InputError unless each of them is there once."""
+    """Return the GPU number of each rank. Raises InputError unless each GPU is listed once."""
     try:
         order = tuple(int(x) for x in text.split(","))
     except ValueError:
@@ -120,13 +120,16 @@ def parse_order(text: str, ranks: int) -> tuple[int, ...]:
 def blueprint(
     topology: Topology, slowest_bps: Fraction | None = None, order: tuple[int, ...] | None = None
 ) -> Blueprint:
-    """Raises InputError where the topology is too large, InfeasibleError where some rank cannot reach another."""
+    """Return what to build for a topology.
+
+    Raises InputError where it is too large, InfeasibleError where some rank cannot reach another.
+    """
     ranks = len(topology.ranks)
     if not 2 <= ranks <= _MOST_RANKS:
         raise InputError(f"topology {topology.name!r} has {ranks} GPUs; from 2 to {_MOST_RANKS} can be emulated")
     if order is not None:
-        topology = _reordered(topology, order)
-    routes = _routes(topology)
+        topology = _reorder(topology, order)
+    routes = _find_routes(topology)
     used = {device for route in routes.values() for device in route}
     if len(used) > _MOST_DEVICES:
         raise InputError(f"topology {topology.name!r}: {len(used)} devices; at most {_MOST_DEVICES} can be emulated")
@@ -136,8 +139,8 @@ def blueprint(
         devices=tuple(d for d in topology.devices if d.id in used),
         links=tuple(x for x in topology.links if (x.src, x.dst) in crossed),
     )
-    scale = _scale(pruned, slowest_bps)
-    scaled = replace(pruned, links=tuple(_scaled(link, scale) for link in pruned.links))
+    scale = _find_scale(pruned, slowest_bps)
+    scaled = replace(pruned, links=tuple(_scale_link(link, scale) for link in pruned.links))
     devices = tuple(d.id for d in scaled.devices)
     number = {device: i for i, device in enumerate(devices)}
     pairs = sorted({tuple(sorted((number[a], number[b]))) for a, b in scaled.capacity_GBps})
@@ -159,38 +162,38 @@ def blueprint(
     )
 
 
-def _reordered(topology: Topology, order: tuple[int, ...]) -> Topology:
-    """The same machine with its GPUs listed so that rank i is the order[i]-th."""
+def _reorder(topology: Topology, order: tuple[int, ...]) -> Topology:
+    """Return the machine with its GPUs listed so that rank i is the order[i]-th."""
     gpus = iter([d for d in topology.devices if d.kind == "gpu"][i] for i in order)
     devices = tuple(next(gpus) if d.kind == "gpu" else d for d in topology.devices)
     return replace(topology, devices=devices)
 
 
-def _routes(topology: Topology) -> dict[tuple[int, int], tuple[str, ...]]:
-    """Device ids from every rank to every other."""
+def _find_routes(topology: Topology) -> dict[tuple[int, int], tuple[str, ...]]:
+    """Return the device ids on the route from every rank to every other."""
     router = Router(topology)
     out: dict[tuple[int, int], tuple[str, ...]] = {}
     graph: nx.DiGraph[str] | None = None
-    for src, here in enumerate(topology.ranks):
+    for src, src_gpu in enumerate(topology.ranks):
         direct = router.routes_from(src)
-        missing = [gpu for gpu in topology.ranks if gpu != here and gpu not in direct]
+        missing = [gpu for gpu in topology.ranks if gpu != src_gpu and gpu not in direct]
         if missing:
-            graph = graph or _graph(topology)
-            found = nx.single_source_dijkstra_path(graph, here, weight="weight")
+            graph = graph or _weigh_links(topology)
+            forwarded = nx.single_source_dijkstra_path(graph, src_gpu, weight="weight")
             for gpu in missing:
-                if gpu not in found:
+                if gpu not in forwarded:
                     raise InfeasibleError(
-                        f"{here} cannot reach {gpu}: sockets need a way there and back between all ranks"
+                        f"{src_gpu} cannot reach {gpu}: sockets need a way there and back between all ranks"
                     )
-                direct[gpu] = tuple(found[gpu])
+                direct[gpu] = tuple(forwarded[gpu])
         for dst, gpu in enumerate(topology.ranks):
             if dst != src:
                 out[src, dst] = direct[gpu]
     return out
 
 
-def _graph(topology: Topology) -> nx.DiGraph[str]:
-    """Fewest hops first, then the widest links."""
+def _weigh_links(topology: Topology) -> nx.DiGraph[str]:
+    """Return a graph whose shortest paths have the fewest hops, and of these the widest links."""
     graph: nx.DiGraph[str] = nx.DiGraph()
     graph.add_nodes_from(d.id for d in topology.devices)
     widest = max(topology.capacity_GBps.values())
@@ -199,8 +202,8 @@ def _graph(topology: Topology) -> nx.DiGraph[str]:
     return graph
 
 
-def _scale(topology: Topology, slowest_bps: Fraction | None) -> Fraction:
-    """Emulated bandwidth for each unit of the topology's own."""
+def _find_scale(topology: Topology, slowest_bps: Fraction | None) -> Fraction:
+    """Return the emulated bandwidth for each unit of the topology's own."""
     rates = [x * 8 * 10**9 for x in topology.capacity_GBps.values()]
     if slowest_bps is not None:
         return slowest_bps / min(rates)
@@ -209,22 +212,22 @@ def _scale(topology: Topology, slowest_bps: Fraction | None) -> Fraction:
     return min(total, _MOST_bps / max(rates))
 
 
-def _scaled(link: Link, scale: Fraction) -> Link:
+def _scale_link(link: Link, scale: Fraction) -> Link:
     return replace(link, bandwidth_GBps=link.bandwidth_GBps * scale)
 
 
 def _hops(paths: dict[tuple[int, int], tuple[int, ...]]) -> dict[int, tuple[Hop, ...]]:
-    """What each device must know. Where all sources go the same way it is one rule; a rank's own packets come first."""
-    wanted: dict[tuple[int, int], dict[int, int]] = defaultdict(dict)
+    """Return each device's forwarding rules: one for each destination, and more where sources take different ways."""
+    by_destination: dict[tuple[int, int], dict[int, int]] = defaultdict(dict)
     start: dict[int, int] = {}
     for (src, dst), path in paths.items():
         start[src] = path[0]
-        for here, via in pairwise(path):
-            wanted[here, dst][src] = via
+        for device, via in pairwise(path):
+            by_destination[device, dst][src] = via
     out: dict[int, list[Hop]] = defaultdict(list)
-    for (here, dst), by_source in sorted(wanted.items()):
-        own = [src for src in by_source if start[src] == here]
+    for (device, dst), by_source in sorted(by_destination.items()):
+        own = [src for src in by_source if start[src] == device]
         usual = by_source[own[0]] if own else max(by_source.values(), key=list(by_source.values()).count)
-        out[here].append(Hop(None, dst, usual))
-        out[here] += [Hop(src, dst, via) for src, via in sorted(by_source.items()) if via != usual]
-    return {here: tuple(hops) for here, hops in out.items()}
+        out[device].append(Hop(None, dst, usual))
+        out[device] += [Hop(src, dst, via) for src, via in sorted(by_source.items()) if via != usual]
+    return {device: tuple(hops) for device, hops in out.items()}

@@ -27,9 +27,9 @@ MTU = 9000
 BURST_BYTES = 64 << 10
 """What a link may send at once after a pause: less and short pauses cost rate, more and small messages travel free."""
 WIRE = 0.99
-"""Of a link's rate, what is left after headers and acknowledgements."""
+"""Part of a link's rate that is left after headers and acknowledgements."""
 BURST_USED = BURST_BYTES // 2
-"""What a TCP connection makes of such a burst (measured: plans of six steps and 1 MB take as long as with half of it)."""
+"""Part of such a burst that a TCP connection uses (measured: plans of six steps and 1 MB take as long as with half of it)."""
 _QUEUE_BYTES = 16 << 20
 _SOCKET_BYTES = "4096 131072 2097152"
 _SETTLE_S = 20.0
@@ -48,7 +48,7 @@ def die_with_parent() -> None:
 
 
 def why_not() -> str | None:
-    """Why nothing can be emulated here, or None."""
+    """Return why nothing can be emulated on this machine, or None."""
     if sys.platform != "linux":
         return f"topologies are emulated with Linux's network namespaces; this is {sys.platform}"
     missing = [name for name in ("ip", "tc", "unshare", "nsenter") if shutil.which(name) is None]
@@ -57,53 +57,56 @@ def why_not() -> str | None:
             f"{', '.join(missing)}: not found; install iproute2 and util-linux "
             "(Debian: apt-get install iproute2 util-linux; in a checkout: sh scripts/system-packages.sh)"
         )
-    tried = subprocess.run(["unshare", "--net", "true"], capture_output=True, text=True, check=False)
-    if tried.returncode:
+    attempt = subprocess.run(["unshare", "--net", "true"], capture_output=True, text=True, check=False)
+    if attempt.returncode:
         return (
-            f"no network namespace may be made here ({tried.stderr.strip() or 'refused'}); run as root, or with "
+            f"no network namespace may be made here ({attempt.stderr.strip() or 'refused'}); run as root, or with "
             "CAP_SYS_ADMIN and CAP_NET_ADMIN (in a container: --privileged)"
         )
     return None
 
 
 class Network:
-    """A built blueprint; see `emulate`."""
+    """An emulated machine; `emulate` builds one."""
 
     def __init__(self, plan: Blueprint) -> None:
         self.blueprint = plan
         self._holders: list[subprocess.Popen[bytes]] = []
 
-    # -- what one does with it -----------------------------------------------------------------------------------
+    # -- using it -----------------------------------------------------------------------------------------------
 
     def enter(self, device: int) -> list[str]:
-        """What to put before a command so that it runs in the namespace of the device of that number."""
+        """Return the prefix that makes a command run in the namespace of a device, given its number."""
         return ["nsenter", f"--net=/proc/{self._holders[device].pid}/ns/net", "--"]
 
     def enter_rank(self, rank: int) -> list[str]:
-        """As `enter`, for a rank."""
+        """Return the prefix that makes a command run in a rank's namespace."""
         return self.enter(self.blueprint.home[rank])
 
     def cut(self, a: str, b: str) -> None:
-        """Take the cable between two devices out, both directions. KeyError where there is none."""
+        """Cut the cable between two devices, in both directions. Raises KeyError where there is none."""
         self._set_cable(a, b, "down")
 
     def mend(self, a: str, b: str) -> None:
-        """Put a cable back in that was cut."""
+        """Restore a cable that was cut."""
         self._set_cable(a, b, "up")
         devices = self.blueprint.devices
-        for here in (devices.index(a), devices.index(b)):
-            self._batch(here, "ip", self._routes_of(here))
+        for device in (devices.index(a), devices.index(b)):
+            self._batch(device, "ip", self._list_routes(device))
 
     def _set_cable(self, a: str, b: str, state: str) -> None:
         x, y = (self.blueprint.devices.index(d) for d in (a, b))
         self.blueprint.cable_between(x, y)
-        for here, there in ((x, y), (y, x)):
-            self._batch(here, "ip", [f"link set to{there} {state}"])
+        for device, peer in ((x, y), (y, x)):
+            self._batch(device, "ip", [f"link set to{peer} {state}"])
 
     # -- building ------------------------------------------------------------------------------------------------
 
     def build(self) -> None:
-        """Make everything and check it. EmulationError where the kernel refuses, ExecutionError where it is wrong."""
+        """Build and check the machine.
+
+        Raises EmulationError where the kernel refuses, ExecutionError where a rate or route is not as asked for.
+        """
         plan = self.blueprint
         for _ in plan.devices:
             self._holders.append(
@@ -122,12 +125,12 @@ class Network:
             for c in plan.cables
         ]
         _run(["ip", "-batch", "-"], cables)
-        for here in range(len(plan.devices)):
-            self._configure(here)
+        for device in range(len(plan.devices)):
+            self._configure(device)
         self._check()
 
     def _await_namespaces(self) -> None:
-        """Until every holder is in a namespace of its own."""
+        """Wait until every holder is in its own namespace."""
         outside = Path("/proc/self/ns/net").readlink()
         deadline = time.monotonic() + _SETTLE_S
         for holder in self._holders:
@@ -140,7 +143,8 @@ class Network:
                     raise EmulationError(f"no network namespace within {_SETTLE_S:g} s")
                 time.sleep(0.002)
 
-    def _configure(self, here: int) -> None:
+    def _configure(self, device: int) -> None:
+        """Set a device's kernel parameters, addresses, routes and rates."""
         plan = self.blueprint
         settings = {
             "ip_forward": "1", "tcp_congestion_control": "reno", "tcp_rmem": _SOCKET_BYTES, "tcp_wmem": _SOCKET_BYTES,
@@ -148,8 +152,8 @@ class Network:
             "tcp_slow_start_after_idle": "0",
         }  # fmt: skip
         script = "".join(f"echo '{value}' > /proc/sys/net/ipv4/{name} || exit 1\n" for name, value in settings.items())
-        _run([*self.enter(here), "sh", "-s"], script.splitlines())
-        ranks = [rank for rank, home in enumerate(plan.home) if home == here]
+        _run([*self.enter(device), "sh", "-s"], script.splitlines())
+        ranks = [rank for rank, home in enumerate(plan.home) if home == device]
         lines = ["link set lo up"]
         for rank in ranks:
             lines.append(f"link add name {IDENTITY} type veth peer name {IDENTITY}-end")
@@ -157,24 +161,24 @@ class Network:
             lines.append(f"link set {IDENTITY} up")
         buckets = []
         for cable in plan.cables:
-            if here in (cable.a, cable.b):
-                name = f"to{cable.other(here)}"
-                lines += [f"addr add {cable.address(here)}/31 dev {name}", f"link set {name} up"]
-                if (rate := cable.rate_out_of(here)) is not None:
+            if device in (cable.a, cable.b):
+                name = f"to{cable.other(device)}"
+                lines += [f"addr add {cable.address(device)}/31 dev {name}", f"link set {name} up"]
+                if (rate := cable.rate_out_of(device)) is not None:
                     buckets.append(
-                        f"qdisc replace dev {name} root tbf rate {rate}bit burst {_burst(rate)} limit {_QUEUE_BYTES}"
+                        f"qdisc replace dev {name} root tbf rate {rate}bit burst {_choose_burst(rate)} limit {_QUEUE_BYTES}"
                     )
-        self._batch(here, "ip", lines)
+        self._batch(device, "ip", lines)
         # The other end may not be up yet, which does not matter: routes only need this one.
-        self._batch(here, "ip", self._routes_of(here))
-        self._batch(here, "tc", buckets)
+        self._batch(device, "ip", self._list_routes(device))
+        self._batch(device, "tc", buckets)
 
-    def _routes_of(self, here: int) -> list[str]:
+    def _list_routes(self, device: int) -> list[str]:
         plan = self.blueprint
-        own = next((plan.identity(rank) for rank, home in enumerate(plan.home) if home == here), None)
+        own = next((plan.identity(rank) for rank, home in enumerate(plan.home) if home == device), None)
         lines, tables = [], set()
-        for hop in plan.hops.get(here, ()):
-            next_address = plan.cable_between(here, hop.via).address(hop.via)
+        for hop in plan.hops.get(device, ()):
+            next_address = plan.cable_between(device, hop.via).address(hop.via)
             line = f"route replace {plan.identity(hop.dst)}/32 via {next_address} dev to{hop.via}"
             if hop.src is None:
                 lines.append(line + (f" src {own}" if own else ""))
@@ -186,26 +190,24 @@ class Network:
                 lines.append(f"{line} table {table}")
         return lines
 
-    def _batch(self, here: int, program: str, lines: Sequence[str]) -> None:
+    def _batch(self, device: int, program: str, lines: Sequence[str]) -> None:
         if lines:
-            _run([*self.enter(here), program, "-batch", "-"], lines)
+            _run([*self.enter(device), program, "-batch", "-"], lines)
 
     # -- checking ------------------------------------------------------------------------------------------------
 
     def _check(self) -> None:
-        """Every end of a cable is up with the rate that it should have, and every rank reaches every other."""
+        """Check that every cable has its rates and every rank reaches every other; raise ExecutionError otherwise."""
         plan = self.blueprint
-        for here, device in enumerate(plan.devices):
-            shown = json.loads(_run([*self.enter(here), "tc", "-j", "qdisc", "show"], []) or "[]")
+        for device, name in enumerate(plan.devices):
+            shown = json.loads(_run([*self.enter(device), "tc", "-j", "qdisc", "show"], []) or "[]")
             rates = {q["dev"]: q["options"]["rate"] for q in shown if q.get("kind") == "tbf"}
             for cable in plan.cables:
-                if here in (cable.a, cable.b) and (rate := cable.rate_out_of(here)) is not None:
-                    got = rates.get(f"to{cable.other(here)}", 0) * 8
+                if device in (cable.a, cable.b) and (rate := cable.rate_out_of(device)) is not None:
+                    got = rates.get(f"to{cable.other(device)}", 0) * 8
                     if abs(got - rate) > max(8, rate // 1000):
-                        there = plan.devices[cable.other(here)]
-                        raise ExecutionError(
-                            f"the link {device} -> {there} has {got} bit/s where {rate} were asked for"
-                        )
+                        peer = plan.devices[cable.other(device)]
+                        raise ExecutionError(f"the link {name} -> {peer} has {got} bit/s where {rate} were asked for")
         self._check_reach()
 
     def _check_reach(self) -> None:
@@ -220,14 +222,14 @@ class Network:
             )
             for rank in range(len(plan.home))
         ]
-        lost = []
+        unreached = []
         for rank, probe in enumerate(probes):
-            said, _ = probe.communicate(timeout=2 * _SETTLE_S)
-            missing = json.loads(said) if probe.returncode == 0 else list(range(len(addresses)))
-            lost += [f"{plan.topology.ranks[rank]} -> {plan.topology.ranks[other]}" for other in missing]
-        if lost:
-            more = f" and {len(lost) - 5} more" if len(lost) > 5 else ""
-            raise ExecutionError(f"the emulated machine does not connect {', '.join(lost[:5])}{more}")
+            printed, _ = probe.communicate(timeout=2 * _SETTLE_S)
+            missing = json.loads(printed) if probe.returncode == 0 else list(range(len(addresses)))
+            unreached += [f"{plan.topology.ranks[rank]} -> {plan.topology.ranks[other]}" for other in missing]
+        if unreached:
+            more = f" and {len(unreached) - 5} more" if len(unreached) > 5 else ""
+            raise ExecutionError(f"the emulated machine does not connect {', '.join(unreached[:5])}{more}")
 
     # -- taking down ---------------------------------------------------------------------------------------------
 
@@ -240,8 +242,8 @@ class Network:
         self._holders = []
 
 
-def _burst(rate_bps: int) -> int:
-    """Enough for a millisecond at any rate, so that a late timer costs nothing."""
+def _choose_burst(rate_bps: int) -> int:
+    """Return the bytes of a millisecond at a rate, at least BURST_BYTES, so that a late timer costs nothing."""
     return max(BURST_BYTES, rate_bps // 8 // 1000)
 
 
@@ -249,8 +251,8 @@ def _run(command: list[str], lines: Sequence[str]) -> str:
     text = "".join(line + "\n" for line in lines)
     done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
     if done.returncode:
-        said = " ".join(done.stderr.split()) or f"exit code {done.returncode}"
-        raise EmulationError(f"{' '.join(x for x in command if not x.startswith('--net'))}: {said}")
+        message = " ".join(done.stderr.split()) or f"exit code {done.returncode}"
+        raise EmulationError(f"{' '.join(x for x in command if not x.startswith('--net'))}: {message}")
     return done.stdout
 
 
@@ -258,7 +260,7 @@ def _run(command: list[str], lines: Sequence[str]) -> str:
 def emulate(
     topology: Topology, slowest_bps: Fraction | None = None, order: tuple[int, ...] | None = None
 ) -> Iterator[Network]:
-    """The machine, for as long as the context lasts. Call from the main thread: namespaces end with the thread that made them.
+    """Emulate a machine for as long as the context lasts. Call it from the main thread: namespaces end with their thread.
 
     Raises EmulationError, InputError, InfeasibleError (some rank cannot reach another) and ExecutionError.
     """

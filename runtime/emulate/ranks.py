@@ -21,7 +21,7 @@ def start_rank(
     network: Network, rank: int, command: list[str], folder: Path, output: IO[bytes] | None = None
 ) -> subprocess.Popen[bytes]:
     """Start `command` as one rank, a session of its own, printing to `output` (default: where this process prints).
-    `folder` is what all ranks of one run share (see `prepare`).
+    `folder` is what all ranks of one run share (see `write_topology`).
     """
     ranks = len(network.blueprint.home)
     environment = {
@@ -50,8 +50,8 @@ def start_rank(
     )
 
 
-def prepare(network: Network, folder: Path) -> None:
-    """Put into `folder` what ranks look for there."""
+def write_topology(network: Network, folder: Path) -> None:
+    """Write the emulated topology, with its host costs, to where ranks look for it."""
     topology = network.blueprint.topology
     host = replace(host_of(topology) or HostCosts(), burst_bytes=BURST_USED, wire=WIRE)
     (folder / "topology.json").write_text(with_host(topology, host).dumps(), encoding="utf-8")
@@ -60,7 +60,7 @@ def prepare(network: Network, folder: Path) -> None:
 def run_ranks(network: Network, command: list[str]) -> int:
     """Run `command` once a rank, their output going where this process's goes; 0, or the first failed rank's exit code."""
     with tempfile.TemporaryDirectory(prefix="topoplan-") as name:
-        prepare(network, Path(name))
+        write_topology(network, Path(name))
         ranks = len(network.blueprint.home)
         failed, code = ended_together(lambda rank: start_rank(network, rank, command, Path(name)), ranks)
         return 0 if failed is None else code if code >= 0 else 128 + signal.Signals(-code)

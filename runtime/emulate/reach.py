@@ -1,4 +1,4 @@
-"""Run inside a rank's namespace by the standard library alone: which other ranks can this one not shake hands with?
+"""Prints the ranks that this one cannot connect to; runs in a rank's namespace with the standard library alone.
 
 reach.py RANK ADDRESS...  prints a JSON list of rank numbers.
 """
@@ -24,8 +24,8 @@ def main() -> None:
     while (to_reach or to_hear) and time.monotonic() < ends:
         for other in sorted(to_reach):
             try:
-                with socket.create_connection((addresses[other], PORT), 0.2, (addresses[rank], 0)) as made:
-                    made.sendall(bytes([rank]))
+                with socket.create_connection((addresses[other], PORT), 0.2, (addresses[rank], 0)) as connection:
+                    connection.sendall(bytes([rank]))
                 to_reach.discard(other)
             except OSError:
                 continue
@@ -36,9 +36,9 @@ def main() -> None:
 
 def _answer(server: socket.socket, to_hear: set[int], wait_s: float) -> None:
     while select.select([server], [], [], wait_s)[0]:
-        with server.accept()[0] as heard:
-            heard.settimeout(1.0)
-            to_hear.difference_update(heard.recv(1))
+        with server.accept()[0] as connection:
+            connection.settimeout(1.0)
+            to_hear.difference_update(connection.recv(1))
         wait_s = 0
 
 

@@ -1,7 +1,6 @@
 """The lab report: one training job on real data, serially and on several ranks, through every system side by side.
 
-`settings.py` what is trained, `systems.py` through what, `dataset.py` (with `tables.py`) on what, `networks.py` over what.
-`runs.py` starts ranks and gathers rows (`rows.py`); in a rank (`rank.py`, `crew.py`) each system is a `contender.py`,
-which trains (`training.py`) and counts bytes (`traffic.py`). `environment.py` says on which machine, `findings.py` what
-follows from the figures, and `report.py` writes it all down.
+`settings.py` says what is trained, `systems.py` through which systems, `networks.py` over which networks. `runs.py` starts
+ranks, gives them their job in a folder (`run_folder.py`) and collects the results; `training/` is what a rank does.
+`environment.py` describes the machine, and `report/` writes down results and findings.
 """

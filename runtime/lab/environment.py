@@ -1,4 +1,4 @@
-"""On which machine a report was made: what is needed to judge its figures, without names of hosts, users or folders."""
+"""The machine and versions behind a report's figures, without names of hosts, users or folders."""
 
 from __future__ import annotations
 
@@ -20,33 +20,33 @@ from .networks import Site
 _PACKAGE = Path(__file__).resolve().parents[2]
 
 
-def environment(sites: list[Site]) -> dict[str, str]:
-    """What is known, in the order in which it is shown; what does not apply is left out."""
+def describe_environment(sites: list[Site]) -> dict[str, str]:
+    """Return what is known of this machine and the sites' networks, in the order in which it is shown."""
     topology = probe_local()
-    found = {
-        "processor": _processor(topology),
-        "memory": _memory(),
-        "GPUs": _gpus(topology),
-        "links of this machine": _links(topology),
+    lines = {
+        "processor": _describe_processor(topology),
+        "memory": _describe_memory(),
+        "GPUs": _describe_gpus(topology),
+        "links of this machine": _describe_links(topology),
         **{f"network {site.network}, {site.ranks} ranks": site.links for site in sites},
-        "driver": _driver(topology),
-        "CUDA, NCCL": _cuda(),
+        "driver": _describe_driver(topology),
+        "CUDA, NCCL": _describe_cuda(),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "Python": platform.python_version(),
         "torch": torch.__version__,
-        "topoplan": _topoplan(),
+        "topoplan": _describe_topoplan(),
     }
-    return {key: value for key, value in found.items() if value is not None}
+    return {key: value for key, value in lines.items() if value is not None}
 
 
-def _processor(topology: Topology) -> str:
+def _describe_processor(topology: Topology) -> str:
     cpus = topology.by_id
     names = {str(d.extra["name"]) for d in cpus.values() if d.kind == "cpu" and d.extra.get("name")}
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return f"{', '.join(sorted(names)) or platform.processor() or 'unknown'}, {allowed} cores for this process"
 
 
-def _memory() -> str | None:
+def _describe_memory() -> str | None:
     try:
         pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (ValueError, OSError):
@@ -54,35 +54,35 @@ def _memory() -> str | None:
     return f"{pages / 2**30:.1f} GiB"
 
 
-def _gpus(topology: Topology) -> str:
+def _describe_gpus(topology: Topology) -> str:
     names = Counter(str(topology.by_id[gpu].extra.get("name") or "unknown") for gpu in topology.ranks)
     return ", ".join(f"{times} x {name}" for name, times in names.items()) or "none; training is on the processor"
 
 
-def _links(topology: Topology) -> str | None:
+def _describe_links(topology: Topology) -> str | None:
     kinds = Counter(link.kind for link in topology.links if link.kind)
     both_ways = {kind: times // 2 or times for kind, times in sorted(kinds.items())}
     return ", ".join(f"{times} {kind} link{'' if times == 1 else 's'}" for kind, times in both_ways.items()) or None
 
 
-def _driver(topology: Topology) -> str | None:
+def _describe_driver(topology: Topology) -> str | None:
     return load_facts(topology.extra, topology.name).get_text(NVML, NVML_DRIVER)
 
 
-def _cuda() -> str | None:
+def _describe_cuda() -> str | None:
     if not torch.cuda.is_available():
         return None
     nccl = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
     return f"{torch.version.cuda}, {'.'.join(map(str, nccl))}"
 
 
-def _topoplan() -> str:
-    commit = _commit()
+def _describe_topoplan() -> str:
+    commit = _describe_commit()
     return VERSION if commit is None else f"{VERSION}, commit {commit}"
 
 
-def _commit() -> str | None:
-    """Of the checkout, if the package is one."""
+def _describe_commit() -> str | None:
+    """Return the commit of the checkout; None where the package is installed without one."""
     if not (_PACKAGE / ".git").exists():
         return None
     command = [

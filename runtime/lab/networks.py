@@ -1,4 +1,4 @@
-"""Over what ranks talk: this host's loopback, a slow network that is emulated, or any topology, emulated."""
+"""The networks that ranks can train over: this host's loopback, an emulated slow network, or any topology, emulated."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ LOOPBACK = "loopback"
 SLOW = "slow"
 DEFAULT_RANKS = (2, 4)
 DEFAULT_SLOWEST_bps = Fraction(100_000_000)
-_INSIDE = 4
-"""How many times the rate of the slow network's uplinks its hosts have inside."""
+_RATE_INSIDE = 4
+"""The rate of links inside the slow network's hosts, in units of the rate of the link between them."""
 _MOST_RANKS = 32
 
 
 @dataclass(frozen=True)
 class Site:
-    """Where one set of ranks runs: `slowest_bps` is None on loopback, where nothing is emulated. The last `helpers` of the
-    topology's GPUs stand for hosts without any.
+    """One network with one number of ranks. `slowest_bps` is None on loopback, where nothing is emulated. The last `helpers`
+    of the topology's GPUs stand for hosts without GPUs.
     """
 
     network: str
@@ -35,11 +35,11 @@ class Site:
 
     @property
     def ranks(self) -> int:
-        """How many train."""
+        """Number of ranks that train."""
         return len(self.topology.ranks) - self.helpers
 
     def with_helpers(self, helpers: int) -> Site | None:
-        """The same with so many hosts more; None where the topology was given, and has no place for them."""
+        """Return the site with helper hosts added; None where the topology is the user's, which has no place for them."""
         if not helpers:
             return self
         if self.network == LOOPBACK:
@@ -50,7 +50,7 @@ class Site:
 
     @property
     def links(self) -> str:
-        """What the ranks are joined by, in words."""
+        """The links between the ranks, in words."""
         if self.slowest_bps is None:
             return "TCP through the host's memory"
         cables = blueprint(self.topology, self.slowest_bps).cables
@@ -59,8 +59,11 @@ class Site:
         return f"{len(cables)} link{'' if len(cables) == 1 else 's'} of {span} Mbit/s each way, emulated"
 
 
-def sites(networks: list[str], ranks: tuple[int, ...], slowest_bps: Fraction) -> list[Site]:
-    """One for each network and number of ranks; a topology brings its own number. InputError for what is none."""
+def list_sites(networks: list[str], ranks: tuple[int, ...], slowest_bps: Fraction) -> list[Site]:
+    """Return a site for each network and number of ranks; a topology has its own number of ranks.
+
+    Raises InputError for a network that is unknown or cannot be emulated.
+    """
     out: list[Site] = []
     for network in networks:
         if network == LOOPBACK:
@@ -68,23 +71,24 @@ def sites(networks: list[str], ranks: tuple[int, ...], slowest_bps: Fraction) ->
         elif network == SLOW:
             out += [Site(SLOW, two_hosts(n), slowest_bps) for n in ranks]
         else:
-            out.append(_of_topology(network, slowest_bps))
+            out.append(_emulated_site(network, slowest_bps))
     return list(dict.fromkeys(out))
 
 
-def _of_topology(argument: str, slowest_bps: Fraction) -> Site:
+def _emulated_site(argument: str, slowest_bps: Fraction) -> Site:
     topology = merge_nvswitches(resolve(argument))
     name = Path(argument).name if Path(argument).exists() else argument
     if not 2 <= len(topology.ranks) <= _MOST_RANKS:
         raise InputError(f"--network {name}: has {len(topology.ranks)} GPUs; expected from 2 to {_MOST_RANKS}")
     site = Site(name, topology, slowest_bps)
-    blueprint(topology, slowest_bps)  # refuses what cannot be emulated, before anything is run
+    blueprint(topology, slowest_bps)  # raises where the topology cannot be emulated, before anything is run
     return site
 
 
 def two_hosts(gpus: int, helpers: int = 0) -> Topology:
-    """Two switches with half of the GPUs each, and helpers in turns, and one link between them; a GPU that would be alone
-    on its switch stands in its place.
+    """Return two switches joined by one link, with half of the GPUs each and helpers dealt out in turn.
+
+    A device that would be alone on its switch takes the switch's place.
     """
     half = -(-gpus // 2)
     names = [f"gpu{i}" for i in range(gpus)] + [f"helper{i}" for i in range(helpers)]
@@ -99,13 +103,13 @@ def two_hosts(gpus: int, helpers: int = 0) -> Topology:
         ends.append(f"switch{number}")
         devices.append(Device(ends[-1], "switch"))
         for member in members:
-            links += both_ways(Link(member, ends[-1], Fraction(_INSIDE)))
+            links += both_ways(Link(member, ends[-1], Fraction(_RATE_INSIDE)))
     links += both_ways(Link(ends[0], ends[1], Fraction(1)))
     return Topology(f"two hosts, {gpus} GPUs", tuple(devices), tuple(links))
 
 
 def parse_ranks(text: str) -> tuple[int, ...]:
-    """Numbers of ranks from `2,4`. InputError where they are none."""
+    """Return the numbers of ranks in a list such as `2,4`. Raises InputError where it is not such a list."""
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdecimal() and len(part) < 5 and 2 <= int(part) <= _MOST_RANKS for part in parts):
         raise InputError(f"--ranks {text}: expected numbers from 2 to {_MOST_RANKS} separated by commas, as in 2,4")

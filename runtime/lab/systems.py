@@ -1,4 +1,4 @@
-"""Through what gradients are averaged: every system that a report can have a row for."""
+"""The systems that a report compares: the ways in which gradients are averaged."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ ALL = "all"
 
 
 @dataclass(frozen=True)
-class System:
-    """One of them. `strategy` is what its plan is synthesized by (None: it needs no plan), `choose` and `compress` are
-    what ddp_hook gets. Those that are `classic` come from runtime/classic, with so many `helpers`, ranks without a model.
+class LabSystem:
+    """One system. `strategy` synthesizes its plan (None: it needs no plan); `choose` and `compress` are arguments of ddp_hook.
+    A `classic` system is one of runtime/classic and may need `helpers`, ranks without a model.
     """
 
     name: str
@@ -26,53 +26,55 @@ class System:
     helpers: int = 0
 
 
-SYSTEMS: dict[str, System] = {
+SYSTEMS: dict[str, LabSystem] = {
     system.name: system
     for system in (
-        System(SERIAL, "one process, no communication"),
-        System("stock", "DistributedDataParallel as it comes, over the backend's own allreduce"),
-        System(
+        LabSystem(SERIAL, "one process, no communication"),
+        LabSystem("stock", "DistributedDataParallel as it comes, over the backend's own allreduce"),
+        LabSystem(
             "ring", "rings over the topology's best cycles (Baidu, Horovod), never another schedule", "ring", "model"
         ),
-        System("hierarchical", "inside each host first, then between hosts", "hierarchical", "model"),
-        System("plan", "topoplan's schedules; stock stays in the race and is used where it is faster", "auto"),
-        System("plan-fp16", "the same, half-precision values on the wire, error feedback", "auto", compress="fp16"),
-        System("plan-bf16", "the same, bfloat16", "auto", compress="bf16"),
-        System("plan-fp8", "the same, fp8 (e4m3) with a scale for each block", "auto", compress="fp8"),
-        System("plan-fp8-e5m2", "the same, fp8 (e5m2)", "auto", compress="fp8-e5m2"),
-        System("plan-int8", "the same, int8 with a scale for each block", "auto", compress="int8"),
-        System("gather", "gradients to the first rank, parameters back (DataParallel)", classic=True),
-        System(
+        LabSystem("hierarchical", "inside each host first, then between hosts", "hierarchical", "model"),
+        LabSystem("plan", "topoplan's schedules; stock stays in the race and is used where it is faster", "auto"),
+        LabSystem("plan-fp16", "the same, half-precision values on the wire, error feedback", "auto", compress="fp16"),
+        LabSystem("plan-bf16", "the same, bfloat16", "auto", compress="bf16"),
+        LabSystem("plan-fp8", "the same, fp8 (e4m3) with a scale for each block", "auto", compress="fp8"),
+        LabSystem("plan-fp8-e5m2", "the same, fp8 (e5m2)", "auto", compress="fp8-e5m2"),
+        LabSystem("plan-int8", "the same, int8 with a scale for each block", "auto", compress="int8"),
+        LabSystem("gather", "gradients to the first rank, parameters back (DataParallel)", classic=True),
+        LabSystem(
             "parameter-server",
             "two helpers without GPUs and all ranks add up a share each (BytePS)",
             classic=True,
             helpers=2,
         ),
-        System(
+        LabSystem(
             "async-parameter-server",
             "two helpers apply each gradient as it comes (Downpour SGD)",
             classic=True,
             helpers=2,
         ),
-        System("neighbours", "parameters averaged with the neighbours' on the topology's graph (D-PSGD)", classic=True),
-        System("neighbours-8bit", "the same, 8-bit differences on the wire (DCD-PSGD, Bagua)", classic=True),
-        System("bytegrad", "8-bit gradients scattered, added in full precision, gathered (Bagua)", classic=True),
+        LabSystem(
+            "neighbours", "parameters averaged with the neighbours' on the topology's graph (D-PSGD)", classic=True
+        ),
+        LabSystem("neighbours-8bit", "the same, 8-bit differences on the wire (DCD-PSGD, Bagua)", classic=True),
+        LabSystem("bytegrad", "8-bit gradients scattered, added in full precision, gathered (Bagua)", classic=True),
     )
 }
-"""All of them by name, in the order of the table."""
+"""All systems by name, in the order of the table."""
 
 DEFAULT = ("serial", "stock", "ring", "plan", "plan-fp16", "plan-int8")
 
 
-def parse_systems(text: str) -> tuple[System, ...]:
-    """The systems that a list such as `serial,stock,plan` names, in the table's order. InputError for an unknown one."""
+def parse_systems(text: str) -> tuple[LabSystem, ...]:
+    """Return the systems in a list such as `serial,stock,plan`, in the table's order. Raises InputError for an unknown one."""
     names = [part.strip() for part in text.split(",") if part.strip()]
     if not names:
         raise InputError("--systems: names none; expected some of " + ", ".join(SYSTEMS))
     for name in names:
         if name not in SYSTEMS and name != ALL:
-            near = difflib.get_close_matches(name, SYSTEMS, n=1)
-            hint = f" (did you mean {near[0]}?)" if near else ""
+            similar = difflib.get_close_matches(name, SYSTEMS, n=1)
+            hint = f" (did you mean {similar[0]}?)" if similar else ""
             raise InputError(
                 f"--systems: {name[:40]!r} is unknown{hint}; expected some of {', '.join(SYSTEMS)}, or all"
             )

@@ -1,7 +1,7 @@
-"""Times a plan beside the stock collective, in the manner of nccl-tests, and checks every element.
+"""Times a plan and the stock collective like nccl-tests, and checks every element.
 
 A time is the slowest rank's, from a barrier on; the median over the iterations, plan and stock taking turns. Results are
-compared with sums in float64 of the same random data, which every rank can make for every other from its number.
+compared with sums in float64 of the same random data, which every rank can compute for every other.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from ..communicator import Communicator
 from ..ranks.faults import first_line
 from ..ranks.stock import is_possible, make_stock_call
 from ..ranks.timing import find_slowest_s, time_call_s
-from .bench_case import OPS, Case, Job
+from .bench_data import OPS, BenchBuffers, BenchSettings
 
 
 @dataclass(frozen=True)
-class Row:
+class BenchRow:
     """One line of the table. Times in microseconds, medians; None where there is no plan or no stock collective.
 
-    `wire_bytes`: what all ranks together send in a call by a plan's schedule. `rms_error`: the root mean square of what
-    elements are off by, as a part of that of the elements.
+    `wire_bytes`: bytes that all ranks together send in a call by a plan's schedule. `rms_error`: the root mean square error
+    of the elements, divided by the root mean square of the elements.
     """
 
     size_bytes: int
@@ -43,21 +43,23 @@ class Row:
     rms_error: float
 
 
-def measure(job: Job, communicator: Communicator | None, say: Callable[[str], None]) -> list[Row]:
-    """All rows; every rank calls this and gets the same. Without a communicator only the stock collective is timed.
+def run_benchmark(
+    settings: BenchSettings, communicator: Communicator | None, say: Callable[[str], None]
+) -> list[BenchRow]:
+    """Measure all sizes; return the rows, the same on every rank. Collective.
 
-    Raises ExecutionError where a rank fails.
+    Without a communicator only the stock collective is timed. Raises ExecutionError where a rank fails.
     """
     rank = dist.get_rank()
     device = torch.device("cuda", torch.cuda.current_device()) if dist.get_backend() == "nccl" else torch.device("cpu")
-    if job.collective.ranks != dist.get_world_size():
-        raise InputError(f"{job.collective.ranks} ranks are asked for, {dist.get_world_size()} are running")
+    if settings.collective.ranks != dist.get_world_size():
+        raise InputError(f"{settings.collective.ranks} ranks are asked for, {dist.get_world_size()} are running")
     rows = []
-    for size in job.sizes():
+    for size in settings.list_sizes():
         say(f"{size} bytes ...")
-        case = Case(job, rank, size, device)
+        buffers = BenchBuffers(settings, rank, size, device)
         try:
-            rows.append(_row(case, communicator))
+            rows.append(_measure_size(buffers, communicator))
         except RuntimeError as error:
             raise ExecutionError(
                 f"rank {rank}: at {size} bytes the ranks could not go on: {first_line(error)}; is one of them gone?"
@@ -65,43 +67,43 @@ def measure(job: Job, communicator: Communicator | None, say: Callable[[str], No
     return rows
 
 
-def _row(case: Case, communicator: Communicator | None) -> Row:
-    job = case.job
-    planned = None if communicator is None else _planned(case, communicator)
-    stock = _stock(case) if _works(case) else None
-    group = (
-        None if communicator is None else communicator.engine.group
-    )  # its own connections: those that rest are slow to start
+def _measure_size(buffers: BenchBuffers, communicator: Communicator | None) -> BenchRow:
+    """Time plan and stock at one size, and check the result."""
+    settings = buffers.settings
+    call_plan = None if communicator is None else _choose_plan_call(buffers, communicator)
+    call_stock = _prepare_stock(buffers) if _has_stock(buffers) else None
+    # The barrier uses the communicator's own connections: those that have been idle are slow to start.
+    group = None if communicator is None else communicator.engine.group
     plan_times: list[float] = []
     stock_times: list[float] = []
-    for turn in range(job.warmup + job.iterations):
-        for call, times in ((planned, plan_times), (stock, stock_times)):
+    for turn in range(settings.warmup + settings.iterations):
+        for call, times in ((call_plan, plan_times), (call_stock, stock_times)):
             if call is not None:
-                case.reset()
-                seconds = time_call_s(call, group, case.device)
-                if turn >= job.warmup:
+                buffers.reset()
+                seconds = time_call_s(call, group, buffers.device)
+                if turn >= settings.warmup:
                     times.append(seconds)
-    wrong, rms_error, sent_bytes = _checked(case, communicator, planned or stock)
-    plan_us, stock_us = _median_us(plan_times, case.device), _median_us(stock_times, case.device)
+    wrong, rms_error, sent_bytes = _check_result(buffers, communicator, call_plan or call_stock)
+    plan_us, stock_us = _median_us(plan_times, buffers.device), _median_us(stock_times, buffers.device)
     best_us = plan_us if plan_us is not None else stock_us
-    algbw = case.bytes / best_us * 1e-3 if best_us else 0.0
+    algbw = buffers.bytes / best_us * 1e-3 if best_us else 0.0
     schedule, predicted, fraction = "stock", None, None  # the last two: nothing is claimed of the stock collective
     if communicator is not None:
-        sent = communicator.engine.wire_size(case.numel, job.dtype)
+        sent = communicator.engine.wire_size(buffers.numel, settings.dtype)
         choice = communicator.choice(sent)
         if choice is not None:
             schedule, predicted = choice.label, choice.predict_us(sent)
-        scale = _scale(communicator)
+        scale = _find_scale(communicator)
         fraction = None if scale is None else algbw / (float(communicator.plan.bound.algbw_GBps) * scale)
-    return Row(
-        size_bytes=case.bytes,
+    return BenchRow(
+        size_bytes=buffers.bytes,
         schedule=schedule,
         plan_us=plan_us,
         stock_us=stock_us,
         ratio=stock_us / plan_us if plan_us and stock_us else None,
         predicted_us=predicted,
         algbw_GBps=algbw,
-        busbw_GBps=algbw * float(job.collective.bus_factor()),
+        busbw_GBps=algbw * float(settings.collective.bus_factor()),
         bound_fraction=fraction,
         wrong=wrong,
         wire_bytes=sent_bytes or None,
@@ -109,78 +111,82 @@ def _row(case: Case, communicator: Communicator | None) -> Row:
     )
 
 
-def _checked(
-    case: Case, communicator: Communicator | None, call: Callable[[], object] | None
+def _check_result(
+    buffers: BenchBuffers, communicator: Communicator | None, call: Callable[[], object] | None
 ) -> tuple[int, float, int]:
-    """One more call, whose result is looked at: wrong elements, the root mean square error, and bytes sent, of all ranks."""
+    """Call once more and check the result; return wrong elements, root mean square error, and bytes sent, of all ranks."""
     if call is None:
         return 0, 0.0, 0
-    case.reset()
-    if case.parted:
-        case.output.zero_()
+    buffers.reset()
+    if buffers.in_parts:
+        buffers.output.zero_()
     before = 0 if communicator is None else communicator.wire_bytes
     call()
     sent = 0 if communicator is None else communicator.wire_bytes - before
     codec, most = (None, 0) if communicator is None else (communicator.engine.codec, communicator.engine.most_roundings)
-    found = case.judged(codec, most)
-    box = torch.tensor([found.wrong, found.off2, found.reference2, sent], dtype=torch.float64, device=case.device)
-    dist.all_reduce(box)
-    wrong, off2, reference2, sent_bytes = box.tolist()
-    return int(wrong), (off2 / reference2) ** 0.5 if reference2 else 0.0, int(sent_bytes)
+    errors = buffers.count_errors(codec, most)
+    sums = torch.tensor(
+        [errors.wrong, errors.error2, errors.reference2, sent], dtype=torch.float64, device=buffers.device
+    )
+    dist.all_reduce(sums)
+    wrong, error2, reference2, sent_bytes = sums.tolist()
+    return int(wrong), (error2 / reference2) ** 0.5 if reference2 else 0.0, int(sent_bytes)
 
 
 def _median_us(times: list[float], device: torch.device) -> float | None:
-    """Median over the iterations of the slowest rank's time."""
+    """Return the median over the iterations of the slowest rank's time."""
     if not times:
         return None
     return statistics.median(find_slowest_s(times, None, device)) * 1e6
 
 
-def _planned(case: Case, communicator: Communicator) -> Callable[[], object]:
-    name, op = case.name, OPS[case.job.op]
-    is_root = case.rank == case.root
+def _choose_plan_call(buffers: BenchBuffers, communicator: Communicator) -> Callable[[], object]:
+    name, op = buffers.name, OPS[buffers.settings.op]
+    is_root = buffers.rank == buffers.root
     calls: dict[str, Callable[[], object]] = {
-        "allreduce": lambda: communicator.allreduce(case.output, op),
-        "reduce": lambda: communicator.reduce(case.output, op),
-        "broadcast": lambda: communicator.broadcast(case.output),
-        "allgather": lambda: communicator.allgather(case.output, case.input),
-        "reduce-scatter": lambda: communicator.reduce_scatter(case.output, case.input, op),
-        "gather": lambda: communicator.gather(case.output if is_root else None, case.input),
-        "scatter": lambda: communicator.scatter(case.output, case.input if is_root else None),
-        "alltoall": lambda: communicator.alltoall(case.output, case.input),
+        "allreduce": lambda: communicator.allreduce(buffers.output, op),
+        "reduce": lambda: communicator.reduce(buffers.output, op),
+        "broadcast": lambda: communicator.broadcast(buffers.output),
+        "allgather": lambda: communicator.allgather(buffers.output, buffers.input),
+        "reduce-scatter": lambda: communicator.reduce_scatter(buffers.output, buffers.input, op),
+        "gather": lambda: communicator.gather(buffers.output if is_root else None, buffers.input),
+        "scatter": lambda: communicator.scatter(buffers.output, buffers.input if is_root else None),
+        "alltoall": lambda: communicator.alltoall(buffers.output, buffers.input),
     }
     return calls[name]
 
 
-def _stock(case: Case) -> Callable[[], object]:
-    """The collective of torch.distributed's own backend. gloo has no AVG: a sum, divided."""
+def _prepare_stock(buffers: BenchBuffers) -> Callable[[], object]:
+    """Return a call of the backend's own collective. gloo has no AVG, so it sums and divides."""
     group = dist.group.WORLD
     assert group is not None
-    call = make_stock_call(case.job.collective, group, case.input, case.output, OPS[case.job.op])
+    call = make_stock_call(buffers.settings.collective, group, buffers.input, buffers.output, OPS[buffers.settings.op])
 
     def run() -> None:
         call()
-        if case.job.op == "avg":
-            case.output.div_(case.ranks)
+        if buffers.settings.op == "avg":
+            buffers.output.div_(buffers.ranks)
 
     return run
 
 
-def _works(case: Case) -> bool:
-    """Whether the backend has the collective at all, for this dtype. The same on all ranks."""
-    if case.numel == 0:
+def _has_stock(buffers: BenchBuffers) -> bool:
+    """Return whether the backend has the collective for this dtype; the same on all ranks."""
+    if buffers.numel == 0:
         return False
-    case.reset()
-    return is_possible(_stock(case), None, case.device)
+    buffers.reset()
+    return is_possible(_prepare_stock(buffers), None, buffers.device)
 
 
-def _scale(communicator: Communicator) -> float | None:
-    """How many times faster the links at hand are than the plan's: an emulated machine's. None: it is another machine."""
-    here, plan = communicator.engine.machine.topology, communicator.plan.topology
-    if here is None or here is plan:
+def _find_scale(communicator: Communicator) -> float | None:
+    """Return how many times faster the emulated machine's links are than the plan's; None if it is another machine."""
+    at_hand, plan = communicator.engine.machine.topology, communicator.plan.topology
+    if at_hand is None or at_hand is plan:
         return 1.0
     ratios = {
-        float(here.capacity_GBps[k] / plan.capacity_GBps[k]) for k in here.capacity_GBps if k in plan.capacity_GBps
+        float(at_hand.capacity_GBps[k] / plan.capacity_GBps[k])
+        for k in at_hand.capacity_GBps
+        if k in plan.capacity_GBps
     }
-    alike = here.ranks == plan.ranks and ratios and max(ratios) <= min(ratios) * 1.0001
-    return min(ratios) if alike else None
+    is_scaled = at_hand.ranks == plan.ranks and ratios and max(ratios) <= min(ratios) * 1.0001
+    return min(ratios) if is_scaled else None

@@ -14,7 +14,7 @@ from ...topo.errors import InputError
 
 if TYPE_CHECKING:
     from ...synth.plan import Plan
-    from .bench_case import Job
+    from .bench_data import BenchSettings
 
 _ROOTED = ("broadcast", "reduce", "gather", "scatter")
 
@@ -55,7 +55,7 @@ class BenchOptions:
             raise InputError("reduction='once' without compress: nothing is rounded; name a codec")
         default = BenchOptions()
         if (self.dtype, self.op) != (default.dtype, default.op):
-            self.job(collective)
+            self.settings_for(collective)
         if self.compress is not None:
             from ..codecs import find_codec
 
@@ -69,9 +69,9 @@ class BenchOptions:
             return plan.collective
         return Collective(self.collective, ranks, 0 if self.collective in _ROOTED else None)
 
-    def job(self, collective: Collective) -> Job:
+    def settings_for(self, collective: Collective) -> BenchSettings:
         """Return what is measured; InputError where the dtype, the reduction or both together are not supported."""
-        from .bench_case import DTYPES, OPS, Job
+        from .bench_data import DTYPES, OPS, BenchSettings
 
         if self.dtype not in DTYPES:
             raise InputError(f"--dtype {self.dtype}: expected one of {', '.join(DTYPES)}")
@@ -82,7 +82,7 @@ class BenchOptions:
             from ..reductions import check_reduction
 
             check_reduction(OPS[self.op], dtype)
-        return Job(
+        return BenchSettings(
             collective, self.min_bytes, self.max_bytes, self.factor, self.iterations, self.warmup, dtype, self.op
         )
 

@@ -1,8 +1,8 @@
-"""Fits host costs (synth/host.py) on the machine at hand: runs a few of a plan's schedules, and finds the costs with which
-the simulation takes as long as they did.
+"""Fits host costs (synth/cost/host_costs.py): runs a few of a plan's schedules, and finds the costs with which the
+simulation takes as long as they did.
 
-Few messages and many, small and large: what differs between them tells a message's cost from a byte's and from a call's.
-Bandwidths and latencies of the links are not touched.
+Schedules of few and of many messages, at small and large sizes, tell the cost of a message from that of a byte and of a
+call. Bandwidths and latencies of the links are not touched.
 """
 
 from __future__ import annotations
@@ -27,86 +27,89 @@ from ..program.layout import IN_PLACE
 from ..ranks.timing import find_slowest_s, time_call_s
 
 _PATIENCE_S = 1.0
-"""Longest that a single run of a probe is predicted to take: slower ones are left out."""
-_TURNS = (7, 41)
+"""Probes whose single run is predicted to take longer are left out."""
+_REPEATS = (7, 41)
+"""Least and most runs of a probe."""
 _PROBE_S = 0.25
-"""A probe runs for about so long, within these numbers of turns."""
+"""About how long all runs of a probe take together."""
 _FLOOR = 0.05
 _EVALUATIONS = 40
 _PRIOR = 0.05
-"""How strongly costs keep to where the fit started, where the probes do not tell."""
+"""Weight of staying at the initial costs, which decides where the probes do not."""
 
 Probe = tuple[Schedule, int]
 
 
-def probes(communicator: Communicator) -> list[Probe]:
-    """Schedules and sizes in bytes to run: few messages and many, small and large."""
+def choose_probes(communicator: Communicator) -> list[Probe]:
+    """Return schedules and sizes in bytes to run: few messages and many, small and large."""
     plan = communicator.plan
     bases = list(dict.fromkeys(s.uncut for s in communicator.engine.variants))
     playable = [b for b in bases if shape_of(b, communicator.engine.machine.topology) is not None]
     if not playable:
         return []
-    few = min(playable, key=_messages)
-    fast = min(playable, key=lambda b: (bandwidth_s_per_GB(b, plan.topology), _messages(b)))
+    few = min(playable, key=_count_messages)
+    fast = min(playable, key=lambda b: (bandwidth_s_per_GB(b, plan.topology), _count_messages(b)))
     cut = replace(fast, segments=4, stepwise=True)
     return [(few, 4 << 10), (fast, 16 << 10), (cut, 64 << 10), (fast, 256 << 10), (few, 128 << 10), (cut, 1 << 20)]
 
 
-def _messages(base: Schedule) -> int:
+def _count_messages(base: Schedule) -> int:
     shape = shape_of(base, None)
     return len(shape.groups) if shape is not None else len(base.transfers)
 
 
 def calibrate(communicator: Communicator, say: Callable[[str], None] = lambda _: None) -> HostCosts:
-    """The host costs, the same on every rank, and from now on what the communicator predicts with. Collective;
-    ExecutionError on every rank where one of them fails.
+    """Fit the host costs, let the communicator predict with them, and return them, the same on every rank. Collective.
+
+    Raises ExecutionError on every rank where one of them fails.
     """
     machine = communicator.engine.machine
     rows: list[tuple[Probe, float]] = []
-    for schedule, size in probes(communicator):
+    for schedule, size in choose_probes(communicator):
         floor = 0.0
         if machine.topology is not None:
             floor = float(bandwidth_s_per_GB(schedule, machine.topology)) * size * 1e-9
         if floor > _PATIENCE_S:
             continue
         say(f"calibrating: {schedule.label} at {size} bytes ...")
-        rows.append(((schedule, size), _measured_us(communicator, schedule, size)))
-    box: list[object] = [None]
+        rows.append(((schedule, size), _measure_us(communicator, schedule, size)))
+    costs: list[object] = [None]
     if communicator.rank == 0:
-        box = [_fitted(rows, communicator).to_json() if rows else machine.host.to_json()]
+        costs = [_fit(rows, communicator).to_json() if rows else machine.host.to_json()]
     group = communicator.engine.group
     with communicator.engine.guard("the fitted host costs"):
-        dist.broadcast_object_list(box, dist.get_global_rank(group, 0), group, communicator.engine.device)
-    host = HostCosts.from_json(box[0])
+        dist.broadcast_object_list(costs, dist.get_global_rank(group, 0), group, communicator.engine.device)
+    host = HostCosts.from_json(costs[0])
     communicator.engine.set_host_costs(host)
     return host
 
 
-def _measured_us(communicator: Communicator, schedule: Schedule, size: int) -> float:
-    """Median over the turns of the slowest rank's time."""
+def _measure_us(communicator: Communicator, schedule: Schedule, size: int) -> float:
+    """Return the median, over the runs, of the slowest rank's time."""
     group, device = communicator.engine.group, communicator.engine.device
     numel = size // 4
     if communicator.plan.collective.name not in IN_PLACE:
         numel = max(1, numel // communicator.size) * communicator.size
     buffers = communicator.engine.make_scratch(numel, torch.float32)
-    other = torch.zeros(1024, device=device)
+    unrelated = torch.zeros(1024, device=device)
     call = f"calibrating with {schedule.label} at {size} bytes"
 
-    def once() -> float:
+    def run_once() -> float:
         with communicator.engine.guard(call):
-            dist.all_reduce(other, group=group)  # a call seldom comes alone
+            dist.all_reduce(unrelated, group=group)  # in training a call seldom comes alone
             return time_call_s(lambda: communicator.engine.play(schedule, numel, *buffers), group, device)
 
-    once()
-    elapsed = once()
+    run_once()
+    elapsed = run_once()
     with communicator.engine.guard(f"{call}: how often"):  # agreed on by all: the slowest rank's time decides
         (first,) = find_slowest_s([elapsed], group, device)
-    times = [once() for _ in range(max(_TURNS[0], min(_TURNS[1], int(_PROBE_S / first))))]
+    times = [run_once() for _ in range(max(_REPEATS[0], min(_REPEATS[1], int(_PROBE_S / first))))]
     with communicator.engine.guard(f"{call}: the times"):
         return statistics.median(find_slowest_s(times, group, device)) * 1e6
 
 
-def _fitted(rows: list[tuple[Probe, float]], communicator: Communicator) -> HostCosts:
+def _fit(rows: list[tuple[Probe, float]], communicator: Communicator) -> HostCosts:
+    """Return the costs with which the predicted times are nearest to the measured ones."""
     machine, start = communicator.engine.machine, communicator.engine.machine.host
 
     def host(x: NDArray[np.float64]) -> HostCosts:
@@ -124,13 +127,13 @@ def _fitted(rows: list[tuple[Probe, float]], communicator: Communicator) -> Host
         )
 
     def residuals(x: NDArray[np.float64]) -> NDArray[np.float64]:
-        now = host(x)
+        costs = host(x)
         out = []
         for (schedule, size), measured in rows:
-            predicted = predict_us(schedule, machine.topology, now, size, batched=machine.batched) or measured
+            predicted = predict_us(schedule, machine.topology, costs, size, batched=machine.batched) or measured
             out.append(math.log(max(predicted, _FLOOR) / max(measured, _FLOOR)))
         return np.array([*out, *(_PRIOR * x)])
 
-    # The simulation is a maximum of many sums: its steps are kept large enough to be felt.
-    found = least_squares(residuals, np.zeros(4), diff_step=0.05, max_nfev=_EVALUATIONS, loss="soft_l1")
-    return host(found.x)
+    # The simulation is a maximum of many sums, flat in most places: small steps would see no gradient.
+    fit = least_squares(residuals, np.zeros(4), diff_step=0.05, max_nfev=_EVALUATIONS, loss="soft_l1")
+    return host(fit.x)

@@ -1,4 +1,4 @@
-"""Who sends to whom and when, so that a measurement is of what it says: alone, both ways, or together.
+"""Which pairs of ranks send at the same time: disjoint pairs, each measured as if alone, or pairs that contend for a link.
 
 Pure: worked out on one rank from the topology, before anything is sent.
 """
@@ -15,43 +15,45 @@ from ...topo.routes import Route, Router, route_links
 _MOST_GROUPS = 256
 
 
-def routed(topology: Topology) -> dict[Pair, Route]:
-    """The route of every ordered pair of ranks that has one of its own; where only GPUs could forward there is none."""
+def find_routes(topology: Topology) -> dict[Pair, Route]:
+    """Return the route of every ordered pair of ranks; none for pairs between which only other GPUs lie."""
     router = Router(topology)
     ranks = range(len(topology.ranks))
-    found = {(a, b): router.route(a, b) for a in ranks for b in ranks if a != b}
-    return {pair: route for pair, route in found.items() if route is not None}
+    routes = {(a, b): router.route(a, b) for a in ranks for b in ranks if a != b}
+    return {pair: route for pair, route in routes.items() if route is not None}
 
 
-def apart(pairs: Iterable[Pair], topology: Topology, routes: Mapping[Pair, Route]) -> list[list[Pair]]:
-    """Rounds of pairs that can be measured at the same time, each as if alone: in a round no two share a rank, a cable
-    (either direction, of their routes there and back: answers go back) or a CPU, as far as the topology knows.
+def group_disjoint(pairs: Iterable[Pair], topology: Topology, routes: Mapping[Pair, Route]) -> list[list[Pair]]:
+    """Divide pairs into groups that can be measured at the same time, each pair as if alone.
 
-    Greedy, pairs with long routes first.
+    In a group no two pairs share a rank, a CPU, or a cable in either direction of their routes there and back (answers go
+    back), as far as the topology knows. Greedy, pairs with long routes first.
     """
 
-    def taken(pair: Pair) -> set[object]:
-        ways = [routes[p] for p in (pair, pair[::-1]) if p in routes]
-        cables: set[object] = {frozenset(hop) for way in ways for hop in route_links(way)}
-        cpus = {x for way in ways for x in way if topology.by_id[x].kind == "cpu"}
+    def resources(pair: Pair) -> set[object]:
+        both_routes = [routes[p] for p in (pair, pair[::-1]) if p in routes]
+        cables: set[object] = {frozenset(hop) for route in both_routes for hop in route_links(route)}
+        cpus = {device for route in both_routes for device in route if topology.by_id[device].kind == "cpu"}
         return cables | cpus | set(pair)
 
-    rounds: list[tuple[list[Pair], set[object]]] = []
+    groups: list[tuple[list[Pair], set[object]]] = []
     for pair in sorted(pairs, key=lambda p: (-len(routes.get(p, ())), (p[1] - p[0]) % len(topology.ranks), p)):
-        wants = taken(pair)
-        for chosen, used in rounds:
-            if not wants & used:
-                chosen.append(pair)
-                used |= wants
+        needed = resources(pair)
+        for group, used in groups:
+            if not needed & used:
+                group.append(pair)
+                used |= needed
                 break
         else:
-            rounds.append(([pair], wants))
-    return [chosen for chosen, _ in rounds]
+            groups.append(([pair], needed))
+    return [group for group, _ in groups]
 
 
-def contending(routes: Mapping[Pair, Route]) -> list[tuple[Pair, ...]]:
-    """For each link that routes of several pairs share: as many of these pairs as can send at the same time, each rank
-    sending to at most one and receiving from at most one (a maximum matching). Each group once, at most 256.
+def group_contending(routes: Mapping[Pair, Route]) -> list[tuple[Pair, ...]]:
+    """Return, for each link that several pairs' routes share, the most of these pairs that can send at the same time.
+
+    Each rank sends to at most one and receives from at most one (a maximum matching). Each group is returned once; at most
+    256, the largest.
     """
     crossing: dict[tuple[str, str], list[Pair]] = defaultdict(list)
     for pair, route in sorted(routes.items()):
@@ -59,15 +61,16 @@ def contending(routes: Mapping[Pair, Route]) -> list[tuple[Pair, ...]]:
             crossing[hop].append(pair)
     groups: dict[tuple[Pair, ...], None] = {}
     for pairs in crossing.values():
-        group = _matching(pairs)
+        group = _match(pairs)
         if len(group) > 1:
             groups.setdefault(group, None)
     return sorted(groups, key=lambda group: (-len(group), group))[:_MOST_GROUPS]
 
 
-def _matching(pairs: Sequence[Pair]) -> tuple[Pair, ...]:
-    """A maximum matching of senders and receivers (augmenting paths). Senders look for receivers each from another place on:
-    spread out, they meet less on other links than the one that they share.
+def _match(pairs: Sequence[Pair]) -> tuple[Pair, ...]:
+    """Return a maximum matching of senders and receivers (augmenting paths).
+
+    Each sender tries the receivers from a different one on: spread out, the pairs share fewer links beside the one at hand.
     """
     receivers: dict[int, list[int]] = defaultdict(list)
     for a, b in pairs:
@@ -77,22 +80,20 @@ def _matching(pairs: Sequence[Pair]) -> tuple[Pair, ...]:
         receivers[a] = every[at:] + every[:at]
     sender_to: dict[int, int] = {}
 
-    def place(a: int, tried: set[int]) -> bool:
+    def assign(a: int, tried: set[int]) -> bool:
         for b in receivers[a]:
             if b not in tried:
                 tried.add(b)
-                if b not in sender_to or place(sender_to[b], tried):
+                if b not in sender_to or assign(sender_to[b], tried):
                     sender_to[b] = a
                     return True
         return False
 
     for a in receivers:
-        place(a, set())
+        assign(a, set())
     return tuple(sorted((a, b) for b, a in sender_to.items()))
 
 
-def shifts(ranks: int) -> list[tuple[Pair, ...]]:
-    """Every rank sends to the one so many places on, for each number of places: what there is to measure together where
-    nothing is known of links.
-    """
+def list_shifts(ranks: int) -> list[tuple[Pair, ...]]:
+    """Return the groups in which every rank r sends to rank r + k, for each k: used where no links are known."""
     return [tuple((r, (r + k) % ranks) for r in range(ranks)) for k in range(1, ranks)] if ranks > 2 else []

@@ -1,4 +1,4 @@
-"""Timing messages between ranks: one pair's round trips and rate, and the rates of flows that go at the same time.
+"""Times messages between ranks: one pair's round trips and rate, and the rates of simultaneous flows.
 
 Every Work is awaited exactly once (twice blocks over gloo); deadlines are the process group's. Over NCCL what a rank sends
 and receives at a time goes as one batch (separate ones wait for each other), and the host waits for the stream.
@@ -24,28 +24,28 @@ _SMALL_BYTES = 8
 _FIRST_BYTES = 64 << 10
 _LEAST_BYTES = 4 << 10
 _PATIENCE_S = 0.5
-"""What takes longer than this is measured once."""
+"""A message that takes longer than this is measured once."""
 _LEAD_BYTES = 128 << 10
-_LEAST_TURNS, _MOST_TURNS = 3, 7
+_LEAST_REPEATS, _MOST_REPEATS = 3, 7
 _QUIET = 0.01
 """A fit of the median times so far whose residual is a smaller part of the longest one is good enough."""
 _OVER_LATENCY = 20
 _FITS = 0.03
-"""A fit whose residual is a larger part of the longest time is none."""
+"""A fit whose residual is a larger part of the longest time is not used."""
 _MOST_ALPHA = 0.1
-"""What does not depend on the size is at most this part of the longest time, or the fit follows a disturbance: it is less
-than a latency, and the time is at least twenty. It may be below nothing: a token bucket lets a first part through for free.
+"""The constant part of a fit is at most this part of the longest time, or the fit follows a disturbance: it is less than a
+latency, and the time is at least twenty. It may be negative: a token bucket lets a first part through for free.
 """
 CHUNKS = 16
 _FLOW = 4
-"""Flows that go at once last so many times longer than a message alone: their rates come from one run, not from a fit, so a
-free burst at some time (a token bucket's, a buffer's) must be little of it."""
+"""Simultaneous flows last four times as long as a message alone: their rates come from one run, not from a fit, so a free
+burst at some time (a token bucket's, a buffer's) must be little of it."""
 _SETTLED = 0.3
-"""Of flows that go at the same time, the rates are taken from this part of the shortest one on: first come free bursts."""
+"""Rates of simultaneous flows are taken from this part of the shortest flow's time on: free bursts come first."""
 
 
 @dataclass(frozen=True)
-class Aim:
+class MessageLimits:
     """How long the largest message of a pair should take (`target_s`; flows of a group: four times that), and the most bytes
     at a time.
     """
@@ -55,8 +55,8 @@ class Aim:
 
 
 @dataclass(frozen=True)
-class Alone:
-    """An ordered pair by itself: half a round trip, and the fit `alpha_us + bytes * beta_us` over `sizes`.
+class PairRate:
+    """What was measured of an ordered pair alone: half a round trip, and the fit `alpha_us + bytes * beta_us` over `sizes`.
 
     `residual` is the fit's largest error as a part of the longest time. `GBps` is 1 / beta, or, where the fit is no good,
     the largest message over its time (and never far from that).
@@ -74,21 +74,21 @@ class Alone:
 
 @dataclass(frozen=True)
 class Arrivals:
-    """When each of a flow's equal chunks was there, in seconds from the start of the experiment."""
+    """When each of a flow's equal chunks had arrived, in seconds from the start of the experiment."""
 
     pair: Pair
     chunk_bytes: int
     seconds: tuple[float, ...]
 
 
-class Wire:
-    """This rank's end of all links. `device` is where the data lies, `group` (None: all ranks') carries it."""
+class Endpoint:
+    """One rank's end of all measurements. `device` is where the data lies, `group` (None: all ranks') carries it."""
 
-    def __init__(self, device: torch.device, aim: Aim, group: dist.ProcessGroup | None = None) -> None:
-        self.device, self.aim, self.group = device, aim, group
+    def __init__(self, device: torch.device, limits: MessageLimits, group: dist.ProcessGroup | None = None) -> None:
+        self.device, self.limits, self.group = device, limits, group
         self.batched = device.type == "cuda"
-        self.outgoing = torch.zeros(aim.most_bytes, dtype=torch.uint8, device=device)
-        self.incoming = torch.zeros(aim.most_bytes, dtype=torch.uint8, device=device)
+        self.outgoing = torch.zeros(limits.most_bytes, dtype=torch.uint8, device=device)
+        self.incoming = torch.zeros(limits.most_bytes, dtype=torch.uint8, device=device)
         self._number = torch.zeros(1, dtype=torch.int64, device=device)
         self._seconds = torch.zeros(1, dtype=torch.float64, device=device)
         if self.batched:  # a batch must not be the first thing that a group does
@@ -96,31 +96,31 @@ class Wire:
 
     # -- one pair alone ------------------------------------------------------------------------------------------
 
-    def as_sender(self, me: int, peer: int) -> Alone:
-        """Measure the way to `peer`, which must be in `as_receiver` for this rank."""
+    def measure_to(self, me: int, peer: int) -> PairRate:
+        """Measure messages to `peer`, which must be in `answer` for this rank."""
         latency_s = statistics.median(self._ping(peer) for _ in range(_PINGS + 2)) / 2
         size = _FIRST_BYTES
-        self._message(peer, size)  # the first one opens the window
-        took = self._message(peer, size)
-        while took < max(self.aim.target_s, _OVER_LATENCY * latency_s) and size < self.aim.most_bytes:
-            size = min(2 * size, self.aim.most_bytes)
-            took = self._message(peer, size)
+        self._time_message(peer, size)  # the first one opens the window
+        seconds = self._time_message(peer, size)
+        while seconds < max(self.limits.target_s, _OVER_LATENCY * latency_s) and size < self.limits.most_bytes:
+            size = min(2 * size, self.limits.most_bytes)
+            seconds = self._time_message(peer, size)
         times: dict[int, list[float]] = {size // 2: [], size * 3 // 4: [], size: []}
-        for turn in range(1 if took > _PATIENCE_S else _MOST_TURNS):
+        for repeat in range(1 if seconds > _PATIENCE_S else _MOST_REPEATS):
             for s, so_far in times.items():
-                so_far.append(self._message(peer, s))
-            found = fitted(me, peer, latency_s, [(s, statistics.median(so_far)) for s, so_far in times.items()])
-            if turn + 1 >= _LEAST_TURNS and found.residual <= _QUIET:
+                so_far.append(self._time_message(peer, s))
+            rate = fit_rate(me, peer, latency_s, [(s, statistics.median(so_far)) for s, so_far in times.items()])
+            if repeat + 1 >= _LEAST_REPEATS and rate.residual <= _QUIET:
                 break
-        self._say(peer, 0)
-        return found
+        self._send_number(peer, 0)
+        return rate
 
-    def as_receiver(self, peer: int) -> None:
-        """Answer `peer`, which is in `as_sender` for this rank."""
+    def answer(self, peer: int) -> None:
+        """Receive from `peer`, which is in `measure_to` for this rank, and send it the times."""
         for _ in range(_PINGS + 2):
             self._receive(self.incoming[:_SMALL_BYTES], peer)
             self._send(self.outgoing[:_SMALL_BYTES], peer)
-        while size := self._hear(peer):
+        while size := self._receive_number(peer):
             lead, rest = self._run([[self._in(self.incoming[:n], peer)] for n in (_LEAD_BYTES, size)])
             self._send(self._seconds.fill_(rest - lead), peer)
 
@@ -130,20 +130,21 @@ class Wire:
         self._receive(self.incoming[:_SMALL_BYTES], peer)
         return time.perf_counter() - started
 
-    def _message(self, peer: int, size: int) -> float:
-        """Seconds that a message of `size` bytes takes to come in right after another one, by the receiver's clock. With the
-        one before it both sides are ready and the window is open.
+    def _time_message(self, peer: int, size: int) -> float:
+        """Return the seconds from one message's arrival to the next one's, of `size` bytes, by the receiver's clock.
+
+        After the first one both sides are ready and the TCP window is open.
         """
-        self._say(peer, size)
+        self._send_number(peer, size)
         self._run([[self._out(self.outgoing[:n], peer)] for n in (_LEAD_BYTES, size)])
         self._receive(self._seconds, peer)
         return float(self._seconds.item())
 
-    def _say(self, peer: int, number: int) -> None:
+    def _send_number(self, peer: int, number: int) -> None:
         self._number.fill_(number)
         self._send(self._number, peer)
 
-    def _hear(self, peer: int) -> int:
+    def _receive_number(self, peer: int) -> int:
         self._receive(self._number, peer)
         return int(self._number.item())
 
@@ -172,9 +173,10 @@ class Wire:
 
     # -- several flows at the same time --------------------------------------------------------------------------
 
-    def flow(self, me: int, flows: Sequence[tuple[Pair, int]]) -> Arrivals | None:
-        """Take part in flows that all ranks start at the same moment: (pair, bytes of a chunk). What arrived here, if
-        anything does. Each rank sends to at most one and receives from at most one.
+    def run_flows(self, me: int, flows: Sequence[tuple[Pair, int]]) -> Arrivals | None:
+        """Take part in flows, (pair, bytes of a chunk), that all ranks start at the same moment.
+
+        Return what arrived at this rank, if anything does. Each rank sends to at most one and receives from at most one.
         """
         to = next(((pair[1], size) for pair, size in flows if pair[0] == me), None)
         back = next(((pair, size) for pair, size in flows if pair[1] == me), None)
@@ -183,7 +185,7 @@ class Wire:
         return None if back is None else Arrivals(back[0], back[1], tuple(seconds))
 
     def _step(self, to: tuple[int, int] | None, back: tuple[Pair, int] | None, number: int) -> list[dist.P2POp]:
-        """The receive and the send of one chunk, as far as this rank has them."""
+        """Return the receive and the send of one chunk, where this rank has them."""
         out = []
         if back is not None:
             at = number * back[1]
@@ -194,7 +196,7 @@ class Wire:
         return out
 
     def _run(self, steps: list[list[dist.P2POp]]) -> list[float]:
-        """Steps one after the other, all under way at once; when what each receives was there, in seconds."""
+        """Post all steps in order; return when each step's receive had arrived, in seconds."""
         return self._batched_steps(steps) if self.batched else self._posted_steps(steps)
 
     def _posted_steps(self, steps: list[list[dist.P2POp]]) -> list[float]:
@@ -211,7 +213,7 @@ class Wire:
         return seconds
 
     def _batched_steps(self, steps: list[list[dist.P2POp]]) -> list[float]:
-        """A chunk's send and receive are one batch, so a rank's flows go in step; events on the stream tell when."""
+        """Run each step as one batch, so that a rank's flows go in step; take times from events on the stream."""
         marks: list[Any] = [torch.cuda.Event(enable_timing=True) for _ in range(len(steps) + 1)]  # type: ignore[no-untyped-call]
         marks[0].record()
         for step, mark in zip(steps, marks[1:], strict=True):
@@ -222,16 +224,16 @@ class Wire:
         return [marks[0].elapsed_time(mark) * 1e-3 for mark in marks[1:]]
 
 
-def fitted(src: int, dst: int, latency_s: float, times: Sequence[tuple[int, float]]) -> Alone:
-    """Least squares over (bytes, seconds), of at least two sizes."""
+def fit_rate(src: int, dst: int, latency_s: float, times: Sequence[tuple[int, float]]) -> PairRate:
+    """Fit a line to (bytes, seconds) of at least two sizes, by least squares."""
     sizes = np.array([size for size, _ in times], dtype=np.float64)
     seconds = np.array([s for _, s in times], dtype=np.float64)
     (alpha, beta), *_ = np.linalg.lstsq(np.stack([np.ones_like(sizes), sizes], axis=1), seconds, rcond=None)
     residual = float(np.abs(alpha + beta * sizes - seconds).max() / seconds.max())
-    plain = sizes[-1] / seconds[-1]
+    whole_rate = sizes[-1] / seconds[-1]
     good = beta > 0 and residual <= _FITS
-    rate = min(1 / beta, plain / (1 - _MOST_ALPHA)) if good else plain
-    return Alone(
+    rate = min(1 / beta, whole_rate / (1 - _MOST_ALPHA)) if good else whole_rate
+    return PairRate(
         src,
         dst,
         latency_s * 1e6,
@@ -243,20 +245,21 @@ def fitted(src: int, dst: int, latency_s: float, times: Sequence[tuple[int, floa
     )
 
 
-def rates_GBps(arrivals: Sequence[Arrivals]) -> dict[Pair, Fraction]:
-    """What each of several simultaneous flows got while all of them were going, from where the shortest had settled: the
-    slope of a line (least squares) through what had arrived.
+def estimate_rates_GBps(arrivals: Sequence[Arrivals]) -> dict[Pair, Fraction]:
+    """Return the rate of each of several simultaneous flows while all of them were running.
+
+    It is the slope of a line (least squares) through the bytes arrived, from where the shortest flow had settled.
     """
     end = min(x.seconds[-1] for x in arrivals)
     moments = np.linspace(_SETTLED * end, end, 4 * CHUNKS)
     out = {}
     for x in arrivals:
-        there = np.interp(moments, [0.0, *x.seconds], np.arange(len(x.seconds) + 1) * float(x.chunk_bytes))
-        out[x.pair] = Fraction(max(1.0, float(np.polyfit(moments - moments[0], there, 1)[0]))) / 10**9
+        arrived = np.interp(moments, [0.0, *x.seconds], np.arange(len(x.seconds) + 1) * float(x.chunk_bytes))
+        out[x.pair] = Fraction(max(1.0, float(np.polyfit(moments - moments[0], arrived, 1)[0]))) / 10**9
     return out
 
 
-def chunk_bytes(pair_GBps: float, aim: Aim) -> int:
-    """Bytes of a chunk of a flow that should take the aimed time, all chunks together, if nothing is in its way."""
-    whole = min(pair_GBps * 1e9 * aim.target_s * _FLOW, aim.most_bytes)
+def choose_chunk_bytes(pair_GBps: float, limits: MessageLimits) -> int:
+    """Return the bytes of a chunk so that all chunks of an undisturbed flow take four times `target_s`."""
+    whole = min(pair_GBps * 1e9 * limits.target_s * _FLOW, limits.most_bytes)
     return max(_LEAST_BYTES, int(whole) // CHUNKS // _LEAST_BYTES * _LEAST_BYTES)

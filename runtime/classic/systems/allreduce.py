@@ -18,14 +18,15 @@ from ..buckets import Flats
 _SYNTHESIS_S = 20.0
 
 
-def ring_bytes(ranks: int, size_bytes: int) -> int:
-    """What each rank sends in a ring allreduce, which is gloo's."""
+def count_ring_bytes(ranks: int, size_bytes: int) -> int:
+    """Return the bytes that each rank sends in a ring allreduce, which is gloo's algorithm."""
     return 2 * (ranks - 1) * size_bytes // ranks
 
 
 class Planned(Averaging):
-    """The plan's schedules through the executor (Communicator), chosen for each size as `choose` says; so "race" takes the
-    backend's own allreduce where that is faster. `report()["schedules"]` says what was used.
+    """Allreduce by a plan's schedules through a Communicator, which chooses one for each size as `choose` says.
+
+    With "race" it takes the backend's own allreduce where that is faster; `report()["schedules"]` says what was used.
     """
 
     name = "plan"
@@ -38,57 +39,54 @@ class Planned(Averaging):
 
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
-        plan = setting.plan if setting.plan is not None else self._synthesized(setting)
-        choose = setting.choose if self.strategy == "auto" else "model"  # else stock could take its place
+        plan = setting.plan if setting.plan is not None else self._find_plan(setting)
+        choose = (
+            setting.choose if self.strategy == "auto" else "model"
+        )  # a race could replace this system's strategy by stock
         self._communicator = Communicator(plan, setting.group, setting.timeout, choose)
-        self._check(self._communicator.plan)
-        self._before, self._stock_bytes = self._communicator.wire_bytes, 0
+        self._check_plan(self._communicator.plan)
+        self._bytes_before, self._stock_bytes = self._communicator.wire_bytes, 0
 
     @property
     def bytes_sent(self) -> int | None:
-        """See System; races on scratch memory count. None where the backend's own allreduce won one, and is not gloo's."""
+        """As in System, races on scratch memory included; None where an allreduce of a backend other than gloo won a race."""
         stock = self._stock_bytes
-        return None if stock and self.mail.batched else self._communicator.wire_bytes - self._before + stock
+        return None if stock and self.p2p.batched else self._communicator.wire_bytes - self._bytes_before + stock
 
     def average(self, flats: Flats) -> None:
-        """See Averaging."""
+        """Allreduce each bucket."""
         for flat in flats:
             self._communicator.allreduce(flat.div_(len(self.workers)))
             choice = self._communicator.choice(flat.nbytes)
             if choice is not None and choice.schedule is None:
-                self._stock_bytes += ring_bytes(len(self.workers), flat.nbytes)
+                self._stock_bytes += count_ring_bytes(len(self.workers), flat.nbytes)
 
     def report(self) -> dict[str, object]:
-        """`schedules`: what is used, by the size of a bucket in bytes."""
+        """Return `schedules`: the label of the schedule in use, by the size of a bucket in bytes."""
         sizes = {flat.nbytes for flat in self._flats}
         chosen = {
             size: choice.label for size in sorted(sizes) if (choice := self._communicator.choice(size)) is not None
         }
         return {"schedules": chosen}
 
-    def _synthesized(self, setting: Setting) -> Plan:
-        """A plan of this system's strategy for the topology, found on rank 0."""
+    def _find_plan(self, setting: Setting) -> Plan:
+        """Synthesize a plan by this system's strategy for the topology, on rank 0; return it on all ranks."""
 
-        def find() -> str:
-            from ....synth.synthesize import (  # rank 0 alone needs the solvers, which load slowly
-                collective_on,
-                synthesize,
-            )
+        def synthesize_as_text() -> str:
+            # imported by rank 0 alone: the solvers load slowly
+            from ....synth.synthesize import collective_on, synthesize
 
             topology = setting.topology if setting.topology is not None else self._default_topology(setting)
-            if len(topology.ranks) != len(setting.workers):
-                raise InputError(
-                    f"topology {topology.name!r} has {len(topology.ranks)} GPUs, there are {len(setting.workers)} workers"
-                )
-            found = synthesize(collective_on("allreduce", topology), topology, self.strategy, _SYNTHESIS_S)
-            return json.dumps(found.plan.to_json())
+            setting.check_gpus(topology)
+            synthesis = synthesize(collective_on("allreduce", topology), topology, self.strategy, _SYNTHESIS_S)
+            return json.dumps(synthesis.plan.to_json())
 
-        return Plan.loads(setting.told(find), self.name)
+        return Plan.loads(setting.compute_on_rank_0(synthesize_as_text), self.name)
 
     def _default_topology(self, setting: Setting) -> Topology:
         raise InputError(f"{self.name} needs a plan, or a topology to make one for")
 
-    def _check(self, plan: Plan) -> None:
+    def _check_plan(self, plan: Plan) -> None:
         if plan.collective.name != "allreduce":
             raise InputError(f"{self.name} needs a plan for allreduce, this one is for {plan.collective.name}")
         for schedule in plan.schedules:
@@ -100,8 +98,9 @@ class Planned(Averaging):
 
 
 class Ring(Planned):
-    """Every part of a bucket travels around a Hamiltonian cycle of the GPUs, once to be added up and once to be handed on:
-    over the topology's best cycles in both directions, weighted, or over the ring of ranks where no topology is given.
+    """Allreduce around Hamiltonian cycles of the GPUs: once around to add up each part, once to hand on the sum.
+
+    The cycles are the topology's best ones in both directions, weighted, or the ring of ranks where no topology is given.
     """
 
     name = "ring"
@@ -114,7 +113,7 @@ class Ring(Planned):
 
 
 class Hierarchical(Planned):
-    """Gradients are reduced inside each box, lane by lane between boxes, and handed on inside (strategies/hierarchical.py)."""
+    """Allreduce inside each box, then lane by lane between boxes, then inside again (synth/strategies/hierarchical.py)."""
 
     name = "hierarchical"
     promise = "replicas bitwise equal after every step; between boxes goes each part of a box's sum, not of a GPU's"
@@ -125,21 +124,21 @@ class Hierarchical(Planned):
 
 
 class Stock(Averaging):
-    """torch.distributed.all_reduce on each flat bucket, after backward; DDP does the same during backward."""
+    """Call torch.distributed.all_reduce on each flat bucket after backward; DDP does the same during backward."""
 
     name = "stock"
     promise = "whatever the backend promises: the mean of the gradients on every rank"
     source = "torch.distributed.all_reduce"
 
     def average(self, flats: Flats) -> None:
-        """See Averaging."""
+        """Allreduce each bucket."""
         ranks = len(self.workers)
         for number, flat in enumerate(flats):
             with self.faults.stock(f"{self.name}, step {self.steps}, bucket {number}"):
                 dist.all_reduce(flat.div_(ranks), group=self.setting.group)
-            self.mail.bytes_sent += ring_bytes(ranks, flat.nbytes)
+            self.p2p.bytes_sent += count_ring_bytes(ranks, flat.nbytes)
 
     @property
     def bytes_sent(self) -> int | None:
-        """What gloo's ring sends: 2 (n - 1) / n of the buckets. None for other backends, which choose among algorithms."""
-        return None if self.mail.batched else self.mail.bytes_sent
+        """Bytes that gloo's ring sends: 2 (n - 1) / n of the buckets. None for other backends, whose algorithms vary."""
+        return None if self.p2p.batched else self.p2p.bytes_sent

@@ -6,8 +6,9 @@ from ..base import Setting, System
 
 
 class Gather(System):
-    """The first worker receives all gradients, adds them in rank order, makes the one update, and sends the parameters
-    to all. It sends and receives n - 1 times the model, all others once: the first worker's links are the bottleneck.
+    """The first worker receives all gradients, adds them in rank order, updates, and sends the parameters to all.
+
+    It sends and receives n - 1 times the model, all others once: the first worker's links are the bottleneck.
     """
 
     name = "gather"
@@ -16,17 +17,17 @@ class Gather(System):
 
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
-        self._flats = self.buckets.empty()
+        self._flats = self.buckets.allocate()
         if self.rank == setting.first:
             self.optimizer = setting.make_optimizer(self.buckets.parameters)
 
     def _advance(self) -> None:
-        self.buckets.gradients(self._flats)
-        self._mean_at_first(self._flats)
+        self.buckets.copy_gradients(self._flats)
+        self._average_at_first(self._flats)
         if self.optimizer is not None:
             self.buckets.set_gradients(self._flats)
             self.optimizer.step()
-            self.buckets.values(self._flats)
-        self._from_first(self._flats)
+            self.buckets.copy_values(self._flats)
+        self._broadcast_first(self._flats)
         if self.optimizer is None:
             self.buckets.set_values(self._flats)

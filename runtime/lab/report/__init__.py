@@ -1,1 +1,1 @@
-"""The report on a lab run: its rows, the findings, and the page."""
+"""The report: results by system and network, findings computed from them, and the page."""

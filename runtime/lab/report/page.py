@@ -1,4 +1,4 @@
-"""A report as text: cells of the table, Markdown for a file, an object for JSON."""
+"""The report as cells of a table, as Markdown, and as JSON."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ..dataset import Dataset
 from ..settings import Settings
 from ..systems import SERIAL, SYSTEMS
-from .findings import findings
-from .rows import Row
+from ..training.dataset import Dataset
+from .findings import list_findings
+from .results import RunResult
 
 HEAD = (
     "network",
@@ -28,9 +28,9 @@ HEAD = (
 
 @dataclass(frozen=True)
 class Report:
-    """All that a report says. `command` is what to type to repeat it."""
+    """All that a report says. `command` is the command line that repeats it."""
 
-    rows: list[Row]
+    rows: list[RunResult]
     settings: Settings
     dataset: Dataset
     environment: dict[str, str]
@@ -38,12 +38,12 @@ class Report:
 
     @property
     def failed(self) -> bool:
-        """Whether any run ended in a fault."""
+        """Whether any run failed."""
         return any(row.failed for row in self.rows)
 
     @property
     def task(self) -> str:
-        """What is trained, in words."""
+        """The dataset, model and training, in words."""
         data, settings = self.dataset, self.settings
         widths = "-".join(map(str, settings.widths(data.features, data.classes)))
         return (
@@ -55,14 +55,14 @@ class Report:
 
     @property
     def findings(self) -> list[str]:
-        """Sentences."""
-        return findings(self.rows, len(self.dataset.test_y))
+        """Sentences on what the figures show."""
+        return list_findings(self.rows, len(self.dataset.test_y))
 
     def cells(self) -> list[tuple[str, ...]]:
-        """The table without its head; a row that has no figures says why in place of its schedule."""
-        return [self._cells(row) for row in self.rows]
+        """Return the table without its head; a row without figures has "failed" or "not run" as its schedule."""
+        return [self._format_row(row) for row in self.rows]
 
-    def _cells(self, row: Row) -> tuple[str, ...]:
+    def _format_row(self, row: RunResult) -> tuple[str, ...]:
         ranks = str(row.ranks)
         network = "" if row.system == SERIAL else row.network
         if row.epoch_s is None or row.first_epoch_s is None or row.accuracy_percent is None:
@@ -74,18 +74,18 @@ class Report:
             row.schedule or "-",
             f"{row.first_epoch_s:.3f}",
             f"{row.epoch_s:.3f}",
-            self._beside_stock(row),
+            self._compare_with_stock(row),
             "-" if row.bytes_per_epoch is None else f"{row.bytes_per_epoch / 1e6:.2f}",
             f"{row.accuracy_percent:.2f}",
             "-" if row.serial_points is None or row.system == SERIAL else f"{row.serial_points:+.2f}",
         )
 
-    def _beside_stock(self, row: Row) -> str:
-        stock = next((r.epoch_s for r in self.rows if r.place == row.place and r.system == "stock"), None)
+    def _compare_with_stock(self, row: RunResult) -> str:
+        stock = next((r.epoch_s for r in self.rows if r.site == row.site and r.system == "stock"), None)
         return "-" if stock is None or not row.epoch_s else f"{stock / row.epoch_s:.2f}x"
 
     def markdown(self) -> str:
-        """The whole report."""
+        """Return the whole report as Markdown."""
         used = [name for name in SYSTEMS if any(row.system == name for row in self.rows)]
         return "\n".join(
             [
@@ -93,16 +93,16 @@ class Report:
                 "",
                 self.task + ".",
                 "",
-                *_table(("system", "what it is"), [(name, SYSTEMS[name].what) for name in used]),
+                *_format_table(("system", "what it is"), [(name, SYSTEMS[name].what) for name in used]),
                 "",
                 "## Results",
                 "",
-                *_table(HEAD, self.cells()),
+                *_format_table(HEAD, self.cells()),
                 "",
-                *[line for finding in self.findings for line in (f"{_escaped(finding)}", "")],
+                *[line for finding in self.findings for line in (f"{_escape(finding)}", "")],
                 "## Environment",
                 "",
-                *_table(("", ""), list(self.environment.items())),
+                *_format_table(("", ""), list(self.environment.items())),
                 "",
                 "## How it was measured",
                 "",
@@ -116,7 +116,7 @@ class Report:
         )
 
     def json(self) -> dict[str, Any]:
-        """One object with all of it."""
+        """Return the whole report as one object."""
         data = self.dataset
         return {
             "dataset": {
@@ -134,7 +134,7 @@ class Report:
         }
 
     def text(self, path: str) -> str:
-        """What belongs into a file of that name: JSON where it ends so, else Markdown."""
+        """Return what to write to a file of that name: JSON where it ends with .json, else Markdown."""
         return json.dumps(self.json(), indent=1) + "\n" if path.endswith(".json") else self.markdown()
 
 
@@ -149,10 +149,10 @@ likewise; payload with gloo's own headers, without those of TCP and IP). "schedu
 held out. Emulated networks are network namespaces with rate-limited links."""
 
 
-def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[str]:
+def _format_table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[str]:
     lines = [head, tuple("---" for _ in head), *rows]
-    return ["| " + " | ".join(_escaped(cell) for cell in line) + " |" for line in lines]
+    return ["| " + " | ".join(_escape(cell) for cell in line) + " |" for line in lines]
 
 
-def _escaped(text: str) -> str:
+def _escape(text: str) -> str:
     return " ".join(text.replace("|", "\\|").split())

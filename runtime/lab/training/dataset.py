@@ -1,4 +1,4 @@
-"""What is trained on: scikit-learn's digits, or a file; split, and brought to one scale."""
+"""The dataset: scikit-learn's digits, or a file; checked, split into training and test samples, and scaled."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...topo.errors import InputError
-from .tables import read
+from ....topo.errors import InputError
+from .dataset_files import read
 
 DIGITS = "digits"
 _HELD_OUT = 4
-"""One sample in so many is kept for the test."""
+"""One sample in four is held out for the test."""
 _FEWEST = 20
 _MOST_CLASSES = 1000
 _MOST_VALUES = 1 << 28
 _LARGEST = 1e30
-_AT_ONCE = 1 << 20
+_VALUES_AT_ONCE = 1 << 20
 _PARTS = ("train_x", "train_y", "test_x", "test_y")
 
 
@@ -36,28 +36,31 @@ class Dataset:
 
     @property
     def features(self) -> int:
-        """Numbers a sample has."""
+        """Number of features of a sample."""
         return int(self.train_x.shape[1])
 
     def save(self, folder: Path) -> None:
-        """For `mapped`: ranks share the pages instead of holding copies."""
+        """Write the arrays for `open_saved`."""
         for part in _PARTS:
             np.save(folder / f"{part}.npy", getattr(self, part))
 
     @classmethod
-    def mapped(cls, name: str, classes: int, folder: Path) -> Dataset:
-        """What `save` wrote."""
+    def open_saved(cls, name: str, classes: int, folder: Path) -> Dataset:
+        """Return what `save` wrote, mapped into memory, so that ranks share the pages instead of holding copies."""
         return cls(name, classes, *(np.load(folder / f"{part}.npy", mmap_mode="c") for part in _PARTS))
 
 
 def load(argument: str, seed: int) -> Dataset:
-    """`digits` or a file; a quarter of the samples, drawn by `seed`, is held out. InputError where that is not possible."""
+    """Return `digits`, or the dataset in a file. A quarter of the samples, drawn by `seed`, is held out.
+
+    Raises InputError where the file cannot be read or is not a dataset.
+    """
     if argument == DIGITS:
-        return prepare(DIGITS, *_digits(), seed)
+        return prepare(DIGITS, *_load_digits(), seed)
     return prepare(Path(argument).name, *read(argument), seed)
 
 
-def _digits() -> tuple[NDArray[Any], NDArray[Any]]:
+def _load_digits() -> tuple[NDArray[Any], NDArray[Any]]:
     try:
         from sklearn.datasets import load_digits
     except ImportError:
@@ -69,7 +72,10 @@ def _digits() -> tuple[NDArray[Any], NDArray[Any]]:
 
 
 def prepare(name: str, x: NDArray[Any], y: NDArray[Any], seed: int) -> Dataset:
-    """Checked, split and scaled: every feature to its range in the training part, all by one deviation."""
+    """Check, split and scale samples.
+
+    Every feature is scaled by its range in the training samples, then all are centred and divided by one standard deviation.
+    """
     where = f"--dataset {name}"
     if x.ndim < 1 or x.dtype.kind not in "fiub":
         raise InputError(f"{where}: x is {x.ndim}-dimensional of {x.dtype}; expected numbers, a sample a row")
@@ -88,14 +94,14 @@ def prepare(name: str, x: NDArray[Any], y: NDArray[Any], seed: int) -> Dataset:
         raise InputError(
             f"{where}: sample {row} has a feature that is no finite number below {_LARGEST:g}; clean the data"
         )
-    labels, classes = _labels(where, y)
+    labels, classes = _number_labels(where, y)
     order = np.random.default_rng(seed).permutation(len(samples))
-    held_out, seen = np.split(order, [len(samples) // _HELD_OUT])
-    train, test = _scaled(samples[seen], samples[held_out])
-    return Dataset(name, classes, train, labels[seen], test, labels[held_out])
+    test_rows, train_rows = np.split(order, [len(samples) // _HELD_OUT])
+    train, test = _scale(samples[train_rows], samples[test_rows])
+    return Dataset(name, classes, train, labels[train_rows], test, labels[test_rows])
 
 
-def _labels(where: str, y: NDArray[Any]) -> tuple[NDArray[np.int64], int]:
+def _number_labels(where: str, y: NDArray[Any]) -> tuple[NDArray[np.int64], int]:
     if y.dtype.kind not in "fiub" or (y.dtype.kind == "f" and not (np.isfinite(y) & (y == np.floor(y))).all()):
         raise InputError(f"{where}: labels are not whole numbers; expected one for each class")
     distinct, labels = np.unique(y, return_inverse=True)
@@ -106,11 +112,11 @@ def _labels(where: str, y: NDArray[Any]) -> tuple[NDArray[np.int64], int]:
     return labels.reshape(-1).astype(np.int64), len(distinct)
 
 
-def _scaled(train: NDArray[Any], test: NDArray[Any]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+def _scale(train: NDArray[Any], test: NDArray[Any]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     low = train.min(axis=0).astype(np.float64)
     width = train.max(axis=0) - low
     width[width == 0] = 1
-    parts = [_ranged(part, low, width) for part in (train, test)]
+    parts = [_divide_by_range(part, low, width) for part in (train, test)]
     centre = parts[0].mean(axis=0, dtype=np.float64).astype(np.float32)
     for part in parts:
         part -= centre
@@ -120,10 +126,10 @@ def _scaled(train: NDArray[Any], test: NDArray[Any]) -> tuple[NDArray[np.float32
     return parts[0], parts[1]
 
 
-def _ranged(part: NDArray[Any], low: NDArray[np.float64], width: NDArray[np.float64]) -> NDArray[np.float32]:
-    """In float64 some rows at a time: all at once could be eight times the file."""
+def _divide_by_range(part: NDArray[Any], low: NDArray[np.float64], width: NDArray[np.float64]) -> NDArray[np.float32]:
+    """Subtract `low` and divide by `width` in float64, some rows at a time: all at once could take eight times the file."""
     out = np.empty(part.shape, np.float32)
-    rows = max(1, _AT_ONCE // part.shape[1])
+    rows = max(1, _VALUES_AT_ONCE // part.shape[1])
     for start in range(0, len(part), rows):
         out[start : start + rows] = (part[start : start + rows] - low) / width
     return out

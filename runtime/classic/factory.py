@@ -1,4 +1,4 @@
-"""`make`: the ranks agree on what is wanted before any of them begins, so that wrong use is one error on every rank."""
+"""`make` creates a system. All ranks compare their arguments first, so that wrong use is the same error on every rank."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from ..ranks.faults import first_line, grace_s
 from .base import MakeOptimizer, Setting, System
 from .buckets import Buckets
 from .systems.allreduce import Hierarchical, Planned, Ring, Stock
-from .systems.asynchronous import AsyncParameterServer
+from .systems.async_parameter_server import AsyncParameterServer
 from .systems.bytegrad import ByteGrad
 from .systems.gather import Gather
 from .systems.neighbours import Neighbours
-from .systems.neighbours8 import Neighbours8Bit
-from .systems.server import ParameterServer
+from .systems.neighbours_8bit import Neighbours8Bit
+from .systems.parameter_server import ParameterServer
 
 _SYSTEMS: dict[str, type[System]] = {
     system.name: system
@@ -47,15 +47,15 @@ NAMES = tuple(_SYSTEMS)
 
 
 def system_of(name: str) -> type[System]:
-    """The class of a system, with its `promise` and `source`. InputError: there is none of that name."""
+    """Return the class of a system, with its `promise` and `source`. Raises InputError for an unknown name."""
     if name not in _SYSTEMS:
         raise InputError(f"unknown system {name!r}; expected one of {', '.join(NAMES)}")
     return _SYSTEMS[name]
 
 
 @dataclass(frozen=True)
-class _Claim:
-    """What one rank came with; `problem` is what is wrong with it."""
+class _Arguments:
+    """What one rank passed to `make`; `problem` says what is wrong with it, if anything is."""
 
     problem: str | None
     name: str
@@ -76,7 +76,7 @@ def make(
     choose: str = "race",
     timeout: timedelta = DEFAULT_TIMEOUT,
 ) -> System:
-    """This rank's part in the system `name`; see the package's docstring. Collective over the default group.
+    """Create this rank's part in the system `name`; see the package's docstring. Collective over the default group.
 
     `helpers` are ranks of `group` without a model. `topology` has a GPU for each rank, or one for each worker, and then
     `helper_devices` names the helpers' devices in it. `choose` is Communicator's, for "plan".
@@ -86,25 +86,25 @@ def make(
     if not dist.is_initialized():
         raise InputError("torch.distributed is not initialised; call init_process_group first")
     try:
-        inner = _group_like(group, timeout)
-        device = _device(inner)
-        helping = tuple(helpers)
-        problem, buckets = _looked_at(name, model, optimizer, inner, device, helping, plan)
+        own_group = _copy_group(group, timeout)
+        device = _device(own_group)
+        helper_ranks = tuple(helpers)
+        problem, buckets = _check_arguments(name, model, optimizer, own_group, device, helper_ranks, plan)
         layout = None if buckets is None else tuple(buckets.layout)
-        claims: list[_Claim] = [_Claim("", "", (), None)] * dist.get_world_size(inner)
-        dist.all_gather_object(claims, _Claim(problem, name, helping, layout), inner)
-        _check_alike(claims)
-        workers = tuple(r for r in range(len(claims)) if r not in helping)
+        arguments: list[_Arguments] = [_Arguments("", "", (), None)] * dist.get_world_size(own_group)
+        dist.all_gather_object(arguments, _Arguments(problem, name, helper_ranks, layout), own_group)
+        _check_same(arguments)
+        workers = tuple(r for r in range(len(arguments)) if r not in helper_ranks)
         setting = Setting(
-            group=inner,
-            rank=dist.get_rank(inner),
+            group=own_group,
+            rank=dist.get_rank(own_group),
             workers=workers,
-            helpers=helping,
+            helpers=helper_ranks,
             device=device,
             timeout=timeout,
             model=model,
             buckets=buckets,
-            layout=claims[workers[0]].layout or (),
+            layout=arguments[workers[0]].layout or (),
             make_optimizer=optimizer,
             plan=plan,
             topology=topology,
@@ -119,14 +119,14 @@ def make(
         ) from error
 
 
-def _group_like(group: dist.ProcessGroup | None, timeout: timedelta) -> dist.ProcessGroup:
-    """A group of the same ranks, so that its messages never mix with others'."""
+def _copy_group(group: dist.ProcessGroup | None, timeout: timedelta) -> dist.ProcessGroup:
+    """Create a group of the same ranks, so that its messages never mix with others'."""
     ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
     backend = "nccl" if "nccl" in dist.get_backend(group) else "gloo"
-    inner = dist.new_group(ranks, timeout=timeout - timedelta(seconds=grace_s(timeout)), backend=backend)
-    if not isinstance(inner, dist.ProcessGroup):
+    own_group = dist.new_group(ranks, timeout=timeout - timedelta(seconds=grace_s(timeout)), backend=backend)
+    if not isinstance(own_group, dist.ProcessGroup):
         raise InputError("this rank is not in the group that the system is for")
-    return inner
+    return own_group
 
 
 def _device(group: dist.ProcessGroup) -> torch.device:
@@ -134,7 +134,7 @@ def _device(group: dist.ProcessGroup) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
 
 
-def _looked_at(
+def _check_arguments(
     name: str,
     model: nn.Module | None,
     optimizer: MakeOptimizer,
@@ -143,7 +143,7 @@ def _looked_at(
     helpers: tuple[int, ...],
     plan: object,
 ) -> tuple[str | None, Buckets | None]:
-    """What is wrong with this rank's arguments, in one line, or its model's buckets."""
+    """Return what is wrong with this rank's arguments, in one line, or else its model's buckets."""
     try:
         system = system_of(name)
         _check_helpers(system, dist.get_world_size(group), helpers)
@@ -184,24 +184,24 @@ def _check_helpers(system: type[System], ranks: int, helpers: tuple[int, ...]) -
         raise InputError(f"all {ranks} ranks are helpers; at least one must bring a model")
 
 
-def _check_alike(claims: Sequence[_Claim]) -> None:
-    """The same error on every rank where one has a problem, or two differ."""
-    for rank, claim in enumerate(claims):
-        if claim.problem is not None:
-            raise InputError(f"rank {rank}: {claim.problem}")
-    for rank, claim in enumerate(claims):
-        if claim.name != claims[0].name:
+def _check_same(arguments: Sequence[_Arguments]) -> None:
+    """Raise the same InputError on every rank where one has a problem, or two differ."""
+    for rank, argued in enumerate(arguments):
+        if argued.problem is not None:
+            raise InputError(f"rank {rank}: {argued.problem}")
+    for rank, argued in enumerate(arguments):
+        if argued.name != arguments[0].name:
             raise InputError(
-                f"rank 0 asked for the system {claims[0].name}, rank {rank} for {claim.name}; they must be alike"
+                f"rank 0 asked for the system {arguments[0].name}, rank {rank} for {argued.name}; they must be alike"
             )
-        if claim.helpers != claims[0].helpers:
+        if argued.helpers != arguments[0].helpers:
             raise InputError(
-                f"rank 0 named helpers {claims[0].helpers}, rank {rank} {claim.helpers}; they must be alike"
+                f"rank 0 named helpers {arguments[0].helpers}, rank {rank} {argued.helpers}; they must be alike"
             )
-    brought = [(rank, claim.layout) for rank, claim in enumerate(claims) if claim.layout is not None]
-    for rank, layout in brought:
-        if layout != brought[0][1]:
+    layouts = [(rank, argued.layout) for rank, argued in enumerate(arguments) if argued.layout is not None]
+    for rank, layout in layouts:
+        if layout != layouts[0][1]:
             raise InputError(
-                f"the models of rank {brought[0][0]} and rank {rank} differ in the sizes or dtypes of their parameters; "
+                f"the models of rank {layouts[0][0]} and rank {rank} differ in the sizes or dtypes of their parameters; "
                 "every worker must bring the same model"
             )

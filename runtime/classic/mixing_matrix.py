@@ -1,4 +1,4 @@
-"""Whose parameters each rank averages with its own, and with which weights: decentralised training on a topology's graph.
+"""The mixing matrix of decentralised training: the weights with which each rank averages its neighbours' parameters.
 
 Neighbours are GPUs that the hardware joins without other GPUs between. The weights are those of Metropolis and Hastings
 (Xiao and Boyd, "Fast linear iterations for distributed averaging", 2004): symmetric and doubly stochastic on any graph, so
@@ -22,62 +22,64 @@ Edge = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class Mixing:
-    """`weight[i][j]` is what rank i multiplies rank j's parameters with: 0 for all but itself and its neighbours."""
+class MixingMatrix:
+    """`weight[i][j]` is the weight of rank j's parameters at rank i: 0 for all but itself and its neighbours."""
 
     weight: tuple[tuple[Fraction, ...], ...]
 
     def neighbours(self, rank: int) -> tuple[int, ...]:
-        """The other ranks with which `rank` exchanges parameters, in order."""
+        """Return the other ranks with which `rank` exchanges parameters, in order."""
         return tuple(j for j, w in enumerate(self.weight[rank]) if w and j != rank)
 
     @property
     def contraction(self) -> float:
-        """The second largest absolute eigenvalue: the distance from consensus shrinks at least by this factor each time."""
+        """Second largest absolute eigenvalue: each averaging shrinks the distance from the mean at least by this factor."""
         values = np.linalg.eigvalsh(np.array([[float(w) for w in row] for row in self.weight]))
         return float(np.sort(np.abs(values))[-2]) if len(values) > 1 else 0.0
 
 
 def neighbour_edges(topology: Topology) -> tuple[Edge, ...]:
-    """Pairs of ranks that the hardware joins, in both directions, without other GPUs between."""
+    """Return the pairs of ranks that the hardware joins in both directions without other GPUs between."""
     router = Router(topology)
     pairs = combinations(range(len(topology.ranks)), 2)
     return tuple((a, b) for a, b in pairs if router.route(a, b) is not None and router.route(b, a) is not None)
 
 
 def ring_edges(ranks: int) -> tuple[Edge, ...]:
-    """Every rank and the next, in rank order."""
+    """Return the pairs of consecutive ranks, the last and the first included."""
     return tuple(sorted({(min(r, (r + 1) % ranks), max(r, (r + 1) % ranks)) for r in range(ranks) if ranks > 1}))
 
 
-def metropolis(ranks: int, edges: Iterable[Edge]) -> Mixing:
-    """Weights 1 / (1 + the greater degree) for two neighbours, and what is left for a rank itself.
+def metropolis_weights(ranks: int, edges: Iterable[Edge]) -> MixingMatrix:
+    """Return weights of 1 / (1 + the greater degree) for two neighbours, and the rest to 1 for a rank itself.
 
-    InputError: an edge that is none; InfeasibleError: the graph falls into parts that would never agree.
+    Raises InputError for an edge that does not join two ranks, InfeasibleError where the graph is not connected.
     """
-    near: list[set[int]] = [set() for _ in range(ranks)]
+    neighbours: list[set[int]] = [set() for _ in range(ranks)]
     for a, b in edges:
         if not (0 <= a < ranks and 0 <= b < ranks) or a == b:
             raise InputError(f"neighbours: ({a}, {b}) is no edge between two of {ranks} ranks")
-        near[a].add(b)
-        near[b].add(a)
-    apart = set(range(ranks)) - _reached(near)
-    if apart:
+        neighbours[a].add(b)
+        neighbours[b].add(a)
+    unreachable = set(range(ranks)) - _find_reachable(neighbours)
+    if unreachable:
         raise InfeasibleError(
-            f"neighbours: rank {min(apart)} and rank 0 are not joined by a chain of neighbours, so they would never agree"
+            f"neighbours: rank {min(unreachable)} and rank 0 are not joined by a chain of neighbours, so they would never "
+            "agree"
         )
     rows = [[Fraction(0)] * ranks for _ in range(ranks)]
-    for a, others in enumerate(near):
+    for a, others in enumerate(neighbours):
         for b in others:
-            rows[a][b] = Fraction(1, 1 + max(len(near[a]), len(near[b])))
+            rows[a][b] = Fraction(1, 1 + max(len(neighbours[a]), len(neighbours[b])))
         rows[a][a] = 1 - sum(rows[a], Fraction(0))
-    return Mixing(tuple(map(tuple, rows)))
+    return MixingMatrix(tuple(map(tuple, rows)))
 
 
-def _reached(near: Sequence[set[int]]) -> set[int]:
+def _find_reachable(neighbours: Sequence[set[int]]) -> set[int]:
+    """Return the ranks that a chain of neighbours joins to rank 0."""
     seen, todo = {0}, [0]
     while todo:
-        fresh = near[todo.pop()] - seen
+        fresh = neighbours[todo.pop()] - seen
         seen |= fresh
         todo += fresh
     return seen

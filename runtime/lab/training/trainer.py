@@ -8,32 +8,35 @@ from itertools import pairwise
 import torch
 from torch import nn
 
+from ..settings import Settings
 from .dataset import Dataset
-from .settings import Settings
 
 _MOMENTUM = 0.9
 
 
-def falling_sgd(parameters: Iterable[torch.Tensor], settings: Settings, steps: int, share: int = 1) -> torch.optim.SGD:
-    """SGD with momentum whose rate falls to zero over its own `steps`, wherever it is stepped; `share`: it starts from so
-    much less, for an optimizer that is stepped so many times as often.
+def make_falling_sgd(
+    parameters: Iterable[torch.Tensor], settings: Settings, steps: int, updates_a_step: int = 1
+) -> torch.optim.SGD:
+    """Create SGD with momentum whose learning rate falls to zero over `steps` of its own updates.
+
+    An optimizer that makes `updates_a_step` updates where others make one starts from a rate as many times smaller.
     """
-    optimizer = torch.optim.SGD(parameters, lr=settings.learning_rate / share, momentum=_MOMENTUM)
+    optimizer = torch.optim.SGD(parameters, lr=settings.learning_rate / updates_a_step, momentum=_MOMENTUM)
     done = 0
 
-    def slower(optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
+    def lower_rate(optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
         nonlocal done
         for group in optimizer.param_groups:
-            group["lr"] = settings.learning_rate / share * max(0.0, 1 - done / steps)
+            group["lr"] = settings.learning_rate / updates_a_step * max(0.0, 1 - done / steps)
         done += 1
 
-    optimizer.register_step_pre_hook(slower)
+    optimizer.register_step_pre_hook(lower_rate)
     return optimizer
 
 
 class Trainer:
-    """A model on one of `world` ranks. `model` may be a wrapper of `net`, and `update` another way than to step an optimizer,
-    both put in their place before the first epoch.
+    """A model on one of `world` ranks. Before the first epoch, `model` may be replaced by a wrapper of `net`, and `update`
+    by something else than a step of the optimizer.
 
     A rank's loss is the sum over its share of a batch, times `world`, over the batch's size: the mean of all ranks'
     gradients is then the gradient of the batch's mean, however unequal the shares are.
@@ -49,12 +52,14 @@ class Trainer:
             layers += [nn.Linear(wide, narrow), nn.ReLU()]
         self.net = nn.Sequential(*layers[:-1])
         self.model: nn.Module = self.net
-        self.update: Callable[[], None] = self.stepping(falling_sgd(self.net.parameters(), settings, self.steps))
+        self.update: Callable[[], None] = self.make_update(
+            make_falling_sgd(self.net.parameters(), settings, self.steps)
+        )
         self.x, self.y = torch.from_numpy(data.train_x), torch.from_numpy(data.train_y)
 
     @staticmethod
-    def stepping(optimizer: torch.optim.Optimizer) -> Callable[[], None]:
-        """The usual update."""
+    def make_update(optimizer: torch.optim.Optimizer) -> Callable[[], None]:
+        """Return the usual update: step the optimizer and clear the gradients."""
 
         def update() -> None:
             optimizer.step()
@@ -63,28 +68,28 @@ class Trainer:
         return update
 
     def batches(self, epoch: int) -> Iterator[tuple[int, torch.Tensor]]:
-        """The size of each batch of all ranks, and the numbers of the samples in it that are this rank's."""
+        """Yield the size of each batch over all ranks, and the indices of this rank's samples in it."""
         shuffled = torch.Generator().manual_seed(self.settings.seed * 1_000_003 + epoch)
         for batch in torch.randperm(len(self.x), generator=shuffled).split(self.settings.batch):  # type: ignore[no-untyped-call]
             size = len(batch)
             yield size, batch[self.rank * size // self.world : (self.rank + 1) * size // self.world]
 
-    def epoch(self, number: int) -> float:
-        """Train for one epoch; this rank's part of the last batch's mean loss."""
+    def train_epoch(self, number: int) -> float:
+        """Train for one epoch; return this rank's part of the last batch's mean loss."""
         loss = torch.zeros(())
-        for size, mine in self.batches(number):
-            out = self.model(self.x[mine])
-            loss = nn.functional.cross_entropy(out, self.y[mine], reduction="sum") * (self.world / size)
+        for size, samples in self.batches(number):
+            out = self.model(self.x[samples])
+            loss = nn.functional.cross_entropy(out, self.y[samples], reduction="sum") * (self.world / size)
             loss.backward()  # type: ignore[no-untyped-call]
             self.update()
         return float(loss.detach()) / self.world
 
-    def correct(self) -> int:
-        """How many of the held-out samples the model gets right."""
+    def count_correct(self) -> int:
+        """Return how many of the held-out samples the model classifies correctly."""
         with torch.no_grad():
-            found = self.net(torch.from_numpy(self.data.test_x)).argmax(1)
-        return int((found == torch.from_numpy(self.data.test_y)).sum())
+            predicted = self.net(torch.from_numpy(self.data.test_x)).argmax(1)
+        return int((predicted == torch.from_numpy(self.data.test_y)).sum())
 
     def flat(self) -> torch.Tensor:
-        """All parameters, one after the other."""
+        """Return all parameters in one flat tensor."""
         return torch.cat([p.detach().reshape(-1) for p in self.net.parameters()])

@@ -1,4 +1,4 @@
-"""How much of a buffer each parameter server should add up, so that the busiest link carries least.
+"""Computes how much of a buffer each parameter server should add up, so that the busiest link carries least.
 
 Each worker sends server s its part of the buffer, a share f_s of it, and gets the sum of that part back; a worker that
 serves keeps its own. BytePS (Jiang et al., OSDI 2020, section 4.1) solves this by hand for equal machines on one
@@ -23,16 +23,17 @@ from ...topo.graph import Device, Link, Topology, both_ways
 from ...topo.routes import Router, route_links
 
 _EVEN = 1e-4
-"""What the largest share weighs beside the time: of divisions that are equally fast, the most even one is wanted."""
+"""Weight of the largest share in the objective, beside the time: of equally fast divisions, the most even one is wanted."""
 _DENOMINATORS = (10**3, 10**4, 10**5, 10**6)
 _MOST_SERVERS = 4096
 
 
 @dataclass(frozen=True)
 class Shares:
-    """`share[i]` of the buffer goes to `servers[i]`; they sum up to 1. `load` is what each directed link then carries, as a
-    multiple of the buffer, push and pull together; `s_per_GB` is how long the busiest link takes for that, and no
-    division takes less than `at_least_s_per_GB`. All exact.
+    """A division of the buffer among servers: `share[i]` of it goes to `servers[i]`; the shares sum up to 1.
+
+    `load` is what each directed link carries, as a multiple of the buffer, push and pull together. `at_least_s_per_GB` is a
+    lower bound on `s_per_GB` over all divisions. All exact.
     """
 
     topology: Topology
@@ -43,38 +44,39 @@ class Shares:
 
     @cached_property
     def s_per_GB(self) -> Fraction:
-        """Seconds for each GB of buffer; 0 where nothing crosses a link."""
+        """Seconds that the busiest link takes for each GB of buffer; 0 where nothing crosses a link."""
         return max((load / self.topology.capacity_GBps[link] for link, load in self.load.items()), default=Fraction(0))
 
     @property
     def busiest(self) -> tuple[DirectedLink, ...]:
-        """The links that take so long."""
+        """The links that take `s_per_GB`."""
         capacity = self.topology.capacity_GBps
         return tuple(link for link, load in self.load.items() if load == self.s_per_GB * capacity[link])
 
 
-def server_shares(topology: Topology, workers: Sequence[str], servers: Sequence[str]) -> Shares:
-    """The best shares for `servers` that add up for `workers` (ids of devices of any kind; a worker may serve, too).
+def find_shares(topology: Topology, workers: Sequence[str], servers: Sequence[str]) -> Shares:
+    """Return the best shares for `servers` that add up the buffers of `workers` (device ids; a worker may be a server, too).
 
-    A server to which some worker has no route gets nothing. Of divisions that are equally fast, the most even one is taken.
-    InputError: unknown or repeated devices, none; InfeasibleError: no server can be reached by all workers.
+    A server to which some worker has no route gets nothing. Of equally fast divisions, the most even one is taken.
+    Raises InputError for unknown or repeated devices or empty lists, InfeasibleError where no server can be reached by all
+    workers.
     """
     _check(topology, workers, "workers")
     _check(topology, servers, "servers")
     router = Router(topology)
-    routed = {server: uses for server in servers if (uses := _uses(router, workers, server)) is not None}
-    if not routed:
+    uses_of = {server: uses for server in servers if (uses := _count_uses(router, workers, server)) is not None}
+    if not uses_of:
         raise InfeasibleError(
             "parameter servers: to each candidate some worker has only routes through other GPUs, or none"
         )
-    links = sorted({link for uses in routed.values() for link in uses})
+    links = sorted({link for uses in uses_of.values() for link in uses})
     number = {link: i for i, link in enumerate(links)}
-    columns = [{number[link]: times for link, times in uses.items()} for uses in routed.values()]
+    columns = [{number[link]: times for link, times in uses.items()} for uses in uses_of.values()]
     capacity = [topology.capacity_GBps[link] for link in links]
-    found = _best(columns, capacity)
-    share = dict(zip(routed, found, strict=True))
+    shares = _find_best(columns, capacity)
+    share = dict(zip(uses_of, shares, strict=True))
     load: Counter[DirectedLink] = Counter()
-    for server, uses in routed.items():
+    for server, uses in uses_of.items():
         for link, times in uses.items():
             load[link] += times * share[server]  # type: ignore[assignment]
     at_least = _lower_bound(columns, capacity)
@@ -107,8 +109,8 @@ def _check(topology: Topology, names: Sequence[str], what: str) -> None:
             raise InputError(f"parameter servers: {name!r} is {times} times among the {what}; name it once")
 
 
-def _uses(router: Router, workers: Sequence[str], server: str) -> Counter[DirectedLink] | None:
-    """How often the part of one server crosses each link, both ways; None where some worker has no route."""
+def _count_uses(router: Router, workers: Sequence[str], server: str) -> Counter[DirectedLink] | None:
+    """Count how often the part of one server crosses each link, push and pull; None where some worker has no route."""
     uses: Counter[DirectedLink] = Counter()
     for worker in workers:
         if worker != server:
@@ -120,18 +122,21 @@ def _uses(router: Router, workers: Sequence[str], server: str) -> Counter[Direct
     return uses
 
 
-def _best(columns: Sequence[Mapping[int, int]], capacity: Sequence[Fraction]) -> list[Fraction]:
-    """The best of the exact divisions that the floats of the linear programme suggest."""
-    tries = []
+def _find_best(columns: Sequence[Mapping[int, int]], capacity: Sequence[Fraction]) -> list[Fraction]:
+    """Return the best of the exact divisions near the floating-point solution of the linear programme."""
+    candidates = []
     for even in (_EVEN, 0.0):
         floats, _ = _solve(columns, capacity, even)
-        tries.append(small_shares(floats, columns, capacity, [0] * len(columns)))
-        near = ([Fraction(float(x)).limit_denominator(most) for x in floats] for most in _DENOMINATORS)
-        tries += [shares for shares in near if sum(shares) == 1]
-    return min(tries, key=lambda shares: (_time(shares, columns, capacity), max(shares)))
+        candidates.append(small_shares(floats, columns, capacity, [0] * len(columns)))
+        roundings = ([Fraction(float(x)).limit_denominator(most) for x in floats] for most in _DENOMINATORS)
+        candidates += [shares for shares in roundings if sum(shares) == 1]
+    return min(candidates, key=lambda shares: (_compute_time(shares, columns, capacity), max(shares)))
 
 
-def _time(shares: Sequence[Fraction], columns: Sequence[Mapping[int, int]], capacity: Sequence[Fraction]) -> Fraction:
+def _compute_time(
+    shares: Sequence[Fraction], columns: Sequence[Mapping[int, int]], capacity: Sequence[Fraction]
+) -> Fraction:
+    """Return the busiest link's seconds for each GB of buffer."""
     load = [Fraction(0)] * len(capacity)
     for share, column in zip(shares, columns, strict=True):
         for row, times in column.items():
@@ -140,29 +145,31 @@ def _time(shares: Sequence[Fraction], columns: Sequence[Mapping[int, int]], capa
 
 
 def _solve(columns: Sequence[Mapping[int, int]], capacity: Sequence[Fraction], even: float) -> tuple[Floats, Floats]:
-    """(shares, prices of the links' time): min t + even * m, no link busy for more than t, no share above m."""
+    """Return shares and prices of the links' time of: min t + even * m, no link busy for more than t, no share above m."""
     servers, scale = len(columns), float(sum(capacity, Fraction(0))) or 1.0
     rows: list[list[tuple[int, float]]] = [[] for _ in capacity]
     for j, column in enumerate(columns):
         for row, times in column.items():
             rows[row].append((j, times * scale / float(capacity[row]) / len(capacity)))
-    most, whole = Rows(), Rows()
+    at_most, equal = Rows(), Rows()
     for terms in rows:
-        most.add([*terms, (servers, -1.0)], 0.0)
+        at_most.add([*terms, (servers, -1.0)], 0.0)
     for j in range(servers):
-        most.add([(j, 1.0), (servers + 1, -1.0)], 0.0)
-    whole.add([(j, 1.0) for j in range(servers)], 1.0)
+        at_most.add([(j, 1.0), (servers + 1, -1.0)], 0.0)
+    equal.add([(j, 1.0) for j in range(servers)], 1.0)
     objective = np.zeros(servers + 2)
     objective[servers:] = 1.0, even
-    found = minimise(objective, most, whole)
-    if found is None:
+    solution = minimise(objective, at_most, equal)
+    if solution is None:
         return np.full(servers, 1.0 / servers), np.full(len(capacity), 1.0 / max(1, len(capacity)))
-    return found.x[:servers], np.maximum(-found.at_most_duals[: len(capacity)], 0.0)
+    return solution.x[:servers], np.maximum(-solution.at_most_duals[: len(capacity)], 0.0)
 
 
 def _lower_bound(columns: Sequence[Mapping[int, int]], capacity: Sequence[Fraction]) -> Fraction:
-    """For any weights w >= 0 of the links' times that sum up to 1: the time of the busiest link is at least their weighted
-    mean, and that is least where all goes to the server whose mean is least. Exact, whatever the floats were.
+    """Return a lower bound on the busiest link's time, exact whatever the floating-point prices are.
+
+    For any weights w >= 0 that sum up to 1, the busiest link's time is at least the weighted mean of the links' times, which
+    is least where the whole buffer goes to the server whose mean is least.
     """
     _, prices = _solve(columns, capacity, 0.0)
     best = Fraction(0)

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from ...topo.errors import InputError
+from ....topo.errors import InputError
 
 MAX_BYTES = 1 << 30
 _LONGEST_LINE = 16 << 20

@@ -1,0 +1,103 @@
+"""Point-to-point messages between the ranks of one group: posted together, awaited once, counted; errors name the culprit.
+
+Messages between two ranks arrive in the order in which both post them. Over NCCL what is posted together is one batch.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from datetime import timedelta
+from time import monotonic
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ...topo.errors import ExecutionError
+from ..ranks.faults import Faults, first_line
+
+Message = tuple[int, torch.Tensor]
+"""A peer (its rank in the group), and the contiguous tensor to send or to receive into, not to be used before `wait`."""
+
+
+class PointToPoint:
+    """Sends and receives for one rank of `group`, counting the payload in `bytes_sent`.
+
+    With `faults`, a failure is reported to all ranks, and the error names the rank that caused it.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, faults: Faults | None = None) -> None:
+        self.group, self.faults = group, faults
+        self.rank = dist.get_rank(group)
+        self.batched = "nccl" in dist.get_backend(group)
+        self.bytes_sent = 0
+        self._posted: Counter[str] = Counter()
+
+    def begin(self, call: str) -> None:
+        """Begin a call, the same on every rank: its deadline starts now."""
+        self._posted.clear()
+        if self.faults is not None:
+            self.faults.begin(call)
+
+    def post(self, sends: Sequence[Message] = (), receives: Sequence[Message] = ()) -> PendingMessages:
+        """Begin to send and to receive; messages without elements are skipped."""
+        messages = [("receive", peer, tensor) for peer, tensor in receives if len(tensor)]
+        messages += [("send", peer, tensor) for peer, tensor in sends if len(tensor)]
+        calls: dict[str, Any] = {"receive": dist.irecv, "send": dist.isend}
+        operations = [
+            dist.P2POp(calls[kind], tensor, self._global(peer), self.group) for kind, peer, tensor in messages
+        ]
+        works: list[dist.Work] = []
+        pending: list[tuple[str, int, int]] = []
+        try:
+            if self.batched:
+                works = list(dist.batch_isend_irecv(operations)) if operations else []
+            for (kind, peer, _), operation in zip(messages, operations, strict=True):
+                pending.append((kind, peer, self._posted[f"{kind} {peer}"]))
+                if not self.batched:
+                    works.append(operation.op(operation.tensor, operation.peer, group=self.group))
+                self._posted[f"{kind} {peer}"] += 1
+        except RuntimeError as error:
+            raise self.explain(*pending[-1], error) from error
+        self.bytes_sent += sum(tensor.nbytes for _, tensor in sends)
+        return PendingMessages(self, works, pending)
+
+    def exchange(self, sends: Sequence[Message] = (), receives: Sequence[Message] = ()) -> None:
+        """Send and receive, and wait for all of it."""
+        self.post(sends, receives).wait()
+
+    def explain(self, kind: str, peer: int, number: int, error: Exception) -> ExecutionError:
+        """Return the error to raise where the `number`-th message to ("send") or from ("receive") a peer failed."""
+        if self.faults is not None:
+            return self.faults.stuck(kind, peer, number, 0, error, dict(self._posted))
+        doing = "sending to" if kind == "send" else "receiving from"
+        return ExecutionError(f"rank {self.rank}: {doing} rank {peer} failed: {first_line(error)}")
+
+    def remaining(self) -> timedelta | None:
+        """Return the time to the call's deadline; None where the group's own timeout counts."""
+        return None if self.faults is None else timedelta(seconds=max(0.001, self.faults.deadline - monotonic()))
+
+    def _global(self, rank: int) -> int:
+        return dist.get_global_rank(self.group, rank)
+
+
+class PendingMessages:
+    """Messages under way: (kind, peer, number between the two ranks) of each."""
+
+    def __init__(self, p2p: PointToPoint, works: list[dist.Work], pending: list[tuple[str, int, int]]) -> None:
+        self._p2p, self._works, self._pending = p2p, works, pending
+
+    def wait(self) -> None:
+        """Wait until all are sent and received (over NCCL: until the current stream may go on). Call it once."""
+        works, self._works = self._works, []
+        for number, work in enumerate(works):
+            kind, peer, count = self._pending[min(number, len(self._pending) - 1)]  # NCCL: one work for the whole batch
+            try:
+                remaining = self._p2p.remaining()
+                if remaining is None or self._p2p.batched:
+                    work.wait()
+                else:
+                    work.wait(remaining)
+            except RuntimeError as error:
+                raise self._p2p.explain(kind, peer, count, error) from error

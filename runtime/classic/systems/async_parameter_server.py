@@ -1,0 +1,164 @@
+"""The asynchronous parameter server: helpers hold the parameters and apply each worker's gradients as they arrive."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from threading import Lock
+
+import torch
+from torch import nn
+
+from ....topo.errors import ExecutionError
+from ..base import Setting, System
+from ..buckets import Flats
+from ..point_to_point import PointToPoint
+from .parameter_server import END, GO, Part, divide_buckets, find_server_shares
+
+
+class AsyncParameterServer(System):
+    """Parameter servers that apply each worker's gradients at once; no worker waits for another.
+
+    A worker pushes each helper its part of the gradients and pulls that part of the parameters, as they are after the helper's
+    update. The number of other workers' updates since this worker last pulled is the staleness of its gradients (`report()`);
+    it is not bounded. Each push is one update: n workers make n times as many as a synchronous system.
+
+    The helpers' shares follow from the linear programme of the synchronous server. `finish` waits for all workers, and
+    all get the same final parameters. A worker that dies is left out, and is in the helpers' `report()["lost"]`; when all are
+    lost, or one is silent for longer than the timeout, `serve` raises ExecutionError.
+    """
+
+    name = "async-parameter-server"
+    promise = "no worker waits for another; every gradient is applied once, at once, and its staleness is counted"
+    source = "Dean et al., Large Scale Distributed Deep Networks (Downpour SGD), NIPS 2012, section 4.1"
+    takes_helpers = needs_helpers = True
+    only_cpu = "a server takes messages from whichever worker is first, which NCCL has no way to wait for"
+
+    def __init__(self, setting: Setting) -> None:
+        super().__init__(setting)
+        self.shares = find_server_shares(setting, setting.helpers)
+        self._parts: list[dict[int, Part]] = divide_buckets(setting, setting.helpers, self.shares)
+        self._staleness: list[int] = []
+        self._lost: list[int] = []
+        if self.is_helper:
+            self._receive_parameters()
+        else:
+            self._send_parameters()
+
+    def report(self) -> dict[str, object]:
+        """Return the staleness of gradients; for a helper also the `updates` made, the `lost` workers, and its `share`."""
+        staleness = self._staleness
+        out: dict[str, object] = {
+            "staleness_mean": sum(staleness) / len(staleness) if staleness else 0.0,
+            "staleness_max": max(staleness, default=0),
+        }
+        if self.is_helper:
+            share = self.shares.share[self.helpers.index(self.rank)]
+            out |= {"updates": self._version, "lost": tuple(sorted(self._lost)), "share": str(share)}
+        return out
+
+    @property
+    def bytes_sent(self) -> int:
+        """As in System, over all connections."""
+        return self.p2p.bytes_sent + sum(p2p.bytes_sent for p2p in self._p2p_by_worker.values())
+
+    # -- workers -------------------------------------------------------------------------------------------------
+
+    def _send_parameters(self) -> None:
+        """Give the helpers the first worker's parameters."""
+        self._p2p_by_worker: dict[int, PointToPoint] = {}
+        self._flats, self._fresh = self.buckets.allocate(), self.buckets.allocate()
+        self._word = torch.zeros(1, dtype=torch.int64)
+        self._staleness_from = {helper: torch.zeros(1, dtype=torch.int64) for helper in self.helpers}
+        if self.rank == self.setting.first:
+            self.buckets.copy_values(self._flats)
+            self.p2p.exchange(sends=[(h, part) for h in self.helpers for part in self._parts_of(h, self._flats)])
+            self.p2p.bytes_sent = 0
+
+    def _advance(self) -> None:
+        self.buckets.copy_gradients(self._flats)
+        self._push_and_pull(GO)
+        self._staleness.append(max(int(staleness.item()) for staleness in self._staleness_from.values()))
+
+    def _end(self) -> None:
+        self._push_and_pull(END)
+
+    def _push_and_pull(self, word: int) -> None:
+        """Send every helper GO with gradients, or END; receive the parameters."""
+        self._word.fill_(word)
+        sends = [(h, self._word) for h in self.helpers]
+        if word == GO:
+            sends += [(h, part) for h in self.helpers for part in self._parts_of(h, self._flats)]
+        receives = list(self._staleness_from.items())
+        receives += [(h, part) for h in self.helpers for part in self._parts_of(h, self._fresh)]
+        self.p2p.exchange(sends, receives)
+        self.buckets.set_values(self._fresh)
+
+    def _parts_of(self, helper: int, flats: Flats) -> Flats:
+        """Return the views of `flats` that a helper holds."""
+        return [flat[slice(*part[helper])] for flat, part in zip(flats, self._parts, strict=True)]
+
+    # -- helpers -------------------------------------------------------------------------------------------------
+
+    def _receive_parameters(self) -> None:
+        """Take over the first worker's parameters as flat parts, and create an optimizer for them."""
+        lengths = [part[self.rank][1] - part[self.rank][0] for part in self._parts]
+        dtypes = [getattr(torch, name) for _, name in self.setting.layout]
+        parameters = [torch.empty(length, dtype=dtype) for length, dtype in zip(lengths, dtypes, strict=True)]
+        self.p2p.exchange(receives=[(self.setting.first, flat) for flat in parameters])
+        self._parameters = [nn.Parameter(flat) for flat in parameters]
+        trained = [p for p in self._parameters if p.numel()]  # a helper whose share is 0 has nothing to update
+        self.optimizer = self.setting.make_optimizer(trained) if trained else None
+        self._lock, self._version = Lock(), 0
+        self._p2p_by_worker = {w: PointToPoint(self.setting.group) for w in self.workers}
+
+    def _serve(self) -> None:
+        with ThreadPoolExecutor(len(self.workers), "topoplan-server") as pool:
+            attending = [pool.submit(self._attend, worker) for worker in self.workers]
+        failures = [failure for future in attending if (failure := future.result()) is not None]
+        final = [p.detach() for p in self._parameters]
+        for worker in self.workers:
+            if worker not in self._lost:
+                try:
+                    self._reply(worker, 0, final)
+                except ExecutionError as error:
+                    self._lost.append(worker)
+                    failures.append(error)
+        if len(self._lost) == len(self.workers):
+            raise ExecutionError(f"rank {self.rank}, a helper: all workers are lost; the first: {failures[0]}")
+
+    def _attend(self, worker: int) -> ExecutionError | None:
+        """Serve one worker until it ends; return the error if it is lost."""
+        word, pulled = torch.zeros(1, dtype=torch.int64), 0
+        pushed, fresh = ([torch.empty_like(p, requires_grad=False) for p in self._parameters] for _ in range(2))
+        p2p = self._p2p_by_worker[worker]
+        try:
+            while True:
+                p2p.exchange(receives=[(worker, word)])
+                if word.item() == END:
+                    return None
+                p2p.exchange(receives=[(worker, part) for part in pushed])
+                with self._lock:
+                    staleness = self._update(pushed, fresh, pulled)
+                    pulled = self._version
+                self._reply(worker, staleness, fresh)
+        except ExecutionError as error:
+            self._lost.append(worker)
+            return error
+
+    @torch.no_grad()
+    def _update(self, gradients: Flats, fresh: Flats, pulled: int) -> int:
+        """Update the parameters and copy them to `fresh`; return how stale the gradients were. Needs the lock."""
+        staleness = self._version - pulled
+        self._staleness.append(staleness)
+        for p, gradient in zip(self._parameters, gradients, strict=True):
+            p.grad = gradient
+        if self.optimizer is not None:
+            self.optimizer.step()
+        for p, copy in zip(self._parameters, fresh, strict=True):
+            copy.copy_(p)
+        self._version += 1
+        return staleness
+
+    def _reply(self, worker: int, staleness: int, parameters: Flats) -> None:
+        staleness_word = torch.tensor([staleness], dtype=torch.int64)
+        self._p2p_by_worker[worker].exchange(sends=[(worker, staleness_word), *((worker, part) for part in parameters)])

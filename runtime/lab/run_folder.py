@@ -1,0 +1,102 @@
+"""The folder through which the process that starts ranks gives them their job and gets their results. No torch here."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, TypedDict
+
+
+class Job(TypedDict):
+    """What the ranks of one run train, on what, and through which systems, as JSON."""
+
+    dataset: str
+    classes: int
+    data: str
+    """The folder with the dataset's arrays."""
+    settings: dict[str, Any]
+    systems: list[str]
+    plans: dict[str, str]
+    """The plan's file, by system."""
+    helpers: int
+    topology: str | None
+    """The topology's file; None for a process that trains alone."""
+
+
+class Fault(TypedDict):
+    """Why a rank failed, and during which system. `known`: the error is one of topoplan's own."""
+
+    system: str
+    why: str
+    known: bool
+
+
+class RunFolder:
+    """The files of one run. The starting process writes the job; rank 0 writes progress and results, any rank its fault."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @property
+    def topology(self) -> Path:
+        """The topology's file."""
+        return self.path / "topology.json"
+
+    def log(self, rank: int) -> Path:
+        """Return the file with what a rank, or a library in it, printed."""
+        return self.path / f"rank{rank}.log"
+
+    def write_job(self, job: Job) -> None:
+        """Write what the ranks are to do."""
+        (self.path / "job.json").write_text(json.dumps(job), encoding="utf-8")
+
+    def read_job(self) -> Job:
+        """Return what the ranks are to do."""
+        job: Job = json.loads((self.path / "job.json").read_text(encoding="utf-8"))
+        return job
+
+    def note_epoch(self, system: str) -> None:
+        """Add that an epoch of a system begins."""
+        with (self.path / "epochs").open("a", encoding="utf-8") as epochs:
+            epochs.write(f"{system}\n")
+
+    def read_epochs(self) -> list[str]:
+        """Return the system of each epoch that has begun, in order."""
+        path = self.path / "epochs"
+        return path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+
+    def write_results(self, results: list[dict[str, Any]]) -> None:
+        """Write what was measured of each system."""
+        (self.path / "results.json").write_text(json.dumps(results), encoding="utf-8")
+
+    def read_results(self) -> list[dict[str, Any]] | None:
+        """Return what was measured of each system; None before rank 0 has written it."""
+        path = self.path / "results.json"
+        if not path.is_file():
+            return None
+        results: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))
+        return results
+
+    def write_fault(self, rank: int, system: str, why: str, known: bool) -> None:
+        """Write why a rank failed."""
+        fault: Fault = {"system": system, "why": why, "known": known}
+        self._fault(rank).write_text(json.dumps(fault), encoding="utf-8")
+
+    def read_faults(self, ranks: int) -> list[Fault]:
+        """Return the faults of all ranks that wrote one, known errors first."""
+        paths = [self._fault(rank) for rank in range(ranks)]
+        faults: list[Fault] = [json.loads(path.read_text(encoding="utf-8")) for path in paths if path.is_file()]
+        return sorted(faults, key=lambda fault: not fault["known"])
+
+    def read_last_line(self, ranks: int) -> str | None:
+        """Return the last line that the first rank to have printed anything printed."""
+        for rank in range(ranks):
+            path = self.log(rank)
+            text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+            lines = [line for line in text.splitlines() if line.strip()]
+            if lines:
+                return lines[-1]
+        return None
+
+    def _fault(self, rank: int) -> Path:
+        return self.path / f"fault{rank}.json"

@@ -1,0 +1,106 @@
+"""What one rank of a run does: `python -m topoplan.runtime.lab.training.rank FOLDER`, started by lab/runs.py.
+
+All systems of a run are trained in the same processes, an epoch each in turns, so that whatever else the machine does
+affects all of them alike. Rank 0 writes its progress and the results into the run's folder.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ....topo.errors import ExecutionError, TopoplanError
+from ....topo.graph import Topology
+from ...ranks.faults import first_line
+from ...ranks.launch import init_method
+from ..run_folder import Job, RunFolder
+from ..settings import Settings
+from ..systems import SYSTEMS
+from .dataset import Dataset
+from .system_run import SystemRun, fit_host_costs, serve_as_helper
+from .trainer import Trainer
+from .workers import Workers
+
+_TIMEOUT = timedelta(seconds=120)
+
+
+@dataclass
+class Rank:
+    """One process of a run. `system` names the system that it is busy with."""
+
+    folder: RunFolder
+    job: Job
+    rank: int
+    world: int
+    system: str = ""
+
+    def train(self) -> list[dict[str, Any]]:
+        """Train through every system of the job; return what was measured of each. A helper returns nothing."""
+        job = self.job
+        data = Dataset.open_saved(job["dataset"], job["classes"], Path(job["data"]))
+        settings = Settings(**{**job["settings"], "hidden": tuple(job["settings"]["hidden"])})
+        topology = None if job["topology"] is None else Topology.load(job["topology"])
+        workers = Workers(self.rank, self.world, job["helpers"])
+        if workers.is_helper and topology is not None:
+            for self.system in job["systems"]:
+                serve_as_helper(SYSTEMS[self.system], workers, topology, settings, settings.steps(len(data.train_x)))
+            return []
+        # Host costs are a property of the machine, not of a plan: they are fitted once, for all systems.
+        planned = [name for name in job["systems"] if name in job["plans"]]
+        self.system = planned[-1] if planned else ""
+        host = fit_host_costs(job["plans"][self.system]) if planned else None
+        runs = []
+        for self.system in job["systems"]:
+            trainer, plan = Trainer(data, settings, self.rank, workers.count), job["plans"].get(self.system)
+            runs.append(SystemRun(SYSTEMS[self.system], trainer, workers, topology, plan, host))
+        for epoch in range(settings.epochs):
+            for run in runs:
+                self.system = run.system.name
+                if self.rank == 0:
+                    self.folder.note_epoch(self.system)
+                run.train_epoch(epoch)
+        return [run.result() for run in runs]
+
+    def run(self) -> int:
+        """Join the other ranks, train, and write results or fault into the folder; return the exit code."""
+        try:
+            if self.world > 1:
+                dist.init_process_group("gloo", init_method(), _TIMEOUT, self.world, self.rank)
+            results = self.train()
+            if self.rank == 0:
+                self.folder.write_results(results)
+            if self.world > 1:
+                dist.barrier()
+        except (TopoplanError, RuntimeError) as error:
+            known = isinstance(error, TopoplanError)
+            why = (
+                error if isinstance(error, TopoplanError) else ExecutionError(f"rank {self.rank}: {first_line(error)}")
+            )
+            self.folder.write_fault(self.rank, self.system or self.job["systems"][0], str(why), known)
+            return why.exit_code
+        return 0
+
+
+def main() -> int:
+    """Run one rank of the run in the folder given; return the exit code."""
+    folder = RunFolder(Path(sys.argv[1]))
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    log = os.open(folder.log(rank), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    for stream in (1, 2):  # what libraries print is shown only if the run fails
+        os.dup2(log, stream)
+    torch.set_num_threads(1)
+    return Rank(folder, folder.read_job(), rank, world).run()
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # gloo may abort an interpreter that ends while models still hold on to its groups

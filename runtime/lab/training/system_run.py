@@ -1,0 +1,157 @@
+"""Training through one system of a report, on one rank."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections import Counter
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from ....synth.cost.host_costs import HostCosts
+from ....topo.graph import Topology
+from ... import classic
+from ...communicator import Communicator
+from ...ddp import ddp_hook
+from ...measuring.calibrate import calibrate
+from ..settings import Settings
+from ..systems import SERIAL, LabSystem
+from .traffic import received_bytes
+from .trainer import Trainer, make_falling_sgd
+from .workers import Workers
+
+_TIMEOUT = timedelta(seconds=120)
+
+
+class SystemRun:
+    """A model that a worker trains through one system. Creating it is collective, as are `train_epoch` and `result`."""
+
+    def __init__(
+        self,
+        system: LabSystem,
+        trainer: Trainer,
+        workers: Workers,
+        topology: Topology | None = None,
+        plan: str | None = None,
+        host: HostCosts | None = None,
+    ) -> None:
+        self.system, self.trainer, self.workers = system, trainer, workers
+        self.communicator: Communicator | None = None
+        self.classic: classic.System | None = None
+        self.buckets: Counter[int] = Counter()
+        self.seconds: list[float] = []
+        self.bytes: list[int] = []
+        self.loss = 0.0
+        if system.name == SERIAL:
+            return
+        if system.classic:
+            self.classic = make_classic(system, workers, trainer, topology, trainer.settings, trainer.steps)
+            trainer.update = self.classic.step
+            return
+        trainer.model = model = DistributedDataParallel(trainer.net)
+        if plan is not None:
+            model.register_comm_hook(None, self._make_hook(plan, host))
+
+    def _make_hook(self, plan: str, host: HostCosts | None) -> Any:
+        """Return the DDP hook of a plan, which also counts the sizes of the buckets that go through it."""
+        system = self.system
+        compressed = system.compress is not None
+        hook: Any = ddp_hook(
+            plan, timeout=_TIMEOUT, choose=system.choose, compress=system.compress, error_feedback=compressed
+        )
+        self.communicator = hook.communicator
+        if host is not None:
+            hook.communicator.engine.set_host_costs(host)
+
+        def count_and_average(state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # type: ignore[name-defined]
+            self.buckets[bucket.buffer().numel()] += 1
+            averaged: torch.futures.Future[torch.Tensor] = hook(state, bucket)
+            return averaged
+
+        # DDP compares annotations with the types themselves; this module's are text
+        bucket_type = dist.GradBucket  # type: ignore[attr-defined]
+        count_and_average.__annotations__ = {"bucket": bucket_type, "return": torch.futures.Future[torch.Tensor]}
+        return count_and_average
+
+    def train_epoch(self, number: int) -> None:
+        """Train for one epoch; record the slowest worker's time, the bytes of all workers, and the loss."""
+        self.workers.barrier()
+        before = received_bytes()
+        self.workers.barrier()  # no worker sends before all have read their counters
+        started = time.perf_counter()
+        loss = self.trainer.train_epoch(number)
+        seconds = time.perf_counter() - started
+        received = _subtract(received_bytes(), before)
+        self.seconds.append(max(self.workers.gather(seconds)))
+        self.bytes.append(int(sum(self.workers.gather(received))))
+        self.loss = sum(self.workers.gather(loss))
+
+    def find_schedule(self) -> str:
+        """Return the label of the schedule that most gradients went through, empty where there is no plan."""
+        if self.communicator is None:
+            return ""
+        codec = self.communicator.engine.codec
+        used: Counter[str] = Counter()
+        for numel, times in self.buckets.items():
+            size = numel * 4 if codec is None else codec.nbytes(codec.padded(numel))
+            choice = self.communicator.choice(size)
+            used["" if choice is None else choice.label] += times * numel
+        return used.most_common(1)[0][0] if used else ""
+
+    def result(self) -> dict[str, Any]:
+        """End the training; return what was measured, as report/results.py reads it."""
+        if self.classic is not None:
+            self.classic.finish()
+        helper_bytes = self.workers.add_over_all(0.0) / len(self.bytes)  # helpers count all epochs together
+        return {
+            "system": self.system.name,
+            "schedule": self.find_schedule(),
+            "seconds": self.seconds,
+            "bytes": None if min(self.bytes) < 0 else [round(count + helper_bytes) for count in self.bytes],
+            "loss": self.loss,
+            "correct": self.trainer.count_correct(),
+            "replicas_equal": self.workers.have_same(hashlib.sha256(self.trainer.flat().numpy().tobytes()).hexdigest()),
+        }
+
+
+def fit_host_costs(plan: str) -> HostCosts:
+    """Measure what a message and a byte cost the hosts, as `topo-run --calibrate` does. Collective."""
+    return calibrate(Communicator(plan, timeout=_TIMEOUT))
+
+
+def make_classic(
+    system: LabSystem,
+    workers: Workers,
+    trainer: Trainer | None,
+    topology: Topology | None,
+    settings: Settings,
+    steps: int,
+) -> classic.System:
+    """Create this rank's part in one of the classic systems; helpers have no trainer. Collective."""
+    # An asynchronous server updates once for each worker's gradients, a synchronous one once for all.
+    updates_a_step = workers.count if system.name == "async-parameter-server" else 1
+    return classic.make(
+        system.name,
+        None if trainer is None else trainer.net,
+        lambda parameters: make_falling_sgd(parameters, settings, steps * updates_a_step, updates_a_step),
+        topology=topology,
+        helpers=workers.helpers,
+        timeout=_TIMEOUT,
+    )
+
+
+def serve_as_helper(system: LabSystem, workers: Workers, topology: Topology, settings: Settings, steps: int) -> None:
+    """Serve the workers until they call `result`. Collective."""
+    helper = make_classic(system, workers, None, topology, settings, steps)
+    before = received_bytes()
+    helper.serve()
+    workers.add_over_all(_subtract(received_bytes(), before))
+
+
+def _subtract(after: int | None, before: int | None) -> float:
+    """Return the bytes received between two readings; far below zero where the system does not count them."""
+    return float("-1e18") if before is None or after is None else float(after - before)

@@ -1,0 +1,171 @@
+"""What a benchmark runs on: its settings, and for each size the buffers, the random data, and the check of the result."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from ...synth.ir.collective import Collective
+from ..codecs import Codec
+from ..program.layout import IN_PLACE, ends_numel
+
+_TILE = 1_048_573
+"""Random data repeats after this many elements, a prime, so that no chunk boundary falls together with it."""
+OPS = {"sum": dist.ReduceOp.SUM, "avg": dist.ReduceOp.AVG, "prod": dist.ReduceOp.PRODUCT, "max": dist.ReduceOp.MAX,
+       "min": dist.ReduceOp.MIN}  # fmt: skip
+DTYPES = {
+    str(d).removeprefix("torch."): d
+    for d in (
+        torch.float32,
+        torch.float64,
+        torch.float16,
+        torch.bfloat16,
+        torch.int8,
+        torch.uint8,
+        torch.int32,
+        torch.int64,
+    )
+}
+
+
+@dataclass(frozen=True)
+class BenchSettings:
+    """What to measure: sizes from `min_bytes` to `max_bytes` by `factor`, `iterations` counted after `warmup`."""
+
+    collective: Collective
+    min_bytes: int
+    max_bytes: int
+    factor: int
+    iterations: int
+    warmup: int
+    dtype: torch.dtype = torch.float32
+    op: str = "sum"
+
+    def list_sizes(self) -> list[int]:
+        """Return the bytes of the buffer for each row."""
+        out = [self.min_bytes]
+        while out[-1] * self.factor <= self.max_bytes:
+            out.append(out[-1] * self.factor)
+        return out
+
+
+@dataclass(frozen=True)
+class Errors:
+    """Number of wrong elements, sum of squares of all elements' errors, and sum of squares of the expected elements."""
+
+    wrong: int
+    error2: float
+    reference2: float
+
+
+class BenchBuffers:
+    """Input and output of one size on one rank, with random data that every rank can compute for every other."""
+
+    def __init__(self, settings: BenchSettings, rank: int, size_bytes: int, device: torch.device) -> None:
+        self.settings, self.rank, self.ranks, self.device = settings, rank, settings.collective.ranks, device
+        numel = size_bytes // torch.empty(0, dtype=settings.dtype).element_size()
+        self.in_parts = settings.collective.name not in IN_PLACE
+        self.numel = numel // self.ranks * self.ranks if self.in_parts else numel
+        self.name, self.root = settings.collective.name, settings.collective.root
+        self.part = self.numel // self.ranks
+        sent, got = ends_numel(settings.collective, rank, self.numel)
+        self.input = self.make_input(rank, sent)
+        self.output = torch.zeros(got, dtype=settings.dtype, device=device)
+
+    @property
+    def bytes(self) -> int:
+        """Size of the collective's whole buffer."""
+        return self.numel * self.output.element_size()
+
+    def make_input(self, rank: int, numel: int) -> torch.Tensor:
+        """Return the random input of a rank, the same wherever it is computed."""
+        generator = torch.Generator().manual_seed(1000 + rank)
+        length = max(1, min(numel, _TILE))
+        if self.settings.dtype.is_floating_point:
+            tile = torch.randn(length, generator=generator).to(self.settings.dtype)
+        else:
+            tile = torch.randint(0, 4, (length,), generator=generator).to(self.settings.dtype)
+        return tile.repeat(-(-numel // length))[:numel].to(self.device)
+
+    def reset(self) -> None:
+        """Restore the buffers to their contents before the collective."""
+        if not self.in_parts:
+            self.output.copy_(self.input)
+
+    def compute_expected(self) -> tuple[torch.Tensor, torch.Tensor | float] | None:
+        """Return what this rank must end with and the largest error of each element; None if it ends with nothing.
+
+        Without compression the error of sums is the rounding that any order of addition may have, and else 0.
+        """
+        name, part = self.name, self.part
+        if self.root is not None and self.rank != self.root and name in ("reduce", "gather"):
+            return None
+        if self.settings.collective.reduces:
+            total, slack = self._reduce()
+            if name == "reduce-scatter":
+                lo, hi = self.rank * part, (self.rank + 1) * part
+                return total[lo:hi], slack[lo:hi] if isinstance(slack, torch.Tensor) else slack
+            return total, slack
+        if name == "broadcast":
+            return self.make_input(self.root or 0, self.numel).double(), 0.0
+        if name == "scatter":
+            return self.make_input(self.root or 0, self.numel)[self.rank * part : (self.rank + 1) * part].double(), 0.0
+        if name == "alltoall":
+            part_of_rank = slice(self.rank * part, (self.rank + 1) * part)
+            return torch.cat([self.make_input(r, self.numel)[part_of_rank] for r in range(self.ranks)]).double(), 0.0
+        return torch.cat([self.make_input(r, part) for r in range(self.ranks)]).double(), 0.0
+
+    def _reduce(self) -> tuple[torch.Tensor, torch.Tensor | float]:
+        """Return the reduction in float64, and the rounding error that any order of it may have: (n + 1) eps sum |x|.
+
+        Whole numbers are reduced in 64 bits and wrap as the dtype does.
+        """
+        op, n = self.settings.op, self.ranks
+        wide = torch.float64 if self.settings.dtype.is_floating_point else torch.int64
+        total = self.make_input(0, self.numel).to(wide)
+        size = total.abs()
+        for rank in range(1, n):
+            other = self.make_input(rank, self.numel).to(wide)
+            if op in ("sum", "avg"):
+                total += other
+                size += other.abs()
+            elif op == "prod":
+                total *= other
+                size = total.abs()
+            else:
+                total = torch.maximum(total, other) if op == "max" else torch.minimum(total, other)
+        if op == "avg":
+            total, size = total / n, size / n
+        if op in ("max", "min") or not self.settings.dtype.is_floating_point:
+            return total.to(self.settings.dtype).double(), 0.0
+        info = torch.finfo(self.settings.dtype)
+        return total, (n + 1) * info.eps * size + n * info.smallest_normal
+
+    def count_errors(self, codec: Codec | None = None, roundings: int = 0) -> Errors:
+        """Compare the output with what is expected; with a codec, values may have been rounded `roundings` times."""
+        expected = self.compute_expected()
+        if expected is None:
+            return Errors(0, 0.0, 0.0)
+        reference, slack = expected
+        error = (self.output.double() - reference).abs()
+        if codec is not None:
+            slack = slack + self._bound_compression_error(codec, roundings)
+        return Errors(int((~(error <= slack)).sum()), float(error.square().sum()), float(reference.square().sum()))
+
+    def _bound_compression_error(self, codec: Codec, roundings: int) -> torch.Tensor:
+        """Return the largest error that compression may cause in each element.
+
+        Every contribution is part of at most `roundings` rounded values, each off by at most the codec's relative error times
+        the largest value in its block, wherever the block begins.
+        """
+        size = sum(self.make_input(rank, self.numel).double().abs() for rank in range(self.ranks))
+        assert isinstance(size, torch.Tensor)
+        if codec.block > 1:
+            window = 2 * codec.block - 1
+            size = torch.nn.functional.max_pool1d(size.view(1, 1, -1), window, 1, window // 2).view(-1)
+        bound = size * roundings * codec.relative_error * (1 + codec.relative_error) ** roundings
+        if self.in_parts:  # where in the inputs an element comes from differs among collectives
+            return bound.max().expand(self.output.numel())
+        return bound + roundings * self.ranks * 2.0**-24

@@ -1,0 +1,260 @@
+"""Measures the links that ranks talk over, and what to believe of them (topo/measured/believe.py).
+
+First every ordered pair alone: half a round trip of a small message, and the rate from a fit over three sizes, found by
+doubling until a message takes long enough; times are the receiver's, of a message right behind another. Pairs whose declared
+routes share no rank, cable or CPU are measured at the same batch. Then every two ranks in both
+directions, and then contention groups: for each link that several pairs share, as many of them as can send at once
+(experiments.py); where no links are declared, shifts instead. Over NCCL the data lies on the GPUs, over gloo in host
+memory. Rates of simultaneous flows are taken while all are running.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ...topo.errors import InputError
+from ...topo.graph import Topology
+from ...topo.measured.believe import believe
+from ...topo.measured.flows import Experiment, Measurements, Pair
+from ..ranks.machine import emulated, find_group_machine
+from ..ranks.places import Meeting, meeting
+from .experiments import find_routes, group_contending, group_disjoint, list_shifts
+from .rates import Arrivals, Endpoint, MessageLimits, PairRate, choose_chunk_bytes, estimate_rates_GBps
+
+_REPEATS = 3
+_WORK_ALONE, _WORK_FLOW = 14, 5
+"""About how many times `target_s` a pair alone, and a flow of a group, take."""
+
+
+@dataclass(frozen=True)
+class _Budget:
+    """Seconds for the whole measurement, for one message at most and at least, and the most bytes of a message."""
+
+    total_s: float
+    most_s: float
+    least_s: float
+    most_bytes: int
+
+
+_GLOO = _Budget(60.0, 0.06, 0.004, 16 << 20)
+_NCCL = _Budget(5.0, 0.002, 0.0003, 128 << 20)
+
+
+@dataclass(frozen=True)
+class _Simultaneous:
+    """Flows that start at the same moment, (pair, bytes of a chunk), and the experiments, (kind, pairs), they belong to."""
+
+    flows: tuple[tuple[Pair, int], ...]
+    experiments: tuple[tuple[str, tuple[Pair, ...]], ...]
+
+
+def measure_topology(
+    topology: Topology | None = None, timeout_s: float = 60.0, budget_s: float | None = None
+) -> Topology:
+    """Return the topology with every link's declared, measured and believed rate (see `believe`). Collective.
+
+    Rank i is the i-th GPU of `topology`. Without one it is the emulated machine inside topo-emulate, else the hosts that the
+    ranks are on, joined (ranks/places.py); where these have no GPUs, ranks stand for them at measured rates. Makes a process
+    group and ends it; `timeout_s` is for any single wait, `budget_s` what sending should take in all, about (default: 60
+    over gloo, 5 over NCCL; messages are sized for it, down to a few milliseconds each). Progress goes to standard error, on
+    rank 0.
+
+    Raises InputError outside a launch or where the topology has another number of GPUs than there are ranks, and
+    ExecutionError where a rank dies or does not answer.
+    """
+    with meeting(timeout_s) as ranks:
+        is_declared, machine_topology = True, topology if topology is not None else emulated()
+        if machine_topology is None:
+            machine_topology, is_declared = ranks.join()
+        if len(machine_topology.ranks) != ranks.ranks:
+            raise InputError(
+                f"topology {machine_topology.name!r} has {len(machine_topology.ranks)} GPUs, {ranks.ranks} ranks are running; "
+                "start one rank a GPU"
+            )
+        measured = _LinkMeasurement(ranks, machine_topology, is_declared, budget_s).run()
+        text = None if measured is None else believe(machine_topology, measured, is_declared).dumps()
+        return Topology.loads(ranks.broadcast(text), machine_topology.name)
+
+
+class _LinkMeasurement:
+    """One rank's part in measuring the links of a machine. Rank 0 plans the experiments and collects the rates."""
+
+    def __init__(self, ranks: Meeting, topology: Topology, declared: bool, budget_s: float | None) -> None:
+        self.ranks, self.topology, self.declared = ranks, topology, declared
+        self.batched = all(place.cuda for place in ranks.places)
+        budget = _NCCL if self.batched else _GLOO
+        self.budget = budget if budget_s is None else replace(budget, total_s=budget_s)
+        self.routes = find_routes(topology)
+        self.trusted, self.otherwise = self._find_trusted()
+
+    def _find_trusted(self) -> tuple[str, str]:
+        """Return which links the data really crosses, and the reason for the others; see Measurements."""
+        if self.batched or not self.declared:
+            return "all", ""
+        at_hand = find_group_machine(self.topology, dist.group.WORLD or dist.new_group())
+        if at_hand.topology is None:
+            return "none", "measured over gloo in one host's memory: the data was not on this link"
+        reason = "measured over gloo between hosts' memories: the data was not on this link"
+        return ("all", "") if at_hand.what == "emulated" else ("network", reason)
+
+    def run(self) -> Measurements | None:
+        """Measure everything; return the measurements on rank 0. Collective."""
+        group = dist.new_group(backend="nccl", timeout=self.ranks.timeout) if self.batched else None
+        disjoint, both, groups = self.ranks.broadcast(self._plan() if self.ranks.rank == 0 else None)
+        limits = _choose_limits(self.budget, disjoint, both, groups)
+        device = torch.device("cuda", torch.cuda.current_device()) if self.batched else torch.device("cpu")
+        endpoint = Endpoint(device, limits, group)
+        simultaneous = len(both) + len(groups)
+        with _progress(self.ranks.rank, len(disjoint) + _REPEATS * simultaneous) as step:
+            alone = self._measure_alone(endpoint, disjoint, step)
+            alone_GBps = {(x.src, x.dst): x.GBps for x in alone}
+            planned = _list_simultaneous(both, groups, alone_GBps, limits) if self.ranks.rank == 0 else None
+            experiments = self._measure_together(endpoint, self.ranks.broadcast(planned), step)
+        return self._summarize(alone, experiments) if self.ranks.rank == 0 else None
+
+    def _plan(self) -> tuple[list[list[Pair]], list[list[Pair]], list[tuple[Pair, ...]]]:
+        """Return disjoint groups of pairs alone, disjoint groups of pairs both ways, and contending groups."""
+        pairs, two_way = list(self.routes), [p for p in self.routes if p[0] < p[1] and p[::-1] in self.routes]
+        groups = group_contending(self.routes)
+        if not self.declared:
+            groups += [g for g in list_shifts(self.ranks.ranks) if g not in groups]
+        if self.trusted == "none":  # one memory, whatever the links
+            return [[pair] for pair in pairs], [[pair] for pair in two_way], groups
+        disjoint = group_disjoint(pairs, self.topology, self.routes)
+        return disjoint, group_disjoint(two_way, self.topology, self.routes), groups
+
+    def _measure_alone(
+        self, endpoint: Endpoint, disjoint: Sequence[Sequence[Pair]], step: Callable[[str], None]
+    ) -> list[PairRate]:
+        me = self.ranks.rank
+        own: list[PairRate] = []
+        for chosen in disjoint:
+            dist.barrier()
+            for src, dst in chosen:
+                self.ranks.doing = f"measuring rank {src} -> {dst} alone"
+                if me == src:
+                    own.append(endpoint.measure_to(me, dst))
+                elif me == dst:
+                    endpoint.answer(src)
+            step("pairs alone")
+        return [rate for rates in self.ranks.gather(own) for rate in rates]
+
+    def _measure_together(
+        self, endpoint: Endpoint, batches: Sequence[_Simultaneous], step: Callable[[str], None]
+    ) -> list[tuple[str, dict[Pair, Fraction]]]:
+        """Measure simultaneous flows; return each experiment's median repetition, by the sum of all flows' rates."""
+        own: list[list[Arrivals | None]] = []
+        for batch in batches:
+            what = batch.experiments[0][0]
+            self.ranks.doing = f"measuring {len(batch.flows)} flows at once ({what})"
+            for _ in range(_REPEATS):
+                dist.barrier()
+                own.append([endpoint.run_flows(self.ranks.rank, batch.flows)])
+                step("both directions" if what == "both" else "contention groups")
+        arrivals_by_rank = self.ranks.gather(own)
+        out = []
+        for number, batch in enumerate(batches if arrivals_by_rank else ()):
+            repeats = range(number * _REPEATS, (number + 1) * _REPEATS)
+            for how, pairs in batch.experiments:
+                arrived = [
+                    [x for arrivals in arrivals_by_rank for x in arrivals[t] if x is not None and x.pair in pairs]
+                    for t in repeats
+                ]
+                rates = sorted((estimate_rates_GBps(x) for x in arrived), key=lambda rates: sum(rates.values()))
+                out.append((how, rates[_REPEATS // 2]))
+        return out
+
+    def _summarize(self, alone: list[PairRate], together: list[tuple[str, dict[Pair, Fraction]]]) -> Measurements:
+        pairs: dict[Pair, dict[str, Any]] = {}
+        for x in alone:
+            pairs[x.src, x.dst] = {
+                "us": _round_digits(x.latency_us), "GBps": _round_digits(x.GBps), "alpha_us": _round_digits(x.alpha_us),
+                "us_per_byte": _round_digits(x.beta_us), "residual": _round_digits(x.residual), "bytes": list(x.sizes),
+            }  # fmt: skip
+        for how, rates in together:
+            for pair, rate in rates.items():
+                key = f"{how}_GBps"
+                pairs[pair][key] = min(_round_digits(float(rate)), pairs[pair].get(key, float("inf")))
+        return Measurements(
+            experiments=(
+                *(Experiment("alone", {(x.src, x.dst): Fraction(x.GBps)}) for x in alone),
+                *(Experiment(how, rates) for how, rates in together),
+            ),
+            latency_us={(x.src, x.dst): Fraction(_round_digits(x.latency_us)) for x in alone},
+            medium="NCCL" if self.batched else "gloo",
+            trusted=self.trusted,
+            otherwise=self.otherwise,
+            pairs=pairs,
+            notes=self._notes(),
+        )
+
+    def _notes(self) -> tuple[str, ...]:
+        pairs = self.ranks.ranks * (self.ranks.ranks - 1)
+        notes = [self.otherwise] if self.trusted == "none" else []
+        if len(self.routes) < pairs:
+            notes.append(
+                f"{pairs - len(self.routes)} of {pairs} pairs have no route of their own (only other GPUs lie between): not "
+                "measured"
+            )
+        return tuple(notes)
+
+
+def _choose_limits(
+    budget: _Budget, disjoint: Sequence[object], both: Sequence[object], groups: Sequence[tuple[Pair, ...]]
+) -> MessageLimits:
+    """Return limits on messages with which everything keeps to the budget.
+
+    In the worst case a group's flows share one link.
+    """
+    flows = 2 * len(both) + sum(len(group) for group in groups)
+    work = _WORK_ALONE * len(disjoint) + _WORK_FLOW * _REPEATS * flows
+    return MessageLimits(max(budget.least_s, min(budget.most_s, budget.total_s / max(1.0, work))), budget.most_bytes)
+
+
+def _list_simultaneous(
+    both: Sequence[Sequence[Pair]],
+    groups: Sequence[tuple[Pair, ...]],
+    alone_GBps: dict[Pair, float],
+    limits: MessageLimits,
+) -> list[_Simultaneous]:
+    """Return the flows to run together, each with the bytes that it would carry alone in the same time."""
+    out = []
+    for chosen in both:
+        experiments = tuple(("both", (pair, pair[::-1])) for pair in chosen)
+        flows = tuple(
+            (pair, choose_chunk_bytes(alone_GBps[pair], limits)) for _, pairs in experiments for pair in pairs
+        )
+        out.append(_Simultaneous(flows, experiments))
+    for group in groups:
+        out.append(
+            _Simultaneous(
+                tuple((pair, choose_chunk_bytes(alone_GBps[pair], limits)) for pair in group), (("together", group),)
+            )
+        )
+    return out
+
+
+def _round_digits(value: float) -> float:
+    return float(f"{value:.4g}")
+
+
+@contextmanager
+def _progress(rank: int, steps: int) -> Iterator[Callable[[str], None]]:
+    """Show a progress bar on standard error, on rank 0 of a terminal; yield what advances it."""
+    if rank or not sys.stderr.isatty():
+        yield lambda what: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("measuring", total=steps)
+        yield lambda what: bar.update(task, advance=1, description=f"measuring {what}")
