@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from topoplan.synth.ir.schedule import Schedule, Transfer, Transfers
 from topoplan.synth.plan import Plan, _hash
 from topoplan.synth.synthesize import collective_on, synthesize
 from topoplan.topo.errors import InputError, PlanMismatchError, VerificationError
@@ -205,3 +207,21 @@ def test_a_plan_keeps_no_facts_of_the_machine_it_is_for() -> None:
     plan = synthesize(collective_on("allgather", machine), machine, "ring").plan
     assert plan.topology.extra == {"notes": ["n"]}
     assert plan.topology.fingerprint == machine.fingerprint
+
+
+def test_a_plan_that_adds_in_different_orders_is_refused_where_replicas_must_agree() -> None:
+    """Three ranks: rank 0 adds (0+1)+2, rank 2 adds 0+(1+2)."""
+    plan = make("ring:3", "ring")
+    plan.check_same_bits()
+    rows = Transfers.of(
+        (
+            Transfer(0, 1, 0, 0, "reduce"),
+            Transfer(0, 1, 2, 0, "reduce"),
+            Transfer(1, 2, 1, 0, "copy"),
+            Transfer(2, 0, 2, 0, "copy"),
+        )
+    )
+    one = Fraction(1)
+    by_hand = Schedule(plan.collective, "by hand", plan.collective.even_chunks(1), rows, (one, one, one))
+    with pytest.raises(InputError, match="the plan's by hand schedule adds in different orders on different ranks"):
+        replace(plan, alternatives=(by_hand,)).check_same_bits()
