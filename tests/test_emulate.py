@@ -44,7 +44,7 @@ def forwarded(built: Blueprint, src: int, dst: int) -> list[int]:
     return path
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(graphs(switches=3, two_way=False))
 def test_packets_take_the_route_that_the_hardware_takes(topology: Topology) -> None:
     built = blueprint(topology, Fraction(10**7))

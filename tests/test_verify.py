@@ -113,7 +113,7 @@ def mutants(draw: st.DrawFn) -> tuple[Schedule, Topology]:
     return replace(schedule, transfers=tuple(sorted(rows, key=lambda t: t.step))), topology
 
 
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=1500)
 @given(mutants())
 def test_every_mutant_that_changes_the_result_is_refused(case: tuple[Schedule, Topology]) -> None:
     mutant, topology = case
