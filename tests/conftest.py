@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from topoplan.synth.ir.schedule import Schedule
-from topoplan.synth.ir.transfers import Transfer
+from topoplan.synth.ir.transfers import Transfer, Transfers
 from topoplan.synth.plan import Plan
 from topoplan.synth.synthesize import collective_on, synthesize
 from topoplan.topo.presets import preset
@@ -89,7 +89,7 @@ def _prolonged(schedule: Schedule) -> Schedule:
     ]  # fmt: skip
     return replace(
         schedule,
-        transfers=(*schedule.transfers, *copies),
+        transfers=Transfers.of([*schedule.transfers, *copies]),
         step_s_per_GB=(*schedule.step_s_per_GB, *[Fraction(10)] * EXTRA_STEPS),
     )
 

@@ -17,6 +17,7 @@ from fractions import Fraction
 from itertools import permutations
 from pathlib import Path
 
+import patience
 from captures import GPU
 from fake_library import environment
 from fake_machine import (
@@ -223,7 +224,12 @@ def _c2c(machine: Machine, gpu: int, links: int, each_MBps: int) -> None:
 
 def _run(arguments: list[str], variables: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, *arguments], env=dict(variables), capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, *arguments],
+        env=dict(variables),
+        capture_output=True,
+        text=True,
+        timeout=patience.seconds(60),
+        check=False,
     )
 
 

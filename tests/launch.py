@@ -87,7 +87,11 @@ def wait_for_all(ranks: Sequence[subprocess.Popen[str]], quiet_s: float) -> list
 
 
 def _run(
-    body: Callable[P, T], args: Sequence[object], environments: Iterable[Mapping[str, str]], backend: str, quiet_s: float
+    body: Callable[P, T],
+    args: Sequence[object],
+    environments: Iterable[Mapping[str, str]],
+    backend: str,
+    quiet_s: float,
 ) -> list[T]:
     own = list(environments)
     common = {"WORLD_SIZE": str(len(own)), **patient_ranks()}
@@ -96,7 +100,10 @@ def _run(
         folder = Path(name)
         ranks: list[BaseProcess] = []
         for rank, environment in enumerate(own):
-            place = {"TOPOPLAN_TEST_MEETING": str(folder / "meeting"), "TOPOPLAN_TEST_RESULT": str(folder / f"{rank}.json")}
+            place = {
+                "TOPOPLAN_TEST_MEETING": str(folder / "meeting"),
+                "TOPOPLAN_TEST_RESULT": str(folder / f"{rank}.json"),
+            }
             told = {**common, **environment, **place, "RANK": str(rank)}
             call = (body.__module__, body.__name__, args, backend, told, folder / f"{rank}.out")
             ranks.append(context.Process(target=_main, args=call))

@@ -16,6 +16,7 @@ from typing import NoReturn
 import patience
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import FileStore
 
 MEETING = "TOPOPLAN_TEST_MEETING"
 RESULT = "TOPOPLAN_TEST_RESULT"
@@ -74,7 +75,7 @@ class Events:
     """Events that ranks wait for, by name; of one launch, whatever becomes of its process groups."""
 
     def __init__(self) -> None:
-        self.store = dist.FileStore(f"{os.environ[MEETING]}-events")
+        self.store = FileStore(f"{os.environ[MEETING]}-events")
 
     def tell(self, name: str) -> None:
         """Say that an event has come."""

@@ -79,9 +79,7 @@ def test_a_fault_comes_out_of_backward_as_itself(uses: list[tuple[Hashes, ddp_ho
         assert "rank 3 does not answer" in text
 
 
-def test_two_runs_train_to_the_same_bits(
-    variants: list[Hashes], uses: list[tuple[Hashes, ddp_hooks.Errors]]
-) -> None:
+def test_two_runs_train_to_the_same_bits(variants: list[Hashes], uses: list[tuple[Hashes, ddp_hooks.Errors]]) -> None:
     """The order of reduction is fixed where no race decides on it."""
     hashes = [tuple(row) for rows in (*variants, *(rows for rows, _ in uses)) for row in rows]
     assert len(hashes) == 16

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from fractions import Fraction
 
+import patience
 import pytest
 
 from topoplan.synth.cost.affine import rounds, unit_GBps
@@ -21,13 +22,13 @@ DGX1 = preset("dgx1")
 
 
 @pytest.fixture
-def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+def time_for_instances(monkeypatch: pytest.MonkeyPatch) -> None:
     """Instances that take a second or two may take longer where other tests run beside these."""
     monkeypatch.setattr("topoplan.synth.ksync.pareto._INSTANCE_SECONDS", 30.0)
 
 
 def soon() -> float:
-    return time.monotonic() + 120
+    return time.monotonic() + patience.seconds(120)
 
 
 def test_the_front_of_allgather_on_dgx1() -> None:
@@ -80,7 +81,7 @@ def test_z52_has_a_front_of_one_row() -> None:
     assert front.complete
 
 
-@pytest.mark.usefixtures("patience")
+@pytest.mark.usefixtures("time_for_instances")
 @pytest.mark.parametrize(
     ("name", "slack", "ends"),
     [

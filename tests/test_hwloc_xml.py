@@ -577,8 +577,9 @@ def test_values_are_directed_and_a_difference_is_noted() -> None:
     rows[0][1], rows[2][1] = 50_000, 0
     found = read(linked(rows), "box.xml")
     nvlinks = links_of(found, "nvlink")
-    assert nvlinks["gpu0", "gpu1"] == (50, 2) and nvlinks["gpu1", "gpu0"] == (25, 1)
-    assert ("gpu2", "gpu1") not in nvlinks and nvlinks["gpu1", "gpu2"] == (25, 1)
+    expected = {("gpu0", "gpu1"): (50, 2), ("gpu1", "gpu0"): (25, 1), ("gpu1", "gpu2"): (25, 1)}
+    assert expected.items() <= nvlinks.items()
+    assert ("gpu2", "gpu1") not in nvlinks
     assert "differs by direction: gpu0 -> gpu1 50000 MB/s, back 25000" in notes(found)
 
 

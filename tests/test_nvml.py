@@ -11,6 +11,7 @@ from fractions import Fraction
 from itertools import permutations
 from pathlib import Path
 
+import patience
 import pytest
 from fake_library import environment, serve
 from fake_machine import (
@@ -264,7 +265,7 @@ def test_the_command_finds_the_library_by_itself(tmp_path: Path) -> None:
         env=environment(nvswitch_box(), tmp_path),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=patience.seconds(60),
         check=True,
     )
     gpus = [d for d in json.loads(done.stdout)["devices"] if d["kind"] == "gpu"]

@@ -7,7 +7,9 @@ import time
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
+import patience
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -33,7 +35,9 @@ MB = 1 << 20
 
 
 def built(name: str, topology: Topology) -> Schedule:
-    return STRATEGIES[name](Request(collective_on("allreduce", topology), topology, time.monotonic() + 30))[0]
+    return STRATEGIES[name](
+        Request(collective_on("allreduce", topology), topology, time.monotonic() + patience.seconds(30))
+    )[0]
 
 
 def no_latency(topology: Topology) -> Topology:
@@ -85,7 +89,7 @@ def test_every_cost_counts() -> None:
         assert more is not None
         assert more > before + 40, field
     for field in ("byte_ns", "add_ns"):
-        more = predict_us(ring, None, replace(host, **{field: 10.0}), MB)
+        more = predict_us(ring, None, replace(host, **dict[str, Any]({field: 10.0})), MB)
         less = predict_us(ring, None, host, MB)
         assert more is not None
         assert less is not None

@@ -17,9 +17,7 @@ def test_stock_and_planned_calls_may_be_under_way_together(slow_plans: Plans) ->
 
 
 @pytest.mark.parametrize("way", [stock.gone_under_the_hook, stock.gone_under_the_backend])
-def test_a_rank_that_is_gone_is_named_where_stock_is_used(
-    way: Callable[[str], str | None], slow_plans: Plans
-) -> None:
+def test_a_rank_that_is_gone_is_named_where_stock_is_used(way: Callable[[str], str | None], slow_plans: Plans) -> None:
     errors = run_ranks(way, 3, slow_plans("ring:3"))
     for rank in (0, 2):
         assert "rank 1 does not answer" in str(errors[rank])

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+
 from ranks.checks import MEANS, SUMS, same_everywhere
 from ranks.topo_backend import Calls, count_planned, end, start
-
 from topoplan.runtime.backend.process_group import TopoGroup
 
 N = 4 * 1003

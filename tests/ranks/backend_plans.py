@@ -6,15 +6,16 @@ import logging
 import os
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
 from rank_process import init, leave
-from ranks.checks import refused
-from ranks.topo_backend import end, start
 
 import topoplan
-import topoplan.runtime.backend.plan_cache as plan_cache
+from ranks.checks import refused
+from ranks.topo_backend import end, start
+from topoplan.runtime.backend import plan_cache
 
 
 class Listener(logging.Handler):
@@ -70,11 +71,10 @@ def from_the_machine(cache: Path, listener: Listener) -> None:
     assert len(first.topology.ranks) == 2
     assert not cache.exists() if dist.get_rank() else len(list(cache.iterdir())) == 1
     end()
-    synthesize, plan_cache.synthesize = plan_cache.synthesize, None  # type: ignore[assignment]
-    start(cache=cache)
-    assert used_communicator().plan.hash == first.hash
-    end()
-    plan_cache.synthesize = synthesize
+    with patch.object(plan_cache, "synthesize", None):
+        start(cache=cache)
+        assert used_communicator().plan.hash == first.hash
+        end()
     if cache.exists():
         next(cache.iterdir()).write_text("{")
     listener.lines.clear()

@@ -7,9 +7,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from ranks.checks import same_everywhere
-from ranks.topo_backend import count_planned, start
-from ranks.training import batch, network, seeded
 from torch.distributed._functional_collectives import (
     all_gather_tensor,
     all_reduce,
@@ -23,6 +20,9 @@ from torch.nn import Module
 from torch.nn.functional import mse_loss
 from torch.nn.parallel import DistributedDataParallel as DDP
 
+from ranks.checks import same_everywhere
+from ranks.topo_backend import count_planned, start
+from ranks.training import batch, network, seeded
 from topoplan.runtime.backend.process_group import TopoGroup
 
 N = 4 * 512
@@ -81,7 +81,8 @@ def everything(folder: str) -> None:
 
     @torch.compile(backend="aot_eager", fullgraph=True)
     def compiled(x: torch.Tensor) -> torch.Tensor:
-        return all_reduce(x * 2, "sum", group) + 1
+        increased: torch.Tensor = all_reduce(x * 2, "sum", group) + 1
+        return increased
 
     assert torch.equal(compiled(given), 2 * added + 1)
     assert_planned(("allreduce", 4))

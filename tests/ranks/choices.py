@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 import torch.distributed as dist
-from ranks.checks import MEANS, SUMS, refused
 
+from ranks.checks import MEANS, SUMS, refused
 from topoplan import Communicator
 from topoplan.runtime.choose import Choice
 from topoplan.runtime.measuring.calibrate import calibrate

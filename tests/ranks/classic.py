@@ -10,9 +10,9 @@ import patience
 import torch
 import torch.distributed as dist
 from rank_process import Events, leave
+
 from ranks.checks import from_all, refused, same_everywhere
 from ranks.classic_training import averaged, backward, flat, model, plain_sgd, sgd, two_boxes
-
 from topoplan.runtime import classic
 from topoplan.runtime.classic import buckets
 from topoplan.topo.errors import ExecutionError
@@ -52,6 +52,7 @@ def ten_steps(name: str, wanted: torch.Tensor, start: torch.Tensor) -> None:
     off = (flat(net) - wanted).norm() / (start - wanted).norm()
     assert off <= (5e-2 if name == "bytegrad" else 1e-6), (name, off)
     half = 2 * 3 * start.nbytes // 4
+    assert system.bytes_sent is not None
     sent = system.bytes_sent / 10
     if name == "gather":
         assert sent == start.nbytes * (3 if rank == 0 else 1)
@@ -137,6 +138,7 @@ def serve_synchronously() -> None:
     assert sum(shares.values()) == 1
     assert set(shares) == {0, 1, 2, 3}
     expected = 2 * shares[rank] if helping else shares[rank] + (1 - shares[rank])
+    assert system.bytes_sent is not None
     assert abs(system.bytes_sent / 10 / start.nbytes - expected) <= 0.01, (system.bytes_sent, expected)
 
 
@@ -173,6 +175,7 @@ def serve_asynchronously() -> None:
     assert losses[-1] < 0.75 * losses[0], losses
     report = system.report()
     assert worker == 0 or report["staleness_max"] >= 10
+    assert system.bytes_sent is not None
     assert abs(system.bytes_sent / 31 / start.nbytes - 1) <= 0.01
     assert_workers_agree(net, start)
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from ranks.checks import refused
-from ranks.classic_training import model, sgd
 from torch.nn import Linear, Module, ReLU
 from torch.nn.parallel import DistributedDataParallel as DDP
 
+from ranks.checks import refused
+from ranks.classic_training import model, sgd
 from topoplan.runtime import classic
 from topoplan.synth.synthesize import collective_on, synthesize
 from topoplan.topo.errors import InfeasibleError, InputError, TopoplanError

@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from ranks.checks import normal, same_everywhere
-from ranks.classic_training import flat, model, plain_sgd, spread
 from torch.nn import Linear
 from torch.nn.functional import mse_loss
 
+from ranks.checks import normal, same_everywhere
+from ranks.classic_training import flat, model, plain_sgd, spread
 from topoplan.runtime import classic
 from topoplan.topo.graph import Topology
 from topoplan.topo.presets import preset
@@ -40,6 +40,7 @@ def contracts(topology: Topology | None) -> float:
         assert (mean_after - mean).abs().max() <= 1e-6 * mean.abs().max(), topology
         before = after
     sent = system.bytes_sent
+    assert sent is not None
     assert sent == 4 * len(report["neighbours"]) * flat(net).nbytes
     last = flat(net)
     system.finish()
@@ -67,6 +68,7 @@ def contracts_in_8_bits(topology: Topology | None, sent_a_step: float) -> None:
     moved = (mean_after - mean).norm()
     assert before <= 2e-2 * first, (topology, before / first)
     assert moved <= 2e-2 * first, (topology, moved / first)
+    assert system.bytes_sent is not None
     assert system.bytes_sent / 21 <= 0.27 * sent_a_step
     system.finish()
     assert same_everywhere(flat(net))

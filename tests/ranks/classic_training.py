@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable
 from fractions import Fraction
 
 import torch
-from ranks.checks import from_all
-from ranks.training import batch, network, seeded
 from torch.nn import Module, Parameter
 from torch.nn.functional import mse_loss
 
+from ranks.checks import from_all
+from ranks.training import batch, network, seeded
 from topoplan.topo.graph import Device, Link, Topology, both_ways
 
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed as dist
-from ranks.checks import MEANS, SUMS, refused, same_everywhere, total
 
+from ranks.checks import MEANS, SUMS, refused, same_everywhere, total
 from topoplan import Communicator
 
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)

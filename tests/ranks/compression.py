@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
-from ranks.checks import MEANS, normal, refused, same_everywhere, total
 
+from ranks.checks import MEANS, normal, refused, same_everywhere, total
 from topoplan import Communicator
 from topoplan.runtime.codecs import CODECS, Codec
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.distributed as dist
-from ranks.checks import refused, same_everywhere
-from ranks.training import distance, flat, network, wrapped
 from torch.nn.functional import mse_loss
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import topoplan
+from ranks.checks import refused, same_everywhere
+from ranks.training import distance, flat, network, wrapped
 
-MANY_BUCKETS: dict[str, object] = {"bucket_cap_mb": 0.005}
-OPTIONS: tuple[dict[str, object], ...] = (
+MANY_BUCKETS: dict[str, Any] = {"bucket_cap_mb": 0.005}
+OPTIONS: tuple[dict[str, Any], ...] = (
     {},
     MANY_BUCKETS,
     {**MANY_BUCKETS, "gradient_as_bucket_view": True},

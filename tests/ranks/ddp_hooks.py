@@ -10,14 +10,14 @@ import patience
 import torch
 import torch.distributed as dist
 from rank_process import init
-from ranks.checks import same_everywhere
-from ranks.ddp_options import MANY, Comparison, backward, data, fixed_order
-from ranks.training import Hook, distance, flat, network, wrapped
 from torch.nn import Embedding, Linear, Sequential
 from torch.nn.functional import mse_loss
 from torch.nn.parallel.distributed import _MixedPrecision
 
 import topoplan
+from ranks.checks import same_everywhere
+from ranks.ddp_options import MANY, Comparison, backward, data, fixed_order
+from ranks.training import Hook, distance, flat, network, wrapped
 
 Errors = dict[str, tuple[str, str]]
 """By use: the type and the first line of what was raised."""

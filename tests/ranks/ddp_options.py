@@ -5,23 +5,24 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from ranks.checks import same_everywhere
-from ranks.ddp_models import Branches, Complex, Stages, Tied, half_frozen
-from ranks.training import Hook, batch, distance, flat, network, seeded, wrapped
 from torch.nn import Module
 from torch.nn.functional import mse_loss
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import topoplan
+from ranks.checks import same_everywhere
+from ranks.ddp_models import Branches, Complex, Stages, Tied, half_frozen
+from ranks.training import Hook, batch, distance, flat, network, seeded, wrapped
 
 Backward = Callable[[DDP, int], bool | None]
 """One step's forward and backward; False where the optimizer is not to step yet."""
 Train = Callable[[DDP, Backward], torch.Tensor]
-MANY: dict[str, object] = {"bucket_cap_mb": 0.015}
-UNUSED: dict[str, object] = {"find_unused_parameters": True, **MANY}
+MANY: dict[str, Any] = {"bucket_cap_mb": 0.015}
+UNUSED: dict[str, Any] = {"find_unused_parameters": True, **MANY}
 
 
 def data(step: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -88,7 +89,7 @@ class Comparison:
         group: dist.ProcessGroup | None = None,
         within: float = 1e-6,
         train: Train = train,
-        **options: object,
+        **options: Any,
     ) -> None:
         """Assert that replicas are equal, near to stock's, and have learned."""
         key = make, backward, train, group

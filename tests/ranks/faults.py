@@ -10,9 +10,9 @@ import patience
 import torch
 import torch.distributed as dist
 from rank_process import Events, init, leave
-from ranks.checks import SUMS, refused
 
 import topoplan
+from ranks.checks import SUMS, refused
 from topoplan import Communicator
 from topoplan.runtime.measuring.calibrate import calibrate
 

@@ -1,6 +1,6 @@
 """A command that measures the ranks that it is started as, and prints the topology.
 
-    measure_command.py BUDGET_S [DECLARED] [--dying RANK]
+measure_command.py BUDGET_S [DECLARED] [--dying RANK]
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def main() -> int:
     parser.add_argument("--dying")
     options = parser.parse_args()
     if options.dying == os.environ.get("RANK", "none"):
-        Wire.as_receiver = lambda *_: os._exit(9)  # type: ignore[method-assign,assignment]
+        Wire.as_receiver = lambda *_: os._exit(9)  # type: ignore[method-assign]
 
     def measure() -> int:
         declared = None if options.declared is None else Topology.load(options.declared)

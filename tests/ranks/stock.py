@@ -8,10 +8,10 @@ import patience
 import torch
 import torch.distributed as dist
 from rank_process import leave
-from ranks.checks import MEANS, SUMS
 
 import topoplan
 import topoplan.runtime.register
+from ranks.checks import MEANS, SUMS
 from ranks.training import wrapped
 
 
@@ -33,7 +33,7 @@ def beside_planned(slow: str) -> None:
     group = topo_group(slow)
     rank, world = dist.get_rank(), dist.get_world_size()
     for turn in range(4):
-        calls = []
+        calls: list[tuple[Any, torch.Tensor, torch.Tensor | None, dist.ReduceOp.RedOpType]] = []
         for number, numel in enumerate((6000, 500, 9000, 700 + 300 * turn, 4001, 8000)):
             op = MEANS if number % 2 else SUMS
             whole = torch.stack([sample(rank, numel, turn), torch.full((numel,), 7.0)], dim=1)
@@ -41,16 +41,16 @@ def beside_planned(slow: str) -> None:
             calls.append((dist.all_reduce(x, op, group, async_op=True), x, whole, op))
             integers = torch.full((numel,), rank, dtype=torch.int16)
             calls.append((dist.all_reduce(integers, SUMS, group, async_op=True), integers, None, SUMS))
-        for work, x, whole, op in calls:
+        for work, x, pairs, op in calls:
             assert work.wait()
             assert torch.equal(work.get_future().wait()[0], x)
-            if whole is None:
+            if pairs is None:
                 assert (x == sum(range(world))).all()
                 continue
             added = torch.stack([sample(r, len(x), turn).double() for r in range(world)]).sum(0)
             wanted = added / world if op == MEANS else added
             assert (x.double() - wanted).abs().max() < 1e-5, (turn, len(x))
-            assert (whole[:, 1] == 7).all()
+            assert (pairs[:, 1] == 7).all()
     communicator = group.communicators["allreduce", None, "cpu"]
     assert [communicator.choice(4 * numel).label for numel in (6000, 9000, 4001)] == ["stock"] * 3
     sent = communicator.wire_bytes
@@ -62,7 +62,9 @@ def beside_planned(slow: str) -> None:
 
 def gone_under_the_hook(slow: str) -> str | None:
     hook = topoplan.ddp_hook(slow, timeout=patience.deadline(6))
-    model = wrapped(lambda: torch.nn.Sequential(*[torch.nn.Linear(100, 100) for _ in range(4)]), hook, bucket_cap_mb=0.05)
+    model = wrapped(
+        lambda: torch.nn.Sequential(*[torch.nn.Linear(100, 100) for _ in range(4)]), hook, bucket_cap_mb=0.05
+    )
     return until_rank_1_is_gone(lambda: model(torch.ones(2, 100)).sum().backward())
 
 

@@ -8,7 +8,6 @@ from typing import Any
 import torch.distributed as dist
 from rank_process import init
 
-import topoplan.runtime.register
 from topoplan.runtime.backend.options import backend_options
 from topoplan.runtime.executor import Executor
 from topoplan.synth.ir.schedule import Schedule
@@ -22,7 +21,12 @@ def start(quiet_s: float = 60, **options: Any) -> None:
     """Make the default group one of the backend; the plan's own schedules are used where options do not say otherwise."""
     if dist.is_initialized():
         end()
-    init(f"-topo{next(_numbers)}", backend="topo", quiet_s=quiet_s, options=backend_options(**{"choose": "plan", **options}))
+    init(
+        f"-topo{next(_numbers)}",
+        backend="topo",
+        quiet_s=quiet_s,
+        options=backend_options(**{"choose": "plan", **options}),
+    )
 
 
 def end() -> None:
@@ -40,5 +44,5 @@ def count_planned() -> Calls:
         calls.append((schedule.collective.name, schedule.collective.ranks))
         return run(executor, schedule, *args)
 
-    Executor.run = counted  # type: ignore[method-assign]
+    Executor.run = counted  # type: ignore[assignment,method-assign]
     return calls

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -23,10 +24,10 @@ def seeded(make: Callable[[], Module] = network, seed: int = 7) -> Module:
 
 
 def wrapped(
-    make: Callable[[], Module], hook: Hook | None, group: dist.ProcessGroup | None = None, **options: object
+    make: Callable[[], Module], hook: Hook | None, group: dist.ProcessGroup | None = None, **options: Any
 ) -> DDP:
     """Return a model under DDP, by `hook` or by DDP's own allreduce."""
-    ddp = DDP(seeded(make), process_group=group, **options)  # type: ignore[arg-type]
+    ddp = DDP(seeded(make), process_group=group, **options)
     if hook is not None:
         ddp.register_comm_hook(None, hook)
     return ddp

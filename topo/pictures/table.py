@@ -24,7 +24,7 @@ MOST_GPUS = 16
 
 _MOST_DEVICES = 64
 _MOST_NOTES = 200
-_MOST_STEPS = 3_200_000  # a cluster of 1,024 GPUs needs 3.1 million
+MOST_STEPS = 3_200_000  # a cluster of 1,024 GPUs needs 3.1 million
 _PLAIN_ID = re.compile(r"gpu\d{1,3}")
 _COLUMNS, _WIDEST = 100, 400  # columns where there is no terminal; no table is wider than the other
 
@@ -87,7 +87,7 @@ def _what(device: Device) -> str:
 
 
 def _print_gpus(console: Console, topology: Topology, columns: int) -> None:
-    rows = ways(topology, _MOST_STEPS)
+    rows = ways(topology, MOST_STEPS)
     seen = Counter(way for i, row in enumerate(rows) for j, way in enumerate(row) if i != j)
     if len(rows) < len(topology.ranks):
         told = (
