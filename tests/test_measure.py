@@ -320,7 +320,7 @@ def test_without_ranks_it_says_how_to_start_them() -> None:
     bare = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE")}
     done = subprocess.run(
         [sys.executable, MEASURE, "5"],
-        env=bare,
+        env={**bare, **patient_ranks()},
         capture_output=True,
         text=True,
         check=False,
@@ -339,7 +339,8 @@ def in_emulation(folder: Path, declared: Topology, change: Change) -> tuple[Topo
     with ExitStack() as stack:
         network = stack.enter_context(emulate(true, slowest))
         prepare(network, folder)
-        command = [sys.executable, MEASURE, "12", str(folder / "declared.json")]
+        variables = [f"{name}={value}" for name, value in patient_ranks().items()]
+        command = ["env", *variables, sys.executable, MEASURE, "12", str(folder / "declared.json")]
         logs = [stack.enter_context((folder / f"{r}.out").open("wb")) for r in range(len(true.ranks))]
         ranks = [start_rank(network, r, command, folder, log) for r, log in enumerate(logs)]
         try:
