@@ -197,8 +197,8 @@ def main() -> None:
                 f"{counts['named']:>10} {max(x.seconds for x in outcomes):>7.1f}s",
                 flush=True,
             )
-    counts = (f"{total[k]:>{w}}" for k, w in (("runs", 5), ("hung", 5), ("wrong", 6), ("survivors", 7), ("named", 10)))
-    print(f"{'all':>10} {'':>14} {' '.join(counts)}")
+    sums = (f"{total[k]:>{w}}" for k, w in (("runs", 5), ("hung", 5), ("wrong", 6), ("survivors", 7), ("named", 10)))
+    print(f"{'all':>10} {'':>14} {' '.join(sums)}")
 
 
 if __name__ == "__main__":

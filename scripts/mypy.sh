@@ -1,5 +1,5 @@
 #!/bin/sh
-# Type-check the package under its import name, whatever the checkout is called: mypy.sh MYPY.
+# Type-check the package under its import name, whatever the checkout is called, and then its tests: mypy.sh MYPY.
 # The checkout itself is the package, so mypy sees it through a link called topoplan.
 set -eu
 case $1 in /*) mypy=$1 ;; *) mypy=$PWD/$1 ;; esac
@@ -8,5 +8,9 @@ view=$(mktemp -d)
 trap 'rm -rf "$view"' EXIT
 ln -s "$checkout" "$view/topoplan"
 cd "$view"
-"$mypy" --config-file "$checkout/pyproject.toml" --cache-dir "$checkout/.mypy_cache" \
-    -p topoplan.topo -p topoplan.synth -p topoplan.runtime -p topoplan.cli
+check() {
+    "$mypy" --config-file "$checkout/pyproject.toml" --cache-dir "$checkout/.mypy_cache" "$@"
+}
+check -p topoplan.topo -p topoplan.synth -p topoplan.runtime -p topoplan.cli
+# Tests are no package: they import each other, and the benchmarks that they try, by file names.
+MYPYPATH=$view:$checkout/tests:$checkout/benchmarks check --explicit-package-bases "$checkout/tests"

@@ -1,30 +1,37 @@
-"""Fixtures that several test files share."""
+"""Fixtures that several test files share, and how patient tests are on a busy machine."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-import tempfile
-import textwrap
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 
+import patience
 import pytest
+from hypothesis import HealthCheck, settings
 
+from topoplan.synth.ir.schedule import Schedule
+from topoplan.synth.ir.transfers import Transfer, Transfers
+from topoplan.synth.plan import Plan
 from topoplan.synth.synthesize import collective_on, synthesize
 from topoplan.topo.presets import preset
 
-RANK_HEAD = """
-import os, sys, torch, torch.distributed as dist, topoplan
-from datetime import timedelta
-from topoplan.runtime.communicator import Communicator
-torch.set_num_threads(1)
-RANK, WORLD, FILE, ARGS = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4:]
-dist.init_process_group("gloo", init_method="file://" + FILE, rank=RANK, world_size=WORLD, timeout=timedelta(seconds=60))
-"""
-
 MACHINES = Path(__file__).resolve().parents[2] / "shared" / "machines"
+SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example]
+EXTRA_STEPS = 400
+
+settings.register_profile("topoplan", deadline=None, suppress_health_check=SLOW)
+settings.load_profile("topoplan")
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Give pytest-timeout as much more time as the machine is busy when the test begins."""
+    if item.get_closest_marker("timeout") is None:
+        item.add_marker(pytest.mark.timeout(patience.seconds(float(item.config.getini("timeout")))))
+    return (yield)
 
 
 @pytest.fixture
@@ -40,89 +47,70 @@ def recorded() -> Callable[[str], Path]:
     return find
 
 
-RANK_TAIL = """
-body()
-dist.destroy_process_group()
-sys.stdout.flush()
-os._exit(0)  # gloo may abort an interpreter that ends while something still holds on to a process group
-"""
-
-
-def _run_ranks(body: str, world: int, *args: str, timeout: float = 150) -> list[str]:
-    """Standard output of each rank; AssertionError with what a rank printed if one fails."""
-    with tempfile.TemporaryDirectory() as folder:
-        script = Path(folder) / "rank.py"
-        inner = textwrap.indent(textwrap.dedent(body), "    ")
-        script.write_text(f"{RANK_HEAD}\ndef body():\n{inner}\n{RANK_TAIL}")
-        command = [sys.executable, str(script)]
-        rest = [str(world), str(Path(folder) / "rendezvous"), *args]
-        ranks = [
-            subprocess.Popen([*command, str(r), *rest], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-            for r in range(world)
-        ]
-        try:
-            done = [rank.communicate(timeout=timeout) for rank in ranks]
-        finally:
-            for rank in ranks:
-                rank.kill()
-                rank.wait()
-    for number, (rank, (out, err)) in enumerate(zip(ranks, done, strict=True)):
-        assert rank.returncode == 0, f"rank {number} ended with {rank.returncode}:\n{out}\n{err}"
-    return [out for out, _ in done]
-
-
-@pytest.fixture(scope="session")
-def run_ranks() -> Callable[..., list[str]]:
-    """Real processes over real sockets: `run_ranks(body, world, *args)` runs Python text once a rank."""
-    return _run_ranks
-
-
 @pytest.fixture(scope="session")
 def plans(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
-    """The path of a plan: `plans("ring:4")`, `plans("switch:4", "allreduce", "direct")`; synthesized once."""
+    """The path of a plan: `plans("ring:4")`, `plans("switch:4", "allreduce", "direct", root=1)`; synthesized once."""
     folder = tmp_path_factory.mktemp("plans")
 
-    def make(topology: str, collective: str = "allreduce", strategy: str = "auto") -> str:
-        path = folder / f"{topology}-{collective}-{strategy}.json".replace(":", "_")
+    def find_or_synthesize(
+        topology: str, collective: str = "allreduce", strategy: str = "auto", root: int | None = None
+    ) -> str:
+        path = folder / f"{topology}-{collective}-{strategy}-{root}.json".replace(":", "_")
         if not path.exists():
-            target = preset(topology)
-            synthesize(collective_on(collective, target), target, strategy, 20).plan.save(path)
+            machine = preset(topology)
+            wanted = collective_on(collective, machine)
+            wanted = wanted if root is None else replace(wanted, root=root)
+            synthesize(wanted, machine, strategy, 20).plan.save(path)
         return str(path)
 
-    return make
+    return find_or_synthesize
 
 
-GPU_HEAD = """
-import os, sys, torch, torch.distributed as dist, topoplan, topoplan.runtime.register
-FILE, ARGS, RANK = sys.argv[1], sys.argv[2:], int(os.environ["RANK"])
-torch.cuda.set_device(0)
-dist.init_process_group("nccl", init_method="file://" + FILE, rank=RANK, world_size=2)
-def gradients(hook=None, group=None):
-    torch.manual_seed(0)
-    net = torch.nn.Sequential(torch.nn.Linear(64, 512), torch.nn.ReLU(), torch.nn.Linear(512, 8)).cuda()
-    model = torch.nn.parallel.DistributedDataParallel(net, process_group=group, bucket_cap_mb=0.02)
-    if hook:
-        model.register_comm_hook(None, hook)
-    for step in range(3):
-        model.zero_grad()
-        model(torch.randn(16, 64, generator=torch.Generator().manual_seed(RANK)).cuda()).square().mean().backward()
-    return torch.cat([p.grad.reshape(-1) for p in model.parameters()])
-"""
+@pytest.fixture(scope="session")
+def slow_plans(plans: Callable[..., str]) -> Callable[[str], str]:
+    """The path of a correct plan for allreduce that hands sums on for hundreds of steps: every race is won by stock."""
+
+    def slowed(topology: str) -> str:
+        path = Path(plans(topology)).with_name(f"slow-{topology}.json".replace(":", "_"))
+        if not path.exists():
+            plan = Plan.load(plans(topology, strategy="ring"))
+            entry = replace(plan.entries[0], max_bytes=None, schedule=_prolonged(plan.entries[0].schedule.uncut))
+            replace(plan, entries=(entry,), alternatives=()).save(path)
+        return str(path)
+
+    return slowed
+
+
+def _prolonged(schedule: Schedule) -> Schedule:
+    """Return a schedule for a ring that goes on when all is done: rank after rank copies a chunk to the next one."""
+    ranks, done = schedule.collective.ranks, schedule.steps
+    copies = [
+        Transfer(done + step, step % ranks, (step + 1) % ranks, 0, "copy") for step in range(EXTRA_STEPS)
+    ]  # fmt: skip
+    return replace(
+        schedule,
+        transfers=Transfers.of([*schedule.transfers, *copies]),
+        step_s_per_GB=(*schedule.step_s_per_GB, *[Fraction(10)] * EXTRA_STEPS),
+    )
+
+
+@pytest.fixture(scope="session")
+def folder_of_plans(plans: Callable[..., str], tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """A new folder with copies of plans: `folder_of_plans(("ring:4", "allgather"), ("ring:4", "broadcast", "auto", 1))`."""
+
+    def collect(*wanted: tuple[str | int, ...]) -> Path:
+        folder = tmp_path_factory.mktemp("folder")
+        for names in wanted:
+            path = Path(plans(*names))
+            shutil.copy(path, folder / path.name)
+        return folder
+
+    return collect
 
 
 @pytest.fixture
-def on_one_gpu(tmp_path: Path) -> Callable[..., None]:
-    """Runs Python text as two NCCL ranks, which share a GPU as NCCL takes them for two hosts; skips where there is none."""
+def one_gpu() -> None:
+    """Skips where there is no CUDA GPU."""
     torch = pytest.importorskip("torch")
     if not torch.cuda.is_available():
         pytest.skip("no CUDA GPU")
-
-    def run(body: str, *args: str) -> None:
-        script = tmp_path / "rank.py"
-        script.write_text(f"{GPU_HEAD}\n{textwrap.dedent(body)}\nos._exit(0)\n")
-        command = [sys.executable, str(script), str(tmp_path / "rendezvous"), *args]
-        nccl = {**os.environ, "NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1"}
-        ranks = [subprocess.Popen(command, env={**nccl, "RANK": str(r), "NCCL_HOSTID": f"r{r}"}) for r in range(2)]
-        assert [rank.wait(timeout=240) for rank in ranks] == [0, 0]
-
-    return run

@@ -17,6 +17,7 @@ from fractions import Fraction
 from itertools import permutations
 from pathlib import Path
 
+import patience
 from captures import GPU
 from fake_library import environment
 from fake_machine import (
@@ -35,6 +36,7 @@ from fake_machine import (
     Machine,
 )
 
+from topoplan.topo.fact_keys import NVLINK_STATE
 from topoplan.topo.facts import Facts, facts_from_json
 from topoplan.topo.graph import Topology
 from topoplan.topo.presets import preset
@@ -223,7 +225,12 @@ def _c2c(machine: Machine, gpu: int, links: int, each_MBps: int) -> None:
 
 def _run(arguments: list[str], variables: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, *arguments], env=dict(variables), capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, *arguments],
+        env=dict(variables),
+        capture_output=True,
+        text=True,
+        timeout=patience.seconds(60),
+        check=False,
     )
 
 
@@ -280,7 +287,7 @@ def states(facts: Facts, gpu: int) -> dict[int, str | None]:
     """NVLinks of a GPU by number, with their state."""
     prefix = f"gpu/{gpu}/nvlink/"
     found = [f for f in facts.items if f.subject.startswith(prefix) and f.key == "state"]
-    return {int(f.subject.removeprefix(prefix)): facts.get_text(f.subject, "state") for f in found}
+    return {int(f.subject.removeprefix(prefix)): facts.get_text(f.subject, NVLINK_STATE) for f in found}
 
 
 def nvlinks(topology: Topology) -> dict[tuple[str, str], tuple[Fraction, int]]:

@@ -86,7 +86,7 @@ def test_switches_chained_beyond_all_machines_are_not_drawn_as_a_tree() -> None:
 
 
 def test_a_table_counts_pairs_as_far_as_the_work_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(table, "_MOST_STEPS", 100_000)
+    monkeypatch.setattr(table, "MOST_STEPS", 100_000)
     shown = table.write(chain(300, gpus=600))
     told = next(line for line in shown.splitlines() if line.startswith("GPU to GPU"))
     assert "pairs counted from the first" in told and "of 600 GPUs" in told

@@ -10,6 +10,7 @@ import sys
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
+import patience
 import pytest
 
 from topoplan.cli.probe import main
@@ -23,7 +24,9 @@ COMMAND = [sys.executable, "-m", "topoplan.cli.probe"]
 
 
 def run(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, timeout=60, check=False, cwd=cwd)
+    return subprocess.run(
+        [*COMMAND, *arguments], capture_output=True, text=True, timeout=patience.seconds(60), check=False, cwd=cwd
+    )
 
 
 def one_line_error(done: subprocess.CompletedProcess[str]) -> str:
@@ -143,7 +146,9 @@ def test_help_begins_with_examples_and_starts_light() -> None:
         "heavy = {'torch', 'rich', 'networkx', 'numpy', 'scipy', 'pynvml', 'defusedxml'} & set(sys.modules)\n"
         "assert not heavy, heavy\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=patience.seconds(60), check=False
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.split("\n\n")[1].startswith("examples:\n  topo-probe ")
 
@@ -155,7 +160,9 @@ def test_probing_needs_neither_torch_nor_networkx() -> None:
         "heavy = {'torch', 'networkx', 'numpy', 'scipy', 'rich'} & set(sys.modules)\n"
         "assert not heavy, heavy\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=patience.seconds(60), check=False
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -167,7 +174,7 @@ def test_a_reader_that_leaves_early_is_no_error() -> None:
         process.stdout.read(10)
         process.stdout.close()
         assert process.stderr.read() == ""
-        assert process.wait(timeout=60) == 0
+        assert process.wait(timeout=patience.seconds(60)) == 0
 
 
 # -- files whole or not at all -----------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ import sys
 import tarfile
 from pathlib import Path
 
+import patience
 import pytest
 from fake_nvml import bridged_pairs, captured, hybrid_cube_mesh, lost_gpu, nvswitch_box, probe, two_socket_pcie
 
@@ -117,7 +118,7 @@ def test_a_file_for_a_vm_names_its_addresses_and_reads_back_on_it(tmp_path: Path
 )
 def test_what_cannot_be_is_one_line(arguments: list[str], says: str) -> None:
     command = [sys.executable, "-m", "topoplan.cli.probe", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=patience.seconds(60), check=False)
     assert done.returncode == 2, done.stderr
     assert done.stdout == "" and done.stderr.count("\n") == 1 and says in done.stderr
 
@@ -160,7 +161,11 @@ def test_ranks_of_a_launch_print_once_and_are_joined() -> None:
     """Two ranks on a host without GPUs: stand-ins, printed by the first of them."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     done = subprocess.run(
-        [*command, "-m", "topoplan.cli.probe", "--json"], capture_output=True, text=True, timeout=120, check=False
+        [*command, "-m", "topoplan.cli.probe", "--json"],
+        capture_output=True,
+        text=True,
+        timeout=patience.seconds(120),
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     assert len(Topology.loads(done.stdout).ranks) == 2

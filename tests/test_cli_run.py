@@ -6,12 +6,13 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import patience
 import pytest
+from launch import run_command
 
 from topoplan.synth.synthesize import collective_on, synthesize
 from topoplan.topo.presets import preset
@@ -23,7 +24,12 @@ ROW = {"size_bytes", "schedule", "plan_us", "stock_us", "ratio", "predicted_us",
 def run(*args: str, code: int = 0, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "topoplan.cli.run", *args]
     done = subprocess.run(
-        command, capture_output=True, text=True, timeout=200, check=False, env={**os.environ, **(env or {})}
+        command,
+        capture_output=True,
+        text=True,
+        timeout=patience.seconds(200),
+        check=False,
+        env={**os.environ, **(env or {})},
     )
     assert done.returncode == code, (done.stdout, done.stderr)
     assert "Traceback" not in done.stderr
@@ -103,13 +109,16 @@ def test_a_terminated_run_leaves_no_rank_behind(plan: str) -> None:
     command = [sys.executable, "-m", "topoplan.cli.run", plan, "-b", "1M", "-e", "1M", "-n", "1000000"]
     parent = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     children = Path(f"/proc/{parent.pid}/task/{parent.pid}/children")
-    deadline = time.monotonic() + 60
-    while len(started := children.read_text().split()) < 3 and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert len(started) == 3
-    time.sleep(1)
+
+    def all_have_threads() -> bool:
+        """Gloo's, which come when the ranks meet."""
+        ranks = children.read_text().split()
+        return len(ranks) == 3 and all(len(list(Path(f"/proc/{pid}/task").iterdir())) > 1 for pid in ranks)
+
+    patience.wait_until(all_have_threads, 60, "three ranks that meet")
+    started = children.read_text().split()
     parent.terminate()
-    assert parent.wait(timeout=30) == 143
+    assert parent.wait(timeout=patience.seconds(30)) == 143
     assert not any(Path(f"/proc/{pid}").exists() for pid in started)
 
 
@@ -175,14 +184,15 @@ def test_compression_is_shown_with_its_bytes_and_error(plan: str) -> None:
 def test_torchrun_joins(plan: str) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3", "-m"]
     command += ["topoplan.cli.run", plan, "-b", "1K", "-e", "1K", "-n", "1", "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=patience.seconds(200), check=False)
     assert done.returncode == 0, done.stderr
     assert rows_of(done)[0]["wrong"] == 0
 
 
 def test_help_needs_no_torch() -> None:
-    code = "import sys; from topoplan.cli.run import _parser; _parser(); sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    code = "import atexit, os, sys; from topoplan.cli.run import main\n" \
+           "atexit.register(lambda: os._exit('torch' in sys.modules)); main(['--help'])"  # fmt: skip
+    assert run_command(sys.executable, "-c", code).returncode == 0
 
 
 def test_recorded_machines_run_with_no_wrong_elements(recorded: Callable[[str], Path], tmp_path: Path) -> None:
@@ -228,8 +238,13 @@ def test_options_are_checked_before_any_rank_is_started(plan: str, capsys: pytes
     from topoplan.runtime.ranks import launch as launching
 
     started: list[object] = []
+
+    def note_start(*given: object) -> int:
+        started.append(given)
+        return 0
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(launching, "launch", lambda *given: started.append(given) or 0)
+        patch.setattr(launching, "launch", note_start)
         for wrong in (["--compress", "zip"], ["--reduction", "once"], ["--dtype", "int4"], ["--op", "xor"],
                       ["--dtype", "int32", "--op", "avg"], ["-n", "0"], ["--timeout", "0"]):  # fmt: skip
             assert main([plan, *wrong]) == 2, wrong

@@ -10,6 +10,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import patience
 import pytest
 
 from topoplan.cli.sizes import parse_size
@@ -19,7 +20,11 @@ from topoplan.topo.errors import InputError
 
 def synth(*args: str, code: int = 0) -> subprocess.CompletedProcess[str]:
     done = subprocess.run(
-        [sys.executable, "-m", "topoplan.cli.synth", *args], capture_output=True, text=True, timeout=200, check=False
+        [sys.executable, "-m", "topoplan.cli.synth", *args],
+        capture_output=True,
+        text=True,
+        timeout=patience.seconds(200),
+        check=False,
     )
     assert done.returncode == code, done.stderr
     assert "Traceback" not in done.stderr

@@ -8,11 +8,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from launch import run_ranks
+from ranks import compression
 
 from topoplan.runtime.codecs import BLOCK, CODECS, Codec, find_codec
 from topoplan.topo.errors import InputError
 
-RunRanks = Callable[..., list[str]]
+Plans = Callable[..., str]
 
 
 def there_and_back(codec: Codec, values: torch.Tensor) -> torch.Tensor:
@@ -37,7 +39,7 @@ def values(seed: int, blocks: int, exponent: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(seed=st.integers(0, 10**6), blocks=st.integers(1, 40), exponent=st.integers(-90, 90))
 def test_errors_are_bounded_and_rounding_is_done_once(codec: Codec, seed: int, blocks: int, exponent: int) -> None:
     x = values(seed, blocks, exponent if codec.name != "fp16" else exponent % 3)
@@ -102,10 +104,10 @@ def test_a_gpu_encodes_to_the_same_bytes(codec: Codec) -> None:
     x = values(7, 4096, 0)
     wires = []
     for device in ("cpu", "cuda"):
-        here = x.to(device)
+        on_device = x.to(device)
         wire = torch.empty(codec.nbytes(len(x)), dtype=torch.uint8, device=device)
-        codec.encode(here.clone(), wire, torch.empty_like(here))
-        out = torch.empty_like(here)
+        codec.encode(on_device.clone(), wire, torch.empty_like(on_device))
+        out = torch.empty_like(on_device)
         codec.decode(wire, out)
         wires.append((wire.cpu(), out.cpu()))
     assert torch.equal(wires[0][0], wires[1][0]) and torch.equal(wires[0][1], wires[1][1])
@@ -116,157 +118,25 @@ def test_unknown_codecs_are_refused() -> None:
         find_codec("zip")
 
 
-HELPERS = """
-    from topoplan.runtime.codecs import CODECS
-    def data(rank, numel, dtype=torch.float32):
-        return torch.randn(numel, generator=torch.Generator().manual_seed(rank)).to(dtype)
-    def same_everywhere(x):
-        other = [torch.empty_like(x) for _ in range(WORLD)]
-        dist.all_gather(other, x)
-        return all(torch.equal(x, y) for y in other)
-    def summed(x):
-        x = x.double()
-        dist.all_reduce(x)
-        return x
-    def refused(call, text):
-        try:
-            call()
-        except topoplan.InputError as error:
-            assert text in str(error), error
-        else:
-            raise AssertionError("accepted")
-"""
-
-
-def test_compressed_sums_agree_bitwise_and_feedback_loses_nothing(
-    run_ranks: RunRanks, plans: Callable[..., str]
-) -> None:
+def test_compressed_sums_agree_bitwise_and_feedback_loses_nothing(plans: Plans) -> None:
     """Every codec, several schedules and lengths: near the sum, the same bits on all ranks, and over all ranks what came out
     and what is kept for the next call is what went in.
     """
-    body = (
-        HELPERS
-        + """
-    for path in ARGS:
-        for name, codec in CODECS.items():
-            c = Communicator(path, choose="model", compress=name)
-            for numel in (1, 33, 5000, 70_001):
-                x, want = data(RANK, numel), sum(data(r, numel).double() for r in range(WORLD))
-                scale = sum(data(r, numel).double().abs() for r in range(WORLD)).max()
-                c.allreduce(x)
-                assert same_everywhere(x), (path, name, numel)
-                assert (x - want).abs().max() <= c.most_roundings * codec.relative_error * scale * 1.1, (path, name, numel)
-                kept = data(100 + RANK, numel) * 0.01
-                put_in = summed(data(RANK, numel)) + summed(kept)
-                x = data(RANK, numel)
-                c.allreduce(x, residual=kept)
-                assert same_everywhere(x)
-                assert (x + summed(kept) - put_in).abs().max() <= 1e-5, (path, name, numel)
-                if numel == 70_001:
-                    assert summed(kept).abs().sum() > 0
-    c = Communicator(ARGS[0], choose="model", compress="int8")
-    for dtype in (torch.float16, torch.bfloat16, torch.float64):
-        x = data(RANK, 3000, dtype)
-        want = sum(data(r, 3000, dtype).double() for r in range(WORLD)) / WORLD
-        c.allreduce(x, dist.ReduceOp.AVG)
-        assert same_everywhere(x) and (x.double() - want).abs().max() < 0.15
-    x = data(RANK, 64)
-    x[5] = float("inf") if RANK == 1 else 0
-    c.allreduce(x)
-    assert not torch.isfinite(x[5]) and same_everywhere(torch.isfinite(x).int())
-    for name in CODECS:  # what is not finite is seen once, and is gone with the next call
-        c, kept = Communicator(ARGS[0], choose="model", compress=name), torch.zeros(3000)
-        x = data(RANK, 3000)
-        x[700 * RANK] = float("inf")
-        c.allreduce(x, residual=kept)
-        assert not torch.isfinite(x[700 * RANK]) and torch.isfinite(kept).all(), name
-        x = data(RANK, 3000)
-        c.allreduce(x, residual=kept)
-        assert torch.isfinite(x).all(), name
-    c = Communicator(ARGS[0], choose="model", compress="int8")
-    x = data(RANK, 60).view(6, 10).t()  # not contiguous
-    c.allreduce(x)
-    assert (x - sum(data(r, 60) for r in range(WORLD)).view(6, 10).t()).abs().max() < 0.3
-    refused(lambda: c.allreduce(torch.ones(4, dtype=torch.int32)), "is not compressed")
-    refused(lambda: c.allreduce(torch.ones(4), residual=torch.ones(3)), "expected 4 of torch.float32")
-    refused(lambda: c.allreduce(torch.ones(4), dist.ReduceOp.MAX, torch.ones(4)), "for sums and averages")
-    refused(lambda: Communicator(ARGS[0]).allreduce(torch.ones(4), residual=torch.ones(4)), "without compression")
-    refused(lambda: Communicator(ARGS[0], compress="zip"), "expected one of fp16")
-    refused(lambda: Communicator(ARGS[0], reduction="once"), "without compress")
-    """
-    )
-    run_ranks(body, 4, plans("ring:4"), plans("switch:4", "allreduce", "recursive-doubling"), plans("path:4"))
+    several = [plans("ring:4"), plans("switch:4", "allreduce", "recursive-doubling"), plans("path:4")]
+    run_ranks(compression.sums_and_feedback, 4, several)
 
 
-def test_bytes_that_are_sent_are_counted_and_fall(run_ranks: RunRanks, plans: Callable[..., str]) -> None:
+def test_bytes_that_are_sent_are_counted_and_fall(plans: Plans) -> None:
     """Against the plan's own figures: a direct schedule sends 2 (n - 1) / n of the buffer a rank, exactly."""
-    body = (
-        HELPERS
-        + """
-    numel = 4 * 25_600
-    def sent(compress):
-        c = Communicator(ARGS[0], choose="plan", compress=compress)
-        c.allreduce(data(RANK, numel))
-        return c.wire_bytes
-    whole = sent(None)
-    assert whole == 2 * (WORLD - 1) * numel // WORLD * 4, whole
-    assert sent("fp16") * 2 == whole and sent("bf16") * 2 == whole
-    for name in ("fp8", "fp8-e5m2", "int8"):
-        assert sent(name) <= 0.27 * whole
-    """
-    )
-    run_ranks(body, 4, plans("switch:4", "allreduce", "direct"))
+    run_ranks(compression.bytes_fall, 4, plans("switch:4", "allreduce", "direct"))
 
 
-def test_reduction_once_rounds_no_partial_sum(run_ranks: RunRanks, plans: Callable[..., str]) -> None:
+def test_reduction_once_rounds_no_partial_sum(plans: Plans) -> None:
     """By a direct schedule the result is the rounded sum of rounded contributions, which can be computed beside it."""
-    body = (
-        HELPERS
-        + """
-    refused(lambda: Communicator(ARGS[1], compress="int8", reduction="once"), "adds up what was added up before")
-    c = Communicator(ARGS[0], choose="plan", compress="int8", reduction="once")
-    codec, part = CODECS["int8"], 320
-    def rounded(x):
-        wire, out = torch.empty(codec.nbytes(len(x)), dtype=torch.uint8), torch.empty_like(x)
-        codec.encode(x.clone(), wire, torch.empty_like(x)); codec.decode(wire, out)
-        return out
-    x, want = data(RANK, part * WORLD), []
-    for owner in range(WORLD):
-        mine = slice(owner * part, (owner + 1) * part)
-        terms = [data(r, part * WORLD)[mine] if r == owner else rounded(data(r, part * WORLD)[mine]) for r in range(WORLD)]
-        total = terms[0].clone()
-        for term in terms[1:]:
-            total += term
-        want.append(rounded(total))
-    c.allreduce(x)
-    assert torch.equal(x, torch.cat(want))
-    """
-    )
-    run_ranks(body, 4, plans("switch:4", "allreduce", "direct"), plans("ring:4", "allreduce", "ring"))
+    ring = plans("ring:4", "allreduce", "ring")
+    run_ranks(compression.reduced_once, 4, plans("switch:4", "allreduce", "direct"), ring)
 
 
-def test_the_other_collectives_are_compressed_too(run_ranks: RunRanks, plans: Callable[..., str]) -> None:
-    body = (
-        HELPERS
-        + """
-    comm = {name: Communicator(path, compress="fp16") for name, path in zip(ARGS[::2], ARGS[1::2])}
-    part, n = 96, 96 * WORLD
-    mine = slice(RANK * part, (RANK + 1) * part)
-    def near(x, want):
-        return (x.double() - want.double()).abs().max() < 0.01
-    out = torch.zeros(n)
-    comm["allgather"].allgather(out, data(RANK, part))
-    assert near(out, torch.cat([data(r, part) for r in range(WORLD)])) and same_everywhere(out)
-    out = torch.zeros(part)
-    comm["reduce-scatter"].reduce_scatter(out, data(RANK, n))
-    assert near(out, sum(data(r, n) for r in range(WORLD))[mine])
-    x = data(RANK, n)
-    comm["broadcast"].broadcast(x)
-    assert near(x, data(0, n)) and same_everywhere(x)
-    out = torch.zeros(n)
-    comm["alltoall"].alltoall(out, data(RANK, n))
-    assert near(out, torch.cat([data(r, n)[mine] for r in range(WORLD)]))
-    """
-    )
+def test_the_other_collectives_are_compressed_too(plans: Plans) -> None:
     names = ["allgather", "reduce-scatter", "broadcast", "alltoall"]
-    run_ranks(body, 3, *[x for name in names for x in (name, plans("path:3", name))])
+    run_ranks(compression.other_collectives, 3, {name: plans("path:3", name) for name in names})

@@ -7,13 +7,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import uuid
 from collections.abc import Iterator
 from fractions import Fraction
 from itertools import pairwise
 from pathlib import Path
 
+import patience
 import pytest
 from hypothesis import given, settings
 from random_graphs import graphs
@@ -44,7 +44,7 @@ def forwarded(built: Blueprint, src: int, dst: int) -> list[int]:
     return path
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(graphs(switches=3, two_way=False))
 def test_packets_take_the_route_that_the_hardware_takes(topology: Topology) -> None:
     built = blueprint(topology, Fraction(10**7))
@@ -59,7 +59,7 @@ def test_packets_take_the_route_that_the_hardware_takes(topology: Topology) -> N
 
 def test_rates_keep_their_proportions() -> None:
     built = blueprint(preset("dgx1"), parse_rate("50Mbit"))
-    rates = sorted({rate for cable in built.cables for rate in (cable.rate_ab, cable.rate_ba)})
+    rates = sorted({rate for cable in built.cables for rate in (cable.rate_ab, cable.rate_ba) if rate is not None})
     assert rates == [50_000_000, 100_000_000]
     assert len(built.cables) == 16
     assert built.scale == Fraction(50_000_000, 8 * 25 * 10**9)
@@ -123,7 +123,7 @@ def command(*args: str) -> list[str]:
     ],
 )
 def test_bad_input_is_one_line(args: list[str], code: int, says: str) -> None:
-    done = subprocess.run(command(*args), capture_output=True, text=True, check=False, timeout=100)
+    done = subprocess.run(command(*args), capture_output=True, text=True, check=False, timeout=patience.seconds(100))
     assert done.returncode == code
     assert says in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
@@ -132,7 +132,12 @@ def test_bad_input_is_one_line(args: list[str], code: int, says: str) -> None:
 def test_without_the_programs_it_says_what_to_install() -> None:
     nowhere = {**os.environ, "PATH": "/none"}
     done = subprocess.run(
-        command("ring:3", "--", "true"), capture_output=True, text=True, check=False, timeout=100, env=nowhere
+        command("ring:3", "--", "true"),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=patience.seconds(100),
+        env=nowhere,
     )
     assert done.returncode == 1
     assert "install iproute2" in done.stderr
@@ -185,7 +190,7 @@ def test_a_cut_cable_carries_nothing_and_a_mended_one_does(star: Network) -> Non
         star.cut("gpu2", "switch0")
         assert subprocess.run([*knocking, "1"], check=False).returncode == 1
         star.mend("gpu2", "switch0")
-        assert subprocess.run([*knocking, "20"], check=False).returncode == 0
+        assert subprocess.run([*knocking, str(patience.seconds(20))], check=False).returncode == 0
     finally:
         listening.kill()
         listening.wait()
@@ -218,7 +223,7 @@ def holders(mark: bytes) -> int:
 def test_every_rank_runs_in_a_machine_of_its_own_and_nothing_stays(mark: bytes) -> None:
     body = 'echo "$RANK $WORLD_SIZE $GLOO_SOCKET_IFNAME $(ip -br addr show id0)"'  # one write: ranks print at once
     args = ["path:3", "--slowest", "20Mbit", "--order", "2,0,1", "--", "sh", "-c", body]
-    done = subprocess.run(command(*args), capture_output=True, text=True, check=False, timeout=100)
+    done = subprocess.run(command(*args), capture_output=True, text=True, check=False, timeout=patience.seconds(100))
     assert done.returncode == 0, done.stderr
     assert "3 ranks, 0 other devices, 2 links of 20 to 20 Mbit/s" in done.stderr
     lines = sorted(done.stdout.splitlines())
@@ -229,11 +234,11 @@ def test_every_rank_runs_in_a_machine_of_its_own_and_nothing_stays(mark: bytes) 
 
 @needs_namespaces
 def test_the_first_failed_ranks_code_is_the_result() -> None:
-    body = "test $RANK != 1 || exit 7; sleep 60"
-    started = time.monotonic()
-    done = subprocess.run(command("path:3", "--", "sh", "-c", body), capture_output=True, check=False, timeout=100)
+    body = "test $RANK != 1 || exit 7; sleep 100000"
+    done = subprocess.run(
+        command("path:3", "--", "sh", "-c", body), capture_output=True, check=False, timeout=patience.seconds(100)
+    )
     assert done.returncode == 7
-    assert time.monotonic() - started < 50
 
 
 @needs_namespaces
@@ -241,21 +246,16 @@ def test_the_first_failed_ranks_code_is_the_result() -> None:
 def test_nothing_stays_whatever_ends_it(number: signal.Signals, tmp_path: Path, mark: bytes) -> None:
     """Not even SIGKILL leaves a namespace or a rank behind, and a second machine beside it goes on."""
     started = tmp_path / "started"
-    body = f"echo $$ >> {started}; exec sleep 87"
+    body = f"echo $$ >> {started}; exec sleep 100000"
     with emulate(preset("path:2"), parse_rate("10Mbit")) as beside:
         running = subprocess.Popen(command("path:3", "--", "sh", "-c", body), stderr=subprocess.DEVNULL)
-        deadline = time.monotonic() + 60
-        while (not started.exists() or len(started.read_text().split()) < 3) and time.monotonic() < deadline:
-            time.sleep(0.05)
+        patience.wait_until(lambda: started.exists() and len(started.read_text().split()) == 3, 60, "three ranks")
         ranks = [int(pid) for pid in started.read_text().split()]
         assert len(ranks) == 3
         assert holders(mark) == 2 + 3
         running.send_signal(number)
-        running.wait(30)
-        deadline = time.monotonic() + 20
-        while holders(mark) > 2 and time.monotonic() < deadline:
-            time.sleep(0.05)
-        assert holders(mark) == 2
+        running.wait(patience.seconds(30))
+        patience.wait_until(lambda: holders(mark) == 2, 20, "the end of all but the machine beside it")
         assert not any(_lives(pid) for pid in ranks)
         assert "id0" in in_rank(beside, 0, "ip", "-br", "addr")
     assert holders(mark) == 0
@@ -280,7 +280,7 @@ def test_a_plan_runs_on_the_links_and_on_nothing_else(tmp_path: Path) -> None:
     args = ["mesh:2x2", "--slowest", "40Mbit", "--"]
     done = subprocess.run(
         command(*args, *run, "-b", "4K", "-e", "1M", "-f", "256", "-n", "2", "-w", "1", "--json"),
-        capture_output=True, text=True, check=False, timeout=200,
+        capture_output=True, text=True, check=False, timeout=patience.seconds(200),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     small, large = json.loads(done.stdout)["rows"]
@@ -289,7 +289,7 @@ def test_a_plan_runs_on_the_links_and_on_nothing_else(tmp_path: Path) -> None:
     assert large["predicted_us"] is None or large["predicted_us"] > 0
     done = subprocess.run(
         command(*args, *run, "--calibrate", "-o", str(calibrated)),
-        capture_output=True, text=True, check=False, timeout=200,
+        capture_output=True, text=True, check=False, timeout=patience.seconds(200),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     written = Topology.load(calibrated)

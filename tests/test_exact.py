@@ -21,7 +21,7 @@ DGX1 = preset("dgx1")
 
 
 @pytest.fixture
-def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+def time_for_instances(monkeypatch: pytest.MonkeyPatch) -> None:
     """Instances that take a second or two may take longer where other tests run beside these."""
     monkeypatch.setattr("topoplan.synth.ksync.pareto._INSTANCE_WORK_S", 30.0)
 
@@ -80,7 +80,7 @@ def test_z52_has_a_front_of_one_row() -> None:
     assert front.complete
 
 
-@pytest.mark.usefixtures("patience")
+@pytest.mark.usefixtures("time_for_instances")
 @pytest.mark.parametrize(
     ("name", "slack", "ends"),
     [

@@ -16,8 +16,8 @@ from topoplan.topo.formats import smi
 from topoplan.topo.probe.join import probe_local
 
 ROOT = Path(__file__).resolve().parents[1]
-LOOK_UPS = ("get_text", "get_number", "get_texts", "join_texts", "get_source", "get_reason", "Fact", "format_fact")
-LOOK_UPS += ("explain_missing", "ask")
+LOOK_UPS = ("get_text", "get_number", "get_texts", "join_texts", "get_source", "get_reason", "Fact", "format_fact",
+            "explain_missing", "ask")  # fmt: skip
 READS = ("read_fact",)
 """Like LOOK_UPS, with a root and a path before the subject and the key."""
 

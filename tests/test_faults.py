@@ -6,9 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import fault_table
+import patience
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from launch import run_ranks
+from ranks import faults
 
 from topoplan.runtime.emulate import why_not
 from topoplan.runtime.ranks.faults import Stuck, explain_blame, find_culprit
@@ -16,7 +19,7 @@ from topoplan.synth.synthesize import collective_on, synthesize
 from topoplan.topo.derived.degrade import Change, degrade
 from topoplan.topo.presets import preset
 
-RunRanks = Callable[..., list[str]]
+Plans = Callable[..., str]
 REASON = why_not()
 
 
@@ -74,116 +77,55 @@ def test_a_stock_collective_blames_who_is_silent() -> None:
         st.integers(0, 5), st.tuples(st.integers(0, 5), st.integers(0, 2), st.booleans(), st.integers(1, 2))
     )
 )
-def test_any_set_of_reports_ends_in_a_verdict(found: dict[int, tuple[int, int, bool, int]]) -> None:
+def test_any_set_of_reports_ends_in_a_verdict(drawn: dict[int, tuple[int, int, bool, int]]) -> None:
     reports = {
         rank: waits(
             (rank + 1 + peer) % 6 if (rank + 1 + peer) % 6 != rank else (rank + 1) % 6, n, timed_out=late, calls=c
         )
-        for rank, (peer, n, late, c) in found.items()
+        for rank, (peer, n, late, c) in drawn.items()
     }
     for rank in reports:
         assert explain_blame(rank, reports, 6, between)
-
-
-@pytest.fixture(scope="module")
-def square(tmp_path_factory: pytest.TempPathFactory) -> str:
-    path = tmp_path_factory.mktemp("plans") / "square.json"
-    topology = preset("mesh:2x2")
-    synthesize(collective_on("allreduce", topology), topology, "auto", 20).plan.save(path)
-    return str(path)
 
 
 @pytest.mark.skipif(REASON is not None, reason=f"nothing can be emulated here: {REASON}")
 @pytest.mark.parametrize(
     "fault", [fault_table.Fault("kill", 2), fault_table.Fault("stop", 1), fault_table.Fault("cut", 1, 3)], ids=str
 )
-def test_survivors_name_the_culprit_in_time(square: str, fault: fault_table.Fault) -> None:
+def test_survivors_name_the_culprit_in_time(plans: Plans, fault: fault_table.Fault) -> None:
     """On an emulated machine, in the middle of adding up; benchmarks/fault_table.py does this to every rank and link."""
-    outcome = fault_table.run("mesh:2x2", square, fault, 0.3, 6.0)
+    outcome = fault_table.run("mesh:2x2", plans("mesh:2x2"), fault, 0.3, patience.seconds(6))
     assert outcome.hung == 0, outcome
     assert outcome.wrong == 0, outcome
     assert outcome.named == outcome.survivors, outcome
 
 
-def test_a_degraded_plan_runs_after_a_failure(run_ranks: RunRanks, tmp_path: Path) -> None:
+def test_a_degraded_plan_runs_after_a_failure(plans: Plans, tmp_path: Path) -> None:
     """Rank 3 dies; the others name it, tear their group down, and go on as three with a plan without it."""
-    whole = preset("full:4")
-    synthesize(collective_on("allreduce", whole), whole, "auto", 20).plan.save(tmp_path / "four.json")
-    less = degrade(whole, Change(without_ranks=(3,)))
+    less = degrade(preset("full:4"), Change(without_ranks=(3,)))
     synthesize(collective_on("allreduce", less), less, "auto", 20).plan.save(tmp_path / "three.json")
-    body = """
-    c = Communicator(ARGS[0], timeout=timedelta(seconds=8), choose="plan")
-    x = torch.ones(5000)
-    c.allreduce(x)
-    assert (x == 4).all()
-    if RANK == 3:
-        os._exit(0)
-    try:
-        while True:
-            c.allreduce(x)
-    except topoplan.ExecutionError as error:
-        print(error)
-    try:
-        c.allreduce(x)
-    except topoplan.ExecutionError as error:
-        assert "an earlier call failed" in str(error)
-    else:
-        raise AssertionError("a broken communicator went on")
-    c = None
-    dist.destroy_process_group()
-    again = "file://" + FILE + ".again"
-    dist.init_process_group("gloo", init_method=again, rank=RANK, world_size=3, timeout=timedelta(seconds=60))
-    c = Communicator(ARGS[1])
-    for numel in (100, 200000):
-        x = torch.full((numel,), float(RANK))
-        c.allreduce(x)
-        assert (x == 3).all()
-    c = None
-    """
-    said = run_ranks(body, 4, str(tmp_path / "four.json"), str(tmp_path / "three.json"))
-    assert all("rank 3 does not answer" in line for line in said[:3])
-    assert all("link gpu" in line and "step" in line for line in said[:3])
+    errors = run_ranks(faults.three_go_on, 4, plans("full:4"), str(tmp_path / "three.json"))
+    for error in errors[:3]:
+        assert "rank 3 does not answer" in str(error)
+        assert "link gpu" in str(error)
+        assert "step" in str(error)
 
 
-def test_calls_that_do_not_match_are_told_apart_and_never_add_up(run_ranks: RunRanks, square: str) -> None:
-    body = """
-    c = Communicator(ARGS[0], timeout=timedelta(seconds=4), choose="plan")
-    x = torch.ones(1000 if RANK else 2000)
-    try:
-        c.allreduce(x)
-    except topoplan.ExecutionError as error:
-        print(error)
-    else:
-        raise AssertionError("ranks with tensors of different lengths added them up")
-    """
-    said = run_ranks(body, 4, square)
-    assert all("is in another call" in line and "1000 elements" in line and "2000 elements" in line for line in said)
-    assert "rank 0 is in another call" in said[1]
+def test_calls_that_do_not_match_are_told_apart_and_never_add_up(plans: Plans) -> None:
+    errors = run_ranks(faults.different_lengths, 4, plans("mesh:2x2"))
+    for error in errors:
+        assert "is in another call" in error
+        assert "1000 elements" in error
+        assert "2000 elements" in error
+    assert "rank 0 is in another call" in errors[1]
 
 
-def test_different_reductions_never_mix(run_ranks: RunRanks, square: str) -> None:
-    body = """
-    c = Communicator(ARGS[0], timeout=timedelta(seconds=4), choose="plan")
-    try:
-        c.allreduce(torch.ones(1000), dist.ReduceOp.MAX if RANK == 2 else dist.ReduceOp.SUM)
-    except topoplan.ExecutionError as error:
-        print(error)
-    else:
-        raise AssertionError("a maximum and sums were mixed")
-    """
-    said = run_ranks(body, 4, square)
-    assert all("MAX, 1000 elements" in line and "SUM, 1000 elements" in line for line in said)
+def test_different_reductions_never_mix(plans: Plans) -> None:
+    for error in run_ranks(faults.different_reductions, 4, plans("mesh:2x2")):
+        assert "MAX, 1000 elements" in error
+        assert "SUM, 1000 elements" in error
 
 
-def test_a_communicator_that_not_everybody_makes_is_an_error(run_ranks: RunRanks, square: str) -> None:
-    body = """
-    if RANK == 3:
-        os._exit(0)
-    try:
-        Communicator(ARGS[0], timeout=timedelta(seconds=4))
-    except topoplan.ExecutionError as error:
-        print(error)
-    os._exit(0)
-    """
-    said = run_ranks(body, 4, square)
-    assert all("could not set up a group for the plan" in line for line in said[:3])
+def test_a_communicator_that_not_everybody_makes_is_an_error(plans: Plans) -> None:
+    errors = run_ranks(faults.not_everybody_sets_up, 4, plans("mesh:2x2"))
+    assert all("could not set up a group for the plan" in str(error) for error in errors[:3])

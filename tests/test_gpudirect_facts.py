@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from topoplan.topo import fact_keys
 from topoplan.topo.probe.linux.acs import CONTROLS, find_acs_control
 from topoplan.topo.probe.linux.gpudirect import read_gpudirect
 from topoplan.topo.probe.linux.sysfs import read_sysfs
@@ -86,7 +87,7 @@ def function(root: Path, chain: str, kind: str, space: bytes = b"") -> Path:
 
 
 def host(root: Path, key: str) -> str | None:
-    return read_gpudirect(root).get_text("host", key)
+    return read_gpudirect(root).get_text("host", fact_keys.find_key("host", key))
 
 
 def test_acs_is_read_of_gpus_and_nics_and_the_bridges_above_them_only(tmp_path: Path) -> None:
@@ -96,19 +97,19 @@ def test_acs_is_read_of_gpus_and_nics_and_the_bridges_above_them_only(tmp_path: 
     function(tmp_path, "00:02.0", "0x020700", bytes(64))
     function(tmp_path, "00:03.0", "0x010802", config(acs, control=0x1D))  # a disk
     facts = read_gpudirect(tmp_path)
-    assert facts.get_text("pci/0000:00:01.0", "acs") == (
+    assert facts.get_text("pci/0000:00:01.0", fact_keys.PCI_ACS) == (
         "source validation, request redirect, completion redirect, upstream forwarding"
     )
-    assert facts.get_text("pci/0000:01:00.0", "acs") == "off"
-    assert "has no ACS" in str(facts.get_source("pci/0000:01:00.0", "acs"))
-    assert facts.get_reason("pci/0000:00:02.0", "acs") == "only root may read it: the file has 64 bytes"
+    assert facts.get_text("pci/0000:01:00.0", fact_keys.PCI_ACS) == "off"
+    assert "has no ACS" in str(facts.get_source("pci/0000:01:00.0", fact_keys.PCI_ACS))
+    assert facts.get_reason("pci/0000:00:02.0", fact_keys.PCI_ACS) == "only root may read it: the file has 64 bytes"
     assert set(facts.list_names("pci")) == {"0000:00:01.0", "0000:01:00.0", "0000:00:02.0"}
 
 
 @pytest.mark.parametrize(("control", "value"), [(0, "off"), (0x7F, ", ".join(CONTROLS)), (0x80, "other controls 0x80")])
 def test_every_acs_control_has_its_name(tmp_path: Path, control: int, value: str) -> None:
     function(tmp_path, "00:01.0", "0x030200", config({0x100: (0x0D, 0)}, control=control))
-    assert read_gpudirect(tmp_path).get_text("pci/0000:00:01.0", "acs") == value
+    assert read_gpudirect(tmp_path).get_text("pci/0000:00:01.0", fact_keys.PCI_ACS) == value
 
 
 def test_root_complex_driver_and_subsystem_are_facts(tmp_path: Path) -> None:
@@ -121,9 +122,9 @@ def test_root_complex_driver_and_subsystem_are_facts(tmp_path: Path) -> None:
     function(tmp_path, "00:02.0", "0x030200")
     facts = read_sysfs(tmp_path)
     keys = ("root", "driver", "subsystem_vendor", "subsystem_device")
-    told = [facts.get_text("pci/0000:00:01.0", key) for key in keys]
+    told = [facts.get_text("pci/0000:00:01.0", fact_keys.find_key("pci/0000:00:01.0", key)) for key in keys]
     assert told == ["pci0000:00", "mlx5_core", "0x15b3", "0x0038"]
-    assert facts.get_reason("pci/0000:00:02.0", "driver") == "no driver is bound to it"
+    assert facts.get_reason("pci/0000:00:02.0", fact_keys.PCI_DRIVER) == "no driver is bound to it"
 
 
 @pytest.mark.parametrize(
@@ -240,7 +241,7 @@ def test_dma_buf_needs_the_kernel_and_the_driver(
     assert host(tmp_path, "dma_buf") == value
     assert host(tmp_path, "kernel") == kernel
     if value is None:
-        assert read_gpudirect(tmp_path).get_reason("host", "dma_buf")
+        assert read_gpudirect(tmp_path).get_reason("host", fact_keys.HOST_DMA_BUF)
 
 
 def test_an_empty_root_gives_reasons_only(tmp_path: Path) -> None:

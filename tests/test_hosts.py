@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from launch import patient_ranks, wait_for_all
 
 from topoplan.topo.derived.hosts import NETWORK, ASSUMED_GBps, join_cpu_hosts, join_hosts
 from topoplan.topo.errors import InputError
@@ -21,9 +22,9 @@ from topoplan.topo.routes import Router
 
 def host(name: str, gpus: int, nics: dict[str, float | None], notes: tuple[str, ...] = ()) -> Topology:
     """GPUs and NICs on one CPU; a NIC of speed None has none that is known."""
-    told = {nic: {} if speed is None else {"net_speed_GBps": speed} for nic, speed in nics.items()}
+    speeds = {nic: {} if speed is None else {"net_speed_GBps": speed} for nic, speed in nics.items()}
     devices = [Device("cpu0", "cpu"), *(Device(f"gpu{i}") for i in range(gpus))]
-    devices += [Device(nic, "nic", extra=extra) for nic, extra in told.items()]
+    devices += [Device(nic, "nic", extra=extra) for nic, extra in speeds.items()]
     links = [x for d in devices[1:] for x in both_ways(Link(d.id, "cpu0", Fraction(12), kind="pcie"))]
     extra = {"notes": list(notes), "facts": [{"subject": "gpu/0", "key": "uuid", "source": "NVML", "value": "x"}]}
     return Topology(name, tuple(devices), tuple(links), extra=extra)
@@ -124,12 +125,7 @@ def _may_name_hosts() -> bool:
         return False
 
 
-JOIN = """
-import os
-from topoplan.runtime.ranks.places import join_ranks
-topology = join_ranks(40)
-print(topology.dumps())
-"""
+JOIN = str(Path(__file__).with_name("ranks") / "join_command.py")
 
 
 @pytest.mark.skipif(not _may_name_hosts(), reason="no host name of its own for a process (unshare --uts)")
@@ -137,16 +133,16 @@ def test_ranks_on_two_host_names_are_on_two_hosts(tmp_path: Path) -> None:
     names = ("node-b", "node-a", "node-b")
     running = []
     for rank, name in enumerate(names):
-        told = {"RANK": str(rank), "WORLD_SIZE": "3", "LOCAL_RANK": str(rank // 2), "GLOO_SOCKET_IFNAME": "lo"}
-        environment = {**os.environ, **told, "TOPOPLAN_RENDEZVOUS": str(tmp_path / "meet")}
-        inner = ["sh", "-c", f'hostname {name}; exec "$@"', "-", sys.executable, "-c", JOIN]
+        place = {"RANK": str(rank), "WORLD_SIZE": "3", "LOCAL_RANK": str(rank // 2), "GLOO_SOCKET_IFNAME": "lo"}
+        environment = {**os.environ, **place, "TOPOPLAN_RENDEZVOUS": str(tmp_path / "meet"), **patient_ranks()}
+        inner = ["sh", "-c", f'hostname {name}; exec "$@"', "-", sys.executable, JOIN]
         running.append(
             subprocess.Popen(["unshare", "--uts", *inner], env=environment, stdout=subprocess.PIPE, text=True)
         )
-    said = [process.communicate(timeout=100)[0] for process in running]
-    assert [process.returncode for process in running] == [0, 0, 0]
-    assert said[0] == said[1] == said[2]
-    topology = Topology.loads(said[0])
+    ended = wait_for_all(running, 100)
+    assert [process.returncode for process in ended] == [0, 0, 0]
+    assert ended[0].stdout == ended[1].stdout == ended[2].stdout
+    topology = Topology.loads(ended[0].stdout)
     assert topology.extra["hosts"] == ["node-b", "node-a"]
     if "stands_for" in topology.by_id[topology.ranks[0]].extra:  # where there are no GPUs
         assert [topology.by_id[rank].extra["host"] for rank in topology.ranks] == list(names)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from topoplan.synth.bounds import bound
 from topoplan.synth.ir.collective import Collective
+from topoplan.topo import fact_keys
 from topoplan.topo.errors import InputError
 from topoplan.topo.facts import load_facts
 from topoplan.topo.formats.hwloc_xml import read
@@ -175,14 +176,20 @@ def test_the_recorded_dgx2_bounds_allreduce_by_its_nvlinks_and_pcie(recorded_dgx
 
 def test_the_recorded_dgx2_keeps_facts(recorded_dgx2: Topology) -> None:
     facts = load_facts(recorded_dgx2.extra, "dgx2")
-    assert facts.get_text("gpu/3", "uuid") == "GPU-76965b61-2da3-d640-e0fd-94e26018d1e8"
-    assert facts.get_text("gpu/3", "name") == "Tesla V100-SXM3-32GB-H"
-    assert facts.get_text("gpu/3", "bus_id") == "0000:3b:00.0" and facts.get_source("gpu/3", "bus_id") == "hwloc XML"
-    assert facts.get_text("pci/0000:3b:00.0", "class") == "0x030200"
-    assert facts.get_text("pci/0000:3b:00.0", "root") == "pci0000:2b"
-    assert facts.get_texts("pci/0000:3b:00.0", "bridges")[0] == "0000:2b:00.0"
-    assert facts.get_text("pci/0000:2b:00.0", "vendor") == "0x8086"
-    assert facts.get_text("numa/1", "cpus") == "24-25" and facts.get_number("numa/1", "socket") == 1
+    assert facts.get_text("gpu/3", fact_keys.GPU_UUID) == "GPU-76965b61-2da3-d640-e0fd-94e26018d1e8"
+    assert facts.get_text("gpu/3", fact_keys.GPU_NAME) == "Tesla V100-SXM3-32GB-H"
+    assert (
+        facts.get_text("gpu/3", fact_keys.GPU_BUS_ID) == "0000:3b:00.0"
+        and facts.get_source("gpu/3", fact_keys.GPU_BUS_ID) == "hwloc XML"
+    )
+    assert facts.get_text("pci/0000:3b:00.0", fact_keys.PCI_CLASS) == "0x030200"
+    assert facts.get_text("pci/0000:3b:00.0", fact_keys.PCI_ROOT) == "pci0000:2b"
+    assert facts.get_texts("pci/0000:3b:00.0", fact_keys.PCI_BRIDGES)[0] == "0000:2b:00.0"
+    assert facts.get_text("pci/0000:2b:00.0", fact_keys.PCI_VENDOR) == "0x8086"
+    assert (
+        facts.get_text("numa/1", fact_keys.NUMA_CPUS) == "24-25"
+        and facts.get_number("numa/1", fact_keys.NUMA_SOCKET) == 1
+    )
     assert Topology.loads(recorded_dgx2.dumps()) == recorded_dgx2
 
 
@@ -262,9 +269,13 @@ def test_a_card_is_named_after_its_rdma_device_with_interfaces_ports_and_state()
     assert card.extra["Port1State"] == "4" and card.extra["NodeGUID"] == "f452:1403"
     assert found.by_id["eth0"].extra["Address"] == "aa:bb"
     facts = load_facts(found.extra, "old")
-    assert facts.get_text("rdma/mlx5_0", "bus_id") == facts.get_text("net/ib0", "bus_id") == "0000:03:00.0"
-    assert facts.get_number("rdma/mlx5_0", "ports") == 1
-    assert facts.get_text("host", "name") == "old"
+    assert (
+        facts.get_text("rdma/mlx5_0", fact_keys.RDMA_BUS_ID)
+        == facts.get_text("net/ib0", fact_keys.NET_BUS_ID)
+        == "0000:03:00.0"
+    )
+    assert facts.get_number("rdma/mlx5_0", fact_keys.RDMA_PORTS) == 1
+    assert facts.get_text("host", fact_keys.HOST_NAME) == "old"
 
 
 def test_devices_of_one_numa_node_below_two_host_bridges_are_told_apart() -> None:
@@ -374,7 +385,7 @@ def test_memory_without_cpus_is_no_cpu_though_hwloc_gives_it_the_near_ones() -> 
     found = read(topology(memory, package(0, gpus_below(1)), package(1)), "box.xml")
     assert [d.id for d in found.devices if d.kind == "cpu"] == ["cpu0", "cpu1"]
     assert found.by_id["cpu0"].extra["cpus"] == "0-3"
-    assert load_facts(found.extra, "box").get_number("gpu/0", "gpu_numa_id") == 255
+    assert load_facts(found.extra, "box").get_number("gpu/0", fact_keys.GPU_OWN_NUMA_NODE) == 255
 
 
 def test_a_device_below_the_whole_machine_hangs_on_the_first_cpu_and_this_is_noted() -> None:
@@ -519,7 +530,7 @@ def expected(part: Part, names: dict[str, str]) -> tuple[str, Fraction, dict[tup
     return switch, own, links
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(trees, st.sampled_from(("2.0", "3.0")), st.randoms(use_true_random=False))
 def test_random_pci_trees_read_back_with_their_devices_switches_and_rates(
     roots: list[list[Part]], version: str, random: object
@@ -577,8 +588,9 @@ def test_values_are_directed_and_a_difference_is_noted() -> None:
     rows[0][1], rows[2][1] = 50_000, 0
     found = read(linked(rows), "box.xml")
     nvlinks = links_of(found, "nvlink")
-    assert nvlinks["gpu0", "gpu1"] == (50, 2) and nvlinks["gpu1", "gpu0"] == (25, 1)
-    assert ("gpu2", "gpu1") not in nvlinks and nvlinks["gpu1", "gpu2"] == (25, 1)
+    expected = {("gpu0", "gpu1"): (50, 2), ("gpu1", "gpu0"): (25, 1), ("gpu1", "gpu2"): (25, 1)}
+    assert expected.items() <= nvlinks.items()
+    assert ("gpu2", "gpu1") not in nvlinks
     assert "differs by direction: gpu0 -> gpu1 50000 MB/s, back 25000" in notes(found)
 
 
@@ -792,7 +804,7 @@ def test_texts_of_elements_are_kept_each_for_itself() -> None:
     assert (root.text, [child.text for child in root]) == ("x  y<", ["1 2\n3", ""])
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(st.integers(0, len(GOOD.rstrip()) - 1))
 def test_a_file_cut_off_anywhere_is_refused_in_one_line(length: int) -> None:
     with pytest.raises(InputError) as caught:
@@ -800,7 +812,7 @@ def test_a_file_cut_off_anywhere_is_refused_in_one_line(length: int) -> None:
     assert str(caught.value).startswith("cut.xml") and "\n" not in str(caught.value)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(st.sampled_from((GOOD, VERSION_1)), st.data())
 def test_a_damaged_file_is_read_or_refused_in_one_line(text: str, data: st.DataObject) -> None:
     for _ in range(data.draw(st.integers(1, 3))):

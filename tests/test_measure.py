@@ -10,9 +10,11 @@ from contextlib import ExitStack
 from fractions import Fraction
 from pathlib import Path
 
+import patience
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from launch import Ended, patient_ranks, wait_for_all
 from random_graphs import graphs
 
 from topoplan.runtime.emulate import blueprint, emulate, why_not
@@ -57,13 +59,17 @@ def measured_exactly(true: Topology, declared: Topology) -> Measurements:
     """What would be measured on `true` without any disturbance, data taking the declared routes."""
     routes = find_routes(declared)
     both = [(pair, pair[::-1]) for pair in routes if pair[0] < pair[1] and pair[::-1] in routes]
-    sorts = {"alone": [(pair,) for pair in routes], "both": both, "together": group_contending(routes)}
+    sorts: dict[str, Iterable[Iterable[Pair]]] = {
+        "alone": [(pair,) for pair in routes],
+        "both": both,
+        "together": group_contending(routes),
+    }
     return Measurements(
         tuple(Experiment(how, max_min(true, routes, flows)) for how, every in sorts.items() for flows in every)
     )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(graphs(switches=4, two_way=False), st.data())
 def test_what_is_believed_is_never_above_the_truth_and_explains_every_pair(true: Topology, data: st.DataObject) -> None:
     factors = st.sampled_from([Fraction(1), Fraction(1), Fraction(2), Fraction(4, 3), Fraction(1, 2), Fraction(1, 5)])
@@ -92,7 +98,7 @@ def test_what_is_believed_is_never_above_the_truth_and_explains_every_pair(true:
         assert alone / 2 / Fraction(107, 100) <= predicted <= alone / Fraction(81, 100)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(graphs(switches=4))
 def test_a_machine_that_is_as_declared_stays_as_declared(topology: Topology) -> None:
     believed = believe(topology, measured_exactly(topology, topology))
@@ -180,7 +186,8 @@ def test_a_link_that_once_carried_its_rate_is_not_slow() -> None:
     """A disturbed measurement among good ones changes nothing: the link alone can have limited both."""
     rates = [Experiment("alone", {(0, 1): Fraction(rate)}) for rate in ("0.89", "0.89", "0.98")]
     (link, _) = believe(preset("path:2"), Measurements(tuple(rates))).links
-    assert (link.bandwidth_GBps, link.extra["believed"]) == (1, "declared")
+    assert link.bandwidth_GBps == 1
+    assert link.extra["believed"] == "declared"
 
 
 def test_over_gloo_between_hosts_only_the_network_is_believed() -> None:
@@ -207,7 +214,7 @@ def test_parallel_links_share_what_was_measured() -> None:
     assert [x.bandwidth_GBps for x in found.links] == [Fraction(3, 2), 3, Fraction(1, 2)]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(graphs(switches=4))
 def test_pairs_of_a_round_share_nothing_and_groups_are_matchings(topology: Topology) -> None:
     routes = find_routes(topology)
@@ -240,56 +247,42 @@ def test_rates_come_from_the_slope() -> None:
 
 # -- over sockets ------------------------------------------------------------------------------------------------------
 
-MEASURE = """
-import sys
-from topoplan.cli.common import run_command
-from topoplan.runtime.measuring.measure_links import measure_topology
-from topoplan.topo.graph import Topology
-def body():
-    declared = Topology.load(sys.argv[2]) if len(sys.argv) > 2 else None
-    print(measure_topology(declared, 40, float(sys.argv[1])).dumps())
-    return 0
-"""
-END = "\nsys.exit(run_command('measure', body))\n"
+MEASURE = str(Path(__file__).with_name("ranks") / "measure_command.py")
 
 
-def finish(ranks: list[subprocess.Popen[str]]) -> list[tuple[int, str, str]]:
-    try:
-        said = [rank.communicate(timeout=250) for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
-    return [(rank.returncode, *out) for rank, out in zip(ranks, said, strict=True)]
-
-
-def on_loopback(folder: Path, world: int, script: str, *args: str) -> list[tuple[int, str, str]]:
+def on_loopback(folder: Path, world: int, *args: str) -> list[Ended]:
+    """Start the command once a rank, and return how each ended."""
     ranks = []
+    common = {"WORLD_SIZE": str(world), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", **patient_ranks()}
     for rank in range(world):
-        told = {"RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_RANK": str(rank), "GLOO_SOCKET_IFNAME": "lo"}
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", **told, RENDEZVOUS: str(folder / "meet")}
-        command = [sys.executable, "-c", script, *args]
+        place = {"RANK": str(rank), "LOCAL_RANK": str(rank), RENDEZVOUS: str(folder / "meet")}
         ranks.append(
-            subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+            subprocess.Popen(
+                [sys.executable, MEASURE, *args],
+                env={**os.environ, **common, **place},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
         )
-    return finish(ranks)
+    return wait_for_all(ranks, 250)
 
 
 def test_on_one_host_the_declared_rates_stay(tmp_path: Path) -> None:
     declared = preset("mesh:2x2@25")
     (tmp_path / "declared.json").write_text(declared.dumps())
-    ended = on_loopback(tmp_path, 4, MEASURE + END, "5", str(tmp_path / "declared.json"))
-    assert [code for code, _, _ in ended] == [0] * 4, ended
-    assert len({out for _, out, _ in ended}) == 1
-    found = Topology.loads(ended[0][1])
-    assert found.capacity_GBps == declared.capacity_GBps
-    assert found.fingerprint == declared.fingerprint
-    for link in found.links:
+    ended = on_loopback(tmp_path, 4, "5", str(tmp_path / "declared.json"))
+    assert [rank.returncode for rank in ended] == [0] * 4, ended
+    assert len({rank.stdout for rank in ended}) == 1
+    measured = Topology.loads(ended[0].stdout)
+    assert measured.capacity_GBps == declared.capacity_GBps
+    assert measured.fingerprint == declared.fingerprint
+    for link in measured.links:
         assert link.extra["measured"]["GBps"] > 0
         assert link.extra["believed"] == "declared"
         assert "the data was not on this link" in link.extra["reason"]
-    assert len(found.extra["measured"]["pairs"]) == 8
-    assert any("4 of 12 pairs" in note for note in found.extra["notes"])
+    assert len(measured.extra["measured"]["pairs"]) == 8
+    assert any("4 of 12 pairs" in note for note in measured.extra["notes"])
 
 
 def test_processes_without_gpus_are_measured(tmp_path: Path) -> None:
@@ -297,38 +290,41 @@ def test_processes_without_gpus_are_measured(tmp_path: Path) -> None:
 
     if torch.cuda.is_available():
         pytest.skip("there are GPUs here")
-    ended = on_loopback(tmp_path, 2, MEASURE + END, "5")
-    assert [code for code, _, _ in ended] == [0] * 2, ended
-    found = Topology.loads(ended[0][1])
-    bare = join_cpu_hosts(found.extra["hosts"], [0] * 2)
-    assert found.ranks == bare.ranks
-    assert all(x.extra["believed"] == "measured" and "declared" not in x.extra for x in found.links)
-    assert all(x.latency_us > 0 and x.source == "measured over gloo" for x in found.links)
+    ended = on_loopback(tmp_path, 2, "5")
+    assert [rank.returncode for rank in ended] == [0] * 2, ended
+    measured = Topology.loads(ended[0].stdout)
+    bare = join_cpu_hosts(measured.extra["hosts"], [0] * 2)
+    assert measured.ranks == bare.ranks
+    assert all(x.extra["believed"] == "measured" and "declared" not in x.extra for x in measured.links)
+    assert all(x.latency_us > 0 and x.source == "measured over gloo" for x in measured.links)
 
 
 def test_a_rank_that_dies_ends_the_others_with_a_line(tmp_path: Path) -> None:
-    dying = "import os\nfrom topoplan.runtime.measuring.rates import Endpoint\n"
-    dying += "if os.environ['RANK'] == '2': Endpoint.answer = lambda *_: os._exit(9)\n"
     (tmp_path / "declared.json").write_text(preset("full:3").dumps())
-    ended = on_loopback(tmp_path, 3, MEASURE + dying + END, "5", str(tmp_path / "declared.json"))
-    assert [code for code, _, _ in ended] == [1, 1, 9]
+    ended = on_loopback(tmp_path, 3, "5", str(tmp_path / "declared.json"), "--dying", "2")
+    assert [rank.returncode for rank in ended] == [1, 1, 9]
     for rank in (0, 1):
-        (line,) = ended[rank][2].strip().splitlines()
+        (line,) = ended[rank].stderr.strip().splitlines()
         assert f"measure: error: rank {rank}, measuring rank" in line
         assert "a rank has died or does not answer" in line
 
 
 def test_another_number_of_ranks_is_refused(tmp_path: Path) -> None:
     (tmp_path / "declared.json").write_text(preset("ring:3").dumps())
-    ended = on_loopback(tmp_path, 2, MEASURE + END, "5", str(tmp_path / "declared.json"))
-    assert [code for code, _, _ in ended] == [2, 2]
-    assert "has 3 GPUs, 2 ranks are running" in ended[0][2]
+    ended = on_loopback(tmp_path, 2, "5", str(tmp_path / "declared.json"))
+    assert [rank.returncode for rank in ended] == [2, 2]
+    assert "has 3 GPUs, 2 ranks are running" in ended[0].stderr
 
 
 def test_without_ranks_it_says_how_to_start_them() -> None:
     bare = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE")}
     done = subprocess.run(
-        [sys.executable, "-c", MEASURE + END, "5"], env=bare, capture_output=True, text=True, check=False, timeout=100
+        [sys.executable, MEASURE, "5"],
+        env={**bare, **patient_ranks()},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=patience.seconds(100),
     )
     assert done.returncode == 2
     assert "torchrun --nproc-per-node" in done.stderr
@@ -343,18 +339,19 @@ def in_emulation(folder: Path, declared: Topology, change: Change) -> tuple[Topo
     with ExitStack() as stack:
         network = stack.enter_context(emulate(true, slowest))
         write_topology(network, folder)
-        command = [sys.executable, "-c", MEASURE + END, "12", str(folder / "declared.json")]
+        variables = [f"{name}={value}" for name, value in patient_ranks().items()]
+        command = ["env", *variables, sys.executable, MEASURE, "12", str(folder / "declared.json")]
         logs = [stack.enter_context((folder / f"{r}.out").open("wb")) for r in range(len(true.ranks))]
         ranks = [start_rank(network, r, command, folder, log) for r, log in enumerate(logs)]
         try:
-            codes = [rank.wait(200) for rank in ranks]
+            codes = [rank.wait(patience.seconds(200)) for rank in ranks]
         finally:
             for rank in ranks:
                 rank.kill()
                 rank.wait()
-    said = (folder / "0.out").read_text()
-    assert codes == [0] * len(codes), said
-    return true, Topology.loads(said[said.index("{") :])
+    printed = (folder / "0.out").read_text()
+    assert codes == [0] * len(codes), printed
+    return true, Topology.loads(printed[printed.index("{") :])
 
 
 @needs_namespaces
@@ -367,12 +364,12 @@ def test_slow_links_are_found_over_sockets_and_others_stay(tmp_path: Path) -> No
     cables += [("host0", "host1", 2), ("gpu0", "gpu1", 1), ("gpu2", "gpu3", 1)]
     links = tuple(link for a, b, rate in cables for link in both_ways(Link(a, b, Fraction(rate))))
     change = Change(scale_links=("gpu3:host1=0.5", "host0:host1=0.6", "gpu0:gpu1=0.5"))
-    true, found = in_emulation(tmp_path, Topology("two hosts", devices, links), change)
+    true, measured = in_emulation(tmp_path, Topology("two hosts", devices, links), change)
     slow = {frozenset(text.partition("=")[0].split(":")) for text in change.scale_links}
-    for link in found.links:
+    for link in measured.links:
         truth = true.capacity_GBps[link.src, link.dst]
-        told = f"{link.src} -> {link.dst}: {link.extra}"
-        assert (link.extra["believed"] == "measured") == (frozenset((link.src, link.dst)) in slow), told
-        assert abs(link.bandwidth_GBps / truth - 1) <= Fraction(15, 100), told
-    trunk = next(x for x in found.links if (x.src, x.dst) == ("host0", "host1"))
+        case = f"{link.src} -> {link.dst}: {link.extra}"
+        assert (link.extra["believed"] == "measured") == (frozenset((link.src, link.dst)) in slow), case
+        assert abs(link.bandwidth_GBps / truth - 1) <= Fraction(15, 100), case
+    trunk = next(x for x in measured.links if (x.src, x.dst) == ("host0", "host1"))
     assert trunk.extra["measured"]["how"] == "together"

@@ -17,6 +17,7 @@ from topoplan.topo.errors import InputError
 from topoplan.topo.formats import nccl_xml
 from topoplan.topo.graph import Device, Link, Topology, both_ways
 from topoplan.topo.presets import PRESETS, preset
+from topoplan.topo.presets.names import Preset
 
 LOADED = '<system version="1">{}</system>'
 CPU = '<cpu numaid="0" arch="x86_64">{}</cpu>'
@@ -108,7 +109,7 @@ def test_entities_are_not_decoded() -> None:
 
 
 @pytest.mark.parametrize("entry", PRESETS.values(), ids=lambda p: p.name)
-def test_presets_are_written_as_nccl_loads_them(entry) -> None:
+def test_presets_are_written_as_nccl_loads_them(entry: Preset) -> None:
     check_written(preset(entry.example))
 
 
@@ -204,7 +205,7 @@ def machines(draw: st.DrawFn) -> Topology:
     for name in names:
         kind = draw(st.sampled_from(["gpu", "gpu", "cpu", "switch", "switch", "nic"]))
         family = draw(st.sampled_from(["pcie", "pcie", "nvswitch", "network", None])) if kind == "switch" else None
-        extra = draw(EXTRAS)
+        extra: dict[str, object] = {**draw(EXTRAS)}
         if draw(st.booleans()):
             extra["pci"] = draw(PCI_FACTS)
         adds, numa = draw(st.booleans()), draw(st.sampled_from([None, 0, 1, -1, 10**7]))
@@ -225,13 +226,13 @@ def machines(draw: st.DrawFn) -> Topology:
     return Topology(draw(NAMES), tuple(devices), tuple(joined))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(machines())
 def test_any_machine_is_written_as_nccl_loads_it_and_read_back_the_same(topology: Topology) -> None:
     check_written(topology)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(0, 12), st.integers(0, 3))
 def test_many_extra_facts_leave_room_for_the_attributes_that_nccl_adds(facts_each: int, nets: int) -> None:
     extra = {f"fact{i}": i for i in range(facts_each)}

@@ -16,6 +16,7 @@ from topoplan.topo.formats import nccl_xml
 from topoplan.topo.formats.detect import read_topology_text
 from topoplan.topo.graph import Device, Link, Topology, both_ways
 from topoplan.topo.presets import PRESETS, preset
+from topoplan.topo.presets.names import Preset
 from topoplan.topo.routes import Router
 
 CPU = '<cpu numaid="{}" affinity="ff" arch="x86_64" vendor="GenuineIntel" familyid="6" modelid="143">{}</cpu>'
@@ -351,7 +352,7 @@ def test_detection_goes_by_content() -> None:
 
 
 @pytest.mark.parametrize("entry", PRESETS.values(), ids=lambda p: p.name)
-def test_every_preset_survives_being_written(entry) -> None:
+def test_every_preset_survives_being_written(entry: Preset) -> None:
     topology = preset("torus:4x4" if entry.name == "torus" else entry.example)  # 64 GPUs are too many for NCCL
     check_round_trip(topology)
     again = nccl_xml.read(nccl_xml.write(topology), "x")

@@ -11,6 +11,7 @@ from fractions import Fraction
 from itertools import permutations
 from pathlib import Path
 
+import patience
 import pytest
 from fake_library import environment, serve
 from fake_machine import (
@@ -36,6 +37,7 @@ from fake_nvml import (
     two_socket_pcie,
 )
 
+from topoplan.topo import fact_keys
 from topoplan.topo.graph import Topology
 from topoplan.topo.presets import preset
 from topoplan.topo.probe.join import probe_local
@@ -91,14 +93,14 @@ def test_every_fact_of_a_gpu_of_a_hybrid_cube_mesh_is_read(tmp_path: Path) -> No
     link = {f.key: f.value for f in facts.items if f.subject == "gpu/0/nvlink/5"}
     peer = link.pop("remote_bus_id")
     assert link == {"state": "active", "remote_kind": "gpu", "version": 3, "speed_MBps": 25781}
-    assert peer in {facts.get_text(f"gpu/{i}", "bus_id") for i in range(1, 8)}
+    assert peer in {facts.get_text(f"gpu/{i}", fact_keys.GPU_BUS_ID) for i in range(1, 8)}
 
 
 def test_p2p_is_told_for_every_ordered_pair(tmp_path: Path) -> None:
     facts = asked(hybrid_cube_mesh(), tmp_path)
     pairs = {f.subject for f in facts.items if "/p2p/" in f.subject}
     assert pairs == {f"gpu/{a}/p2p/{b}" for a, b in permutations(range(8), 2)}
-    reads = Counter(facts.get_text(pair, "read") for pair in pairs)
+    reads = Counter(facts.get_text(pair, fact_keys.P2P_READ) for pair in pairs)
     assert reads == {"ok": 32, "topology not supported": 24}
     told = {f.key: f.value for f in facts.items if f.subject == "gpu/0/p2p/5"}
     assert told == {
@@ -109,7 +111,7 @@ def test_p2p_is_told_for_every_ordered_pair(tmp_path: Path) -> None:
         "pcie": "topology not supported",
         "ancestor": "system",
     }
-    assert [facts.get_text(f"gpu/{b}/p2p/0", "ancestor") for b in (1, 2, 4)] == ["single", "node", "system"]
+    assert [facts.get_text(f"gpu/{b}/p2p/0", fact_keys.P2P_ANCESTOR) for b in (1, 2, 4)] == ["single", "node", "system"]
 
 
 def test_gpus_of_an_nvswitch_box_hang_on_one_nvswitch(tmp_path: Path) -> None:
@@ -127,7 +129,7 @@ def test_a_missing_bridge_leaves_inactive_links(tmp_path: Path, missing: bool, l
     active = [number for number, state in states(facts, 3).items() if state == "active"]
     assert active == [0, 1, 2, 3, 6, 7, 8, 9, 12, 13, 14, 15][:links]
     assert Counter(states(facts, 3).values()) == {"active": links, "inactive": 18 - links}
-    assert facts.get_number("gpu/3", "nvlink_count") == 18
+    assert facts.get_number("gpu/3", fact_keys.GPU_NVLINK_COUNT) == 18
     topology = probed(machine, tmp_path)
     assert nvlinks(topology)["gpu0", "gpu1"] == (Fraction(300), 12)
     assert nvlinks(topology)["gpu3", "gpu2"] == (Fraction(25 * links), links)
@@ -142,22 +144,24 @@ def test_inactive_links_have_a_state_and_nothing_else(tmp_path: Path) -> None:
 def test_gpus_without_nvlink_have_no_links_and_cannot_reach_the_other_socket(tmp_path: Path) -> None:
     facts = asked(two_socket_pcie(), tmp_path)
     assert states(facts, 0) == {}
-    assert facts.get_reason("gpu/0", "nvlink_count") == "Not Supported"
-    assert facts.get_text("gpu/0/p2p/1", "read") == "ok"
-    assert facts.get_text("gpu/0/p2p/2", "read") == "chipset not supported"
+    assert facts.get_reason("gpu/0", fact_keys.GPU_NVLINK_COUNT) == "Not Supported"
+    assert facts.get_text("gpu/0/p2p/1", fact_keys.P2P_READ) == "ok"
+    assert facts.get_text("gpu/0/p2p/2", fact_keys.P2P_READ) == "chipset not supported"
     assert nvlinks(probed(two_socket_pcie(), tmp_path)) == {}
 
 
 def test_mig_is_told_gpu_by_gpu(tmp_path: Path) -> None:
     facts = asked(mig(), tmp_path)
-    assert [facts.get_text(f"gpu/{i}", "mig") for i in (0, 1)] == ["on", "off"]
-    assert facts.get_text("gpu/1/p2p/0", "read") == "not supported"
+    assert [facts.get_text(f"gpu/{i}", fact_keys.GPU_MIG) for i in (0, 1)] == ["on", "off"]
+    assert facts.get_text("gpu/1/p2p/0", fact_keys.P2P_READ) == "not supported"
 
 
 @pytest.mark.parametrize("at_handle", [True, False])
 def test_a_lost_gpu_says_so_and_costs_the_others_nothing(tmp_path: Path, at_handle: bool) -> None:
     whole, facts = asked(nvswitch_box(), tmp_path), asked(lost_gpu(3, at_handle), tmp_path)
-    assert [facts.get_text(f"gpu/{i}", "lost") for i in range(8)] == [None] * 3 + ["GPU is lost"] + [None] * 4
+    assert [facts.get_text(f"gpu/{i}", fact_keys.GPU_LOST) for i in range(8)] == [None] * 3 + ["GPU is lost"] + [
+        None
+    ] * 4
     gone = {(s, k) for s, k in known(whole) if "gpu/3" in s or s.endswith("p2p/3")}
     assert known(facts) == known(whole) - gone | {("gpu/3", "lost")}
     topology = probed(lost_gpu(3, at_handle), tmp_path)
@@ -167,9 +171,9 @@ def test_a_lost_gpu_says_so_and_costs_the_others_nothing(tmp_path: Path, at_hand
 
 def test_a_gpu_lost_on_the_way_keeps_who_it_is(tmp_path: Path) -> None:
     facts = asked(nvswitch_box().fail("nvmlDeviceGetNvLinkRemotePciInfo_v2", 15, 2, 7), tmp_path)
-    assert facts.get_text("gpu/2", "lost") == "GPU is lost"
-    assert facts.get_source("gpu/2", "lost") == "nvmlDeviceGetNvLinkRemotePciInfo"
-    assert facts.get_text("gpu/2", "bus_id") == "0000:22:00.0"
+    assert facts.get_text("gpu/2", fact_keys.GPU_LOST) == "GPU is lost"
+    assert facts.get_source("gpu/2", fact_keys.GPU_LOST) == "nvmlDeviceGetNvLinkRemotePciInfo"
+    assert facts.get_text("gpu/2", fact_keys.GPU_BUS_ID) == "0000:22:00.0"
     assert not any(f.subject.endswith("p2p/2") for f in facts.items)
 
 
@@ -183,8 +187,8 @@ def test_b200_has_the_links_whose_state_is_answered(tmp_path: Path) -> None:
     facts = asked(b200(), tmp_path)
     assert states(facts, 0) == dict.fromkeys(range(18), "active")
     assert {f.subject for f in facts.missing if "nvlink" in f.subject} == set()
-    assert facts.get_text("gpu/0", "fabric_state") == "completed"
-    assert "all zeros" in str(facts.get_reason("gpu/0", "fabric_cluster"))
+    assert facts.get_text("gpu/0", fact_keys.GPU_FABRIC_STATE) == "completed"
+    assert "all zeros" in str(facts.get_reason("gpu/0", fact_keys.GPU_FABRIC_CLUSTER))
     assert nvlinks(probed(b200(), tmp_path))["gpu0", "nvswitch0"] == (Fraction(900), 18)
 
 
@@ -196,7 +200,7 @@ def test_gpus_may_have_more_links_than_any_has_today(tmp_path: Path, links: int)
         machine.link(0, link, "switch", "00000000:C0:00.0", 9, 60000)
     facts = asked(machine, tmp_path)
     assert states(facts, 0) == dict.fromkeys(range(links), "active")
-    assert facts.get_number(f"gpu/0/nvlink/{links - 1}", "version") == 9
+    assert facts.get_number(f"gpu/0/nvlink/{links - 1}", fact_keys.NVLINK_VERSION) == 9
     assert nvlinks(probed(machine, tmp_path))["gpu0", "nvswitch0"][1] == links
 
 
@@ -264,7 +268,7 @@ def test_the_command_finds_the_library_by_itself(tmp_path: Path) -> None:
         env=environment(nvswitch_box(), tmp_path),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=patience.seconds(60),
         check=True,
     )
     gpus = [d for d in json.loads(done.stdout)["devices"] if d["kind"] == "gpu"]

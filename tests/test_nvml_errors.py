@@ -30,6 +30,7 @@ from fake_nvml import (
     two_socket_pcie,
 )
 
+from topoplan.topo import fact_keys
 from topoplan.topo.facts import Facts
 from topoplan.topo.presets import preset
 from topoplan.topo.probe.nvml.questions import read_nvml
@@ -146,13 +147,13 @@ def test_a_function_that_fails_for_one_gpu_costs_the_others_nothing(
 def test_both_fabric_functions_failing_leaves_the_first_ones_reason(ask: Ask) -> None:
     machine = nvl72_tray().fail("nvmlDeviceGetGpuFabricInfoV", 4).fail("nvmlDeviceGetGpuFabricInfo", 3)
     facts = ask(machine)
-    assert facts.get_reason("gpu/0", "fabric_state") == "Insufficient Permissions"
+    assert facts.get_reason("gpu/0", fact_keys.GPU_FABRIC_STATE) == "Insufficient Permissions"
 
 
 def test_one_link_that_fails_costs_one_link(ask: Ask) -> None:
     facts = ask(nvswitch_box().fail("nvmlDeviceGetNvLinkState", 999, 1, 5))
     assert states(facts, 1) == {**dict.fromkeys(range(12), "active"), 5: None}
-    assert facts.get_reason("gpu/1/nvlink/5", "state") == "Unknown Error"
+    assert facts.get_reason("gpu/1/nvlink/5", fact_keys.NVLINK_STATE) == "Unknown Error"
 
 
 def test_errors_past_the_links_that_a_gpu_has_are_no_links(ask: Ask) -> None:
@@ -166,18 +167,18 @@ def test_an_unknown_p2p_status_is_a_missing_fact(ask: Ask) -> None:
     machine = nvswitch_box()
     machine.p2p(0, 1, read=UNKNOWN, nvlink=UNKNOWN, write=17)
     facts = ask(machine)
-    assert facts.get_reason("gpu/0/p2p/1", "read") == "the driver says unknown"
-    assert facts.get_reason("gpu/0/p2p/1", "nvlink") == "the driver says unknown"
-    assert facts.get_reason("gpu/0/p2p/1", "write") == "the driver says 17, which is not known here"
-    assert facts.get_text("gpu/1/p2p/0", "read") == "ok"
+    assert facts.get_reason("gpu/0/p2p/1", fact_keys.P2P_READ) == "the driver says unknown"
+    assert facts.get_reason("gpu/0/p2p/1", fact_keys.P2P_NVLINK) == "the driver says unknown"
+    assert facts.get_reason("gpu/0/p2p/1", fact_keys.P2P_WRITE) == "the driver says 17, which is not known here"
+    assert facts.get_text("gpu/1/p2p/0", fact_keys.P2P_READ) == "ok"
 
 
 def test_an_unknown_remote_end_is_missing_and_the_link_still_active(ask: Ask) -> None:
     machine = nvswitch_box()
     machine.link(0, 3, "unknown", NO_PEER, 4)
     facts = ask(machine)
-    assert facts.get_reason("gpu/0/nvlink/3", "remote_kind") == "remote device type is 255: unknown"
-    assert facts.get_text("gpu/0/nvlink/3", "state") == "active"
+    assert facts.get_reason("gpu/0/nvlink/3", fact_keys.NVLINK_REMOTE_KIND) == "remote device type is 255: unknown"
+    assert facts.get_text("gpu/0/nvlink/3", fact_keys.NVLINK_STATE) == "active"
 
 
 @pytest.mark.parametrize(
@@ -197,7 +198,7 @@ def test_values_of_a_newer_library_are_missing_with_the_value(
     ask: Ask, key: str, value: object, fact: tuple[str, str], reason: str
 ) -> None:
     facts = ask(nvswitch_box().set(key, value))
-    assert facts.get_reason(*fact) == reason
+    assert facts.get_reason(fact[0], fact_keys.find_key(*fact)) == reason
 
 
 @pytest.mark.parametrize(("kind", "value", "expected"), [(0, "25000.0", 25000), (3, 25000, 25000), (6, 25000, 25000)])
@@ -205,15 +206,19 @@ def test_field_values_are_read_by_their_type(ask: Ask, kind: int, value: object,
     machine = nvswitch_box().set(f"gpu.0.field_type.{GET_SPEED}", kind)
     for link in range(12):
         machine.set(f"gpu.0.field.{GET_SPEED}.{link}", value)
-    assert ask(machine).get_number("gpu/0/nvlink/0", "speed_MBps") == expected
+    assert ask(machine).get_number("gpu/0/nvlink/0", fact_keys.NVLINK_SPEED_MBps) == expected
 
 
 def test_the_common_speed_stands_in_for_that_of_a_link(ask: Ask) -> None:
     machine = nvswitch_box().set(f"gpu.0.field.{GET_SPEED}.2", "!3").set(f"gpu.0.field.{SPEED_COMMON}.0", 24000)
     facts = ask(machine)
-    assert [facts.get_number(f"gpu/0/nvlink/{i}", "speed_MBps") for i in (1, 2, 3)] == [25000, 24000, 25000]
+    assert [facts.get_number(f"gpu/0/nvlink/{i}", fact_keys.NVLINK_SPEED_MBps) for i in (1, 2, 3)] == [
+        25000,
+        24000,
+        25000,
+    ]
     assert (
-        facts.get_source("gpu/0/nvlink/2", "speed_MBps")
+        facts.get_source("gpu/0/nvlink/2", fact_keys.NVLINK_SPEED_MBps)
         == "nvmlDeviceGetFieldValues NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON"
     )
 
@@ -221,7 +226,7 @@ def test_the_common_speed_stands_in_for_that_of_a_link(ask: Ask) -> None:
 def test_cpu_affinity_is_written_as_linux_lists_cpus(ask: Ask) -> None:
     cpus = [*range(20), *range(40, 60), 63, 64, 8191]
     facts = ask(nvswitch_box().set("gpu.0.cpus", ",".join(map(str, cpus))))
-    assert facts.get_text("gpu/0", "cpu_affinity") == "0-19,40-59,63-64,8191"
+    assert facts.get_text("gpu/0", fact_keys.GPU_CPU_AFFINITY) == "0-19,40-59,63-64,8191"
 
 
 # -- libraries of other versions ---------------------------------------------------------------------------------------
@@ -261,7 +266,7 @@ def test_a_library_without_nvlink_functions_is_one_missing_fact_a_gpu(ask: Ask) 
 
 def test_an_error_has_a_text_even_without_nvmlErrorString(tmp_path: Path) -> None:
     facts = asked(nvswitch_box().fail("nvmlDeviceGetName", 25), tmp_path, ("nvmlErrorString",))
-    assert facts.get_reason("gpu/0", "name") == "NVML Error with code 25"
+    assert facts.get_reason("gpu/0", fact_keys.GPU_NAME) == "NVML Error with code 25"
 
 
 @pytest.mark.parametrize(
@@ -286,10 +291,11 @@ def test_an_older_pynvml_asks_what_it_can(monkeypatch: pytest.MonkeyPatch, ask: 
         monkeypatch.delattr(pynvml, name)
     facts = ask(nvl72_tray())
     assert whole - known(facts) == {(f"gpu/{i}", "gpu_numa_id") for i in range(4)}
-    assert facts.get_source("gpu/0", "fabric_state") == "nvmlDeviceGetGpuFabricInfo"
+    assert facts.get_source("gpu/0", fact_keys.GPU_FABRIC_STATE) == "nvmlDeviceGetGpuFabricInfo"
     monkeypatch.delattr(pynvml, "c_nvmlGpuFabricInfo_t")
     assert (
-        ask(nvl72_tray()).get_reason("gpu/0", "fabric_state") == "this version of pynvml has no c_nvmlGpuFabricInfoV_t"
+        ask(nvl72_tray()).get_reason("gpu/0", fact_keys.GPU_FABRIC_STATE)
+        == "this version of pynvml has no c_nvmlGpuFabricInfoV_t"
     )
 
 

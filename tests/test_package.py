@@ -10,6 +10,8 @@ import zipfile
 from importlib import import_module
 from pathlib import Path
 
+import patience
+
 import topoplan
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -34,7 +36,7 @@ def test_a_wheel_has_every_module_of_the_checkout(tmp_path: Path) -> None:
         str(tmp_path),
         ".",
     ]
-    subprocess.run(command, cwd=source, check=True, timeout=200)
+    subprocess.run(command, cwd=source, check=True, timeout=patience.seconds(200))
     (wheel,) = tmp_path.glob("topoplan-*.whl")
     packed = {name for name in zipfile.ZipFile(wheel).namelist() if name.endswith(".py")}
     wanted = {
@@ -60,5 +62,7 @@ def test_exported_names_are_there_and_the_version_is_one() -> None:
 
 def test_importing_topoplan_imports_nothing_heavy() -> None:
     code = "import sys, topoplan; print([x for x in ('torch', 'numpy', 'networkx', 'scipy') if x in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=patience.seconds(60)
+    )
     assert done.stdout.strip() == "[]"

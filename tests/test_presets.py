@@ -5,6 +5,7 @@ from __future__ import annotations
 from fractions import Fraction
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import networkx as nx
 import pytest
@@ -13,11 +14,12 @@ from topoplan.topo.errors import InputError
 from topoplan.topo.formats import nccl_xml
 from topoplan.topo.graph import Topology
 from topoplan.topo.presets import MAX_GPUS, PRESETS, preset
+from topoplan.topo.presets.names import Preset
 from topoplan.topo.resolve import resolve
 
 
-def as_graph(topology: Topology) -> nx.DiGraph:
-    graph = nx.DiGraph()
+def as_graph(topology: Topology) -> nx.DiGraph[str]:
+    graph: nx.DiGraph[str] = nx.DiGraph()
     graph.add_nodes_from(d.id for d in topology.devices)
     for (a, b), rate in topology.capacity_GBps.items():
         graph.add_edge(a, b, rate=rate)
@@ -38,7 +40,7 @@ def pair_counts(topology: Topology) -> dict[tuple[int, int], int]:
 
 
 @pytest.mark.parametrize("entry", PRESETS.values(), ids=lambda p: p.name)
-def test_every_example_builds_and_is_symmetric_connected_and_kept_by_json(entry) -> None:
+def test_every_example_builds_and_is_symmetric_connected_and_kept_by_json(entry: Preset) -> None:
     topology = preset(entry.example)
     assert topology.is_symmetric
     assert nx.is_strongly_connected(as_graph(topology))
@@ -64,7 +66,7 @@ def test_every_example_builds_and_is_symmetric_connected_and_kept_by_json(entry)
         ("hypercube:4", nx.hypercube_graph(4)),
     ],
 )
-def test_graphs_are_those_of_networkx(argument: str, reference: nx.Graph) -> None:
+def test_graphs_are_those_of_networkx(argument: str, reference: nx.Graph[Any]) -> None:
     topology = preset(argument)
     assert len(topology.links) == 2 * reference.number_of_edges(), "no link is doubled"
     assert nx.is_isomorphic(as_graph(topology).to_undirected(), reference)

@@ -15,6 +15,7 @@ from captures import Tree, write
 from fake_library import serve
 from fake_machine import Machine
 
+from topoplan.topo import fact_keys
 from topoplan.topo.graph import Topology
 from topoplan.topo.hardware import pcie_GBps
 from topoplan.topo.matrix import find_ways
@@ -291,7 +292,7 @@ def test_a_refused_argument_and_an_absent_function_are_survived(monkeypatch: pyt
     monkeypatch.delattr(pynvml, "nvmlDeviceGetMaxPcieLinkWidth")
     facts = read_nvml()
     assert {f.key for f in facts.missing} - before == {"cpu_affinity", "pcie_max_width"}
-    assert facts.get_text("gpu/0", "uuid") == "GPU-00000000-0000-0000-0000-000000000000"
+    assert facts.get_text("gpu/0", fact_keys.GPU_UUID) == "GPU-00000000-0000-0000-0000-000000000000"
 
 
 def test_every_file_of_the_tree_can_be_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

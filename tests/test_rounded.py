@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_program import PARTED, SCHEDULES, Array, _Player, _Sent
+from test_program import PARTED, SCHEDULES, Array, PlayedRank, SentMessage
 
-from topoplan.runtime.program.instructions import Decode, Encode, Program
+from topoplan.runtime.program.instructions import Decode, Encode, Program, Span
 from topoplan.runtime.program.layout import Layout
 from topoplan.runtime.program.lowering import lower
 from topoplan.synth.ir.lossy import rounded
@@ -42,21 +43,23 @@ def rounding(values: Array) -> Array:
     return (np.round(blocks / scale) * scale).reshape(-1)[: len(values)]
 
 
-class Player(_Player):
+class Player(PlayedRank):
     """A rank whose messages are encoded."""
 
-    def __init__(self, program: Program, work: Array, wires: dict[tuple[int, int, int], _Sent], late: random.Random):
+    def __init__(
+        self, program: Program, work: Array, wires: dict[tuple[int, int, int], SentMessage], late: random.Random
+    ):
         super().__init__(program, work, wires, late)
         self.wire = np.full(program.wire_bytes, -1e9)
         self.errors = np.zeros(len(work))
 
-    def view(self, span):  # type: ignore[no-untyped-def]
+    def view(self, span: Span) -> Array:
         if span.buffer != "wire":
             return super().view(span)
         assert span.start >= 0 and span.start + span.length <= len(self.wire)
         return self.wire[span.start : span.start + span.length]
 
-    def run(self):  # type: ignore[no-untyped-def]
+    def run(self) -> Iterator[None]:
         whole = self.program
         for x in whole.instructions:
             if isinstance(x, Encode):
@@ -77,10 +80,10 @@ class Player(_Player):
                 self.program = replace(whole, instructions=(x,))
                 finishing, self.open = self.open, []
                 self.open = finishing
-                yield from self._one()
+                yield from self.run_one()
         self.program = whole
 
-    def _one(self):  # type: ignore[no-untyped-def]
+    def run_one(self) -> Iterator[None]:
         """One instruction; messages under way may stay so."""
         try:
             yield from super().run()
@@ -94,7 +97,7 @@ def played(
 ) -> tuple[list[Array], list[Array]]:
     """What ranks end with, and their errors, by their programs."""
     n, late = schedule.collective.ranks, random.Random(seed)
-    wires: dict[tuple[int, int, int], _Sent] = {}
+    wires: dict[tuple[int, int, int], SentMessage] = {}
     programs = [lower(schedule, rank, numel, batched=rounds, codec=Toy()) for rank in range(n)]
     players = []
     for program, x in zip(programs, inputs, strict=True):
@@ -149,7 +152,7 @@ IN_PLACE = [name for name, schedule in SCHEDULES.items() if schedule.collective.
 @pytest.mark.parametrize("rounds", [False, True], ids=["flow", "rounds"])
 @pytest.mark.parametrize("cut", ["whole", "x3", "/3"])
 @pytest.mark.parametrize("name", IN_PLACE)
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=4)
 @given(numel=st.one_of(st.sampled_from([1, 2, 7]), st.integers(8, 900)), seed=st.integers(0, 10**6))
 def test_ranks_end_with_what_the_rules_say_and_nothing_is_lost(
     name: str, cut: str, rounds: bool, numel: int, seed: int
@@ -167,7 +170,7 @@ def test_ranks_end_with_what_the_rules_say_and_nothing_is_lost(
 
 
 @pytest.mark.parametrize("name", [name for name in SCHEDULES if name not in IN_PLACE])
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=4)
 @given(part=st.integers(1, 60), seed=st.integers(0, 10**6))
 def test_what_is_only_handed_on_is_rounded_once(name: str, part: int, seed: int) -> None:
     """Copies of copies are bit for bit the rounded original, at every receiver; sums are near."""

@@ -18,7 +18,7 @@ from topoplan.runtime.lab.settings import Settings
 from topoplan.synth.cost.host_costs import HostCosts, with_host
 from topoplan.synth.synthesize import collective_on, synthesize
 from topoplan.topo.errors import InputError
-from topoplan.topo.formats import judged
+from topoplan.topo.formats import probe_json
 from topoplan.topo.graph import Topology
 from topoplan.topo.presets import preset
 from topoplan.topo.resolve import resolve
@@ -57,7 +57,7 @@ def test_presets_are_valid(name: str) -> None:
 def test_recorded_machines_are_valid(name: str, recorded: Callable[[str], Path]) -> None:
     topology = resolve(str(recorded(name)))
     validate(json.loads(topology.dumps()), "topology")
-    validate(json.loads(judged.write(topology)), "topology")
+    validate(json.loads(probe_json.write(topology)), "topology")
 
 
 def test_plans_host_costs_and_settings_are_valid(tmp_path: Path) -> None:

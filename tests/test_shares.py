@@ -68,7 +68,7 @@ def test_the_load_is_what_the_transfers_put_on_each_link() -> None:
     assert all(found.load[link] / topology.capacity_GBps[link] == found.s_per_GB for link in found.busiest)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.data())
 def test_no_division_in_twelfths_is_faster_than_the_one_found(data: st.DataObject) -> None:
     """Hosts behind one or two switches, with ports and trunk of any rate, against all divisions in twelfths."""
@@ -95,7 +95,7 @@ def test_no_division_in_twelfths_is_faster_than_the_one_found(data: st.DataObjec
 def test_a_server_that_cannot_be_reached_gets_nothing() -> None:
     """On a path of GPUs only the middle one has routes to both ends."""
     path = preset("path:3")
-    assert find_shares(path, path.ranks, path.ranks).share == (0, 1, 0)
+    assert list(find_shares(path, path.ranks, path.ranks).share) == [0, 1, 0]
     ring = preset("ring:5")
     with pytest.raises(InfeasibleError, match="only routes through other GPUs"):
         find_shares(ring, ring.ranks, ring.ranks)

@@ -7,6 +7,7 @@ import re
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -49,7 +50,7 @@ def test_a_ring_without_host_costs_takes_what_its_links_need() -> None:
     assert predict_us(replace(ring, segments=4, stepwise=True), topology, FREE, MB) == pytest.approx(needed)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(graphs(switches=2), st.sampled_from(["ring", "packing", "direct", "double-tree"]), st.integers(1, 40))
 def test_nothing_is_faster_than_its_busiest_link(topology: Topology, name: str, segments: int) -> None:
     topology = no_latency(topology)
@@ -86,7 +87,7 @@ def test_every_cost_counts() -> None:
         assert more is not None
         assert more > before + 40, field
     for field in ("byte_ns", "add_ns"):
-        more = predict_us(ring, None, replace(host, **{field: 10.0}), MB)
+        more = predict_us(ring, None, replace(host, **dict[str, Any]({field: 10.0})), MB)
         less = predict_us(ring, None, host, MB)
         assert more is not None
         assert less is not None
@@ -121,7 +122,7 @@ def test_schedules_of_too_many_messages_are_costed_without_playing() -> None:
     assert time_us(direct, None, HostCosts(), MB) == 0
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(graphs(switches=3))
 def test_as_sent_keeps_the_schedule_and_takes_the_systems_routes(topology: Topology) -> None:
     base = built("packing", topology).uncut

@@ -209,3 +209,8 @@ DECLARED: Mapping[tuple[str, str], Key[Any]] = {
     (key.subject, str(key)): key for key in list(vars().values()) if isinstance(key, Key)
 }
 """Every key by its pattern of subjects and its text."""
+
+
+def find_key(subject: str, name: str) -> Key[Any]:
+    """Return the declared key of a subject by its text. Raises KeyError where there is none."""
+    return DECLARED[find_pattern(subject) or "", name]

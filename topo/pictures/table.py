@@ -24,7 +24,7 @@ MOST_GPUS = 16
 
 _MOST_DEVICES = 64
 _MOST_NOTES = 200
-_MOST_STEPS = 3_200_000  # a cluster of 1,024 GPUs needs 3.1 million
+MOST_STEPS = 3_200_000  # a cluster of 1,024 GPUs needs 3.1 million
 _PLAIN_ID = re.compile(r"gpu\d{1,3}")
 _COLUMNS = 100  # of a line, where there is no terminal
 _WIDEST = 400  # no table is wider
@@ -92,7 +92,7 @@ def _describe_kind(device: Device) -> str:
 def _print_gpus(console: Console, topology: Topology, columns: int) -> None:
     """Print how GPUs reach each other: as a matrix, or counted where there are many."""
     # the work is limited, so that a table never takes minutes: then the first rows stand for all
-    rows = find_ways(topology, _MOST_STEPS)
+    rows = find_ways(topology, MOST_STEPS)
     pairs_by_way = Counter(way for i, row in enumerate(rows) for j, way in enumerate(row) if i != j)
     if len(rows) < len(topology.ranks):
         heading = (

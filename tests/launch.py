@@ -1,0 +1,136 @@
+"""Starting the processes of a test: ranks that run a function of `ranks/`, and commands that end in time."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import ParamSpec, TypeVar
+
+import patience
+
+P = ParamSpec("P")
+T = TypeVar("T")
+Ended = subprocess.CompletedProcess[str]
+
+# Ranks are forked from one server that has imported torch: importing it takes longer than most of what they do.
+_SERVER = multiprocessing.get_context("forkserver")
+_SERVER.set_forkserver_preload(["pytest", "rank_process", "topoplan", "topoplan.runtime.register", "ranks.checks"])
+_PATHS = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+_SPAWN = multiprocessing.get_context("spawn")
+
+
+def run_ranks(body: Callable[P, T], world: int, *args: P.args, **_: P.kwargs) -> list[T]:
+    """Run a function of `ranks/` in `world` real processes, joined over gloo; return what it returns, by rank.
+
+    Arguments and results travel as JSON. AssertionError with what a rank printed where one fails.
+    """
+    return _run(body, args, [{} for _ in range(world)], "gloo", 150)
+
+
+def run_on_one_gpu(body: Callable[P, T], *args: P.args, **_: P.kwargs) -> list[T]:
+    """Run it as two NCCL ranks, which share a GPU as NCCL takes them for two hosts."""
+    nccl = {"NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1"}
+    return _run(body, args, [{**nccl, "NCCL_HOSTID": f"r{rank}"} for rank in range(2)], "nccl", 240)
+
+
+def run_command(
+    *command: str, quiet_s: float = 200, env: Mapping[str, str] | None = None, cwd: Path | None = None
+) -> Ended:
+    """Run a command to its end, `env` added to the environment; what it prints comes back as text."""
+    return subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=patience.seconds(quiet_s),
+        cwd=cwd,
+        env={**os.environ, **(env or {})},
+    )
+
+
+def run_module(
+    module: str, *args: str, quiet_s: float = 200, env: Mapping[str, str] | None = None, cwd: Path | None = None
+) -> Ended:
+    """Run `python -m module` to its end."""
+    return run_command(sys.executable, "-m", module, *args, quiet_s=quiet_s, env=env, cwd=cwd)
+
+
+def patient_ranks() -> dict[str, str]:
+    """Return the variables by which all processes of a test, started now, are as patient as each other.
+
+    Were deadlines different, the more patient rank would be blamed.
+    """
+    return {patience.VARIABLE: str(patience.factor()), "PYTHONPATH": os.pathsep.join(_PATHS)}
+
+
+def wait_for_all(ranks: Sequence[subprocess.Popen[str]], quiet_s: float) -> list[Ended]:
+    """Wait for processes whose output is piped; none outlives this call."""
+    ends = patience.seconds(quiet_s)
+    try:
+        printed = [rank.communicate(timeout=ends) for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+    return [
+        subprocess.CompletedProcess(rank.args, rank.returncode, out, err)
+        for rank, (out, err) in zip(ranks, printed, strict=True)
+    ]
+
+
+def _run(
+    body: Callable[P, T],
+    args: Sequence[object],
+    environments: Iterable[Mapping[str, str]],
+    backend: str,
+    quiet_s: float,
+) -> list[T]:
+    own = list(environments)
+    common = {"WORLD_SIZE": str(len(own)), **patient_ranks()}
+    context = _SPAWN if backend == "nccl" else _SERVER
+    with tempfile.TemporaryDirectory(prefix="ranks-") as name:
+        folder = Path(name)
+        ranks: list[BaseProcess] = []
+        for rank, environment in enumerate(own):
+            place = {
+                "TOPOPLAN_TEST_MEETING": str(folder / "meeting"),
+                "TOPOPLAN_TEST_RESULT": str(folder / f"{rank}.json"),
+            }
+            told = {**common, **environment, **place, "RANK": str(rank)}
+            call = (body.__module__, body.__name__, args, backend, told, folder / f"{rank}.out")
+            ranks.append(context.Process(target=_main, args=call))
+        try:
+            for process in ranks:
+                process.start()
+            _wait(ranks, time.monotonic() + patience.seconds(quiet_s))
+        finally:
+            for process in ranks:
+                process.kill()
+                process.join()
+        results: list[T] = []
+        for number, process in enumerate(ranks):
+            printed, result = folder / f"{number}.out", folder / f"{number}.json"
+            said = printed.read_text(encoding="utf-8", errors="replace") if printed.exists() else ""
+            assert process.exitcode == 0, f"rank {number} ended with {process.exitcode}:\n{said}"
+            results.append(json.loads(result.read_text(encoding="utf-8")))
+        return results
+
+
+def _main(*call: object) -> None:
+    import rank_process  # torch, which only ranks need
+
+    rank_process.main(*call)  # type: ignore[arg-type]
+
+
+def _wait(ranks: Sequence[BaseProcess], ends: float) -> None:
+    """Wait until all have ended, or time is over: those left are killed, and have a negative exit code."""
+    for process in ranks:
+        process.join(max(0.0, ends - time.monotonic()))

@@ -1,0 +1,86 @@
+"""What every rank of a test does first and last: join the other ranks, run a function of `ranks/`, hand back its result.
+
+`launch.run_ranks` starts these processes and says through the environment who each is and where the ranks meet.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+import patience
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import FileStore
+
+MEETING = "TOPOPLAN_TEST_MEETING"
+RESULT = "TOPOPLAN_TEST_RESULT"
+
+
+def main(
+    module: str, function: str, arguments: Sequence[object], backend: str, environment: Mapping[str, str], output: Path
+) -> None:
+    """Join the others, call the function, hand back what it returns; what is printed goes to the file `output`."""
+    with output.open("wb") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    os.environ.update(environment)
+    torch.set_num_threads(1)
+    if backend == "nccl":
+        torch.cuda.set_device(0)
+    init(backend=backend)
+    result = getattr(importlib.import_module(module), function)(*arguments)
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    leave(result)
+
+
+def meeting(name: str = "") -> str:
+    """Return an init_method that is the same on all ranks of this launch; another one for each name."""
+    return f"file://{os.environ[MEETING]}{name}"
+
+
+def init(
+    name: str = "", world: int | None = None, backend: str = "gloo", quiet_s: float = 60, options: object = None
+) -> None:
+    """Make the default process group of all ranks, or of the first `world`."""
+    dist.init_process_group(
+        backend,
+        init_method=meeting(name),
+        rank=int(os.environ["RANK"]),
+        world_size=world or int(os.environ["WORLD_SIZE"]),
+        timeout=patience.deadline(quiet_s),
+        pg_options=options,
+    )
+
+
+def leave(result: object = None) -> NoReturn:
+    """Hand back a result and end at once, without a word to the other ranks.
+
+    It is also how ranks end that have succeeded: gloo may abort an interpreter that ends while something still holds on to
+    a process group.
+    """
+    Path(os.environ[RESULT]).write_text(json.dumps(result), encoding="utf-8")
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+class Events:
+    """Events that ranks wait for, by name; of one launch, whatever becomes of its process groups."""
+
+    def __init__(self) -> None:
+        self.store = FileStore(f"{os.environ[MEETING]}-events")
+
+    def tell(self, name: str) -> None:
+        """Say that an event has come."""
+        self.store.set(name, "yes")
+
+    def wait(self, name: str) -> None:
+        """Wait for an event."""
+        self.store.wait([name], patience.deadline(60))

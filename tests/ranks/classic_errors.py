@@ -1,0 +1,105 @@
+"""Wrong use of the classic systems: one line, the same on every rank."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn import Linear, Module, ReLU
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+from ranks.checks import refused
+from ranks.classic_training import model, sgd
+from topoplan.runtime import classic
+from topoplan.synth.synthesize import collective_on, synthesize
+from topoplan.topo.errors import InfeasibleError, InputError, TopoplanError
+from topoplan.topo.graph import Device, Link, Topology, both_ways
+from topoplan.topo.presets import preset
+
+
+def assert_refused_by_all(
+    kind: type[TopoplanError], text: str, name: str, net: Module | None, optimizer: Any = sgd, **options: Any
+) -> None:
+    try:
+        classic.make(name, net, optimizer, **options)
+    except kind as error:
+        raised = str(error)
+    else:
+        raised = "no error"
+    assert text in raised, (name, raised)
+    assert "\n" not in raised
+    by_rank: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(by_rank, raised)
+    assert len(set(by_rank)) == 1, by_rank
+
+
+def wrong_arguments() -> None:
+    """Rank 2, the last, is the one that differs from the others."""
+    last = dist.get_rank() == 2
+    check = assert_refused_by_all
+    net_or_none = None if last else model()
+    check(InputError, "rank 0: unknown system 'rings'", "rings", model())
+    check(InputError, "rank 2: unknown system", "rings" if last else "ring", model())
+    check(InputError, "rank 2 for gather", "gather" if last else "stock", model())
+    check(InputError, "helper, but it brought a model", "parameter-server", model(), helpers=(2,))
+    check(InputError, "rank 2: this rank brought NoneType", "parameter-server", net_or_none)
+    check(InputError, "needs helpers", "async-parameter-server", model())
+    check(InputError, "no use for helpers", "ring", net_or_none, helpers=(2,))
+    check(InputError, "expected different ranks of the group, 0 to 2", "parameter-server", model(), helpers=(3,))
+    check(InputError, "all 3 ranks are helpers", "parameter-server", None, helpers=(0, 1, 2))
+    check(InputError, "named helpers", "parameter-server", net_or_none, helpers=(2,) if last else ())
+    differ = "models of rank 0 and rank 2 differ"
+    check(InputError, differ, "stock", Linear(3, 4) if last else Linear(3, 3))
+    check(InputError, differ, "stock", Linear(3, 3).to(torch.bfloat16 if last else torch.float32))
+    takes = "is of bfloat16; this system takes float32"
+    check(InputError, takes, "neighbours-8bit", model(dtype=torch.bfloat16))
+    check(InputError, "no parameters that require gradients", "stock", ReLU())
+    check(InputError, "expected a function of the parameters", "stock", model(), sgd(model().parameters()))
+    check(InputError, "wrapped in DDP", "stock", DDP(model()))
+
+
+def wrong_topologies_and_plans() -> None:
+    last = dist.get_rank() == 2
+    check = assert_refused_by_all
+    net_or_none = None if last else model()
+    ring3, ring4 = preset("ring:3"), preset("ring:4")
+    check(InputError, "does not follow a plan", "gather", model(), plan="plan.json")
+    check(InputError, "needs a plan, or a topology", "hierarchical", model())
+    check(InfeasibleError, "is one box", "hierarchical", model(), topology=ring3)
+    check(InputError, "has 4 GPUs, there are 3 workers", "ring", model(), topology=ring4)
+    check(InputError, "has 4 GPUs, there are 3 workers", "neighbours", model(), topology=ring4)
+    too_many = "has 4 GPUs, for 2 workers and 1 helpers"
+    check(InputError, too_many, "parameter-server", net_or_none, topology=ring4, helpers=(2,))
+    two = Topology("parts", tuple(Device(f"gpu{i}") for i in range(3)), both_ways(Link("gpu0", "gpu1")))
+    check(InfeasibleError, "rank 2 and rank 0 are not joined", "neighbours", model(), topology=two)
+    packing = synthesize(collective_on("allreduce", ring3), ring3, "packing", 5).plan
+    check(InputError, "this one has packing, too", "ring", model(), plan=packing)
+    allgather = synthesize(collective_on("allgather", ring3), ring3, "ring", 5).plan
+    check(InputError, "this one is for allgather", "plan", model(), plan=allgather)
+
+
+def wrong_calls() -> None:
+    """Helpers and workers call what is not theirs, and go on after the end."""
+    last = dist.get_rank() == 2
+    system = classic.make("parameter-server", None if last else model(), sgd, helpers=(2,))
+    if last:
+        with refused("is a helper and holds no model"):
+            system.step()
+        with refused("is a helper and holds no model"):
+            system.finish()
+        system.serve()
+        with refused("serve() has ended"):
+            system.serve()
+    else:
+        with refused("serve() is for helpers"):
+            system.serve()
+        system.finish()
+        with refused("after finish()"):
+            system.step()
+
+
+def wrong_use() -> None:
+    wrong_arguments()
+    wrong_topologies_and_plans()
+    wrong_calls()

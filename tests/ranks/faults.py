@@ -1,0 +1,181 @@
+"""Ranks that die, stop, or make other calls than the rest; here also while a schedule is chosen."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import patience
+import torch
+import torch.distributed as dist
+from rank_process import Events, init, leave
+
+import topoplan
+from ranks.checks import SUMS, refused
+from topoplan import Communicator
+from topoplan.runtime.measuring.calibrate import calibrate
+
+
+def die() -> NoReturn:
+    """End without a word, as a rank that was killed does; the launcher hears that this was wanted."""
+    leave()
+
+
+def survive(call: Callable[[], object]) -> NoReturn:
+    """Assert that a call fails, as a rank is gone, and hand back the error."""
+    try:
+        call()
+    except topoplan.ExecutionError as error:
+        leave(str(error))
+    raise AssertionError("went on with a rank that is gone")
+
+
+def die_at_call(module: Any, name: str, number: int) -> None:
+    """Make this process end at the `number`-th call of a function."""
+    function, calls = getattr(module, name), 0
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == number:
+            die()
+        return function(*args, **kwargs)
+
+    setattr(module, name, counted)
+
+
+def repeat(call: Callable[[], object]) -> None:
+    for _ in range(100):
+        call()
+
+
+# -- in the middle of training -----------------------------------------------------------------------------------------
+
+
+def a_rank_is_gone(path: str) -> str | None:
+    communicator = Communicator(path, timeout=patience.deadline(5))
+    x = torch.ones(1000)
+    communicator.allreduce(x)
+    if dist.get_rank() == 1:
+        die()
+    started = time.monotonic()
+    try:
+        repeat(lambda: communicator.allreduce(x))
+    except topoplan.ExecutionError as error:
+        assert time.monotonic() - started < patience.seconds(30)
+        leave(str(error))
+    raise AssertionError("went on with a rank that is gone")
+
+
+def the_group_is_destroyed(path: str) -> None:
+    communicator = Communicator(path, choose="model")
+    x = torch.ones(100)
+    communicator.allreduce(x)
+    dist.destroy_process_group()
+    for y in (x, torch.ones(10_000)):  # one of a size that was used before, one that was not
+        with refused("the process group was destroyed", topoplan.ExecutionError):
+            communicator.allreduce(y)
+
+
+def three_go_on(four: str, three: str) -> str | None:
+    """Rank 3 dies; the others name it, tear their group down, and go on with a plan without it."""
+    communicator = Communicator(four, timeout=patience.deadline(8), choose="plan")
+    x = torch.ones(5000)
+    communicator.allreduce(x)
+    assert (x == 4).all()
+    if dist.get_rank() == 3:
+        die()
+    try:
+        while True:
+            communicator.allreduce(x)
+    except topoplan.ExecutionError as error:
+        blamed = str(error)
+    with refused("an earlier call failed", topoplan.ExecutionError):
+        communicator.allreduce(x)
+    del communicator
+    dist.destroy_process_group()
+    init("-again", world=3)
+    again = Communicator(three)
+    for numel in (100, 200_000):
+        x = torch.full((numel,), float(dist.get_rank()))
+        again.allreduce(x)
+        assert (x == 3).all()
+    return blamed
+
+
+def different_lengths(path: str) -> str:
+    return error_of_mismatch(path, 2000 if dist.get_rank() == 0 else 1000, SUMS)
+
+
+def different_reductions(path: str) -> str:
+    return error_of_mismatch(path, 1000, dist.ReduceOp.MAX if dist.get_rank() == 2 else SUMS)
+
+
+def error_of_mismatch(path: str, numel: int, op: object) -> str:
+    communicator = Communicator(path, timeout=patience.deadline(4), choose="plan")
+    try:
+        communicator.allreduce(torch.ones(numel), op)
+    except topoplan.ExecutionError as error:
+        return str(error)
+    raise AssertionError("different calls were added up")
+
+
+def not_everybody_sets_up(path: str) -> str | None:
+    if dist.get_rank() == 3:
+        die()
+    survive(lambda: Communicator(path, timeout=patience.deadline(4)))
+
+
+# -- while a schedule is chosen ----------------------------------------------------------------------------------------
+
+
+def dies_in_a_race(path: str, function: str, number: int) -> str | None:
+    communicator = Communicator(path, timeout=patience.deadline(4))
+    if dist.get_rank() == 1:
+        die_at_call(dist, function, number)
+    survive(lambda: communicator.allreduce(torch.ones(1000)))
+
+
+def dies_in_calibration(path: str) -> str | None:
+    communicator = Communicator(path, timeout=patience.deadline(4))
+    if dist.get_rank() == 1:
+        die_at_call(dist, "barrier", 5)
+    survive(lambda: calibrate(communicator))
+
+
+def stops_in_a_race(path: str) -> str | None:
+    """Rank 1 makes no call and closes nothing until the others have given up."""
+    communicator = Communicator(path, timeout=patience.deadline(4))
+    events = Events()
+    if dist.get_rank() == 1:
+        for rank in (0, 2):
+            events.wait(f"rank {rank} has given up")
+        die()
+    try:
+        communicator.allreduce(torch.ones(1000))
+    except topoplan.ExecutionError as error:
+        events.tell(f"rank {dist.get_rank()} has given up")
+        leave(str(error))
+    raise AssertionError("went on with a rank that stopped")
+
+
+def stock_fails_on_one_rank(path: str) -> tuple[str, list[str]]:
+    """Rank 1's stock allreduce raises; return the choice's label and its entrants."""
+    communicator = Communicator(path, timeout=patience.deadline(20))
+    all_reduce = dist.all_reduce
+
+    def flaky(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> object:
+        work = all_reduce(tensor, *args, **kwargs)
+        if tensor.dtype == torch.float32:  # a trial of the collective, not what ranks agree on
+            raise RuntimeError("not here")
+        return work
+
+    if dist.get_rank() == 1:
+        dist.all_reduce = flaky
+    x = torch.full((1000,), float(dist.get_rank()))
+    communicator.allreduce(x)
+    assert (x == 3).all()
+    choice = communicator.choice(4000)
+    assert choice is not None
+    return choice.label, sorted(choice.raced)

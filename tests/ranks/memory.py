@@ -1,0 +1,69 @@
+"""What calls through plans allocate, and what they keep of the caller's memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from topoplan import Communicator
+
+
+class CountAllocations(TorchDispatchMode):
+    """Notes the operations whose results are in memory that none of their arguments has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.allocated: list[str] = []
+        self.calls = 0
+
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., Any],
+        types: object,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self.calls += 1
+        given = {storage_of(x) for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)}
+        fresh = [x for x in tree_leaves(result) if isinstance(x, torch.Tensor) and storage_of(x) not in given]
+        self.allocated += [str(func)] * len(fresh)
+        return result
+
+
+def storage_of(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def nothing_is_allocated(path: str) -> None:
+    with CountAllocations() as count:
+        torch.empty(3)
+    assert count.allocated  # it does count
+    for choose in ("plan", "model", "race"):
+        communicator = Communicator(path, choose=choose)
+        for numel in (300, 100_000, 1_000_000):
+            x = torch.ones(numel)
+            for _ in range(3):
+                communicator.allreduce(x)
+            with CountAllocations() as count:
+                for _ in range(3):
+                    communicator.allreduce(x)
+            assert not count.allocated, (choose, numel, count.allocated)
+    assert count.calls
+
+
+def new_addresses(path: str) -> None:
+    communicator = Communicator(path, choose="plan")
+    rank, world = dist.get_rank(), dist.get_world_size()
+    held = []
+    for turn in range(40):
+        x = torch.full((20_000 + turn % 3,), float(rank + turn))
+        communicator.allreduce(x)
+        assert (x == sum(r + turn for r in range(world))).all()
+        if turn % 4 == 0:
+            held.append(x)
