@@ -11,8 +11,8 @@ from datetime import date
 from pathlib import Path
 
 from topoplan.topo.doctor import examine, report
-from topoplan.topo.fact_keys import NVML, NVML_DRIVER
 from topoplan.topo.facts import Facts, load_facts
+from topoplan.topo.facts.keys import NVML, NVML_DRIVER
 from topoplan.topo.files import write_whole
 from topoplan.topo.graph import Topology
 from topoplan.topo.pictures import text_tree as tree

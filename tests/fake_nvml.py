@@ -36,8 +36,8 @@ from fake_machine import (
     Machine,
 )
 
-from topoplan.topo.fact_keys import NVLINK_STATE
 from topoplan.topo.facts import Facts, facts_from_json
+from topoplan.topo.facts.keys import NVLINK_STATE
 from topoplan.topo.graph import Topology
 from topoplan.topo.presets import preset
 

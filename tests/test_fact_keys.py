@@ -1,4 +1,4 @@
-"""Facts' subjects and keys: product code takes them from topo/fact_keys.py alone, and docs/facts.md lists every one."""
+"""Facts' subjects and keys: product code takes them from topo/facts/keys.py alone, and docs/facts.md lists every one."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from topoplan.topo import fact_keys
-from topoplan.topo.fact_keys import DECLARED, find_pattern
 from topoplan.topo.facts import Facts, load_facts
+from topoplan.topo.facts import keys as fact_keys
+from topoplan.topo.facts.keys import DECLARED, find_pattern
 from topoplan.topo.formats import smi
 from topoplan.topo.probe.join import probe_local
 
@@ -26,7 +26,7 @@ def calls() -> Iterator[tuple[str, ast.Call]]:
     """Every call in the product, with the place where it stands; not those of the file that declares."""
     for folder in ("topo", "synth", "runtime", "cli", "scripts"):
         for path in sorted((ROOT / folder).rglob("*.py")):
-            if path.name != "fact_keys.py":
+            if path.parts[-2:] != ("facts", "keys.py"):
                 for node in ast.walk(ast.parse(path.read_text())):
                     if isinstance(node, ast.Call):
                         yield f"{path.relative_to(ROOT)}:{node.lineno}", node

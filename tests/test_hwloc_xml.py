@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from topoplan.synth.bounds import bound
 from topoplan.synth.ir.collective import Collective
-from topoplan.topo import fact_keys
 from topoplan.topo.errors import InputError
+from topoplan.topo.facts import keys as fact_keys
 from topoplan.topo.facts import load_facts
 from topoplan.topo.formats.hwloc_xml import read
 from topoplan.topo.formats.safe_xml import parse_xml

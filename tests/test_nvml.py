@@ -37,7 +37,7 @@ from fake_nvml import (
     two_socket_pcie,
 )
 
-from topoplan.topo import fact_keys
+from topoplan.topo.facts import keys as fact_keys
 from topoplan.topo.graph import Topology
 from topoplan.topo.presets import preset
 from topoplan.topo.probe.join import probe_local

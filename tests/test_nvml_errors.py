@@ -30,8 +30,8 @@ from fake_nvml import (
     two_socket_pcie,
 )
 
-from topoplan.topo import fact_keys
 from topoplan.topo.facts import Facts
+from topoplan.topo.facts import keys as fact_keys
 from topoplan.topo.presets import preset
 from topoplan.topo.probe.nvml.questions import read_nvml
 

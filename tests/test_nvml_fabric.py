@@ -16,7 +16,7 @@ from fake_nvml import (
     nvl72_tray,
 )
 
-from topoplan.topo import fact_keys
+from topoplan.topo.facts import keys as fact_keys
 
 
 def test_a_tray_of_an_nvl72_knows_its_cluster_and_clique(tmp_path: Path) -> None:

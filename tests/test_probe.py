@@ -15,7 +15,7 @@ from captures import Tree, write
 from fake_library import serve
 from fake_machine import Machine
 
-from topoplan.topo import fact_keys
+from topoplan.topo.facts import keys as fact_keys
 from topoplan.topo.graph import Topology
 from topoplan.topo.hardware import pcie_GBps
 from topoplan.topo.matrix import find_ways

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_graphs import graphs
 
-from topoplan.topo import fact_keys
 from topoplan.topo.errors import InputError
 from topoplan.topo.facts import Facts, load_facts
+from topoplan.topo.facts import keys as fact_keys
 from topoplan.topo.formats import smi
 from topoplan.topo.graph import Device, Link, Topology, both_ways
 from topoplan.topo.hardware import LATENCY_us

@@ -17,15 +17,7 @@ from typing import Any
 
 from msgspec import UNSET
 
-from .devices import (
-    DEVICE_KINDS,
-    SWITCH_FAMILIES,
-    DEFAULT_BANDWIDTH_GBps,
-    DEFAULT_LATENCY_us,
-    Device,
-    Link,
-    both_ways,
-)
+from .devices import DEVICE_KINDS, SWITCH_FAMILIES, DEFAULT_BANDWIDTH_GBps, DEFAULT_LATENCY_us, Device, Link, both_ways
 from .errors import InputError
 from .exact import load_json
 from .fingerprint import fingerprint

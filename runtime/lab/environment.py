@@ -10,8 +10,8 @@ from pathlib import Path
 
 import torch
 
-from ...topo.fact_keys import NVML, NVML_DRIVER
 from ...topo.facts import load_facts
+from ...topo.facts.keys import NVML, NVML_DRIVER
 from ...topo.graph import Topology
 from ...topo.probe.join import probe_local
 from ...topo.version import VERSION

@@ -11,17 +11,7 @@ from ...synth.ir.transfers import REDUCE
 from .encoding import Blocks, MessageEncoder
 from .instructions import Await, Combine, Copy, Decode, Exchange, Instruction, Pack, Post, Program, Span
 from .layout import Layout
-from .messages import (
-    Group,
-    Message,
-    Piece,
-    Reads,
-    Slots,
-    Writes,
-    join_ranges,
-    list_messages,
-    merge_pairs,
-)
+from .messages import Group, Message, Piece, Reads, Slots, Writes, join_ranges, list_messages, merge_pairs
 
 AHEAD = 3
 """Receives are posted this many ticks before they are needed, and sends are awaited this many ticks after."""

@@ -7,8 +7,8 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
-from .. import fact_keys as keys
-from ..fact_keys import GPU, NVML, PCI, Key, gpu_subject, pci_subject
+from ..facts import keys
+from ..facts.keys import GPU, NVML, PCI, Key, gpu_subject, pci_subject
 from .finding import Finding, Groups, join_names
 from .view import Check, DoctorView
 

@@ -7,10 +7,10 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 
-from .. import fact_keys as keys
-from ..fact_keys import gpu_subject, nvlink_subject
+from ..facts import keys
+from ..facts.keys import gpu_subject, nvlink_subject
+from ..facts.view import WIRES
 from ..graph import Device
-from ..view import WIRES
 from .finding import Finding, Groups, format_GBps, join_names
 from .view import Check, DoctorView
 

@@ -6,10 +6,10 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator
 
-from .. import fact_keys as keys
-from ..fact_keys import NET, RDMA, net_subject, rdma_subject
+from ..facts import keys
+from ..facts.keys import NET, RDMA, net_subject, rdma_subject
+from ..facts.view import read_pci_details
 from ..graph import Device
-from ..view import read_pci_details
 from .finding import Finding, Groups, format_GBps, join_names
 from .pcie import find_nic_GBps, find_pcie_state, is_placeholder
 from .view import Check, DoctorView

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 
-from .. import fact_keys as keys
-from ..fact_keys import HOST, PCI, p2p_subject, parse_p2p, pci_subject
-from ..view import WIRES
+from ..facts import keys
+from ..facts.keys import HOST, PCI, p2p_subject, parse_p2p, pci_subject
+from ..facts.view import WIRES
 from .finding import Finding, Groups, Severity, join_names
 from .view import Check, DoctorView
 

@@ -11,11 +11,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 
-from .. import fact_keys as keys
-from ..fact_keys import gpu_subject, pci_subject
+from ..facts import keys
+from ..facts.keys import gpu_subject, pci_subject
+from ..facts.view import read_pci_details
 from ..graph import Device
 from ..hardware import PCIE_GTps, pcie_GBps, pcie_generation
-from ..view import read_pci_details
 from .finding import Finding, Groups, format_GBps, join_names
 from .view import Check, DoctorView, parse_whole
 

@@ -10,11 +10,11 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from .. import fact_keys as keys
-from ..fact_keys import pci_subject
+from ..facts import keys
+from ..facts.keys import pci_subject
+from ..facts.view import WIRES
 from ..graph import Device
 from ..hardware import LOCAL_GBps
-from ..view import WIRES
 from .finding import Finding, Groups, join_names
 from .view import Check, DisjointSets, DoctorView
 

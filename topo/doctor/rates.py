@@ -7,6 +7,7 @@ from fractions import Fraction
 from typing import Any
 
 from ..exact import parse_fraction
+from ..facts.view import WIRES
 from ..graph import Link
 from ..hardware import (
     NVLINK_LINKS_PER_GPU,
@@ -16,7 +17,6 @@ from ..hardware import (
     nvlink_counted_GBps,
     xgmi_counted_GBps,
 )
-from ..view import WIRES
 from .finding import Finding, Groups, format_GBps, join_names
 from .view import Check, DisjointSets, DoctorView, parse_whole
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from ..fact_keys import Key, parse_nvlink
 from ..facts import Facts
+from ..facts.keys import Key, parse_nvlink
+from ..facts.view import WIRES, MachineView, read_pci_details
 from ..graph import Device, Link, Topology
-from ..view import WIRES, MachineView, read_pci_details
 from .finding import Finding, format_GBps, shorten
 
 _NUMBER = re.compile(r"-?[0-9]{1,12}(?:\.0+)?")

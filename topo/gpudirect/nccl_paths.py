@@ -14,10 +14,10 @@ from collections.abc import Mapping
 from fractions import Fraction
 from functools import cached_property
 
+from ..facts.view import WIRES
 from ..graph import Topology
 from ..matrix import Ways
 from ..routes import route_links
-from ..view import WIRES
 
 KINDS = ("NVL", "NVB", "C2C", "PIX", "PXB", "P2C", "PHB", "SYS", "DIS", "???")
 PCIE_PATHS = ("PIX", "PXB", "PHB", "SYS")

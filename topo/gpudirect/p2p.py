@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from .. import fact_keys as keys
-from ..fact_keys import p2p_subject
+from ..facts import keys
+from ..facts.keys import p2p_subject
 from .nccl_paths import PCIE_PATHS, is_within
 from .pcie import HERE, judge_pcie
 from .verdict import Answer, decide

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from .. import fact_keys as keys
-from ..fact_keys import HOST, pci_subject
+from ..facts import keys
+from ..facts.keys import HOST, pci_subject
 from .verdict import Answer
 from .view import PairView
 

@@ -7,11 +7,10 @@ from functools import cached_property
 from itertools import chain, combinations, product
 from typing import Any, TypeGuard
 
-from .. import fact_keys as keys
-from ..fact_keys import Key, gpu_subject, pci_subject
-from ..facts import load_facts
+from ..facts import keys, load_facts
+from ..facts.keys import Key, gpu_subject, pci_subject
+from ..facts.view import MachineView, read_pci_details
 from ..graph import Device, Topology
-from ..view import MachineView, read_pci_details
 from .nccl_paths import Paths
 
 AMD, NVIDIA = "AMD", "NVIDIA"

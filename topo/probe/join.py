@@ -13,8 +13,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from .. import fact_keys as keys
-from ..fact_keys import (
+from ..facts import Fact, Facts, facts_to_json, keys
+from ..facts.keys import (
     CPUINFO,
     GPU,
     HOST,
@@ -29,7 +29,6 @@ from ..fact_keys import (
     pci_subject,
     rdma_subject,
 )
-from ..facts import Fact, Facts, facts_to_json
 from ..graph import Device, Link, Topology, both_ways
 from ..hardware import LATENCY_us, PCIE_GTps, inter_cpu_GBps
 from .capture import open_capture

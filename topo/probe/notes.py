@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
-from .. import fact_keys as keys
-from ..fact_keys import GPU, PCI, gpu_subject
-from ..facts import Facts
+from ..facts import Facts, keys
+from ..facts.keys import GPU, PCI, gpu_subject
 from .linux.unlisted import find_gpu_vendor
 
 _NOTED_KEYS = (

@@ -7,9 +7,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 
-from .. import fact_keys as keys
-from ..fact_keys import gpu_subject, nvlink_subject, pci_subject
-from ..facts import Facts
+from ..facts import Facts, keys
+from ..facts.keys import gpu_subject, nvlink_subject, pci_subject
 from ..graph import Device, Link, both_ways
 from ..hardware import LATENCY_us, NVLINK_DATASHEET_GBps
 

@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from .. import fact_keys as keys
-from ..fact_keys import GPU, Key, gpu_subject, pci_subject
-from ..facts import Facts
+from ..facts import Facts, keys
+from ..facts.keys import GPU, Key, gpu_subject, pci_subject
 from ..hardware import PcieLink, pcie_link
 
 

@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from .. import fact_keys as keys
-from ..fact_keys import gpu_subject
-from ..facts import Facts
+from ..facts import Facts, keys
+from ..facts.keys import gpu_subject
 
 VARIABLE = "CUDA_VISIBLE_DEVICES"
 _ORDER = "CUDA_DEVICE_ORDER"

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from fractions import Fraction
 
-from .. import fact_keys as keys
-from ..fact_keys import gpu_subject, xgmi_subject
-from ..facts import Facts
+from ..facts import Facts, keys
+from ..facts.keys import gpu_subject, xgmi_subject
 from ..graph import Link
 from ..hardware import LATENCY_us, xgmi_counted_GBps
 

@@ -6,9 +6,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ... import fact_keys as keys
-from ...fact_keys import CPUINFO, HOST, Key, gpu_subject, net_subject, numa_subject, pci_subject, rdma_subject
-from ...facts import Fact, Facts, Value
+from ...facts import Fact, Facts, Value, keys
+from ...facts.keys import CPUINFO, HOST, Key, gpu_subject, net_subject, numa_subject, pci_subject, rdma_subject
 from .cpus import Cpus
 from .objects import HwlocMachine, PciFunction, read_bus_id, read_infos, read_os_index, read_pci_ids
 from .pci import SOURCE, HwlocGpu, HwlocNic

@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 
-from ... import fact_keys as keys
-from ...fact_keys import pci_subject
-from ...facts import Fact, Facts
+from ...facts import Fact, Facts, keys
+from ...facts.keys import pci_subject
 from ...hardware import PCIE_GTps
 from ...probe.pcie import Slot, list_slots
 from ..safe_xml import Element

@@ -7,10 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 
-from ... import fact_keys as keys
 from ...devices import Device
-from ...fact_keys import gpu_subject, net_subject, rdma_subject
-from ...facts import Facts
+from ...facts import Facts, keys
+from ...facts.keys import gpu_subject, net_subject, rdma_subject
 from ...hardware import PCIE_GTps, pcie_GBps
 
 _LEAST_GPU_GENERATION = 3

@@ -12,10 +12,9 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from fractions import Fraction
 
-from ... import fact_keys as keys
 from ...errors import InputError
-from ...fact_keys import GPU, gpu_subject, pci_subject
-from ...facts import load_facts
+from ...facts import keys, load_facts
+from ...facts.keys import GPU, gpu_subject, pci_subject
 from ...graph import Device, Link, Topology
 from ...hardware import PCIE_GTps, pcie_link
 from .limits import NCCL, RCCL, check_limits, select_attributes

@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 
-from ... import fact_keys as keys
-from ...fact_keys import gpu_subject, p2p_subject
-from ...facts import Fact
+from ...facts import Fact, keys
+from ...facts.keys import gpu_subject, p2p_subject
 from .cells import PCIE_LABELS, Cells, find_family
 from .parser import CPU, GPU_NAME, GPU_NUMA, NUMA, RANGES, LabelMatrix
 from .pcie_tree import Affinity

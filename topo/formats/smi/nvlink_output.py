@@ -11,10 +11,9 @@ from collections import Counter
 from collections.abc import Mapping
 from fractions import Fraction
 
-from ... import fact_keys as keys
 from ...errors import InputError
-from ...fact_keys import gpu_subject, nvlink_subject
-from ...facts import Fact
+from ...facts import Fact, keys
+from ...facts.keys import gpu_subject, nvlink_subject
 from ...graph import Device, Link, both_ways
 from ...hardware import LATENCY_us, NVLINK_DATASHEET_GBps
 from .cells import list_some

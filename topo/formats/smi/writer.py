@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from ... import fact_keys as keys
-from ...fact_keys import gpu_subject
-from ...facts import Facts, load_facts
+from ...facts import Facts, keys, load_facts
+from ...facts.keys import gpu_subject
 from ...graph import Device, Topology
 from ...matrix import LABELS, Ways
 from .parser import RANGES

@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from ... import fact_keys as keys
-from ...fact_keys import pci_subject
-from ...facts import Fact
+from ...facts import Fact, keys
+from ...facts.keys import pci_subject
 from .files import read_start, show_path
 from .sysfs import list_bridges, list_gpus_and_nics
 

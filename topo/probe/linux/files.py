@@ -8,8 +8,8 @@ import stat
 from pathlib import Path
 from typing import Any
 
-from ...fact_keys import Key
 from ...facts import Fact
+from ...facts.keys import Key
 
 MAX_BYTES = 2**20
 """No file is read further than this: what the probe looks for in longer ones (`/proc/cpuinfo`) stands at their beginning."""

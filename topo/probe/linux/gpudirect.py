@@ -6,9 +6,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from ... import fact_keys as keys
-from ...fact_keys import HOST
-from ...facts import Fact, Facts
+from ...facts import Fact, Facts, keys
+from ...facts.keys import HOST
 from .acs import read_acs
 from .files import list_folder, read_fact, show_path
 from .iommu import read_iommu

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ... import fact_keys as keys
-from ...fact_keys import HOST
-from ...facts import Fact
+from ...facts import Fact, keys
+from ...facts.keys import HOST
 from .files import list_folder, read_fact, show_path
 from .sysfs import list_gpus_and_nics
 

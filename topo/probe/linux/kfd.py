@@ -11,9 +11,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from ... import fact_keys as keys
-from ...fact_keys import gpu_subject, xgmi_subject
-from ...facts import Fact, Facts
+from ...facts import Fact, Facts, keys
+from ...facts.keys import gpu_subject, xgmi_subject
 from .files import list_folder, read_fact, read_text, show_path
 
 TOPOLOGY = "sys/class/kfd/kfd/topology/nodes"

@@ -6,9 +6,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from ... import fact_keys as keys
-from ...fact_keys import NUMA, PCI, numa_subject, pci_subject
-from ...facts import Fact, Facts
+from ...facts import Fact, Facts, keys
+from ...facts.keys import NUMA, PCI, numa_subject, pci_subject
 from .files import read_fact
 
 _RANGE = re.compile(r"(\d{1,6})(?:-(\d{1,6}))?")

@@ -6,9 +6,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from ... import fact_keys as keys
-from ...fact_keys import net_subject, rdma_subject
-from ...facts import Fact, Facts
+from ...facts import Fact, Facts, keys
+from ...facts.keys import net_subject, rdma_subject
 from .files import list_folder, read_fact, show_path
 from .sysfs import find_bus_id
 

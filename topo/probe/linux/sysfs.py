@@ -7,10 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ... import fact_keys as keys
 from ...errors import InputError
-from ...fact_keys import CPUINFO, HOST, NUMA, PCI, Key, numa_subject, pci_subject
-from ...facts import Fact, Facts
+from ...facts import Fact, Facts, keys
+from ...facts.keys import CPUINFO, HOST, NUMA, PCI, Key, numa_subject, pci_subject
 from .files import list_folder, read_fact, show_path
 
 GPU_CLASSES = ("0x03", "0x12")

@@ -10,9 +10,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from ... import fact_keys as keys
-from ...fact_keys import PCI, gpu_subject, pci_subject
-from ...facts import Fact, Facts
+from ...facts import Fact, Facts, keys
+from ...facts.keys import PCI, gpu_subject, pci_subject
 from .files import list_folder, read_fact, show_path
 from .sysfs import BUS_ID, GPU_CLASSES
 

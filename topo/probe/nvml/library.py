@@ -8,9 +8,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
-from ... import fact_keys as keys
-from ...fact_keys import Key, gpu_subject
-from ...facts import Fact, Value
+from ...facts import Fact, Value, keys
+from ...facts.keys import Key, gpu_subject
 
 FIELD_VALUES = "nvmlDeviceGetFieldValues"
 _VALUE_MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")

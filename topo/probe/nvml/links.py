@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from ... import fact_keys as keys
-from ...fact_keys import Key
-from ...facts import Fact
+from ...facts import Fact, keys
+from ...facts.keys import Key
 from .library import FIELD_VALUES, Gpu, Nvml, describe_error, read_pci_address
 
 REMOTE_KINDS = {0: "gpu", 1: "cpu", 2: "switch"}

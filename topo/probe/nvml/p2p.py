@@ -10,9 +10,8 @@ from dataclasses import replace
 from itertools import combinations
 from typing import Any
 
-from ... import fact_keys as keys
-from ...fact_keys import p2p_subject
-from ...facts import Fact
+from ...facts import Fact, keys
+from ...facts.keys import p2p_subject
 from .library import Gpu, Nvml
 
 _CAPABILITIES = {

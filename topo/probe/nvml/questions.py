@@ -11,9 +11,8 @@ import importlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ... import fact_keys as keys
-from ...fact_keys import NVML, Key, gpu_subject
-from ...facts import Fact, Facts, Value
+from ...facts import Fact, Facts, Value, keys
+from ...facts.keys import NVML, Key, gpu_subject
 from .library import Gpu, Nvml, decode_text, describe_error, list_errors, normalize_bus_id, open_nvml, read_pci_address
 from .links import read_c2c, read_nvlinks
 from .p2p import read_p2p

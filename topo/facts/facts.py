@@ -1,7 +1,7 @@
 """Facts about a machine: what is known of it and from which source, or why it is not known.
 
 A probe never fails as a whole: where a question has no answer, the fact says so in `missing` and the next one is asked.
-`fact_keys.py` declares the subjects and keys. A topology keeps the facts that it was made from in `extra["facts"]`, so
+`keys.py` declares the subjects and keys. A topology keeps the facts that it was made from in `extra["facts"]`, so
 that its JSON can be judged on another machine.
 """
 
@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from .errors import InputError
-from .fact_keys import Key
+from ..errors import InputError
+from .keys import Key
 
 Value = int | str | tuple[str, ...]
 

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
-from . import fact_keys as keys
-from .fact_keys import GPU, gpu_subject
+from ..graph import Device, Topology
+from . import keys
 from .facts import Facts
-from .graph import Device, Topology
+from .keys import GPU, gpu_subject
 
 WIRES = ("nvlink", "xgmi")
 """Kinds of links that join GPUs otherwise than over PCI Express."""
