@@ -1,7 +1,4 @@
-"""The door to CP-SAT: one worker, a fixed seed and a limit of deterministic time, so that equal models end equally.
-
-The worker takes turns at CP-SAT's strategies: which of them solves a model soon differs much from model to model.
-"""
+"""The door to CP-SAT: one worker, a fixed seed and a limit of deterministic time, so that equal models end equally."""
 
 from __future__ import annotations
 
@@ -16,11 +13,15 @@ _CONSTRAINT_S = 1e-5
 _LEAST_S = 0.01
 
 
-def solve(model: cp_model.CpModel, effort: Effort, search: str) -> tuple[cp_model.CpSolver, cp_model.CpSolverStatus]:
-    """Solve a model within the work that is allowed; return the solver and its status."""
+def solve(
+    model: cp_model.CpModel, effort: Effort, search: str, *, varied: bool = False
+) -> tuple[cp_model.CpSolver, cp_model.CpSolverStatus]:
+    """Solve a model within the work that is allowed; return the solver and its status. `varied`: take turns at CP-SAT's
+    strategies, for models that now one, now another solves soon.
+    """
     solver = cp_model.CpSolver()
     solver.parameters.num_workers = 1
-    solver.parameters.interleave_search = True
+    solver.parameters.interleave_search = varied
     solver.parameters.random_seed = 1
     effort.spend(_CONSTRAINT_S * len(model.proto.constraints))
     units = max(_LEAST_S, effort.left_s) / _WORK_S
