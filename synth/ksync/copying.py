@@ -42,7 +42,7 @@ class Instance:
 
 def run_solver(model: cp_model.CpModel, effort: Effort, what: Instance) -> cp_model.CpSolver | None:
     """Solve; None when it is proved infeasible. TimeLimitError when nothing is proved with the work that is allowed."""
-    solver, status = solve(model, effort, "exact")
+    solver, status = solve(model, effort, "exact", varied=True)
     if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         return solver
     if status == cp_model.INFEASIBLE:

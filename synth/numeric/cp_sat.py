@@ -13,10 +13,15 @@ _CONSTRAINT_S = 1e-5
 _LEAST_S = 0.01
 
 
-def solve(model: cp_model.CpModel, effort: Effort, search: str) -> tuple[cp_model.CpSolver, cp_model.CpSolverStatus]:
-    """Solve a model within the work that is allowed; return the solver and its status."""
+def solve(
+    model: cp_model.CpModel, effort: Effort, search: str, *, varied: bool = False
+) -> tuple[cp_model.CpSolver, cp_model.CpSolverStatus]:
+    """Solve a model within the work that is allowed; return the solver and its status. `varied`: take turns at CP-SAT's
+    strategies, for models that now one, now another solves soon.
+    """
     solver = cp_model.CpSolver()
     solver.parameters.num_workers = 1
+    solver.parameters.interleave_search = varied
     solver.parameters.random_seed = 1
     effort.spend(_CONSTRAINT_S * len(model.proto.constraints))
     units = max(_LEAST_S, effort.left_s) / _WORK_S

@@ -49,7 +49,9 @@ def build(request: Request) -> list[Schedule]:
     if max(links.values()) / unit > _MOST_UNITS:
         raise InfeasibleError("greedy: the bandwidths have no common unit of which the widest link has at most 32")
     trial_s = n * n * _TRANSFER_S
-    if trial_s > request.effort.left_s:
+    if trial_s > min(request.effort.left_s, request.effort.clock_s):
+        if trial_s <= request.effort.left_s:
+            request.effort.record_cut("greedy")
         raise TimeLimitError(f"greedy: a trial for {n} ranks takes about {trial_s:.0f} s; give it more")
     best: list[Ints] | None = None
     for trial in range(_TRIALS):
