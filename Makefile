@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 TORCH_VERSION ?= 2.13.0
+# Tests start hundreds of Python processes; each would compile topoplan anew where bytecode is not written.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo test lint format schemas setup gpu-test gpu-check clean
 

@@ -1,6 +1,6 @@
 """Lower bounds on the time of a collective on a topology, each with the certificate that proves it.
 
-Cuts are found by maximum flows on whole numbers (OR-tools), prices by linear programmes (HiGHS through SciPy) whose
+Cuts are found by maximum flows on whole numbers (OR-tools), prices by linear programs (HiGHS through SciPy) whose
 duals are rounded to fractions. The value of a bound is what its certificate proves exactly, however good the floats were.
 """
 

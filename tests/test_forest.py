@@ -98,7 +98,7 @@ def test_links_that_lead_one_way_are_packed_to_the_bound_or_found_impossible(
 
 
 def free_roots_optimum(topology: Topology) -> float:
-    """The best allreduce rate as a flow programme, written down independently: max sum x_v with r + b <= c, flows of b
+    """The best allreduce rate as a flow program, written down independently: max sum x_v with r + b <= c, flows of b
     from sources x_v to every GPU, flows of r from every GPU to sinks x_v, r and b balanced at switches.
     """
     links = list(topology.capacity_GBps)

@@ -37,7 +37,7 @@ The names, in the order of `NAMES`:
 - hierarchical: allreduce inside boxes, between them, inside; needs `topology` or `plan`.
 - plan: allreduce by any `plan`.
 - stock: the backend's own allreduce.
-- parameter-server: synchronous; all workers and helpers add up a share each, which follows from a linear programme (BytePS).
+- parameter-server: synchronous; all workers and helpers add up a share each, which follows from a linear program (BytePS).
 - async-parameter-server: helpers hold the parameters and apply each gradient as it comes (Downpour SGD).
 - neighbours: parameters averaged with those of the neighbours on the topology's graph (D-PSGD).
 - neighbours-8bit: the same, with 8-bit differences on the wire (DCD-PSGD, Bagua).

@@ -2,7 +2,7 @@
 
 Each worker sends server s its part of the buffer, a share f_s of it, and gets the sum of that part back; a worker that
 serves keeps its own. BytePS (Jiang et al., OSDI 2020, section 4.1) solves this by hand for equal machines on one
-switch; here it is a linear programme over the links of any topology.
+switch; here it is a linear program over the links of any topology.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def _count_uses(router: Router, workers: Sequence[str], server: str) -> Counter[
 
 
 def _find_best(columns: Sequence[Mapping[int, int]], capacity: Sequence[Fraction]) -> list[Fraction]:
-    """Return the best of the exact divisions near the floating-point solution of the linear programme."""
+    """Return the best of the exact divisions near the floating-point solution of the linear program."""
     candidates = []
     for even in (_EVEN, 0.0):
         floats, _ = _solve(columns, capacity, even)

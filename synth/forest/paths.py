@@ -168,7 +168,7 @@ class PathPacking:
         pairs = [(path[0], path[-1]) for path in self.found]
         found = divide(list(self.found.values()), self.capacity, pairs, effort=effort)
         if found is None:
-            raise TimeLimitError("the linear programme of paths was not solved")
+            raise TimeLimitError("the linear program of paths was not solved")
         return found
 
 

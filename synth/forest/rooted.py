@@ -169,7 +169,7 @@ class RootedPacking:
             if value > out.value:
                 out.value = value
                 out.prices = {link: float(prices[self.row[i]]) for i, link in enumerate(self.links)}
-        # As many a round as keep the programme small: prices change, and what is dear now may never be of use.
+        # As many a round as keep the program small: prices change, and what is dear now may never be of use.
         fresh.sort(key=lambda x: x[0])
         most = len(self.roots) if not self.both else 4
         return list(dict.fromkeys(tree for _, tree in fresh))[: max(most, 1 + _OTHERS)]

@@ -1,7 +1,7 @@
 """The Pareto front of k-synchronous schedules over steps S and R/C, its ends proved.
 
 For each S from the least possible on: the row with R = S and the most chunks, and the row with the least R/C, down to
-what the linear programme of ratio_bound proves; it stops where R/C meets the topology's bandwidth bound. Where the best
+what the linear program of ratio_bound proves; it stops where R/C meets the topology's bandwidth bound. Where the best
 R/C of an S is above that bound, the (C, R) just below it are listed too, as proved infeasible. Reduce-scatter and reduce
 are allgather and broadcast on the reversed topology; allreduce is composed of two, and solved directly for few steps.
 """

@@ -1,4 +1,4 @@
-"""The least R/C that any number of chunks can reach in S steps: a linear programme, and its dual as an exact proof.
+"""The least R/C that any number of chunks can reach in S steps: a linear program, and its dual as an exact proof.
 
 Relax SCCL's formulation: x[j,e,s] in [0, 1] is how much of commodity j (the data of one source for one set of
 receivers) crosses edge e in step s, r_s >= 0 the length of step s for one chunk. Minimise sum r_s subject to
@@ -15,7 +15,7 @@ By weak duality and 0 <= x <= 1, any pi, w >= 0 and y >= 0 prove
     R/C >= ( sum pi - sum_{at the source} w - sum_{j,e,s} max(0, excess[j,e,s]) ) / max_s (sum_l b_l y[l,s]),  with
     excess[j,(u,v),s] = pi[j,v] - sum_{l in e} y[l,s] - sum_{t>=s, A has e} w[j,A,t] + sum_{t>s, A out of v, e counts} w[j,A,t]
 
-The programme is solved in floats; the multipliers are rounded to fractions, and only this formula, evaluated exactly,
+The program is solved in floats; the multipliers are rounded to fractions, and only this formula, evaluated exactly,
 counts. `equal_steps` asks for r_1 = ... = r_S (the rows with R = S), where max_s becomes a mean over s.
 """
 
@@ -43,7 +43,7 @@ Forward = tuple[int, int, int, int]
 
 @dataclass(frozen=True)
 class Multipliers:
-    """Those of the programme above that are not zero. Commodities are numbered as in `collective.even_chunks(1)`."""
+    """Those of the program above that are not zero. Commodities are numbered as in `collective.even_chunks(1)`."""
 
     pi: dict[tuple[int, int], Fraction]
     w: dict[Forward, Fraction]
@@ -62,7 +62,7 @@ class RatioProof:
 
 
 class _Programme:
-    """The linear programme: columns 0..S-1 are r_s, then one a possible send."""
+    """The linear program: columns 0..S-1 are r_s, then one a possible send."""
 
     def __init__(self, fabric: Fabric, collective: Collective, steps: int, equal_steps: bool) -> None:
         self.fabric, self.collective, self.steps, self.equal_steps = fabric, collective, steps, equal_steps
@@ -161,8 +161,8 @@ def least_ratio(
     fabric: Fabric, collective: Collective, steps: int, *, equal_steps: bool = False, effort: Effort | None = None
 ) -> RatioProof | None:
     """The best proved lower bound on R/C in `steps` steps, or None where no schedule has so few steps."""
-    programme = _Programme(fabric, collective, steps, equal_steps)
-    return programme.solve(effort if effort is not None else Effort()) if programme.build() else None
+    program = _Programme(fabric, collective, steps, equal_steps)
+    return program.solve(effort if effort is not None else Effort()) if program.build() else None
 
 
 def _single_receiver(collective: Collective, chunk: Chunk) -> bool:

@@ -1,4 +1,4 @@
-"""Round the floats of a linear programme to exact rates that overload nothing and have a small common denominator."""
+"""Round the floats of a linear program to exact rates that overload nothing and have a small common denominator."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def exact_rates(
         rates = [Fraction(floor(w * (1 - slack) * _FINE), _FINE) * unit for w in scaled]
         if _fits(rates, uses, capacity):
             return rates
-    raise InfeasibleError("the linear programme's weights overload a link by more than rounding explains")
+    raise InfeasibleError("the linear program's weights overload a link by more than rounding explains")
 
 
 def _whole_rates(

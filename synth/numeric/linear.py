@@ -1,4 +1,4 @@
-"""Linear programmes by HiGHS (through SciPy; its serial simplex), with their duals, in floats: callers round and check
+"""Linear programs by HiGHS (through SciPy; its serial simplex), with their duals, in floats: callers round and check
 exactly.
 """
 

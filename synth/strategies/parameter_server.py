@@ -1,6 +1,6 @@
 """Parameter servers: every rank sends its vector to servers, which add up and send the sum back (BytePS, OSDI 2020).
 
-There is one server, or every rank serves a share of the vector; the shares follow from a linear programme over the links.
+There is one server, or every rank serves a share of the vector; the shares follow from a linear program over the links.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ class AsyncParameterServer(System):
     update. The number of other workers' updates since this worker last pulled is the staleness of its gradients (`report()`);
     it is not bounded. Each push is one update: n workers make n times as many as a synchronous system.
 
-    The helpers' shares follow from the linear programme of the synchronous server. `finish` waits for all workers, and
+    The helpers' shares follow from the linear program of the synchronous server. `finish` waits for all workers, and
     all get the same final parameters. A worker that dies is left out, and is in the helpers' `report()["lost"]`; when all are
     lost, or one is silent for longer than the timeout, `serve` raises ExecutionError.
     """

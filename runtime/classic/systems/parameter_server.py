@@ -71,7 +71,7 @@ def divide_buckets(setting: Setting, servers: Sequence[int], shares: Shares) -> 
 class ParameterServer(Averaging):
     """Parameter servers that add up a part of the gradients each, in rank order, and send the mean of it back to all workers.
 
-    Servers are all workers and all helpers; the sizes of their parts follow from a linear programme over the links
+    Servers are all workers and all helpers; the sizes of their parts follow from a linear program over the links
     (`report()["shares"]`, by rank). Without helpers this is one scatter and one gather. A helper waits at most the timeout
     for the first worker to announce each step.
     """
