@@ -66,8 +66,7 @@ def collective_on(name: str, topology: Topology, root: int | None = None) -> Col
         raise InputError(
             f"topology {topology.name!r} has {n} GPU{'' if n == 1 else 's'}; a collective needs at least two ranks"
         )
-    rooted = name in ("broadcast", "reduce", "gather", "scatter")
-    return Collective(name, n, (root or 0) if rooted else root)
+    return Collective.with_default_root(name, n, root)
 
 
 def synthesize(

@@ -18,6 +18,7 @@ from ...topo.errors import ExecutionError, InputError
 from ...topo.graph import Topology
 from ..communicator import DEFAULT_TIMEOUT
 from ..ranks.faults import first_line, grace_s
+from ..ranks.groups import device_of, make_private_group
 from .base import MakeOptimizer, Setting, System
 from .buckets import Buckets
 from .systems.allreduce import Hierarchical, Planned, Ring, Stock
@@ -86,8 +87,8 @@ def make(
     if not dist.is_initialized():
         raise InputError("torch.distributed is not initialised; call init_process_group first")
     try:
-        own_group = _copy_group(group, timeout)
-        device = _device(own_group)
+        own_group = make_private_group(group, timeout - timedelta(seconds=grace_s(timeout)))
+        device = device_of(own_group)
         helper_ranks = tuple(helpers)
         problem, buckets = _check_arguments(name, model, optimizer, own_group, device, helper_ranks, plan)
         layout = None if buckets is None else tuple(buckets.layout)
@@ -117,21 +118,6 @@ def make(
             f"rank {dist.get_rank()}: the ranks could not set up {name}: {first_line(error)}; "
             "did all of them call make, and can they reach each other?"
         ) from error
-
-
-def _copy_group(group: dist.ProcessGroup | None, timeout: timedelta) -> dist.ProcessGroup:
-    """Create a group of the same ranks, so that its messages never mix with others'."""
-    ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
-    backend = "nccl" if "nccl" in dist.get_backend(group) else "gloo"
-    own_group = dist.new_group(ranks, timeout=timeout - timedelta(seconds=grace_s(timeout)), backend=backend)
-    if not isinstance(own_group, dist.ProcessGroup):
-        raise InputError("this rank is not in the group that the system is for")
-    return own_group
-
-
-def _device(group: dist.ProcessGroup) -> torch.device:
-    on_gpu = "nccl" in dist.get_backend(group)
-    return torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
 
 
 def _check_arguments(

@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from ...topo.errors import ExecutionError
 from ..ranks.faults import Faults, first_line
+from ..ranks.groups import uses_nccl
 
 Message = tuple[int, torch.Tensor]
 """A peer (its rank in the group), and the contiguous tensor to send or to receive into, not to be used before `wait`."""
@@ -30,7 +31,7 @@ class PointToPoint:
     def __init__(self, group: dist.ProcessGroup, faults: Faults | None = None) -> None:
         self.group, self.faults = group, faults
         self.rank = dist.get_rank(group)
-        self.batched = "nccl" in dist.get_backend(group)
+        self.batched = uses_nccl(group)
         self.bytes_sent = 0
         self._posted: Counter[str] = Counter()
 

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from ...topo.errors import ExecutionError, InputError
 from ..communicator import Communicator
 from ..ranks.faults import first_line
+from ..ranks.groups import device_of
 from ..ranks.stock import is_possible, make_stock_call
 from ..ranks.timing import find_slowest_s, time_call_s
 from .bench_data import OPS, BenchBuffers, BenchSettings
@@ -51,7 +52,7 @@ def run_benchmark(
     Without a communicator only the stock collective is timed. Raises ExecutionError where a rank fails.
     """
     rank = dist.get_rank()
-    device = torch.device("cuda", torch.cuda.current_device()) if dist.get_backend() == "nccl" else torch.device("cpu")
+    device = device_of(None)
     if settings.collective.ranks != dist.get_world_size():
         raise InputError(f"{settings.collective.ranks} ranks are asked for, {dist.get_world_size()} are running")
     rows = []

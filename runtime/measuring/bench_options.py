@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from ...synth.plan import Plan
     from .bench_data import BenchSettings
 
-_ROOTED = ("broadcast", "reduce", "gather", "scatter")
-
 
 @dataclass(frozen=True)
 class BenchOptions:
@@ -67,7 +65,7 @@ class BenchOptions:
         """Return the plan's collective; without a plan the named one, from rank 0 where it has a root."""
         if plan is not None:
             return plan.collective
-        return Collective(self.collective, ranks, 0 if self.collective in _ROOTED else None)
+        return Collective.with_default_root(self.collective, ranks)
 
     def settings_for(self, collective: Collective) -> BenchSettings:
         """Return what is measured; InputError where the dtype, the reduction or both together are not supported."""

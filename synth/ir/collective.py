@@ -57,6 +57,11 @@ class Collective:
         elif self.root is not None:
             raise InputError(f"{self.name} has no root, got {self.root}")
 
+    @classmethod
+    def with_default_root(cls, name: str, ranks: int, root: int | None = None) -> Collective:
+        """Return a collective whose root, where it has one and none is given, is rank 0."""
+        return cls(name, ranks, 0 if root is None and name in _ROOTED else root)
+
     @property
     def reduces(self) -> bool:
         """Whether contributions are added up; otherwise data is only copied."""
