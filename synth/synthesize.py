@@ -118,7 +118,7 @@ def synthesize(
                 declined[name] = str(error)
             timed_out = timed_out or isinstance(error, TimeLimitError)
         if number == 0:
-            settled = _at_bound(topology, limit, costed)
+            settled = _reaches_bound(topology, limit, costed)
     if not costed:
         reasons = "; ".join(declined.values())
         raise TimeLimitError(reasons) if timed_out else InfeasibleError(reasons)
@@ -141,7 +141,7 @@ def _grant(effort: Effort, name: str, *, first: bool, quick: bool) -> Effort:
     return effort.grant(work_s, _STRATEGY_CLOCK)
 
 
-def _at_bound(topology: Topology, limit: Bound, costed: list[tuple[Schedule, Cost]]) -> bool:
+def _reaches_bound(topology: Topology, limit: Bound, costed: list[tuple[Schedule, Cost]]) -> bool:
     """Whether a pipeline among the schedules has no gap to speak of."""
     enough = limit.s_per_GB * (1 + AT_BOUND)
     bases = {replace(s, segments=2) for s, _ in costed if s.segments > 1}
@@ -215,7 +215,7 @@ def _list_alternatives(
     """
     if collective.ranks > _MENU_RANKS:
         return ()
-    have = {entry.schedule.uncut for entry in entries}
+    taken = {entry.schedule.uncut for entry in entries}
     figures: dict[Schedule, tuple[float, ...]] = {}
     for schedule, _ in pool:
         base = schedule.uncut
@@ -229,7 +229,7 @@ def _list_alternatives(
         rivals = [f for other, f in figures.items() if other.strategy == base.strategy and other is not base]
         if not any(f != own and all(x <= y for x, y in zip(f, own, strict=True)) for f in rivals):
             unbeaten.append((own, base))
-    ranked = [base for _, base in sorted(unbeaten, key=lambda item: item[0][2]) if base not in have]
+    ranked = [base for _, base in sorted(unbeaten, key=lambda item: item[0][2]) if base not in taken]
     return tuple(ranked[:_MENU])
 
 

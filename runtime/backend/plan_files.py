@@ -17,7 +17,7 @@ _HEAD_BYTES = 4096
 
 
 @dataclass(frozen=True)
-class _Listed:
+class _PlanEntry:
     """A plan, or its file, and what it is for."""
 
     collective: str
@@ -30,7 +30,7 @@ class PlanFiles:
     """Picks plans by collective, number of ranks and root; files are verified when they are picked."""
 
     def __init__(self, plans: Sequence[str | Path | Plan]) -> None:
-        self.listed = [row for plan in plans for row in _list_plans(plan)]
+        self.entries = [entry for plan in plans for entry in _list_plans(plan)]
 
     def find(self, wanted: Collective, *, strict: bool) -> Plan | None:
         """Return the plan for a collective; None where there is none for it at all, or (not `strict`) for that many ranks.
@@ -38,17 +38,17 @@ class PlanFiles:
         Raises PlanMismatchError (`strict`) where those for the collective are for other numbers of ranks, InputError where
         there are two, VerificationError where it does not hold.
         """
-        rows = [row for row in self.listed if row.collective == wanted.name]
-        fitting = [row for row in rows if row.ranks == wanted.ranks]
-        if rows and not fitting and strict:
-            numbers = " and ".join(map(str, sorted({row.ranks for row in rows})))
+        entries = [entry for entry in self.entries if entry.collective == wanted.name]
+        fitting = [entry for entry in entries if entry.ranks == wanted.ranks]
+        if entries and not fitting and strict:
+            numbers = " and ".join(map(str, sorted({entry.ranks for entry in entries})))
             raise PlanMismatchError(
                 f"the plan for {wanted.name} is for {numbers} ranks, the group has {wanted.ranks}; "
                 "start as many ranks, or synthesize a plan for this number"
             )
-        exact = [row for row in fitting if row.root == wanted.root]
+        exact = [entry for entry in fitting if entry.root == wanted.root]
         if len(exact) > 1:
-            names = ", ".join(str(row.plan) for row in exact if isinstance(row.plan, Path))
+            names = ", ".join(str(entry.plan) for entry in exact if isinstance(entry.plan, Path))
             raise InputError(
                 f"there are {len(exact)} plans for {wanted.name} over {wanted.ranks} ranks ({names}); leave one"
             )
@@ -67,21 +67,21 @@ def is_plan_file(path: Path) -> bool:
         return False
 
 
-def _list_plans(plan: str | Path | Plan) -> list[_Listed]:
+def _list_plans(plan: str | Path | Plan) -> list[_PlanEntry]:
     if isinstance(plan, Plan):
-        return [_Listed(plan.collective.name, plan.collective.ranks, plan.collective.root, plan)]
+        return [_PlanEntry(plan.collective.name, plan.collective.ranks, plan.collective.root, plan)]
     path = Path(plan)
     if not path.exists():
         raise InputError(f"{path}: no such file or folder; expected plans written by topo-synth -o")
     if not path.is_dir():
         return [_read_head(path)]
-    rows = [_read_head(file) for file in sorted(path.glob("*.json")) if is_plan_file(file)]
-    if not rows:
+    entries = [_read_head(file) for file in sorted(path.glob("*.json")) if is_plan_file(file)]
+    if not entries:
         raise InputError(f"{path}: there is no plan in this folder; expected .json files written by topo-synth -o")
-    return rows
+    return entries
 
 
-def _read_head(path: Path) -> _Listed:
+def _read_head(path: Path) -> _PlanEntry:
     """Read what a file's plan is for; the rest is read when it is needed."""
     try:
         if path.stat().st_size > MAX_PLAN_BYTES:
@@ -91,4 +91,4 @@ def _read_head(path: Path) -> _Listed:
         raise InputError(f"{path}: cannot be read: {error.strerror}") from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise InputError(f"{path}: not a plan, or damaged; expected a file written by topo-synth -o") from None
-    return _Listed(head.collective, head.ranks, head.root, path)
+    return _PlanEntry(head.collective, head.ranks, head.root, path)

@@ -27,7 +27,7 @@ _ASKED_FOR_WRONGLY = (2, 3, 4, 5)
 """Exit codes of what is wrong with the request (see topo/errors.py), which is the cause of whatever else fails."""
 
 
-def inside_a_launch() -> bool:
+def is_rank() -> bool:
     """Whether this process is a rank already: started by `launch`, torchrun, or whoever sets RANK and WORLD_SIZE."""
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
@@ -67,10 +67,10 @@ def launch(command: list[str], ranks: int) -> int:
     Rank 0 has this process's output; what others print to standard error is shown if they are to blame. When one fails the
     others are ended, and on any exception all are.
     """
-    with tempfile.TemporaryDirectory(prefix="topoplan-") as folder, ending_on_signals():
+    with tempfile.TemporaryDirectory(prefix="topoplan-") as folder, end_on_signals():
         logs = [Path(folder) / f"rank{rank}.err" for rank in range(ranks)]
         rendezvous = Path(folder) / "rendezvous"
-        failed, code = ended_together(lambda rank: _start(command, rank, ranks, rendezvous, logs[rank]), ranks)
+        failed, code = run_together(lambda rank: _start(command, rank, ranks, rendezvous, logs[rank]), ranks)
         if failed is None:
             return 0
         if failed:
@@ -82,7 +82,7 @@ def launch(command: list[str], ranks: int) -> int:
 
 
 @contextmanager
-def ending_on_signals() -> Iterator[None]:
+def end_on_signals() -> Iterator[None]:
     """A request to end (SIGTERM, SIGHUP) becomes SystemExit, so that what was started is ended too."""
 
     def end(number: int, frame: object) -> None:
@@ -96,7 +96,7 @@ def ending_on_signals() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def ended_together(start: Callable[[int], subprocess.Popen[bytes]], ranks: int) -> tuple[int | None, int]:
+def run_together(start: Callable[[int], subprocess.Popen[bytes]], ranks: int) -> tuple[int | None, int]:
     """Start all ranks and wait; return (None, 0) when all are done, or the rank that is to blame and its return code.
 
     To blame is a rank that was asked for something impossible before one that failed otherwise, and among those the first
@@ -107,14 +107,14 @@ def ended_together(start: Callable[[int], subprocess.Popen[bytes]], ranks: int) 
     try:
         for rank in range(ranks):
             children.append(start(rank))
-        first = _wait(children)
+        first = _wait_for_failure(children)
     finally:
-        codes = _last_codes(children)
-        _end(children)
-    return (None, 0) if first is None else _to_blame(codes, first)
+        codes = _collect_codes(children)
+        _end_all(children)
+    return (None, 0) if first is None else _find_culprit(codes, first)
 
 
-def _last_codes(children: list[subprocess.Popen[bytes]]) -> list[int | None]:
+def _collect_codes(children: list[subprocess.Popen[bytes]]) -> list[int | None]:
     """Return the codes of those that end by themselves within a moment, None for the others."""
     deadline = time.monotonic() + _LAST_WORDS_S
     while any(child.poll() is None for child in children) and time.monotonic() < deadline:
@@ -122,7 +122,7 @@ def _last_codes(children: list[subprocess.Popen[bytes]]) -> list[int | None]:
     return [child.poll() for child in children]
 
 
-def _to_blame(codes: list[int | None], first: int) -> tuple[int, int]:
+def _find_culprit(codes: list[int | None], first: int) -> tuple[int, int]:
     """Return the rank whose failure is the cause, given the first that was seen to fail, and its return code."""
     # Rank 0 comes first: its message has been printed already, and the others' say the same.
     refused = [rank for rank, code in enumerate(codes) if code in _ASKED_FOR_WRONGLY]
@@ -150,7 +150,7 @@ def _start(command: list[str], rank: int, ranks: int, rendezvous: Path, log: Pat
         )
 
 
-def _wait(children: list[subprocess.Popen[bytes]]) -> int | None:
+def _wait_for_failure(children: list[subprocess.Popen[bytes]]) -> int | None:
     """Return the first rank seen to fail, or None when all are done."""
     while True:
         codes = [child.poll() for child in children]
@@ -162,7 +162,7 @@ def _wait(children: list[subprocess.Popen[bytes]]) -> int | None:
         time.sleep(_POLL_S)
 
 
-def _end(children: list[subprocess.Popen[bytes]]) -> None:
+def _end_all(children: list[subprocess.Popen[bytes]]) -> None:
     """Ask those that still run to stop, then kill them; whole sessions where a rank leads one."""
     running = [child for child in children if child.poll() is None]
     for child in running:

@@ -24,8 +24,8 @@ from .machine.pairs import Floats, PairGraph, Tree
 
 _TOLERANCE = 1e-10
 _SMOOTH = 0.5
-_OTHERS = 12
-_SHUN = 0.2
+_SIMILAR = 12
+_RAISE = 0.2
 _TREE_S, _TREE_PAIR_S = 7e-4, 2e-6
 """Seconds of a quiet core for a cheapest tree, and for each pair of devices in it."""
 
@@ -58,7 +58,7 @@ def generate(
     capacity: Floats = np.bincount(rows, weights=graph.capacity, minlength=count).astype(np.float64)
     best = (start.prices, start.value) if start is not None else (1.0 / graph.capacity / len(rows), np.inf)
     trees = list(start.trees) if start is not None else []
-    columns = [_in_rows(graph, tree, rows) for tree in trees]
+    columns = [_count_rows(graph, tree, rows) for tree in trees]
     known = dict.fromkeys(trees)
     rates, dual = np.zeros(len(trees)), best[0]
     if trees:
@@ -66,12 +66,12 @@ def generate(
     smooth = _SMOOTH if trees else 0.0
     tree_s = _TREE_S + _TREE_PAIR_S * len(rows)
     while True:
-        asked = smooth * best[0] + (1 - smooth) * dual
-        price, tree = graph.cheapest_tree(asked)
+        trial_prices = smooth * best[0] + (1 - smooth) * dual
+        price, tree = graph.cheapest_tree(trial_prices)
         effort.spend(tree_s)
-        value = float(graph.capacity @ asked) / price
+        value = float(graph.capacity @ trial_prices) / price
         if value < best[1]:
-            best = asked / price, value
+            best = trial_prices / price, value
         reached = float(rates.sum()) >= min(best[1], most) * (1 - _TOLERANCE)
         if reached or (trees and effort.is_over("packing trees")):
             return Columns(tuple(trees), rates, best[0], best[1], reached)
@@ -81,27 +81,27 @@ def generate(
                 return Columns(tuple(trees), rates, best[0], best[1], optimal=True)
             smooth = smooth / 2 if smooth > 0.05 else 0.0
             continue
-        effort.spend(tree_s * _OTHERS)
-        for fresh in [tree, *_others(graph, asked, tree, rows)]:
+        effort.spend(tree_s * _SIMILAR)
+        for fresh in [tree, *_find_similar(graph, trial_prices, tree, rows)]:
             if fresh not in known:
                 known[fresh] = None
                 trees.append(fresh)
-                columns.append(_in_rows(graph, fresh, rows))
+                columns.append(_count_rows(graph, fresh, rows))
         rates, dual = _solve(columns, capacity, rows, effort)
         smooth = _SMOOTH
         if progress is not None and len(trees) % 20 == 0:
             progress(f"packing: {len(trees)} trees, {rates.sum():.4g} of at most {best[1]:.4g} GB/s")
 
 
-def _others(graph: PairGraph, prices: Floats, tree: Tree, rows: NDArray[np.int64]) -> list[Tree]:
+def _find_similar(graph: PairGraph, prices: Floats, tree: Tree, rows: NDArray[np.int64]) -> list[Tree]:
     """A few more trees that are nearly as cheap, each shunning the links of those before."""
     out = []
-    shunned = np.zeros(len(prices))
-    for _ in range(_OTHERS):
-        for row, times in _in_rows(graph, tree, rows).items():
-            shunned[row] += times
-        dear = prices * (1 + _SHUN * shunned[rows] / np.bincount(rows, minlength=len(prices))[rows])
-        _, tree = graph.cheapest_tree(dear + _SHUN * float(prices.mean()) * 1e-3)
+    earlier_uses = np.zeros(len(prices))
+    for _ in range(_SIMILAR):
+        for row, times in _count_rows(graph, tree, rows).items():
+            earlier_uses[row] += times
+        raised = prices * (1 + _RAISE * earlier_uses[rows] / np.bincount(rows, minlength=len(prices))[rows])
+        _, tree = graph.cheapest_tree(raised + _RAISE * float(prices.mean()) * 1e-3)
         out.append(tree)
     return out
 
@@ -116,7 +116,7 @@ def _solve(
     return solved[0], solved[1][rows]
 
 
-def _in_rows(graph: PairGraph, tree: Tree, rows: NDArray[np.int64]) -> Counter[int]:
+def _count_rows(graph: PairGraph, tree: Tree, rows: NDArray[np.int64]) -> Counter[int]:
     used: Counter[int] = Counter()
     for pair, times in graph.uses(tree).items():
         used[int(rows[pair])] += times

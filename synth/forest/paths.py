@@ -27,7 +27,7 @@ from ..ir.transfers import COPY, Transfers
 from .machine.metric import Floats, Link
 from .machine.symmetry import group
 from .trees import RootedTree
-from .weigh import Division, divide, orbits, small_shares
+from .weigh import Division, divide, orbits, round_shares
 
 Path = tuple[str, ...]
 """Devices from the source GPU to the target GPU, relaying GPUs included."""
@@ -78,12 +78,12 @@ class PathPacking:
         self.number = {link: i for i, link in enumerate(self.links)}
         self.src = np.array([self.index[a] for a, _ in self.links], dtype=np.int64)
         self.dst = np.array([self.index[b] for _, b in self.links], dtype=np.int64)
-        self.found: dict[Path, Counter[int]] = {}
+        self.uses: dict[Path, Counter[int]] = {}
         self.flow = Flow(images=self.images)
         self.finished = False
 
     @classmethod
-    def along(cls, topology: Topology, trees: Sequence[RootedTree]) -> PathPacking:
+    def from_trees(cls, topology: Topology, trees: Sequence[RootedTree]) -> PathPacking:
         """No search: the path from a root to each other rank is that in the root's out-tree."""
         out = cls(topology, [tree.root for tree in trees])
         for tree in trees:
@@ -93,10 +93,10 @@ class PathPacking:
                     path = [*route, *path[1:]]
                     rank = out.rank_of[route[0]]
                 if path:
-                    out.found[tuple(path)] = out._uses(tuple(path))
-        out.flow.paths, out.flow.shares = list(out.found), np.ones(len(out.found))
+                    out.uses[tuple(path)] = out._count_uses(tuple(path))
+        out.flow.paths, out.flow.shares = list(out.uses), np.ones(len(out.uses))
         load: Counter[int] = Counter()
-        for used in out.found.values():
+        for used in out.uses.values():
             load.update(used)
         out.flow.reached = max(times / float(out.capacity[row]) for row, times in load.items())
         out.finished = True
@@ -107,7 +107,7 @@ class PathPacking:
         out = self.flow
         prices: Floats = 1 / self.capacity
         duals: Mapping[Hashable, float] = {}
-        if self.found and not self.finished:
+        if self.uses and not self.finished:
             solved = self._solve(effort)
             prices, duals = solved.prices, solved.duals
         while not self.finished:
@@ -116,17 +116,17 @@ class PathPacking:
             if not fresh:
                 self.finished = True
                 break
-            if self.found and effort.is_over("packing paths"):
+            if self.uses and effort.is_over("packing paths"):
                 break
             for path in fresh:
-                self.found[path] = self._uses(path)
+                self.uses[path] = self._count_uses(path)
             solved = self._solve(effort)
             out.shares, out.reached, prices, duals = solved.shares, solved.time, solved.prices, solved.duals
-            out.paths = list(self.found)
+            out.paths = list(self.uses)
             if out.reached <= out.value * (1 + _TOLERANCE):
                 self.finished = True
             if say is not None:
-                say(f"packing: {len(self.found)} paths")
+                say(f"packing: {len(self.uses)} paths")
         return out
 
     def _price(self, prices: Floats, duals: Mapping[Hashable, float]) -> list[Path]:
@@ -147,7 +147,7 @@ class PathPacking:
                 path = tuple(self.names[i] for i in reversed(nodes))
                 price = sum(by_link[self.number[link]] for link in pairwise(path))
                 total += price
-                if path not in self.found and price * self.times < duals.get((path[0], path[-1]), np.inf) * (
+                if path not in self.uses and price * self.times < duals.get((path[0], path[-1]), np.inf) * (
                     1 - _TOLERANCE
                 ):
                     fresh.append(path)
@@ -157,7 +157,7 @@ class PathPacking:
             out.prices = {link: float(by_link[i]) for i, link in enumerate(self.links)}
         return fresh
 
-    def _uses(self, path: Path) -> Counter[int]:
+    def _count_uses(self, path: Path) -> Counter[int]:
         used: Counter[int] = Counter()
         for link in pairwise(path):
             used[int(self.row[self.number[link]])] += self.times
@@ -165,11 +165,11 @@ class PathPacking:
 
     def _solve(self, effort: Effort) -> Division:
         """Shares that sum up to 1 a pair."""
-        pairs = [(path[0], path[-1]) for path in self.found]
-        found = divide(list(self.found.values()), self.capacity, pairs, effort=effort)
-        if found is None:
+        pairs = [(path[0], path[-1]) for path in self.uses]
+        division = divide(list(self.uses.values()), self.capacity, pairs, effort=effort)
+        if division is None:
             raise TimeLimitError("the linear programme of paths was not solved")
-        return found
+        return division
 
 
 def path_schedule(packing: PathPacking, collective: Collective, strategy: str) -> Schedule:
@@ -180,7 +180,7 @@ def path_schedule(packing: PathPacking, collective: Collective, strategy: str) -
     capacity = [Fraction(0)] * len(packing.capacity)
     for i, link in enumerate(packing.links):
         capacity[int(packing.row[i])] += topology.capacity_GBps[link]
-    shares = small_shares(flow.shares, list(packing.found.values()), capacity, of)
+    shares = round_shares(flow.shares, list(packing.uses.values()), capacity, of)
     rank_of = np.full(len(packing.names), -1, dtype=np.int64)
     rank_of[packing.gpus] = np.arange(len(packing.gpus))
     is_gpu = set(topology.ranks)

@@ -25,7 +25,7 @@ from .machine.symmetry import group
 from .shapes import SHAPES
 from .survey import Survey
 from .trees import Forest, RootedTree, hang_tree, tree_depth
-from .weigh import Usage, best_shares, busiest, small_shares
+from .weigh import Usage, find_best_shares, find_max_load, round_shares
 
 AT_BOUND = Fraction(1, 10**6)
 """A gap of at most this counts as at the bound."""
@@ -97,79 +97,79 @@ class Nursery:
         total, trees = len(trees), list(times)
         usage = Usage(self.survey.topology, trees, images)
         group_of = [0] * len(trees)
-        ones = busiest(usage.uses, [times[tree] for tree in trees], usage.capacity) / total
+        even_time = find_max_load(usage.uses, [times[tree] for tree in trees], usage.capacity) / total
         shares = [Fraction(times[tree], total) for tree in trees]
-        if not even and len(trees) > 1 and 1 / ones < self.bound * (1 - AT_BOUND):
+        if not even and len(trees) > 1 and 1 / even_time < self.bound * (1 - AT_BOUND):
             depths = [tree_depth(tree, self.survey.ranks) for tree in trees]
-            floats = best_shares(usage.uses, usage.capacity, group_of, depths)
-            shares = small_shares(floats, usage.uses, usage.capacity, group_of)
+            floats = find_best_shares(usage.uses, usage.capacity, group_of, depths)
+            shares = round_shares(floats, usage.uses, usage.capacity, group_of)
         kept = [(tree, share) for tree, share in zip(trees, shares, strict=True) if share]
-        load = self._load(usage, shares)
+        load = self._find_max_load(usage, shares)
         depth = max(tree_depth(tree, self.survey.ranks) for tree, _ in kept)
         self.keep(Forest(tuple(t for t, _ in kept), tuple(s for _, s in kept), depth, images), 1 / load, how)
 
     @staticmethod
-    def _load(usage: Usage, shares: Sequence[Fraction]) -> Fraction:
+    def _find_max_load(usage: Usage, shares: Sequence[Fraction]) -> Fraction:
         whole = np.lcm.reduce([s.denominator for s in shares], dtype=object)
-        return busiest(usage.uses, [int(s * whole) for s in shares], usage.capacity) / int(whole)
+        return find_max_load(usage.uses, [int(s * whole) for s in shares], usage.capacity) / int(whole)
 
-    def near(self) -> bool:
+    def is_near_bound(self) -> bool:
         """Whether a forest within the limits is within a tenth of the bound."""
-        return self._within(_FAR)
+        return self._has_within(_FAR)
 
-    def at_bound(self) -> bool:
+    def is_at_bound(self) -> bool:
         """Whether a forest within the limits is at the bound."""
-        return self._within(AT_BOUND)
+        return self._has_within(AT_BOUND)
 
-    def _reached(self, gap: Fraction) -> bool:
+    def _has_reached(self, gap: Fraction) -> bool:
         return any(p.rate_GBps >= self.bound * (1 - gap) for p in self.planted)
 
-    def _within(self, gap: Fraction) -> bool:
+    def _has_within(self, gap: Fraction) -> bool:
         return any(p.rate_GBps >= self.bound * (1 - gap) and self.limits.allows(p) for p in self.planted)
 
-    def _time_left(self) -> bool:
+    def _may_go_on(self) -> bool:
         return not self.effort.is_over("packing trees")
 
-    def _rooted(self, tree: Tree, root: int | None = None) -> RootedTree:
+    def _hang(self, tree: Tree, root: int | None = None) -> RootedTree:
         return hang_tree(tree, self.survey.ranks, root)
 
     # -- ways of finding -----------------------------------------------------------------------------------------
 
     def grow(self) -> list[Planted]:
         """Try everything that the machine suggests, the dearest only where the bound is not reached."""
-        self.one_tree()
+        self.add_single_trees()
         if self.survey.direct:
-            self.whole_numbers()
+            self.add_whole_number_trees()
         else:
-            self.lanes()
-            self.orbits()
-        if not self._reached(AT_BOUND) and self._time_left():
+            self.add_lane_trees()
+            self.add_images()
+        if not self._has_reached(AT_BOUND) and self._may_go_on():
             if self.survey.direct:
-                self.orbits()
+                self.add_images()
             near = AT_BOUND if len(self.survey.ranks) <= _SINGLE_RANKS else _NEAR
-            if not self._reached(near) and len(self.survey.graph.pairs) <= _SINGLE_PAIRS:
-                self.single_links()
-        if (self.limits.max_depth or self.limits.max_trees) and not self._within(_FAR) and self._time_left():
-            self.low_ones()
+            if not self._has_reached(near) and len(self.survey.graph.pairs) <= _SINGLE_PAIRS:
+                self.add_trees_by_link()
+        if (self.limits.max_depth or self.limits.max_trees) and not self._has_within(_FAR) and self._may_go_on():
+            self.add_low_trees()
         return self.planted
 
-    def one_tree(self) -> None:
+    def add_single_trees(self) -> None:
         """The lowest tree, and of several low trees the one that carries most."""
         graph, n = self.survey.graph, len(self.survey.ranks)
         if n > _METRIC_RANKS:
             _, tree = graph.cheapest_tree(1 / graph.capacity)
-            self.keep_weighed([self._rooted(tree)], "one tree")
+            self.keep_weighed([self._hang(tree)], "one tree")
             return
-        metric = both_ways_metric(self.survey, 1 / graph.capacity)
+        metric = make_two_way_metric(self.survey, 1 / graph.capacity)
         best: dict[int, tuple[Fraction, RootedTree]] = {}
         for root in range(0, n, ceil(n / _ROOTS)):
             for hop_price in (0.0, 0.5, 10.0):
-                low = low_tree(metric, root, hop_price)
+                low = grow_low_tree(metric, root, hop_price)
                 if low is None:
                     continue
-                rooted = self._rooted(low)
+                rooted = self._hang(low)
                 usage = Usage(self.survey.topology, [rooted])
-                rate = 1 / busiest(usage.uses, [1], usage.capacity)
+                rate = 1 / find_max_load(usage.uses, [1], usage.capacity)
                 depth = tree_depth(rooted, self.survey.ranks)
                 if depth not in best or rate > best[depth][0]:
                     best[depth] = rate, rooted
@@ -177,7 +177,7 @@ class Nursery:
             if all(best[depth][0] > best[lower][0] for lower in best if lower < depth):
                 self.keep_weighed([best[depth][1]], "one tree")
 
-    def whole_numbers(self) -> None:
+    def add_whole_number_trees(self) -> None:
         """Direct links: k trees of equal shares, every link used a whole number of times; few, and as few as reach the
         bound.
         """
@@ -191,53 +191,54 @@ class Nursery:
             if count not in best_of or rate > best_of[count][0]:
                 best_of[count] = rate, u
         wanted = {
-            max((k for k in best_of if k <= most), key=lambda k: best_of[k][0], default=0) for most in self._counts()
+            max((k for k in best_of if k <= most), key=lambda k: best_of[k][0], default=0)
+            for most in self._list_limits()
         }
         for count in sorted(wanted - {0}):
             _, u = best_of[count]
-            found = self.survey.whole_trees(count, u, self.effort) if self._time_left() else None
+            found = self.survey.find_whole_trees(count, u, self.effort) if self._may_go_on() else None
             if found is not None:
-                self.keep_weighed([self._rooted(tree) for tree in found], "whole numbers", even=True)
+                self.keep_weighed([self._hang(tree) for tree in found], "whole numbers", even=True)
 
-    def _counts(self) -> list[int]:
+    def _list_limits(self) -> list[int]:
         if self.limits.max_trees is not None:
             most = self.limits.max_trees
             return [most, most * 3 // 2, 2 * most]  # trees that come out equal are one
         return [*_UNION_STEPS, _MOST_TREES]
 
-    def orbits(self) -> None:
+    def add_images(self) -> None:
         """Shifts of the rank order: columns of the class prices, each with all its images."""
-        columns = self.survey.by_class(self.effort, self.say)
+        columns = self.survey.pack_by_class(self.effort, self.say)
         carrying = [tree for tree, rate in zip(columns.trees, columns.rates, strict=True) if rate > 1e-9]
         most = min(_MOST_TREES, self.limits.max_trees or _MOST_TREES)
         images = group(self.survey.turns, max(1, most // max(len(carrying), 1)))
         if images is None:
             return
-        trees = [self._rooted(tree) for tree in carrying]
+        trees = [self._hang(tree) for tree in carrying]
         if len(self.survey.ranks) <= _METRIC_RANKS:
-            metric = both_ways_metric(self.survey, columns.prices)
-            low = [low_tree(metric, 0, price) for price in (0.0, 0.25)]
-            flat = [self._rooted(tree) for tree in low if tree is not None]
+            metric = make_two_way_metric(self.survey, columns.prices)
+            low = [grow_low_tree(metric, 0, price) for price in (0.0, 0.25)]
+            flat = [self._hang(tree) for tree in low if tree is not None]
             self.keep_weighed(flat, "images of low trees", images)
-            if self.at_bound():
+            if self.is_at_bound():
                 return
             trees += flat
         self.keep_weighed(trees, "images", images)
 
-    def lanes(self) -> None:
+    def add_lane_trees(self) -> None:
         """Equal boxes: trees of boxes, one set a lane."""
         boxes = self.survey.boxes
         if boxes is None:
             return
         for name, shape in SHAPES.items():
             parents = shape(boxes.count)
-            if len(parents) * boxes.lanes > _MOST_TREES or not self._time_left():
+            if len(parents) * boxes.lanes > _MOST_TREES or not self._may_go_on():
                 continue
             found = lane_trees(self.survey.topology, boxes, parents, self.survey.router)
             if found is not None:
-                self.keep_weighed([self._rooted(tree, root) for tree, root in found], f"boxes, {name}")
+                self.keep_weighed([self._hang(tree, root) for tree, root in found], f"boxes, {name}")
 
-    def broadcast(self, root: int) -> None:
+    def add_broadcast_trees(self, root: int) -> None:
         """Out-trees from a root on machines too large for column generation: along lanes of boxes, or whole-number trees."""
         trees: list[RootedTree] = []
         boxes = self.survey.boxes
@@ -249,7 +250,7 @@ class Nursery:
                 row[b] = a
             for shape in ([row], SHAPES["binary"](boxes.count)):
                 found = lane_trees(self.survey.topology, boxes, shape, self.survey.router) or []
-                trees = [replace(self._rooted(tree, root), up=()) for tree, _ in found]
+                trees = [replace(self._hang(tree, root), up=()) for tree, _ in found]
                 if trees:
                     self.keep_weighed(trees, "lanes of boxes")
         elif self.survey.direct:
@@ -257,24 +258,24 @@ class Nursery:
                 1, int(self.survey.graph.capacity.sum() / (len(self.survey.ranks) - 1) / float(self.survey.unit))
             )
             for k in range(count, 0, -1):
-                whole = self.survey.whole_trees(k, 1, self.effort)
+                whole = self.survey.find_whole_trees(k, 1, self.effort)
                 if whole is not None:
-                    trees = [replace(self._rooted(tree, root), up=()) for tree in whole]
+                    trees = [replace(self._hang(tree, root), up=()) for tree in whole]
                     self.keep_weighed(trees, "whole numbers")
                     break
 
-    def single_links(self) -> None:
+    def add_trees_by_link(self) -> None:
         """The column generation link by link: everything it found is weighed."""
-        columns = self.survey.single(self.effort, self.say)
+        columns = self.survey.pack_by_link(self.effort, self.say)
         carrying = [tree for tree, rate in zip(columns.trees, columns.rates, strict=True) if rate > 1e-9]
-        self.keep_weighed([self._rooted(tree) for tree in carrying], "column generation")
+        self.keep_weighed([self._hang(tree) for tree in carrying], "column generation")
 
-    def low_ones(self) -> None:
+    def add_low_trees(self) -> None:
         """Trees within the depth limit, generated under prices, and of them as many as are allowed."""
-        found = low_columns(self.survey, self.limits.max_depth, self.effort.grant(_LOW_WORK_S, 0.5))
+        found = generate_low_trees(self.survey, self.limits.max_depth, self.effort.grant(_LOW_WORK_S, 0.5))
         if not found:
             return
-        trees = [self._rooted(tree) for tree in found]
+        trees = [self._hang(tree) for tree in found]
         self.keep_weighed(trees, "low trees")
         most = self.limits.max_trees
         if most is not None and self.planted[-1].forest.count > most:
@@ -284,13 +285,13 @@ class Nursery:
             self.keep_weighed([tree for _, tree in heaviest[:most]], "heaviest low trees")
 
 
-def both_ways_metric(survey: Survey, prices: Floats) -> Metric:
+def make_two_way_metric(survey: Survey, prices: Floats) -> Metric:
     """Routes under prices of pairs, the same both ways."""
     pairs = survey.graph.pairs
     return Metric(survey.topology, [*pairs, *((b, a) for a, b in pairs)], np.tile(prices, 2))
 
 
-def low_tree(metric: Metric, root: int, hop_price: float = 0.0, most_depth: int | None = None) -> Tree | None:
+def grow_low_tree(metric: Metric, root: int, hop_price: float = 0.0, most_depth: int | None = None) -> Tree | None:
     """A low tree (see Metric.grow_tree) with its routes."""
     parents = metric.grow_tree(root, hop_price, most_depth)
     if parents is None:
@@ -298,7 +299,7 @@ def low_tree(metric: Metric, root: int, hop_price: float = 0.0, most_depth: int 
     return Tree(tuple(metric.route(parent, node) for node, parent in enumerate(parents) if parent >= 0))
 
 
-def low_columns(survey: Survey, most_depth: int | None, effort: Effort) -> list[Tree]:
+def generate_low_trees(survey: Survey, most_depth: int | None, effort: Effort) -> list[Tree]:
     """Column generation whose columns are low trees only (by a heuristic, so what is reached proves nothing)."""
     graph, n = survey.graph, len(survey.ranks)
     if n > _METRIC_RANKS:
@@ -309,12 +310,12 @@ def low_columns(survey: Survey, most_depth: int | None, effort: Effort) -> list[
     roots = range(0, n, ceil(n / _ROOTS))
     dual = prices
     while not effort.is_over("low trees"):
-        metric = both_ways_metric(survey, dual)
+        metric = make_two_way_metric(survey, dual)
         effort.spend(2 * len(roots) * (_LOW_TREE_S + _LOW_TREE_RANK_S * n))
         fresh = []
         for root in roots:
             for hop_price in (0.0, 0.5):
-                tree = low_tree(metric, root, hop_price, most_depth)
+                tree = grow_low_tree(metric, root, hop_price, most_depth)
                 if tree is None or tree in trees:
                     continue
                 used = graph.uses(tree)
@@ -346,7 +347,7 @@ def pareto(planted: Sequence[Planted]) -> list[Planted]:
     return out
 
 
-def chosen(planted: Sequence[Planted], bound_GBps: Fraction, limits: Limits) -> list[Planted]:
+def choose(planted: Sequence[Planted], bound_GBps: Fraction, limits: Limits) -> list[Planted]:
     """Those within the limits; with an epsilon, of those within it the one with fewest trees."""
     allowed = [p for p in planted if limits.allows(p)]
     if limits.epsilon is not None:

@@ -30,7 +30,7 @@ Say = Callable[[str], None] | None
 _TOLERANCE = 1e-9
 _HOP_PRICES = (0.0, 0.1, 1.0)
 _EXACT_RANKS = 320
-_OTHERS, _SHUN = 8, 0.05
+_SIMILAR, _RAISE = 8, 0.05
 _METRIC_S, _TREE_S, _TREE_ENTRY_S = 1e-3, 5e-4, 1.7e-6
 """Seconds of a quiet core: to price routes for a rank, for an out-tree, and for each two ranks in it."""
 
@@ -79,7 +79,7 @@ class RootedPacking:
         capacity = np.array([float(topology.capacity_GBps[link]) for link in self.links])
         self.capacity: Floats = np.bincount(self.row, weights=capacity).astype(np.float64)
         self.number = {link: i for i, link in enumerate(self.links)}
-        self.found: dict[RootedTree, Counter[int]] = {}
+        self.uses: dict[RootedTree, Counter[int]] = {}
         self.branches = Branches(images=self.images)
 
     def exact_capacity(self) -> list[Fraction]:
@@ -99,21 +99,21 @@ class RootedPacking:
         while True:
             fresh = self._price(prices, duals, out)
             effort.spend(self._pricing_s)
-            if not fresh or (self.found and effort.is_over("packing rooted trees")):
+            if not fresh or (self.uses and effort.is_over("packing rooted trees")):
                 break
             for tree in fresh:
-                self.found[tree] = self._uses(tree)
+                self.uses[tree] = self._count_uses(tree)
             solved = self._solve(effort)
             if solved is None:
                 raise InfeasibleError(
                     "the packing of trees has no optimum; are the bandwidths of very different sizes?"
                 )
             out.shares, out.reached, prices, duals = solved.shares, solved.time, solved.prices, solved.duals
-            out.trees = list(self.found)
+            out.trees = list(self.uses)
             if out.reached <= max(out.value, enough) * (1 + _TOLERANCE):
                 break
             if say is not None:
-                say(f"packing: {len(self.found)} trees, {self.parts / out.reached:.4g} GB/s")
+                say(f"packing: {len(self.uses)} trees, {self.parts / out.reached:.4g} GB/s")
         if not out.trees:
             raise InfeasibleError("no trees reach all GPUs from everywhere within the depth that is allowed")
         return out
@@ -122,7 +122,7 @@ class RootedPacking:
     def _pricing_s(self) -> float:
         """Work of a call of `_price`, in seconds of a quiet core."""
         n = len(self.topology.ranks)
-        trees = len(self.roots) * (2 if self.both else 1) + (_OTHERS if len(self.roots) == 1 else 0)
+        trees = len(self.roots) * (2 if self.both else 1) + (_SIMILAR if len(self.roots) == 1 else 0)
         return _METRIC_S + trees * (_TREE_S + _TREE_ENTRY_S * n * n)
 
     def _price(self, prices: Floats, duals: Mapping[Hashable, float], out: Branches) -> list[RootedTree]:
@@ -139,28 +139,28 @@ class RootedPacking:
             up = cheapest_out_tree(forward.T, root) if exact and self.both else None
             offers = [(down, up)] if down is not None else []
             # Low trees are only worth their time where the cheapest is not known, or too deep, or there are no trees yet.
-            if not exact or not self.found or self.most_depth is not None:
+            if not exact or not self.uses or self.most_depth is not None:
                 for hop_price in _HOP_PRICES:
                     low = metric.grow_tree(root, hop_price, self.most_depth)
                     if low is not None:
-                        offers.append((low, low if self.both and self._two_way(metric, low) else up))
+                        offers.append((low, low if self.both and self._runs_both_ways(metric, low) else up))
             for d, u in offers:
                 if d is None or (self.both and u is None):
                     continue
-                tree = self._tree(metric, root, d, u)
-                cost = sum(float(prices[i]) * times for i, times in self._uses(tree).items()) / self.times
+                tree = self._route_tree(metric, root, d, u)
+                cost = sum(float(prices[i]) * times for i, times in self._count_uses(tree).items()) / self.times
                 limit = duals.get(0 if self.both else root, np.inf) / self.times
                 # The cheapest tree counts for the bound also where it is too deep to be sent along.
                 if d is down and exact:
                     cheapest[root] = cost
-                    if self.most_depth is not None and self._depth(d, u) > self.most_depth:
+                    if self.most_depth is not None and self._find_depth(d, u) > self.most_depth:
                         continue
                 if root not in duals and not any(tree.root == root for _, tree in fresh):
                     cost = 0.0  # the first of a root comes in whatever it costs
-                if tree not in self.found and cost < limit * (1 - _TOLERANCE):
+                if tree not in self.uses and cost < limit * (1 - _TOLERANCE):
                     fresh.append((cost, tree))
-        if exact and len(self.roots) == 1 and self.found and not self.both and self.most_depth is None:
-            fresh += self._others(metric, prices, forward, duals)
+        if exact and len(self.roots) == 1 and self.uses and not self.both and self.most_depth is None:
+            fresh += self._find_similar(metric, prices, forward, duals)
         # Weak duality: no schedule is faster than what all roots' cheapest trees cost, over what all links cost.
         if cheapest:
             paid = float(self.capacity @ prices)
@@ -172,42 +172,42 @@ class RootedPacking:
         # As many a round as keep the programme small: prices change, and what is dear now may never be of use.
         fresh.sort(key=lambda x: x[0])
         most = len(self.roots) if not self.both else 4
-        return list(dict.fromkeys(tree for _, tree in fresh))[: max(most, 1 + _OTHERS)]
+        return list(dict.fromkeys(tree for _, tree in fresh))[: max(most, 1 + _SIMILAR)]
 
-    def _others(
+    def _find_similar(
         self, metric: Metric, prices: Floats, forward: Floats, duals: Mapping[Hashable, float]
     ) -> list[tuple[float, RootedTree]]:
         """A few more out-trees of the only root that are nearly as cheap, each shunning the edges of those before."""
         root = self.roots[0]
         out: list[tuple[float, RootedTree]] = []
-        dear = forward.copy()
+        raised = forward.copy()
         limit = duals.get(root, np.inf) / self.times
         least = float(np.mean(forward[np.isfinite(metric.distance)]))
-        for _ in range(_OTHERS):
-            parents = cheapest_out_tree(dear, root)
-            tree = self._tree(metric, root, parents, None)
-            cost = sum(float(prices[i]) * times for i, times in self._uses(tree).items()) / self.times
-            if tree not in self.found and cost < limit * (1 - _TOLERANCE) and all(tree != t for _, t in out):
+        for _ in range(_SIMILAR):
+            parents = cheapest_out_tree(raised, root)
+            tree = self._route_tree(metric, root, parents, None)
+            cost = sum(float(prices[i]) * times for i, times in self._count_uses(tree).items()) / self.times
+            if tree not in self.uses and cost < limit * (1 - _TOLERANCE) and all(tree != t for _, t in out):
                 out.append((cost, tree))
             for node, parent in enumerate(parents):
                 if parent >= 0:
-                    dear[parent, node] += _SHUN * (least + dear[parent, node])
+                    raised[parent, node] += _RAISE * (least + raised[parent, node])
         return out
 
     @staticmethod
-    def _depth(*trees: Sequence[int] | None) -> int:
+    def _find_depth(*trees: Sequence[int] | None) -> int:
         return max(max(levels(parents)[0]) for parents in trees if parents is not None)
 
     @staticmethod
-    def _two_way(metric: Metric, parents: Sequence[int]) -> bool:
+    def _runs_both_ways(metric: Metric, parents: Sequence[int]) -> bool:
         return all(p < 0 or np.isfinite(metric.distance[v, p]) for v, p in enumerate(parents))
 
-    def _tree(self, metric: Metric, root: int, down: Sequence[int], up: Sequence[int] | None) -> RootedTree:
+    def _route_tree(self, metric: Metric, root: int, down: Sequence[int], up: Sequence[int] | None) -> RootedTree:
         below = tuple(None if p < 0 else metric.route(p, v) for v, p in enumerate(down))
         above = () if up is None else tuple(None if p < 0 else metric.route(v, p) for v, p in enumerate(up))
         return RootedTree(root, above if self.both else (), below)
 
-    def _uses(self, tree: RootedTree) -> Counter[int]:
+    def _count_uses(self, tree: RootedTree) -> Counter[int]:
         out: Counter[int] = Counter()
         for route in (*tree.up, *tree.down):
             if route is not None:
@@ -217,5 +217,5 @@ class RootedPacking:
 
     def _solve(self, effort: Effort) -> Division | None:
         """Shares that sum up to 1 a root (in all, for allreduce)."""
-        of = [0 if self.both else tree.root for tree in self.found]
-        return divide(list(self.found.values()), self.capacity, of, effort=effort)
+        of = [0 if self.both else tree.root for tree in self.uses]
+        return divide(list(self.uses.values()), self.capacity, of, effort=effort)

@@ -33,10 +33,10 @@ class RoutedPairs(PairGraph):
     def __init__(self, machine: Survey) -> None:
         super().__init__(machine.topology)
         router, ranks = machine.router, range(len(machine.ranks))
-        there = ((u, v, router.route(u, v)) for u in ranks for v in ranks if u < v)
+        routed = ((u, v, router.route(u, v)) for u in ranks for v in ranks if u < v)
         self.routes = [
             (u, v, route, np.array([self.number[link] for link in pairwise(route)]))
-            for u, v, route in there
+            for u, v, route in routed
             if route is not None and all(link in self.number for link in pairwise(route))
         ]
 
@@ -74,8 +74,8 @@ def routed_forest(
     if len(graph.cheapest_tree(1.0 / graph.capacity)[1].edges) < len(machine.ranks) - 1:
         return []
     effort = effort.grant(_WORK_S)
-    found = generate(graph, np.arange(len(graph.pairs)), effort, say)
+    columns = generate(graph, np.arange(len(graph.pairs)), effort, say)
     nursery = Nursery(machine, bound_GBps, limits, effort, say)
-    used = [tree for tree, rate in zip(found.trees, found.rates, strict=True) if rate > 1e-9 * found.rates.sum()]
+    used = [tree for tree, rate in zip(columns.trees, columns.rates, strict=True) if rate > 1e-9 * columns.rates.sum()]
     nursery.keep_weighed([hang_tree(tree, machine.ranks) for tree in used], "one route a pair")
     return [planted for planted in nursery.planted if limits.allows(planted)]

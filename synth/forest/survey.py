@@ -44,7 +44,7 @@ class Survey:
         self.router = Router(topology)
         self.ranks = {gpu: r for r, gpu in enumerate(topology.ranks)}
         self._by_class: Columns | None = None
-        self._single: Columns | None = None
+        self._by_link: Columns | None = None
         self._whole: dict[tuple[int, int], list[Tree] | None] = {}
         self._alltoall: PathPacking | None = None
 
@@ -76,8 +76,8 @@ class Survey:
         moves = []
         for image in [*(turn[1] for turn in self.turns), *mirrors(self.topology)]:
             a, b = image[self.graph.low], image[self.graph.high]
-            there = np.minimum(a, b) * size + np.maximum(a, b)
-            moves.append(order[np.searchsorted(key[order], there)])
+            image_keys = np.minimum(a, b) * size + np.maximum(a, b)
+            moves.append(order[np.searchsorted(key[order], image_keys)])
         if not moves:
             return False
         src, dst = np.tile(np.arange(pairs), len(moves)), np.concatenate(moves)
@@ -86,34 +86,34 @@ class Survey:
         )
         return bool(orbits == classes)
 
-    def by_class(self, effort: Effort, say: Say = None) -> Columns:
+    def pack_by_class(self, effort: Effort, say: Say = None) -> Columns:
         """Columns and prices with links of a class priced alike."""
         if self._by_class is None or not self._by_class.optimal:
             self._by_class = generate(self.graph, self.graph.classes, effort, say, self._by_class)
         return self._by_class
 
-    def single(self, effort: Effort, say: Say = None) -> Columns:
+    def pack_by_link(self, effort: Effort, say: Say = None) -> Columns:
         """Columns and prices with every pair of devices for itself."""
-        if self._single is None or not self._single.optimal:
-            start = self._single or self.by_class(effort, say)
+        if self._by_link is None or not self._by_link.optimal:
+            start = self._by_link or self.pack_by_class(effort, say)
             rows = np.arange(len(self.graph.pairs))
-            self._single = generate(self.graph, rows, effort, say, start, most=start.value)
-        return self._single
+            self._by_link = generate(self.graph, rows, effort, say, start, most=start.value)
+        return self._by_link
 
-    def whole_trees(self, count: int, copies: int, effort: Effort) -> list[Tree] | None:
+    def find_whole_trees(self, count: int, copies: int, effort: Effort) -> list[Tree] | None:
         """On direct links: `count` trees, no link in more of them than `copies` times its bandwidth in units."""
         key = count, copies
         if key not in self._whole:
             graph = self.graph
             times = [int(c / self.unit) * copies for c in graph.exact]
             ends = list(zip(graph.low.tolist(), graph.high.tolist(), strict=True))
-            found = spanning_trees(len(graph.names), ends, times, count, effort)
-            if found is None and effort.is_over("whole numbers of trees"):
+            trees = spanning_trees(len(graph.names), ends, times, count, effort)
+            if trees is None and effort.is_over("whole numbers of trees"):
                 return None
-            if found is not None:
-                found = make_shallower(len(graph.names), ends, times, found, effort.grant(_LOWER_WORK_S))
+            if trees is not None:
+                trees = make_shallower(len(graph.names), ends, times, trees, effort.grant(_LOWER_WORK_S))
             self._whole[key] = (
-                None if found is None else [Tree(tuple(graph.pairs[e] for e in sorted(edges))) for edges in found]
+                None if trees is None else [Tree(tuple(graph.pairs[e] for e in sorted(edges))) for edges in trees]
             )
         return self._whole[key]
 
@@ -122,11 +122,11 @@ class Survey:
         """The greatest bandwidth in GB/s of which all pairs' are whole multiples."""
         return fraction_gcd(sorted(set(self.graph.exact)))
 
-    def reached_by_whole_trees(self, rate: Fraction, effort: Effort) -> bool:
+    def is_reached_by_whole_trees(self, rate: Fraction, effort: Effort) -> bool:
         """Whether a handful of equal trees on direct links has just this rate, which is then proved to be the best."""
         parts = rate / self.unit
         small = self.direct and parts.numerator * len(self.graph.names) <= _WHOLE_WORK
-        return small and self.whole_trees(parts.numerator, parts.denominator, effort) is not None
+        return small and self.find_whole_trees(parts.numerator, parts.denominator, effort) is not None
 
     def paths(
         self, collective: Collective, effort: Effort, say: Say = None, enough_s_per_GB: Fraction | None = None
@@ -146,7 +146,7 @@ class Survey:
             too_many = len(packing.sources) * len(ranks) > _MOST_PAIRS
             if packing.images is None and len(ranks) <= _MOST_SOURCES:
                 low = balanced_trees(self.topology, ranks, [], ordered=True)
-                plain = PathPacking.along(self.topology, low.trees) if low is not None else None
+                plain = PathPacking.from_trees(self.topology, low.trees) if low is not None else None
                 if plain is not None and (
                     too_many
                     or (

@@ -65,16 +65,16 @@ class Usage:
         self.capacity = [Fraction(0)] * (int(row.max(initial=-1)) + 1)
         for link, r in self.row.items():
             self.capacity[r] += topology.capacity_GBps[link]
-        self.uses = [self._of(tree, topology) for tree in trees]
+        self.uses = [self._count_uses(tree, topology) for tree in trees]
 
-    def _of(self, tree: RootedTree, topology: Topology) -> Counter[int]:
+    def _count_uses(self, tree: RootedTree, topology: Topology) -> Counter[int]:
         out: Counter[int] = Counter()
-        for link, times in link_uses(tree, topology).items():
+        for link, times in count_link_uses(tree, topology).items():
             out[self.row[link]] += times
         return out
 
 
-def link_uses(tree: RootedTree, topology: Topology) -> Mapping[DirectedLink, int]:
+def count_link_uses(tree: RootedTree, topology: Topology) -> Mapping[DirectedLink, int]:
     """How often a tree sends its chunk over each directed link."""
     if computes_in_network(topology):
         ranks = {gpu: r for r, gpu in enumerate(topology.ranks)}
@@ -100,12 +100,12 @@ def orbits(topology: Topology, links: Sequence[DirectedLink], images: Ints) -> I
     order = np.argsort(key)
     least = np.arange(len(links))
     for image in images:
-        there = order[np.searchsorted(key[order], image[a] * size + image[b])]
-        least = np.minimum(least, there)
+        image_links = order[np.searchsorted(key[order], image[a] * size + image[b])]
+        least = np.minimum(least, image_links)
     return least
 
 
-def busiest(uses: Sequence[Mapping[int, int]], counts: Sequence[int], capacity: Sequence[Fraction]) -> Fraction:
+def find_max_load(uses: Sequence[Mapping[int, int]], counts: Sequence[int], capacity: Sequence[Fraction]) -> Fraction:
     """The greatest load over capacity when column j carries counts[j]."""
     load: dict[int, int] = defaultdict(int)
     for column, count in zip(uses, counts, strict=True):
@@ -159,36 +159,38 @@ def divide(
     objective[-1] = 1.0
     if depths:
         objective[:-1] = 1e-6 * np.array(depths) / (max(depths) * len(members))
-    found = minimise(objective, loads, whole, effort)
-    if found is None:
+    solution = minimise(objective, loads, whole, effort)
+    if solution is None:
         return None
     prices = np.zeros(len(capacity))
-    prices[order] = np.maximum(-found.at_most_duals, 0.0) / capacity[order]
-    duals = {g: float(y) * scale for g, y in zip(members, found.equal_duals, strict=True)}
-    return Division(found.x[:-1], float(found.x[-1]) * scale, prices, duals)
+    prices[order] = np.maximum(-solution.at_most_duals, 0.0) / capacity[order]
+    duals = {g: float(y) * scale for g, y in zip(members, solution.equal_duals, strict=True)}
+    return Division(solution.x[:-1], float(solution.x[-1]) * scale, prices, duals)
 
 
-def best_shares(
+def find_best_shares(
     uses: Sequence[Mapping[int, int]], capacity: Sequence[Fraction], group: Sequence[int], depths: Sequence[int] = ()
 ) -> Floats:
     """The shares of `divide`, or even ones where it finds none."""
-    found = divide(uses, np.array([float(c) for c in capacity]), group, depths)
-    if found is not None:
-        return found.shares
+    solution = divide(uses, np.array([float(c) for c in capacity]), group, depths)
+    if solution is not None:
+        return solution.shares
     size = Counter(group)
     return np.array([1.0 / size[g] for g in group])
 
 
-def small_shares(
+def round_shares(
     shares: Floats, uses: Sequence[Mapping[int, int]], capacity: Sequence[Fraction], group: Sequence[int]
 ) -> list[Fraction]:
     """Fractions near `shares` that sum up to exactly 1 in each group, with the smallest common denominator that does."""
-    target = Fraction(float(max(_float_load(shares, uses, capacity), 1e-300)))
+    target = Fraction(float(max(_find_max_float_load(shares, uses, capacity), 1e-300)))
     members: dict[int, list[int]] = defaultdict(list)
     for j, g in enumerate(group):
         members[g].append(j)
     best: tuple[Fraction, list[int], int] | None = None
-    tries: Iterable[int] = (*_DENOMINATORS, *_own(shares), *_FINE) if len(shares) <= _ROUNDED_TREES else _FINE
+    tries: Iterable[int] = (
+        (*_DENOMINATORS, *_suggest_denominators(shares), *_FINE) if len(shares) <= _ROUNDED_TREES else _FINE
+    )
     for denominator in tries:
         counts = [0] * len(shares)
         for own in members.values():
@@ -199,7 +201,7 @@ def small_shares(
                 low[j] += 1
             for j, k in zip(own, low.tolist(), strict=True):
                 counts[j] = k
-        load = busiest(uses, counts, capacity) / denominator
+        load = find_max_load(uses, counts, capacity) / denominator
         if best is None or load < best[0]:
             best = load, counts, denominator
         if load <= target * (1 + GOOD):
@@ -209,13 +211,13 @@ def small_shares(
     return [Fraction(k, best[2]) for k in best[1]]
 
 
-def _own(shares: Floats) -> list[int]:
+def _suggest_denominators(shares: Floats) -> list[int]:
     """The common denominator that the shares themselves suggest, where it is small."""
     common = lcm(*(Fraction(float(x)).limit_denominator(_SUGGESTED).denominator for x in shares))
     return [common] if common <= _FINE[-1] else []
 
 
-def _float_load(shares: Floats, uses: Sequence[Mapping[int, int]], capacity: Sequence[Fraction]) -> float:
+def _find_max_float_load(shares: Floats, uses: Sequence[Mapping[int, int]], capacity: Sequence[Fraction]) -> float:
     load: dict[int, float] = defaultdict(float)
     for column, share in zip(uses, shares.tolist(), strict=True):
         for row, times in column.items():

@@ -85,11 +85,11 @@ def _add_step(
         before, after = has[v, c, j, s], has[v, c, j, s + 1]
         arriving = []
         for e, add in zip(inward, adds, strict=True):
-            theirs = has[fabric.edges[e][0], c, j, s]
+            sender_has = has[fabric.edges[e][0], c, j, s]
             both = model.new_bool_var("")
-            model.add_bool_or([~add, ~theirs, both])
+            model.add_bool_or([~add, ~sender_has, both])
             model.add_implication(both, add)
-            model.add_implication(both, theirs)
+            model.add_implication(both, sender_has)
             arriving.append(both)
         model.add(after == before + sum(arriving)).only_enforce_if(~copied)
         if s:
@@ -102,5 +102,5 @@ def _break_symmetry(
 ) -> None:
     """Chunks are alike: let the number of sends of chunk c in the first step not decrease with c."""
     for c in range(count - 1):
-        mine, next_ = (sum(sends[d, e, 0, "reduce"] for e in range(len(fabric.edges))) for d in (c, c + 1))
-        model.add(mine <= next_)
+        first_sends, next_sends = (sum(sends[d, e, 0, "reduce"] for e in range(len(fabric.edges))) for d in (c, c + 1))
+        model.add(first_sends <= next_sends)

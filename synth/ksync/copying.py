@@ -55,7 +55,7 @@ def run_solver(model: cp_model.CpModel, effort: Effort, what: Instance) -> cp_mo
 def solve_copying(fabric: Fabric, instance: Instance, effort: Effort) -> Schedule | None:
     """A schedule of exactly that form, or None where it is proved that there is none."""
     chunks = instance.collective.even_chunks(instance.chunks)
-    sends = possible_sends(fabric, instance.collective, chunks, instance.steps)
+    sends = list_possible_sends(fabric, instance.collective, chunks, instance.steps)
     model = cp_model.CpModel()
     variable = {key: model.new_bool_var("") for key in sends}
     arrivals: dict[tuple[int, int], list[Key]] = defaultdict(list)
@@ -85,24 +85,29 @@ def solve_copying(fabric: Fabric, instance: Instance, effort: Effort) -> Schedul
         return None
     chosen = {key for key, var in variable.items() if solver.boolean_value(var)}
     lengths = [r if isinstance(r, int) else solver.value(r) for r in rounds]
-    return _schedule(fabric, instance, chunks, chosen, lengths)
+    return _build_schedule(fabric, instance, chunks, chosen, lengths)
 
 
-def possible_sends(fabric: Fabric, collective: Collective, chunks: tuple[Chunk, ...], steps: int) -> list[Key]:
+def list_possible_sends(fabric: Fabric, collective: Collective, chunks: tuple[Chunk, ...], steps: int) -> list[Key]:
     """The (chunk, edge, step) that can be part of a schedule, by hop distances; a lone receiver sends nothing on."""
     out: list[Key] = []
-    near: dict[tuple[int, ...], dict[int, int]] = {}
-    far: dict[tuple[int, ...], dict[int, int]] = {}
+    hops_from_sources: dict[tuple[int, ...], dict[int, int]] = {}
+    hops_to_receivers: dict[tuple[int, ...], dict[int, int]] = {}
     for c, chunk in enumerate(chunks):
         sources, wanted = tuple(collective.holders(chunk)), tuple(collective.receivers(chunk))
-        if sources not in near:
-            near[sources] = fabric.hops_from(sources)
-        if wanted not in far:
-            far[wanted] = fabric.hops_from(wanted, backwards=True)
+        if sources not in hops_from_sources:
+            hops_from_sources[sources] = fabric.hops_from(sources)
+        if wanted not in hops_to_receivers:
+            hops_to_receivers[wanted] = fabric.hops_from(wanted, backwards=True)
         for e, (u, v) in enumerate(fabric.edges):
-            if v in sources or wanted == (u,) or u not in near[sources] or v not in far[wanted]:
+            if (
+                v in sources
+                or wanted == (u,)
+                or u not in hops_from_sources[sources]
+                or v not in hops_to_receivers[wanted]
+            ):
                 continue
-            first, last = near[sources][u], steps - 1 - far[wanted][v]
+            first, last = hops_from_sources[sources][u], steps - 1 - hops_to_receivers[wanted][v]
             out.extend((c, e, s) for s in range(first, last + 1))
     return out
 
@@ -150,10 +155,10 @@ def _break_symmetry(
         model.add(before <= after)
 
 
-def _schedule(
+def _build_schedule(
     fabric: Fabric, instance: Instance, chunks: tuple[Chunk, ...], chosen: set[Key], rounds: list[int]
 ) -> Schedule:
-    used = _useful(fabric, instance.collective, chunks, chosen)
+    used = _drop_idle_sends(fabric, instance.collective, chunks, chosen)
     transfers = Transfers.of(
         sorted(Transfer(s, *fabric.edges[e], c, "copy", fabric.routes[e][1:-1]) for c, e, s in used)
     )
@@ -161,14 +166,14 @@ def _schedule(
     return Schedule(instance.collective, "exact", chunks, transfers, durations)
 
 
-def _useful(fabric: Fabric, collective: Collective, chunks: tuple[Chunk, ...], chosen: set[Key]) -> set[Key]:
+def _drop_idle_sends(fabric: Fabric, collective: Collective, chunks: tuple[Chunk, ...], chosen: set[Key]) -> set[Key]:
     """The chosen sends less those to relays that pass nothing on."""
     by_end = {(c, fabric.edges[e][1]): (c, e, s) for c, e, s in chosen}
-    keep: set[Key] = set()
+    useful: set[Key] = set()
     for c, chunk in enumerate(chunks):
         for rank in collective.receivers(chunk):
-            here = rank
-            while (c, here) in by_end and by_end[c, here] not in keep:
-                keep.add(by_end[c, here])
-                here = fabric.edges[by_end[c, here][1]][0]
-    return keep
+            holder = rank
+            while (c, holder) in by_end and by_end[c, holder] not in useful:
+                useful.add(by_end[c, holder])
+                holder = fabric.edges[by_end[c, holder][1]][0]
+    return useful

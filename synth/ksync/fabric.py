@@ -47,11 +47,11 @@ class Fabric:
         hops = dict.fromkeys(sources, 0)
         queue = deque(sources)
         while queue:
-            here = queue.popleft()
-            for there in neighbours[here]:
-                if there not in hops:
-                    hops[there] = hops[here] + 1
-                    queue.append(there)
+            rank = queue.popleft()
+            for destination in neighbours[rank]:
+                if destination not in hops:
+                    hops[destination] = hops[rank] + 1
+                    queue.append(destination)
         return hops
 
 
@@ -61,8 +61,8 @@ def fabric_of(topology: Topology) -> Fabric:
     rank_of = {device: r for r, device in enumerate(topology.ranks)}
     edges, routes = [], []
     for u in range(len(topology.ranks)):
-        for there, route in sorted(router.routes_from(u).items(), key=lambda item: rank_of[item[0]]):
-            edges.append((u, rank_of[there]))
+        for destination, route in sorted(router.routes_from(u).items(), key=lambda item: rank_of[item[0]]):
+            edges.append((u, rank_of[destination]))
             routes.append(route)
     used = {link for route in routes for link in route_links(route)}
     unit = unit_GBps(topology)

@@ -25,7 +25,7 @@ from ..ir.transform import compose, reverse
 from .combining import solve_combining
 from .copying import Instance, solve_copying
 from .fabric import Fabric, fabric_of
-from .ratio_bound import RatioProof, least_ratio
+from .ratio_bound import RatioProof, prove_least_ratio
 
 FEASIBLE, INFEASIBLE, UNKNOWN = "feasible", "infeasible", "unknown"
 _MOST_CHUNKS = {"broadcast": 24, "alltoall": 4}
@@ -101,7 +101,7 @@ def pareto(
     limit = bound(collective, topology, effort.grant(_BOUND_WORK_S, 0.5), progress)
     scope = _Scope(effort, max_steps, slack, progress)
     if collective.name == "allreduce":
-        rows, complete = _allreduce_rows(topology, scope)
+        rows, complete = _search_allreduce(topology, scope)
     elif collective.reduces:
         rows, complete = _Search(collective.reversed(), topology.reversed(), scope).run()
         rows = [replace(row, schedule=reverse(row.schedule) if row.schedule else None) for row in rows]
@@ -111,10 +111,10 @@ def pareto(
     fabric = fabric_of(topology)
     least = limit.s_per_GB * fabric.unit_GBps / share
     complete = complete and all(row.status != UNKNOWN for row in rows)
-    return Front(tuple(_judged(rows, least)), least, limit, complete)
+    return Front(tuple(_set_flags(rows, least)), least, limit, complete)
 
 
-def _judged(rows: list[Row], least: Fraction) -> list[Row]:
+def _set_flags(rows: list[Row], least: Fraction) -> list[Row]:
     """Rows with their flags set, in order of steps, then R/C."""
     feasible = [row for row in rows if row.status == FEASIBLE]
     fewest = min((row.steps for row in feasible), default=0)
@@ -166,43 +166,46 @@ class _Search:
     def run(self) -> tuple[list[Row], bool]:
         """All rows, and whether none was left open."""
         best: Fraction | None = None
-        steps, proof = self._fewest_steps()
+        steps, proof = self._find_fewest_steps()
         last = self.scope.max_steps or (steps + 3 if self.scope.slack is None else self.fabric.ranks)
         while proof is not None and (best is None or steps <= last) and not self.effort.is_over("exact"):
             if best is None or max(proof.value, self.least) < best:
-                self._most_chunks_at_equal_steps(steps)
-                found = self._least_ratio_at(steps, max(proof.value, self.least), best)
-                if found is not None:
-                    best = found if best is None else min(best, found)
+                self._search_most_chunks(steps)
+                ratio = self._search_least_ratio(steps, max(proof.value, self.least), best)
+                if ratio is not None:
+                    best = ratio if best is None else min(best, ratio)
                     if self.scope.slack is None:
-                        self._show_what_is_impossible(steps, best, proof)
+                        self._add_proved_infeasible(steps, best, proof)
             if best == self.least:
                 return list(self.rows.values()), self.complete
             steps += 1
-            proof = self._proof(steps)
+            proof = self._prove(steps)
         self.complete = False
         return list(self.rows.values()), False
 
-    def _proof(self, steps: int, *, equal_steps: bool = False) -> RatioProof | None:
+    def _prove(self, steps: int, *, equal_steps: bool = False) -> RatioProof | None:
         effort = self.effort.grant(_PROOF_WORK_S)
-        return least_ratio(self.fabric, self.collective, steps, equal_steps=equal_steps, effort=effort)
+        return prove_least_ratio(self.fabric, self.collective, steps, equal_steps=equal_steps, effort=effort)
 
-    def _fewest_steps(self) -> tuple[int, RatioProof | None]:
+    def _find_fewest_steps(self) -> tuple[int, RatioProof | None]:
         for steps in range(1, self.fabric.ranks + 1):
-            proof = self._proof(steps)
+            proof = self._prove(steps)
             if proof is not None:
                 return steps, proof
         return 0, None
 
-    def _most_chunks_at_equal_steps(self, steps: int) -> None:
+    def _search_most_chunks(self, steps: int) -> None:
         """The row with R = S: from the most chunks that spread evenly over a source's edges, one more at a time."""
         started = time.monotonic()
-        proof = self._proof(steps, equal_steps=True)
+        proof = self._prove(steps, equal_steps=True)
         least = max(proof.value, self.least) if proof is not None else self.least
         most = min(floor(steps / least), _MOST_CHUNKS_OF_EQUAL_STEPS)
         if most == 0:
             self._add(1, steps, steps, INFEASIBLE, "LP dual", time.monotonic() - started)
-        even = min(sum(self._width(e) for e, (u, _) in enumerate(self.fabric.edges) if u == r) for r in self._sources())
+        even = min(
+            sum(self._find_width(e) for e, (u, _) in enumerate(self.fabric.edges) if u == r)
+            for r in self._list_sources()
+        )
         start = most // even * even if most >= even else most
         chunks = start
         while 1 <= chunks <= most:
@@ -213,13 +216,13 @@ class _Search:
             if status != FEASIBLE:
                 start = chunks
 
-    def _sources(self) -> set[int]:
+    def _list_sources(self) -> set[int]:
         return {rank for chunk in self.collective.even_chunks(1) for rank in self.collective.holders(chunk)}
 
-    def _width(self, edge: int) -> int:
+    def _find_width(self, edge: int) -> int:
         return min(self.fabric.capacity[link] for link in self.fabric.links_of(edge))
 
-    def _least_ratio_at(self, steps: int, least: Fraction, best: Fraction | None) -> Fraction | None:
+    def _search_least_ratio(self, steps: int, least: Fraction, best: Fraction | None) -> Fraction | None:
         """The least R/C found feasible in `steps` steps, of those below `best`."""
         most = _MOST_CHUNKS.get(self.collective.name, 8)
         known = [r.ratio for r in self.rows.values() if r.status == FEASIBLE and r.steps == steps]
@@ -230,7 +233,9 @@ class _Search:
         candidates = sorted(
             (Fraction(rounds, chunks), chunks, rounds)
             for chunks in range(1, most + 1)
-            for rounds in range(max(steps, ceil(least * chunks)), self._last_round(steps, least, chunks, slack) + 1)
+            for rounds in range(
+                max(steps, ceil(least * chunks)), self._find_last_round(steps, least, chunks, slack) + 1
+            )
             if ceiling is None or Fraction(rounds, chunks) < ceiling
         )
         left_open = 0
@@ -244,11 +249,11 @@ class _Search:
         self.complete = self.complete and not left_open and len(candidates) <= _TRIES
         return min(known, default=None)
 
-    def _last_round(self, steps: int, least: Fraction, chunks: int, slack: int) -> int:
+    def _find_last_round(self, steps: int, least: Fraction, chunks: int, slack: int) -> int:
         """The most rounds worth trying: where k is not given, at least one number that the bound allows."""
         return steps + slack if self.scope.slack is not None else max(steps + slack, ceil(least * chunks))
 
-    def _show_what_is_impossible(self, steps: int, best: Fraction, proof: RatioProof) -> None:
+    def _add_proved_infeasible(self, steps: int, best: Fraction, proof: RatioProof) -> None:
         """The rows just below the best R/C of this number of steps, where it is not the topology's bound."""
         for chunks in range(2, 9):
             rounds = ceil(best * chunks) - 1
@@ -269,12 +274,13 @@ class _Search:
             started = time.monotonic()
             try:
                 effort = self.effort.grant(_INSTANCE_WORK_S)
-                found = solve_copying(self.fabric, Instance(self.collective, *key), effort)
+                schedule = solve_copying(self.fabric, Instance(self.collective, *key), effort)
             except TimeLimitError:
                 self.complete = False
                 return self._add(*key, UNKNOWN, "time limit", time.monotonic() - started)
             seconds = time.monotonic() - started
-            self._add(*key, FEASIBLE if found else INFEASIBLE, "schedule" if found else "solver", seconds, found)
+            status, proof = (FEASIBLE, "schedule") if schedule else (INFEASIBLE, "solver")
+            self._add(*key, status, proof, seconds, schedule)
         return self.rows[key]
 
     def _add(
@@ -285,19 +291,19 @@ class _Search:
         status: str,
         proof: str,
         seconds: float,
-        found: Schedule | None = None,
+        schedule: Schedule | None = None,
     ) -> Row:
-        row = Row(chunks, steps, rounds, status, proof, seconds, schedule=found)
+        row = Row(chunks, steps, rounds, status, proof, seconds, schedule=schedule)
         return self.rows.setdefault((chunks, steps, rounds), row)
 
 
-def _allreduce_rows(topology: Topology, scope: _Scope) -> tuple[list[Row], bool]:
+def _search_allreduce(topology: Topology, scope: _Scope) -> tuple[list[Row], bool]:
     n = len(topology.ranks)
-    half = Collective("allgather", n)
-    gathers, complete = _Search(half, topology, scope).run()
+    gather = Collective("allgather", n)
+    gathers, complete = _Search(gather, topology, scope).run()
     scatters = gathers
     if not topology.is_symmetric:
-        scatters, whole = _Search(half, topology.reversed(), scope).run()
+        scatters, whole = _Search(gather, topology.reversed(), scope).run()
         complete = complete and whole
     rows = []
     back = {(r.chunks, r.steps, r.rounds): r for r in scatters if r.schedule}
@@ -314,10 +320,10 @@ def _allreduce_rows(topology: Topology, scope: _Scope) -> tuple[list[Row], bool]
     fewest = min((row.steps for row in gathers if row.status == FEASIBLE), default=0)
     if not fewest or len(fabric_of(topology).edges) > _DIRECT_EDGES:
         return rows, False
-    return rows + _direct_rows(topology, fewest, scope), complete
+    return rows + _search_direct(topology, fewest, scope), complete
 
 
-def _direct_rows(topology: Topology, fewest: int, scope: _Scope) -> list[Row]:
+def _search_direct(topology: Topology, fewest: int, scope: _Scope) -> list[Row]:
     """Allreduce in fewer steps than any composed form has: more and more chunks while the solver finds them soon."""
     fabric = fabric_of(topology)
     collective = Collective("allreduce", fabric.ranks)
@@ -332,12 +338,14 @@ def _direct_rows(topology: Topology, fewest: int, scope: _Scope) -> list[Row]:
                 started = time.monotonic()
                 instance = Instance(collective, chunks, steps, rounds)
                 try:
-                    found = solve_combining(fabric, instance, scope.effort.grant(_INSTANCE_WORK_S))
-                    status, proof = (FEASIBLE, "schedule") if found else (INFEASIBLE, "solver, one partial sum a rank")
+                    schedule = solve_combining(fabric, instance, scope.effort.grant(_INSTANCE_WORK_S))
+                    status, proof = (
+                        (FEASIBLE, "schedule") if schedule else (INFEASIBLE, "solver, one partial sum a rank")
+                    )
                 except TimeLimitError:
-                    found, status, proof = None, UNKNOWN, "time limit"
-                rows.append(Row(chunks, steps, rounds, status, proof, time.monotonic() - started, schedule=found))
-                if found is None:
+                    schedule, status, proof = None, UNKNOWN, "time limit"
+                rows.append(Row(chunks, steps, rounds, status, proof, time.monotonic() - started, schedule=schedule))
+                if schedule is None:
                     break
                 best = Fraction(rounds, chunks)
                 chunks += 1
@@ -354,9 +362,9 @@ def decide(
     """Rows for the given (chunks, steps, rounds) alone. Allreduce is solved directly, not composed."""
     effort = effort if effort is not None else Effort(_PATIENCE_S, _PATIENCE_S)
     limit = bound(collective, topology, effort.grant(_BOUND_WORK_S, 0.5), progress)
-    turned = collective.reduces and collective.name != "allreduce"
-    fabric = fabric_of(topology.reversed() if turned else topology)
-    target = collective.reversed() if turned else collective
+    reversing = collective.reduces and collective.name != "allreduce"
+    fabric = fabric_of(topology.reversed() if reversing else topology)
+    target = collective.reversed() if reversing else collective
     solve = solve_combining if collective.name == "allreduce" else solve_copying
     rows = []
     for chunks, steps, rounds in instances:
@@ -364,11 +372,12 @@ def decide(
             progress(f"{collective.name}: {chunks} chunks, {steps} steps, {rounds} rounds")
         started = time.monotonic()
         try:
-            found = solve(fabric, Instance(target, chunks, steps, rounds), effort)
-            status, proof = (FEASIBLE, "schedule") if found else (INFEASIBLE, "solver")
+            schedule = solve(fabric, Instance(target, chunks, steps, rounds), effort)
+            status, proof = (FEASIBLE, "schedule") if schedule else (INFEASIBLE, "solver")
         except TimeLimitError:
-            found, status, proof = None, UNKNOWN, "time limit"
-        schedule = reverse(found) if found is not None and turned else found
+            schedule, status, proof = None, UNKNOWN, "time limit"
+        if schedule is not None and reversing:
+            schedule = reverse(schedule)
         rows.append(Row(chunks, steps, rounds, status, proof, time.monotonic() - started, schedule=schedule))
     least = limit.s_per_GB * fabric.unit_GBps / collective.even_chunks(1)[0].share
-    return Front(tuple(_judged(rows, least)), least, limit, all(row.status != UNKNOWN for row in rows))
+    return Front(tuple(_set_flags(rows, least)), least, limit, all(row.status != UNKNOWN for row in rows))

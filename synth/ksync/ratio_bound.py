@@ -31,7 +31,7 @@ from ..cost.loads import DirectedLink
 from ..effort import Effort
 from ..ir.collective import Chunk, Collective
 from ..numeric.linear import Rows, minimise
-from .copying import Key, possible_sends
+from .copying import Key, list_possible_sends
 from .fabric import Fabric
 
 _MAX_DENOMINATORS = (64, 1000, 10**6)
@@ -67,7 +67,7 @@ class _Programme:
     def __init__(self, fabric: Fabric, collective: Collective, steps: int, equal_steps: bool) -> None:
         self.fabric, self.collective, self.steps, self.equal_steps = fabric, collective, steps, equal_steps
         self.commodities = collective.even_chunks(1)
-        self.sends = possible_sends(fabric, collective, self.commodities, steps)
+        self.sends = list_possible_sends(fabric, collective, self.commodities, steps)
         self.column = {key: steps + i for i, key in enumerate(self.sends)}
         self.at_most, self.equal = Rows(), Rows()
         self.pi: dict[tuple[int, int], tuple[bool, int]] = {}
@@ -111,7 +111,7 @@ class _Programme:
         return True
 
     def _add_forwarding(self, j: int, chunk: Chunk) -> None:
-        single, sources = _single_receiver(self.collective, chunk), set(self.collective.holders(chunk))
+        single, sources = _has_single_receiver(self.collective, chunk), set(self.collective.holders(chunk))
         for u in range(self.fabric.ranks):
             sends = self.out_of[j, u]
             if u in sources:
@@ -119,9 +119,9 @@ class _Programme:
                     self.w[j, u, _ALL, self.steps - 1] = self.at_most.add([(self.column[k], 1.0) for k in sends], 1.0)
                 continue
             for v in [_ALL] if single else sorted({self.fabric.edges[k[1]][1] for k in sends}):
-                mine = [k for k in sends if v in (_ALL, self.fabric.edges[k[1]][1])]
-                for s in sorted({k[2] for k in mine}):
-                    terms = [(self.column[k], 1.0) for k in mine if k[2] <= s]
+                outward = [k for k in sends if v in (_ALL, self.fabric.edges[k[1]][1])]
+                for s in sorted({k[2] for k in outward}):
+                    terms = [(self.column[k], 1.0) for k in outward if k[2] <= s]
                     terms += [
                         (self.column[k], -1.0) for k in self.into[j, u] if k[2] < s and self.fabric.edges[k[1]][0] != v
                     ]
@@ -140,24 +140,24 @@ class _Programme:
         proofs = []
         for denominator in _MAX_DENOMINATORS:
 
-            def near(value: float, limit: int = denominator) -> Fraction:
+            def to_fraction(value: float, limit: int = denominator) -> Fraction:
                 return Fraction(float(value)).limit_denominator(limit)
 
             multipliers = Multipliers(
                 pi={
                     k: f
                     for k, (eq, i) in self.pi.items()
-                    if (f := near(exact[i]) if eq else min(near(upper[i]), near(0.0)))
+                    if (f := to_fraction(exact[i]) if eq else min(to_fraction(upper[i]), to_fraction(0.0)))
                 },
-                w={k: f for k, i in self.w.items() if (f := near(-upper[i])) > 0},
-                y={k: f for k, i in self.y.items() if (f := near(-upper[i])) > 0},
+                w={k: f for k, i in self.w.items() if (f := to_fraction(-upper[i])) > 0},
+                y={k: f for k, i in self.y.items() if (f := to_fraction(-upper[i])) > 0},
             )
-            value = proved_ratio(self.fabric, self.collective, self.steps, self.equal_steps, multipliers)
+            value = evaluate_proof(self.fabric, self.collective, self.steps, self.equal_steps, multipliers)
             proofs.append(RatioProof(self.collective, self.steps, self.equal_steps, multipliers, value))
         return max(proofs, key=lambda p: p.value)
 
 
-def least_ratio(
+def prove_least_ratio(
     fabric: Fabric, collective: Collective, steps: int, *, equal_steps: bool = False, effort: Effort | None = None
 ) -> RatioProof | None:
     """The best proved lower bound on R/C in `steps` steps, or None where no schedule has so few steps."""
@@ -165,18 +165,18 @@ def least_ratio(
     return programme.solve(effort if effort is not None else Effort()) if programme.build() else None
 
 
-def _single_receiver(collective: Collective, chunk: Chunk) -> bool:
+def _has_single_receiver(collective: Collective, chunk: Chunk) -> bool:
     return len(set(collective.receivers(chunk)) - set(collective.holders(chunk))) <= 1
 
 
-def proved_ratio(
+def evaluate_proof(
     fabric: Fabric, collective: Collective, steps: int, equal_steps: bool, multipliers: Multipliers
 ) -> Fraction:
     """What multipliers prove, by the formula in the module's docstring, exactly; 0 where they prove nothing."""
     commodities = collective.even_chunks(1)
     pi, w, y = multipliers.pi, multipliers.w, multipliers.y
     sources = [set(collective.holders(chunk)) for chunk in commodities]
-    single = [_single_receiver(collective, chunk) for chunk in commodities]
+    single = [_has_single_receiver(collective, chunk) for chunk in commodities]
     wanted = [set(collective.receivers(chunk)) for chunk in commodities]
     if any(f < 0 for f in (*w.values(), *y.values())):
         return Fraction(0)
@@ -188,7 +188,7 @@ def proved_ratio(
     at: dict[tuple[int, int], list[tuple[int, int, Fraction]]] = defaultdict(list)
     for (j, u, v, s), f in w.items():
         at[j, u].append((v, s, f))
-    for j, e, s in possible_sends(fabric, collective, commodities, steps):
+    for j, e, s in list_possible_sends(fabric, collective, commodities, steps):
         u, v = fabric.edges[e]
         excess = pi.get((j, v), Fraction(0))
         excess -= sum((y.get((link, s), Fraction(0)) for link in fabric.links_of(e)), Fraction(0))

@@ -58,9 +58,9 @@ def build(request: Request) -> list[Schedule]:
         if best is not None and request.effort.is_over("greedy"):
             break
         request.effort.spend(trial_s)
-        found = _trial(request, {link: int(c / unit) for link, c in links.items()}, trial, best)
-        if found is not None:
-            best = found
+        steps = _run_trial(request, {link: int(c / unit) for link, c in links.items()}, trial, best)
+        if steps is not None:
+            best = steps
             request.say(f"greedy: {len(best)} steps after {trial + 1} trials")
     if best is None:
         raise InfeasibleError("greedy: some GPUs cannot be reached")
@@ -71,7 +71,7 @@ def build(request: Request) -> list[Schedule]:
     return [tighten(Schedule(request.collective, "greedy", chunks, transfers, ()), request.topology)]
 
 
-def _trial(
+def _run_trial(
     request: Request, units: dict[tuple[str, str], int], seed: int, best: list[Ints] | None
 ) -> list[Ints] | None:
     """One (src, dst, chunk) array a step; None where no fewer steps than the best has come out."""
@@ -89,13 +89,13 @@ def _trial(
         coming = has.copy()
         holders = has.sum(axis=0) + random.random(n)  # rarest first, ties at random
         order = np.argsort(holders)
-        for src, dst in _rounds(lanes, random):
+        for src, dst in _deal_links(lanes, random):
             offered = has[src][:, order] & ~coming[dst][:, order]
-            place = np.argmax(offered, axis=1)
-            there = offered[np.arange(len(src)), place]
-            chunk = order[place[there]]
-            coming[dst[there], chunk] = True
-            rows.append(np.stack([src[there], dst[there], chunk], axis=1))
+            first_offer = np.argmax(offered, axis=1)
+            useful = offered[np.arange(len(src)), first_offer]
+            chunk = order[first_offer[useful]]
+            coming[dst[useful], chunk] = True
+            rows.append(np.stack([src[useful], dst[useful], chunk], axis=1))
         now = np.concatenate(rows)
         if not len(now):
             return None
@@ -105,12 +105,12 @@ def _trial(
     return out
 
 
-def _rounds(lanes: list[tuple[int, int]], random: np.random.Generator) -> list[tuple[Ints, Ints]]:
+def _deal_links(lanes: list[tuple[int, int]], random: np.random.Generator) -> list[tuple[Ints, Ints]]:
     """Links in random order, dealt out so that those of a round lead to different ranks."""
     dealt: dict[int, list[tuple[int, int]]] = defaultdict(list)
-    met: dict[int, int] = defaultdict(int)
+    leading_to: dict[int, int] = defaultdict(int)
     for i in random.permutation(len(lanes)).tolist():
         src, dst = lanes[i]
-        dealt[met[dst]].append((src, dst))
-        met[dst] += 1
+        dealt[leading_to[dst]].append((src, dst))
+        leading_to[dst] += 1
     return [(np.array([a for a, _ in rows]), np.array([b for _, b in rows])) for rows in dealt.values()]

@@ -18,12 +18,12 @@ from ..cost.innetwork import computes_in_network
 from ..forest.balanced import balanced_trees
 from ..forest.innet import in_network_forests
 from ..forest.paths import path_schedule
-from ..forest.plant import Nursery, Planted, chosen
+from ..forest.plant import Nursery, Planted, choose
 from ..forest.rooted import Branches, RootedPacking
 from ..forest.routed import keeps_to_routes, routed_forest
 from ..forest.survey import Survey, survey
 from ..forest.trees import Forest, RootedTree, schedule_of, tree_depth
-from ..forest.weigh import small_shares
+from ..forest.weigh import round_shares
 from ..ir.schedule import Schedule
 from ..ir.transform import reverse
 from .base import Request, segment_counts
@@ -45,18 +45,18 @@ def build(request: Request) -> list[Schedule]:
         request = replace(request, bound=limit)
     if request.collective.name in _TURNED:
         return [reverse(schedule) for schedule in build(request.reversed())]
-    found = [_paths(request)] if request.collective.name in ("alltoall", "scatter") else _trees(request)
+    found = [_plan_paths(request)] if request.collective.name in ("alltoall", "scatter") else _plan_trees(request)
     return [replace(s, segments=m) for s in found for m in segment_counts(s.trees or 1)]
 
 
-def _paths(request: Request) -> Schedule:
+def _plan_paths(request: Request) -> Schedule:
     packing = survey(request.topology).paths(request.collective, request.effort, request.progress)
     schedule = path_schedule(packing, request.collective, "packing")
     _note(request, replace(schedule, segments=2), "paths")
     return schedule
 
 
-def _trees(request: Request) -> list[Schedule]:
+def _plan_trees(request: Request) -> list[Schedule]:
     machine = survey(request.topology)
     name = request.collective.name
     best = request.bound_GBps
@@ -69,10 +69,10 @@ def _trees(request: Request) -> list[Schedule]:
             )
         planted = Nursery(machine, best, request.limits, request.effort, request.progress).grow()
     else:
-        planted = _rooted(request, machine)
-    picked = chosen(planted, best, request.limits)
+        planted = _pack_rooted(request, machine)
+    picked = choose(planted, best, request.limits)
     if not picked:
-        raise InfeasibleError(_nothing_within(planted, best, request))
+        raise InfeasibleError(_explain_no_forest(planted, best, request))
     schedules = []
     for one in picked:
         schedules.append(schedule_of(one.forest, request.collective, request.topology, "packing"))
@@ -89,7 +89,7 @@ def _trees(request: Request) -> list[Schedule]:
     return schedules
 
 
-def _rooted(request: Request, machine: Survey) -> list[Planted]:
+def _pack_rooted(request: Request, machine: Survey) -> list[Planted]:
     """Trees whose direction counts."""
     collective, topology = request.collective, request.topology
     roots = [collective.root or 0] if collective.name == "broadcast" else list(range(collective.ranks))
@@ -100,14 +100,14 @@ def _rooted(request: Request, machine: Survey) -> list[Planted]:
         balanced = balanced_trees(topology, roots, machine.turns)
         many = len(machine.ranks) > (_EXACT_RANKS if parts > 1 else _EXACT_BROADCAST)
         if balanced is not None:
-            rate = _rate(request, balanced)
+            rate = _compute_rate(request, balanced)
             if many or rate >= request.bound_GBps * _WORTH_KEEPING:
                 out.append(Planted(balanced, rate, "balanced fewest hops"))
         if collective.name == "broadcast" and len(machine.ranks) > _LANES:
             nursery = Nursery(machine, request.bound_GBps, request.limits, request.effort, request.progress)
-            nursery.broadcast(roots[0])
+            nursery.add_broadcast_trees(roots[0])
             out += nursery.planted
-            many = many or nursery.near()
+            many = many or nursery.is_near_bound()
         if out and many:
             return out
     packing = RootedPacking(topology, roots, both, machine.turns, request.limits.max_depth)
@@ -118,17 +118,19 @@ def _rooted(request: Request, machine: Survey) -> list[Planted]:
         )
     enough = float(request.bound.s_per_GB) * parts if request.bound is not None and not both else 0.0
     branches = packing.run(request.effort, enough, request.progress)
-    for forest, how in _forests(packing, branches, machine, request.limits.max_trees):
-        out.append(Planted(forest, _rate(request, forest), how))
+    for forest, how in _build_forests(packing, branches, machine, request.limits.max_trees):
+        out.append(Planted(forest, _compute_rate(request, forest), how))
     return out
 
 
-def _forests(packing: RootedPacking, branches: Branches, machine: Survey, most: int | None) -> list[tuple[Forest, str]]:
-    uses = [packing.found[tree] for tree in branches.trees]
+def _build_forests(
+    packing: RootedPacking, branches: Branches, machine: Survey, most: int | None
+) -> list[tuple[Forest, str]]:
+    uses = [packing.uses[tree] for tree in branches.trees]
     of = [0 if packing.both else tree.root for tree in branches.trees]
     capacity = packing.exact_capacity()
-    shares = small_shares(branches.shares, uses, capacity, of)
-    out = [(_forest(branches.trees, shares, branches, machine), "column generation")]
+    shares = round_shares(branches.shares, uses, capacity, of)
+    out = [(_build_forest(branches.trees, shares, branches, machine), "column generation")]
     if most is not None and out[0][0].count > most:
         images = 1 if branches.images is None else len(branches.images)
         each = max(1, most // (images * len(set(of))))
@@ -139,18 +141,20 @@ def _forests(packing: RootedPacking, branches: Branches, machine: Survey, most: 
         whole: Counter[int] = Counter()
         for j in kept:
             whole[of[j]] += shares[j]  # type: ignore[assignment]
-        again = [shares[j] / whole[of[j]] for j in kept]
-        out.append((_forest([branches.trees[j] for j in kept], again, branches, machine), "heaviest"))
+        rescaled = [shares[j] / whole[of[j]] for j in kept]
+        out.append((_build_forest([branches.trees[j] for j in kept], rescaled, branches, machine), "heaviest"))
     return out
 
 
-def _forest(trees: Sequence[RootedTree], shares: Sequence[Fraction], branches: Branches, machine: Survey) -> Forest:
+def _build_forest(
+    trees: Sequence[RootedTree], shares: Sequence[Fraction], branches: Branches, machine: Survey
+) -> Forest:
     kept = [(tree, share) for tree, share in zip(trees, shares, strict=True) if share]
     depth = max(tree_depth(tree, machine.ranks) for tree, _ in kept)
     return Forest(tuple(t for t, _ in kept), tuple(s for _, s in kept), depth, branches.images)
 
 
-def _rate(request: Request, forest: Forest) -> Fraction:
+def _compute_rate(request: Request, forest: Forest) -> Fraction:
     schedule = schedule_of(forest, request.collective, request.topology, "packing")
     return 1 / bandwidth_s_per_GB(replace(schedule, segments=2), request.topology)
 
@@ -162,7 +166,7 @@ def _note(request: Request, schedule: Schedule, how: str) -> None:
     request.table.append(row)
 
 
-def _nothing_within(planted: Sequence[Planted], best: Fraction, request: Request) -> str:
+def _explain_no_forest(planted: Sequence[Planted], best: Fraction, request: Request) -> str:
     limits = request.limits
     asked = [f"at most {limits.max_trees} trees"] * (limits.max_trees is not None)
     asked += [f"a depth of at most {limits.max_depth}"] * (limits.max_depth is not None)
