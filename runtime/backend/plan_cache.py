@@ -1,4 +1,4 @@
-"""Plans that were synthesized on this machine, kept for the next start."""
+"""A cache of plans in a folder, so that the next start need not synthesize them again."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ log = logging.getLogger("topoplan")
 
 
 def load_or_synthesize(collective: Collective, topology: Topology, folder: Path, time_limit_s: float) -> Plan:
-    """Return the plan that is kept in `folder`, verified; else synthesize one, and keep it unless the time limit struck.
+    """Return the plan in `folder`, verified, or else synthesize one and save it there.
 
-    A file that is damaged, or is for another machine, is replaced. Raises what `synthesize` raises.
+    A plan whose search the time limit cut short is not saved. A file that is damaged, or for another machine, is replaced. Raises what `synthesize` raises.
     """
     path = folder / _make_file_name(collective, topology)
     loaded = _load_fitting(path, collective, topology)
@@ -46,6 +46,7 @@ def load_or_synthesize(collective: Collective, topology: Topology, folder: Path,
 
 
 def _load_fitting(path: Path, collective: Collective, topology: Topology) -> Plan | None:
+    """Return the plan in a file, or None where there is none, it is damaged, or it is for another machine or collective."""
     if not path.exists():
         return None
     try:
@@ -60,14 +61,14 @@ def _load_fitting(path: Path, collective: Collective, topology: Topology) -> Pla
 
 
 def _make_file_name(collective: Collective, topology: Topology) -> str:
-    """Everything that a plan depends on: fingerprints ignore names and the order of ranks, plans do not."""
+    """Return a file name made of all that a plan depends on: also names and the order of ranks, which fingerprints ignore."""
     root = "" if collective.root is None else f"-root{collective.root}"
     exact = hashlib.sha256(_encode(topology).encode()).hexdigest()[:16]
     return f"{collective.name}-{collective.ranks}{root}-{topology.fingerprint[:16]}-{exact}-{VERSION}.json"
 
 
 def _encode(topology: Topology) -> str:
-    """Devices, links and host costs, in their order."""
+    """Return devices, links and host costs as JSON text, in their order."""
     data: dict[str, Any] = topology.to_json()
     return json.dumps([data["devices"], data["links"], data.get(HOST)], sort_keys=True, default=str)
 

@@ -1,4 +1,4 @@
-"""Plans that the user named: files, folders, and plans in memory."""
+"""Find plans among those that the user named: files, folders, and plans in memory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _HEAD_BYTES = 4096
 
 @dataclass(frozen=True)
 class _PlanEntry:
-    """A plan, or its file, and what it is for."""
+    """A plan, or its file, with the collective, number of ranks and root that it is for."""
 
     collective: str
     ranks: int
@@ -27,16 +27,16 @@ class _PlanEntry:
 
 
 class PlanFiles:
-    """Picks plans by collective, number of ranks and root; files are verified when they are picked."""
+    """The plans that the user named. A file is read in full, and verified, only when `find` returns its plan."""
 
     def __init__(self, plans: Sequence[str | Path | Plan]) -> None:
         self.entries = [entry for plan in plans for entry in _list_plans(plan)]
 
     def find(self, wanted: Collective, *, strict: bool) -> Plan | None:
-        """Return the plan for a collective; None where there is none for it at all, or (not `strict`) for that many ranks.
+        """Return the plan for a collective, or None where there is none.
 
-        Raises PlanMismatchError (`strict`) where those for the collective are for other numbers of ranks, InputError where
-        there are two, VerificationError where it does not hold.
+        Raises PlanMismatchError, if `strict`, where all plans for the collective are for other numbers of ranks, InputError
+        where two plans fit, VerificationError where the plan is wrong.
         """
         entries = [entry for entry in self.entries if entry.collective == wanted.name]
         fitting = [entry for entry in entries if entry.ranks == wanted.ranks]
@@ -59,7 +59,7 @@ class PlanFiles:
 
 
 def is_plan_file(path: Path) -> bool:
-    """Return whether a file begins as a plan does."""
+    """Return whether a file begins like a plan."""
     try:
         with path.open("rb") as file:
             return f'"{FORMAT}"'.encode() in file.read(_HEAD_BYTES)
@@ -82,7 +82,7 @@ def _list_plans(plan: str | Path | Plan) -> list[_PlanEntry]:
 
 
 def _read_head(path: Path) -> _PlanEntry:
-    """Read what a file's plan is for; the rest is read when it is needed."""
+    """Read what a file's plan is for, without verifying it."""
     try:
         if path.stat().st_size > MAX_PLAN_BYTES:
             raise InputError(f"{path}: larger than {MAX_PLAN_BYTES >> 20} MiB; not a plan")

@@ -32,8 +32,8 @@ _TREE_S, _TREE_PAIR_S = 7e-4, 2e-6
 
 @dataclass(frozen=True)
 class Columns:
-    """Trees with their rates in GB/s (floats), the prices of pairs with the least `value` (an upper bound of what any
-    packing reaches, in GB/s), and whether the two meet.
+    """Trees with their rates in GB/s (floats); the pairs' prices with the lowest `value`, an upper bound in GB/s on
+    the rate of any packing; and `optimal`, whether the rates add up to that bound.
     """
 
     trees: tuple[Tree, ...]
@@ -51,9 +51,12 @@ def generate(
     start: Columns | None = None,
     most: float = np.inf,
 ) -> Columns:
-    """Pack trees, pair i counting in row `rows[i]`, until nothing better is left, `most` GB/s are reached, or the work
-    that is allowed is done. `start` brings columns and prices along.
+    """Pack trees into links by column generation, and return them with their rates and the best prices.
+
+    Pair i of the graph counts in row `rows[i]`. Generation ends at the optimum, at `most` GB/s, or with the work that is
+    allowed; `start` gives the columns and prices to go on from.
     """
+    # Before any tree has a rate, each link costs the inverse of its bandwidth: wide links are cheap.
     count = int(rows.max()) + 1
     capacity: Floats = np.bincount(rows, weights=graph.capacity, minlength=count).astype(np.float64)
     best = (start.prices, start.value) if start is not None else (1.0 / graph.capacity / len(rows), np.inf)
@@ -63,24 +66,29 @@ def generate(
     rates, dual = np.zeros(len(trees)), best[0]
     if trees:
         rates, dual = _solve(columns, capacity, rows, effort)
+    # Duals jump from one programme to the next; prices between them and the best known settle sooner.
     smooth = _SMOOTH if trees else 0.0
     tree_s = _TREE_S + _TREE_PAIR_S * len(rows)
     while True:
         trial_prices = smooth * best[0] + (1 - smooth) * dual
         price, tree = graph.cheapest_tree(trial_prices)
         effort.spend(tree_s)
+        # Any prices bound every packing: what all links cost, over what the cheapest tree costs.
         value = float(graph.capacity @ trial_prices) / price
         if value < best[1]:
             best = trial_prices / price, value
         reached = float(rates.sum()) >= min(best[1], most) * (1 - _TOLERANCE)
         if reached or (trees and effort.is_over("packing trees")):
             return Columns(tuple(trees), rates, best[0], best[1], reached)
+        # Only a tree that is cheap under the duals themselves improves the programme. Where smoothed prices lead to none,
+        # smooth less; where the duals lead to none either, this is the optimum.
         cheap = not trees or sum(dual[i] * times for i, times in graph.uses(tree).items()) < 1 - _TOLERANCE
         if tree in known or not cheap:
             if smooth == 0.0:
                 return Columns(tuple(trees), rates, best[0], best[1], optimal=True)
             smooth = smooth / 2 if smooth > 0.05 else 0.0
             continue
+        # Several columns at once save solving the programme for each.
         effort.spend(tree_s * _SIMILAR)
         for fresh in [tree, *_find_similar(graph, trial_prices, tree, rows)]:
             if fresh not in known:
@@ -94,7 +102,7 @@ def generate(
 
 
 def _find_similar(graph: PairGraph, prices: Floats, tree: Tree, rows: NDArray[np.int64]) -> list[Tree]:
-    """A few more trees that are nearly as cheap, each shunning the links of those before."""
+    """Return a few more trees that are nearly as cheap, each avoiding the links of those before it."""
     out = []
     earlier_uses = np.zeros(len(prices))
     for _ in range(_SIMILAR):
@@ -109,7 +117,7 @@ def _find_similar(graph: PairGraph, prices: Floats, tree: Tree, rows: NDArray[np
 def _solve(
     columns: list[Counter[int]], capacity: Floats, rows: NDArray[np.int64], effort: Effort
 ) -> tuple[Floats, Floats]:
-    """Rates of the columns and the price of each pair."""
+    """Solve the programme; return the rates of the columns and the price of each pair."""
     solved = pack(columns, capacity, effort)
     if solved is None:
         raise InfeasibleError("the packing of trees has no optimum; are the bandwidths of very different sizes?")
@@ -117,6 +125,7 @@ def _solve(
 
 
 def _count_rows(graph: PairGraph, tree: Tree, rows: NDArray[np.int64]) -> Counter[int]:
+    """Return how often a tree uses the links of each row."""
     used: Counter[int] = Counter()
     for pair, times in graph.uses(tree).items():
         used[int(rows[pair])] += times
@@ -124,7 +133,7 @@ def _count_rows(graph: PairGraph, tree: Tree, rows: NDArray[np.int64]) -> Counte
 
 
 def exact_prices(graph: PairGraph, prices: Floats, denominator: int) -> dict[tuple[str, str], Fraction]:
-    """Fractions near the prices, on the scale where the cheapest link of all that cost anything costs 1."""
+    """Return the prices as fractions, scaled so that the cheapest link whose price is not zero costs 1."""
     least = float(prices[prices > 1e-9 * prices.max()].min())
     exact = {
         pair: Fraction(float(p) / least).limit_denominator(denominator)

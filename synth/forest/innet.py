@@ -1,8 +1,8 @@
 """Trees for switches that add and copy: such a switch may be an inner node of a tree.
 
-A tree over the GPUs and some of those switches is found as a spanning tree; every GPU then sends to the nearest GPU above
-it, all that meet in a switch in the same step, so that the switch adds them up (see synth/innetwork.py for what that
-costs). Which switches take part is searched (all subsets of a few, else one more or fewer at a time): the problem is
+A tree over the GPUs and some of those switches is found as a spanning tree. Every GPU then sends to the nearest GPU above
+it; those that meet in a switch send in the same step, so that the switch adds them up (see synth/cost/innetwork.py for
+what that costs). Which switches take part is searched (all subsets of a few, else one more or fewer at a time): the problem is
 Steiner's, so unlike elsewhere nothing is proved here; the bound is a cut's.
 """
 
@@ -36,7 +36,7 @@ def in_network_forests(
     effort: Effort,
     say: Callable[[str], None] | None = None,
 ) -> list[Planted]:
-    """Forests of such trees, the best shares of all trees tried, and single ones."""
+    """Return forests of such trees: single trees, and all trees that were tried with the best shares."""
     topology = survey.topology
     adders = [d.id for d in topology.devices if d.kind != "gpu" and d.can_reduce]
     nursery = Nursery(survey, bound_GBps, limits, effort, say)
@@ -47,6 +47,7 @@ def in_network_forests(
     for turn in range(_TURNS):
         if trees and effort.is_over("trees through switches"):
             break
+        # Links that earlier trees load cost more, so that the next tree avoids them.
         prices = (1 + load * len(load) / max(float(load.sum()), 1.0)) / graph.capacity
         fresh = list(_find_cheapest(graph, topology, adders, prices))
         effort.spend(tree_s * (len(list(_list_subsets(adders))) + _ROOTS))
@@ -58,6 +59,7 @@ def in_network_forests(
                 load[pair] += 1 / graph.capacity[pair]
         if turn and len(trees) == before:
             break
+    # Single trees first: fewest messages, and often all that the bound takes.
     listed = list(trees)
     for tree in listed[:_ROOTS]:
         nursery.keep_weighed([tree], "one tree through switches")
@@ -73,7 +75,7 @@ def in_network_forests(
 def _find_cheapest(
     graph: PairGraph, topology: Topology, adders: list[str], prices: Floats
 ) -> Iterator[tuple[RootedTree, list[int]]]:
-    """The cheapest tree found over GPUs and able switches, hung at a few of the GPUs."""
+    """Yield the cheapest tree found over GPUs and adding switches, rooted at each of a few GPUs, with its pairs."""
     best: tuple[float, list[int]] | None = None
     for chosen in _list_subsets(adders):
         candidate = _find_steiner_tree(graph, topology, chosen, prices)
@@ -88,6 +90,7 @@ def _find_cheapest(
 
 
 def _list_subsets(adders: list[str]) -> Iterable[tuple[str, ...]]:
+    """Return the sets of adding switches to try: all subsets of a few, else all, none, and all but one."""
     if len(adders) <= _ALL_SUBSETS:
         return [chosen for size in range(len(adders) + 1) for chosen in combinations(adders, size)]
     return [tuple(adders), (), *(tuple(d for d in adders if d != out) for out in adders)]
@@ -96,7 +99,7 @@ def _list_subsets(adders: list[str]) -> Iterable[tuple[str, ...]]:
 def _find_steiner_tree(
     graph: PairGraph, topology: Topology, chosen: tuple[str, ...], prices: Floats
 ) -> tuple[float, list[int]] | None:
-    """A spanning tree over the GPUs and chosen switches, leaves that are switches cut off: its price and its pairs."""
+    """Return the price and the pairs of a spanning tree over the GPUs and chosen switches, without switches as leaves."""
     index = {name: i for i, name in enumerate(graph.names)}
     ends = np.r_[graph.gpus, np.array([index[d] for d in chosen], dtype=np.int64)]
     _, tree = graph.cheapest_tree(prices, ends)
@@ -106,6 +109,7 @@ def _find_steiner_tree(
         for pair in pairs:
             for device in graph.pairs[pair]:
                 degree[device] = degree.get(device, 0) + 1
+        # A switch at the end of the tree adds nothing up; cutting it off may leave another one there.
         loose = {p for p in pairs if any(degree[d] == 1 and topology.by_id[d].kind != "gpu" for d in graph.pairs[p])}
         if not loose:
             break
@@ -116,7 +120,7 @@ def _find_steiner_tree(
 
 
 def _hang_at(graph: PairGraph, topology: Topology, pairs: list[int], root: int) -> RootedTree | None:
-    """Every GPU's way to the nearest GPU above it, when the tree hangs at rank `root`."""
+    """Return the tree rooted at rank `root`: every GPU's route to the nearest GPU above it, and back."""
     around: dict[str, list[str]] = {}
     for pair in pairs:
         a, b = graph.pairs[pair]
@@ -127,7 +131,7 @@ def _hang_at(graph: PairGraph, topology: Topology, pairs: list[int], root: int) 
     stack: list[Route] = [(start,)]
     visited = {start}
     while stack:
-        way = stack.pop()  # from here up to the nearest GPU above, both included
+        way = stack.pop()  # from `device` up to the nearest GPU above it, both included
         device = way[0]
         for neighbour in around.get(device, []):
             if neighbour in visited:

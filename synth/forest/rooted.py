@@ -37,8 +37,10 @@ _METRIC_S, _TREE_S, _TREE_ENTRY_S = 1e-3, 5e-4, 1.7e-6
 
 @dataclass
 class Branches:
-    """Rooted trees with the shares (floats) of their roots' parts, the prices of links, and what they prove: `value`, a
-    lower bound on the time in units of one root's part over 1 GB/s; `reached` is the time that the shares take.
+    """Rooted trees, each with its share (a float) of its root's part, and prices of links.
+
+    Times are in units of one root's part over 1 GB/s: `value` is the lower bound that the prices prove, `reached` the time
+    that the shares take.
     """
 
     trees: list[RootedTree] = field(default_factory=list)
@@ -64,6 +66,7 @@ class RootedPacking:
         self.links = list(topology.capacity_GBps)
         self.roots = list(roots)
         self.parts = 1 if both else len(self.roots)
+        # Where shifts take rank 0 to every rank, one root stands for all, and links of an orbit are one row.
         images = group(turns, 4096) if turns and len(self.roots) > 1 else None
         n = len(topology.ranks)
         index = {d.id: i for i, d in enumerate(topology.devices)}
@@ -83,17 +86,18 @@ class RootedPacking:
         self.branches = Branches(images=self.images)
 
     def exact_capacity(self) -> list[Fraction]:
-        """Bandwidth of each row in GB/s."""
+        """Return the bandwidth of each row in GB/s."""
         out = [Fraction(0)] * len(self.capacity)
         for i, link in enumerate(self.links):
             out[int(self.row[i])] += self.topology.capacity_GBps[link]
         return out
 
     def run(self, effort: Effort, enough: float = 0.0, say: Say = None) -> Branches:
-        """Generate until nothing better is left, the time per part is down to `enough`, or the work that is
-        allowed is done.
+        """Generate trees until they are optimal, the time for a part is down to `enough`, or the work that is allowed is
+        done; return them.
         """
         out = self.branches
+        # Before any tree has a share, wide links are cheap; without duals each root's first trees come in at any cost.
         prices = 1 / self.capacity / len(self.capacity)
         duals: Mapping[Hashable, float] = {}
         while True:
@@ -126,7 +130,7 @@ class RootedPacking:
         return _METRIC_S + trees * (_TREE_S + _TREE_ENTRY_S * n * n)
 
     def _price(self, prices: Floats, duals: Mapping[Hashable, float], out: Branches) -> list[RootedTree]:
-        """Trees that cost less than their root's dual under the prices (of rows); keeps the best prices in `out`."""
+        """Return trees that cost less than their root's dual under the rows' prices; store prices that raise the bound."""
         metric = Metric(self.topology, self.links, prices[self.row])
         cheapest: dict[int, float] = {}
         fresh: list[tuple[float, RootedTree]] = []
@@ -135,6 +139,7 @@ class RootedPacking:
         forward = np.where(np.isfinite(metric.distance), metric.distance, top)
         exact = len(forward) <= _EXACT_RANKS
         for root in self.roots:
+            # An in-tree is an out-tree on the transposed distances.
             down = cheapest_out_tree(forward, root) if exact else None
             up = cheapest_out_tree(forward.T, root) if exact and self.both else None
             offers = [(down, up)] if down is not None else []
@@ -144,21 +149,23 @@ class RootedPacking:
                     low = metric.grow_tree(root, hop_price, self.most_depth)
                     if low is not None:
                         offers.append((low, low if self.both and self._runs_both_ways(metric, low) else up))
-            for d, u in offers:
-                if d is None or (self.both and u is None):
+            for tree_down, tree_up in offers:
+                if tree_down is None or (self.both and tree_up is None):
                     continue
-                tree = self._route_tree(metric, root, d, u)
+                tree = self._route_tree(metric, root, tree_down, tree_up)
                 cost = sum(float(prices[i]) * times for i, times in self._count_uses(tree).items()) / self.times
+                # A column improves the programme where its reduced cost is negative. Costs are of one image.
                 limit = duals.get(0 if self.both else root, np.inf) / self.times
                 # The cheapest tree counts for the bound also where it is too deep to be sent along.
-                if d is down and exact:
+                if tree_down is down and exact:
                     cheapest[root] = cost
-                    if self.most_depth is not None and self._find_depth(d, u) > self.most_depth:
+                    if self.most_depth is not None and self._find_depth(tree_down, tree_up) > self.most_depth:
                         continue
                 if root not in duals and not any(tree.root == root for _, tree in fresh):
-                    cost = 0.0  # the first of a root comes in whatever it costs
+                    cost = 0.0  # without a tree from each root, the programme has no solution
                 if tree not in self.uses and cost < limit * (1 - _TOLERANCE):
                     fresh.append((cost, tree))
+        # A single root gives one column a turn: similar trees beside it save many turns.
         if exact and len(self.roots) == 1 and self.uses and not self.both and self.most_depth is None:
             fresh += self._find_similar(metric, prices, forward, duals)
         # Weak duality: no schedule is faster than what all roots' cheapest trees cost, over what all links cost.
@@ -169,7 +176,7 @@ class RootedPacking:
             if value > out.value:
                 out.value = value
                 out.prices = {link: float(prices[self.row[i]]) for i, link in enumerate(self.links)}
-        # As many a round as keep the programme small: prices change, and what is dear now may never be of use.
+        # The cheapest few a turn keep the programme small: prices change, and most of the others would never carry any.
         fresh.sort(key=lambda x: x[0])
         most = len(self.roots) if not self.both else 4
         return list(dict.fromkeys(tree for _, tree in fresh))[: max(most, 1 + _SIMILAR)]
@@ -177,7 +184,7 @@ class RootedPacking:
     def _find_similar(
         self, metric: Metric, prices: Floats, forward: Floats, duals: Mapping[Hashable, float]
     ) -> list[tuple[float, RootedTree]]:
-        """A few more out-trees of the only root that are nearly as cheap, each shunning the edges of those before."""
+        """Return a few more out-trees of the only root, with their costs, each avoiding the edges of those before it."""
         root = self.roots[0]
         out: list[tuple[float, RootedTree]] = []
         raised = forward.copy()
@@ -196,18 +203,22 @@ class RootedPacking:
 
     @staticmethod
     def _find_depth(*trees: Sequence[int] | None) -> int:
+        """Return the greatest depth in edges of trees given as parents."""
         return max(max(levels(parents)[0]) for parents in trees if parents is not None)
 
     @staticmethod
     def _runs_both_ways(metric: Metric, parents: Sequence[int]) -> bool:
+        """Return whether every edge of the tree has a route back."""
         return all(p < 0 or np.isfinite(metric.distance[v, p]) for v, p in enumerate(parents))
 
     def _route_tree(self, metric: Metric, root: int, down: Sequence[int], up: Sequence[int] | None) -> RootedTree:
+        """Return the tree with its routes, from the parents of each rank in the out-tree and the in-tree."""
         below = tuple(None if p < 0 else metric.route(p, v) for v, p in enumerate(down))
         above = () if up is None else tuple(None if p < 0 else metric.route(v, p) for v, p in enumerate(up))
         return RootedTree(root, above if self.both else (), below)
 
     def _count_uses(self, tree: RootedTree) -> Counter[int]:
+        """Return how often a tree uses each row, all its images together."""
         out: Counter[int] = Counter()
         for route in (*tree.up, *tree.down):
             if route is not None:
@@ -216,6 +227,6 @@ class RootedPacking:
         return out
 
     def _solve(self, effort: Effort) -> Division | None:
-        """Shares that sum up to 1 a root (in all, for allreduce)."""
-        of = [0 if self.both else tree.root for tree in self.uses]
-        return divide(list(self.uses.values()), self.capacity, of, effort=effort)
+        """Divide each root's part among its trees (for allreduce, the whole buffer among all trees)."""
+        groups = [0 if self.both else tree.root for tree in self.uses]
+        return divide(list(self.uses.values()), self.capacity, groups, effort=effort)

@@ -18,7 +18,9 @@ from ..cost.loads import DirectedLink
 
 @dataclass(frozen=True)
 class Fabric:
-    """`edges[i]` = (u, v) has route `routes[i]`; `capacity[link]` is chunks a round; `unit_GBps` what one unit is."""
+    """Edges with their links: `edges[i]` = (u, v) takes `routes[i]`, a link carries `capacity[link]` chunks a round, and
+    `unit_GBps` is the bandwidth of one chunk a round.
+    """
 
     topology: Topology
     edges: tuple[tuple[int, int], ...]
@@ -32,15 +34,15 @@ class Fabric:
         return len(self.topology.ranks)
 
     def into(self, rank: int) -> list[int]:
-        """Numbers of the edges that end at `rank`."""
+        """Return the numbers of the edges that end at `rank`."""
         return [i for i, (_, v) in enumerate(self.edges) if v == rank]
 
     def links_of(self, edge: int) -> tuple[DirectedLink, ...]:
-        """The physical links that an edge crosses."""
+        """Return the physical links that an edge crosses."""
         return route_links(self.routes[edge])
 
     def hops_from(self, sources: tuple[int, ...], *, backwards: bool = False) -> dict[int, int]:
-        """Edges on a shortest path from any of `sources` to each rank (to them, if `backwards`); unreachable: absent."""
+        """Return the number of edges from the nearest of `sources` (to it, if `backwards`) to each rank within reach."""
         neighbours: dict[int, list[int]] = {r: [] for r in range(self.ranks)}
         for u, v in self.edges:
             neighbours[v if backwards else u].append(u if backwards else v)
@@ -56,7 +58,7 @@ class Fabric:
 
 
 def fabric_of(topology: Topology) -> Fabric:
-    """The fabric of a topology: an edge for every ordered pair of ranks with a route."""
+    """Return the fabric of a topology: an edge for every ordered pair of ranks with a route."""
     router = Router(topology)
     rank_of = {device: r for r, device in enumerate(topology.ranks)}
     edges, routes = [], []

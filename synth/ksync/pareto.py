@@ -39,14 +39,14 @@ _INSTANCE_WORK_S = 3.0
 _OPEN_AT_MOST = 2
 _PROOF_WORK_S, _BOUND_WORK_S = 10.0, 20.0
 _PATIENCE_S = 300.0
-"""What the clock allows where nobody says."""
+"""Time limit where the caller gives no effort."""
 
 Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Row:
-    """One (chunks, steps, rounds) in SCCL's units, what is known of it, by which `proof`, and its schedule if found.
+    """One (chunks, steps, rounds) in SCCL's units, its status with the `proof` of it, and its schedule if one was found.
 
     `form` is "direct" or "composed" (allreduce only). `dominated`: another feasible row has no more steps and no
     greater R/C. `latency_optimal`: no schedule has fewer steps; `bandwidth_optimal`: R/C meets the topology's bound.
@@ -72,7 +72,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Front:
-    """The rows that were looked at, the least R/C there can be, and whether the front is whole (nothing left open)."""
+    """The rows that were examined, the least R/C that the bound allows, and whether the front is complete (no row unknown)."""
 
     rows: tuple[Row, ...]
     least_ratio: Fraction
@@ -81,7 +81,7 @@ class Front:
 
     @property
     def front(self) -> tuple[Row, ...]:
-        """Feasible rows that no other dominates."""
+        """The feasible rows that no other dominates."""
         return tuple(row for row in self.rows if row.status == FEASIBLE and not row.dominated)
 
 
@@ -93,9 +93,11 @@ def pareto(
     slack: int | None = None,
     progress: Progress | None = None,
 ) -> Front:
-    """The front of a collective on a topology. `max_steps` ends the search where R/C cannot meet the bound (default:
-    three more than the least number of steps, or with `slack` the number of ranks). `slack` is SCCL's k: only
-    k-synchronous schedules are looked at, with R <= S + k. Raises InfeasibleError where the topology is not connected.
+    """Return the Pareto front of a collective on a topology.
+
+    `max_steps` ends the search where R/C cannot meet the bound (default: three more than the least number of steps, or with
+    `slack` the number of ranks). `slack` is SCCL's k: only k-synchronous schedules, with R <= S + k, are examined. Raises
+    InfeasibleError where the topology is not connected.
     """
     effort = effort if effort is not None else Effort(_PATIENCE_S, _PATIENCE_S)
     limit = bound(collective, topology, effort.grant(_BOUND_WORK_S, 0.5), progress)
@@ -115,7 +117,7 @@ def pareto(
 
 
 def _set_flags(rows: list[Row], least: Fraction) -> list[Row]:
-    """Rows with their flags set, in order of steps, then R/C."""
+    """Return the rows with their flags set, by steps up and then R/C down."""
     feasible = [row for row in rows if row.status == FEASIBLE]
     fewest = min((row.steps for row in feasible), default=0)
 
@@ -137,7 +139,7 @@ def _set_flags(rows: list[Row], least: Fraction) -> list[Row]:
 
 @dataclass(frozen=True)
 class _Scope:
-    """How far to look: see `pareto`."""
+    """Limits of a search: see `pareto`."""
 
     effort: Effort
     max_steps: int | None = None
@@ -146,7 +148,7 @@ class _Scope:
 
 
 class _Search:
-    """The rows of a collective that only copies."""
+    """The search for the rows of a collective that only copies."""
 
     def __init__(
         self,
@@ -164,11 +166,12 @@ class _Search:
         self.complete = True
 
     def run(self) -> tuple[list[Row], bool]:
-        """All rows, and whether none was left open."""
+        """Return all rows, and whether the search ended with none unknown."""
         best: Fraction | None = None
         steps, proof = self._find_fewest_steps()
         last = self.scope.max_steps or (steps + 3 if self.scope.slack is None else self.fabric.ranks)
         while proof is not None and (best is None or steps <= last) and not self.effort.is_over("exact"):
+            # Steps whose proved R/C is no better than what fewer steps reach cannot add to the front.
             if best is None or max(proof.value, self.least) < best:
                 self._search_most_chunks(steps)
                 ratio = self._search_least_ratio(steps, max(proof.value, self.least), best)
@@ -184,6 +187,7 @@ class _Search:
         return list(self.rows.values()), False
 
     def _prove(self, steps: int, *, equal_steps: bool = False) -> RatioProof | None:
+        """Return a proved lower bound on R/C, or None where some receiver cannot be reached in that many steps."""
         effort = self.effort.grant(_PROOF_WORK_S)
         return prove_least_ratio(self.fabric, self.collective, steps, equal_steps=equal_steps, effort=effort)
 
@@ -195,13 +199,17 @@ class _Search:
         return 0, None
 
     def _search_most_chunks(self, steps: int) -> None:
-        """The row with R = S: from the most chunks that spread evenly over a source's edges, one more at a time."""
+        """Find the row with R = S that has the most chunks.
+
+        The search begins at a number of chunks that spreads evenly over a source's edges, which is likely to be feasible.
+        """
         started = time.monotonic()
         proof = self._prove(steps, equal_steps=True)
         least = max(proof.value, self.least) if proof is not None else self.least
         most = min(floor(steps / least), _MOST_CHUNKS_OF_EQUAL_STEPS)
         if most == 0:
             self._add(1, steps, steps, INFEASIBLE, "LP dual", time.monotonic() - started)
+        # From the start up while rows are feasible; if the start itself is not, down to the first that is.
         even = min(
             sum(self._find_width(e) for e, (u, _) in enumerate(self.fabric.edges) if u == r)
             for r in self._list_sources()
@@ -220,10 +228,11 @@ class _Search:
         return {rank for chunk in self.collective.even_chunks(1) for rank in self.collective.holders(chunk)}
 
     def _find_width(self, edge: int) -> int:
+        """Return how many chunks a round an edge carries on its own."""
         return min(self.fabric.capacity[link] for link in self.fabric.links_of(edge))
 
     def _search_least_ratio(self, steps: int, least: Fraction, best: Fraction | None) -> Fraction | None:
-        """The least R/C found feasible in `steps` steps, of those below `best`."""
+        """Return the least R/C found feasible in `steps` steps, trying those below `best` from the least up."""
         most = _MOST_CHUNKS.get(self.collective.name, 8)
         known = [r.ratio for r in self.rows.values() if r.status == FEASIBLE and r.steps == steps]
         ceiling = min([x for x in (best, *known) if x is not None], default=None)
@@ -238,6 +247,7 @@ class _Search:
             )
             if ceiling is None or Fraction(rounds, chunks) < ceiling
         )
+        # A row that the solver cannot decide takes all its work, and the next are mostly as hard.
         left_open = 0
         for ratio, chunks, rounds in candidates[:_TRIES]:
             status = self._try(chunks, steps, rounds).status
@@ -250,11 +260,11 @@ class _Search:
         return min(known, default=None)
 
     def _find_last_round(self, steps: int, least: Fraction, chunks: int, slack: int) -> int:
-        """The most rounds worth trying: where k is not given, at least one number that the bound allows."""
+        """Return the most rounds to try; without k, at least the fewest that the bound allows."""
         return steps + slack if self.scope.slack is not None else max(steps + slack, ceil(least * chunks))
 
     def _add_proved_infeasible(self, steps: int, best: Fraction, proof: RatioProof) -> None:
-        """The rows just below the best R/C of this number of steps, where it is not the topology's bound."""
+        """Add, as proved infeasible, rows just below the best R/C of this number of steps, where it is not at the bound."""
         for chunks in range(2, 9):
             rounds = ceil(best * chunks) - 1
             if rounds < steps or Fraction(rounds, chunks) < self.least or (chunks, steps, rounds) in self.rows:
@@ -263,6 +273,7 @@ class _Search:
                 self._add(chunks, steps, rounds, INFEASIBLE, "LP dual", 0.0)
 
     def _try(self, chunks: int, steps: int, rounds: int) -> Row:
+        """Solve for one row, unless it is known already, and return it."""
         key = chunks, steps, rounds
         if key not in self.rows:
             size = len(self.collective.even_chunks(chunks)) * len(self.fabric.edges) * steps
@@ -298,7 +309,9 @@ class _Search:
 
 
 def _search_allreduce(topology: Topology, scope: _Scope) -> tuple[list[Row], bool]:
+    """Return rows of allreduce, composed and direct, and whether none was left unknown."""
     n = len(topology.ranks)
+    # A reduce-scatter is an allgather on the reversed topology, turned round; on symmetric ones the same search serves.
     gather = Collective("allgather", n)
     gathers, complete = _Search(gather, topology, scope).run()
     scatters = gathers
@@ -324,13 +337,14 @@ def _search_allreduce(topology: Topology, scope: _Scope) -> tuple[list[Row], boo
 
 
 def _search_direct(topology: Topology, fewest: int, scope: _Scope) -> list[Row]:
-    """Allreduce in fewer steps than any composed form has: more and more chunks while the solver finds them soon."""
+    """Return rows of allreduce in fewer steps than any composed form has, with more chunks while the solver succeeds."""
     fabric = fabric_of(topology)
     collective = Collective("allreduce", fabric.ranks)
     rows: list[Row] = []
     best: Fraction | None = None
     for steps in range(fewest, 2 * fewest):
         for rounds in range(steps, steps + (_DIRECT_SLACK if scope.slack is None else scope.slack) + 1):
+            # Only more chunks than the best R/C has in this number of rounds would be better.
             chunks = 1 if best is None else floor(rounds / best) + 1
             while not scope.effort.is_over("exact"):
                 if scope.progress is not None:
@@ -359,7 +373,7 @@ def decide(
     effort: Effort | None = None,
     progress: Progress | None = None,
 ) -> Front:
-    """Rows for the given (chunks, steps, rounds) alone. Allreduce is solved directly, not composed."""
+    """Return a front of the given (chunks, steps, rounds) alone. Allreduce is solved directly, not composed."""
     effort = effort if effort is not None else Effort(_PATIENCE_S, _PATIENCE_S)
     limit = bound(collective, topology, effort.grant(_BOUND_WORK_S, 0.5), progress)
     reversing = collective.reduces and collective.name != "allreduce"

@@ -13,7 +13,7 @@ MOST_VARIABLES = 60_000
 
 
 def build(request: Request) -> list[Schedule]:
-    """The feasible rows' schedules. TimeLimitError where the effort was too small to find any."""
+    """Return the schedules of the Pareto front. Raises TimeLimitError where the effort was too small to find any."""
     edges = len(fabric_of(request.topology).edges)
     chunks = len(request.collective.even_chunks(1))
     if edges * max(chunks, request.collective.ranks) > MOST_VARIABLES:

@@ -1,7 +1,7 @@
 """Time-expanded greedy matching for large direct networks (TACOS, MICRO 2024), best of several trials.
 
 In every step each link takes as many chunks as its bandwidth has units; a chunk goes where it is missing, and of several
-the one that fewest ranks have goes first. Links choose in random order, in rounds in which no two lead to one rank.
+the one that fewest ranks have goes first. Links choose in random order, in batches in which no two lead to one rank.
 """
 
 from __future__ import annotations
@@ -29,7 +29,10 @@ Ints = NDArray[np.int64]
 
 
 def build(request: Request) -> list[Schedule]:
-    """The schedule with fewest steps. InfeasibleError where GPUs are not joined by links of their own, or are too many."""
+    """Return the schedule with fewest steps.
+
+    Raises InfeasibleError where switches lie between GPUs or there are too many, TimeLimitError where a trial takes too long.
+    """
     only_for(request, "greedy", ["allgather", "reduce-scatter", "allreduce"])
     name, n = request.collective.name, request.collective.ranks
     if name == "reduce-scatter":
@@ -48,6 +51,7 @@ def build(request: Request) -> list[Schedule]:
     unit = fraction_gcd(sorted(set(links.values())))
     if max(links.values()) / unit > _MOST_UNITS:
         raise InfeasibleError("greedy: the bandwidths have no common unit of which the widest link has at most 32")
+    # A trial cannot be stopped halfway, so it is only begun where there is time for all of it.
     trial_s = n * n * _TRANSFER_S
     if trial_s > min(request.effort.left_s, request.effort.clock_s):
         if trial_s <= request.effort.left_s:
@@ -74,7 +78,7 @@ def build(request: Request) -> list[Schedule]:
 def _run_trial(
     request: Request, units: dict[tuple[str, str], int], seed: int, best: list[Ints] | None
 ) -> list[Ints] | None:
-    """One (src, dst, chunk) array a step; None where no fewer steps than the best has come out."""
+    """Return a (src, dst, chunk) array for each step, or None where the trial takes no fewer steps than the best one."""
     n = request.collective.ranks
     number = {gpu: r for r, gpu in enumerate(request.topology.ranks)}
     random = np.random.default_rng(seed)
@@ -89,6 +93,7 @@ def _run_trial(
         coming = has.copy()
         holders = has.sum(axis=0) + random.random(n)  # rarest first, ties at random
         order = np.argsort(holders)
+        # In a batch every rank receives at most once, so its links choose independently, all at once in numpy.
         for src, dst in _deal_links(lanes, random):
             offered = has[src][:, order] & ~coming[dst][:, order]
             first_offer = np.argmax(offered, axis=1)
@@ -96,21 +101,21 @@ def _run_trial(
             chunk = order[first_offer[useful]]
             coming[dst[useful], chunk] = True
             rows.append(np.stack([src[useful], dst[useful], chunk], axis=1))
-        now = np.concatenate(rows)
-        if not len(now):
+        sent = np.concatenate(rows)
+        if not len(sent):
             return None
-        out.append(now)
-        left -= len(now)
+        out.append(sent)
+        left -= len(sent)
         has = coming
     return out
 
 
 def _deal_links(lanes: list[tuple[int, int]], random: np.random.Generator) -> list[tuple[Ints, Ints]]:
-    """Links in random order, dealt out so that those of a round lead to different ranks."""
-    dealt: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    """Return the links in random order, dealt out so that those of a batch lead to different ranks."""
+    batches: dict[int, list[tuple[int, int]]] = defaultdict(list)
     leading_to: dict[int, int] = defaultdict(int)
     for i in random.permutation(len(lanes)).tolist():
         src, dst = lanes[i]
-        dealt[leading_to[dst]].append((src, dst))
+        batches[leading_to[dst]].append((src, dst))
         leading_to[dst] += 1
-    return [(np.array([a for a, _ in rows]), np.array([b for _, b in rows])) for rows in dealt.values()]
+    return [(np.array([a for a, _ in rows]), np.array([b for _, b in rows])) for rows in batches.values()]

@@ -33,11 +33,14 @@ _EXACT_RANKS, _EXACT_BROADCAST = 128, 300
 _LANES = 48
 _BOUND_WORK_S = 20.0
 _WORTH_KEEPING = Fraction(9, 10)
-"""Of the bound: simple trees that reach so much stand beside the optimal ones."""
+"""Fraction of the bound from which simple trees are offered beside the optimal ones."""
 
 
 def build(request: Request) -> list[Schedule]:
-    """Schedules of different numbers of trees, depths and segments. InfeasibleError where there is none within limits."""
+    """Return schedules of different numbers of trees, depths and segments.
+
+    Raises InfeasibleError where there is none within the limits.
+    """
     if request.bound is None:
         limit = lower_bound(
             request.collective, request.topology, request.effort.grant(_BOUND_WORK_S, 0.5), request.progress
@@ -45,8 +48,8 @@ def build(request: Request) -> list[Schedule]:
         request = replace(request, bound=limit)
     if request.collective.name in _TURNED:
         return [reverse(schedule) for schedule in build(request.reversed())]
-    found = [_plan_paths(request)] if request.collective.name in ("alltoall", "scatter") else _plan_trees(request)
-    return [replace(s, segments=m) for s in found for m in segment_counts(s.trees or 1)]
+    schedules = [_plan_paths(request)] if request.collective.name in ("alltoall", "scatter") else _plan_trees(request)
+    return [replace(s, segments=m) for s in schedules for m in segment_counts(s.trees or 1)]
 
 
 def _plan_paths(request: Request) -> Schedule:
@@ -76,6 +79,7 @@ def _plan_trees(request: Request) -> list[Schedule]:
     schedules = []
     for one in picked:
         schedules.append(schedule_of(one.forest, request.collective, request.topology, "packing"))
+    # Trees whose edges are divided over several routes promise more than point-to-point sends carry.
     plain = name == "allreduce" and request.topology.is_symmetric and not computes_in_network(request.topology)
     if plain and not all(keeps_to_routes(schedule.transfers, request.router) for schedule in schedules):
         for one in routed_forest(machine, best, request.limits, request.effort, request.progress):
@@ -90,7 +94,7 @@ def _plan_trees(request: Request) -> list[Schedule]:
 
 
 def _pack_rooted(request: Request, machine: Survey) -> list[Planted]:
-    """Trees whose direction counts."""
+    """Return forests for collectives or machines in which the directions of links differ."""
     collective, topology = request.collective, request.topology
     roots = [collective.root or 0] if collective.name == "broadcast" else list(range(collective.ranks))
     both = collective.name == "allreduce"
@@ -110,6 +114,7 @@ def _pack_rooted(request: Request, machine: Survey) -> list[Planted]:
             many = many or nursery.is_near_bound()
         if out and many:
             return out
+    # Column generation prices an out-tree for each root in every turn, which large machines without shifts cannot afford.
     packing = RootedPacking(topology, roots, both, machine.turns, request.limits.max_depth)
     if len(packing.roots) > _EXACT_RANKS:
         raise InfeasibleError(
@@ -127,39 +132,42 @@ def _build_forests(
     packing: RootedPacking, branches: Branches, machine: Survey, most: int | None
 ) -> list[tuple[Forest, str]]:
     uses = [packing.uses[tree] for tree in branches.trees]
-    of = [0 if packing.both else tree.root for tree in branches.trees]
+    root_of = [0 if packing.both else tree.root for tree in branches.trees]
     capacity = packing.exact_capacity()
-    shares = round_shares(branches.shares, uses, capacity, of)
+    shares = round_shares(branches.shares, uses, capacity, root_of)
     out = [(_build_forest(branches.trees, shares, branches, machine), "column generation")]
     if most is not None and out[0][0].count > most:
         images = 1 if branches.images is None else len(branches.images)
-        each = max(1, most // (images * len(set(of))))
-        kept = []
-        for root in sorted(set(of)):
-            own = [j for j in range(len(of)) if of[j] == root and shares[j]]
-            kept += sorted(own, key=lambda j: -shares[j])[:each]
+        each = max(1, most // (images * len(set(root_of))))
+        heaviest = []
+        for root in sorted(set(root_of)):
+            carrying = [j for j in range(len(root_of)) if root_of[j] == root and shares[j]]
+            heaviest += sorted(carrying, key=lambda j: -shares[j])[:each]
         whole: Counter[int] = Counter()
-        for j in kept:
-            whole[of[j]] += shares[j]  # type: ignore[assignment]
-        rescaled = [shares[j] / whole[of[j]] for j in kept]
-        out.append((_build_forest([branches.trees[j] for j in kept], rescaled, branches, machine), "heaviest"))
+        # What the trees left out carried is spread over those of the same root, in proportion.
+        for j in heaviest:
+            whole[root_of[j]] += shares[j]  # type: ignore[assignment]
+        rescaled = [shares[j] / whole[root_of[j]] for j in heaviest]
+        out.append((_build_forest([branches.trees[j] for j in heaviest], rescaled, branches, machine), "heaviest"))
     return out
 
 
 def _build_forest(
     trees: Sequence[RootedTree], shares: Sequence[Fraction], branches: Branches, machine: Survey
 ) -> Forest:
-    kept = [(tree, share) for tree, share in zip(trees, shares, strict=True) if share]
-    depth = max(tree_depth(tree, machine.ranks) for tree, _ in kept)
-    return Forest(tuple(t for t, _ in kept), tuple(s for _, s in kept), depth, branches.images)
+    carrying = [(tree, share) for tree, share in zip(trees, shares, strict=True) if share]
+    depth = max(tree_depth(tree, machine.ranks) for tree, _ in carrying)
+    return Forest(tuple(t for t, _ in carrying), tuple(s for _, s in carrying), depth, branches.images)
 
 
 def _compute_rate(request: Request, forest: Forest) -> Fraction:
+    """Return the algbw in GB/s of a forest's schedule, pipelined."""
     schedule = schedule_of(forest, request.collective, request.topology, "packing")
     return 1 / bandwidth_s_per_GB(replace(schedule, segments=2), request.topology)
 
 
 def _note(request: Request, schedule: Schedule, how: str) -> None:
+    """Add a row for a schedule of paths to the request's table."""
     rate = 1 / bandwidth_s_per_GB(schedule, request.topology)
     gap = max(0.0, float(1 - rate * request.bound.s_per_GB)) if request.bound is not None else None
     row = {"trees": None, "depth": schedule.steps, "algbw_GBps": float(rate), "gap": gap, "how": how, "kept": True}
@@ -168,11 +176,11 @@ def _note(request: Request, schedule: Schedule, how: str) -> None:
 
 def _explain_no_forest(planted: Sequence[Planted], best: Fraction, request: Request) -> str:
     limits = request.limits
-    asked = [f"at most {limits.max_trees} trees"] * (limits.max_trees is not None)
-    asked += [f"a depth of at most {limits.max_depth}"] * (limits.max_depth is not None)
-    asked += [f"a gap of at most {float(limits.epsilon):g}"] if limits.epsilon is not None else []
+    conditions = [f"at most {limits.max_trees} trees"] * (limits.max_trees is not None)
+    conditions += [f"a depth of at most {limits.max_depth}"] * (limits.max_depth is not None)
+    conditions += [f"a gap of at most {float(limits.epsilon):g}"] if limits.epsilon is not None else []
     nearest = sorted(planted, key=lambda p: -p.rate_GBps)[:3]
     listed = "; ".join(
         f"{p.forest.count} trees, {p.forest.depth} deep, gap {float(1 - p.rate_GBps / best):.2g}" for p in nearest
     )
-    return f"packing found no trees with {' and '.join(asked) or 'what was asked'}; it has {listed or 'none'}"
+    return f"packing found no trees with {' and '.join(conditions) or 'what was asked'}; it has {listed or 'none'}"

@@ -34,7 +34,7 @@ _MOST_RANKS = 200
 
 
 def build(request: Request) -> list[Schedule]:
-    """One schedule. InfeasibleError where there is no Hamiltonian cycle (or none was found with that effort)."""
+    """Return one schedule. Raises InfeasibleError where there is no Hamiltonian cycle, or none was found with that effort."""
     only_for(request, "ring", ["allreduce", "allgather", "reduce-scatter"])
     n = request.collective.ranks
     if n > _MOST_RANKS:
@@ -49,7 +49,7 @@ def build(request: Request) -> list[Schedule]:
 
 
 def _keep_heaviest(cycles: dict[Cycle, Fraction], n: int) -> dict[Cycle, Fraction]:
-    """The heaviest cycles, as many as keep the schedule readable and quick to verify."""
+    """Return the heaviest cycles, as many as keep the schedule within MOST_TRANSFERS."""
     most = MOST_TRANSFERS // (2 * n * (n - 1))
     if most < 1:
         raise InfeasibleError(f"ring: a ring of {n} ranks has {2 * n * (n - 1)} transfers, more than are planned for")
@@ -58,7 +58,7 @@ def _keep_heaviest(cycles: dict[Cycle, Fraction], n: int) -> dict[Cycle, Fractio
 
 
 def _build_half(request: Request, cycles: dict[Cycle, Fraction], name: str) -> Schedule:
-    """Around each cycle, every rank's part travels n - 1 hops: away from its source, or towards its target."""
+    """Return the allgather, or reduce-scatter, in which every rank's part travels n - 1 hops around each cycle."""
     n, total = request.collective.ranks, sum(cycles.values(), Fraction(0))
     scattering = name == "reduce-scatter"
     chunks: list[Chunk] = []
@@ -75,7 +75,10 @@ def _build_half(request: Request, cycles: dict[Cycle, Fraction], name: str) -> S
 
 
 def find_best_cycles(request: Request) -> dict[Cycle, Fraction]:
-    """Directed Hamiltonian cycles and their rates in GB/s; no link carries more than its bandwidth."""
+    """Return directed Hamiltonian cycles with rates in GB/s under which no link carries more than its bandwidth.
+
+    The rates are optimal where every cheapest cycle was proved in time.
+    """
     topology, router, n = request.topology, request.router, request.collective.ranks
     rank_of = {device: r for r, device in enumerate(topology.ranks)}
     crossing = {(u, rank_of[gpu]): route_links(route) for u in range(n) for gpu, route in router.routes_from(u).items()}
@@ -83,6 +86,7 @@ def find_best_cycles(request: Request) -> dict[Cycle, Fraction]:
     number = {link: i for i, link in enumerate(links)}
     capacity = [topology.capacity_GBps[link] for link in links]
     floats = np.array([float(c) for c in capacity])
+    # Before any cycle has a weight, wide links are cheap.
     prices = 1.0 / floats / len(links)
     cycles: dict[Cycle, Counter[int]] = {}
     weights = np.zeros(0)
@@ -92,6 +96,7 @@ def find_best_cycles(request: Request) -> dict[Cycle, Fraction]:
         cheapest, proved = find_cheapest_cycle(n, priced, request.effort.grant(patience_s))
         if cheapest is None and not cycles:
             raise InfeasibleError("ring: no cycle through all GPUs was found in time")
+        # The opposite direction of a cycle is nearly always as cheap, and needs no search of its own.
         both_ways = (cheapest, _start_at_rank_0(cheapest[::-1])) if cheapest is not None else ()
         fresh = [c for c in both_ways if c not in cycles and _has_routes(c, crossing)]
         cost = min(
@@ -100,7 +105,7 @@ def find_best_cycles(request: Request) -> dict[Cycle, Fraction]:
         if cycles and cost >= 1 - 1e-9:
             if proved:
                 break
-            patience_s *= 2  # nothing better was found, but it may be there
+            patience_s *= 2  # a better cycle may exist: it was not proved that there is none
             continue
         for cycle in fresh:
             cycles[cycle] = _count_uses(cycle, crossing, number)
@@ -109,6 +114,7 @@ def find_best_cycles(request: Request) -> dict[Cycle, Fraction]:
             raise InfeasibleError("ring: the weights of the cycles have no optimum")
         weights, prices = solved
         request.say(f"ring: {len(cycles)} cycles, {weights.sum():.4g} GB/s around")
+    # Floats served to find the cycles; the rates must be exact, as no link may be overloaded.
     rates = exact_rates(weights, list(cycles.values()), capacity, request.effort)
     return {cycle: rate for cycle, rate in zip(cycles, rates, strict=True) if rate}
 
@@ -133,12 +139,12 @@ def _list_edges(cycle: Cycle) -> list[tuple[int, int]]:
 def _count_uses(
     cycle: Cycle, crossing: dict[tuple[int, int], tuple[DirectedLink, ...]], number: dict[DirectedLink, int]
 ) -> Counter[int]:
-    """How often a cycle uses each link."""
+    """Return how often a cycle uses each link, by the link's number."""
     return Counter(number[link] for edge in _list_edges(cycle) for link in crossing[edge])
 
 
 def _start_at_rank_0(cycle: Cycle) -> Cycle:
-    """The same cycle, starting at rank 0."""
+    """Return the same cycle, starting at rank 0."""
     at = cycle.index(0)
     return cycle[at:] + cycle[:at]
 
