@@ -115,9 +115,9 @@ def synthesize(
             continue
         request.say(f"{name} ...")
         # A strategy that is asked for by name may do all there is time for.
-        granted = effort if strategy_name != AUTO else _grant(effort, name, first=number == 0, quick=quick)
+        allowance = effort if strategy_name != AUTO else _grant(effort, name, first=number == 0, quick=quick)
         try:
-            costed += cost_all(topology, strategy(name)(replace(request, effort=granted)))
+            costed += cost_all(topology, strategy(name)(replace(request, effort=allowance)))
         except (InfeasibleError, TimeLimitError) as error:
             # That a strategy does not do this collective is news only where it was asked for.
             if strategy_name != AUTO or not isinstance(error, NotOfferedError):

@@ -22,7 +22,8 @@ log = logging.getLogger("topoplan")
 def load_or_synthesize(collective: Collective, topology: Topology, folder: Path, time_limit_s: float) -> Plan:
     """Return the plan in `folder`, verified, or else synthesize one and save it there.
 
-    A plan whose search the time limit cut short is not saved. A file that is damaged, or for another machine, is replaced. Raises what `synthesize` raises.
+    A plan whose search the time limit cut short is not saved. A file that is damaged, or for another machine, is
+    replaced. Raises what `synthesize` raises.
     """
     path = folder / _make_file_name(collective, topology)
     loaded = _load_fitting(path, collective, topology)

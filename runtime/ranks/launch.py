@@ -55,10 +55,10 @@ def meet_before_leaving(ranks: int) -> None:
     store = PrefixStore("topoplan/leaving", dist.distributed_c10d._get_default_store())
     deadline = time.monotonic() + _MEETING_S
     with suppress(RuntimeError):  # the store is gone, with the rank that kept it
-        left = store.add("ranks", 1)
-        while left < ranks and time.monotonic() < deadline:
+        leaving = store.add("ranks", 1)
+        while leaving < ranks and time.monotonic() < deadline:
             time.sleep(_POLL_S)
-            left = store.add("ranks", 0)
+            leaving = store.add("ranks", 0)
 
 
 def launch(command: list[str], ranks: int) -> int:

@@ -62,7 +62,7 @@ def generate(
     best = (start.prices, start.value) if start is not None else (1.0 / graph.capacity / len(rows), np.inf)
     trees = list(start.trees) if start is not None else []
     columns = [_count_rows(graph, tree, rows) for tree in trees]
-    known = dict.fromkeys(trees)
+    known_trees = dict.fromkeys(trees)
     rates, dual = np.zeros(len(trees)), best[0]
     if trees:
         rates, dual = _solve(columns, capacity, rows, effort)
@@ -83,7 +83,7 @@ def generate(
         # Only a tree that is cheap under the duals themselves improves the programme. Where smoothed prices lead to none,
         # smooth less; where the duals lead to none either, this is the optimum.
         cheap = not trees or sum(dual[i] * times for i, times in graph.uses(tree).items()) < 1 - _TOLERANCE
-        if tree in known or not cheap:
+        if tree in known_trees or not cheap:
             if smooth == 0.0:
                 return Columns(tuple(trees), rates, best[0], best[1], optimal=True)
             smooth = smooth / 2 if smooth > 0.05 else 0.0
@@ -91,8 +91,8 @@ def generate(
         # Several columns at once save solving the programme for each.
         effort.spend(tree_s * _SIMILAR)
         for fresh in [tree, *_find_similar(graph, trial_prices, tree, rows)]:
-            if fresh not in known:
-                known[fresh] = None
+            if fresh not in known_trees:
+                known_trees[fresh] = None
                 trees.append(fresh)
                 columns.append(_count_rows(graph, fresh, rows))
         rates, dual = _solve(columns, capacity, rows, effort)

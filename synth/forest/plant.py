@@ -131,9 +131,11 @@ class Nursery:
         return self._has_within(AT_BOUND)
 
     def _has_reached(self, gap: Fraction) -> bool:
+        """Return whether any forest, within the limits or not, is within `gap` of the bound."""
         return any(p.rate_GBps >= self.bound * (1 - gap) for p in self.planted)
 
     def _has_within(self, gap: Fraction) -> bool:
+        """Return whether a forest within the limits is within `gap` of the bound."""
         return any(p.rate_GBps >= self.bound * (1 - gap) and self.limits.allows(p) for p in self.planted)
 
     def _may_go_on(self) -> bool:
@@ -214,9 +216,10 @@ class Nursery:
                 self.keep_weighed([self._hang(tree) for tree in trees], "whole numbers", even=True)
 
     def _list_limits(self) -> list[int]:
+        """Return the limits on the number of trees for which whole-number trees are tried."""
         if self.limits.max_trees is not None:
             most = self.limits.max_trees
-            return [most, most * 3 // 2, 2 * most]  # trees that come out equal are one
+            return [most, most * 3 // 2, 2 * most]  # equal trees are merged, so that more may still fit
         return [*_UNION_STEPS, _MOST_TREES]
 
     def add_images(self) -> None:

@@ -155,6 +155,7 @@ def divide(
             users[row].append((j, float(times)))
     # HiGHS has absolute tolerances: `scale` brings the optimum t near 1, whatever the bandwidths.
     scale = len(members) * max(1.0, float(np.mean([sum(c.values()) for c in uses]))) / float(capacity.sum())
+    # Rows in a fixed order: the same request must give the same programme, and so the same plan.
     loads, whole = Rows(), Rows()
     order = sorted(users)
     for row in order:

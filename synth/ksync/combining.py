@@ -54,6 +54,7 @@ def solve_combining(fabric: Fabric, instance: Instance, effort: Effort) -> Sched
             load[link, s].append(var)
     for (link, s), variables in load.items():
         model.add(sum(variables) <= fabric.capacity[link] * rounds[s])
+    # A schedule with chunks swapped is as good: the solver must not refute each of them on its own.
     _break_symmetry(model, fabric, sends, count, steps)
     solver = run_solver(model, effort, instance)
     if solver is None:
@@ -91,11 +92,11 @@ def _add_step(
         arriving = []
         for e, add in zip(inward, adds, strict=True):
             sender_has = has[fabric.edges[e][0], c, j, s]
-            both = model.new_bool_var("")
-            model.add_bool_or([~add, ~sender_has, both])
-            model.add_implication(both, add)
-            model.add_implication(both, sender_has)
-            arriving.append(both)
+            added = model.new_bool_var("")
+            model.add_bool_or([~add, ~sender_has, added])
+            model.add_implication(added, add)
+            model.add_implication(added, sender_has)
+            arriving.append(added)
         model.add(after == before + sum(arriving)).only_enforce_if(~copied)
         if s:
             for e, copy in zip(inward, copies, strict=True):

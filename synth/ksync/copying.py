@@ -84,6 +84,7 @@ def solve_copying(fabric: Fabric, instance: Instance, effort: Effort) -> Schedul
                 model.add_bool_or([*earlier, ~variable[c_, e, s]])
     rounds = add_rounds(model, instance)
     _add_capacities(model, fabric, variable, rounds)
+    # A schedule with equal chunks swapped is as good: the solver must not refute each of them on its own.
     _break_symmetry(model, instance, chunks, arrivals, variable)
     solver = run_solver(model, effort, instance)
     if solver is None:

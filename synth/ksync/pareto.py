@@ -192,6 +192,7 @@ class _Search:
         return prove_least_ratio(self.fabric, self.collective, steps, equal_steps=equal_steps, effort=effort)
 
     def _find_fewest_steps(self) -> tuple[int, RatioProof | None]:
+        """Return the least number of steps in which all receivers can be reached, with the proof for it; (0, None) if none."""
         for steps in range(1, self.fabric.ranks + 1):
             proof = self._prove(steps)
             if proof is not None:
@@ -225,6 +226,7 @@ class _Search:
                 start = chunks
 
     def _list_sources(self) -> set[int]:
+        """Return the ranks that hold data at first."""
         return {rank for chunk in self.collective.even_chunks(1) for rank in self.collective.holders(chunk)}
 
     def _find_width(self, edge: int) -> int:
@@ -234,10 +236,10 @@ class _Search:
     def _search_least_ratio(self, steps: int, least: Fraction, best: Fraction | None) -> Fraction | None:
         """Return the least R/C found feasible in `steps` steps, trying those below `best` from the least up."""
         most = _MOST_CHUNKS.get(self.collective.name, 8)
-        known = [r.ratio for r in self.rows.values() if r.status == FEASIBLE and r.steps == steps]
-        ceiling = min([x for x in (best, *known) if x is not None], default=None)
+        feasible_ratios = [r.ratio for r in self.rows.values() if r.status == FEASIBLE and r.steps == steps]
+        ceiling = min([x for x in (best, *feasible_ratios) if x is not None], default=None)
         if self.scope.slack == 0:
-            return min(known, default=None)
+            return min(feasible_ratios, default=None)
         slack = _ROUND_SLACK if self.scope.slack is None else self.scope.slack
         candidates = sorted(
             (Fraction(rounds, chunks), chunks, rounds)
@@ -257,7 +259,7 @@ class _Search:
             if left_open >= _OPEN_AT_MOST:
                 break
         self.complete = self.complete and not left_open and len(candidates) <= _TRIES
-        return min(known, default=None)
+        return min(feasible_ratios, default=None)
 
     def _find_last_round(self, steps: int, least: Fraction, chunks: int, slack: int) -> int:
         """Return the most rounds to try; without k, at least the fewest that the bound allows."""

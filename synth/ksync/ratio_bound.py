@@ -87,9 +87,9 @@ class _Programme:
                 return False
             self._add_forwarding(j, chunk)
         load: dict[tuple[DirectedLink, int], list[int]] = defaultdict(list)
-        for key, at in self.column.items():
+        for key, column in self.column.items():
             for link in self.fabric.links_of(key[1]):
-                load[link, key[2]].append(at)
+                load[link, key[2]].append(column)
         for (link, s), columns in load.items():
             terms = [*((c, 1.0) for c in columns), (s, -float(self.fabric.capacity[link]))]
             self.y[link, s] = self.at_most.add(terms, 0.0)

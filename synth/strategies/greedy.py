@@ -41,6 +41,7 @@ def build(request: Request) -> list[Schedule]:
         gather = build(request.of(Collective("allgather", n)))[0]
         scatter = build(request.of(Collective("reduce-scatter", n)))[0]
         return [compose(scatter, gather)]
+    # A step sends whole chunks over each link, so all bandwidths must be small multiples of one unit.
     links = request.topology.capacity_GBps
     if any(request.topology.by_id[d].kind != "gpu" for link in links for d in link):
         raise InfeasibleError(
@@ -57,6 +58,7 @@ def build(request: Request) -> list[Schedule]:
         if trial_s <= request.effort.left_s:
             request.effort.record_cut("greedy")
         raise TimeLimitError(f"greedy: a trial for {n} ranks takes about {trial_s:.0f} s; give it more")
+    # Trials differ in their random order only; each is given up once it cannot take fewer steps than the best.
     best: list[Ints] | None = None
     for trial in range(_TRIALS):
         if best is not None and request.effort.is_over("greedy"):
@@ -85,8 +87,8 @@ def _run_trial(
     lanes = [(number[a], number[b]) for (a, b), count in units.items() for _ in range(count)]
     has = np.eye(n, dtype=np.bool_)
     out: list[Ints] = []
-    left = n * (n - 1)
-    while left:
+    missing = n * (n - 1)
+    while missing:
         if best is not None and len(out) + 1 >= len(best):
             return None
         rows = []
@@ -105,7 +107,7 @@ def _run_trial(
         if not len(sent):
             return None
         out.append(sent)
-        left -= len(sent)
+        missing -= len(sent)
         has = coming
     return out
 

@@ -53,6 +53,7 @@ def build(request: Request) -> list[Schedule]:
 
 
 def _plan_paths(request: Request) -> Schedule:
+    """Return the schedule of alltoall or scatter over packed paths."""
     packing = survey(request.topology).paths(request.collective, request.effort, request.progress)
     schedule = path_schedule(packing, request.collective, "packing")
     _note(request, replace(schedule, segments=2), "paths")
@@ -60,6 +61,7 @@ def _plan_paths(request: Request) -> Schedule:
 
 
 def _plan_trees(request: Request) -> list[Schedule]:
+    """Return the schedules of the best forests within the limits, and add all forests to the request's table."""
     machine = survey(request.topology)
     name = request.collective.name
     best = request.bound_GBps
@@ -77,18 +79,18 @@ def _plan_trees(request: Request) -> list[Schedule]:
     if not picked:
         raise InfeasibleError(_explain_no_forest(planted, best, request))
     schedules = []
-    for one in picked:
-        schedules.append(schedule_of(one.forest, request.collective, request.topology, "packing"))
+    for choice in picked:
+        schedules.append(schedule_of(choice.forest, request.collective, request.topology, "packing"))
     # Trees whose edges are divided over several routes promise more than point-to-point sends carry.
     plain = name == "allreduce" and request.topology.is_symmetric and not computes_in_network(request.topology)
     if plain and not all(keeps_to_routes(schedule.transfers, request.router) for schedule in schedules):
-        for one in routed_forest(machine, best, request.limits, request.effort, request.progress):
-            schedules.append(schedule_of(one.forest, request.collective, request.topology, "packing"))
-            planted, picked = [*planted, one], [*picked, one]
-    for one in planted:
+        for routed in routed_forest(machine, best, request.limits, request.effort, request.progress):
+            schedules.append(schedule_of(routed.forest, request.collective, request.topology, "packing"))
+            planted, picked = [*planted, routed], [*picked, routed]
+    for candidate in planted:
         request.table.append(
-            {"trees": one.forest.count, "depth": one.forest.depth, "algbw_GBps": float(one.rate_GBps),
-             "gap": max(0.0, float(1 - one.rate_GBps / best)), "how": one.how, "kept": one in picked}
+            {"trees": candidate.forest.count, "depth": candidate.forest.depth, "algbw_GBps": float(candidate.rate_GBps),
+             "gap": max(0.0, float(1 - candidate.rate_GBps / best)), "how": candidate.how, "kept": candidate in picked}
         )  # fmt: skip
     return schedules
 
@@ -136,6 +138,7 @@ def _build_forests(
     capacity = packing.exact_capacity()
     shares = round_shares(branches.shares, uses, capacity, root_of)
     out = [(_build_forest(branches.trees, shares, branches, machine), "column generation")]
+    # The optimum may take more trees than the user allows: then the heaviest of each root carry its whole part.
     if most is not None and out[0][0].count > most:
         images = 1 if branches.images is None else len(branches.images)
         each = max(1, most // (images * len(set(root_of))))
@@ -175,6 +178,7 @@ def _note(request: Request, schedule: Schedule, how: str) -> None:
 
 
 def _explain_no_forest(planted: Sequence[Planted], best: Fraction, request: Request) -> str:
+    """Return the message that no forest is within the limits, with the fastest ones that there are."""
     limits = request.limits
     conditions = [f"at most {limits.max_trees} trees"] * (limits.max_trees is not None)
     conditions += [f"a depth of at most {limits.max_depth}"] * (limits.max_depth is not None)

@@ -65,11 +65,11 @@ def _build_half(request: Request, cycles: dict[Cycle, Fraction], name: str) -> S
     sends: list[Send] = []
     for rank in range(n):
         for cycle, rate in cycles.items():
-            at = cycle.index(rank) + (1 if scattering else 0)
+            start = cycle.index(rank) + (1 if scattering else 0)
             share = rate / (n * total)
             chunks.append(Chunk(share, target=rank) if scattering else Chunk(share, source=rank))
             for s in range(n - 1):
-                a, b = cycle[(at + s) % n], cycle[(at + s + 1) % n]
+                a, b = cycle[(start + s) % n], cycle[(start + s + 1) % n]
                 sends.append((s, a, b, len(chunks) - 1, "reduce" if scattering else "copy"))
     return build_schedule(request.of(Collective(name, n)), "ring", tuple(chunks), sends)
 
@@ -92,8 +92,8 @@ def find_best_cycles(request: Request) -> dict[Cycle, Fraction]:
     weights = np.zeros(0)
     patience_s = _PRICING_WORK_S
     while len(cycles) < _MOST_CYCLES and not (cycles and request.effort.is_over("ring")):
-        priced = {edge: _price(edge, crossing, number, prices) for edge in crossing}
-        cheapest, proved = find_cheapest_cycle(n, priced, request.effort.grant(patience_s))
+        price_of_edge = {edge: _price(edge, crossing, number, prices) for edge in crossing}
+        cheapest, proved = find_cheapest_cycle(n, price_of_edge, request.effort.grant(patience_s))
         if cheapest is None and not cycles:
             raise InfeasibleError("ring: no cycle through all GPUs was found in time")
         # The opposite direction of a cycle is nearly always as cheap, and needs no search of its own.
@@ -145,8 +145,8 @@ def _count_uses(
 
 def _start_at_rank_0(cycle: Cycle) -> Cycle:
     """Return the same cycle, starting at rank 0."""
-    at = cycle.index(0)
-    return cycle[at:] + cycle[:at]
+    start = cycle.index(0)
+    return cycle[start:] + cycle[:start]
 
 
 def find_cheapest_cycle(n: int, price: dict[tuple[int, int], float], effort: Effort) -> tuple[Cycle | None, bool]:
