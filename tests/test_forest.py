@@ -336,7 +336,7 @@ def test_shares_are_small_fractions() -> None:
 
 @settings(max_examples=60)
 @given(st.data())
-def test_small_shares_sum_up_to_one_in_every_group_and_lose_nothing(data: st.DataObject) -> None:
+def test_rounded_shares_sum_up_to_one_in_every_group_and_lose_nothing(data: st.DataObject) -> None:
     rows, columns = data.draw(st.integers(1, 5)), data.draw(st.integers(1, 6))
     uses = [
         {r: data.draw(st.integers(1, 3)) for r in data.draw(st.sets(st.integers(0, rows - 1), min_size=1))}

@@ -118,6 +118,7 @@ class Nursery:
 
     @staticmethod
     def _find_max_load(usage: Usage, shares: Sequence[Fraction]) -> Fraction:
+        """Return the greatest load over capacity of any link under the shares; exact."""
         # In whole numbers over a common denominator: exact, and faster than fractions.
         whole = np.lcm.reduce([s.denominator for s in shares], dtype=object)
         return find_max_load(usage.uses, [int(s * whole) for s in shares], usage.capacity) / int(whole)
@@ -139,9 +140,11 @@ class Nursery:
         return any(p.rate_GBps >= self.bound * (1 - gap) and self.limits.allows(p) for p in self.planted)
 
     def _may_go_on(self) -> bool:
+        """Return whether work and time are left."""
         return not self.effort.is_over("packing trees")
 
     def _hang(self, tree: Tree, root: int | None = None) -> RootedTree:
+        """Return the tree rooted at a rank, or at its centre."""
         return hang_tree(tree, self.survey.ranks, root)
 
     # -- methods -----------------------------------------------------------------------------------------

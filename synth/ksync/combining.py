@@ -34,7 +34,7 @@ def solve_combining(fabric: Fabric, instance: Instance, effort: Effort) -> Sched
                     has[v, c, j, s] = model.new_bool_var("")
                 model.add(has[v, c, j, 0] == int(v == j))
                 model.add(has[v, c, j, steps] == 1)
-    # A copy in the first step would replace a contribution that nobody else has yet, so there is no variable for it.
+    # A copy in the first step would destroy the only copy of the receiver's contribution, so there is no variable for it.
     sends: dict[Send, cp_model.IntVar] = {}
     for c in range(count):
         for e in range(len(fabric.edges)):
