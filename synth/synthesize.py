@@ -218,8 +218,8 @@ def _choose_by_playing(
 def _list_alternatives(
     collective: Collective, pool: list[tuple[Schedule, Cost]], entries: list[Entry], topology: Topology
 ) -> tuple[Schedule, ...]:
-    """Return, of each strategy, the schedules that no other one matches or beats in steps, transfers and bandwidth (as sent)
-    at once; none of those that the plan has already.
+    """Return, of each strategy, the schedules on the Pareto front of steps, transfers and bandwidth (as sent), without those
+    that the plan has already.
     """
     if collective.ranks > _MENU_RANKS:
         return ()
