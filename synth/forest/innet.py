@@ -65,7 +65,8 @@ def in_network_forests(
         nursery.keep_weighed([tree], "one tree through switches")
     if len(listed) > 1 and not nursery.is_at_bound():
         nursery.keep_weighed(listed, "trees through switches")
-    if not nursery.is_at_bound():  # trees that leave the switches alone, and both kinds together
+    # Trees among GPUs alone may use links that trees through switches leave idle.
+    if not nursery.is_at_bound():
         nursery.grow()
         plain = max((p.forest for p in nursery.planted if p.forest.images is None), key=lambda f: f.count)
         nursery.keep_weighed([*listed, *plain.trees], "trees of both kinds")
