@@ -23,7 +23,7 @@ from pathlib import Path
 from topoplan.runtime.emulate import blueprint, emulate
 from topoplan.runtime.emulate.ranks import start_rank, write_topology
 from topoplan.runtime.measuring.measure_links import measure_topology
-from topoplan.runtime.ranks.launch import ended_together, inside_a_launch
+from topoplan.runtime.ranks.launch import is_rank, run_together
 from topoplan.topo.derived.degrade import Change, degrade
 from topoplan.topo.devices import Device, Link, both_ways
 from topoplan.topo.graph import Topology
@@ -60,7 +60,7 @@ def measure(declared: Topology, slow: tuple[str, ...]) -> dict[str, object]:
         (folder / "declared.json").write_text(scaled.dumps())
         command = [sys.executable, __file__, str(folder / "declared.json"), "--out", str(folder / "believed.json")]
         started = time.monotonic()
-        failed, code = ended_together(lambda rank: start_rank(network, rank, command, folder), len(true.ranks))
+        failed, code = run_together(lambda rank: start_rank(network, rank, command, folder), len(true.ranks))
         if failed is not None:
             raise SystemExit(f"rank {failed} ended with {code}")
         seconds = time.monotonic() - started
@@ -108,7 +108,7 @@ def main() -> int:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--out", help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if inside_a_launch():
+    if is_rank():
         believed = measure_topology(Topology.load(args.machines[0]))
         if os.environ["RANK"] == "0":
             Path(args.out).write_text(believed.dumps())

@@ -14,14 +14,14 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
-from topoplan.runtime.ranks.launch import init_method, inside_a_launch, launch
+from topoplan.runtime.ranks.launch import init_method, is_rank, launch
 
 REPEATS, MESSAGES, NUMEL = 60, 100, 1024
 
 
 def main() -> None:
     """Start two ranks, or be one of them."""
-    if not inside_a_launch():
+    if not is_rank():
         sys.exit(launch([sys.executable, *sys.argv], 2))
     torch.set_num_threads(1)
     rank = int(os.environ["RANK"])

@@ -50,7 +50,7 @@ def _run(argument: str, slowest: str | None, order: str | None, command: list[st
     from ..runtime.emulate.blueprint import parse_order, parse_rate
     from ..runtime.emulate.network import emulate
     from ..runtime.emulate.ranks import run_ranks
-    from ..runtime.ranks.launch import ending_on_signals
+    from ..runtime.ranks.launch import end_on_signals
     from ..topo.derived.stripes import merge_nvswitches
     from ..topo.resolve import resolve
 
@@ -59,7 +59,7 @@ def _run(argument: str, slowest: str | None, order: str | None, command: list[st
     listed = None if order is None else parse_order(order, len(topology.ranks))
     if not topology.links:
         raise InputError(f"topology {topology.name!r} has no links; there is nothing to emulate")
-    with ending_on_signals(), emulate(topology, rate, listed) as network:
+    with end_on_signals(), emulate(topology, rate, listed) as network:
         built = network.blueprint
         rates = [rate for c in built.cables for rate in (c.rate_ab, c.rate_ba) if rate is not None]
         print(

@@ -113,9 +113,9 @@ def _run(args: argparse.Namespace, arguments: list[str]) -> int:
     options = _options(args)
     plan = _plan(args)
     ranks = plan.collective.ranks if plan is not None else args.nproc
-    from ..runtime.ranks.launch import inside_a_launch, launch
+    from ..runtime.ranks.launch import is_rank, launch
 
-    if not inside_a_launch():
+    if not is_rank():
         if plan is not None and args.nproc is not None and args.nproc != ranks:
             raise InputError(
                 f"--nproc {args.nproc}: the plan is for {ranks} ranks; leave --nproc out, or synthesize for {args.nproc}"

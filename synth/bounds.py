@@ -242,13 +242,13 @@ def _allreduce_prices(
     machine = survey(topology)
     out: list[Bound] = []
     if machine.graph.joins_all():
-        columns = machine.by_class(effort, progress)
+        columns = machine.pack_by_class(effort, progress)
         out += _undirected_bounds(machine, columns, collective)
         # Averaging prices over an orbit loses nothing, and a bound that whole trees reach cannot be improved.
         least = max(b.s_per_GB for b in out)  # 0 where one-way links, which have no price, join all GPUs
-        settled = machine.classes_are_orbits or (least and machine.reached_by_whole_trees(1 / least, effort))
+        settled = machine.classes_are_orbits or (least and machine.is_reached_by_whole_trees(1 / least, effort))
         if not settled and len(machine.graph.pairs) <= _SINGLE_PAIRS:
-            out += _undirected_bounds(machine, machine.single(effort, progress), collective)
+            out += _undirected_bounds(machine, machine.pack_by_link(effort, progress), collective)
     if not topology.is_symmetric:
         out += _tree_prices(collective, topology, effort, progress)
     return out

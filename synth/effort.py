@@ -1,9 +1,9 @@
-"""How far a search goes: as much work as it is allowed, whatever the load of the machine, and a stop by the clock.
+"""Limits of a search: an amount of work that does not depend on the machine's load, and a time limit.
 
 Work is counted, never measured: trees priced, simplex iterations, CP-SAT's deterministic time, schedules judged. Each
 search turns its counts into seconds of a quiet core by a rate of its own, so that allowances read like times; only the
-counts decide. The clock does nothing but stop a search that is still going on when the user's time limit is over, and
-each search that it stopped is recorded: where nothing is recorded, the same request gives the same plan.
+counts decide. The clock only stops a search that is still running at the user's time limit, and each search that it
+stopped is recorded: where nothing is recorded, the same request gives the same plan.
 """
 
 from __future__ import annotations
@@ -11,13 +11,15 @@ from __future__ import annotations
 import time
 
 USUAL_LIMIT_S = 60.0
-"""Work allowances are meant for this time limit. A longer one raises them all in proportion; a shorter one leaves them as
-they are, and the clock may then strike first."""
+"""The time limit at which work allowances hold as they are written. A longer one raises them all in proportion; a shorter
+one leaves them as they are, and the clock may stop the search first."""
 
 
 class Effort:
-    """An allowance of work in seconds (`left_s` of it are left), when the clock stops it (`ends_at`, time.monotonic), and
-    the names of the searches that the clock has stopped (`cut_short`, shared by all that were granted from one).
+    """An allowance of work, with a time limit.
+
+    `left_s` is the work left in seconds of a quiet core, `ends_at` the time limit on time.monotonic, and `cut_short` the names
+    of the searches that the clock has stopped, in one list for all allowances that come from the same one.
     """
 
     def __init__(self, time_limit_s: float = USUAL_LIMIT_S, usual_limit_s: float = USUAL_LIMIT_S) -> None:
@@ -38,7 +40,7 @@ class Effort:
         return self.ends_at - time.monotonic()
 
     def grant(self, work_s: float, share_of_clock: float = 1.0) -> Effort:
-        """Return an allowance of `work_s` (at the usual time limit) out of this one, and a share of the time left."""
+        """Return an allowance of `work_s` (at the usual time limit) out of this one, with a share of the time left."""
         part = Effort.__new__(Effort)
         part.scale, part.cut_short, part._parent = self.scale, self.cut_short, self
         part._left_s = work_s * self.scale
@@ -46,13 +48,13 @@ class Effort:
         return part
 
     def spend(self, work_s: float) -> None:
-        """Count work as done, here and in what this was granted from."""
+        """Count work as done, in this allowance and in those that it came from."""
         self._left_s -= work_s
         if self._parent is not None:
             self._parent.spend(work_s)
 
     def is_over(self, search: str) -> bool:
-        """Return whether `search` must stop: its work is done, or the clock has struck, which is recorded."""
+        """Return whether `search` must stop: its work is used up, or its time is over, which is recorded."""
         if self.left_s <= 0:
             return True
         if self.clock_s > 0:

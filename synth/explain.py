@@ -164,29 +164,29 @@ def _levers(
     algbw = sum(bandwidth * price) / needed, so each GB/s of a link raises it by algbw times the link's share of that sum.
     """
     paid = sum((topology.capacity_GBps[link] * p for link, p in prices.items()), Fraction(0))
-    both: dict[tuple[str, str], Fraction] = {}
+    price_of_pair: dict[tuple[str, str], Fraction] = {}
     for (a, b), p in prices.items():
-        key = (a, b) if (b, a) not in both else (b, a)
-        both[key] = both.get(key, Fraction(0)) + p
-    alike: dict[tuple[Fraction, Fraction], list[tuple[str, str]]] = {}
-    for (a, b), p in both.items():
+        pair = (a, b) if (b, a) not in price_of_pair else (b, a)
+        price_of_pair[pair] = price_of_pair.get(pair, Fraction(0)) + p
+    classes: dict[tuple[Fraction, Fraction], list[tuple[str, str]]] = {}
+    for (a, b), p in price_of_pair.items():
         if p:
             gain = limit.algbw_GBps * p / paid
-            alike.setdefault((gain, topology.capacity_GBps[a, b]), []).append((a, b))
+            classes.setdefault((gain, topology.capacity_GBps[a, b]), []).append((a, b))
     out = []
-    for number, ((gain, width), links) in enumerate(sorted(alike.items(), key=lambda item: -item[0][0])):
+    for number, ((gain, width), links) in enumerate(sorted(classes.items(), key=lambda item: -item[0][0])):
         a, b = links[0]
-        wider = None
+        wider_GBps = None
         if number < _TRIED_LINKS and not effort.is_over("wider links"):
-            changed = replace(
+            widened = replace(
                 topology,
                 links=tuple(
                     replace(x, bandwidth_GBps=x.bandwidth_GBps * _WIDER) if {x.src, x.dst} == {a, b} else x
                     for x in topology.links
                 ),
             )
-            wider = bound(collective, changed, effort.grant(_WIDER_WORK_S, 1 / (_TRIED_LINKS - number))).algbw_GBps
-        out.append(Lever(a, b, width, gain, len(links), wider))
+            wider_GBps = bound(collective, widened, effort.grant(_WIDER_WORK_S, 1 / (_TRIED_LINKS - number))).algbw_GBps
+        out.append(Lever(a, b, width, gain, len(links), wider_GBps))
     return tuple(out)
 
 

@@ -47,8 +47,10 @@ _BYTES_PER_US_OVER_S_PER_GB = 1000
 
 @dataclass(frozen=True)
 class Synthesis:
-    """A plan, how long it took, why the strategies that gave nothing gave nothing, all candidates with their costs, the
-    forests that packing met on the way (see strategies.base.Request.table), and the searches that the time limit cut short.
+    """A plan, and how it came about.
+
+    `declined` is the reason of each strategy that gave no schedule, `table` the forests that packing tried (see
+    strategies.base.Request.table), `cut_short` the searches that the time limit stopped.
     """
 
     plan: Plan
@@ -79,21 +81,23 @@ def synthesize(
     *,
     thorough: bool = False,
 ) -> Synthesis:
-    """Return the verified plan of one strategy, or of the best at each size (auto). `thorough`: auto tries every strategy,
-    also where it has no chance, and searches longer for the best placements.
+    """Return the verified plan of one strategy, or of the best strategy at each size (auto).
 
-    The plan depends on the request alone, unless `time_limit_s` strikes, which `cut_short` tells. A limit above a minute
+    `thorough`: auto also tries the strategies that it expects to lose, and searches longer for the best placements. The plan
+    depends on the request alone, unless `time_limit_s` stops a search, which `cut_short` then names. A limit above a minute
     allows more work, in proportion. Raises InfeasibleError where there is no plan, TimeLimitError where the limit struck
     before there was one.
     """
     started = time.monotonic()
     effort = Effort(time_limit_s)
     names = list(STRATEGIES) if strategy_name == AUTO else [strategy_name]
+    # Input that is wrong is refused before any work is done.
     for name in names:
         strategy(name)
     check_connected(collective, topology)
-    # What earlier requests found out about this machine would let these searches begin where those ended.
+    # Searches must not go on from an earlier request's: the same request shall give the same plan.
     survey.cache_clear()
+    # The bound comes first: strategies stop where they reach it, and auto leaves out those that cannot win then.
     limit = bound(collective, topology, effort.grant(_BOUND_WORK_S, _BOUND_CLOCK), progress)
     quick = strategy_name == AUTO and not thorough
     request = Request(collective, topology, effort, progress, limit, limits or Limits(), quick)
@@ -103,21 +107,24 @@ def synthesize(
     for number, name in enumerate(names):
         if quick and _has_no_chance(name, collective, settled=settled, have_one=bool(costed)):
             continue
+        # With a plan in hand the time limit ends the search; without one, the next strategy may still be quick.
         if costed and effort.clock_s <= 0:
             declined[name] = "not tried: the time was over"
             effort.record_cut("strategies not tried")
             continue
         request.say(f"{name} ...")
         # A strategy that is asked for by name may do all there is time for.
-        granted = effort if strategy_name != AUTO else _grant(effort, name, first=number == 0, quick=quick)
+        allowance = effort if strategy_name != AUTO else _grant(effort, name, first=number == 0, quick=quick)
         try:
-            costed += cost_all(topology, strategy(name)(replace(request, effort=granted)))
+            costed += cost_all(topology, strategy(name)(replace(request, effort=allowance)))
         except (InfeasibleError, TimeLimitError) as error:
+            # That a strategy does not do this collective is news only where it was asked for.
             if strategy_name != AUTO or not isinstance(error, NotOfferedError):
                 declined[name] = str(error)
             timed_out = timed_out or isinstance(error, TimeLimitError)
+        # Packing is the first: at the bound, it leaves most others nothing to win.
         if number == 0:
-            settled = _at_bound(topology, limit, costed)
+            settled = _reaches_bound(topology, limit, costed)
     if not costed:
         reasons = "; ".join(declined.values())
         raise TimeLimitError(reasons) if timed_out else InfeasibleError(reasons)
@@ -140,22 +147,23 @@ def _grant(effort: Effort, name: str, *, first: bool, quick: bool) -> Effort:
     return effort.grant(work_s, _STRATEGY_CLOCK)
 
 
-def _at_bound(topology: Topology, limit: Bound, costed: list[tuple[Schedule, Cost]]) -> bool:
-    """Whether a pipeline among the schedules has no gap to speak of."""
+def _reaches_bound(topology: Topology, limit: Bound, costed: list[tuple[Schedule, Cost]]) -> bool:
+    """Return whether a pipelined schedule among them is at the bound (within AT_BOUND)."""
     enough = limit.s_per_GB * (1 + AT_BOUND)
     bases = {replace(s, segments=2) for s, _ in costed if s.segments > 1}
     return any(bandwidth_s_per_GB(base, topology) <= enough for base in bases)
 
 
 def cost_all(topology: Topology, candidates: Iterable[Schedule]) -> list[tuple[Schedule, Cost]]:
-    """Verify every candidate and return it with its cost. Of schedules that differ in segments only, the steps are looked
-    at once.
+    """Verify all candidates and return them with their costs.
+
+    Schedules that differ only in their segments are verified and costed together, as their steps are the same.
     """
-    cuts: dict[Schedule, list[int]] = {}
+    segments_of: dict[Schedule, list[int]] = {}
     for schedule in candidates:
-        cuts.setdefault(replace(schedule, segments=1), []).append(schedule.segments)
+        segments_of.setdefault(replace(schedule, segments=1), []).append(schedule.segments)
     out: list[tuple[Schedule, Cost]] = []
-    for base, segments in cuts.items():
+    for base, segments in segments_of.items():
         verify(base, topology)
         costs_of_base = costs(base, topology, segments)
         out += [(replace(base, segments=m), c) for m, c in zip(segments, costs_of_base, strict=True)]
@@ -176,9 +184,9 @@ def plan_of(collective: Collective, topology: Topology, limit: Bound, costed: It
     Schedules under which ranks would end with different bits (see synth/ir/addition_order.py) are left out if there
     are others.
     """
-    pool = sorted(
-        _prefer_uniform(list(costed)), key=lambda item: len(item[0].transfers)
-    )  # of equal cost, the one with fewest transfers
+    # In this order, of schedules that cost the same the one with fewest transfers is taken.
+    pool = sorted(_prefer_uniform(list(costed)), key=lambda item: len(item[0].transfers))
+    # On a calibrated machine schedules are simulated with its host costs; elsewhere times are lines in the size.
     entries: list[Entry] = []
     host = host_of(topology)
     ranges = _choose_by_playing(pool, topology, host) if host is not None else []
@@ -209,33 +217,35 @@ def _choose_by_playing(
 def _list_alternatives(
     collective: Collective, pool: list[tuple[Schedule, Cost]], entries: list[Entry], topology: Topology
 ) -> tuple[Schedule, ...]:
-    """Return the schedules of each strategy that no other of it beats in steps, transfers and bandwidth (as it is sent)
-    at once.
+    """Return, of each strategy, the schedules on the Pareto front of steps, transfers and bandwidth (as sent), without those
+    that the plan has already.
     """
     if collective.ranks > _MENU_RANKS:
         return ()
-    have = {entry.schedule.uncut for entry in entries}
+    taken = {entry.schedule.uncut for entry in entries}
     figures: dict[Schedule, tuple[float, ...]] = {}
     for schedule, _ in pool:
         base = schedule.uncut
         if len(base.transfers) <= _MENU_TRANSFERS and base not in figures:
             sent = as_sent(base, topology)
+            # Pipelined, the busiest link counts over all steps; as one segment, the busiest link of each step.
             piped = bandwidth_s_per_GB(replace(sent, segments=2), topology)
             alone = bandwidth_s_per_GB(sent, topology)
             figures[base] = (base.steps, len(base.transfers), float(piped), float(alone))
     unbeaten = []
-    for base, own in figures.items():
+    for base, figure in figures.items():
         rivals = [f for other, f in figures.items() if other.strategy == base.strategy and other is not base]
-        if not any(f != own and all(x <= y for x, y in zip(f, own, strict=True)) for f in rivals):
-            unbeaten.append((own, base))
-    ranked = [base for _, base in sorted(unbeaten, key=lambda item: item[0][2]) if base not in have]
+        if not any(f != figure and all(x <= y for x, y in zip(f, figure, strict=True)) for f in rivals):
+            unbeaten.append((figure, base))
+    ranked = [base for _, base in sorted(unbeaten, key=lambda item: item[0][2]) if base not in taken]
     return tuple(ranked[:_MENU])
 
 
 def lower_envelope(costs: list[Cost]) -> list[tuple[int, int]]:
-    """(number of the cheapest cost, first size in bytes at which it is), by size from 0 up; exact."""
+    """Return (number of the cheapest cost, first size in bytes at which it is cheapest), by size from 0 up; exact."""
     current = min(range(len(costs)), key=lambda i: (costs[i].alpha_us, costs[i].beta_s_per_GB))
     out = [(current, 0)]
+    # A line that is cheaper from some size on has a lower beta; the next is the one that crosses first.
     while True:
         cheapest = costs[current]
         crossings = [
@@ -247,6 +257,7 @@ def lower_envelope(costs: list[Cost]) -> list[tuple[int, int]]:
             return out
         ratio, _, current = min(crossings)
         size = ceil(ratio * _BYTES_PER_US_OVER_S_PER_GB)
+        # Crossings that fall on one whole byte leave no size at which the earlier line is cheapest.
         if size <= out[-1][1]:
             out.pop()
             size = out[-1][1] if out else 0

@@ -16,7 +16,7 @@ from torch._C._distributed_c10d import HashStore
 import topoplan.runtime.backend.plan_cache as plan_cache
 import topoplan.runtime.ranks.store as store_values
 from topoplan.runtime.backend.options import backend_options
-from topoplan.runtime.backend.plan_cache import cached_plan
+from topoplan.runtime.backend.plan_cache import load_or_synthesize
 from topoplan.runtime.backend.plan_files import PlanFiles
 from topoplan.runtime.ranks.places import restrict
 from topoplan.synth.ir.collective import Collective
@@ -38,16 +38,16 @@ def test_a_plan_is_kept_used_again_and_replaced_when_damaged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "not" / "there" / "yet"
-    plan = cached_plan(ALLREDUCE, preset("ring:4"), folder, 20)
+    plan = load_or_synthesize(ALLREDUCE, preset("ring:4"), folder, 20)
     (file,) = folder.iterdir()
     text = file.read_text(encoding="utf-8")
     with monkeypatch.context() as changed:
         changed.setattr(plan_cache, "synthesize", None)
-        assert cached_plan(ALLREDUCE, preset("ring:4"), folder, 20).hash == plan.hash
+        assert load_or_synthesize(ALLREDUCE, preset("ring:4"), folder, 20).hash == plan.hash
     for damaged in (text[: len(text) // 2], "", text.replace('"ranks": 4', '"ranks": 5', 1), "[]"):
         file.write_text(damaged, encoding="utf-8")
         with caplog.at_level(logging.WARNING):
-            assert cached_plan(ALLREDUCE, preset("ring:4"), folder, 20).collective == ALLREDUCE
+            assert load_or_synthesize(ALLREDUCE, preset("ring:4"), folder, 20).collective == ALLREDUCE
         assert str(file) in caplog.messages[-1]
         caplog.clear()
         assert Plan.load(file).collective == ALLREDUCE
@@ -60,21 +60,21 @@ def test_plans_of_like_machines_are_not_mixed_up(tmp_path: Path, caplog: pytest.
     gpus = {d.id: d for d in ring.devices}
     crossed = replace(ring, devices=tuple(gpus[ring.ranks[i]] for i in (0, 2, 1, 3)))
     assert crossed.fingerprint == ring.fingerprint
-    first = cached_plan(ALLREDUCE, ring, tmp_path, 20)
+    first = load_or_synthesize(ALLREDUCE, ring, tmp_path, 20)
     (first_file,) = tmp_path.iterdir()
-    second = cached_plan(ALLREDUCE, crossed, tmp_path, 20)
+    second = load_or_synthesize(ALLREDUCE, crossed, tmp_path, 20)
     assert first.topology.ranks == ring.ranks and second.topology.ranks == crossed.ranks
     (second_file,) = set(tmp_path.iterdir()) - {first_file}
     second_file.write_text(first_file.read_text(encoding="utf-8"), encoding="utf-8")
     with caplog.at_level(logging.WARNING):
-        assert cached_plan(ALLREDUCE, crossed, tmp_path, 20).hash == second.hash
+        assert load_or_synthesize(ALLREDUCE, crossed, tmp_path, 20).hash == second.hash
     assert "another machine" in caplog.text
 
 
 def test_a_folder_that_cannot_be_written_costs_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "file").write_text("", encoding="utf-8")
     with caplog.at_level(logging.WARNING):
-        assert cached_plan(ALLREDUCE, preset("ring:4"), tmp_path / "file", 20).collective == ALLREDUCE
+        assert load_or_synthesize(ALLREDUCE, preset("ring:4"), tmp_path / "file", 20).collective == ALLREDUCE
     assert "not kept" in caplog.text
 
 

@@ -13,7 +13,7 @@ from topoplan.synth.ir.transform import reverse
 from topoplan.synth.ksync.copying import Instance, solve_copying
 from topoplan.synth.ksync.fabric import fabric_of
 from topoplan.synth.ksync.pareto import decide, pareto
-from topoplan.synth.ksync.ratio_bound import least_ratio
+from topoplan.synth.ksync.ratio_bound import prove_least_ratio
 from topoplan.synth.verify import verify
 from topoplan.topo.presets import preset
 
@@ -145,7 +145,7 @@ def test_the_proof_of_the_least_ratio_holds_on_real_schedules(
     """
     collective = Collective(name, 8, root)
     fabric = fabric_of(DGX1)
-    proof = least_ratio(fabric, collective, steps)
+    proof = prove_least_ratio(fabric, collective, steps)
     assert proof is not None
     assert proof.value == value
     triple = {"allgather": (2, 2, 3) if steps == 2 else (6, 3, 7), "alltoall": (3, 2, 8), "broadcast": (7, 3, 3)}[name]

@@ -31,7 +31,7 @@ from topoplan.synth.forest.shallower import make_shallower
 from topoplan.synth.forest.shapes import SHAPES
 from topoplan.synth.forest.survey import Survey
 from topoplan.synth.forest.trees import hang_tree, levels
-from topoplan.synth.forest.weigh import best_shares, busiest, small_shares
+from topoplan.synth.forest.weigh import find_best_shares, find_max_load, round_shares
 from topoplan.synth.ir.collective import COLLECTIVES
 from topoplan.synth.ir.schedule import Schedule
 from topoplan.synth.numeric.arborescence import cheapest_out_tree
@@ -336,7 +336,7 @@ def test_shares_are_small_fractions() -> None:
 
 @settings(max_examples=60)
 @given(st.data())
-def test_small_shares_sum_up_to_one_in_every_group_and_lose_nothing(data: st.DataObject) -> None:
+def test_rounded_shares_sum_up_to_one_in_every_group_and_lose_nothing(data: st.DataObject) -> None:
     rows, columns = data.draw(st.integers(1, 5)), data.draw(st.integers(1, 6))
     uses = [
         {r: data.draw(st.integers(1, 3)) for r in data.draw(st.sets(st.integers(0, rows - 1), min_size=1))}
@@ -344,8 +344,8 @@ def test_small_shares_sum_up_to_one_in_every_group_and_lose_nothing(data: st.Dat
     ]
     capacity = [Fraction(data.draw(st.integers(1, 9))) for _ in range(rows)]
     group_of = [data.draw(st.integers(0, 1)) for _ in range(columns)]
-    floats = best_shares(uses, capacity, group_of)
-    shares = small_shares(floats, uses, capacity, group_of)
+    floats = find_best_shares(uses, capacity, group_of)
+    shares = round_shares(floats, uses, capacity, group_of)
     for g in set(group_of):
         assert sum(s for s, x in zip(shares, group_of, strict=True) if x == g) == 1
     load = max(
@@ -357,7 +357,7 @@ def test_small_shares_sum_up_to_one_in_every_group_and_lose_nothing(data: st.Dat
     )
     assert float(load) <= reached * (1 + 1e-6)
     scale = np.lcm.reduce([s.denominator for s in shares])
-    assert busiest(uses, [int(s * int(scale)) for s in shares], capacity) / int(scale) == load
+    assert find_max_load(uses, [int(s * int(scale)) for s in shares], capacity) / int(scale) == load
 
 
 def radius(tree: set[int], ends: list[tuple[int, int]]) -> int:

@@ -1,4 +1,4 @@
-"""Plans that were synthesized on this machine, kept for the next start."""
+"""A cache of plans in a folder, so that the next start need not synthesize them again."""
 
 from __future__ import annotations
 
@@ -19,33 +19,35 @@ from ...topo.version import VERSION
 log = logging.getLogger("topoplan")
 
 
-def cached_plan(collective: Collective, topology: Topology, folder: Path, time_limit_s: float) -> Plan:
-    """Return the plan that is kept in `folder`, verified; else synthesize one, and keep it unless the time limit struck.
+def load_or_synthesize(collective: Collective, topology: Topology, folder: Path, time_limit_s: float) -> Plan:
+    """Return the plan in `folder`, verified, or else synthesize one and save it there.
 
-    A file that is damaged, or is for another machine, is replaced. Raises what `synthesize` raises.
+    A plan whose search the time limit cut short is not saved. A file that is damaged, or for another machine, is
+    replaced. Raises what `synthesize` raises.
     """
-    path = folder / _name(collective, topology)
-    kept = _read(path, collective, topology)
-    if kept is not None:
-        log.info("%s: plan %s from %s", _what(collective), kept.hash[:16], path)
-        return kept
+    path = folder / _make_file_name(collective, topology)
+    loaded = _load_fitting(path, collective, topology)
+    if loaded is not None:
+        log.info("%s: plan %s from %s", _describe(collective), loaded.hash[:16], path)
+        return loaded
     result = synthesize(collective, topology, time_limit_s=time_limit_s)
-    log.info("%s: plan %s synthesized in %.1f s", _what(collective), result.plan.hash[:16], result.seconds)
+    log.info("%s: plan %s synthesized in %.1f s", _describe(collective), result.plan.hash[:16], result.seconds)
     if result.cut_short:
         log.warning(
             "%s: search cut short by the time limit of %g s (%s); plan %s is not kept, the next start searches again",
-            _what(collective), time_limit_s, ", ".join(result.cut_short), result.plan.hash[:16],
+            _describe(collective), time_limit_s, ", ".join(result.cut_short), result.plan.hash[:16],
         )  # fmt: skip
         return result.plan
     try:
         folder.mkdir(parents=True, exist_ok=True)
         result.plan.save(path, overwrite=True)
     except (OSError, TopoplanError) as error:
-        log.warning("the plan for %s is not kept: %s", _what(collective), error)
+        log.warning("the plan for %s is not kept: %s", _describe(collective), error)
     return result.plan
 
 
-def _read(path: Path, collective: Collective, topology: Topology) -> Plan | None:
+def _load_fitting(path: Path, collective: Collective, topology: Topology) -> Plan | None:
+    """Return the plan in a file, or None where there is none, it is damaged, or it is for another machine or collective."""
     if not path.exists():
         return None
     try:
@@ -53,24 +55,24 @@ def _read(path: Path, collective: Collective, topology: Topology) -> Plan | None
     except TopoplanError as error:
         log.warning("%s; it is replaced", error)
         return None
-    if plan.collective != collective or _exact(plan.topology) != _exact(topology):
+    if plan.collective != collective or _encode(plan.topology) != _encode(topology):
         log.warning("%s: for another machine or collective; it is replaced", path)
         return None
     return plan
 
 
-def _name(collective: Collective, topology: Topology) -> str:
-    """Everything that a plan depends on: fingerprints ignore names and the order of ranks, plans do not."""
+def _make_file_name(collective: Collective, topology: Topology) -> str:
+    """Return a file name made of all that a plan depends on: also names and the order of ranks, which fingerprints ignore."""
     root = "" if collective.root is None else f"-root{collective.root}"
-    exact = hashlib.sha256(_exact(topology).encode()).hexdigest()[:16]
+    exact = hashlib.sha256(_encode(topology).encode()).hexdigest()[:16]
     return f"{collective.name}-{collective.ranks}{root}-{topology.fingerprint[:16]}-{exact}-{VERSION}.json"
 
 
-def _exact(topology: Topology) -> str:
-    """Devices, links and host costs, in their order."""
+def _encode(topology: Topology) -> str:
+    """Return devices, links and host costs as JSON text, in their order."""
     data: dict[str, Any] = topology.to_json()
     return json.dumps([data["devices"], data["links"], data.get(HOST)], sort_keys=True, default=str)
 
 
-def _what(collective: Collective) -> str:
+def _describe(collective: Collective) -> str:
     return f"{collective.name} over {collective.ranks} ranks"

@@ -1,4 +1,4 @@
-"""Plans that the user named: files, folders, and plans in memory."""
+"""Find plans among those that the user named: files, folders, and plans in memory."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _HEAD_BYTES = 4096
 
 
 @dataclass(frozen=True)
-class _Listed:
-    """A plan, or its file, and what it is for."""
+class _PlanEntry:
+    """A plan, or its file, with the collective, number of ranks and root that it is for."""
 
     collective: str
     ranks: int
@@ -27,28 +27,28 @@ class _Listed:
 
 
 class PlanFiles:
-    """Picks plans by collective, number of ranks and root; files are verified when they are picked."""
+    """The plans that the user named. A file is read in full, and verified, only when `find` returns its plan."""
 
     def __init__(self, plans: Sequence[str | Path | Plan]) -> None:
-        self.listed = [row for plan in plans for row in _list_plans(plan)]
+        self.entries = [entry for plan in plans for entry in _list_plans(plan)]
 
     def find(self, wanted: Collective, *, strict: bool) -> Plan | None:
-        """Return the plan for a collective; None where there is none for it at all, or (not `strict`) for that many ranks.
+        """Return the plan for a collective, or None where there is none.
 
-        Raises PlanMismatchError (`strict`) where those for the collective are for other numbers of ranks, InputError where
-        there are two, VerificationError where it does not hold.
+        Raises PlanMismatchError, if `strict`, where all plans for the collective are for other numbers of ranks, InputError
+        where two plans fit, VerificationError where the plan is wrong.
         """
-        rows = [row for row in self.listed if row.collective == wanted.name]
-        fitting = [row for row in rows if row.ranks == wanted.ranks]
-        if rows and not fitting and strict:
-            numbers = " and ".join(map(str, sorted({row.ranks for row in rows})))
+        entries = [entry for entry in self.entries if entry.collective == wanted.name]
+        fitting = [entry for entry in entries if entry.ranks == wanted.ranks]
+        if entries and not fitting and strict:
+            numbers = " and ".join(map(str, sorted({entry.ranks for entry in entries})))
             raise PlanMismatchError(
                 f"the plan for {wanted.name} is for {numbers} ranks, the group has {wanted.ranks}; "
                 "start as many ranks, or synthesize a plan for this number"
             )
-        exact = [row for row in fitting if row.root == wanted.root]
+        exact = [entry for entry in fitting if entry.root == wanted.root]
         if len(exact) > 1:
-            names = ", ".join(str(row.plan) for row in exact if isinstance(row.plan, Path))
+            names = ", ".join(str(entry.plan) for entry in exact if isinstance(entry.plan, Path))
             raise InputError(
                 f"there are {len(exact)} plans for {wanted.name} over {wanted.ranks} ranks ({names}); leave one"
             )
@@ -59,7 +59,7 @@ class PlanFiles:
 
 
 def is_plan_file(path: Path) -> bool:
-    """Return whether a file begins as a plan does."""
+    """Return whether a file begins like a plan."""
     try:
         with path.open("rb") as file:
             return f'"{FORMAT}"'.encode() in file.read(_HEAD_BYTES)
@@ -67,22 +67,22 @@ def is_plan_file(path: Path) -> bool:
         return False
 
 
-def _list_plans(plan: str | Path | Plan) -> list[_Listed]:
+def _list_plans(plan: str | Path | Plan) -> list[_PlanEntry]:
     if isinstance(plan, Plan):
-        return [_Listed(plan.collective.name, plan.collective.ranks, plan.collective.root, plan)]
+        return [_PlanEntry(plan.collective.name, plan.collective.ranks, plan.collective.root, plan)]
     path = Path(plan)
     if not path.exists():
         raise InputError(f"{path}: no such file or folder; expected plans written by topo-synth -o")
     if not path.is_dir():
         return [_read_head(path)]
-    rows = [_read_head(file) for file in sorted(path.glob("*.json")) if is_plan_file(file)]
-    if not rows:
+    entries = [_read_head(file) for file in sorted(path.glob("*.json")) if is_plan_file(file)]
+    if not entries:
         raise InputError(f"{path}: there is no plan in this folder; expected .json files written by topo-synth -o")
-    return rows
+    return entries
 
 
-def _read_head(path: Path) -> _Listed:
-    """Read what a file's plan is for; the rest is read when it is needed."""
+def _read_head(path: Path) -> _PlanEntry:
+    """Read what a file's plan is for, without verifying it."""
     try:
         if path.stat().st_size > MAX_PLAN_BYTES:
             raise InputError(f"{path}: larger than {MAX_PLAN_BYTES >> 20} MiB; not a plan")
@@ -91,4 +91,4 @@ def _read_head(path: Path) -> _Listed:
         raise InputError(f"{path}: cannot be read: {error.strerror}") from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise InputError(f"{path}: not a plan, or damaged; expected a file written by topo-synth -o") from None
-    return _Listed(head.collective, head.ranks, head.root, path)
+    return _PlanEntry(head.collective, head.ranks, head.root, path)

@@ -27,7 +27,7 @@ from ..ranks.faults import first_line
 from ..ranks.places import find_machine, restrict
 from ..ranks.store import put, take
 from .options import AUTO, OFF, BackendOptions, Plans
-from .plan_cache import cached_plan
+from .plan_cache import load_or_synthesize
 from .plan_files import PlanFiles, is_plan_file
 
 log = logging.getLogger("topoplan")
@@ -115,7 +115,7 @@ class PlanFinder:
         if isinstance(machine, TopoplanError):
             raise machine
         assert machine is not None
-        return cached_plan(wanted, merge_nvswitches(machine), self.options.cache, self.options.time_limit_s)
+        return load_or_synthesize(wanted, merge_nvswitches(machine), self.options.cache, self.options.time_limit_s)
 
     def _pick_named(self, wanted: Collective) -> Plan | None:
         """Return the plan from what the user named; None where nothing of it fits a subgroup."""

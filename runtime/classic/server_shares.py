@@ -16,7 +16,7 @@ from functools import cached_property
 import numpy as np
 
 from ...synth.cost.loads import DirectedLink
-from ...synth.forest.weigh import small_shares
+from ...synth.forest.weigh import round_shares
 from ...synth.numeric.linear import Floats, Rows, minimise
 from ...topo.errors import InfeasibleError, InputError
 from ...topo.graph import Device, Link, Topology, both_ways
@@ -127,7 +127,7 @@ def _find_best(columns: Sequence[Mapping[int, int]], capacity: Sequence[Fraction
     candidates = []
     for even in (_EVEN, 0.0):
         floats, _ = _solve(columns, capacity, even)
-        candidates.append(small_shares(floats, columns, capacity, [0] * len(columns)))
+        candidates.append(round_shares(floats, columns, capacity, [0] * len(columns)))
         roundings = ([Fraction(float(x)).limit_denominator(most) for x in floats] for most in _DENOMINATORS)
         candidates += [shares for shares in roundings if sum(shares) == 1]
     return min(candidates, key=lambda shares: (_compute_time(shares, columns, capacity), max(shares)))

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import IO
 
 from ...synth.cost.host_costs import HostCosts, host_of, with_host
-from ..ranks.launch import EMULATED, RENDEZVOUS, ended_together
+from ..ranks.launch import EMULATED, RENDEZVOUS, run_together
 from .network import BURST_USED, IDENTITY, WIRE, Network, die_with_parent
 
 _PORT = 29500
@@ -62,5 +62,5 @@ def run_ranks(network: Network, command: list[str]) -> int:
     with tempfile.TemporaryDirectory(prefix="topoplan-") as name:
         write_topology(network, Path(name))
         ranks = len(network.blueprint.home)
-        failed, code = ended_together(lambda rank: start_rank(network, rank, command, Path(name)), ranks)
+        failed, code = run_together(lambda rank: start_rank(network, rank, command, Path(name)), ranks)
         return 0 if failed is None else code if code >= 0 else 128 + signal.Signals(-code)

@@ -14,7 +14,7 @@ from ...synth.synthesize import collective_on, synthesize
 from ...topo.errors import InfeasibleError, InputError, TimeLimitError, TopoplanError
 from ..emulate import EmulationError, emulate, why_not
 from ..emulate.ranks import run_ranks
-from ..ranks.launch import ending_on_signals, inside_a_launch, launch
+from ..ranks.launch import end_on_signals, is_rank, launch
 from .networks import LOOPBACK, SLOW, Site
 from .report.results import RunResult, summarize
 from .run_folder import RunFolder
@@ -46,10 +46,10 @@ class Lab:
         A system that fails has a result with the reason, and the others go on. Call from the main thread. Raises InputError
         inside a launch, because ranks are started here.
         """
-        if inside_a_launch():
+        if is_rank():
             raise InputError("topo-lab starts its ranks itself; run it once, not under torchrun or topo-emulate")
         results: list[RunResult] = []
-        with tempfile.TemporaryDirectory(prefix="topoplan-") as name, ending_on_signals():
+        with tempfile.TemporaryDirectory(prefix="topoplan-") as name, end_on_signals():
             folder = Path(name)
             self.dataset.save(folder)
             serial = tuple(system for system in self.systems if system.name == SERIAL)

@@ -17,18 +17,18 @@ RENDEZVOUS = "TOPOPLAN_RENDEZVOUS"
 EMULATED = "TOPOPLAN_EMULATED"
 """Environment variable: the file with the topology whose rates the links of an emulated machine have (topo-emulate)."""
 _OWN_LOG = "TOPOPLAN_OWN_LOG"
-"""Environment variable: set for ranks whose standard error goes to a file of their own."""
+"""Environment variable: the file to which a rank's standard error goes, unless it is rank 0."""
 _POLL_S = 0.02
 _GRACE_S = 5.0
 _LAST_WORDS_S = 0.5
-"""A rank that fails takes its peers with it a moment later: how long they may take to fail by themselves, and say why."""
+"""Seconds that other ranks have, after the first failure, to fail by themselves and print why."""
 _MEETING_S = 5.0
-_ASKED_FOR_WRONGLY = (2, 3, 4, 5)
-"""Exit codes of what is wrong with the request (see topo/errors.py), which is the cause of whatever else fails."""
+_REFUSED = (2, 3, 4, 5)
+"""Exit codes of requests that cannot be carried out (see topo/errors.py): these are the cause of any other failure."""
 
 
-def inside_a_launch() -> bool:
-    """Whether this process is a rank already: started by `launch`, torchrun, or whoever sets RANK and WORLD_SIZE."""
+def is_rank() -> bool:
+    """Return whether this process is a rank already: `launch`, torchrun or another launcher has set RANK and WORLD_SIZE."""
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
@@ -55,22 +55,22 @@ def meet_before_leaving(ranks: int) -> None:
     store = PrefixStore("topoplan/leaving", dist.distributed_c10d._get_default_store())
     deadline = time.monotonic() + _MEETING_S
     with suppress(RuntimeError):  # the store is gone, with the rank that kept it
-        left = store.add("ranks", 1)
-        while left < ranks and time.monotonic() < deadline:
+        leaving = store.add("ranks", 1)
+        while leaving < ranks and time.monotonic() < deadline:
             time.sleep(_POLL_S)
-            left = store.add("ranks", 0)
+            leaving = store.add("ranks", 0)
 
 
 def launch(command: list[str], ranks: int) -> int:
-    """Run `command` once a rank; return 0, or the exit code of the rank that is to blame (see `ended_together`).
+    """Run `command` once a rank; return 0, or the exit code of the rank that is to blame (see `run_together`).
 
     Rank 0 has this process's output; what others print to standard error is shown if they are to blame. When one fails the
     others are ended, and on any exception all are.
     """
-    with tempfile.TemporaryDirectory(prefix="topoplan-") as folder, ending_on_signals():
+    with tempfile.TemporaryDirectory(prefix="topoplan-") as folder, end_on_signals():
         logs = [Path(folder) / f"rank{rank}.err" for rank in range(ranks)]
         rendezvous = Path(folder) / "rendezvous"
-        failed, code = ended_together(lambda rank: _start(command, rank, ranks, rendezvous, logs[rank]), ranks)
+        failed, code = run_together(lambda rank: _start(command, rank, ranks, rendezvous, logs[rank]), ranks)
         if failed is None:
             return 0
         if failed:
@@ -82,8 +82,8 @@ def launch(command: list[str], ranks: int) -> int:
 
 
 @contextmanager
-def ending_on_signals() -> Iterator[None]:
-    """A request to end (SIGTERM, SIGHUP) becomes SystemExit, so that what was started is ended too."""
+def end_on_signals() -> Iterator[None]:
+    """Raise SystemExit on SIGTERM and SIGHUP, so that child processes are ended too."""
 
     def end(number: int, frame: object) -> None:
         raise SystemExit(128 + number)
@@ -96,36 +96,36 @@ def ending_on_signals() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def ended_together(start: Callable[[int], subprocess.Popen[bytes]], ranks: int) -> tuple[int | None, int]:
+def run_together(start: Callable[[int], subprocess.Popen[bytes]], ranks: int) -> tuple[int | None, int]:
     """Start all ranks and wait; return (None, 0) when all are done, or the rank that is to blame and its return code.
 
-    To blame is a rank that was asked for something impossible before one that failed otherwise, and among those the first
-    one seen to fail. When one fails the others are ended, and on any exception all are.
+    A rank that refused the request is to blame before any that failed otherwise; among those, the first that was seen to
+    fail. When one fails the others are ended, and on any exception all are.
     """
     children: list[subprocess.Popen[bytes]] = []
     codes: list[int | None] = []
     try:
         for rank in range(ranks):
             children.append(start(rank))
-        first = _wait(children)
+        first = _wait_for_failure(children)
     finally:
-        codes = _last_codes(children)
-        _end(children)
-    return (None, 0) if first is None else _to_blame(codes, first)
+        codes = _collect_codes(children)
+        _end_all(children)
+    return (None, 0) if first is None else _find_culprit(codes, first)
 
 
-def _last_codes(children: list[subprocess.Popen[bytes]]) -> list[int | None]:
-    """Return the codes of those that end by themselves within a moment, None for the others."""
+def _collect_codes(children: list[subprocess.Popen[bytes]]) -> list[int | None]:
+    """Wait _LAST_WORDS_S for ranks to end by themselves; return their return codes, None for those still running."""
     deadline = time.monotonic() + _LAST_WORDS_S
     while any(child.poll() is None for child in children) and time.monotonic() < deadline:
         time.sleep(_POLL_S)
     return [child.poll() for child in children]
 
 
-def _to_blame(codes: list[int | None], first: int) -> tuple[int, int]:
+def _find_culprit(codes: list[int | None], first: int) -> tuple[int, int]:
     """Return the rank whose failure is the cause, given the first that was seen to fail, and its return code."""
     # Rank 0 comes first: its message has been printed already, and the others' say the same.
-    refused = [rank for rank, code in enumerate(codes) if code in _ASKED_FOR_WRONGLY]
+    refused = [rank for rank, code in enumerate(codes) if code in _REFUSED]
     rank = refused[0] if refused else first
     return rank, codes[rank] or 0
 
@@ -150,7 +150,7 @@ def _start(command: list[str], rank: int, ranks: int, rendezvous: Path, log: Pat
         )
 
 
-def _wait(children: list[subprocess.Popen[bytes]]) -> int | None:
+def _wait_for_failure(children: list[subprocess.Popen[bytes]]) -> int | None:
     """Return the first rank seen to fail, or None when all are done."""
     while True:
         codes = [child.poll() for child in children]
@@ -162,7 +162,7 @@ def _wait(children: list[subprocess.Popen[bytes]]) -> int | None:
         time.sleep(_POLL_S)
 
 
-def _end(children: list[subprocess.Popen[bytes]]) -> None:
+def _end_all(children: list[subprocess.Popen[bytes]]) -> None:
     """Ask those that still run to stop, then kill them; whole sessions where a rank leads one."""
     running = [child for child in children if child.poll() is None]
     for child in running:

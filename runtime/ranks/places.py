@@ -23,7 +23,7 @@ from ...topo.errors import ExecutionError, InputError, TopoplanError
 from ...topo.graph import Topology
 from ...topo.probe.join import probe_local
 from .faults import first_line
-from .launch import init_method, inside_a_launch
+from .launch import init_method, is_rank
 from .machine import emulated
 from .store import put, take
 
@@ -81,7 +81,7 @@ def meeting(timeout_s: float) -> Iterator[Meeting]:
     Raises InputError outside a launch, or where a process group is there already, and ExecutionError where a rank does not
     come, dies, or does not answer within `timeout_s`.
     """
-    if not inside_a_launch():
+    if not is_rank():
         raise InputError(
             "there are no ranks; start one a GPU: torchrun --nproc-per-node 8 -m topoplan.cli.probe --measure "
             "(on several hosts with --nnodes and --rdzv-endpoint)"

@@ -27,7 +27,7 @@ from ..ir.transfers import COPY, Transfers
 from .machine.metric import Floats, Link
 from .machine.symmetry import group
 from .trees import RootedTree
-from .weigh import Division, divide, orbits, small_shares
+from .weigh import Division, divide, orbits, round_shares
 
 Path = tuple[str, ...]
 """Devices from the source GPU to the target GPU, relaying GPUs included."""
@@ -39,8 +39,10 @@ _PATH_S, _DEVICE_S = 1e-5, 1e-6
 
 @dataclass
 class Flow:
-    """Paths with their shares (floats) of what their source has for their target; `value` bounds from below the time in
-    units of one pair's part over 1 GB/s, `prices` prove it; `reached` is the time that the shares take.
+    """Paths, each with its share (a float) of what its source sends to its target, and prices of links.
+
+    Times are in units of one pair's part over 1 GB/s: `value` is the lower bound that the prices prove, `reached` the time
+    that the shares take.
     """
 
     paths: list[Path] = field(default_factory=list)
@@ -66,6 +68,7 @@ class PathPacking:
         self.sources, self.times = list(sources), 1
         n = len(topology.ranks)
         rows = np.arange(len(self.links))
+        # Where the shifts take rank 0 to every rank just once, one source stands for all, and links of an orbit are one row.
         images = group(turns, 4096) if turns and len(self.sources) == n else None
         self.images = None
         if images is not None and len(set(images[:, self.gpus[0]].tolist())) == n == len(images):
@@ -78,13 +81,13 @@ class PathPacking:
         self.number = {link: i for i, link in enumerate(self.links)}
         self.src = np.array([self.index[a] for a, _ in self.links], dtype=np.int64)
         self.dst = np.array([self.index[b] for _, b in self.links], dtype=np.int64)
-        self.found: dict[Path, Counter[int]] = {}
+        self.uses: dict[Path, Counter[int]] = {}
         self.flow = Flow(images=self.images)
         self.finished = False
 
     @classmethod
-    def along(cls, topology: Topology, trees: Sequence[RootedTree]) -> PathPacking:
-        """No search: the path from a root to each other rank is that in the root's out-tree."""
+    def from_trees(cls, topology: Topology, trees: Sequence[RootedTree]) -> PathPacking:
+        """Return a finished packing, without search, of the paths from each tree's root down to all other ranks."""
         out = cls(topology, [tree.root for tree in trees])
         for tree in trees:
             for rank in range(len(topology.ranks)):
@@ -93,21 +96,24 @@ class PathPacking:
                     path = [*route, *path[1:]]
                     rank = out.rank_of[route[0]]
                 if path:
-                    out.found[tuple(path)] = out._uses(tuple(path))
-        out.flow.paths, out.flow.shares = list(out.found), np.ones(len(out.found))
+                    out.uses[tuple(path)] = out._count_uses(tuple(path))
+        out.flow.paths, out.flow.shares = list(out.uses), np.ones(len(out.uses))
         load: Counter[int] = Counter()
-        for used in out.found.values():
+        for used in out.uses.values():
             load.update(used)
         out.flow.reached = max(times / float(out.capacity[row]) for row, times in load.items())
         out.finished = True
         return out
 
     def run(self, effort: Effort, say: Callable[[str], None] | None = None) -> Flow:
-        """Generate until nothing better is left, or the work that is allowed is done; going on from an earlier call."""
+        """Generate paths until they are optimal or the work that is allowed is done, and return them.
+
+        A later call goes on where an earlier one ended.
+        """
         out = self.flow
         prices: Floats = 1 / self.capacity
         duals: Mapping[Hashable, float] = {}
-        if self.found and not self.finished:
+        if self.uses and not self.finished:
             solved = self._solve(effort)
             prices, duals = solved.prices, solved.duals
         while not self.finished:
@@ -116,26 +122,29 @@ class PathPacking:
             if not fresh:
                 self.finished = True
                 break
-            if self.found and effort.is_over("packing paths"):
+            if self.uses and effort.is_over("packing paths"):
                 break
             for path in fresh:
-                self.found[path] = self._uses(path)
+                self.uses[path] = self._count_uses(path)
             solved = self._solve(effort)
             out.shares, out.reached, prices, duals = solved.shares, solved.time, solved.prices, solved.duals
-            out.paths = list(self.found)
+            out.paths = list(self.uses)
             if out.reached <= out.value * (1 + _TOLERANCE):
                 self.finished = True
             if say is not None:
-                say(f"packing: {len(self.found)} paths")
+                say(f"packing: {len(self.uses)} paths")
         return out
 
     def _price(self, prices: Floats, duals: Mapping[Hashable, float]) -> list[Path]:
+        """Return new paths that cost less than their pair's dual; keep the prices if they raise the bound."""
+        # Of paths at the same price, the one of fewest links is taken: a small charge a link breaks ties.
         out, size = self.flow, len(self.names)
         by_link = prices[self.row]
         weight = by_link + _HOP_SHARE * float(by_link.mean())
         matrix = csr_matrix((weight, (self.src, self.dst)), shape=(size, size))
         starts = self.gpus[self.sources]
         _, before = dijkstra(matrix, indices=starts, return_predecessors=True)
+        # The bound counts every pair at its cheapest path, whether or not that is new.
         total, fresh = 0.0, []
         for row, source in enumerate(starts.tolist()):
             for target in self.gpus.tolist():
@@ -147,40 +156,43 @@ class PathPacking:
                 path = tuple(self.names[i] for i in reversed(nodes))
                 price = sum(by_link[self.number[link]] for link in pairwise(path))
                 total += price
-                if path not in self.found and price * self.times < duals.get((path[0], path[-1]), np.inf) * (
+                if path not in self.uses and price * self.times < duals.get((path[0], path[-1]), np.inf) * (
                     1 - _TOLERANCE
                 ):
                     fresh.append(path)
+        # Weak duality: no routing is faster than what all pairs' cheapest paths cost, over what all links cost.
         value = total * self.times / float(self.capacity @ prices)
         if value > out.value:
             out.value = value
             out.prices = {link: float(by_link[i]) for i, link in enumerate(self.links)}
         return fresh
 
-    def _uses(self, path: Path) -> Counter[int]:
+    def _count_uses(self, path: Path) -> Counter[int]:
+        """Return how often a path uses each row, all its images together."""
         used: Counter[int] = Counter()
         for link in pairwise(path):
             used[int(self.row[self.number[link]])] += self.times
         return used
 
     def _solve(self, effort: Effort) -> Division:
-        """Shares that sum up to 1 a pair."""
-        pairs = [(path[0], path[-1]) for path in self.found]
-        found = divide(list(self.found.values()), self.capacity, pairs, effort=effort)
-        if found is None:
+        """Divide what each pair sends among its paths."""
+        pairs = [(path[0], path[-1]) for path in self.uses]
+        division = divide(list(self.uses.values()), self.capacity, pairs, effort=effort)
+        if division is None:
             raise TimeLimitError("the linear program of paths was not solved")
-        return found
+        return division
 
 
 def path_schedule(packing: PathPacking, collective: Collective, strategy: str) -> Schedule:
-    """The paths of alltoall or scatter as a schedule: every piece moves on by a hop a step."""
+    """Return the schedule of alltoall or scatter in which every piece moves one hop along its path in each step."""
     topology, flow = packing.topology, packing.flow
     pairs = {pair: i for i, pair in enumerate({(p[0], p[-1]): None for p in flow.paths})}
-    of = [pairs[p[0], p[-1]] for p in flow.paths]
+    pair_of = [pairs[p[0], p[-1]] for p in flow.paths]
     capacity = [Fraction(0)] * len(packing.capacity)
     for i, link in enumerate(packing.links):
         capacity[int(packing.row[i])] += topology.capacity_GBps[link]
-    shares = small_shares(flow.shares, list(packing.found.values()), capacity, of)
+    shares = round_shares(flow.shares, list(packing.uses.values()), capacity, pair_of)
+    # All images of a path are laid out at once, as columns of transfers: one path may stand for thousands of pairs.
     rank_of = np.full(len(packing.names), -1, dtype=np.int64)
     rank_of[packing.gpus] = np.arange(len(packing.gpus))
     is_gpu = set(topology.ranks)
@@ -191,22 +203,27 @@ def path_schedule(packing: PathPacking, collective: Collective, strategy: str) -
     for path, share in zip(flow.paths, shares, strict=True):
         if not share:
             continue
+        # GPUs on the way relay the piece, so the path is sent in hops from GPU to GPU.
         stops = [i for i, device in enumerate(path) if device in is_gpu]
-        at = images[:, [packing.index[d] for d in path]]
-        ranks = rank_of[at[:, stops]]
+        devices = images[:, [packing.index[d] for d in path]]
+        ranks = rank_of[devices[:, stops]]
         first = len(chunks)
         number = np.arange(first, first + len(images))
         for hop, (a, b) in enumerate(pairwise(stops)):
-            between, which = np.unique(at[:, a + 1 : b], axis=0, return_inverse=True)
+            # Routes are stored once each, and transfers refer to them by number.
+            between, which = np.unique(devices[:, a + 1 : b], axis=0, return_inverse=True)
             routes = [tuple(packing.names[d] for d in row) for row in between.tolist()]
-            same = np.full(len(images), hop)
+            step = np.full(len(images), hop)
             op = np.full(len(images), COPY)
-            parts.append(Transfers(same, ranks[:, hop], ranks[:, hop + 1], number, op, which.reshape(-1), routes))
-        own = ranks[:, 0].tolist() if collective.name == "alltoall" else [None] * len(images)
-        chunks += [Chunk(share / n, source, target) for source, target in zip(own, ranks[:, -1].tolist(), strict=True)]
+            parts.append(Transfers(step, ranks[:, hop], ranks[:, hop + 1], number, op, which.reshape(-1), routes))
+        sources = ranks[:, 0].tolist() if collective.name == "alltoall" else [None] * len(images)
+        chunks += [
+            Chunk(share / n, source, target) for source, target in zip(sources, ranks[:, -1].tolist(), strict=True)
+        ]
+    # What a rank has for itself is never sent, but is part of the buffer.
     for rank in range(n):
-        own = rank if collective.name == "alltoall" else None
-        if own is not None or rank == collective.root:
-            chunks.append(Chunk(Fraction(1, n), own, rank))
+        source = rank if collective.name == "alltoall" else None
+        if source is not None or rank == collective.root:
+            chunks.append(Chunk(Fraction(1, n), source, rank))
     transfers = Transfers.joined(parts).sorted()
     return tighten(Schedule(collective, strategy, tuple(chunks), transfers, ()), topology)

@@ -1,4 +1,4 @@
-"""Forests for allreduce, from the simplest to the fullest: few and low trees where that costs little, all at the bound.
+"""Forests for allreduce, from single trees to many: few shallow trees where that costs little, more to reach the bound.
 
 Where GPUs are joined by links of their own, whole numbers of trees are packed by matroid union. Where shifts of the
 rank order are symmetries, one tree's images load all links alike. Equal boxes are joined lane by lane. Where none of
@@ -25,7 +25,7 @@ from .machine.symmetry import group
 from .shapes import SHAPES
 from .survey import Survey
 from .trees import Forest, RootedTree, hang_tree, tree_depth
-from .weigh import Usage, best_shares, busiest, small_shares
+from .weigh import Usage, find_best_shares, find_max_load, round_shares
 
 AT_BOUND = Fraction(1, 10**6)
 """A gap of at most this counts as at the bound."""
@@ -40,26 +40,28 @@ _LOW_TREE_S, _LOW_TREE_RANK_S = 5e-4, 2e-5
 _SINGLE_RANKS, _SINGLE_PAIRS = 128, 1000
 _FAR = Fraction(1, 10)
 _NEAR = Fraction(1, 50)
-"""With more GPUs than that, trees are not weighed link by link where a simpler forest is this near to the bound."""
+"""With more than _SINGLE_RANKS GPUs, trees are not generated link by link where a simpler forest is this near the bound."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What a user asks of trees: a gap that is allowed in exchange for fewer and lower ones, and the most of each."""
+    """A user's limits: the gap `epsilon` that is accepted in exchange for fewer and shallower trees, the most trees, and their
+    greatest depth in hops.
+    """
 
     epsilon: Fraction | None = None
     max_trees: int | None = None
     max_depth: int | None = None
 
     def allows(self, planted: Planted) -> bool:
-        """Whether trees and depth are within the limits."""
+        """Return whether the number of trees and their depth are within the limits."""
         few = self.max_trees is None or planted.forest.count <= self.max_trees
         return few and (self.max_depth is None or planted.forest.depth <= self.max_depth)
 
 
 @dataclass(frozen=True)
 class Planted:
-    """A forest, the algbw that its exact loads allow, and how it was found."""
+    """A forest, the algbw in GB/s that its exact loads allow, and the method that gave it."""
 
     forest: Forest
     rate_GBps: Fraction
@@ -67,7 +69,7 @@ class Planted:
 
 
 class Nursery:
-    """Collects the forests of one machine."""
+    """Collects forests for one machine, by every method that suits it."""
 
     def __init__(
         self,
@@ -80,7 +82,7 @@ class Nursery:
         self.survey, self.bound, self.limits, self.effort, self.say = survey, bound_GBps, limits, effort, say
         self.planted: list[Planted] = []
 
-    # -- keeping -------------------------------------------------------------------------------------------------
+    # -- collecting -------------------------------------------------------------------------------------------------
 
     def keep(self, forest: Forest, rate: Fraction, how: str) -> None:
         """Add a forest to the collection."""
@@ -92,84 +94,100 @@ class Nursery:
     def keep_weighed(
         self, trees: Sequence[RootedTree], how: str, images: np.ndarray | None = None, *, even: bool = False
     ) -> None:
-        """Add trees with the best shares, or even ones where these are as good (or asked for). Equal trees are one."""
+        """Add trees with the shares that load links least; with even shares where these do as well, or if `even`.
+
+        Equal trees are merged.
+        """
+        # A tree that stands in the list twice carries twice an even share.
         times = Counter(trees)
         total, trees = len(trees), list(times)
         usage = Usage(self.survey.topology, trees, images)
         group_of = [0] * len(trees)
-        ones = busiest(usage.uses, [times[tree] for tree in trees], usage.capacity) / total
+        even_time = find_max_load(usage.uses, [times[tree] for tree in trees], usage.capacity) / total
         shares = [Fraction(times[tree], total) for tree in trees]
-        if not even and len(trees) > 1 and 1 / ones < self.bound * (1 - AT_BOUND):
+        # Even shares make the smallest fractions; the linear program is only worth it where they miss the bound.
+        if not even and len(trees) > 1 and 1 / even_time < self.bound * (1 - AT_BOUND):
             depths = [tree_depth(tree, self.survey.ranks) for tree in trees]
-            floats = best_shares(usage.uses, usage.capacity, group_of, depths)
-            shares = small_shares(floats, usage.uses, usage.capacity, group_of)
-        kept = [(tree, share) for tree, share in zip(trees, shares, strict=True) if share]
-        load = self._load(usage, shares)
-        depth = max(tree_depth(tree, self.survey.ranks) for tree, _ in kept)
-        self.keep(Forest(tuple(t for t, _ in kept), tuple(s for _, s in kept), depth, images), 1 / load, how)
+            floats = find_best_shares(usage.uses, usage.capacity, group_of, depths)
+            shares = round_shares(floats, usage.uses, usage.capacity, group_of)
+        # Rounding leaves some trees without a share: these must not count in the forest's size or depth.
+        carrying = [(tree, share) for tree, share in zip(trees, shares, strict=True) if share]
+        load = self._find_max_load(usage, shares)
+        depth = max(tree_depth(tree, self.survey.ranks) for tree, _ in carrying)
+        self.keep(Forest(tuple(t for t, _ in carrying), tuple(s for _, s in carrying), depth, images), 1 / load, how)
 
     @staticmethod
-    def _load(usage: Usage, shares: Sequence[Fraction]) -> Fraction:
+    def _find_max_load(usage: Usage, shares: Sequence[Fraction]) -> Fraction:
+        """Return the greatest load over capacity of any link under the shares; exact."""
+        # In whole numbers over a common denominator: exact, and faster than fractions.
         whole = np.lcm.reduce([s.denominator for s in shares], dtype=object)
-        return busiest(usage.uses, [int(s * whole) for s in shares], usage.capacity) / int(whole)
+        return find_max_load(usage.uses, [int(s * whole) for s in shares], usage.capacity) / int(whole)
 
-    def near(self) -> bool:
-        """Whether a forest within the limits is within a tenth of the bound."""
-        return self._within(_FAR)
+    def is_near_bound(self) -> bool:
+        """Return whether a forest within the limits is within a tenth of the bound."""
+        return self._has_within(_FAR)
 
-    def at_bound(self) -> bool:
-        """Whether a forest within the limits is at the bound."""
-        return self._within(AT_BOUND)
+    def is_at_bound(self) -> bool:
+        """Return whether a forest within the limits is at the bound."""
+        return self._has_within(AT_BOUND)
 
-    def _reached(self, gap: Fraction) -> bool:
+    def _has_reached(self, gap: Fraction) -> bool:
+        """Return whether any forest, within the limits or not, is within `gap` of the bound."""
         return any(p.rate_GBps >= self.bound * (1 - gap) for p in self.planted)
 
-    def _within(self, gap: Fraction) -> bool:
+    def _has_within(self, gap: Fraction) -> bool:
+        """Return whether a forest within the limits is within `gap` of the bound."""
         return any(p.rate_GBps >= self.bound * (1 - gap) and self.limits.allows(p) for p in self.planted)
 
-    def _time_left(self) -> bool:
+    def _may_go_on(self) -> bool:
+        """Return whether work and time are left."""
         return not self.effort.is_over("packing trees")
 
-    def _rooted(self, tree: Tree, root: int | None = None) -> RootedTree:
+    def _hang(self, tree: Tree, root: int | None = None) -> RootedTree:
+        """Return the tree rooted at a rank, or at its centre."""
         return hang_tree(tree, self.survey.ranks, root)
 
-    # -- ways of finding -----------------------------------------------------------------------------------------
+    # -- methods -----------------------------------------------------------------------------------------
 
     def grow(self) -> list[Planted]:
-        """Try everything that the machine suggests, the dearest only where the bound is not reached."""
-        self.one_tree()
+        """Try the methods that suit the machine, the slow ones only where the bound is not reached; return all forests."""
+        # Cheap methods first: where they reach the bound, column generation is not needed.
+        self.add_single_trees()
         if self.survey.direct:
-            self.whole_numbers()
+            self.add_whole_number_trees()
         else:
-            self.lanes()
-            self.orbits()
-        if not self._reached(AT_BOUND) and self._time_left():
+            self.add_lane_trees()
+            self.add_images()
+        if not self._has_reached(AT_BOUND) and self._may_go_on():
             if self.survey.direct:
-                self.orbits()
+                self.add_images()
+            # Every pair of devices is a row of its own here, so large machines take far longer.
             near = AT_BOUND if len(self.survey.ranks) <= _SINGLE_RANKS else _NEAR
-            if not self._reached(near) and len(self.survey.graph.pairs) <= _SINGLE_PAIRS:
-                self.single_links()
-        if (self.limits.max_depth or self.limits.max_trees) and not self._within(_FAR) and self._time_left():
-            self.low_ones()
+            if not self._has_reached(near) and len(self.survey.graph.pairs) <= _SINGLE_PAIRS:
+                self.add_trees_by_link()
+        # Optimal trees may all break the user's limits; then trees are generated within them from the start.
+        if (self.limits.max_depth or self.limits.max_trees) and not self._has_within(_FAR) and self._may_go_on():
+            self.add_low_trees()
         return self.planted
 
-    def one_tree(self) -> None:
-        """The lowest tree, and of several low trees the one that carries most."""
+    def add_single_trees(self) -> None:
+        """Add the shallowest tree, and deeper ones that each carry more than all shallower ones."""
         graph, n = self.survey.graph, len(self.survey.ranks)
         if n > _METRIC_RANKS:
             _, tree = graph.cheapest_tree(1 / graph.capacity)
-            self.keep_weighed([self._rooted(tree)], "one tree")
+            self.keep_weighed([self._hang(tree)], "one tree")
             return
-        metric = both_ways_metric(self.survey, 1 / graph.capacity)
+        # Roots and prices of a hop trade depth for rate; only the best of each depth is of interest.
+        metric = make_two_way_metric(self.survey, 1 / graph.capacity)
         best: dict[int, tuple[Fraction, RootedTree]] = {}
         for root in range(0, n, ceil(n / _ROOTS)):
             for hop_price in (0.0, 0.5, 10.0):
-                low = low_tree(metric, root, hop_price)
+                low = grow_low_tree(metric, root, hop_price)
                 if low is None:
                     continue
-                rooted = self._rooted(low)
+                rooted = self._hang(low)
                 usage = Usage(self.survey.topology, [rooted])
-                rate = 1 / busiest(usage.uses, [1], usage.capacity)
+                rate = 1 / find_max_load(usage.uses, [1], usage.capacity)
                 depth = tree_depth(rooted, self.survey.ranks)
                 if depth not in best or rate > best[depth][0]:
                     best[depth] = rate, rooted
@@ -177,11 +195,10 @@ class Nursery:
             if all(best[depth][0] > best[lower][0] for lower in best if lower < depth):
                 self.keep_weighed([best[depth][1]], "one tree")
 
-    def whole_numbers(self) -> None:
-        """Direct links: k trees of equal shares, every link used a whole number of times; few, and as few as reach the
-        bound.
-        """
+    def add_whole_number_trees(self) -> None:
+        """Add, on direct links, k trees of equal shares for several k, up to the least k that reaches the bound."""
         unit, nodes = self.survey.unit, len(self.survey.ranks)
+        # k trees in which a link of bandwidth c is used at most u c / unit times reach k unit / u: of each k, the best u.
         best_of: dict[int, tuple[Fraction, int]] = {}
         for u in range(1, _MOST_TREES + 1):
             count = int(u * self.bound / unit)
@@ -190,91 +207,99 @@ class Nursery:
             rate = count * unit / u
             if count not in best_of or rate > best_of[count][0]:
                 best_of[count] = rate, u
+        # Fewer trees mean fewer messages, so of each limit on their number the fastest forest is tried.
         wanted = {
-            max((k for k in best_of if k <= most), key=lambda k: best_of[k][0], default=0) for most in self._counts()
+            max((k for k in best_of if k <= most), key=lambda k: best_of[k][0], default=0)
+            for most in self._list_limits()
         }
         for count in sorted(wanted - {0}):
             _, u = best_of[count]
-            found = self.survey.whole_trees(count, u, self.effort) if self._time_left() else None
-            if found is not None:
-                self.keep_weighed([self._rooted(tree) for tree in found], "whole numbers", even=True)
+            trees = self.survey.find_whole_trees(count, u, self.effort) if self._may_go_on() else None
+            if trees is not None:
+                self.keep_weighed([self._hang(tree) for tree in trees], "whole numbers", even=True)
 
-    def _counts(self) -> list[int]:
+    def _list_limits(self) -> list[int]:
+        """Return the limits on the number of trees for which whole-number trees are tried."""
         if self.limits.max_trees is not None:
             most = self.limits.max_trees
-            return [most, most * 3 // 2, 2 * most]  # trees that come out equal are one
+            return [most, most * 3 // 2, 2 * most]  # equal trees are merged, so that more may still fit
         return [*_UNION_STEPS, _MOST_TREES]
 
-    def orbits(self) -> None:
-        """Shifts of the rank order: columns of the class prices, each with all its images."""
-        columns = self.survey.by_class(self.effort, self.say)
+    def add_images(self) -> None:
+        """Add the trees generated by classes of links, each with all its images under shifts of the rank order."""
+        columns = self.survey.pack_by_class(self.effort, self.say)
         carrying = [tree for tree, rate in zip(columns.trees, columns.rates, strict=True) if rate > 1e-9]
         most = min(_MOST_TREES, self.limits.max_trees or _MOST_TREES)
         images = group(self.survey.turns, max(1, most // max(len(carrying), 1)))
         if images is None:
             return
-        trees = [self._rooted(tree) for tree in carrying]
+        trees = [self._hang(tree) for tree in carrying]
         if len(self.survey.ranks) <= _METRIC_RANKS:
-            metric = both_ways_metric(self.survey, columns.prices)
-            low = [low_tree(metric, 0, price) for price in (0.0, 0.25)]
-            flat = [self._rooted(tree) for tree in low if tree is not None]
+            metric = make_two_way_metric(self.survey, columns.prices)
+            # Images load alike whatever the tree, so a shallow one is tried before deep ones.
+            low = [grow_low_tree(metric, 0, price) for price in (0.0, 0.25)]
+            flat = [self._hang(tree) for tree in low if tree is not None]
             self.keep_weighed(flat, "images of low trees", images)
-            if self.at_bound():
+            if self.is_at_bound():
                 return
             trees += flat
         self.keep_weighed(trees, "images", images)
 
-    def lanes(self) -> None:
-        """Equal boxes: trees of boxes, one set a lane."""
+    def add_lane_trees(self) -> None:
+        """Add, where the machine is made of equal boxes, trees over the boxes: for each shape a set of trees a lane."""
         boxes = self.survey.boxes
         if boxes is None:
             return
         for name, shape in SHAPES.items():
             parents = shape(boxes.count)
-            if len(parents) * boxes.lanes > _MOST_TREES or not self._time_left():
+            if len(parents) * boxes.lanes > _MOST_TREES or not self._may_go_on():
                 continue
-            found = lane_trees(self.survey.topology, boxes, parents, self.survey.router)
-            if found is not None:
-                self.keep_weighed([self._rooted(tree, root) for tree, root in found], f"boxes, {name}")
+            trees = lane_trees(self.survey.topology, boxes, parents, self.survey.router)
+            if trees is not None:
+                self.keep_weighed([self._hang(tree, root) for tree, root in trees], f"boxes, {name}")
 
-    def broadcast(self, root: int) -> None:
-        """Out-trees from a root on machines too large for column generation: along lanes of boxes, or whole-number trees."""
+    def add_broadcast_trees(self, root: int) -> None:
+        """Add out-trees from a root, for machines too large for column generation: a set for each lane of boxes, or
+        whole-number trees.
+        """
         trees: list[RootedTree] = []
         boxes = self.survey.boxes
         if boxes is not None:
+            # Boxes in a row from the root's own, or as a binary tree: the first sends least, the second has less depth.
             home = next(b for b, members in enumerate(boxes.ranks) if root in members)
             onward = [(home + i) % boxes.count for i in range(boxes.count)]
             row = [-1] * boxes.count
             for a, b in pairwise(onward):
                 row[b] = a
             for shape in ([row], SHAPES["binary"](boxes.count)):
-                found = lane_trees(self.survey.topology, boxes, shape, self.survey.router) or []
-                trees = [replace(self._rooted(tree, root), up=()) for tree, _ in found]
+                lanes = lane_trees(self.survey.topology, boxes, shape, self.survey.router) or []
+                trees = [replace(self._hang(tree, root), up=()) for tree, _ in lanes]
                 if trees:
                     self.keep_weighed(trees, "lanes of boxes")
         elif self.survey.direct:
+            # No more trees than all links together have room for; then fewer until they can be packed.
             count = max(
                 1, int(self.survey.graph.capacity.sum() / (len(self.survey.ranks) - 1) / float(self.survey.unit))
             )
             for k in range(count, 0, -1):
-                whole = self.survey.whole_trees(k, 1, self.effort)
+                whole = self.survey.find_whole_trees(k, 1, self.effort)
                 if whole is not None:
-                    trees = [replace(self._rooted(tree, root), up=()) for tree in whole]
+                    trees = [replace(self._hang(tree, root), up=()) for tree in whole]
                     self.keep_weighed(trees, "whole numbers")
                     break
 
-    def single_links(self) -> None:
-        """The column generation link by link: everything it found is weighed."""
-        columns = self.survey.single(self.effort, self.say)
+    def add_trees_by_link(self) -> None:
+        """Add the trees of column generation in which every link has a price of its own."""
+        columns = self.survey.pack_by_link(self.effort, self.say)
         carrying = [tree for tree, rate in zip(columns.trees, columns.rates, strict=True) if rate > 1e-9]
-        self.keep_weighed([self._rooted(tree) for tree in carrying], "column generation")
+        self.keep_weighed([self._hang(tree) for tree in carrying], "column generation")
 
-    def low_ones(self) -> None:
-        """Trees within the depth limit, generated under prices, and of them as many as are allowed."""
-        found = low_columns(self.survey, self.limits.max_depth, self.effort.grant(_LOW_WORK_S, 0.5))
-        if not found:
+    def add_low_trees(self) -> None:
+        """Add trees generated within the depth limit, and of these the heaviest, as many as the limits allow."""
+        low = generate_low_trees(self.survey, self.limits.max_depth, self.effort.grant(_LOW_WORK_S, 0.5))
+        if not low:
             return
-        trees = [self._rooted(tree) for tree in found]
+        trees = [self._hang(tree) for tree in low]
         self.keep_weighed(trees, "low trees")
         most = self.limits.max_trees
         if most is not None and self.planted[-1].forest.count > most:
@@ -284,43 +309,49 @@ class Nursery:
             self.keep_weighed([tree for _, tree in heaviest[:most]], "heaviest low trees")
 
 
-def both_ways_metric(survey: Survey, prices: Floats) -> Metric:
-    """Routes under prices of pairs, the same both ways."""
+def make_two_way_metric(survey: Survey, prices: Floats) -> Metric:
+    """Return the metric in which a pair's price holds in both directions."""
     pairs = survey.graph.pairs
     return Metric(survey.topology, [*pairs, *((b, a) for a, b in pairs)], np.tile(prices, 2))
 
 
-def low_tree(metric: Metric, root: int, hop_price: float = 0.0, most_depth: int | None = None) -> Tree | None:
-    """A low tree (see Metric.grow_tree) with its routes."""
+def grow_low_tree(metric: Metric, root: int, hop_price: float = 0.0, most_depth: int | None = None) -> Tree | None:
+    """Return a shallow tree (see Metric.grow_tree) with its routes, or None where there is none of that depth."""
     parents = metric.grow_tree(root, hop_price, most_depth)
     if parents is None:
         return None
     return Tree(tuple(metric.route(parent, node) for node, parent in enumerate(parents) if parent >= 0))
 
 
-def low_columns(survey: Survey, most_depth: int | None, effort: Effort) -> list[Tree]:
-    """Column generation whose columns are low trees only (by a heuristic, so what is reached proves nothing)."""
+def generate_low_trees(survey: Survey, most_depth: int | None, effort: Effort) -> list[Tree]:
+    """Generate columns among shallow trees only, and return those that carry something.
+
+    The trees are grown by a heuristic, so the rate that they reach proves nothing.
+    """
     graph, n = survey.graph, len(survey.ranks)
     if n > _METRIC_RANKS:
         return []
+    # Roots are sampled on large machines, so that a turn takes about the same time on all.
     prices = 1 / graph.capacity
     trees: dict[Tree, None] = {}
     columns: list[Counter[int]] = []
     roots = range(0, n, ceil(n / _ROOTS))
     dual = prices
     while not effort.is_over("low trees"):
-        metric = both_ways_metric(survey, dual)
+        metric = make_two_way_metric(survey, dual)
         effort.spend(2 * len(roots) * (_LOW_TREE_S + _LOW_TREE_RANK_S * n))
         fresh = []
         for root in roots:
             for hop_price in (0.0, 0.5):
-                tree = low_tree(metric, root, hop_price, most_depth)
+                tree = grow_low_tree(metric, root, hop_price, most_depth)
                 if tree is None or tree in trees:
                     continue
+                # Under the duals, only a tree that costs less than 1 can improve the packing.
                 used = graph.uses(tree)
                 price = sum(dual[i] * times for i, times in used.items())
                 if not columns or price < 1 - 1e-9:
                     fresh.append((price, tree, used))
+        # The cheapest few a turn keep the program small: duals change, and most others would carry nothing.
         fresh.sort(key=lambda x: x[0])
         for _, tree, used in fresh[:8]:
             if tree not in trees:
@@ -338,16 +369,17 @@ def low_columns(survey: Survey, most_depth: int | None, effort: Effort) -> list[
 
 
 def pareto(planted: Sequence[Planted]) -> list[Planted]:
-    """Forests that no other betters in rate, depth and number of trees at once, fastest first."""
+    """Return the forests that no other matches or beats in rate, depth and number of trees at once, fastest first."""
     out: list[Planted] = []
-    for one in sorted(planted, key=lambda p: (-p.rate_GBps, p.forest.count, p.forest.depth)):
-        if not any(o.forest.count <= one.forest.count and o.forest.depth <= one.forest.depth for o in out):
-            out.append(one)
+    for candidate in sorted(planted, key=lambda p: (-p.rate_GBps, p.forest.count, p.forest.depth)):
+        size, depth = candidate.forest.count, candidate.forest.depth
+        if not any(faster.forest.count <= size and faster.forest.depth <= depth for faster in out):
+            out.append(candidate)
     return out
 
 
-def chosen(planted: Sequence[Planted], bound_GBps: Fraction, limits: Limits) -> list[Planted]:
-    """Those within the limits; with an epsilon, of those within it the one with fewest trees."""
+def choose(planted: Sequence[Planted], bound_GBps: Fraction, limits: Limits) -> list[Planted]:
+    """Return the Pareto front of the forests within the limits; with an epsilon, the one within it that has fewest trees."""
     allowed = [p for p in planted if limits.allows(p)]
     if limits.epsilon is not None:
         near = [p for p in allowed if p.rate_GBps >= bound_GBps * (1 - max(limits.epsilon, AT_BOUND))]

@@ -1,7 +1,7 @@
 """Trees whose edges are the routes that the hardware takes, one a pair of GPUs.
 
-The best packing may divide what goes between two GPUs over several ways. Whoever sends point to point cannot: the system
-chooses the way (topo/routes.py). These trees use only that one, so what they promise is what is sent.
+The best packing may divide what goes between two GPUs over several routes. Point-to-point sends cannot: the system chooses
+the route (topo/routes.py). These trees use only that one, so that their predicted loads are those of the schedule as sent.
 """
 
 from __future__ import annotations
@@ -33,17 +33,18 @@ class RoutedPairs(PairGraph):
     def __init__(self, machine: Survey) -> None:
         super().__init__(machine.topology)
         router, ranks = machine.router, range(len(machine.ranks))
-        there = ((u, v, router.route(u, v)) for u in ranks for v in ranks if u < v)
+        candidates = ((u, v, router.route(u, v)) for u in ranks for v in ranks if u < v)
         self.routes = [
             (u, v, route, np.array([self.number[link] for link in pairwise(route)]))
-            for u, v, route in there
+            for u, v, route in candidates
             if route is not None and all(link in self.number for link in pairwise(route))
         ]
 
     def cheapest_tree(self, prices: Floats, ends: NDArray[np.int64] | None = None) -> tuple[float, Tree]:
-        """A minimum spanning tree of the GPUs over their routes (Kruskal), and its price. Hops break ties, then the order
-        of the GPUs. Weights are floats: scipy's and networkx's trees are no more exact, and take 1.1 to 4.5 times as long
-        on so few GPUs (8 to 32, measured).
+        """Return the price of a minimum spanning tree of the GPUs over their routes (Kruskal), and the tree.
+
+        Ties go to fewer hops, then to the order of the GPUs. Weights are floats: scipy's and networkx's trees are no more
+        exact, and take 1.1 to 4.5 times as long on 8 to 32 GPUs (measured).
         """
         hop = 1e-6 * max(float(prices.mean()), 1e-300)
         priced = [float(prices[links].sum()) + hop * len(links) for _, _, _, links in self.routes]
@@ -59,7 +60,7 @@ class RoutedPairs(PairGraph):
 
 
 def keeps_to_routes(transfers: Transfers, router: Router) -> bool:
-    """Whether every transfer goes the way that the system would send it."""
+    """Return whether every transfer takes the route that the system would choose."""
     return all(router.route(src, dst) == (router.topology.ranks[src], *way, router.topology.ranks[dst])
                for src, dst, way in transfers.ways()[0])  # fmt: skip
 
@@ -67,15 +68,15 @@ def keeps_to_routes(transfers: Transfers, router: Router) -> bool:
 def routed_forest(
     machine: Survey, bound_GBps: Fraction, limits: Limits, effort: Effort, say: Callable[[str], None] | None
 ) -> list[Planted]:
-    """The best forest of such trees, if the machine is small enough to look for one and its routes join all GPUs."""
+    """Return the best forest of such trees, if the machine is small enough to search and its routes join all GPUs."""
     if len(machine.ranks) > _MOST_RANKS:
         return []
     graph = RoutedPairs(machine)
     if len(graph.cheapest_tree(1.0 / graph.capacity)[1].edges) < len(machine.ranks) - 1:
         return []
     effort = effort.grant(_WORK_S)
-    found = generate(graph, np.arange(len(graph.pairs)), effort, say)
+    columns = generate(graph, np.arange(len(graph.pairs)), effort, say)
     nursery = Nursery(machine, bound_GBps, limits, effort, say)
-    used = [tree for tree, rate in zip(found.trees, found.rates, strict=True) if rate > 1e-9 * found.rates.sum()]
+    used = [tree for tree, rate in zip(columns.trees, columns.rates, strict=True) if rate > 1e-9 * columns.rates.sum()]
     nursery.keep_weighed([hang_tree(tree, machine.ranks) for tree in used], "one route a pair")
     return [planted for planted in nursery.planted if limits.allows(planted)]

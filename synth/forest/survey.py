@@ -1,6 +1,6 @@
-"""What there is to know about a machine before trees are chosen: its pairs, the best prices found so far, its symmetries.
+"""Facts about a machine that tree search needs: its pairs, symmetries and boxes, and the columns and prices found so far.
 
-The bound and the packing both start here, so that neither does the other's work again.
+The bound and the packing share them, so that neither repeats the other's work.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _MOST_SOURCES, _MOST_PAIRS = 512, 10_000
 
 
 class Survey:
-    """Of one topology. Columns are kept, and go on from where they were when more work is allowed."""
+    """The survey of one topology. It stores columns, and generation goes on from them when more work is allowed."""
 
     def __init__(self, topology: Topology) -> None:
         self.topology = topology
@@ -44,24 +44,24 @@ class Survey:
         self.router = Router(topology)
         self.ranks = {gpu: r for r, gpu in enumerate(topology.ranks)}
         self._by_class: Columns | None = None
-        self._single: Columns | None = None
+        self._by_link: Columns | None = None
         self._whole: dict[tuple[int, int], list[Tree] | None] = {}
         self._alltoall: PathPacking | None = None
 
     @cached_property
     def direct(self) -> bool:
-        """Whether GPUs are joined by links of their own only, both ways alike."""
+        """Whether all links join two GPUs, with the same bandwidth in both directions."""
         gpus_only = all(self.topology.by_id[d].kind == "gpu" for pair in self.graph.pairs for d in pair)
         return gpus_only and self.topology.is_symmetric
 
     @cached_property
     def turns(self) -> list[NDArray[np.int64]]:
-        """Shifts of the rank order under which the machine is the same; see symmetry.py."""
+        """Shifts of the rank order that are symmetries of the machine; see machine/symmetry.py."""
         return shifts(self.topology)
 
     @cached_property
     def boxes(self) -> Boxes | None:
-        """Equal boxes, where there are any."""
+        """The equal boxes that the machine is made of, or None."""
         return find_boxes(self.topology)
 
     @cached_property
@@ -73,11 +73,12 @@ class Survey:
         size = len(self.graph.names)
         key = self.graph.low * size + self.graph.high
         order = np.argsort(key)
+        # Pairs that a symmetry takes to each other are connected; the components are the orbits that are known.
         moves = []
         for image in [*(turn[1] for turn in self.turns), *mirrors(self.topology)]:
             a, b = image[self.graph.low], image[self.graph.high]
-            there = np.minimum(a, b) * size + np.maximum(a, b)
-            moves.append(order[np.searchsorted(key[order], there)])
+            image_keys = np.minimum(a, b) * size + np.maximum(a, b)
+            moves.append(order[np.searchsorted(key[order], image_keys)])
         if not moves:
             return False
         src, dst = np.tile(np.arange(pairs), len(moves)), np.concatenate(moves)
@@ -86,55 +87,59 @@ class Survey:
         )
         return bool(orbits == classes)
 
-    def by_class(self, effort: Effort, say: Say = None) -> Columns:
-        """Columns and prices with links of a class priced alike."""
+    def pack_by_class(self, effort: Effort, say: Say = None) -> Columns:
+        """Return columns and prices where all links of a class have one price."""
         if self._by_class is None or not self._by_class.optimal:
             self._by_class = generate(self.graph, self.graph.classes, effort, say, self._by_class)
         return self._by_class
 
-    def single(self, effort: Effort, say: Say = None) -> Columns:
-        """Columns and prices with every pair of devices for itself."""
-        if self._single is None or not self._single.optimal:
-            start = self._single or self.by_class(effort, say)
+    def pack_by_link(self, effort: Effort, say: Say = None) -> Columns:
+        """Return columns and prices where every pair of devices has a price of its own."""
+        if self._by_link is None or not self._by_link.optimal:
+            start = self._by_link or self.pack_by_class(effort, say)
             rows = np.arange(len(self.graph.pairs))
-            self._single = generate(self.graph, rows, effort, say, start, most=start.value)
-        return self._single
+            self._by_link = generate(self.graph, rows, effort, say, start, most=start.value)
+        return self._by_link
 
-    def whole_trees(self, count: int, copies: int, effort: Effort) -> list[Tree] | None:
-        """On direct links: `count` trees, no link in more of them than `copies` times its bandwidth in units."""
+    def find_whole_trees(self, count: int, copies: int, effort: Effort) -> list[Tree] | None:
+        """Return, on direct links, `count` trees with no link in more of them than `copies` times its bandwidth in units.
+
+        None where there are no such trees, or the work that is allowed was too little to tell.
+        """
         key = count, copies
         if key not in self._whole:
             graph = self.graph
             times = [int(c / self.unit) * copies for c in graph.exact]
             ends = list(zip(graph.low.tolist(), graph.high.tolist(), strict=True))
-            found = spanning_trees(len(graph.names), ends, times, count, effort)
-            if found is None and effort.is_over("whole numbers of trees"):
+            # Only an answer is stored: a search that ran out of work may be repeated with more.
+            trees = spanning_trees(len(graph.names), ends, times, count, effort)
+            if trees is None and effort.is_over("whole numbers of trees"):
                 return None
-            if found is not None:
-                found = make_shallower(len(graph.names), ends, times, found, effort.grant(_LOWER_WORK_S))
+            if trees is not None:
+                trees = make_shallower(len(graph.names), ends, times, trees, effort.grant(_LOWER_WORK_S))
             self._whole[key] = (
-                None if found is None else [Tree(tuple(graph.pairs[e] for e in sorted(edges))) for edges in found]
+                None if trees is None else [Tree(tuple(graph.pairs[e] for e in sorted(edges))) for edges in trees]
             )
         return self._whole[key]
 
     @cached_property
     def unit(self) -> Fraction:
-        """The greatest bandwidth in GB/s of which all pairs' are whole multiples."""
+        """The greatest bandwidth in GB/s that divides all pairs' bandwidths."""
         return fraction_gcd(sorted(set(self.graph.exact)))
 
-    def reached_by_whole_trees(self, rate: Fraction, effort: Effort) -> bool:
-        """Whether a handful of equal trees on direct links has just this rate, which is then proved to be the best."""
+    def is_reached_by_whole_trees(self, rate: Fraction, effort: Effort) -> bool:
+        """Return whether a few equal trees on direct links reach this rate in GB/s, an upper bound, which is then optimal."""
         parts = rate / self.unit
         small = self.direct and parts.numerator * len(self.graph.names) <= _WHOLE_WORK
-        return small and self.whole_trees(parts.numerator, parts.denominator, effort) is not None
+        return small and self.find_whole_trees(parts.numerator, parts.denominator, effort) is not None
 
     def paths(
         self, collective: Collective, effort: Effort, say: Say = None, enough_s_per_GB: Fraction | None = None
     ) -> PathPacking:
-        """Paths for alltoall, or for scatter from its root; kept for alltoall. Where paths of fewest hops, one a pair, take
-        no longer than `enough_s_per_GB`, or pairs are too many to be weighed against each other, they are taken.
+        """Return packed paths for alltoall (stored for later calls), or for scatter from its root.
 
-        Raises InfeasibleError where there are too many pairs for either.
+        Paths of fewest hops, one for each pair, are taken without a search where they take no longer than `enough_s_per_GB`,
+        or where there are too many pairs for column generation. Raises InfeasibleError where there are too many for either.
         """
         ranks = list(range(collective.ranks))
         if collective.name != "alltoall":
@@ -146,7 +151,7 @@ class Survey:
             too_many = len(packing.sources) * len(ranks) > _MOST_PAIRS
             if packing.images is None and len(ranks) <= _MOST_SOURCES:
                 low = balanced_trees(self.topology, ranks, [], ordered=True)
-                plain = PathPacking.along(self.topology, low.trees) if low is not None else None
+                plain = PathPacking.from_trees(self.topology, low.trees) if low is not None else None
                 if plain is not None and (
                     too_many
                     or (
@@ -167,7 +172,8 @@ class Survey:
 
 @lru_cache(maxsize=4)
 def survey(topology: Topology) -> Survey:
-    """Return the survey of a topology; the last few are kept. What a search found depends on those before it: callers
-    whose result must not depend on them begin with `survey.cache_clear()`.
+    """Return the survey of a topology, from a cache of the last few.
+
+    What a search finds depends on the searches before it. Callers whose result must not, begin with `survey.cache_clear()`.
     """
     return Survey(topology)

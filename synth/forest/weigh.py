@@ -65,17 +65,19 @@ class Usage:
         self.capacity = [Fraction(0)] * (int(row.max(initial=-1)) + 1)
         for link, r in self.row.items():
             self.capacity[r] += topology.capacity_GBps[link]
-        self.uses = [self._of(tree, topology) for tree in trees]
+        self.uses = [self._count_uses(tree, topology) for tree in trees]
 
-    def _of(self, tree: RootedTree, topology: Topology) -> Counter[int]:
+    def _count_uses(self, tree: RootedTree, topology: Topology) -> Counter[int]:
+        """Return how often a tree uses the links of each row."""
         out: Counter[int] = Counter()
-        for link, times in link_uses(tree, topology).items():
+        for link, times in count_link_uses(tree, topology).items():
             out[self.row[link]] += times
         return out
 
 
-def link_uses(tree: RootedTree, topology: Topology) -> Mapping[DirectedLink, int]:
-    """How often a tree sends its chunk over each directed link."""
+def count_link_uses(tree: RootedTree, topology: Topology) -> Mapping[DirectedLink, int]:
+    """Return how often a tree sends its chunk over each directed link."""
+    # A switch that adds sends one sum on for all that arrive in a step, so streams count there, not routes.
     if computes_in_network(topology):
         ranks = {gpu: r for r, gpu in enumerate(topology.ranks)}
         c = tree_columns(tree, ranks, together=True)
@@ -91,27 +93,29 @@ def link_uses(tree: RootedTree, topology: Topology) -> Mapping[DirectedLink, int
 
 
 def orbits(topology: Topology, links: Sequence[DirectedLink], images: Ints) -> Ints:
-    """For each link the least number among its images."""
+    """Return, for each link, the lowest number among its images: the same for all links of an orbit."""
     index = {d.id: i for i, d in enumerate(topology.devices)}
     size = len(index)
     a = np.array([index[x] for x, _ in links])
     b = np.array([index[y] for _, y in links])
+    # Links are looked up by a number made of both ends, in sorted order.
     key = a * size + b
     order = np.argsort(key)
     least = np.arange(len(links))
     for image in images:
-        there = order[np.searchsorted(key[order], image[a] * size + image[b])]
-        least = np.minimum(least, there)
+        image_links = order[np.searchsorted(key[order], image[a] * size + image[b])]
+        least = np.minimum(least, image_links)
     return least
 
 
-def busiest(uses: Sequence[Mapping[int, int]], counts: Sequence[int], capacity: Sequence[Fraction]) -> Fraction:
-    """The greatest load over capacity when column j carries counts[j]."""
+def find_max_load(uses: Sequence[Mapping[int, int]], counts: Sequence[int], capacity: Sequence[Fraction]) -> Fraction:
+    """Return the greatest load over capacity of any row when column j carries counts[j]; exact."""
     load: dict[int, int] = defaultdict(int)
     for column, count in zip(uses, counts, strict=True):
         if count:
             for row, times in column.items():
                 load[row] += times * count
+    # Comparing whole numbers first leaves one division of fractions for each different capacity.
     by_capacity: dict[Fraction, int] = defaultdict(int)
     for row, total in load.items():
         by_capacity[capacity[row]] = max(by_capacity[capacity[row]], total)
@@ -120,8 +124,9 @@ def busiest(uses: Sequence[Mapping[int, int]], counts: Sequence[int], capacity: 
 
 @dataclass(frozen=True)
 class Division:
-    """Shares that sum up to 1 in each group; the `time` that the busiest row needs for its load; the `prices` of a unit of
-    use of each row, and of each group the price that its columns must undercut to be of use (`duals`). Floats.
+    """The solution of `divide`, in floats: `shares` that sum up to 1 in each group, and the `time` that the busiest row takes.
+
+    `prices` are what a unit of use of each row costs; a new column helps if it costs less than its group's entry in `duals`.
     """
 
     shares: Floats
@@ -137,10 +142,10 @@ def divide(
     depths: Sequence[int] = (),
     effort: Effort | None = None,
 ) -> Division | None:
-    """The best division of each group among its columns, those of least depth first where it makes no difference.
+    """Return the shares of each group's columns under which the busiest row takes least time; of equal ones, the least depth.
 
-    min t: shares sum up to 1 a group, no row carries more than t times its capacity. None where HiGHS finds no optimum.
-    The work is counted in `effort`.
+    min t: shares sum up to 1 in each group, no row carries more than t times its capacity. None where HiGHS finds no
+    optimum. The work is counted in `effort`.
     """
     members: dict[Hashable, list[tuple[int, float]]] = defaultdict(list)
     users: dict[int, list[tuple[int, float]]] = defaultdict(list)
@@ -148,7 +153,9 @@ def divide(
         members[g].append((j, 1.0))
         for row, times in column.items():
             users[row].append((j, float(times)))
+    # HiGHS has absolute tolerances: `scale` brings the optimum t near 1, whatever the bandwidths.
     scale = len(members) * max(1.0, float(np.mean([sum(c.values()) for c in uses]))) / float(capacity.sum())
+    # Rows in a fixed order: the same request must give the same program, and so the same plan.
     loads, whole = Rows(), Rows()
     order = sorted(users)
     for row in order:
@@ -157,49 +164,56 @@ def divide(
         whole.add(terms, 1.0)
     objective = np.zeros(len(uses) + 1)
     objective[-1] = 1.0
+    # Too small a cost to change t, but enough to choose among optimal shares.
     if depths:
         objective[:-1] = 1e-6 * np.array(depths) / (max(depths) * len(members))
-    found = minimise(objective, loads, whole, effort)
-    if found is None:
+    solution = minimise(objective, loads, whole, effort)
+    if solution is None:
         return None
     prices = np.zeros(len(capacity))
-    prices[order] = np.maximum(-found.at_most_duals, 0.0) / capacity[order]
-    duals = {g: float(y) * scale for g, y in zip(members, found.equal_duals, strict=True)}
-    return Division(found.x[:-1], float(found.x[-1]) * scale, prices, duals)
+    prices[order] = np.maximum(-solution.at_most_duals, 0.0) / capacity[order]
+    duals = {g: float(y) * scale for g, y in zip(members, solution.equal_duals, strict=True)}
+    return Division(solution.x[:-1], float(solution.x[-1]) * scale, prices, duals)
 
 
-def best_shares(
+def find_best_shares(
     uses: Sequence[Mapping[int, int]], capacity: Sequence[Fraction], group: Sequence[int], depths: Sequence[int] = ()
 ) -> Floats:
-    """The shares of `divide`, or even ones where it finds none."""
-    found = divide(uses, np.array([float(c) for c in capacity]), group, depths)
-    if found is not None:
-        return found.shares
+    """Return the shares of `divide`, or even shares where HiGHS finds no optimum."""
+    solution = divide(uses, np.array([float(c) for c in capacity]), group, depths)
+    if solution is not None:
+        return solution.shares
     size = Counter(group)
     return np.array([1.0 / size[g] for g in group])
 
 
-def small_shares(
+def round_shares(
     shares: Floats, uses: Sequence[Mapping[int, int]], capacity: Sequence[Fraction], group: Sequence[int]
 ) -> list[Fraction]:
-    """Fractions near `shares` that sum up to exactly 1 in each group, with the smallest common denominator that does."""
-    target = Fraction(float(max(_float_load(shares, uses, capacity), 1e-300)))
+    """Return fractions near `shares`, exactly 1 in each group's sum, with the smallest common denominator that loads the
+    busiest row next to no more than the floats do (GOOD), or else the best of those tried.
+    """
+    target = Fraction(float(max(_find_max_float_load(shares, uses, capacity), 1e-300)))
     members: dict[int, list[int]] = defaultdict(list)
     for j, g in enumerate(group):
         members[g].append(j)
+    # Small denominators make schedules of few chunks. With very many trees only fine ones can do, and trying takes long.
     best: tuple[Fraction, list[int], int] | None = None
-    tries: Iterable[int] = (*_DENOMINATORS, *_own(shares), *_FINE) if len(shares) <= _ROUNDED_TREES else _FINE
+    tries: Iterable[int] = (
+        (*_DENOMINATORS, *_suggest_denominators(shares), *_FINE) if len(shares) <= _ROUNDED_TREES else _FINE
+    )
     for denominator in tries:
+        # Round down, then give what is missing to the shares that lost most (largest remainders): sums stay exact.
         counts = [0] * len(shares)
-        for own in members.values():
-            wanted = np.maximum(shares[own], 0) * denominator / max(float(shares[own].sum()), 1e-300)
+        for columns in members.values():
+            wanted = np.maximum(shares[columns], 0) * denominator / max(float(shares[columns].sum()), 1e-300)
             low = np.floor(wanted + 1e-9).astype(np.int64)
             rest = denominator - int(low.sum())
             for j in np.argsort(low - wanted, kind="stable")[: max(rest, 0)]:
                 low[j] += 1
-            for j, k in zip(own, low.tolist(), strict=True):
+            for j, k in zip(columns, low.tolist(), strict=True):
                 counts[j] = k
-        load = busiest(uses, counts, capacity) / denominator
+        load = find_max_load(uses, counts, capacity) / denominator
         if best is None or load < best[0]:
             best = load, counts, denominator
         if load <= target * (1 + GOOD):
@@ -209,13 +223,14 @@ def small_shares(
     return [Fraction(k, best[2]) for k in best[1]]
 
 
-def _own(shares: Floats) -> list[int]:
-    """The common denominator that the shares themselves suggest, where it is small."""
+def _suggest_denominators(shares: Floats) -> list[int]:
+    """Return the common denominator of the fractions next to the shares, in a list; empty if it is too large."""
     common = lcm(*(Fraction(float(x)).limit_denominator(_SUGGESTED).denominator for x in shares))
     return [common] if common <= _FINE[-1] else []
 
 
-def _float_load(shares: Floats, uses: Sequence[Mapping[int, int]], capacity: Sequence[Fraction]) -> float:
+def _find_max_float_load(shares: Floats, uses: Sequence[Mapping[int, int]], capacity: Sequence[Fraction]) -> float:
+    """Return the greatest load over capacity of any row, in floats."""
     load: dict[int, float] = defaultdict(float)
     for column, share in zip(uses, shares.tolist(), strict=True):
         for row, times in column.items():

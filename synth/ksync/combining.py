@@ -22,9 +22,10 @@ Send = tuple[int, int, int, Op]
 
 
 def solve_combining(fabric: Fabric, instance: Instance, effort: Effort) -> Schedule | None:
-    """A schedule of exactly that form, or None where it is proved that there is none of one partial sum a rank."""
+    """Return a schedule of exactly that form, or None where it is proved that none exists with one partial sum a rank."""
     model = cp_model.CpModel()
     n, steps, count = fabric.ranks, instance.steps, instance.chunks
+    # At first each rank has its own contribution alone; at the end every rank has all.
     has: dict[tuple[int, int, int, int], cp_model.IntVar] = {}
     for c in range(count):
         for v in range(n):
@@ -33,6 +34,7 @@ def solve_combining(fabric: Fabric, instance: Instance, effort: Effort) -> Sched
                     has[v, c, j, s] = model.new_bool_var("")
                 model.add(has[v, c, j, 0] == int(v == j))
                 model.add(has[v, c, j, steps] == 1)
+    # A copy in the first step would destroy the only copy of the receiver's contribution, so there is no variable for it.
     sends: dict[Send, cp_model.IntVar] = {}
     for c in range(count):
         for e in range(len(fabric.edges)):
@@ -44,6 +46,7 @@ def solve_combining(fabric: Fabric, instance: Instance, effort: Effort) -> Sched
         for v in range(n):
             for s in range(steps):
                 _add_step(model, fabric, has, sends, (v, c, s))
+    # Copies and additions share the links.
     rounds = add_rounds(model, instance)
     load: dict[tuple[tuple[str, str], int], list[cp_model.IntVar]] = defaultdict(list)
     for (_, e, s, _), var in sends.items():
@@ -51,6 +54,7 @@ def solve_combining(fabric: Fabric, instance: Instance, effort: Effort) -> Sched
             load[link, s].append(var)
     for (link, s), variables in load.items():
         model.add(sum(variables) <= fabric.capacity[link] * rounds[s])
+    # A schedule with chunks swapped is as good: the solver must not refute each of them on its own.
     _break_symmetry(model, fabric, sends, count, steps)
     solver = run_solver(model, effort, instance)
     if solver is None:
@@ -72,25 +76,27 @@ def _add_step(
     sends: dict[Send, cp_model.IntVar],
     where: tuple[int, int, int],
 ) -> None:
-    """What rank v holds of chunk c after step s, given what is sent to it."""
+    """Add the constraints on what rank v holds of chunk c after step s, given what is sent to it."""
     v, c, s = where
     inward = fabric.into(v)
     copies = [sends[c, e, s, "copy"] for e in inward if s]
     adds = [sends[c, e, s, "reduce"] for e in inward]
+    # A rank either takes one partial sum over, or adds any number of them to its own.
     copied = model.new_bool_var("")
     model.add(sum(copies) == copied)
     for add in adds:
         model.add_implication(add, ~copied)
     for j in range(fabric.ranks):
         before, after = has[v, c, j, s], has[v, c, j, s + 1]
+        # `after` is 0 or 1, so a contribution that came twice would make the sum infeasible: sets must be disjoint.
         arriving = []
         for e, add in zip(inward, adds, strict=True):
-            theirs = has[fabric.edges[e][0], c, j, s]
-            both = model.new_bool_var("")
-            model.add_bool_or([~add, ~theirs, both])
-            model.add_implication(both, add)
-            model.add_implication(both, theirs)
-            arriving.append(both)
+            sender_has = has[fabric.edges[e][0], c, j, s]
+            added = model.new_bool_var("")
+            model.add_bool_or([~add, ~sender_has, added])
+            model.add_implication(added, add)
+            model.add_implication(added, sender_has)
+            arriving.append(added)
         model.add(after == before + sum(arriving)).only_enforce_if(~copied)
         if s:
             for e, copy in zip(inward, copies, strict=True):
@@ -100,7 +106,7 @@ def _add_step(
 def _break_symmetry(
     model: cp_model.CpModel, fabric: Fabric, sends: dict[Send, cp_model.IntVar], count: int, steps: int
 ) -> None:
-    """Chunks are alike: let the number of sends of chunk c in the first step not decrease with c."""
+    """Order the chunks, which are interchangeable, by their number of sends in the first step."""
     for c in range(count - 1):
-        mine, next_ = (sum(sends[d, e, 0, "reduce"] for e in range(len(fabric.edges))) for d in (c, c + 1))
-        model.add(mine <= next_)
+        first_sends, next_sends = (sum(sends[d, e, 0, "reduce"] for e in range(len(fabric.edges))) for d in (c, c + 1))
+        model.add(first_sends <= next_sends)

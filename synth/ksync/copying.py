@@ -41,7 +41,10 @@ class Instance:
 
 
 def run_solver(model: cp_model.CpModel, effort: Effort, what: Instance) -> cp_model.CpSolver | None:
-    """Solve; None when it is proved infeasible. TimeLimitError when nothing is proved with the work that is allowed."""
+    """Return the solver with its solution, or None if the model is proved infeasible.
+
+    Raises TimeLimitError where neither is known after the work that is allowed.
+    """
     solver, status = solve(model, effort, "exact", varied=True)
     if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         return solver
@@ -53,11 +56,12 @@ def run_solver(model: cp_model.CpModel, effort: Effort, what: Instance) -> cp_mo
 
 
 def solve_copying(fabric: Fabric, instance: Instance, effort: Effort) -> Schedule | None:
-    """A schedule of exactly that form, or None where it is proved that there is none."""
+    """Return a schedule of exactly that form, or None where it is proved that there is none."""
     chunks = instance.collective.even_chunks(instance.chunks)
-    sends = possible_sends(fabric, instance.collective, chunks, instance.steps)
+    sends = list_possible_sends(fabric, instance.collective, chunks, instance.steps)
     model = cp_model.CpModel()
     variable = {key: model.new_bool_var("") for key in sends}
+    # A chunk that arrives twice at a rank is of no more use than once, so a relay receives it at most once.
     arrivals: dict[tuple[int, int], list[Key]] = defaultdict(list)
     for key in sends:
         arrivals[key[0], fabric.edges[key[1]][1]].append(key)
@@ -72,6 +76,7 @@ def solve_copying(fabric: Fabric, instance: Instance, effort: Effort) -> Schedul
                 model.add_exactly_one(inward)
             elif inward:
                 model.add_at_most_one(inward)
+        # A rank that does not hold the chunk at first sends it only after it has arrived.
         for c_, e, s in (key for rank in range(fabric.ranks) for key in arrivals[c, rank]):
             u = fabric.edges[e][0]
             if u not in sources:
@@ -79,36 +84,46 @@ def solve_copying(fabric: Fabric, instance: Instance, effort: Effort) -> Schedul
                 model.add_bool_or([*earlier, ~variable[c_, e, s]])
     rounds = add_rounds(model, instance)
     _add_capacities(model, fabric, variable, rounds)
+    # A schedule with equal chunks swapped is as good: the solver must not refute each of them on its own.
     _break_symmetry(model, instance, chunks, arrivals, variable)
     solver = run_solver(model, effort, instance)
     if solver is None:
         return None
     chosen = {key for key, var in variable.items() if solver.boolean_value(var)}
     lengths = [r if isinstance(r, int) else solver.value(r) for r in rounds]
-    return _schedule(fabric, instance, chunks, chosen, lengths)
+    return _build_schedule(fabric, instance, chunks, chosen, lengths)
 
 
-def possible_sends(fabric: Fabric, collective: Collective, chunks: tuple[Chunk, ...], steps: int) -> list[Key]:
-    """The (chunk, edge, step) that can be part of a schedule, by hop distances; a lone receiver sends nothing on."""
+def list_possible_sends(fabric: Fabric, collective: Collective, chunks: tuple[Chunk, ...], steps: int) -> list[Key]:
+    """Return the (chunk, edge, step) that can be part of a schedule.
+
+    The source must be able to have the chunk by then, and the destination to pass it on in time, by hop distances; the only
+    receiver of a chunk never sends it on.
+    """
     out: list[Key] = []
-    near: dict[tuple[int, ...], dict[int, int]] = {}
-    far: dict[tuple[int, ...], dict[int, int]] = {}
+    hops_from_sources: dict[tuple[int, ...], dict[int, int]] = {}
+    hops_to_receivers: dict[tuple[int, ...], dict[int, int]] = {}
     for c, chunk in enumerate(chunks):
         sources, wanted = tuple(collective.holders(chunk)), tuple(collective.receivers(chunk))
-        if sources not in near:
-            near[sources] = fabric.hops_from(sources)
-        if wanted not in far:
-            far[wanted] = fabric.hops_from(wanted, backwards=True)
+        if sources not in hops_from_sources:
+            hops_from_sources[sources] = fabric.hops_from(sources)
+        if wanted not in hops_to_receivers:
+            hops_to_receivers[wanted] = fabric.hops_from(wanted, backwards=True)
         for e, (u, v) in enumerate(fabric.edges):
-            if v in sources or wanted == (u,) or u not in near[sources] or v not in far[wanted]:
+            if (
+                v in sources
+                or wanted == (u,)
+                or u not in hops_from_sources[sources]
+                or v not in hops_to_receivers[wanted]
+            ):
                 continue
-            first, last = near[sources][u], steps - 1 - far[wanted][v]
+            first, last = hops_from_sources[sources][u], steps - 1 - hops_to_receivers[wanted][v]
             out.extend((c, e, s) for s in range(first, last + 1))
     return out
 
 
 def add_rounds(model: cp_model.CpModel, instance: Instance) -> list[cp_model.IntVar] | list[int]:
-    """The length of each step in rounds: at least 1 each, R in all."""
+    """Add the length of each step in rounds, at least 1 each and R in all, to the model; return the lengths."""
     slack = instance.rounds - instance.steps
     if slack == 0:
         return [1] * instance.steps
@@ -123,6 +138,7 @@ def _add_capacities(
     variable: dict[Key, cp_model.IntVar],
     rounds: list[cp_model.IntVar] | list[int],
 ) -> None:
+    """Limit the chunks on each link in each step to its capacity times the step's rounds."""
     load: dict[tuple[tuple[str, str], int], list[cp_model.IntVar]] = defaultdict(list)
     for (_, e, s), var in variable.items():
         for link in fabric.links_of(e):
@@ -138,7 +154,7 @@ def _break_symmetry(
     arrivals: dict[tuple[int, int], list[Key]],
     variable: dict[Key, cp_model.IntVar],
 ) -> None:
-    """Chunks of one source and target are alike: let them arrive in order at the first rank that wants them."""
+    """Order the arrivals of interchangeable chunks (same source and target) at the first rank that needs them."""
     for c in range(len(chunks) - 1):
         if chunks[c] != chunks[c + 1]:
             continue
@@ -150,10 +166,10 @@ def _break_symmetry(
         model.add(before <= after)
 
 
-def _schedule(
+def _build_schedule(
     fabric: Fabric, instance: Instance, chunks: tuple[Chunk, ...], chosen: set[Key], rounds: list[int]
 ) -> Schedule:
-    used = _useful(fabric, instance.collective, chunks, chosen)
+    used = _drop_idle_sends(fabric, instance.collective, chunks, chosen)
     transfers = Transfers.of(
         sorted(Transfer(s, *fabric.edges[e], c, "copy", fabric.routes[e][1:-1]) for c, e, s in used)
     )
@@ -161,14 +177,15 @@ def _schedule(
     return Schedule(instance.collective, "exact", chunks, transfers, durations)
 
 
-def _useful(fabric: Fabric, collective: Collective, chunks: tuple[Chunk, ...], chosen: set[Key]) -> set[Key]:
-    """The chosen sends less those to relays that pass nothing on."""
+def _drop_idle_sends(fabric: Fabric, collective: Collective, chunks: tuple[Chunk, ...], chosen: set[Key]) -> set[Key]:
+    """Return the chosen sends without those that lead to no receiver."""
     by_end = {(c, fabric.edges[e][1]): (c, e, s) for c, e, s in chosen}
-    keep: set[Key] = set()
+    useful: set[Key] = set()
     for c, chunk in enumerate(chunks):
         for rank in collective.receivers(chunk):
-            here = rank
-            while (c, here) in by_end and by_end[c, here] not in keep:
-                keep.add(by_end[c, here])
-                here = fabric.edges[by_end[c, here][1]][0]
-    return keep
+            # Backwards from the receiver along the sends that brought the chunk, until a part that is known already.
+            holder = rank
+            while (c, holder) in by_end and by_end[c, holder] not in useful:
+                useful.add(by_end[c, holder])
+                holder = fabric.edges[by_end[c, holder][1]][0]
+    return useful

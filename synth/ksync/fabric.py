@@ -18,7 +18,9 @@ from ..cost.loads import DirectedLink
 
 @dataclass(frozen=True)
 class Fabric:
-    """`edges[i]` = (u, v) has route `routes[i]`; `capacity[link]` is chunks a round; `unit_GBps` what one unit is."""
+    """Edges with their links: `edges[i]` = (u, v) takes `routes[i]`, a link carries `capacity[link]` chunks a round, and
+    `unit_GBps` is the bandwidth of one chunk a round.
+    """
 
     topology: Topology
     edges: tuple[tuple[int, int], ...]
@@ -32,37 +34,37 @@ class Fabric:
         return len(self.topology.ranks)
 
     def into(self, rank: int) -> list[int]:
-        """Numbers of the edges that end at `rank`."""
+        """Return the numbers of the edges that end at `rank`."""
         return [i for i, (_, v) in enumerate(self.edges) if v == rank]
 
     def links_of(self, edge: int) -> tuple[DirectedLink, ...]:
-        """The physical links that an edge crosses."""
+        """Return the physical links that an edge crosses."""
         return route_links(self.routes[edge])
 
     def hops_from(self, sources: tuple[int, ...], *, backwards: bool = False) -> dict[int, int]:
-        """Edges on a shortest path from any of `sources` to each rank (to them, if `backwards`); unreachable: absent."""
+        """Return the number of edges from the nearest of `sources` (to it, if `backwards`) to each rank within reach."""
         neighbours: dict[int, list[int]] = {r: [] for r in range(self.ranks)}
         for u, v in self.edges:
             neighbours[v if backwards else u].append(u if backwards else v)
         hops = dict.fromkeys(sources, 0)
         queue = deque(sources)
         while queue:
-            here = queue.popleft()
-            for there in neighbours[here]:
-                if there not in hops:
-                    hops[there] = hops[here] + 1
-                    queue.append(there)
+            rank = queue.popleft()
+            for destination in neighbours[rank]:
+                if destination not in hops:
+                    hops[destination] = hops[rank] + 1
+                    queue.append(destination)
         return hops
 
 
 def fabric_of(topology: Topology) -> Fabric:
-    """The fabric of a topology: an edge for every ordered pair of ranks with a route."""
+    """Return the fabric of a topology: an edge for every ordered pair of ranks with a route."""
     router = Router(topology)
     rank_of = {device: r for r, device in enumerate(topology.ranks)}
     edges, routes = [], []
     for u in range(len(topology.ranks)):
-        for there, route in sorted(router.routes_from(u).items(), key=lambda item: rank_of[item[0]]):
-            edges.append((u, rank_of[there]))
+        for destination, route in sorted(router.routes_from(u).items(), key=lambda item: rank_of[item[0]]):
+            edges.append((u, rank_of[destination]))
             routes.append(route)
     used = {link for route in routes for link in route_links(route)}
     unit = unit_GBps(topology)

@@ -25,7 +25,7 @@ from ..ir.transform import compose, reverse
 from .combining import solve_combining
 from .copying import Instance, solve_copying
 from .fabric import Fabric, fabric_of
-from .ratio_bound import RatioProof, least_ratio
+from .ratio_bound import RatioProof, prove_least_ratio
 
 FEASIBLE, INFEASIBLE, UNKNOWN = "feasible", "infeasible", "unknown"
 _MOST_CHUNKS = {"broadcast": 24, "alltoall": 4}
@@ -39,14 +39,14 @@ _INSTANCE_WORK_S = 3.0
 _OPEN_AT_MOST = 2
 _PROOF_WORK_S, _BOUND_WORK_S = 10.0, 20.0
 _PATIENCE_S = 300.0
-"""What the clock allows where nobody says."""
+"""Time limit where the caller gives no effort."""
 
 Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Row:
-    """One (chunks, steps, rounds) in SCCL's units, what is known of it, by which `proof`, and its schedule if found.
+    """One (chunks, steps, rounds) in SCCL's units, its status with the `proof` of it, and its schedule if one was found.
 
     `form` is "direct" or "composed" (allreduce only). `dominated`: another feasible row has no more steps and no
     greater R/C. `latency_optimal`: no schedule has fewer steps; `bandwidth_optimal`: R/C meets the topology's bound.
@@ -72,7 +72,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Front:
-    """The rows that were looked at, the least R/C there can be, and whether the front is whole (nothing left open)."""
+    """The rows that were examined, the least R/C that the bound allows, and whether the front is complete (no row unknown)."""
 
     rows: tuple[Row, ...]
     least_ratio: Fraction
@@ -81,7 +81,7 @@ class Front:
 
     @property
     def front(self) -> tuple[Row, ...]:
-        """Feasible rows that no other dominates."""
+        """The feasible rows that no other dominates."""
         return tuple(row for row in self.rows if row.status == FEASIBLE and not row.dominated)
 
 
@@ -93,15 +93,17 @@ def pareto(
     slack: int | None = None,
     progress: Progress | None = None,
 ) -> Front:
-    """The front of a collective on a topology. `max_steps` ends the search where R/C cannot meet the bound (default:
-    three more than the least number of steps, or with `slack` the number of ranks). `slack` is SCCL's k: only
-    k-synchronous schedules are looked at, with R <= S + k. Raises InfeasibleError where the topology is not connected.
+    """Return the Pareto front of a collective on a topology.
+
+    `max_steps` ends the search where R/C cannot meet the bound (default: three more than the least number of steps, or with
+    `slack` the number of ranks). `slack` is SCCL's k: only k-synchronous schedules, with R <= S + k, are examined. Raises
+    InfeasibleError where the topology is not connected.
     """
     effort = effort if effort is not None else Effort(_PATIENCE_S, _PATIENCE_S)
     limit = bound(collective, topology, effort.grant(_BOUND_WORK_S, 0.5), progress)
     scope = _Scope(effort, max_steps, slack, progress)
     if collective.name == "allreduce":
-        rows, complete = _allreduce_rows(topology, scope)
+        rows, complete = _search_allreduce(topology, scope)
     elif collective.reduces:
         rows, complete = _Search(collective.reversed(), topology.reversed(), scope).run()
         rows = [replace(row, schedule=reverse(row.schedule) if row.schedule else None) for row in rows]
@@ -111,11 +113,11 @@ def pareto(
     fabric = fabric_of(topology)
     least = limit.s_per_GB * fabric.unit_GBps / share
     complete = complete and all(row.status != UNKNOWN for row in rows)
-    return Front(tuple(_judged(rows, least)), least, limit, complete)
+    return Front(tuple(_set_flags(rows, least)), least, limit, complete)
 
 
-def _judged(rows: list[Row], least: Fraction) -> list[Row]:
-    """Rows with their flags set, in order of steps, then R/C."""
+def _set_flags(rows: list[Row], least: Fraction) -> list[Row]:
+    """Return the rows with their flags set, by steps up and then R/C down."""
     feasible = [row for row in rows if row.status == FEASIBLE]
     fewest = min((row.steps for row in feasible), default=0)
 
@@ -137,7 +139,7 @@ def _judged(rows: list[Row], least: Fraction) -> list[Row]:
 
 @dataclass(frozen=True)
 class _Scope:
-    """How far to look: see `pareto`."""
+    """Limits of a search: see `pareto`."""
 
     effort: Effort
     max_steps: int | None = None
@@ -146,7 +148,7 @@ class _Scope:
 
 
 class _Search:
-    """The rows of a collective that only copies."""
+    """The search for the rows of a collective that only copies."""
 
     def __init__(
         self,
@@ -164,45 +166,55 @@ class _Search:
         self.complete = True
 
     def run(self) -> tuple[list[Row], bool]:
-        """All rows, and whether none was left open."""
+        """Return all rows, and whether the search ended with none unknown."""
         best: Fraction | None = None
-        steps, proof = self._fewest_steps()
+        steps, proof = self._find_fewest_steps()
         last = self.scope.max_steps or (steps + 3 if self.scope.slack is None else self.fabric.ranks)
         while proof is not None and (best is None or steps <= last) and not self.effort.is_over("exact"):
+            # Steps whose proved R/C is no better than what fewer steps reach cannot add to the front.
             if best is None or max(proof.value, self.least) < best:
-                self._most_chunks_at_equal_steps(steps)
-                found = self._least_ratio_at(steps, max(proof.value, self.least), best)
-                if found is not None:
-                    best = found if best is None else min(best, found)
+                self._search_most_chunks(steps)
+                ratio = self._search_least_ratio(steps, max(proof.value, self.least), best)
+                if ratio is not None:
+                    best = ratio if best is None else min(best, ratio)
                     if self.scope.slack is None:
-                        self._show_what_is_impossible(steps, best, proof)
+                        self._add_proved_infeasible(steps, best, proof)
             if best == self.least:
                 return list(self.rows.values()), self.complete
             steps += 1
-            proof = self._proof(steps)
+            proof = self._prove(steps)
         self.complete = False
         return list(self.rows.values()), False
 
-    def _proof(self, steps: int, *, equal_steps: bool = False) -> RatioProof | None:
+    def _prove(self, steps: int, *, equal_steps: bool = False) -> RatioProof | None:
+        """Return a proved lower bound on R/C, or None where some receiver cannot be reached in that many steps."""
         effort = self.effort.grant(_PROOF_WORK_S)
-        return least_ratio(self.fabric, self.collective, steps, equal_steps=equal_steps, effort=effort)
+        return prove_least_ratio(self.fabric, self.collective, steps, equal_steps=equal_steps, effort=effort)
 
-    def _fewest_steps(self) -> tuple[int, RatioProof | None]:
+    def _find_fewest_steps(self) -> tuple[int, RatioProof | None]:
+        """Return the least number of steps in which all receivers can be reached, with the proof for it; (0, None) if none."""
         for steps in range(1, self.fabric.ranks + 1):
-            proof = self._proof(steps)
+            proof = self._prove(steps)
             if proof is not None:
                 return steps, proof
         return 0, None
 
-    def _most_chunks_at_equal_steps(self, steps: int) -> None:
-        """The row with R = S: from the most chunks that spread evenly over a source's edges, one more at a time."""
+    def _search_most_chunks(self, steps: int) -> None:
+        """Find the row with R = S that has the most chunks.
+
+        The search begins at a number of chunks that spreads evenly over a source's edges, which is likely to be feasible.
+        """
         started = time.monotonic()
-        proof = self._proof(steps, equal_steps=True)
+        proof = self._prove(steps, equal_steps=True)
         least = max(proof.value, self.least) if proof is not None else self.least
         most = min(floor(steps / least), _MOST_CHUNKS_OF_EQUAL_STEPS)
         if most == 0:
             self._add(1, steps, steps, INFEASIBLE, "LP dual", time.monotonic() - started)
-        even = min(sum(self._width(e) for e, (u, _) in enumerate(self.fabric.edges) if u == r) for r in self._sources())
+        # From the start up while rows are feasible; if the start itself is not, down to the first that is.
+        even = min(
+            sum(self._find_width(e) for e, (u, _) in enumerate(self.fabric.edges) if u == r)
+            for r in self._list_sources()
+        )
         start = most // even * even if most >= even else most
         chunks = start
         while 1 <= chunks <= most:
@@ -213,26 +225,31 @@ class _Search:
             if status != FEASIBLE:
                 start = chunks
 
-    def _sources(self) -> set[int]:
+    def _list_sources(self) -> set[int]:
+        """Return the ranks that hold data at first."""
         return {rank for chunk in self.collective.even_chunks(1) for rank in self.collective.holders(chunk)}
 
-    def _width(self, edge: int) -> int:
+    def _find_width(self, edge: int) -> int:
+        """Return how many chunks a round an edge carries on its own."""
         return min(self.fabric.capacity[link] for link in self.fabric.links_of(edge))
 
-    def _least_ratio_at(self, steps: int, least: Fraction, best: Fraction | None) -> Fraction | None:
-        """The least R/C found feasible in `steps` steps, of those below `best`."""
+    def _search_least_ratio(self, steps: int, least: Fraction, best: Fraction | None) -> Fraction | None:
+        """Return the least R/C found feasible in `steps` steps, trying those below `best` from the least up."""
         most = _MOST_CHUNKS.get(self.collective.name, 8)
-        known = [r.ratio for r in self.rows.values() if r.status == FEASIBLE and r.steps == steps]
-        ceiling = min([x for x in (best, *known) if x is not None], default=None)
+        feasible_ratios = [r.ratio for r in self.rows.values() if r.status == FEASIBLE and r.steps == steps]
+        ceiling = min([x for x in (best, *feasible_ratios) if x is not None], default=None)
         if self.scope.slack == 0:
-            return min(known, default=None)
+            return min(feasible_ratios, default=None)
         slack = _ROUND_SLACK if self.scope.slack is None else self.scope.slack
         candidates = sorted(
             (Fraction(rounds, chunks), chunks, rounds)
             for chunks in range(1, most + 1)
-            for rounds in range(max(steps, ceil(least * chunks)), self._last_round(steps, least, chunks, slack) + 1)
+            for rounds in range(
+                max(steps, ceil(least * chunks)), self._find_last_round(steps, least, chunks, slack) + 1
+            )
             if ceiling is None or Fraction(rounds, chunks) < ceiling
         )
+        # A row that the solver cannot decide takes all its work, and the next are mostly as hard.
         left_open = 0
         for ratio, chunks, rounds in candidates[:_TRIES]:
             status = self._try(chunks, steps, rounds).status
@@ -242,14 +259,14 @@ class _Search:
             if left_open >= _OPEN_AT_MOST:
                 break
         self.complete = self.complete and not left_open and len(candidates) <= _TRIES
-        return min(known, default=None)
+        return min(feasible_ratios, default=None)
 
-    def _last_round(self, steps: int, least: Fraction, chunks: int, slack: int) -> int:
-        """The most rounds worth trying: where k is not given, at least one number that the bound allows."""
+    def _find_last_round(self, steps: int, least: Fraction, chunks: int, slack: int) -> int:
+        """Return the most rounds to try; without k, at least the fewest that the bound allows."""
         return steps + slack if self.scope.slack is not None else max(steps + slack, ceil(least * chunks))
 
-    def _show_what_is_impossible(self, steps: int, best: Fraction, proof: RatioProof) -> None:
-        """The rows just below the best R/C of this number of steps, where it is not the topology's bound."""
+    def _add_proved_infeasible(self, steps: int, best: Fraction, proof: RatioProof) -> None:
+        """Add, as proved infeasible, rows just below the best R/C of this number of steps, where it is not at the bound."""
         for chunks in range(2, 9):
             rounds = ceil(best * chunks) - 1
             if rounds < steps or Fraction(rounds, chunks) < self.least or (chunks, steps, rounds) in self.rows:
@@ -258,6 +275,7 @@ class _Search:
                 self._add(chunks, steps, rounds, INFEASIBLE, "LP dual", 0.0)
 
     def _try(self, chunks: int, steps: int, rounds: int) -> Row:
+        """Solve for one row, unless it is known already, and return it."""
         key = chunks, steps, rounds
         if key not in self.rows:
             size = len(self.collective.even_chunks(chunks)) * len(self.fabric.edges) * steps
@@ -269,12 +287,13 @@ class _Search:
             started = time.monotonic()
             try:
                 effort = self.effort.grant(_INSTANCE_WORK_S)
-                found = solve_copying(self.fabric, Instance(self.collective, *key), effort)
+                schedule = solve_copying(self.fabric, Instance(self.collective, *key), effort)
             except TimeLimitError:
                 self.complete = False
                 return self._add(*key, UNKNOWN, "time limit", time.monotonic() - started)
             seconds = time.monotonic() - started
-            self._add(*key, FEASIBLE if found else INFEASIBLE, "schedule" if found else "solver", seconds, found)
+            status, proof = (FEASIBLE, "schedule") if schedule else (INFEASIBLE, "solver")
+            self._add(*key, status, proof, seconds, schedule)
         return self.rows[key]
 
     def _add(
@@ -285,19 +304,21 @@ class _Search:
         status: str,
         proof: str,
         seconds: float,
-        found: Schedule | None = None,
+        schedule: Schedule | None = None,
     ) -> Row:
-        row = Row(chunks, steps, rounds, status, proof, seconds, schedule=found)
+        row = Row(chunks, steps, rounds, status, proof, seconds, schedule=schedule)
         return self.rows.setdefault((chunks, steps, rounds), row)
 
 
-def _allreduce_rows(topology: Topology, scope: _Scope) -> tuple[list[Row], bool]:
+def _search_allreduce(topology: Topology, scope: _Scope) -> tuple[list[Row], bool]:
+    """Return rows of allreduce, composed and direct, and whether none was left unknown."""
     n = len(topology.ranks)
-    half = Collective("allgather", n)
-    gathers, complete = _Search(half, topology, scope).run()
+    # A reduce-scatter is an allgather on the reversed topology, turned round; on symmetric ones the same search serves.
+    gather = Collective("allgather", n)
+    gathers, complete = _Search(gather, topology, scope).run()
     scatters = gathers
     if not topology.is_symmetric:
-        scatters, whole = _Search(half, topology.reversed(), scope).run()
+        scatters, whole = _Search(gather, topology.reversed(), scope).run()
         complete = complete and whole
     rows = []
     back = {(r.chunks, r.steps, r.rounds): r for r in scatters if r.schedule}
@@ -314,17 +335,18 @@ def _allreduce_rows(topology: Topology, scope: _Scope) -> tuple[list[Row], bool]
     fewest = min((row.steps for row in gathers if row.status == FEASIBLE), default=0)
     if not fewest or len(fabric_of(topology).edges) > _DIRECT_EDGES:
         return rows, False
-    return rows + _direct_rows(topology, fewest, scope), complete
+    return rows + _search_direct(topology, fewest, scope), complete
 
 
-def _direct_rows(topology: Topology, fewest: int, scope: _Scope) -> list[Row]:
-    """Allreduce in fewer steps than any composed form has: more and more chunks while the solver finds them soon."""
+def _search_direct(topology: Topology, fewest: int, scope: _Scope) -> list[Row]:
+    """Return rows of allreduce in fewer steps than any composed form has, with more chunks while the solver succeeds."""
     fabric = fabric_of(topology)
     collective = Collective("allreduce", fabric.ranks)
     rows: list[Row] = []
     best: Fraction | None = None
     for steps in range(fewest, 2 * fewest):
         for rounds in range(steps, steps + (_DIRECT_SLACK if scope.slack is None else scope.slack) + 1):
+            # Only more chunks than the best R/C has in this number of rounds would be better.
             chunks = 1 if best is None else floor(rounds / best) + 1
             while not scope.effort.is_over("exact"):
                 if scope.progress is not None:
@@ -332,12 +354,14 @@ def _direct_rows(topology: Topology, fewest: int, scope: _Scope) -> list[Row]:
                 started = time.monotonic()
                 instance = Instance(collective, chunks, steps, rounds)
                 try:
-                    found = solve_combining(fabric, instance, scope.effort.grant(_INSTANCE_WORK_S))
-                    status, proof = (FEASIBLE, "schedule") if found else (INFEASIBLE, "solver, one partial sum a rank")
+                    schedule = solve_combining(fabric, instance, scope.effort.grant(_INSTANCE_WORK_S))
+                    status, proof = (
+                        (FEASIBLE, "schedule") if schedule else (INFEASIBLE, "solver, one partial sum a rank")
+                    )
                 except TimeLimitError:
-                    found, status, proof = None, UNKNOWN, "time limit"
-                rows.append(Row(chunks, steps, rounds, status, proof, time.monotonic() - started, schedule=found))
-                if found is None:
+                    schedule, status, proof = None, UNKNOWN, "time limit"
+                rows.append(Row(chunks, steps, rounds, status, proof, time.monotonic() - started, schedule=schedule))
+                if schedule is None:
                     break
                 best = Fraction(rounds, chunks)
                 chunks += 1
@@ -351,12 +375,12 @@ def decide(
     effort: Effort | None = None,
     progress: Progress | None = None,
 ) -> Front:
-    """Rows for the given (chunks, steps, rounds) alone. Allreduce is solved directly, not composed."""
+    """Return a front of the given (chunks, steps, rounds) alone. Allreduce is solved directly, not composed."""
     effort = effort if effort is not None else Effort(_PATIENCE_S, _PATIENCE_S)
     limit = bound(collective, topology, effort.grant(_BOUND_WORK_S, 0.5), progress)
-    turned = collective.reduces and collective.name != "allreduce"
-    fabric = fabric_of(topology.reversed() if turned else topology)
-    target = collective.reversed() if turned else collective
+    reversing = collective.reduces and collective.name != "allreduce"
+    fabric = fabric_of(topology.reversed() if reversing else topology)
+    target = collective.reversed() if reversing else collective
     solve = solve_combining if collective.name == "allreduce" else solve_copying
     rows = []
     for chunks, steps, rounds in instances:
@@ -364,11 +388,12 @@ def decide(
             progress(f"{collective.name}: {chunks} chunks, {steps} steps, {rounds} rounds")
         started = time.monotonic()
         try:
-            found = solve(fabric, Instance(target, chunks, steps, rounds), effort)
-            status, proof = (FEASIBLE, "schedule") if found else (INFEASIBLE, "solver")
+            schedule = solve(fabric, Instance(target, chunks, steps, rounds), effort)
+            status, proof = (FEASIBLE, "schedule") if schedule else (INFEASIBLE, "solver")
         except TimeLimitError:
-            found, status, proof = None, UNKNOWN, "time limit"
-        schedule = reverse(found) if found is not None and turned else found
+            schedule, status, proof = None, UNKNOWN, "time limit"
+        if schedule is not None and reversing:
+            schedule = reverse(schedule)
         rows.append(Row(chunks, steps, rounds, status, proof, time.monotonic() - started, schedule=schedule))
     least = limit.s_per_GB * fabric.unit_GBps / collective.even_chunks(1)[0].share
-    return Front(tuple(_judged(rows, least)), least, limit, all(row.status != UNKNOWN for row in rows))
+    return Front(tuple(_set_flags(rows, least)), least, limit, all(row.status != UNKNOWN for row in rows))

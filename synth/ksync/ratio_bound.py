@@ -31,7 +31,7 @@ from ..cost.loads import DirectedLink
 from ..effort import Effort
 from ..ir.collective import Chunk, Collective
 from ..numeric.linear import Rows, minimise
-from .copying import Key, possible_sends
+from .copying import Key, list_possible_sends
 from .fabric import Fabric
 
 _MAX_DENOMINATORS = (64, 1000, 10**6)
@@ -43,7 +43,7 @@ Forward = tuple[int, int, int, int]
 
 @dataclass(frozen=True)
 class Multipliers:
-    """Those of the program above that are not zero. Commodities are numbered as in `collective.even_chunks(1)`."""
+    """The multipliers of the program above that are not zero. Commodities are numbered as in `collective.even_chunks(1)`."""
 
     pi: dict[tuple[int, int], Fraction]
     w: dict[Forward, Fraction]
@@ -62,12 +62,12 @@ class RatioProof:
 
 
 class _Programme:
-    """The linear program: columns 0..S-1 are r_s, then one a possible send."""
+    """The linear program: columns 0..S-1 are r_s, followed by one column for each possible send."""
 
     def __init__(self, fabric: Fabric, collective: Collective, steps: int, equal_steps: bool) -> None:
         self.fabric, self.collective, self.steps, self.equal_steps = fabric, collective, steps, equal_steps
         self.commodities = collective.even_chunks(1)
-        self.sends = possible_sends(fabric, collective, self.commodities, steps)
+        self.sends = list_possible_sends(fabric, collective, self.commodities, steps)
         self.column = {key: steps + i for i, key in enumerate(self.sends)}
         self.at_most, self.equal = Rows(), Rows()
         self.pi: dict[tuple[int, int], tuple[bool, int]] = {}
@@ -81,15 +81,15 @@ class _Programme:
             self.out_of[key[0], u].append(key)
 
     def build(self) -> bool:
-        """Add all rows. False where some receiver cannot be reached in so few steps."""
+        """Add all rows. Return False where some receiver cannot be reached in this number of steps."""
         for j, chunk in enumerate(self.commodities):
             if not self._add_arrivals(j, chunk):
                 return False
             self._add_forwarding(j, chunk)
         load: dict[tuple[DirectedLink, int], list[int]] = defaultdict(list)
-        for key, at in self.column.items():
+        for key, column in self.column.items():
             for link in self.fabric.links_of(key[1]):
-                load[link, key[2]].append(at)
+                load[link, key[2]].append(column)
         for (link, s), columns in load.items():
             terms = [*((c, 1.0) for c in columns), (s, -float(self.fabric.capacity[link]))]
             self.y[link, s] = self.at_most.add(terms, 0.0)
@@ -99,6 +99,7 @@ class _Programme:
         return True
 
     def _add_arrivals(self, j: int, chunk: Chunk) -> bool:
+        """Add the rows of kind (1). Return False where some receiver cannot be reached."""
         wanted, sources = set(self.collective.receivers(chunk)), set(self.collective.holders(chunk))
         for v in sorted(set(range(self.fabric.ranks)) - sources):
             terms = [(self.column[key], 1.0) for key in self.into[j, v]]
@@ -111,7 +112,8 @@ class _Programme:
         return True
 
     def _add_forwarding(self, j: int, chunk: Chunk) -> None:
-        single, sources = _single_receiver(self.collective, chunk), set(self.collective.holders(chunk))
+        """Add the rows of kind (2)."""
+        single, sources = _has_single_receiver(self.collective, chunk), set(self.collective.holders(chunk))
         for u in range(self.fabric.ranks):
             sends = self.out_of[j, u]
             if u in sources:
@@ -119,16 +121,16 @@ class _Programme:
                     self.w[j, u, _ALL, self.steps - 1] = self.at_most.add([(self.column[k], 1.0) for k in sends], 1.0)
                 continue
             for v in [_ALL] if single else sorted({self.fabric.edges[k[1]][1] for k in sends}):
-                mine = [k for k in sends if v in (_ALL, self.fabric.edges[k[1]][1])]
-                for s in sorted({k[2] for k in mine}):
-                    terms = [(self.column[k], 1.0) for k in mine if k[2] <= s]
+                outward = [k for k in sends if v in (_ALL, self.fabric.edges[k[1]][1])]
+                for s in sorted({k[2] for k in outward}):
+                    terms = [(self.column[k], 1.0) for k in outward if k[2] <= s]
                     terms += [
                         (self.column[k], -1.0) for k in self.into[j, u] if k[2] < s and self.fabric.edges[k[1]][0] != v
                     ]
                     self.w[j, u, v, s] = self.at_most.add(terms, 0.0)
 
     def solve(self, effort: Effort) -> RatioProof:
-        """Solve, round the duals, and return the best proof that rounding leaves (of 0 where the effort was too small)."""
+        """Solve, round the duals, and return the best proof among the roundings (one of 0 where the effort was too small)."""
         total = self.steps + len(self.sends)
         objective = np.zeros(total)
         objective[: self.steps] = 1.0
@@ -136,67 +138,75 @@ class _Programme:
         if optimum is None:
             nothing = Multipliers({}, {}, {})
             return RatioProof(self.collective, self.steps, self.equal_steps, nothing, Fraction(0))
+        # Rounding more coarsely may clean up float noise, or cost too much: the exact formula decides.
         exact, upper = optimum.equal_duals, optimum.at_most_duals
         proofs = []
         for denominator in _MAX_DENOMINATORS:
 
-            def near(value: float, limit: int = denominator) -> Fraction:
+            def to_fraction(value: float, limit: int = denominator) -> Fraction:
                 return Fraction(float(value)).limit_denominator(limit)
 
             multipliers = Multipliers(
                 pi={
                     k: f
                     for k, (eq, i) in self.pi.items()
-                    if (f := near(exact[i]) if eq else min(near(upper[i]), near(0.0)))
+                    if (f := to_fraction(exact[i]) if eq else min(to_fraction(upper[i]), to_fraction(0.0)))
                 },
-                w={k: f for k, i in self.w.items() if (f := near(-upper[i])) > 0},
-                y={k: f for k, i in self.y.items() if (f := near(-upper[i])) > 0},
+                w={k: f for k, i in self.w.items() if (f := to_fraction(-upper[i])) > 0},
+                y={k: f for k, i in self.y.items() if (f := to_fraction(-upper[i])) > 0},
             )
-            value = proved_ratio(self.fabric, self.collective, self.steps, self.equal_steps, multipliers)
+            value = evaluate_proof(self.fabric, self.collective, self.steps, self.equal_steps, multipliers)
             proofs.append(RatioProof(self.collective, self.steps, self.equal_steps, multipliers, value))
         return max(proofs, key=lambda p: p.value)
 
 
-def least_ratio(
+def prove_least_ratio(
     fabric: Fabric, collective: Collective, steps: int, *, equal_steps: bool = False, effort: Effort | None = None
 ) -> RatioProof | None:
-    """The best proved lower bound on R/C in `steps` steps, or None where no schedule has so few steps."""
+    """Return the best proved lower bound on R/C in `steps` steps, or None where no schedule has as few as that."""
     program = _Programme(fabric, collective, steps, equal_steps)
     return program.solve(effort if effort is not None else Effort()) if program.build() else None
 
 
-def _single_receiver(collective: Collective, chunk: Chunk) -> bool:
+def _has_single_receiver(collective: Collective, chunk: Chunk) -> bool:
+    """Return whether at most one rank still needs the chunk, so that it is never copied."""
     return len(set(collective.receivers(chunk)) - set(collective.holders(chunk))) <= 1
 
 
-def proved_ratio(
+def evaluate_proof(
     fabric: Fabric, collective: Collective, steps: int, equal_steps: bool, multipliers: Multipliers
 ) -> Fraction:
-    """What multipliers prove, by the formula in the module's docstring, exactly; 0 where they prove nothing."""
+    """Return the lower bound on R/C that multipliers prove by the formula in the module's docstring; exact.
+
+    It is 0 where they prove nothing, such as multipliers of a wrong sign.
+    """
     commodities = collective.even_chunks(1)
     pi, w, y = multipliers.pi, multipliers.w, multipliers.y
     sources = [set(collective.holders(chunk)) for chunk in commodities]
-    single = [_single_receiver(collective, chunk) for chunk in commodities]
+    single = [_has_single_receiver(collective, chunk) for chunk in commodities]
     wanted = [set(collective.receivers(chunk)) for chunk in commodities]
+    # Multipliers of inequalities must have their sign, and belong to rows that the program has.
     if any(f < 0 for f in (*w.values(), *y.values())):
         return Fraction(0)
     if any(v in sources[j] or (f > 0 and v not in wanted[j]) for (j, v), f in pi.items()):
         return Fraction(0)
     if any((v == _ALL) != single[j] or (u in sources[j] and v != _ALL) for (j, u, v, _) in w):
         return Fraction(0)
+    # Right-hand sides times multipliers, less what each x in [0, 1] may gain.
     total = sum(pi.values(), Fraction(0)) - sum((f for (j, u, _, _), f in w.items() if u in sources[j]), Fraction(0))
-    at: dict[tuple[int, int], list[tuple[int, int, Fraction]]] = defaultdict(list)
+    w_of: dict[tuple[int, int], list[tuple[int, int, Fraction]]] = defaultdict(list)
     for (j, u, v, s), f in w.items():
-        at[j, u].append((v, s, f))
-    for j, e, s in possible_sends(fabric, collective, commodities, steps):
+        w_of[j, u].append((v, s, f))
+    for j, e, s in list_possible_sends(fabric, collective, commodities, steps):
         u, v = fabric.edges[e]
         excess = pi.get((j, v), Fraction(0))
         excess -= sum((y.get((link, s), Fraction(0)) for link in fabric.links_of(e)), Fraction(0))
         at_source = u in sources[j]
-        excess -= sum((f for x, t, f in at[j, u] if x in (_ALL, v) and (t >= s or at_source)), Fraction(0))
+        excess -= sum((f for x, t, f in w_of[j, u] if x in (_ALL, v) and (t >= s or at_source)), Fraction(0))
         if v not in sources[j]:
-            excess += sum((f for x, t, f in at[j, v] if x != u and t > s), Fraction(0))
+            excess += sum((f for x, t, f in w_of[j, v] if x != u and t > s), Fraction(0))
         total -= max(Fraction(0), excess)
+    # What a unit of each step's length costs: the dearest step counts, or the mean where steps are equal.
     length = [Fraction(0)] * steps
     for (link, s), f in y.items():
         length[s] += fabric.capacity[link] * f

@@ -13,7 +13,7 @@ MOST_VARIABLES = 60_000
 
 
 def build(request: Request) -> list[Schedule]:
-    """The feasible rows' schedules. TimeLimitError where the effort was too small to find any."""
+    """Return the schedules of the Pareto front. Raises TimeLimitError where the effort was too small to find any."""
     edges = len(fabric_of(request.topology).edges)
     chunks = len(request.collective.even_chunks(1))
     if edges * max(chunks, request.collective.ranks) > MOST_VARIABLES:
@@ -21,7 +21,7 @@ def build(request: Request) -> list[Schedule]:
             f"exact is for small machines: {request.collective.ranks} ranks with {edges} routes between them are too many"
         )
     front = pareto(request.collective, request.topology, request.effort, progress=request.progress)
-    found = [row.schedule for row in front.front if row.schedule is not None]
-    if not found:
+    schedules = [row.schedule for row in front.front if row.schedule is not None]
+    if not schedules:
         raise TimeLimitError(f"exact found no schedule for {request.collective.name} in time; give it more")
-    return found
+    return schedules

@@ -1,7 +1,7 @@
 """Time-expanded greedy matching for large direct networks (TACOS, MICRO 2024), best of several trials.
 
 In every step each link takes as many chunks as its bandwidth has units; a chunk goes where it is missing, and of several
-the one that fewest ranks have goes first. Links choose in random order, in rounds in which no two lead to one rank.
+the one that fewest ranks have goes first. Links choose in random order, in batches in which no two lead to one rank.
 """
 
 from __future__ import annotations
@@ -29,7 +29,10 @@ Ints = NDArray[np.int64]
 
 
 def build(request: Request) -> list[Schedule]:
-    """The schedule with fewest steps. InfeasibleError where GPUs are not joined by links of their own, or are too many."""
+    """Return the schedule with fewest steps.
+
+    Raises InfeasibleError where switches lie between GPUs or there are too many, TimeLimitError where a trial takes too long.
+    """
     only_for(request, "greedy", ["allgather", "reduce-scatter", "allreduce"])
     name, n = request.collective.name, request.collective.ranks
     if name == "reduce-scatter":
@@ -38,6 +41,7 @@ def build(request: Request) -> list[Schedule]:
         gather = build(request.of(Collective("allgather", n)))[0]
         scatter = build(request.of(Collective("reduce-scatter", n)))[0]
         return [compose(scatter, gather)]
+    # A step sends whole chunks over each link, so all bandwidths must be small multiples of one unit.
     links = request.topology.capacity_GBps
     if any(request.topology.by_id[d].kind != "gpu" for link in links for d in link):
         raise InfeasibleError(
@@ -48,19 +52,21 @@ def build(request: Request) -> list[Schedule]:
     unit = fraction_gcd(sorted(set(links.values())))
     if max(links.values()) / unit > _MOST_UNITS:
         raise InfeasibleError("greedy: the bandwidths have no common unit of which the widest link has at most 32")
+    # A trial cannot be stopped halfway, so it is only begun where there is time for all of it.
     trial_s = n * n * _TRANSFER_S
     if trial_s > min(request.effort.left_s, request.effort.clock_s):
         if trial_s <= request.effort.left_s:
             request.effort.record_cut("greedy")
         raise TimeLimitError(f"greedy: a trial for {n} ranks takes about {trial_s:.0f} s; give it more")
+    # Trials differ in their random order only; each is given up once it cannot take fewer steps than the best.
     best: list[Ints] | None = None
     for trial in range(_TRIALS):
         if best is not None and request.effort.is_over("greedy"):
             break
         request.effort.spend(trial_s)
-        found = _trial(request, {link: int(c / unit) for link, c in links.items()}, trial, best)
-        if found is not None:
-            best = found
+        steps = _run_trial(request, {link: int(c / unit) for link, c in links.items()}, trial, best)
+        if steps is not None:
+            best = steps
             request.say(f"greedy: {len(best)} steps after {trial + 1} trials")
     if best is None:
         raise InfeasibleError("greedy: some GPUs cannot be reached")
@@ -71,46 +77,47 @@ def build(request: Request) -> list[Schedule]:
     return [tighten(Schedule(request.collective, "greedy", chunks, transfers, ()), request.topology)]
 
 
-def _trial(
+def _run_trial(
     request: Request, units: dict[tuple[str, str], int], seed: int, best: list[Ints] | None
 ) -> list[Ints] | None:
-    """One (src, dst, chunk) array a step; None where no fewer steps than the best has come out."""
+    """Return a (src, dst, chunk) array for each step, or None where the trial takes no fewer steps than the best one."""
     n = request.collective.ranks
     number = {gpu: r for r, gpu in enumerate(request.topology.ranks)}
     random = np.random.default_rng(seed)
     lanes = [(number[a], number[b]) for (a, b), count in units.items() for _ in range(count)]
     has = np.eye(n, dtype=np.bool_)
     out: list[Ints] = []
-    left = n * (n - 1)
-    while left:
+    missing = n * (n - 1)
+    while missing:
         if best is not None and len(out) + 1 >= len(best):
             return None
         rows = []
         coming = has.copy()
         holders = has.sum(axis=0) + random.random(n)  # rarest first, ties at random
         order = np.argsort(holders)
-        for src, dst in _rounds(lanes, random):
+        # In a batch every rank receives at most once, so its links choose independently, all at once in numpy.
+        for src, dst in _deal_links(lanes, random):
             offered = has[src][:, order] & ~coming[dst][:, order]
-            place = np.argmax(offered, axis=1)
-            there = offered[np.arange(len(src)), place]
-            chunk = order[place[there]]
-            coming[dst[there], chunk] = True
-            rows.append(np.stack([src[there], dst[there], chunk], axis=1))
-        now = np.concatenate(rows)
-        if not len(now):
+            first_offer = np.argmax(offered, axis=1)
+            useful = offered[np.arange(len(src)), first_offer]
+            chunk = order[first_offer[useful]]
+            coming[dst[useful], chunk] = True
+            rows.append(np.stack([src[useful], dst[useful], chunk], axis=1))
+        sent = np.concatenate(rows)
+        if not len(sent):
             return None
-        out.append(now)
-        left -= len(now)
+        out.append(sent)
+        missing -= len(sent)
         has = coming
     return out
 
 
-def _rounds(lanes: list[tuple[int, int]], random: np.random.Generator) -> list[tuple[Ints, Ints]]:
-    """Links in random order, dealt out so that those of a round lead to different ranks."""
-    dealt: dict[int, list[tuple[int, int]]] = defaultdict(list)
-    met: dict[int, int] = defaultdict(int)
+def _deal_links(lanes: list[tuple[int, int]], random: np.random.Generator) -> list[tuple[Ints, Ints]]:
+    """Return the links in random order, dealt out so that those of a batch lead to different ranks."""
+    batches: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    leading_to: dict[int, int] = defaultdict(int)
     for i in random.permutation(len(lanes)).tolist():
         src, dst = lanes[i]
-        dealt[met[dst]].append((src, dst))
-        met[dst] += 1
-    return [(np.array([a for a, _ in rows]), np.array([b for _, b in rows])) for rows in dealt.values()]
+        batches[leading_to[dst]].append((src, dst))
+        leading_to[dst] += 1
+    return [(np.array([a for a, _ in rows]), np.array([b for _, b in rows])) for rows in batches.values()]

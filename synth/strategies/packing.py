@@ -18,12 +18,12 @@ from ..cost.innetwork import computes_in_network
 from ..forest.balanced import balanced_trees
 from ..forest.innet import in_network_forests
 from ..forest.paths import path_schedule
-from ..forest.plant import Nursery, Planted, chosen
+from ..forest.plant import Nursery, Planted, choose
 from ..forest.rooted import Branches, RootedPacking
 from ..forest.routed import keeps_to_routes, routed_forest
 from ..forest.survey import Survey, survey
 from ..forest.trees import Forest, RootedTree, schedule_of, tree_depth
-from ..forest.weigh import small_shares
+from ..forest.weigh import round_shares
 from ..ir.schedule import Schedule
 from ..ir.transform import reverse
 from .base import Request, segment_counts
@@ -33,11 +33,14 @@ _EXACT_RANKS, _EXACT_BROADCAST = 128, 300
 _LANES = 48
 _BOUND_WORK_S = 20.0
 _WORTH_KEEPING = Fraction(9, 10)
-"""Of the bound: simple trees that reach so much stand beside the optimal ones."""
+"""Fraction of the bound from which simple trees are offered beside the optimal ones."""
 
 
 def build(request: Request) -> list[Schedule]:
-    """Schedules of different numbers of trees, depths and segments. InfeasibleError where there is none within limits."""
+    """Return schedules of different numbers of trees, depths and segments.
+
+    Raises InfeasibleError where there is none within the limits.
+    """
     if request.bound is None:
         limit = lower_bound(
             request.collective, request.topology, request.effort.grant(_BOUND_WORK_S, 0.5), request.progress
@@ -45,18 +48,20 @@ def build(request: Request) -> list[Schedule]:
         request = replace(request, bound=limit)
     if request.collective.name in _TURNED:
         return [reverse(schedule) for schedule in build(request.reversed())]
-    found = [_paths(request)] if request.collective.name in ("alltoall", "scatter") else _trees(request)
-    return [replace(s, segments=m) for s in found for m in segment_counts(s.trees or 1)]
+    schedules = [_plan_paths(request)] if request.collective.name in ("alltoall", "scatter") else _plan_trees(request)
+    return [replace(s, segments=m) for s in schedules for m in segment_counts(s.trees or 1)]
 
 
-def _paths(request: Request) -> Schedule:
+def _plan_paths(request: Request) -> Schedule:
+    """Return the schedule of alltoall or scatter over packed paths."""
     packing = survey(request.topology).paths(request.collective, request.effort, request.progress)
     schedule = path_schedule(packing, request.collective, "packing")
     _note(request, replace(schedule, segments=2), "paths")
     return schedule
 
 
-def _trees(request: Request) -> list[Schedule]:
+def _plan_trees(request: Request) -> list[Schedule]:
+    """Return the schedules of the best forests within the limits, and add all forests to the request's table."""
     machine = survey(request.topology)
     name = request.collective.name
     best = request.bound_GBps
@@ -69,28 +74,29 @@ def _trees(request: Request) -> list[Schedule]:
             )
         planted = Nursery(machine, best, request.limits, request.effort, request.progress).grow()
     else:
-        planted = _rooted(request, machine)
-    picked = chosen(planted, best, request.limits)
+        planted = _pack_rooted(request, machine)
+    picked = choose(planted, best, request.limits)
     if not picked:
-        raise InfeasibleError(_nothing_within(planted, best, request))
+        raise InfeasibleError(_explain_no_forest(planted, best, request))
     schedules = []
-    for one in picked:
-        schedules.append(schedule_of(one.forest, request.collective, request.topology, "packing"))
+    for choice in picked:
+        schedules.append(schedule_of(choice.forest, request.collective, request.topology, "packing"))
+    # Trees whose edges are divided over several routes promise more than point-to-point sends carry.
     plain = name == "allreduce" and request.topology.is_symmetric and not computes_in_network(request.topology)
     if plain and not all(keeps_to_routes(schedule.transfers, request.router) for schedule in schedules):
-        for one in routed_forest(machine, best, request.limits, request.effort, request.progress):
-            schedules.append(schedule_of(one.forest, request.collective, request.topology, "packing"))
-            planted, picked = [*planted, one], [*picked, one]
-    for one in planted:
+        for routed in routed_forest(machine, best, request.limits, request.effort, request.progress):
+            schedules.append(schedule_of(routed.forest, request.collective, request.topology, "packing"))
+            planted, picked = [*planted, routed], [*picked, routed]
+    for candidate in planted:
         request.table.append(
-            {"trees": one.forest.count, "depth": one.forest.depth, "algbw_GBps": float(one.rate_GBps),
-             "gap": max(0.0, float(1 - one.rate_GBps / best)), "how": one.how, "kept": one in picked}
+            {"trees": candidate.forest.count, "depth": candidate.forest.depth, "algbw_GBps": float(candidate.rate_GBps),
+             "gap": max(0.0, float(1 - candidate.rate_GBps / best)), "how": candidate.how, "kept": candidate in picked}
         )  # fmt: skip
     return schedules
 
 
-def _rooted(request: Request, machine: Survey) -> list[Planted]:
-    """Trees whose direction counts."""
+def _pack_rooted(request: Request, machine: Survey) -> list[Planted]:
+    """Return forests for collectives or machines in which the directions of links differ."""
     collective, topology = request.collective, request.topology
     roots = [collective.root or 0] if collective.name == "broadcast" else list(range(collective.ranks))
     both = collective.name == "allreduce"
@@ -100,16 +106,17 @@ def _rooted(request: Request, machine: Survey) -> list[Planted]:
         balanced = balanced_trees(topology, roots, machine.turns)
         many = len(machine.ranks) > (_EXACT_RANKS if parts > 1 else _EXACT_BROADCAST)
         if balanced is not None:
-            rate = _rate(request, balanced)
+            rate = _compute_rate(request, balanced)
             if many or rate >= request.bound_GBps * _WORTH_KEEPING:
                 out.append(Planted(balanced, rate, "balanced fewest hops"))
         if collective.name == "broadcast" and len(machine.ranks) > _LANES:
             nursery = Nursery(machine, request.bound_GBps, request.limits, request.effort, request.progress)
-            nursery.broadcast(roots[0])
+            nursery.add_broadcast_trees(roots[0])
             out += nursery.planted
-            many = many or nursery.near()
+            many = many or nursery.is_near_bound()
         if out and many:
             return out
+    # Column generation prices an out-tree for each root in every turn, which large machines without shifts cannot afford.
     packing = RootedPacking(topology, roots, both, machine.turns, request.limits.max_depth)
     if len(packing.roots) > _EXACT_RANKS:
         raise InfeasibleError(
@@ -118,57 +125,66 @@ def _rooted(request: Request, machine: Survey) -> list[Planted]:
         )
     enough = float(request.bound.s_per_GB) * parts if request.bound is not None and not both else 0.0
     branches = packing.run(request.effort, enough, request.progress)
-    for forest, how in _forests(packing, branches, machine, request.limits.max_trees):
-        out.append(Planted(forest, _rate(request, forest), how))
+    for forest, how in _build_forests(packing, branches, machine, request.limits.max_trees):
+        out.append(Planted(forest, _compute_rate(request, forest), how))
     return out
 
 
-def _forests(packing: RootedPacking, branches: Branches, machine: Survey, most: int | None) -> list[tuple[Forest, str]]:
-    uses = [packing.found[tree] for tree in branches.trees]
-    of = [0 if packing.both else tree.root for tree in branches.trees]
+def _build_forests(
+    packing: RootedPacking, branches: Branches, machine: Survey, most: int | None
+) -> list[tuple[Forest, str]]:
+    uses = [packing.uses[tree] for tree in branches.trees]
+    root_of = [0 if packing.both else tree.root for tree in branches.trees]
     capacity = packing.exact_capacity()
-    shares = small_shares(branches.shares, uses, capacity, of)
-    out = [(_forest(branches.trees, shares, branches, machine), "column generation")]
+    shares = round_shares(branches.shares, uses, capacity, root_of)
+    out = [(_build_forest(branches.trees, shares, branches, machine), "column generation")]
+    # The optimum may take more trees than the user allows: then the heaviest of each root carry its whole part.
     if most is not None and out[0][0].count > most:
         images = 1 if branches.images is None else len(branches.images)
-        each = max(1, most // (images * len(set(of))))
-        kept = []
-        for root in sorted(set(of)):
-            own = [j for j in range(len(of)) if of[j] == root and shares[j]]
-            kept += sorted(own, key=lambda j: -shares[j])[:each]
+        each = max(1, most // (images * len(set(root_of))))
+        heaviest = []
+        for root in sorted(set(root_of)):
+            carrying = [j for j in range(len(root_of)) if root_of[j] == root and shares[j]]
+            heaviest += sorted(carrying, key=lambda j: -shares[j])[:each]
         whole: Counter[int] = Counter()
-        for j in kept:
-            whole[of[j]] += shares[j]  # type: ignore[assignment]
-        again = [shares[j] / whole[of[j]] for j in kept]
-        out.append((_forest([branches.trees[j] for j in kept], again, branches, machine), "heaviest"))
+        # What the trees left out carried is spread over those of the same root, in proportion.
+        for j in heaviest:
+            whole[root_of[j]] += shares[j]  # type: ignore[assignment]
+        rescaled = [shares[j] / whole[root_of[j]] for j in heaviest]
+        out.append((_build_forest([branches.trees[j] for j in heaviest], rescaled, branches, machine), "heaviest"))
     return out
 
 
-def _forest(trees: Sequence[RootedTree], shares: Sequence[Fraction], branches: Branches, machine: Survey) -> Forest:
-    kept = [(tree, share) for tree, share in zip(trees, shares, strict=True) if share]
-    depth = max(tree_depth(tree, machine.ranks) for tree, _ in kept)
-    return Forest(tuple(t for t, _ in kept), tuple(s for _, s in kept), depth, branches.images)
+def _build_forest(
+    trees: Sequence[RootedTree], shares: Sequence[Fraction], branches: Branches, machine: Survey
+) -> Forest:
+    carrying = [(tree, share) for tree, share in zip(trees, shares, strict=True) if share]
+    depth = max(tree_depth(tree, machine.ranks) for tree, _ in carrying)
+    return Forest(tuple(t for t, _ in carrying), tuple(s for _, s in carrying), depth, branches.images)
 
 
-def _rate(request: Request, forest: Forest) -> Fraction:
+def _compute_rate(request: Request, forest: Forest) -> Fraction:
+    """Return the algbw in GB/s of a forest's schedule, pipelined."""
     schedule = schedule_of(forest, request.collective, request.topology, "packing")
     return 1 / bandwidth_s_per_GB(replace(schedule, segments=2), request.topology)
 
 
 def _note(request: Request, schedule: Schedule, how: str) -> None:
+    """Add a row for a schedule of paths to the request's table."""
     rate = 1 / bandwidth_s_per_GB(schedule, request.topology)
     gap = max(0.0, float(1 - rate * request.bound.s_per_GB)) if request.bound is not None else None
     row = {"trees": None, "depth": schedule.steps, "algbw_GBps": float(rate), "gap": gap, "how": how, "kept": True}
     request.table.append(row)
 
 
-def _nothing_within(planted: Sequence[Planted], best: Fraction, request: Request) -> str:
+def _explain_no_forest(planted: Sequence[Planted], best: Fraction, request: Request) -> str:
+    """Return the message that no forest is within the limits, with the fastest ones that there are."""
     limits = request.limits
-    asked = [f"at most {limits.max_trees} trees"] * (limits.max_trees is not None)
-    asked += [f"a depth of at most {limits.max_depth}"] * (limits.max_depth is not None)
-    asked += [f"a gap of at most {float(limits.epsilon):g}"] if limits.epsilon is not None else []
+    conditions = [f"at most {limits.max_trees} trees"] * (limits.max_trees is not None)
+    conditions += [f"a depth of at most {limits.max_depth}"] * (limits.max_depth is not None)
+    conditions += [f"a gap of at most {float(limits.epsilon):g}"] if limits.epsilon is not None else []
     nearest = sorted(planted, key=lambda p: -p.rate_GBps)[:3]
     listed = "; ".join(
         f"{p.forest.count} trees, {p.forest.depth} deep, gap {float(1 - p.rate_GBps / best):.2g}" for p in nearest
     )
-    return f"packing found no trees with {' and '.join(asked) or 'what was asked'}; it has {listed or 'none'}"
+    return f"packing found no trees with {' and '.join(conditions) or 'what was asked'}; it has {listed or 'none'}"

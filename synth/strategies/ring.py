@@ -34,22 +34,22 @@ _MOST_RANKS = 200
 
 
 def build(request: Request) -> list[Schedule]:
-    """One schedule. InfeasibleError where there is no Hamiltonian cycle (or none was found with that effort)."""
+    """Return one schedule. Raises InfeasibleError where there is no Hamiltonian cycle, or none was found with that effort."""
     only_for(request, "ring", ["allreduce", "allgather", "reduce-scatter"])
     n = request.collective.ranks
     if n > _MOST_RANKS:
         raise InfeasibleError(f"ring: cycles through {n} GPUs are not searched for; at most {_MOST_RANKS}")
-    cycles: dict[Cycle, Fraction] = {(0, 1): Fraction(1)} if n == 2 else best_cycles(request)
-    cycles = _few_enough(cycles, n)
-    gather = _half(request, cycles, "allgather")
+    cycles: dict[Cycle, Fraction] = {(0, 1): Fraction(1)} if n == 2 else find_best_cycles(request)
+    cycles = _keep_heaviest(cycles, n)
+    gather = _build_half(request, cycles, "allgather")
     if request.collective.name == "allgather":
         return [gather]
-    scatter = _half(request, cycles, "reduce-scatter")
+    scatter = _build_half(request, cycles, "reduce-scatter")
     return [scatter if request.collective.name == "reduce-scatter" else compose(scatter, gather)]
 
 
-def _few_enough(cycles: dict[Cycle, Fraction], n: int) -> dict[Cycle, Fraction]:
-    """The heaviest cycles, as many as keep the schedule readable and quick to verify."""
+def _keep_heaviest(cycles: dict[Cycle, Fraction], n: int) -> dict[Cycle, Fraction]:
+    """Return the heaviest cycles, as many as keep the schedule within MOST_TRANSFERS."""
     most = MOST_TRANSFERS // (2 * n * (n - 1))
     if most < 1:
         raise InfeasibleError(f"ring: a ring of {n} ranks has {2 * n * (n - 1)} transfers, more than are planned for")
@@ -57,58 +57,64 @@ def _few_enough(cycles: dict[Cycle, Fraction], n: int) -> dict[Cycle, Fraction]:
     return dict(heaviest)
 
 
-def _half(request: Request, cycles: dict[Cycle, Fraction], name: str) -> Schedule:
-    """Around each cycle, every rank's part travels n - 1 hops: away from its source, or towards its target."""
+def _build_half(request: Request, cycles: dict[Cycle, Fraction], name: str) -> Schedule:
+    """Return the allgather, or reduce-scatter, in which every rank's part travels n - 1 hops around each cycle."""
     n, total = request.collective.ranks, sum(cycles.values(), Fraction(0))
     scattering = name == "reduce-scatter"
     chunks: list[Chunk] = []
     sends: list[Send] = []
     for rank in range(n):
         for cycle, rate in cycles.items():
-            at = cycle.index(rank) + (1 if scattering else 0)
+            start = cycle.index(rank) + (1 if scattering else 0)
             share = rate / (n * total)
             chunks.append(Chunk(share, target=rank) if scattering else Chunk(share, source=rank))
             for s in range(n - 1):
-                a, b = cycle[(at + s) % n], cycle[(at + s + 1) % n]
+                a, b = cycle[(start + s) % n], cycle[(start + s + 1) % n]
                 sends.append((s, a, b, len(chunks) - 1, "reduce" if scattering else "copy"))
     return build_schedule(request.of(Collective(name, n)), "ring", tuple(chunks), sends)
 
 
-def best_cycles(request: Request) -> dict[Cycle, Fraction]:
-    """Directed Hamiltonian cycles and their rates in GB/s; no link carries more than its bandwidth."""
+def find_best_cycles(request: Request) -> dict[Cycle, Fraction]:
+    """Return directed Hamiltonian cycles with rates in GB/s under which no link carries more than its bandwidth.
+
+    The rates are optimal where every cheapest cycle was proved in time.
+    """
     topology, router, n = request.topology, request.router, request.collective.ranks
     rank_of = {device: r for r, device in enumerate(topology.ranks)}
-    crossing = {
-        (u, rank_of[there]): route_links(route) for u in range(n) for there, route in router.routes_from(u).items()
-    }
+    crossing = {(u, rank_of[gpu]): route_links(route) for u in range(n) for gpu, route in router.routes_from(u).items()}
     links = sorted({link for route in crossing.values() for link in route})
     number = {link: i for i, link in enumerate(links)}
     capacity = [topology.capacity_GBps[link] for link in links]
     floats = np.array([float(c) for c in capacity])
+    # Before any cycle has a weight, wide links are cheap.
     prices = 1.0 / floats / len(links)
     cycles: dict[Cycle, Counter[int]] = {}
     weights = np.zeros(0)
     patience_s = _PRICING_WORK_S
     while len(cycles) < _MOST_CYCLES and not (cycles and request.effort.is_over("ring")):
-        priced = {edge: _price(edge, crossing, number, prices) for edge in crossing}
-        cheapest, proved = cheapest_cycle(n, priced, request.effort.grant(patience_s))
+        price_of_edge = {edge: _price(edge, crossing, number, prices) for edge in crossing}
+        cheapest, proved = find_cheapest_cycle(n, price_of_edge, request.effort.grant(patience_s))
         if cheapest is None and not cycles:
             raise InfeasibleError("ring: no cycle through all GPUs was found in time")
-        both_ways = (cheapest, _rotated(cheapest[::-1])) if cheapest is not None else ()
-        fresh = [c for c in both_ways if c not in cycles and _possible(c, crossing)]
-        cost = min((sum(prices[i] * k for i, k in _uses(c, crossing, number).items()) for c in fresh), default=np.inf)
+        # The opposite direction of a cycle is nearly always as cheap, and needs no search of its own.
+        both_ways = (cheapest, _start_at_rank_0(cheapest[::-1])) if cheapest is not None else ()
+        fresh = [c for c in both_ways if c not in cycles and _has_routes(c, crossing)]
+        cost = min(
+            (sum(prices[i] * k for i, k in _count_uses(c, crossing, number).items()) for c in fresh), default=np.inf
+        )
         if cycles and cost >= 1 - 1e-9:
             if proved:
                 break
-            patience_s *= 2  # nothing better was found, but it may be there
+            patience_s *= 2  # a better cycle may exist: it was not proved that there is none
             continue
         for cycle in fresh:
-            cycles[cycle] = _uses(cycle, crossing, number)
+            cycles[cycle] = _count_uses(cycle, crossing, number)
         solved = pack(list(cycles.values()), floats, request.effort)
         if solved is None:
             raise InfeasibleError("ring: the weights of the cycles have no optimum")
         weights, prices = solved
         request.say(f"ring: {len(cycles)} cycles, {weights.sum():.4g} GB/s around")
+    # Floats served to find the cycles; the rates must be exact, as no link may be overloaded.
     rates = exact_rates(weights, list(cycles.values()), capacity, request.effort)
     return {cycle: rate for cycle, rate in zip(cycles, rates, strict=True) if rate}
 
@@ -122,28 +128,28 @@ def _price(
     return float(sum(prices[number[link]] for link in crossing[edge]))
 
 
-def _possible(cycle: Cycle, crossing: dict[tuple[int, int], tuple[DirectedLink, ...]]) -> bool:
-    return all(edge in crossing for edge in _edges(cycle))
+def _has_routes(cycle: Cycle, crossing: dict[tuple[int, int], tuple[DirectedLink, ...]]) -> bool:
+    return all(edge in crossing for edge in _list_edges(cycle))
 
 
-def _edges(cycle: Cycle) -> list[tuple[int, int]]:
+def _list_edges(cycle: Cycle) -> list[tuple[int, int]]:
     return [(cycle[i], cycle[(i + 1) % len(cycle)]) for i in range(len(cycle))]
 
 
-def _uses(
+def _count_uses(
     cycle: Cycle, crossing: dict[tuple[int, int], tuple[DirectedLink, ...]], number: dict[DirectedLink, int]
 ) -> Counter[int]:
-    """How often a cycle uses each link."""
-    return Counter(number[link] for edge in _edges(cycle) for link in crossing[edge])
+    """Return how often a cycle uses each link, by the link's number."""
+    return Counter(number[link] for edge in _list_edges(cycle) for link in crossing[edge])
 
 
-def _rotated(cycle: Cycle) -> Cycle:
-    """The same cycle, starting at rank 0."""
-    at = cycle.index(0)
-    return cycle[at:] + cycle[:at]
+def _start_at_rank_0(cycle: Cycle) -> Cycle:
+    """Return the same cycle, starting at rank 0."""
+    start = cycle.index(0)
+    return cycle[start:] + cycle[:start]
 
 
-def cheapest_cycle(n: int, price: dict[tuple[int, int], float], effort: Effort) -> tuple[Cycle | None, bool]:
+def find_cheapest_cycle(n: int, price: dict[tuple[int, int], float], effort: Effort) -> tuple[Cycle | None, bool]:
     """Return a cheap Hamiltonian circuit over the given directed edges, starting at rank 0 (None where the work that is
     allowed is too little to find one), and whether it is proved to be the cheapest.
 
