@@ -75,6 +75,15 @@ def test_where_stock_wins_stock_is_used_unless_it_lacks_the_dtype(slow_plans: Pl
     run_ranks(choices.stock_wins, 4, slow_plans("ring:4"))
 
 
+def test_a_function_may_choose(plans: Plans) -> None:
+    for last, stock, by_plan, last_candidate, of_the_plan in run_ranks(choices.by_a_function, 2, plans("ring:2")):
+        assert (last, stock, by_plan) == (last_candidate, "stock", of_the_plan)
+
+
+def test_a_collective_in_the_callback_of_another_ends(plans: Plans) -> None:
+    assert run_ranks(choices.in_a_callback, 2, plans("ring:2")) == [2.0 + 4.0] * 2
+
+
 def test_host_costs_are_fitted_and_used(plans: Plans) -> None:
     assert len(set(run_ranks(choices.calibrated, 4, plans("full:4")))) == 1
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import torch
 import torch.distributed as dist
 
 from ranks.checks import MEANS, SUMS, refused
-from topoplan import Communicator
+from ranks.topo_backend import start
+from topoplan import Communicator, ExecutionError
 from topoplan.runtime.choose import Choice
 from topoplan.runtime.measuring.calibrate import calibrate
+from topoplan.synth.ir.schedule import Schedule
 
 
 def chosen(communicator: Communicator, size_bytes: int) -> Choice:
@@ -63,3 +68,44 @@ def calibrated(path: str) -> str:
     assert communicator.engine.machine.what == "one host's memory"
     communicator.allreduce(torch.ones(1000))
     return str(host)
+
+
+def by_a_function(path: str) -> list[str]:
+    """Return what was used where a function chose: the last candidate, the stock collective, a mode by name."""
+
+    def choose(size_bytes: int, schedules: Sequence[Schedule]) -> Schedule | str | None:
+        return {4096: schedules[-1], 8192: None, 16384: "plan"}[size_bytes]
+
+    communicator = Communicator(path, choose=choose)
+    labels = []
+    for numel in (1024, 2048, 4096):
+        x = torch.full((numel,), float(dist.get_rank()))
+        communicator.allreduce(x)
+        assert (x == sum(range(dist.get_world_size()))).all()
+        labels.append(chosen(communicator, x.nbytes).label)
+    wrong = Communicator(path, choose=lambda size_bytes, schedules: replace(schedules[0], strategy="none"))
+    with refused("expected one of the schedules"):
+        wrong.allreduce(torch.ones(1024))
+    communicator.close()
+    try:
+        communicator.allreduce(torch.ones(1024))
+    except ExecutionError as error:
+        assert "was destroyed" in str(error), error
+    else:
+        raise AssertionError("a closed communicator went on")
+    return [*labels, communicator.engine.variants[-1].label, communicator.plan.entry_for(16384).schedule.label]
+
+
+def in_a_callback(path: str) -> float:
+    """A collective that a future's callback calls and waits for ends; return its sum."""
+    dist.destroy_process_group()
+    start(plans=path)
+    first, second = torch.ones(3000), torch.ones(2000)
+
+    def reduce_again(future: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
+        dist.all_reduce(second)
+        return second
+
+    ended = dist.all_reduce(first, async_op=True).get_future().then(reduce_again).wait()
+    dist.all_reduce(first)
+    return float(ended[0] + first[0])
