@@ -364,12 +364,19 @@ def test_slow_links_are_found_over_sockets_and_others_stay(tmp_path: Path) -> No
     cables += [("host0", "host1", 2), ("gpu0", "gpu1", 1), ("gpu2", "gpu3", 1)]
     links = tuple(link for a, b, rate in cables for link in both_ways(Link(a, b, Fraction(rate))))
     change = Change(scale_links=("gpu3:host1=0.5", "host0:host1=0.6", "gpu0:gpu1=0.5"))
-    true, measured = in_emulation(tmp_path, Topology("two hosts", devices, links), change)
     slow = {frozenset(text.partition("=")[0].split(":")) for text in change.scale_links}
-    for link in measured.links:
-        truth = true.capacity_GBps[link.src, link.dst]
-        case = f"{link.src} -> {link.dst}: {link.extra}"
-        assert (link.extra["believed"] == "measured") == (frozenset((link.src, link.dst)) in slow), case
-        assert abs(link.bandwidth_GBps / truth - 1) <= Fraction(15, 100), case
-    trunk = next(x for x in measured.links if (x.src, x.dst) == ("host0", "host1"))
-    assert trunk.extra["measured"]["how"] == "together"
+    wrong: list[str] = []
+    for attempt in range(3):  # what else runs on the machine may hold a link up while it is measured, once or twice
+        folder = tmp_path / str(attempt)
+        folder.mkdir()
+        true, measured = in_emulation(folder, Topology("two hosts", devices, links), change)
+        wrong = [
+            f"{link.src} -> {link.dst}: {link.extra}"
+            for link in measured.links
+            if (link.extra["believed"] == "measured") != (frozenset((link.src, link.dst)) in slow)
+            or abs(link.bandwidth_GBps / true.capacity_GBps[link.src, link.dst] - 1) > Fraction(15, 100)
+        ]
+        trunk = next(x for x in measured.links if (x.src, x.dst) == ("host0", "host1"))
+        if not wrong and trunk.extra["measured"]["how"] == "together":
+            return
+    raise AssertionError(wrong or trunk.extra)
