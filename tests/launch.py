@@ -6,7 +6,6 @@ import json
 import multiprocessing
 import os
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,9 +19,18 @@ P = ParamSpec("P")
 T = TypeVar("T")
 Ended = subprocess.CompletedProcess[str]
 
-# Ranks are forked from one server that has imported torch: importing it takes longer than most of what they do.
+# Ranks and commands are forked from one server that has imported torch: importing it takes longer than most of what they do.
 _SERVER = multiprocessing.get_context("forkserver")
-_SERVER.set_forkserver_preload(["pytest", "rank_process", "topoplan", "topoplan.runtime.register", "ranks.checks"])
+_COMMANDS = ["topoplan.cli.lab", "topoplan.cli.probe", "topoplan.cli.run", "topoplan.cli.synth"]
+_WHAT_COMMANDS_IMPORT = [
+    "topoplan.runtime.lab.runs",
+    "topoplan.runtime.measuring.bench",
+    "topoplan.runtime.register",
+    "topoplan.synth.synthesize",
+]
+_SERVER.set_forkserver_preload(
+    ["pytest", "command_process", "rank_process", "ranks.checks", *_COMMANDS, *_WHAT_COMMANDS_IMPORT]
+)
 _PATHS = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
 _SPAWN = multiprocessing.get_context("spawn")
 
@@ -59,8 +67,53 @@ def run_command(
 def run_module(
     module: str, *args: str, quiet_s: float = 200, env: Mapping[str, str] | None = None, cwd: Path | None = None
 ) -> Ended:
-    """Run `python -m module` to its end."""
-    return run_command(sys.executable, "-m", module, *args, quiet_s=quiet_s, env=env, cwd=cwd)
+    """Run a command's module (`topoplan.cli.run`) to its end, in a process of its own.
+
+    It differs from `python -m module` in that its imports are done: for what a command imports, use `run_command`.
+    """
+    return run_modules(module, args, [env or {}], quiet_s, cwd)[0]
+
+
+def run_joined(module: str, *args: str, ranks: int, quiet_s: float = 200) -> list[Ended]:
+    """Run a command's module on `ranks` ranks that find each other, as a launcher such as torchrun starts them."""
+    with tempfile.TemporaryDirectory(prefix="joined-") as folder:
+        common = {"WORLD_SIZE": str(ranks), "TOPOPLAN_RENDEZVOUS": f"{folder}/rendezvous", "GLOO_SOCKET_IFNAME": "lo"}
+        places = [{**common, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]
+        return run_modules(module, args, places, quiet_s)
+
+
+def run_modules(
+    module: str, args: Sequence[str], variables: Sequence[Mapping[str, str]], quiet_s: float, cwd: Path | None = None
+) -> list[Ended]:
+    """Run a command's module in as many processes as there are sets of environment variables, side by side."""
+    with tempfile.TemporaryDirectory(prefix="commands-") as name:
+        folder = Path(name)
+        processes: list[BaseProcess] = []
+        for number, own in enumerate(variables):
+            told = {**os.environ, **patient_ranks(), **own}
+            call = (
+                module,
+                list(args),
+                told,
+                str(cwd or Path.cwd()),
+                folder / f"{number}.out",
+                folder / f"{number}.err",
+            )
+            processes.append(_SERVER.Process(target=_command_main, args=call))
+        try:
+            for process in processes:
+                process.start()
+            _wait(processes, time.monotonic() + patience.seconds(quiet_s))
+        finally:
+            for process in processes:
+                process.kill()
+                process.join()
+        return [
+            subprocess.CompletedProcess(
+                [module, *args], process.exitcode or 0, _read(folder / f"{number}.out"), _read(folder / f"{number}.err")
+            )
+            for number, process in enumerate(processes)
+        ]
 
 
 def patient_ranks() -> dict[str, str]:
@@ -118,8 +171,7 @@ def _run(
         results: list[T] = []
         for number, process in enumerate(ranks):
             printed, result = folder / f"{number}.out", folder / f"{number}.json"
-            said = printed.read_text(encoding="utf-8", errors="replace") if printed.exists() else ""
-            assert process.exitcode == 0, f"rank {number} ended with {process.exitcode}:\n{said}"
+            assert process.exitcode == 0, f"rank {number} ended with {process.exitcode}:\n{_read(printed)}"
             results.append(json.loads(result.read_text(encoding="utf-8")))
         return results
 
@@ -128,6 +180,16 @@ def _main(*call: object) -> None:
     import rank_process  # torch, which only ranks need
 
     rank_process.main(*call)  # type: ignore[arg-type]
+
+
+def _command_main(*call: object) -> None:
+    import command_process
+
+    command_process.main(*call)  # type: ignore[arg-type]
+
+
+def _read(printed: Path) -> str:
+    return printed.read_text(encoding="utf-8", errors="replace") if printed.exists() else ""
 
 
 def _wait(ranks: Sequence[BaseProcess], ends: float) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import patience
 import pytest
+from launch import Ended, run_module
 
 from topoplan.cli.probe import main
 from topoplan.topo.errors import InputError
@@ -23,13 +24,11 @@ from topoplan.topo.resolve import resolve
 COMMAND = [sys.executable, "-m", "topoplan.cli.probe"]
 
 
-def run(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*COMMAND, *arguments], capture_output=True, text=True, timeout=patience.seconds(60), check=False, cwd=cwd
-    )
+def run(*arguments: str, cwd: Path | None = None) -> Ended:
+    return run_module("topoplan.cli.probe", *arguments, cwd=cwd)
 
 
-def one_line_error(done: subprocess.CompletedProcess[str]) -> str:
+def one_line_error(done: Ended) -> str:
     """The error of a run that failed as it should: usage exit code, nothing on standard output, one line."""
     assert done.returncode == 2
     assert done.stdout == ""

@@ -11,6 +11,7 @@ from pathlib import Path
 import patience
 import pytest
 from fake_nvml import bridged_pairs, captured, hybrid_cube_mesh, lost_gpu, nvswitch_box, probe, two_socket_pcie
+from launch import run_module
 
 from topoplan.topo.formats import nccl_xml
 from topoplan.topo.formats.nccl_xml import fill_skeleton
@@ -117,8 +118,7 @@ def test_a_file_for_a_vm_names_its_addresses_and_reads_back_on_it(tmp_path: Path
     ],
 )
 def test_what_cannot_be_is_one_line(arguments: list[str], says: str) -> None:
-    command = [sys.executable, "-m", "topoplan.cli.probe", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=patience.seconds(60), check=False)
+    done = run_module("topoplan.cli.probe", *arguments)
     assert done.returncode == 2, done.stderr
     assert done.stdout == "" and done.stderr.count("\n") == 1 and says in done.stderr
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,8 +11,9 @@ from typing import Any
 
 import patience
 import pytest
-from launch import run_command
+from launch import Ended, run_command, run_joined, run_module
 
+from topoplan.synth.cost.host_costs import HostCosts, with_host
 from topoplan.synth.synthesize import collective_on, synthesize
 from topoplan.topo.presets import preset
 
@@ -21,23 +21,26 @@ ROW = {"size_bytes", "schedule", "plan_us", "stock_us", "ratio", "predicted_us",
        "bound_fraction", "wrong"}  # fmt: skip
 
 
-def run(*args: str, code: int = 0, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "topoplan.cli.run", *args]
-    done = subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        timeout=patience.seconds(200),
-        check=False,
-        env={**os.environ, **(env or {})},
-    )
+def check(done: Ended, code: int) -> Ended:
     assert done.returncode == code, (done.stdout, done.stderr)
     assert "Traceback" not in done.stderr
     return done
 
 
+def run(*args: str, code: int = 0, env: dict[str, str] | None = None) -> Ended:
+    return check(run_module("topoplan.cli.run", *args, env=env), code)
+
+
+def run_on(ranks: int, *args: str) -> Ended:
+    """Join ranks that a launcher started, which costs less than to have them started; return what rank 0 printed."""
+    first, *others = run_joined("topoplan.cli.run", *args, ranks=ranks)
+    assert all((done.returncode, done.stdout, done.stderr) == (0, "", "") for done in others)
+    return check(first, 0)
+
+
 def make(path: Path, topology: str, collective: str = "allreduce", strategy: str = "auto") -> str:
-    target = preset(topology)
+    """Write a plan whose topology has host costs, so that topo-run need not measure them first."""
+    target = with_host(preset(topology), HostCosts())
     synthesize(collective_on(collective, target), target, strategy, 20).plan.save(path)
     return str(path)
 
@@ -47,7 +50,7 @@ def plan(tmp_path_factory: pytest.TempPathFactory) -> str:
     return make(tmp_path_factory.mktemp("plans") / "plan.json", "ring:3")
 
 
-def rows_of(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
+def rows_of(done: Ended) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = json.loads(done.stdout)["rows"]
     assert all(set(row) >= ROW for row in rows)
     return rows
@@ -64,7 +67,7 @@ def test_rows_have_the_contracts_fields_and_no_wrong_elements(plan: str) -> None
 
 
 def test_the_table_is_nccl_tests_style(plan: str) -> None:
-    lines = run(plan, "-b", "1K", "-e", "1K", "-n", "2", "--dtype", "bfloat16", "--op", "avg").stdout.splitlines()
+    lines = run_on(3, plan, "-b", "1K", "-e", "1K", "-n", "2", "--dtype", "bfloat16", "--op", "avg").stdout.splitlines()
     assert lines[0] == "# allreduce on ring:3, 3 ranks, gloo, bfloat16, avg"
     assert next(line for line in lines if not line.startswith("#")).split()[:3] == ["1024", "512", "bfloat16"]
     assert lines[-1] == "# wrong elements: 0"
@@ -73,7 +76,7 @@ def test_the_table_is_nccl_tests_style(plan: str) -> None:
 @pytest.mark.parametrize("collective", ["allgather", "reduce-scatter", "broadcast", "alltoall"])
 def test_other_collectives_are_checked_too(tmp_path: Path, collective: str) -> None:
     path = make(tmp_path / "plan.json", "path:2", collective, "exact")
-    assert all(row["wrong"] == 0 for row in rows_of(run(path, "-e", "4K", "-n", "2", "--json")))
+    assert all(row["wrong"] == 0 for row in rows_of(run_on(2, path, "-e", "4K", "-n", "2", "--json")))
 
 
 @pytest.mark.parametrize("op", ["sum", "avg", "prod", "max", "min"])
@@ -101,7 +104,7 @@ def test_wrong_elements_are_counted_one_by_one(name: str, op: str) -> None:
 
 def test_whole_numbers_that_overflow_wrap_on_both_sides(tmp_path: Path) -> None:
     path = make(tmp_path / "plan.json", "switch:6", strategy="direct")
-    (row,) = rows_of(run(path, "-b", "4K", "-e", "4K", "-n", "1", "--dtype", "int8", "--op", "prod", "--json"))
+    (row,) = rows_of(run_on(6, path, "-b", "4K", "-e", "4K", "-n", "1", "--dtype", "int8", "--op", "prod", "--json"))
     assert row["wrong"] == 0
 
 
@@ -172,12 +175,12 @@ def test_ranks_that_nobody_joins_are_told_in_one_line(plan: str) -> None:
 
 
 def test_compression_is_shown_with_its_bytes_and_error(plan: str) -> None:
-    (row,) = rows_of(run(plan, "-b", "64K", "-e", "64K", "-n", "1", "--compress", "int8", "--json"))
-    (whole,) = rows_of(run(plan, "-b", "64K", "-e", "64K", "-n", "1", "--choose", "plan", "--json"))
+    (row,) = rows_of(run_on(3, plan, "-b", "64K", "-e", "64K", "-n", "1", "--compress", "int8", "--json"))
+    (whole,) = rows_of(run_on(3, plan, "-b", "64K", "-e", "64K", "-n", "1", "--choose", "plan", "--json"))
     assert row["wrong"] == whole["wrong"] == 0
     assert 0 < row["wire_bytes"] <= 0.27 * whole["wire_bytes"] * 2  # another schedule may send up to twice as much
     assert 1e-4 < row["rms_error"] < 0.05 and whole["rms_error"] < 1e-6
-    table = run(plan, "-b", "1K", "-e", "1K", "-n", "1", "--compress", "fp16").stdout
+    table = run_on(3, plan, "-b", "1K", "-e", "1K", "-n", "1", "--compress", "fp16").stdout
     assert "fp16 on the wire" in table and "(rms)" in table
 
 
@@ -198,10 +201,10 @@ def test_help_needs_no_torch() -> None:
 def test_recorded_machines_run_with_no_wrong_elements(recorded: Callable[[str], Path], tmp_path: Path) -> None:
     from topoplan.topo.resolve import resolve
 
-    topology = resolve(str(recorded("nccl_xml/rccl/topo_8p_rome.xml")))
+    topology = with_host(resolve(str(recorded("nccl_xml/rccl/topo_8p_rome.xml"))), HostCosts())
     path = tmp_path / "plan.json"
     synthesize(collective_on("allreduce", topology), topology, "auto", 10).plan.save(path)
-    rows = rows_of(run(str(path), "-b", "4K", "-e", "1M", "-f", "256", "-n", "2", "-w", "0", "--json"))
+    rows = rows_of(run_on(8, str(path), "-b", "4K", "-e", "1M", "-f", "256", "-n", "2", "-w", "0", "--json"))
     assert [row["wrong"] for row in rows] == [0, 0]
 
 

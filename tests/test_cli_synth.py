@@ -10,22 +10,16 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-import patience
 import pytest
+from launch import Ended, run_module
 
 from topoplan.cli.sizes import parse_size
 from topoplan.synth.plan import Plan
 from topoplan.topo.errors import InputError
 
 
-def synth(*args: str, code: int = 0) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(
-        [sys.executable, "-m", "topoplan.cli.synth", *args],
-        capture_output=True,
-        text=True,
-        timeout=patience.seconds(200),
-        check=False,
-    )
+def synth(*args: str, code: int = 0) -> Ended:
+    done = run_module("topoplan.cli.synth", *args)
     assert done.returncode == code, done.stderr
     assert "Traceback" not in done.stderr
     return done

@@ -5,8 +5,6 @@ from __future__ import annotations
 import io
 import json
 import socket
-import subprocess
-import sys
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,11 +14,11 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
-import patience
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from launch import Ended, run_module
 from torch import nn
 
 from topoplan.runtime.lab.networks import LOOPBACK, SLOW, list_sites, parse_ranks, two_hosts
@@ -55,9 +53,8 @@ def npz(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def lab(*args: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "topoplan.cli.lab", *args]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=patience.seconds(250))
+def lab(*args: str) -> Ended:
+    return run_module("topoplan.cli.lab", *args, quiet_s=250)
 
 
 # -- from end to end ---------------------------------------------------------------------------------------------------

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
@@ -14,14 +12,13 @@ import patience
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from launch import Ended, patient_ranks, wait_for_all
+from launch import Ended, patient_ranks, run_joined, run_module
 from random_graphs import graphs
 
 from topoplan.runtime.emulate import blueprint, emulate, why_not
 from topoplan.runtime.emulate.ranks import start_rank, write_topology
 from topoplan.runtime.measuring.experiments import find_routes, group_contending, group_disjoint, list_shifts
 from topoplan.runtime.measuring.rates import Arrivals, estimate_rates_GBps, fit_rate
-from topoplan.runtime.ranks.launch import RENDEZVOUS
 from topoplan.topo.derived.degrade import Change, degrade
 from topoplan.topo.derived.hosts import join_cpu_hosts
 from topoplan.topo.devices import Device, Link, both_ways
@@ -250,28 +247,15 @@ def test_rates_come_from_the_slope() -> None:
 MEASURE = str(Path(__file__).with_name("ranks") / "measure_command.py")
 
 
-def on_loopback(folder: Path, world: int, *args: str) -> list[Ended]:
-    """Start the command once a rank, and return how each ended."""
-    ranks = []
-    common = {"WORLD_SIZE": str(world), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", **patient_ranks()}
-    for rank in range(world):
-        place = {"RANK": str(rank), "LOCAL_RANK": str(rank), RENDEZVOUS: str(folder / "meet")}
-        ranks.append(
-            subprocess.Popen(
-                [sys.executable, MEASURE, *args],
-                env={**os.environ, **common, **place},
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-        )
-    return wait_for_all(ranks, 250)
+def on_loopback(world: int, *args: str) -> list[Ended]:
+    """Run the command once a rank, and return how each ended."""
+    return run_joined("ranks.measure_command", *args, ranks=world, quiet_s=250)
 
 
 def test_on_one_host_the_declared_rates_stay(tmp_path: Path) -> None:
     declared = preset("mesh:2x2@25")
     (tmp_path / "declared.json").write_text(declared.dumps())
-    ended = on_loopback(tmp_path, 4, "5", str(tmp_path / "declared.json"))
+    ended = on_loopback(4, "5", str(tmp_path / "declared.json"))
     assert [rank.returncode for rank in ended] == [0] * 4, ended
     assert len({rank.stdout for rank in ended}) == 1
     measured = Topology.loads(ended[0].stdout)
@@ -290,7 +274,7 @@ def test_processes_without_gpus_are_measured(tmp_path: Path) -> None:
 
     if torch.cuda.is_available():
         pytest.skip("there are GPUs here")
-    ended = on_loopback(tmp_path, 2, "5")
+    ended = on_loopback(2, "5")
     assert [rank.returncode for rank in ended] == [0] * 2, ended
     measured = Topology.loads(ended[0].stdout)
     bare = join_cpu_hosts(measured.extra["hosts"], [0] * 2)
@@ -301,7 +285,7 @@ def test_processes_without_gpus_are_measured(tmp_path: Path) -> None:
 
 def test_a_rank_that_dies_ends_the_others_with_a_line(tmp_path: Path) -> None:
     (tmp_path / "declared.json").write_text(preset("full:3").dumps())
-    ended = on_loopback(tmp_path, 3, "5", str(tmp_path / "declared.json"), "--dying", "2")
+    ended = on_loopback(3, "5", str(tmp_path / "declared.json"), "--dying", "2")
     assert [rank.returncode for rank in ended] == [1, 1, 9]
     for rank in (0, 1):
         (line,) = ended[rank].stderr.strip().splitlines()
@@ -311,21 +295,13 @@ def test_a_rank_that_dies_ends_the_others_with_a_line(tmp_path: Path) -> None:
 
 def test_another_number_of_ranks_is_refused(tmp_path: Path) -> None:
     (tmp_path / "declared.json").write_text(preset("ring:3").dumps())
-    ended = on_loopback(tmp_path, 2, "5", str(tmp_path / "declared.json"))
+    ended = on_loopback(2, "5", str(tmp_path / "declared.json"))
     assert [rank.returncode for rank in ended] == [2, 2]
     assert "has 3 GPUs, 2 ranks are running" in ended[0].stderr
 
 
 def test_without_ranks_it_says_how_to_start_them() -> None:
-    bare = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE")}
-    done = subprocess.run(
-        [sys.executable, MEASURE, "5"],
-        env={**bare, **patient_ranks()},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=patience.seconds(100),
-    )
+    done = run_module("ranks.measure_command", "5")
     assert done.returncode == 2
     assert "torchrun --nproc-per-node" in done.stderr
 

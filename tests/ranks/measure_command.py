@@ -16,13 +16,13 @@ from topoplan.runtime.measuring.rates import Endpoint
 from topoplan.topo.graph import Topology
 
 
-def main() -> int:
+def main(arguments: list[str] | None = None) -> int:
     """Measure; the rank that dies does so when it is about to receive."""
     parser = argparse.ArgumentParser()
     parser.add_argument("budget_s", type=float)
     parser.add_argument("declared", nargs="?")
     parser.add_argument("--dying")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     if options.dying == os.environ.get("RANK", "none"):
         Endpoint.answer = lambda *_: os._exit(9)  # type: ignore[method-assign]
 
