@@ -19,10 +19,10 @@ from topoplan.runtime.ranks.launch import init_method, is_rank, launch
 REPEATS, MESSAGES, NUMEL = 60, 100, 1024
 
 
-def main() -> None:
+def main(arguments: list[str]) -> None:
     """Start two ranks, or be one of them."""
     if not is_rank():
-        sys.exit(launch([sys.executable, *sys.argv], 2))
+        sys.exit(launch("posting", arguments, 2))
     torch.set_num_threads(1)
     rank = int(os.environ["RANK"])
     dist.init_process_group("gloo", init_method=init_method(), rank=rank, world_size=2)
@@ -70,4 +70,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -225,8 +225,7 @@ def _worker_command(args: argparse.Namespace, plan: str, parameters: int, ways: 
 
 
 def _wrap_for_loopback(command: list[str]) -> list[str]:
-    start = f"import sys; from topoplan.runtime.ranks.launch import launch; sys.exit(launch({command!r}, 4))"
-    return [sys.executable, "-c", start]
+    return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4", *command[1:]]
 
 
 def _launch(around: Callable[[list[str]], list[str]], command: list[str]) -> dict[str, Any]:

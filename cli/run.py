@@ -122,7 +122,8 @@ def _run(args: argparse.Namespace, arguments: list[str]) -> int:
             )
         options.check(plan, ranks)
         package = (__package__ or "topoplan.cli").rpartition(".")[0]
-        return launch([sys.executable, "-m", f"{package}.cli.run", *arguments], ranks)
+        imports = [f"{package}.runtime.communicator", f"{package}.runtime.measuring.bench"]
+        return launch(f"{package}.cli.run", arguments, ranks, imports)
     world = int(os.environ["WORLD_SIZE"])
     if plan is not None and world != ranks:
         raise PlanMismatchError(f"the plan is for {ranks} ranks, {world} were started; start {ranks}")

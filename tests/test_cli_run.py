@@ -108,21 +108,26 @@ def test_whole_numbers_that_overflow_wrap_on_both_sides(tmp_path: Path) -> None:
     assert row["wrong"] == 0
 
 
+def list_descendants(pid: int) -> list[int]:
+    children = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return children + [one for child in children for one in list_descendants(child)]
+
+
 def test_a_terminated_run_leaves_no_rank_behind(plan: str) -> None:
     command = [sys.executable, "-m", "topoplan.cli.run", plan, "-b", "1M", "-e", "1M", "-n", "1000000"]
     parent = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    children = Path(f"/proc/{parent.pid}/task/{parent.pid}/children")
 
-    def all_have_threads() -> bool:
-        """Gloo's, which come when the ranks meet."""
-        ranks = children.read_text().split()
-        return len(ranks) == 3 and all(len(list(Path(f"/proc/{pid}/task").iterdir())) > 1 for pid in ranks)
+    def ranks_that_met() -> list[int]:
+        """Those that have gloo's threads."""
+        return [pid for pid in list_descendants(parent.pid) if len(list(Path(f"/proc/{pid}/task").iterdir())) > 1]
 
-    patience.wait_until(all_have_threads, 60, "three ranks that meet")
-    started = children.read_text().split()
+    patience.wait_until(lambda: len(ranks_that_met()) >= 3, 60, "three ranks that meet")
+    started = list_descendants(parent.pid)
     parent.terminate()
     assert parent.wait(timeout=patience.seconds(30)) == 143
-    assert not any(Path(f"/proc/{pid}").exists() for pid in started)
+    patience.wait_until(
+        lambda: not any(Path(f"/proc/{pid}").exists() for pid in started), 10, "the end of all processes"
+    )
 
 
 def test_stock_alone(tmp_path: Path) -> None:
@@ -208,30 +213,9 @@ def test_recorded_machines_run_with_no_wrong_elements(recorded: Callable[[str], 
     assert [row["wrong"] for row in rows] == [0, 0]
 
 
-REFUSING_RANKS = """\
-import os, pathlib, sys, time
-rank, case, folder = int(os.environ["RANK"]), sys.argv[1], pathlib.Path(sys.argv[2])
-def leave(line, code):
-    print(line, file=sys.stderr, flush=True)
-    sys.exit(code)
-(folder / f"{rank}.started").touch()
-while len(list(folder.glob("*.started"))) < 3:
-    time.sleep(0.01)
-if case == "another fails first" and rank == 1:
-    leave("connection lost", 1)
-if rank == 0:
-    time.sleep(60 if case == "rank 0 too late" else 0.1)
-leave("bad input", 2)
-"""
-LAUNCHING = (
-    "import sys; from topoplan.runtime.ranks.launch import launch; sys.exit(launch([sys.executable, *sys.argv[1:]], 3))"
-)
-
-
 @pytest.mark.parametrize("case", ["rank 0 late", "rank 0 too late", "another fails first"])
 def test_bad_input_wins_over_what_it_makes_other_ranks_report(case: str, tmp_path: Path) -> None:
-    command = [sys.executable, "-c", LAUNCHING, "-c", REFUSING_RANKS, case, str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = run_module("ranks.refusing_command", case, str(tmp_path))
     assert (done.returncode, done.stderr) == (2, "bad input\n")
 
 

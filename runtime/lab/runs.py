@@ -24,6 +24,8 @@ from .training.dataset import Dataset
 
 _SYNTHESIS_S = 20.0
 _POLL_S = 0.2
+_RANK = f"{__package__}.training.rank"
+"""The module that a rank runs."""
 Say = Callable[[str, int, int], None]
 """Shows progress: what is running, epochs done, epochs in all."""
 Start = Callable[[Path, int], int]
@@ -168,11 +170,7 @@ def _explain_missing(site: Site, system: LabSystem, reason: str) -> RunResult:
 
 
 def _start_on_loopback(folder: Path, ranks: int) -> int:
-    return launch(_rank_command(folder), ranks)
-
-
-def _rank_command(folder: Path) -> list[str]:
-    return [sys.executable, "-m", f"{__package__}.training.rank", str(folder)]
+    return launch(_RANK, [str(folder)], ranks)
 
 
 @contextmanager
@@ -182,7 +180,7 @@ def _prepare_start(site: Site) -> Iterator[Start]:
         yield _start_on_loopback
         return
     with emulate(site.topology, site.slowest_bps) as network:
-        yield lambda folder, ranks: run_ranks(network, _rank_command(folder))
+        yield lambda folder, ranks: run_ranks(network, [sys.executable, "-m", _RANK, str(folder)])
 
 
 def _find_plan(site: Site, strategy: str, folder: Path) -> str | TopoplanError:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import importlib
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from multiprocessing import reduction
 from pathlib import Path
+from typing import Any, NoReturn, TypeAlias
 
 RENDEZVOUS = "TOPOPLAN_RENDEZVOUS"
 """Environment variable: the file through which ranks that this module started find each other."""
@@ -23,8 +27,13 @@ _GRACE_S = 5.0
 _LAST_WORDS_S = 0.5
 """Seconds that other ranks have, after the first failure, to fail by themselves and print why."""
 _MEETING_S = 5.0
+_SERVER = multiprocessing.get_context("forkserver")
 _REFUSED = (2, 3, 4, 5)
 """Exit codes of requests that cannot be carried out (see topo/errors.py): these are the cause of any other failure."""
+
+
+Child: TypeAlias = "subprocess.Popen[bytes] | _Forked"
+"""A process that was started."""
 
 
 def is_rank() -> bool:
@@ -61,16 +70,24 @@ def meet_before_leaving(ranks: int) -> None:
             leaving = store.add("ranks", 0)
 
 
-def launch(command: list[str], ranks: int) -> int:
-    """Run `command` once a rank; return 0, or the exit code of the rank that is to blame (see `run_together`).
+def launch(module: str, arguments: Sequence[str], ranks: int, imports: Sequence[str] = ()) -> int:
+    """Run `module.main(arguments)` once a rank; return 0, or the exit code of the rank that is to blame.
 
-    Rank 0 has this process's output; what others print to standard error is shown if they are to blame. When one fails the
-    others are ended, and on any exception all are.
+    Ranks are forked from one process that has imported the module, and `imports`: where there are more ranks than cores,
+    importing torch takes longer than a rank's own work. Rank 0 prints where this process prints; what others print to
+    standard error is shown if they are to blame (see `run_together`). When one fails the others are ended, and on any
+    exception all are.
     """
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch is imported
+    _SERVER.set_forkserver_preload([module, *imports])
     with tempfile.TemporaryDirectory(prefix="topoplan-") as folder, end_on_signals():
         logs = [Path(folder) / f"rank{rank}.err" for rank in range(ranks)]
         rendezvous = Path(folder) / "rendezvous"
-        failed, code = run_together(lambda rank: _start(command, rank, ranks, rendezvous, logs[rank]), ranks)
+
+        def start(rank: int) -> Child:
+            return _Forked(module, arguments, _environment(rank, ranks, rendezvous, logs[rank]))
+
+        failed, code = run_together(start, ranks)
         if failed is None:
             return 0
         if failed:
@@ -96,13 +113,13 @@ def end_on_signals() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def run_together(start: Callable[[int], subprocess.Popen[bytes]], ranks: int) -> tuple[int | None, int]:
+def run_together(start: Callable[[int], Child], ranks: int) -> tuple[int | None, int]:
     """Start all ranks and wait; return (None, 0) when all are done, or the rank that is to blame and its return code.
 
     A rank that refused the request is to blame before any that failed otherwise; among those, the first that was seen to
     fail. When one fails the others are ended, and on any exception all are.
     """
-    children: list[subprocess.Popen[bytes]] = []
+    children: list[Child] = []
     codes: list[int | None] = []
     try:
         for rank in range(ranks):
@@ -114,7 +131,7 @@ def run_together(start: Callable[[int], subprocess.Popen[bytes]], ranks: int) ->
     return (None, 0) if first is None else _find_culprit(codes, first)
 
 
-def _collect_codes(children: list[subprocess.Popen[bytes]]) -> list[int | None]:
+def _collect_codes(children: list[Child]) -> list[int | None]:
     """Wait _LAST_WORDS_S for ranks to end by themselves; return their return codes, None for those still running."""
     deadline = time.monotonic() + _LAST_WORDS_S
     while any(child.poll() is None for child in children) and time.monotonic() < deadline:
@@ -130,9 +147,8 @@ def _find_culprit(codes: list[int | None], first: int) -> tuple[int, int]:
     return rank, codes[rank] or 0
 
 
-def _start(command: list[str], rank: int, ranks: int, rendezvous: Path, log: Path) -> subprocess.Popen[bytes]:
-    environment = {
-        "OMP_NUM_THREADS": "1",
+def _environment(rank: int, ranks: int, rendezvous: Path, log: Path) -> dict[str, str]:
+    return {
         "GLOO_SOCKET_IFNAME": "lo",
         **os.environ,
         "RANK": str(rank),
@@ -140,17 +156,70 @@ def _start(command: list[str], rank: int, ranks: int, rendezvous: Path, log: Pat
         "WORLD_SIZE": str(ranks),
         "LOCAL_WORLD_SIZE": str(ranks),
         RENDEZVOUS: str(rendezvous),
+        **({_OWN_LOG: str(log)} if rank else {}),
     }
-    if rank == 0:
-        return subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL)
-    environment[_OWN_LOG] = str(log)
-    with log.open("wb") as errors:
-        return subprocess.Popen(
-            command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors
-        )
 
 
-def _wait_for_failure(children: list[subprocess.Popen[bytes]]) -> int | None:
+class _Descriptor:
+    """An open file of this process that a process to be started gets too."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __getstate__(self) -> Any:
+        return reduction.DupFd(self.number)
+
+    def __setstate__(self, copied: Any) -> None:
+        self.number = copied.detach()
+
+
+class _Forked:
+    """A rank that was forked, with what `run_together` needs of subprocess.Popen."""
+
+    def __init__(self, module: str, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
+        output = (_Descriptor(1), _Descriptor(2)) if environment["RANK"] == "0" else None
+        self._process = _SERVER.Process(target=_be_rank, args=(module, list(arguments), environment, output))
+        self._process.start()
+        self.pid = self._process.pid or 0
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
+    def wait(self, timeout: float | None = None) -> int:
+        self._process.join(timeout)
+        if self._process.exitcode is None:
+            raise subprocess.TimeoutExpired("rank", timeout or 0)
+        return self._process.exitcode
+
+    def terminate(self) -> None:
+        self._process.terminate()
+
+    def kill(self) -> None:
+        self._process.kill()
+
+
+def _be_rank(
+    module: str,
+    arguments: Sequence[str],
+    environment: Mapping[str, str],
+    output: tuple[_Descriptor, _Descriptor] | None,
+) -> NoReturn:
+    """What a forked process does: take its rank's place, and end with what the module's `main` returns."""
+    os.environ.clear()
+    os.environ.update(environment)
+    with Path(os.devnull).open("r+b") as nothing:
+        os.dup2(nothing.fileno(), 0)
+        if output is None:
+            with Path(environment[_OWN_LOG]).open("wb") as log:
+                os.dup2(nothing.fileno(), 1)
+                os.dup2(log.fileno(), 2)
+        else:
+            for number, descriptor in enumerate(output, start=1):
+                os.dup2(descriptor.number, number)
+    sys.exit(importlib.import_module(module).main(arguments))
+
+
+def _wait_for_failure(children: list[Child]) -> int | None:
     """Return the first rank seen to fail, or None when all are done."""
     while True:
         codes = [child.poll() for child in children]
@@ -162,7 +231,7 @@ def _wait_for_failure(children: list[subprocess.Popen[bytes]]) -> int | None:
         time.sleep(_POLL_S)
 
 
-def _end_all(children: list[subprocess.Popen[bytes]]) -> None:
+def _end_all(children: list[Child]) -> None:
     """Ask those that still run to stop, then kill them; whole sessions where a rank leads one."""
     running = [child for child in children if child.poll() is None]
     for child in running:

@@ -1,8 +1,8 @@
 """What sending costs the hosts themselves: core time a message and a byte, and how long a message takes to be noticed.
 
-Fitted on the machine at hand by `topo-run --calibrate` (runtime/measuring/calibrate.py), and kept with the topology, in the field
-"host" of its JSON. LogP's o and L (Culler et al. 1993) and LogGP's G (Alexandrov et al. 1995), with cores that all ranks
-of a host share.
+Fitted on the machine at hand by `topo-run --calibrate` (runtime/measuring/calibrate.py), and kept with the topology, in
+the field "host" of its JSON. LogP's o and L (Culler et al. 1993) and LogGP's G (Alexandrov et al. 1995), with cores that all
+ranks of a host share.
 """
 
 from __future__ import annotations

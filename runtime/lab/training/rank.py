@@ -11,7 +11,7 @@ import sys
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -88,19 +88,19 @@ class Rank:
         return 0
 
 
-def main() -> int:
-    """Run one rank of the run in the folder given; return the exit code."""
-    folder = RunFolder(Path(sys.argv[1]))
+def main(arguments: list[str]) -> NoReturn:
+    """Run one rank of the run in the folder that is the only argument, and end with its exit code."""
+    folder = RunFolder(Path(arguments[0]))
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     log = os.open(folder.log(rank), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     for stream in (1, 2):  # what libraries print is shown only if the run fails
         os.dup2(log, stream)
     torch.set_num_threads(1)
-    return Rank(folder, folder.read_job(), rank, world).run()
-
-
-if __name__ == "__main__":
-    code = main()
+    code = Rank(folder, folder.read_job(), rank, world).run()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)  # gloo may abort an interpreter that ends while models still hold on to its groups
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
