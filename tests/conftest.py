@@ -5,22 +5,17 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from fractions import Fraction
 from pathlib import Path
 
 import patience
 import pytest
 from hypothesis import HealthCheck, settings
 
-from topoplan.synth.ir.schedule import Schedule
-from topoplan.synth.ir.transfers import Transfer, Transfers
-from topoplan.synth.plan import Plan
 from topoplan.synth.synthesize import collective_on, synthesize
 from topoplan.topo.presets import preset
 
 MACHINES = Path(__file__).resolve().parents[2] / "shared" / "machines"
 SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example]
-EXTRA_STEPS = 400
 
 settings.register_profile("topoplan", deadline=None, suppress_health_check=SLOW)
 settings.load_profile("topoplan")
@@ -64,34 +59,6 @@ def plans(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
         return str(path)
 
     return find_or_synthesize
-
-
-@pytest.fixture(scope="session")
-def slow_plans(plans: Callable[..., str]) -> Callable[[str], str]:
-    """The path of a correct plan for allreduce that hands sums on for hundreds of steps: every race is won by stock."""
-
-    def slowed(topology: str) -> str:
-        path = Path(plans(topology)).with_name(f"slow-{topology}.json".replace(":", "_"))
-        if not path.exists():
-            plan = Plan.load(plans(topology, strategy="ring"))
-            entry = replace(plan.entries[0], max_bytes=None, schedule=_prolonged(plan.entries[0].schedule.uncut))
-            replace(plan, entries=(entry,), alternatives=()).save(path)
-        return str(path)
-
-    return slowed
-
-
-def _prolonged(schedule: Schedule) -> Schedule:
-    """Return a schedule for a ring that goes on when all is done: rank after rank copies a chunk to the next one."""
-    ranks, done = schedule.collective.ranks, schedule.steps
-    copies = [
-        Transfer(done + step, step % ranks, (step + 1) % ranks, 0, "copy") for step in range(EXTRA_STEPS)
-    ]  # fmt: skip
-    return replace(
-        schedule,
-        transfers=Transfers.of([*schedule.transfers, *copies]),
-        step_s_per_GB=(*schedule.step_s_per_GB, *[Fraction(10)] * EXTRA_STEPS),
-    )
 
 
 @pytest.fixture(scope="session")

@@ -19,9 +19,9 @@ from topoplan.synth.synthesize import collective_on, synthesize
 Plans = Callable[..., str]
 
 
-def test_dtypes_operators_shapes_and_lengths(plans: Plans, slow_plans: Plans) -> None:
+def test_dtypes_operators_shapes_and_lengths(plans: Plans) -> None:
     """Every reduction and dtype against float64, lengths that do not divide, empty, transposed and strided tensors."""
-    run_ranks(collectives.dtypes_and_shapes, 4, plans("ring:4"), slow_plans("ring:4"))
+    run_ranks(collectives.dtypes_and_shapes, 4, plans("ring:4"))
 
 
 def test_all_ranks_end_with_the_same_bits(plans: Plans) -> None:
@@ -71,8 +71,8 @@ def test_choices_are_alike_on_all_ranks_and_keep_what_the_caller_brought(plans: 
         assert "stock" in entrants and len(entrants) >= 2 if mode == "race" else not entrants
 
 
-def test_where_stock_wins_stock_is_used_unless_it_lacks_the_dtype(slow_plans: Plans) -> None:
-    run_ranks(choices.stock_wins, 4, slow_plans("ring:4"))
+def test_where_stock_is_chosen_it_is_used_unless_it_lacks_the_dtype(plans: Plans) -> None:
+    run_ranks(choices.stock_is_chosen, 4, plans("ring:4"))
 
 
 def test_a_function_may_choose(plans: Plans) -> None:

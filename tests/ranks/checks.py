@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
 
 import topoplan
+from topoplan.synth.ir.schedule import Schedule
 
 SUMS = dist.ReduceOp.SUM
 MEANS = dist.ReduceOp.AVG
+
+
+def always_stock(size_bytes: int, schedules: Sequence[Schedule]) -> None:
+    """Choose the stock collective at every size (for `choose`)."""
 
 
 @contextmanager

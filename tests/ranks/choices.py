@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 import torch.distributed as dist
 
-from ranks.checks import MEANS, SUMS, refused
+from ranks.checks import MEANS, SUMS, always_stock, refused
 from ranks.topo_backend import start
 from topoplan import Communicator, ExecutionError
 from topoplan.runtime.choose import Choice
@@ -34,15 +34,17 @@ def by_race_and_by_model(path: str) -> list[tuple[str, int, str, list[str]]]:
             communicator.allreduce(x)
             assert (x == 6).all()
             choice = chosen(communicator, x.nbytes)
+            if choose == "race" and choice.label != "stock":
+                assert choice.raced[choice.label] < choice.raced["stock"]
             choices.append((choose, numel, choice.label, sorted(choice.raced)))
     with refused("expected one of race, model, plan"):
         Communicator(path, choose="fastest")
     return choices
 
 
-def stock_wins(slow: str) -> None:
-    """Sums, averages, and a dtype that gloo does not have: a race that stock has won says nothing of that."""
-    communicator = Communicator(slow)
+def stock_is_chosen(path: str) -> None:
+    """Sums, averages, and a dtype that gloo does not have: that stock was chosen says nothing of that."""
+    communicator = Communicator(path, choose=always_stock)
     rank, world = dist.get_rank(), dist.get_world_size()
     for op, wanted in ((SUMS, sum(range(world))), (MEANS, sum(range(world)) / world)):
         x = torch.full((1000,), float(rank))

@@ -11,29 +11,31 @@ from rank_process import leave
 
 import topoplan
 import topoplan.runtime.register
-from ranks.checks import MEANS, SUMS
+from ranks.checks import MEANS, SUMS, always_stock
 from ranks.training import wrapped
+from topoplan.runtime.choose import ChooseMode
 
 ENOUGH = 600_000
 """Length from which on 16-bit whole numbers go through plans: 1 MiB."""
 
 
-def topo_group(plan: str) -> Any:
+def topo_group(plan: str, choose: ChooseMode) -> Any:
     """Return a group of the backend that carries out a plan; its communicator is there after the first call."""
     timeout = patience.deadline(6)
-    return dist.new_group(backend="topo", timeout=timeout, pg_options=topoplan.backend_options(plan))
+    return dist.new_group(backend="topo", timeout=timeout, pg_options=topoplan.backend_options(plan, choose=choose))
 
 
 def sample(rank: int, numel: int, turn: int) -> torch.Tensor:
     return torch.randn(numel, generator=torch.Generator().manual_seed(1000 * turn + 10 * rank))
 
 
-def beside_planned(slow: str) -> None:
-    """Floats go by stock, which is faster than the plan; 16-bit whole numbers by the plan, as gloo cannot add them.
+def beside_planned(path: str) -> None:
+    """Floats of three sizes go by stock, which was chosen; 16-bit whole numbers by the plan, as gloo cannot add them.
 
-    Sums and averages, with gaps between elements; sizes that are new are raced while other calls are under way.
+    Sums and averages, with gaps between elements; other sizes are raced, new ones while other calls are under way.
     """
-    group = topo_group(slow)
+    by_stock = {4 * numel for numel in (6000, 9000, 4001)} | {2 * ENOUGH}
+    group = topo_group(path, lambda size_bytes, schedules: None if size_bytes in by_stock else "race")
     rank, world = dist.get_rank(), dist.get_world_size()
     for turn in range(4):
         calls: list[tuple[Any, torch.Tensor, torch.Tensor | None, dist.ReduceOp.RedOpType]] = []
@@ -64,16 +66,16 @@ def beside_planned(slow: str) -> None:
     assert communicator.wire_bytes > sent
 
 
-def gone_under_the_hook(slow: str) -> str | None:
-    hook = topoplan.ddp_hook(slow, timeout=patience.deadline(6))
+def gone_under_the_hook(path: str) -> str | None:
+    hook = topoplan.ddp_hook(path, timeout=patience.deadline(6), choose=always_stock)
     model = wrapped(
         lambda: torch.nn.Sequential(*[torch.nn.Linear(100, 100) for _ in range(4)]), hook, bucket_cap_mb=0.05
     )
     return until_rank_1_is_gone(lambda: model(torch.ones(2, 100)).sum().backward())
 
 
-def gone_under_the_backend(slow: str) -> str | None:
-    group = topo_group(slow)
+def gone_under_the_backend(path: str) -> str | None:
+    group = topo_group(path, always_stock)
 
     def step() -> None:
         for work in [dist.all_reduce(torch.ones(5000), group=group, async_op=True) for _ in range(3)]:
