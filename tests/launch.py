@@ -28,8 +28,17 @@ _WHAT_COMMANDS_IMPORT = [
     "topoplan.runtime.register",
     "topoplan.synth.synthesize",
 ]
+_WHAT_MODELS_IMPORT = ["torch._dynamo", "torch.distributed.fsdp"]  # DistributedDataParallel does, when one is made
 _SERVER.set_forkserver_preload(
-    ["pytest", "command_process", "rank_process", "ranks.checks", *_COMMANDS, *_WHAT_COMMANDS_IMPORT]
+    [
+        "pytest",
+        "command_process",
+        "rank_process",
+        "ranks.checks",
+        *_COMMANDS,
+        *_WHAT_COMMANDS_IMPORT,
+        *_WHAT_MODELS_IMPORT,
+    ]
 )
 _PATHS = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
 _SPAWN = multiprocessing.get_context("spawn")

@@ -38,14 +38,14 @@ def test_an_unmodified_script_needs_the_backends_name_alone(tmp_path: Path) -> N
         "OMP_NUM_THREADS": "1",
         "TOPOPLAN_CACHE": str(tmp_path / "cache"),
     }
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     ended = run_command(*torchrun, "script.py", env=environment, cwd=tmp_path)
     assert ended.returncode == 0, ended.stderr
     collectives = [file.name.split("-")[0] for file in (tmp_path / "cache").iterdir()]
     assert collectives.count("allreduce") == 1
 
     model, (x, y) = plain_script.network(), plain_script.dataset().tensors
-    plain_script.train(model, [(x[i : i + 32], y[i : i + 32]) for i in range(0, 256, 32)], 3)
+    plain_script.train(model, [(x[i : i + 16], y[i : i + 16]) for i in range(0, 256, 16)], 3)
     for name, value in torch.load(tmp_path / "snapshot.pt").items():
         assert torch.allclose(value, model.state_dict()[name], rtol=1e-4, atol=1e-6), name
 

@@ -141,7 +141,6 @@ def test_an_existing_plan_is_not_replaced_without_force(tmp_path: Path) -> None:
     ("name", "ranks"),
     [
         ("rccl/topo_8p_rome.xml", 8),
-        ("rccl/topo_8p_940.xml", 8),
         ("azure/ncv4-topo.xml", 4),
         ("oci/H100-topology.xml", 8),
     ],
@@ -222,7 +221,7 @@ def test_explain_names_the_bottleneck_and_what_to_improve() -> None:
     paths = synth_json("--collective", "alltoall", "--topology", "dgx1", "--strategy", "packing", "--explain")
     total = sum(x["bound_gain_per_GBps"] * x["bandwidth_GBps"] * x["alike"] for x in paths["explain"]["links"])
     assert total == pytest.approx(paths["bound"]["algbw_GBps"])
-    shown = synth("--collective", "allreduce", "--topology", "dgx1", "--explain", "--time-limit", "10").stdout
+    shown = synth("--collective", "allreduce", "--topology", "dgx1", "--strategy", "packing", "--explain").stdout
     assert "bottleneck: the links between all 8 GPUs" in shown and "links to improve first" in shown
 
 

@@ -46,11 +46,11 @@ def busy_machine() -> Iterator[None]:
             other.wait()
 
 
-@pytest.mark.parametrize("topology", ["dgx1", "mesh:3x3"])
-def test_the_same_request_gives_the_same_plan_whatever_the_load(topology: str) -> None:
-    alone = topo_synth(topology, 1)
+def test_the_same_request_gives_the_same_plan_whatever_the_load() -> None:
+    """benchmarks/same_plan.py asks it of dgx1, seven times."""
+    alone = topo_synth("ring:4", 1)
     with busy_machine():
-        beside = topo_synth(topology, 2)
+        beside = topo_synth("ring:4", 2)
     if alone["search_complete"] and beside["search_complete"]:
         assert alone["plan_hash"] == beside["plan_hash"]
     else:
@@ -58,16 +58,16 @@ def test_the_same_request_gives_the_same_plan_whatever_the_load(topology: str) -
 
 
 def test_a_second_request_in_one_process_gives_the_same_plan() -> None:
-    topology = preset("z52")
+    topology = preset("ring:4")
     hashes = {synthesize(collective_on("allreduce", topology), topology).plan.hash for _ in range(2)}
     assert len(hashes) == 1
 
 
 def test_a_time_limit_that_strikes_is_said() -> None:
-    out = topo_synth("mesh:8x8", 1, "--time-limit", "0.01")
+    out = topo_synth("mesh:6x6", 1, "--time-limit", "0.01")
     assert out["search_complete"] is False
     assert out["verified"] is True
-    command = [sys.executable, "-m", "topoplan.cli.synth", "--collective", "allreduce", "--topology", "mesh:8x8"]
+    command = [sys.executable, "-m", "topoplan.cli.synth", "--collective", "allreduce", "--topology", "mesh:6x6"]
     shown = subprocess.run([*command, "--time-limit", "0.01"], capture_output=True, text=True, check=True).stdout
     assert "search cut short by --time-limit; the gap may be loose" in shown
 

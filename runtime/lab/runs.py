@@ -170,7 +170,8 @@ def _explain_missing(site: Site, system: LabSystem, reason: str) -> RunResult:
 
 
 def _start_on_loopback(folder: Path, ranks: int) -> int:
-    return launch(_RANK, [str(folder)], ranks)
+    # DistributedDataParallel imports torch._dynamo when one is made, for as long as torch itself takes.
+    return launch(_RANK, [str(folder)], ranks, ["torch._dynamo"])
 
 
 @contextmanager

@@ -23,6 +23,7 @@ Backward = Callable[[DDP, int], bool | None]
 Train = Callable[[DDP, Backward], torch.Tensor]
 MANY: dict[str, Any] = {"bucket_cap_mb": 0.015}
 UNUSED: dict[str, Any] = {"find_unused_parameters": True, **MANY}
+STEPS = 12
 
 
 def data(step: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -35,9 +36,9 @@ def backward(ddp: DDP, step: int) -> None:
 
 
 def train(ddp: DDP, backward: Backward = backward) -> torch.Tensor:
-    """Return the parameters after 20 steps."""
+    """Return the parameters after STEPS steps."""
     optimizer = torch.optim.SGD([p for p in ddp.parameters() if p.requires_grad], lr=0.05)
-    for step in range(20):
+    for step in range(STEPS):
         if backward(ddp, step) is False:
             continue
         optimizer.step()
@@ -46,10 +47,10 @@ def train(ddp: DDP, backward: Backward = backward) -> torch.Tensor:
 
 
 def train_unevenly(ddp: DDP, backward: Backward) -> torch.Tensor:
-    """Return the parameters after 20 to 22 steps, another number on each rank, under join()."""
+    """Return the parameters after up to two more steps, another number on each rank, under join()."""
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05)
     with ddp.join():
-        for step in range(20 + dist.get_rank() % 3):
+        for step in range(STEPS + dist.get_rank() % 3):
             backward(ddp, step)
             optimizer.step()
             optimizer.zero_grad()
