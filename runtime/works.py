@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import queue
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -22,6 +23,10 @@ from .reductions import check_reduction
 Call = Callable[[], object]
 _END_S = 5.0
 """Seconds that a thread may take to come to its end: it may be in a call whose peers are gone."""
+
+_KEPT_WORKS, _KEPT_BYTES = 16, 4096
+"""Latest works on tensors of at most so many bytes are kept: DDP's join() hands one to C++, whose pointer keeps alive the
+C++ half alone, and asks for its future later."""
 
 
 class PlannedWork(dist.Work):
@@ -106,6 +111,7 @@ class ThreadQueue:
     """Calls on CPU tensors, carried out by a thread that starts with the first of them."""
 
     def __init__(self) -> None:
+        self._recent: deque[PlannedWork] = deque(maxlen=_KEPT_WORKS)
         self._waiting: queue.Queue[tuple[Call, PlannedWork] | None] = queue.Queue()
         self._thread: threading.Thread | None = None
 
@@ -118,6 +124,8 @@ class ThreadQueue:
         could.
         """
         work = PlannedWork(tensors)
+        if sum(tensor.nbytes for tensor in tensors) <= _KEPT_BYTES:
+            self._recent.append(work)
         is_idle = self._waiting.unfinished_tasks == 0
         if (waits and is_idle) or threading.current_thread() is self._thread:
             _run(call)

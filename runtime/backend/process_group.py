@@ -74,7 +74,7 @@ class TopoGroup(dist.ProcessGroup):
         tensor = _single(tensors)
         if tensor is None or more or not isinstance(opts, AllreduceOptions):
             return self.plain.allreduce(tensors, opts, **more)
-        communicator = self.planned.find("allreduce", None, tensor, tensor.nbytes, opts.reduceOp)
+        communicator = self.planned.find("allreduce", None, tensor, op=opts.reduceOp)
         if communicator is None:
             return self._reduce_by_plain(tensor, opts, [tensor], lambda: self.plain.allreduce(tensors, opts))
         return start_allreduce(communicator, self.planned.queue(tensor), tensor, opts.reduceOp, waits=not opts.asyncOp)
@@ -89,7 +89,7 @@ class TopoGroup(dist.ProcessGroup):
         tensor = _single(tensors)
         if tensor is None or more or not isinstance(opts, ReduceOptions):
             return self.plain.reduce(tensors, opts, **more)
-        communicator = self.planned.find("reduce", opts.rootRank, tensor, tensor.nbytes, opts.reduceOp)
+        communicator = self.planned.find("reduce", opts.rootRank, tensor, op=opts.reduceOp)
         at_root = opts.rootRank == self.rank()
         if communicator is None:
             results = [tensor] if at_root else []
@@ -106,7 +106,7 @@ class TopoGroup(dist.ProcessGroup):
         tensor = _single(tensors)
         if tensor is None or more or not isinstance(opts, BroadcastOptions):
             return self.plain.broadcast(tensors, opts, **more)
-        communicator = self.planned.find("broadcast", opts.rootRank, tensor, tensor.nbytes)
+        communicator = self.planned.find("broadcast", opts.rootRank, tensor)
         if communicator is None:
             return self.plain.broadcast(tensors, opts)
         return self.planned.queue(tensor).carry_out(
@@ -123,7 +123,7 @@ class TopoGroup(dist.ProcessGroup):
             return self.plain.allgather(output_tensors, input_tensors, opts, **more)
         communicator = None
         if all(part.numel() == tensor.numel() and part.dtype == tensor.dtype for part in parts):
-            communicator = self.planned.find("allgather", None, tensor, tensor.nbytes * self.size())
+            communicator = self.planned.find("allgather", None, tensor, self.size())
         if communicator is None:
             return self.plain.allgather(output_tensors, input_tensors, opts)
 
@@ -140,7 +140,7 @@ class TopoGroup(dist.ProcessGroup):
         opts = AllgatherOptions() if opts is None else opts
         communicator = None
         if output.numel() == input.numel() * self.size() and output.dtype == input.dtype:
-            communicator = self.planned.find("allgather", None, input, output.nbytes)
+            communicator = self.planned.find("allgather", None, input, self.size())
         if communicator is None:
             return self.plain._allgather_base(output, input, opts)
         return self.planned.queue(input).carry_out(
@@ -168,7 +168,7 @@ class TopoGroup(dist.ProcessGroup):
             return self.plain.reduce_scatter(output_tensors, input_tensors, opts, **more)
         communicator = None
         if all(part.numel() == output.numel() and part.dtype == output.dtype for part in parts):
-            communicator = self.planned.find("reduce-scatter", None, output, output.nbytes * self.size(), opts.reduceOp)
+            communicator = self.planned.find("reduce-scatter", None, output, self.size(), opts.reduceOp)
         if communicator is None:
             start = lambda: self.plain.reduce_scatter(output_tensors, input_tensors, opts)  # noqa: E731
             return self._reduce_by_plain(output, opts, [output], start)
@@ -184,7 +184,7 @@ class TopoGroup(dist.ProcessGroup):
         opts = ReduceScatterOptions() if opts is None else opts
         communicator = None
         if input.numel() == output.numel() * self.size() and output.dtype == input.dtype:
-            communicator = self.planned.find("reduce-scatter", None, input, input.nbytes, opts.reduceOp)
+            communicator = self.planned.find("reduce-scatter", None, input, op=opts.reduceOp)
         if communicator is None:
             return self._reduce_by_plain(
                 output, opts, [output], lambda: self.plain._reduce_scatter_base(output, input, opts)
@@ -215,7 +215,7 @@ class TopoGroup(dist.ProcessGroup):
         communicator = None
         if not any(map(len, splits)) and not more and isinstance(opts, AllToAllOptions):
             fits = output.numel() == input.numel() and output.dtype == input.dtype and input.numel() % self.size() == 0
-            communicator = self.planned.find("alltoall", None, input, input.nbytes) if fits else None
+            communicator = self.planned.find("alltoall", None, input) if fits else None
         if communicator is None:
             return self.plain.alltoall_base(output, input, *splits, opts, **more)
         return self.planned.queue(input).carry_out(
