@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import weakref
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -70,6 +71,8 @@ class TopoGroup(dist.ProcessGroup):
 
     def allreduce(self, tensors: Any, opts: Any = None, **more: Any) -> dist.Work:  # type: ignore[override]
         """See torch.distributed.all_reduce."""
+        if isinstance(tensors, torch.Tensor):  # ProcessGroup.allreduce(tensor, op) is an overload of its own
+            return self.allreduce([tensors], _allreduce_options(opts, **more))
         opts = AllreduceOptions() if opts is None else opts
         tensor = _single(tensors)
         if tensor is None or more or not isinstance(opts, AllreduceOptions):
@@ -87,7 +90,7 @@ class TopoGroup(dist.ProcessGroup):
     def reduce(self, tensors: Any, opts: Any = None, **more: Any) -> dist.Work:  # type: ignore[override]
         """See torch.distributed.reduce. Tensors of ranks that are not the root stay as they are."""
         tensor = _single(tensors)
-        if tensor is None or more or not isinstance(opts, ReduceOptions):
+        if tensor is None or more or not isinstance(opts, ReduceOptions) or opts.rootRank < 0:
             return self.plain.reduce(tensors, opts, **more)
         communicator = self.planned.find("reduce", opts.rootRank, tensor, op=opts.reduceOp)
         at_root = opts.rootRank == self.rank()
@@ -104,7 +107,7 @@ class TopoGroup(dist.ProcessGroup):
     def broadcast(self, tensors: Any, opts: Any = None, **more: Any) -> dist.Work:  # type: ignore[override]
         """See torch.distributed.broadcast."""
         tensor = _single(tensors)
-        if tensor is None or more or not isinstance(opts, BroadcastOptions):
+        if tensor is None or more or not isinstance(opts, BroadcastOptions) or opts.rootRank < 0:
             return self.plain.broadcast(tensors, opts, **more)
         communicator = self.planned.find("broadcast", opts.rootRank, tensor)
         if communicator is None:
@@ -261,6 +264,17 @@ class TopoGroup(dist.ProcessGroup):
 def _single(tensors: Any) -> Any:
     """Return the only item of a list; None where it is no list, or has several."""
     return tensors[0] if isinstance(tensors, (list, tuple)) and len(tensors) == 1 else None
+
+
+def _allreduce_options(op: Any = None, timeout: timedelta | None = None, **more: Any) -> AllreduceOptions:
+    """Return options as ProcessGroup.allreduce takes them one by one."""
+    opts = AllreduceOptions()
+    op = more.get("op", op)
+    if op is not None:
+        opts.reduceOp = op if isinstance(op, dist.ReduceOp) else dist.ReduceOp(op)
+    if timeout is not None:
+        opts.timeout = timeout
+    return opts
 
 
 def _inherit_options() -> BackendOptions | None:
