@@ -38,16 +38,16 @@ def test_a_plan_is_kept_used_again_and_replaced_when_damaged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "not" / "there" / "yet"
-    plan = load_or_synthesize(ALLREDUCE, preset("ring:4"), folder, 20)
+    plan = load_or_synthesize(ALLREDUCE, preset("switch:4"), folder, 20)
     (file,) = folder.iterdir()
     text = file.read_text(encoding="utf-8")
     with monkeypatch.context() as changed:
         changed.setattr(plan_cache, "synthesize", None)
-        assert load_or_synthesize(ALLREDUCE, preset("ring:4"), folder, 20).hash == plan.hash
+        assert load_or_synthesize(ALLREDUCE, preset("switch:4"), folder, 20).hash == plan.hash
     for damaged in (text[: len(text) // 2], "", text.replace('"ranks": 4', '"ranks": 5', 1), "[]"):
         file.write_text(damaged, encoding="utf-8")
         with caplog.at_level(logging.WARNING):
-            assert load_or_synthesize(ALLREDUCE, preset("ring:4"), folder, 20).collective == ALLREDUCE
+            assert load_or_synthesize(ALLREDUCE, preset("switch:4"), folder, 20).collective == ALLREDUCE
         assert str(file) in caplog.messages[-1]
         caplog.clear()
         assert Plan.load(file).collective == ALLREDUCE
@@ -74,7 +74,7 @@ def test_plans_of_like_machines_are_not_mixed_up(tmp_path: Path, caplog: pytest.
 def test_a_folder_that_cannot_be_written_costs_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "file").write_text("", encoding="utf-8")
     with caplog.at_level(logging.WARNING):
-        assert load_or_synthesize(ALLREDUCE, preset("ring:4"), tmp_path / "file", 20).collective == ALLREDUCE
+        assert load_or_synthesize(ALLREDUCE, preset("switch:4"), tmp_path / "file", 20).collective == ALLREDUCE
     assert "not kept" in caplog.text
 
 

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import tarfile
 from pathlib import Path
 
-import patience
 import pytest
 from fake_nvml import bridged_pairs, captured, hybrid_cube_mesh, lost_gpu, nvswitch_box, probe, two_socket_pcie
-from launch import run_module
+from launch import run_joined, run_module
 
 from topoplan.topo.formats import nccl_xml
 from topoplan.topo.formats.nccl_xml import fill_skeleton
@@ -159,13 +156,7 @@ def test_smi_text_and_tree_of_the_machine(tmp_path: Path) -> None:
 
 def test_ranks_of_a_launch_print_once_and_are_joined() -> None:
     """Two ranks on a host without GPUs: stand-ins, printed by the first of them."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    done = subprocess.run(
-        [*command, "-m", "topoplan.cli.probe", "--json"],
-        capture_output=True,
-        text=True,
-        timeout=patience.seconds(120),
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert len(Topology.loads(done.stdout).ranks) == 2
+    first, second = run_joined("topoplan.cli.probe", "--json", ranks=2)
+    assert (first.returncode, second.returncode) == (0, 0), first.stderr + second.stderr
+    assert len(Topology.loads(first.stdout).ranks) == 2
+    assert second.stdout == ""

@@ -38,7 +38,7 @@ CONTRACT = {
 
 def test_the_contract_of_json(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
-    out = synth_json("--collective", "allreduce", "--topology", "dgx1", "-o", str(path))
+    out = synth_json("--collective", "allreduce", "--topology", "dgx1", "--strategy", "packing", "-o", str(path))
     assert set(out) >= CONTRACT
     assert out["topology"]["ranks"] == 8
     assert out["topology"]["fingerprint"] == Plan.load(path).topology.fingerprint
@@ -225,9 +225,8 @@ def test_explain_names_the_bottleneck_and_what_to_improve() -> None:
     assert "bottleneck: the links between all 8 GPUs" in shown and "links to improve first" in shown
 
 
-@pytest.mark.parametrize("limit", ["0.5", "2"])
-def test_a_time_limit_with_a_plan_in_hand_is_no_failure(limit: str) -> None:
-    out = synth_json("--collective", "allreduce", "--topology", "mesh:16x16", "--time-limit", limit)
+def test_a_time_limit_with_a_plan_in_hand_is_no_failure() -> None:
+    out = synth_json("--collective", "allreduce", "--topology", "mesh:16x16", "--time-limit", "0.5")
     assert out["verified"] and 0 <= out["gap"] < 1
 
 

@@ -63,10 +63,10 @@ def test_recorded_machines_are_valid(name: str, recorded: Callable[[str], Path])
 def test_plans_host_costs_and_settings_are_valid(tmp_path: Path) -> None:
     validate(HostCosts().to_json(), "host-costs")
     validate({"epochs": 3, "hidden": []}, "lab-settings")
-    for topology in (with_host(preset("dgx1"), HostCosts(cores=8)), preset("switch:4"), preset("pcie-2socket")):
+    for topology in (with_host(preset("switch:4"), HostCosts(cores=8)), preset("pcie-2socket")):
         validate(json.loads(topology.dumps()), "topology")
         for collective in ("allreduce", "alltoall"):
-            plan = synthesize(collective_on(collective, topology), topology, "auto", 10).plan
+            plan = synthesize(collective_on(collective, topology), topology, "packing").plan
             plan.save(tmp_path / "plan.json", overwrite=True)
             validate(json.loads((tmp_path / "plan.json").read_text()), "plan")
 

@@ -68,7 +68,7 @@ def test_the_load_is_what_the_transfers_put_on_each_link() -> None:
     assert all(found.load[link] / topology.capacity_GBps[link] == found.s_per_GB for link in found.busiest)
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(st.data())
 def test_no_division_in_twelfths_is_faster_than_the_one_found(data: st.DataObject) -> None:
     """Hosts behind one or two switches, with ports and trunk of any rate, against all divisions in twelfths."""
