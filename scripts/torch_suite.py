@@ -84,7 +84,7 @@ class Suite:
         self.folder = tempfile.TemporaryDirectory(prefix="torch-suite-")
         os.environ |= {
             "BACKEND": "gloo", "WORLD_SIZE": str(ranks), "TEMP_DIR": self.folder.name, "GLOO_SOCKET_IFNAME": "lo",
-            "OMP_NUM_THREADS": "1", "TOPOPLAN_CACHE": str(Path(self.folder.name, "plans")),
+            "OMP_NUM_THREADS": "1", "TOPOPLAN_CACHE": str(Path(self.folder.name, "plans")), "TOPOPLAN_PLANS": f"full:{ranks}",
         }  # fmt: skip
         logging.disable(logging.ERROR)
         self.cases = list(_find_tests(names))
