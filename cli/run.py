@@ -10,7 +10,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from ..topo.errors import ExecutionError, InputError, PlanMismatchError, VerificationError
-from .common import Parser, run_command
+from .common import Parser, file_name, run_command
 from .sizes import parse_size
 
 if TYPE_CHECKING:
@@ -92,6 +92,7 @@ def _parser() -> Parser:
     add(
         "-o",
         dest="output",
+        type=file_name,
         metavar="FILE",
         help="with --calibrate: write the topology to this file (default: standard output)",
     )

@@ -20,6 +20,7 @@ class Report:
 
     `table` lists the forests that packing considered, `declined` why strategies have no schedule, `healthy` is the plan of
     the machine before --without-link and the like changed it, `cut_short` lists the searches that the time limit stopped.
+    `root_as_given` is the root in the numbering of the machine before it changed.
     """
 
     collective: Collective
@@ -33,6 +34,7 @@ class Report:
     healthy: Plan | None = None
     explanation: Explanation | None = None
     cut_short: list[str] = field(default_factory=list)
+    root_as_given: int | None = None
 
 
 def bound_json(limit: Bound) -> dict[str, Any]:
@@ -45,17 +47,21 @@ def bound_json(limit: Bound) -> dict[str, Any]:
     }
 
 
-def head_json(collective: Collective, topology: Topology) -> dict[str, Any]:
-    """Return what was asked for."""
+def head_json(report: Report) -> dict[str, Any]:
+    """Return what was asked for. `root` is a rank of the plan, `root_as_given` the same GPU's on the machine as given."""
+    collective, topology = report.collective, report.topology
     head = {"name": topology.name, "fingerprint": topology.fingerprint, "ranks": collective.ranks}
-    return {"topology": head, "collective": collective.name, "root": collective.root}
+    out = {"topology": head, "collective": collective.name, "root": collective.root}
+    if collective.root is not None:
+        out |= {"root_device": topology.ranks[collective.root], "root_as_given": report.root_as_given}
+    return out
 
 
 def synthesis_json(report: Report) -> dict[str, Any]:
     """Return the object that --json prints."""
     plan, front = report.plan, report.front
     limit = plan.bound if plan is not None else front.bound if front is not None else None
-    out = head_json(report.collective, report.topology) | _chosen_json(report)
+    out = head_json(report) | _chosen_json(report)
     out["bound"] = bound_json(limit) if limit is not None else None
     out["gap"] = float(plan.gap_of(plan.entry_for(report.size))) if plan is not None else None
     out["verified"] = plan is not None

@@ -44,6 +44,14 @@ def cut_text(cut_short: list[str]) -> str:
     return f"search cut short by --time-limit; the gap may be loose ({listed})"
 
 
+def root_text(report: Report) -> str:
+    """Return which GPU the root is, in the plan's numbering and in that of the machine as given where they differ."""
+    root = report.collective.root
+    assert root is not None
+    given = "" if root == report.root_as_given else f" of the plan, {report.root_as_given} of the machine as given"
+    return f"root: {report.topology.ranks[root]}, rank {root}{given}"
+
+
 def print_tables(report: Report, *, with_forests: bool) -> None:
     """Print everything for people on standard output."""
     from rich.console import Console
@@ -53,6 +61,8 @@ def print_tables(report: Report, *, with_forests: bool) -> None:
         _print_front(console, report.front)
     if report.plan is not None:
         _print_plan(console, report.plan, report.size)
+    if report.collective.root is not None:
+        console.print(root_text(report), highlight=False, soft_wrap=True, markup=False)
     if report.healthy is not None:
         _print_healthy(console, report.healthy, report)
     if report.table and with_forests:
