@@ -242,6 +242,9 @@ class Plan:
                 f"{where}: the plan says it is for fingerprint {file.fingerprint}, its topology has {topology.fingerprint}"
             )
         schedules = [Schedule.from_fields(s, f"{where}: schedules[{i}]") for i, s in enumerate(file.schedules)]
+        for i, schedule in enumerate(schedules):
+            if schedule.segments != 1 or schedule.stepwise:
+                raise VerificationError(f"{where}: schedules[{i}]: it is cut into segments; only entries say how")
         for number in (*(entry.schedule for entry in file.entries), *file.alternatives):
             if number >= len(schedules):
                 raise VerificationError(f"{where}: an entry names schedule {number}; {len(schedules)} are listed")

@@ -16,7 +16,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from .devices import DEFAULT_BANDWIDTH_GBps, DEFAULT_LATENCY_us, Device, DeviceKind, Link, SwitchFamily, both_ways
 from .errors import InputError
 from .exact import fraction_to_json
-from .schema import MOST, Count, Identifier, Label, read_as
+from .schema import MOST, Count, Identifier, Label, is_label, read_as
 
 FORMAT = "topoplan-topology"
 VERSION = 1
@@ -39,7 +39,7 @@ class DeviceFields(Struct):
     can_copy: Annotated[bool | None, Meta(description="whether a switch multiplies what passes through it")] = False
     numa_node: Annotated[int, Meta(ge=-MOST, le=MOST)] | None = None
     bus_id: Annotated[Label | None, Meta(description="PCI address, as in 0000:3b:00.0")] = None
-    source: Annotated[str | None, Meta(description="where the device is known from")] = None
+    source: Annotated[Label | None, Meta(description="where the device is known from")] = None
 
 
 class LinkFields(Struct):
@@ -54,7 +54,7 @@ class LinkFields(Struct):
     latency_us: Annotated[Fraction | None, Meta(description="microseconds, 0 or more; default 0.7")] = None
     kind: Annotated[Label | None, Meta(description="the medium: nvlink, xgmi, pcie, smp, network, ...")] = "link"
     count: Annotated[Count | None, Meta(description="lanes or bonded links; the bandwidth is of all together")] = 1
-    source: Annotated[str | None, Meta(description="where the link is known from")] = None
+    source: Annotated[Label | None, Meta(description="where the link is known from")] = None
     bidirectional: Annotated[bool, Meta(description="whether it stands for its reverse, too")] = False
 
 
@@ -66,7 +66,7 @@ class TopologyFile(Struct):
     format: Literal["topoplan-topology"] = "topoplan-topology"
     version: Literal[1] = 1
     name: Label | UnsetType = UNSET
-    source: str | None = None
+    source: Label | None = None
     host: Annotated[
         Any,
         Meta(description="what sending costs the hosts", extra_json_schema={"$ref": "host-costs.schema.json"}),
@@ -83,7 +83,13 @@ def read_topology_file(data: object, where: str) -> TopologyFile:
     if isinstance(data, dict):
         _check_format(data, where)
         _check_size(data, where)
-    return read_as(data, TopologyFile, where)
+    file = read_as(data, TopologyFile, where)
+    assert isinstance(data, dict)
+    _check_kept_names(data, where)
+    for key in ("devices", "links"):
+        for i, row in enumerate(data.get(key) or ()):
+            _check_kept_names(row, f"{where}: {key}[{i}]")
+    return file
 
 
 def _check_format(data: dict[str, Any], where: str) -> None:
@@ -102,6 +108,16 @@ def _check_size(data: dict[str, Any], where: str) -> None:
             f"{where}: {len(devices)} devices and {directed} links, each way counted; "
             f"more than {MAX_DEVICES} and {MAX_LINKS} are refused: describe a part of the machine"
         )
+
+
+def _check_kept_names(row: Mapping[str, Any], where: str) -> None:
+    """Raise InputError where a field that is kept, such as a device's host, has control characters: they would be printed."""
+    for key, value in row.items():
+        for text in (key, value):
+            if isinstance(text, str) and not is_label(text):
+                raise InputError(
+                    f"{where}: {key!r:.40}: expected a string without control characters, got {text!r:.40}"
+                )
 
 
 def read_devices(file: TopologyFile, data: Mapping[str, Any]) -> tuple[Device, ...]:
