@@ -14,8 +14,8 @@ from ..topo.errors import InfeasibleError, TimeLimitError
 from .common import run_command
 from .sizes import parse_size
 from .synth_options import PROG, build_parser, check_options, parse_instance, parse_limits
-from .synth_output import Report, bound_json, head_json, synthesis_json
-from .synth_tables import cut_text, limit_text, print_tables, root_text, why_text
+from .synth_output import Report, bound_json, head_json, switches_json, synthesis_json
+from .synth_tables import cut_text, limit_text, print_tables, root_text, switch_lines, why_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -42,6 +42,7 @@ def _run(args: argparse.Namespace) -> int:
     check_options(args)
     size = parse_size(args.size)
     from ..synth.effort import Effort
+    from ..synth.in_network import bound_in_network
     from ..synth.synthesize import collective_on, synthesize
     from ..topo.derived.degrade import Change, degrade, move_root
     from ..topo.derived.stripes import merge_nvswitches
@@ -63,6 +64,7 @@ def _run(args: argparse.Namespace) -> int:
 
             effort = Effort(args.time_limit)
             limit = bound(collective, topology, effort, say)
+            report.in_network = bound_in_network(collective, topology, limit, effort)
             report.seconds, report.cut_short = time.monotonic() - started, effort.cut_short
             return _print_bound(args, limit, report)
         if args.pareto or args.instance:
@@ -87,6 +89,11 @@ def _run(args: argparse.Namespace) -> int:
                 effort = Effort(started + args.time_limit - time.monotonic())
                 report.explanation = explain(collective, topology, result.plan.bound, result.candidates, effort)
                 report.cut_short += effort.cut_short
+    limit = (
+        report.front.bound if report.plan is None and report.front is not None else report.plan and report.plan.bound
+    )
+    if limit is not None:
+        report.in_network = bound_in_network(collective, topology, limit)
     report.seconds = time.monotonic() - started
     if args.output and report.plan is not None:
         report.plan.save(args.output, overwrite=args.force)
@@ -161,6 +168,7 @@ def _print_bound(args: argparse.Namespace, limit: Bound, report: Report) -> int:
         body |= {
             "size_bytes": parse_size(args.size),
             "bound": bound_json(limit),
+            **switches_json(report),
             "verified": False,
             "synthesis_s": report.seconds,
             "search_complete": not report.cut_short,
@@ -170,6 +178,8 @@ def _print_bound(args: argparse.Namespace, limit: Bound, report: Report) -> int:
     collective, topology = report.collective, report.topology
     print(f"{collective.name} on {topology.name}, {collective.ranks} ranks: at most {limit_text(limit)} GB/s algbw")
     print(why_text(limit))
+    for line in switch_lines(report):
+        print(line)
     if collective.root is not None:
         print(root_text(report))
     if report.cut_short:

@@ -20,7 +20,8 @@ class Report:
 
     `table` lists the forests that packing considered, `declined` why strategies have no schedule, `healthy` is the plan of
     the machine before --without-link and the like changed it, `cut_short` lists the searches that the time limit stopped.
-    `root_as_given` is the root in the numbering of the machine before it changed.
+    `root_as_given` is the root in the numbering of the machine before it changed. `in_network` is the bound
+    where switches add that could, and of which the topology does not say that they do.
     """
 
     collective: Collective
@@ -35,6 +36,7 @@ class Report:
     explanation: Explanation | None = None
     cut_short: list[str] = field(default_factory=list)
     root_as_given: int | None = None
+    in_network: Bound | None = None
 
 
 def bound_json(limit: Bound) -> dict[str, Any]:
@@ -45,6 +47,16 @@ def bound_json(limit: Bound) -> dict[str, Any]:
         "kind": limit.kind,
         "certificate": dict(limit.certificate),
     }
+
+
+def switches_json(report: Report) -> dict[str, Any]:
+    """Return what the bound assumes of switches, and the bound where those add that could."""
+    from ..synth.in_network import describe_assumption
+
+    out: dict[str, Any] = {"bound_assumes": describe_assumption(report.topology)}
+    if report.in_network is not None:
+        out["bound_in_network"] = bound_json(report.in_network)
+    return out
 
 
 def head_json(report: Report) -> dict[str, Any]:
@@ -63,6 +75,7 @@ def synthesis_json(report: Report) -> dict[str, Any]:
     limit = plan.bound if plan is not None else front.bound if front is not None else None
     out = head_json(report) | _chosen_json(report)
     out["bound"] = bound_json(limit) if limit is not None else None
+    out |= switches_json(report)
     out["gap"] = float(plan.gap_of(plan.entry_for(report.size))) if plan is not None else None
     out["verified"] = plan is not None
     out["synthesis_s"] = report.seconds

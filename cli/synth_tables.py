@@ -44,6 +44,21 @@ def cut_text(cut_short: list[str]) -> str:
     return f"search cut short by --time-limit; the gap may be loose ({listed})"
 
 
+def switch_lines(report: Report) -> list[str]:
+    """Return what is said of the switches that the bound rests on: nothing where there are none, or they all just pass on."""
+    from ..synth.cost.innetwork import computes_in_network
+    from ..synth.in_network import describe_assumption, describe_possible
+
+    if report.in_network is not None:
+        return [
+            f"that bound assumes that {describe_assumption(report.topology)}; {describe_possible(report.topology)}, and then "
+            f"the bound is {limit_text(report.in_network)} GB/s algbw"
+        ]
+    return (
+        [f"that bound assumes: {describe_assumption(report.topology)}"] if computes_in_network(report.topology) else []
+    )
+
+
 def root_text(report: Report) -> str:
     """Return which GPU the root is, in the plan's numbering and in that of the machine as given where they differ."""
     root = report.collective.root
@@ -61,6 +76,8 @@ def print_tables(report: Report, *, with_forests: bool) -> None:
         _print_front(console, report.front)
     if report.plan is not None:
         _print_plan(console, report.plan, report.size)
+    for line in switch_lines(report):
+        console.print(line, highlight=False, soft_wrap=True, markup=False)
     if report.collective.root is not None:
         console.print(root_text(report), highlight=False, soft_wrap=True, markup=False)
     if report.healthy is not None:

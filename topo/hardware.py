@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 
+from .devices import InNetwork
+
 # -- NVLink --------------------------------------------------------------------------------------------------------
 
 NVLINK_DATASHEET_GBps: Mapping[int, Fraction] = {
@@ -25,6 +27,41 @@ NVLINK_DATASHEET_GBps: Mapping[int, Fraction] = {
 
 NVLINK_LINKS_PER_GPU: Mapping[int, int] = {1: 4, 2: 6, 3: 12, 4: 18, 5: 18}
 """NVLinks of the largest GPU of a generation (P100, V100, A100, H100, B200; same sources)."""
+
+_NVLINK_GENERATION_OF_SM = ((100, 5), (90, 4), (80, 3), (70, 2), (60, 1))
+NVSWITCH_GENERATIONS: Mapping[str, int] = {"1ac1": 2, "1ac2": 2, "1af1": 3, "22a3": 4}
+"""NVLink generation of NVSwitches by PCI device id (PCI ID repository: GV100, GA100 and GH100)."""
+_NVLINK_GENERATION_OF_LINKS = {6: 2, 12: 3, 18: 4}
+_FIRST_GENERATION_THAT_ADDS = 4
+
+
+def nvlink_generation(sm: int) -> int:
+    """Return the NVLink generation of a GPU of a compute capability (times ten)."""
+    return next((generation for least, generation in _NVLINK_GENERATION_OF_SM if sm >= least), 1)
+
+
+def nvswitch_adding(generation: int | None = None, links_per_gpu: int | None = None) -> InNetwork | None:
+    """Return whether NVSwitches could add, by their NVLink generation or by the links that a GPU has to them (18: Hopper and
+    later, 12: A100, 6: V100); None where neither tells.
+
+    The third NVSwitch, that of NVLink 4, is the first with engines for sums and multicast, NVLink SHARP (NVIDIA H100 Tensor
+    Core GPU architecture whitepaper, "Third-generation NVSwitch"). NCCL calls it NVLS.
+    """
+    if generation is None:
+        generation = _NVLINK_GENERATION_OF_LINKS.get(links_per_gpu or 0)
+    if generation is None:
+        return None
+    if generation < _FIRST_GENERATION_THAT_ADDS:
+        return InNetwork("no", f"the NVSwitch of NVLink {generation} has no NVLink SHARP")
+    return InNetwork(
+        "possible", "NVSwitch 3 and later have NVLink SHARP (NVIDIA H100 whitepaper); NCCL uses it as NVLS"
+    )
+
+
+QUANTUM_ADDING = InNetwork(
+    "possible", "InfiniBand switches for HDR and NDR have SHARP (NVIDIA Quantum datasheets); NCCL uses it as CollNet"
+)
+"""Whether the InfiniBand switches of DGX clusters could add."""
 
 _NVLINK_COUNTED_GBps: tuple[tuple[int, Fraction], ...] = (
     (100, Fraction(401, 10)),

@@ -13,7 +13,17 @@ from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from .devices import DEFAULT_BANDWIDTH_GBps, DEFAULT_LATENCY_us, Device, DeviceKind, Link, SwitchFamily, both_ways
+from .devices import (
+    Ability,
+    DEFAULT_BANDWIDTH_GBps,
+    DEFAULT_LATENCY_us,
+    Device,
+    DeviceKind,
+    InNetwork,
+    Link,
+    SwitchFamily,
+    both_ways,
+)
 from .errors import InputError
 from .exact import fraction_to_json
 from .schema import MOST, Count, Identifier, Label, is_label, read_as
@@ -29,6 +39,13 @@ _DERIVED = frozenset({"fingerprint", "gpudirect", "gpudirect_missing", "findings
 """What topo-probe works out from all the rest, and does not read back."""
 
 
+class InNetworkFields(Struct):
+    """What a switch could add: "possible" where its hardware can and whoever runs the job must switch it on."""
+
+    reduce: Ability
+    source: Annotated[Label | None, Meta(description="who says so")] = None
+
+
 class DeviceFields(Struct):
     """A device; other fields are kept. Ranks are the GPUs in their order."""
 
@@ -37,6 +54,7 @@ class DeviceFields(Struct):
     family: Annotated[SwitchFamily | None, Meta(description="of a switch")] = None
     can_reduce: Annotated[bool | None, Meta(description="whether a switch adds what passes through it")] = False
     can_copy: Annotated[bool | None, Meta(description="whether a switch multiplies what passes through it")] = False
+    in_network: Annotated[InNetworkFields | None, Meta(description="what a switch could add")] = None
     numa_node: Annotated[int, Meta(ge=-MOST, le=MOST)] | None = None
     bus_id: Annotated[Label | None, Meta(description="PCI address, as in 0000:3b:00.0")] = None
     source: Annotated[Label | None, Meta(description="where the device is known from")] = None
@@ -133,6 +151,7 @@ def read_devices(file: TopologyFile, data: Mapping[str, Any]) -> tuple[Device, .
             fields.bus_id,
             fields.source,
             _undeclared(row, _DEVICE_FIELDS),
+            None if fields.in_network is None else InNetwork(fields.in_network.reduce, fields.in_network.source or ""),
         )
         for fields, row in zip(file.devices, data["devices"], strict=True)
     )
@@ -184,6 +203,9 @@ def device_to_json(device: Device) -> dict[str, Any]:
     out: dict[str, Any] = {"id": device.id, "kind": device.kind}
     if device.kind == "switch":
         out |= {"can_reduce": device.can_reduce, "can_copy": device.can_copy}
+    if device.in_network is not None:
+        source = {"source": device.in_network.source} if device.in_network.source else {}
+        out["in_network"] = {"reduce": device.in_network.reduce, **source}
     for key in ("family", "numa_node", "bus_id", "source"):
         if getattr(device, key) is not None:
             out[key] = getattr(device, key)

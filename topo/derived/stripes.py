@@ -50,7 +50,7 @@ def merge_nvswitches(topology: Topology) -> Topology:
 def _classify_nvswitches(topology: Topology) -> dict[object, list[str]]:
     """Return NVSwitches by class: refined until all of a class have the same links to every device and to every class."""
     switches = [d for d in topology.devices if d.family == "nvswitch"]
-    label: dict[str, object] = {d.id: ("switch", d.can_reduce, d.can_copy) for d in switches}
+    label: dict[str, object] = {d.id: ("switch", d.can_reduce, d.can_copy, d.in_network) for d in switches}
     while True:
         rows: dict[str, list[tuple[str, ...]]] = defaultdict(list)
         for link in topology.links:

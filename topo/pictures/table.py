@@ -42,6 +42,8 @@ def write(topology: Topology, colour: bool = False) -> str:
         console.print(Text(f"source: {topology.source}"), soft_wrap=True)
     console.print()
     console.print(_list_devices(topology))
+    for line in list_adding(topology):
+        console.print(Text(line), soft_wrap=True)
     if ranks > 1:
         _print_gpus(console, topology, columns)
     if topology.links:
@@ -82,6 +84,20 @@ def _list_devices(topology: Topology) -> Table:
         cells = (rank.get(device.id, ""), device.id, _describe_kind(device), node, device.bus_id or "", str(name or ""))
         table.add_row(*(Text(cell) for cell in cells))
     return table
+
+
+def list_adding(topology: Topology) -> list[str]:
+    """Return a line for each answer to whether switches add what passes through them, with its source."""
+    by_answer: dict[tuple[str, str], list[str]] = {}
+    for device in topology.devices:
+        if device.in_network is not None:
+            by_answer.setdefault((device.in_network.reduce, device.in_network.source), []).append(device.id)
+        elif device.kind == "switch" and device.can_reduce:
+            by_answer.setdefault(("yes", "can_reduce"), []).append(device.id)
+    return [
+        f"sums in {', '.join(ids[:4])}{' ...' if len(ids) > 4 else ''}: {answer}" + (f" ({source})" if source else "")
+        for (answer, source), ids in by_answer.items()
+    ]
 
 
 def _describe_kind(device: Device) -> str:
