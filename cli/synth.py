@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ..topo.errors import InfeasibleError, TimeLimitError
+from ..topo.pictures.cables import describe_rates
 from .common import run_command
 from .sizes import parse_size
 from .synth_options import PROG, build_parser, check_options, parse_instance, parse_limits
@@ -178,7 +179,7 @@ def _print_bound(args: argparse.Namespace, limit: Bound, report: Report) -> int:
     collective, topology = report.collective, report.topology
     print(f"{collective.name} on {topology.name}, {collective.ranks} ranks: at most {limit_text(limit)} GB/s algbw")
     print(why_text(limit))
-    for line in switch_lines(report):
+    for line in [*switch_lines(report), *describe_rates(topology)]:
         print(line)
     if collective.root is not None:
         print(root_text(report))

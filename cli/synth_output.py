@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from ..topo.pictures.cables import describe_rates
+
 if TYPE_CHECKING:
     from ..synth.certificate import Bound
     from ..synth.explain import Explanation
@@ -62,7 +64,10 @@ def switches_json(report: Report) -> dict[str, Any]:
 def head_json(report: Report) -> dict[str, Any]:
     """Return what was asked for. `root` is a rank of the plan, `root_as_given` the same GPU's on the machine as given."""
     collective, topology = report.collective, report.topology
-    head = {"name": topology.name, "fingerprint": topology.fingerprint, "ranks": collective.ranks}
+    head: dict[str, Any] = {"name": topology.name, "fingerprint": topology.fingerprint, "ranks": collective.ranks}
+    rates = describe_rates(topology)
+    if rates:
+        head["rates"] = rates
     out = {"topology": head, "collective": collective.name, "root": collective.root}
     if collective.root is not None:
         out |= {"root_device": topology.ranks[collective.root], "root_as_given": report.root_as_given}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
+from ..topo.pictures.cables import describe_rates
 from .sizes import show_size
 from .synth_output import Report, healthy_json
 
@@ -72,6 +73,8 @@ def print_tables(report: Report, *, with_forests: bool) -> None:
     from rich.console import Console
 
     console = Console(width=None if sys.stdout.isatty() else WIDTH)
+    for line in describe_rates(report.topology):
+        console.print(line, highlight=False, soft_wrap=True, markup=False)
     if report.front is not None:
         _print_front(console, report.front)
     if report.plan is not None:

@@ -70,6 +70,7 @@ _NVLINK_COUNTED_GBps: tuple[tuple[int, Fraction], ...] = (
     (70, Fraction(20)),
     (60, Fraction(18)),
 )
+_SM_WITH_BRIDGES = 86  # its NVLinks are slower ones, on bridges between cards
 _NVLINK_COUNTED_SM86_GBps = Fraction(12)
 _NVLINK_COUNTED_UNKNOWN_GBps = Fraction(20)
 
@@ -103,6 +104,10 @@ _XGMI_COUNTED_GBps: tuple[tuple[re.Pattern[str], Fraction], ...] = (
     (re.compile(r"(gfx)?9[45]\w"), Fraction(48)),  # MI300 and MI350: GFX94X, GFX95X
     (re.compile(r"910|(gfx)?90a"), Fraction(36)),  # MI200
 )
+_XGMI_DATASHEET_GBps: tuple[tuple[re.Pattern[str], Fraction], ...] = (
+    (re.compile(r"(gfx)?942"), XGMI_DATASHEET_MI300X_GBps),
+    (re.compile(r"910|(gfx)?90a"), XGMI_DATASHEET_MI250_GBps),
+)
 _XGMI_COUNTED_OTHER_GBps = Fraction(24)  # Vega and MI100
 
 
@@ -110,6 +115,18 @@ def xgmi_counted_GBps(gcn: str) -> Fraction:
     """Return GB/s of one xGMI link in one direction as RCCL counts it (graph/topo.h), by architecture: 906, 910, gfx942."""
     name = gcn.split(":")[0].strip().lower()
     return next((rate for pattern, rate in _XGMI_COUNTED_GBps if pattern.fullmatch(name)), _XGMI_COUNTED_OTHER_GBps)
+
+
+def find_datasheet_GBps(kind: str, gpu: Mapping[str, object]) -> Fraction | None:
+    """Return GB/s of one NVLink or xGMI link in one direction by the datasheet of a GPU with these facts (sm, gcn), None where
+    they do not tell.
+    """
+    sm, gcn = gpu.get("sm"), str(gpu.get("gcn") or "").split(":")[0].strip().lower()
+    if kind == "nvlink" and isinstance(sm, int) and sm != _SM_WITH_BRIDGES:
+        return NVLINK_DATASHEET_GBps[nvlink_generation(sm)]
+    if kind == "xgmi":
+        return next((rate for pattern, rate in _XGMI_DATASHEET_GBps if pattern.fullmatch(gcn)), None)
+    return None
 
 
 # -- PCI Express ---------------------------------------------------------------------------------------------------
