@@ -76,6 +76,8 @@ def head_json(report: Report) -> dict[str, Any]:
 
 def synthesis_json(report: Report) -> dict[str, Any]:
     """Return the object that --json prints."""
+    from ..synth.cost.host_costs import describe_host
+
     plan, front = report.plan, report.front
     limit = plan.bound if plan is not None else front.bound if front is not None else None
     out = head_json(report) | _chosen_json(report)
@@ -101,6 +103,7 @@ def synthesis_json(report: Report) -> dict[str, Any]:
             }
             for e in plan.entries
         ]
+        out["host_costs"] = describe_host(report.topology)
     if front is not None:
         out["complete"] = front.complete
         out["least_ratio"] = str(front.least_ratio)

@@ -168,6 +168,7 @@ def _print_plan(console: Any, plan: Plan, size: int) -> None:
     from rich.table import Table
 
     from ..synth.cost.affine import rounds
+    from ..synth.cost.host_costs import describe_host, host_of, step_us
 
     collective, topology = plan.collective, plan.topology
     console.print(
@@ -197,6 +198,8 @@ def _print_plan(console: Any, plan: Plan, size: int) -> None:
         f"at {show_size(size)}: {entry.schedule.strategy}, predicted {time_s * 1e6:.4g} us, algbw {algbw:.4g} GB/s, "
         f"busbw {algbw * float(collective.bus_factor()):.4g} GB/s", highlight=False, soft_wrap=True,
     )  # fmt: skip
+    if host_of(topology) is not None or step_us(topology):
+        console.print(f"host costs: {describe_host(topology)}", highlight=False, soft_wrap=True, markup=False)
 
 
 def _print_front(console: Any, front: Front) -> None:

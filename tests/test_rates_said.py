@@ -41,7 +41,9 @@ def test_rates_of_a_library_are_named_beside_the_datasheets(kind: str, facts: st
 
 def test_datasheets_need_no_word_and_every_source_is_listed() -> None:
     assert describe_rates(preset("dgx-h100")) == []
-    assert "DGX H100 datasheet" in next(x for x in table.write(preset("dgx-h100")).splitlines() if x.startswith("  NVLink "))
+    assert "DGX H100 datasheet" in next(
+        x for x in table.write(preset("dgx-h100")).splitlines() if x.startswith("  NVLink ")
+    )
 
 
 def test_the_commands_say_it(tmp_path: Path) -> None:
