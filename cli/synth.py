@@ -90,11 +90,9 @@ def _run(args: argparse.Namespace) -> int:
                 effort = Effort(started + args.time_limit - time.monotonic())
                 report.explanation = explain(collective, topology, result.plan.bound, result.candidates, effort)
                 report.cut_short += effort.cut_short
-    limit = (
-        report.front.bound if report.plan is None and report.front is not None else report.plan and report.plan.bound
-    )
-    if limit is not None:
-        report.in_network = bound_in_network(collective, topology, limit)
+    source = report.plan or report.front
+    if source is not None:
+        report.in_network = bound_in_network(collective, topology, source.bound)
     report.seconds = time.monotonic() - started
     if args.output and report.plan is not None:
         report.plan.save(args.output, overwrite=args.force)
