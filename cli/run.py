@@ -10,7 +10,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from ..topo.errors import ExecutionError, InputError, PlanMismatchError, VerificationError
-from .common import Parser, run_command
+from .common import Parser, file_name, run_command
 from .sizes import parse_size
 
 if TYPE_CHECKING:
@@ -92,6 +92,7 @@ def _parser() -> Parser:
     add(
         "-o",
         dest="output",
+        type=file_name,
         metavar="FILE",
         help="with --calibrate: write the topology to this file (default: standard output)",
     )
@@ -265,6 +266,8 @@ def _say(message: str) -> None:
 def _print(
     args: argparse.Namespace, plan: Plan | None, settings: BenchSettings, backend: str, rows: list[BenchRow]
 ) -> None:
+    from ..synth.in_network import describe_assumption, describe_possible, list_possible
+
     if sys.stderr.isatty():
         print("\r\033[K", end="", file=sys.stderr)
     if args.json:
@@ -277,6 +280,8 @@ def _print(
         print(f"# {args.compress} on the wire, rounded when sent: {how}; sums in float32")
     if plan is not None:
         print(f"# plan {plan.hash[:16]}, bound {float(plan.bound.algbw_GBps):.4g} GB/s algbw on its topology")
+        if list_possible(plan.topology):
+            print(f"# that bound assumes that {describe_assumption(plan.topology)}; {describe_possible(plan.topology)}")
     print(f"# medians of {settings.iterations} iterations; ratio = stock / plan: above 1 the plan is faster")
     print(
         f"#{'size':>11} {'count':>11} {'type':>9} {'schedule':>19} {'plan':>11} {'stock':>11} {'ratio':>6} "

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from ..topo.pictures.cables import describe_rates
+
 if TYPE_CHECKING:
     from ..synth.certificate import Bound
     from ..synth.explain import Explanation
@@ -20,6 +22,8 @@ class Report:
 
     `table` lists the forests that packing considered, `declined` why strategies have no schedule, `healthy` is the plan of
     the machine before --without-link and the like changed it, `cut_short` lists the searches that the time limit stopped.
+    `root_as_given` is the root in the numbering of the machine before it changed. `in_network` is the bound
+    where switches add that could, and of which the topology does not say that they do.
     """
 
     collective: Collective
@@ -33,6 +37,8 @@ class Report:
     healthy: Plan | None = None
     explanation: Explanation | None = None
     cut_short: list[str] = field(default_factory=list)
+    root_as_given: int | None = None
+    in_network: Bound | None = None
 
 
 def bound_json(limit: Bound) -> dict[str, Any]:
@@ -45,18 +51,38 @@ def bound_json(limit: Bound) -> dict[str, Any]:
     }
 
 
-def head_json(collective: Collective, topology: Topology) -> dict[str, Any]:
-    """Return what was asked for."""
-    head = {"name": topology.name, "fingerprint": topology.fingerprint, "ranks": collective.ranks}
-    return {"topology": head, "collective": collective.name, "root": collective.root}
+def switches_json(report: Report) -> dict[str, Any]:
+    """Return what the bound assumes of switches, and the bound where those add that could."""
+    from ..synth.in_network import describe_assumption
+
+    out: dict[str, Any] = {"bound_assumes": describe_assumption(report.topology)}
+    if report.in_network is not None:
+        out["bound_in_network"] = bound_json(report.in_network)
+    return out
+
+
+def head_json(report: Report) -> dict[str, Any]:
+    """Return what was asked for. `root` is a rank of the plan, `root_as_given` the same GPU's on the machine as given."""
+    collective, topology = report.collective, report.topology
+    head: dict[str, Any] = {"name": topology.name, "fingerprint": topology.fingerprint, "ranks": collective.ranks}
+    rates = describe_rates(topology)
+    if rates:
+        head["rates"] = rates
+    out = {"topology": head, "collective": collective.name, "root": collective.root}
+    if collective.root is not None:
+        out |= {"root_device": topology.ranks[collective.root], "root_as_given": report.root_as_given}
+    return out
 
 
 def synthesis_json(report: Report) -> dict[str, Any]:
     """Return the object that --json prints."""
+    from ..synth.cost.host_costs import describe_host
+
     plan, front = report.plan, report.front
     limit = plan.bound if plan is not None else front.bound if front is not None else None
-    out = head_json(report.collective, report.topology) | _chosen_json(report)
+    out = head_json(report) | _chosen_json(report)
     out["bound"] = bound_json(limit) if limit is not None else None
+    out |= switches_json(report)
     out["gap"] = float(plan.gap_of(plan.entry_for(report.size))) if plan is not None else None
     out["verified"] = plan is not None
     out["synthesis_s"] = report.seconds
@@ -77,6 +103,7 @@ def synthesis_json(report: Report) -> dict[str, Any]:
             }
             for e in plan.entries
         ]
+        out["host_costs"] = describe_host(report.topology)
     if front is not None:
         out["complete"] = front.complete
         out["least_ratio"] = str(front.least_ratio)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
+from ..topo.pictures.cables import describe_rates
 from .sizes import show_size
 from .synth_output import Report, healthy_json
 
@@ -44,15 +45,44 @@ def cut_text(cut_short: list[str]) -> str:
     return f"search cut short by --time-limit; the gap may be loose ({listed})"
 
 
+def switch_lines(report: Report) -> list[str]:
+    """Return what is said of the switches that the bound rests on: nothing where there are none, or they all just pass on."""
+    from ..synth.cost.innetwork import computes_in_network
+    from ..synth.in_network import describe_assumption, describe_possible
+
+    if report.in_network is not None:
+        return [
+            f"that bound assumes that {describe_assumption(report.topology)}; {describe_possible(report.topology)}, and then "
+            f"the bound is {limit_text(report.in_network)} GB/s algbw"
+        ]
+    return (
+        [f"that bound assumes: {describe_assumption(report.topology)}"] if computes_in_network(report.topology) else []
+    )
+
+
+def root_text(report: Report) -> str:
+    """Return which GPU the root is, in the plan's numbering and in that of the machine as given where they differ."""
+    root = report.collective.root
+    assert root is not None
+    given = "" if root == report.root_as_given else f" of the plan, {report.root_as_given} of the machine as given"
+    return f"root: {report.topology.ranks[root]}, rank {root}{given}"
+
+
 def print_tables(report: Report, *, with_forests: bool) -> None:
     """Print everything for people on standard output."""
     from rich.console import Console
 
     console = Console(width=None if sys.stdout.isatty() else WIDTH)
+    for line in describe_rates(report.topology):
+        console.print(line, highlight=False, soft_wrap=True, markup=False)
     if report.front is not None:
         _print_front(console, report.front)
     if report.plan is not None:
         _print_plan(console, report.plan, report.size)
+    for line in switch_lines(report):
+        console.print(line, highlight=False, soft_wrap=True, markup=False)
+    if report.collective.root is not None:
+        console.print(root_text(report), highlight=False, soft_wrap=True, markup=False)
     if report.healthy is not None:
         _print_healthy(console, report.healthy, report)
     if report.table and with_forests:
@@ -138,6 +168,7 @@ def _print_plan(console: Any, plan: Plan, size: int) -> None:
     from rich.table import Table
 
     from ..synth.cost.affine import rounds
+    from ..synth.cost.host_costs import describe_host, host_of, step_us
 
     collective, topology = plan.collective, plan.topology
     console.print(
@@ -167,6 +198,8 @@ def _print_plan(console: Any, plan: Plan, size: int) -> None:
         f"at {show_size(size)}: {entry.schedule.strategy}, predicted {time_s * 1e6:.4g} us, algbw {algbw:.4g} GB/s, "
         f"busbw {algbw * float(collective.bus_factor()):.4g} GB/s", highlight=False, soft_wrap=True,
     )  # fmt: skip
+    if host_of(topology) is not None or step_us(topology):
+        console.print(f"host costs: {describe_host(topology)}", highlight=False, soft_wrap=True, markup=False)
 
 
 def _print_front(console: Any, front: Front) -> None:

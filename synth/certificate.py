@@ -98,14 +98,14 @@ class Bound:
 
 
 def check_bound(bound: Bound, collective: Collective, topology: Topology) -> None:
-    """Raise VerificationError unless the certificate proves exactly what the bound claims (or more)."""
+    """Raise VerificationError unless the certificate proves exactly what the bound claims, no less and no more."""
     try:
         proved = proved_s_per_GB(bound.kind, bound.certificate, collective, topology)
     except (KeyError, TypeError, ValueError) as error:
         raise VerificationError(f"bound: malformed certificate: {type(error).__name__}: {error}") from None
-    if bound.s_per_GB <= 0 or proved < bound.s_per_GB:
+    if bound.s_per_GB <= 0 or proved != bound.s_per_GB:
         raise VerificationError(
-            f"bound: the certificate proves {proved} s a GB for {collective.name}, less than the claimed {bound.s_per_GB}"
+            f"bound: the certificate proves {proved} s a GB for {collective.name}, not the claimed {bound.s_per_GB}"
         )
 
 

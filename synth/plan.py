@@ -20,7 +20,7 @@ from ..topo.files import write_whole
 from ..topo.graph import Topology
 from ..topo.schema import read_as
 from .certificate import Bound, check_bound
-from .cost.affine import Cost, bandwidth_s_per_GB, costs
+from .cost.affine import Cost, bandwidth_s_per_GB, costs_between_gpus
 from .cost.host_costs import host_of
 from .cost.segmentation import time_us
 from .ir.addition_order import is_uniform
@@ -95,7 +95,7 @@ class Plan:
         for base, entries in by_base.items():
             piped = bandwidth_s_per_GB(replace(base, segments=2, stepwise=False), self.topology)
             alone = bandwidth_s_per_GB(base, self.topology)
-            by_segments = costs(base, self.topology, [e.schedule.segments for e in entries])
+            by_segments = costs_between_gpus(base, self.topology, [e.schedule.segments for e in entries])
             for entry, cost in zip(entries, by_segments, strict=True):
                 out[entry] = cost, piped if entry.schedule.segments > 1 and not base.stepwise else alone
         return out
@@ -242,6 +242,9 @@ class Plan:
                 f"{where}: the plan says it is for fingerprint {file.fingerprint}, its topology has {topology.fingerprint}"
             )
         schedules = [Schedule.from_fields(s, f"{where}: schedules[{i}]") for i, s in enumerate(file.schedules)]
+        for i, schedule in enumerate(schedules):
+            if schedule.segments != 1 or schedule.stepwise:
+                raise VerificationError(f"{where}: schedules[{i}]: it is cut into segments; only entries say how")
         for number in (*(entry.schedule for entry in file.entries), *file.alternatives):
             if number >= len(schedules):
                 raise VerificationError(f"{where}: an entry names schedule {number}; {len(schedules)} are listed")

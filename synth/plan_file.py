@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from ..topo.schema import Count, Index
+from ..topo.schema import Count, Index, Label
 from .certificate import BoundFields
 from .ir.collective import CollectiveName
 from .ir.schedule import ScheduleFields, Segments
@@ -31,7 +31,7 @@ class PlanFile(Struct):
 
     format: Literal["topoplan-plan"]
     version: Literal[1]
-    fingerprint: str
+    fingerprint: Label
     collective: CollectiveName
     ranks: Count
     root: Index | None
@@ -40,9 +40,9 @@ class PlanFile(Struct):
     schedules: Annotated[list[ScheduleFields], Meta(min_length=1)]
     topology: Annotated[dict[str, Any], Meta(extra_json_schema={"$ref": "topology.schema.json"})]
     alternatives: Annotated[list[Index], Meta(description="places in `schedules`")] = []
-    reduction_order: str = ""
-    dtypes: str = ""
-    hash: Annotated[str, Meta(description="SHA-256 of the rest in canonical form, in hex")] = ""
+    reduction_order: Label = ""
+    dtypes: Label = ""
+    hash: Annotated[Label, Meta(description="SHA-256 of the rest in canonical form, in hex")] = ""
 
 
 class PlanHead(Struct):

@@ -12,7 +12,7 @@ from ..topo.errors import InfeasibleError, InputError, TimeLimitError
 from ..topo.graph import Topology
 from .bounds import bound, check_connected
 from .certificate import Bound
-from .cost.affine import Cost, bandwidth_s_per_GB, costs
+from .cost.affine import Cost, bandwidth_s_per_GB, costs_between_gpus
 from .cost.host_costs import HostCosts, host_of
 from .cost.segmentation import as_sent, families, fastest
 from .effort import USUAL_LIMIT_S, Effort
@@ -165,7 +165,7 @@ def cost_all(topology: Topology, candidates: Iterable[Schedule]) -> list[tuple[S
     out: list[tuple[Schedule, Cost]] = []
     for base, segments in segments_of.items():
         verify(base, topology)
-        costs_of_base = costs(base, topology, segments)
+        costs_of_base = costs_between_gpus(base, topology, segments)
         out += [(replace(base, segments=m), c) for m, c in zip(segments, costs_of_base, strict=True)]
     return out
 
