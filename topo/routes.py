@@ -7,6 +7,7 @@ one route an ordered pair: the one with least latency, then fewest hops, then mo
 from __future__ import annotations
 
 import heapq
+from collections.abc import Mapping
 from fractions import Fraction
 from itertools import pairwise
 from math import lcm
@@ -75,6 +76,10 @@ class Router:
     def bandwidth_GBps(self, route: Route) -> Fraction:
         """Return the bandwidth of a route that is used alone: that of its narrowest link."""
         return min(self.topology.capacity_GBps[link] for link in route_links(route))
+
+    def before_each(self, start: str) -> Mapping[str, str]:
+        """Return the device before each one on its route from `start`, nearest first; `start` stands before itself."""
+        return self._search(start)
 
     def _search(self, start: str) -> dict[str, str]:
         """Return the device before each one that is reached (Dijkstra); of routes alike in all, the one found first."""
