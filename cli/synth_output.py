@@ -10,13 +10,14 @@ if TYPE_CHECKING:
     from ..synth.explain import Explanation
     from ..synth.ir.collective import Collective
     from ..synth.ksync.pareto import Front, Row
+    from ..synth.one_way import Bounds
     from ..synth.plan import Plan
     from ..topo.graph import Topology
 
 
 @dataclass
 class Report:
-    """The results of a run of topo-synth.
+    """The results of a run of topo-synth; `bounds` where a front was sought.
 
     `table` lists the forests that packing considered, `declined` why strategies have no schedule, `healthy` is the plan of
     the machine before --without-link and the like changed it, `cut_short` lists the searches that the time limit stopped.
@@ -27,6 +28,7 @@ class Report:
     size: int
     plan: Plan | None = None
     front: Front | None = None
+    bounds: Bounds | None = None
     seconds: float = 0.0
     declined: dict[str, str] = field(default_factory=dict)
     table: list[dict[str, Any]] = field(default_factory=list)
@@ -55,9 +57,12 @@ def synthesis_json(report: Report) -> dict[str, Any]:
     """Return the object that --json prints."""
     plan, front = report.plan, report.front
     limit = plan.bound if plan is not None else front.bound if front is not None else None
+    one_way = plan.bound_one_way if plan is not None else report.bounds.one_way if report.bounds is not None else None
     out = head_json(report.collective, report.topology) | _chosen_json(report)
     out["bound"] = bound_json(limit) if limit is not None else None
+    out["bound_one_way"] = bound_json(one_way) if one_way is not None else None
     out["gap"] = float(plan.gap_of(plan.entry_for(report.size))) if plan is not None else None
+    out["gap_any_way"] = float(plan.gap_any_way_of(plan.entry_for(report.size))) if plan is not None else None
     out["verified"] = plan is not None
     out["synthesis_s"] = report.seconds
     out["search_complete"] = not report.cut_short
@@ -74,6 +79,7 @@ def synthesis_json(report: Report) -> dict[str, Any]:
                 "trees": e.schedule.trees,
                 "depth": e.schedule.depth,
                 "gap": float(plan.gap_of(e)),
+                "gap_any_way": float(plan.gap_any_way_of(e)),
             }
             for e in plan.entries
         ]
@@ -98,13 +104,13 @@ def healthy_json(healthy: Plan, report: Report) -> dict[str, Any]:
     time_s = healthy.time_s(entry, report.size)
     out: dict[str, Any] = {
         "topology": healthy.topology.name,
-        "bound_GBps": float(healthy.bound.algbw_GBps),
+        "bound_GBps": float(healthy.bound_one_way.algbw_GBps),
         "strategy": entry.schedule.strategy,
         "predicted_time_s": time_s,
     }
     if report.plan is not None:
         now_s = report.plan.time_s(report.plan.entry_for(report.size), report.size)
-        out["bound_ratio"] = float(report.plan.bound.algbw_GBps / healthy.bound.algbw_GBps)
+        out["bound_ratio"] = float(report.plan.bound_one_way.algbw_GBps / healthy.bound_one_way.algbw_GBps)
         out["time_ratio"] = now_s / time_s if time_s else None
     return out
 

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from ..synth.certificate import Bound
     from ..synth.explain import Explanation, Part
     from ..synth.ksync.pareto import Front
+    from ..synth.one_way import Bounds
     from ..synth.plan import Plan
 
 WIDTH = 120
@@ -32,10 +33,26 @@ def why_text(limit: Bound) -> str:
         inside = limit.certificate["inside"]
         listed = ", ".join(inside[:10]) + (" ..." if len(inside) > 10 else "")
         return f"bound by the cut around {{{listed}}}"
+    if limit.kind.startswith("route-"):
+        return f"bound by prices on {len(limit.certificate['prices'])} links and the system's own routes (linear programming dual)"
     method = "linear programming dual" + (
         ", with separate prices for each direction" if limit.kind == "tree-prices" else ""
     )
     return f"bound by prices on {len(limit.certificate['prices'])} links ({method})"
+
+
+def bounds_text(bounds: Bounds) -> str:
+    """Return what is said of the bounds: one line where they are the same, else two."""
+    lines = [f"at most {limit_text(bounds.any_way)} GB/s algbw; {why_text(bounds.any_way)}"]
+    if bounds.one_way != bounds.any_way:
+        lines[0] = f"at most {limit_text(bounds.any_way)} GB/s algbw if senders could divide data over all ways; " + (
+            why_text(bounds.any_way)
+        )
+        lines.append(
+            f"at most {limit_text(bounds.one_way)} GB/s algbw with one way a pair of GPUs, as hardware sends; "
+            + why_text(bounds.one_way)
+        )
+    return "\n".join(lines)
 
 
 def cut_text(cut_short: list[str]) -> str:
@@ -138,11 +155,12 @@ def _print_plan(console: Any, plan: Plan, size: int) -> None:
     from rich.table import Table
 
     from ..synth.cost.affine import rounds
+    from ..synth.one_way import Bounds
 
     collective, topology = plan.collective, plan.topology
     console.print(
         f"[bold]{collective.name}[/bold] on [bold]{topology.name}[/bold] ({collective.ranks} ranks, fingerprint "
-        f"{topology.fingerprint[:12]}): at most [bold]{limit_text(plan.bound)} GB/s[/bold] algbw; {why_text(plan.bound)}",
+        f"{topology.fingerprint[:12]}): {bounds_text(Bounds(plan.bound, plan.bound_one_way))}",
         highlight=False, soft_wrap=True,
     )  # fmt: skip
     table = Table(box=None, header_style="bold", pad_edge=False)

@@ -13,12 +13,12 @@ from scipy.sparse.csgraph import connected_components
 
 from ..topo.exact import parse_fraction
 from ..topo.graph import Topology
-from .bounds import bound
 from .certificate import Bound
 from .cost.affine import Cost
 from .effort import Effort
 from .ir.collective import Collective
 from .ir.schedule import Schedule
+from .one_way import find_bounds
 
 SIZES = tuple(1 << bits for bits in (10, 13, 16, 19, 22, 25, 28, 30))
 """1 KiB to 1 GiB."""
@@ -185,7 +185,8 @@ def _levers(
                     for x in topology.links
                 ),
             )
-            wider_GBps = bound(collective, widened, effort.grant(_WIDER_WORK_S, 1 / (_TRIED_LINKS - number))).algbw_GBps
+            granted = effort.grant(_WIDER_WORK_S, 1 / (_TRIED_LINKS - number))
+            wider_GBps = find_bounds(collective, widened, granted).one_way.algbw_GBps
         out.append(Lever(a, b, width, gain, len(links), wider_GBps))
     return tuple(out)
 

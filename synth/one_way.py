@@ -10,10 +10,11 @@ more than ONE_WAY_ROOTS. Every bound for any use of the links holds for one way 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from fractions import Fraction
 
 from ..topo.graph import Topology
-from .bounds import directed_bounds
+from .bounds import bound, directed_bounds
 from .certificate import Bound
 from .cost.innetwork import computes_in_network
 from .effort import Effort
@@ -30,6 +31,29 @@ _TIGHTER = 1 + Fraction(1, 10**9)
 _WHOLE = ("alltoall", "gather", "scatter")
 _IN_PARTS = ("allgather", "reduce-scatter", *_WHOLE)
 """Collectives in which a rank's part is a share of the buffer."""
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """The bound for any use of the links, and the one for schedules that keep to the system's own routes."""
+
+    any_way: Bound
+    one_way: Bound
+
+
+def find_bounds(
+    collective: Collective,
+    topology: Topology,
+    effort: Effort | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> Bounds:
+    """Return both bounds; each may use half of the work, and of the time, that is allowed.
+
+    Raises InfeasibleError where the topology is not connected.
+    """
+    effort = effort if effort is not None else Effort()
+    any_way = bound(collective, topology, effort.grant(effort.left_s / effort.scale / 2, 0.5), progress)
+    return Bounds(any_way, bound_one_way(collective, topology, any_way, effort, progress))
 
 
 def bound_one_way(

@@ -12,7 +12,6 @@ from dataclasses import replace
 from fractions import Fraction
 
 from ...topo.errors import InfeasibleError
-from ..bounds import bound as lower_bound
 from ..cost.affine import bandwidth_s_per_GB
 from ..cost.innetwork import computes_in_network
 from ..forest.balanced import balanced_trees
@@ -26,6 +25,7 @@ from ..forest.trees import Forest, RootedTree, schedule_of, tree_depth
 from ..forest.weigh import round_shares
 from ..ir.schedule import Schedule
 from ..ir.transform import reverse
+from ..one_way import find_bounds
 from .base import Request, segment_counts
 
 _TURNED = ("reduce", "reduce-scatter", "gather")
@@ -42,9 +42,8 @@ def build(request: Request) -> list[Schedule]:
     Raises InfeasibleError where there is none within the limits.
     """
     if request.bound is None:
-        limit = lower_bound(
-            request.collective, request.topology, request.effort.grant(_BOUND_WORK_S, 0.5), request.progress
-        )
+        granted = request.effort.grant(_BOUND_WORK_S, 0.5)
+        limit = find_bounds(request.collective, request.topology, granted, request.progress).one_way
         request = replace(request, bound=limit)
     if request.collective.name in _TURNED:
         return [reverse(schedule) for schedule in build(request.reversed())]
