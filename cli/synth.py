@@ -258,7 +258,9 @@ def _print_bound(args: argparse.Namespace, bounds: Bounds, report: Report) -> in
     if args.output:
         raise InputError("-o: --bound-only produces no plan to write")
     if args.json:
-        empty = dict.fromkeys(("strategy", "chunks", "steps", "rounds", "trees", "depth", "predicted", "gap", "gap_any_way"))
+        empty = dict.fromkeys(
+            ("strategy", "chunks", "steps", "rounds", "trees", "depth", "predicted", "gap", "gap_any_way")
+        )
         body = head_json(report.collective, report.topology) | empty
         body |= {
             "size_bytes": parse_size(args.size),

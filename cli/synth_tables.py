@@ -34,7 +34,8 @@ def why_text(limit: Bound) -> str:
         listed = ", ".join(inside[:10]) + (" ..." if len(inside) > 10 else "")
         return f"bound by the cut around {{{listed}}}"
     if limit.kind.startswith("route-"):
-        return f"bound by prices on {len(limit.certificate['prices'])} links and the system's own routes (linear programming dual)"
+        priced = len(limit.certificate["prices"])
+        return f"bound by prices on {priced} links and the system's own routes (linear programming dual)"
     method = "linear programming dual" + (
         ", with separate prices for each direction" if limit.kind == "tree-prices" else ""
     )

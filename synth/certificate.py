@@ -69,6 +69,14 @@ class BoundFields(Struct):
     """The JSON of a bound: no schedule takes less than `s_per_GB` seconds for each GB of buffer."""
 
     s_per_GB: Fraction
+    kind: Literal["cut", "prices", "tree-prices"]
+    certificate: CertificateFields
+
+
+class OneWayBoundFields(Struct):
+    """The JSON of a bound on schedules that keep to the system's own routes."""
+
+    s_per_GB: Fraction
     kind: Literal["cut", "prices", "tree-prices", "route-prices", "route-tree-prices"]
     certificate: CertificateFields
 
@@ -95,7 +103,7 @@ class Bound:
         return {"s_per_GB": fraction_to_json(self.s_per_GB), "kind": self.kind, "certificate": dict(self.certificate)}
 
     @classmethod
-    def from_fields(cls, fields: BoundFields) -> Bound:
+    def from_fields(cls, fields: BoundFields | OneWayBoundFields) -> Bound:
         """Return the bound that a file declares."""
         certificate: dict[str, Any] = {}
         if fields.certificate.inside is not UNSET:
@@ -138,7 +146,9 @@ def proved_s_per_GB(kind: str, certificate: Mapping[str, Any], collective: Colle
         raise VerificationError(f"bound: no certificate of kind {kind!r} for {collective.name}")
     if any(d.kind != "gpu" and (d.can_reduce or d.can_copy) for d in topology.devices):
         raise VerificationError("bound: prices prove nothing where switches add or copy")
-    fractions = _read_prices(certificate["prices"], topology, both_ways=not own and (kind, collective.name) == _MIRRORED)
+    fractions = _read_prices(
+        certificate["prices"], topology, both_ways=not own and (kind, collective.name) == _MIRRORED
+    )
     # If a GB of buffer must pay `needed`, and all links together earn at most `paid` a second, it takes needed / paid s.
     paid = sum((topology.capacity_GBps[link] * p for link, p in fractions.items()), Fraction(0))
     if not paid:
@@ -147,7 +157,9 @@ def proved_s_per_GB(kind: str, certificate: Mapping[str, Any], collective: Colle
     scale = lcm(*(p.denominator for p in fractions.values()))
     prices = {link: int(p * scale) for link, p in fractions.items()}
     if (kind, collective.name) == _MIRRORED:
-        total = spanning_price(own_distances(prices, topology), topology) if own else _spanning_tree_price(prices, topology)
+        total = (
+            spanning_price(own_distances(prices, topology), topology) if own else _spanning_tree_price(prices, topology)
+        )
         return 2 * total / (paid * scale)
     if own:
         distance = own_distances(prices, topology)

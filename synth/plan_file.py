@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from ..topo.schema import Count, Index
-from .certificate import BoundFields
+from .certificate import BoundFields, OneWayBoundFields
 from .ir.collective import CollectiveName
 from .ir.schedule import ScheduleFields, Segments
 
@@ -40,7 +40,7 @@ class PlanFile(Struct):
     schedules: Annotated[list[ScheduleFields], Meta(min_length=1)]
     topology: Annotated[dict[str, Any], Meta(extra_json_schema={"$ref": "topology.schema.json"})]
     bound_one_way: Annotated[
-        BoundFields | UnsetType,
+        OneWayBoundFields | UnsetType,
         Meta(description="for schedules that keep to the system's own routes; absent in older files: as bound"),
     ] = UNSET
     alternatives: Annotated[list[Index], Meta(description="places in `schedules`")] = []

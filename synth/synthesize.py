@@ -184,7 +184,9 @@ def _prefer_uniform(costed: list[tuple[Schedule, Cost]]) -> list[tuple[Schedule,
     return [item for item in costed if uniform[replace(item[0], segments=1)]] or costed
 
 
-def plan_of(collective: Collective, topology: Topology, bounds: Bounds, costed: Iterable[tuple[Schedule, Cost]]) -> Plan:
+def plan_of(
+    collective: Collective, topology: Topology, bounds: Bounds, costed: Iterable[tuple[Schedule, Cost]]
+) -> Plan:
     """Return the plan that takes, at each size, the candidate with the least predicted time.
 
     Schedules under which ranks would end with different bits (see synth/ir/addition_order.py) are left out if there

@@ -60,6 +60,10 @@ class Router:
         self.steps += len(path)
         return tuple(reversed(path))
 
+    def reversed(self) -> Router:
+        """Return a router of the reversed topology that gives the same routes, turned round."""
+        return _TurnedRouter(self)
+
     def forget(self) -> None:
         """Drop all cached searches; saves memory for callers that ask for one source after another."""
         self._previous_of.clear()
@@ -105,3 +109,24 @@ class Router:
                     )
         self._previous_of[start] = previous_of
         return previous_of
+
+
+class _TurnedRouter(Router):
+    """The router of a reversed topology whose data goes, against the links, on the routes of the one that was reversed."""
+
+    def __init__(self, forward: Router) -> None:
+        super().__init__(forward.topology.reversed())
+        self.forward = forward
+
+    def find_route(self, start: str, end: str) -> Route | None:
+        """Return the reverse of the other topology's route from `end` to `start`."""
+        route = self.forward.find_route(end, start)
+        return None if route is None else route[::-1]
+
+    def before_each(self, start: str) -> Mapping[str, str]:
+        """Routes to a device are no tree of those from it."""
+        raise NotImplementedError("routes that were turned round do not form a tree from their source")
+
+    def reversed(self) -> Router:
+        """Return the router that was turned round."""
+        return self.forward

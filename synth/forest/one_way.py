@@ -19,6 +19,7 @@ from scipy.sparse.csgraph import shortest_path
 from ..effort import Effort
 from ..ir.collective import Collective
 from ..numeric.arborescence import cheapest_out_tree
+from .machine.metric import HOP_SHARE
 from .machine.own_routes import OwnRoutes, find_orbits
 from .machine.symmetry import colours
 from .weigh import divide
@@ -26,11 +27,12 @@ from .weigh import divide
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Link = tuple[str, str]
+Column = tuple[tuple[int, int], ...]
+"""How often a column uses each row, in pairs of a row and a number."""
 
 PAIRS, TREES, PATHS = "pairs", "trees", "paths"
 """Spanning trees of pairs of ranks, in- and out-trees, or ways from rank to rank."""
 _TOLERANCE = 1e-10
-_HOP_SHARE = 1e-6
 _SMOOTH = 0.5
 _SIMILAR, _RAISE = 8, 0.2
 _MOST_ROWS = 1500
@@ -70,7 +72,7 @@ class OneWayPacking:
         if collective.root is not None:
             self.weight = {collective.root: 1}
         self.one_part = collective.name == "allreduce"
-        self.uses: dict[tuple[tuple[int, int], ...], int] = {}
+        self.uses: dict[Column, int] = {}
         """The part of each column, by what it sends over each row."""
 
     def _colour_links(self, single: str | None) -> Ints:
@@ -93,7 +95,9 @@ class OneWayPacking:
             if offers is None:
                 return None
             effort.spend(self._pricing_s)
-            needed = min(c for c, *_ in offers) if self.one_part else sum(c * self.weight[part] for c, part, _ in offers)
+            needed = (
+                min(c for c, *_ in offers) if self.one_part else sum(c * self.weight[part] for c, part, _ in offers)
+            )
             value = needed / float(self.capacity @ trial)
             if value > best_value:
                 best, best_value = trial, value
@@ -128,21 +132,21 @@ class OneWayPacking:
         trees = 1 if self.shape == PAIRS else len(self.weight) * (2 if self.one_part else 1)
         return _METRIC_S + trees * (_TREE_S + _TREE_ENTRY_S * self.routes.size**2)
 
-    def _improves(
-        self, part: int, column: tuple[tuple[int, int], ...], dual: Floats, duals: dict[int, float]
-    ) -> bool:
+    def _improves(self, part: int, column: Column, dual: Floats, duals: dict[int, float]) -> bool:
         """Return whether a column may shorten the program's time under its duals."""
         if column in self.uses:
             return False
         limit = duals.get(0 if self.one_part else part, np.inf)
         return sum(float(dual[row]) * times for row, times in column) < limit * (1 - _TOLERANCE)
 
-    def _price(self, prices: Floats) -> list[tuple[float, int, tuple[tuple[int, int], ...]]] | None:
-        """Return the cheapest column of each part under the rows' prices, as (its cost for one rank's part, the part, what it
-        sends over each row for all the parts that it stands for); of an allreduce, that of each rank. None where there is none.
+    def _price(self, prices: Floats) -> list[tuple[float, int, Column]] | None:
+        """Return the cheapest column of each part under the rows' prices (of an allreduce, that of each rank); None where
+        ranks cannot be joined.
+
+        A column is given as its cost for one rank's part, the part, and what all the parts it stands for send over each row.
         """
         per_link = prices[self.row]
-        hop = _HOP_SHARE * max(float(per_link.mean()), 1e-300)
+        hop = HOP_SHARE * max(float(per_link.mean()), 1e-300)
         distance = self.routes.distances(per_link + hop)
         out = []
         if self.shape == PAIRS:
@@ -167,10 +171,10 @@ class OneWayPacking:
         return out
 
     def _find_similar(
-        self, prices: Floats, known: dict[tuple[tuple[int, int], ...], None]
-    ) -> list[tuple[int, tuple[tuple[int, int], ...]]]:
+        self, prices: Floats, known: dict[Column, None]
+    ) -> list[tuple[int, Column]]:
         """Return a few more columns that are nearly as cheap, each avoiding the links of those before it."""
-        out: list[tuple[int, tuple[tuple[int, int], ...]]] = []
+        out: list[tuple[int, Column]] = []
         earlier: Floats = np.zeros(len(prices))
         size = np.bincount(self.row)
         for column in known:
@@ -224,7 +228,7 @@ class OneWayPacking:
         return sends
 
     def _ways(self, distance: Floats) -> tuple[Floats, Ints]:
-        """Return the lengths of cheapest ways through ranks, and the rank before each on them, from each rank (to, if gather)."""
+        """Return the lengths of the cheapest ways through ranks from each part's rank (to it, if gather), and the ranks before."""
         turned = distance.T if self.name == "gather" else distance
         graph = np.where(np.isfinite(turned), turned, 0.0)  # no edge; every route has a price above 0
         length, before = shortest_path(graph, indices=list(self.weight), return_predecessors=True)

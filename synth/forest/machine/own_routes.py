@@ -16,6 +16,7 @@ from scipy.sparse.csgraph import connected_components
 
 from ....topo.graph import Topology
 from ....topo.routes import Route, Router
+from .metric import HOP_SHARE, Metric
 from .symmetry import mirrors, shifts
 
 Floats = NDArray[np.float64]
@@ -73,24 +74,47 @@ class OwnRoutes:
     @cached_property
     def symmetries(self) -> list[tuple[Ints, Ints]]:
         """Known symmetries of the machine that take routes to routes: the images of its ranks, and of its links."""
+        out = []
+        for image in [*(turn[1] for turn in shifts(self.topology)), *mirrors(self.topology)]:
+            moved = self._move(image)
+            if self._keeps(*moved):
+                out.append(moved)
+        return out
+
+    def keeps(self, image: Ints) -> bool:
+        """Return whether a symmetry, the image of each device, takes every route to a route."""
+        return self._keeps(*self._move(image))
+
+    def _move(self, image: Ints) -> tuple[Ints, Ints]:
+        """Return the images of ranks and of links under a symmetry, the image of each device."""
         names = [d.id for d in self.topology.devices]
         index = {name: i for i, name in enumerate(names)}
         rank_of = {index[gpu]: r for r, gpu in enumerate(self.topology.ranks)}
-        out = []
-        for image in [*(turn[1] for turn in shifts(self.topology)), *mirrors(self.topology)]:
-            ranks = np.array([rank_of[int(image[index[gpu]])] for gpu in self.topology.ranks], dtype=np.int64)
-            links = np.array(
-                [self.number[names[image[index[a]]], names[image[index[b]]]] for a, b in self.links], dtype=np.int64
-            )
-            pairs = (ranks[:, None] * self.size + ranks[None, :]).reshape(-1)
-            if self._is_same(pairs, links):
-                out.append((ranks, links))
-        return out
+        ranks = [rank_of[int(image[index[gpu]])] for gpu in self.topology.ranks]
+        links = [self.number[names[image[index[a]]], names[image[index[b]]]] for a, b in self.links]
+        return np.array(ranks, dtype=np.int64), np.array(links, dtype=np.int64)
+
+    def _keeps(self, ranks: Ints, links: Ints) -> bool:
+        """Return whether a symmetry, the images of ranks and links, takes every route to a route."""
+        return self._is_same((ranks[:, None] * self.size + ranks[None, :]).reshape(-1), links)
 
     def _is_same(self, pairs: Ints, links: Ints) -> bool:
         """Return whether the route of every pair's image crosses the images of its links."""
         moved = csr_matrix((self.crossed.data, links[self.crossed.indices], self.crossed.indptr), self.crossed.shape)
         return bool(abs(moved - self.crossed[pairs]).nnz == 0)
+
+
+class RoutedMetric(Metric):
+    """Distances between GPUs along the system's own routes, under prices of directed links."""
+
+    def __init__(self, routes: OwnRoutes, prices: Floats) -> None:
+        self.gpus = np.arange(routes.size)
+        self._routes = routes
+        self.distance = routes.distances(prices + HOP_SHARE * max(float(prices.mean()), 1e-300))
+
+    def route(self, u: int, v: int) -> Route:
+        """Return the route from rank u to rank v, as devices."""
+        return self._routes.route(u, v)
 
 
 def find_orbits(count: int, images: Iterable[Ints]) -> Ints:
