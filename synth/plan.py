@@ -24,7 +24,7 @@ from ..topo.errors import InputError, PlanMismatchError, TopoplanError, Verifica
 from ..topo.exact import fraction_to_json, load_json, parse_fraction
 from ..topo.files import write_whole
 from ..topo.graph import Topology
-from ..topo.routes import Router
+from ..topo.routes import router_of
 from ..topo.schema import read_as
 from .certificate import Bound, check_bound
 from .cost.affine import Cost, bandwidth_s_per_GB, costs
@@ -99,7 +99,7 @@ class Plan:
         by_base: dict[Schedule, list[Entry]] = {}
         for entry in self.entries:
             by_base.setdefault(replace(entry.schedule, segments=1), []).append(entry)
-        router = Router(self.topology)
+        router = router_of(self.topology)
         out: dict[Entry, tuple[Cost, Fraction]] = {}
         for given, entries in by_base.items():
             base = on_own_routes(given, self.topology, router)

@@ -7,7 +7,6 @@ which only other GPUs could forward have none. All numbers are whole.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -15,21 +14,15 @@ from numpy.typing import NDArray
 
 from ..topo.errors import VerificationError
 from ..topo.graph import Topology
-from ..topo.routes import Router
+from ..topo.routes import router_of
 
 _WORD = 1 << 62
 """Sums of whole numbers below this are made in 64 bits."""
 
 
-@lru_cache(maxsize=4)
-def _router_of(topology: Topology) -> Router:
-    """Return the router of a topology, which keeps its searches."""
-    return Router(topology)
-
-
 def own_distances(prices: Mapping[tuple[str, str], int], topology: Topology) -> dict[str, dict[str, int]]:
     """Return the price of the own route from each GPU to each other that it has a route to."""
-    router, gpus = _router_of(topology), frozenset(topology.ranks)
+    router, gpus = router_of(topology), frozenset(topology.ranks)
     out = {}
     for gpu in topology.ranks:
         before = router.before_each(gpu)

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..topo.errors import InfeasibleError, InputError, TimeLimitError
 from ..topo.graph import Topology
-from ..topo.routes import Router
+from ..topo.routes import router_of
 from .bounds import check_connected
 from .certificate import Bound
 from .cost.affine import Cost, bandwidth_s_per_GB, costs
@@ -167,7 +167,7 @@ def cost_all(topology: Topology, candidates: Iterable[Schedule]) -> list[tuple[S
     for schedule in candidates:
         segments_of.setdefault(replace(schedule, segments=1), []).append(schedule.segments)
     out: list[tuple[Schedule, Cost]] = []
-    router = Router(topology)
+    router = router_of(topology)
     for given, segments in segments_of.items():
         base = on_own_routes(given, topology, router)
         verify(base, topology)

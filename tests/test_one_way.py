@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from fractions import Fraction
+from functools import cache
 from itertools import combinations, permutations, product
 from pathlib import Path
 
@@ -44,10 +45,19 @@ def bounds_of(name: str, topology: Topology) -> Bounds:
     return bounds
 
 
-def out_trees(n: int, edges: set[Edge], root: int) -> Iterator[list[Edge]]:
+def out_trees(n: int, edges: set[Edge], root: int) -> list[list[Edge]]:
     """All trees of edges from the root to all others."""
+    return [tree for tree in all_out_trees(n, root) if all(edge in edges for edge in tree)]
+
+
+@cache
+def all_out_trees(n: int, root: int) -> list[list[Edge]]:
+    return list(list_out_trees(n, root))
+
+
+def list_out_trees(n: int, root: int) -> Iterator[list[Edge]]:
     others = [v for v in range(n) if v != root]
-    for parents in product(*([u for u in range(n) if (u, v) in edges] for v in others)):
+    for parents in product(*([u for u in range(n) if u != v] for v in others)):
         parent = dict(zip(others, parents, strict=True))
         reached = {root}
         for _ in range(n):

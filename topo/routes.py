@@ -9,6 +9,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Mapping
 from fractions import Fraction
+from functools import lru_cache
 from itertools import pairwise
 from math import lcm
 
@@ -109,6 +110,12 @@ class Router:
                     )
         self._previous_of[start] = previous_of
         return previous_of
+
+
+@lru_cache(maxsize=2)
+def router_of(topology: Topology) -> Router:
+    """Return the router of a topology, which keeps its searches, from a cache of the last two."""
+    return Router(topology)
 
 
 class _TurnedRouter(Router):

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from ...topo.graph import Topology
-from ...topo.routes import Router
+from ...topo.routes import Router, router_of
 from ..ir.schedule import Schedule
 from ..ir.transfers import Transfers
 from .affine import bandwidth_s_per_GB, costs, tighten
@@ -45,7 +45,7 @@ class Family:
 
 def as_sent(schedule: Schedule, topology: Topology, router: Router | None = None) -> Schedule:
     """Return the schedule with every transfer on the route that the system takes from its source to its destination."""
-    router = router if router is not None else Router(topology)
+    router = router if router is not None else router_of(topology)
     ways, way = schedule.transfers.ways()
     routes = [router.route(src, dst) for src, dst, _ in ways]
     if all(r is None or r[1:-1] == given for r, (_, _, given) in zip(routes, ways, strict=True)):

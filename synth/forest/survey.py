@@ -17,7 +17,7 @@ from scipy.sparse.csgraph import connected_components
 from ...topo.errors import InfeasibleError
 from ...topo.exact import fraction_gcd
 from ...topo.graph import Topology
-from ...topo.routes import Router
+from ...topo.routes import router_of
 from ..effort import Effort
 from ..ir.collective import Collective
 from ..numeric.matroid_union import spanning_trees
@@ -41,7 +41,7 @@ class Survey:
     def __init__(self, topology: Topology) -> None:
         self.topology = topology
         self.graph = PairGraph(topology)
-        self.router = Router(topology)
+        self.router = router_of(topology)
         self.ranks = {gpu: r for r, gpu in enumerate(topology.ranks)}
         self._by_class: Columns | None = None
         self._by_link: Columns | None = None

@@ -13,7 +13,7 @@ from typing import Any
 
 from ...topo.errors import InfeasibleError
 from ...topo.graph import Topology
-from ...topo.routes import Router
+from ...topo.routes import Router, router_of
 from ..certificate import Bound
 from ..cost.affine import tighten
 from ..effort import Effort
@@ -63,7 +63,7 @@ class Request:
 
     def __post_init__(self) -> None:
         if self.router is _NO_ROUTER:
-            self.router = Router(self.topology)
+            self.router = router_of(self.topology)
 
     @property
     def bound_GBps(self) -> Fraction:

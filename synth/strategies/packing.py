@@ -109,32 +109,21 @@ def _plan_trees(request: Request) -> list[Schedule]:
     else:
         planted = _pack_rooted(request, machine)
     plain = name == "allreduce" and request.topology.is_symmetric and not computes_in_network(request.topology)
-    if plain and not _keep_to_routes(choose(planted, best, request.limits), request):
-        planted = _send_as_routed(planted, machine, request)
     picked = choose(planted, best, request.limits)
+    schedules = [schedule_of(p.forest, request.collective, request.topology, "packing") for p in picked]
+    if plain and not all(keeps_to_routes(schedule.transfers, request.router) for schedule in schedules):
+        planted = _send_as_routed(planted, machine, request)
+        picked = choose(planted, best, request.limits)
+        schedules = [schedule_of(p.forest, request.collective, request.topology, "packing") for p in picked]
     if not picked:
         raise InfeasibleError(_explain_no_forest(planted, best, request))
-    schedules = []
-    for choice in picked:
-        schedules.append(_schedule_of(choice.forest, request))
+    schedules = [on_own_routes(schedule, request.topology, request.router) for schedule in schedules]
     for candidate in planted:
         request.table.append(
             {"trees": candidate.forest.count, "depth": candidate.forest.depth, "algbw_GBps": float(candidate.rate_GBps),
              "gap": max(0.0, float(1 - candidate.rate_GBps / best)), "how": candidate.how, "kept": candidate in picked}
         )  # fmt: skip
     return schedules
-
-
-def _schedule_of(forest: Forest, request: Request) -> Schedule:
-    """Return the schedule of a forest as it is sent."""
-    schedule = schedule_of(forest, request.collective, request.topology, "packing")
-    return on_own_routes(schedule, request.topology, request.router)
-
-
-def _keep_to_routes(picked: Sequence[Planted], request: Request) -> bool:
-    """Return whether the schedules of forests take the system's own routes by themselves."""
-    schedules = (schedule_of(p.forest, request.collective, request.topology, "packing") for p in picked)
-    return all(keeps_to_routes(schedule.transfers, request.router) for schedule in schedules)
 
 
 def _send_as_routed(planted: Sequence[Planted], machine: Survey, request: Request) -> list[Planted]:
@@ -219,8 +208,9 @@ def _build_forest(
 
 
 def _compute_rate(request: Request, forest: Forest) -> Fraction:
-    """Return the algbw in GB/s of a forest's schedule, pipelined."""
-    schedule = _schedule_of(forest, request)
+    """Return the algbw in GB/s of a forest's schedule as it is sent, pipelined."""
+    schedule = schedule_of(forest, request.collective, request.topology, "packing")
+    schedule = on_own_routes(schedule, request.topology, request.router)
     return 1 / bandwidth_s_per_GB(replace(schedule, segments=2), request.topology)
 
 

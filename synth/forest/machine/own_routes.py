@@ -15,7 +15,7 @@ from scipy.sparse import csr_matrix
 from scipy.sparse.csgraph import connected_components
 
 from ....topo.graph import Topology
-from ....topo.routes import Route, Router
+from ....topo.routes import Route, Router, router_of
 from .metric import HOP_SHARE, Metric
 from .symmetry import mirrors, shifts
 
@@ -32,7 +32,7 @@ class OwnRoutes:
         self.number = {link: i for i, link in enumerate(self.links)}
         self.capacity: Floats = np.array([float(c) for c in topology.capacity_GBps.values()])
         self.size = len(topology.ranks)
-        self._router = router if router is not None else Router(topology)
+        self._router = router if router is not None else router_of(topology)
         starts, columns = [0], list[int]()
         for u in range(self.size):
             for v in range(self.size):
