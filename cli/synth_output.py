@@ -11,8 +11,11 @@ if TYPE_CHECKING:
     from ..synth.ir.collective import Collective
     from ..synth.ksync.pareto import Front, Row
     from ..synth.one_way import Bounds
-    from ..synth.plan import Plan
+    from ..synth.plan import Entry, Plan
     from ..topo.graph import Topology
+
+_LARGE = 1 << 30
+"""Bytes at which a range without an end is reported on."""
 
 
 @dataclass
@@ -80,6 +83,7 @@ def synthesis_json(report: Report) -> dict[str, Any]:
                 "depth": e.schedule.depth,
                 "gap": float(plan.gap_of(e)),
                 "gap_any_way": float(plan.gap_any_way_of(e)),
+                "at_size": at_size_json(plan, e, report.size),
             }
             for e in plan.entries
         ]
@@ -96,6 +100,17 @@ def synthesis_json(report: Report) -> dict[str, Any]:
     if report.declined:
         out["declined"] = report.declined
     return out
+
+
+def at_size_json(plan: Plan, entry: Entry, size: int) -> dict[str, Any]:
+    """Return a size in an entry's range, and what the entry is predicted to reach at it.
+
+    It is the size that is reported on where the entry has it, else the end of the entry's range.
+    """
+    if not entry.covers(size):
+        size = max(entry.min_bytes, _LARGE) if entry.max_bytes is None else max(entry.min_bytes, entry.max_bytes - 1)
+    time_s = plan.time_s(entry, size)
+    return {"size_bytes": size, "algbw_GBps": size / time_s / 1e9 if time_s else 0.0}
 
 
 def healthy_json(healthy: Plan, report: Report) -> dict[str, Any]:

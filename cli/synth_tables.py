@@ -6,7 +6,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from .sizes import show_size
-from .synth_output import Report, healthy_json
+from .synth_output import Report, at_size_json, healthy_json
 
 if TYPE_CHECKING:
     from ..synth.certificate import Bound
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ..synth.one_way import Bounds
     from ..synth.plan import Plan
 
-WIDTH = 120
+WIDTH = 130
 """Columns of a table that is not printed to a terminal."""
 
 
@@ -166,16 +166,19 @@ def _print_plan(console: Any, plan: Plan, size: int) -> None:
     )  # fmt: skip
     table = Table(box=None, header_style="bold", pad_edge=False)
     for title, left in (("sizes from", 0), ("to", 0), ("strategy", 1), ("chunks", 0), ("steps", 0), ("rounds", 0),
-                        ("trees", 0), ("segments", 0), ("latency us", 0), ("GB/s at most", 0), ("gap", 0)):  # fmt: skip
+                        ("trees", 0), ("segments", 0), ("latency us", 0), ("GB/s at most", 0), ("gap", 0), ("at size", 0)):  # fmt: skip
         table.add_column(title, justify="left" if left else "right", no_wrap=True)
     for entry in plan.entries:
         s, cost = entry.schedule, plan.cost_of(entry)
         total = rounds(s, topology)
+        # A pipeline's limit and its gap are for large sizes; what its filling leaves at a size stands in a column of its own.
+        limit, at_size = plan.limit_GBps(entry), at_size_json(plan, entry, size)
         table.add_row(
             show_size(entry.min_bytes), show_size(entry.max_bytes) if entry.max_bytes is not None else "",
             s.strategy, str(len(s.chunks)), str(s.steps), "" if total is None else f"{float(total):g}",
             str(s.trees or ""), str(s.segments if s.segments > 1 else ""), f"{float(cost.alpha_us):.3g}",
-            f"{1 / float(cost.beta_s_per_GB):.4g}", f"{max(0.0, float(plan.gap_of(entry))):.1%}",
+            "" if limit is None else f"{float(limit):.4g}", f"{max(0.0, float(plan.gap_of(entry))):.1%}",
+            f"{at_size['algbw_GBps']:.4g} at {show_size(at_size['size_bytes']).replace(' ', '').rstrip('iB')}",
             style="green" if entry.covers(size) else None,
         )  # fmt: skip
     console.print(table)

@@ -7,13 +7,15 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
+import networkx as nx
 import numpy as np
 from scipy.sparse import coo_matrix
 from scipy.sparse.csgraph import connected_components
 
 from ..topo.exact import parse_fraction
 from ..topo.graph import Topology
-from .certificate import Bound
+from ..topo.routes import route_links, router_of
+from .certificate import ONE_WAY, Bound
 from .cost.affine import Cost
 from .effort import Effort
 from .ir.collective import Collective
@@ -100,7 +102,12 @@ def explain(
     # A cut is the special case of prices that are 1 on the links that leave it.
     inside = set(limit.certificate["inside"]) if limit.kind == "cut" else None
     prices = _cut_prices(inside, topology) if inside is not None else _read_prices(limit, collective, topology)
-    parts = _cut_sides(inside, topology) if inside is not None else _parts_without(set(prices), topology)
+    if inside is not None:
+        parts = _cut_sides(inside, topology)
+    elif limit.kind.startswith(ONE_WAY):
+        parts = _parts_without_routes(set(prices), topology)
+    else:
+        parts = _parts_without(set(prices), topology)
     part_of = {d: i for i, part in enumerate(parts) for d in (*part.gpus, *part.others)}
     across = sum(
         (
@@ -110,7 +117,11 @@ def explain(
         ),
         Fraction(0),
     )
-    if inside is None:  # both directions were counted
+    both_ways = inside is None
+    if limit.kind.startswith(ONE_WAY):  # only the system's own routes lead between the parts
+        across = sum((topology.capacity_GBps[link] for link in prices), Fraction(0))
+        both_ways = all((b, a) in prices for a, b in prices)
+    if both_ways:
         across /= 2
     levers = _levers(prices, collective, topology, limit, effort)
     return Explanation(limit.kind, parts, across, levers, _best_algbw(candidates))
@@ -154,6 +165,18 @@ def _parts_without(priced: set[tuple[str, str]], topology: Topology) -> tuple[Pa
     for name in names:
         members[int(group[index[name]])].append(name)
     return tuple(part for part in (_part(m, topology) for m in members) if part.gpus)
+
+
+def _parts_without_routes(priced: set[tuple[str, str]], topology: Topology) -> tuple[Part, ...]:
+    """Return the groups of GPUs between which the system's own routes cross no priced link."""
+    router, n = router_of(topology), len(topology.ranks)
+    joined: nx.utils.UnionFind[int] = nx.utils.UnionFind(range(n))
+    for u in range(n):
+        for v in range(n):
+            route = router.route(u, v) if u != v and joined[u] != joined[v] else None
+            if route is not None and priced.isdisjoint(route_links(route)):
+                joined.union(u, v)
+    return tuple(_part([topology.ranks[r] for r in sorted(group)], topology) for group in joined.to_sets())
 
 
 def _levers(

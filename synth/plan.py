@@ -121,6 +121,11 @@ class Plan:
             return self.cost_of(entry).time_s(size_bytes)
         return time_us(entry.schedule, self.topology, host, size_bytes) * 1e-6
 
+    def limit_GBps(self, entry: Entry) -> Fraction | None:
+        """Return the algbw that an entry comes near at large sizes: bandwidth-only, in many segments; None without links."""
+        needed = self._figures[entry][1]
+        return 1 / needed if needed else None
+
     def gap_of(self, entry: Entry) -> Fraction:
         """Return 1 - (bandwidth-only algbw from the entry's exact link loads, as sent) / bound for one way a pair; 0 is at
         the bound.

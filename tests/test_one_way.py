@@ -153,3 +153,17 @@ def assert_is_least(name: str, topology: Topology) -> None:
     """Trees, or ways, of own routes take just the time that is proved."""
     found = bounds_of(name, topology).one_way
     assert float(found.s_per_GB) == pytest.approx(least_s_per_GB(name, topology), rel=1e-6)
+
+
+@pytest.mark.parametrize("name", COLLECTIVES)
+@settings(max_examples=15)
+@given(machines(most=5, two_way=False))
+def test_packing_as_it_is_sent_reaches_the_bound(name: str, topology: Topology) -> None:
+    plan = synthesize(on(name, topology), topology, "packing").plan
+    gaps = [plan.gap_of(entry) for entry in plan.entries]
+    assert 0 <= min(gaps) <= Fraction(1, 10**6)
+    assert plan.gap_any_way_of(plan.entries[-1]) >= plan.gap_of(plan.entries[-1])
+    router = Router(topology)
+    for schedule in plan.schedules:
+        for t in schedule.transfers:
+            assert router.route(t.src, t.dst) == (topology.ranks[t.src], *t.route, topology.ranks[t.dst])
