@@ -27,7 +27,8 @@ def matrix(links: dict[tuple[int, int], str], numa: list[int], cpus: int, far: s
     rows = ["\t" + "\t".join(f"GPU{i}" for i in range(n)) + "\tCPU Affinity\tNUMA Affinity"]
     for i in range(n):
         cells = [
-            " X " if i == j else links.get((min(i, j), max(i, j)), near if numa[i] == numa[j] else far) for j in range(n)
+            " X " if i == j else links.get((min(i, j), max(i, j)), near if numa[i] == numa[j] else far)
+            for j in range(n)
         ]
         rows.append("\t".join([f"GPU{i}", *cells, f"{numa[i] * cpus}-{numa[i] * cpus + cpus - 1}", str(numa[i])]))
     return "\n".join(rows) + "\n"
@@ -35,7 +36,9 @@ def matrix(links: dict[tuple[int, int], str], numa: list[int], cpus: int, far: s
 
 A40 = matrix({(i, i + 1): "NV4" for i in range(0, 8, 2)}, [0, 0, 2, 2, 4, 4, 6, 6], 8)
 """Eight A40 in four bridged pairs, each pair on a NUMA node of its own."""
-TWO_PAIRS = {sockets: matrix({(0, 1): "NV4", (2, 3): "NV4"}, [0, 0, sockets - 1, sockets - 1], 16) for sockets in (1, 2)}
+TWO_PAIRS = {
+    sockets: matrix({(0, 1): "NV4", (2, 3): "NV4"}, [0, 0, sockets - 1, sockets - 1], 16) for sockets in (1, 2)
+}
 """Two bridged pairs on one socket or two."""
 C2C: dict[str, Any] = {
     "format": "topoplan-topology", "version": 1, "name": "two superchips",
@@ -128,7 +131,10 @@ def main() -> int:
             print(json.dumps(row), flush=True)
             continue
         figures = " ".join(f"{row[key]:>9.2f}" for key in ("any_way_GBps", "one_way_GBps", "sent_GBps", "wanted_GBps"))
-        print(f"{row['machine']:<28} {row['ranks']:>5} {figures}  {'yes' if row['met'] else 'NO':<4} {row['kind']}", flush=True)
+        print(
+            f"{row['machine']:<28} {row['ranks']:>5} {figures}  {'yes' if row['met'] else 'NO':<4} {row['kind']}",
+            flush=True,
+        )
     return int(missed)
 
 

@@ -309,8 +309,8 @@ def _above_bound_text(rows: list[BenchRow]) -> str:
         return ""
     sizes = ", ".join(show_size(size) for size in above[:4]) + (" ..." if len(above) > 4 else "")
     return (
-        f"above 100 % at {sizes}: the bound is for links at their declared rates; an emulated link lets a first burst through at "
-        "once, and data in a cache, or a link that is wider than declared, is faster as well"
+        f"above 100 % at {sizes}: the bound is for links at their declared rates; an emulated link lets a first burst through "
+        "at once, and data in a cache, or a link that is wider than declared, is faster as well"
     )
 
 

@@ -166,7 +166,8 @@ def _print_plan(console: Any, plan: Plan, size: int) -> None:
     )  # fmt: skip
     table = Table(box=None, header_style="bold", pad_edge=False)
     for title, left in (("sizes from", 0), ("to", 0), ("strategy", 1), ("chunks", 0), ("steps", 0), ("rounds", 0),
-                        ("trees", 0), ("segments", 0), ("latency us", 0), ("GB/s at most", 0), ("gap", 0), ("at size", 0)):  # fmt: skip
+                        ("trees", 0), ("segments", 0), ("latency us", 0), ("GB/s at most", 0), ("gap", 0),
+                        ("at size", 0)):  # fmt: skip
         table.add_column(title, justify="left" if left else "right", no_wrap=True)
     for entry in plan.entries:
         s, cost = entry.schedule, plan.cost_of(entry)

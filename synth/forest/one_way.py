@@ -170,9 +170,7 @@ class OneWayPacking:
             out.append((float(prices[used] @ whole[used]), part, column))
         return out
 
-    def _find_similar(
-        self, prices: Floats, known: dict[Column, None]
-    ) -> list[tuple[int, Column]]:
+    def _find_similar(self, prices: Floats, known: dict[Column, None]) -> list[tuple[int, Column]]:
         """Return a few more columns that are nearly as cheap, each avoiding the links of those before it."""
         out: list[tuple[int, Column]] = []
         earlier: Floats = np.zeros(len(prices))
@@ -228,7 +226,7 @@ class OneWayPacking:
         return sends
 
     def _ways(self, distance: Floats) -> tuple[Floats, Ints]:
-        """Return the lengths of the cheapest ways through ranks from each part's rank (to it, if gather), and the ranks before."""
+        """Return how long cheapest ways through ranks are from each part's rank (if gather, to it), with the rank before each."""
         turned = distance.T if self.name == "gather" else distance
         graph = np.where(np.isfinite(turned), turned, 0.0)  # no edge; every route has a price above 0
         length, before = shortest_path(graph, indices=list(self.weight), return_predecessors=True)
