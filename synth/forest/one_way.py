@@ -226,7 +226,7 @@ class OneWayPacking:
         return sends
 
     def _ways(self, distance: Floats) -> tuple[Floats, Ints]:
-        """Return how long cheapest ways through ranks are from each part's rank (if gather, to it), with the rank before each."""
+        """Return how long cheapest ways through ranks are from each part's rank (gather: to it), and the ranks before."""
         turned = distance.T if self.name == "gather" else distance
         graph = np.where(np.isfinite(turned), turned, 0.0)  # no edge; every route has a price above 0
         length, before = shortest_path(graph, indices=list(self.weight), return_predecessors=True)
