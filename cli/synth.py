@@ -16,15 +16,15 @@ from .common import run_command
 from .sizes import parse_size
 from .synth_options import PROG, build_parser, check_options, parse_instance, parse_limits
 from .synth_output import Report, bound_json, head_json, switches_json, synthesis_json
-from .synth_tables import cut_text, limit_text, print_tables, root_text, switch_lines, why_text
+from .synth_tables import bounds_text, cut_text, print_tables, root_text, switch_lines
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from ..synth.certificate import Bound
     from ..synth.effort import Effort
     from ..synth.ir.collective import Collective
     from ..synth.ksync.pareto import Front
+    from ..synth.one_way import Bounds
     from ..synth.plan import Plan
     from ..topo.graph import Topology
 
@@ -61,18 +61,23 @@ def _run(args: argparse.Namespace) -> int:
     report = Report(collective, topology, size, root_as_given=before.root)
     with _show_progress() as say:
         if args.bound_only:
-            from ..synth.bounds import bound
+            from ..synth.one_way import find_bounds
 
             effort = Effort(args.time_limit)
-            limit = bound(collective, topology, effort, say)
-            report.in_network = bound_in_network(collective, topology, limit, effort)
+            bounds = find_bounds(collective, topology, effort, say)
+            report.in_network = bound_in_network(collective, topology, bounds.any_way, effort)
             report.seconds, report.cut_short = time.monotonic() - started, effort.cut_short
-            return _print_bound(args, limit, report)
+            return _print_bound(args, bounds, report)
         if args.pareto or args.instance:
+            from ..synth.one_way import Bounds, bound_one_way
+
             effort = Effort(args.time_limit)
             report.front = _find_front(args, collective, topology, effort, say)
+            report.bounds = Bounds(
+                report.front.bound, bound_one_way(collective, topology, report.front.bound, effort, say)
+            )
             report.cut_short = effort.cut_short
-            report.plan = _plan_for_front(report.front, collective, topology)
+            report.plan = _plan_for_front(report.front, report.bounds, collective, topology)
         else:
             seconds = args.time_limit * (_CHANGED_SHARE if change else 1.0)
             limits = parse_limits(args)
@@ -88,7 +93,7 @@ def _run(args: argparse.Namespace) -> int:
                 from ..synth.explain import explain
 
                 effort = Effort(started + args.time_limit - time.monotonic())
-                report.explanation = explain(collective, topology, result.plan.bound, result.candidates, effort)
+                report.explanation = explain(collective, topology, result.plan.bound_one_way, result.candidates, effort)
                 report.cut_short += effort.cut_short
     source = report.plan or report.front
     if source is not None:
@@ -153,20 +158,23 @@ def _report_missing(front: Front, report: Report) -> None:
     raise InfeasibleError(f"{where}: no schedule has {listed}" + " ..." * (len(without) > _LISTED))
 
 
-def _plan_for_front(front: Front, collective: Collective, topology: Topology) -> Plan | None:
+def _plan_for_front(front: Front, bounds: Bounds, collective: Collective, topology: Topology) -> Plan | None:
     from ..synth.synthesize import cost_all, plan_of
 
     schedules = [row.schedule for row in front.front if row.schedule is not None]
-    return plan_of(collective, topology, front.bound, cost_all(topology, schedules)) if schedules else None
+    return plan_of(collective, topology, bounds, cost_all(topology, schedules)) if schedules else None
 
 
-def _print_bound(args: argparse.Namespace, limit: Bound, report: Report) -> int:
+def _print_bound(args: argparse.Namespace, bounds: Bounds, report: Report) -> int:
     if args.json:
-        empty = dict.fromkeys(("strategy", "chunks", "steps", "rounds", "trees", "depth", "predicted", "gap"))
+        empty = dict.fromkeys(
+            ("strategy", "chunks", "steps", "rounds", "trees", "depth", "predicted", "gap", "gap_any_way")
+        )
         body = head_json(report) | empty
         body |= {
             "size_bytes": parse_size(args.size),
-            "bound": bound_json(limit),
+            "bound": bound_json(bounds.any_way),
+            "bound_one_way": bound_json(bounds.one_way),
             **switches_json(report),
             "verified": False,
             "synthesis_s": report.seconds,
@@ -175,8 +183,7 @@ def _print_bound(args: argparse.Namespace, limit: Bound, report: Report) -> int:
         print(json.dumps(body))
         return 0
     collective, topology = report.collective, report.topology
-    print(f"{collective.name} on {topology.name}, {collective.ranks} ranks: at most {limit_text(limit)} GB/s algbw")
-    print(why_text(limit))
+    print(f"{collective.name} on {topology.name}, {collective.ranks} ranks: {bounds_text(bounds)}")
     for line in [*switch_lines(report), *describe_rates(topology)]:
         print(line)
     if collective.root is not None:

@@ -25,7 +25,7 @@ examples:
   topo-synth --collective allreduce --topology topo.xml -o plan.json   write the plan, for topo-run and the DDP hook
   topo-synth --collective allgather --topology dgx1 --pareto           the Pareto front of steps and rounds
   topo-synth --collective alltoall --topology dgx1 --instance 3,3,8    is there a schedule with 3 chunks, 3 steps, 8 rounds?
-  topo-synth --collective allreduce --topology mesh:8x8 --bound-only   only the bound: how fast can any schedule on these links be?
+  topo-synth --collective allreduce --topology mesh:8x8 --bound-only   only the bounds: how fast can a schedule be?
   topo-synth --collective allreduce --topology dgx1 --explain          the bottleneck, and which links to improve first
   topo-synth --collective allreduce --topology dgx1 --without-link 0:3 a plan for the machine without that link
   topo-synth --collective allreduce --topology dgx-a100:16 --strategy packing --max-trees 16     at most 16 trees

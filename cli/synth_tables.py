@@ -7,15 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 from ..topo.pictures.cables import describe_rates
 from .sizes import show_size
-from .synth_output import Report, healthy_json
+from .synth_output import Report, at_size_json, healthy_json
 
 if TYPE_CHECKING:
     from ..synth.certificate import Bound
     from ..synth.explain import Explanation, Part
     from ..synth.ksync.pareto import Front
+    from ..synth.one_way import Bounds
     from ..synth.plan import Plan
 
-WIDTH = 120
+WIDTH = 130
 """Columns of a table that is not printed to a terminal."""
 
 
@@ -33,10 +34,27 @@ def why_text(limit: Bound) -> str:
         inside = limit.certificate["inside"]
         listed = ", ".join(inside[:10]) + (" ..." if len(inside) > 10 else "")
         return f"bound by the cut around {{{listed}}}"
+    if limit.kind.startswith("route-"):
+        priced = len(limit.certificate["prices"])
+        return f"bound by prices on {priced} links and the system's own routes (linear programming dual)"
     method = "linear programming dual" + (
         ", with separate prices for each direction" if limit.kind == "tree-prices" else ""
     )
     return f"bound by prices on {len(limit.certificate['prices'])} links ({method})"
+
+
+def bounds_text(bounds: Bounds) -> str:
+    """Return what is said of the bounds: one line where they are the same, else two."""
+    lines = [f"at most {limit_text(bounds.any_way)} GB/s algbw; {why_text(bounds.any_way)}"]
+    if bounds.one_way != bounds.any_way:
+        lines[0] = f"at most {limit_text(bounds.any_way)} GB/s algbw if senders could divide data over all ways; " + (
+            why_text(bounds.any_way)
+        )
+        lines.append(
+            f"at most {limit_text(bounds.one_way)} GB/s algbw with one way a pair of GPUs, as hardware sends; "
+            + why_text(bounds.one_way)
+        )
+    return "\n".join(lines)
 
 
 def cut_text(cut_short: list[str]) -> str:
@@ -169,25 +187,30 @@ def _print_plan(console: Any, plan: Plan, size: int) -> None:
 
     from ..synth.cost.affine import rounds
     from ..synth.cost.host_costs import describe_host, host_of, step_us
+    from ..synth.one_way import Bounds
 
     collective, topology = plan.collective, plan.topology
     console.print(
         f"[bold]{collective.name}[/bold] on [bold]{topology.name}[/bold] ({collective.ranks} ranks, fingerprint "
-        f"{topology.fingerprint[:12]}): at most [bold]{limit_text(plan.bound)} GB/s[/bold] algbw; {why_text(plan.bound)}",
+        f"{topology.fingerprint[:12]}): {bounds_text(Bounds(plan.bound, plan.bound_one_way))}",
         highlight=False, soft_wrap=True,
     )  # fmt: skip
     table = Table(box=None, header_style="bold", pad_edge=False)
     for title, left in (("sizes from", 0), ("to", 0), ("strategy", 1), ("chunks", 0), ("steps", 0), ("rounds", 0),
-                        ("trees", 0), ("segments", 0), ("latency us", 0), ("GB/s at most", 0), ("gap", 0)):  # fmt: skip
+                        ("trees", 0), ("segments", 0), ("latency us", 0), ("GB/s at most", 0), ("gap", 0),
+                        ("at size", 0)):  # fmt: skip
         table.add_column(title, justify="left" if left else "right", no_wrap=True)
     for entry in plan.entries:
         s, cost = entry.schedule, plan.cost_of(entry)
         total = rounds(s, topology)
+        # A pipeline's limit and its gap are for large sizes; what its filling leaves at a size stands in a column of its own.
+        limit, at_size = plan.limit_GBps(entry), at_size_json(plan, entry, size)
         table.add_row(
             show_size(entry.min_bytes), show_size(entry.max_bytes) if entry.max_bytes is not None else "",
             s.strategy, str(len(s.chunks)), str(s.steps), "" if total is None else f"{float(total):g}",
             str(s.trees or ""), str(s.segments if s.segments > 1 else ""), f"{float(cost.alpha_us):.3g}",
-            f"{1 / float(cost.beta_s_per_GB):.4g}", f"{max(0.0, float(plan.gap_of(entry))):.1%}",
+            "" if limit is None else f"{float(limit):.4g}", f"{max(0.0, float(plan.gap_of(entry))):.1%}",
+            f"{at_size['algbw_GBps']:.4g} at {show_size(at_size['size_bytes']).replace(' ', '').rstrip('iB')}",
             style="green" if entry.covers(size) else None,
         )  # fmt: skip
     console.print(table)

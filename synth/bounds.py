@@ -281,7 +281,7 @@ def _tree_prices(
     prices = packing.run(effort, 0.0, progress).prices
     if reduces_only:
         prices = {(b, a): p for (a, b), p in prices.items()}
-    return _directed_bounds("tree-prices", prices, collective, topology)
+    return directed_bounds("tree-prices", prices, collective, topology)
 
 
 def _alltoall_prices(
@@ -295,13 +295,13 @@ def _alltoall_prices(
     try:
         flow = survey(topology).paths(collective, effort, progress, cut_s_per_GB).flow
     except InfeasibleError:
-        return _directed_bounds("prices", dict.fromkeys(topology.capacity_GBps, 1.0), collective, topology)
+        return directed_bounds("prices", dict.fromkeys(topology.capacity_GBps, 1.0), collective, topology)
     if not flow.prices:
-        return _directed_bounds("prices", dict.fromkeys(topology.capacity_GBps, 1.0), collective, topology)
-    return _directed_bounds("prices", flow.prices, collective, topology, flow.value / collective.ranks)
+        return directed_bounds("prices", dict.fromkeys(topology.capacity_GBps, 1.0), collective, topology)
+    return directed_bounds("prices", flow.prices, collective, topology, flow.value / collective.ranks)
 
 
-def _directed_bounds(
+def directed_bounds(
     kind: str,
     prices: Mapping[tuple[str, str], float],
     collective: Collective,

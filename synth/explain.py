@@ -7,18 +7,20 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
+import networkx as nx
 import numpy as np
 from scipy.sparse import coo_matrix
 from scipy.sparse.csgraph import connected_components
 
 from ..topo.exact import parse_fraction
 from ..topo.graph import Topology
-from .bounds import bound
-from .certificate import Bound
+from ..topo.routes import route_links, router_of
+from .certificate import ONE_WAY, Bound
 from .cost.affine import Cost
 from .effort import Effort
 from .ir.collective import Collective
 from .ir.schedule import Schedule
+from .one_way import find_bounds
 
 SIZES = tuple(1 << bits for bits in (10, 13, 16, 19, 22, 25, 28, 30))
 """1 KiB to 1 GiB."""
@@ -100,7 +102,12 @@ def explain(
     # A cut is the special case of prices that are 1 on the links that leave it.
     inside = set(limit.certificate["inside"]) if limit.kind == "cut" else None
     prices = _cut_prices(inside, topology) if inside is not None else _read_prices(limit, collective, topology)
-    parts = _cut_sides(inside, topology) if inside is not None else _parts_without(set(prices), topology)
+    if inside is not None:
+        parts = _cut_sides(inside, topology)
+    elif limit.kind.startswith(ONE_WAY):
+        parts = _parts_without_routes(set(prices), topology)
+    else:
+        parts = _parts_without(set(prices), topology)
     part_of = {d: i for i, part in enumerate(parts) for d in (*part.gpus, *part.others)}
     across = sum(
         (
@@ -110,7 +117,11 @@ def explain(
         ),
         Fraction(0),
     )
-    if inside is None:  # both directions were counted
+    both_ways = inside is None
+    if limit.kind.startswith(ONE_WAY):  # only the system's own routes lead between the parts
+        across = sum((topology.capacity_GBps[link] for link in prices), Fraction(0))
+        both_ways = all((b, a) in prices for a, b in prices)
+    if both_ways:
         across /= 2
     levers = _levers(prices, collective, topology, limit, effort)
     return Explanation(limit.kind, parts, across, levers, _best_algbw(candidates))
@@ -156,6 +167,18 @@ def _parts_without(priced: set[tuple[str, str]], topology: Topology) -> tuple[Pa
     return tuple(part for part in (_part(m, topology) for m in members) if part.gpus)
 
 
+def _parts_without_routes(priced: set[tuple[str, str]], topology: Topology) -> tuple[Part, ...]:
+    """Return the groups of GPUs between which the system's own routes cross no priced link."""
+    router, n = router_of(topology), len(topology.ranks)
+    joined: nx.utils.UnionFind[int] = nx.utils.UnionFind(range(n))
+    for u in range(n):
+        for v in range(n):
+            route = router.route(u, v) if u != v and joined[u] != joined[v] else None
+            if route is not None and priced.isdisjoint(route_links(route)):
+                joined.union(u, v)
+    return tuple(_part([topology.ranks[r] for r in sorted(group)], topology) for group in joined.to_sets())
+
+
 def _levers(
     prices: dict[tuple[str, str], Fraction], collective: Collective, topology: Topology, limit: Bound, effort: Effort
 ) -> tuple[Lever, ...]:
@@ -185,7 +208,8 @@ def _levers(
                     for x in topology.links
                 ),
             )
-            wider_GBps = bound(collective, widened, effort.grant(_WIDER_WORK_S, 1 / (_TRIED_LINKS - number))).algbw_GBps
+            granted = effort.grant(_WIDER_WORK_S, 1 / (_TRIED_LINKS - number))
+            wider_GBps = find_bounds(collective, widened, granted).one_way.algbw_GBps
         out.append(Lever(a, b, width, gain, len(links), wider_GBps))
     return tuple(out)
 

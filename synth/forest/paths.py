@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_matrix
 from scipy.sparse.csgraph import dijkstra
 
-from ...topo.errors import TimeLimitError
+from ...topo.errors import InfeasibleError, TimeLimitError
 from ...topo.graph import Topology
 from ..cost.affine import tighten
 from ..effort import Effort
@@ -25,6 +25,7 @@ from ..ir.collective import Chunk, Collective
 from ..ir.schedule import Schedule
 from ..ir.transfers import COPY, Transfers
 from .machine.metric import Floats, Link
+from .machine.own_routes import OwnRoutes
 from .machine.symmetry import group
 from .trees import RootedTree
 from .weigh import Division, divide, orbits, round_shares
@@ -57,8 +58,14 @@ class PathPacking:
     """Column generation for the pairs from `sources` to all other ranks."""
 
     def __init__(
-        self, topology: Topology, sources: Sequence[int], turns: list[NDArray[np.int64]] | None = None
+        self,
+        topology: Topology,
+        sources: Sequence[int],
+        turns: list[NDArray[np.int64]] | None = None,
+        routes: OwnRoutes | None = None,
     ) -> None:
+        """`routes`: ranks send to each other on these only; the turns must keep them."""
+        self.routes = routes
         self.topology = topology
         self.links = list(topology.capacity_GBps)
         self.names = [d.id for d in topology.devices]
@@ -141,19 +148,28 @@ class PathPacking:
         out, size = self.flow, len(self.names)
         by_link = prices[self.row]
         weight = by_link + _HOP_SHARE * float(by_link.mean())
-        matrix = csr_matrix((weight, (self.src, self.dst)), shape=(size, size))
-        starts = self.gpus[self.sources]
-        _, before = dijkstra(matrix, indices=starts, return_predecessors=True)
+        if self.routes is None:
+            matrix = csr_matrix((weight, (self.src, self.dst)), shape=(size, size))
+            nodes_of_ranks = self.gpus
+        else:
+            # Over ranks instead of devices; a price of 0 would be no edge, but every hop costs something.
+            distance = self.routes.distances(weight)
+            matrix = csr_matrix(np.where(np.isfinite(distance), distance, 0.0))
+            nodes_of_ranks = np.arange(len(self.gpus))
+        starts = nodes_of_ranks[self.sources]
+        length, before = dijkstra(matrix, indices=starts, return_predecessors=True)
+        if not np.isfinite(length[:, nodes_of_ranks]).all():
+            raise InfeasibleError(f"packing: the system's routes on {self.topology.name!r} do not join all GPUs")
         # The bound counts every pair at its cheapest path, whether or not that is new.
         total, fresh = 0.0, []
         for row, source in enumerate(starts.tolist()):
-            for target in self.gpus.tolist():
+            for target in nodes_of_ranks.tolist():
                 if target == source:
                     continue
                 nodes = [target]
                 while nodes[-1] != source:
                     nodes.append(int(before[row, nodes[-1]]))
-                path = tuple(self.names[i] for i in reversed(nodes))
+                path = self._name_path(nodes[::-1])
                 price = sum(by_link[self.number[link]] for link in pairwise(path))
                 total += price
                 if path not in self.uses and price * self.times < duals.get((path[0], path[-1]), np.inf) * (
@@ -166,6 +182,13 @@ class PathPacking:
             out.value = value
             out.prices = {link: float(by_link[i]) for i, link in enumerate(self.links)}
         return fresh
+
+    def _name_path(self, nodes: Sequence[int]) -> Path:
+        """Return the path over devices, given by their places; with own routes, along those from each rank to the next."""
+        if self.routes is None:
+            return tuple(self.names[i] for i in nodes)
+        hops = [self.routes.route(u, v) for u, v in pairwise(nodes)]
+        return (hops[0][0], *(device for hop in hops for device in hop[1:]))
 
     def _count_uses(self, path: Path) -> Counter[int]:
         """Return how often a path uses each row, all its images together."""

@@ -22,6 +22,7 @@ from ...topo.graph import Topology
 from ..effort import Effort
 from ..numeric.arborescence import cheapest_out_tree
 from .machine.metric import Floats, Link, Metric
+from .machine.own_routes import OwnRoutes, RoutedMetric
 from .machine.symmetry import group
 from .trees import RootedTree, levels
 from .weigh import Division, divide, orbits
@@ -61,7 +62,10 @@ class RootedPacking:
         both: bool,
         turns: list[NDArray[np.int64]] | None = None,
         most_depth: int | None = None,
+        routes: OwnRoutes | None = None,
     ) -> None:
+        """`routes`: ranks send to each other on these only; the turns must keep them."""
+        self.routes = routes
         self.topology, self.both, self.most_depth = topology, both, most_depth
         self.links = list(topology.capacity_GBps)
         self.roots = list(roots)
@@ -131,7 +135,10 @@ class RootedPacking:
 
     def _price(self, prices: Floats, duals: Mapping[Hashable, float], out: Branches) -> list[RootedTree]:
         """Return trees that cost less than their root's dual under the rows' prices; store prices that raise the bound."""
-        metric = Metric(self.topology, self.links, prices[self.row])
+        by_link = prices[self.row]
+        metric = (
+            Metric(self.topology, self.links, by_link) if self.routes is None else RoutedMetric(self.routes, by_link)
+        )
         cheapest: dict[int, float] = {}
         fresh: list[tuple[float, RootedTree]] = []
         top = float(metric.distance[np.isfinite(metric.distance)].sum()) + 1

@@ -17,7 +17,7 @@ from scipy.sparse.csgraph import connected_components
 from ...topo.errors import InfeasibleError
 from ...topo.exact import fraction_gcd
 from ...topo.graph import Topology
-from ...topo.routes import Router
+from ...topo.routes import router_of
 from ..effort import Effort
 from ..ir.collective import Collective
 from ..numeric.matroid_union import spanning_trees
@@ -32,7 +32,7 @@ from .shallower import make_shallower
 Say = Callable[[str], None] | None
 _WHOLE_WORK = 40_000
 _LOWER_WORK_S = 2.0
-_MOST_SOURCES, _MOST_PAIRS = 512, 10_000
+_MOST_SOURCES, MOST_PAIRS = 512, 10_000
 
 
 class Survey:
@@ -41,7 +41,7 @@ class Survey:
     def __init__(self, topology: Topology) -> None:
         self.topology = topology
         self.graph = PairGraph(topology)
-        self.router = Router(topology)
+        self.router = router_of(topology)
         self.ranks = {gpu: r for r, gpu in enumerate(topology.ranks)}
         self._by_class: Columns | None = None
         self._by_link: Columns | None = None
@@ -148,7 +148,7 @@ class Survey:
             packing = self._alltoall
         else:
             packing = PathPacking(self.topology, ranks, self.turns)
-            too_many = len(packing.sources) * len(ranks) > _MOST_PAIRS
+            too_many = len(packing.sources) * len(ranks) > MOST_PAIRS
             if packing.images is None and len(ranks) <= _MOST_SOURCES:
                 low = balanced_trees(self.topology, ranks, [], ordered=True)
                 plain = PathPacking.from_trees(self.topology, low.trees) if low is not None else None

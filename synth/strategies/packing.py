@@ -11,21 +11,26 @@ from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ...topo.errors import InfeasibleError
-from ..bounds import bound as lower_bound
 from ..cost.affine import bandwidth_s_per_GB
 from ..cost.innetwork import computes_in_network
+from ..cost.segmentation import on_own_routes
 from ..forest.balanced import balanced_trees
 from ..forest.innet import in_network_forests
-from ..forest.paths import path_schedule
+from ..forest.machine.own_routes import OwnRoutes
+from ..forest.paths import PathPacking, path_schedule
 from ..forest.plant import Nursery, Planted, choose
 from ..forest.rooted import Branches, RootedPacking
 from ..forest.routed import keeps_to_routes, routed_forest
-from ..forest.survey import Survey, survey
+from ..forest.survey import MOST_PAIRS, Survey, survey
 from ..forest.trees import Forest, RootedTree, schedule_of, tree_depth
 from ..forest.weigh import round_shares
 from ..ir.schedule import Schedule
 from ..ir.transform import reverse
+from ..one_way import ONE_WAY_RANKS, ONE_WAY_ROOTS, find_bounds
 from .base import Request, segment_counts
 
 _TURNED = ("reduce", "reduce-scatter", "gather")
@@ -42,9 +47,8 @@ def build(request: Request) -> list[Schedule]:
     Raises InfeasibleError where there is none within the limits.
     """
     if request.bound is None:
-        limit = lower_bound(
-            request.collective, request.topology, request.effort.grant(_BOUND_WORK_S, 0.5), request.progress
-        )
+        granted = request.effort.grant(_BOUND_WORK_S, 0.5)
+        limit = find_bounds(request.collective, request.topology, granted, request.progress).one_way
         request = replace(request, bound=limit)
     if request.collective.name in _TURNED:
         return [reverse(schedule) for schedule in build(request.reversed())]
@@ -54,10 +58,39 @@ def build(request: Request) -> list[Schedule]:
 
 def _plan_paths(request: Request) -> Schedule:
     """Return the schedule of alltoall or scatter over packed paths."""
-    packing = survey(request.topology).paths(request.collective, request.effort, request.progress)
+    packing = _pack_paths(request)
     schedule = path_schedule(packing, request.collective, "packing")
     _note(request, replace(schedule, segments=2), "paths")
     return schedule
+
+
+def _pack_paths(request: Request) -> PathPacking:
+    """Return packed paths, over the system's own routes where there are not too many pairs of ranks."""
+    machine, n = survey(request.topology), request.collective.ranks
+    routes = _own_routes(request)
+    if routes is not None:
+        sources = list(range(n)) if request.collective.name == "alltoall" else [request.collective.root or 0]
+        packing = PathPacking(request.topology, sources, _keeping(machine, routes), routes)
+        if len(packing.sources) * n <= MOST_PAIRS:
+            packing.run(request.effort, request.progress)
+            return packing
+    return machine.paths(request.collective, request.effort, request.progress)
+
+
+def _own_routes(request: Request) -> OwnRoutes | None:
+    """Return the routes that schedules must keep to; None where GPUs are linked directly only, switches compute, or there
+    are too many GPUs: then schedules are planned with any routes.
+    """
+    topology = request.topology
+    direct = all(topology.by_id[a].kind == topology.by_id[b].kind == "gpu" for a, b in topology.capacity_GBps)
+    if direct or computes_in_network(topology) or len(topology.ranks) > ONE_WAY_RANKS:
+        return None
+    return OwnRoutes(topology, request.router)
+
+
+def _keeping(machine: Survey, routes: OwnRoutes | None) -> list[NDArray[np.int64]]:
+    """Return the machine's shifts that take routes to routes."""
+    return [turn for turn in machine.turns if routes is None or routes.keeps(turn[1])]
 
 
 def _plan_trees(request: Request) -> list[Schedule]:
@@ -75,24 +108,34 @@ def _plan_trees(request: Request) -> list[Schedule]:
         planted = Nursery(machine, best, request.limits, request.effort, request.progress).grow()
     else:
         planted = _pack_rooted(request, machine)
+    plain = name == "allreduce" and request.topology.is_symmetric and not computes_in_network(request.topology)
     picked = choose(planted, best, request.limits)
+    schedules = [schedule_of(p.forest, request.collective, request.topology, "packing") for p in picked]
+    if plain and not all(keeps_to_routes(schedule.transfers, request.router) for schedule in schedules):
+        planted = _send_as_routed(planted, machine, request)
+        picked = choose(planted, best, request.limits)
+        schedules = [schedule_of(p.forest, request.collective, request.topology, "packing") for p in picked]
     if not picked:
         raise InfeasibleError(_explain_no_forest(planted, best, request))
-    schedules = []
-    for choice in picked:
-        schedules.append(schedule_of(choice.forest, request.collective, request.topology, "packing"))
-    # Trees whose edges are divided over several routes promise more than point-to-point sends carry.
-    plain = name == "allreduce" and request.topology.is_symmetric and not computes_in_network(request.topology)
-    if plain and not all(keeps_to_routes(schedule.transfers, request.router) for schedule in schedules):
-        for routed in routed_forest(machine, best, request.limits, request.effort, request.progress):
-            schedules.append(schedule_of(routed.forest, request.collective, request.topology, "packing"))
-            planted, picked = [*planted, routed], [*picked, routed]
+    schedules = [on_own_routes(schedule, request.topology, request.router) for schedule in schedules]
     for candidate in planted:
         request.table.append(
             {"trees": candidate.forest.count, "depth": candidate.forest.depth, "algbw_GBps": float(candidate.rate_GBps),
              "gap": max(0.0, float(1 - candidate.rate_GBps / best)), "how": candidate.how, "kept": candidate in picked}
         )  # fmt: skip
     return schedules
+
+
+def _send_as_routed(planted: Sequence[Planted], machine: Survey, request: Request) -> list[Planted]:
+    """Return forests with the rates that they have as sent, and those whose edges are the system's own routes.
+
+    Trees whose edges are divided over several routes promise more than point-to-point sends carry.
+    """
+    out = [replace(p, rate_GBps=_compute_rate(request, p.forest)) for p in planted]
+    routes = _own_routes(request)
+    if routes is not None and not routes.is_mirrored and len(machine.ranks) <= ONE_WAY_ROOTS:
+        return out + _pack_rooted(request, machine)
+    return out + routed_forest(machine, request.bound_GBps, request.limits, request.effort, request.progress)
 
 
 def _pack_rooted(request: Request, machine: Survey) -> list[Planted]:
@@ -117,7 +160,8 @@ def _pack_rooted(request: Request, machine: Survey) -> list[Planted]:
         if out and many:
             return out
     # Column generation prices an out-tree for each root in every turn, which large machines without shifts cannot afford.
-    packing = RootedPacking(topology, roots, both, machine.turns, request.limits.max_depth)
+    routes = _own_routes(request)
+    packing = RootedPacking(topology, roots, both, _keeping(machine, routes), request.limits.max_depth, routes)
     if len(packing.roots) > _EXACT_RANKS:
         raise InfeasibleError(
             f"packing: out-trees from {len(packing.roots)} ranks are more than are searched for; number the ranks so that "
@@ -164,8 +208,9 @@ def _build_forest(
 
 
 def _compute_rate(request: Request, forest: Forest) -> Fraction:
-    """Return the algbw in GB/s of a forest's schedule, pipelined."""
+    """Return the algbw in GB/s of a forest's schedule as it is sent, pipelined."""
     schedule = schedule_of(forest, request.collective, request.topology, "packing")
+    schedule = on_own_routes(schedule, request.topology, request.router)
     return 1 / bandwidth_s_per_GB(replace(schedule, segments=2), request.topology)
 
 
