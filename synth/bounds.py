@@ -22,6 +22,7 @@ from .certificate import Bound, proved_s_per_GB
 from .cost.innetwork import computes_in_network
 from .effort import Effort
 from .forest.generate import Columns, exact_prices
+from .forest.large.groups import find_narrow_groups
 from .forest.machine.symmetry import colours, shifts
 from .forest.rooted import RootedPacking
 from .forest.survey import Survey, survey
@@ -38,6 +39,9 @@ _PREFIXES = 16
 """Cuts between low and high ranks that are tried for alltoall."""
 _CUT_RANKS = 256
 """With more GPUs, cuts are sought towards one GPU of each class only: the others mostly give the same."""
+
+_NEAR_CUT = 1.002
+"""A time at most this often the cut's counts as met by it: no other bound is sought then."""
 
 
 def check_connected(collective: Collective, topology: Topology) -> None:
@@ -207,10 +211,13 @@ def _allreduce_cut(collective: Collective, topology: Topology) -> Bound:
 
 
 def _alltoall_cut(collective: Collective, topology: Topology) -> Bound:
-    """Return the best of the cuts around single GPUs and, on direct networks, of those between low and high ranks."""
+    """Return the best of the cuts around single GPUs and groups (boxes, sockets, what is behind a leaf switch) and, on direct
+    networks, of those between low and high ranks.
+    """
     gpus = _one_of_each_class(topology, list(topology.ranks), None)
     cuts = [_bound_of_cut({gpu}, collective, topology) for gpu in gpus]
     cuts += [_bound_of_cut(set(topology.by_id) - {gpu}, collective, topology) for gpu in gpus]
+    cuts += [_bound_of_cut(inside, collective, topology) for inside in find_narrow_groups(topology)]
     if len(topology.devices) == collective.ranks:
         sizes = {collective.ranks * i // _PREFIXES for i in range(1, _PREFIXES)} - {0}
         cuts += [_bound_of_cut(topology.ranks[:size], collective, topology) for size in sorted(sizes)]
@@ -292,8 +299,17 @@ def _alltoall_prices(
     cut_s_per_GB: Fraction,
 ) -> list[Bound]:
     """Return what the duals of concurrent multicommodity flow prove; of uniform prices where that is not solved."""
+    machine = survey(topology)
     try:
-        flow = survey(topology).paths(collective, effort, progress, cut_s_per_GB).flow
+        level = machine.level_paths(cut_s_per_GB, effort)
+        if level is not None:
+            if level.reached <= float(cut_s_per_GB * collective.ranks) * _NEAR_CUT:
+                return []  # no prices can prove much more than the cut
+            value, found = level.find_prices()
+            prices = dict(zip(level.links, found.tolist(), strict=True))
+            better = value > float(cut_s_per_GB * collective.ranks)
+            return _directed_bounds("prices", prices, collective, topology, value / collective.ranks) if better else []
+        flow = machine.paths(collective, effort, progress).flow
     except InfeasibleError:
         return _directed_bounds("prices", dict.fromkeys(topology.capacity_GBps, 1.0), collective, topology)
     if not flow.prices:

@@ -24,6 +24,7 @@ from ..numeric.matroid_union import spanning_trees
 from .balanced import balanced_trees
 from .boxes import Boxes, find_boxes
 from .generate import Columns, generate
+from .large.level_paths import LevelPaths, explain_too_many
 from .machine.pairs import PairGraph, Tree
 from .machine.symmetry import mirrors, shifts
 from .paths import PathPacking
@@ -46,7 +47,7 @@ class Survey:
         self._by_class: Columns | None = None
         self._by_link: Columns | None = None
         self._whole: dict[tuple[int, int], list[Tree] | None] = {}
-        self._alltoall: PathPacking | None = None
+        self._level: LevelPaths | None = None
 
     @cached_property
     def direct(self) -> bool:
@@ -133,41 +134,47 @@ class Survey:
         small = self.direct and parts.numerator * len(self.graph.names) <= _WHOLE_WORK
         return small and self.find_whole_trees(parts.numerator, parts.denominator, effort) is not None
 
-    def paths(
-        self, collective: Collective, effort: Effort, say: Say = None, enough_s_per_GB: Fraction | None = None
-    ) -> PathPacking:
+    def paths(self, collective: Collective, effort: Effort, say: Say = None) -> PathPacking:
         """Return packed paths for alltoall (stored for later calls), or for scatter from its root.
 
-        Paths of fewest hops, one for each pair, are taken without a search where they take no longer than `enough_s_per_GB`,
-        or where there are too many pairs for column generation. Raises InfeasibleError where there are too many for either.
+        Raises InfeasibleError where there are too many pairs for column generation.
         """
-        ranks = list(range(collective.ranks))
         if collective.name != "alltoall":
             packing = PathPacking(self.topology, [collective.root or 0])
-        elif self._alltoall is not None:
-            packing = self._alltoall
         else:
-            packing = PathPacking(self.topology, ranks, self.turns)
-            too_many = len(packing.sources) * len(ranks) > _MOST_PAIRS
-            if packing.images is None and len(ranks) <= _MOST_SOURCES:
-                low = balanced_trees(self.topology, ranks, [], ordered=True)
-                plain = PathPacking.from_trees(self.topology, low.trees) if low is not None else None
-                if plain is not None and (
-                    too_many
-                    or (
-                        enough_s_per_GB is not None
-                        and plain.flow.reached <= float(enough_s_per_GB * len(ranks)) * (1 + 1e-9)
-                    )
-                ):
-                    packing, too_many = plain, False
-            if too_many:
-                raise InfeasibleError(
-                    f"paths for {len(ranks) ** 2} pairs of ranks are more than are planned for; name another strategy, "
-                    "such as direct"
-                )
-            self._alltoall = packing
+            packing = self._alltoall_packing
+            if len(packing.sources) * collective.ranks > _MOST_PAIRS:
+                raise InfeasibleError(explain_too_many(collective.ranks))
         packing.run(effort, say)
         return packing
+
+    @cached_property
+    def _alltoall_packing(self) -> PathPacking:
+        """The packing of paths between all pairs; where shifts allow it, of those from one rank."""
+        return PathPacking(self.topology, list(range(len(self.ranks))), self.turns)
+
+    def level_paths(self, enough_s_per_GB: Fraction, effort: Effort) -> LevelPaths | None:
+        """Return a path for each pair, evened out, where that serves alltoall better than column generation; else None.
+
+        That is where paths of fewest hops on direct links take no longer than `enough_s_per_GB`, or where there are more pairs
+        than column generation can serve. Raises InfeasibleError where there are too many for either.
+        """
+        packing, ranks = self._alltoall_packing, len(self.ranks)
+        if packing.images is not None:
+            return None
+        too_many = len(packing.sources) * ranks > _MOST_PAIRS
+        enough = float(enough_s_per_GB * ranks)
+        if self._level is None:
+            low = balanced_trees(self.topology, list(range(ranks)), [], ordered=True) if ranks <= _MOST_SOURCES else None
+            if low is not None:
+                self._level = LevelPaths(self.topology, list(low.trees))
+                if not too_many and self._level.reached > enough * (1 + 1e-9):
+                    self._level = None
+            elif too_many:
+                self._level = LevelPaths(self.topology)
+        if self._level is not None:
+            self._level.even_out(enough, effort)
+        return self._level
 
 
 @lru_cache(maxsize=4)

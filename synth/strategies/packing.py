@@ -17,7 +17,7 @@ from ..cost.affine import bandwidth_s_per_GB
 from ..cost.innetwork import computes_in_network
 from ..forest.balanced import balanced_trees
 from ..forest.innet import in_network_forests
-from ..forest.paths import path_schedule
+from ..forest.paths import level_schedule, path_schedule
 from ..forest.plant import Nursery, Planted, choose
 from ..forest.rooted import Branches, RootedPacking
 from ..forest.routed import keeps_to_routes, routed_forest
@@ -54,8 +54,14 @@ def build(request: Request) -> list[Schedule]:
 
 def _plan_paths(request: Request) -> Schedule:
     """Return the schedule of alltoall or scatter over packed paths."""
-    packing = survey(request.topology).paths(request.collective, request.effort, request.progress)
-    schedule = path_schedule(packing, request.collective, "packing")
+    machine, collective = survey(request.topology), request.collective
+    level = None
+    if collective.name == "alltoall" and request.bound is not None:
+        level = machine.level_paths(request.bound.s_per_GB, request.effort)
+    if level is not None:
+        schedule = level_schedule(level, collective, "packing")
+    else:
+        schedule = path_schedule(machine.paths(collective, request.effort, request.progress), collective, "packing")
     _note(request, replace(schedule, segments=2), "paths")
     return schedule
 
