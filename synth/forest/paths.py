@@ -224,8 +224,9 @@ class _Layout:
             self.parts.append(Transfers(step, ranks[:, hop], ranks[:, hop + 1], number, op, which.reshape(-1), routes))
         each = self.collective.name == "alltoall"
         sources = ranks[:, 0].tolist() if each else [None] * len(devices)
+        part = share / n
         self.chunks += [
-            Chunk(share / n, source, target) for source, target in zip(sources, ranks[:, -1].tolist(), strict=True)
+            Chunk(part, source, target) for source, target in zip(sources, ranks[:, -1].tolist(), strict=True)
         ]
 
     def finish(self, strategy: str) -> Schedule:

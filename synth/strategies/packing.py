@@ -17,6 +17,9 @@ from ..cost.affine import bandwidth_s_per_GB
 from ..cost.innetwork import computes_in_network
 from ..forest.balanced import balanced_trees
 from ..forest.innet import in_network_forests
+from ..forest.large.level_trees import LevelTrees
+from ..forest.large.mended import mend
+from ..forest.machine.symmetry import shifts
 from ..forest.paths import level_schedule, path_schedule
 from ..forest.plant import Nursery, Planted, choose
 from ..forest.rooted import Branches, RootedPacking
@@ -32,6 +35,10 @@ _TURNED = ("reduce", "reduce-scatter", "gather")
 _EXACT_RANKS, _EXACT_BROADCAST = 128, 300
 _LANES = 48
 _BOUND_WORK_S = 20.0
+_LEVEL_RANKS, _MENDED_WORK_S = 32, 8.0
+"""With more GPUs, out-trees of all ranks are evened out before column generation; work allowed for those of the mended machine."""
+_NEAR = Fraction(998, 1000)
+"""Fraction of the bound from which evened trees are taken without column generation."""
 _WORTH_KEEPING = Fraction(9, 10)
 """Fraction of the bound from which simple trees are offered beside the optimal ones."""
 
@@ -122,18 +129,45 @@ def _pack_rooted(request: Request, machine: Survey) -> list[Planted]:
             many = many or nursery.is_near_bound()
         if out and many:
             return out
-    # Column generation prices an out-tree for each root in every turn, which large machines without shifts cannot afford.
     packing = RootedPacking(topology, roots, both, machine.turns, request.limits.max_depth)
+    seeds: list[RootedTree] = []
+    if parts > 1 and packing.images is None and collective.ranks > _LEVEL_RANKS and request.limits.max_depth is None:
+        level = _plan_level_trees(request, out[0].forest if out else None)
+        out.append(level)
+        if level.rate_GBps >= request.bound_GBps * _NEAR or collective.ranks > _EXACT_RANKS:
+            return out
+        seeds = list(level.forest.trees)
+    # Column generation prices an out-tree for each root in every turn, which large machines without shifts cannot afford.
     if len(packing.roots) > _EXACT_RANKS:
         raise InfeasibleError(
             f"packing: out-trees from {len(packing.roots)} ranks are more than are searched for; number the ranks so that "
             "equal boxes follow each other in the same order, or name another strategy"
         )
     enough = float(request.bound.s_per_GB) * parts if request.bound is not None and not both else 0.0
-    branches = packing.run(request.effort, enough, request.progress)
+    branches = packing.run(request.effort, enough, request.progress, seeds)
     for forest, how in _build_forests(packing, branches, machine, request.limits.max_trees):
         out.append(Planted(forest, _compute_rate(request, forest), how))
     return out
+
+
+def _plan_level_trees(request: Request, simple: Forest | None) -> Planted:
+    """Return trees for every root, evened out; they start from `simple` ones or from those that are best where all links of a
+    role are alike.
+    """
+    topology, seeds = request.topology, simple
+    whole = mend(topology)
+    if seeds is None and whole is not None:
+        packing = RootedPacking(whole, range(request.collective.ranks), False, shifts(whole))
+        if packing.images is not None:
+            branches = packing.run(request.effort.grant(_MENDED_WORK_S), 0.0, request.progress)
+            seeds = _build_forests(packing, branches, survey(topology), None)[0][0]
+    trees = LevelTrees(topology, seeds, request.effort)
+    if request.bound is not None:
+        trees.even_out(float(request.bound.s_per_GB) * request.collective.ranks, request.effort)
+    listed, shares = trees.list_forest()
+    ranks = survey(topology).ranks
+    forest = Forest(tuple(listed), tuple(shares), max(tree_depth(tree, ranks) for tree in listed))
+    return Planted(forest, _compute_rate(request, forest), "branches evened out")
 
 
 def _build_forests(
