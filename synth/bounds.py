@@ -13,6 +13,7 @@ from math import lcm
 from typing import Any
 
 import networkx as nx
+import numpy as np
 from ortools.graph.python import max_flow
 
 from ..topo.errors import InfeasibleError
@@ -35,6 +36,8 @@ _SINGLE_PAIRS = 4000
 """With more pairs of linked devices, prices are only sought by class of links."""
 _ROOTED_RANKS = 48
 """With more GPUs, no prices of in- and out-trees are sought."""
+_MOST_FLOW = 1 << 62
+"""Flows and bandwidths of a maximum flow must be below this, to fit into 64-bit integers."""
 _PREFIXES = 16
 """Cuts between low and high ranks that are tried for alltoall."""
 _CUT_RANKS = 256
@@ -126,21 +129,27 @@ class _Flow:
     def __init__(self, topology: Topology) -> None:
         self.topology = topology
         self.number = {d.id: i for i, d in enumerate(topology.devices)}
-        self.links = list(topology.capacity_GBps.items())
+        self.a = np.array([self.number[a] for a, _ in topology.capacity_GBps], dtype=np.int64)
+        self.b = np.array([self.number[b] for _, b in topology.capacity_GBps], dtype=np.int64)
+        self.base = lcm(*(c.denominator for c in topology.capacity_GBps.values()))
+        self.whole = [int(c * self.base) for c in topology.capacity_GBps.values()]
+        self.most = max(self.whole)
 
     def violated_cut(self, supply: Mapping[str, Fraction], target: str) -> frozenset[str] | None:
         """Return the source's side of a minimum cut if `target` cannot receive all of `supply` (GB/s by GPU), else None."""
-        denominators = (c.denominator for _, c in self.links)
-        scale = lcm(*denominators, *(s.denominator for s in supply.values()))
+        scale = lcm(self.base, *{s.denominator for s in supply.values()})
+        wanted = {gpu: int(rate * scale) for gpu, rate in supply.items()}
+        times = scale // self.base
+        if max(self.most * times, sum(wanted.values())) >= _MOST_FLOW:
+            raise InfeasibleError(f"the flow to {target} is too large to be computed in whole numbers")
         flow = max_flow.SimpleMaxFlow()
         source = len(self.number)
-        for (a, b), c in self.links:
-            flow.add_arc_with_capacity(self.number[a], self.number[b], int(c * scale))
-        for gpu, rate in supply.items():
-            flow.add_arc_with_capacity(source, self.number[gpu], int(rate * scale))
+        flow.add_arcs_with_capacity(self.a, self.b, np.array(self.whole, dtype=np.int64) * times)
+        for gpu, rate in wanted.items():
+            flow.add_arc_with_capacity(source, self.number[gpu], rate)
         if flow.solve(source, self.number[target]) != flow.OPTIMAL:
             raise InfeasibleError(f"the flow to {target} is too large to be computed in whole numbers")
-        if flow.optimal_flow() == int(sum(supply.values(), Fraction(0)) * scale):
+        if flow.optimal_flow() == sum(wanted.values()):
             return None
         side = set(flow.get_source_side_min_cut())
         return frozenset(d for d, i in self.number.items() if i in side)

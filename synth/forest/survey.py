@@ -25,6 +25,7 @@ from .balanced import balanced_trees
 from .boxes import Boxes, find_boxes
 from .generate import Columns, generate
 from .large.level_paths import LevelPaths, explain_too_many
+from .large.mended import mend
 from .machine.pairs import PairGraph, Tree
 from .machine.symmetry import mirrors, shifts
 from .paths import PathPacking
@@ -62,8 +63,23 @@ class Survey:
 
     @cached_property
     def boxes(self) -> Boxes | None:
-        """The equal boxes that the machine is made of, or None."""
-        return find_boxes(self.topology)
+        """The equal boxes that the machine is made of (but for links that are slower than others of their role), or None."""
+        return find_boxes(self.mended or self.topology)
+
+    @cached_property
+    def mended(self) -> Topology | None:
+        """The machine with its slower links as fast as most of their role, or None where none are slower."""
+        return mend(self.topology)
+
+    @cached_property
+    def slow_boxes(self) -> list[int]:
+        """The numbers of the boxes with a GPU at a link that is slower than others of its role."""
+        if self.mended is None or self.boxes is None:
+            return []
+        usual = self.mended.capacity_GBps
+        slow = {d for link, c in self.topology.capacity_GBps.items() if c < usual[link] for d in link}
+        ranks = self.topology.ranks
+        return [b for b, members in enumerate(self.boxes.ranks) if any(ranks[r] in slow for r in members)]
 
     @cached_property
     def classes_are_orbits(self) -> bool:

@@ -18,7 +18,6 @@ from ..cost.innetwork import computes_in_network
 from ..forest.balanced import balanced_trees
 from ..forest.innet import in_network_forests
 from ..forest.large.level_trees import LevelTrees
-from ..forest.large.mended import mend
 from ..forest.machine.symmetry import shifts
 from ..forest.paths import level_schedule, path_schedule
 from ..forest.plant import Nursery, Planted, choose
@@ -155,7 +154,7 @@ def _plan_level_trees(request: Request, simple: Forest | None) -> Planted:
     role are alike.
     """
     topology, seeds = request.topology, simple
-    whole = mend(topology)
+    whole = survey(topology).mended
     if seeds is None and whole is not None:
         packing = RootedPacking(whole, range(request.collective.ranks), False, shifts(whole))
         if packing.images is not None:
