@@ -19,7 +19,7 @@ from ortools.graph.python import max_flow
 from ..topo.errors import InfeasibleError
 from ..topo.exact import fraction_to_json
 from ..topo.graph import Topology
-from .certificate import Bound, proved_s_per_GB
+from .certificate import Bound, join_devices, proved_s_per_GB
 from .cost.innetwork import computes_in_network
 from .effort import Effort
 from .forest.generate import Columns, exact_prices
@@ -89,7 +89,9 @@ def bound(
     check_connected(collective, topology)
     effort = effort if effort is not None else Effort()
     bounds = [_CUTS[collective.name](collective, topology)]
-    if not computes_in_network(topology):  # else prices prove nothing
+    if computes_in_network(topology):
+        bounds += _joined_prices(collective, topology, effort, progress)
+    else:
         if collective.name == "allreduce":
             bounds += _allreduce_prices(collective, topology, effort, progress)
         elif collective.name == "alltoall":
@@ -97,6 +99,32 @@ def bound(
         elif not _balanced(topology):
             bounds += _tree_prices(collective, topology, effort, progress)
     return max(bounds, key=lambda b: b.s_per_GB)
+
+
+def _joined_prices(
+    collective: Collective, topology: Topology, effort: Effort, progress: Callable[[str], None] | None
+) -> list[Bound]:
+    """Return what prices prove for the machine in which each device that adds or copies is one with its nearest GPU."""
+    gpu_of = {d.id: _find_nearest_gpu(d.id, topology) for d in topology.devices if d.kind != "gpu" and d.can_copy}
+    joined = join_devices(topology, gpu_of)
+    found = bound(collective, joined, effort, progress)
+    if found.kind == "cut":  # which is one of the whole machine too
+        inside = set(found.certificate["inside"])
+        return [_bound_of_cut(inside | {device for device, gpu in gpu_of.items() if gpu in inside}, collective, topology)]
+    certificate = {**found.certificate, "joined": [list(pair) for pair in gpu_of.items()]}
+    return [_bound_of(found.kind, certificate, collective, topology)]
+
+
+def _find_nearest_gpu(device: str, topology: Topology) -> str:
+    """Return the GPU that is fewest links from a device; of several the first in rank."""
+    layer, reached = [device], {device}
+    while layer:
+        gpus = {d for d in layer if topology.by_id[d].kind == "gpu"}
+        if gpus:
+            return min(gpus, key=topology.ranks.index)
+        layer = [near for d in layer for near in topology.out_neighbours[d] if near not in reached]
+        reached |= set(layer)
+    return topology.ranks[0]
 
 
 def _balanced(topology: Topology) -> bool:

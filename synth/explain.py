@@ -14,7 +14,7 @@ from scipy.sparse.csgraph import connected_components
 from ..topo.exact import parse_fraction
 from ..topo.graph import Topology
 from .bounds import bound
-from .certificate import Bound
+from .certificate import Bound, join_devices
 from .cost.affine import Cost
 from .effort import Effort
 from .forest.machine.symmetry import colours
@@ -133,6 +133,13 @@ def _cut_prices(inside: set[str], topology: Topology) -> dict[tuple[str, str], F
 def _read_prices(limit: Bound, collective: Collective, topology: Topology) -> dict[tuple[str, str], Fraction]:
     """Return the price of each directed link; of kind "prices", allreduce's stand for both directions."""
     both_ways = (limit.kind, collective.name) == ("prices", "allreduce")
+    if "joined" in limit.certificate:
+        # Links of a device that is taken as one with a GPU have the prices of those of the GPU.
+        gpu_of = dict(limit.certificate["joined"])
+        alone = {key: value for key, value in limit.certificate.items() if key != "joined"}
+        merged = _read_prices(replace(limit, certificate=alone), collective, join_devices(topology, gpu_of))
+        ends = {(a, b): (gpu_of.get(a, a), gpu_of.get(b, b)) for a, b in topology.capacity_GBps}
+        return {link: merged[pair] for link, pair in ends.items() if pair in merged}
     out: dict[tuple[str, str], Fraction] = {}
     for a, b, price in limit.certificate["prices"]:
         for link in ((a, b), (b, a)) if both_ways else ((a, b),):
