@@ -38,6 +38,8 @@ _ROOTED_RANKS = 48
 """With more GPUs, no prices of in- and out-trees are sought."""
 _MOST_FLOW = 1 << 62
 """Flows and bandwidths of a maximum flow must be below this, to fit into 64-bit integers."""
+_MENDED_RANKS, _MENDED_WORK_S = 256, 6.0
+"""With more GPUs, no bound of the machine without its slow links is sought; work allowed for it."""
 _PREFIXES = 16
 """Cuts between low and high ranks that are tried for alltoall."""
 _CUT_RANKS = 256
@@ -89,6 +91,7 @@ def bound(
     check_connected(collective, topology)
     effort = effort if effort is not None else Effort()
     bounds = [_CUTS[collective.name](collective, topology)]
+    bounds += _mended_bounds(collective, topology, effort, progress)
     if computes_in_network(topology):
         bounds += _joined_prices(collective, topology, effort, progress)
     else:
@@ -99,6 +102,20 @@ def bound(
         elif not _balanced(topology):
             bounds += _tree_prices(collective, topology, effort, progress)
     return max(bounds, key=lambda b: b.s_per_GB)
+
+
+def _mended_bounds(
+    collective: Collective, topology: Topology, effort: Effort, progress: Callable[[str], None] | None
+) -> list[Bound]:
+    """Return what the certificate of the machine without its slow links proves: no more is possible than there.
+
+    Mostly that machine has symmetries that this one lacks, so its bound is found at once.
+    """
+    mended = survey(topology).mended if collective.ranks <= _MENDED_RANKS else None
+    if mended is None:
+        return []
+    found = bound(collective, mended, effort.grant(_MENDED_WORK_S, 0.4), progress)
+    return [_bound_of(found.kind, found.certificate, collective, topology)]
 
 
 def _joined_prices(

@@ -35,6 +35,8 @@ Say = Callable[[str], None] | None
 _WHOLE_WORK = 40_000
 _LOWER_WORK_S = 2.0
 _MOST_SOURCES, _MOST_PAIRS = 512, 10_000
+_NEAR = 1.001
+"""Paths that take at most this often the time that is enough need not be evened out any further."""
 
 
 class Survey:
@@ -181,14 +183,18 @@ class Survey:
         too_many = len(packing.sources) * ranks > _MOST_PAIRS
         enough = float(enough_s_per_GB * ranks)
         if self._level is None:
-            low = balanced_trees(self.topology, list(range(ranks)), [], ordered=True) if ranks <= _MOST_SOURCES else None
+            few = ranks <= _MOST_SOURCES
+            low = balanced_trees(self.topology, list(range(ranks)), [], ordered=True) if few else None
             if low is not None:
                 self._level = LevelPaths(self.topology, list(low.trees))
-                if not too_many and self._level.reached > enough * (1 + 1e-9):
-                    self._level = None
-            elif too_many:
-                self._level = LevelPaths(self.topology)
-        if self._level is not None:
+            if too_many and (low is None or self._level.reached > enough * _NEAR):
+                rivals = [self._level, LevelPaths(self.topology)]
+                for paths in filter(None, rivals):
+                    paths.even_out(enough, effort)
+                self._level = min(filter(None, rivals), key=lambda paths: paths.reached)
+            elif not too_many and self._level is not None and self._level.reached > enough * (1 + 1e-9):
+                self._level = None
+        elif self._level.reached > enough * _NEAR:
             self._level.even_out(enough, effort)
         return self._level
 

@@ -34,7 +34,7 @@ _TURNED = ("reduce", "reduce-scatter", "gather")
 _EXACT_RANKS, _EXACT_BROADCAST = 128, 300
 _LANES = 48
 _BOUND_WORK_S = 20.0
-_LEVEL_RANKS, _MENDED_WORK_S = 32, 8.0
+_LEVEL_RANKS, _MENDED_WORK_S = 8, 8.0
 """With more GPUs, out-trees of all ranks are evened out before column generation; work allowed for those of the mended machine."""
 _NEAR = Fraction(998, 1000)
 """Fraction of the bound from which evened trees are taken without column generation."""
@@ -126,10 +126,12 @@ def _pack_rooted(request: Request, machine: Survey) -> list[Planted]:
             nursery.add_broadcast_trees(roots[0])
             out += nursery.planted
             many = many or nursery.is_near_bound()
-        if out and many:
+        if out and many and (parts == 1 or max(p.rate_GBps for p in out) >= request.bound_GBps * _NEAR):
             return out
     packing = RootedPacking(topology, roots, both, machine.turns, request.limits.max_depth)
     seeds: list[RootedTree] = []
+    if out and packing.images is not None and collective.ranks > _EXACT_RANKS:
+        return out
     if parts > 1 and packing.images is None and collective.ranks > _LEVEL_RANKS and request.limits.max_depth is None:
         level = _plan_level_trees(request, out[0].forest if out else None)
         out.append(level)
@@ -155,7 +157,7 @@ def _plan_level_trees(request: Request, simple: Forest | None) -> Planted:
     """
     topology, seeds = request.topology, simple
     whole = survey(topology).mended
-    if seeds is None and whole is not None:
+    if whole is not None:
         packing = RootedPacking(whole, range(request.collective.ranks), False, shifts(whole))
         if packing.images is not None:
             branches = packing.run(request.effort.grant(_MENDED_WORK_S), 0.0, request.progress)

@@ -22,6 +22,7 @@ MOST_HOPS = 12_000_000
 """Links on all pairs' paths together, repetitions included, that are laid out at most."""
 _CLOSE = 1e-3
 _BUSY = 2.0
+_TRIES = 64
 _STEEP = (40.0, 15.0, 80.0)
 _PATH_S, _MOVE_S, _ENTRY_S = 2e-7, 2e-4, 1e-9
 """Seconds of a quiet core: for each link looked at in a search for paths, to move a pair, and to look a pair's link up."""
@@ -128,7 +129,7 @@ class LevelPaths:
                     moved += 1
                 else:
                     tried += 1
-                if moved >= wanted or tried > 8 * (moved + 1) or effort.left_s <= 0:
+                if moved >= wanted or tried > _TRIES * (moved + 1) or effort.left_s <= 0:
                     break
             if moved:
                 break
