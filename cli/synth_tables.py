@@ -103,7 +103,11 @@ def _print_explanation(console: Any, explanation: Explanation) -> None:
     elif len(parts) > 1 and all(len(p.gpus) == 1 for p in parts):
         what = f"the links between all {len(parts)} GPUs, each of which must be reached"
     else:
-        what = "the priced links" if len(parts) < 2 else "the links between " + ", ".join(_name_part(p) for p in parts[:8]) + (" ..." if len(parts) > 8 else "")
+        what = (
+            "the priced links"
+            if len(parts) < 2
+            else "the links between " + ", ".join(_name_part(p) for p in parts[:8]) + (" ..." if len(parts) > 8 else "")
+        )
     console.print(
         f"bottleneck: {what}; together they carry {float(explanation.across_GBps):.4g} GB/s "
         + ("in the directions that have a price" if explanation.directed else "one way"),

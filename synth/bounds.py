@@ -90,7 +90,7 @@ def bound(
     """
     check_connected(collective, topology)
     effort = effort if effort is not None else Effort()
-    bounds = [_CUTS[collective.name](collective, topology)]
+    bounds = [cut_bound(collective, topology)]
     bounds += _mended_bounds(collective, topology, effort, progress)
     if computes_in_network(topology):
         bounds += _joined_prices(collective, topology, effort, progress)
@@ -102,6 +102,11 @@ def bound(
         elif not _balanced(topology):
             bounds += _tree_prices(collective, topology, effort, progress)
     return max(bounds, key=lambda b: b.s_per_GB)
+
+
+def cut_bound(collective: Collective, topology: Topology) -> Bound:
+    """Return the best bound of a cut that is known, for at least two ranks."""
+    return _CUTS[collective.name](collective, topology)
 
 
 def _mended_bounds(
@@ -127,7 +132,9 @@ def _joined_prices(
     found = bound(collective, joined, effort, progress)
     if found.kind == "cut":  # which is one of the whole machine too
         inside = set(found.certificate["inside"])
-        return [_bound_of_cut(inside | {device for device, gpu in gpu_of.items() if gpu in inside}, collective, topology)]
+        return [
+            _bound_of_cut(inside | {device for device, gpu in gpu_of.items() if gpu in inside}, collective, topology)
+        ]
     certificate = {**found.certificate, "joined": [list(pair) for pair in gpu_of.items()]}
     return [_bound_of(found.kind, certificate, collective, topology)]
 

@@ -151,7 +151,9 @@ def join_devices(topology: Topology, gpu_of: Mapping[str, str]) -> Topology:
     """Return the machine in which some devices are one with the GPUs given, and links between the two are gone."""
     for device, gpu in gpu_of.items():
         if device not in topology.by_id or gpu not in topology.by_id or topology.by_id[gpu].kind != "gpu":
-            raise VerificationError(f"bound: {device!r} is joined with {gpu!r}; expected a device and a GPU of the topology")
+            raise VerificationError(
+                f"bound: {device!r} is joined with {gpu!r}; expected a device and a GPU of the topology"
+            )
         if topology.by_id[device].kind == "gpu":
             raise VerificationError(f"bound: {device!r} is a GPU; only other devices may be joined with one")
     moved = (replace(x, src=gpu_of.get(x.src, x.src), dst=gpu_of.get(x.dst, x.dst)) if x.src in gpu_of or x.dst in gpu_of

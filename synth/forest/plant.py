@@ -267,7 +267,9 @@ class Nursery:
         for name, shape in SHAPES.items():
             parents = shape(boxes.count)
             # A slow box sends least at the root of a tree, so trees turned that way are offered beside.
-            turned = [turn_to_root(tree, parents, box) for box in self.survey.slow_boxes[:_SLOW_BOXES] for tree in parents]
+            turned = [
+                turn_to_root(tree, parents, box) for box in self.survey.slow_boxes[:_SLOW_BOXES] for tree in parents
+            ]
             for more in turned if len(parents) <= 2 else []:
                 parents = [*parents, *(tree for tree in more if tree not in parents)]
             if len(parents) * boxes.lanes > _MOST_TREES or not self._may_go_on():

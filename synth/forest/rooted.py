@@ -92,9 +92,7 @@ class RootedPacking:
             out[int(self.row[i])] += self.topology.capacity_GBps[link]
         return out
 
-    def run(
-        self, effort: Effort, enough: float = 0.0, say: Say = None, start: Sequence[RootedTree] = ()
-    ) -> Branches:
+    def run(self, effort: Effort, enough: float = 0.0, say: Say = None, start: Sequence[RootedTree] = ()) -> Branches:
         """Generate trees until they are optimal, the time for a part is down to `enough`, or the work that is allowed is
         done; return them. `start` are trees to begin with, some from each root.
         """

@@ -76,7 +76,9 @@ def _list_kept_links(
     distance = np.full(far, far, dtype=np.int64)
     distance[gpus] = 0
     for hops in range(1, far):
-        fresh = np.r_[b[(distance[a] == hops - 1) & (distance[b] == far)], a[(distance[b] == hops - 1) & (distance[a] == far)]]
+        fresh = np.r_[
+            b[(distance[a] == hops - 1) & (distance[b] == far)], a[(distance[b] == hops - 1) & (distance[a] == far)]
+        ]
         if not len(fresh):
             break
         distance[fresh] = hops

@@ -21,7 +21,9 @@ def mend(topology: Topology) -> Topology | None:
 
     def name_role(link: Link) -> tuple[object, ...]:
         """Return what links of one role have in common."""
-        ends = ((d.kind, d.family, d.can_reduce, d.can_copy) for d in (topology.by_id[link.src], topology.by_id[link.dst]))
+        ends = (
+            (d.kind, d.family, d.can_reduce, d.can_copy) for d in (topology.by_id[link.src], topology.by_id[link.dst])
+        )
         return (link.kind, link.count, *ends)
 
     rates: dict[tuple[object, ...], Counter[Fraction]] = {}
