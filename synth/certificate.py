@@ -21,11 +21,12 @@ the last hold for any algorithm without coding; allreduce's for schedules that b
 spread it from there. (Whether any other could pay less where prices differ by direction is open; over 9,000 random
 instances of up to 4 ranks none did.)
 
-Prices alone prove nothing where switches add or copy. There a certificate of prices names, for every such device, a GPU that it is
-`joined` with; prices are then those of the machine in which each is one with its GPU. That machine can do at least as much: what
-the switch did its GPU does now, for nothing, all links between different GPUs and plain devices are still there, and a step's
-streams through a switch become messages to its GPU and on from it, one stream after the other, from the leaves of what is added
-up (or from the source of what is spread) on. As no plain device adds or copies, what prices prove for it holds for both.
+Prices alone prove nothing where switches add or copy. There a certificate of prices names, for every such device, a GPU that
+it is `joined` with; prices are then those of the machine in which each is one with its GPU. That machine can do at least as
+much: what the switch did its GPU does now, for nothing, all links between different GPUs and plain devices are still there,
+and a step's streams through a switch become messages to its GPU and on from it, one stream after the other, from the leaves
+of what is added up (or from the source of what is spread) on. As no plain device adds or copies, what prices prove for it
+holds for both.
 """
 
 from __future__ import annotations
@@ -129,7 +130,7 @@ def proved_s_per_GB(kind: str, certificate: Mapping[str, Any], collective: Colle
     if (kind, collective.name) != _MIRRORED and (kind, collective.name) not in _PRICED:
         raise VerificationError(f"bound: no certificate of kind {kind!r} for {collective.name}")
     if "joined" in certificate:
-        topology = join_devices(topology, {device: gpu for device, gpu in certificate["joined"]})
+        topology = join_devices(topology, dict(certificate["joined"]))
     if any(d.kind != "gpu" and (d.can_reduce or d.can_copy) for d in topology.devices):
         raise VerificationError("bound: prices prove nothing where switches add or copy")
     fractions = _read_prices(certificate["prices"], topology, both_ways=(kind, collective.name) == _MIRRORED)

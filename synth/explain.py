@@ -44,9 +44,9 @@ class Lever:
     """A link that the bound depends on.
 
     `gain_GBps` is how much the bound rises at most for each GB/s added to the link in both directions (the dual's price, until
-    other links become the bottleneck); `wider_GBps` is the bound with this link a tenth wider, where it was computed; `alike` is
-    the number of links with the same price and bandwidth. Where the link alone brings nothing, `together_GBps` is the bound with
-    all `peers` links of its role in the machine a tenth wider.
+    other links become the bottleneck); `wider_GBps` is the bound with this link a tenth wider, where it was computed; `alike`
+    is the number of links with the same price and bandwidth. Where the link alone brings nothing, `together_GBps` is the
+    bound with all `peers` links of its role in the machine a tenth wider.
     """
 
     a: str
@@ -66,8 +66,8 @@ class Explanation:
 
     `kind` and `parts` are the bottleneck: the two sides of a cut, or the groups of GPUs that are left when priced links are
     taken away. `across_GBps` is what the links between the parts carry in one direction; where prices differ by direction
-    (`directed`), what all priced links between the parts carry, each in the directions that have a price. `reached[strategy]` are algbw in
-    GB/s at SIZES.
+    (`directed`), what all priced links between the parts carry, each in the directions that have a price. `reached[strategy]`
+    are algbw in GB/s at SIZES.
     """
 
     kind: str

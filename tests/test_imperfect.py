@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from fractions import Fraction
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -153,12 +154,15 @@ def test_cuts_around_groups_separate_gpus(topology: Topology) -> None:
 @pytest.mark.parametrize(
     ("GBps", "plain", "algbw"), [("1", 1, "5/8"), ("3", 1, "7/8"), ("4", 1, "1"), ("3/2", 2, "11/16")]
 )
-def test_allreduce_is_solved_where_one_switch_of_several_computes(GBps: str, plain: int, algbw: str) -> None:
+def test_allreduce_is_solved_where_one_switch_of_several_computes(
+    GBps: str, plain: int, algbw: str, tmp_path: Path
+) -> None:
     topology = mixed_switches(Fraction(GBps), plain)
     plan = synthesize(collective_on("allreduce", topology), topology, "packing").plan
     assert plan.bound.algbw_GBps == Fraction(algbw) and gap_of(plan) <= 1e-6
     assert ("joined" in plan.bound.certificate) == (plan.bound.kind != "cut")
-    assert Plan.from_json(plan.to_json()).bound == plan.bound
+    plan.save(tmp_path / "plan.json")
+    assert Plan.load(tmp_path / "plan.json").bound == plan.bound
 
 
 @settings(max_examples=10, deadline=None)
@@ -199,9 +203,7 @@ def test_explain_says_which_links_help_only_together() -> None:
     explained = explain(collective, topology, bound(collective, topology), [], Effort(20.0))
     assert explained.levers and not any(x.helps_alone for x in explained.levers)
     assert all(x.wider_GBps == bound(collective, topology).algbw_GBps for x in explained.levers)
-    assert all(
-        x.peers == 16 and x.together_GBps is not None and x.together_GBps > x.wider_GBps for x in explained.levers
-    )
+    assert all(x.peers == 16 and (x.together_GBps or 0) > (x.wider_GBps or 0) for x in explained.levers)
 
 
 def test_explain_counts_what_one_way_links_carry() -> None:

@@ -185,15 +185,14 @@ class Survey:
         if self._level is None:
             few = ranks <= _MOST_SOURCES
             low = balanced_trees(self.topology, list(range(ranks)), [], ordered=True) if few else None
-            if low is not None:
-                self._level = LevelPaths(self.topology, list(low.trees))
-            if too_many and (low is None or self._level.reached > enough * _NEAR):
-                rivals = [self._level, LevelPaths(self.topology)]
-                for paths in filter(None, rivals):
+            rivals = [] if low is None else [LevelPaths(self.topology, list(low.trees))]
+            if too_many and not (rivals and rivals[0].reached <= enough * _NEAR):
+                rivals.append(LevelPaths(self.topology))
+                for paths in rivals:
                     paths.even_out(enough, effort)
-                self._level = min(filter(None, rivals), key=lambda paths: paths.reached)
-            elif not too_many and self._level is not None and self._level.reached > enough * (1 + 1e-9):
-                self._level = None
+            best = min(rivals, key=lambda paths: paths.reached, default=None)
+            if too_many or (best is not None and best.reached <= enough * (1 + 1e-9)):
+                self._level = best
         elif self._level.reached > enough * _NEAR:
             self._level.even_out(enough, effort)
         return self._level

@@ -35,7 +35,7 @@ _EXACT_RANKS, _EXACT_BROADCAST = 128, 300
 _LANES = 48
 _BOUND_WORK_S = 20.0
 _LEVEL_RANKS, _MENDED_WORK_S = 8, 8.0
-"""With more GPUs, out-trees of all ranks are evened out before column generation; work allowed for those of the mended machine."""
+"""With more GPUs, out-trees of all ranks are evened out before column generation; work for those of the mended machine."""
 _NEAR = Fraction(998, 1000)
 """Fraction of the bound from which evened trees are taken without column generation."""
 _WORTH_KEEPING = Fraction(9, 10)

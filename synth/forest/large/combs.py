@@ -1,7 +1,7 @@
 """Combs on grids: trees that take every line of one direction whole, and one line across to join them.
 
-Of meshes and of other graphs whose ranks have several digits such that a link changes one of them. All combs together, the lines
-across at every place in turn, load the links of a mesh nearly alike: as well as any trees can.
+Of meshes and of other graphs whose ranks have several digits such that a link changes one of them. All combs together, the
+lines across at every place in turn, load the links of a mesh nearly alike: as well as any trees can.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ def comb_trees(topology: Topology) -> list[Tree]:
 
 
 def _find_digits(count: int, links: Sequence[Edge]) -> list[int] | None:
-    """Return the bases of as many digits of rank numbers as possible, the highest first, such that each link changes one digit;
-    None where there are not at least two.
+    """Return the bases of as many digits of rank numbers as possible, the highest first, such that each link changes one
+    digit; None where there are not at least two.
     """
     best: list[int] | None = None
     for sizes in _list_products(count):
@@ -69,8 +69,8 @@ def _read_digits(rank: int, sizes: Sequence[int]) -> list[int]:
 
 
 def _comb(sizes: Sequence[int], order: Sequence[int], place: int, around: Sequence[Sequence[int]]) -> Iterator[Edge]:
-    """Yield the edges of a comb: all lines along the first digit of `order`, of those through `place` of it all lines along the
-    second digit, and so on.
+    """Yield the edges of a comb: all lines along the first digit of `order`, of those through `place` of it all lines along
+    the second digit, and so on.
     """
     weight = [1] * len(sizes)
     for d in range(len(sizes) - 2, -1, -1):

@@ -31,8 +31,8 @@ _PATH_S, _MOVE_S, _ENTRY_S = 2e-7, 2e-4, 1e-9
 class LevelPaths:
     """The paths of all pairs of ranks: row s * ranks + t of `stops` has the devices from t back to s, then -1.
 
-    `load[l]` is the number of pairs whose path takes link l of `links`, and `reached` the time that all pairs take, in units of
-    one pair's part over 1 GB/s.
+    `load[l]` is the number of pairs whose path takes link l of `links`, and `reached` the time that all pairs take, in units
+    of one pair's part over 1 GB/s.
     """
 
     def __init__(self, topology: Topology, trees: list[RootedTree] | None = None) -> None:

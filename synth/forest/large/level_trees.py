@@ -32,7 +32,9 @@ _MOVE_S, _LINK_S, _RANK_S = 1e-3, 4e-7, 1e-6
 
 
 class _Tree:
-    """An out-tree with its share of its root's part: `down[r]` is the route, as numbers of devices, on which rank r receives."""
+    """An out-tree with its share of its root's part; `down[r]` is the route, as numbers of devices, on which rank r
+    receives.
+    """
 
     def __init__(self, root: int, share: Fraction, parent: list[int], down: list[tuple[int, ...]]) -> None:
         self.root, self.share, self.parent, self.down = root, share, parent, down
@@ -98,10 +100,11 @@ class LevelTrees:
             pieces = max(1, round(share / times * self.parts))
             for image in images.tolist():
                 moved = [self.rank_of[image[gpu]] for gpu in self.gpus.tolist()]
-                new_parent, new_down = [-1] * self.ranks, [()] * self.ranks
+                new_parent = [-1] * self.ranks
+                new_down: list[tuple[int, ...]] = [()] * self.ranks
                 for rank in range(self.ranks):
                     new_parent[moved[rank]] = -1 if parent[rank] < 0 else moved[parent[rank]]
-                    new_down[moved[rank]] = tuple(image[d] for d in down[rank])  # type: ignore[call-overload]
+                    new_down[moved[rank]] = tuple(image[d] for d in down[rank])
                 for _ in range(pieces):
                     self._add(_Tree(moved[tree.root], share / times / pieces, list(new_parent), list(new_down)))
 
@@ -128,7 +131,8 @@ class LevelTrees:
         start = int(self.gpus[root])
         best = {start: 0.0}
         before: dict[int, int] = {}
-        parent, down = [-1] * self.ranks, [()] * self.ranks
+        parent = [-1] * self.ranks
+        down: list[tuple[int, ...]] = [()] * self.ranks
         inside = {start}
         heap = [(0.0, start)]
         while heap and len(inside) <= self.ranks:
@@ -140,7 +144,7 @@ class LevelTrees:
                 path = [device]
                 while len(path) == 1 or path[-1] not in inside:
                     path.append(before[path[-1]])
-                down[rank] = tuple(reversed(path))  # type: ignore[call-overload]
+                down[rank] = tuple(reversed(path))
                 parent[rank] = self.rank_of[path[-1]]
                 inside.add(device)
                 best[device] = cost = 0.0
