@@ -151,18 +151,27 @@ def _print_explanation(console: Any, explanation: Explanation) -> None:
     elif len(parts) > 1 and all(len(p.gpus) == 1 for p in parts):
         what = f"the links between all {len(parts)} GPUs, each of which must be reached"
     else:
-        what = "the links between " + ", ".join(_name_part(p) for p in parts[:8]) + (" ..." if len(parts) > 8 else "")
+        what = (
+            "the priced links"
+            if len(parts) < 2
+            else "the links between " + ", ".join(_name_part(p) for p in parts[:8]) + (" ..." if len(parts) > 8 else "")
+        )
     console.print(
-        f"bottleneck: {what}; together they carry {float(explanation.across_GBps):.4g} GB/s one way",
+        f"bottleneck: {what}; together they carry {float(explanation.across_GBps):.4g} GB/s "
+        + ("in the directions that have a price" if explanation.directed else "one way"),
         highlight=False, soft_wrap=True,
     )  # fmt: skip
     links = Table(box=None, header_style="bold", pad_edge=False, title="links to improve first", title_justify="left")
-    for title in ("link", "GB/s", "alike", "bound rises per GB/s more", "bound with 10 % more"):
+    together = any(x.together_GBps is not None for x in explanation.levers[:8])
+    titles = ("link", "GB/s", "alike", "bound rises per GB/s more", "bound with 10 % more", "all alike with 10 % more")
+    for title in titles if together else titles[:-1]:
         links.add_column(title, justify="left" if title == "link" else "right", no_wrap=True)
     for x in explanation.levers[:8]:
         links.add_row(
-            f"{x.a} - {x.b}", f"{float(x.bandwidth_GBps):.4g}", str(x.alike), f"{float(x.gain_GBps):.4g}",
+            f"{x.a} - {x.b}", f"{float(x.bandwidth_GBps):.4g}", str(x.alike),
+            f"{float(x.gain_GBps):.4g}" if x.helps_alone else "none alone",
             "" if x.wider_GBps is None else f"{float(x.wider_GBps):.5g}",
+            *(["" if x.together_GBps is None else f"{float(x.together_GBps):.5g} (all {x.peers})"] if together else []),
         )  # fmt: skip
     console.print(links)
     table = Table(box=None, header_style="bold", pad_edge=False, title="algbw in GB/s by size", title_justify="left")

@@ -28,14 +28,19 @@ pays the cheapest way from GPU to GPU over own routes. In "route-prices" of allr
 direction: each message between two parts pays at least that, so the argument of "prices" holds, mirrored routes or not.
 Cuts hold for one way as for any.
 
-Prices prove nothing where switches add or copy.
+Prices alone prove nothing where switches add or copy. There a certificate of prices names, for every such device, a GPU that
+it is `joined` with; prices are then those of the machine in which each is one with its GPU. That machine can do at least as
+much: what the switch did its GPU does now, for nothing, all links between different GPUs and plain devices are still there,
+and a step's streams through a switch become messages to its GPU and on from it, one stream after the other, from the leaves
+of what is added up (or from the source of what is spread) on. As no plain device adds or copies, what prices prove for it
+holds for both.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from math import lcm
 from typing import Annotated, Any, Literal
@@ -56,12 +61,16 @@ WholePrices = dict[tuple[str, str], int]
 
 
 class CertificateFields(Struct):
-    """The JSON of a certificate: `inside` of kind "cut", `prices` of the other kinds."""
+    """The JSON of a certificate: `inside` of kind "cut", `prices` of the other kinds, with `joined` where switches compute."""
 
     inside: list[Label] | UnsetType = UNSET
     prices: Annotated[
         list[tuple[Label, Label, Fraction]] | UnsetType,
         Meta(description="source, destination, price of a link"),
+    ] = UNSET
+    joined: Annotated[
+        list[tuple[Label, Label]] | UnsetType,
+        Meta(description="a device that adds or copies, the GPU that it is taken as one with"),
     ] = UNSET
 
 
@@ -110,6 +119,8 @@ class Bound:
             certificate["inside"] = fields.certificate.inside
         if fields.certificate.prices is not UNSET:
             certificate["prices"] = [[a, b, fraction_to_json(price)] for a, b, price in fields.certificate.prices]
+        if fields.certificate.joined is not UNSET:
+            certificate["joined"] = [list(pair) for pair in fields.certificate.joined]
         return cls(fields.s_per_GB, fields.kind, certificate)
 
 
@@ -144,6 +155,8 @@ def proved_s_per_GB(kind: str, certificate: Mapping[str, Any], collective: Colle
     own, kind = kind.startswith(ONE_WAY), kind.removeprefix(ONE_WAY)
     if (kind, collective.name) != _MIRRORED and (kind, collective.name) not in _PRICED:
         raise VerificationError(f"bound: no certificate of kind {kind!r} for {collective.name}")
+    if "joined" in certificate:
+        topology = join_devices(topology, dict(certificate["joined"]))
     if any(d.kind != "gpu" and (d.can_reduce or d.can_copy) for d in topology.devices):
         raise VerificationError("bound: prices prove nothing where switches add or copy")
     fractions = _read_prices(
@@ -168,6 +181,20 @@ def proved_s_per_GB(kind: str, certificate: Mapping[str, Any], collective: Colle
         distance = {gpu: _distances(gpu, prices, topology) for gpu in topology.ranks}
     needed = _PRICED[kind, collective.name](distance, collective, topology)
     return needed / (paid * scale)
+
+
+def join_devices(topology: Topology, gpu_of: Mapping[str, str]) -> Topology:
+    """Return the machine in which some devices are one with the GPUs given, and links between the two are gone."""
+    for device, gpu in gpu_of.items():
+        if device not in topology.by_id or gpu not in topology.by_id or topology.by_id[gpu].kind != "gpu":
+            raise VerificationError(
+                f"bound: {device!r} is joined with {gpu!r}; expected a device and a GPU of the topology"
+            )
+        if topology.by_id[device].kind == "gpu":
+            raise VerificationError(f"bound: {device!r} is a GPU; only other devices may be joined with one")
+    moved = (replace(x, src=gpu_of.get(x.src, x.src), dst=gpu_of.get(x.dst, x.dst)) if x.src in gpu_of or x.dst in gpu_of
+             else x for x in topology.links if gpu_of.get(x.src, x.src) != gpu_of.get(x.dst, x.dst))  # fmt: skip
+    return replace(topology, devices=tuple(d for d in topology.devices if d.id not in gpu_of), links=tuple(moved))
 
 
 Distances = dict[str, dict[str, int]]

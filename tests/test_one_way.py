@@ -253,7 +253,7 @@ def test_older_files_have_one_bound_and_false_ones_are_refused() -> None:
     older = Plan.loads(forged(plan, lambda data: data.pop("bound_one_way")))
     assert older.bound_one_way == older.bound == plan.bound
     for change, says in (
-        (lambda data: data["bound_one_way"].update(s_per_GB="1/383"), "less than the claimed 1/383"),
+        (lambda data: data["bound_one_way"].update(s_per_GB="1/383"), "not the claimed 1/383"),
         (lambda data: data["bound_one_way"]["certificate"].update(prices=[]), "prices are zero"),
         (lambda data: data.update(bound=data["bound_one_way"]), "bound.kind: expected one of cut, prices, tree-prices"),
     ):

@@ -96,14 +96,19 @@ class RootedPacking:
             out[int(self.row[i])] += self.topology.capacity_GBps[link]
         return out
 
-    def run(self, effort: Effort, enough: float = 0.0, say: Say = None) -> Branches:
+    def run(self, effort: Effort, enough: float = 0.0, say: Say = None, start: Sequence[RootedTree] = ()) -> Branches:
         """Generate trees until they are optimal, the time for a part is down to `enough`, or the work that is allowed is
-        done; return them.
+        done; return them. `start` are trees to begin with, some from each root.
         """
         out = self.branches
         # Before any tree has a share, wide links are cheap; without duals each root's first trees come in at any cost.
         prices = 1 / self.capacity / len(self.capacity)
         duals: Mapping[Hashable, float] = {}
+        for tree in start:
+            self.uses[tree] = self._count_uses(tree)
+        if start and (solved := self._solve(effort)) is not None:
+            out.shares, out.reached, prices, duals = solved.shares, solved.time, solved.prices, solved.duals
+            out.trees = list(self.uses)
         while True:
             fresh = self._price(prices, duals, out)
             effort.spend(self._pricing_s)

@@ -20,8 +20,10 @@ from ..cost.innetwork import computes_in_network
 from ..cost.segmentation import on_own_routes
 from ..forest.balanced import balanced_trees
 from ..forest.innet import in_network_forests
+from ..forest.large.level_trees import LevelTrees
 from ..forest.machine.own_routes import OwnRoutes
-from ..forest.paths import PathPacking, path_schedule
+from ..forest.machine.symmetry import shifts
+from ..forest.paths import PathPacking, level_schedule, path_schedule
 from ..forest.plant import Nursery, Planted, choose
 from ..forest.rooted import Branches, RootedPacking
 from ..forest.routed import keeps_to_routes, routed_forest
@@ -37,6 +39,10 @@ _TURNED = ("reduce", "reduce-scatter", "gather")
 _EXACT_RANKS, _EXACT_BROADCAST = 128, 300
 _LANES = 48
 _BOUND_WORK_S = 20.0
+_LEVEL_RANKS, _MENDED_WORK_S = 8, 8.0
+"""With more GPUs, out-trees of all ranks are evened out before column generation; work for those of the mended machine."""
+_NEAR = Fraction(998, 1000)
+"""Fraction of the bound from which evened trees are taken without column generation."""
 _WORTH_KEEPING = Fraction(9, 10)
 """Fraction of the bound from which simple trees are offered beside the optimal ones."""
 
@@ -58,23 +64,40 @@ def build(request: Request) -> list[Schedule]:
 
 def _plan_paths(request: Request) -> Schedule:
     """Return the schedule of alltoall or scatter over packed paths."""
-    packing = _pack_paths(request)
-    schedule = path_schedule(packing, request.collective, "packing")
+    machine, collective = survey(request.topology), request.collective
+    packing = _pack_own_paths(request, machine)
+    level = None
+    if packing is None and collective.name == "alltoall" and request.bound is not None:
+        level = machine.level_paths(request.bound.s_per_GB, request.effort)
+    if level is not None:
+        schedule = level_schedule(level, collective, "packing")
+    else:
+        packing = packing or machine.paths(collective, request.effort, request.progress)
+        schedule = path_schedule(packing, collective, "packing")
     _note(request, replace(schedule, segments=2), "paths")
     return schedule
 
 
-def _pack_paths(request: Request) -> PathPacking:
-    """Return packed paths, over the system's own routes where there are not too many pairs of ranks."""
-    machine, n = survey(request.topology), request.collective.ranks
-    routes = _own_routes(request)
-    if routes is not None:
-        sources = list(range(n)) if request.collective.name == "alltoall" else [request.collective.root or 0]
-        packing = PathPacking(request.topology, sources, _keeping(machine, routes), routes)
-        if len(packing.sources) * n <= MOST_PAIRS:
-            packing.run(request.effort, request.progress)
-            return packing
-    return machine.paths(request.collective, request.effort, request.progress)
+def _pack_own_paths(request: Request, machine: Survey) -> PathPacking | None:
+    """Return packed paths over the system's own routes; None where any routes serve, or there are too many pairs of ranks."""
+    routes, n = _own_routes(request), request.collective.ranks
+    if routes is None:
+        return None
+    sources = list(range(n)) if request.collective.name == "alltoall" else [request.collective.root or 0]
+    packing = PathPacking(request.topology, sources, _keeping(machine, routes), routes)
+    if len(packing.sources) * n > MOST_PAIRS:
+        return None
+    packing.run(request.effort, request.progress)
+    return packing
+
+
+def _send_on(routes: OwnRoutes | None, tree: RootedTree) -> RootedTree:
+    """Return an out-tree with the same parents whose edges are the system's own routes, where schedules must keep to those."""
+    if routes is None:
+        return tree
+    number = {gpu: rank for rank, gpu in enumerate(routes.topology.ranks)}
+    down = (route and routes.route(number[route[0]], number[route[-1]]) for route in tree.down)
+    return replace(tree, down=tuple(down))
 
 
 def _own_routes(request: Request) -> OwnRoutes | None:
@@ -157,21 +180,50 @@ def _pack_rooted(request: Request, machine: Survey) -> list[Planted]:
             nursery.add_broadcast_trees(roots[0])
             out += nursery.planted
             many = many or nursery.is_near_bound()
-        if out and many:
+        if out and many and (parts == 1 or max(p.rate_GBps for p in out) >= request.bound_GBps * _NEAR):
             return out
-    # Column generation prices an out-tree for each root in every turn, which large machines without shifts cannot afford.
     routes = _own_routes(request)
     packing = RootedPacking(topology, roots, both, _keeping(machine, routes), request.limits.max_depth, routes)
+    seeds: list[RootedTree] = []
+    if out and packing.images is not None and collective.ranks > _EXACT_RANKS:
+        return out
+    if parts > 1 and packing.images is None and collective.ranks > _LEVEL_RANKS and request.limits.max_depth is None:
+        level = _plan_level_trees(request, out[0].forest if out else None)
+        out.append(level)
+        if level.rate_GBps >= request.bound_GBps * _NEAR or collective.ranks > _EXACT_RANKS:
+            return out
+        seeds = [_send_on(routes, tree) for tree in level.forest.trees]
+    # Column generation prices an out-tree for each root in every turn, which large machines without shifts cannot afford.
     if len(packing.roots) > _EXACT_RANKS:
         raise InfeasibleError(
             f"packing: out-trees from {len(packing.roots)} ranks are more than are searched for; number the ranks so that "
             "equal boxes follow each other in the same order, or name another strategy"
         )
     enough = float(request.bound.s_per_GB) * parts if request.bound is not None and not both else 0.0
-    branches = packing.run(request.effort, enough, request.progress)
+    branches = packing.run(request.effort, enough, request.progress, seeds)
     for forest, how in _build_forests(packing, branches, machine, request.limits.max_trees):
         out.append(Planted(forest, _compute_rate(request, forest), how))
     return out
+
+
+def _plan_level_trees(request: Request, simple: Forest | None) -> Planted:
+    """Return trees for every root, evened out; they start from `simple` ones or from those that are best where all links of a
+    role are alike.
+    """
+    topology, seeds = request.topology, simple
+    whole = survey(topology).mended
+    if whole is not None:
+        packing = RootedPacking(whole, range(request.collective.ranks), False, shifts(whole))
+        if packing.images is not None:
+            branches = packing.run(request.effort.grant(_MENDED_WORK_S), 0.0, request.progress)
+            seeds = _build_forests(packing, branches, survey(topology), None)[0][0]
+    trees = LevelTrees(topology, seeds, request.effort)
+    if request.bound is not None:
+        trees.even_out(float(request.bound.s_per_GB) * request.collective.ranks, request.effort)
+    listed, shares = trees.list_forest()
+    ranks = survey(topology).ranks
+    forest = Forest(tuple(listed), tuple(shares), max(tree_depth(tree, ranks) for tree in listed))
+    return Planted(forest, _compute_rate(request, forest), "branches evened out")
 
 
 def _build_forests(
@@ -223,13 +275,19 @@ def _note(request: Request, schedule: Schedule, how: str) -> None:
 
 
 def _explain_no_forest(planted: Sequence[Planted], best: Fraction, request: Request) -> str:
-    """Return the message that no forest is within the limits, with the fastest ones that there are."""
+    """Return the message that no forest is within the limits, with the fastest, lowest and smallest that there are."""
     limits = request.limits
     conditions = [f"at most {limits.max_trees} trees"] * (limits.max_trees is not None)
     conditions += [f"a depth of at most {limits.max_depth}"] * (limits.max_depth is not None)
     conditions += [f"a gap of at most {float(limits.epsilon):g}"] if limits.epsilon is not None else []
-    nearest = sorted(planted, key=lambda p: -p.rate_GBps)[:3]
+    orders = (
+        lambda p: -p.rate_GBps,
+        lambda p: (p.forest.depth, -p.rate_GBps),
+        lambda p: (p.forest.count, -p.rate_GBps),
+    )
+    nearest = list(dict.fromkeys(min(planted, key=order) for order in orders)) if planted else []
     listed = "; ".join(
-        f"{p.forest.count} trees, {p.forest.depth} deep, gap {float(1 - p.rate_GBps / best):.2g}" for p in nearest
+        f"{p.forest.count} tree{'s' * (p.forest.count > 1)}, {p.forest.depth} deep, gap {float(1 - p.rate_GBps / best):.2g}"
+        for p in nearest
     )
     return f"packing found no trees with {' and '.join(conditions) or 'what was asked'}; it has {listed or 'none'}"
