@@ -41,6 +41,8 @@ _LANES = 48
 _BOUND_WORK_S = 20.0
 _LEVEL_RANKS, _MENDED_WORK_S = 8, 8.0
 """With more GPUs, out-trees of all ranks are evened out before column generation; work for those of the mended machine."""
+_MOST_LEVEL_RANKS = 1536
+"""With more GPUs, trees of all roots have too many branches to be evened out."""
 _NEAR = Fraction(998, 1000)
 """Fraction of the bound from which evened trees are taken without column generation."""
 _WORTH_KEEPING = Fraction(9, 10)
@@ -187,7 +189,8 @@ def _pack_rooted(request: Request, machine: Survey) -> list[Planted]:
     seeds: list[RootedTree] = []
     if out and packing.images is not None and collective.ranks > _EXACT_RANKS:
         return out
-    if parts > 1 and packing.images is None and collective.ranks > _LEVEL_RANKS and request.limits.max_depth is None:
+    few = _LEVEL_RANKS < collective.ranks <= _MOST_LEVEL_RANKS
+    if parts > 1 and packing.images is None and few and request.limits.max_depth is None:
         level = _plan_level_trees(request, out[0].forest if out else None)
         out.append(level)
         if level.rate_GBps >= request.bound_GBps * _NEAR or collective.ranks > _EXACT_RANKS:
