@@ -11,10 +11,10 @@ What needs torch is imported when it is first used; topologies and plans do with
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING
 
 from .topo.version import VERSION
 
+TYPE_CHECKING = False  # as typing has it: importing typing takes longer than all else here
 if TYPE_CHECKING:
     from .runtime.backend.options import BackendOptions, backend_options
     from .runtime.communicator import Communicator

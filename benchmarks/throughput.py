@@ -84,7 +84,7 @@ def measure(row: dict[str, object]) -> dict[str, object]:
         epsilon = Fraction(str(row["epsilon"])) if row.get("epsilon") else None
         limits = Limits(epsilon, row.get("max_trees"), row.get("max_depth"))  # type: ignore[arg-type]
         result = synthesize(collective, topology, str(row.get("strategy", "packing")), 300, limits=limits)
-        best_bound = result.plan.bound
+        best_bound = result.plan.bound_one_way
         best = min(result.plan.entries, key=lambda e: (result.plan.gap_of(e), e.schedule.trees or 0))
         gap = result.plan.gap_of(best)
         out |= {"plan_GBps": float(best_bound.algbw_GBps * (1 - gap)), "gap": float(gap), "trees": best.schedule.trees,

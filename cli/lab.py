@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..topo.errors import InputError
-from .common import Parser, run_command
+from .common import Parser, file_name, run_command
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -75,6 +75,7 @@ def _parser() -> Parser:
     add(
         "-o",
         "--output",
+        type=file_name,
         metavar="FILE",
         help="write the report to this file: Markdown, or JSON where it ends with .json",
     )

@@ -6,7 +6,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from .common import Parser, run_command
+from .common import Parser, file_name, run_command
 
 if TYPE_CHECKING:
     import argparse
@@ -61,7 +61,7 @@ def _parser() -> Parser:
     form.add_argument("--format", choices=FORMATS, help="what to write (default: table)")
     form.add_argument("--json", dest="format", action="store_const", const="json", help="the same as --format json")
     parser.add_argument(
-        "-o", "--output", metavar="FILE", help="write to FILE, whole or not at all, instead of printing"
+        "-o", "--output", type=file_name, metavar="FILE", help="write to FILE, whole or not at all, instead of printing"
     )
     parser.add_argument(
         "--check", action="store_true", help="list what is wrong: severity, evidence, advice; exit code 1 on errors"

@@ -10,8 +10,8 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from ..topo.errors import ExecutionError, InputError, PlanMismatchError, VerificationError
-from .common import Parser, run_command
-from .sizes import parse_size
+from .common import Parser, file_name, run_command
+from .sizes import parse_size, show_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -92,6 +92,7 @@ def _parser() -> Parser:
     add(
         "-o",
         dest="output",
+        type=file_name,
         metavar="FILE",
         help="with --calibrate: write the topology to this file (default: standard output)",
     )
@@ -265,6 +266,8 @@ def _say(message: str) -> None:
 def _print(
     args: argparse.Namespace, plan: Plan | None, settings: BenchSettings, backend: str, rows: list[BenchRow]
 ) -> None:
+    from ..synth.in_network import describe_assumption, describe_possible, list_possible
+
     if sys.stderr.isatty():
         print("\r\033[K", end="", file=sys.stderr)
     if args.json:
@@ -276,7 +279,9 @@ def _print(
         how = "partial sums too" if args.reduction == "hops" else "each contribution once, each complete sum once"
         print(f"# {args.compress} on the wire, rounded when sent: {how}; sums in float32")
     if plan is not None:
-        print(f"# plan {plan.hash[:16]}, bound {float(plan.bound.algbw_GBps):.4g} GB/s algbw on its topology")
+        print(f"# plan {plan.hash[:16]}, bound {float(plan.bound_one_way.algbw_GBps):.4g} GB/s algbw on its topology")
+        if list_possible(plan.topology):
+            print(f"# that bound assumes that {describe_assumption(plan.topology)}; {describe_possible(plan.topology)}")
     print(f"# medians of {settings.iterations} iterations; ratio = stock / plan: above 1 the plan is faster")
     print(
         f"#{'size':>11} {'count':>11} {'type':>9} {'schedule':>19} {'plan':>11} {'stock':>11} {'ratio':>6} "
@@ -296,7 +301,22 @@ def _print(
             f"{_number(row.predicted_us, 1):>11} {row.algbw_GBps:>9.4g} {row.busbw_GBps:>9.4g} {_number(fraction, 2):>7} "
             f"{row.wrong:>7}" + (f" {row.wire_bytes or 0:>12} {row.rms_error:>8.1e}" if args.compress else "")
         )
+    above = _above_bound_text(rows)
+    if above:
+        print(f"# {above}")
     print(f"# wrong elements: {sum(row.wrong for row in rows)}")
+
+
+def _above_bound_text(rows: list[BenchRow]) -> str:
+    """Return why rows may show more than the bound, in a line; empty where none does."""
+    above = [row.size_bytes for row in rows if row.bound_fraction is not None and row.bound_fraction > 1]
+    if not above:
+        return ""
+    sizes = ", ".join(show_size(size) for size in above[:4]) + (" ..." if len(above) > 4 else "")
+    return (
+        f"above 100 % at {sizes}: the bound is for links at their declared rates; an emulated link lets a first burst through "
+        "at once, and data in a cache, or a link that is wider than declared, is faster as well"
+    )
 
 
 def _number(value: float | None, digits: int) -> str:

@@ -5,21 +5,29 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from ..topo.pictures.cables import describe_rates
+
 if TYPE_CHECKING:
     from ..synth.certificate import Bound
     from ..synth.explain import Explanation
     from ..synth.ir.collective import Collective
     from ..synth.ksync.pareto import Front, Row
-    from ..synth.plan import Plan
+    from ..synth.one_way import Bounds
+    from ..synth.plan import Entry, Plan
     from ..topo.graph import Topology
+
+_LARGE = 1 << 30
+"""Bytes at which a range without an end is reported on."""
 
 
 @dataclass
 class Report:
-    """The results of a run of topo-synth.
+    """The results of a run of topo-synth; `bounds` where a front was sought.
 
     `table` lists the forests that packing considered, `declined` why strategies have no schedule, `healthy` is the plan of
     the machine before --without-link and the like changed it, `cut_short` lists the searches that the time limit stopped.
+    `root_as_given` is the root in the numbering of the machine before it changed. `in_network` is the bound
+    where switches add that could, and of which the topology does not say that they do.
     """
 
     collective: Collective
@@ -27,12 +35,15 @@ class Report:
     size: int
     plan: Plan | None = None
     front: Front | None = None
+    bounds: Bounds | None = None
     seconds: float = 0.0
     declined: dict[str, str] = field(default_factory=dict)
     table: list[dict[str, Any]] = field(default_factory=list)
     healthy: Plan | None = None
     explanation: Explanation | None = None
     cut_short: list[str] = field(default_factory=list)
+    root_as_given: int | None = None
+    in_network: Bound | None = None
 
 
 def bound_json(limit: Bound) -> dict[str, Any]:
@@ -45,19 +56,42 @@ def bound_json(limit: Bound) -> dict[str, Any]:
     }
 
 
-def head_json(collective: Collective, topology: Topology) -> dict[str, Any]:
-    """Return what was asked for."""
-    head = {"name": topology.name, "fingerprint": topology.fingerprint, "ranks": collective.ranks}
-    return {"topology": head, "collective": collective.name, "root": collective.root}
+def switches_json(report: Report) -> dict[str, Any]:
+    """Return what the bound assumes of switches, and the bound where those add that could."""
+    from ..synth.in_network import describe_assumption
+
+    out: dict[str, Any] = {"bound_assumes": describe_assumption(report.topology)}
+    if report.in_network is not None:
+        out["bound_in_network"] = bound_json(report.in_network)
+    return out
+
+
+def head_json(report: Report) -> dict[str, Any]:
+    """Return what was asked for. `root` is a rank of the plan, `root_as_given` the same GPU's on the machine as given."""
+    collective, topology = report.collective, report.topology
+    head: dict[str, Any] = {"name": topology.name, "fingerprint": topology.fingerprint, "ranks": collective.ranks}
+    rates = describe_rates(topology)
+    if rates:
+        head["rates"] = rates
+    out = {"topology": head, "collective": collective.name, "root": collective.root}
+    if collective.root is not None:
+        out |= {"root_device": topology.ranks[collective.root], "root_as_given": report.root_as_given}
+    return out
 
 
 def synthesis_json(report: Report) -> dict[str, Any]:
     """Return the object that --json prints."""
+    from ..synth.cost.host_costs import describe_host
+
     plan, front = report.plan, report.front
     limit = plan.bound if plan is not None else front.bound if front is not None else None
-    out = head_json(report.collective, report.topology) | _chosen_json(report)
+    one_way = plan.bound_one_way if plan is not None else report.bounds.one_way if report.bounds is not None else None
+    out = head_json(report) | _chosen_json(report)
     out["bound"] = bound_json(limit) if limit is not None else None
+    out["bound_one_way"] = bound_json(one_way) if one_way is not None else None
+    out |= switches_json(report)
     out["gap"] = float(plan.gap_of(plan.entry_for(report.size))) if plan is not None else None
+    out["gap_any_way"] = float(plan.gap_any_way_of(plan.entry_for(report.size))) if plan is not None else None
     out["verified"] = plan is not None
     out["synthesis_s"] = report.seconds
     out["search_complete"] = not report.cut_short
@@ -74,9 +108,12 @@ def synthesis_json(report: Report) -> dict[str, Any]:
                 "trees": e.schedule.trees,
                 "depth": e.schedule.depth,
                 "gap": float(plan.gap_of(e)),
+                "gap_any_way": float(plan.gap_any_way_of(e)),
+                "at_size": at_size_json(plan, e, report.size),
             }
             for e in plan.entries
         ]
+        out["host_costs"] = describe_host(report.topology)
     if front is not None:
         out["complete"] = front.complete
         out["least_ratio"] = str(front.least_ratio)
@@ -92,19 +129,30 @@ def synthesis_json(report: Report) -> dict[str, Any]:
     return out
 
 
+def at_size_json(plan: Plan, entry: Entry, size: int) -> dict[str, Any]:
+    """Return a size in an entry's range, and what the entry is predicted to reach at it.
+
+    It is the size that is reported on where the entry has it, else the end of the entry's range.
+    """
+    if not entry.covers(size):
+        size = max(entry.min_bytes, _LARGE) if entry.max_bytes is None else max(entry.min_bytes, entry.max_bytes - 1)
+    time_s = plan.time_s(entry, size)
+    return {"size_bytes": size, "algbw_GBps": size / time_s / 1e9 if time_s else 0.0}
+
+
 def healthy_json(healthy: Plan, report: Report) -> dict[str, Any]:
     """Return the figures of the machine before it changed, and the ratios of the changed machine's to them."""
     entry = healthy.entry_for(report.size)
     time_s = healthy.time_s(entry, report.size)
     out: dict[str, Any] = {
         "topology": healthy.topology.name,
-        "bound_GBps": float(healthy.bound.algbw_GBps),
+        "bound_GBps": float(healthy.bound_one_way.algbw_GBps),
         "strategy": entry.schedule.strategy,
         "predicted_time_s": time_s,
     }
     if report.plan is not None:
         now_s = report.plan.time_s(report.plan.entry_for(report.size), report.size)
-        out["bound_ratio"] = float(report.plan.bound.algbw_GBps / healthy.bound.algbw_GBps)
+        out["bound_ratio"] = float(report.plan.bound_one_way.algbw_GBps / healthy.bound_one_way.algbw_GBps)
         out["time_ratio"] = now_s / time_s if time_s else None
     return out
 

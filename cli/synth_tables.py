@@ -5,16 +5,18 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
+from ..topo.pictures.cables import describe_rates
 from .sizes import show_size
-from .synth_output import Report, healthy_json
+from .synth_output import Report, at_size_json, healthy_json
 
 if TYPE_CHECKING:
     from ..synth.certificate import Bound
     from ..synth.explain import Explanation, Part
     from ..synth.ksync.pareto import Front
+    from ..synth.one_way import Bounds
     from ..synth.plan import Plan
 
-WIDTH = 120
+WIDTH = 130
 """Columns of a table that is not printed to a terminal."""
 
 
@@ -32,10 +34,27 @@ def why_text(limit: Bound) -> str:
         inside = limit.certificate["inside"]
         listed = ", ".join(inside[:10]) + (" ..." if len(inside) > 10 else "")
         return f"bound by the cut around {{{listed}}}"
+    if limit.kind.startswith("route-"):
+        priced = len(limit.certificate["prices"])
+        return f"bound by prices on {priced} links and the system's own routes (linear programming dual)"
     method = "linear programming dual" + (
         ", with separate prices for each direction" if limit.kind == "tree-prices" else ""
     )
     return f"bound by prices on {len(limit.certificate['prices'])} links ({method})"
+
+
+def bounds_text(bounds: Bounds) -> str:
+    """Return what is said of the bounds: one line where they are the same, else two."""
+    lines = [f"at most {limit_text(bounds.any_way)} GB/s algbw; {why_text(bounds.any_way)}"]
+    if bounds.one_way != bounds.any_way:
+        lines[0] = f"at most {limit_text(bounds.any_way)} GB/s algbw if senders could divide data over all ways; " + (
+            why_text(bounds.any_way)
+        )
+        lines.append(
+            f"at most {limit_text(bounds.one_way)} GB/s algbw with one way a pair of GPUs, as hardware sends; "
+            + why_text(bounds.one_way)
+        )
+    return "\n".join(lines)
 
 
 def cut_text(cut_short: list[str]) -> str:
@@ -44,15 +63,44 @@ def cut_text(cut_short: list[str]) -> str:
     return f"search cut short by --time-limit; the gap may be loose ({listed})"
 
 
+def switch_lines(report: Report) -> list[str]:
+    """Return what is said of the switches that the bound rests on: nothing where there are none, or they all just pass on."""
+    from ..synth.cost.innetwork import computes_in_network
+    from ..synth.in_network import describe_assumption, describe_possible
+
+    if report.in_network is not None:
+        return [
+            f"that bound assumes that {describe_assumption(report.topology)}; {describe_possible(report.topology)}, and then "
+            f"the bound is {limit_text(report.in_network)} GB/s algbw"
+        ]
+    return (
+        [f"that bound assumes: {describe_assumption(report.topology)}"] if computes_in_network(report.topology) else []
+    )
+
+
+def root_text(report: Report) -> str:
+    """Return which GPU the root is, in the plan's numbering and in that of the machine as given where they differ."""
+    root = report.collective.root
+    assert root is not None
+    given = "" if root == report.root_as_given else f" of the plan, {report.root_as_given} of the machine as given"
+    return f"root: {report.topology.ranks[root]}, rank {root}{given}"
+
+
 def print_tables(report: Report, *, with_forests: bool) -> None:
     """Print everything for people on standard output."""
     from rich.console import Console
 
     console = Console(width=None if sys.stdout.isatty() else WIDTH)
+    for line in describe_rates(report.topology):
+        console.print(line, highlight=False, soft_wrap=True, markup=False)
     if report.front is not None:
         _print_front(console, report.front)
     if report.plan is not None:
         _print_plan(console, report.plan, report.size)
+    for line in switch_lines(report):
+        console.print(line, highlight=False, soft_wrap=True, markup=False)
+    if report.collective.root is not None:
+        console.print(root_text(report), highlight=False, soft_wrap=True, markup=False)
     if report.healthy is not None:
         _print_healthy(console, report.healthy, report)
     if report.table and with_forests:
@@ -103,18 +151,27 @@ def _print_explanation(console: Any, explanation: Explanation) -> None:
     elif len(parts) > 1 and all(len(p.gpus) == 1 for p in parts):
         what = f"the links between all {len(parts)} GPUs, each of which must be reached"
     else:
-        what = "the links between " + ", ".join(_name_part(p) for p in parts[:8]) + (" ..." if len(parts) > 8 else "")
+        what = (
+            "the priced links"
+            if len(parts) < 2
+            else "the links between " + ", ".join(_name_part(p) for p in parts[:8]) + (" ..." if len(parts) > 8 else "")
+        )
     console.print(
-        f"bottleneck: {what}; together they carry {float(explanation.across_GBps):.4g} GB/s one way",
+        f"bottleneck: {what}; together they carry {float(explanation.across_GBps):.4g} GB/s "
+        + ("in the directions that have a price" if explanation.directed else "one way"),
         highlight=False, soft_wrap=True,
     )  # fmt: skip
     links = Table(box=None, header_style="bold", pad_edge=False, title="links to improve first", title_justify="left")
-    for title in ("link", "GB/s", "alike", "bound rises per GB/s more", "bound with 10 % more"):
+    together = any(x.together_GBps is not None for x in explanation.levers[:8])
+    titles = ("link", "GB/s", "alike", "bound rises per GB/s more", "bound with 10 % more", "all alike with 10 % more")
+    for title in titles if together else titles[:-1]:
         links.add_column(title, justify="left" if title == "link" else "right", no_wrap=True)
     for x in explanation.levers[:8]:
         links.add_row(
-            f"{x.a} - {x.b}", f"{float(x.bandwidth_GBps):.4g}", str(x.alike), f"{float(x.gain_GBps):.4g}",
+            f"{x.a} - {x.b}", f"{float(x.bandwidth_GBps):.4g}", str(x.alike),
+            f"{float(x.gain_GBps):.4g}" if x.helps_alone else "none alone",
             "" if x.wider_GBps is None else f"{float(x.wider_GBps):.5g}",
+            *(["" if x.together_GBps is None else f"{float(x.together_GBps):.5g} (all {x.peers})"] if together else []),
         )  # fmt: skip
     console.print(links)
     table = Table(box=None, header_style="bold", pad_edge=False, title="algbw in GB/s by size", title_justify="left")
@@ -138,25 +195,31 @@ def _print_plan(console: Any, plan: Plan, size: int) -> None:
     from rich.table import Table
 
     from ..synth.cost.affine import rounds
+    from ..synth.cost.host_costs import describe_host, host_of, step_us
+    from ..synth.one_way import Bounds
 
     collective, topology = plan.collective, plan.topology
     console.print(
         f"[bold]{collective.name}[/bold] on [bold]{topology.name}[/bold] ({collective.ranks} ranks, fingerprint "
-        f"{topology.fingerprint[:12]}): at most [bold]{limit_text(plan.bound)} GB/s[/bold] algbw; {why_text(plan.bound)}",
+        f"{topology.fingerprint[:12]}): {bounds_text(Bounds(plan.bound, plan.bound_one_way))}",
         highlight=False, soft_wrap=True,
     )  # fmt: skip
     table = Table(box=None, header_style="bold", pad_edge=False)
     for title, left in (("sizes from", 0), ("to", 0), ("strategy", 1), ("chunks", 0), ("steps", 0), ("rounds", 0),
-                        ("trees", 0), ("segments", 0), ("latency us", 0), ("GB/s at most", 0), ("gap", 0)):  # fmt: skip
+                        ("trees", 0), ("segments", 0), ("latency us", 0), ("GB/s at most", 0), ("gap", 0),
+                        ("at size", 0)):  # fmt: skip
         table.add_column(title, justify="left" if left else "right", no_wrap=True)
     for entry in plan.entries:
         s, cost = entry.schedule, plan.cost_of(entry)
         total = rounds(s, topology)
+        # A pipeline's limit and its gap are for large sizes; what its filling leaves at a size stands in a column of its own.
+        limit, at_size = plan.limit_GBps(entry), at_size_json(plan, entry, size)
         table.add_row(
             show_size(entry.min_bytes), show_size(entry.max_bytes) if entry.max_bytes is not None else "",
             s.strategy, str(len(s.chunks)), str(s.steps), "" if total is None else f"{float(total):g}",
             str(s.trees or ""), str(s.segments if s.segments > 1 else ""), f"{float(cost.alpha_us):.3g}",
-            f"{1 / float(cost.beta_s_per_GB):.4g}", f"{max(0.0, float(plan.gap_of(entry))):.1%}",
+            "" if limit is None else f"{float(limit):.4g}", f"{max(0.0, float(plan.gap_of(entry))):.1%}",
+            f"{at_size['algbw_GBps']:.4g} at {show_size(at_size['size_bytes']).replace(' ', '').rstrip('iB')}",
             style="green" if entry.covers(size) else None,
         )  # fmt: skip
     console.print(table)
@@ -167,6 +230,8 @@ def _print_plan(console: Any, plan: Plan, size: int) -> None:
         f"at {show_size(size)}: {entry.schedule.strategy}, predicted {time_s * 1e6:.4g} us, algbw {algbw:.4g} GB/s, "
         f"busbw {algbw * float(collective.bus_factor()):.4g} GB/s", highlight=False, soft_wrap=True,
     )  # fmt: skip
+    if host_of(topology) is not None or step_us(topology):
+        console.print(f"host costs: {describe_host(topology)}", highlight=False, soft_wrap=True, markup=False)
 
 
 def _print_front(console: Any, front: Front) -> None:

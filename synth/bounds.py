@@ -13,15 +13,17 @@ from math import lcm
 from typing import Any
 
 import networkx as nx
+import numpy as np
 from ortools.graph.python import max_flow
 
 from ..topo.errors import InfeasibleError
 from ..topo.exact import fraction_to_json
 from ..topo.graph import Topology
-from .certificate import Bound, proved_s_per_GB
+from .certificate import Bound, join_devices, proved_s_per_GB
 from .cost.innetwork import computes_in_network
 from .effort import Effort
 from .forest.generate import Columns, exact_prices
+from .forest.large.groups import find_narrow_groups
 from .forest.machine.symmetry import colours, shifts
 from .forest.rooted import RootedPacking
 from .forest.survey import Survey, survey
@@ -34,10 +36,17 @@ _SINGLE_PAIRS = 4000
 """With more pairs of linked devices, prices are only sought by class of links."""
 _ROOTED_RANKS = 48
 """With more GPUs, no prices of in- and out-trees are sought."""
+_MOST_FLOW = 1 << 62
+"""Flows and bandwidths of a maximum flow must be below this, to fit into 64-bit integers."""
+_MENDED_RANKS, _MENDED_WORK_S = 256, 6.0
+"""With more GPUs, no bound of the machine without its slow links is sought; work allowed for it."""
 _PREFIXES = 16
 """Cuts between low and high ranks that are tried for alltoall."""
 _CUT_RANKS = 256
 """With more GPUs, cuts are sought towards one GPU of each class only: the others mostly give the same."""
+
+_NEAR_CUT = 1.002
+"""A time at most this often the cut's counts as met by it: no other bound is sought then."""
 
 
 def check_connected(collective: Collective, topology: Topology) -> None:
@@ -81,8 +90,11 @@ def bound(
     """
     check_connected(collective, topology)
     effort = effort if effort is not None else Effort()
-    bounds = [_CUTS[collective.name](collective, topology)]
-    if not computes_in_network(topology):  # else prices prove nothing
+    bounds = [cut_bound(collective, topology)]
+    bounds += _mended_bounds(collective, topology, effort, progress)
+    if computes_in_network(topology):
+        bounds += _joined_prices(collective, topology, effort, progress)
+    else:
         if collective.name == "allreduce":
             bounds += _allreduce_prices(collective, topology, effort, progress)
         elif collective.name == "alltoall":
@@ -90,6 +102,53 @@ def bound(
         elif not _balanced(topology):
             bounds += _tree_prices(collective, topology, effort, progress)
     return max(bounds, key=lambda b: b.s_per_GB)
+
+
+def cut_bound(collective: Collective, topology: Topology) -> Bound:
+    """Return the best bound of a cut that is known, for at least two ranks."""
+    return _CUTS[collective.name](collective, topology)
+
+
+def _mended_bounds(
+    collective: Collective, topology: Topology, effort: Effort, progress: Callable[[str], None] | None
+) -> list[Bound]:
+    """Return what the certificate of the machine without its slow links proves: no more is possible than there.
+
+    Mostly that machine has symmetries that this one lacks, so its bound is found at once.
+    """
+    mended = survey(topology).mended if collective.ranks <= _MENDED_RANKS else None
+    if mended is None:
+        return []
+    found = bound(collective, mended, effort.grant(_MENDED_WORK_S, 0.4), progress)
+    return [_bound_of(found.kind, found.certificate, collective, topology)]
+
+
+def _joined_prices(
+    collective: Collective, topology: Topology, effort: Effort, progress: Callable[[str], None] | None
+) -> list[Bound]:
+    """Return what prices prove for the machine in which each device that adds or copies is one with its nearest GPU."""
+    gpu_of = {d.id: _find_nearest_gpu(d.id, topology) for d in topology.devices if d.kind != "gpu" and d.can_copy}
+    joined = join_devices(topology, gpu_of)
+    found = bound(collective, joined, effort, progress)
+    if found.kind == "cut":  # which is one of the whole machine too
+        inside = set(found.certificate["inside"])
+        return [
+            _bound_of_cut(inside | {device for device, gpu in gpu_of.items() if gpu in inside}, collective, topology)
+        ]
+    certificate = {**found.certificate, "joined": [list(pair) for pair in gpu_of.items()]}
+    return [_bound_of(found.kind, certificate, collective, topology)]
+
+
+def _find_nearest_gpu(device: str, topology: Topology) -> str:
+    """Return the GPU that is fewest links from a device; of several the first in rank."""
+    layer, reached = [device], {device}
+    while layer:
+        gpus = {d for d in layer if topology.by_id[d].kind == "gpu"}
+        if gpus:
+            return min(gpus, key=topology.ranks.index)
+        layer = [near for d in layer for near in topology.out_neighbours[d] if near not in reached]
+        reached |= set(layer)
+    return topology.ranks[0]
 
 
 def _balanced(topology: Topology) -> bool:
@@ -122,21 +181,27 @@ class _Flow:
     def __init__(self, topology: Topology) -> None:
         self.topology = topology
         self.number = {d.id: i for i, d in enumerate(topology.devices)}
-        self.links = list(topology.capacity_GBps.items())
+        self.a = np.array([self.number[a] for a, _ in topology.capacity_GBps], dtype=np.int64)
+        self.b = np.array([self.number[b] for _, b in topology.capacity_GBps], dtype=np.int64)
+        self.base = lcm(*(c.denominator for c in topology.capacity_GBps.values()))
+        self.whole = [int(c * self.base) for c in topology.capacity_GBps.values()]
+        self.most = max(self.whole)
 
     def violated_cut(self, supply: Mapping[str, Fraction], target: str) -> frozenset[str] | None:
         """Return the source's side of a minimum cut if `target` cannot receive all of `supply` (GB/s by GPU), else None."""
-        denominators = (c.denominator for _, c in self.links)
-        scale = lcm(*denominators, *(s.denominator for s in supply.values()))
+        scale = lcm(self.base, *{s.denominator for s in supply.values()})
+        wanted = {gpu: int(rate * scale) for gpu, rate in supply.items()}
+        times = scale // self.base
+        if max(self.most * times, sum(wanted.values())) >= _MOST_FLOW:
+            raise InfeasibleError(f"the flow to {target} is too large to be computed in whole numbers")
         flow = max_flow.SimpleMaxFlow()
         source = len(self.number)
-        for (a, b), c in self.links:
-            flow.add_arc_with_capacity(self.number[a], self.number[b], int(c * scale))
-        for gpu, rate in supply.items():
-            flow.add_arc_with_capacity(source, self.number[gpu], int(rate * scale))
+        flow.add_arcs_with_capacity(self.a, self.b, np.array(self.whole, dtype=np.int64) * times)
+        for gpu, rate in wanted.items():
+            flow.add_arc_with_capacity(source, self.number[gpu], rate)
         if flow.solve(source, self.number[target]) != flow.OPTIMAL:
             raise InfeasibleError(f"the flow to {target} is too large to be computed in whole numbers")
-        if flow.optimal_flow() == int(sum(supply.values(), Fraction(0)) * scale):
+        if flow.optimal_flow() == sum(wanted.values()):
             return None
         side = set(flow.get_source_side_min_cut())
         return frozenset(d for d, i in self.number.items() if i in side)
@@ -207,10 +272,13 @@ def _allreduce_cut(collective: Collective, topology: Topology) -> Bound:
 
 
 def _alltoall_cut(collective: Collective, topology: Topology) -> Bound:
-    """Return the best of the cuts around single GPUs and, on direct networks, of those between low and high ranks."""
+    """Return the best of the cuts around single GPUs and groups (boxes, sockets, what is behind a leaf switch) and, on direct
+    networks, of those between low and high ranks.
+    """
     gpus = _one_of_each_class(topology, list(topology.ranks), None)
     cuts = [_bound_of_cut({gpu}, collective, topology) for gpu in gpus]
     cuts += [_bound_of_cut(set(topology.by_id) - {gpu}, collective, topology) for gpu in gpus]
+    cuts += [_bound_of_cut(inside, collective, topology) for inside in find_narrow_groups(topology)]
     if len(topology.devices) == collective.ranks:
         sizes = {collective.ranks * i // _PREFIXES for i in range(1, _PREFIXES)} - {0}
         cuts += [_bound_of_cut(topology.ranks[:size], collective, topology) for size in sorted(sizes)]
@@ -281,7 +349,7 @@ def _tree_prices(
     prices = packing.run(effort, 0.0, progress).prices
     if reduces_only:
         prices = {(b, a): p for (a, b), p in prices.items()}
-    return _directed_bounds("tree-prices", prices, collective, topology)
+    return directed_bounds("tree-prices", prices, collective, topology)
 
 
 def _alltoall_prices(
@@ -292,16 +360,25 @@ def _alltoall_prices(
     cut_s_per_GB: Fraction,
 ) -> list[Bound]:
     """Return what the duals of concurrent multicommodity flow prove; of uniform prices where that is not solved."""
+    machine = survey(topology)
     try:
-        flow = survey(topology).paths(collective, effort, progress, cut_s_per_GB).flow
+        level = machine.level_paths(cut_s_per_GB, effort)
+        if level is not None:
+            if level.reached <= float(cut_s_per_GB * collective.ranks) * _NEAR_CUT:
+                return []  # no prices can prove much more than the cut
+            value, found = level.find_prices()
+            prices = dict(zip(level.links, found.tolist(), strict=True))
+            better = value > float(cut_s_per_GB * collective.ranks)
+            return directed_bounds("prices", prices, collective, topology, value / collective.ranks) if better else []
+        flow = machine.paths(collective, effort, progress).flow
     except InfeasibleError:
-        return _directed_bounds("prices", dict.fromkeys(topology.capacity_GBps, 1.0), collective, topology)
+        return directed_bounds("prices", dict.fromkeys(topology.capacity_GBps, 1.0), collective, topology)
     if not flow.prices:
-        return _directed_bounds("prices", dict.fromkeys(topology.capacity_GBps, 1.0), collective, topology)
-    return _directed_bounds("prices", flow.prices, collective, topology, flow.value / collective.ranks)
+        return directed_bounds("prices", dict.fromkeys(topology.capacity_GBps, 1.0), collective, topology)
+    return directed_bounds("prices", flow.prices, collective, topology, flow.value / collective.ranks)
 
 
-def _directed_bounds(
+def directed_bounds(
     kind: str,
     prices: Mapping[tuple[str, str], float],
     collective: Collective,

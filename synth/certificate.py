@@ -21,19 +21,30 @@ the last hold for any algorithm without coding; allreduce's for schedules that b
 spread it from there. (Whether any other could pay less where prices differ by direction is open; over 9,000 random
 instances of up to 4 ranks none did.)
 
-Prices prove nothing where switches add or copy.
+Kinds "route-prices" and "route-tree-prices" hold where each ordered pair of GPUs has one way, the system's own route
+(topo/routes.py), and data is handed on, combined and copied at GPUs only. They are as above with other distances: directed
+prices, and between two GPUs what their own route costs (route_prices.py). For alltoall, gather and scatter a rank's share
+pays the cheapest way from GPU to GPU over own routes. In "route-prices" of allreduce a pair weighs as much as its cheaper
+direction: each message between two parts pays at least that, so the argument of "prices" holds, mirrored routes or not.
+Cuts hold for one way as for any.
+
+Prices alone prove nothing where switches add or copy. There a certificate of prices names, for every such device, a GPU that
+it is `joined` with; prices are then those of the machine in which each is one with its GPU. That machine can do at least as
+much: what the switch did its GPU does now, for nothing, all links between different GPUs and plain devices are still there,
+and a step's streams through a switch become messages to its GPU and on from it, one stream after the other, from the leaves
+of what is added up (or from the source of what is spread) on. As no plain device adds or copies, what prices prove for it
+holds for both.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from math import lcm
 from typing import Annotated, Any, Literal
 
-import numpy as np
 from msgspec import UNSET, Meta, Struct, UnsetType
 from numpy.typing import NDArray
 
@@ -43,18 +54,23 @@ from ..topo.graph import Topology
 from ..topo.schema import Label
 from .ir.collective import Collective
 from .numeric.arborescence import cheapest_out_tree
+from .route_prices import matrix_of, own_distances, relayed, spanning_price
 
 Prices = dict[tuple[str, str], Fraction]
 WholePrices = dict[tuple[str, str], int]
 
 
 class CertificateFields(Struct):
-    """The JSON of a certificate: `inside` of kind "cut", `prices` of the other kinds."""
+    """The JSON of a certificate: `inside` of kind "cut", `prices` of the other kinds, with `joined` where switches compute."""
 
     inside: list[Label] | UnsetType = UNSET
     prices: Annotated[
         list[tuple[Label, Label, Fraction]] | UnsetType,
         Meta(description="source, destination, price of a link"),
+    ] = UNSET
+    joined: Annotated[
+        list[tuple[Label, Label]] | UnsetType,
+        Meta(description="a device that adds or copies, the GPU that it is taken as one with"),
     ] = UNSET
 
 
@@ -66,11 +82,20 @@ class BoundFields(Struct):
     certificate: CertificateFields
 
 
+class OneWayBoundFields(Struct):
+    """The JSON of a bound on schedules that keep to the system's own routes."""
+
+    s_per_GB: Fraction
+    kind: Literal["cut", "prices", "tree-prices", "route-prices", "route-tree-prices"]
+    certificate: CertificateFields
+
+
 @dataclass(frozen=True)
 class Bound:
     """No schedule takes less than `s_per_GB` seconds for each GB of buffer; `certificate` proves it.
 
-    `kind` is "cut", "prices" or "tree-prices"; see the module's docstring.
+    `kind` is "cut", "prices" or "tree-prices", or of one way a pair "route-prices" or "route-tree-prices"; see the module's
+    docstring.
     """
 
     s_per_GB: Fraction
@@ -87,25 +112,36 @@ class Bound:
         return {"s_per_GB": fraction_to_json(self.s_per_GB), "kind": self.kind, "certificate": dict(self.certificate)}
 
     @classmethod
-    def from_fields(cls, fields: BoundFields) -> Bound:
+    def from_fields(cls, fields: BoundFields | OneWayBoundFields) -> Bound:
         """Return the bound that a file declares."""
         certificate: dict[str, Any] = {}
         if fields.certificate.inside is not UNSET:
             certificate["inside"] = fields.certificate.inside
         if fields.certificate.prices is not UNSET:
             certificate["prices"] = [[a, b, fraction_to_json(price)] for a, b, price in fields.certificate.prices]
+        if fields.certificate.joined is not UNSET:
+            certificate["joined"] = [list(pair) for pair in fields.certificate.joined]
         return cls(fields.s_per_GB, fields.kind, certificate)
 
 
-def check_bound(bound: Bound, collective: Collective, topology: Topology) -> None:
-    """Raise VerificationError unless the certificate proves exactly what the bound claims (or more)."""
+ONE_WAY = "route-"
+"""What the kinds of certificates that hold for one way a pair only begin with."""
+
+
+def check_bound(bound: Bound, collective: Collective, topology: Topology, *, one_way: bool = False) -> None:
+    """Raise VerificationError unless the certificate proves exactly what the bound claims, no less and no more.
+
+    `one_way`: the claim is for schedules that send each pair's data on the system's own route only.
+    """
+    if bound.kind.startswith(ONE_WAY) and not one_way:
+        raise VerificationError(f"bound: a certificate of kind {bound.kind!r} proves nothing for any use of the links")
     try:
         proved = proved_s_per_GB(bound.kind, bound.certificate, collective, topology)
     except (KeyError, TypeError, ValueError) as error:
         raise VerificationError(f"bound: malformed certificate: {type(error).__name__}: {error}") from None
-    if bound.s_per_GB <= 0 or proved < bound.s_per_GB:
+    if bound.s_per_GB <= 0 or proved != bound.s_per_GB:
         raise VerificationError(
-            f"bound: the certificate proves {proved} s a GB for {collective.name}, less than the claimed {bound.s_per_GB}"
+            f"bound: the certificate proves {proved} s a GB for {collective.name}, not the claimed {bound.s_per_GB}"
         )
 
 
@@ -116,11 +152,16 @@ def proved_s_per_GB(kind: str, certificate: Mapping[str, Any], collective: Colle
     """
     if kind == "cut":
         return _cut_s_per_GB(frozenset(certificate["inside"]), collective, topology)
+    own, kind = kind.startswith(ONE_WAY), kind.removeprefix(ONE_WAY)
     if (kind, collective.name) != _MIRRORED and (kind, collective.name) not in _PRICED:
         raise VerificationError(f"bound: no certificate of kind {kind!r} for {collective.name}")
+    if "joined" in certificate:
+        topology = join_devices(topology, dict(certificate["joined"]))
     if any(d.kind != "gpu" and (d.can_reduce or d.can_copy) for d in topology.devices):
         raise VerificationError("bound: prices prove nothing where switches add or copy")
-    fractions = _read_prices(certificate["prices"], topology, both_ways=(kind, collective.name) == _MIRRORED)
+    fractions = _read_prices(
+        certificate["prices"], topology, both_ways=not own and (kind, collective.name) == _MIRRORED
+    )
     # If a GB of buffer must pay `needed`, and all links together earn at most `paid` a second, it takes needed / paid s.
     paid = sum((topology.capacity_GBps[link] * p for link, p in fractions.items()), Fraction(0))
     if not paid:
@@ -129,10 +170,31 @@ def proved_s_per_GB(kind: str, certificate: Mapping[str, Any], collective: Colle
     scale = lcm(*(p.denominator for p in fractions.values()))
     prices = {link: int(p * scale) for link, p in fractions.items()}
     if (kind, collective.name) == _MIRRORED:
-        return 2 * _spanning_tree_price(prices, topology) / (paid * scale)
-    distance = {gpu: _distances(gpu, prices, topology) for gpu in topology.ranks}
+        total = (
+            spanning_price(own_distances(prices, topology), topology) if own else _spanning_tree_price(prices, topology)
+        )
+        return 2 * total / (paid * scale)
+    if own:
+        distance = own_distances(prices, topology)
+        distance = relayed(distance, topology) if kind == "prices" else distance
+    else:
+        distance = {gpu: _distances(gpu, prices, topology) for gpu in topology.ranks}
     needed = _PRICED[kind, collective.name](distance, collective, topology)
     return needed / (paid * scale)
+
+
+def join_devices(topology: Topology, gpu_of: Mapping[str, str]) -> Topology:
+    """Return the machine in which some devices are one with the GPUs given, and links between the two are gone."""
+    for device, gpu in gpu_of.items():
+        if device not in topology.by_id or gpu not in topology.by_id or topology.by_id[gpu].kind != "gpu":
+            raise VerificationError(
+                f"bound: {device!r} is joined with {gpu!r}; expected a device and a GPU of the topology"
+            )
+        if topology.by_id[device].kind == "gpu":
+            raise VerificationError(f"bound: {device!r} is a GPU; only other devices may be joined with one")
+    moved = (replace(x, src=gpu_of.get(x.src, x.src), dst=gpu_of.get(x.dst, x.dst)) if x.src in gpu_of or x.dst in gpu_of
+             else x for x in topology.links if gpu_of.get(x.src, x.src) != gpu_of.get(x.dst, x.dst))  # fmt: skip
+    return replace(topology, devices=tuple(d for d in topology.devices if d.id not in gpu_of), links=tuple(moved))
 
 
 Distances = dict[str, dict[str, int]]
@@ -156,8 +218,7 @@ def _price_of_paths(distance: Distances, collective: Collective, topology: Topol
 def _price_of_trees(distance: Distances, collective: Collective, topology: Topology) -> Fraction:
     """Return what a unit of buffer pays on the cheapest tree, or trees, of the collective."""
     gpus = topology.ranks
-    far = 1 + sum(sum(row.values()) for row in distance.values())  # more than any tree of existing paths
-    matrix = np.array([[distance[u].get(v, far) for v in gpus] for u in gpus], dtype=object)
+    matrix, far = matrix_of(distance, topology)
 
     def total(price: NDArray[Any], root: int) -> int:
         """Return the price of the cheapest out-tree; of an in-tree, where the matrix is transposed."""

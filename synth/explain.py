@@ -7,18 +7,21 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
+import networkx as nx
 import numpy as np
 from scipy.sparse import coo_matrix
 from scipy.sparse.csgraph import connected_components
 
 from ..topo.exact import parse_fraction
 from ..topo.graph import Topology
-from .bounds import bound
-from .certificate import Bound
+from ..topo.routes import route_links, router_of
+from .certificate import ONE_WAY, Bound, join_devices
 from .cost.affine import Cost
 from .effort import Effort
+from .forest.machine.symmetry import colours
 from .ir.collective import Collective
 from .ir.schedule import Schedule
+from .one_way import find_bounds
 
 SIZES = tuple(1 << bits for bits in (10, 13, 16, 19, 22, 25, 28, 30))
 """1 KiB to 1 GiB."""
@@ -26,6 +29,8 @@ _TRIED_LINKS = 4
 _WIDER_WORK_S = 10.0
 """Work that is allowed for the bound of each wider link."""
 _WIDER = Fraction(11, 10)
+_NOTHING = Fraction(1, 10**6)
+"""A rise by at most this counts as none."""
 
 
 @dataclass(frozen=True)
@@ -40,9 +45,10 @@ class Part:
 class Lever:
     """A link that the bound depends on.
 
-    `gain_GBps` is how much the bound rises for each GB/s added to the link in both directions (the dual's price, until other
-    links become the bottleneck); `wider_GBps` is the bound with this link a tenth wider, where it was computed; `alike` is
-    the number of links with the same price and bandwidth.
+    `gain_GBps` is how much the bound rises at most for each GB/s added to the link in both directions (the dual's price, until
+    other links become the bottleneck); `wider_GBps` is the bound with this link a tenth wider, where it was computed; `alike`
+    is the number of links with the same price and bandwidth. Where the link alone brings nothing, `together_GBps` is the
+    bound with all `peers` links of its role in the machine a tenth wider.
     """
 
     a: str
@@ -51,6 +57,9 @@ class Lever:
     gain_GBps: Fraction
     alike: int
     wider_GBps: Fraction | None = None
+    helps_alone: bool = True
+    peers: int = 1
+    together_GBps: Fraction | None = None
 
 
 @dataclass(frozen=True)
@@ -58,8 +67,9 @@ class Explanation:
     """The bottleneck, the links to improve, and what every strategy reaches.
 
     `kind` and `parts` are the bottleneck: the two sides of a cut, or the groups of GPUs that are left when priced links are
-    taken away. `across_GBps` is what the links between the parts carry in one direction. `reached[strategy]` are algbw in
-    GB/s at SIZES.
+    taken away. `across_GBps` is what the links between the parts carry in one direction; where prices differ by direction
+    (`directed`), what all priced links between the parts carry, each in the directions that have a price. `reached[strategy]`
+    are algbw in GB/s at SIZES.
     """
 
     kind: str
@@ -67,6 +77,7 @@ class Explanation:
     across_GBps: Fraction
     levers: tuple[Lever, ...]
     reached: dict[str, tuple[float, ...]]
+    directed: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """Return the explanation as a JSON object."""
@@ -75,12 +86,15 @@ class Explanation:
                 "kind": self.kind,
                 "parts": [{"gpus": list(p.gpus), "others": list(p.others)} for p in self.parts],
                 "across_GBps": float(self.across_GBps),
+                "directed": self.directed,
             },
             "links": [
                 {
                     "src": x.a, "dst": x.b, "bandwidth_GBps": float(x.bandwidth_GBps),
                     "bound_gain_per_GBps": float(x.gain_GBps), "alike": x.alike,
                     "bound_GBps_if_a_tenth_wider": None if x.wider_GBps is None else float(x.wider_GBps),
+                    "helps_alone": x.helps_alone, "peers": x.peers,
+                    "bound_GBps_if_peers_a_tenth_wider": None if x.together_GBps is None else float(x.together_GBps),
                 }
                 for x in self.levers
             ],
@@ -100,20 +114,21 @@ def explain(
     # A cut is the special case of prices that are 1 on the links that leave it.
     inside = set(limit.certificate["inside"]) if limit.kind == "cut" else None
     prices = _cut_prices(inside, topology) if inside is not None else _read_prices(limit, collective, topology)
-    parts = _cut_sides(inside, topology) if inside is not None else _parts_without(set(prices), topology)
-    part_of = {d: i for i, part in enumerate(parts) for d in (*part.gpus, *part.others)}
-    across = sum(
-        (
-            c
-            for (a, b), c in topology.capacity_GBps.items()
-            if part_of.get(a) != part_of.get(b) and (inside is None or a in inside)
-        ),
-        Fraction(0),
-    )
-    if inside is None:  # both directions were counted
-        across /= 2
+    directed = inside is None and any(prices.get((b, a)) != p for (a, b), p in prices.items())
+    if inside is not None:
+        parts = _cut_sides(inside, topology)
+        across = sum((topology.capacity_GBps[link] for link in prices), Fraction(0))
+    elif limit.kind.startswith(ONE_WAY):  # only the system's own routes lead between the parts
+        parts = _parts_without_routes(set(prices), topology)
+        across = sum((topology.capacity_GBps[link] for link in prices), Fraction(0)) / (1 if directed else 2)
+    else:
+        parts, part_of = _parts_without(set(prices), topology, directed=directed)
+        priced = {link for link, p in prices.items() if p}
+        # Where other links lead around all priced ones, these are the bottleneck as they are.
+        between = {(a, b) for a, b in priced if part_of[a] != part_of[b]} or priced
+        across = sum((topology.capacity_GBps[link] for link in between), Fraction(0)) / (1 if directed else 2)
     levers = _levers(prices, collective, topology, limit, effort)
-    return Explanation(limit.kind, parts, across, levers, _best_algbw(candidates))
+    return Explanation(limit.kind, parts, across, levers, _best_algbw(candidates), directed)
 
 
 def _cut_prices(inside: set[str], topology: Topology) -> dict[tuple[str, str], Fraction]:
@@ -123,6 +138,13 @@ def _cut_prices(inside: set[str], topology: Topology) -> dict[tuple[str, str], F
 def _read_prices(limit: Bound, collective: Collective, topology: Topology) -> dict[tuple[str, str], Fraction]:
     """Return the price of each directed link; of kind "prices", allreduce's stand for both directions."""
     both_ways = (limit.kind, collective.name) == ("prices", "allreduce")
+    if "joined" in limit.certificate:
+        # Links of a device that is taken as one with a GPU have the prices of those of the GPU.
+        gpu_of = dict(limit.certificate["joined"])
+        alone = {key: value for key, value in limit.certificate.items() if key != "joined"}
+        merged = _read_prices(replace(limit, certificate=alone), collective, join_devices(topology, gpu_of))
+        ends = {(a, b): (gpu_of.get(a, a), gpu_of.get(b, b)) for a, b in topology.capacity_GBps}
+        return {link: merged[pair] for link, pair in ends.items() if pair in merged}
     out: dict[tuple[str, str], Fraction] = {}
     for a, b, price in limit.certificate["prices"]:
         for link in ((a, b), (b, a)) if both_ways else ((a, b),):
@@ -142,18 +164,36 @@ def _part(members: Sequence[str], topology: Topology) -> Part:
     return Part(gpus, tuple(d for d in members if topology.by_id[d].kind != "gpu"))
 
 
-def _parts_without(priced: set[tuple[str, str]], topology: Topology) -> tuple[Part, ...]:
-    """Return the connected groups that contain GPUs when the priced links are taken away."""
+def _parts_without(
+    priced: set[tuple[str, str]], topology: Topology, *, directed: bool
+) -> tuple[tuple[Part, ...], dict[str, int]]:
+    """Return the connected groups that contain GPUs when the priced links are taken away, and the group of every device.
+
+    `directed`: the groups in which the links that are left lead from each device to each.
+    """
     names = [d.id for d in topology.devices]
     index = {name: i for i, name in enumerate(names)}
     free = [(index[a], index[b]) for a, b in topology.capacity_GBps if (a, b) not in priced]
     a, b = (np.array([pair[i] for pair in free], dtype=np.int64) for i in (0, 1))
     graph = coo_matrix((np.ones(len(free)), (a, b)), shape=(len(names), len(names)))
-    count, group = connected_components(graph, directed=False)
+    count, group = connected_components(graph, directed=directed, connection="strong")
     members: list[list[str]] = [[] for _ in range(count)]
     for name in names:
         members[int(group[index[name]])].append(name)
-    return tuple(part for part in (_part(m, topology) for m in members) if part.gpus)
+    parts = tuple(part for part in (_part(m, topology) for m in members) if part.gpus)
+    return parts, {name: int(group[i]) for name, i in index.items()}
+
+
+def _parts_without_routes(priced: set[tuple[str, str]], topology: Topology) -> tuple[Part, ...]:
+    """Return the groups of GPUs between which the system's own routes cross no priced link."""
+    router, n = router_of(topology), len(topology.ranks)
+    joined: nx.utils.UnionFind[int] = nx.utils.UnionFind(range(n))
+    for u in range(n):
+        for v in range(n):
+            route = router.route(u, v) if u != v and joined[u] != joined[v] else None
+            if route is not None and priced.isdisjoint(route_links(route)):
+                joined.union(u, v)
+    return tuple(_part([topology.ranks[r] for r in sorted(group)], topology) for group in joined.to_sets())
 
 
 def _levers(
@@ -176,18 +216,50 @@ def _levers(
     out = []
     for number, ((gain, width), links) in enumerate(sorted(classes.items(), key=lambda item: -item[0][0])):
         a, b = links[0]
-        wider_GBps = None
+        wider_GBps = together_GBps = None
+        peers = {(a, b)}
         if number < _TRIED_LINKS and not effort.is_over("wider links"):
-            widened = replace(
-                topology,
-                links=tuple(
-                    replace(x, bandwidth_GBps=x.bandwidth_GBps * _WIDER) if {x.src, x.dst} == {a, b} else x
-                    for x in topology.links
-                ),
-            )
-            wider_GBps = bound(collective, widened, effort.grant(_WIDER_WORK_S, 1 / (_TRIED_LINKS - number))).algbw_GBps
-        out.append(Lever(a, b, width, gain, len(links), wider_GBps))
+            share = 1 / (_TRIED_LINKS - number)
+            wider_GBps = _bound_with_wider({(a, b)}, collective, topology, effort, share)
+            # Where other links are as narrow, only all of them together bring something.
+            if wider_GBps <= limit.algbw_GBps * (1 + _NOTHING) and not effort.is_over("wider links"):
+                peers = _find_peers((a, b), topology)
+                if len(peers) > 1:
+                    together_GBps = _bound_with_wider(peers, collective, topology, effort, share)
+        alone = wider_GBps is None or wider_GBps > limit.algbw_GBps * (1 + _NOTHING)
+        out.append(Lever(a, b, width, gain, len(links), wider_GBps, alone, len(peers), together_GBps))
     return tuple(out)
+
+
+def _bound_with_wider(
+    pairs: set[tuple[str, str]], collective: Collective, topology: Topology, effort: Effort, share_of_clock: float
+) -> Fraction:
+    """Return the bound in GB/s with all links between some pairs of devices a tenth wider."""
+    ends = {frozenset(pair) for pair in pairs}
+    links = tuple(
+        replace(x, bandwidth_GBps=x.bandwidth_GBps * _WIDER) if frozenset((x.src, x.dst)) in ends else x
+        for x in topology.links
+    )
+    widened = replace(topology, links=links)
+    return find_bounds(collective, widened, effort.grant(_WIDER_WORK_S, share_of_clock)).one_way.algbw_GBps
+
+
+def _find_peers(pair: tuple[str, str], topology: Topology) -> set[tuple[str, str]]:
+    """Return the pairs of devices whose links play the same role in the machine as those of this pair."""
+    colour = dict(zip((d.id for d in topology.devices), colours(topology).tolist(), strict=True))
+    capacity = topology.capacity_GBps
+
+    def name_role(a: str, b: str) -> tuple[object, ...]:
+        """Return what links of one role have in common, whichever end is named first."""
+        ways = [(colour[x], colour[y], capacity.get((x, y)), capacity.get((y, x))) for x, y in ((a, b), (b, a))]
+        return min(ways, key=str)
+
+    role = name_role(*pair)
+    out: set[tuple[str, str]] = set()
+    for a, b in capacity:
+        if (b, a) not in out and name_role(a, b) == role:
+            out.add((a, b))
+    return out
 
 
 def _best_algbw(candidates: Sequence[tuple[Schedule, Cost]]) -> dict[str, tuple[float, ...]]:

@@ -1,7 +1,11 @@
-"""A plan: for each range of sizes the schedule to use, with the topology it is for, the bound, and a hash.
+"""A plan: for each range of sizes the schedule to use, with the topology it is for, its bounds, and a hash.
+
+It has two bounds: `bound` for any use of the links, and `bound_one_way` for schedules that keep to the system's own route
+between two GPUs, as whatever is sent does. Times and gaps are of schedules as they are sent. A file that was written before
+there was `bound_one_way` is read as if it were the same as `bound`, which holds for one way as well.
 
 A plan file is self-contained: it carries its topology, so that it can be replayed by whoever reads it. Every schedule
-is verified before a plan is saved and again after one is loaded, and so is the bound's certificate.
+is verified before a plan is saved and again after one is loaded, and so are the bounds' certificates.
 """
 
 from __future__ import annotations
@@ -14,15 +18,18 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from msgspec import UNSET
+
 from ..topo.errors import InputError, PlanMismatchError, TopoplanError, VerificationError
 from ..topo.exact import fraction_to_json, load_json, parse_fraction
 from ..topo.files import write_whole
 from ..topo.graph import Topology
+from ..topo.routes import router_of
 from ..topo.schema import read_as
 from .certificate import Bound, check_bound
-from .cost.affine import Cost, bandwidth_s_per_GB, costs
+from .cost.affine import Cost, bandwidth_s_per_GB, costs_between_gpus
 from .cost.host_costs import host_of
-from .cost.segmentation import time_us
+from .cost.segmentation import on_own_routes, time_us
 from .ir.addition_order import is_uniform
 from .ir.collective import Collective
 from .ir.schedule import MAX_SEGMENTS, Schedule
@@ -60,6 +67,7 @@ class Plan:
     collective: Collective
     entries: tuple[Entry, ...]
     bound: Bound
+    bound_one_way: Bound
     alternatives: tuple[Schedule, ...] = ()
 
     def __post_init__(self) -> None:
@@ -91,11 +99,13 @@ class Plan:
         by_base: dict[Schedule, list[Entry]] = {}
         for entry in self.entries:
             by_base.setdefault(replace(entry.schedule, segments=1), []).append(entry)
+        router = router_of(self.topology)
         out: dict[Entry, tuple[Cost, Fraction]] = {}
-        for base, entries in by_base.items():
+        for given, entries in by_base.items():
+            base = on_own_routes(given, self.topology, router)
             piped = bandwidth_s_per_GB(replace(base, segments=2, stepwise=False), self.topology)
             alone = bandwidth_s_per_GB(base, self.topology)
-            by_segments = costs(base, self.topology, [e.schedule.segments for e in entries])
+            by_segments = costs_between_gpus(base, self.topology, [e.schedule.segments for e in entries])
             for entry, cost in zip(entries, by_segments, strict=True):
                 out[entry] = cost, piped if entry.schedule.segments > 1 and not base.stepwise else alone
         return out
@@ -111,16 +121,32 @@ class Plan:
             return self.cost_of(entry).time_s(size_bytes)
         return time_us(entry.schedule, self.topology, host, size_bytes) * 1e-6
 
-    def gap_of(self, entry: Entry) -> Fraction:
-        """Return 1 - (bandwidth-only algbw from the entry's exact link loads) / bound; 0 is at the bound."""
+    def limit_GBps(self, entry: Entry) -> Fraction | None:
+        """Return the algbw that an entry comes near at large sizes: bandwidth-only, in many segments; None without links."""
         needed = self._figures[entry][1]
-        return 1 - self.bound.s_per_GB / needed if needed else Fraction(0)
+        return 1 / needed if needed else None
+
+    def gap_of(self, entry: Entry) -> Fraction:
+        """Return 1 - (bandwidth-only algbw from the entry's exact link loads, as sent) / bound for one way a pair; 0 is at
+        the bound.
+        """
+        return self._gap_to(self.bound_one_way, entry)
+
+    def gap_any_way_of(self, entry: Entry) -> Fraction:
+        """Return what `gap_of` does, but against the bound for any use of the links."""
+        return self._gap_to(self.bound, entry)
+
+    def _gap_to(self, bound: Bound, entry: Entry) -> Fraction:
+        needed = self._figures[entry][1]
+        return 1 - bound.s_per_GB / needed if needed else Fraction(0)
 
     def verify(self) -> None:
-        """Replay every schedule on the topology and redo the bound's arithmetic; VerificationError if any fails."""
+        """Replay every schedule on the topology and redo the bounds' arithmetic; VerificationError if any fails."""
         for schedule in dict.fromkeys(schedule.uncut for schedule in self.schedules):
             verify(schedule, self.topology)
         check_bound(self.bound, self.collective, self.topology)
+        if self.bound_one_way != self.bound:
+            check_bound(self.bound_one_way, self.collective, self.topology, one_way=True)
 
     def check_topology(self, topology: Topology) -> None:
         """Raise PlanMismatchError unless the plan is for `topology`, rank order included."""
@@ -175,6 +201,7 @@ class Plan:
             "reduction_order": "step by step, within a step as listed",
             "dtypes": "any that the backend can move and add",
             "bound": self.bound.to_json(),
+            "bound_one_way": self.bound_one_way.to_json(),
             "entries": entries,
             "alternatives": alternatives,
             "schedules": [schedule.to_json() for schedule in schedules],
@@ -242,6 +269,9 @@ class Plan:
                 f"{where}: the plan says it is for fingerprint {file.fingerprint}, its topology has {topology.fingerprint}"
             )
         schedules = [Schedule.from_fields(s, f"{where}: schedules[{i}]") for i, s in enumerate(file.schedules)]
+        for i, schedule in enumerate(schedules):
+            if schedule.segments != 1 or schedule.stepwise:
+                raise VerificationError(f"{where}: schedules[{i}]: it is cut into segments; only entries say how")
         for number in (*(entry.schedule for entry in file.entries), *file.alternatives):
             if number >= len(schedules):
                 raise VerificationError(f"{where}: an entry names schedule {number}; {len(schedules)} are listed")
@@ -257,6 +287,7 @@ class Plan:
                 for entry in file.entries
             ),
             bound=Bound.from_fields(file.bound),
+            bound_one_way=Bound.from_fields(file.bound if file.bound_one_way is UNSET else file.bound_one_way),
             alternatives=tuple(schedules[number] for number in file.alternatives),
         )
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from msgspec import Meta, Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
 
-from ..topo.schema import Count, Index
-from .certificate import BoundFields
+from ..topo.schema import Count, Index, Label
+from .certificate import BoundFields, OneWayBoundFields
 from .ir.collective import CollectiveName
 from .ir.schedule import ScheduleFields, Segments
 
@@ -31,18 +31,22 @@ class PlanFile(Struct):
 
     format: Literal["topoplan-plan"]
     version: Literal[1]
-    fingerprint: str
+    fingerprint: Label
     collective: CollectiveName
     ranks: Count
     root: Index | None
-    bound: BoundFields
+    bound: Annotated[BoundFields, Meta(description="for any use of the links")]
     entries: Annotated[list[EntryFields], Meta(min_length=1)]
     schedules: Annotated[list[ScheduleFields], Meta(min_length=1)]
     topology: Annotated[dict[str, Any], Meta(extra_json_schema={"$ref": "topology.schema.json"})]
+    bound_one_way: Annotated[
+        OneWayBoundFields | UnsetType,
+        Meta(description="for schedules that keep to the system's own routes; absent in older files: as bound"),
+    ] = UNSET
     alternatives: Annotated[list[Index], Meta(description="places in `schedules`")] = []
-    reduction_order: str = ""
-    dtypes: str = ""
-    hash: Annotated[str, Meta(description="SHA-256 of the rest in canonical form, in hex")] = ""
+    reduction_order: Label = ""
+    dtypes: Label = ""
+    hash: Annotated[Label, Meta(description="SHA-256 of the rest in canonical form, in hex")] = ""
 
 
 class PlanHead(Struct):

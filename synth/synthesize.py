@@ -10,25 +10,27 @@ from typing import Any
 
 from ..topo.errors import InfeasibleError, InputError, TimeLimitError
 from ..topo.graph import Topology
-from .bounds import bound, check_connected
+from ..topo.routes import router_of
+from .bounds import check_connected
 from .certificate import Bound
-from .cost.affine import Cost, bandwidth_s_per_GB, costs
+from .cost.affine import Cost, bandwidth_s_per_GB, costs_between_gpus
 from .cost.host_costs import HostCosts, host_of
-from .cost.segmentation import as_sent, families, fastest
+from .cost.segmentation import as_sent, families, fastest, on_own_routes
 from .effort import USUAL_LIMIT_S, Effort
 from .forest.plant import AT_BOUND, Limits
 from .forest.survey import survey
 from .ir.addition_order import is_uniform
 from .ir.collective import Collective
 from .ir.schedule import Schedule
+from .one_way import Bounds, find_bounds
 from .plan import Entry, Plan
 from .strategies import STRATEGIES, strategy
 from .strategies.base import NotOfferedError, Request
 from .verify import verify
 
 AUTO = "auto"
-_BOUND_WORK_S, _FIRST_WORK_S, _OTHER_WORK_S, _QUICK_EXACT_WORK_S = 18.0, 21.0, 6.0, 3.0
-"""Work in seconds of a quiet core: for the bound; in auto for packing, each other strategy, and exact where it is not asked
+_BOUND_WORK_S, _FIRST_WORK_S, _OTHER_WORK_S, _QUICK_EXACT_WORK_S = 24.0, 21.0, 6.0, 3.0
+"""Work in seconds of a quiet core: for the bounds; in auto for packing, each other strategy, and exact where it is not asked
 to be thorough.
 """
 _BOUND_CLOCK, _STRATEGY_CLOCK = 0.3, 0.7
@@ -98,7 +100,9 @@ def synthesize(
     # Searches must not go on from an earlier request's: the same request shall give the same plan.
     survey.cache_clear()
     # The bound comes first: strategies stop where they reach it, and auto leaves out those that cannot win then.
-    limit = bound(collective, topology, effort.grant(_BOUND_WORK_S, _BOUND_CLOCK), progress)
+    # Nothing is sent but on the system's own routes, so what a schedule can reach is the bound for one way a pair.
+    bounds = find_bounds(collective, topology, effort.grant(_BOUND_WORK_S, _BOUND_CLOCK), progress)
+    limit = bounds.one_way
     quick = strategy_name == AUTO and not thorough
     request = Request(collective, topology, effort, progress, limit, limits or Limits(), quick)
     declined: dict[str, str] = {}
@@ -128,7 +132,7 @@ def synthesize(
     if not costed:
         reasons = "; ".join(declined.values())
         raise TimeLimitError(reasons) if timed_out else InfeasibleError(reasons)
-    plan = plan_of(collective, topology, limit, costed)
+    plan = plan_of(collective, topology, bounds, costed)
     seconds = time.monotonic() - started
     return Synthesis(plan, seconds, declined, tuple(costed), request.table, tuple(effort.cut_short))
 
@@ -155,7 +159,7 @@ def _reaches_bound(topology: Topology, limit: Bound, costed: list[tuple[Schedule
 
 
 def cost_all(topology: Topology, candidates: Iterable[Schedule]) -> list[tuple[Schedule, Cost]]:
-    """Verify all candidates and return them with their costs.
+    """Verify all candidates and return them, on the routes on which they are sent, with their costs.
 
     Schedules that differ only in their segments are verified and costed together, as their steps are the same.
     """
@@ -163,9 +167,11 @@ def cost_all(topology: Topology, candidates: Iterable[Schedule]) -> list[tuple[S
     for schedule in candidates:
         segments_of.setdefault(replace(schedule, segments=1), []).append(schedule.segments)
     out: list[tuple[Schedule, Cost]] = []
-    for base, segments in segments_of.items():
+    router = router_of(topology)
+    for given, segments in segments_of.items():
+        base = on_own_routes(given, topology, router)
         verify(base, topology)
-        costs_of_base = costs(base, topology, segments)
+        costs_of_base = costs_between_gpus(base, topology, segments)
         out += [(replace(base, segments=m), c) for m, c in zip(segments, costs_of_base, strict=True)]
     return out
 
@@ -178,7 +184,9 @@ def _prefer_uniform(costed: list[tuple[Schedule, Cost]]) -> list[tuple[Schedule,
     return [item for item in costed if uniform[replace(item[0], segments=1)]] or costed
 
 
-def plan_of(collective: Collective, topology: Topology, limit: Bound, costed: Iterable[tuple[Schedule, Cost]]) -> Plan:
+def plan_of(
+    collective: Collective, topology: Topology, bounds: Bounds, costed: Iterable[tuple[Schedule, Cost]]
+) -> Plan:
     """Return the plan that takes, at each size, the candidate with the least predicted time.
 
     Schedules under which ranks would end with different bits (see synth/ir/addition_order.py) are left out if there
@@ -195,7 +203,12 @@ def plan_of(collective: Collective, topology: Topology, limit: Bound, costed: It
             entries[-1] = replace(entries[-1], max_bytes=first)
         entries.append(Entry(first, None, schedule))
     return Plan(
-        topology.for_plans(), collective, tuple(entries), limit, _list_alternatives(collective, pool, entries, topology)
+        topology.for_plans(),
+        collective,
+        tuple(entries),
+        bounds.any_way,
+        bounds.one_way,
+        _list_alternatives(collective, pool, entries, topology),
     )
 
 

@@ -66,6 +66,12 @@ def test_rows_have_the_contracts_fields_and_no_wrong_elements(plan: str) -> None
         assert row["busbw_GBps"] == pytest.approx(row["algbw_GBps"] * 4 / 3)
 
 
+def test_more_than_the_bound_is_explained(tmp_path: Path) -> None:
+    slow = make(tmp_path / "plan.json", "path:2@0.00001")
+    lines = run_on(2, slow, "-b", "1M", "-e", "1M", "-n", "2").stdout.splitlines()
+    assert "burst" in lines[-2] and lines[-2].startswith("# above 100 % at 1 MiB: ")
+
+
 def test_the_table_is_nccl_tests_style(plan: str) -> None:
     lines = run_on(3, plan, "-b", "1K", "-e", "1K", "-n", "2", "--dtype", "bfloat16", "--op", "avg").stdout.splitlines()
     assert lines[0] == "# allreduce on ring:3, 3 ranks, gloo, bfloat16, avg"

@@ -171,6 +171,32 @@ def test_a_broken_link_is_planned_around_and_priced() -> None:
     assert out["topology"]["ranks"] == 6
 
 
+def test_the_root_is_in_the_numbering_of_the_machine_as_given() -> None:
+    args = ("--collective", "broadcast", "--topology", "path:4", "--strategy", "packing", "--without-rank", "0")
+    out = synth_json(*args, "--root", "2")
+    assert (out["root"], out["root_device"], out["root_as_given"]) == (1, "gpu2", 2)
+    assert "root: gpu2, rank 1 of the plan, 2 of the machine as given" in synth(*args, "--root", "2").stdout
+    assert "gpu2, rank 1 of the plan, 2 of" in synth(*args, "--root", "2", "--bound-only").stdout
+    assert synth_json(*args)["root_device"] == "gpu1"  # the first that stays
+    error = synth(*args, "--root", "0", code=2).stderr
+    assert "--root 0: --without-rank 0 takes gpu0 away" in error and len(error.splitlines()) == 1
+    assert "a root between 0 and 3, got 4" in synth(*args, "--root", "4", code=2).stderr
+
+
+def test_an_instance_without_a_schedule_is_infeasible() -> None:
+    args = ("--collective", "allgather", "--topology", "ring:4")
+    done = synth(*args, "--instance", "1,1,1", code=3)
+    assert len(done.stderr.splitlines()) == 1
+    assert "allgather on ring:4: no schedule has 1 chunks, 1 steps and 1 rounds" in done.stderr
+    done = synth(*args, "--instance", "1,1,1", "--instance", "1,2,3", "--instance", "1,3,3", "--json")
+    rows = {(row["steps"], row["rounds"]): row for row in json.loads(done.stdout)["rows"]}
+    assert rows[1, 1]["status"] == "infeasible"
+    assert rows[2, 3]["latency_optimal"]  # no rank is more than two hops away
+    assert rows[3, 3]["status"] == "feasible" and not rows[3, 3]["latency_optimal"]
+    alone = json.loads(synth(*args, "--instance", "1,3,3", "--json").stdout)["rows"]
+    assert not alone[0]["latency_optimal"]
+
+
 def test_a_machine_in_two_pieces_is_infeasible_and_the_cut_is_named() -> None:
     args = ("--collective", "allreduce", "--topology", "path:4", "--without-link", "1:2")
     error = synth(*args, code=3).stderr
@@ -194,6 +220,11 @@ def test_few_trees_on_request_and_a_table_of_what_there_was() -> None:
     [
         ("--epsilon", "much"), ("--epsilon", "1"), ("--epsilon", "-0.1"), ("--max-trees", "0"), ("--max-depth", "0"),
         ("--without-link", "0:7:9"), ("--without-rank", "8"), ("--scale-link", "0:1"), ("--explain", "--pareto"),
+        ("-k", "1"), ("--max-steps", "3"), ("--instance", "1,2,2", "-k", "1"), ("--instance", "1,2,2", "--pareto"),
+        ("--strategy", "ring", "--epsilon", "0.1"), ("--strategy", "exact", "--max-trees", "2"),
+        ("--strategy", "direct", "--max-depth", "2"), ("--pareto", "--max-trees", "2"), ("--bound-only", "--pareto"),
+        ("--bound-only", "--explain"), ("--bound-only", "--instance", "1,2,2"),
+        ("--bound-only", "-o", "plan.json"), ("--without-link", "0:3", "--scale-link", "gpu0:gpu3=2"),
     ],
 )  # fmt: skip
 def test_bad_wishes_are_refused_in_one_line(args: tuple[str, ...]) -> None:

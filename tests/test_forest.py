@@ -251,9 +251,8 @@ def test_boxes_are_joined_whatever_the_order_of_the_ranks() -> None:
     assert_at_bound(result, Fraction(400, 3))
 
 
-def test_too_many_out_trees_are_refused_at_once() -> None:
-    with pytest.raises(InfeasibleError, match="out-trees from 136 ranks"):
-        pack(shuffled(preset("dgx-a100:17")), "allgather")
+def test_out_trees_of_many_roots_reach_the_bound_whatever_the_order_of_the_ranks() -> None:
+    assert gap(pack(shuffled(preset("dgx-a100:17")), "allgather")) <= Fraction(1, 100)
 
 
 def test_a_recorded_mi250_beats_equal_shards(recorded: Callable[[str], Path]) -> None:

@@ -189,7 +189,10 @@ def test_b200_has_the_links_whose_state_is_answered(tmp_path: Path) -> None:
     assert {f.subject for f in facts.missing if "nvlink" in f.subject} == set()
     assert facts.get_text("gpu/0", fact_keys.GPU_FABRIC_STATE) == "completed"
     assert "all zeros" in str(facts.get_reason("gpu/0", fact_keys.GPU_FABRIC_CLUSTER))
-    assert nvlinks(probed(b200(), tmp_path))["gpu0", "nvswitch0"] == (Fraction(900), 18)
+    topology = probed(b200(), tmp_path)
+    assert nvlinks(topology)["gpu0", "nvswitch0"] == (Fraction(900), 18)
+    adding = topology.by_id["nvswitch0"].in_network
+    assert adding is not None and adding.reduce == "possible"
 
 
 @pytest.mark.parametrize("links", [36, 72])

@@ -123,6 +123,12 @@ def test_hand_written_json_with_defaults_and_unknown_fields() -> None:
             '{"devices": [{"id": "a\\u0007"}]}',
             r"devices[0].id: expected a string without control characters, got 'a\x07'",
         ),
+        (
+            '{"devices": [{"id": "a", "host": "\\u001b[31m"}]}',
+            r"devices[0]: 'host': expected a string without control characters, got '\x1b[31m'",
+        ),
+        ('{"devices": [{"id": "a", "source": "\\u009b"}]}', "devices[0].source: expected a string without control"),
+        ('{"devices": [{"id": "a"}], "rack\\n": 1}', "expected a string without control characters, got 'rack"),
         ('{"devices": [{"id": "a"}], "name": "two\\nlines"}', "name: expected a string without control characters"),
         ('{"devices": [{"id": "a", "numa_node": 1.5}]}', "devices[0].numa_node: expected a whole number, got 1.5"),
         ('{"devices": [{"kind": "cpu"}]}', "devices[0].id: expected a string, got nothing"),

@@ -12,9 +12,27 @@ from .errors import InputError
 DeviceKind = Literal["gpu", "cpu", "switch", "nic"]
 SwitchFamily = Literal["pcie", "nvswitch", "network"]
 DEVICE_KINDS: tuple[str, ...] = get_args(DeviceKind)
+Ability = Literal["yes", "no", "possible"]
+ABILITIES: tuple[str, ...] = get_args(Ability)
 SWITCH_FAMILIES: tuple[str, ...] = get_args(SwitchFamily)
 DEFAULT_BANDWIDTH_GBps = Fraction(1)
 DEFAULT_LATENCY_us = Fraction(7, 10)
+
+
+@dataclass(frozen=True)
+class InNetwork:
+    """Whether a switch can add what passes through it, and `source`: who says so.
+
+    `reduce` is "yes" (it does, in this machine), "no" (it cannot) or "possible": the hardware can, and whoever runs the job
+    must switch it on. Bounds and plans count "possible" as not. A switch that can add can multiply, too.
+    """
+
+    reduce: str
+    source: str
+
+    def __post_init__(self) -> None:
+        if self.reduce not in ABILITIES:
+            raise InputError(f"in_network: reduce is {self.reduce!r}; expected one of {', '.join(ABILITIES)}")
 
 
 @dataclass(frozen=True)
@@ -23,7 +41,9 @@ class Device:
 
     `kind` is one of DEVICE_KINDS, `family` (of a switch) one of SWITCH_FAMILIES. `can_reduce` and `can_copy` say whether
     a switch adds or multiplies what passes through it (in-network computing, such as NVLink SHARP); a switch that can add
-    can multiply, too, and GPUs can always do both. `source` says where the device is known from; `extra` keeps the fields
+    can multiply, too, and GPUs can always do both. `in_network` says what its hardware could do;
+    where `can_reduce` is true it is "yes".
+    `source` says where the device is known from; `extra` keeps the fields
     of its file that are not declared.
     """
 
@@ -36,8 +56,13 @@ class Device:
     bus_id: str | None = None
     source: str | None = None
     extra: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    in_network: InNetwork | None = None
 
     def __post_init__(self) -> None:
+        if self.in_network is not None and self.in_network.reduce == "yes":
+            object.__setattr__(self, "can_reduce", True)
+        if self.in_network is not None and self.can_reduce and self.in_network.reduce != "yes":
+            object.__setattr__(self, "in_network", InNetwork("yes", "the topology says that it does"))
         if not self.id:
             raise InputError("a device has an empty id; give every device a name of its own")
         if self.kind not in DEVICE_KINDS:

@@ -17,7 +17,16 @@ from typing import Any
 
 from msgspec import UNSET
 
-from .devices import DEVICE_KINDS, SWITCH_FAMILIES, DEFAULT_BANDWIDTH_GBps, DEFAULT_LATENCY_us, Device, Link, both_ways
+from .devices import (
+    DEVICE_KINDS,
+    SWITCH_FAMILIES,
+    DEFAULT_BANDWIDTH_GBps,
+    DEFAULT_LATENCY_us,
+    Device,
+    InNetwork,
+    Link,
+    both_ways,
+)
 from .errors import InputError
 from .exact import load_json
 from .fingerprint import fingerprint
@@ -46,6 +55,7 @@ __all__ = [
     "DEFAULT_BANDWIDTH_GBps",
     "DEFAULT_LATENCY_us",
     "Device",
+    "InNetwork",
     "Link",
     "Topology",
     "both_ways",

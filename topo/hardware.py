@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 
+from .devices import InNetwork
+
 # -- NVLink --------------------------------------------------------------------------------------------------------
 
 NVLINK_DATASHEET_GBps: Mapping[int, Fraction] = {
@@ -26,6 +28,41 @@ NVLINK_DATASHEET_GBps: Mapping[int, Fraction] = {
 NVLINK_LINKS_PER_GPU: Mapping[int, int] = {1: 4, 2: 6, 3: 12, 4: 18, 5: 18}
 """NVLinks of the largest GPU of a generation (P100, V100, A100, H100, B200; same sources)."""
 
+_NVLINK_GENERATION_OF_SM = ((100, 5), (90, 4), (80, 3), (70, 2), (60, 1))
+NVSWITCH_GENERATIONS: Mapping[str, int] = {"1ac1": 2, "1ac2": 2, "1af1": 3, "22a3": 4}
+"""NVLink generation of NVSwitches by PCI device id (PCI ID repository: GV100, GA100 and GH100)."""
+_NVLINK_GENERATION_OF_LINKS = {6: 2, 12: 3, 18: 4}
+_FIRST_GENERATION_THAT_ADDS = 4
+
+
+def nvlink_generation(sm: int) -> int:
+    """Return the NVLink generation of a GPU of a compute capability (times ten)."""
+    return next((generation for least, generation in _NVLINK_GENERATION_OF_SM if sm >= least), 1)
+
+
+def nvswitch_adding(generation: int | None = None, links_per_gpu: int | None = None) -> InNetwork | None:
+    """Return whether NVSwitches could add, by their NVLink generation or by the links that a GPU has to them (18: Hopper and
+    later, 12: A100, 6: V100); None where neither tells.
+
+    The third NVSwitch, that of NVLink 4, is the first with engines for sums and multicast, NVLink SHARP (NVIDIA H100 Tensor
+    Core GPU architecture whitepaper, "Third-generation NVSwitch"). NCCL calls it NVLS.
+    """
+    if generation is None:
+        generation = _NVLINK_GENERATION_OF_LINKS.get(links_per_gpu or 0)
+    if generation is None:
+        return None
+    if generation < _FIRST_GENERATION_THAT_ADDS:
+        return InNetwork("no", f"the NVSwitch of NVLink {generation} has no NVLink SHARP")
+    return InNetwork(
+        "possible", "NVSwitch 3 and later have NVLink SHARP (NVIDIA H100 whitepaper); NCCL uses it as NVLS"
+    )
+
+
+QUANTUM_ADDING = InNetwork(
+    "possible", "InfiniBand switches for HDR and NDR have SHARP (NVIDIA Quantum datasheets); NCCL uses it as CollNet"
+)
+"""Whether the InfiniBand switches of DGX clusters could add."""
+
 _NVLINK_COUNTED_GBps: tuple[tuple[int, Fraction], ...] = (
     (100, Fraction(401, 10)),
     (90, Fraction(103, 5)),
@@ -33,6 +70,7 @@ _NVLINK_COUNTED_GBps: tuple[tuple[int, Fraction], ...] = (
     (70, Fraction(20)),
     (60, Fraction(18)),
 )
+_SM_WITH_BRIDGES = 86  # its NVLinks are slower ones, on bridges between cards
 _NVLINK_COUNTED_SM86_GBps = Fraction(12)
 _NVLINK_COUNTED_UNKNOWN_GBps = Fraction(20)
 
@@ -66,6 +104,10 @@ _XGMI_COUNTED_GBps: tuple[tuple[re.Pattern[str], Fraction], ...] = (
     (re.compile(r"(gfx)?9[45]\w"), Fraction(48)),  # MI300 and MI350: GFX94X, GFX95X
     (re.compile(r"910|(gfx)?90a"), Fraction(36)),  # MI200
 )
+_XGMI_DATASHEET_GBps: tuple[tuple[re.Pattern[str], Fraction], ...] = (
+    (re.compile(r"(gfx)?942"), XGMI_DATASHEET_MI300X_GBps),
+    (re.compile(r"910|(gfx)?90a"), XGMI_DATASHEET_MI250_GBps),
+)
 _XGMI_COUNTED_OTHER_GBps = Fraction(24)  # Vega and MI100
 
 
@@ -73,6 +115,18 @@ def xgmi_counted_GBps(gcn: str) -> Fraction:
     """Return GB/s of one xGMI link in one direction as RCCL counts it (graph/topo.h), by architecture: 906, 910, gfx942."""
     name = gcn.split(":")[0].strip().lower()
     return next((rate for pattern, rate in _XGMI_COUNTED_GBps if pattern.fullmatch(name)), _XGMI_COUNTED_OTHER_GBps)
+
+
+def find_datasheet_GBps(kind: str, gpu: Mapping[str, object]) -> Fraction | None:
+    """Return GB/s of one NVLink or xGMI link in one direction by the datasheet of a GPU with these facts (sm, gcn), None where
+    they do not tell.
+    """
+    sm, gcn = gpu.get("sm"), str(gpu.get("gcn") or "").split(":")[0].strip().lower()
+    if kind == "nvlink" and isinstance(sm, int) and sm != _SM_WITH_BRIDGES:
+        return NVLINK_DATASHEET_GBps[nvlink_generation(sm)]
+    if kind == "xgmi":
+        return next((rate for pattern, rate in _XGMI_DATASHEET_GBps if pattern.fullmatch(gcn)), None)
+    return None
 
 
 # -- PCI Express ---------------------------------------------------------------------------------------------------

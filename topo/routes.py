@@ -7,7 +7,9 @@ one route an ordered pair: the one with least latency, then fewest hops, then mo
 from __future__ import annotations
 
 import heapq
+from collections.abc import Mapping
 from fractions import Fraction
+from functools import lru_cache
 from itertools import pairwise
 from math import lcm
 
@@ -59,6 +61,10 @@ class Router:
         self.steps += len(path)
         return tuple(reversed(path))
 
+    def reversed(self) -> Router:
+        """Return a router of the reversed topology that gives the same routes, turned round."""
+        return _TurnedRouter(self)
+
     def forget(self) -> None:
         """Drop all cached searches; saves memory for callers that ask for one source after another."""
         self._previous_of.clear()
@@ -75,6 +81,10 @@ class Router:
     def bandwidth_GBps(self, route: Route) -> Fraction:
         """Return the bandwidth of a route that is used alone: that of its narrowest link."""
         return min(self.topology.capacity_GBps[link] for link in route_links(route))
+
+    def before_each(self, start: str) -> Mapping[str, str]:
+        """Return the device before each one on its route from `start`, nearest first; `start` stands before itself."""
+        return self._search(start)
 
     def _search(self, start: str) -> dict[str, str]:
         """Return the device before each one that is reached (Dijkstra); of routes alike in all, the one found first."""
@@ -100,3 +110,30 @@ class Router:
                     )
         self._previous_of[start] = previous_of
         return previous_of
+
+
+@lru_cache(maxsize=2)
+def router_of(topology: Topology) -> Router:
+    """Return the router of a topology, which keeps its searches, from a cache of the last two."""
+    return Router(topology)
+
+
+class _TurnedRouter(Router):
+    """The router of a reversed topology whose data goes, against the links, on the routes of the one that was reversed."""
+
+    def __init__(self, forward: Router) -> None:
+        super().__init__(forward.topology.reversed())
+        self.forward = forward
+
+    def find_route(self, start: str, end: str) -> Route | None:
+        """Return the reverse of the other topology's route from `end` to `start`."""
+        route = self.forward.find_route(end, start)
+        return None if route is None else route[::-1]
+
+    def before_each(self, start: str) -> Mapping[str, str]:
+        """Routes to a device are no tree of those from it."""
+        raise NotImplementedError("routes that were turned round do not form a tree from their source")
+
+    def reversed(self) -> Router:
+        """Return the router that was turned round."""
+        return self.forward

@@ -36,6 +36,7 @@ Index = Annotated[int, Meta(ge=0, le=MOST)]
 Count = Annotated[int, Meta(ge=1, le=MOST)]
 """A whole number from 1."""
 
+_LABEL = re.compile(_PRINTABLE)
 _PLACE = re.compile(r" - at `\$?(.*)`$")
 _PART = re.compile(r"\.(\w+)|\[(\d+)\]")
 _MISSING_FIELD = re.compile(r"^Object missing required field `(\w+)`")
@@ -52,6 +53,11 @@ def read_as(data: object, declared: type[T], where: str) -> T:
         return msgspec.convert(data, declared, dec_hook=_decode)
     except msgspec.ValidationError as error:
         raise InputError(_explain(str(error), data, declared, where)) from None
+
+
+def is_label(text: str) -> bool:
+    """Return whether a string is a Label: of one line, without control characters."""
+    return _LABEL.match(text) is not None
 
 
 def expected(declared: Any) -> str:

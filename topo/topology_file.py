@@ -13,10 +13,20 @@ from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from .devices import DEFAULT_BANDWIDTH_GBps, DEFAULT_LATENCY_us, Device, DeviceKind, Link, SwitchFamily, both_ways
+from .devices import (
+    Ability,
+    DEFAULT_BANDWIDTH_GBps,
+    DEFAULT_LATENCY_us,
+    Device,
+    DeviceKind,
+    InNetwork,
+    Link,
+    SwitchFamily,
+    both_ways,
+)
 from .errors import InputError
 from .exact import fraction_to_json
-from .schema import MOST, Count, Identifier, Label, read_as
+from .schema import MOST, Count, Identifier, Label, is_label, read_as
 
 FORMAT = "topoplan-topology"
 VERSION = 1
@@ -29,6 +39,13 @@ _DERIVED = frozenset({"fingerprint", "gpudirect", "gpudirect_missing", "findings
 """What topo-probe works out from all the rest, and does not read back."""
 
 
+class InNetworkFields(Struct):
+    """What a switch could add: "possible" where its hardware can and whoever runs the job must switch it on."""
+
+    reduce: Ability
+    source: Annotated[Label | None, Meta(description="who says so")] = None
+
+
 class DeviceFields(Struct):
     """A device; other fields are kept. Ranks are the GPUs in their order."""
 
@@ -37,9 +54,10 @@ class DeviceFields(Struct):
     family: Annotated[SwitchFamily | None, Meta(description="of a switch")] = None
     can_reduce: Annotated[bool | None, Meta(description="whether a switch adds what passes through it")] = False
     can_copy: Annotated[bool | None, Meta(description="whether a switch multiplies what passes through it")] = False
+    in_network: Annotated[InNetworkFields | None, Meta(description="what a switch could add")] = None
     numa_node: Annotated[int, Meta(ge=-MOST, le=MOST)] | None = None
     bus_id: Annotated[Label | None, Meta(description="PCI address, as in 0000:3b:00.0")] = None
-    source: Annotated[str | None, Meta(description="where the device is known from")] = None
+    source: Annotated[Label | None, Meta(description="where the device is known from")] = None
 
 
 class LinkFields(Struct):
@@ -54,7 +72,7 @@ class LinkFields(Struct):
     latency_us: Annotated[Fraction | None, Meta(description="microseconds, 0 or more; default 0.7")] = None
     kind: Annotated[Label | None, Meta(description="the medium: nvlink, xgmi, pcie, smp, network, ...")] = "link"
     count: Annotated[Count | None, Meta(description="lanes or bonded links; the bandwidth is of all together")] = 1
-    source: Annotated[str | None, Meta(description="where the link is known from")] = None
+    source: Annotated[Label | None, Meta(description="where the link is known from")] = None
     bidirectional: Annotated[bool, Meta(description="whether it stands for its reverse, too")] = False
 
 
@@ -66,7 +84,7 @@ class TopologyFile(Struct):
     format: Literal["topoplan-topology"] = "topoplan-topology"
     version: Literal[1] = 1
     name: Label | UnsetType = UNSET
-    source: str | None = None
+    source: Label | None = None
     host: Annotated[
         Any,
         Meta(description="what sending costs the hosts", extra_json_schema={"$ref": "host-costs.schema.json"}),
@@ -83,7 +101,13 @@ def read_topology_file(data: object, where: str) -> TopologyFile:
     if isinstance(data, dict):
         _check_format(data, where)
         _check_size(data, where)
-    return read_as(data, TopologyFile, where)
+    file = read_as(data, TopologyFile, where)
+    assert isinstance(data, dict)
+    _check_kept_names(data, where)
+    for key in ("devices", "links"):
+        for i, row in enumerate(data.get(key) or ()):
+            _check_kept_names(row, f"{where}: {key}[{i}]")
+    return file
 
 
 def _check_format(data: dict[str, Any], where: str) -> None:
@@ -104,6 +128,16 @@ def _check_size(data: dict[str, Any], where: str) -> None:
         )
 
 
+def _check_kept_names(row: Mapping[str, Any], where: str) -> None:
+    """Raise InputError where a field that is kept, such as a device's host, has control characters: they would be printed."""
+    for key, value in row.items():
+        for text in (key, value):
+            if isinstance(text, str) and not is_label(text):
+                raise InputError(
+                    f"{where}: {key!r:.40}: expected a string without control characters, got {text!r:.40}"
+                )
+
+
 def read_devices(file: TopologyFile, data: Mapping[str, Any]) -> tuple[Device, ...]:
     """Return the devices of a file; `data`, the JSON that it was read from, has the fields that are not declared."""
     return tuple(
@@ -117,6 +151,7 @@ def read_devices(file: TopologyFile, data: Mapping[str, Any]) -> tuple[Device, .
             fields.bus_id,
             fields.source,
             _undeclared(row, _DEVICE_FIELDS),
+            None if fields.in_network is None else InNetwork(fields.in_network.reduce, fields.in_network.source or ""),
         )
         for fields, row in zip(file.devices, data["devices"], strict=True)
     )
@@ -168,6 +203,9 @@ def device_to_json(device: Device) -> dict[str, Any]:
     out: dict[str, Any] = {"id": device.id, "kind": device.kind}
     if device.kind == "switch":
         out |= {"can_reduce": device.can_reduce, "can_copy": device.can_copy}
+    if device.in_network is not None:
+        source = {"source": device.in_network.source} if device.in_network.source else {}
+        out["in_network"] = {"reduce": device.in_network.reduce, **source}
     for key in ("family", "numa_node", "bus_id", "source"):
         if getattr(device, key) is not None:
             out[key] = getattr(device, key)

@@ -97,7 +97,7 @@ def _measure_size(buffers: BenchBuffers, communicator: Communicator | None) -> B
         if choice is not None:
             schedule, predicted = choice.label, choice.predict_us(sent)
         scale = _find_scale(communicator)
-        fraction = None if scale is None else algbw / (float(communicator.plan.bound.algbw_GBps) * scale)
+        fraction = None if scale is None else algbw / (float(communicator.plan.bound_one_way.algbw_GBps) * scale)
     return BenchRow(
         size_bytes=buffers.bytes,
         schedule=schedule,

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from ...synth.cost.host_costs import HostCosts, host_of
+from ...synth.cost.host_costs import OVER_NCCL, HostCosts, host_of
 from ...topo.errors import InputError
 from ...topo.graph import Topology
 from .groups import uses_nccl
@@ -56,7 +56,7 @@ def find_group_machine(topology: Topology | None, group: dist.ProcessGroup) -> M
         built = host_of(emulated_machine) or HostCosts()
         host = replace(measured, burst_bytes=built.burst_bytes, wire=built.wire) if measured is not None else built
         return Machine(emulated_machine, replace(host, cores=cores), batched, "emulated")
-    host = replace(measured or HostCosts(), cores=cores)
+    host = replace(measured or (OVER_NCCL if batched else HostCosts()), cores=cores)
     if batched or topology is None or len(hosts) > 1:
         return Machine(topology, host, batched, "as in the topology")
     return Machine(None, host, False, "one host's memory")

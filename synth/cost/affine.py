@@ -20,6 +20,7 @@ from ...topo.exact import fraction_gcd
 from ...topo.graph import Topology
 from ...topo.routes import Router, route_links
 from ..ir.schedule import Schedule
+from .host_costs import step_us
 from .loads import DirectedLink, Loads, step_loads
 
 _ROUTED_RANKS = 64
@@ -58,6 +59,18 @@ def costs(schedule: Schedule, topology: Topology, segments: Sequence[int]) -> li
     sequential = Cost(alpha, sum(schedule.step_s_per_GB, Fraction(0)))
     windows = _Windows(loads)
     return [sequential if m == 1 or schedule.stepwise else windows.cost(m) for m in segments]
+
+
+def costs_between_gpus(schedule: Schedule, topology: Topology, segments: Sequence[int]) -> list[Cost]:
+    """Return the costs of a schedule in each of several numbers of segments, with what each tick costs the hosts (see
+    host_costs.step_us); the same as `costs` for abstract graphs.
+    """
+    each = step_us(topology)
+    plain = costs(schedule, topology, segments)
+    if not each:
+        return plain
+    ticks = (replace(schedule, segments=m).ticks for m in segments)
+    return [replace(cost, alpha_us=cost.alpha_us + each * n) for cost, n in zip(plain, ticks, strict=True)]
 
 
 class _Windows:

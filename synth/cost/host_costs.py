@@ -8,6 +8,7 @@ ranks of a host share.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
+from fractions import Fraction
 from typing import Annotated, Any
 
 from msgspec import Meta
@@ -16,6 +17,17 @@ from ...topo.graph import Topology
 from ...topo.schema import Count, Index, read_as
 
 FIELD = "host"
+NCCL_STEP_us = Fraction(33, 5)
+"""Microseconds that a step between GPUs costs over NCCL beside the latencies of its links, if nothing was measured.
+
+A step is one group of ncclSend and ncclRecv, which is one kernel: it must be launched, find its connections, and end before
+the next. NCCL's tuner counts 6.6 us of this for any ring (src/graph/tuning.cc, baseLatencies, LL: what small messages go by;
+8.4 for Simple, which large ones go by), and adds the links' latencies, hwLatencies, to it, which are those of
+topo/hardware.py. Measured by nccl-tests' sendrecv_perf: 3.7 us on 4 H800 inside a CUDA graph, which saves the launch (NCCL
+issue 1984), about 3 us on 2 H100 (issue 1487), 31 to 34 us on A40s of two hosts (nccl-tests issue 214).
+"""
+_MEDIA = frozenset({"nvlink", "xgmi", "c2c", "pcie", "network"})
+"""Kinds of links by which GPUs of real machines send; the links of abstract graphs have none of them."""
 _Cost = Annotated[float, Meta(ge=0, le=1e9)]
 
 
@@ -60,3 +72,40 @@ def host_of(topology: Topology) -> HostCosts | None:
 def with_host(topology: Topology, host: HostCosts) -> Topology:
     """Return the topology with host costs."""
     return replace(topology, extra={**topology.extra, FIELD: host.to_json()})
+
+
+OVER_NCCL = HostCosts(
+    send_us=0.0,
+    receive_us=0.0,
+    io_us=0.0,
+    wake_us=float(NCCL_STEP_us),
+    byte_ns=0.0,
+    add_ns=0.0,
+    call_us=0.0,
+    source="not measured; typical of NCCL",
+)
+"""What playing messages takes for GPUs over NCCL where nothing was measured: a kernel a step, and nothing of the CPUs'."""
+
+
+def runs_over_nccl(topology: Topology) -> bool:
+    """Return whether the ranks of a topology are GPUs of a real machine, which would send over NCCL (or RCCL)."""
+    if any("stands_for" in d.extra for d in topology.devices if d.kind == "gpu"):
+        return False
+    gpus = set(topology.ranks)
+    return any(link.kind in _MEDIA for link in topology.links if link.src in gpus)
+
+
+def step_us(topology: Topology) -> Fraction:
+    """Return what a step costs beside the latencies of its links: nothing for abstract graphs, and where `host_of` says what
+    messages cost.
+    """
+    return NCCL_STEP_us if FIELD not in topology.extra and runs_over_nccl(topology) else Fraction(0)
+
+
+def describe_host(topology: Topology) -> str:
+    """Return what the predictions for a topology take a message to cost the hosts."""
+    host = host_of(topology)
+    if host is not None:
+        return host.source
+    step = float(step_us(topology))
+    return f"{OVER_NCCL.source} ({step:g} us a step)" if step else "not measured; none, the links' latencies alone"

@@ -34,8 +34,22 @@ class Loads:
     latency_scale: int
 
 
+_latest: list[tuple[tuple[Chunk, ...], Transfers, int, Topology, Loads]] = []
+"""What step_loads was asked for last, and its answer: planning, costing and verifying ask for the same in turn."""
+
+
 def step_loads(chunks: tuple[Chunk, ...], transfers: Transfers, steps: int, topology: Topology) -> Loads:
     """Return the loads of transfers in `steps` steps, of those links that carry something."""
+    for same_chunks, same_transfers, same_steps, same_topology, loads in _latest:
+        if same_chunks is chunks and same_transfers is transfers and same_topology is topology and same_steps == steps:
+            return loads
+    loads = _compute_loads(chunks, transfers, steps, topology)
+    _latest[:] = [(chunks, transfers, steps, topology, loads)]
+    return loads
+
+
+def _compute_loads(chunks: tuple[Chunk, ...], transfers: Transfers, steps: int, topology: Topology) -> Loads:
+    """Return what step_loads does."""
     ways, way = transfers.ways()
     ranks = topology.ranks
     paths = [tuple(pairwise((ranks[src], *route, ranks[dst]))) for src, dst, route in ways]

@@ -11,11 +11,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from ...topo.graph import Topology
-from ...topo.routes import Router
+from ...topo.routes import Router, router_of
 from ..ir.schedule import Schedule
 from ..ir.transfers import Transfers
 from .affine import bandwidth_s_per_GB, costs, tighten
 from .host_costs import HostCosts
+from .innetwork import computes_in_network
 from .simulate import predict_us, shape_of
 
 _STEPWISE = (2, 4, 8)
@@ -42,9 +43,9 @@ class Family:
     messages: int
 
 
-def as_sent(schedule: Schedule, topology: Topology) -> Schedule:
+def as_sent(schedule: Schedule, topology: Topology, router: Router | None = None) -> Schedule:
     """Return the schedule with every transfer on the route that the system takes from its source to its destination."""
-    router = Router(topology)
+    router = router if router is not None else router_of(topology)
     ways, way = schedule.transfers.ways()
     routes = [router.route(src, dst) for src, dst, _ in ways]
     if all(r is None or r[1:-1] == given for r, (_, _, given) in zip(routes, ways, strict=True)):
@@ -53,6 +54,11 @@ def as_sent(schedule: Schedule, topology: Topology) -> Schedule:
     t = schedule.transfers
     moved = Transfers(t.step, t.src, t.dst, t.chunk, t.op, way, listed)
     return tighten(replace(schedule, transfers=moved), topology)
+
+
+def on_own_routes(schedule: Schedule, topology: Topology, router: Router) -> Schedule:
+    """Return the schedule as it is sent; where switches add or copy, as it is: there routes are asked of the network."""
+    return schedule if computes_in_network(topology) else as_sent(schedule, topology, router)
 
 
 def families(schedules: Iterable[Schedule], topology: Topology) -> list[Family]:

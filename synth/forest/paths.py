@@ -17,16 +17,17 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_matrix
 from scipy.sparse.csgraph import dijkstra
 
-from ...topo.errors import TimeLimitError
+from ...topo.errors import InfeasibleError, TimeLimitError
 from ...topo.graph import Topology
 from ..cost.affine import tighten
 from ..effort import Effort
 from ..ir.collective import Chunk, Collective
 from ..ir.schedule import Schedule
 from ..ir.transfers import COPY, Transfers
+from .large.level_paths import LevelPaths
 from .machine.metric import Floats, Link
+from .machine.own_routes import OwnRoutes
 from .machine.symmetry import group
-from .trees import RootedTree
 from .weigh import Division, divide, orbits, round_shares
 
 Path = tuple[str, ...]
@@ -57,8 +58,14 @@ class PathPacking:
     """Column generation for the pairs from `sources` to all other ranks."""
 
     def __init__(
-        self, topology: Topology, sources: Sequence[int], turns: list[NDArray[np.int64]] | None = None
+        self,
+        topology: Topology,
+        sources: Sequence[int],
+        turns: list[NDArray[np.int64]] | None = None,
+        routes: OwnRoutes | None = None,
     ) -> None:
+        """`routes`: ranks send to each other on these only; the turns must keep them."""
+        self.routes = routes
         self.topology = topology
         self.links = list(topology.capacity_GBps)
         self.names = [d.id for d in topology.devices]
@@ -84,26 +91,6 @@ class PathPacking:
         self.uses: dict[Path, Counter[int]] = {}
         self.flow = Flow(images=self.images)
         self.finished = False
-
-    @classmethod
-    def from_trees(cls, topology: Topology, trees: Sequence[RootedTree]) -> PathPacking:
-        """Return a finished packing, without search, of the paths from each tree's root down to all other ranks."""
-        out = cls(topology, [tree.root for tree in trees])
-        for tree in trees:
-            for rank in range(len(topology.ranks)):
-                path: list[str] = []
-                while (route := tree.down[rank]) is not None:
-                    path = [*route, *path[1:]]
-                    rank = out.rank_of[route[0]]
-                if path:
-                    out.uses[tuple(path)] = out._count_uses(tuple(path))
-        out.flow.paths, out.flow.shares = list(out.uses), np.ones(len(out.uses))
-        load: Counter[int] = Counter()
-        for used in out.uses.values():
-            load.update(used)
-        out.flow.reached = max(times / float(out.capacity[row]) for row, times in load.items())
-        out.finished = True
-        return out
 
     def run(self, effort: Effort, say: Callable[[str], None] | None = None) -> Flow:
         """Generate paths until they are optimal or the work that is allowed is done, and return them.
@@ -141,19 +128,28 @@ class PathPacking:
         out, size = self.flow, len(self.names)
         by_link = prices[self.row]
         weight = by_link + _HOP_SHARE * float(by_link.mean())
-        matrix = csr_matrix((weight, (self.src, self.dst)), shape=(size, size))
-        starts = self.gpus[self.sources]
-        _, before = dijkstra(matrix, indices=starts, return_predecessors=True)
+        if self.routes is None:
+            matrix = csr_matrix((weight, (self.src, self.dst)), shape=(size, size))
+            nodes_of_ranks = self.gpus
+        else:
+            # Over ranks instead of devices; a price of 0 would be no edge, but every hop costs something.
+            distance = self.routes.distances(weight)
+            matrix = csr_matrix(np.where(np.isfinite(distance), distance, 0.0))
+            nodes_of_ranks = np.arange(len(self.gpus))
+        starts = nodes_of_ranks[self.sources]
+        length, before = dijkstra(matrix, indices=starts, return_predecessors=True)
+        if not np.isfinite(length[:, nodes_of_ranks]).all():
+            raise InfeasibleError(f"packing: the system's routes on {self.topology.name!r} do not join all GPUs")
         # The bound counts every pair at its cheapest path, whether or not that is new.
         total, fresh = 0.0, []
         for row, source in enumerate(starts.tolist()):
-            for target in self.gpus.tolist():
+            for target in nodes_of_ranks.tolist():
                 if target == source:
                     continue
                 nodes = [target]
                 while nodes[-1] != source:
                     nodes.append(int(before[row, nodes[-1]]))
-                path = tuple(self.names[i] for i in reversed(nodes))
+                path = self._name_path(nodes[::-1])
                 price = sum(by_link[self.number[link]] for link in pairwise(path))
                 total += price
                 if path not in self.uses and price * self.times < duals.get((path[0], path[-1]), np.inf) * (
@@ -166,6 +162,13 @@ class PathPacking:
             out.value = value
             out.prices = {link: float(by_link[i]) for i, link in enumerate(self.links)}
         return fresh
+
+    def _name_path(self, nodes: Sequence[int]) -> Path:
+        """Return the path over devices, given by their places; with own routes, along those from each rank to the next."""
+        if self.routes is None:
+            return tuple(self.names[i] for i in nodes)
+        hops = [self.routes.route(u, v) for u, v in pairwise(nodes)]
+        return (hops[0][0], *(device for hop in hops for device in hop[1:]))
 
     def _count_uses(self, path: Path) -> Counter[int]:
         """Return how often a path uses each row, all its images together."""
@@ -192,38 +195,70 @@ def path_schedule(packing: PathPacking, collective: Collective, strategy: str) -
     for i, link in enumerate(packing.links):
         capacity[int(packing.row[i])] += topology.capacity_GBps[link]
     shares = round_shares(flow.shares, list(packing.uses.values()), capacity, pair_of)
-    # All images of a path are laid out at once, as columns of transfers: one path may stand for thousands of pairs.
-    rank_of = np.full(len(packing.names), -1, dtype=np.int64)
-    rank_of[packing.gpus] = np.arange(len(packing.gpus))
-    is_gpu = set(topology.ranks)
+    # All images of a path are laid out at once: one path may stand for thousands of pairs.
     images = np.arange(len(packing.names))[None] if flow.images is None else flow.images
-    n = collective.ranks
-    chunks: list[Chunk] = []
-    parts: list[Transfers] = []
+    layout = _Layout(topology, collective)
     for path, share in zip(flow.paths, shares, strict=True):
-        if not share:
-            continue
+        if share:
+            layout.add(images[:, [packing.index[d] for d in path]], share)
+    return layout.finish(strategy)
+
+
+def level_schedule(paths: LevelPaths, collective: Collective, strategy: str) -> Schedule:
+    """Return the schedule of alltoall in which every pair's part moves one hop along the pair's path in each step."""
+    layout = _Layout(paths.topology, collective)
+    lengths = (paths.stops >= 0).sum(axis=1)
+    for length in sorted(set(lengths.tolist()) - {1}):
+        devices = paths.stops[lengths == length, :length][:, ::-1].astype(np.int64)
+        # Paths that pass GPUs at the same places have the same hops.
+        places, which = np.unique(layout.rank_of[devices] >= 0, axis=0, return_inverse=True)
+        for number in range(len(places)):
+            layout.add(devices[which.reshape(-1) == number], Fraction(1))
+    return layout.finish(strategy)
+
+
+class _Layout:
+    """Chunks and transfers of paths, as they are collected."""
+
+    def __init__(self, topology: Topology, collective: Collective) -> None:
+        self.topology, self.collective = topology, collective
+        self.names = [d.id for d in topology.devices]
+        index = {name: i for i, name in enumerate(self.names)}
+        self.rank_of = np.full(len(self.names), -1, dtype=np.int64)
+        self.rank_of[[index[g] for g in topology.ranks]] = np.arange(len(topology.ranks))
+        self.chunks: list[Chunk] = []
+        self.parts: list[Transfers] = []
+
+    def add(self, devices: NDArray[np.int64], share: Fraction) -> None:
+        """Send `share` of what the first device of each row has for the last along the row, which all pass GPUs at the same
+        places.
+        """
+        n, first = self.collective.ranks, len(self.chunks)
         # GPUs on the way relay the piece, so the path is sent in hops from GPU to GPU.
-        stops = [i for i, device in enumerate(path) if device in is_gpu]
-        devices = images[:, [packing.index[d] for d in path]]
-        ranks = rank_of[devices[:, stops]]
-        first = len(chunks)
-        number = np.arange(first, first + len(images))
+        stops = np.flatnonzero(self.rank_of[devices[0]] >= 0).tolist()
+        ranks = self.rank_of[devices[:, stops]]
+        number = np.arange(first, first + len(devices))
         for hop, (a, b) in enumerate(pairwise(stops)):
             # Routes are stored once each, and transfers refer to them by number.
             between, which = np.unique(devices[:, a + 1 : b], axis=0, return_inverse=True)
-            routes = [tuple(packing.names[d] for d in row) for row in between.tolist()]
-            step = np.full(len(images), hop)
-            op = np.full(len(images), COPY)
-            parts.append(Transfers(step, ranks[:, hop], ranks[:, hop + 1], number, op, which.reshape(-1), routes))
-        sources = ranks[:, 0].tolist() if collective.name == "alltoall" else [None] * len(images)
-        chunks += [
-            Chunk(share / n, source, target) for source, target in zip(sources, ranks[:, -1].tolist(), strict=True)
+            routes = [tuple(self.names[d] for d in row) for row in between.tolist()]
+            step = np.full(len(devices), hop)
+            op = np.full(len(devices), COPY)
+            self.parts.append(Transfers(step, ranks[:, hop], ranks[:, hop + 1], number, op, which.reshape(-1), routes))
+        each = self.collective.name == "alltoall"
+        sources = ranks[:, 0].tolist() if each else [None] * len(devices)
+        part = share / n
+        self.chunks += [
+            Chunk(part, source, target) for source, target in zip(sources, ranks[:, -1].tolist(), strict=True)
         ]
-    # What a rank has for itself is never sent, but is part of the buffer.
-    for rank in range(n):
-        source = rank if collective.name == "alltoall" else None
-        if source is not None or rank == collective.root:
-            chunks.append(Chunk(Fraction(1, n), source, rank))
-    transfers = Transfers.joined(parts).sorted()
-    return tighten(Schedule(collective, strategy, tuple(chunks), transfers, ()), topology)
+
+    def finish(self, strategy: str) -> Schedule:
+        """Return the schedule of all that was added."""
+        n = self.collective.ranks
+        # What a rank has for itself is never sent, but is part of the buffer.
+        for rank in range(n):
+            source = rank if self.collective.name == "alltoall" else None
+            if source is not None or rank == self.collective.root:
+                self.chunks.append(Chunk(Fraction(1, n), source, rank))
+        transfers = Transfers.joined(self.parts).sorted()
+        return tighten(Schedule(self.collective, strategy, tuple(self.chunks), transfers, ()), self.topology)

@@ -19,10 +19,11 @@ import numpy as np
 from ..effort import Effort
 from ..numeric.linear import pack
 from .boxes import lane_trees
+from .large.combs import comb_trees
 from .machine.metric import Metric
 from .machine.pairs import Floats, Tree
 from .machine.symmetry import group
-from .shapes import SHAPES
+from .shapes import SHAPES, turn_to_root
 from .survey import Survey
 from .trees import Forest, RootedTree, hang_tree, tree_depth
 from .weigh import Usage, find_best_shares, find_max_load, round_shares
@@ -38,6 +39,7 @@ _LOW_WORK_S = 10.0
 _LOW_TREE_S, _LOW_TREE_RANK_S = 5e-4, 2e-5
 """Seconds of a quiet core to grow and count a low tree, and for each rank in it."""
 _SINGLE_RANKS, _SINGLE_PAIRS = 128, 1000
+_SLOW_BOXES = 4
 _FAR = Fraction(1, 10)
 _NEAR = Fraction(1, 50)
 """With more than _SINGLE_RANKS GPUs, trees are not generated link by link where a simpler forest is this near the bound."""
@@ -154,7 +156,10 @@ class Nursery:
         # Cheap methods first: where they reach the bound, column generation is not needed.
         self.add_single_trees()
         if self.survey.direct:
-            self.add_whole_number_trees()
+            self.add_combs()
+            # Whole numbers of trees take long on large machines; there they are only sought where combs fall short.
+            if len(self.survey.ranks) <= _SINGLE_RANKS or not self._has_within(_NEAR):
+                self.add_whole_number_trees()
         else:
             self.add_lane_trees()
             self.add_images()
@@ -218,6 +223,15 @@ class Nursery:
             if trees is not None:
                 self.keep_weighed([self._hang(tree) for tree in trees], "whole numbers", even=True)
 
+    def add_combs(self) -> None:
+        """Add, on grids of direct links, all combs, and a half, a quarter ... of them."""
+        combs = [self._hang(tree) for tree in comb_trees(self.survey.topology)]
+        combs = combs if len(combs) <= _MOST_TREES else combs[:: ceil(len(combs) / _MOST_TREES)]
+        every = 1
+        while combs and every * 2 <= len(combs) and not self.is_at_bound():
+            self.keep_weighed(combs[::every], "combs")
+            every *= 2
+
     def _list_limits(self) -> list[int]:
         """Return the limits on the number of trees for which whole-number trees are tried."""
         if self.limits.max_trees is not None:
@@ -252,6 +266,12 @@ class Nursery:
             return
         for name, shape in SHAPES.items():
             parents = shape(boxes.count)
+            # A slow box sends least at the root of a tree, so trees turned that way are offered beside.
+            turned = [
+                turn_to_root(tree, parents, box) for box in self.survey.slow_boxes[:_SLOW_BOXES] for tree in parents
+            ]
+            for more in turned if len(parents) <= 2 else []:
+                parents = [*parents, *(tree for tree in more if tree not in parents)]
             if len(parents) * boxes.lanes > _MOST_TREES or not self._may_go_on():
                 continue
             trees = lane_trees(self.survey.topology, boxes, parents, self.survey.router)

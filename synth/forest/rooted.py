@@ -22,6 +22,7 @@ from ...topo.graph import Topology
 from ..effort import Effort
 from ..numeric.arborescence import cheapest_out_tree
 from .machine.metric import Floats, Link, Metric
+from .machine.own_routes import OwnRoutes, RoutedMetric
 from .machine.symmetry import group
 from .trees import RootedTree, levels
 from .weigh import Division, divide, orbits
@@ -61,7 +62,10 @@ class RootedPacking:
         both: bool,
         turns: list[NDArray[np.int64]] | None = None,
         most_depth: int | None = None,
+        routes: OwnRoutes | None = None,
     ) -> None:
+        """`routes`: ranks send to each other on these only; the turns must keep them."""
+        self.routes = routes
         self.topology, self.both, self.most_depth = topology, both, most_depth
         self.links = list(topology.capacity_GBps)
         self.roots = list(roots)
@@ -92,14 +96,19 @@ class RootedPacking:
             out[int(self.row[i])] += self.topology.capacity_GBps[link]
         return out
 
-    def run(self, effort: Effort, enough: float = 0.0, say: Say = None) -> Branches:
+    def run(self, effort: Effort, enough: float = 0.0, say: Say = None, start: Sequence[RootedTree] = ()) -> Branches:
         """Generate trees until they are optimal, the time for a part is down to `enough`, or the work that is allowed is
-        done; return them.
+        done; return them. `start` are trees to begin with, some from each root.
         """
         out = self.branches
         # Before any tree has a share, wide links are cheap; without duals each root's first trees come in at any cost.
         prices = 1 / self.capacity / len(self.capacity)
         duals: Mapping[Hashable, float] = {}
+        for tree in start:
+            self.uses[tree] = self._count_uses(tree)
+        if start and (solved := self._solve(effort)) is not None:
+            out.shares, out.reached, prices, duals = solved.shares, solved.time, solved.prices, solved.duals
+            out.trees = list(self.uses)
         while True:
             fresh = self._price(prices, duals, out)
             effort.spend(self._pricing_s)
@@ -131,7 +140,10 @@ class RootedPacking:
 
     def _price(self, prices: Floats, duals: Mapping[Hashable, float], out: Branches) -> list[RootedTree]:
         """Return trees that cost less than their root's dual under the rows' prices; store prices that raise the bound."""
-        metric = Metric(self.topology, self.links, prices[self.row])
+        by_link = prices[self.row]
+        metric = (
+            Metric(self.topology, self.links, by_link) if self.routes is None else RoutedMetric(self.routes, by_link)
+        )
         cheapest: dict[int, float] = {}
         fresh: list[tuple[float, RootedTree]] = []
         top = float(metric.distance[np.isfinite(metric.distance)].sum()) + 1

@@ -59,6 +59,13 @@ def binary(count: int) -> Parents:
     return parents
 
 
+def turn_to_root(tree: Parents, trees: Sequence[Parents], box: int) -> list[Parents]:
+    """Return the trees with all positions shifted round by as much as brings the root of `tree` to `box`."""
+    count = len(tree)
+    shift = (box - tree.index(-1)) % count
+    return [[-1 if p < 0 else (p + shift) % count for p in (*t[count - shift :], *t[: count - shift])] for t in trees]
+
+
 SHAPES: dict[str, Callable[[int], list[Parents]]] = {
     "binary": binary_pair,
     "chain": lambda count: [chain(list(range(count)))],

@@ -17,13 +17,15 @@ from scipy.sparse.csgraph import connected_components
 from ...topo.errors import InfeasibleError
 from ...topo.exact import fraction_gcd
 from ...topo.graph import Topology
-from ...topo.routes import Router
+from ...topo.routes import router_of
 from ..effort import Effort
 from ..ir.collective import Collective
 from ..numeric.matroid_union import spanning_trees
 from .balanced import balanced_trees
 from .boxes import Boxes, find_boxes
 from .generate import Columns, generate
+from .large.level_paths import LevelPaths, explain_too_many
+from .large.mended import mend
 from .machine.pairs import PairGraph, Tree
 from .machine.symmetry import mirrors, shifts
 from .paths import PathPacking
@@ -32,7 +34,9 @@ from .shallower import make_shallower
 Say = Callable[[str], None] | None
 _WHOLE_WORK = 40_000
 _LOWER_WORK_S = 2.0
-_MOST_SOURCES, _MOST_PAIRS = 512, 10_000
+_MOST_SOURCES, MOST_PAIRS = 512, 10_000
+_NEAR = 1.001
+"""Paths that take at most this often the time that is enough need not be evened out any further."""
 
 
 class Survey:
@@ -41,12 +45,12 @@ class Survey:
     def __init__(self, topology: Topology) -> None:
         self.topology = topology
         self.graph = PairGraph(topology)
-        self.router = Router(topology)
+        self.router = router_of(topology)
         self.ranks = {gpu: r for r, gpu in enumerate(topology.ranks)}
         self._by_class: Columns | None = None
         self._by_link: Columns | None = None
         self._whole: dict[tuple[int, int], list[Tree] | None] = {}
-        self._alltoall: PathPacking | None = None
+        self._level: LevelPaths | None = None
 
     @cached_property
     def direct(self) -> bool:
@@ -61,8 +65,23 @@ class Survey:
 
     @cached_property
     def boxes(self) -> Boxes | None:
-        """The equal boxes that the machine is made of, or None."""
-        return find_boxes(self.topology)
+        """The equal boxes that the machine is made of (but for links that are slower than others of their role), or None."""
+        return find_boxes(self.mended or self.topology)
+
+    @cached_property
+    def mended(self) -> Topology | None:
+        """The machine with its slower links as fast as most of their role, or None where none are slower."""
+        return mend(self.topology)
+
+    @cached_property
+    def slow_boxes(self) -> list[int]:
+        """The numbers of the boxes with a GPU at a link that is slower than others of its role."""
+        if self.mended is None or self.boxes is None:
+            return []
+        usual = self.mended.capacity_GBps
+        slow = {d for link, c in self.topology.capacity_GBps.items() if c < usual[link] for d in link}
+        ranks = self.topology.ranks
+        return [b for b, members in enumerate(self.boxes.ranks) if any(ranks[r] in slow for r in members)]
 
     @cached_property
     def classes_are_orbits(self) -> bool:
@@ -133,41 +152,50 @@ class Survey:
         small = self.direct and parts.numerator * len(self.graph.names) <= _WHOLE_WORK
         return small and self.find_whole_trees(parts.numerator, parts.denominator, effort) is not None
 
-    def paths(
-        self, collective: Collective, effort: Effort, say: Say = None, enough_s_per_GB: Fraction | None = None
-    ) -> PathPacking:
+    def paths(self, collective: Collective, effort: Effort, say: Say = None) -> PathPacking:
         """Return packed paths for alltoall (stored for later calls), or for scatter from its root.
 
-        Paths of fewest hops, one for each pair, are taken without a search where they take no longer than `enough_s_per_GB`,
-        or where there are too many pairs for column generation. Raises InfeasibleError where there are too many for either.
+        Raises InfeasibleError where there are too many pairs for column generation.
         """
-        ranks = list(range(collective.ranks))
         if collective.name != "alltoall":
             packing = PathPacking(self.topology, [collective.root or 0])
-        elif self._alltoall is not None:
-            packing = self._alltoall
         else:
-            packing = PathPacking(self.topology, ranks, self.turns)
-            too_many = len(packing.sources) * len(ranks) > _MOST_PAIRS
-            if packing.images is None and len(ranks) <= _MOST_SOURCES:
-                low = balanced_trees(self.topology, ranks, [], ordered=True)
-                plain = PathPacking.from_trees(self.topology, low.trees) if low is not None else None
-                if plain is not None and (
-                    too_many
-                    or (
-                        enough_s_per_GB is not None
-                        and plain.flow.reached <= float(enough_s_per_GB * len(ranks)) * (1 + 1e-9)
-                    )
-                ):
-                    packing, too_many = plain, False
-            if too_many:
-                raise InfeasibleError(
-                    f"paths for {len(ranks) ** 2} pairs of ranks are more than are planned for; name another strategy, "
-                    "such as direct"
-                )
-            self._alltoall = packing
+            packing = self._alltoall_packing
+            if len(packing.sources) * collective.ranks > MOST_PAIRS:
+                raise InfeasibleError(explain_too_many(collective.ranks))
         packing.run(effort, say)
         return packing
+
+    @cached_property
+    def _alltoall_packing(self) -> PathPacking:
+        """The packing of paths between all pairs; where shifts allow it, of those from one rank."""
+        return PathPacking(self.topology, list(range(len(self.ranks))), self.turns)
+
+    def level_paths(self, enough_s_per_GB: Fraction, effort: Effort) -> LevelPaths | None:
+        """Return a path for each pair, evened out, where that serves alltoall better than column generation; else None.
+
+        That is where paths of fewest hops on direct links take no longer than `enough_s_per_GB`, or where there are more pairs
+        than column generation can serve. Raises InfeasibleError where there are too many for either.
+        """
+        packing, ranks = self._alltoall_packing, len(self.ranks)
+        if packing.images is not None:
+            return None
+        too_many = len(packing.sources) * ranks > MOST_PAIRS
+        enough = float(enough_s_per_GB * ranks)
+        if self._level is None:
+            few = ranks <= _MOST_SOURCES
+            low = balanced_trees(self.topology, list(range(ranks)), [], ordered=True) if few else None
+            rivals = [] if low is None else [LevelPaths(self.topology, list(low.trees))]
+            if too_many and not (rivals and rivals[0].reached <= enough * _NEAR):
+                rivals.append(LevelPaths(self.topology))
+                for paths in rivals:
+                    paths.even_out(enough, effort)
+            best = min(rivals, key=lambda paths: paths.reached, default=None)
+            if too_many or (best is not None and best.reached <= enough * (1 + 1e-9)):
+                self._level = best
+        elif self._level.reached > enough * _NEAR:
+            self._level.even_out(enough, effort)
+        return self._level
 
 
 @lru_cache(maxsize=4)

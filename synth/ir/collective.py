@@ -119,12 +119,13 @@ class Collective:
     def problem_with(self, chunks: Sequence[Chunk]) -> str | None:
         """Return why `chunks` do not make up this collective's buffer, or None where they do."""
         totals: dict[tuple[int | None, int | None], Fraction] = {}
+        from_each, to_each = self.name in _FROM_EACH, self.name in _TO_EACH
         for i, chunk in enumerate(chunks):
-            if chunk.share <= 0:
+            if chunk.share.numerator <= 0:
                 return f"chunk {i} has share {chunk.share}; expected more than 0"
             for what, rank, wanted in (
-                ("source", chunk.source, self.name in _FROM_EACH),
-                ("target", chunk.target, self.name in _TO_EACH),
+                ("source", chunk.source, from_each),
+                ("target", chunk.target, to_each),
             ):
                 if (rank is not None) != wanted or (rank is not None and not 0 <= rank < self.ranks):
                     return f"chunk {i} has {what} {rank}; {self.name} over {self.ranks} ranks " + (
@@ -132,9 +133,12 @@ class Collective:
                     )
             key = chunk.source, chunk.target
             totals[key] = totals[key] + chunk.share if key in totals else chunk.share
-        share = Fraction(1, self.ranks if self.name in _FROM_EACH | _TO_EACH else 1)
+        share = Fraction(1, self.ranks if from_each or to_each else 1)
+        parts = share.numerator, share.denominator
         for key in self._blocks():
-            if totals.get(key) != share:
+            total = totals.get(key)
+            # Numerators and denominators are compared a few times as fast as fractions, of which there may be a million.
+            if total is None or (total.numerator, total.denominator) != parts:
                 what = f"chunks with source {key[0]} and target {key[1]}"
                 return f"{what} make up {totals.get(key, 0)} of the buffer; expected {share}"
         return None

@@ -49,7 +49,8 @@ class Row:
     """One (chunks, steps, rounds) in SCCL's units, its status with the `proof` of it, and its schedule if one was found.
 
     `form` is "direct" or "composed" (allreduce only). `dominated`: another feasible row has no more steps and no
-    greater R/C. `latency_optimal`: no schedule has fewer steps; `bandwidth_optimal`: R/C meets the topology's bound.
+    greater R/C. `latency_optimal`: it is proved that no schedule has fewer steps; `bandwidth_optimal`: R/C meets the
+    topology's bound.
     """
 
     chunks: int
@@ -113,13 +114,22 @@ def pareto(
     fabric = fabric_of(topology)
     least = limit.s_per_GB * fabric.unit_GBps / share
     complete = complete and all(row.status != UNKNOWN for row in rows)
-    return Front(tuple(_set_flags(rows, least)), least, limit, complete)
+    return Front(tuple(_set_flags(rows, least, _count_needed_steps(collective, fabric))), least, limit, complete)
 
 
-def _set_flags(rows: list[Row], least: Fraction) -> list[Row]:
-    """Return the rows with their flags set, by steps up and then R/C down."""
+def _count_needed_steps(collective: Collective, fabric: Fabric) -> int:
+    """Return the least number of steps of any schedule: the most edges from a holder of data to one of its receivers."""
+    needed = 0
+    for chunk in collective.even_chunks(1):
+        for holder in collective.holders(chunk):
+            hops = fabric.hops_from((holder,))
+            needed = max(needed, *(hops.get(rank, 0) for rank in collective.receivers(chunk)))
+    return needed
+
+
+def _set_flags(rows: list[Row], least: Fraction, fewest: int) -> list[Row]:
+    """Return the rows with their flags set, by steps up and then R/C down; no schedule has less than `fewest` steps."""
     feasible = [row for row in rows if row.status == FEASIBLE]
-    fewest = min((row.steps for row in feasible), default=0)
 
     def beats(a: Row, b: Row) -> bool:
         better = (a.steps, a.ratio) != (b.steps, b.ratio) or (a.chunks, a.form) < (b.chunks, b.form)
@@ -396,4 +406,5 @@ def decide(
             schedule = reverse(schedule)
         rows.append(Row(chunks, steps, rounds, status, proof, time.monotonic() - started, schedule=schedule))
     least = limit.s_per_GB * fabric.unit_GBps / collective.even_chunks(1)[0].share
-    return Front(tuple(_set_flags(rows, least)), least, limit, all(row.status != UNKNOWN for row in rows))
+    needed = _count_needed_steps(target, fabric)
+    return Front(tuple(_set_flags(rows, least, needed)), least, limit, all(row.status != UNKNOWN for row in rows))

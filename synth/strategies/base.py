@@ -13,7 +13,7 @@ from typing import Any
 
 from ...topo.errors import InfeasibleError
 from ...topo.graph import Topology
-from ...topo.routes import Router
+from ...topo.routes import Router, router_of
 from ..certificate import Bound
 from ..cost.affine import tighten
 from ..effort import Effort
@@ -26,6 +26,8 @@ SEGMENTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 """Numbers of segments that pipelines may have; the cost model chooses among them by size."""
 _MOST_PIECES = 1 << 16
 """Segments of all trees together that a schedule may have."""
+_NO_ROUTER = Router(Topology("none", (), ()))
+"""Stands for the router of a request's own topology."""
 _UNKNOWN = Fraction(10**12)
 """GB/s; stands for a bound that is not known yet. No machine is as fast."""
 MOST_TRANSFERS = 400_000
@@ -57,10 +59,11 @@ class Request:
     limits: Limits = field(default_factory=Limits)
     quick: bool = False
     table: list[dict[str, Any]] = field(default_factory=list)
-    router: Router = field(init=False)
+    router: Router = field(default_factory=lambda: _NO_ROUTER)
 
     def __post_init__(self) -> None:
-        self.router = Router(self.topology)
+        if self.router is _NO_ROUTER:
+            self.router = router_of(self.topology)
 
     @property
     def bound_GBps(self) -> Fraction:
@@ -74,7 +77,8 @@ class Request:
 
     def reversed(self) -> Request:
         """Return the request for the opposite collective on the reversed topology."""
-        return replace(self, collective=self.collective.reversed(), topology=self.topology.reversed())
+        turned = self.router.reversed()
+        return replace(self, collective=self.collective.reversed(), topology=turned.topology, router=turned)
 
     def of(self, collective: Collective) -> Request:
         """Return the request for another collective on the same topology."""

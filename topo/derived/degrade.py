@@ -30,7 +30,7 @@ def degrade(topology: Topology, change: Change) -> Topology:
     """Return the changed machine. Ranks beyond those gone move up.
 
     Links are written A:B, their ends as device ids or rank numbers; scaled ones A:B=FACTOR. Raises InputError where there
-    is no such link or rank, the factor is not above 0, or no GPU is left.
+    is no such link or rank, the factor is not above 0, a link is scaled that is gone or scaled already, or no GPU is left.
     """
     factors: dict[frozenset[str], Fraction | None] = {}
     changes = []
@@ -38,13 +38,6 @@ def degrade(topology: Topology, change: Change) -> Topology:
         ends = _parse_ends(text, topology, "--without-link")
         factors[frozenset(ends)] = None
         changes.append(f"without {ends[0]}-{ends[1]}")
-    for text in change.scale_links:
-        link, equals, factor = text.rpartition("=")
-        if not equals:
-            raise InputError(f"--scale-link {text}: expected A:B=FACTOR, such as gpu0:gpu1=0.5")
-        ends = _parse_ends(link, topology, "--scale-link")
-        factors[frozenset(ends)] = _parse_factor(factor, text)
-        changes.append(f"{ends[0]}-{ends[1]} at {factor}")
     gone = set()
     for rank in change.without_ranks:
         if not 0 <= rank < len(topology.ranks):
@@ -53,6 +46,19 @@ def degrade(topology: Topology, change: Change) -> Topology:
         changes.append(f"without {topology.ranks[rank]}")
     if len(gone) == len(topology.ranks):
         raise InputError("--without-rank: no GPU is left")
+    for text in change.scale_links:
+        link, equals, factor = text.rpartition("=")
+        if not equals:
+            raise InputError(f"--scale-link {text}: expected A:B=FACTOR, such as gpu0:gpu1=0.5")
+        ends = _parse_ends(link, topology, "--scale-link")
+        lost = (
+            "--without-link" if factors.get(frozenset(ends), 1) is None else "--without-rank" if gone & {*ends} else ""
+        )
+        if lost or frozenset(ends) in factors:
+            why = f"{lost} takes this link away" if lost else "this link has been given a factor already"
+            raise InputError(f"--scale-link {text}: {why}; name each link once")
+        factors[frozenset(ends)] = _parse_factor(factor, text)
+        changes.append(f"{ends[0]}-{ends[1]} at {factor}")
     links = []
     for x in topology.links:
         if gone & {x.src, x.dst}:
@@ -66,6 +72,22 @@ def degrade(topology: Topology, change: Change) -> Topology:
         devices=tuple(d for d in topology.devices if d.id not in gone),
         links=tuple(links),
     )
+
+
+def move_root(root: int | None, machine: Topology, left: Topology) -> int | None:
+    """Return, in the numbering of what is `left` of a machine, the rank that is `root` on the machine as given.
+
+    Raises InputError where the machine has no such rank, or it is gone.
+    """
+    if root is None or not 0 <= root < len(machine.ranks):
+        return root  # which the collective refuses
+    gpu = machine.ranks[root]
+    if gpu not in left.ranks:
+        raise InputError(
+            f"--root {root}: --without-rank {root} takes {gpu} away; name a rank that stays (--root and --without-rank both "
+            "number the GPUs of the machine as given)"
+        )
+    return left.ranks.index(gpu)
 
 
 def _parse_factor(text: str, whole: str) -> Fraction:

@@ -27,7 +27,10 @@ def merge_nvswitches(topology: Topology) -> Topology:
     devices = []
     for device in topology.devices:
         if device.id in members_of_head:
-            devices.append(replace(device, extra={**device.extra, "members": list(members_of_head[device.id])}))
+            members = members_of_head[device.id]
+            said = {topology.by_id[member].in_network for member in members} - {None}
+            adding = said.pop() if len(said) == 1 else None  # where they differ, nothing is known of all together
+            devices.append(replace(device, in_network=adding, extra={**device.extra, "members": list(members)}))
         elif device.id not in head_of:
             devices.append(device)
     merged: dict[tuple[str, str, str, object], Link] = {}

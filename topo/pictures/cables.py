@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from dataclasses import dataclass
 from fractions import Fraction
 
 from ..graph import Topology
+from ..hardware import find_datasheet_GBps
 
 KIND_NAMES = {
     "nvlink": "NVLink",
@@ -21,6 +23,9 @@ KIND_NAMES = {
 
 FAMILY_NAMES = {"pcie": "PCIe switch", "nvswitch": "NVSwitch", "network": "network switch"}
 """Names of switch families in texts for people."""
+
+
+_COUNTED = re.compile(r"as (NCCL|RCCL) counts it$")
 
 
 @dataclass(frozen=True)
@@ -57,6 +62,35 @@ def find_cables(topology: Topology) -> tuple[Cable, ...]:
         done |= {forth, back} if both else {forth}
         out.append(Cable(src, dst, kind, GBps, count[forth], not both))
     return tuple(out)
+
+
+def find_sources(topology: Topology) -> dict[tuple[str, str, str], list[str]]:
+    """Return who says what the rates are, by source, destination and kind of links."""
+    sources: dict[tuple[str, str, str], list[str]] = {}
+    for link in topology.links:
+        listed = sources.setdefault((link.src, link.dst, link.kind), [])
+        if link.source and link.source not in listed:
+            listed.append(link.source)
+    return sources
+
+
+def describe_rates(topology: Topology) -> list[str]:
+    """Return a line for each rate of GPU links that is a library's own, effective figure, beside the datasheet's.
+
+    The same machine has one rate by an XML of NCCL, and another by what vendors print: presets, matrices and NVML have that.
+    """
+    counted: dict[tuple[str, Fraction, Fraction | None], None] = {}
+    for link in topology.links:
+        library = link.source and link.kind in ("nvlink", "xgmi") and _COUNTED.search(link.source)
+        if library and library[1]:
+            gpu = next((d for d in (topology.by_id[link.src], topology.by_id[link.dst]) if d.kind == "gpu"), None)
+            printed = None if gpu is None else find_datasheet_GBps(link.kind, gpu.extra)
+            counted[library[1], link.bandwidth_GBps / link.count, printed] = None
+    return [
+        f"rates: {library}'s, {format_rate(rate)} GB/s a link"
+        + ("" if printed is None or printed == rate else f"; the datasheet says {format_rate(printed)}")
+        for library, rate, printed in counted
+    ]
 
 
 def get_kind_name(kind: str) -> str:

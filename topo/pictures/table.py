@@ -5,8 +5,9 @@ from __future__ import annotations
 import io
 import re
 import shutil
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
+from fractions import Fraction
 
 from rich import box
 from rich.console import Console
@@ -17,13 +18,14 @@ from ..errors import InputError
 from ..gpudirect import format_verdicts, judge_pairs
 from ..graph import Device, Topology
 from ..matrix import LABELS, Way, find_ways
-from .cables import FAMILY_NAMES, find_cables, format_rate, get_kind_name
+from .cables import FAMILY_NAMES, Cable, describe_rates, find_cables, find_sources, format_rate, get_kind_name
 
 MOST_GPUS = 16
 """With more GPUs than this the matrix becomes a summary."""
 
 _MOST_DEVICES = 64
 _MOST_NOTES = 200
+_MOST_SOURCES = 3
 MOST_STEPS = 3_200_000  # a cluster of 1,024 GPUs needs 3.1 million
 _PLAIN_ID = re.compile(r"gpu\d{1,3}")
 _COLUMNS = 100  # of a line, where there is no terminal
@@ -42,10 +44,14 @@ def write(topology: Topology, colour: bool = False) -> str:
         console.print(Text(f"source: {topology.source}"), soft_wrap=True)
     console.print()
     console.print(_list_devices(topology))
+    for line in list_adding(topology):
+        console.print(Text(line), soft_wrap=True)
     if ranks > 1:
         _print_gpus(console, topology, columns)
     if topology.links:
         console.print(_list_links(topology))
+        for line in describe_rates(topology):
+            console.print(Text(line), soft_wrap=True)
         measured = _list_measured(topology)
         if measured.row_count:
             console.print(measured)
@@ -82,6 +88,20 @@ def _list_devices(topology: Topology) -> Table:
         cells = (rank.get(device.id, ""), device.id, _describe_kind(device), node, device.bus_id or "", str(name or ""))
         table.add_row(*(Text(cell) for cell in cells))
     return table
+
+
+def list_adding(topology: Topology) -> list[str]:
+    """Return a line for each answer to whether switches add what passes through them, with its source."""
+    by_answer: dict[tuple[str, str], list[str]] = {}
+    for device in topology.devices:
+        if device.in_network is not None:
+            by_answer.setdefault((device.in_network.reduce, device.in_network.source), []).append(device.id)
+        elif device.kind == "switch" and device.can_reduce:
+            by_answer.setdefault(("yes", "can_reduce"), []).append(device.id)
+    return [
+        f"sums in {', '.join(ids[:4])}{' ...' if len(ids) > 4 else ''}: {answer}" + (f" ({source})" if source else "")
+        for (answer, source), ids in by_answer.items()
+    ]
 
 
 def _describe_kind(device: Device) -> str:
@@ -169,11 +189,17 @@ def _print_gpudirect(console: Console, topology: Topology) -> None:
 
 def _list_links(topology: Topology) -> Table:
     """Return a row for each kind and rate of cable."""
-    table = _make_table("Links", "kind", "cables", "GB/s each way", "lanes", right=("cables", "GB/s each way", "lanes"))
-    classes = Counter((c.kind, c.GBps, c.count, c.one_way) for c in find_cables(topology))
-    for (kind, GBps, count, one_way), number in sorted(classes.items(), key=lambda item: (item[0][0], -item[0][1])):
+    right = ("cables", "GB/s each way", "lanes")
+    table = _make_table("Links", "kind", *right, "by", right=right)
+    sources = find_sources(topology)
+    classes: dict[tuple[str, Fraction, int, bool], list[Cable]] = defaultdict(list)
+    for c in find_cables(topology):
+        classes[c.kind, c.GBps, c.count, c.one_way].append(c)
+    for (kind, GBps, count, one_way), cables in sorted(classes.items(), key=lambda item: (item[0][0], -item[0][1])):
         rate = format_rate(GBps) + (" one way" if one_way else "")
-        table.add_row(Text(get_kind_name(kind)), str(number), rate, str(count))
+        said = list(dict.fromkeys(source for c in cables for source in sources.get((c.a, c.b, c.kind), ())))
+        by = "; ".join(said[:_MOST_SOURCES]) + (" ..." if len(said) > _MOST_SOURCES else "")
+        table.add_row(Text(get_kind_name(kind)), str(len(cables)), rate, str(count), Text(by))
     return table
 
 

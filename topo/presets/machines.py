@@ -13,11 +13,13 @@ from itertools import combinations
 from ..graph import Device, Link, Topology, both_ways
 from ..hardware import (
     NVLINK_LINKS_PER_GPU,
+    QUANTUM_ADDING,
     LATENCY_us,
     NVLINK_DATASHEET_GBps,
     QPI_DATASHEET_GBps,
     XGMI_DATASHEET_MI250_GBps,
     XGMI_DATASHEET_MI300X_GBps,
+    nvswitch_adding,
     pcie_GBps,
 )
 
@@ -72,7 +74,9 @@ def dgx1(boxes: int = 1) -> Topology:
 def dgx2(boxes: int = 1) -> Topology:
     """Return an NVIDIA DGX-2: two boards of 8 V100 on six NVSwitches (150 GB/s a GPU), 8 x 6 NVLinks between the boards."""
     source, rate, links_each = "NVSwitch technical overview", NVLINK_DATASHEET_GBps[2], NVLINK_LINKS_PER_GPU[2]
-    switches = [Device(f"nvswitch{b}", "switch", "nvswitch", numa_node=b) for b in range(2)]
+    switches = [
+        Device(f"nvswitch{b}", "switch", "nvswitch", numa_node=b, in_network=nvswitch_adding(2)) for b in range(2)
+    ]
     links = [
         x
         for gpu in range(16)
@@ -89,7 +93,9 @@ def _build_dgx_boxes(
     rate, links_each = NVLINK_DATASHEET_GBps[generation], NVLINK_LINKS_PER_GPU[generation]
     gpus = [d for _ in range(boxes) for d in _make_gpus(8, numa)]
     gpus = _mark_boxes([replace(d, id=f"gpu{i}") for i, d in enumerate(gpus)], boxes, 8)
-    switches = _mark_boxes([Device(f"nvswitch{b}", "switch", "nvswitch") for b in range(boxes)], boxes, 1)
+    adding = nvswitch_adding(generation)
+    switches = [Device(f"nvswitch{b}", "switch", "nvswitch", in_network=adding) for b in range(boxes)]
+    switches = _mark_boxes(switches, boxes, 1)
     links = [
         x
         for i, d in enumerate(gpus)
@@ -98,7 +104,7 @@ def _build_dgx_boxes(
     if boxes == 1:
         return Topology(name, (*gpus, *switches), tuple(links), source)
     links += [x for d in gpus for x in _join(d.id, _NETWORK, net_GBps, "network", source)]
-    devices = (*gpus, *switches, Device(_NETWORK, "switch", "network"))
+    devices = (*gpus, *switches, Device(_NETWORK, "switch", "network", in_network=QUANTUM_ADDING))
     return Topology(f"{name}:{boxes}", devices, tuple(links), source)
 
 

@@ -10,14 +10,13 @@ from fractions import Fraction
 from ..facts import Facts, keys
 from ..facts.keys import gpu_subject, nvlink_subject, pci_subject
 from ..graph import Device, Link, both_ways
-from ..hardware import LATENCY_us, NVLINK_DATASHEET_GBps
+from ..hardware import LATENCY_us, NVLINK_DATASHEET_GBps, nvlink_generation, nvswitch_adding
 
 NVSWITCH = "nvswitch0"
 """All NVSwitches of a machine count as one, since every GPU is joined to each of them alike."""
 
 SOURCE = "NVML: active NVLinks"
 _SM86_GBps = Fraction(225, 16)  # RTX A6000 datasheet: 112.5 GB/s over 4 links, both directions together
-_GENERATION_OF_SM = ((100, 5), (90, 4), (80, 3), (70, 2), (60, 1))
 _GENERATION_OF_VERSION = {1: 1, 2: 2, 3: 2, 4: 3, 5: 3, 6: 4, 7: 5}  # nvmlNvlinkVersion_t
 
 
@@ -56,7 +55,10 @@ def join_nvlinks(facts: Facts, gpus: Mapping[str, str], cpu_of: Mapping[str, str
         links += both_ways(Link(a, b, rate * count, latency, "nvlink", count, SOURCE))
     links += [x for index, device in gpus.items() for x in _join_c2c(facts, index, device, cpu_of.get(device))]
     has_switch = any(NVSWITCH in pair for pair in pairs)
-    switch = Device(NVSWITCH, "switch", "nvswitch", source="NVML: remote ends of active NVLinks")
+    switched = [index for index, device in gpus.items() if counts[device][NVSWITCH]]
+    generations = [g for g in (_find_generation(facts, index) for index in switched) if g is not None]
+    adding = nvswitch_adding(min(generations, default=None))
+    switch = Device(NVSWITCH, "switch", "nvswitch", source="NVML: remote ends of active NVLinks", in_network=adding)
     return NvLinks((switch,) if has_switch else (), tuple(links), tuple(notes))
 
 
@@ -70,14 +72,18 @@ def list_active_links(facts: Facts, index: str) -> Iterator[str]:
 
 def find_link_GBps(facts: Facts, index: str) -> Fraction:
     """Return the datasheet rate of one NVLink of a GPU in one direction, by compute capability or the link's version."""
-    sm = facts.get_number(gpu_subject(index), keys.GPU_SM)
-    if sm == 86:
+    if facts.get_number(gpu_subject(index), keys.GPU_SM) == 86:
         return _SM86_GBps
-    generation = None if sm is None else next((g for least, g in _GENERATION_OF_SM if sm >= least), 1)
-    if generation is None:
-        versions = (facts.get_number(link, keys.NVLINK_VERSION) for link in list_active_links(facts, index))
-        generation = next((_GENERATION_OF_VERSION[v] for v in versions if v in _GENERATION_OF_VERSION), 3)
-    return NVLINK_DATASHEET_GBps[generation]
+    return NVLINK_DATASHEET_GBps[_find_generation(facts, index) or 3]
+
+
+def _find_generation(facts: Facts, index: str) -> int | None:
+    """Return the NVLink generation of a GPU, by compute capability or the link's version; None where neither is known."""
+    sm = facts.get_number(gpu_subject(index), keys.GPU_SM)
+    if sm is not None:
+        return nvlink_generation(sm)
+    versions = (facts.get_number(link, keys.NVLINK_VERSION) for link in list_active_links(facts, index))
+    return next((_GENERATION_OF_VERSION[v] for v in versions if v in _GENERATION_OF_VERSION), None)
 
 
 def _join_c2c(facts: Facts, index: str, device: str, cpu: str | None) -> tuple[Link, ...]:

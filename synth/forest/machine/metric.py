@@ -14,7 +14,8 @@ from ....topo.routes import Route
 
 Floats = NDArray[np.float64]
 Link = tuple[str, str]
-_HOP_SHARE = 1e-6
+HOP_SHARE = 1e-6
+"""What a hop costs beside its price, in mean prices of a link: of routes as cheap, those of fewest hops are taken."""
 
 
 class Metric:
@@ -32,7 +33,7 @@ class Metric:
         # Each GPU has a second node, at which routes end and from which none go on: so no route passes a GPU.
         receiver = np.arange(self.size)
         receiver[self.gpus] = self.size + np.arange(n)
-        weight = prices + _HOP_SHARE * max(float(prices.mean()), 1e-300)
+        weight = prices + HOP_SHARE * max(float(prices.mean()), 1e-300)
         src = np.array([index[a] for a, _ in links], dtype=np.int64)
         dst = receiver[np.array([index[b] for _, b in links], dtype=np.int64)]
         matrix = csr_matrix((weight, (src, dst)), shape=(self.size + n, self.size + n))

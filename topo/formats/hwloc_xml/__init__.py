@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import PurePath
 from typing import Any
 
 from ...errors import InputError
 from ...facts import facts_to_json
 from ...graph import Device, Link, Topology, both_ways
-from ...hardware import LATENCY_us, PCIE_GTps
+from ...hardware import NVSWITCH_GENERATIONS, LATENCY_us, PCIE_GTps, nvswitch_adding
 from ...probe.pcie import Slot
 from ..names import pick_unused_name
 from ..notes import Notes
@@ -221,7 +222,10 @@ class _Reader:
             name = f"{self.machine.prefix}nvswitch{len(by_gp)}"
             extra = {"pci": _select_pci_ids(function.ids)} if function.ids else {}
             node = self._find_node(function)
-            by_gp[number] = Device(name, "switch", "nvswitch", False, False, node, function.bus_id, SOURCE, extra)
+            generation = NVSWITCH_GENERATIONS.get(function.ids.get("device", "").removeprefix("0x").lower())
+            adding = nvswitch_adding(generation)
+            switch = Device(name, "switch", "nvswitch", numa_node=node, bus_id=function.bus_id, in_network=adding)
+            by_gp[number] = replace(switch, source=SOURCE, extra=extra)
         if listed and not by_gp:
             self.notes.add(f"{len(listed)} NVSwitches", f"the file has no links to them ({_LINK_TOOLS}); left out")
         return by_gp

@@ -8,7 +8,15 @@ from dataclasses import replace
 from fractions import Fraction
 
 from ...graph import Link, both_ways
-from ...hardware import LATENCY_us, LOCAL_GBps, c2c_GBps, nvlink_counted_GBps, xgmi_counted_GBps
+from ...hardware import (
+    LATENCY_us,
+    LOCAL_GBps,
+    c2c_GBps,
+    nvlink_counted_GBps,
+    nvlink_generation,
+    nvswitch_adding,
+    xgmi_counted_GBps,
+)
 from ..safe_xml import Element
 from .partial_topology import CPU_CLASS, GPU_CLASSES, GpuElement, PartialTopology, has_class
 
@@ -35,7 +43,14 @@ def read_gpu_links(partial: PartialTopology, gpus: list[GpuElement], nvswitch: s
             links += (link,) if target in peers else both_ways(link)
     if members:
         known = sorted(name for name in members if not _UNREADABLE.fullmatch(name))
-        partial.add(nvswitch, kind="switch", family="nvswitch", extra={"members": known} if known else {})
+        switched = {link.src for link in links if link.dst == nvswitch}
+        capabilities = [gpu.element.get_integer("sm", None, most=10_000) for gpu in gpus if gpu.id in switched]
+        generations = [nvlink_generation(sm) for sm in capabilities if sm]
+        most = max(link.count for link in links if link.dst == nvswitch)
+        adding = nvswitch_adding(min(generations, default=None), most)
+        partial.add(
+            nvswitch, kind="switch", family="nvswitch", extra={"members": known} if known else {}, in_network=adding
+        )
     _note_odd_counts(partial, links, gpus)
     return links
 

@@ -15,7 +15,7 @@ from ...errors import InputError
 from ...facts import Fact, keys
 from ...facts.keys import gpu_subject, nvlink_subject
 from ...graph import Device, Link, both_ways
-from ...hardware import LATENCY_us, NVLINK_DATASHEET_GBps
+from ...hardware import LATENCY_us, NVLINK_DATASHEET_GBps, nvswitch_adding
 from .cells import list_some
 from .other_links import NVLINK_SOURCE, NVLINK_GBps
 from .parser import NvlinkListing, SmiOutput
@@ -74,7 +74,8 @@ def join_nvlinks(output: SmiOutput, where: str, notes: list[str]) -> tuple[list[
             if gpu_at is None or link.src < link.dst:
                 links += both_ways(link)
     if gpu_at is None:
-        devices.append(Device("nvswitch0", "switch", "nvswitch", source=REMOTE))
+        adding = nvswitch_adding(links_per_gpu=max(len(listing.remote) for listing in listings.values()))
+        devices.append(Device("nvswitch0", "switch", "nvswitch", source=REMOTE, in_network=adding))
         notes.append("the remote ends are not the GPUs listed; taken for NVSwitches, as NCCL does")
     else:
         notes.append("GPUs are numbered in the order of their bus addresses: so the remote ends are told apart")

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from fractions import Fraction
 
 from ...graph import DEFAULT_BANDWIDTH_GBps, Device, Link
-from ...hardware import NVLINK_LINKS_PER_GPU, LATENCY_us, XGMI_DATASHEET_MI250_GBps
+from ...hardware import NVLINK_LINKS_PER_GPU, LATENCY_us, XGMI_DATASHEET_MI250_GBps, nvswitch_adding
 from .cells import count_bonded, count_nvlinks, find_components, find_family, iterate_members, list_some
 from .pcie_tree import InferredTopology
 
@@ -72,7 +72,8 @@ def _add_nvswitches(inferred: InferredTopology, lane: tuple[Fraction, str], cert
 def _add_nvswitch(inferred: InferredTopology, lane: tuple[Fraction, str], lanes: dict[int, int]) -> None:
     """Add an NVSwitch (one device for all of them) with `lanes[i]` links to the device of column i."""
     switch = inferred.pick_id("nvswitch", sum(device.family == "nvswitch" for device in inferred.devices))
-    inferred.devices.append(Device(switch, "switch", "nvswitch", source=inferred.source))
+    adding = nvswitch_adding(links_per_gpu=max(lanes.values()))
+    inferred.devices.append(Device(switch, "switch", "nvswitch", source=inferred.source, in_network=adding))
     rate, source = lane
     for i, links in lanes.items():
         ident = inferred.cells.ids[i]

@@ -1,0 +1,79 @@
+"""Plans for machines that are not perfect, at scale: python benchmarks/imperfect.py [WORD ...]
+
+For machines with a slow link, a lost link or a lost GPU, large meshes, and machines on which only some switches compute: the
+bound, the best bound of a cut (around a GPU or a group for alltoall), the gap of the plan, the seconds, and whether the row's
+bar is met. With words, only the rows in which all of them occur are run.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import replace
+from fractions import Fraction
+
+from topoplan.synth.bounds import cut_bound
+from topoplan.synth.certificate import check_bound
+from topoplan.synth.cost.affine import bandwidth_s_per_GB
+from topoplan.synth.synthesize import collective_on, synthesize
+from topoplan.topo.derived.degrade import Change, degrade
+from topoplan.topo.graph import Device, Link, Topology, both_ways
+from topoplan.topo.presets import preset
+
+SLOW = Change(scale_links=("gpu0:network0=0.9",))
+CUT_OFF = Change(without_links=("gpu0:network0",))
+LOST = Change(without_ranks=(3,))
+NONE = Change()
+ROWS: list[tuple[str, Change, str, float, float]] = [
+    ("dgx-a100:16", SLOW, "alltoall", 60, 0.02), ("dgx-h100:16", LOST, "alltoall", 60, 0.02),
+    ("dgx-a100:16", CUT_OFF, "alltoall", 60, 0.02), ("dgx-a100:8", SLOW, "allgather", 60, 0.02),
+    ("dgx-a100:16", SLOW, "allgather", 60, 0.02), ("dgx-a100:16", SLOW, "reduce-scatter", 60, 0.02),
+    ("dgx-h100:16", LOST, "allgather", 60, 0.02), ("dgx-a100:16", SLOW, "allreduce", 60, 0.02),
+    ("dgx-h100:16", LOST, "allreduce", 60, 0.02), ("mi250:8", Change(scale_links=("gpu0:nic0=0.9",)), "allgather", 60, 0.02),
+    ("mesh:32x32", NONE, "allreduce", 20, 0.02), ("torus:12x12", Change(scale_links=("0:1=0.9",)), "allgather", 60, 0.02),
+    ("torus:12x12", Change(scale_links=("0:1=0.9",)), "alltoall", 60, 0.02),
+    ("mixed:1", NONE, "allreduce", 20, 0.02), ("mixed:3", NONE, "allreduce", 20, 0.02),
+    ("dgx-a100:128", SLOW, "allreduce", 120, 0.02), ("dgx-a100:128", SLOW, "allgather", 120, 0.02),
+    ("dgx-a100:128", SLOW, "alltoall", 120, 0.02),
+]  # fmt: skip
+"""Machine, change, collective, seconds and gap that are the bar."""
+
+
+def make_mixed_switches(GBps: Fraction) -> Topology:
+    """Return two switches of four GPUs each, one of which adds and copies, joined by a link."""
+    devices = [Device(f"gpu{i}") for i in range(8)]
+    devices += [Device("adder", "switch", can_reduce=True), Device("plain", "switch")]
+    links = [x for i in range(8) for x in both_ways(Link(f"gpu{i}", "adder" if i < 4 else "plain", Fraction(1)))]
+    return Topology(f"mixed:{GBps}", tuple(devices), (*links, *both_ways(Link("adder", "plain", GBps))))
+
+
+def find_machine(name: str, change: Change) -> Topology:
+    """Return a row's machine."""
+    family, _, size = name.partition(":")
+    return degrade(make_mixed_switches(Fraction(size)) if family == "mixed" else preset(name), change)
+
+
+def main() -> None:
+    """Print the table."""
+    print(f"{'machine':46} {'collective':15} {'bound':>8} {'cut':>8} {'gap':>7} {'seconds':>8}  bar met")
+    for name, change, collective_name, seconds, gap in ROWS:
+        topology = find_machine(name, change)
+        if not all(word in f"{topology.name} {collective_name}" for word in sys.argv[1:]):
+            continue
+        collective = collective_on(collective_name, topology)
+        started = time.perf_counter()
+        plan = synthesize(collective, topology, time_limit_s=seconds).plan
+        took = time.perf_counter() - started
+        check_bound(plan.bound, collective, topology)
+        reached = min(bandwidth_s_per_GB(replace(entry.schedule, segments=2), topology) for entry in plan.entries)
+        cut = cut_bound(collective, topology)
+        away = max(0.0, float(1 - plan.bound.s_per_GB / reached))
+        met = away <= gap and took <= seconds
+        print(
+            f"{topology.name:46} {collective_name:15} {float(plan.bound.algbw_GBps):8.4g} {float(cut.algbw_GBps):8.4g} "
+            f"{away:7.2%} {took:8.1f}  {'yes' if met else 'NO'}", flush=True,
+        )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

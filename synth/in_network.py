@@ -1,0 +1,59 @@
+"""What switches could do that the topology does not say they do: the bound of a machine on which they add."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..topo.graph import Device, Topology
+from .bounds import bound
+from .certificate import Bound
+from .cost.innetwork import computes_in_network
+from .effort import Effort
+from .ir.collective import Collective
+
+_ONLY_MOVES = ("alltoall", "gather", "scatter")
+"""Collectives in which nothing is added or wanted twice, so that switches that add and copy change nothing."""
+
+
+def list_possible(topology: Topology) -> list[Device]:
+    """Return the switches that could add, and of which the topology does not say that they do."""
+    return [d for d in topology.devices if d.in_network is not None and d.in_network.reduce == "possible"]
+
+
+def switch_on(topology: Topology) -> Topology:
+    """Return the machine on which every switch that could add and copy does."""
+    possible = {d.id for d in list_possible(topology)}
+    devices = (replace(d, can_reduce=True) if d.id in possible else d for d in topology.devices)
+    return replace(topology, devices=tuple(devices))
+
+
+def bound_in_network(
+    collective: Collective, topology: Topology, limit: Bound, effort: Effort | None = None
+) -> Bound | None:
+    """Return the bound where every switch that could add does, `limit` being the bound as the topology says; None where no
+    other switch could.
+    """
+    if not list_possible(topology):
+        return None
+    return limit if collective.name in _ONLY_MOVES else bound(collective, switch_on(topology), effort)
+
+
+def describe_assumption(topology: Topology) -> str:
+    """Return what a bound on a topology assumes of its switches."""
+    if not computes_in_network(topology):
+        return "no switch adds or copies"
+    computing = [d.id for d in topology.devices if d.kind != "gpu" and (d.can_reduce or d.can_copy)]
+    listed = ", ".join(computing[:4]) + (" ..." if len(computing) > 4 else "")
+    return f"of the switches only {listed} add or copy, as the topology says"
+
+
+def describe_possible(topology: Topology) -> str:
+    """Return which switches could add, and who says so: "nvswitch0 could add (...)"."""
+    by_source: dict[str, list[str]] = {}
+    for device in list_possible(topology):
+        assert device.in_network is not None
+        by_source.setdefault(device.in_network.source or "the topology says so", []).append(device.id)
+    return "; ".join(
+        f"{', '.join(ids[:4])}{' ...' if len(ids) > 4 else ''} could add ({source})"
+        for source, ids in by_source.items()
+    )
