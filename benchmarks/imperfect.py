@@ -12,8 +12,8 @@ import time
 from dataclasses import replace
 from fractions import Fraction
 
-from topoplan.synth.bounds import cut_bound
-from topoplan.synth.certificate import check_bound
+from topoplan.synth.bounds.any_way import cut_bound
+from topoplan.synth.bounds.certificate import check_bound
 from topoplan.synth.cost.affine import bandwidth_s_per_GB
 from topoplan.synth.synthesize import collective_on, synthesize
 from topoplan.topo.derived.degrade import Change, degrade

@@ -78,7 +78,7 @@ MACHINES: tuple[Machine, ...] = (
 
 def measure(machine: Machine) -> dict[str, Any] | None:
     """Return the figures of a machine, in GB/s; None where its file is absent."""
-    from topoplan.synth.certificate import check_bound
+    from topoplan.synth.bounds.certificate import check_bound
     from topoplan.synth.synthesize import collective_on, synthesize
     from topoplan.topo.derived.stripes import merge_nvswitches
     from topoplan.topo.resolve import resolve

@@ -266,7 +266,7 @@ def _say(message: str) -> None:
 def _print(
     args: argparse.Namespace, plan: Plan | None, settings: BenchSettings, backend: str, rows: list[BenchRow]
 ) -> None:
-    from ..synth.in_network import describe_assumption, describe_possible, list_possible
+    from ..synth.bounds.in_network import describe_assumption, describe_possible, list_possible
 
     if sys.stderr.isatty():
         print("\r\033[K", end="", file=sys.stderr)

@@ -21,10 +21,10 @@ from .synth_tables import bounds_text, cut_text, print_tables, root_text, switch
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from ..synth.bounds.one_way import Bounds
     from ..synth.effort import Effort
     from ..synth.ir.collective import Collective
     from ..synth.ksync.pareto import Front
-    from ..synth.one_way import Bounds
     from ..synth.plan import Plan
     from ..topo.graph import Topology
 
@@ -42,8 +42,8 @@ def main(argv: list[str] | None = None) -> int:
 def _run(args: argparse.Namespace) -> int:
     check_options(args)
     size = parse_size(args.size)
+    from ..synth.bounds.in_network import bound_in_network
     from ..synth.effort import Effort
-    from ..synth.in_network import bound_in_network
     from ..synth.synthesize import collective_on, synthesize
     from ..topo.derived.degrade import Change, degrade, move_root
     from ..topo.derived.stripes import merge_nvswitches
@@ -61,7 +61,7 @@ def _run(args: argparse.Namespace) -> int:
     report = Report(collective, topology, size, root_as_given=before.root)
     with _show_progress() as say:
         if args.bound_only:
-            from ..synth.one_way import find_bounds
+            from ..synth.bounds.one_way import find_bounds
 
             effort = Effort(args.time_limit)
             bounds = find_bounds(collective, topology, effort, say)
@@ -69,7 +69,7 @@ def _run(args: argparse.Namespace) -> int:
             report.seconds, report.cut_short = time.monotonic() - started, effort.cut_short
             return _print_bound(args, bounds, report)
         if args.pareto or args.instance:
-            from ..synth.one_way import Bounds, bound_one_way
+            from ..synth.bounds.one_way import Bounds, bound_one_way
 
             effort = Effort(args.time_limit)
             report.front = _find_front(args, collective, topology, effort, say)

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 from ..topo.pictures.cables import describe_rates
 
 if TYPE_CHECKING:
-    from ..synth.certificate import Bound
+    from ..synth.bounds.certificate import Bound
+    from ..synth.bounds.one_way import Bounds
     from ..synth.explain import Explanation
     from ..synth.ir.collective import Collective
     from ..synth.ksync.pareto import Front, Row
-    from ..synth.one_way import Bounds
     from ..synth.plan import Entry, Plan
     from ..topo.graph import Topology
 
@@ -58,7 +58,7 @@ def bound_json(limit: Bound) -> dict[str, Any]:
 
 def switches_json(report: Report) -> dict[str, Any]:
     """Return what the bound assumes of switches, and the bound where those add that could."""
-    from ..synth.in_network import describe_assumption
+    from ..synth.bounds.in_network import describe_assumption
 
     out: dict[str, Any] = {"bound_assumes": describe_assumption(report.topology)}
     if report.in_network is not None:

@@ -10,10 +10,10 @@ from .sizes import show_size
 from .synth_output import Report, at_size_json, healthy_json
 
 if TYPE_CHECKING:
-    from ..synth.certificate import Bound
+    from ..synth.bounds.certificate import Bound
+    from ..synth.bounds.one_way import Bounds
     from ..synth.explain import Explanation, Part
     from ..synth.ksync.pareto import Front
-    from ..synth.one_way import Bounds
     from ..synth.plan import Plan
 
 WIDTH = 130
@@ -65,8 +65,8 @@ def cut_text(cut_short: list[str]) -> str:
 
 def switch_lines(report: Report) -> list[str]:
     """Return what is said of the switches that the bound rests on: nothing where there are none, or they all just pass on."""
+    from ..synth.bounds.in_network import describe_assumption, describe_possible
     from ..synth.cost.innetwork import computes_in_network
-    from ..synth.in_network import describe_assumption, describe_possible
 
     if report.in_network is not None:
         return [
@@ -194,9 +194,9 @@ def _name_part(part: Part) -> str:
 def _print_plan(console: Any, plan: Plan, size: int) -> None:
     from rich.table import Table
 
+    from ..synth.bounds.one_way import Bounds
     from ..synth.cost.affine import rounds
     from ..synth.cost.host_costs import describe_host, host_of, step_us
-    from ..synth.one_way import Bounds
 
     collective, topology = plan.collective, plan.topology
     console.print(

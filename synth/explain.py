@@ -15,13 +15,13 @@ from scipy.sparse.csgraph import connected_components
 from ..topo.exact import parse_fraction
 from ..topo.graph import Topology
 from ..topo.routes import route_links, router_of
-from .certificate import ONE_WAY, Bound, join_devices
+from .bounds.certificate import ONE_WAY, Bound, join_devices
+from .bounds.one_way import find_bounds
 from .cost.affine import Cost
 from .effort import Effort
 from .forest.machine.symmetry import colours
 from .ir.collective import Collective
 from .ir.schedule import Schedule
-from .one_way import find_bounds
 
 SIZES = tuple(1 << bits for bits in (10, 13, 16, 19, 22, 25, 28, 30))
 """1 KiB to 1 GiB."""

@@ -26,7 +26,7 @@ from ..topo.files import write_whole
 from ..topo.graph import Topology
 from ..topo.routes import router_of
 from ..topo.schema import read_as
-from .certificate import Bound, check_bound
+from .bounds.certificate import Bound, check_bound
 from .cost.affine import Cost, bandwidth_s_per_GB, costs_between_gpus
 from .cost.host_costs import host_of
 from .cost.segmentation import on_own_routes, time_us

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from ..topo.schema import Count, Index, Label
-from .certificate import BoundFields, OneWayBoundFields
+from .bounds.certificate import BoundFields, OneWayBoundFields
 from .ir.collective import CollectiveName
 from .ir.schedule import ScheduleFields, Segments
 

@@ -11,8 +11,9 @@ from typing import Any
 from ..topo.errors import InfeasibleError, InputError, TimeLimitError
 from ..topo.graph import Topology
 from ..topo.routes import router_of
-from .bounds import check_connected
-from .certificate import Bound
+from .bounds.any_way import check_connected
+from .bounds.certificate import Bound
+from .bounds.one_way import Bounds, find_bounds
 from .cost.affine import Cost, bandwidth_s_per_GB, costs_between_gpus
 from .cost.host_costs import HostCosts, host_of
 from .cost.segmentation import as_sent, families, fastest, on_own_routes
@@ -22,7 +23,6 @@ from .forest.survey import survey
 from .ir.addition_order import is_uniform
 from .ir.collective import Collective
 from .ir.schedule import Schedule
-from .one_way import Bounds, find_bounds
 from .plan import Entry, Plan
 from .strategies import STRATEGIES, strategy
 from .strategies.base import NotOfferedError, Request

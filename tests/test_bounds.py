@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from random_graphs import graphs, on, partition_bound
 
-from topoplan.synth.bounds import bound
-from topoplan.synth.certificate import Bound, check_bound
+from topoplan.synth.bounds.any_way import bound
+from topoplan.synth.bounds.certificate import Bound, check_bound
 from topoplan.synth.ir.collective import COLLECTIVES, Collective
 from topoplan.synth.synthesize import synthesize
 from topoplan.topo.errors import InfeasibleError, VerificationError

@@ -259,7 +259,7 @@ def test_nothing_stays_whatever_ends_it(number: signal.Signals, tmp_path: Path, 
         running.send_signal(number)
         running.wait(patience.seconds(30))
         patience.wait_until(lambda: holders(mark) == 2, 20, "the end of all but the machine beside it")
-        assert not any(_lives(pid) for pid in ranks)
+        patience.wait_until(lambda: not any(_lives(pid) for pid in ranks), 20, "the end of all ranks")
         assert "id0" in in_rank(beside, 0, "ip", "-br", "addr")
     assert holders(mark) == 0
 

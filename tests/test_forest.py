@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from random_graphs import graphs, on
 from scipy.optimize import linprog
 
-from topoplan.synth.bounds import bound
-from topoplan.synth.certificate import check_bound
+from topoplan.synth.bounds.any_way import bound
+from topoplan.synth.bounds.certificate import check_bound
 from topoplan.synth.cost.affine import bandwidth_s_per_GB
 from topoplan.synth.effort import Effort
 from topoplan.synth.forest.boxes import find_boxes

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from topoplan.synth.bounds import bound
+from topoplan.synth.bounds.any_way import bound
 from topoplan.synth.ir.collective import Collective
 from topoplan.topo.errors import InputError
 from topoplan.topo.facts import keys as fact_keys

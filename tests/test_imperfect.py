@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_graphs import graphs
 
-from topoplan.synth.bounds import bound
-from topoplan.synth.certificate import Bound, check_bound
+from topoplan.synth.bounds.any_way import bound
+from topoplan.synth.bounds.certificate import Bound, check_bound
 from topoplan.synth.cost.affine import bandwidth_s_per_GB
 from topoplan.synth.effort import Effort
 from topoplan.synth.explain import explain

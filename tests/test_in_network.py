@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from launch import run_module
 from random_graphs import graphs
 
-from topoplan.synth.bounds import bound
-from topoplan.synth.in_network import bound_in_network, list_possible, switch_on
+from topoplan.synth.bounds.any_way import bound
+from topoplan.synth.bounds.in_network import bound_in_network, list_possible, switch_on
 from topoplan.synth.synthesize import collective_on
 from topoplan.topo.devices import ABILITIES, InNetwork
 from topoplan.topo.errors import InputError

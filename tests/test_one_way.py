@@ -19,11 +19,11 @@ from launch import run_module
 from random_graphs import graphs, on
 from scipy.optimize import linprog
 
-from topoplan.synth.certificate import check_bound
+from topoplan.synth.bounds.certificate import check_bound
+from topoplan.synth.bounds.one_way import Bounds, find_bounds
 from topoplan.synth.cost.affine import tighten
 from topoplan.synth.ir.collective import COLLECTIVES
 from topoplan.synth.ir.transfers import Transfers
-from topoplan.synth.one_way import Bounds, find_bounds
 from topoplan.synth.plan import Plan, _hash
 from topoplan.synth.synthesize import synthesize
 from topoplan.topo.derived.stripes import merge_nvswitches

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from topoplan.synth.bounds import bound
+from topoplan.synth.bounds.any_way import bound
 from topoplan.synth.cost.affine import bandwidth_s_per_GB, cost, rounds
 from topoplan.synth.effort import Effort
 from topoplan.synth.forest.shapes import binary

@@ -16,8 +16,8 @@ from math import ceil, floor
 
 from ...topo.errors import TimeLimitError
 from ...topo.graph import Topology
-from ..bounds import bound
-from ..certificate import Bound
+from ..bounds.any_way import bound
+from ..bounds.certificate import Bound
 from ..effort import Effort
 from ..ir.collective import Collective
 from ..ir.schedule import Schedule

@@ -14,7 +14,7 @@ from typing import Any
 from ...topo.errors import InfeasibleError
 from ...topo.graph import Topology
 from ...topo.routes import Router, router_of
-from ..certificate import Bound
+from ..bounds.certificate import Bound
 from ..cost.affine import tighten
 from ..effort import Effort
 from ..forest.plant import Limits

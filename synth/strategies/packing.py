@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...topo.errors import InfeasibleError
+from ..bounds.one_way import ONE_WAY_RANKS, ONE_WAY_ROOTS, find_bounds
 from ..cost.affine import bandwidth_s_per_GB
 from ..cost.innetwork import computes_in_network
 from ..cost.segmentation import on_own_routes
@@ -32,7 +33,6 @@ from ..forest.trees import Forest, RootedTree, schedule_of, tree_depth
 from ..forest.weigh import round_shares
 from ..ir.schedule import Schedule
 from ..ir.transform import reverse
-from ..one_way import ONE_WAY_RANKS, ONE_WAY_ROOTS, find_bounds
 from .base import Request, segment_counts
 
 _TURNED = ("reduce", "reduce-scatter", "gather")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..topo.graph import Device, Topology
-from .bounds import bound
+from ...topo.graph import Device, Topology
+from ..cost.innetwork import computes_in_network
+from ..effort import Effort
+from ..ir.collective import Collective
+from .any_way import bound
 from .certificate import Bound
-from .cost.innetwork import computes_in_network
-from .effort import Effort
-from .ir.collective import Collective
 
 _ONLY_MOVES = ("alltoall", "gather", "scatter")
 """Collectives in which nothing is added or wanted twice, so that switches that add and copy change nothing."""

@@ -38,7 +38,6 @@ holds for both.
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
@@ -48,16 +47,16 @@ from typing import Annotated, Any, Literal
 from msgspec import UNSET, Meta, Struct, UnsetType
 from numpy.typing import NDArray
 
-from ..topo.errors import VerificationError
-from ..topo.exact import fraction_to_json, parse_fraction
-from ..topo.graph import Topology
-from ..topo.schema import Label
-from .ir.collective import Collective
-from .numeric.arborescence import cheapest_out_tree
+from ...topo.errors import VerificationError
+from ...topo.exact import fraction_to_json, parse_fraction
+from ...topo.graph import Topology
+from ...topo.schema import Label
+from ..ir.collective import Collective
+from ..numeric.arborescence import cheapest_out_tree
+from .path_prices import find_distances, spanning_tree_price
 from .route_prices import matrix_of, own_distances, relayed, spanning_price
 
 Prices = dict[tuple[str, str], Fraction]
-WholePrices = dict[tuple[str, str], int]
 
 
 class CertificateFields(Struct):
@@ -145,6 +144,11 @@ def check_bound(bound: Bound, collective: Collective, topology: Topology, *, one
         )
 
 
+def bound_of(kind: str, certificate: Mapping[str, Any], collective: Collective, topology: Topology) -> Bound:
+    """Return the bound that a certificate proves."""
+    return Bound(proved_s_per_GB(kind, certificate, collective, topology), kind, certificate)
+
+
 def proved_s_per_GB(kind: str, certificate: Mapping[str, Any], collective: Collective, topology: Topology) -> Fraction:
     """Return the lower bound, in seconds for each GB of buffer, that a certificate proves.
 
@@ -171,14 +175,14 @@ def proved_s_per_GB(kind: str, certificate: Mapping[str, Any], collective: Colle
     prices = {link: int(p * scale) for link, p in fractions.items()}
     if (kind, collective.name) == _MIRRORED:
         total = (
-            spanning_price(own_distances(prices, topology), topology) if own else _spanning_tree_price(prices, topology)
+            spanning_price(own_distances(prices, topology), topology) if own else spanning_tree_price(prices, topology)
         )
         return 2 * total / (paid * scale)
     if own:
         distance = own_distances(prices, topology)
         distance = relayed(distance, topology) if kind == "prices" else distance
     else:
-        distance = {gpu: _distances(gpu, prices, topology) for gpu in topology.ranks}
+        distance = {gpu: find_distances(gpu, prices, topology) for gpu in topology.ranks}
     needed = _PRICED[kind, collective.name](distance, collective, topology)
     return needed / (paid * scale)
 
@@ -289,64 +293,3 @@ def _read_prices(rows: Any, topology: Topology, *, both_ways: bool) -> Prices:
         if not named:
             raise VerificationError(f"bound: prices name a link {a!r} -> {b!r} that the topology does not have")
     return prices
-
-
-def _distances(start: str, prices: WholePrices, topology: Topology) -> dict[str, int]:
-    """Return the least price of a path from `start` to every other GPU that it reaches (Dijkstra)."""
-    best: dict[str, int] = {}
-    heap = [(0, start)]
-    while heap:
-        cost, device = heapq.heappop(heap)
-        if device in best:
-            continue
-        best[device] = cost
-        for neighbour in topology.out_neighbours[device]:
-            if neighbour not in best:
-                heapq.heappush(heap, (cost + prices.get((device, neighbour), 0), neighbour))
-    return {gpu: best[gpu] for gpu in topology.ranks if gpu != start and gpu in best}
-
-
-def _spanning_tree_price(prices: WholePrices, topology: Topology) -> int:
-    """Return the weight of a minimum spanning tree of the GPUs over cheapest paths, every link taken in both directions."""
-    around: dict[str, list[tuple[str, int]]] = {d.id: [] for d in topology.devices}
-    for a, b in topology.capacity_GBps:
-        price = prices.get((a, b), 0)
-        around[a].append((b, price))
-        around[b].append((a, price))
-    # Mehlhorn: a minimum spanning tree over all pairs of GPUs needs no other edges than those that a link makes
-    # between the regions of devices nearest to each GPU, so one search from all GPUs is enough.
-    nearest = {gpu: (0, gpu) for gpu in topology.ranks}
-    heap = [(price, neighbour, gpu) for gpu in topology.ranks for neighbour, price in around[gpu]]
-    heapq.heapify(heap)
-    while heap:
-        cost, device, gpu = heapq.heappop(heap)
-        if device in nearest:
-            continue
-        nearest[device] = cost, gpu
-        for neighbour, price in around[device]:
-            if neighbour not in nearest:
-                heapq.heappush(heap, (cost + price, neighbour, gpu))
-    # Kruskal over those edges; parts that are joined already share a root.
-    parent = {gpu: gpu for gpu in topology.ranks}
-
-    def root_of(gpu: str) -> str:
-        """Return the GPU that stands for all that are joined to this one."""
-        while parent[gpu] != gpu:
-            parent[gpu] = parent[parent[gpu]]
-            gpu = parent[gpu]
-        return gpu
-
-    # Kruskal over the links between devices with different nearest GPUs: their paths contain a minimum spanning tree.
-    edges = sorted(
-        (nearest[a][0] + prices.get((a, b), 0) + nearest[b][0], nearest[a][1], nearest[b][1])
-        for a, b in topology.capacity_GBps
-        if a in nearest and b in nearest and nearest[a][1] != nearest[b][1]
-    )
-    total, left = 0, len(topology.ranks) - 1
-    for price, u, v in edges:
-        if root_of(u) != root_of(v):
-            parent[root_of(u)] = root_of(v)
-            total, left = total + price, left - 1
-    if left:
-        raise VerificationError("bound: the links do not join all GPUs")
-    return total

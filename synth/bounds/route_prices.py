@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..topo.errors import VerificationError
-from ..topo.graph import Topology
-from ..topo.routes import router_of
+from ...topo.errors import VerificationError
+from ...topo.graph import Topology
+from ...topo.routes import router_of
 
 _WORD = 1 << 62
 """Sums of whole numbers below this are made in 64 bits."""

@@ -13,14 +13,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 
-from ..topo.graph import Topology
-from .bounds import bound, directed_bounds
+from ...topo.graph import Topology
+from ..cost.innetwork import computes_in_network
+from ..effort import Effort
+from ..forest.machine.own_routes import OwnRoutes
+from ..forest.one_way import PAIRS, PATHS, TREES, OneWayPacking
+from ..ir.collective import Collective
+from .any_way import bound, directed_bounds
 from .certificate import Bound
-from .cost.innetwork import computes_in_network
-from .effort import Effort
-from .forest.machine.own_routes import OwnRoutes
-from .forest.one_way import PAIRS, PATHS, TREES, OneWayPacking
-from .ir.collective import Collective
 
 ONE_WAY_RANKS = 256
 """With more GPUs, no prices over own routes are sought."""
