@@ -11,6 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import wraps
 from typing import Any
 
 import torch
@@ -107,6 +108,21 @@ def result_or_raise(future: torch.futures.Future[Any]) -> Any:
     return result
 
 
+def _shown(carry_out: Callable[..., PlannedWork]) -> Callable[..., PlannedWork]:
+    """Let calls have a `name`, under which torch.profiler shows them, from when they are made until they are through."""
+
+    @wraps(carry_out)
+    def show(*args: Any, name: str = "", **kwargs: Any) -> PlannedWork:
+        if not name or not torch.autograd.profiler._is_profiler_enabled:
+            return carry_out(*args, **kwargs)
+        with torch.profiler.record_function(name) as shown:
+            work = carry_out(*args, **kwargs)
+            shown._call_end_callbacks_on_future(work.outcome())
+        return work
+
+    return show
+
+
 class ThreadQueue:
     """Calls on CPU tensors, carried out by a thread that starts with the first of them."""
 
@@ -115,6 +131,7 @@ class ThreadQueue:
         self._waiting: queue.Queue[tuple[Call, PlannedWork] | None] = queue.Queue()
         self._thread: threading.Thread | None = None
 
+    @_shown
     def carry_out(
         self, call: Call, tensors: list[torch.Tensor], *, waits: bool, reads: Sequence[torch.Tensor] = ()
     ) -> PlannedWork:
@@ -176,6 +193,7 @@ class StreamQueue:
         self.device = device
         self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
+    @_shown
     def carry_out(
         self, call: Call, tensors: list[torch.Tensor], *, waits: bool, reads: Sequence[torch.Tensor] = ()
     ) -> PlannedWork:
@@ -234,6 +252,7 @@ def start_allreduce(
         [tensor],
         waits=waits or not is_settled,
         reads=reads,
+        name="topo:all_reduce",
     )
 
 

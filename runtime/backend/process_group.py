@@ -102,6 +102,7 @@ class TopoGroup(dist.ProcessGroup):
             lambda: communicator.reduce(tensor if at_root else tensor.detach().clone(), op),
             [tensor],
             waits=not opts.asyncOp,
+            name="topo:reduce",
         )
 
     def broadcast(self, tensors: Any, opts: Any = None, **more: Any) -> dist.Work:  # type: ignore[override]
@@ -113,7 +114,7 @@ class TopoGroup(dist.ProcessGroup):
         if communicator is None:
             return self.plain.broadcast(tensors, opts)
         return self.planned.queue(tensor).carry_out(
-            lambda: communicator.broadcast(tensor), [tensor], waits=not opts.asyncOp
+            lambda: communicator.broadcast(tensor), [tensor], waits=not opts.asyncOp, name="topo:broadcast"
         )
 
     def allgather(  # type: ignore[override]
@@ -136,7 +137,9 @@ class TopoGroup(dist.ProcessGroup):
             for part, got in zip(parts, whole.chunk(len(parts)), strict=True):
                 part.detach().copy_(got.view(part.shape))
 
-        return self.planned.queue(tensor).carry_out(call, list(parts), waits=not opts.asyncOp, reads=[tensor])
+        return self.planned.queue(tensor).carry_out(
+            call, list(parts), waits=not opts.asyncOp, name="topo:all_gather", reads=[tensor]
+        )
 
     def all_gather_single(self, output: Any, input: Any, opts: Any = None) -> dist.Work:
         """See torch.distributed.all_gather_into_tensor."""
@@ -147,7 +150,11 @@ class TopoGroup(dist.ProcessGroup):
         if communicator is None:
             return self.plain._allgather_base(output, input, opts)
         return self.planned.queue(input).carry_out(
-            lambda: communicator.allgather(output, input), [output], waits=not opts.asyncOp, reads=[input]
+            lambda: communicator.allgather(output, input),
+            [output],
+            waits=not opts.asyncOp,
+            name="topo:all_gather",
+            reads=[input],
         )
 
     _allgather_base = all_gather_single
@@ -180,7 +187,9 @@ class TopoGroup(dist.ProcessGroup):
         def call() -> None:
             communicator.reduce_scatter(output, torch.cat([part.detach().reshape(-1) for part in parts]), op)
 
-        return self.planned.queue(output).carry_out(call, [output], waits=not opts.asyncOp, reads=parts)
+        return self.planned.queue(output).carry_out(
+            call, [output], waits=not opts.asyncOp, name="topo:reduce_scatter", reads=parts
+        )
 
     def reduce_scatter_single(self, output: Any, input: Any, opts: Any = None) -> dist.Work:
         """See torch.distributed.reduce_scatter_tensor."""
@@ -194,7 +203,11 @@ class TopoGroup(dist.ProcessGroup):
             )
         op = opts.reduceOp
         return self.planned.queue(input).carry_out(
-            lambda: communicator.reduce_scatter(output, input, op), [output], waits=not opts.asyncOp, reads=[input]
+            lambda: communicator.reduce_scatter(output, input, op),
+            [output],
+            waits=not opts.asyncOp,
+            name="topo:reduce_scatter",
+            reads=[input],
         )
 
     _reduce_scatter_base = reduce_scatter_single  # type: ignore[assignment]
@@ -222,7 +235,11 @@ class TopoGroup(dist.ProcessGroup):
         if communicator is None:
             return self.plain.alltoall_base(output, input, *splits, opts, **more)
         return self.planned.queue(input).carry_out(
-            lambda: communicator.alltoall(output, input), [output], waits=not opts.asyncOp, reads=[input]
+            lambda: communicator.alltoall(output, input),
+            [output],
+            waits=not opts.asyncOp,
+            name="topo:all_to_all",
+            reads=[input],
         )
 
     alltoall_base = all_to_all_single  # type: ignore[assignment]
