@@ -20,7 +20,7 @@ def tensors_of_other_layouts(folder: str) -> None:
     """Sparse tensors, alone and as gradients; inputs that are expanded, which are only read."""
     start(plans=folder, least_bytes=0)
     rank, world = dist.get_rank(), dist.get_world_size()
-    sparse = torch.sparse_coo_tensor([[rank, 7]], [1.0, 1.0], (9,))
+    sparse = torch.sparse_coo_tensor(torch.tensor([[rank, 7]]), torch.ones(2), (9,))
     dist.all_reduce(sparse)
     wanted = torch.zeros(9)
     wanted[:world] = 1
