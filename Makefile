@@ -6,7 +6,7 @@ TORCH_VERSION ?= 2.13.0
 # Tests start hundreds of Python processes; each would compile topoplan anew where bytecode is not written.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test lint format schemas setup gpu-test gpu-check clean
+.PHONY: demo test torch-suite lint format schemas setup gpu-test gpu-check clean
 
 demo: $(VENV)/.demo
 	$(BIN)/python examples/demo.py
@@ -19,6 +19,9 @@ gpu-test: $(VENV)/.dev
 
 gpu-check: $(VENV)/.demo
 	$(BIN)/python scripts/gpu_check.py
+
+torch-suite: $(VENV)/.dev
+	$(BIN)/python scripts/torch_suite.py
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -65,6 +65,8 @@ class Communicator:
             device = device_of(own_group)
             self.plan = _agree_on_plan(plan_or_error, own_group, device)
             self.engine = Engine(self.plan, own_group, device, timeout, choose, codec, rounds_once=reduction == "once")
+        except TopoplanError:
+            raise
         except RuntimeError as error:
             raise ExecutionError(
                 f"rank {dist.get_rank()}: the ranks could not set up a group for the plan: {first_line(error)}; "

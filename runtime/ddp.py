@@ -4,7 +4,6 @@ No postponed annotations here: DDP compares the annotations of a hook with the t
 """
 
 import weakref
-from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -15,13 +14,11 @@ import torch.distributed as dist
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from ..synth.plan import Plan
-from ..topo.errors import InputError, TopoplanError
+from ..topo.errors import InputError
 from .choose import ChooseMode
 from .communicator import DEFAULT_TIMEOUT, Communicator
 from .ranks.groups import make_group_maker
-from .works import make_queue, result_or_raise, start_allreduce
-
-Hook = Callable[[object, dist.GradBucket], torch.futures.Future[torch.Tensor]]  # type: ignore[name-defined]
+from .works import CallQueue, make_queue, result_or_raise, start_allreduce
 
 
 def ddp_hook(
@@ -32,51 +29,105 @@ def ddp_hook(
     compress: str | None = None,
     error_feedback: bool = False,
     reduction: str = "hops",
-) -> Hook:
+) -> "DdpHook":
     """Return a communication hook that averages gradients through an allreduce plan; arguments as for Communicator.
 
-    Making it is collective over the ranks of `group` (default: all) alone. Buckets are handled in the order in which
-    DDP hands them over, while backward goes on: by a thread on CPUs, on a stream of its own on GPUs. All ranks end with
-    the same bits: plans whose schedules do not ensure that are refused. With `compress` gradients travel in another
-    format, and `error_feedback` adds what that took away to the next step's (four bytes a parameter). The hook's
-    `communicator` says what is used at which size, and what was sent. DDP leaves dividing to its hook, and this one
-    divides by the number of ranks: join() with divide_by_initial_world_size=False changes nothing. Raises InputError
-    and PlanMismatchError.
+    Making it is collective over the ranks of `group` (default: all) alone; before init_process_group it is not: then the
+    ranks meet at the first bucket. Buckets are handled in the order in which DDP hands them over, while backward goes on:
+    by a thread on CPUs, on a stream of its own on GPUs. All ranks end with the same bits: plans whose schedules do not
+    ensure that are refused. With `compress` gradients travel in another format, and `error_feedback` adds what that took
+    away to the next step's (four bytes a parameter). The hook's `communicator` says what is used at which size, and what
+    was sent. DDP leaves dividing to its hook, and this one divides by the number of ranks: join() with
+    divide_by_initial_world_size=False changes nothing. Raises InputError and PlanMismatchError.
     """
-    if error_feedback and compress is None:
-        raise InputError("error_feedback without compress: nothing is lost that could be fed back; name a codec")
-    own_group = None if group is None else make_group_maker(group)
-    communicator = Communicator(plan, own_group, timeout, choose, compress, reduction)
-    if communicator.plan.collective.name != "allreduce":
-        raise InputError(f"DDP needs a plan for allreduce, this one is for {communicator.plan.collective.name}")
-    if compress is None:
-        communicator.plan.check_same_bits()
-    hook = _make_hook(communicator, Residuals() if error_feedback else None)
-    hook.communicator = communicator  # type: ignore[attr-defined]
-    return hook
+    return DdpHook(plan, group, timeout, choose, compress, error_feedback, reduction)
 
 
-def _make_hook(communicator: Communicator, residuals: "Residuals | None") -> Hook:
-    device, ranks = communicator.engine.device, communicator.size
-    calls = make_queue(device)
+class DdpHook:
+    """What `ddp_hook` returns: for register_comm_hook(None, hook), and for frameworks that take DDP's hooks.
 
-    def hook(state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # type: ignore[name-defined]
+    It can be pickled, and a model with it saved: a copy has the plan and the options, no error feedback, and meets the
+    ranks of the default group at its first bucket.
+    """
+
+    def __init__(
+        self,
+        plan: Plan | str | Path,
+        group: dist.ProcessGroup | None,
+        timeout: timedelta,
+        choose: ChooseMode,
+        compress: str | None,
+        error_feedback: bool,
+        reduction: str,
+    ) -> None:
+        if error_feedback and compress is None:
+            raise InputError("error_feedback without compress: nothing is lost that could be fed back; name a codec")
+        self.plan, self.timeout, self.choose = plan, timeout, choose
+        self.compress, self.error_feedback, self.reduction = compress, error_feedback, reduction
+        self._prepare()
+        if dist.is_initialized() or group is not None:
+            self._meet(group)
+
+    def _prepare(self) -> None:
+        # DDP logs the name of its hook, as a function has one.
+        self.__name__ = self.__qualname__ = "ddp_hook"
+        self._communicator: Communicator | None = None
+        self._calls: CallQueue | None = None
+        self._residuals = Residuals() if self.error_feedback else None
+
+    def _meet(self, group: dist.ProcessGroup | None = None) -> tuple[Communicator, CallQueue]:
+        """Make the communicator and its queue. Collective over the ranks of the group."""
+        own_group = None if group is None else make_group_maker(group)
+        communicator = Communicator(self.plan, own_group, self.timeout, self.choose, self.compress, self.reduction)
+        if communicator.plan.collective.name != "allreduce":
+            raise InputError(f"DDP needs a plan for allreduce, this one is for {communicator.plan.collective.name}")
+        if self.compress is None:
+            communicator.plan.check_same_bits()
+        calls = make_queue(communicator.engine.device)
+        weakref.finalize(self, calls.close)  # the thread ends with the model that had the hook
+        self._communicator, self._calls = communicator, calls
+        return communicator, calls
+
+    @property
+    def communicator(self) -> Communicator:
+        """What carries out the collectives. Collective where the ranks have not met yet."""
+        return self._communicator or self._meet()[0]
+
+    def __call__(self, state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # type: ignore[name-defined]
+        """Return a future of the bucket's average over all ranks."""
         tensor = bucket.buffer()
-        residual = None if residuals is None else residuals.of(bucket)
+        residual = None if self._residuals is None else self._residuals.of(bucket)
         in_backward = torch._C._current_graph_task_id() >= 0  # else it is a join() that has DDP call its hook
         convert = _tensor_or_failure if in_backward else _tensor_or_raise
         try:
+            if self._communicator is None or self._calls is None:
+                self._meet()
+            communicator, calls = self._communicator, self._calls
+            assert communicator is not None and calls is not None
             # Divided first, as DDP itself does, so that half-precision sums do not overflow.
-            op = dist.ReduceOp.SUM
+            op, ranks = dist.ReduceOp.SUM, communicator.size
             work = start_allreduce(communicator, calls, tensor, op, waits=False, divisor=ranks, residual=residual)
-        except (TopoplanError, RuntimeError) as error:
+        except RuntimeError as error:
             failed: torch.futures.Future[Any] = torch.futures.Future()
             failed.set_result(error)
             return failed.then(convert)
         return work.outcome().then(convert)
 
-    weakref.finalize(hook, calls.close)  # the thread ends with the model that had the hook
-    return hook
+    def __repr__(self) -> str:
+        plan = self.plan if self._communicator is None else self._communicator.plan
+        what = f"{plan.collective.name} on {plan.topology.name}" if isinstance(plan, Plan) else str(plan)
+        options = [f"choose={self.choose!r}"]
+        options += [f"compress={self.compress!r}", f"reduction={self.reduction!r}"] if self.compress else []
+        options += ["error_feedback=True"] if self.error_feedback else []
+        return f"<topoplan.ddp_hook of {what}: {', '.join(options)}>"
+
+    def __getstate__(self) -> dict[str, object]:
+        names = ("plan", "timeout", "choose", "compress", "error_feedback", "reduction")
+        return {name: getattr(self, name) for name in names}
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        self.__dict__.update(state)
+        self._prepare()
 
 
 class _Failure:

@@ -153,6 +153,9 @@ class Engine:
             schedule = choice.own  # the race was run with another dtype
         if schedule is None:
             self._run_stock(numel, source, target, op)
+        elif torch.autograd.profiler._is_profiler_enabled:
+            with torch.profiler.record_function(f"topo: {schedule.label}"):
+                self._executor.run(schedule, numel, source, target, op, residual)
         else:
             self._executor.run(schedule, numel, source, target, op, residual)
 

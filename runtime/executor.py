@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from ..synth.ir.schedule import Schedule
-from ..topo.errors import ExecutionError
+from ..topo.errors import ExecutionError, TopoplanError
 from .codecs import Codec
 from .compiled import AWAIT, CODE, COMBINE, COPY, PACK, RECEIVE, SEND, Compiled, Operation
 from .program.instructions import Program
@@ -132,6 +132,8 @@ class Executor:
                     torch._foreach_copy_(a, b)
                 else:
                     _exchange(a)
+        except TopoplanError:
+            raise
         except RuntimeError as error:
             self._spent = works
             raise self._explain(compiled.program, len(works), current, error) from error

@@ -56,12 +56,13 @@ def check_reduction(op: object, dtype: torch.dtype) -> ReduceOp:
 def check_tensors(call: str, tensors: tuple[torch.Tensor, ...], device_type: str, *, compressed: bool) -> None:
     """Raise InputError where a collective cannot work on a tensor, or the tensors differ in dtype.
 
-    `call` names the collective; `compressed` says whether values are encoded on the wire, which takes floating-point ones.
+    `call` names the collective; the first tensor is written to, others are only read. `compressed` says whether values are
+    encoded on the wire, which takes floating-point ones.
     """
-    for tensor in tensors:
+    for number, tensor in enumerate(tensors):
         if tensor.layout != torch.strided:
             raise InputError(f"{call}: {tensor.layout} tensors are not supported; expected a dense one")
-        if any(step == 0 and length > 1 for step, length in zip(tensor.stride(), tensor.shape, strict=True)):
+        if not number and any(n > 1 and not step for step, n in zip(tensor.stride(), tensor.shape, strict=True)):
             raise InputError(f"{call}: the tensor is expanded, its elements share memory; pass a clone")
         if tensor.device.type != device_type:
             raise InputError(f"{call}: the tensor is on {tensor.device}, the group works on {device_type}")

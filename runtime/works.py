@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import queue
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import wraps
 from typing import Any
 
 import torch
@@ -22,6 +24,10 @@ from .reductions import check_reduction
 Call = Callable[[], object]
 _END_S = 5.0
 """Seconds that a thread may take to come to its end: it may be in a call whose peers are gone."""
+
+_KEPT_WORKS, _KEPT_BYTES = 16, 4096
+"""Latest works on tensors of at most so many bytes are kept: DDP's join() hands one to C++, whose pointer keeps alive the
+C++ half alone, and asks for its future later."""
 
 
 class PlannedWork(dist.Work):
@@ -102,13 +108,30 @@ def result_or_raise(future: torch.futures.Future[Any]) -> Any:
     return result
 
 
+def _shown(carry_out: Callable[..., PlannedWork]) -> Callable[..., PlannedWork]:
+    """Let calls have a `name`, under which torch.profiler shows them, from when they are made until they are through."""
+
+    @wraps(carry_out)
+    def show(*args: Any, name: str = "", **kwargs: Any) -> PlannedWork:
+        if not name or not torch.autograd.profiler._is_profiler_enabled:
+            return carry_out(*args, **kwargs)
+        with torch.profiler.record_function(name) as shown:
+            work = carry_out(*args, **kwargs)
+            shown._call_end_callbacks_on_future(work.outcome())
+        return work
+
+    return show
+
+
 class ThreadQueue:
     """Calls on CPU tensors, carried out by a thread that starts with the first of them."""
 
     def __init__(self) -> None:
+        self._recent: deque[PlannedWork] = deque(maxlen=_KEPT_WORKS)
         self._waiting: queue.Queue[tuple[Call, PlannedWork] | None] = queue.Queue()
         self._thread: threading.Thread | None = None
 
+    @_shown
     def carry_out(
         self, call: Call, tensors: list[torch.Tensor], *, waits: bool, reads: Sequence[torch.Tensor] = ()
     ) -> PlannedWork:
@@ -118,6 +141,8 @@ class ThreadQueue:
         could.
         """
         work = PlannedWork(tensors)
+        if sum(tensor.nbytes for tensor in tensors) <= _KEPT_BYTES:
+            self._recent.append(work)
         is_idle = self._waiting.unfinished_tasks == 0
         if (waits and is_idle) or threading.current_thread() is self._thread:
             _run(call)
@@ -168,6 +193,7 @@ class StreamQueue:
         self.device = device
         self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
+    @_shown
     def carry_out(
         self, call: Call, tensors: list[torch.Tensor], *, waits: bool, reads: Sequence[torch.Tensor] = ()
     ) -> PlannedWork:
@@ -226,6 +252,7 @@ def start_allreduce(
         [tensor],
         waits=waits or not is_settled,
         reads=reads,
+        name="topo:all_reduce",
     )
 
 

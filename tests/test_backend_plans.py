@@ -13,8 +13,8 @@ from launch import run_ranks
 from ranks import backend_plans
 from torch._C._distributed_c10d import HashStore
 
-import topoplan.runtime.backend.plan_cache as plan_cache
 import topoplan.runtime.ranks.store as store_values
+import topoplan.synth.synthesize as planner
 from topoplan.runtime.backend.options import backend_options
 from topoplan.runtime.backend.plan_cache import load_or_synthesize
 from topoplan.runtime.backend.plan_files import PlanFiles
@@ -42,7 +42,7 @@ def test_a_plan_is_kept_used_again_and_replaced_when_damaged(
     (file,) = folder.iterdir()
     text = file.read_text(encoding="utf-8")
     with monkeypatch.context() as changed:
-        changed.setattr(plan_cache, "synthesize", None)
+        changed.setattr(planner, "synthesize", None)
         assert load_or_synthesize(ALLREDUCE, preset("switch:4"), folder, 20).hash == plan.hash
     for damaged in (text[: len(text) // 2], "", text.replace('"ranks": 4', '"ranks": 5', 1), "[]"):
         file.write_text(damaged, encoding="utf-8")

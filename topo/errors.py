@@ -14,8 +14,11 @@ Messages are one line each.
 from __future__ import annotations
 
 
-class TopoplanError(Exception):
-    """Base of all errors that topoplan raises on purpose; `exit_code` is what a command ends with."""
+class TopoplanError(RuntimeError):
+    """Base of all errors that topoplan raises on purpose; `exit_code` is what a command ends with.
+
+    A RuntimeError, as torch.distributed's own errors are: scripts that catch those catch these.
+    """
 
     exit_code = 1
 

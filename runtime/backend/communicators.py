@@ -32,13 +32,13 @@ class Communicators:
         self._queues: dict[str, CallQueue] = {}
 
     def find(
-        self, name: str, root: int | None, tensor: torch.Tensor, size_bytes: int, op: object = None
+        self, name: str, root: int | None, tensor: torch.Tensor, parts: int = 1, op: object = None
     ) -> Communicator | None:
-        """Return the communicator for a collective on a buffer of `size_bytes`; None where the plain group is to do it.
+        """Return the communicator for a collective on `parts` such tensors; None where the plain group is to do it.
 
-        `tensor` is this rank's part of the buffer. Collective the first time; raises as PlanFinder.find and Communicator.
+        Collective the first time; raises as PlanFinder.find and Communicator.
         """
-        if not self._serves(name, tensor, size_bytes, op):
+        if not self._serves(name, tensor, parts, op):
             return None
         key = name, root, tensor.device.type
         if key not in self.by_key:
@@ -46,13 +46,15 @@ class Communicators:
             self.by_key[key] = None if plan is None else self._make(key, plan)
         return self.by_key[key]
 
-    def _serves(self, name: str, tensor: torch.Tensor, size_bytes: int, op: object) -> bool:
+    def _serves(self, name: str, tensor: torch.Tensor, parts: int, op: object) -> bool:
         """Return whether plans are for such buffers: decided alike on all ranks, by what all of them know."""
-        is_integer = not tensor.dtype.is_floating_point
-        if size_bytes < (_LEAST_INTEGER_BYTES if is_integer else self.options.least_bytes) or self.plans.off:
-            return False
         has_transport = self.transports.get(tensor.device.type) == ("nccl" if tensor.is_cuda else "gloo")
+        # The layout comes first: sparse tensors have no size in bytes.
         if not has_transport or tensor.layout != torch.strided or tensor.dtype not in REDUCIBLE_DTYPES:
+            return False
+        is_integer = not tensor.dtype.is_floating_point
+        least_bytes = _LEAST_INTEGER_BYTES if is_integer else self.options.least_bytes
+        if tensor.nbytes * parts < least_bytes or self.plans.off:
             return False
         kind = kind_of_reduction(op)
         if self._codec(name) is not None:

@@ -11,7 +11,6 @@ from typing import Any
 from ...synth.cost.host_costs import FIELD as HOST
 from ...synth.ir.collective import Collective
 from ...synth.plan import Plan
-from ...synth.synthesize import synthesize
 from ...topo.errors import TopoplanError
 from ...topo.graph import Topology
 from ...topo.version import VERSION
@@ -30,6 +29,9 @@ def load_or_synthesize(collective: Collective, topology: Topology, folder: Path,
     if loaded is not None:
         log.info("%s: plan %s from %s", _describe(collective), loaded.hash[:16], path)
         return loaded
+    # The planner's imports take as long as torch's, and only the first rank of the first start needs them.
+    from ...synth.synthesize import synthesize
+
     result = synthesize(collective, topology, time_limit_s=time_limit_s)
     log.info("%s: plan %s synthesized in %.1f s", _describe(collective), result.plan.hash[:16], result.seconds)
     if result.cut_short:

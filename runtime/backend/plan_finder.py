@@ -74,6 +74,8 @@ class PlanFinder:
                     return plan
             else:
                 answer = take(self.store, key, self.timeout + timedelta(seconds=2 * self.options.time_limit_s))
+        except TopoplanError:
+            raise
         except RuntimeError as error:
             raise ExecutionError(
                 f"rank {self.ranks[self.rank]}: no plan for {name}: a rank has died or does not answer ({first_line(error)})"

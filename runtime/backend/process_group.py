@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import weakref
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -70,11 +71,13 @@ class TopoGroup(dist.ProcessGroup):
 
     def allreduce(self, tensors: Any, opts: Any = None, **more: Any) -> dist.Work:  # type: ignore[override]
         """See torch.distributed.all_reduce."""
+        if isinstance(tensors, torch.Tensor):  # ProcessGroup.allreduce(tensor, op) is an overload of its own
+            return self.allreduce([tensors], _allreduce_options(opts, **more))
         opts = AllreduceOptions() if opts is None else opts
         tensor = _single(tensors)
         if tensor is None or more or not isinstance(opts, AllreduceOptions):
             return self.plain.allreduce(tensors, opts, **more)
-        communicator = self.planned.find("allreduce", None, tensor, tensor.nbytes, opts.reduceOp)
+        communicator = self.planned.find("allreduce", None, tensor, op=opts.reduceOp)
         if communicator is None:
             return self._reduce_by_plain(tensor, opts, [tensor], lambda: self.plain.allreduce(tensors, opts))
         return start_allreduce(communicator, self.planned.queue(tensor), tensor, opts.reduceOp, waits=not opts.asyncOp)
@@ -87,9 +90,9 @@ class TopoGroup(dist.ProcessGroup):
     def reduce(self, tensors: Any, opts: Any = None, **more: Any) -> dist.Work:  # type: ignore[override]
         """See torch.distributed.reduce. Tensors of ranks that are not the root stay as they are."""
         tensor = _single(tensors)
-        if tensor is None or more or not isinstance(opts, ReduceOptions):
+        if tensor is None or more or not isinstance(opts, ReduceOptions) or opts.rootRank < 0:
             return self.plain.reduce(tensors, opts, **more)
-        communicator = self.planned.find("reduce", opts.rootRank, tensor, tensor.nbytes, opts.reduceOp)
+        communicator = self.planned.find("reduce", opts.rootRank, tensor, op=opts.reduceOp)
         at_root = opts.rootRank == self.rank()
         if communicator is None:
             results = [tensor] if at_root else []
@@ -99,18 +102,19 @@ class TopoGroup(dist.ProcessGroup):
             lambda: communicator.reduce(tensor if at_root else tensor.detach().clone(), op),
             [tensor],
             waits=not opts.asyncOp,
+            name="topo:reduce",
         )
 
     def broadcast(self, tensors: Any, opts: Any = None, **more: Any) -> dist.Work:  # type: ignore[override]
         """See torch.distributed.broadcast."""
         tensor = _single(tensors)
-        if tensor is None or more or not isinstance(opts, BroadcastOptions):
+        if tensor is None or more or not isinstance(opts, BroadcastOptions) or opts.rootRank < 0:
             return self.plain.broadcast(tensors, opts, **more)
-        communicator = self.planned.find("broadcast", opts.rootRank, tensor, tensor.nbytes)
+        communicator = self.planned.find("broadcast", opts.rootRank, tensor)
         if communicator is None:
             return self.plain.broadcast(tensors, opts)
         return self.planned.queue(tensor).carry_out(
-            lambda: communicator.broadcast(tensor), [tensor], waits=not opts.asyncOp
+            lambda: communicator.broadcast(tensor), [tensor], waits=not opts.asyncOp, name="topo:broadcast"
         )
 
     def allgather(  # type: ignore[override]
@@ -123,7 +127,7 @@ class TopoGroup(dist.ProcessGroup):
             return self.plain.allgather(output_tensors, input_tensors, opts, **more)
         communicator = None
         if all(part.numel() == tensor.numel() and part.dtype == tensor.dtype for part in parts):
-            communicator = self.planned.find("allgather", None, tensor, tensor.nbytes * self.size())
+            communicator = self.planned.find("allgather", None, tensor, self.size())
         if communicator is None:
             return self.plain.allgather(output_tensors, input_tensors, opts)
 
@@ -133,18 +137,24 @@ class TopoGroup(dist.ProcessGroup):
             for part, got in zip(parts, whole.chunk(len(parts)), strict=True):
                 part.detach().copy_(got.view(part.shape))
 
-        return self.planned.queue(tensor).carry_out(call, list(parts), waits=not opts.asyncOp, reads=[tensor])
+        return self.planned.queue(tensor).carry_out(
+            call, list(parts), waits=not opts.asyncOp, name="topo:all_gather", reads=[tensor]
+        )
 
     def all_gather_single(self, output: Any, input: Any, opts: Any = None) -> dist.Work:
         """See torch.distributed.all_gather_into_tensor."""
         opts = AllgatherOptions() if opts is None else opts
         communicator = None
         if output.numel() == input.numel() * self.size() and output.dtype == input.dtype:
-            communicator = self.planned.find("allgather", None, input, output.nbytes)
+            communicator = self.planned.find("allgather", None, input, self.size())
         if communicator is None:
             return self.plain._allgather_base(output, input, opts)
         return self.planned.queue(input).carry_out(
-            lambda: communicator.allgather(output, input), [output], waits=not opts.asyncOp, reads=[input]
+            lambda: communicator.allgather(output, input),
+            [output],
+            waits=not opts.asyncOp,
+            name="topo:all_gather",
+            reads=[input],
         )
 
     _allgather_base = all_gather_single
@@ -168,7 +178,7 @@ class TopoGroup(dist.ProcessGroup):
             return self.plain.reduce_scatter(output_tensors, input_tensors, opts, **more)
         communicator = None
         if all(part.numel() == output.numel() and part.dtype == output.dtype for part in parts):
-            communicator = self.planned.find("reduce-scatter", None, output, output.nbytes * self.size(), opts.reduceOp)
+            communicator = self.planned.find("reduce-scatter", None, output, self.size(), opts.reduceOp)
         if communicator is None:
             start = lambda: self.plain.reduce_scatter(output_tensors, input_tensors, opts)  # noqa: E731
             return self._reduce_by_plain(output, opts, [output], start)
@@ -177,21 +187,27 @@ class TopoGroup(dist.ProcessGroup):
         def call() -> None:
             communicator.reduce_scatter(output, torch.cat([part.detach().reshape(-1) for part in parts]), op)
 
-        return self.planned.queue(output).carry_out(call, [output], waits=not opts.asyncOp, reads=parts)
+        return self.planned.queue(output).carry_out(
+            call, [output], waits=not opts.asyncOp, name="topo:reduce_scatter", reads=parts
+        )
 
     def reduce_scatter_single(self, output: Any, input: Any, opts: Any = None) -> dist.Work:
         """See torch.distributed.reduce_scatter_tensor."""
         opts = ReduceScatterOptions() if opts is None else opts
         communicator = None
         if input.numel() == output.numel() * self.size() and output.dtype == input.dtype:
-            communicator = self.planned.find("reduce-scatter", None, input, input.nbytes, opts.reduceOp)
+            communicator = self.planned.find("reduce-scatter", None, input, op=opts.reduceOp)
         if communicator is None:
             return self._reduce_by_plain(
                 output, opts, [output], lambda: self.plain._reduce_scatter_base(output, input, opts)
             )
         op = opts.reduceOp
         return self.planned.queue(input).carry_out(
-            lambda: communicator.reduce_scatter(output, input, op), [output], waits=not opts.asyncOp, reads=[input]
+            lambda: communicator.reduce_scatter(output, input, op),
+            [output],
+            waits=not opts.asyncOp,
+            name="topo:reduce_scatter",
+            reads=[input],
         )
 
     _reduce_scatter_base = reduce_scatter_single  # type: ignore[assignment]
@@ -215,11 +231,15 @@ class TopoGroup(dist.ProcessGroup):
         communicator = None
         if not any(map(len, splits)) and not more and isinstance(opts, AllToAllOptions):
             fits = output.numel() == input.numel() and output.dtype == input.dtype and input.numel() % self.size() == 0
-            communicator = self.planned.find("alltoall", None, input, input.nbytes) if fits else None
+            communicator = self.planned.find("alltoall", None, input) if fits else None
         if communicator is None:
             return self.plain.alltoall_base(output, input, *splits, opts, **more)
         return self.planned.queue(input).carry_out(
-            lambda: communicator.alltoall(output, input), [output], waits=not opts.asyncOp, reads=[input]
+            lambda: communicator.alltoall(output, input),
+            [output],
+            waits=not opts.asyncOp,
+            name="topo:all_to_all",
+            reads=[input],
         )
 
     alltoall_base = all_to_all_single  # type: ignore[assignment]
@@ -261,6 +281,17 @@ class TopoGroup(dist.ProcessGroup):
 def _single(tensors: Any) -> Any:
     """Return the only item of a list; None where it is no list, or has several."""
     return tensors[0] if isinstance(tensors, (list, tuple)) and len(tensors) == 1 else None
+
+
+def _allreduce_options(op: Any = None, timeout: timedelta | None = None, **more: Any) -> AllreduceOptions:
+    """Return options as ProcessGroup.allreduce takes them one by one."""
+    opts = AllreduceOptions()
+    op = more.get("op", op)
+    if op is not None:
+        opts.reduceOp = op if isinstance(op, dist.ReduceOp) else dist.ReduceOp(op)
+    if timeout is not None:
+        opts.timeout = timeout
+    return opts
 
 
 def _inherit_options() -> BackendOptions | None:

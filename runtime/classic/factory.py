@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ...synth.plan import Plan
-from ...topo.errors import ExecutionError, InputError
+from ...topo.errors import ExecutionError, InputError, TopoplanError
 from ...topo.graph import Topology
 from ..communicator import DEFAULT_TIMEOUT
 from ..ranks.faults import first_line, grace_s
@@ -113,6 +113,8 @@ def make(
             choose=choose,
         )
         return system_of(name)(setting)
+    except TopoplanError:
+        raise
     except RuntimeError as error:
         raise ExecutionError(
             f"rank {dist.get_rank()}: the ranks could not set up {name}: {first_line(error)}; "

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ...topo.errors import ExecutionError
+from ...topo.errors import ExecutionError, TopoplanError
 from ..ranks.faults import Faults, first_line
 from ..ranks.groups import uses_nccl
 
@@ -59,6 +59,8 @@ class PointToPoint:
                 if not self.batched:
                     works.append(operation.op(operation.tensor, operation.peer, group=self.group))
                 self._posted[f"{kind} {peer}"] += 1
+        except TopoplanError:
+            raise
         except RuntimeError as error:
             raise self.explain(*pending[-1], error) from error
         self.bytes_sent += sum(tensor.nbytes for _, tensor in sends)
@@ -100,5 +102,7 @@ class PendingMessages:
                     work.wait()
                 else:
                     work.wait(remaining)
+            except TopoplanError:
+                raise
             except RuntimeError as error:
                 raise self._p2p.explain(kind, peer, count, error) from error

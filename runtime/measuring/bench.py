@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from ...topo.errors import ExecutionError, InputError
+from ...topo.errors import ExecutionError, InputError, TopoplanError
 from ..communicator import Communicator
 from ..ranks.faults import first_line
 from ..ranks.groups import device_of
@@ -61,6 +61,8 @@ def run_benchmark(
         buffers = BenchBuffers(settings, rank, size, device)
         try:
             rows.append(_measure_size(buffers, communicator))
+        except TopoplanError:
+            raise
         except RuntimeError as error:
             raise ExecutionError(
                 f"rank {rank}: at {size} bytes the ranks could not go on: {first_line(error)}; is one of them gone?"

@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
-from ...topo.errors import ExecutionError
+from ...topo.errors import ExecutionError, TopoplanError
 from ...topo.graph import Topology
 from ...topo.routes import Router
 from .groups import uses_nccl
@@ -103,6 +103,8 @@ class Faults:
         self.begin(call)
         try:
             yield
+        except TopoplanError:
+            raise
         except RuntimeError as error:
             raise self.stuck("stock", NOBODY, 0, 0, error, {}) from error
 

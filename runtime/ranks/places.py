@@ -98,6 +98,8 @@ def meeting(timeout_s: float) -> Iterator[Meeting]:
         dist.all_gather_object(places, _take_own_place())
         ranks_met.places = places
         yield ranks_met
+    except TopoplanError:
+        raise
     except RuntimeError as error:
         raise ExecutionError(
             f"rank {rank}, {ranks_met.doing}: a rank has died or does not answer within {timeout_s:g} s "

@@ -13,9 +13,9 @@ import torch.distributed as dist
 from rank_process import Events, init, leave
 
 import topoplan
+import topoplan.synth.synthesize as planner
 from ranks.checks import refused
 from ranks.topo_backend import end, start
-from topoplan.runtime.backend import plan_cache
 
 
 class Listener(logging.Handler):
@@ -71,7 +71,7 @@ def from_the_machine(cache: Path, listener: Listener) -> None:
     assert len(first.topology.ranks) == 2
     assert not cache.exists() if dist.get_rank() else len(list(cache.iterdir())) == 1
     end()
-    with patch.object(plan_cache, "synthesize", None):
+    with patch.object(planner, "synthesize", None):
         start(cache=cache)
         assert used_communicator().plan.hash == first.hash
         end()

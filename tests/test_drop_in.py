@@ -1,0 +1,31 @@
+"""Scripts that were written for gloo, NCCL or DDP's own hooks: nothing but a name changes."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from launch import run_ranks
+from ranks import drop_in
+
+Plans = Callable[..., str]
+
+
+def folder_of(plans: Plans, folder: Path) -> str:
+    for name in ("allreduce", "allgather", "reduce-scatter"):
+        shutil.copy(plans("ring:3", name), folder / f"{name}.json")
+    return str(folder)
+
+
+def test_sparse_tensors_go_to_gloo_and_expanded_inputs_are_copied(plans: Plans, tmp_path: Path) -> None:
+    run_ranks(drop_in.tensors_of_other_layouts, 3, folder_of(plans, tmp_path))
+
+
+def test_process_groups_own_methods_errors_and_uneven_inputs_are_torchs(plans: Plans, tmp_path: Path) -> None:
+    run_ranks(drop_in.other_ways_to_call, 3, folder_of(plans, tmp_path))
+
+
+def test_a_hook_is_made_early_and_saved_with_its_model(plans: Plans) -> None:
+    for shown in run_ranks(drop_in.a_saved_model, 3, plans("ring:3")):
+        assert shown == "<topoplan.ddp_hook of allreduce on ring:3: choose='model'>"
