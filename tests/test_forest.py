@@ -23,7 +23,7 @@ from topoplan.synth.bounds.any_way import bound
 from topoplan.synth.bounds.certificate import check_bound
 from topoplan.synth.cost.affine import bandwidth_s_per_GB
 from topoplan.synth.effort import Effort
-from topoplan.synth.forest.boxes import find_boxes
+from topoplan.synth.forest.machine.boxes import find_boxes
 from topoplan.synth.forest.machine.pairs import PairGraph, Tree
 from topoplan.synth.forest.machine.symmetry import colours, group, mirrors, shifts
 from topoplan.synth.forest.plant import Limits

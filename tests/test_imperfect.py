@@ -16,12 +16,12 @@ from topoplan.synth.bounds.certificate import Bound, check_bound
 from topoplan.synth.cost.affine import bandwidth_s_per_GB
 from topoplan.synth.effort import Effort
 from topoplan.synth.explain import explain
-from topoplan.synth.forest.boxes import find_boxes
 from topoplan.synth.forest.large.combs import comb_trees
 from topoplan.synth.forest.large.groups import find_narrow_groups
 from topoplan.synth.forest.large.level_paths import LevelPaths
 from topoplan.synth.forest.large.level_trees import LevelTrees
 from topoplan.synth.forest.large.mended import mend
+from topoplan.synth.forest.machine.boxes import find_boxes
 from topoplan.synth.forest.paths import level_schedule
 from topoplan.synth.ir.schedule import Schedule
 from topoplan.synth.plan import Plan

@@ -18,8 +18,8 @@ import numpy as np
 
 from ..effort import Effort
 from ..numeric.linear import pack
-from .boxes import lane_trees
 from .large.combs import comb_trees
+from .machine.boxes import lane_trees
 from .machine.metric import Metric
 from .machine.pairs import Floats, Tree
 from .machine.symmetry import group

@@ -22,10 +22,10 @@ from ..effort import Effort
 from ..ir.collective import Collective
 from ..numeric.matroid_union import spanning_trees
 from .balanced import balanced_trees
-from .boxes import Boxes, find_boxes
 from .generate import Columns, generate
 from .large.level_paths import LevelPaths, explain_too_many
 from .large.mended import mend
+from .machine.boxes import Boxes, find_boxes
 from .machine.pairs import PairGraph, Tree
 from .machine.symmetry import mirrors, shifts
 from .paths import PathPacking

@@ -1,7 +1,7 @@
 """Hierarchical allreduce on equal boxes: reduce inside each box to its lanes, across boxes lane by lane, and back.
 
 The boxes are found by their links and solved once; across them every lane has trees of boxes: a pair of binary trees,
-a chain, chains or stars from every box (synth/forest/boxes.py, shapes.py).
+a chain, chains or stars from every box (synth/forest/machine/boxes.py, shapes.py).
 """
 
 from __future__ import annotations

@@ -13,11 +13,11 @@ import numpy as np
 from scipy.sparse import coo_matrix
 from scipy.sparse.csgraph import connected_components
 
-from ...topo.graph import Topology
-from ...topo.routes import Route, Router
-from .machine.pairs import Tree
-from .machine.symmetry import colours
-from .shapes import Parents
+from ....topo.graph import Topology
+from ....topo.routes import Route, Router
+from ..shapes import Parents
+from .pairs import Tree
+from .symmetry import colours
 
 
 @dataclass(frozen=True)
