@@ -109,16 +109,15 @@ def result_or_raise(future: torch.futures.Future[Any]) -> Any:
 
 
 def _shown(carry_out: Callable[..., PlannedWork]) -> Callable[..., PlannedWork]:
-    """Let calls have a `name`, under which torch.profiler shows them, from when they are made until they are through."""
+    """Let calls have a `name`, under which torch.profiler shows them for as long as the caller is in them."""
 
     @wraps(carry_out)
     def show(*args: Any, name: str = "", **kwargs: Any) -> PlannedWork:
         if not name or not torch.autograd.profiler._is_profiler_enabled:
             return carry_out(*args, **kwargs)
-        with torch.profiler.record_function(name) as shown:
-            work = carry_out(*args, **kwargs)
-            shown._call_end_callbacks_on_future(work.outcome())
-        return work
+        # Not until the work's future is there: a profile that ends before that crashes (torch 2.13).
+        with torch.profiler.record_function(name):
+            return carry_out(*args, **kwargs)
 
     return show
 

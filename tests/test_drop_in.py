@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from launch import run_ranks
+import pytest
+from launch import run_command, run_ranks
 from ranks import drop_in
 
 Plans = Callable[..., str]
+SUITE = Path(__file__).resolve().parents[1] / "scripts" / "torch_suite.py"
 
 
 def folder_of(plans: Plans, folder: Path) -> str:
@@ -29,3 +32,13 @@ def test_process_groups_own_methods_errors_and_uneven_inputs_are_torchs(plans: P
 def test_a_hook_is_made_early_and_saved_with_its_model(plans: Plans) -> None:
     for shown in run_ranks(drop_in.a_saved_model, 3, plans("ring:3")):
         assert shown == "<topoplan.ddp_hook of allreduce on ring:3: choose='model'>"
+
+
+def test_torchs_own_tests_pass_through_plans() -> None:
+    """A few of them; `make torch-suite` runs all, through gloo as well."""
+    pytest.importorskip("expecttest", reason="torch's own tests need expecttest")
+    names = ("all_reduce_sum_async", "all_gather_full_group", "get_future", "grads_same_across_ranks_with_no_sync")
+    chosen = [part for name in names for part in ("-k", f"test_{name}")]
+    ended = run_command(sys.executable, str(SUITE), "--ways", "plan", *chosen)
+    assert ended.returncode == 0, ended.stdout
+    assert "plan: 4 passed, " in ended.stdout and " 0 failed of " in ended.stdout
