@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,6 +15,7 @@ import patience
 import pytest
 from launch import Ended, run_command, run_joined, run_module
 
+from topoplan.runtime.ranks.launch import end_on_signals, run_together
 from topoplan.synth.cost.host_costs import HostCosts, with_host
 from topoplan.synth.synthesize import collective_on, synthesize
 from topoplan.topo.presets import preset
@@ -134,6 +137,23 @@ def test_a_terminated_run_leaves_no_rank_behind(plan: str) -> None:
     patience.wait_until(
         lambda: not any(Path(f"/proc/{pid}").exists() for pid in started), 10, "the end of all processes"
     )
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_signal_in_the_middle_of_a_fork_ends_the_ranks() -> None:
+    """Python drops exceptions raised in what it calls around a fork, that of the signal's handler included."""
+    to_come = [signal.SIGTERM]
+    os.register_at_fork(after_in_parent=lambda: signal.raise_signal(to_come.pop()) if to_come else None)
+    rank: list[subprocess.Popen[bytes]] = []
+
+    def start(number: int) -> subprocess.Popen[bytes]:
+        rank.append(subprocess.Popen(["sleep", "1000"], preexec_fn=os.getpid))
+        return rank[0]
+
+    with pytest.raises(SystemExit) as ended, end_on_signals():
+        run_together(start, 1)
+    assert ended.value.code == 128 + signal.SIGTERM
+    assert rank[0].returncode is not None
 
 
 def test_stock_alone(tmp_path: Path) -> None:

@@ -27,6 +27,8 @@ _GRACE_S = 5.0
 _LAST_WORDS_S = 0.5
 """Seconds that other ranks have, after the first failure, to fail by themselves and print why."""
 _MEETING_S = 5.0
+_SIGNALS: list[int] = []
+"""Signals that asked this process to end (see `end_on_signals`)."""
 _SERVER = multiprocessing.get_context("forkserver")
 _REFUSED = (2, 3, 4, 5)
 """Exit codes of requests that cannot be carried out (see topo/errors.py): these are the cause of any other failure."""
@@ -103,6 +105,7 @@ def end_on_signals() -> Iterator[None]:
     """Raise SystemExit on SIGTERM and SIGHUP, so that child processes are ended too."""
 
     def end(number: int, frame: object) -> None:
+        _SIGNALS.append(number)
         raise SystemExit(128 + number)
 
     before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
@@ -111,6 +114,7 @@ def end_on_signals() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+        _SIGNALS.clear()
 
 
 def run_together(start: Callable[[int], Child], ranks: int) -> tuple[int | None, int]:
@@ -222,6 +226,8 @@ def _be_rank(
 def _wait_for_failure(children: list[Child]) -> int | None:
     """Return the first rank seen to fail, or None when all are done."""
     while True:
+        if _SIGNALS:  # it came in a callback whose exceptions nobody sees, such as those around a fork
+            raise SystemExit(128 + _SIGNALS[0])
         codes = [child.poll() for child in children]
         for rank, code in enumerate(codes):
             if code:
