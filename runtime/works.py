@@ -140,7 +140,7 @@ class ThreadQueue:
         could.
         """
         work = PlannedWork(tensors)
-        if sum(tensor.nbytes for tensor in tensors) <= _KEPT_BYTES:
+        if sum(tensor.numel() * tensor.element_size() for tensor in tensors) <= _KEPT_BYTES:
             self._recent.append(work)
         is_idle = self._waiting.unfinished_tasks == 0
         if (waits and is_idle) or threading.current_thread() is self._thread:

@@ -53,7 +53,6 @@ def test_hooks_may_be_shared_and_used_side_by_side(uses: list[tuple[Hashes, ddp_
 @pytest.mark.parametrize(
     ("use", "kind", "text"),
     [
-        ("early", "InputError", "torch.distributed is not initialised; call init_process_group first"),
         ("other world", "PlanMismatchError", "the plan is for 2 ranks, the group has 4"),
         ("twice", "RuntimeError", "can only be called once"),
         ("mixed_precision", "RuntimeError", "can only be called once"),

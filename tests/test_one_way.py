@@ -132,7 +132,7 @@ def least_s_per_GB(name: str, topology: Topology) -> float:
     return float(solved.fun)
 
 
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(machines(two_way=False))
 def test_allreduce_in_both_directions_is_the_best_of_all_trees(topology: Topology) -> None:
     assert_is_least("allreduce", topology)
@@ -144,7 +144,7 @@ def test_allreduce_is_the_best_of_all_trees(topology: Topology) -> None:
     assert_is_least("allreduce", topology)
 
 
-@settings(max_examples=100)
+@settings(max_examples=60)
 @given(machines(two_way=False))
 def test_allgather_is_the_best_of_all_trees(topology: Topology) -> None:
     assert_is_least("allgather", topology)

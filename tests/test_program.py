@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -39,33 +39,58 @@ def exact(name: str, triple: tuple[int, int, int], root: int | None = None) -> S
     return found
 
 
-SCHEDULES = {
-    "ring": built("ring", "ring:4"),
-    "doubling, 6 ranks": built("recursive-doubling", "switch:6"),
-    "halving-doubling": built("halving-doubling", "hypercube:3"),
-    "direct": built("direct", "switch:5"),
-    "one-shot": built("one-shot", "switch:5"),
-    "double-tree": built("double-tree", "switch:7"),
-    "packing": built("packing", "dgx1"),
-    "allgather": exact("allgather", (6, 3, 7)),
-    "reduce-scatter": reverse(exact("allgather", (2, 2, 3))),
-    "broadcast": exact("broadcast", (6, 3, 3), 3),
-    "reduce": reverse(exact("broadcast", (6, 3, 3), 3)),
-    "gather": exact("gather", (6, 3, 7), 2),
-    "scatter": exact("scatter", (6, 3, 7), 2),
-    "alltoall": exact("alltoall", (3, 3, 8)),
-    "packed allgather": built("packing", "mesh:2x3", "allgather"),
-    "packed reduce-scatter": built("packing", "mesh:2x3", "reduce-scatter"),
-    "packed broadcast": built("packing", "dgx1", "broadcast"),
-    "packed reduce": built("packing", "dgx1", "reduce"),
-    "packed alltoall": built("packing", "mesh:2x3", "alltoall"),
-    "packed scatter": built("packing", "mesh:2x3", "scatter"),
-    "packed gather": built("packing", "mesh:2x3", "gather"),
-    "hierarchical": built("hierarchical", "pcie-2socket"),
-    "greedy": built("greedy", "mesh:2x3"),
-    "greedy allgather": built("greedy", "mesh:2x3", "allgather"),
-    "parameter-server": built("parameter-server", "switch:5"),
+Recipe = Callable[[], Schedule]
+ALLREDUCES: dict[str, Recipe] = {
+    "ring": lambda: built("ring", "ring:4"),
+    "doubling, 6 ranks": lambda: built("recursive-doubling", "switch:6"),
+    "halving-doubling": lambda: built("halving-doubling", "hypercube:3"),
+    "direct": lambda: built("direct", "switch:5"),
+    "one-shot": lambda: built("one-shot", "switch:5"),
+    "double-tree": lambda: built("double-tree", "switch:7"),
+    "packing": lambda: built("packing", "dgx1"),
+    "hierarchical": lambda: built("hierarchical", "pcie-2socket"),
+    "greedy": lambda: built("greedy", "mesh:2x3"),
+    "parameter-server": lambda: built("parameter-server", "switch:5"),
 }
+OTHERS: dict[str, Recipe] = {
+    "allgather": lambda: exact("allgather", (6, 3, 7)),
+    "reduce-scatter": lambda: reverse(exact("allgather", (2, 2, 3))),
+    "broadcast": lambda: exact("broadcast", (6, 3, 3), 3),
+    "reduce": lambda: reverse(exact("broadcast", (6, 3, 3), 3)),
+    "gather": lambda: exact("gather", (6, 3, 7), 2),
+    "scatter": lambda: exact("scatter", (6, 3, 7), 2),
+    "alltoall": lambda: exact("alltoall", (3, 3, 8)),
+    "packed allgather": lambda: built("packing", "mesh:2x3", "allgather"),
+    "packed reduce-scatter": lambda: built("packing", "mesh:2x3", "reduce-scatter"),
+    "packed broadcast": lambda: built("packing", "dgx1", "broadcast"),
+    "packed reduce": lambda: built("packing", "dgx1", "reduce"),
+    "packed alltoall": lambda: built("packing", "mesh:2x3", "alltoall"),
+    "packed scatter": lambda: built("packing", "mesh:2x3", "scatter"),
+    "packed gather": lambda: built("packing", "mesh:2x3", "gather"),
+    "greedy allgather": lambda: built("greedy", "mesh:2x3", "allgather"),
+}
+
+
+class Built(Mapping[str, Schedule]):
+    """Schedules by name, each built when it is first asked for: collecting tests costs nothing."""
+
+    def __init__(self, recipes: Mapping[str, Recipe]) -> None:
+        self.recipes = recipes
+        self.built: dict[str, Schedule] = {}
+
+    def __getitem__(self, name: str) -> Schedule:
+        if name not in self.built:
+            self.built[name] = self.recipes[name]()
+        return self.built[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.recipes)
+
+    def __len__(self) -> int:
+        return len(self.recipes)
+
+
+SCHEDULES = Built(ALLREDUCES | OTHERS)
 PARTED = ("allgather", "reduce-scatter", "gather", "scatter", "alltoall")
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_program import PARTED, SCHEDULES, Array, PlayedRank, SentMessage
+from test_program import ALLREDUCES, OTHERS, PARTED, SCHEDULES, Array, PlayedRank, SentMessage
 
 from topoplan.runtime.program.instructions import Decode, Encode, Program, Span
 from topoplan.runtime.program.layout import Layout
@@ -146,7 +146,7 @@ def replayed(schedule: Schedule, numel: int, inputs: list[Array]) -> list[Array]
     return out
 
 
-IN_PLACE = [name for name, schedule in SCHEDULES.items() if schedule.collective.name == "allreduce"]
+IN_PLACE = list(ALLREDUCES)
 
 
 @pytest.mark.parametrize("rounds", [False, True], ids=["flow", "rounds"])
@@ -169,7 +169,7 @@ def test_ranks_end_with_what_the_rules_say_and_nothing_is_lost(
         np.testing.assert_array_equal(got[0] + sum(errors), sum(inputs))  # all in multiples of 1/64: exact
 
 
-@pytest.mark.parametrize("name", [name for name in SCHEDULES if name not in IN_PLACE])
+@pytest.mark.parametrize("name", list(OTHERS))
 @settings(max_examples=4)
 @given(part=st.integers(1, 60), seed=st.integers(0, 10**6))
 def test_what_is_only_handed_on_is_rounded_once(name: str, part: int, seed: int) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 import patience
 import torch
 import torch.distributed as dist
-from rank_process import init
 from torch.nn import Embedding, Linear, Sequential
 from torch.nn.functional import mse_loss
 from torch.nn.parallel.distributed import _MixedPrecision
@@ -97,9 +96,6 @@ def wrong_uses(path: str, for_two: str) -> Errors:
         except Exception as error:
             errors[use] = type(error).__name__, str(error).splitlines()[0]
 
-    dist.destroy_process_group()
-    note("early", lambda: topoplan.ddp_hook(path))
-    init("-again")
     note("other world", lambda: topoplan.ddp_hook(for_two))
     hook: Any = topoplan.ddp_hook(path, choose="model")
     note("twice", lambda: wrapped(network, hook).register_comm_hook(None, hook))
