@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import wraps
@@ -24,10 +23,6 @@ from .reductions import check_reduction
 Call = Callable[[], object]
 _END_S = 5.0
 """Seconds that a thread may take to come to its end: it may be in a call whose peers are gone."""
-
-_KEPT_WORKS, _KEPT_BYTES = 16, 4096
-"""Latest works on tensors of at most so many bytes are kept: DDP's join() hands one to C++, whose pointer keeps alive the
-C++ half alone, and asks for its future later."""
 
 
 class PlannedWork(dist.Work):
@@ -126,7 +121,6 @@ class ThreadQueue:
     """Calls on CPU tensors, carried out by a thread that starts with the first of them."""
 
     def __init__(self) -> None:
-        self._recent: deque[PlannedWork] = deque(maxlen=_KEPT_WORKS)
         self._waiting: queue.Queue[tuple[Call, PlannedWork] | None] = queue.Queue()
         self._thread: threading.Thread | None = None
 
@@ -140,8 +134,6 @@ class ThreadQueue:
         could.
         """
         work = PlannedWork(tensors)
-        if sum(tensor.numel() * tensor.element_size() for tensor in tensors) <= _KEPT_BYTES:
-            self._recent.append(work)
         is_idle = self._waiting.unfinished_tasks == 0
         if (waits and is_idle) or threading.current_thread() is self._thread:
             _run(call)

@@ -25,7 +25,7 @@ def test_sparse_tensors_go_to_gloo_and_expanded_inputs_are_copied(plans: Plans, 
     run_ranks(drop_in.tensors_of_other_layouts, 3, folder_of(plans, tmp_path))
 
 
-def test_process_groups_own_methods_errors_and_uneven_inputs_are_torchs(plans: Plans, tmp_path: Path) -> None:
+def test_process_groups_own_methods_profiles_and_errors_are_torchs(plans: Plans, tmp_path: Path) -> None:
     run_ranks(drop_in.other_ways_to_call, 3, folder_of(plans, tmp_path))
 
 

@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 import topoplan
 from ranks.checks import refused, same_everywhere
 from ranks.topo_backend import count_planned, start
-from ranks.training import flat, network, seeded, wrapped
+from ranks.training import network, seeded, wrapped
 
 
 def tensors_of_other_layouts(folder: str) -> None:
@@ -47,7 +47,7 @@ def tensors_of_other_layouts(folder: str) -> None:
 
 
 def other_ways_to_call(folder: str) -> None:
-    """A process group's own methods; errors that scripts catch; the end of uneven inputs, divided as DDP says."""
+    """A process group's own methods, what a profile shows of them, and errors that scripts catch."""
     start(plans=folder, least_bytes=0)
     group, world = dist.distributed_c10d._get_default_group(), dist.get_world_size()
     x = torch.ones(1000)
@@ -61,13 +61,6 @@ def other_ways_to_call(folder: str) -> None:
     assert {"topo:all_reduce", "topo:all_gather"} <= ranges and any(key.startswith("topo: ") for key in ranges), ranges
     with refused("complex64", RuntimeError):
         topoplan.Communicator(f"{folder}/allreduce.json").allreduce(torch.ones(3, dtype=torch.complex64))
-    model = DDP(seeded(network))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    with model.join(divide_by_initial_world_size=False):
-        for _ in range(2 + dist.get_rank()):
-            model(torch.ones(2, 33)).sum().backward()
-            optimizer.step()
-    assert same_everywhere(flat(model))
 
 
 def a_saved_model(path: str) -> str:
