@@ -32,6 +32,8 @@ _LISTED = 4
 """How many rows without a schedule a message names."""
 _CHANGED_SHARE = 0.6
 """Share of the time limit for the changed machine; the rest is for the one that it is compared with."""
+_COMPARED_RANKS = 512
+"""With more GPUs, a changed machine is not compared with the one before: that takes as long as its own plan."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -79,12 +81,13 @@ def _run(args: argparse.Namespace) -> int:
             report.cut_short = effort.cut_short
             report.plan = _plan_for_front(report.front, report.bounds, collective, topology)
         else:
-            seconds = args.time_limit * (_CHANGED_SHARE if change else 1.0)
+            compared = bool(change) and len(machine.ranks) <= _COMPARED_RANKS
+            seconds = args.time_limit * (_CHANGED_SHARE if compared else 1.0)
             limits = parse_limits(args)
             result = synthesize(collective, topology, args.strategy, seconds, say, limits, thorough=args.explain)
             report.plan, report.declined, report.table = result.plan, result.declined, result.table
             report.cut_short += result.cut_short
-            if change:
+            if compared:
                 seconds = args.time_limit - seconds
                 healthy = synthesize(before, machine, args.strategy, seconds, say, limits)
                 report.healthy = healthy.plan
