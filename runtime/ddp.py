@@ -71,8 +71,7 @@ class DdpHook:
     def _prepare(self) -> None:
         # DDP logs the name of its hook, as a function has one.
         self.__name__ = self.__qualname__ = "ddp_hook"
-        self._communicator: Communicator | None = None
-        self._calls: CallQueue | None = None
+        self._met: tuple[Communicator, CallQueue] | None = None
         self._residuals = Residuals() if self.error_feedback else None
 
     def _meet(self, group: dist.ProcessGroup | None = None) -> tuple[Communicator, CallQueue]:
@@ -85,13 +84,13 @@ class DdpHook:
             communicator.plan.check_same_bits()
         calls = make_queue(communicator.engine.device)
         weakref.finalize(self, calls.close)  # the thread ends with the model that had the hook
-        self._communicator, self._calls = communicator, calls
-        return communicator, calls
+        self._met = communicator, calls
+        return self._met
 
     @property
     def communicator(self) -> Communicator:
         """What carries out the collectives. Collective where the ranks have not met yet."""
-        return self._communicator or self._meet()[0]
+        return (self._met or self._meet())[0]
 
     def __call__(self, state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # type: ignore[name-defined]
         """Return a future of the bucket's average over all ranks."""
@@ -100,10 +99,7 @@ class DdpHook:
         in_backward = torch._C._current_graph_task_id() >= 0  # else it is a join() that has DDP call its hook
         convert = _tensor_or_failure if in_backward else _tensor_or_raise
         try:
-            if self._communicator is None or self._calls is None:
-                self._meet()
-            communicator, calls = self._communicator, self._calls
-            assert communicator is not None and calls is not None
+            communicator, calls = self._met or self._meet()
             # Divided first, as DDP itself does, so that half-precision sums do not overflow.
             op, ranks = dist.ReduceOp.SUM, communicator.size
             work = start_allreduce(communicator, calls, tensor, op, waits=False, divisor=ranks, residual=residual)
@@ -114,7 +110,7 @@ class DdpHook:
         return work.outcome().then(convert)
 
     def __repr__(self) -> str:
-        plan = self.plan if self._communicator is None else self._communicator.plan
+        plan = self.plan if self._met is None else self._met[0].plan
         what = f"{plan.collective.name} on {plan.topology.name}" if isinstance(plan, Plan) else str(plan)
         options = [f"choose={self.choose!r}"]
         options += [f"compress={self.compress!r}", f"reduction={self.reduction!r}"] if self.compress else []

@@ -26,13 +26,8 @@ from pathlib import Path
 from typing import Any
 
 KNOWN = {
-    "test_monitored_barrier_allreduce_hang": "torch asks for gloo by name",
-    "test_monitored_barrier_allreduce_hang_wait_all_ranks": "torch asks for gloo by name",
-    "test_monitored_barrier_failure_order": "torch asks for gloo by name",
     "test_monitored_barrier_gloo": "torch asks for gloo by name",
-    "test_monitored_barrier_gloo_rank_0_timeout": "torch asks for gloo by name",
     "test_monitored_barrier_gloo_subgroup": "torch asks for gloo by name",
-    "test_monitored_barrier_wait_all_ranks": "torch asks for gloo by name",
     "test_ddp_logging_data_cpu": "compares the backend's name",
     "test_get_backend": "compares the backend's name",
 }

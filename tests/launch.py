@@ -109,14 +109,7 @@ def run_modules(
                 folder / f"{number}.err",
             )
             processes.append(_SERVER.Process(target=_command_main, args=call))
-        try:
-            for process in processes:
-                process.start()
-            _wait(processes, time.monotonic() + patience.seconds(quiet_s))
-        finally:
-            for process in processes:
-                process.kill()
-                process.join()
+        _run_to_end(processes, quiet_s)
         return [
             subprocess.CompletedProcess(
                 [module, *args], process.exitcode or 0, _read(folder / f"{number}.out"), _read(folder / f"{number}.err")
@@ -169,14 +162,7 @@ def _run(
             told = {**common, **environment, **place, "RANK": str(rank)}
             call = (body.__module__, body.__name__, args, backend, told, folder / f"{rank}.out")
             ranks.append(context.Process(target=_main, args=call))
-        try:
-            for process in ranks:
-                process.start()
-            _wait(ranks, time.monotonic() + patience.seconds(quiet_s))
-        finally:
-            for process in ranks:
-                process.kill()
-                process.join()
+        _run_to_end(ranks, quiet_s)
         results: list[T] = []
         for number, process in enumerate(ranks):
             printed, result = folder / f"{number}.out", folder / f"{number}.json"
@@ -201,7 +187,15 @@ def _read(printed: Path) -> str:
     return printed.read_text(encoding="utf-8", errors="replace") if printed.exists() else ""
 
 
-def _wait(ranks: Sequence[BaseProcess], ends: float) -> None:
-    """Wait until all have ended, or time is over: those left are killed, and have a negative exit code."""
-    for process in ranks:
-        process.join(max(0.0, ends - time.monotonic()))
+def _run_to_end(processes: Sequence[BaseProcess], quiet_s: float) -> None:
+    """Start processes and wait until all have ended, or time is over: those left are killed, with a negative exit code."""
+    ends = time.monotonic() + patience.seconds(quiet_s)
+    try:
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join(max(0.0, ends - time.monotonic()))
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()

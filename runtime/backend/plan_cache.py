@@ -29,7 +29,7 @@ def load_or_synthesize(collective: Collective, topology: Topology, folder: Path,
     if loaded is not None:
         log.info("%s: plan %s from %s", _describe(collective), loaded.hash[:16], path)
         return loaded
-    # The planner's imports take as long as torch's, and only the first rank of the first start needs them.
+    # The planner's imports take more than a second of a core, and only the first rank of the first start needs them.
     from ...synth.synthesize import synthesize
 
     result = synthesize(collective, topology, time_limit_s=time_limit_s)
