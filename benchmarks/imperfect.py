@@ -1,20 +1,25 @@
-"""Plans for machines that are not perfect, at scale: python benchmarks/imperfect.py [WORD ...]
+"""Plans for machines that are not perfect, at scale: python benchmarks/imperfect.py [--command] [WORD ...]
 
 For machines with a slow link, a lost link or a lost GPU, large meshes, and machines on which only some switches compute: the
 bound, the best bound of a cut (around a GPU or a group for alltoall), the gap of the plan, the seconds, and whether the row's
-bar is met. With words, only the rows in which all of them occur are run.
+bar is met. With words, only the rows in which all of them occur are run. With --command, each row is what `topo-synth` does
+with its usual time limit, from its start to the plan's file.
 """
 
 from __future__ import annotations
 
+import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import replace
 from fractions import Fraction
+from pathlib import Path
 
 from topoplan.synth.bounds.any_way import cut_bound
 from topoplan.synth.bounds.certificate import check_bound
 from topoplan.synth.cost.affine import bandwidth_s_per_GB
+from topoplan.synth.plan import Plan
 from topoplan.synth.synthesize import collective_on, synthesize
 from topoplan.topo.derived.degrade import Change, degrade
 from topoplan.topo.graph import Device, Link, Topology, both_ways
@@ -53,17 +58,41 @@ def find_machine(name: str, change: Change) -> Topology:
     return degrade(make_mixed_switches(Fraction(size)) if family == "mixed" else preset(name), change)
 
 
+def make_plan(name: str, change: Change, collective: str, limit_s: float) -> tuple[Plan, float]:
+    """Return a row's plan, searched for at most `limit_s`, and the seconds it took."""
+    topology = find_machine(name, change)
+    wanted = collective_on(collective, topology)
+    started = time.perf_counter()
+    return synthesize(wanted, topology, time_limit_s=limit_s).plan, time.perf_counter() - started
+
+
+def run_command(name: str, change: Change, collective: str) -> tuple[Plan, float]:
+    """Return the plan that topo-synth writes for a row, and the seconds from its start to its end."""
+    changes = [f"--scale-link={x}" for x in change.scale_links] + [f"--without-link={x}" for x in change.without_links]
+    changes += [f"--without-rank={x}" for x in change.without_ranks]
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "topoplan.cli.synth", "--collective", collective, "--topology", name, *changes]
+        file = Path(folder) / "plan.json"
+        started = time.perf_counter()
+        subprocess.run([*command, "-o", str(file)], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        took = time.perf_counter() - started
+        return Plan.load(file), took
+
+
 def main() -> None:
     """Print the table."""
+    words = [word for word in sys.argv[1:] if word != "--command"]
+    by_command = len(words) < len(sys.argv) - 1
     print(f"{'machine':46} {'collective':15} {'bound':>8} {'cut':>8} {'gap':>7} {'seconds':>8}  bar met")
     for name, change, collective_name, seconds, gap in ROWS:
         topology = find_machine(name, change)
-        if not all(word in f"{topology.name} {collective_name}" for word in sys.argv[1:]):
+        if not all(word in f"{topology.name} {collective_name}" for word in words):
+            continue
+        if by_command and name.startswith("mixed"):  # no preset
             continue
         collective = collective_on(collective_name, topology)
-        started = time.perf_counter()
-        plan = synthesize(collective, topology, time_limit_s=seconds).plan
-        took = time.perf_counter() - started
+        row = name, change, collective_name
+        plan, took = run_command(*row) if by_command else make_plan(*row, seconds)
         check_bound(plan.bound, collective, topology)
         reached = min(bandwidth_s_per_GB(replace(entry.schedule, segments=2), topology) for entry in plan.entries)
         cut = cut_bound(collective, topology)

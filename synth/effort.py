@@ -47,6 +47,14 @@ class Effort:
         part.ends_at = self.ends_at - max(0.0, self.clock_s) * (1 - share_of_clock)
         return part
 
+    def extend(self, work_s: float) -> Effort:
+        """Return an allowance of `work_s` (at the usual time limit) beyond this one, with the same end: for a cheap last step
+        that what was spent before must not take away.
+        """
+        part = self.grant(work_s)
+        part._parent = None
+        return part
+
     def spend(self, work_s: float) -> None:
         """Count work as done, in this allowance and in those that it came from."""
         self._left_s -= work_s

@@ -39,8 +39,10 @@ _TURNED = ("reduce", "reduce-scatter", "gather")
 _EXACT_RANKS, _EXACT_BROADCAST = 128, 300
 _LANES = 48
 _BOUND_WORK_S = 20.0
-_LEVEL_RANKS, _MENDED_WORK_S = 8, 8.0
-"""With more GPUs, out-trees of all ranks are evened out before column generation; work for those of the mended machine."""
+_LEVEL_RANKS, _MENDED_WORK_S, _EVENING_WORK_S = 8, 8.0, 10.0
+"""With more GPUs, out-trees of all ranks are evened out before column generation; work for those of the mended machine, and
+for evening them out.
+"""
 _MOST_LEVEL_RANKS = 1536
 """With more GPUs, trees of all roots have too many branches to be evened out."""
 _NEAR = Fraction(998, 1000)
@@ -222,7 +224,8 @@ def _plan_level_trees(request: Request, simple: Forest | None) -> Planted:
             seeds = _build_forests(packing, branches, survey(topology), None)[0][0]
     trees = LevelTrees(topology, seeds, request.effort)
     if request.bound is not None:
-        trees.even_out(float(request.bound.s_per_GB) * request.collective.ranks, request.effort)
+        evening = request.effort.extend(_EVENING_WORK_S)
+        trees.even_out(float(request.bound.s_per_GB) * request.collective.ranks, evening)
     listed, shares = trees.list_forest()
     ranks = survey(topology).ranks
     forest = Forest(tuple(listed), tuple(shares), max(tree_depth(tree, ranks) for tree in listed))
