@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-import torch
 import torch.distributed as dist
 
 from ..synth.cost.host_costs import HostCosts
@@ -22,9 +21,9 @@ from ..synth.ir.schedule import Schedule
 from ..synth.plan import Plan
 from ..topo.errors import InputError
 from .codecs import Codec
-from .ranks.faults import Faults
 from .ranks.machine import Machine
 from .ranks.timing import find_slowest_s, time_call_s
+from .ranks.transport import Transport
 
 MODES = ("race", "model", "plan")
 ChooseFunction = Callable[[int, Sequence[Schedule]], Schedule | str | None]
@@ -84,15 +83,16 @@ class Chooser:
         self,
         plan: Plan,
         machine: Machine,
-        faults: Faults,
-        device: torch.device,
+        transport: Transport,
         mode: ChooseMode,
         is_usable: Callable[[Schedule], bool] = lambda _: True,
         codec: Codec | None = None,
     ) -> None:
-        self.plan, self.machine, self.faults, self.device, self.mode = plan, machine, faults, device, mode
+        self.plan, self.machine, self.mode = plan, machine, mode
         self.is_usable, self.codec = is_usable, codec
-        self.group, self.rank = faults.group, faults.rank
+        self.group, self.faults, self.device, self.rank = (
+            transport.group, transport.faults, transport.device, transport.rank
+        )  # fmt: skip
         self.choices: dict[int, Choice] = {}
 
     @cached_property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -13,9 +14,11 @@ from ..topo.errors import ExecutionError, InputError, PlanMismatchError, Topopla
 from .choose import Choice, ChooseMode, check_choose_mode
 from .codecs import find_codec
 from .engine import Engine
-from .ranks.faults import first_line, grace_s
-from .ranks.groups import GroupMaker, device_of, make_private_group
-from .reductions import ReduceOp, check_reduction, check_residual, check_tensors, finish_reduction, flatten
+from .ranks.faults import first_line
+from .ranks.groups import GroupMaker
+from .ranks.transport import Transport
+from .reductions import check_reduction, check_residual, check_tensors, finish_reduction, flatten
+from .task import Task
 
 REDUCTIONS = ("hops", "once")
 DEFAULT_TIMEOUT = timedelta(seconds=300)
@@ -26,7 +29,8 @@ class Communicator:
     """Carries out one plan's collective over the ranks of `group` (default: all).
 
     Constructing it is collective: every rank of the default group must do so, in the same order (it makes a process
-    group of its own, so that its messages never mix with others'). Before any data moves the ranks agree on the plan;
+    group of its own, so that its messages never mix with others'; communicators that are given one Transport share its
+    group, and are called in one order on all ranks). Before any data moves the ranks agree on the plan;
     where they do not, or their number is not the plan's, every rank raises PlanMismatchError.
 
     `choose` says how a schedule is picked for a size: `race` (at the first call of each power of two, the candidates that
@@ -45,7 +49,7 @@ class Communicator:
     def __init__(
         self,
         plan: Plan | str | Path,
-        group: dist.ProcessGroup | GroupMaker | None = None,
+        group: dist.ProcessGroup | GroupMaker | Transport | None = None,
         timeout: timedelta = DEFAULT_TIMEOUT,
         choose: ChooseMode = "race",
         compress: str | None = None,
@@ -61,10 +65,9 @@ class Communicator:
             raise InputError("torch.distributed is not initialised; call init_process_group first")
         plan_or_error = _load_plan(plan)
         try:
-            own_group = make_private_group(group, timeout - timedelta(seconds=grace_s(timeout)))
-            device = device_of(own_group)
-            self.plan = _agree_on_plan(plan_or_error, own_group, device)
-            self.engine = Engine(self.plan, own_group, device, timeout, choose, codec, rounds_once=reduction == "once")
+            self._transport = group if isinstance(group, Transport) else Transport(group, timeout)
+            self.plan = _agree_on_plan(plan_or_error, self._transport)
+            self.engine = Engine(self.plan, self._transport, choose, codec, rounds_once=reduction == "once")
         except TopoplanError:
             raise
         except RuntimeError as error:
@@ -72,6 +75,7 @@ class Communicator:
                 f"rank {dist.get_rank()}: the ranks could not set up a group for the plan: {first_line(error)}; "
                 "are all of them running, and can they reach each other?"
             ) from error
+        self._shares_transport = self._transport is group
         self.rank, self.size = self.engine.rank, self.engine.size
 
     # -- collectives ---------------------------------------------------------------------------------------------
@@ -84,52 +88,84 @@ class Communicator:
         `residual` (with compression, of SUM and AVG) is error feedback: float32, as many elements as the tensor, zeros at
         first. It is added to the tensor and gets what rounding on this rank took away; over all ranks nothing is lost.
         """
-        kind = self._check("allreduce", (tensor,), op)
-        if residual is not None:
-            if self.engine.codec is None:
-                raise InputError("residual without compression: nothing is lost that could be fed back")
-            check_residual(tensor, kind, residual)
-            residual = residual.view(-1)
-        return self._run_in_place(tensor, kind, residual)
+        self._check_name("allreduce")
+        self.prepare(tensor, None, op, residual).run()
+        return tensor
 
     def reduce(self, tensor: torch.Tensor, op: object = dist.ReduceOp.SUM) -> torch.Tensor:
         """Reduce the tensors of all ranks, in place at the plan's root; other ranks' tensors hold partial results."""
-        return self._run_in_place(tensor, self._check("reduce", (tensor,), op))
+        self._check_name("reduce")
+        self.prepare(tensor, None, op).run()
+        return tensor
 
     def broadcast(self, tensor: torch.Tensor) -> torch.Tensor:
         """Copy the tensor of the plan's root to every rank, in place."""
-        return self._run_in_place(tensor, self._check("broadcast", (tensor,), None))
+        self._check_name("broadcast")
+        self.prepare(tensor).run()
+        return tensor
 
     def allgather(self, output: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
         """Concatenate the tensors of all ranks in `output` (ranks times as long)."""
-        return self._run_out_of_place("allgather", output, tensor, output.numel(), tensor.numel() * self.size)
+        self._check_name("allgather")
+        self.prepare(output, tensor).run()
+        return output
 
     def gather(self, output: torch.Tensor | None, tensor: torch.Tensor) -> torch.Tensor | None:
         """Concatenate the tensors of all ranks in `output` at the plan's root; elsewhere `output` is None."""
+        self._check_name("gather")
         if self._is_root != (output is not None):
             raise InputError("gather: give an output at the root, and None at the other ranks")
-        numel = tensor.numel() * self.size
-        target = tensor.new_empty(0) if output is None else output
-        self._run_out_of_place("gather", target, tensor, numel if output is None else output.numel(), numel)
+        self.prepare(tensor.new_empty(0) if output is None else output, tensor).run()
         return output
 
     def reduce_scatter(
         self, output: torch.Tensor, tensor: torch.Tensor, op: object = dist.ReduceOp.SUM
     ) -> torch.Tensor:
         """Reduce the tensors of all ranks (ranks times as long as `output`) and write this rank's part to `output`."""
-        return self._run_out_of_place("reduce-scatter", output, tensor, tensor.numel(), output.numel() * self.size, op)
+        self._check_name("reduce-scatter")
+        self.prepare(output, tensor, op).run()
+        return output
 
     def scatter(self, output: torch.Tensor, tensor: torch.Tensor | None) -> torch.Tensor:
         """Write this rank's part of the root's tensor to `output`; elsewhere than at the root `tensor` is None."""
+        self._check_name("scatter")
         if self._is_root != (tensor is not None):
             raise InputError("scatter: give a tensor at the root, and None at the other ranks")
-        numel = output.numel() * self.size
-        source = output.new_empty(0) if tensor is None else tensor
-        return self._run_out_of_place("scatter", output, source, numel if tensor is None else tensor.numel(), numel)
+        self.prepare(output, output.new_empty(0) if tensor is None else tensor).run()
+        return output
 
     def alltoall(self, output: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
         """Send part j of `tensor` to rank j, and write what comes from it to part j of `output`."""
-        return self._run_out_of_place("alltoall", output, tensor, tensor.numel(), output.numel())
+        self._check_name("alltoall")
+        self.prepare(output, tensor).run()
+        return output
+
+    def prepare(
+        self,
+        output: torch.Tensor,
+        tensor: torch.Tensor | None = None,
+        op: object = None,
+        residual: torch.Tensor | None = None,
+    ) -> Task:
+        """Return a call of the plan's collective, to be carried out later: from `tensor` to `output`, or in place in
+        `output`. Raises InputError where they do not fit the collective, or each other.
+        """
+        name, engine = self.plan.collective.name, self.engine
+        tensors = (output,) if tensor is None else (output, tensor)
+        check_tensors(name, tensors, engine.device.type, compressed=engine.codec is not None)
+        kind = dist.ReduceOp.SUM if op is None else check_reduction(op, output.dtype)
+        if residual is not None:
+            if engine.codec is None:
+                raise InputError("residual without compression: nothing is lost that could be fed back")
+            check_residual(output, kind, residual)
+            residual = residual.view(-1)
+        numel = output.numel() if tensor is None else self._count_elements(output, tensor)
+        target = flatten(output)
+        source = target if tensor is None else flatten(tensor)
+        holds_result = self.plan.collective.root is None or self._is_root
+        divisor = self.size if kind == dist.ReduceOp.AVG and holds_result else 1
+        finish = partial(finish_reduction, output, target, divisor)
+        return Task(engine, numel, source, target, kind, residual, [finish])
 
     # -- what is used, and the end -------------------------------------------------------------------------------
 
@@ -143,8 +179,9 @@ class Communicator:
         return self.engine.wire_bytes
 
     def close(self) -> None:
-        """Destroy the communicator's process group; a later call raises ExecutionError."""
-        self.engine.close()
+        """Destroy the communicator's process group, unless it is shared; a later call raises ExecutionError."""
+        if not self._shares_transport:
+            self._transport.close()
 
     # -- how -----------------------------------------------------------------------------------------------------
 
@@ -152,38 +189,27 @@ class Communicator:
     def _is_root(self) -> bool:
         return self.plan.collective.root == self.rank
 
-    def _check(self, name: str, tensors: tuple[torch.Tensor, ...], op: object) -> ReduceOp:
-        """Check that the plan is for a collective, and the tensors fit it; return the reduction."""
+    def _check_name(self, name: str) -> None:
         if self.plan.collective.name != name:
             raise InputError(f"the plan is for {self.plan.collective.name}, not for {name}; synthesize one for it")
-        check_tensors(name, tensors, self.engine.device.type, compressed=self.engine.codec is not None)
-        return dist.ReduceOp.SUM if op is None else check_reduction(op, tensors[0].dtype)
 
-    def _run_in_place(self, tensor: torch.Tensor, op: ReduceOp, residual: torch.Tensor | None = None) -> torch.Tensor:
-        if tensor.numel() == 0:
-            return tensor
-        flat = flatten(tensor)
-        self.engine.run(flat.numel(), flat, flat, op, residual)
-        holds_result = self.plan.collective.root is None or self._is_root
-        finish_reduction(tensor, flat, self.size if op == dist.ReduceOp.AVG and holds_result else 1)
-        return tensor
-
-    def _run_out_of_place(
-        self, name: str, output: torch.Tensor, tensor: torch.Tensor, numel: int, wanted: int, op: object = None
-    ) -> torch.Tensor:
-        """Run on a buffer of `numel` elements, which the other end's tensor must make `wanted`."""
-        kind = self._check(name, (output, tensor), op)
-        if numel != wanted or numel % self.size:
+    def _count_elements(self, output: torch.Tensor, tensor: torch.Tensor) -> int:
+        """Return the elements of the whole buffer. Raises InputError where input and output do not fit together."""
+        name, size, at_root = self.plan.collective.name, self.size, self._is_root
+        of_input, of_output = tensor.numel(), output.numel()
+        if name == "allgather" or (name == "gather" and at_root):
+            numel, wanted = of_output, of_input * size
+        elif name == "reduce-scatter" or (name == "scatter" and at_root):
+            numel, wanted = of_input, of_output * size
+        elif name == "alltoall":
+            numel, wanted = of_input, of_output
+        else:
+            numel = wanted = (of_input if name == "gather" else of_output) * size
+        if numel != wanted or numel % size:
             raise InputError(
-                f"{name} over {self.size} ranks: input of {tensor.numel()} and output of {output.numel()} elements "
-                "do not fit together"
+                f"{name} over {size} ranks: input of {of_input} and output of {of_output} elements do not fit together"
             )
-        if numel == 0:
-            return output
-        target = flatten(output)
-        self.engine.run(numel, flatten(tensor), target, kind)
-        finish_reduction(output, target, self.size if kind == dist.ReduceOp.AVG else 1)
-        return output
+        return numel
 
 
 def _load_plan(plan: Plan | str | Path) -> Plan | TopoplanError:
@@ -196,9 +222,9 @@ def _load_plan(plan: Plan | str | Path) -> Plan | TopoplanError:
         return error
 
 
-def _agree_on_plan(plan: Plan | TopoplanError, group: dist.ProcessGroup, device: torch.device) -> Plan:
+def _agree_on_plan(plan: Plan | TopoplanError, transport: Transport) -> Plan:
     """Return the plan once all ranks have shown each other its hash (zeros: a rank has none), and their number fits."""
-    size = dist.get_world_size(group)
+    group, device, size = transport.group, transport.device, transport.size
     digest = bytes.fromhex(plan.hash) if isinstance(plan, Plan) else bytes(_DIGEST_BYTES)
     digests = [torch.empty(_DIGEST_BYTES, dtype=torch.uint8, device=device) for _ in range(size)]
     dist.all_gather(digests, torch.tensor(list(digest), dtype=torch.uint8, device=device), group=group)

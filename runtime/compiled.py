@@ -12,6 +12,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from ..synth.ir.collective import Collective
 from ..synth.ir.schedule import Schedule
 from ..topo.errors import InputError
 from .codecs import Codec
@@ -56,7 +57,7 @@ class Compiled:
         dtype = like.dtype if codec is None else torch.float32
         self.staging = torch.empty(program.staging_numel, dtype=dtype, device=like.device)
         self.encoding = None if codec is None else EncodingBuffers(program, codec, like.device, feedback=feedback)
-        self.call = f"{op.name}, {numel} elements of {dtype_name(like.dtype)}, by {schedule.label}"
+        self.call = describe_call(schedule.collective, op, numel, like.dtype, schedule.label)
         if codec is not None:
             self.call += f", {codec.name} on the wire"
         # Ranks whose calls differ have different tags: their messages never meet, let alone add up.
@@ -146,6 +147,13 @@ class Compiled:
             batches[number].append(dist.P2POp(operation, view(post.span), peer, group=self.group))
             counts[post.kind, post.peer] += 1
         return [batches[number] for number in sorted(batches)]
+
+
+def describe_call(collective: Collective, op: ReduceOp, numel: int, dtype: torch.dtype, how: str) -> str:
+    """Return what a call is, alike on all ranks that make the same one: "allreduce (SUM) of 8 elements of float32 by ring"."""
+    reduction = f" ({op.name})" if collective.reduces else ""
+    root = "" if collective.root is None else f" at {collective.root}"
+    return f"{collective.name}{reduction}{root} of {numel} elements of {dtype_name(dtype)} by {how}"
 
 
 class EncodingBuffers:

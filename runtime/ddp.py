@@ -6,6 +6,7 @@ No postponed annotations here: DDP compares the annotations of a hook with the t
 import weakref
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from ..topo.errors import InputError
 from .choose import ChooseMode
 from .communicator import DEFAULT_TIMEOUT, Communicator
 from .ranks.groups import make_group_maker
-from .works import CallQueue, make_queue, result_or_raise, start_allreduce
+from .works import CallQueue, make_queue, result_or_raise, start
 
 
 def ddp_hook(
@@ -101,8 +102,10 @@ class DdpHook:
         try:
             communicator, calls = self._met or self._meet()
             # Divided first, as DDP itself does, so that half-precision sums do not overflow.
-            op, ranks = dist.ReduceOp.SUM, communicator.size
-            work = start_allreduce(communicator, calls, tensor, op, waits=False, divisor=ranks, residual=residual)
+            task = communicator.prepare(tensor, residual=residual)
+            divide = partial(tensor.div_, communicator.size)
+            reads = [] if residual is None else [residual]
+            work = start(task, calls, [tensor], waits=False, name="topo:all_reduce", reads=reads, first=divide)
         except RuntimeError as error:
             failed: torch.futures.Future[Any] = torch.futures.Future()
             failed.set_result(error)

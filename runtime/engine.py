@@ -5,58 +5,59 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore
 
 from ..synth.cost.host_costs import HostCosts
 from ..synth.ir.lossy import rounded
 from ..synth.ir.schedule import Schedule
 from ..synth.plan import Plan
-from ..topo.errors import ExecutionError, InputError
+from ..topo.errors import InputError
 from .choose import Choice, ChooseMode, Chooser
 from .codecs import Codec
+from .compiled import describe_call
 from .executor import Executor
 from .program.layout import IN_PLACE, ends_numel
-from .ranks.faults import NOBODY, Faults
-from .ranks.groups import destroy_group
-from .ranks.machine import find_group_machine
-from .ranks.stock import is_possible, make_stock_call
-from .reductions import ReduceOp, dtype_name, finish_reduction, flatten
+from .ranks.machine import describe_machine
+from .ranks.stock import StartedStock, is_possible, make_stock_call
+from .ranks.transport import Transport
+from .reductions import ReduceOp, dtype_name
 
 
 class Engine:
-    """Runs the collective of `plan` over `group`, a process group for its messages alone, on tensors of `device`.
+    """Runs the collective of `plan` over a transport, on tensors of its device.
 
-    Making it is collective over the group. `codec` encodes what is sent; with `rounds_once` only schedules are used in
-    which each contribution is rounded once, then their sum once. Raises InputError where the plan has no schedule that
-    keeps what compression promises, ExecutionError where a rank does not answer.
+    Making it is collective over the transport's ranks. `codec` encodes what is sent; with `rounds_once` only schedules are
+    used in which each contribution is rounded once, then their sum once. Raises InputError where the plan has no schedule
+    that keeps what compression promises, ExecutionError where a rank does not answer.
     """
 
     def __init__(
         self,
         plan: Plan,
-        group: dist.ProcessGroup,
-        device: torch.device,
-        timeout: timedelta,
+        transport: Transport,
         choose: ChooseMode,
         codec: Codec | None,
         *,
         rounds_once: bool,
     ) -> None:
-        self.plan, self.group, self.device, self.codec = plan, group, device, codec
-        self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
+        self.plan, self.transport, self.codec = plan, transport, codec
+        self.group, self.device, self.rank, self.size = (
+            transport.group,
+            transport.device,
+            transport.rank,
+            transport.size,
+        )
         self._rounds_once = rounds_once
         self._check_compression(choose)
-        self.machine = find_group_machine(plan.topology, group)
-        store = PrefixStore(f"topoplan/{group.group_name}", dist.distributed_c10d._get_default_store())
-        self._faults = Faults(group, plan.topology, timeout, store)
-        self._executor = Executor(group, self._faults, codec)
-        self._chooser = Chooser(plan, self.machine, self._faults, device, choose, self._is_usable, codec)
+        self.machine = describe_machine(plan.topology, transport.cores_of_hosts, batched=transport.batched)
+        self._faults = transport.faults
+        self._executor = Executor(transport, plan.topology, codec)
+        self._chooser = Chooser(plan, self.machine, transport, choose, self._is_usable, codec)
         self._stock_works: dict[tuple[torch.dtype, ReduceOp], bool] = {}
 
     # -- compression ---------------------------------------------------------------------------------------------
@@ -112,20 +113,21 @@ class Engine:
         """Return what is used at a size on the wire; None before the first call of that size (a power of two)."""
         return self._chooser.known(size_bytes)
 
-    def is_settled(self, tensor: torch.Tensor) -> bool:
-        """Return whether it is settled what is used for a tensor's size; if not, the next call settles it, by a race."""
-        return tensor.numel() == 0 or self._choice_for(tensor) is not None
+    def is_settled(self, numel: int, dtype: torch.dtype) -> bool:
+        """Return whether it is settled what is used for a buffer; if not, the next call settles it, by a race."""
+        return numel == 0 or self._chooser.known(self.wire_size(numel, dtype)) is not None
 
-    def uses_stock(self, tensor: torch.Tensor, op: ReduceOp) -> bool:
-        """Return whether the stock collective is used for a tensor: then `start_stock` may be called.
+    def uses_stock(self, numel: int, dtype: torch.dtype, op: ReduceOp) -> bool:
+        """Return whether the stock collective is used for a buffer: then `start_stock` may be called.
 
         Collective the first time for a dtype and reduction.
         """
-        choice = self._choice_for(tensor)
-        return choice is not None and choice.schedule is None and self._has_stock(tensor.dtype, op)
+        choice = self._chooser.known(self.wire_size(numel, dtype))
+        return choice is not None and choice.schedule is None and self._has_stock(dtype, op)
 
-    def _choice_for(self, tensor: torch.Tensor) -> Choice | None:
-        return self._chooser.known(self.wire_size(tensor.numel(), tensor.dtype))
+    def draw_number(self) -> int:
+        """Return the number of a call that is made now and carried out later; see Faults.draw_number."""
+        return self._faults.draw_number()
 
     def set_host_costs(self, costs: HostCosts) -> None:
         """Predict with these host costs from now on. They must be the same on every rank."""
@@ -140,10 +142,12 @@ class Engine:
         target: torch.Tensor,
         op: ReduceOp = dist.ReduceOp.SUM,
         residual: torch.Tensor | None = None,
+        number: int | None = None,
     ) -> None:
         """Carry out the collective on a buffer of `numel` elements, reading flat `source` and writing flat `target`.
 
-        Where the collective works in place both are the same tensor. `residual` is error feedback (see Executor.run).
+        Where the collective works in place both are the same tensor. `residual` is error feedback (see Executor.run),
+        `number` the call's, where it was drawn before.
         """
         choice = self._chooser.known(self.wire_size(numel, target.dtype))
         if choice is None:
@@ -152,46 +156,38 @@ class Engine:
         if schedule is None and not self._has_stock(target.dtype, op):
             schedule = choice.own  # the race was run with another dtype
         if schedule is None:
-            self._run_stock(numel, source, target, op)
+            self._run_stock(numel, source, target, op, number)
         elif torch.autograd.profiler._is_profiler_enabled:
             with torch.profiler.record_function(f"topo: {schedule.label}"):
-                self._executor.run(schedule, numel, source, target, op, residual)
+                self._executor.run(schedule, numel, source, target, op, residual, number)
         else:
-            self._executor.run(schedule, numel, source, target, op, residual)
+            self._executor.run(schedule, numel, source, target, op, residual, number)
 
     def play(self, schedule: Schedule, numel: int, source: torch.Tensor, target: torch.Tensor) -> None:
         """Run one of `variants` on flat tensors as `make_scratch` returns them."""
         self._executor.run(schedule, numel, source, target)
 
-    def start_stock(self, tensor: torch.Tensor, op: ReduceOp) -> torch.futures.Future[ExecutionError | None]:
-        """Start the stock allreduce of a tensor, in place. Several may be under way at once.
+    def start_stock(
+        self, numel: int, source: torch.Tensor, target: torch.Tensor, op: ReduceOp, finish: Callable[[], None]
+    ) -> StartedStock:
+        """Start the stock collective as `run` would carry it out; `finish` is called when it is through.
 
-        All stock collectives and all calls that settle a size must be made in one order on all ranks. The future's value
-        is None, or the ExecutionError where the collective fails: an exception raised while futures are chained would
-        come out of them as a RuntimeError.
+        Several may be under way at once. All stock collectives and all calls that settle a size must be made in one order
+        on all ranks.
         """
-        flat = flatten(tensor)
-        self._faults.begin(self._describe_stock_call(flat.numel(), flat.dtype, op))
-        averages = op == dist.ReduceOp.AVG
-        work = dist.all_reduce(flat, dist.ReduceOp.SUM if averages else op, self.group, async_op=True)
+        call = self._faults.begin(self._describe_stock_call(numel, target.dtype, op))
+        work = make_stock_call(self.plan.collective, self.group, source, target, op)(asynchronous=True)
+        assert work is not None
+        return StartedStock(self._faults, call, work, finish)
 
-        def finish(future: torch.futures.Future[list[torch.Tensor]]) -> ExecutionError | None:
-            try:
-                future.value()
-            except RuntimeError as error:
-                return self._faults.stuck("stock", NOBODY, 0, 0, error, {})
-            finish_reduction(tensor, flat, self.size if averages else 1)
-            return None
-
-        finished: torch.futures.Future[ExecutionError | None] = work.get_future().then(finish)
-        return finished
-
-    def _run_stock(self, numel: int, source: torch.Tensor, target: torch.Tensor, op: ReduceOp) -> None:
-        with self._faults.stock(self._describe_stock_call(numel, target.dtype, op)):
+    def _run_stock(
+        self, numel: int, source: torch.Tensor, target: torch.Tensor, op: ReduceOp, number: int | None = None
+    ) -> None:
+        with self._faults.stock(self._describe_stock_call(numel, target.dtype, op), number):
             make_stock_call(self.plan.collective, self.group, source, target, op)()
 
     def _describe_stock_call(self, numel: int, dtype: torch.dtype, op: ReduceOp) -> str:
-        return f"{op.name}, {numel} elements of {dtype_name(dtype)}, by the stock {self.plan.collective.name}"
+        return describe_call(self.plan.collective, op, numel, dtype, f"the stock {self.plan.collective.name}")
 
     def _has_stock(self, dtype: torch.dtype, op: ReduceOp) -> bool:
         """Return whether the backend has the collective for a dtype and reduction.
@@ -232,7 +228,3 @@ class Engine:
         on every rank. `call` says, alike on all ranks, what they are for.
         """
         return self._faults.stock(call)
-
-    def close(self) -> None:
-        """Destroy the engine's process group; a later call raises ExecutionError."""
-        destroy_group(self.group)

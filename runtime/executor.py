@@ -19,12 +19,13 @@ import torch.distributed as dist
 
 from ..synth.ir.schedule import Schedule
 from ..topo.errors import ExecutionError, TopoplanError
+from ..topo.graph import Topology
 from .codecs import Codec
 from .compiled import AWAIT, CODE, COMBINE, COPY, PACK, RECEIVE, SEND, Compiled, Operation
 from .program.instructions import Program
 from .program.layout import IN_PLACE
-from .ranks.faults import Faults
-from .ranks.groups import uses_nccl
+from .ranks.faults import Call
+from .ranks.transport import Transport
 from .reductions import IN_PLACE_REDUCTIONS, ReduceOp
 
 MOST_COMPILED = 64
@@ -33,15 +34,15 @@ MOST_COMPILED_BYTES = 1 << 30
 
 
 class Executor:
-    """Plays schedules over `group`; all its ranks must make the same calls in the same order.
+    """Plays schedules over `transport`; all its ranks must make the same calls in the same order.
 
-    `codec` encodes what is sent. `sent_bytes` counts what this rank has sent.
+    `topology` names the links in errors, `codec` encodes what is sent. `sent_bytes` counts what this rank has sent.
     """
 
-    def __init__(self, group: dist.ProcessGroup, faults: Faults, codec: Codec | None = None) -> None:
-        self.group, self.faults, self.codec = group, faults, codec
+    def __init__(self, transport: Transport, topology: Topology | None, codec: Codec | None = None) -> None:
+        self.group, self.faults, self.topology, self.codec = transport.group, transport.faults, topology, codec
         self.sent_bytes = 0
-        self.batched = uses_nccl(group)
+        self.batched, group = transport.batched, transport.group
         # The backend itself: posting through the group costs 5 us more.
         self.backend: Any = group if self.batched else group._get_backend(torch.device("cpu"))
         self._compiled: OrderedDict[tuple[Any, ...], Compiled] = OrderedDict()
@@ -56,12 +57,14 @@ class Executor:
         target: torch.Tensor,
         op: ReduceOp = dist.ReduceOp.SUM,
         residual: torch.Tensor | None = None,
+        number: int | None = None,
     ) -> None:
         """Play `schedule` for a buffer of `numel` elements, reading flat `source` and writing flat `target`.
 
         Where the collective works in place (allreduce, broadcast, reduce) both are the same elements. With a codec the sums
-        are float32; `residual` (flat float32, in place) is added to the input and gets what rounding took away here. Raises
-        ExecutionError, naming who is to blame, when a peer fails or the deadline passes.
+        are float32; `residual` (flat float32, in place) is added to the input and gets what rounding took away here.
+        `number` is the call's, where it was drawn before. Raises ExecutionError, naming who is to blame, when a peer fails
+        or the deadline passes.
         """
         compiled = self._compile(schedule, numel, target, op, feedback=residual is not None)
         in_place = schedule.collective.name in IN_PLACE
@@ -69,7 +72,7 @@ class Executor:
             operations = compiled.on_callers_tensor(target)
             if operations is not None:
                 with _feeding_back(compiled, target, residual):
-                    self._play(compiled, operations, op)
+                    self._play(compiled, operations, op, number)
                 return
         work, operations = compiled.on_own_buffer()
         if in_place:
@@ -77,7 +80,7 @@ class Executor:
         for fill in compiled.program.fills:
             work[fill.to : fill.to + fill.hi - fill.lo].copy_(source[fill.lo : fill.hi])
         with _feeding_back(compiled, work, residual):
-            self._play(compiled, operations, op)
+            self._play(compiled, operations, op, number)
         if in_place:
             target.copy_(work)
         for drain in compiled.program.drains:
@@ -104,24 +107,25 @@ class Executor:
             self._compiled.popitem(last=False)
         return compiled
 
-    def _play(self, compiled: Compiled, operations: list[Operation], op: ReduceOp) -> None:
+    def _play(self, compiled: Compiled, operations: list[Operation], op: ReduceOp, number: int | None) -> None:
         reduce = IN_PLACE_REDUCTIONS[op]
-        deadline = self.faults.begin(compiled.call)
+        call = self.faults.begin(compiled.call, self.topology, number)
+        deadline = call.deadline
         send, receive, now = self.backend.send, self.backend.recv, time.monotonic
         works: list[dist.Work] = []
         current = 0  # the post that is being posted or awaited, for the error
         try:
-            for code, a, b, number in operations:
+            for code, a, b, tag in operations:
                 if code == AWAIT:
-                    current = number
-                    if not works[number].wait(timedelta(seconds=max(0.001, deadline - now()))):
+                    current = tag
+                    if not works[tag].wait(timedelta(seconds=max(0.001, deadline - now()))):
                         raise RuntimeError("it did not complete")
                 elif code == SEND:
                     current = len(works)
-                    works.append(send(a, b, number))
+                    works.append(send(a, b, tag))
                 elif code == RECEIVE:
                     current = len(works)
-                    works.append(receive(a, b, number))
+                    works.append(receive(a, b, tag))
                 elif code == COMBINE:
                     reduce(a, b)
                 elif code == CODE:
@@ -136,18 +140,18 @@ class Executor:
             raise
         except RuntimeError as error:
             self._spent = works
-            raise self._explain(compiled.program, len(works), current, error) from error
+            raise self._explain(call, compiled.program, len(works), current, error) from error
         # A gloo Work let go right after its wait costs about as much again as the transfer (measured, 8 ranks on 2
         # cores): they are kept until the next call is through.
         self._spent = works
         self.sent_bytes += compiled.sent_bytes
 
-    def _explain(self, program: Program, posted: int, current: int, error: RuntimeError) -> ExecutionError:
+    def _explain(self, call: Call, program: Program, posted: int, current: int, error: RuntimeError) -> ExecutionError:
         """Return the error that names who is to blame for a failed post or wait."""
         posts = program.posts
         post = posts[min(current, len(posts) - 1)]
         counts = dict(Counter(f"{x.kind} {x.peer}" for x in posts[:posted]))
-        return self.faults.stuck(post.kind, post.peer, post.number, post.step, error, counts)
+        return self.faults.stuck(call, post.kind, post.peer, post.number, post.step, error, counts)
 
 
 def _exchange(batches: list[list[dist.P2POp]]) -> None:

@@ -17,8 +17,7 @@ import torch
 import torch.distributed as dist
 
 from ..topo.errors import ExecutionError
-from .communicator import Communicator
-from .reductions import check_reduction
+from .task import Task
 
 Call = Callable[[], object]
 _END_S = 5.0
@@ -216,36 +215,36 @@ def make_queue(device: torch.device) -> CallQueue:
     return StreamQueue(device) if device.type == "cuda" else ThreadQueue()
 
 
-def start_allreduce(
-    communicator: Communicator,
+def start(
+    task: Task,
     calls: CallQueue,
-    tensor: torch.Tensor,
-    op: object,
+    results: list[torch.Tensor],
     *,
     waits: bool,
-    divisor: int = 1,
-    residual: torch.Tensor | None = None,
+    name: str,
+    reads: Sequence[torch.Tensor] = (),
+    first: Call | None = None,
 ) -> PlannedWork:
-    """Start an allreduce of `tensor`, in place, which is divided by `divisor` before anything else.
+    """Start a collective whose result will be in `results`, and which also `reads` others; `first` comes before anything else.
 
-    On CPUs the stock allreduce, where it is what is used, goes on by itself, several at a time. Stock collectives, races
+    On CPUs the stock collective, where it is what is used, goes on by itself, several at a time. Stock collectives, races
     among them, are made in one order on all ranks: while the caller waits.
     """
-    engine = communicator.engine
-    is_settled = engine.is_settled(tensor)
-    if is_settled and not tensor.is_cuda and tensor.numel():
-        kind = check_reduction(op, tensor.dtype)
-        if engine.uses_stock(tensor, kind):
-            return StartedWork([tensor], engine.start_stock(_divide(tensor, divisor), kind))
-    reads = [] if residual is None else [residual]
-    return calls.carry_out(
-        lambda: communicator.allreduce(_divide(tensor, divisor), op, residual),
-        [tensor],
-        waits=waits or not is_settled,
-        reads=reads,
-        name="topo:all_reduce",
-    )
+    is_settled = task.is_settled
+    if is_settled and task.engine.device.type == "cpu" and task.uses_stock:
+        if first is not None:
+            first()
+        stock = task.start_stock()
+        future = stock.find_future()
+        if future is not None:
+            return StartedWork(results, future)
+        return calls.carry_out(stock.wait, results, waits=waits, name=name)
+    number = task.engine.draw_number()
 
+    def carry_out() -> None:
+        if first is not None:
+            first()
+        task.run(number)
 
-def _divide(tensor: torch.Tensor, divisor: int) -> torch.Tensor:
-    return tensor if divisor == 1 else tensor.div_(divisor)
+    reads = [task.source, task.target, *reads]
+    return calls.carry_out(carry_out, results, waits=waits or not is_settled, reads=reads, name=name)

@@ -122,8 +122,8 @@ def test_calls_that_do_not_match_are_told_apart_and_never_add_up(plans: Plans) -
 
 def test_different_reductions_never_mix(plans: Plans) -> None:
     for error in run_ranks(faults.different_reductions, 4, plans("mesh:2x2")):
-        assert "MAX, 1000 elements" in error
-        assert "SUM, 1000 elements" in error
+        assert "(MAX) of 1000 elements" in error
+        assert "(SUM) of 1000 elements" in error
 
 
 def test_a_communicator_that_not_everybody_makes_is_an_error(plans: Plans) -> None:

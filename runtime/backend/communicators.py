@@ -11,6 +11,7 @@ import torch.distributed as dist
 from ...synth.plan import Plan
 from ..communicator import Communicator
 from ..ranks.groups import make_group
+from ..ranks.transport import Transport
 from ..reductions import REDUCIBLE_DTYPES, can_reduce, kind_of_reduction
 from ..works import CallQueue, make_queue
 from .plan_finder import PlanFinder
@@ -29,6 +30,7 @@ class Communicators:
         self.name, self.plans, self.transports = name, plans, transports
         self.options = plans.options
         self.by_key: dict[Key, Communicator | None] = {}
+        self._shared: dict[str, Transport] = {}
         self._queues: dict[str, CallQueue] = {}
 
     def find(
@@ -66,13 +68,21 @@ class Communicators:
         return self.options.compress if name in _COMPRESSED else None
 
     def _make(self, key: Key, plan: Plan) -> Communicator:
-        collective, root, device = key
-        name = f"topoplan/{self.name}/{device}/{collective}/{root}"
+        collective, _, device = key
+        return Communicator(
+            plan, self._transport(device), self.plans.timeout, self.options.choose, self._codec(collective)
+        )
 
-        def make(timeout: timedelta) -> dist.ProcessGroup:
-            return make_group(name, self.plans.ranks, self.transports[device], timeout)
+    def _transport(self, device: str) -> Transport:
+        """Return what all communicators for a type of device share. Collective the first time."""
+        if device not in self._shared:
+            name, transport = f"topoplan/{self.name}/{device}", self.transports[device]
 
-        return Communicator(plan, make, self.plans.timeout, self.options.choose, self._codec(collective))
+            def make(timeout: timedelta) -> dist.ProcessGroup:
+                return make_group(name, self.plans.ranks, transport, timeout)
+
+            self._shared[device] = Transport(make, self.plans.timeout)
+        return self._shared[device]
 
     def queue(self, tensor: torch.Tensor) -> CallQueue:
         """Return the queue in which calls on tensors of this type of device wait for each other."""
@@ -90,7 +100,7 @@ class Communicators:
     def close(self) -> None:
         """End the threads, and destroy the groups."""
         self.close_queues()
-        communicators = [communicator for communicator in self.by_key.values() if communicator is not None]
         self.by_key.clear()
-        for communicator in communicators:
-            communicator.close()
+        for transport in self._shared.values():
+            transport.close()
+        self._shared.clear()

@@ -28,7 +28,8 @@ from torch._C._distributed_c10d import (
 from ...topo.errors import InputError
 from ..communicator import Communicator
 from ..reductions import kind_of_reduction
-from ..works import start_allreduce
+from ..task import Task
+from ..works import start
 from .communicators import Communicators, Key
 from .options import BackendOptions, backend_options
 from .plan_finder import PlanFinder
@@ -80,7 +81,8 @@ class TopoGroup(dist.ProcessGroup):
         communicator = self.planned.find("allreduce", None, tensor, op=opts.reduceOp)
         if communicator is None:
             return self._reduce_by_plain(tensor, opts, [tensor], lambda: self.plain.allreduce(tensors, opts))
-        return start_allreduce(communicator, self.planned.queue(tensor), tensor, opts.reduceOp, waits=not opts.asyncOp)
+        task = communicator.prepare(tensor, op=opts.reduceOp)
+        return self._start(task, [tensor], opts, "topo:all_reduce")
 
     def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> dist.Work:
         """See torch.distributed.all_reduce_coalesced."""
@@ -97,13 +99,8 @@ class TopoGroup(dist.ProcessGroup):
         if communicator is None:
             results = [tensor] if at_root else []
             return self._reduce_by_plain(tensor, opts, results, lambda: self.plain.reduce(tensors, opts))
-        op = opts.reduceOp
-        return self.planned.queue(tensor).carry_out(
-            lambda: communicator.reduce(tensor if at_root else tensor.detach().clone(), op),
-            [tensor],
-            waits=not opts.asyncOp,
-            name="topo:reduce",
-        )
+        task = communicator.prepare(tensor if at_root else tensor.detach().clone(), op=opts.reduceOp)
+        return self._start(task, [tensor], opts, "topo:reduce")
 
     def broadcast(self, tensors: Any, opts: Any = None, **more: Any) -> dist.Work:  # type: ignore[override]
         """See torch.distributed.broadcast."""
@@ -113,9 +110,7 @@ class TopoGroup(dist.ProcessGroup):
         communicator = self.planned.find("broadcast", opts.rootRank, tensor)
         if communicator is None:
             return self.plain.broadcast(tensors, opts)
-        return self.planned.queue(tensor).carry_out(
-            lambda: communicator.broadcast(tensor), [tensor], waits=not opts.asyncOp, name="topo:broadcast"
-        )
+        return self._start(communicator.prepare(tensor), [tensor], opts, "topo:broadcast")
 
     def allgather(  # type: ignore[override]
         self, output_tensors: Any, input_tensors: Any, opts: Any = None, **more: Any
@@ -131,15 +126,15 @@ class TopoGroup(dist.ProcessGroup):
         if communicator is None:
             return self.plain.allgather(output_tensors, input_tensors, opts)
 
-        def call() -> None:
-            whole = tensor.new_empty(len(parts) * tensor.numel())
-            communicator.allgather(whole, tensor)
+        whole = tensor.new_empty(len(parts) * tensor.numel())
+        task = communicator.prepare(whole, tensor)
+
+        def hand_out() -> None:
             for part, got in zip(parts, whole.chunk(len(parts)), strict=True):
                 part.detach().copy_(got.view(part.shape))
 
-        return self.planned.queue(tensor).carry_out(
-            call, list(parts), waits=not opts.asyncOp, name="topo:all_gather", reads=[tensor]
-        )
+        task.then.append(hand_out)
+        return self._start(task, list(parts), opts, "topo:all_gather", reads=[tensor])
 
     def all_gather_single(self, output: Any, input: Any, opts: Any = None) -> dist.Work:
         """See torch.distributed.all_gather_into_tensor."""
@@ -149,13 +144,7 @@ class TopoGroup(dist.ProcessGroup):
             communicator = self.planned.find("allgather", None, input, self.size())
         if communicator is None:
             return self.plain._allgather_base(output, input, opts)
-        return self.planned.queue(input).carry_out(
-            lambda: communicator.allgather(output, input),
-            [output],
-            waits=not opts.asyncOp,
-            name="topo:all_gather",
-            reads=[input],
-        )
+        return self._start(communicator.prepare(output, input), [output], opts, "topo:all_gather", reads=[input])
 
     _allgather_base = all_gather_single
 
@@ -182,13 +171,9 @@ class TopoGroup(dist.ProcessGroup):
         if communicator is None:
             start = lambda: self.plain.reduce_scatter(output_tensors, input_tensors, opts)  # noqa: E731
             return self._reduce_by_plain(output, opts, [output], start)
-        op = opts.reduceOp
-
-        def call() -> None:
-            communicator.reduce_scatter(output, torch.cat([part.detach().reshape(-1) for part in parts]), op)
-
-        return self.planned.queue(output).carry_out(
-            call, [output], waits=not opts.asyncOp, name="topo:reduce_scatter", reads=parts
+        whole = torch.cat([part.detach().reshape(-1) for part in parts])
+        return self._start(
+            communicator.prepare(output, whole, opts.reduceOp), [output], opts, "topo:reduce_scatter", reads=parts
         )
 
     def reduce_scatter_single(self, output: Any, input: Any, opts: Any = None) -> dist.Work:
@@ -201,14 +186,8 @@ class TopoGroup(dist.ProcessGroup):
             return self._reduce_by_plain(
                 output, opts, [output], lambda: self.plain._reduce_scatter_base(output, input, opts)
             )
-        op = opts.reduceOp
-        return self.planned.queue(input).carry_out(
-            lambda: communicator.reduce_scatter(output, input, op),
-            [output],
-            waits=not opts.asyncOp,
-            name="topo:reduce_scatter",
-            reads=[input],
-        )
+        task = communicator.prepare(output, input, opts.reduceOp)
+        return self._start(task, [output], opts, "topo:reduce_scatter", reads=[input])
 
     _reduce_scatter_base = reduce_scatter_single  # type: ignore[assignment]
 
@@ -234,17 +213,17 @@ class TopoGroup(dist.ProcessGroup):
             communicator = self.planned.find("alltoall", None, input) if fits else None
         if communicator is None:
             return self.plain.alltoall_base(output, input, *splits, opts, **more)
-        return self.planned.queue(input).carry_out(
-            lambda: communicator.alltoall(output, input),
-            [output],
-            waits=not opts.asyncOp,
-            name="topo:all_to_all",
-            reads=[input],
-        )
+        return self._start(communicator.prepare(output, input), [output], opts, "topo:all_to_all", reads=[input])
 
     alltoall_base = all_to_all_single  # type: ignore[assignment]
 
     # -- how -------------------------------------------------------------------------------------------------------
+
+    def _start(
+        self, task: Task, results: list[torch.Tensor], opts: Any, name: str, reads: Sequence[torch.Tensor] = ()
+    ) -> dist.Work:
+        """Start a collective; torch.profiler shows it by `name`."""
+        return start(task, self.planned.queue(results[0]), results, waits=not opts.asyncOp, name=name, reads=reads)
 
     def _reduce_by_plain(
         self, tensor: torch.Tensor, opts: Any, results: Sequence[torch.Tensor], start: Callable[[], dist.Work]

@@ -91,7 +91,7 @@ class System(ABC):
         self.setting = setting
         self.rank, self.workers, self.helpers = setting.rank, setting.workers, setting.helpers
         store = PrefixStore(f"topoplan-classic/{setting.group.group_name}", dist.distributed_c10d._get_default_store())
-        self.faults = Faults(setting.group, None, setting.timeout, store)
+        self.faults = Faults(setting.group, setting.timeout, store)
         self.p2p = PointToPoint(setting.group, self.faults)
         self.optimizer: torch.optim.Optimizer | None = None
         self.steps = 0

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from ...topo.errors import ExecutionError, TopoplanError
-from ..ranks.faults import Faults, first_line
+from ..ranks.faults import Call, Faults, first_line
 from ..ranks.groups import uses_nccl
 
 Message = tuple[int, torch.Tensor]
@@ -34,12 +34,13 @@ class PointToPoint:
         self.batched = uses_nccl(group)
         self.bytes_sent = 0
         self._posted: Counter[str] = Counter()
+        self._call: Call | None = None
 
     def begin(self, call: str) -> None:
         """Begin a call, the same on every rank: its deadline starts now."""
         self._posted.clear()
         if self.faults is not None:
-            self.faults.begin(call)
+            self._call = self.faults.begin(call)
 
     def post(self, sends: Sequence[Message] = (), receives: Sequence[Message] = ()) -> PendingMessages:
         """Begin to send and to receive; messages without elements are skipped."""
@@ -72,14 +73,14 @@ class PointToPoint:
 
     def explain(self, kind: str, peer: int, number: int, error: Exception) -> ExecutionError:
         """Return the error to raise where the `number`-th message to ("send") or from ("receive") a peer failed."""
-        if self.faults is not None:
-            return self.faults.stuck(kind, peer, number, 0, error, dict(self._posted))
+        if self.faults is not None and self._call is not None:
+            return self.faults.stuck(self._call, kind, peer, number, 0, error, dict(self._posted))
         doing = "sending to" if kind == "send" else "receiving from"
         return ExecutionError(f"rank {self.rank}: {doing} rank {peer} failed: {first_line(error)}")
 
     def remaining(self) -> timedelta | None:
         """Return the time to the call's deadline; None where the group's own timeout counts."""
-        return None if self.faults is None else timedelta(seconds=max(0.001, self.faults.deadline - monotonic()))
+        return None if self._call is None else timedelta(seconds=max(0.001, self._call.deadline - monotonic()))
 
     def _global(self, rank: int) -> int:
         return dist.get_global_rank(self.group, rank)

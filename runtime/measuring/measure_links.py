@@ -24,7 +24,8 @@ from ...topo.errors import InputError
 from ...topo.graph import Topology
 from ...topo.measured.believe import believe
 from ...topo.measured.flows import Experiment, Measurements, Pair
-from ..ranks.machine import emulated, find_group_machine
+from ..ranks.groups import uses_nccl
+from ..ranks.machine import describe_machine, emulated, find_cores_of_hosts
 from ..ranks.places import Meeting, meeting
 from .experiments import find_routes, group_contending, group_disjoint, list_shifts
 from .rates import Arrivals, Endpoint, MessageLimits, PairRate, choose_chunk_bytes, estimate_rates_GBps
@@ -99,7 +100,8 @@ class _LinkMeasurement:
         """Return which links the data really crosses, and the reason for the others; see Measurements."""
         if self.batched or not self.declared:
             return "all", ""
-        at_hand = find_group_machine(self.topology, dist.group.WORLD or dist.new_group())
+        world = dist.group.WORLD or dist.new_group()
+        at_hand = describe_machine(self.topology, find_cores_of_hosts(world), batched=uses_nccl(world))
         if at_hand.topology is None:
             return "none", "measured over gloo in one host's memory: the data was not on this link"
         reason = "measured over gloo between hosts' memories: the data was not on this link"

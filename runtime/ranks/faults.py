@@ -9,6 +9,7 @@ or to a message that both ends had posted, whose link is cut.
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import threading
@@ -73,56 +74,83 @@ def first_line(error: Exception) -> str:
     return first.split(". This is typically")[0]
 
 
-class Faults:
-    """The deadlines of one communicator, and the search for a culprit. `store` is shared by its ranks."""
+@dataclass(frozen=True)
+class Call:
+    """A call under way: what it is and its number among the calls over its group, alike on all ranks, and until when
+    (time.monotonic) it may wait. `topology` has the names of links, for errors.
+    """
 
-    def __init__(self, group: dist.ProcessGroup, topology: Topology | None, timeout: timedelta, store: Store) -> None:
-        self.group, self.topology, self.store = group, topology, store
+    what: str
+    number: int
+    deadline: float
+    topology: Topology | None = None
+
+    def between(self, src: int, dst: int) -> str:
+        """Return the route from one rank to another, in the topology's names."""
+        topology = self.topology
+        if topology is None or max(src, dst) >= len(topology.ranks):
+            return f"the link from rank {src} to rank {dst}"
+        route = Router(topology).route(src, dst) or (topology.ranks[src], topology.ranks[dst])
+        return f"link {' -> '.join(route)}"
+
+
+class Faults:
+    """The deadlines of calls over one group, and the search for a culprit. `store` is shared by the group's ranks."""
+
+    def __init__(self, group: dist.ProcessGroup, timeout: timedelta, store: Store) -> None:
+        self.group, self.store = group, store
         self.rank, self.ranks = dist.get_rank(group), dist.get_world_size(group)
         self.grace_s = grace_s(timeout)
         self.wait_s = timeout.total_seconds() - self.grace_s
-        self.deadline = 0.0
-        self.call, self.calls = "", 0
         self.broken: ExecutionError | None = None
+        self._numbers = itertools.count(1)
 
-    def begin(self, call: str) -> float:
-        """Begin a call, and return until when (time.monotonic) it may wait. Raises ExecutionError after an earlier failure."""
+    def draw_number(self) -> int:
+        """Return the number of a call that is being made: calls are made in one order on all ranks, and some of them are
+        carried out later, side by side with others.
+        """
+        return next(self._numbers)
+
+    def begin(self, what: str, topology: Topology | None = None, number: int | None = None) -> Call:
+        """Begin a call, whose `number` was drawn or is the next one. Raises ExecutionError after an earlier failure."""
         if self.broken is not None:
             raise ExecutionError(
                 f"rank {self.rank}: an earlier call failed; destroy the process group and start anew ({self.broken})"
             )
         if self.group not in dist.distributed_c10d._world.pg_map:
             raise ExecutionError(f"rank {self.rank}: the process group was destroyed; set one up, and make this anew")
-        self.call, self.calls = call, self.calls + 1
-        self.deadline = time.monotonic() + self.wait_s
-        return self.deadline
+        return Call(what, number or self.draw_number(), time.monotonic() + self.wait_s, topology)
 
     @contextmanager
-    def stock(self, call: str) -> Iterator[None]:
+    def stock(self, what: str, number: int | None = None) -> Iterator[None]:
         """Guard stock collectives: when one of them fails, that is an ExecutionError on every rank."""
-        self.begin(call)
+        call = self.begin(what, number=number)
         try:
             yield
         except TopoplanError:
             raise
         except RuntimeError as error:
-            raise self.stuck("stock", NOBODY, 0, 0, error, {}) from error
+            raise self.stuck_in_stock(call, error) from error
+
+    def stuck_in_stock(self, call: Call, error: Exception) -> ExecutionError:
+        """Return the error to raise where the stock collective of a call failed; see `stuck`."""
+        return self.stuck(call, "stock", NOBODY, 0, 0, error, {})
 
     def stuck(
-        self, kind: str, peer: int, number: int, step: int, error: Exception, posted: Mapping[str, int]
+        self, call: Call, kind: str, peer: int, number: int, step: int, error: Exception, posted: Mapping[str, int]
     ) -> ExecutionError:
         """Report that this rank cannot go on, hear the other ranks, and return the error that names the culprit."""
-        timed_out = time.monotonic() >= self.deadline - 0.01
-        report = Stuck(kind, peer, number, step, timed_out, first_line(error), self.call, self.calls, posted)
+        timed_out = time.monotonic() >= call.deadline - 0.01
+        report = Stuck(kind, peer, number, step, timed_out, first_line(error), call.what, call.number, posted)
         reports = self._exchange_reports(report)
-        verdict = f"rank {self.rank}: {explain_blame(self.rank, reports, self.ranks, self._between)}"
+        verdict = f"rank {self.rank}: {explain_blame(self.rank, reports, self.ranks, call.between)}"
         if kind == "stock":
-            symptom = f"here the stock collective failed ({self.call}: {report.reason})"
+            symptom = f"here the stock collective failed ({call.what}: {report.reason})"
         else:
             src, dst = (self.rank, peer) if kind == "send" else (peer, self.rank)
             doing = "sending to" if kind == "send" else "receiving from"
             why = f"no end within {self.wait_s:.3g} s" if timed_out else reports[self.rank].reason
-            symptom = f"here step {step}, {doing} rank {peer} over {self._between(src, dst)}, failed ({why})"
+            symptom = f"here step {step}, {doing} rank {peer} over {call.between(src, dst)}, failed ({why})"
         self.broken = ExecutionError(f"{verdict}; {symptom}")
         return self.broken
 
@@ -168,13 +196,6 @@ class Faults:
             if peer != self.rank:
                 with suppress(RuntimeError):  # the timeout that is wanted, or a connection that is closed already
                     backend.recv([nothing], peer, _NEVER_SENT).wait(timedelta(milliseconds=1))
-
-    def _between(self, src: int, dst: int) -> str:
-        """Return the route from one rank to another, in the topology's names."""
-        if self.topology is None or max(src, dst) >= len(self.topology.ranks):
-            return f"the link from rank {src} to rank {dst}"
-        route = Router(self.topology).route(src, dst) or (self.topology.ranks[src], self.topology.ranks[dst])
-        return f"link {' -> '.join(route)}"
 
 
 def find_culprit(rank: int, reports: Mapping[int, Stuck]) -> tuple[list[int], tuple[int, int] | None, bool]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,6 @@ import torch.distributed as dist
 from ...synth.cost.host_costs import OVER_NCCL, HostCosts, host_of
 from ...topo.errors import InputError
 from ...topo.graph import Topology
-from .groups import uses_nccl
 from .launch import EMULATED
 
 
@@ -43,13 +43,9 @@ def emulated() -> Topology | None:
     return Topology.load(path)
 
 
-def find_group_machine(topology: Topology | None, group: dist.ProcessGroup) -> Machine:
-    """Return the machine of a group, for a plan's topology. Collective: the ranks tell each other their hosts."""
-    batched = uses_nccl(group)
-    cores_by_host: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(cores_by_host, (socket.gethostname(), _count_cores()), group=group)
-    hosts: dict[str, int] = dict(cores_by_host)
-    cores = sum(hosts.values())
+def describe_machine(topology: Topology | None, cores_of_hosts: Mapping[str, int], *, batched: bool) -> Machine:
+    """Return the machine of a group whose ranks are on these hosts, for a plan's topology."""
+    cores = sum(cores_of_hosts.values())
     measured = host_of(topology) if topology is not None else None
     emulated_machine = emulated()
     if emulated_machine is not None:
@@ -57,10 +53,14 @@ def find_group_machine(topology: Topology | None, group: dist.ProcessGroup) -> M
         host = replace(measured, burst_bytes=built.burst_bytes, wire=built.wire) if measured is not None else built
         return Machine(emulated_machine, replace(host, cores=cores), batched, "emulated")
     host = replace(measured or (OVER_NCCL if batched else HostCosts()), cores=cores)
-    if batched or topology is None or len(hosts) > 1:
+    if batched or topology is None or len(cores_of_hosts) > 1:
         return Machine(topology, host, batched, "as in the topology")
     return Machine(None, host, False, "one host's memory")
 
 
-def _count_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def find_cores_of_hosts(group: dist.ProcessGroup) -> dict[str, int]:
+    """Return the hosts of a group's ranks, with the cores that a rank there may use. Collective."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    found: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(found, (socket.gethostname(), cores), group=group)
+    return dict(found)

@@ -8,10 +8,15 @@ import torch
 import torch.distributed as dist
 
 from ...synth.ir.collective import Collective
+from ...topo.errors import ExecutionError
+from .faults import Call, Faults
+
+StockCall = Callable[..., dist.Work | None]
+"""Makes a stock collective: waits for it, or returns its Work where it is called with `asynchronous=True`."""
 
 # the new names are torch 2.13's, where the old ones warn
-_ALL_GATHER: Callable[..., object] = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
-_REDUCE_SCATTER: Callable[..., object] = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
+_ALL_GATHER: Callable[..., dist.Work | None] = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+_REDUCE_SCATTER: Callable[..., dist.Work | None] = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
 
 
 def make_stock_call(
@@ -20,10 +25,11 @@ def make_stock_call(
     source: torch.Tensor,
     target: torch.Tensor,
     op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM,
-) -> Callable[[], None]:
+) -> StockCall:
     """Return a function that calls the stock collective over `group`, reading flat `source` and writing flat `target`.
 
-    Both are the same tensor for allreduce, reduce and broadcast. AVG is a sum: the caller divides.
+    Both are the same tensor for allreduce, reduce and broadcast. AVG is a sum: the caller divides. With `asynchronous` it
+    returns the Work of what it has started.
     """
     rank, ranks, name = dist.get_rank(group), collective.ranks, collective.name
     is_root = rank == collective.root
@@ -33,22 +39,59 @@ def make_stock_call(
     def parts(tensor: torch.Tensor) -> list[torch.Tensor] | None:
         return list(tensor.chunk(ranks)) if is_root else None
 
-    calls: dict[str, Callable[[], object]] = {
-        "allreduce": lambda: dist.all_reduce(target, op, group),
-        "reduce": lambda: dist.reduce(target, root, op, group),
-        "broadcast": lambda: dist.broadcast(target, root, group),
-        "allgather": lambda: _ALL_GATHER(target, source, group),
-        "reduce-scatter": lambda: _REDUCE_SCATTER(target, source, op, group),
-        "gather": lambda: dist.gather(source, parts(target), root, group),
-        "scatter": lambda: dist.scatter(target, parts(source), root, group),
-        "alltoall": lambda: dist.all_to_all_single(target, source, group=group),
+    calls: dict[str, Callable[[bool], dist.Work | None]] = {
+        "allreduce": lambda later: dist.all_reduce(target, op, group, later),
+        "reduce": lambda later: dist.reduce(target, root, op, group, later),
+        "broadcast": lambda later: dist.broadcast(target, root, group, later),
+        "allgather": lambda later: _ALL_GATHER(target, source, group, later),
+        "reduce-scatter": lambda later: _REDUCE_SCATTER(target, source, op, group, later),
+        "gather": lambda later: dist.gather(source, parts(target), root, group, later),
+        "scatter": lambda later: dist.scatter(target, parts(source), root, group, later),
+        "alltoall": lambda later: dist.all_to_all_single(target, source, group=group, async_op=later),
     }
     call = calls[name]
 
-    def run() -> None:
-        call()
+    def run(*, asynchronous: bool = False) -> dist.Work | None:
+        return call(asynchronous)
 
     return run
+
+
+class StartedStock:
+    """A stock collective under way, `work`, as the `call` that `faults` knows it by; `finish` has what is left to do then."""
+
+    def __init__(self, faults: Faults, call: Call, work: dist.Work, finish: Callable[[], None]) -> None:
+        self._faults, self._call, self._work, self._finish = faults, call, work, finish
+
+    def find_future(self) -> torch.futures.Future[ExecutionError | None] | None:
+        """Return a future of None, or of the ExecutionError where the collective fails; None where the backend has no
+        futures (gloo's reduce-scatter): then somebody has to `wait`.
+
+        An exception raised while futures are chained would come out of them as a RuntimeError.
+        """
+        try:
+            future = self._work.get_future()
+        except RuntimeError:
+            return None
+
+        def end(future: torch.futures.Future[list[torch.Tensor]]) -> ExecutionError | None:
+            try:
+                future.value()
+            except RuntimeError as error:
+                return self._faults.stuck_in_stock(self._call, error)
+            self._finish()
+            return None
+
+        ended: torch.futures.Future[ExecutionError | None] = future.then(end)
+        return ended
+
+    def wait(self) -> None:
+        """Wait until it is through. Raises ExecutionError where it fails."""
+        try:
+            self._work.wait()
+        except RuntimeError as error:
+            raise self._faults.stuck_in_stock(self._call, error) from error
+        self._finish()
 
 
 def is_possible(call: Callable[[], object], group: dist.ProcessGroup | None, device: torch.device) -> bool:

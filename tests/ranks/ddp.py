@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 import topoplan
 from ranks.checks import refused, same_everywhere
-from ranks.training import distance, flat, network, wrapped
+from ranks.training import distance, flat, network, preparing, wrapped
 
 MANY_BUCKETS: dict[str, Any] = {"bucket_cap_mb": 0.005}
 OPTIONS: tuple[dict[str, Any], ...] = (
@@ -59,10 +59,10 @@ def replicas_and_errors(path: str) -> None:
     assert same_everywhere(gradients)
     assert gradients.abs().sum() > 0
 
-    def fall(*args: object, **kwargs: object) -> torch.Tensor:
+    def fall() -> None:
         raise topoplan.ExecutionError("rank 3 fell over")
 
-    hook.communicator.allreduce = fall  # type: ignore[method-assign]
+    hook.communicator.prepare = preparing(hook.communicator.prepare, fall)  # type: ignore[method-assign]
     with refused("rank 3 fell over", topoplan.ExecutionError):
         train(wrapped(network, hook), 1)
 

@@ -16,7 +16,7 @@ from torch.nn.parallel.distributed import _MixedPrecision
 import topoplan
 from ranks.checks import same_everywhere
 from ranks.ddp_options import MANY, Comparison, backward, data, fixed_order
-from ranks.training import Hook, distance, flat, network, wrapped
+from ranks.training import Hook, distance, flat, network, preparing, wrapped
 
 Errors = dict[str, tuple[str, str]]
 """By use: the type and the first line of what was raised."""
@@ -72,19 +72,18 @@ def choice_of_a_race(hook: Any) -> None:
 
 def backward_goes_on(hook: Any) -> None:
     """The average of the first bucket waits until the gradient is there that backward computes last."""
-    last_gradient, average = threading.Event(), hook.communicator.allreduce
+    last_gradient, prepare = threading.Event(), hook.communicator.prepare
 
-    def late(tensor: torch.Tensor, *args: object, **kwargs: object) -> object:
+    def wait_for_gradient() -> None:
         assert last_gradient.wait(patience.seconds(60)), "backward waits for its first bucket"
-        return average(tensor, *args, **kwargs)
 
     ddp = wrapped(network, hook, **MANY)
     backward(ddp, 0)
-    hook.communicator.allreduce = late
+    hook.communicator.prepare = preparing(prepare, wait_for_gradient)
     ddp.module[0].bias.register_hook(lambda gradient: last_gradient.set())
     backward(ddp, 1)
     assert last_gradient.is_set()
-    hook.communicator.allreduce = average
+    hook.communicator.prepare = prepare
 
 
 def wrong_uses(path: str, for_two: str) -> Errors:
@@ -111,10 +110,10 @@ def wrong_uses(path: str, for_two: str) -> Errors:
     backward(ddp, 0)
     if dist.get_rank() == dist.get_world_size() - 1:
 
-        def fall(*args: object, **kwargs: object) -> object:
+        def fall() -> None:
             raise ZeroDivisionError("fell over")
 
-        falling.communicator.allreduce = fall
+        falling.communicator.prepare = preparing(falling.communicator.prepare, fall)
     note("fault", lambda: backward(ddp, 1))
     backward(wrapped(network, hook), 0)
     return errors

@@ -48,3 +48,20 @@ def flat(model: Module) -> torch.Tensor:
 def distance(values: torch.Tensor, wanted: torch.Tensor) -> float:
     """Return the largest difference, relative to the largest value wanted."""
     return float((values - wanted).abs().max() / wanted.abs().max())
+
+
+def preparing(prepare: Callable[..., Any], first: Callable[[], None]) -> Callable[..., Any]:
+    """Return a communicator's `prepare` whose calls, when they are carried out, do something `first`."""
+
+    def prepare_call(*args: object, **kwargs: object) -> Any:
+        task = prepare(*args, **kwargs)
+        run = task.run
+
+        def run_then(number: int | None = None) -> None:
+            first()
+            run(number)
+
+        task.run = run_then
+        return task
+
+    return prepare_call
