@@ -3,15 +3,18 @@
 All ranks must choose alike. Rank 0 predicts, with the host costs and links at hand, and tells the others which candidates
 are worth trying; all of them run these, and the stock collective, a few times on scratch memory the first time that a
 size (a power of two) turns up; the slowest rank's median decides. While a coarser segmentation wins, a still coarser one
-races it.
+races it. What won is kept for the next start, which tries it alone, and races again only where its time is far off.
 """
 
 from __future__ import annotations
 
+import logging
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
+from typing import Any
 
 import torch.distributed as dist
 
@@ -21,9 +24,12 @@ from ..synth.ir.schedule import Schedule
 from ..synth.plan import Plan
 from ..topo.errors import InputError
 from .codecs import Codec
+from .kept_races import KeptRace, KeptRaces, today
 from .ranks.machine import Machine
 from .ranks.timing import find_slowest_s, time_call_s
 from .ranks.transport import Transport
+
+log = logging.getLogger("topoplan")
 
 MODES = ("race", "model", "plan")
 ChooseFunction = Callable[[int, Sequence[Schedule]], Schedule | str | None]
@@ -39,6 +45,9 @@ _STEP = 4
 """The factor between a segmentation and the next coarser one that races."""
 _RACE_S = 0.5
 _MOST_TURNS = 9
+_OFF = 0.5
+"""A kept winner whose time differs by more than this part of the kept one, at every try, races again."""
+_TRIES = 3
 _HOPELESS = 1.6
 """A candidate that takes this many times the best one's time at its first run is out of the race."""
 
@@ -76,7 +85,7 @@ class Chooser:
     """The choices of one communicator, by size on the wire.
 
     `mode` is one of MODES or a function; `is_usable` says which of the plan's schedules may be used; `codec` encodes what
-    is sent.
+    is sent. What races find is kept in `cache`, where rank 0 reads it.
     """
 
     def __init__(
@@ -85,10 +94,11 @@ class Chooser:
         machine: Machine,
         transport: Transport,
         mode: ChooseMode,
+        cache: Path,
         is_usable: Callable[[Schedule], bool] = lambda _: True,
         codec: Codec | None = None,
     ) -> None:
-        self.plan, self.machine, self.mode = plan, machine, mode
+        self.plan, self.machine, self.mode, self.cache = plan, machine, mode, cache
         self.is_usable, self.codec = is_usable, codec
         self.group, self.faults, self.device, self.rank = (
             transport.group, transport.faults, transport.device, transport.rank
@@ -150,23 +160,71 @@ class Chooser:
         `run` and `stock` work on scratch memory; `has_stock` says, alike on all ranks, whether there is a stock
         collective. Collective; raises ExecutionError on every rank where one of them fails.
         """
-        order = self._rank_candidates(size_bytes)
         mode = self.mode(size_bytes, self.variants) if callable(self.mode) else self.mode
+        order, kept = self._rank_candidates(size_bytes, finds_kept=mode == "race")
         with_stock = mode == "race" and has_stock()
         if mode == "model" or (len(order) == 1 and not with_stock):
             choice = self._choice_of(self.variants[order[0]])
         else:
-            choice = self._race(size_bytes, order, run, stock if with_stock else None)
+            entrant = stock if with_stock else None
+            choice = self._try_kept(kept, size_bytes, run, entrant) or self._race(size_bytes, order, run, entrant)
         self.choices[size_bytes.bit_length()] = choice
         return choice
 
-    def _rank_candidates(self, size_bytes: int) -> list[int]:
-        """Return the numbers of the variants worth trying, best first, as rank 0 predicts them. Collective."""
-        numbers: list[list[int] | None] = [self._find_near_best(size_bytes) if self.rank == 0 else None]
+    def _rank_candidates(self, size_bytes: int, *, finds_kept: bool) -> tuple[list[int], KeptRace | None]:
+        """Return the numbers of the variants worth trying, best first, as rank 0 predicts them, and what won before, if that
+        is known. Collective.
+        """
+        answers: list[Any] = [None]
+        if self.rank == 0:
+            kept = self._kept.find(size_bytes) if finds_kept else None
+            answers = [(self._find_near_best(size_bytes), kept if kept is not None and self._fits(kept) else None)]
         with self.faults.stock(f"what to try at {size_bytes} bytes"):
-            dist.broadcast_object_list(numbers, dist.get_global_rank(self.group, 0), self.group, self.device)
-        assert numbers[0] is not None
-        return numbers[0]
+            dist.broadcast_object_list(answers, dist.get_global_rank(self.group, 0), self.group, self.device)
+        order, kept = answers[0]
+        return order, kept
+
+    @property
+    def _kept(self) -> KeptRaces:
+        codec = None if self.codec is None else self.codec.name
+        return KeptRaces(self.cache, self.plan.hash, self.machine, self.device, codec)
+
+    def _fits(self, kept: KeptRace) -> bool:
+        """Return whether a kept race is one of these candidates."""
+        places = [place for place in (kept.winner, kept.own) if place is not None]
+        if any(place >= len(self.variants) for place in places):
+            return False
+        return kept.labels == self._label(kept.winner, kept.own)
+
+    def _label(self, winner: int | None, own: int) -> tuple[str, str]:
+        return "stock" if winner is None else self.variants[winner].label, self.variants[own].label
+
+    def _try_kept(
+        self,
+        kept: KeptRace | None,
+        size_bytes: int,
+        run: Callable[[Schedule], None],
+        stock: Callable[[], None] | None,
+    ) -> Choice | None:
+        """Return what won before, if it still takes about as long; None where a race must decide. Collective."""
+        if kept is None or (kept.winner is None and stock is None):
+            return None
+        winner = None if kept.winner is None else self.variants[kept.winner]
+
+        def call() -> None:
+            if winner is not None:
+                run(winner)
+            elif stock is not None:
+                stock()
+
+        call()  # compiled, and buffers touched
+        for _ in range(_TRIES):
+            time_us = self._measure_turn(size_bytes, [call])[0] * 1e6
+            if abs(time_us - kept.time_us) <= _OFF * kept.time_us:
+                return replace(self._choice_of(winner), own=self.variants[kept.own], raced=kept.raced_us)
+        log.info("%d bytes: %s took %.0f us where a kept race has %.0f; they race again",
+                 size_bytes, kept.labels[0], time_us, kept.time_us)  # fmt: skip
+        return None
 
     def _find_near_best(self, size_bytes: int) -> list[int]:
         """Return the best segmentation of each near schedule, and a coarser one: the costs of messages may be off."""
@@ -207,6 +265,11 @@ class Chooser:
             winner = None
         own = winner or min((x for x in times_s if x is not None), key=times_s.__getitem__)
         raced = {"stock" if x is None else x.label: seconds * 1e6 for x, seconds in times_s.items()}
+        if self.rank == 0:
+            place = None if winner is None else self.variants.index(winner)
+            labels = self._label(place, self.variants.index(own))
+            kept = KeptRace(place, self.variants.index(own), labels, times_s[winner] * 1e6, raced, today())
+            self._kept.keep(size_bytes, kept)
         return replace(self._choice_of(winner), own=own, raced=raced)
 
     def _measure_medians(self, size_bytes: int, calls: list[Callable[[], None]]) -> list[float]:

@@ -14,6 +14,7 @@ from ..topo.errors import ExecutionError, InputError, PlanMismatchError, Topopla
 from .choose import Choice, ChooseMode, check_choose_mode
 from .codecs import find_codec
 from .engine import Engine
+from .kept_races import find_cache_folder
 from .ranks.faults import first_line
 from .ranks.groups import GroupMaker
 from .ranks.transport import Transport
@@ -38,7 +39,8 @@ class Communicator:
     (by prediction alone, so the same in every run), `plan` (the plan's own ranges of sizes), or a function of the size in
     bytes and the list of candidates that returns, alike on all ranks, one of them, None for the stock collective, or one
     of these names for that size. `timeout` is the deadline of a call: by then it is through, or has raised ExecutionError
-    on every rank that is still alive.
+    on every rank that is still alive. What a race finds is kept in the folder `cache` (default: TOPOPLAN_CACHE, else topoplan
+    in the user's cache folder), so that the next start tries the winner alone.
 
     `compress` names a codec (codecs.CODECS) in which floating-point values travel, whatever the schedule; they are summed
     in float32, and all ranks end with the same bits. `reduction` says where they are rounded: `hops` (whenever they are
@@ -54,6 +56,7 @@ class Communicator:
         choose: ChooseMode = "race",
         compress: str | None = None,
         reduction: str = "hops",
+        cache: str | Path | None = None,
     ) -> None:
         check_choose_mode(choose)
         if reduction not in REDUCTIONS:
@@ -67,7 +70,9 @@ class Communicator:
         try:
             self._transport = group if isinstance(group, Transport) else Transport(group, timeout)
             self.plan = _agree_on_plan(plan_or_error, self._transport)
-            self.engine = Engine(self.plan, self._transport, choose, codec, rounds_once=reduction == "once")
+            self.engine = Engine(
+                self.plan, self._transport, choose, codec, find_cache_folder(cache), rounds_once=reduction == "once"
+            )
         except TopoplanError:
             raise
         except RuntimeError as error:

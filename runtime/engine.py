@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -32,8 +33,9 @@ class Engine:
     """Runs the collective of `plan` over a transport, on tensors of its device.
 
     Making it is collective over the transport's ranks. `codec` encodes what is sent; with `rounds_once` only schedules are
-    used in which each contribution is rounded once, then their sum once. Raises InputError where the plan has no schedule
-    that keeps what compression promises, ExecutionError where a rank does not answer.
+    used in which each contribution is rounded once, then their sum once. What races find is kept in `cache`. Raises
+    InputError where the plan has no schedule that keeps what compression promises, ExecutionError where a rank does not
+    answer.
     """
 
     def __init__(
@@ -42,6 +44,7 @@ class Engine:
         transport: Transport,
         choose: ChooseMode,
         codec: Codec | None,
+        cache: Path,
         *,
         rounds_once: bool,
     ) -> None:
@@ -57,7 +60,7 @@ class Engine:
         self.machine = describe_machine(plan.topology, transport.cores_of_hosts, batched=transport.batched)
         self._faults = transport.faults
         self._executor = Executor(transport, plan.topology, codec)
-        self._chooser = Chooser(plan, self.machine, transport, choose, self._is_usable, codec)
+        self._chooser = Chooser(plan, self.machine, transport, choose, cache, self._is_usable, codec)
         self._stock_works: dict[tuple[torch.dtype, ReduceOp], bool] = {}
 
     # -- compression ---------------------------------------------------------------------------------------------

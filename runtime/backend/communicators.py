@@ -69,8 +69,9 @@ class Communicators:
 
     def _make(self, key: Key, plan: Plan) -> Communicator:
         collective, _, device = key
+        options, transport = self.options, self._transport(device)
         return Communicator(
-            plan, self._transport(device), self.plans.timeout, self.options.choose, self._codec(collective)
+            plan, transport, self.plans.timeout, options.choose, self._codec(collective), cache=options.cache
         )
 
     def _transport(self, device: str) -> Transport:

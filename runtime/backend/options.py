@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
-from platformdirs import user_cache_path
-
 from ...synth.plan import Plan
 from ...topo.errors import InputError
 from ..choose import MODES, ChooseMode, check_choose_mode
 from ..codecs import find_codec
+from ..kept_races import find_cache_folder
 
 AUTO, OFF = "auto", "off"
 Plans = str | Path | Plan | Sequence[str | Path | Plan]
@@ -54,8 +53,8 @@ def backend_options(
     which plans are synthesized when they are first needed; `auto` (default): the same for the machine that the ranks are on;
     `off`: none, gloo or NCCL do everything. `choose` (TOPOPLAN_CHOOSE): as for Communicator. `time_limit_s`
     (TOPOPLAN_TIME_LIMIT, 20): for one synthesis, which rank 0 does while the others wait. `cache` (TOPOPLAN_CACHE): the
-    folder where synthesized plans are kept (default: topoplan in the user's cache folder, on Linux $XDG_CACHE_HOME or
-    ~/.cache). `least_bytes`
+    folder where synthesized plans, and what races found, are kept (default: topoplan in the user's cache folder, on Linux
+    $XDG_CACHE_HOME or ~/.cache). `least_bytes`
     (TOPOPLAN_LEAST_BYTES, 1024): floating-point buffers smaller than that are left to gloo or NCCL. `compress`
     (TOPOPLAN_COMPRESS, none): the codec in which sums and averages travel (allreduce, reduce-scatter), as for Communicator.
 
@@ -76,9 +75,7 @@ def backend_options(
         plans=plans if plans is not None else os.environ.get("TOPOPLAN_PLANS") or AUTO,
         choose=mode,
         time_limit_s=limit,
-        cache=Path(
-            cache or os.environ.get("TOPOPLAN_CACHE") or user_cache_path("topoplan", appauthor=False)
-        ).expanduser(),
+        cache=find_cache_folder(cache),
         least_bytes=least,
         compress=codec,
     )
