@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -27,6 +28,12 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     if item.get_closest_marker("timeout") is None:
         item.add_marker(pytest.mark.timeout(patience.seconds(float(item.config.getini("timeout")))))
     return (yield)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Nothing is read from, or left in, the cache of whoever runs the tests."""
+    os.environ["TOPOPLAN_CACHE"] = str(tmp_path_factory.mktemp("cache"))
 
 
 @pytest.fixture

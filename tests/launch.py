@@ -99,7 +99,7 @@ def run_modules(
         folder = Path(name)
         processes: list[BaseProcess] = []
         for number, own in enumerate(variables):
-            told = {**os.environ, **patient_ranks(), **own}
+            told = {**os.environ, **patient_ranks(), "TOPOPLAN_CACHE": str(folder / "cache"), **own}
             call = (
                 module,
                 list(args),
@@ -153,6 +153,7 @@ def _run(
     context = _SPAWN if backend == "nccl" else _SERVER
     with tempfile.TemporaryDirectory(prefix="ranks-") as name:
         folder = Path(name)
+        common["TOPOPLAN_CACHE"] = str(folder / "cache")
         ranks: list[BaseProcess] = []
         for rank, environment in enumerate(own):
             place = {

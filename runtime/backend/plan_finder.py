@@ -1,7 +1,7 @@
 """Which plan a process group uses for a collective: rank 0 finds or synthesizes it, and tells the others.
 
 Everything goes through the group's store, so only the ranks of the group take part, and all but rank 0 need neither files nor
-time.
+time. What reads, joins and changes machines is imported only where there is one: with plans from files there is none.
 """
 
 from __future__ import annotations
@@ -19,12 +19,9 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from ...synth.ir.collective import Collective
 from ...synth.plan import Plan
 from ...topo import errors
-from ...topo.derived.stripes import merge_nvswitches
 from ...topo.errors import ExecutionError, InfeasibleError, PlanMismatchError, TimeLimitError, TopoplanError
 from ...topo.graph import Topology
-from ...topo.resolve import resolve
 from ..ranks.faults import first_line
-from ..ranks.places import find_machine, restrict
 from ..ranks.store import put, take
 from .options import AUTO, OFF, BackendOptions, Plans
 from .plan_cache import load_or_synthesize
@@ -87,6 +84,8 @@ class PlanFinder:
     def _find_machine(self, device: torch.device) -> Topology | TopoplanError | None:
         """Return the group's machine, or why it is not known, on rank 0. Collective once for each type of device."""
         if device.type not in self._machines:
+            from ..ranks.places import find_machine
+
             store = PrefixStore(device.type, self.store)
             index = torch.cuda.current_device() if device.type == "cuda" else None
             try:
@@ -117,6 +116,8 @@ class PlanFinder:
         if isinstance(machine, TopoplanError):
             raise machine
         assert machine is not None
+        from ...topo.derived.stripes import merge_nvswitches
+
         return load_or_synthesize(wanted, merge_nvswitches(machine), self.options.cache, self.options.time_limit_s)
 
     def _pick_named(self, wanted: Collective) -> Plan | None:
@@ -132,6 +133,8 @@ class PlanFinder:
             )
         if max(self.ranks) >= len(machine.ranks):
             return None
+        from ..ranks.places import restrict
+
         return self._synthesize(wanted, restrict(machine, self.ranks))
 
 
@@ -144,4 +147,6 @@ def _read_source(plans: Plans) -> PlanFiles | Topology:
     path = Path(plans)
     if path.is_dir() or is_plan_file(path):
         return PlanFiles([path])
+    from ...topo.resolve import resolve
+
     return resolve(str(plans))

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
+import pytest
 import torch
 import torch.distributed as dist
 
@@ -38,6 +41,44 @@ def by_race_and_by_model(path: str) -> list[tuple[str, int, str, list[str]]]:
     with refused("expected one of race, model, plan"):
         Communicator(path, choose="fastest")
     return choices
+
+
+def raced_and_kept(path: str, folder: str) -> list[str]:
+    """Race, start anew, and start anew with what was kept wrong, damaged, or for other candidates; return the winners."""
+    x = torch.ones(60_000)
+
+    def race() -> Choice:
+        communicator = Communicator(path, cache=folder)
+        communicator.allreduce(x.zero_())
+        dist.barrier()
+        return chosen(communicator, x.nbytes)
+
+    first = race()
+    (kept,) = Path(folder).glob("races/*.json")
+    text = kept.read_text()
+    dist.barrier()
+    # The second start has the first one's times; a busy machine may well be off by half, and race again.
+    found = json.loads(text) | {"raced_us": {"kept": 1.0}}
+    winners = [first.label]
+    for wrong, is_raced in (
+        ({"time_us": 1e12}, True), ({"labels": ["another", "another"]}, True), ({"winner": 10**6}, True), ({}, None),
+    ):  # fmt: skip
+        if dist.get_rank() == 0:
+            kept.write_text(json.dumps(found | wrong))
+        dist.barrier()
+        choice = race()
+        if is_raced:
+            assert "kept" not in choice.raced, wrong
+            assert json.loads(kept.read_text())["raced_us"] == pytest.approx(choice.raced)
+        else:
+            assert choice.raced == {"kept": 1.0} or len(choice.raced) > 1
+        dist.barrier()
+        winners.append(choice.label)
+    if dist.get_rank() == 0:
+        kept.write_text("{")
+    dist.barrier()
+    assert len(race().raced) > 1
+    return winners
 
 
 def stock_is_chosen(path: str) -> None:
