@@ -4,7 +4,7 @@
     python benchmarks/footprint.py --repeats 5
 
 Every way is a launch of its own, in turns. Plans come from files and are used for every call; what is counted is the most
-of any rank, after the last collective. The rest are medians over the ranks and the launches: processor seconds of the imports, of
+of any rank, after the last collective. The rest are medians over ranks and launches: processor seconds of the imports, of
 init_process_group up to the first barrier, and of both (ready_s); and memory (RSS) then (ready_MiB) and at the end.
 """
 

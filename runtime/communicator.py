@@ -18,7 +18,7 @@ from .kept_races import find_cache_folder
 from .ranks.faults import first_line
 from .ranks.groups import GroupMaker
 from .ranks.transport import Transport
-from .reductions import check_reduction, check_residual, check_tensors, finish_reduction, flatten
+from .reductions import check_reduction, check_residual, check_tensors, copy_back, flatten
 from .task import Task
 
 REDUCTIONS = ("hops", "once")
@@ -167,10 +167,7 @@ class Communicator:
         numel = output.numel() if tensor is None else self._count_elements(output, tensor)
         target = flatten(output)
         source = target if tensor is None else flatten(tensor)
-        holds_result = self.plan.collective.root is None or self._is_root
-        divisor = self.size if kind == dist.ReduceOp.AVG and holds_result else 1
-        finish = partial(finish_reduction, output, target, divisor)
-        return Task(engine, numel, source, target, kind, residual, [finish])
+        return Task(engine, numel, source, target, kind, residual, [partial(copy_back, output, target)])
 
     # -- what is used, and the end -------------------------------------------------------------------------------
 

@@ -16,7 +16,8 @@ from ..synth.ir.collective import Collective
 from ..synth.ir.schedule import Schedule
 from ..topo.errors import InputError
 from .codecs import Codec
-from .program.instructions import Await, Combine, Copy, Decode, Encode, Exchange, Pack, Post, Program, Span
+from .program.instructions import Await, Combine, Copy, Decode, Divide, Encode, Exchange, Pack, Post, Program, Span
+from .program.layout import IN_PLACE
 from .program.lowering import lower
 from .reductions import ReduceOp, dtype_name
 
@@ -27,7 +28,7 @@ _MOST_BORROWED, _MOST_SEEN = 4, 16
 _MOST_MESSAGES = 1 << 16
 """Message numbers take 16 bits of a tag, a checksum of the call 15."""
 
-SEND, RECEIVE, AWAIT, PACK, COMBINE, COPY, EXCHANGE, CODE = range(8)
+SEND, RECEIVE, AWAIT, PACK, COMBINE, COPY, EXCHANGE, CODE, DIVIDE = range(9)
 Operation = tuple[int, Any, Any, int]
 """One of the codes above, two operands, and a number: a message's tag, or the number of the post to await."""
 
@@ -51,7 +52,14 @@ class Compiled:
         feedback: bool,
     ) -> None:
         self.group = group
-        self.program = program = lower(schedule, dist.get_rank(group), numel, batched=batched, codec=codec)
+        self.in_place = schedule.collective.name in IN_PLACE
+        # An average is divided where sums are completed: elsewhere than in an allreduce that is the end anyway, and encoded
+        # sums are rounded there.
+        self.divides = op == dist.ReduceOp.AVG and schedule.collective.name == "allreduce" and codec is None
+        self.ranks = schedule.collective.ranks
+        self.program = program = lower(
+            schedule, dist.get_rank(group), numel, batched=batched, codec=codec, averages=self.divides
+        )
         if any(post.number >= _MOST_MESSAGES for post in program.posts):
             raise InputError(f"{schedule.label} sends more than {_MOST_MESSAGES} messages between two ranks")
         dtype = like.dtype if codec is None else torch.float32
@@ -124,6 +132,8 @@ class Compiled:
             elif isinstance(x, (Combine, Copy)):
                 code = COMBINE if isinstance(x, Combine) else COPY
                 operations.append((code, [view(a) for a, _ in x.pairs], [view(b) for _, b in x.pairs], 0))
+            elif isinstance(x, Divide):
+                operations.append((DIVIDE, [view(span) for span in x.spans], self.ranks, 0))
             elif isinstance(x, Encode) and encoding is not None:
                 operations.append((CODE, encoding.make_encoder(x, work), None, 0))
             elif isinstance(x, Decode) and encoding is not None:

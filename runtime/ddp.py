@@ -101,11 +101,13 @@ class DdpHook:
         convert = _tensor_or_failure if in_backward else _tensor_or_raise
         try:
             communicator, calls = self._met or self._meet()
-            # Divided first, as DDP itself does, so that half-precision sums do not overflow.
-            task = communicator.prepare(tensor, residual=residual)
-            divide = partial(tensor.div_, communicator.size)
+            # Half-precision sums could overflow, and encoded ones: they are divided first, as DDP itself does.
+            is_first = self.compress is not None or tensor.dtype == torch.float16
+            op = dist.ReduceOp.SUM if is_first else dist.ReduceOp.AVG
+            task = communicator.prepare(tensor, op=op, residual=residual)
+            first = partial(tensor.div_, communicator.size) if is_first else None
             reads = [] if residual is None else [residual]
-            work = start(task, calls, [tensor], waits=False, name="topo:all_reduce", reads=reads, first=divide)
+            work = start(task, calls, [tensor], waits=False, name="topo:all_reduce", reads=reads, first=first)
         except RuntimeError as error:
             failed: torch.futures.Future[Any] = torch.futures.Future()
             failed.set_result(error)

@@ -22,7 +22,7 @@ from .choose import Choice, ChooseMode, Chooser
 from .codecs import Codec
 from .compiled import describe_call
 from .executor import Executor
-from .program.layout import IN_PLACE, ends_numel
+from .program.layout import IN_PLACE, ends_numel, ends_with_result
 from .ranks.machine import describe_machine
 from .ranks.stock import StartedStock, is_possible, make_stock_call
 from .ranks.transport import Transport
@@ -149,8 +149,8 @@ class Engine:
     ) -> None:
         """Carry out the collective on a buffer of `numel` elements, reading flat `source` and writing flat `target`.
 
-        Where the collective works in place both are the same tensor. `residual` is error feedback (see Executor.run),
-        `number` the call's, where it was drawn before.
+        Where the collective works in place both are the same tensor; averages come divided. `residual` is error feedback
+        (see Executor.run), `number` the call's, where it was drawn before.
         """
         choice = self._chooser.known(self.wire_size(numel, target.dtype))
         if choice is None:
@@ -181,13 +181,24 @@ class Engine:
         call = self._faults.begin(self._describe_stock_call(numel, target.dtype, op))
         work = make_stock_call(self.plan.collective, self.group, source, target, op)(asynchronous=True)
         assert work is not None
-        return StartedStock(self._faults, call, work, finish)
+
+        def end() -> None:
+            self._divide(target, op)
+            finish()
+
+        return StartedStock(self._faults, call, work, end)
 
     def _run_stock(
         self, numel: int, source: torch.Tensor, target: torch.Tensor, op: ReduceOp, number: int | None = None
     ) -> None:
         with self._faults.stock(self._describe_stock_call(numel, target.dtype, op), number):
             make_stock_call(self.plan.collective, self.group, source, target, op)()
+        self._divide(target, op)
+
+    def _divide(self, target: torch.Tensor, op: ReduceOp) -> None:
+        """Divide a stock sum, where this rank has it, if it is to be an average."""
+        if op == dist.ReduceOp.AVG and ends_with_result(self.plan.collective, self.rank):
+            target.div_(self.size)
 
     def _describe_stock_call(self, numel: int, dtype: torch.dtype, op: ReduceOp) -> str:
         return describe_call(self.plan.collective, op, numel, dtype, f"the stock {self.plan.collective.name}")

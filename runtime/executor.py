@@ -21,9 +21,9 @@ from ..synth.ir.schedule import Schedule
 from ..topo.errors import ExecutionError, TopoplanError
 from ..topo.graph import Topology
 from .codecs import Codec
-from .compiled import AWAIT, CODE, COMBINE, COPY, PACK, RECEIVE, SEND, Compiled, Operation
+from .compiled import AWAIT, CODE, COMBINE, COPY, DIVIDE, PACK, RECEIVE, SEND, Compiled, Operation
 from .program.instructions import Program
-from .program.layout import IN_PLACE
+from .program.layout import ends_with_result
 from .ranks.faults import Call
 from .ranks.transport import Transport
 from .reductions import IN_PLACE_REDUCTIONS, ReduceOp
@@ -42,7 +42,7 @@ class Executor:
     def __init__(self, transport: Transport, topology: Topology | None, codec: Codec | None = None) -> None:
         self.group, self.faults, self.topology, self.codec = transport.group, transport.faults, topology, codec
         self.sent_bytes = 0
-        self.batched, group = transport.batched, transport.group
+        self.rank, self.batched, group = transport.rank, transport.batched, transport.group
         # The backend itself: posting through the group costs 5 us more.
         self.backend: Any = group if self.batched else group._get_backend(torch.device("cpu"))
         self._compiled: OrderedDict[tuple[Any, ...], Compiled] = OrderedDict()
@@ -63,11 +63,24 @@ class Executor:
 
         Where the collective works in place (allreduce, broadcast, reduce) both are the same elements. With a codec the sums
         are float32; `residual` (flat float32, in place) is added to the input and gets what rounding took away here.
-        `number` is the call's, where it was drawn before. Raises ExecutionError, naming who is to blame, when a peer fails
-        or the deadline passes.
+        Averages come divided. `number` is the call's, where it was drawn before. Raises ExecutionError, naming who is to
+        blame, when a peer fails or the deadline passes.
         """
         compiled = self._compile(schedule, numel, target, op, feedback=residual is not None)
-        in_place = schedule.collective.name in IN_PLACE
+        self._play_on(compiled, source, target, op, residual, number)
+        if op == dist.ReduceOp.AVG and not compiled.divides and ends_with_result(schedule.collective, self.rank):
+            target.div_(schedule.collective.ranks)
+
+    def _play_on(
+        self,
+        compiled: Compiled,
+        source: torch.Tensor,
+        target: torch.Tensor,
+        op: ReduceOp,
+        residual: torch.Tensor | None,
+        number: int | None,
+    ) -> None:
+        in_place = compiled.in_place
         if in_place and target.dtype == compiled.staging.dtype:
             operations = compiled.on_callers_tensor(target)
             if operations is not None:
@@ -130,6 +143,8 @@ class Executor:
                     reduce(a, b)
                 elif code == CODE:
                     a()
+                elif code == DIVIDE:
+                    torch._foreach_div_(a, b)
                 elif code == PACK:
                     torch.cat(a, out=b)
                 elif code == COPY:

@@ -1,7 +1,4 @@
-"""Reductions of tensors: which there are, which tensors they take, and what is left to do once a sum is complete.
-
-AVG is a sum that is divided by the number of ranks at the end, by whoever holds the result.
-"""
+"""Reductions of tensors: which there are, and which tensors they take. AVG is a sum that is divided by the number of ranks."""
 
 from __future__ import annotations
 
@@ -91,10 +88,8 @@ def flatten(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().reshape(-1).contiguous()
 
 
-def finish_reduction(tensor: torch.Tensor, flat: torch.Tensor, divisor: int) -> None:
-    """Divide the elements that `flatten` gave, and copy them back if the tensor was not contiguous."""
-    if divisor != 1:
-        flat.div_(divisor)
+def copy_back(tensor: torch.Tensor, flat: torch.Tensor) -> None:
+    """Copy the elements that `flatten` gave back to a tensor that was not contiguous."""
     if flat.data_ptr() != tensor.data_ptr() or not tensor.is_contiguous():
         tensor.detach().copy_(flat.view(tensor.shape))
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from topoplan.runtime.program.instructions import Await, Combine, Copy, Exchange, Pack, Post, Program, Span
+from topoplan.runtime.program.instructions import Await, Combine, Copy, Divide, Exchange, Pack, Post, Program, Span
 from topoplan.runtime.program.lowering import lower
 from topoplan.synth.effort import Effort
 from topoplan.synth.ir.addition_order import is_uniform
@@ -108,9 +108,14 @@ class PlayedRank:
     """
 
     def __init__(
-        self, program: Program, work: Array, wires: dict[tuple[int, int, int], SentMessage], late: random.Random
+        self,
+        program: Program,
+        ranks: int,
+        work: Array,
+        wires: dict[tuple[int, int, int], SentMessage],
+        late: random.Random,
     ) -> None:
-        self.program, self.work, self.wires, self.late = program, work, wires, late
+        self.program, self.ranks, self.work, self.wires, self.late = program, ranks, work, wires, late
         self.staging = np.full(program.staging_numel, -1e9)
         self.posts: list[Post] = []
         self.open: list[int] = []
@@ -171,6 +176,9 @@ class PlayedRank:
                     self.view(into)[:] = (
                         self.view(into) + self.view(other) if isinstance(x, Combine) else self.view(other)
                     )
+            elif isinstance(x, Divide):
+                for span in x.spans:
+                    self.view(span)[:] /= self.ranks
         assert not self.open, "a message is never awaited"
 
 
@@ -190,7 +198,7 @@ def play(programs: list[Program], inputs: list[Array], in_place: bool, out_numel
         work = x.copy() if in_place else np.full(program.work_numel, -1e9)
         for f in program.fills:
             work[f.to : f.to + f.hi - f.lo] = x[f.lo : f.hi]
-        players.append(PlayedRank(program, work, wires, late))
+        players.append(PlayedRank(program, len(programs), work, wires, late))
     going = {rank: player.run() for rank, player in enumerate(players)}
     idle = 0
     while going and idle < 2000:
@@ -227,19 +235,19 @@ def expected(name: str, inputs: list[Array], rank: int, root: int, part: int) ->
     return results[name]
 
 
-def check(schedule: Schedule, numel: int, rounds: bool = False, seed: int = 1) -> None:
+def check(schedule: Schedule, numel: int, rounds: bool = False, seed: int = 1, averages: bool = False) -> None:
     name, n, root = schedule.collective.name, schedule.collective.ranks, schedule.collective.root or 0
     part = numel // n
     brings = {"allgather": part, "gather": part}.get(name, numel)
     gets = {"reduce-scatter": part, "scatter": part}.get(name, numel)
     data = np.random.default_rng(numel)
     inputs = [data.integers(0, 1000, brings).astype(float) for _ in range(n)]
-    programs = [lower(schedule, rank, numel, batched=rounds) for rank in range(n)]
+    programs = [lower(schedule, rank, numel, batched=rounds, averages=averages) for rank in range(n)]
     outputs = play(programs, inputs, name not in PARTED, gets, seed)
     for rank, output in enumerate(outputs):
         wanted = expected(name, inputs, rank, root, part)
         if wanted is not None:
-            np.testing.assert_array_equal(output, wanted)
+            np.testing.assert_array_equal(output, wanted / n if averages else wanted)
 
 
 @pytest.mark.parametrize("rounds", [False, True], ids=["flow", "rounds"])
@@ -252,6 +260,27 @@ def test_programs_compute_the_collective(name: str, cut: str, rounds: bool, nume
     if schedule.collective.name in PARTED:
         numel *= schedule.collective.ranks
     check(schedule, numel, rounds, seed)
+
+
+@pytest.mark.parametrize("rounds", [False, True], ids=["flow", "rounds"])
+@pytest.mark.parametrize("name", ALLREDUCES)
+@settings(max_examples=6)
+@given(numel=st.integers(0, 3000), cut=st.sampled_from([1, 3]), stepwise=st.booleans(), seed=st.integers(0, 10**6))
+def test_averages_are_divided_once_where_sums_are_completed(
+    name: str, rounds: bool, numel: int, cut: int, stepwise: bool, seed: int
+) -> None:
+    schedule = replace(SCHEDULES[name], segments=cut, stepwise=stepwise and cut > 1)
+    check(schedule, numel, rounds, seed, averages=True)
+
+
+def test_few_ranks_divide_where_few_complete_a_sum() -> None:
+    """Around a ring each rank completes its own part: all divide one vector together, not one each."""
+    schedule, numel = SCHEDULES["ring"], 1200
+    divided = 0
+    for rank in range(schedule.collective.ranks):
+        program = lower(schedule, rank, numel, averages=True)
+        divided += sum(span.length for x in program.instructions if isinstance(x, Divide) for span in x.spans)
+    assert divided == numel
 
 
 def test_all_of_a_tick_between_two_ranks_is_one_message() -> None:

@@ -47,9 +47,14 @@ class Player(PlayedRank):
     """A rank whose messages are encoded."""
 
     def __init__(
-        self, program: Program, work: Array, wires: dict[tuple[int, int, int], SentMessage], late: random.Random
+        self,
+        program: Program,
+        ranks: int,
+        work: Array,
+        wires: dict[tuple[int, int, int], SentMessage],
+        late: random.Random,
     ):
-        super().__init__(program, work, wires, late)
+        super().__init__(program, ranks, work, wires, late)
         self.wire = np.full(program.wire_bytes, -1e9)
         self.errors = np.zeros(len(work))
 
@@ -104,7 +109,7 @@ def played(
         work = x.copy() if schedule.collective.name not in PARTED else np.full(program.work_numel, -1e9)
         for f in program.fills:
             work[f.to : f.to + f.hi - f.lo] = x[f.lo : f.hi]
-        players.append(Player(program, work, wires, late))
+        players.append(Player(program, len(programs), work, wires, late))
     going = {rank: player.run() for rank, player in enumerate(players)}
     for _ in range(10**6):
         if not going:

@@ -102,13 +102,20 @@ class Copy:
 
 
 @dataclass(frozen=True)
+class Divide:
+    """Divide each span, in which the sum of all ranks has just been completed, by the number of ranks."""
+
+    spans: tuple[Span, ...]
+
+
+@dataclass(frozen=True)
 class Exchange:
     """Post all of a tick's messages as one batch, and wait for all of them."""
 
     posts: tuple[Post, ...]
 
 
-Instruction = Post | Await | Pack | Encode | Decode | Combine | Copy | Exchange
+Instruction = Post | Await | Pack | Encode | Decode | Combine | Copy | Divide | Exchange
 
 
 @dataclass(frozen=True)

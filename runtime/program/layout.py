@@ -21,6 +21,11 @@ def ends_numel(collective: Collective, rank: int, numel: int) -> tuple[int, int]
     return input_numel, output_numel
 
 
+def ends_with_result(collective: Collective, rank: int) -> bool:
+    """Return whether `rank` ends with a result: all ranks do, where there is no root."""
+    return collective.root is None or collective.root == rank
+
+
 @dataclass(frozen=True)
 class Move:
     """Copy elements [lo, hi) of one buffer to `to` in another."""

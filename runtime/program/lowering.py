@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from itertools import groupby
+from operator import itemgetter
 from typing import Literal
 
 from ...synth.ir.schedule import Schedule
 from ...synth.ir.transfers import REDUCE
 from .encoding import Blocks, MessageEncoder
-from .instructions import Await, Combine, Copy, Decode, Exchange, Instruction, Pack, Post, Program, Span
+from .instructions import Await, Combine, Copy, Decode, Divide, Exchange, Instruction, Pack, Post, Program, Span
 from .layout import Layout
 from .messages import Group, Message, Piece, Reads, Slots, Writes, join_ranges, list_messages, merge_pairs
 
@@ -20,14 +22,24 @@ _Arrival = tuple[Message | None, Piece]
 """A piece and the message that it came in; None: the rank's own value."""
 
 
-def lower(schedule: Schedule, rank: int, numel: int, *, batched: bool = False, codec: Blocks | None = None) -> Program:
+def lower(
+    schedule: Schedule,
+    rank: int,
+    numel: int,
+    *,
+    batched: bool = False,
+    codec: Blocks | None = None,
+    averages: bool = False,
+) -> Program:
     """Return the program of `rank` for a buffer of `numel` elements (see synth/ir/collective.py for which buffer).
 
-    Where each rank has a part of its own, `numel` must be a multiple of the number of ranks.
+    Where each rank has a part of its own, `numel` must be a multiple of the number of ranks. With `averages` (of an
+    allreduce) sums are divided where they are completed, before they are handed on: so each is divided once, by few ranks.
     """
     layout = Layout(schedule, numel)
     sends, receives = list_messages(layout, rank)
-    writer = _Writer(layout, rank, sends, receives, batched, codec)
+    completing = find_completing_steps(schedule, rank) if averages else {}
+    writer = _Writer(layout, rank, sends, receives, batched, codec, completing)
     instructions = tuple(writer.write_batches() if batched else writer.write_flow())
     return Program(
         rank=rank,
@@ -51,7 +63,9 @@ class _Writer:
         receives: list[Message],
         batched: bool,
         codec: Blocks | None,
+        completing: Mapping[int, int],
     ) -> None:
+        self.completing = completing
         self.rank, self.sends, self.receives = rank, sends, receives
         self.slots = Slots()
         self.out: list[Instruction] = []
@@ -250,17 +264,20 @@ class _Writer:
     def _operate(self, message: Message) -> None:
         """Add up and copy what a message completes, in waves: within one, no two operations touch the same elements."""
         keys = [p.key for p in message.pieces]
+        whole: list[Span] = []
         while True:
-            wave = [operation for key in keys for operation in self._next(key)]
+            wave = [operation for key in keys for operation in self._next(key, whole)]
             if not wave:
                 break
             for kind in (Combine, Copy):
                 pairs = merge_pairs([(into, other) for k, into, other in wave if k is kind])
                 if pairs:
                     self.out.append(kind(pairs))
+        if whole:
+            self.out.append(Divide(tuple(into for into, _ in merge_pairs([(span, span) for span in whole]))))
 
-    def _next(self, key: tuple[int, int]) -> Iterator[tuple[type, Span, Span]]:
-        """Yield the next operation on a piece, if what it needs has arrived."""
+    def _next(self, key: tuple[int, int], whole: list[Span]) -> Iterator[tuple[type, Span, Span]]:
+        """Yield the next operation on a piece, if what it needs has arrived; add to `whole` where it completes a sum."""
         groups = self.writes[key]
         while self.first[key] < len(groups):
             group = groups[self.first[key]]
@@ -281,6 +298,8 @@ class _Writer:
             group.done += 1
             if self._operation(group) is None:
                 self._finish(group, key)
+                if kind is Combine and self.completing.get(key[0]) == group.step:
+                    whole.append(self._span((None, group.messages[0][1])))
             yield kind, into_span, other_span
             return
 
@@ -325,6 +344,25 @@ class _Writer:
             slots, start, length = message.slot
             slots.give_back(start, length)
             message.slot = None
+
+
+def find_completing_steps(schedule: Schedule, rank: int) -> dict[int, int]:
+    """Return, for each chunk whose sum `rank` completes itself, by additions, the step in which it does."""
+    t, ranks = schedule.transfers, schedule.collective.ranks
+    everybody = (1 << ranks) - 1
+    holds = {(chunk, r): 1 << r for chunk in range(len(schedule.chunks)) for r in range(ranks)}
+    completing: dict[int, int] = {}
+    rows = zip(
+        t.step.tolist(), t.chunk.tolist(), t.src.tolist(), t.dst.tolist(), (t.op == REDUCE).tolist(), strict=True
+    )
+    for step, group in groupby(sorted(rows), key=itemgetter(0)):
+        sent = [(chunk, dst, holds[chunk, src], adds) for _, chunk, src, dst, adds in group]
+        for chunk, dst, contributions, adds in sent:
+            before = holds[chunk, dst]
+            holds[chunk, dst] = before | contributions if adds else contributions
+            if dst == rank and adds and before != everybody == holds[chunk, dst]:
+                completing[chunk] = step
+    return completing
 
 
 def _find_last_sums(schedule: Schedule) -> dict[int, int]:
