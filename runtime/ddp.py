@@ -18,7 +18,7 @@ from ..topo.errors import InputError
 from .choose import ChooseMode
 from .communicator import DEFAULT_TIMEOUT, Communicator
 from .ranks.groups import make_group_maker
-from .works import CallQueue, make_queue, result_or_raise, start_allreduce
+from .works import CallQueue, Failed, make_queue, start_allreduce, tensors_or_raise
 
 
 def ddp_hook(
@@ -105,7 +105,7 @@ class DdpHook:
             work = start_allreduce(communicator, calls, tensor, op, waits=False, divisor=ranks, residual=residual)
         except RuntimeError as error:
             failed: torch.futures.Future[Any] = torch.futures.Future()
-            failed.set_result(error)
+            failed.set_result(Failed(error))
             return failed.then(convert)
         return work.outcome().then(convert)
 
@@ -126,26 +126,14 @@ class DdpHook:
         self._prepare()
 
 
-class _Failure:
-    """What backward gets in place of a tensor when there is none. An exception raised while a future is chained would come
-    out of backward as a RuntimeError with a C++ trace in its message; this comes out as the error itself: DDP, which cannot
-    cast it to a tensor, puts it into words for its own error.
-    """
-
-    def __init__(self, error: BaseException) -> None:
-        self.error = error
-
-    def __str__(self) -> str:
-        raise self.error
-
-
 def _tensor_or_failure(future: torch.futures.Future[Any]) -> torch.Tensor:
+    """Return the only tensor. DDP puts a failure, which it cannot cast to a tensor, into words for its own error."""
     result = future.value()
-    return _Failure(result) if isinstance(result, BaseException) else result[0]  # type: ignore[return-value]
+    return result if isinstance(result, Failed) else result[0]  # type: ignore[return-value]
 
 
 def _tensor_or_raise(future: torch.futures.Future[Any]) -> torch.Tensor:
-    tensor: torch.Tensor = result_or_raise(future)[0]
+    tensor: torch.Tensor = tensors_or_raise(future)[0]
     return tensor
 
 

@@ -29,6 +29,10 @@ def test_process_groups_own_methods_profiles_and_errors_are_torchs(plans: Plans,
     run_ranks(drop_in.other_ways_to_call, 3, folder_of(plans, tmp_path))
 
 
+def test_works_last_where_only_cpp_keeps_hold_of_them(plans: Plans, tmp_path: Path) -> None:
+    run_ranks(drop_in.works_that_are_handed_on, 3, folder_of(plans, tmp_path))
+
+
 def test_a_hook_is_made_early_and_saved_with_its_model(plans: Plans) -> None:
     for shown in run_ranks(drop_in.a_saved_model, 3, plans("ring:3")):
         assert shown == "<topoplan.ddp_hook of allreduce on ring:3: choose='model'>"

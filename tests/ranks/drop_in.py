@@ -6,6 +6,7 @@ import pickle
 
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as funcol
 from rank_process import init
 from torch.nn import Embedding, Linear, Sequential
 from torch.nn.parallel import DistributedDataParallel as DDP
@@ -13,7 +14,8 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 import topoplan
 from ranks.checks import refused, same_everywhere
 from ranks.topo_backend import count_planned, start
-from ranks.training import network, seeded, wrapped
+from ranks.training import flat, network, seeded, wrapped
+from topoplan.runtime.executor import Executor
 
 
 def tensors_of_other_layouts(folder: str) -> None:
@@ -61,6 +63,49 @@ def other_ways_to_call(folder: str) -> None:
     assert {"topo:all_reduce", "topo:all_gather"} <= ranges and any(key.startswith("topo: ") for key in ranges), ranges
     with refused("complex64", RuntimeError):
         topoplan.Communicator(f"{folder}/allreduce.json").allreduce(torch.ones(3, dtype=torch.complex64))
+
+
+def works_that_are_handed_on(folder: str) -> None:
+    """Works of which only C++ keeps hold: DDP's, of the number of ranks that still have inputs, and a tensor's own."""
+    start(plans=folder, least_bytes=0)
+    rank, world = dist.get_rank(), dist.get_world_size()
+    calls = count_planned()
+    model = DDP(seeded(network))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    inputs = [torch.full((2, 33), float(step)) for step in range(2 + rank)]
+    with model.join(divide_by_initial_world_size=False):
+        for x in inputs:
+            optimizer.zero_grad()
+            model(x).sum().backward()
+            optimizer.step()
+    assert same_everywhere(flat(model))
+    # What stands in the gradients' place: those of the ranks that still have inputs, divided by their number.
+    alone = seeded(network)
+    optimizer = torch.optim.SGD(alone.parameters(), lr=0.01)
+    for step in range(1 + world):
+        optimizer.zero_grad()
+        alone(torch.full((2, 33), float(step))).sum().backward()
+        optimizer.step()
+    assert torch.allclose(flat(model), flat(alone), atol=1e-6)
+
+    x = torch.full((1000,), float(rank))
+    torch._C._distributed_c10d._register_work(x, dist.all_reduce(x, async_op=True))
+    assert (torch.ops._c10d_functional.wait_tensor(x) == sum(range(world))).all()
+    assert len(calls) > 10
+
+    def fail(*_: object) -> None:
+        raise topoplan.ExecutionError("as asked for")
+
+    Executor.run = fail  # type: ignore[method-assign]
+    handed_on = dist.all_reduce(x, async_op=True)
+    torch._C._distributed_c10d._register_work(x, handed_on)
+    del handed_on
+    with refused("as asked for", topoplan.ExecutionError):
+        torch.ops._c10d_functional.wait_tensor(x)
+    with refused("as asked for", topoplan.ExecutionError):
+        funcol.all_reduce(x, "sum", dist.group.WORLD).wait()
+    with refused("as asked for", topoplan.ExecutionError):
+        model(inputs[0]).sum().backward()
 
 
 def a_saved_model(path: str) -> str:
