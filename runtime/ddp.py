@@ -15,10 +15,12 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from ..synth.plan import Plan
 from ..topo.errors import InputError
+from .backend.account import Account, heed_log_level
+from .backend.seen import show_as
 from .choose import ChooseMode
 from .communicator import DEFAULT_TIMEOUT, Communicator
 from .ranks.groups import make_group_maker
-from .works import CallQueue, Failed, make_queue, start_allreduce, tensors_or_raise
+from .works import CallQueue, Failed, PlannedWork, make_queue, start_allreduce, tensors_or_raise
 
 
 def ddp_hook(
@@ -69,6 +71,7 @@ class DdpHook:
             self._meet(group)
 
     def _prepare(self) -> None:
+        heed_log_level()
         # DDP logs the name of its hook, as a function has one.
         self.__name__ = self.__qualname__ = "ddp_hook"
         self._met: tuple[Communicator, CallQueue] | None = None
@@ -84,6 +87,9 @@ class DdpHook:
             communicator.plan.check_same_bits()
         calls = make_queue(communicator.engine.device)
         weakref.finalize(self, calls.close)  # the thread ends with the model that had the hook
+        account = Account("ddp_hook", dist.get_process_group_ranks(group), is_first=communicator.rank == 0)
+        if account.is_kept:
+            weakref.finalize(self, account.tell, {"allreduce": communicator}, self.choose)
         self._met = communicator, calls
         return self._met
 
@@ -99,15 +105,18 @@ class DdpHook:
         in_backward = torch._C._current_graph_task_id() >= 0  # else it is a join() that has DDP call its hook
         convert = _tensor_or_failure if in_backward else _tensor_or_raise
         try:
-            communicator, calls = self._met or self._meet()
-            # Divided first, as DDP itself does, so that half-precision sums do not overflow.
-            op, ranks = dist.ReduceOp.SUM, communicator.size
-            work = start_allreduce(communicator, calls, tensor, op, waits=False, divisor=ranks, residual=residual)
+            work = show_as("allreduce_", lambda: self._start(tensor, residual))
         except RuntimeError as error:
             failed: torch.futures.Future[Any] = torch.futures.Future()
             failed.set_result(Failed(error))
             return failed.then(convert)
         return work.outcome().then(convert)
+
+    def _start(self, tensor: torch.Tensor, residual: torch.Tensor | None) -> PlannedWork:
+        communicator, calls = self._met or self._meet()
+        # Divided first, as DDP itself does, so that half-precision sums do not overflow.
+        op, ranks = dist.ReduceOp.SUM, communicator.size
+        return start_allreduce(communicator, calls, tensor, op, waits=False, divisor=ranks, residual=residual)
 
     def __repr__(self) -> str:
         plan = self.plan if self._met is None else self._met[0].plan

@@ -132,8 +132,9 @@ class CpuWork(PlannedWork, PythonCallbackWork):
 
 
 class GpuWork(PlannedWork, dist.Work):
-    """The work of a call on a GPU's tensors, which is on a stream. Its future has streams wait, as no future of C++'s own does:
-    it is good for as long as Python keeps hold of it.
+    """The work of a call on a GPU's tensors, which is on a stream.
+
+    Its future has streams wait, as that of a CpuWork would not: it is good for as long as Python keeps hold of it.
     """
 
     def __init__(self, tensors: list[torch.Tensor], device: torch.device) -> None:
@@ -142,6 +143,7 @@ class GpuWork(PlannedWork, dist.Work):
         self._progress.future = torch.futures.Future(devices=[device])
 
     def wait(self, timeout: timedelta | None = None) -> bool:
+        """Have the current stream wait."""
         self._progress.wait(timeout)
         self._progress.future.wait()
         return True
