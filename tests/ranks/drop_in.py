@@ -79,8 +79,8 @@ def all_to_all_of_every_kind(folder: str) -> None:
         sent, received = rows[rank], [row[rank] for row in rows]
         given = torch.cat([torch.full((n, 3), 10.0 * rank + to) for to, n in enumerate(sent)])
         out = torch.empty(sum(received), 3)
-        sizes = [x if spelled_out >> 2 * rank + i & 1 else None for i, x in enumerate((received, sent))]
-        work = dist.all_to_all_single(out, given, *sizes, **more)
+        out_sizes, in_sizes = (x if spelled_out >> 2 * rank + i & 1 else None for i, x in enumerate((received, sent)))
+        work = dist.all_to_all_single(out, given, out_sizes, in_sizes, **more)
         if work is not None:
             work.wait()
         wanted = torch.cat([torch.full((n, 3), 10.0 * of + rank) for of, n in enumerate(received)])
