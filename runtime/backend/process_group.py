@@ -31,9 +31,9 @@ class TopoGroup(BaseGroup):
     """The ranks of one process group under the backend "topo".
 
     Floating-point buffers from `least_bytes` on (others from 1 MiB on) go through plans: allreduce, reduce-scatter,
-    allgather, broadcast, reduce, and alltoall in equal parts; SUM, AVG, PRODUCT, MIN and MAX. Every rank must come to the
-    same decision, so it rests on what all of them know alike. What is left is done by the plain group, which has AVG as
-    well here, also over gloo.
+    allgather, broadcast, reduce, and alltoall where equal parts are promised; SUM, AVG, PRODUCT, MIN and MAX. Every rank must
+    come to the same decision, so it rests on what all of them know alike. What is left is done by the plain group, which has
+    AVG as well here, also over gloo.
     """
 
     def allreduce(self, tensors: Any, opts: Any = None, **more: Any) -> dist.Work:  # type: ignore[override]
