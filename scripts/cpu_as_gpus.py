@@ -19,13 +19,13 @@ def pretend(devices: int) -> None:
     cuda.device_count = lambda: devices
     cuda.current_device = lambda: 0
     for name in _SILENT:
-        setattr(cuda, name, _do_nothing)
+        setattr(cuda, name, lambda *_, **__: None)  # each its own: torch.compile tells functions apart
     cuda.device = cuda.stream = _enter_nothing
     cuda.Stream = cuda.Event = cuda.current_stream = cuda.default_stream = _Stream
     tensor: Any = torch.Tensor
     tensor.cuda = lambda self, *_, **__: self
     module: Any = torch.nn.Module
-    module.cuda = lambda self, *_: self
+    module.cuda, module.to = lambda self, *_: self, _to_cpu(module.to)
     wrapper: Any = DistributedDataParallel
     wrapper.__init__ = _without_devices(wrapper.__init__)
     _OnCpu().__enter__()
@@ -68,6 +68,15 @@ def _do_nothing(*_: Any, **__: Any) -> None:
 
 def _enter_nothing(*_: Any, **__: Any) -> AbstractContextManager[None]:
     return nullcontext()
+
+
+def _to_cpu(move: Any) -> Any:
+    """Return a Module.to that keeps to the CPU."""
+
+    def to(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return move(self, *map(_find_place, args), **{name: _find_place(value) for name, value in kwargs.items()})
+
+    return to
 
 
 def _without_devices(init: Any) -> Any:

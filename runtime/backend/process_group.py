@@ -44,7 +44,9 @@ class TopoGroup(BaseGroup):
         tensor = _single(tensors)
         if tensor is None or more or not isinstance(opts, AllreduceOptions):
             return self.plain.allreduce(tensors, opts, **more)
-        if tensor.is_cuda and tensor.numel() == 1:  # DDP's join hands its work on to C++, for which a GpuWork is not made
+        if (
+            tensor.is_cuda and tensor.numel() == 1
+        ):  # DDP's join hands its work on to C++, for which a GpuWork is not made
             return self._reduce_by_plain(tensor, opts, [tensor], lambda: self.plain.allreduce(tensors, opts))
         communicator = self._find("allreduce", None, tensor, op=opts.reduceOp)
         if communicator is None:
