@@ -79,8 +79,14 @@ def test_a_hook_is_made_early_and_saved_with_its_model(plans: Plans) -> None:
 def test_torchs_own_tests_pass_through_plans() -> None:
     """A few of them; `make torch-suite` runs all, through gloo as well."""
     pytest.importorskip("expecttest", reason="torch's own tests need expecttest")
-    names = ("all_reduce_sum_async", "all_gather_full_group", "get_future", "grads_same_across_ranks_with_no_sync")
+    names = (
+        "all_reduce_sum_async",
+        "ddp_grad_div_uneven_inputs",
+        "all_gather_full_group",
+        "get_future",
+        "grads_same_across_ranks_with_no_sync",
+    )
     chosen = [part for name in names for part in ("-k", f"test_{name}")]
     ended = run_command(sys.executable, str(SUITE), "--ways", "plan", *chosen)
     assert ended.returncode == 0, ended.stdout
-    assert "plan: 4 passed, " in ended.stdout and " 0 failed of " in ended.stdout
+    assert "plan: 5 passed, " in ended.stdout and " 0 failed of " in ended.stdout
