@@ -16,10 +16,12 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from ..synth.plan import Plan
 from ..topo.errors import InputError
+from .backend.account import Account, heed_log_level
+from .backend.seen import show_as
 from .choose import ChooseMode
 from .communicator import DEFAULT_TIMEOUT, Communicator
 from .ranks.groups import make_group_maker
-from .works import CallQueue, make_queue, result_or_raise, start
+from .works import CallQueue, Failed, PlannedWork, make_queue, start, tensors_or_raise
 
 
 def ddp_hook(
@@ -70,6 +72,7 @@ class DdpHook:
             self._meet(group)
 
     def _prepare(self) -> None:
+        heed_log_level()
         # DDP logs the name of its hook, as a function has one.
         self.__name__ = self.__qualname__ = "ddp_hook"
         self._met: tuple[Communicator, CallQueue] | None = None
@@ -85,6 +88,9 @@ class DdpHook:
             communicator.plan.check_same_bits()
         calls = make_queue(communicator.engine.device)
         weakref.finalize(self, calls.close)  # the thread ends with the model that had the hook
+        account = Account("ddp_hook", dist.get_process_group_ranks(group), is_first=communicator.rank == 0)
+        if account.is_kept:
+            weakref.finalize(self, account.tell, {"allreduce": communicator}, self.choose)
         self._met = communicator, calls
         return self._met
 
@@ -100,19 +106,22 @@ class DdpHook:
         in_backward = torch._C._current_graph_task_id() >= 0  # else it is a join() that has DDP call its hook
         convert = _tensor_or_failure if in_backward else _tensor_or_raise
         try:
-            communicator, calls = self._met or self._meet()
-            # Half-precision sums could overflow, and encoded ones: they are divided first, as DDP itself does.
-            is_first = self.compress is not None or tensor.dtype == torch.float16
-            op = dist.ReduceOp.SUM if is_first else dist.ReduceOp.AVG
-            task = communicator.prepare(tensor, op=op, residual=residual)
-            first = partial(tensor.div_, communicator.size) if is_first else None
-            reads = [] if residual is None else [residual]
-            work = start(task, calls, [tensor], waits=False, name="topo:all_reduce", reads=reads, first=first)
+            work = show_as("allreduce_", lambda: self._start(tensor, residual))
         except RuntimeError as error:
             failed: torch.futures.Future[Any] = torch.futures.Future()
-            failed.set_result(error)
+            failed.set_result(Failed(error))
             return failed.then(convert)
         return work.outcome().then(convert)
+
+    def _start(self, tensor: torch.Tensor, residual: torch.Tensor | None) -> PlannedWork:
+        communicator, calls = self._met or self._meet()
+        # Half-precision sums could overflow, and encoded ones: they are divided first, as DDP itself does.
+        is_first = self.compress is not None or tensor.dtype == torch.float16
+        op = dist.ReduceOp.SUM if is_first else dist.ReduceOp.AVG
+        task = communicator.prepare(tensor, op=op, residual=residual)
+        first = partial(tensor.div_, communicator.size) if is_first else None
+        reads = [] if residual is None else [residual]
+        return start(task, calls, [tensor], waits=False, name="topo:all_reduce", reads=reads, first=first)
 
     def __repr__(self) -> str:
         plan = self.plan if self._met is None else self._met[0].plan
@@ -131,26 +140,14 @@ class DdpHook:
         self._prepare()
 
 
-class _Failure:
-    """What backward gets in place of a tensor when there is none. An exception raised while a future is chained would come
-    out of backward as a RuntimeError with a C++ trace in its message; this comes out as the error itself: DDP, which cannot
-    cast it to a tensor, puts it into words for its own error.
-    """
-
-    def __init__(self, error: BaseException) -> None:
-        self.error = error
-
-    def __str__(self) -> str:
-        raise self.error
-
-
 def _tensor_or_failure(future: torch.futures.Future[Any]) -> torch.Tensor:
+    """Return the only tensor. DDP puts a failure, which it cannot cast to a tensor, into words for its own error."""
     result = future.value()
-    return _Failure(result) if isinstance(result, BaseException) else result[0]  # type: ignore[return-value]
+    return result if isinstance(result, Failed) else result[0]  # type: ignore[return-value]
 
 
 def _tensor_or_raise(future: torch.futures.Future[Any]) -> torch.Tensor:
-    tensor: torch.Tensor = result_or_raise(future)[0]
+    tensor: torch.Tensor = tensors_or_raise(future)[0]
     return tensor
 
 

@@ -11,10 +11,11 @@ import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import wraps
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import PythonCallbackWork
 
 from ..topo.errors import ExecutionError
 from .task import Task
@@ -24,36 +25,68 @@ _END_S = 5.0
 """Seconds that a thread may take to come to its end: it may be in a call whose peers are gone."""
 
 
-class PlannedWork(dist.Work):
+class Failed:
+    """What stands in a future for the tensors of a call that failed.
+
+    An exception raised while a future is chained would come out of C++ as a RuntimeError with a C++ trace in its message, and
+    one stored in it as an object that is no tensor. Whatever C++ does with this, to find tensors in it or to put into words
+    what it is, raises the error as itself.
+    """
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+    def __reduce__(self) -> NoReturn:
+        raise self.error
+
+    def __str__(self) -> str:
+        raise self.error
+
+
+class _Progress:
+    """How far a call is. It knows nothing of the work, so that C++ may keep hold of it (see CpuWork)."""
+
+    __slots__ = ("error", "future", "under_way")
+
+    def __init__(self) -> None:
+        self.error: BaseException | None = None
+        self.future: torch.futures.Future[Any]
+        self.under_way = threading.Lock()
+        self.under_way.acquire()
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Return True once the call is through. Raises what went wrong, or ExecutionError after `timeout`."""
+        seconds = timeout.total_seconds() if timeout is not None else 0.0
+        if not self.under_way.acquire(timeout=seconds if seconds > 0 else -1):
+            raise ExecutionError(f"a collective did not end within {seconds:g} s")
+        self.under_way.release()
+        if self.error is not None:
+            raise self.error
+        return True
+
+    def wait_for_future(self, timeout: timedelta | None = None) -> bool:
+        """Wait until the future has its value as well: C++ fills one that has none when a wait is over."""
+        self.wait(timeout)
+        self.future.wait()
+        return True
+
+
+class PlannedWork(dist.Work if TYPE_CHECKING else object):  # type: ignore[misc]
     """A call under way, or done. `wait` raises what went wrong, as itself."""
 
-    def __init__(self, tensors: list[torch.Tensor], device: torch.device | None = None) -> None:
-        super().__init__()
-        self._tensors = tensors
-        self._on_gpu = device is not None
-        self._future: torch.futures.Future[Any] = torch.futures.Future(devices=[device] if device is not None else None)
-        self._error: BaseException | None = None
-        self._under_way = threading.Lock()
-        self._under_way.acquire()
+    _tensors: list[torch.Tensor]
+    _progress: _Progress
 
     def finish(self, error: BaseException | None = None) -> None:
         """Mark the call as through, or as failed with an error."""
-        self._error = error
+        self._progress.error = error
         # Released first: a callback of the future may wait for this very work.
-        self._under_way.release()
-        self._future.set_result(self._tensors if error is None else error)
+        self._progress.under_way.release()
+        self._progress.future.set_result(self._tensors if error is None else Failed(error))
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Wait until the call is through; on GPUs the current stream waits. Raises ExecutionError after `timeout`."""
-        seconds = timeout.total_seconds() if timeout is not None else 0.0
-        if not self._under_way.acquire(timeout=seconds if seconds > 0 else -1):
-            raise ExecutionError(f"a collective did not end within {seconds:g} s")
-        self._under_way.release()
-        if self._error is not None:
-            raise self._error
-        if self._on_gpu:
-            self._future.wait()
-        return True
+        return self._progress.wait(timeout)
 
     def synchronize(self) -> None:
         """Wait until the call is through."""
@@ -61,32 +94,61 @@ class PlannedWork(dist.Work):
 
     def is_completed(self) -> bool:
         """Return whether the call is through, or has failed (on GPUs: whether all of it is on its stream)."""
-        return not self._under_way.locked()
+        return not self._progress.under_way.locked()
 
     def is_success(self) -> bool:
         """Return whether the call is through."""
-        return self.is_completed() and self._error is None
+        return self.is_completed() and self._progress.error is None
 
     def exception(self) -> BaseException | None:
         """Return what went wrong, if anything has."""
-        return self._error
+        return self._progress.error
 
     def result(self) -> list[torch.Tensor]:
         """Return the tensors that hold, or will hold, the result."""
         return self._tensors
 
-    def outcome(self) -> torch.futures.Future[list[torch.Tensor] | BaseException]:
+    def outcome(self) -> torch.futures.Future[list[torch.Tensor] | Failed]:
         """Return a future of the tensors, or of the error as a value."""
-        return self._future
+        return self._progress.future
 
     def get_future(self) -> torch.futures.Future[Any]:
         """Return a future of the tensors."""
-        # An exception stored in a future reaches C++ (DDP) as an object that is no tensor; raised while a future is
-        # chained it arrives as itself.
-        return self._future.then(result_or_raise)
+        return self._progress.future.then(tensors_or_raise)
 
 
-class StartedWork(PlannedWork):
+class CpuWork(PlannedWork, PythonCallbackWork):
+    """The work of a call on CPU tensors.
+
+    Torch hands works on to C++ (DDP those of join, functional collectives those of their tensors), where Python's part of an
+    object ends when Python lets go of it. So C++'s part, which has a future and a function to wait with, serves alone.
+    """
+
+    def __init__(self, tensors: list[torch.Tensor]) -> None:
+        self._tensors, self._progress = tensors, _Progress()
+        PythonCallbackWork.__init__(self, self._progress.wait_for_future)
+        self._progress.future = PythonCallbackWork.get_future(self)
+
+
+class GpuWork(PlannedWork, dist.Work):
+    """The work of a call on a GPU's tensors, which is on a stream.
+
+    Its future has streams wait, as that of a CpuWork would not: it is good for as long as Python keeps hold of it.
+    """
+
+    def __init__(self, tensors: list[torch.Tensor], device: torch.device) -> None:
+        dist.Work.__init__(self)
+        self._tensors, self._progress = tensors, _Progress()
+        self._progress.future = torch.futures.Future(devices=[device])
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Have the current stream wait."""
+        self._progress.wait(timeout)
+        self._progress.future.wait()
+        return True
+
+
+class StartedWork(CpuWork):
     """A call that goes on by itself, and ends with a future of None, or of the error."""
 
     def __init__(self, tensors: list[torch.Tensor], ended: torch.futures.Future[ExecutionError | None]) -> None:
@@ -94,11 +156,11 @@ class StartedWork(PlannedWork):
         ended.add_done_callback(lambda future: self.finish(future.value()))
 
 
-def result_or_raise(future: torch.futures.Future[Any]) -> Any:
-    """Return a future's value, or raise it where it is an error."""
+def tensors_or_raise(future: torch.futures.Future[Any]) -> Any:
+    """Return a future's tensors, or raise the error that stands for them."""
     result = future.value()
-    if isinstance(result, BaseException):
-        raise result
+    if isinstance(result, Failed):
+        raise result.error
     return result
 
 
@@ -132,7 +194,7 @@ class ThreadQueue:
         A call that is made by the queue's own thread (in a future's callback) is carried out at once too: nobody else
         could.
         """
-        work = PlannedWork(tensors)
+        work = CpuWork(tensors)
         is_idle = self._waiting.unfinished_tasks == 0
         if (waits and is_idle) or threading.current_thread() is self._thread:
             _run(call)
@@ -191,7 +253,7 @@ class StreamQueue:
 
         The stream uses the memory of `tensors`, which get the result, and of what the call `reads`.
         """
-        work = PlannedWork(tensors, self.device)
+        work = GpuWork(tensors, self.device)
         self.stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(self.stream):
             for tensor in (*tensors, *reads):

@@ -12,7 +12,7 @@ from ...synth.plan import Plan
 from ..communicator import Communicator
 from ..ranks.groups import make_group
 from ..ranks.transport import Transport
-from ..reductions import REDUCIBLE_DTYPES, can_reduce, kind_of_reduction
+from ..reductions import REDUCIBLE_DTYPES, can_reduce, dtype_name, kind_of_reduction
 from ..works import CallQueue, make_queue
 from .plan_finder import PlanFinder
 
@@ -40,7 +40,7 @@ class Communicators:
 
         Collective the first time; raises as PlanFinder.find and Communicator.
         """
-        if not self._serves(name, tensor, parts, op):
+        if self.why_plain(name, tensor, parts, op):
             return None
         key = name, root, tensor.device.type
         if key not in self.by_key:
@@ -48,20 +48,26 @@ class Communicators:
             self.by_key[key] = None if plan is None else self._make(key, plan)
         return self.by_key[key]
 
-    def _serves(self, name: str, tensor: torch.Tensor, parts: int, op: object) -> bool:
-        """Return whether plans are for such buffers: decided alike on all ranks, by what all of them know."""
-        has_transport = self.transports.get(tensor.device.type) == ("nccl" if tensor.is_cuda else "gloo")
+    def why_plain(self, name: str, tensor: torch.Tensor, parts: int = 1, op: object = None) -> str:
+        """Return why plans are not for such buffers, or nothing: decided alike on all ranks, by what all of them know."""
+        device = tensor.device.type
+        if self.transports.get(device) != ("nccl" if tensor.is_cuda else "gloo"):
+            return f"{device} is another backend's"
         # The layout comes first: sparse tensors have no size in bytes.
-        if not has_transport or tensor.layout != torch.strided or tensor.dtype not in REDUCIBLE_DTYPES:
-            return False
+        if tensor.layout != torch.strided or tensor.dtype not in REDUCIBLE_DTYPES:
+            return f"{dtype_name(tensor.dtype)}, {str(tensor.layout).removeprefix('torch.')}"
+        if self.plans.off:
+            return "no plans"
         is_integer = not tensor.dtype.is_floating_point
         least_bytes = _LEAST_INTEGER_BYTES if is_integer else self.options.least_bytes
-        if tensor.nbytes * parts < least_bytes or self.plans.off:
-            return False
+        if tensor.nbytes * parts < least_bytes:
+            return f"{dtype_name(tensor.dtype)} below {least_bytes} bytes"
         kind = kind_of_reduction(op)
         if self._codec(name) is not None:
-            return not is_integer and kind in (dist.ReduceOp.SUM, dist.ReduceOp.AVG)
-        return op is None or can_reduce(tensor.dtype, kind)
+            is_served = not is_integer and kind in (dist.ReduceOp.SUM, dist.ReduceOp.AVG)
+        else:
+            is_served = op is None or can_reduce(tensor.dtype, kind)
+        return "" if is_served else f"{getattr(kind, 'name', kind)} of {dtype_name(tensor.dtype)}"
 
     def _codec(self, name: str) -> str | None:
         """Return the codec of a collective's values; what is not added up travels as it is."""

@@ -13,11 +13,13 @@ from ...topo.errors import InputError
 from ..choose import MODES, ChooseMode, check_choose_mode
 from ..codecs import find_codec
 from ..kept_races import find_cache_folder
+from .account import heed_log_level
 
 AUTO, OFF = "auto", "off"
 Plans = str | Path | Plan | Sequence[str | Path | Plan]
 _TIME_LIMIT_S = 20.0
 _LEAST_BYTES = 1024
+_YES, _NO = ("yes", "1", "true", "on"), ("no", "0", "false", "off", "")
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,7 @@ class BackendOptions:
     cache: Path
     least_bytes: int
     compress: str | None
+    even_alltoall: bool = False
 
     @property
     def _timeout(self) -> timedelta | None:
@@ -44,6 +47,7 @@ def backend_options(
     cache: str | Path | None = None,
     least_bytes: int | None = None,
     compress: str | None = None,
+    even_alltoall: bool | None = None,
 ) -> BackendOptions:
     """Options of the backend "topo": `init_process_group("topo", pg_options=topoplan.backend_options(...))`.
 
@@ -57,9 +61,12 @@ def backend_options(
     $XDG_CACHE_HOME or ~/.cache). `least_bytes`
     (TOPOPLAN_LEAST_BYTES, 1024): floating-point buffers smaller than that are left to gloo or NCCL. `compress`
     (TOPOPLAN_COMPRESS, none): the codec in which sums and averages travel (allreduce, reduce-scatter), as for Communicator.
+    `even_alltoall` (TOPOPLAN_EVEN_ALLTOALL, no): a promise that all_to_all_single always has equal parts on all ranks, which
+    no rank can know of the others; only then it goes through plans, whether or not the sizes are spelled out.
 
     Raises InputError. Rank 0's plans are everybody's; the rest must be the same on all ranks.
     """
+    heed_log_level()
     mode = choose if choose is not None else os.environ.get("TOPOPLAN_CHOOSE", MODES[0])
     check_choose_mode(mode)
     codec = compress or os.environ.get("TOPOPLAN_COMPRESS") or None
@@ -78,6 +85,7 @@ def backend_options(
         cache=find_cache_folder(cache),
         least_bytes=least,
         compress=codec,
+        even_alltoall=even_alltoall if even_alltoall is not None else _yes_or_no("TOPOPLAN_EVEN_ALLTOALL"),
     )
 
 
@@ -89,3 +97,10 @@ def _number(name: str, default: float) -> float:
         return float(text)
     except ValueError:
         raise InputError(f"{name}={text!r}: expected a number") from None
+
+
+def _yes_or_no(name: str) -> bool:
+    text = os.environ.get(name, "").lower()
+    if text not in (*_NO, *_YES):
+        raise InputError(f"{name}={text!r}: expected yes or no")
+    return text in _YES

@@ -44,6 +44,8 @@ class PlanFinder:
         self.rank, self.ranks = rank, list(ranks)
         self._machines: dict[str, Topology | TopoplanError | None] = {}
         self._source: PlanFiles | Topology | None = None
+        self.whys: dict[str, str] = {}
+        """Why there is no plan for a collective, by its name; known to rank 0."""
 
     @property
     def _auto(self) -> bool:
@@ -101,6 +103,7 @@ class PlanFinder:
         try:
             plan = self._synthesize(wanted, machine) if self._auto else self._pick_named(wanted)
             if plan is None:
+                self.whys[wanted.name] = "none of the plans is for it"
                 return None, {}
             if wanted.name == "allreduce":
                 plan.check_same_bits()
@@ -108,6 +111,7 @@ class PlanFinder:
         except TopoplanError as error:
             none_needed = self._auto or (not self.whole and isinstance(error, (InfeasibleError, TimeLimitError)))
             if none_needed:
+                self.whys[wanted.name] = str(error)
                 log.warning("%s over ranks %s goes without a plan: %s", wanted.name, self.ranks, error)
                 return None, {}
             return None, {"error": type(error).__name__, "message": str(error)}

@@ -6,9 +6,7 @@ by communicators, made when a collective is first used; everything else is the p
 
 from __future__ import annotations
 
-import atexit
-import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -20,55 +18,22 @@ from torch._C._distributed_c10d import (
     AllreduceOptions,
     AllToAllOptions,
     BroadcastOptions,
-    PrefixStore,
     ReduceOptions,
     ReduceScatterOptions,
 )
 
 from ...topo.errors import InputError
-from ..communicator import Communicator
-from ..reductions import kind_of_reduction
-from ..task import Task
-from ..works import start
-from .communicators import Communicators, Key
-from .options import BackendOptions, backend_options
-from .plan_finder import PlanFinder
+from .base_group import BaseGroup
 
 
-class TopoGroup(dist.ProcessGroup):
+class TopoGroup(BaseGroup):
     """The ranks of one process group under the backend "topo".
 
     Floating-point buffers from `least_bytes` on (others from 1 MiB on) go through plans: allreduce, reduce-scatter,
-    allgather, broadcast, reduce, and alltoall in equal parts; SUM, AVG, PRODUCT, MIN and MAX. Every rank must come to the
-    same decision, so it rests on what all of them know alike. What is left is done by the plain group, which has AVG as
-    well here, also over gloo.
+    allgather, broadcast, reduce, and alltoall where equal parts are promised; SUM, AVG, PRODUCT, MIN and MAX. Every rank must
+    come to the same decision, so it rests on what all of them know alike. What is left is done by the plain group, which has
+    AVG as well here, also over gloo.
     """
-
-    def __init__(self, place: Any, options: BackendOptions | None) -> None:
-        super().__init__(place.group_rank, place.group_size)  # type: ignore[call-arg]
-        if options is not None and not isinstance(options, BackendOptions):
-            raise InputError(
-                f"pg_options is {type(options).__name__}; the backend topo expects topoplan.backend_options()"
-            )
-        ranks = list(place.global_ranks_in_group)
-        self.whole = not ranks or len(ranks) == dist.get_world_size()
-        self.ranks = ranks or list(range(place.group_size))
-        self.options = options or _inherit_options() or backend_options()
-        self.plain, transports = _make_plain_group(place)
-        for device in self.plain._device_types:
-            self._register_backend(device, _backend_type(transports[device.type]), self.plain._get_backend(device))
-        self._set_default_backend(_backend_type(transports["cuda"]))
-        store = PrefixStore("topoplan", place.store)
-        plans = PlanFinder(self.options, store, place.group_rank, self.ranks, place.timeout, whole=self.whole)
-        self.planned = Communicators(str(place.group_id), plans, transports)
-        atexit.register(_close, weakref.ref(self))
-
-    @property
-    def communicators(self) -> dict[Key, Communicator | None]:
-        """The communicator of each collective that was used, by its name, root and type of device; None without a plan."""
-        return self.planned.by_key
-
-    # -- collectives ---------------------------------------------------------------------------------------------
 
     def allreduce(self, tensors: Any, opts: Any = None, **more: Any) -> dist.Work:  # type: ignore[override]
         """See torch.distributed.all_reduce."""
@@ -78,11 +43,13 @@ class TopoGroup(dist.ProcessGroup):
         tensor = _single(tensors)
         if tensor is None or more or not isinstance(opts, AllreduceOptions):
             return self.plain.allreduce(tensors, opts, **more)
-        communicator = self.planned.find("allreduce", None, tensor, op=opts.reduceOp)
+        # DDP's join hands the work of its count of ranks on to C++, for which a GpuWork is not made.
+        if tensor.is_cuda and tensor.numel() == 1:
+            return self._reduce_by_plain(tensor, opts, [tensor], lambda: self.plain.allreduce(tensors, opts))
+        communicator = self._find("allreduce", None, tensor, op=opts.reduceOp)
         if communicator is None:
             return self._reduce_by_plain(tensor, opts, [tensor], lambda: self.plain.allreduce(tensors, opts))
-        task = communicator.prepare(tensor, op=opts.reduceOp)
-        return self._start(task, [tensor], opts, "topo:all_reduce")
+        return self._start("all_reduce", communicator.prepare(tensor, op=opts.reduceOp), [tensor], opts)
 
     def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> dist.Work:
         """See torch.distributed.all_reduce_coalesced."""
@@ -94,23 +61,23 @@ class TopoGroup(dist.ProcessGroup):
         tensor = _single(tensors)
         if tensor is None or more or not isinstance(opts, ReduceOptions) or opts.rootRank < 0:
             return self.plain.reduce(tensors, opts, **more)
-        communicator = self.planned.find("reduce", opts.rootRank, tensor, op=opts.reduceOp)
+        communicator = self._find("reduce", opts.rootRank, tensor, op=opts.reduceOp)
         at_root = opts.rootRank == self.rank()
         if communicator is None:
             results = [tensor] if at_root else []
             return self._reduce_by_plain(tensor, opts, results, lambda: self.plain.reduce(tensors, opts))
         task = communicator.prepare(tensor if at_root else tensor.detach().clone(), op=opts.reduceOp)
-        return self._start(task, [tensor], opts, "topo:reduce")
+        return self._start("reduce", task, [tensor], opts)
 
     def broadcast(self, tensors: Any, opts: Any = None, **more: Any) -> dist.Work:  # type: ignore[override]
         """See torch.distributed.broadcast."""
         tensor = _single(tensors)
         if tensor is None or more or not isinstance(opts, BroadcastOptions) or opts.rootRank < 0:
             return self.plain.broadcast(tensors, opts, **more)
-        communicator = self.planned.find("broadcast", opts.rootRank, tensor)
+        communicator = self._find("broadcast", opts.rootRank, tensor)
         if communicator is None:
             return self.plain.broadcast(tensors, opts)
-        return self._start(communicator.prepare(tensor), [tensor], opts, "topo:broadcast")
+        return self._start("broadcast", communicator.prepare(tensor), [tensor], opts)
 
     def allgather(  # type: ignore[override]
         self, output_tensors: Any, input_tensors: Any, opts: Any = None, **more: Any
@@ -120,9 +87,8 @@ class TopoGroup(dist.ProcessGroup):
         parts, tensor = _single(output_tensors), _single(input_tensors)
         if parts is None or tensor is None or more or not isinstance(opts, AllgatherOptions):
             return self.plain.allgather(output_tensors, input_tensors, opts, **more)
-        communicator = None
-        if all(part.numel() == tensor.numel() and part.dtype == tensor.dtype for part in parts):
-            communicator = self.planned.find("allgather", None, tensor, self.size())
+        fits = all(part.numel() == tensor.numel() and part.dtype == tensor.dtype for part in parts)
+        communicator = self._find("allgather", None, tensor, self.size(), fits=fits)
         if communicator is None:
             return self.plain.allgather(output_tensors, input_tensors, opts)
 
@@ -134,17 +100,17 @@ class TopoGroup(dist.ProcessGroup):
                 part.detach().copy_(got.view(part.shape))
 
         task.then.append(hand_out)
-        return self._start(task, list(parts), opts, "topo:all_gather", reads=[tensor])
+        return self._start("all_gather", task, list(parts), opts, [tensor])
 
     def all_gather_single(self, output: Any, input: Any, opts: Any = None) -> dist.Work:
         """See torch.distributed.all_gather_into_tensor."""
         opts = AllgatherOptions() if opts is None else opts
-        communicator = None
-        if output.numel() == input.numel() * self.size() and output.dtype == input.dtype:
-            communicator = self.planned.find("allgather", None, input, self.size())
+        fits = output.numel() == input.numel() * self.size() and output.dtype == input.dtype
+        communicator = self._find("allgather", None, input, self.size(), fits=fits)
         if communicator is None:
             return self.plain._allgather_base(output, input, opts)
-        return self._start(communicator.prepare(output, input), [output], opts, "topo:all_gather", reads=[input])
+        task = communicator.prepare(output, input)
+        return self._start("all_gather", task, [output], opts, [input], operator="_allgather_base_")
 
     _allgather_base = all_gather_single
 
@@ -165,29 +131,26 @@ class TopoGroup(dist.ProcessGroup):
         output, parts = _single(output_tensors), _single(input_tensors)
         if output is None or parts is None or more or not isinstance(opts, ReduceScatterOptions):
             return self.plain.reduce_scatter(output_tensors, input_tensors, opts, **more)
-        communicator = None
-        if all(part.numel() == output.numel() and part.dtype == output.dtype for part in parts):
-            communicator = self.planned.find("reduce-scatter", None, output, self.size(), opts.reduceOp)
+        fits = all(part.numel() == output.numel() and part.dtype == output.dtype for part in parts)
+        communicator = self._find("reduce-scatter", None, output, self.size(), opts.reduceOp, fits=fits)
         if communicator is None:
             start = lambda: self.plain.reduce_scatter(output_tensors, input_tensors, opts)  # noqa: E731
             return self._reduce_by_plain(output, opts, [output], start)
         whole = torch.cat([part.detach().reshape(-1) for part in parts])
-        return self._start(
-            communicator.prepare(output, whole, opts.reduceOp), [output], opts, "topo:reduce_scatter", reads=parts
-        )
+        task = communicator.prepare(output, whole, opts.reduceOp)
+        return self._start("reduce_scatter", task, [output], opts, parts)
 
     def reduce_scatter_single(self, output: Any, input: Any, opts: Any = None) -> dist.Work:
         """See torch.distributed.reduce_scatter_tensor."""
         opts = ReduceScatterOptions() if opts is None else opts
-        communicator = None
-        if input.numel() == output.numel() * self.size() and output.dtype == input.dtype:
-            communicator = self.planned.find("reduce-scatter", None, input, op=opts.reduceOp)
+        fits = input.numel() == output.numel() * self.size() and output.dtype == input.dtype
+        communicator = self._find("reduce-scatter", None, input, op=opts.reduceOp, fits=fits)
         if communicator is None:
             return self._reduce_by_plain(
                 output, opts, [output], lambda: self.plain._reduce_scatter_base(output, input, opts)
             )
         task = communicator.prepare(output, input, opts.reduceOp)
-        return self._start(task, [output], opts, "topo:reduce_scatter", reads=[input])
+        return self._start("reduce_scatter", task, [output], opts, [input], operator="_reduce_scatter_base_")
 
     _reduce_scatter_base = reduce_scatter_single  # type: ignore[assignment]
 
@@ -204,57 +167,39 @@ class TopoGroup(dist.ProcessGroup):
     def all_to_all_single(  # type: ignore[override]
         self, output: Any, input: Any, output_split_sizes: Any, input_split_sizes: Any, opts: Any = None, **more: Any
     ) -> dist.Work:
-        """See torch.distributed.all_to_all_single; where sizes are given, ranks may differ in them."""
+        """See torch.distributed.all_to_all_single.
+
+        A rank cannot tell from its own sizes, spelled out or not, whether all parts of all ranks are alike: with three equal
+        parts to send and three to receive on rank 0, ranks 1 and 2 may send each other more. Ranks that decided by what they
+        see would go different ways, and wait for ever. So a plan is used where the user promised even parts, and nowhere else.
+        """
         opts = AllToAllOptions() if opts is None else opts
         splits = output_split_sizes, input_split_sizes
         communicator = None
-        if not any(map(len, splits)) and not more and isinstance(opts, AllToAllOptions):
-            fits = output.numel() == input.numel() and output.dtype == input.dtype and input.numel() % self.size() == 0
-            communicator = self.planned.find("alltoall", None, input) if fits else None
+        if more or not isinstance(opts, AllToAllOptions):
+            self.account.leave("alltoall", "called in another way")
+        elif not self.options.even_alltoall:
+            self.account.leave("alltoall", "parts may differ, even_alltoall is not promised")
+        else:
+            self._check_even(output, input, splits)
+            communicator = self._find("alltoall", None, input)
         if communicator is None:
             return self.plain.alltoall_base(output, input, *splits, opts, **more)
-        return self._start(communicator.prepare(output, input), [output], opts, "topo:all_to_all", reads=[input])
+        return self._start("all_to_all", communicator.prepare(output, input), [output], opts, [input])
 
     alltoall_base = all_to_all_single  # type: ignore[assignment]
 
-    # -- how -------------------------------------------------------------------------------------------------------
-
-    def _start(
-        self, task: Task, results: list[torch.Tensor], opts: Any, name: str, reads: Sequence[torch.Tensor] = ()
-    ) -> dist.Work:
-        """Start a collective; torch.profiler shows it by `name`."""
-        return start(task, self.planned.queue(results[0]), results, waits=not opts.asyncOp, name=name, reads=reads)
-
-    def _reduce_by_plain(
-        self, tensor: torch.Tensor, opts: Any, results: Sequence[torch.Tensor], start: Callable[[], dist.Work]
-    ) -> dist.Work:
-        """Start a reduction by the plain group; gloo has no AVG, so that is a sum, after which `results` are divided."""
-        op = opts.reduceOp
-        averages = kind_of_reduction(op) == dist.ReduceOp.AVG and tensor.is_floating_point()
-        if not averages or self.planned.transports.get(tensor.device.type) != "gloo":
-            return start()
-        opts.reduceOp = dist.ReduceOp.SUM
-        work = start()
-        opts.reduceOp = op
-
-        def call() -> None:
-            work.wait()
-            for result in results:
-                result.detach().div_(self.size())
-
-        return self.planned.queue(tensor).carry_out(call, list(results), waits=not opts.asyncOp)
-
-    # -- the end -------------------------------------------------------------------------------------------------
-
-    def shutdown(self) -> None:
-        """End the thread, and destroy all groups."""
-        self.planned.close()
-        self.plain.shutdown()
-
-    def abort(self) -> None:
-        """End the thread, and abort all groups: what is under way fails."""
-        self.planned.close()
-        self.plain.abort()
+    def _check_even(self, output: torch.Tensor, input: torch.Tensor, splits: Sequence[Sequence[int]]) -> None:
+        """Raise InputError unless all parts are alike, as was promised."""
+        if (
+            any(len(set(sizes)) > 1 for sizes in splits)
+            or output.numel() != input.numel()
+            or input.numel() % self.size()
+        ):
+            raise InputError(
+                f"all_to_all_single of {list(input.shape)} into {list(output.shape)}, in parts of {splits[1] or 'equal size'} "
+                f"and {splits[0] or 'equal size'}, though even_alltoall promised equal parts; leave that option out"
+            )
 
 
 def _single(tensors: Any) -> Any:
@@ -271,51 +216,3 @@ def _allreduce_options(op: Any = None, timeout: timedelta | None = None, **more:
     if timeout is not None:
         opts.timeout = timeout
     return opts
-
-
-def _inherit_options() -> BackendOptions | None:
-    """Return the options of the group of all ranks, for groups that are given none."""
-    world = dist.group.WORLD
-    return world.options if isinstance(world, TopoGroup) else None
-
-
-def _close(group: weakref.ref[TopoGroup]) -> None:
-    """Close the queues at exit, where the group was not destroyed: a thread in a call would outlive the interpreter."""
-    alive = group()
-    if alive is not None:
-        alive.planned.close_queues()
-
-
-# -- the plain group -------------------------------------------------------------------------------------------------
-
-
-def _backend_type(transport: str) -> Any:
-    """Return torch's own constant for gloo or nccl."""
-    types = dist.ProcessGroup.BackendType
-    return types.NCCL if transport == "nccl" else types.GLOO
-
-
-def _make_plain_group(place: Any) -> tuple[dist.ProcessGroup, dict[str, str]]:
-    """Return a group of gloo for CPUs and NCCL for GPUs (gloo without NCCL), and which of them is for which device."""
-    plain = dist.ProcessGroup(place.store, place.group_rank, place.group_size)
-    gloo = dist.ProcessGroupGloo(PrefixStore("gloo", place.store), place.group_rank, place.group_size, place.timeout)
-    gloo._set_sequence_number_for_group()
-    backends: dict[str, tuple[str, Any]] = {"cpu": ("gloo", gloo), "cuda": ("gloo", gloo)}
-    if torch.cuda.is_available() and dist.is_nccl_available():
-        backends["cuda"] = "nccl", _make_nccl(place)
-    for device, (transport, backend) in backends.items():
-        plain._register_backend(torch.device(device), _backend_type(transport), backend)
-    plain._set_default_backend(_backend_type(backends["cuda"][0]))
-    plain._set_group_name(place.group_id)
-    return plain, {device: transport for device, (transport, _) in backends.items()}
-
-
-def _make_nccl(place: Any) -> Any:
-    options = dist.ProcessGroupNCCL.Options()
-    options._timeout = place.timeout
-    options.global_ranks_in_group = place.global_ranks_in_group
-    options.group_name = place.group_id
-    store = PrefixStore("nccl", place.store)
-    nccl = dist.ProcessGroupNCCL(store, place.group_rank, place.group_size, options)
-    nccl._set_sequence_number_for_group()
-    return nccl

@@ -103,7 +103,7 @@ def order_of_calls() -> None:
 
 
 def one_by_one(planned: Calls) -> None:
-    """Allgather, reduce-scatter and alltoall, sync and async, each through its plan alone."""
+    """Allgather and reduce-scatter, sync and async, each through its plan alone."""
     rank, world = dist.get_rank(), dist.get_world_size()
 
     def check(name: str, call: Callable[[bool], Any], result: torch.Tensor, wanted: torch.Tensor) -> None:
@@ -115,15 +115,13 @@ def one_by_one(planned: Calls) -> None:
             assert_close(result, wanted)
 
     given, parts = own(), of_all().sum(0).chunk(world)
-    whole, part, sent = torch.empty(world * N), torch.empty(N // world), torch.empty(N)
+    whole, part = torch.empty(world * N), torch.empty(N // world)
     rows = list(given.chunk(world))
     check("allgather", lambda a: dist.all_gather_single(whole, given, async_op=a), whole, of_all().reshape(-1))
     check("reduce-scatter", lambda a: dist.reduce_scatter_single(part, given, async_op=a), part, parts[rank])
     check("reduce-scatter", lambda a: dist.reduce_scatter(part, rows, async_op=a), part, parts[rank])
     means = parts[rank] / world
     check("reduce-scatter", lambda a: dist.reduce_scatter_single(part, given, op=MEANS, async_op=a), part, means)
-    received = torch.cat([row.chunk(world)[rank] for row in of_all()])
-    check("alltoall", lambda a: dist.all_to_all_single(sent, given, async_op=a), sent, received)
 
 
 def roots(planned: Calls) -> None:

@@ -1,0 +1,91 @@
+"""What the collectives of a group went by, and why: one line a group, where TOPOPLAN_LOG asks for it."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+from ...topo.errors import InputError
+from ..choose import ChooseMode
+from ..communicator import Communicator
+
+log = logging.getLogger("topoplan")
+VARIABLE = "TOPOPLAN_LOG"
+LEVELS = ("debug", "info", "warning", "error")
+_MOST_BITS = 48
+_FACTORS = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
+
+
+def heed_log_level() -> None:
+    """Log from the level that TOPOPLAN_LOG names; to standard error, unless the program has handlers. Raises InputError."""
+    level = os.environ.get(VARIABLE)
+    if not level:
+        return
+    if level.lower() not in LEVELS:
+        raise InputError(f"{VARIABLE}={level!r}: expected one of {', '.join(LEVELS)}")
+    log.setLevel(level.upper())
+    if not log.hasHandlers():
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(name)s: %(levelname)s: %(message)s"))
+        log.addHandler(handler)
+
+
+class Account:
+    """The account of the group called `name`, kept by its first rank alone, and only where it will be read."""
+
+    def __init__(self, name: str, ranks: Iterable[int], *, is_first: bool) -> None:
+        self._title = f"{name}, ranks {_shorten(list(ranks))}"
+        self.is_kept = is_first and log.isEnabledFor(logging.INFO)
+        self._left: Counter[tuple[str, str]] = Counter()
+
+    def leave(self, collective: str, why: str) -> None:
+        """Note that a call was left to gloo or NCCL."""
+        if not self.is_kept:
+            return
+        if (collective, why) not in self._left:
+            log.debug("%s: %s stock: %s", self._title, collective, why)
+        self._left[collective, why] += 1
+
+    def tell(self, communicators: Mapping[str, Communicator], mode: ChooseMode) -> None:
+        """Log the line of a group whose communicators, by what they are for, chose by `mode`; only the first time."""
+        if not self.is_kept:
+            return
+        self.is_kept = False
+        said = [f"{name} by {_describe(communicator, mode)}" for name, communicator in communicators.items()]
+        for (collective, why), calls in self._left.items():
+            said.append(f"{collective} stock: {why} ({calls} call{'s' * (calls > 1)})")
+        log.info("%s: %s", self._title, "; ".join(said) or "no collective that plans are for")
+
+
+def _describe(communicator: Communicator, mode: ChooseMode) -> str:
+    """Return which plan it is, and what is used at which size, as far as that is settled."""
+    plan = communicator.plan
+    if callable(mode):
+        used = ["as the function says"]
+    elif mode == "plan":
+        used = [f"{entry.schedule.label} from {_format_size(entry.min_bytes)}" for entry in plan.entries]
+    else:
+        used = []
+        for bits in range(1, _MOST_BITS):
+            choice = communicator.choice((1 << bits) - 1)
+            if choice is not None:
+                others = [f"{label} {us:.0f} us" for label, us in choice.raced.items() if label != choice.label]
+                took = f" ({', '.join([f'{choice.raced[choice.label]:.0f} us', *others])})" if choice.raced else ""
+                used.append(f"{choice.label} at {_format_size(1 << (bits - 1))}{took}")
+    return f"plan {plan.hash[:16]} for {plan.topology.name}: {', '.join(used) or 'no size settled'}"
+
+
+def _format_size(size_bytes: int) -> str:
+    for factor, unit in _FACTORS:
+        if size_bytes >= factor:
+            return f"{size_bytes / factor:.4g} {unit}"
+    return f"{size_bytes} B"
+
+
+def _shorten(ranks: list[int]) -> str:
+    """Return 0-3 for ranks that follow each other, else all of them."""
+    if len(ranks) > 1 and ranks == list(range(ranks[0], ranks[-1] + 1)):
+        return f"{ranks[0]}-{ranks[-1]}"
+    return " ".join(map(str, ranks))
