@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -49,8 +50,9 @@ def make_group(name: str, ranks: Sequence[int], transport: str, timeout: timedel
     c10d = dist.distributed_c10d
     own_number, store = list(ranks).index(dist.get_rank()), c10d._get_default_store()
     group: dist.ProcessGroup
+    called: Any = name  # for the type checker torch's GroupName, which is a str, and older torch does not have it
     group, _ = c10d._new_process_group_helper(
-        len(ranks), own_number, list(ranks), c10d.Backend(transport), store, c10d.GroupName(name), timeout=timeout
+        len(ranks), own_number, list(ranks), c10d.Backend(transport), store, called, timeout=timeout
     )
     c10d._world.pg_group_ranks[group] = {rank: number for number, rank in enumerate(ranks)}
     return group
