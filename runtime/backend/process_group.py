@@ -23,10 +23,12 @@ from torch._C._distributed_c10d import (
     PrefixStore,
     ReduceOptions,
     ReduceScatterOptions,
+    Store,
 )
 
 from ...topo.errors import InputError
 from ..communicator import Communicator
+from ..ranks.attempts import agree_on_attempt
 from ..reductions import kind_of_reduction
 from ..works import start_allreduce
 from .communicators import Communicators, Key
@@ -53,13 +55,15 @@ class TopoGroup(dist.ProcessGroup):
         self.whole = not ranks or len(ranks) == dist.get_world_size()
         self.ranks = ranks or list(range(place.group_size))
         self.options = options or _inherit_options() or backend_options()
-        self.plain, transports = _make_plain_group(place)
+        self.attempt = agree_on_attempt(place.store, place.group_rank, place.group_size, place.timeout)
+        store = PrefixStore(f"attempt/{self.attempt}", place.store)
+        self.plain, transports = _make_plain_group(place, store)
         for device in self.plain._device_types:
             self._register_backend(device, _backend_type(transports[device.type]), self.plain._get_backend(device))
         self._set_default_backend(_backend_type(transports["cuda"]))
-        store = PrefixStore("topoplan", place.store)
-        plans = PlanFinder(self.options, store, place.group_rank, self.ranks, place.timeout, whole=self.whole)
-        self.planned = Communicators(str(place.group_id), plans, transports)
+        own_store = PrefixStore("topoplan", store)
+        plans = PlanFinder(self.options, own_store, place.group_rank, self.ranks, place.timeout, whole=self.whole)
+        self.planned = Communicators(f"{place.group_id}{self.attempt}", plans, transports)
         atexit.register(_close, weakref.ref(self))
 
     @property
@@ -316,14 +320,14 @@ def _backend_type(transport: str) -> Any:
     return types.NCCL if transport == "nccl" else types.GLOO
 
 
-def _make_plain_group(place: Any) -> tuple[dist.ProcessGroup, dict[str, str]]:
+def _make_plain_group(place: Any, store: Store) -> tuple[dist.ProcessGroup, dict[str, str]]:
     """Return a group of gloo for CPUs and NCCL for GPUs (gloo without NCCL), and which of them is for which device."""
-    plain = dist.ProcessGroup(place.store, place.group_rank, place.group_size)
-    gloo = dist.ProcessGroupGloo(PrefixStore("gloo", place.store), place.group_rank, place.group_size, place.timeout)
+    plain = dist.ProcessGroup(store, place.group_rank, place.group_size)
+    gloo = dist.ProcessGroupGloo(PrefixStore("gloo", store), place.group_rank, place.group_size, place.timeout)
     gloo._set_sequence_number_for_group()
     backends: dict[str, tuple[str, Any]] = {"cpu": ("gloo", gloo), "cuda": ("gloo", gloo)}
     if torch.cuda.is_available() and dist.is_nccl_available():
-        backends["cuda"] = "nccl", _make_nccl(place)
+        backends["cuda"] = "nccl", _make_nccl(place, PrefixStore("nccl", store))
     for device, (transport, backend) in backends.items():
         plain._register_backend(torch.device(device), _backend_type(transport), backend)
     plain._set_default_backend(_backend_type(backends["cuda"][0]))
@@ -331,12 +335,11 @@ def _make_plain_group(place: Any) -> tuple[dist.ProcessGroup, dict[str, str]]:
     return plain, {device: transport for device, (transport, _) in backends.items()}
 
 
-def _make_nccl(place: Any) -> Any:
+def _make_nccl(place: Any, store: Store) -> Any:
     options = dist.ProcessGroupNCCL.Options()
     options._timeout = place.timeout
     options.global_ranks_in_group = place.global_ranks_in_group
     options.group_name = place.group_id
-    store = PrefixStore("nccl", place.store)
     nccl = dist.ProcessGroupNCCL(store, place.group_rank, place.group_size, options)
     nccl._set_sequence_number_for_group()
     return nccl

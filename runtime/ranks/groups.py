@@ -34,6 +34,8 @@ def make_private_group(group: dist.ProcessGroup | GroupMaker | None, timeout: ti
     """
     if callable(group):
         return group(timeout)
+    if _attempt():
+        return make_group_maker(group or dist.group.WORLD)(timeout)
     ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
     private = dist.new_group(ranks, timeout=timeout, backend=_transport(group))
     if not isinstance(private, dist.ProcessGroup):
@@ -67,9 +69,16 @@ def make_group_maker(group: dist.ProcessGroup) -> GroupMaker:
         ranks = dist.get_process_group_ranks(group)
     except (KeyError, TypeError):
         raise InputError("this rank is not in the group that the communicator is for") from None
-    store = dist.distributed_c10d._get_default_store()
-    number = store.add(f"topoplan/groups/{group.group_name}/{dist.get_rank(group)}", 1)  # each member's own count
-    return partial(make_group, f"topoplan/{group.group_name}/{number}", ranks, _transport(group))
+    store, name = dist.distributed_c10d._get_default_store(), f"topoplan/{_attempt()}/{group.group_name}"
+    number = store.add(f"{name}/groups/{dist.get_rank(group)}", 1)  # each member's own count
+    return partial(make_group, f"{name}/{number}", ranks, _transport(group))
+
+
+def _attempt() -> str:
+    """Return the name of this attempt of the launch, as the backend "topo" knows it; torch's own groups cannot be made
+    again in a store that outlives their ranks.
+    """
+    return getattr(dist.group.WORLD, "attempt", "")
 
 
 def destroy_group(group: dist.ProcessGroup) -> None:
