@@ -22,7 +22,7 @@ def test_a_wheel_has_every_module_of_the_checkout(tmp_path: Path) -> None:
     """A folder of modules that is not in the wheel would be missed by users only: in the checkout every test passes."""
     source = tmp_path / "source"
     shutil.copytree(
-        ROOT, source, ignore=shutil.ignore_patterns(".venv", ".git", ".*_cache", "__pycache__", "*.egg-info")
+        ROOT, source, ignore=shutil.ignore_patterns(".venv*", ".git", ".*_cache", "__pycache__", "*.egg-info")
     )
     command = [
         sys.executable,

@@ -11,6 +11,9 @@ import torch
 import torch.distributed as dist
 
 from ...topo.errors import InputError
+from ..torch_version import check_torch
+
+check_torch()  # here, as all that needs torch.distributed imports this module
 
 GroupMaker = Callable[[timedelta], dist.ProcessGroup]
 """Makes a process group whose operations have a timeout; all ranks that are to be in it call it."""
