@@ -43,7 +43,9 @@ def main(argv: list[str] | None = None) -> int:
     """Test each version, print a line for each, and return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("versions", nargs="*", help="default: the oldest in pyproject.toml, and newest")
-    parser.add_argument("-k", dest="names", default="", metavar="TEXT", help="only tests whose name fits, as pytest's -k")
+    parser.add_argument(
+        "-k", dest="names", default="", metavar="TEXT", help="only tests whose name fits, as pytest's -k"
+    )
     parser.add_argument("--seconds", type=float, default=3600, help="for all of it (default 3600)")
     args = parser.parse_args(argv)
     ends = time.monotonic() + args.seconds
@@ -85,7 +87,16 @@ def installed_version() -> str:
 
 def run_pip(ends: float, *arguments: str) -> str:
     """Run this environment's pip, and return what it prints. Raises SkipVersion where it fails, or time is over."""
-    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet", "--no-cache-dir", "--retries", "1"]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "--disable-pip-version-check",
+        "--quiet",
+        "--no-cache-dir",
+        "--retries",
+        "1",
+    ]
     return run_until(ends, [*command, "--timeout", "20", *arguments])
 
 
@@ -127,7 +138,9 @@ def make_environment(version: str, ends: float) -> Path:
         # After pip, which must not find the other torch there and replace it.
         others = sysconfig.get_path("purelib")
         (packages / "others.pth").write_text(f"import site; site.addsitedir({others!r})\n", encoding="utf-8")
-        run_until(ends, [python, "-c", f"import torch; assert torch.__version__.startswith({version!r}), torch.__file__"])
+        run_until(
+            ends, [python, "-c", f"import torch; assert torch.__version__.startswith({version!r}), torch.__file__"]
+        )
         (folder / "complete").touch()
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
@@ -159,8 +172,19 @@ def add_stand_ins(folder: Path, ends: float) -> None:
         for number, library in enumerate(missing):
             own = [version for version, home in versions.items() if home == library]
             functions = set().union(unversioned if number == 0 else set(), *(symbols[version] for version in own))
-            source.write_text("".join(f"int {function}(void) {{ return {_NO_DEVICE}; }}\n" for function in sorted(functions)))
-            command = ["cc", "-shared", "-fPIC", "-w", "-fno-builtin", f"-Wl,-soname,{library}", "-o", str(folder / library)]
+            source.write_text(
+                "".join(f"int {function}(void) {{ return {_NO_DEVICE}; }}\n" for function in sorted(functions))
+            )
+            command = [
+                "cc",
+                "-shared",
+                "-fPIC",
+                "-w",
+                "-fno-builtin",
+                f"-Wl,-soname,{library}",
+                "-o",
+                str(folder / library),
+            ]
             if own:
                 script.write_text(f"{own[0]} {{ global: *; }};\n")
                 command.append(f"-Wl,--version-script={script}")

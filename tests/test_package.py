@@ -80,11 +80,13 @@ def test_an_older_torch_is_refused_in_one_line_and_can_be_imported(tmp_path: Pat
     environment = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "RANK": "0", "WORLD_SIZE": "2"}
     done = run_command(sys.executable, "-c", old + run, env=environment, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
-    line = r"topo-run: error: torch 2\.6\.0\+cpu in .*torch: topoplan needs ([\d.]+) or newer; pip install 'torch>=\1'\n"
+    line = (
+        r"topo-run: error: torch 2\.6\.0\+cpu in .*torch: topoplan needs ([\d.]+) or newer; pip install 'torch>=\1'\n"
+    )
     assert (found := re.fullmatch(line, done.stderr)), done.stderr
     assert f'"torch>={found[1]}"' in PYPROJECT
 
-    imports = "import topoplan.runtime.register, topoplan\ntry: topoplan.ddp_hook\nexcept topoplan.InputError: print('refused')"
-    done = run_command(sys.executable, "-c", old + "\n" + imports, env=environment)
+    use = "import topoplan.runtime.register, topoplan\ntry: topoplan.ddp_hook\nexcept topoplan.InputError: print('refused')"
+    done = run_command(sys.executable, "-c", old + "\n" + use, env=environment)
     assert (done.returncode, done.stdout) == (0, "refused\n")
     assert "could not register its backend 'topo' with torch: torch 2.6.0+cpu in" in done.stderr
