@@ -6,7 +6,7 @@ TORCH_VERSION ?= 2.13.0
 # Tests start hundreds of Python processes; each would compile topoplan anew where bytecode is not written.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test torch-suite lint format schemas setup gpu-test gpu-check clean
+.PHONY: demo test torch-suite torch-versions lint format schemas setup gpu-test gpu-check clean
 
 demo: $(VENV)/.demo
 	$(BIN)/python examples/demo.py
@@ -22,6 +22,9 @@ gpu-check: $(VENV)/.demo
 
 torch-suite: $(VENV)/.dev
 	$(BIN)/python scripts/torch_suite.py
+
+torch-versions: $(VENV)/.dev
+	$(BIN)/python scripts/torch_versions.py $(TORCH_VERSIONS_ARGS)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -50,4 +53,4 @@ $(VENV)/.dev: $(VENV)/.base
 	touch $@
 
 clean:
-	rm -rf $(VENV) build *.egg-info
+	rm -rf $(VENV) .venv-torch-* build *.egg-info

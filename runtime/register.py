@@ -20,6 +20,9 @@ def register() -> None:
     try:
         import torch.distributed as dist
 
+        from .torch_version import check_torch
+
+        check_torch()
         if dist.is_available() and NAME.upper() not in dist.Backend._plugins:
             dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu", "cuda"])
     except (ImportError, AttributeError, TypeError, ValueError, RuntimeError) as error:

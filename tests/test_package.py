@@ -11,8 +11,11 @@ from importlib import import_module
 from pathlib import Path
 
 import patience
+from launch import run_command
 
 import topoplan
+from topoplan.synth.synthesize import collective_on, synthesize
+from topoplan.topo.presets import preset
 
 ROOT = Path(__file__).resolve().parents[1]
 PYPROJECT = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
@@ -22,7 +25,7 @@ def test_a_wheel_has_every_module_of_the_checkout(tmp_path: Path) -> None:
     """A folder of modules that is not in the wheel would be missed by users only: in the checkout every test passes."""
     source = tmp_path / "source"
     shutil.copytree(
-        ROOT, source, ignore=shutil.ignore_patterns(".venv", ".git", ".*_cache", "__pycache__", "*.egg-info")
+        ROOT, source, ignore=shutil.ignore_patterns(".venv*", ".git", ".*_cache", "__pycache__", "*.egg-info")
     )
     command = [
         sys.executable,
@@ -66,3 +69,24 @@ def test_importing_topoplan_imports_nothing_heavy() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=patience.seconds(60)
     )
     assert done.stdout.strip() == "[]"
+
+
+def test_an_older_torch_is_refused_in_one_line_and_can_be_imported(tmp_path: Path) -> None:
+    """By the commands and by what is imported; torch, which imports our backend itself, gets a warning."""
+    old = "import torch; torch.__version__ = '2.6.0+cpu'; "
+    run = "from topoplan.cli.run import main; raise SystemExit(main(['plan.json']))"
+    machine = preset("ring:2")
+    synthesize(collective_on("allreduce", machine), machine, "ring").plan.save(tmp_path / "plan.json")
+    environment = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "RANK": "0", "WORLD_SIZE": "2"}
+    done = run_command(sys.executable, "-c", old + run, env=environment, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    line = (
+        r"topo-run: error: torch 2\.6\.0\+cpu in .*torch: topoplan needs ([\d.]+) or newer; pip install 'torch>=\1'\n"
+    )
+    assert (found := re.fullmatch(line, done.stderr)), done.stderr
+    assert f'"torch>={found[1]}"' in PYPROJECT
+
+    use = "import topoplan.runtime.register, topoplan\ntry: topoplan.ddp_hook\nexcept topoplan.InputError: print('refused')"
+    done = run_command(sys.executable, "-c", old + "\n" + use, env=environment)
+    assert (done.returncode, done.stdout) == (0, "refused\n")
+    assert "could not register its backend 'topo' with torch: torch 2.6.0+cpu in" in done.stderr

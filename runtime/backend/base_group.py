@@ -13,6 +13,7 @@ from torch._C._distributed_c10d import PrefixStore
 
 from ...topo.errors import InputError
 from ..communicator import Communicator
+from ..ranks.attempts import agree_on_attempt
 from ..reductions import kind_of_reduction
 from ..register import NAME
 from ..task import Task
@@ -48,13 +49,15 @@ class BaseGroup(dist.ProcessGroup):
         self.whole = not ranks or len(ranks) == dist.get_world_size()
         self.ranks = ranks or list(range(place.group_size))
         self.options = options or _inherit_options() or backend_options()
-        self.plain, self.transports = make_plain_group(place)
+        self.attempt = agree_on_attempt(place.store, place.group_rank, place.group_size, place.timeout)
+        store = PrefixStore(f"attempt/{self.attempt}", place.store)
+        self.plain, self.transports = make_plain_group(place, store)
         for device in self.plain._device_types:
             self._register_backend(device, backend_type(self.transports[device.type]), self.plain._get_backend(device))
         self._set_default_backend(backend_type(self.transports["cuda"]))
-        store = PrefixStore("topoplan", place.store)
-        plans = PlanFinder(self.options, store, place.group_rank, self.ranks, place.timeout, whole=self.whole)
-        self.planned = Communicators(str(place.group_id), plans, self.transports)
+        own_store = PrefixStore("topoplan", store)
+        plans = PlanFinder(self.options, own_store, place.group_rank, self.ranks, place.timeout, whole=self.whole)
+        self.planned = Communicators(f"{place.group_id}{self.attempt}", plans, self.transports)
         self.account = Account(f"group {place.group_id}", self.ranks, is_first=place.group_rank == 0)
         self._started = 0
         self._devices_are_known, self._refused = False, dict[str, str]()

@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from ...topo.errors import InputError
+from ..torch_version import check_torch
+
+check_torch()  # here, as all that needs torch.distributed imports this module
 
 GroupMaker = Callable[[timedelta], dist.ProcessGroup]
 """Makes a process group whose operations have a timeout; all ranks that are to be in it call it."""
@@ -33,7 +37,11 @@ def make_private_group(group: dist.ProcessGroup | GroupMaker | None, timeout: ti
     """
     if callable(group):
         return group(timeout)
-    ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
+    members = group or dist.group.WORLD
+    assert members is not None
+    if _attempt():
+        return make_group_maker(members)(timeout)
+    ranks = dist.get_process_group_ranks(members)
     private = dist.new_group(ranks, timeout=timeout, backend=_transport(group))
     if not isinstance(private, dist.ProcessGroup):
         raise InputError("this rank is not in the group that the communicator is for")
@@ -49,8 +57,9 @@ def make_group(name: str, ranks: Sequence[int], transport: str, timeout: timedel
     c10d = dist.distributed_c10d
     own_number, store = list(ranks).index(dist.get_rank()), c10d._get_default_store()
     group: dist.ProcessGroup
+    called: Any = name  # for the type checker torch's GroupName, which is a str, and older torch does not have it
     group, _ = c10d._new_process_group_helper(
-        len(ranks), own_number, list(ranks), c10d.Backend(transport), store, c10d.GroupName(name), timeout=timeout
+        len(ranks), own_number, list(ranks), c10d.Backend(transport), store, called, timeout=timeout
     )
     c10d._world.pg_group_ranks[group] = {rank: number for number, rank in enumerate(ranks)}
     return group
@@ -65,9 +74,16 @@ def make_group_maker(group: dist.ProcessGroup) -> GroupMaker:
         ranks = dist.get_process_group_ranks(group)
     except (KeyError, TypeError):
         raise InputError("this rank is not in the group that the communicator is for") from None
-    store = dist.distributed_c10d._get_default_store()
-    number = store.add(f"topoplan/groups/{group.group_name}/{dist.get_rank(group)}", 1)  # each member's own count
-    return partial(make_group, f"topoplan/{group.group_name}/{number}", ranks, _transport(group))
+    store, name = dist.distributed_c10d._get_default_store(), f"topoplan/{_attempt()}/{group.group_name}"
+    number = store.add(f"{name}/groups/{dist.get_rank(group)}", 1)  # each member's own count
+    return partial(make_group, f"{name}/{number}", ranks, _transport(group))
+
+
+def _attempt() -> str:
+    """Return the name of this attempt of the launch, as the backend "topo" knows it; torch's own groups cannot be made
+    again in a store that outlives their ranks.
+    """
+    return getattr(dist.group.WORLD, "attempt", "")
 
 
 def destroy_group(group: dist.ProcessGroup) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ranks.checks import MEANS, SUMS, same_everywhere
+from ranks.checks import MEANS, SUMS, all_gather_single, reduce_scatter_single, same_everywhere
 from ranks.topo_backend import Calls, count_planned, end, start
 from topoplan.runtime.backend.process_group import TopoGroup
 
@@ -117,11 +117,11 @@ def one_by_one(planned: Calls) -> None:
     given, parts = own(), of_all().sum(0).chunk(world)
     whole, part = torch.empty(world * N), torch.empty(N // world)
     rows = list(given.chunk(world))
-    check("allgather", lambda a: dist.all_gather_single(whole, given, async_op=a), whole, of_all().reshape(-1))
-    check("reduce-scatter", lambda a: dist.reduce_scatter_single(part, given, async_op=a), part, parts[rank])
+    check("allgather", lambda a: all_gather_single(whole, given, async_op=a), whole, of_all().reshape(-1))
+    check("reduce-scatter", lambda a: reduce_scatter_single(part, given, async_op=a), part, parts[rank])
     check("reduce-scatter", lambda a: dist.reduce_scatter(part, rows, async_op=a), part, parts[rank])
     means = parts[rank] / world
-    check("reduce-scatter", lambda a: dist.reduce_scatter_single(part, given, op=MEANS, async_op=a), part, means)
+    check("reduce-scatter", lambda a: reduce_scatter_single(part, given, op=MEANS, async_op=a), part, means)
 
 
 def roots(planned: Calls) -> None:

@@ -14,7 +14,7 @@ from rank_process import Events, init, leave
 
 import topoplan
 import topoplan.synth.synthesize as planner
-from ranks.checks import refused
+from ranks.checks import all_gather_single, refused
 from ranks.topo_backend import end, start
 
 
@@ -115,7 +115,7 @@ def a_plan_for_more_ranks(files: Path) -> None:
     """It is for allreduce: gathering goes on by gloo, whose own errors arrive as they are."""
     start(plans=files / "four.json")
     whole = torch.empty(6000)
-    dist.all_gather_single(whole, torch.full((3000,), float(dist.get_rank())))
+    all_gather_single(whole, torch.full((3000,), float(dist.get_rank())))
     assert whole[3000:].eq(1).all()
     try:
         dist.all_reduce(torch.ones(3000).to(torch.float8_e5m2))

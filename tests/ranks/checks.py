@@ -13,6 +13,9 @@ from topoplan.synth.ir.schedule import Schedule
 
 SUMS = dist.ReduceOp.SUM
 MEANS = dist.ReduceOp.AVG
+# As torch names them of late, and before.
+all_gather_single = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+reduce_scatter_single = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
 
 
 def always_stock(size_bytes: int, schedules: Sequence[Schedule]) -> None:
