@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from launch import run_command, run_ranks
+from launch import run_module, run_ranks
 from ranks import drop_in
 
 Plans = Callable[..., str]
-SUITE = Path(__file__).resolve().parents[1] / "scripts" / "torch_suite.py"
 
 
 def folder_of(plans: Plans, folder: Path) -> str:
@@ -39,6 +37,6 @@ def test_torchs_own_tests_pass_through_plans() -> None:
     pytest.importorskip("expecttest", reason="torch's own tests need expecttest")
     names = ("all_reduce_sum_async", "all_gather_full_group", "get_future", "grads_same_across_ranks_with_no_sync")
     chosen = [part for name in names for part in ("-k", f"test_{name}")]
-    ended = run_command(sys.executable, str(SUITE), "--ways", "plan", *chosen)
+    ended = run_module("torch_suite", "--ways", "plan", *chosen)
     assert ended.returncode == 0, ended.stdout
     assert "plan: 4 passed, " in ended.stdout and " 0 failed of " in ended.stdout
