@@ -16,7 +16,7 @@ from typing import ParamSpec, TypeVar
 import patience
 
 from topoplan.runtime.emulate import Network
-from topoplan.runtime.emulate.ranks import list_rank_variables
+from topoplan.runtime.emulate.ranks import list_rank_variables, write_topology
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -119,6 +119,30 @@ def run_modules(
             )
             for number, process in enumerate(processes)
         ]
+
+
+def run_emulated(
+    network: Network, folder: Path, module: str, *args: str, quiet_s: float = 200
+) -> list[subprocess.CompletedProcess[str]]:
+    """Run a command's module once a rank of an emulated machine; `folder` is what the ranks share. Both kinds of output are
+    in `stdout`.
+    """
+    write_topology(network, folder)
+    outputs = [folder / f"{rank}.out" for rank in range(len(network.blueprint.home))]
+    ends = time.monotonic() + patience.seconds(quiet_s)
+    ranks: list[EmulatedRank] = []
+    try:
+        for rank, output in enumerate(outputs):
+            ranks.append(EmulatedRank(network, rank, folder, module, args, output))
+        codes = [rank.wait(max(0.0, ends - time.monotonic())) for rank in ranks]
+    finally:
+        for started in ranks:
+            started.kill()
+            started.wait()
+    return [
+        subprocess.CompletedProcess([module, *args], code, _read(output), "")
+        for code, output in zip(codes, outputs, strict=True)
+    ]
 
 
 class EmulatedRank:

@@ -6,15 +6,13 @@ from collections.abc import Iterable, Mapping
 from fractions import Fraction
 from pathlib import Path
 
-import patience
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from launch import EmulatedRank, Ended, run_joined, run_module
+from launch import Ended, run_emulated, run_joined, run_module
 from random_graphs import graphs
 
 from topoplan.runtime.emulate import blueprint, emulate, why_not
-from topoplan.runtime.emulate.ranks import write_topology
 from topoplan.runtime.measuring.experiments import find_routes, group_contending, group_disjoint, list_shifts
 from topoplan.runtime.measuring.rates import Arrivals, estimate_rates_GBps, fit_rate
 from topoplan.topo.derived.degrade import Change, degrade
@@ -309,20 +307,9 @@ def in_emulation(folder: Path, declared: Topology, change: Change) -> tuple[Topo
     (folder / "declared.json").write_text(scaled.dumps())
     slowest = min(true.capacity_GBps.values()) * 8 * 10**9
     with emulate(true, slowest) as network:
-        write_topology(network, folder)
-        arguments = ["12", str(folder / "declared.json")]
-        ranks = [
-            EmulatedRank(network, rank, folder, "ranks.measure_command", arguments, folder / f"{rank}.out")
-            for rank in range(len(true.ranks))
-        ]
-        try:
-            codes = [rank.wait(patience.seconds(200)) for rank in ranks]
-        finally:
-            for rank in ranks:
-                rank.kill()
-                rank.wait()
-    printed = (folder / "0.out").read_text()
-    assert codes == [0] * len(codes), printed
+        ended = run_emulated(network, folder, "ranks.measure_command", "12", str(folder / "declared.json"))
+    printed = ended[0].stdout
+    assert [rank.returncode for rank in ended] == [0] * len(ended), printed
     return true, Topology.loads(printed[printed.index("{") :])
 
 
