@@ -116,10 +116,12 @@ def find_max_load(uses: Sequence[Mapping[int, int]], counts: Sequence[int], capa
             for row, times in column.items():
                 load[row] += times * count
     # Comparing whole numbers first leaves one division of fractions for each different capacity.
-    by_capacity: dict[Fraction, int] = defaultdict(int)
+    most: dict[tuple[int, int], int] = {}
     for row, total in load.items():
-        by_capacity[capacity[row]] = max(by_capacity[capacity[row]], total)
-    return max((total / c for c, total in by_capacity.items()), default=Fraction(0))
+        ratio = capacity[row].as_integer_ratio()
+        if total > most.get(ratio, -1):
+            most[ratio] = total
+    return max((Fraction(total * below, above) for (above, below), total in most.items()), default=Fraction(0))
 
 
 @dataclass(frozen=True)
