@@ -156,8 +156,8 @@ def test_a_signal_in_the_middle_of_a_fork_ends_the_ranks() -> None:
     assert rank[0].returncode is not None
 
 
-def test_stock_alone(tmp_path: Path) -> None:
-    (row,) = rows_of(run("--stock", "--nproc", "2", "-b", "4K", "-e", "4K", "-n", "2", "--json"))
+def test_stock_alone() -> None:
+    (row,) = rows_of(run_on(2, "--stock", "-b", "4K", "-e", "4K", "-n", "2", "--json"))
     assert row["plan_us"] is None
     assert row["schedule"] == "stock"
     assert row["stock_us"] > 0
