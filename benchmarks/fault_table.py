@@ -19,9 +19,14 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, TypeAlias
+
+if TYPE_CHECKING:
+    from topoplan.runtime.emulate import Network
 
 MACHINES = {"mesh:2x2": 4, "switch:4": 1, "dgx1": 1}
 """The number of runs of each fault, by machine."""
@@ -62,9 +67,43 @@ def list_faults(built: object) -> list[Fault]:
     return both + [Fault("cut", cable.a, cable.b) for cable in built.cables]  # type: ignore[attr-defined]
 
 
-def run(topology: str, plan: str, fault: Fault, after_s: float, timeout_s: float = TIMEOUT_S) -> Outcome:
+class Worker(Protocol):
+    """A rank that runs; subprocess.Popen is one."""
+
+    pid: int
+
+    def poll(self) -> int | None:
+        """Return the exit code; None while the rank runs."""
+
+    def kill(self) -> None:
+        """End the rank by SIGKILL."""
+
+    def wait(self) -> int:
+        """Wait for the end, and return the exit code."""
+
+
+Start: TypeAlias = "Callable[[Network, int, Path, list[str], Path], Worker]"
+"""Starts a rank of a network: its number, the ranks' folder, the arguments of `main`, and the file that it prints to."""
+
+
+def start_process(network: Network, rank: int, folder: Path, arguments: list[str], output: Path) -> Worker:
+    """Start a rank as topo-emulate does, by a new interpreter."""
+    from topoplan.runtime.emulate import start_rank
+
+    with output.open("wb") as log:
+        return start_rank(network, rank, [sys.executable, __file__, *arguments], folder, log)
+
+
+def run(
+    topology: str,
+    plan: str,
+    fault: Fault,
+    after_s: float,
+    timeout_s: float = TIMEOUT_S,
+    start: Start = start_process,
+) -> Outcome:
     """Emulate a machine, cause one fault after `after_s`, and return how the survivors ended."""
-    from topoplan.runtime.emulate import emulate, parse_rate, start_rank
+    from topoplan.runtime.emulate import emulate, parse_rate
     from topoplan.runtime.emulate.ranks import write_topology
     from topoplan.topo.resolve import resolve
 
@@ -74,11 +113,10 @@ def run(topology: str, plan: str, fault: Fault, after_s: float, timeout_s: float
         built = network.blueprint
         ranks = len(built.home)
         logs = [folder / f"{rank}.log" for rank in range(ranks)]
-        command = [sys.executable, __file__, "--worker", plan, "--timeout", str(timeout_s)]
-        workers = []
-        for rank in range(ranks):
-            with logs[rank].open("wb") as log:
-                workers.append(start_rank(network, rank, command, folder, log))
+        for log in logs:
+            log.touch()
+        arguments = ["--worker", plan, "--timeout", str(timeout_s)]
+        workers = [start(network, rank, folder, arguments, logs[rank]) for rank in range(ranks)]
         try:
             _wait_until(lambda: all("ready" in log.read_text() for log in logs), _START_S, logs)
             time.sleep(after_s)
@@ -155,15 +193,15 @@ def work(plan: str, timeout_s: float) -> int:
     return 3
 
 
-def main() -> None:
-    """Print the table."""
+def main(argv: list[str] | None = None) -> None:
+    """Print the table; or be a rank."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("machines", nargs="*")
     parser.add_argument("--repeat", type=int)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--worker", metavar="PLAN", help=argparse.SUPPRESS)
     parser.add_argument("--timeout", type=float, default=TIMEOUT_S)
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     if args.worker:
         code = work(args.worker, args.timeout)
         sys.stdout.flush()

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from fractions import Fraction
 from itertools import pairwise
 from math import lcm
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -156,20 +157,25 @@ def _replay_sums(schedule: Schedule, c: int, transfers: Transfers) -> None:
         if len(targets):
             arriving = sent[~copies][order]
             single = bool((count == 1).all())
-            total = arriving if single else np.add.reduceat(arriving, starts, axis=0, dtype=np.int64)
+            total = arriving if single else np.add.reduceat(arriving, starts, axis=0, dtype=_sum_type(len(arriving)))
             held[targets] = np.minimum(held[targets] + total, _MANY)
         held[now.dst[copies]] = sent[copies]
     # The first contribution that differs says what is wrong.
     chunk = schedule.chunks[c]
     wanted = np.zeros(collective.ranks, np.uint8)
     wanted[list(collective.contributors(chunk))] = 1
-    for rank in collective.receivers(chunk):
-        if np.array_equal(held[rank], wanted):
-            continue
+    receivers = list(collective.receivers(chunk))
+    for place in np.flatnonzero((held[receivers] != wanted).any(axis=1)).tolist():
+        rank = receivers[place]
         other = int(np.flatnonzero(held[rank] != wanted)[0])
         if held[rank, other] < wanted[other]:
             raise VerificationError(f"rank {rank} ends without the contribution of rank {other} to chunk {c}")
         raise VerificationError(f"rank {rank} ends with the contribution of rank {other} to chunk {c} more than once")
+
+
+def _sum_type(rows: int) -> type[np.unsignedinteger[Any]]:
+    """Return a type that holds the sum of so many counts, and one more."""
+    return np.uint16 if (rows + 1) * _MANY < 1 << 16 else np.uint64
 
 
 def _check_loads(schedule: Schedule, topology: Topology) -> None:

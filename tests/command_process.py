@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+_NETWORK = 0x40000000
+"""CLONE_NEWNET, of Linux's sched.h."""
+
 
 def main(
-    module: str, arguments: Sequence[str], environment: Mapping[str, str], folder: str, output: Path, errors: Path
+    module: str,
+    arguments: Sequence[str],
+    environment: Mapping[str, str],
+    folder: str,
+    output: Path,
+    errors: Path,
+    namespace: str | None = None,
 ) -> None:
-    """Call `main` of a module in this environment and folder, and end with its exit code."""
+    """Call `main` of a module in this environment and folder, and end with its exit code.
+
+    With `namespace`, the file of a network namespace, the process joins that first, as by nsenter.
+    """
+    if namespace is not None:
+        _join(namespace)
     for path, descriptor in ((output, 1), (errors, 2)):
         with path.open("wb") as file:
             os.dup2(file.fileno(), descriptor)
@@ -20,3 +35,11 @@ def main(
     os.environ.update(environment)
     os.chdir(folder)
     sys.exit(importlib.import_module(module).main(list(arguments)))
+
+
+def _join(namespace: str) -> None:
+    """Join a network namespace; what this process starts, threads included, is in it too."""
+    with Path(namespace).open("rb") as file:
+        library = ctypes.CDLL(None, use_errno=True)
+        if library.setns(file.fileno(), _NETWORK):
+            raise OSError(ctypes.get_errno(), f"cannot join {namespace}")

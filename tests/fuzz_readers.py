@@ -253,6 +253,28 @@ def fuzz_text(reader: str, examples: int) -> None:
 
 
 def fuzz_sysfs(examples: int) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        for name, text in SYSFS.items():
+            write_file(Path(folder, name), text)
+        fuzz_files(examples, Path(folder))
+
+
+def write_file(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="latin-1", errors="replace")
+
+
+def remove_file(path: Path, root: Path) -> None:
+    """Remove a file, and the folders up to `root` that are empty without it."""
+    path.unlink()
+    for parent in path.parents:
+        if parent == root or any(parent.iterdir()):
+            return
+        parent.rmdir()
+
+
+def fuzz_files(examples: int, folder: Path) -> None:
+    """Damage, or take away, some of the files in `folder`, and then put back what was in them."""
     files = sorted(SYSFS)
 
     @settings(max_examples=examples, deadline=None, database=None, suppress_health_check=list(HealthCheck))
@@ -261,16 +283,17 @@ def fuzz_sysfs(examples: int) -> None:
         st.data(),
     )
     def run(changes: dict[str, str | None], data: st.DataObject) -> None:
-        with tempfile.TemporaryDirectory() as folder:
-            for name in files:
-                text = changes.get(name, SYSFS[name])
-                if name in changes and text == "":
-                    text = data.draw(damaged([SYSFS[name]]))
-                if text is not None:
-                    path = Path(folder, name)
-                    path.parent.mkdir(parents=True, exist_ok=True)
-                    path.write_text(text, encoding="latin-1", errors="replace")
-            judge(lambda: probe_local(Path(folder)))
+        try:
+            for name in sorted(changes):
+                text = changes[name]
+                if text is None:
+                    remove_file(folder / name, folder)
+                else:
+                    write_file(folder / name, text if text != "" else data.draw(damaged([SYSFS[name]])))
+            judge(lambda: probe_local(folder))
+        finally:
+            for name in changes:
+                write_file(folder / name, SYSFS[name])
 
     run()
 

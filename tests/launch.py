@@ -15,6 +15,9 @@ from typing import ParamSpec, TypeVar
 
 import patience
 
+from topoplan.runtime.emulate import Network
+from topoplan.runtime.emulate.ranks import list_rank_variables, write_topology
+
 P = ParamSpec("P")
 T = TypeVar("T")
 Ended = subprocess.CompletedProcess[str]
@@ -116,6 +119,62 @@ def run_modules(
             )
             for number, process in enumerate(processes)
         ]
+
+
+def run_emulated(
+    network: Network, folder: Path, module: str, *args: str, quiet_s: float = 200
+) -> list[subprocess.CompletedProcess[str]]:
+    """Run a command's module once a rank of an emulated machine; `folder` is what the ranks share. Both kinds of output are
+    in `stdout`.
+    """
+    write_topology(network, folder)
+    outputs = [folder / f"{rank}.out" for rank in range(len(network.blueprint.home))]
+    ends = time.monotonic() + patience.seconds(quiet_s)
+    ranks: list[EmulatedRank] = []
+    try:
+        for rank, output in enumerate(outputs):
+            ranks.append(EmulatedRank(network, rank, folder, module, args, output))
+        codes = [rank.wait(max(0.0, ends - time.monotonic())) for rank in ranks]
+    finally:
+        for started in ranks:
+            started.kill()
+            started.wait()
+    return [
+        subprocess.CompletedProcess([module, *args], code, _read(output), "")
+        for code, output in zip(codes, outputs, strict=True)
+    ]
+
+
+class EmulatedRank:
+    """A command's module as one rank of an emulated machine, forked; with what tests need of subprocess.Popen.
+
+    It differs from `topoplan.runtime.emulate.start_rank` in that its imports are done.
+    """
+
+    def __init__(
+        self, network: Network, rank: int, folder: Path, module: str, arguments: Sequence[str], output: Path
+    ) -> None:
+        told = {**os.environ, **patient_ranks(), **list_rank_variables(network, rank, folder)}
+        namespace = network.namespace_of(network.blueprint.home[rank])
+        call = (module, list(arguments), told, str(Path.cwd()), output, output, namespace)
+        self._process = _SERVER.Process(target=_command_main, args=call)
+        self._process.start()
+        self.pid = self._process.pid or 0
+
+    def poll(self) -> int | None:
+        """Return the exit code; None while the rank runs."""
+        return self._process.exitcode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for the end, and return the exit code."""
+        self._process.join(timeout)
+        if self._process.exitcode is None:
+            raise subprocess.TimeoutExpired("rank", timeout or 0)
+        return self._process.exitcode
+
+    def kill(self) -> None:
+        """End the rank by SIGKILL."""
+        self._process.kill()
 
 
 def patient_ranks() -> dict[str, str]:

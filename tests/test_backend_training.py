@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from launch import run_command, run_on_one_gpu, run_ranks
+from launch import run_module, run_on_one_gpu, run_ranks
 from ranks import backend_training, gpu, plain_script
 
 import topoplan
@@ -38,8 +37,8 @@ def test_an_unmodified_script_needs_the_backends_name_alone(tmp_path: Path) -> N
         "OMP_NUM_THREADS": "1",
         "TOPOPLAN_CACHE": str(tmp_path / "cache"),
     }
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    ended = run_command(*torchrun, "script.py", env=environment, cwd=tmp_path)
+    torchrun = ("torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    ended = run_module(*torchrun, "script.py", env=environment, cwd=tmp_path)
     assert ended.returncode == 0, ended.stderr
     collectives = [file.name.split("-")[0] for file in (tmp_path / "cache").iterdir()]
     assert collectives.count("allreduce") == 1

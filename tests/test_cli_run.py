@@ -156,8 +156,8 @@ def test_a_signal_in_the_middle_of_a_fork_ends_the_ranks() -> None:
     assert rank[0].returncode is not None
 
 
-def test_stock_alone(tmp_path: Path) -> None:
-    (row,) = rows_of(run("--stock", "--nproc", "2", "-b", "4K", "-e", "4K", "-n", "2", "--json"))
+def test_stock_alone() -> None:
+    (row,) = rows_of(run_on(2, "--stock", "-b", "4K", "-e", "4K", "-n", "2", "--json"))
     assert row["plan_us"] is None
     assert row["schedule"] == "stock"
     assert row["stock_us"] > 0
@@ -215,10 +215,11 @@ def test_compression_is_shown_with_its_bytes_and_error(plan: str) -> None:
     assert "fp16 on the wire" in table and "(rms)" in table
 
 
-def test_torchrun_joins(plan: str) -> None:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3", "-m"]
-    command += ["topoplan.cli.run", plan, "-b", "1K", "-e", "1K", "-n", "1", "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=patience.seconds(200), check=False)
+def test_torchrun_joins(tmp_path: Path) -> None:
+    """Its workers are new interpreters, torchrun itself is forked."""
+    pair = make(tmp_path / "plan.json", "path:2")
+    command = ["topoplan.cli.run", pair, "-b", "1K", "-e", "1K", "-n", "1", "--json"]
+    done = run_module("torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", *command)
     assert done.returncode == 0, done.stderr
     assert rows_of(done)[0]["wrong"] == 0
 

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import re
 import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from launch import run_command, run_ranks
+from launch import run_module, run_ranks
 from ranks import drop_in
 
 import topoplan
 
 Plans = Callable[..., str]
-SUITE = Path(__file__).resolve().parents[1] / "scripts" / "torch_suite.py"
 
 
 def folder_of(plans: Plans, folder: Path) -> str:
@@ -87,6 +85,6 @@ def test_torchs_own_tests_pass_through_plans() -> None:
         "grads_same_across_ranks_with_no_sync",
     )
     chosen = [part for name in names for part in ("-k", f"test_{name}")]
-    ended = run_command(sys.executable, str(SUITE), "--ways", "plan", *chosen)
+    ended = run_module("torch_suite", "--ways", "plan", *chosen)
     assert ended.returncode == 0, ended.stdout
     assert "plan: 5 passed, " in ended.stdout and " 0 failed of " in ended.stdout

@@ -10,25 +10,21 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
+from launch import Ended, run_command, run_module
 
 from topoplan.synth.effort import Effort
 from topoplan.synth.synthesize import collective_on, synthesize
 from topoplan.topo.presets import preset
 
+MODULE = "topoplan.cli.synth"
 
-def topo_synth(topology: str, hash_seed: int, *more: str) -> dict[str, object]:
-    command = [
-        sys.executable,
-        "-m",
-        "topoplan.cli.synth",
-        "--collective",
-        "allreduce",
-        "--topology",
-        topology,
-        "--json",
-    ]
-    environment = {**os.environ, "PYTHONHASHSEED": str(hash_seed)}
-    done = subprocess.run([*command, *more], capture_output=True, text=True, check=True, env=environment, timeout=300)
+
+def arguments(topology: str, *more: str) -> list[str]:
+    return ["--collective", "allreduce", "--topology", topology, *more]
+
+
+def result(done: Ended) -> dict[str, object]:
+    assert done.returncode == 0, done.stderr
     out: dict[str, object] = json.loads(done.stdout)
     return out
 
@@ -48,9 +44,12 @@ def busy_machine() -> Iterator[None]:
 
 def test_the_same_request_gives_the_same_plan_whatever_the_load() -> None:
     """benchmarks/same_plan.py asks it of dgx1, seven times."""
-    alone = topo_synth("ring:4", 1)
+    own_hashes = {"PYTHONHASHSEED": "1"}
+    asked = arguments("ring:4", "--json")
+    alone = result(run_command(sys.executable, "-m", MODULE, *asked, env=own_hashes))
+    run_module(MODULE, "--help")  # what commands are forked from starts while the machine is quiet
     with busy_machine():
-        beside = topo_synth("ring:4", 2)
+        beside = result(run_module(MODULE, *asked))
     if alone["search_complete"] and beside["search_complete"]:
         assert alone["plan_hash"] == beside["plan_hash"]
     else:
@@ -64,12 +63,11 @@ def test_a_second_request_in_one_process_gives_the_same_plan() -> None:
 
 
 def test_a_time_limit_that_strikes_is_said() -> None:
-    out = topo_synth("mesh:6x6", 1, "--time-limit", "0.01")
+    asked = arguments("mesh:6x6", "--time-limit", "0.01")
+    out = result(run_module(MODULE, *asked, "--json"))
     assert out["search_complete"] is False
     assert out["verified"] is True
-    command = [sys.executable, "-m", "topoplan.cli.synth", "--collective", "allreduce", "--topology", "mesh:6x6"]
-    shown = subprocess.run([*command, "--time-limit", "0.01"], capture_output=True, text=True, check=True).stdout
-    assert "search cut short by --time-limit; the gap may be loose" in shown
+    assert "search cut short by --time-limit; the gap may be loose" in run_module(MODULE, *asked).stdout
 
 
 def test_work_that_is_done_is_no_cut() -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 import patience
 import pytest
 from hypothesis import given, settings
+from launch import run_emulated
 from random_graphs import graphs
 
 from topoplan.runtime.emulate import Blueprint, Network, blueprint, emulate, parse_rate, why_not
@@ -296,11 +297,10 @@ def test_a_plan_runs_on_the_links_and_on_nothing_else(tmp_path: Path) -> None:
     assert small["wrong"] == large["wrong"] == 0
     assert 0 < large["bound_fraction"] < 1.3
     assert large["predicted_us"] is None or large["predicted_us"] > 0
-    done = subprocess.run(
-        command(*args, str(tmp_path / "plan.json"), "--calibrate", "-o", str(calibrated)),
-        capture_output=True, text=True, check=False, timeout=patience.seconds(200),
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    with emulate(topology, parse_rate("40Mbit")) as network:
+        calibrate = (str(tmp_path / "plan.json"), "--calibrate", "-o", str(calibrated))
+        ended = run_emulated(network, tmp_path, "topoplan.cli.run", *calibrate)
+    assert [rank.returncode for rank in ended] == [0, 0, 0], ended[0].stdout
     written = Topology.load(calibrated)
     assert written.extra["host"]["source"] == "topo-run --calibrate"
     assert max(written.capacity_GBps.values()) == Fraction(40, 8000)

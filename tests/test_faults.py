@@ -10,10 +10,10 @@ import patience
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from launch import run_ranks
+from launch import EmulatedRank, run_ranks
 from ranks import faults
 
-from topoplan.runtime.emulate import why_not
+from topoplan.runtime.emulate import Network, why_not
 from topoplan.runtime.ranks.faults import Stuck, explain_blame, find_culprit
 from topoplan.synth.synthesize import collective_on, synthesize
 from topoplan.topo.derived.degrade import Change, degrade
@@ -94,7 +94,11 @@ def test_any_set_of_reports_ends_in_a_verdict(drawn: dict[int, tuple[int, int, b
 )
 def test_survivors_name_the_culprit_in_time(plans: Plans, fault: fault_table.Fault) -> None:
     """On an emulated machine, in the middle of adding up; benchmarks/fault_table.py does this to every rank and link."""
-    outcome = fault_table.run("mesh:2x2", plans("mesh:2x2"), fault, 0.3, patience.seconds(6))
+
+    def start(network: Network, rank: int, folder: Path, arguments: list[str], output: Path) -> EmulatedRank:
+        return EmulatedRank(network, rank, folder, "fault_table", arguments, output)
+
+    outcome = fault_table.run("mesh:2x2", plans("mesh:2x2"), fault, 0.3, patience.seconds(6), start)
     assert outcome.hung == 0, outcome
     assert outcome.wrong == 0, outcome
     assert outcome.named == outcome.survivors, outcome

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Mapping
-from contextlib import ExitStack
 from fractions import Fraction
 from pathlib import Path
 
-import patience
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from launch import Ended, patient_ranks, run_joined, run_module
+from launch import Ended, run_emulated, run_joined, run_module
 from random_graphs import graphs
 
 from topoplan.runtime.emulate import blueprint, emulate, why_not
-from topoplan.runtime.emulate.ranks import start_rank, write_topology
 from topoplan.runtime.measuring.experiments import find_routes, group_contending, group_disjoint, list_shifts
 from topoplan.runtime.measuring.rates import Arrivals, estimate_rates_GBps, fit_rate
 from topoplan.topo.derived.degrade import Change, degrade
@@ -244,8 +240,6 @@ def test_rates_come_from_the_slope() -> None:
 
 # -- over sockets ------------------------------------------------------------------------------------------------------
 
-MEASURE = str(Path(__file__).with_name("ranks") / "measure_command.py")
-
 
 def on_loopback(world: int, *args: str) -> list[Ended]:
     """Run the command once a rank, and return how each ended."""
@@ -312,21 +306,10 @@ def in_emulation(folder: Path, declared: Topology, change: Change) -> tuple[Topo
     true = degrade(scaled, change)
     (folder / "declared.json").write_text(scaled.dumps())
     slowest = min(true.capacity_GBps.values()) * 8 * 10**9
-    with ExitStack() as stack:
-        network = stack.enter_context(emulate(true, slowest))
-        write_topology(network, folder)
-        variables = [f"{name}={value}" for name, value in patient_ranks().items()]
-        command = ["env", *variables, sys.executable, MEASURE, "12", str(folder / "declared.json")]
-        logs = [stack.enter_context((folder / f"{r}.out").open("wb")) for r in range(len(true.ranks))]
-        ranks = [start_rank(network, r, command, folder, log) for r, log in enumerate(logs)]
-        try:
-            codes = [rank.wait(patience.seconds(200)) for rank in ranks]
-        finally:
-            for rank in ranks:
-                rank.kill()
-                rank.wait()
-    printed = (folder / "0.out").read_text()
-    assert codes == [0] * len(codes), printed
+    with emulate(true, slowest) as network:
+        ended = run_emulated(network, folder, "ranks.measure_command", "12", str(folder / "declared.json"))
+    printed = ended[0].stdout
+    assert [rank.returncode for rank in ended] == [0] * len(ended), printed
     return true, Topology.loads(printed[printed.index("{") :])
 
 

@@ -19,16 +19,22 @@ _LONGEST_LABEL = 80
 
 def _digest(*parts: object) -> str:
     """Return 32 hex digits for any parts, by their texts."""
-    return hashlib.sha256("\x1f".join(map(str, parts)).encode()).hexdigest()[:32]
+    return _digest_texts(list(map(str, parts)))
+
+
+def _digest_texts(texts: list[str]) -> str:
+    return hashlib.sha256("\x1f".join(texts).encode()).hexdigest()[:32]
 
 
 def _refine(colours: list[str], edges: list[list[tuple[int, str]]]) -> list[str]:
     """Return the coarsest stable colouring, or what is reached within the limit; `edges[v]` lists (other end, label)."""
     classes = len(set(colours))
     rounds = max(3, _MOST_WORK // (len(colours) + sum(map(len, edges)) + 1))
+    around = [[(u, label + ">") for u, label in listed] for listed in edges]
     for _ in range(rounds):
         colours = [
-            _digest(colours[v], *sorted(f"{label}>{colours[u]}" for u, label in edges[v])) for v in range(len(colours))
+            _digest_texts([colour, *sorted([label + colours[u] for u, label in near])])
+            for colour, near in zip(colours, around, strict=True)
         ]
         refined_classes = len(set(colours))
         if refined_classes == classes:

@@ -77,7 +77,11 @@ class Network:
 
     def enter(self, device: int) -> list[str]:
         """Return the prefix that makes a command run in the namespace of a device, given its number."""
-        return ["nsenter", f"--net=/proc/{self._holders[device].pid}/ns/net", "--"]
+        return ["nsenter", f"--net={self.namespace_of(device)}", "--"]
+
+    def namespace_of(self, device: int) -> str:
+        """Return the file that is the namespace of a device, given its number."""
+        return f"/proc/{self._holders[device].pid}/ns/net"
 
     def enter_rank(self, rank: int) -> list[str]:
         """Return the prefix that makes a command run in a rank's namespace."""

@@ -23,10 +23,21 @@ def start_rank(
     """Start `command` as one rank, a session of its own, printing to `output` (default: where this process prints).
     `folder` is what all ranks of one run share (see `write_topology`).
     """
+    return subprocess.Popen(
+        [*network.enter_rank(rank), *command],
+        env={"OMP_NUM_THREADS": "1", **os.environ, **list_rank_variables(network, rank, folder)},
+        stdin=subprocess.DEVNULL,
+        preexec_fn=die_with_parent,
+        start_new_session=True,
+        stdout=output,
+        stderr=output,
+    )
+
+
+def list_rank_variables(network: Network, rank: int, folder: Path) -> dict[str, str]:
+    """Return the environment variables that say who a rank is, where the ranks meet, and what machine is emulated."""
     ranks = len(network.blueprint.home)
-    environment = {
-        "OMP_NUM_THREADS": "1",
-        **os.environ,
+    return {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
         "WORLD_SIZE": str(ranks),
@@ -39,15 +50,6 @@ def start_rank(
         RENDEZVOUS: str(folder / "rendezvous"),
         EMULATED: str(folder / "topology.json"),
     }
-    return subprocess.Popen(
-        [*network.enter_rank(rank), *command],
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        preexec_fn=die_with_parent,
-        start_new_session=True,
-        stdout=output,
-        stderr=output,
-    )
 
 
 def write_topology(network: Network, folder: Path) -> None:

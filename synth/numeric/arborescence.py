@@ -14,30 +14,35 @@ def cheapest_out_tree(price: NDArray[Any], root: int) -> list[int]:
     Prices are floats, or exact whole numbers in an array of objects. Where there is no edge between two nodes, give it a
     price above the sum of all others.
     """
-    n = len(price)
+    return _contract(price.copy(), root)
+
+
+def _contract(cost: NDArray[Any], root: int) -> list[int]:
+    """Return what cheapest_out_tree does; `cost` is changed."""
+    n = len(cost)
     if n == 1:
         return [-1]
     # If the cheapest edges into all nodes form no cycle, they are the tree.
-    cost = price.copy()
     top = cost.max() + 1
-    cost[np.arange(n), np.arange(n)] = top
-    parent = [int(u) for u in np.argmin(cost, axis=0)]
+    np.fill_diagonal(cost, top)
+    parent: list[int] = cost.argmin(axis=0).tolist()
     parent[root] = -1
     cycle = _find_cycle(parent)
     if not cycle:
         return parent
     # The cycle becomes one node (the last); entering it at v saves the edge inside the cycle that led to v.
-    rest = [node for node in range(n) if node not in set(cycle)]
+    inside = set(cycle)
+    rest = [node for node in range(n) if node not in inside]
     m = len(rest)
     smaller = np.empty((m + 1, m + 1), dtype=cost.dtype)
-    smaller[:m, :m] = cost[np.ix_(rest, rest)]
-    saved = np.array([cost[parent[v], v] for v in cycle], dtype=cost.dtype)
-    entering = cost[np.ix_(rest, cycle)] - saved
-    leaving = cost[np.ix_(cycle, rest)]
+    from_rest = cost[rest]
+    smaller[:m, :m] = from_rest[:, rest]
+    entering = from_rest[:, cycle] - cost[[parent[v] for v in cycle], cycle]
+    leaving = cost[cycle][:, rest]
     smaller[:m, m] = entering.min(axis=1)
     smaller[m, :m] = leaving.min(axis=0)
     smaller[m, m] = top
-    inner = cheapest_out_tree(smaller, rest.index(root))
+    inner = _contract(smaller, rest.index(root))
     # The tree of the smaller graph enters the cycle at one node, whose edge inside the cycle gives way; the rest stays.
     out = list(parent)
     enter_at = cycle[int(np.argmin(entering[inner[m]]))]

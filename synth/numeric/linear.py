@@ -19,6 +19,7 @@ _ENTRY_S, _ITERATION_ENTRY_S = 1e-6, 8e-9
 _STOPPED = 1
 """SciPy's status where the iterations or the time ran out."""
 Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
 
 
 @dataclass
@@ -41,6 +42,18 @@ class Rows:
 
 
 @dataclass(frozen=True)
+class Table:
+    """The same as arrays, for programs of very many entries, in any order: each entry's row, column and value, and the right
+    side of each row.
+    """
+
+    rows: Ints
+    columns: Ints
+    values: Floats
+    right: Floats
+
+
+@dataclass(frozen=True)
 class Optimum:
     """`x`, the optimal `value`, and the duals: how much the value changes for each unit of a row's right side."""
 
@@ -52,7 +65,7 @@ class Optimum:
 
 def minimise(
     objective: Floats,
-    at_most: Rows,
+    at_most: Rows | Table,
     equal: Rows | None = None,
     effort: Effort | None = None,
     search: str | None = None,
@@ -69,7 +82,7 @@ def minimise(
         options = {"maxiter": max(1, int(effort.left_s / iteration_s)), "time_limit": max(0.1, effort.clock_s)}
     matrices = [
         (csr_matrix((r.values, (r.rows, r.columns)), shape=(len(r.right), width)), np.array(r.right))
-        if r is not None and r.right
+        if r is not None and len(r.right)
         else (None, None)
         for r in (at_most, equal)
     ]

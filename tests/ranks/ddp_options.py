@@ -23,7 +23,7 @@ Backward = Callable[[DDP, int], bool | None]
 Train = Callable[[DDP, Backward], torch.Tensor]
 MANY: dict[str, Any] = {"bucket_cap_mb": 0.015}
 UNUSED: dict[str, Any] = {"find_unused_parameters": True, **MANY}
-STEPS = 12
+STEPS = 6
 
 
 def data(step: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -206,7 +206,7 @@ def compare_models(comparison: Comparison) -> None:
     def reloading(ddp: DDP, step: int) -> None:
         if step == 0:
             saved[id(ddp)] = {name: value.clone() for name, value in ddp.state_dict().items()}
-        if step == 10:
+        if step == 4:
             ddp.load_state_dict(saved[id(ddp)])
         backward(ddp, step)
 
