@@ -24,9 +24,7 @@ def make_network() -> nn.Sequential:
     """Return a network that is the same on all ranks."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    return nn.Sequential(
-        nn.Linear(FEATURES, 256), nn.ReLU(), nn.Linear(256, 128), nn.ReLU(), nn.Linear(128, CLASSES)
-    )
+    return nn.Sequential(nn.Linear(FEATURES, 256), nn.ReLU(), nn.Linear(256, 128), nn.ReLU(), nn.Linear(128, CLASSES))
 
 
 def make_data(samples: int = 1024) -> TensorDataset:

@@ -1,6 +1,6 @@
 """A transformer under FSDP2 and tensor parallelism on a 2-D mesh, as torchtitan has it: torch alone.
 
-    torchrun --nproc-per-node 4 examples/trainers/train_fsdp_tp.py
+torchrun --nproc-per-node 4 examples/trainers/train_fsdp_tp.py
 """
 
 from __future__ import annotations
@@ -32,9 +32,7 @@ class Attention(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return what each word takes from those before it."""
-        q, k, v = (
-            part(x).unflatten(-1, (-1, WIDTH // HEADS)).transpose(1, 2) for part in (self.q, self.k, self.v)
-        )
+        q, k, v = (part(x).unflatten(-1, (-1, WIDTH // HEADS)).transpose(1, 2) for part in (self.q, self.k, self.v))
         mixed = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         result: torch.Tensor = self.out(mixed.transpose(1, 2).flatten(2))
         return result
@@ -125,7 +123,8 @@ def train(mesh: DeviceMesh, steps: int = 6) -> tuple[list[float], dict[str, torc
 
 def main() -> None:
     """Join the other ranks, and train."""
-    dist.init_process_group("topo")  # gloo: dist.init_process_group("gloo")
+    # gloo: dist.init_process_group("gloo")
+    dist.init_process_group("topo")
     torch.set_num_threads(1)
     mesh = init_device_mesh("cpu", (dist.get_world_size() // 2, 2), mesh_dim_names=("dp", "tp"))
     report(*train(mesh))

@@ -1,6 +1,6 @@
 """Lightning: its DDPStrategy under the backend "topo".
 
-    python examples/trainers/train_lightning.py         Lightning starts the other ranks itself
+python examples/trainers/train_lightning.py         Lightning starts the other ranks itself
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ class Classifier(lightning.LightningModule):
 def main() -> None:
     """Train, with as little around it as Lightning allows."""
     model = Classifier()
-    strategy = DDPStrategy(process_group_backend="topo")  # gloo: strategy = DDPStrategy(process_group_backend="gloo")
+    # gloo: strategy = DDPStrategy(process_group_backend="gloo")
+    strategy = DDPStrategy(process_group_backend="topo")
     trainer = lightning.Trainer(
         accelerator="cpu", devices=4, strategy=strategy, max_epochs=1,
         logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,

@@ -1,14 +1,16 @@
 """Ray Train: its TorchTrainer under the backend "topo".
 
-    python examples/trainers/train_ray.py               Ray starts the ranks itself
+python examples/trainers/train_ray.py               Ray starts the ranks itself
 """
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import ray
 import torch
 from problem import BATCH, make_data, make_network, report
-from ray.train import ScalingConfig
+from ray.train import RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig, TorchTrainer, prepare_data_loader, prepare_model
 from torch.utils.data import DataLoader
 
@@ -31,8 +33,10 @@ def train() -> None:
 def main() -> None:
     """Start Ray on this host, and the workers."""
     ray.init(num_cpus=4, include_dashboard=False)
-    backend = TorchConfig(backend="topo")  # gloo: backend = TorchConfig(backend="gloo")
-    TorchTrainer(train, torch_config=backend, scaling_config=ScalingConfig(num_workers=4)).fit()
+    # gloo: backend = TorchConfig(backend="gloo")
+    backend = TorchConfig(backend="topo")
+    size, folder = ScalingConfig(num_workers=4), RunConfig(storage_path=str(Path.cwd()))
+    TorchTrainer(train, torch_config=backend, scaling_config=size, run_config=folder).fit()
     ray.shutdown()
 
 
