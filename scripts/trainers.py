@@ -5,10 +5,10 @@
     python scripts/trainers.py lightning torch      only these
     python scripts/trainers.py --json               what came out as JSON
 
-Each script in examples/trainers is run as it stands, through topoplan, and as it would be written for gloo: a comment `# gloo:`
-says how the line after it reads then. Every collective of a floating-point tensor is made to go through a plan: on one host the
-stock collective would mostly win the race. A framework that is not installed, or does not run on gloo, is said and left out.
-Exit code 1 where results differ, or a trainer fails that runs on gloo.
+Each script in examples/trainers is run as it stands, through topoplan, and as it would be written for gloo: a comment
+`# gloo:` says how the line after it reads then. Every collective of a floating-point tensor is made to go through a plan: on
+one host the stock collective would mostly win the race. A framework that is not installed, or does not run on gloo, is said
+and left out. Exit code 1 where results differ, or a trainer fails that runs on gloo.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import json
+import math
 import os
 import signal
 import subprocess
@@ -28,14 +29,13 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parents[1] / "examples" / "trainers"
-RANKS = 4
 TOLERANCE = 1e-5
 """How far losses and parameters may be from gloo's, beside the largest parameter: another order of additions in float32
 rounds otherwise, and a few dozen steps of training carry that on. Two ranks have one order, and so the same bits.
 """
 _MARK = "# gloo: "
 _NO_LINE = "no such line"
-_ROW = "{:<12}{:<13}{:<22}{:>6}  {:<24}{}"
+_ROW = "{:<12}{:<13}{:<22}{:>6}{:>7}  {:<24}{}"
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,7 @@ class Trainer:
     script: str
     args: tuple[str, ...] = ()
     by_torchrun: bool = True
+    ranks: int = 4
 
 
 TRAINERS = (
@@ -57,7 +58,7 @@ TRAINERS = (
     Trainer("deepspeed", "backend, ZeRO 1", "train_deepspeed.py", ("--stage", "1")),
     Trainer("deepspeed", "backend, ZeRO 2", "train_deepspeed.py", ("--stage", "2")),
     Trainer("deepspeed", "backend, ZeRO 3", "train_deepspeed.py", ("--stage", "3")),
-    Trainer("ray", "backend", "train_ray.py", by_torchrun=False),
+    Trainer("ray", "backend", "train_ray.py", by_torchrun=False, ranks=2),
     Trainer("torch", "backend, FSDP2 and TP", "train_fsdp_tp.py"),
 )
 
@@ -69,6 +70,7 @@ class Outcome:
     package: str
     version: str | None
     what: str
+    ranks: int
     lines: int
     equal: bool | None
     result: str
@@ -110,10 +112,10 @@ def _print_table(outcomes: Sequence[Outcome], *, as_json: bool) -> None:
     if as_json:
         print(json.dumps([asdict(outcome) for outcome in outcomes], indent=1))
         return
-    print(_ROW.format("framework", "version", "what", "lines", "result, beside gloo's", "through plans"))
+    print(_ROW.format("framework", "version", "what", "ranks", "lines", "result, beside gloo's", "through plans"))
     for x in outcomes:
         lines = str(x.lines) if x.equal is not None else ""
-        print(_ROW.format(x.package, x.version or "-", x.what, lines, x.result, "; ".join(x.planned)).rstrip())
+        print(_ROW.format(x.package, x.version or "-", x.what, x.ranks, lines, x.result, "; ".join(x.planned)).rstrip())
 
 
 # -- pip -------------------------------------------------------------------------------------------------------------
@@ -193,27 +195,31 @@ class Runner:
         try:
             release = version(trainer.package)
         except PackageNotFoundError:
-            return Outcome(trainer.package, None, trainer.what, lines, None, "not installed: left out")
+            return Outcome(trainer.package, None, trainer.what, trainer.ranks, lines, None, "not installed: left out")
         try:
             stock = self._run(trainer, write_for_gloo(script))
         except TrainerError as error:
             print(error, file=sys.stderr)
-            return Outcome(trainer.package, release, trainer.what, lines, None, "fails on gloo: left out")
+            return Outcome(
+                trainer.package, release, trainer.what, trainer.ranks, lines, None, "fails on gloo: left out"
+            )
         try:
             if trainer.what == "hook":
-                self._make_plan()
+                self._make_plan(trainer.ranks)
             ours = self._run(trainer, script)
         except TrainerError as error:
             print(error, file=sys.stderr)
-            return Outcome(trainer.package, release, trainer.what, lines, False, "FAILS")
+            return Outcome(trainer.package, release, trainer.what, trainer.ranks, lines, False, "FAILS")
         equal, result = compare_results(stock, ours)
-        return Outcome(trainer.package, release, trainer.what, lines, equal, result, tuple(ours[0]["planned"]))
+        return Outcome(
+            trainer.package, release, trainer.what, trainer.ranks, lines, equal, result, tuple(ours[0]["planned"])
+        )
 
-    def _make_plan(self) -> None:
+    def _make_plan(self, ranks: int) -> None:
         plan = self.folder / "plan.json"
         if not plan.exists():
             synth = [sys.executable, "-m", "topoplan.cli.synth", "--collective", "allreduce"]
-            self._run_command([*synth, "--topology", f"full:{RANKS}", "-o", str(plan)], self._environment)
+            self._run_command([*synth, "--topology", f"full:{ranks}", "-o", str(plan)], self._environment)
 
     def _run(self, trainer: Trainer, script: str) -> list[dict]:
         """Run a script, and return what its ranks report, by rank."""
@@ -221,11 +227,11 @@ class Runner:
         file, results = self.folder / f"{self._runs}_{trainer.script}", self.folder / str(self._runs)
         file.write_text(script, encoding="utf-8")
         results.mkdir()
-        torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS)]
+        torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(trainer.ranks)]
         command = [sys.executable, *(torchrun if trainer.by_torchrun else []), str(file), *trainer.args]
         self._run_command(command, {**self._environment, "TRAINERS_RESULT": str(results)})
         try:
-            return [json.loads((results / f"{rank}.json").read_text(encoding="utf-8")) for rank in range(RANKS)]
+            return [json.loads((results / f"{rank}.json").read_text(encoding="utf-8")) for rank in range(trainer.ranks)]
         except FileNotFoundError as error:
             raise TrainerError(f"{trainer.script}: rank {Path(error.filename).stem} has reported nothing") from None
 
@@ -270,20 +276,17 @@ def compare_results(stock: Sequence[dict], ours: Sequence[dict]) -> tuple[bool, 
 
 
 def _relative_error(stock: dict, ours: dict) -> float:
-    """Return the largest difference of a loss or parameter, beside the largest one; infinite where shapes differ."""
-    pairs = [(stock["losses"], ours["losses"])]
-    if stock["parameters"].keys() != ours["parameters"].keys():
-        return float("inf")
-    pairs.append(
-        (
-            [x for part in stock["parameters"].values() for x in part],
-            [x for part in ours["parameters"].values() for x in part],
-        )
-    )
-    if any(len(a) != len(b) for a, b in pairs):
-        return float("inf")
-    errors = [max(abs(x - y) for x, y in zip(a, b, strict=True)) / max(map(abs, a)) for a, b in pairs]
-    return max(error if error == error else float("inf") for error in errors)
+    """Return the largest difference of a loss or parameter, beside the largest one; infinite where they do not fit."""
+    errors = []
+    for a, b in ((stock["losses"], ours["losses"]), (_join(stock["parameters"]), _join(ours["parameters"]))):
+        if len(a) != len(b) or not all(map(math.isfinite, (*a, *b))):
+            return math.inf
+        errors.append(max(abs(x - y) for x, y in zip(a, b, strict=True)) / max(map(abs, a)))
+    return max(errors)
+
+
+def _join(parameters: dict[str, list[float]]) -> list[float]:
+    return [value for name in sorted(parameters) for value in parameters[name]]
 
 
 if __name__ == "__main__":

@@ -59,10 +59,10 @@ class Layer(nn.Module):
 class Transformer(nn.Module):
     """A language model; `layers` are what is sharded one by one."""
 
-    def __init__(self) -> None:
+    def __init__(self, layers: int) -> None:
         super().__init__()
         self.embed = nn.Embedding(WORDS, WIDTH)
-        self.layers = nn.ModuleList(Layer() for _ in range(2))
+        self.layers = nn.ModuleList(Layer() for _ in range(layers))
         self.norm, self.head = nn.RMSNorm(WIDTH), nn.Linear(WIDTH, WORDS, bias=False)
 
     def forward(self, words: torch.Tensor) -> torch.Tensor:
@@ -74,10 +74,10 @@ class Transformer(nn.Module):
         return result.clone()  # no view: FSDP hooks what a module returns
 
 
-def make_parallel(mesh: DeviceMesh) -> Transformer:
+def make_parallel(mesh: DeviceMesh, layers: int) -> Transformer:
     """Return the model, its layers split over the mesh's "tp" ranks and sharded over its "dp" ranks."""
     torch.manual_seed(0)
-    model = Transformer()
+    model = Transformer(layers)
     tp, dp = mesh["tp"], mesh["dp"]
     ends = {
         "embed": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)),
@@ -102,9 +102,9 @@ def make_parallel(mesh: DeviceMesh) -> Transformer:
     return model
 
 
-def train(mesh: DeviceMesh, steps: int = 6) -> tuple[list[float], dict[str, torch.Tensor]]:
+def train(mesh: DeviceMesh, layers: int = 2, steps: int = 6) -> tuple[list[float], dict[str, torch.Tensor]]:
     """Return this rank's losses, and the parameters whole."""
-    model = make_parallel(mesh)
+    model = make_parallel(mesh, layers)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     numbers = torch.Generator().manual_seed(mesh["dp"].get_local_rank())  # ranks that share a model share its data
     losses = []

@@ -32,10 +32,10 @@ def train() -> None:
 
 def main() -> None:
     """Start Ray on this host, and the workers."""
-    ray.init(num_cpus=4, include_dashboard=False)
+    ray.init(num_cpus=2, include_dashboard=False)
     # gloo: backend = TorchConfig(backend="gloo")
     backend = TorchConfig(backend="topo")
-    size, folder = ScalingConfig(num_workers=4), RunConfig(storage_path=str(Path.cwd()))
+    size, folder = ScalingConfig(num_workers=2), RunConfig(storage_path=str(Path.cwd()))
     TorchTrainer(train, torch_config=backend, scaling_config=size, run_config=folder).fit()
     ray.shutdown()
 
