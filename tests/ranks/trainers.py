@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from ranks.topo_backend import count_planned, end, start
 
@@ -30,5 +30,5 @@ def fsdp_with_tensor_parallelism(plans: str) -> None:
     end()
 
 
-def _make_mesh() -> dist.DeviceMesh:
+def _make_mesh() -> DeviceMesh:
     return init_device_mesh("cpu", (dist.get_world_size() // 2, 2), mesh_dim_names=("dp", "tp"))
