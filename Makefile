@@ -2,11 +2,12 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+TRAINERS := .venv-trainers
 TORCH_VERSION ?= 2.13.0
 # Tests start hundreds of Python processes; each would compile topoplan anew where bytecode is not written.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test torch-suite torch-versions lint format schemas setup gpu-test gpu-check clean
+.PHONY: demo test torch-suite torch-versions trainers lint format schemas setup gpu-test gpu-check clean
 
 demo: $(VENV)/.demo
 	$(BIN)/python examples/demo.py
@@ -26,6 +27,10 @@ torch-suite: $(VENV)/.dev
 torch-versions: $(VENV)/.dev
 	$(BIN)/python scripts/torch_versions.py $(TORCH_VERSIONS_ARGS)
 
+# An environment of its own: other people's frameworks bring a hundred packages.
+trainers: $(TRAINERS)/.base
+	$(TRAINERS)/bin/python scripts/trainers.py --install $(TRAINERS_ARGS)
+
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -44,6 +49,10 @@ $(VENV)/.base: pyproject.toml scripts/setup.sh
 	PYTHON=$(PYTHON) TORCH_VERSION=$(TORCH_VERSION) sh scripts/setup.sh $(VENV)
 	touch $@
 
+$(TRAINERS)/.base: pyproject.toml scripts/setup.sh
+	PYTHON=$(PYTHON) TORCH_VERSION=$(TORCH_VERSION) sh scripts/setup.sh $(TRAINERS)
+	touch $@
+
 $(VENV)/.demo: $(VENV)/.base
 	$(BIN)/python -m pip install --quiet --editable '.[demo]'
 	touch $@
@@ -53,4 +62,4 @@ $(VENV)/.dev: $(VENV)/.base
 	touch $@
 
 clean:
-	rm -rf $(VENV) .venv-torch-* build *.egg-info
+	rm -rf $(VENV) $(TRAINERS) .venv-torch-* build *.egg-info
