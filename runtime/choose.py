@@ -26,7 +26,8 @@ from .ranks.faults import Faults
 from .ranks.machine import Machine
 from .ranks.timing import find_slowest_s, time_call_s
 
-MODES = ("race", "model", "plan")
+SAME_BITS = "same-bits"
+MODES = ("race", "model", "plan", SAME_BITS)
 ChooseFunction = Callable[[int, Sequence[Schedule]], Schedule | str | None]
 """From a size in bytes and the candidates to one of them, None for the stock collective, or one of MODES to use;
 alike on all ranks."""
@@ -48,6 +49,15 @@ def check_choose_mode(mode: object) -> None:
     """Raise InputError unless `mode` is one of MODES or a function."""
     if not callable(mode) and mode not in MODES:
         raise InputError(f"choose={mode!r}: expected one of {', '.join(MODES)}")
+
+
+def check_lossless(choose: ChooseMode, compress: str | None) -> None:
+    """Raise InputError where the same bits are asked for of compressed values."""
+    if choose == SAME_BITS and compress is not None:
+        raise InputError(
+            f"choose={SAME_BITS!r} with compress={compress!r}: values are rounded in blocks, so an element's bits depend on "
+            "its place in the buffer; leave one of them out"
+        )
 
 
 @dataclass(frozen=True)
@@ -94,6 +104,8 @@ class Chooser:
         self.is_usable, self.codec = is_usable, codec
         self.group, self.rank = faults.group, faults.rank
         self.choices: dict[int, Choice] = {}
+        if mode == SAME_BITS:
+            plan.check_one_bracketing()
 
     @cached_property
     def families(self) -> list[Family]:
@@ -112,6 +124,8 @@ class Chooser:
             self._check_answer(mode, size_bytes)
             return self._choice_of(mode)
         check_choose_mode(mode)
+        if mode == SAME_BITS and mode != self.mode:  # a function's answer
+            self.plan.check_one_bracketing()
         if mode == "plan":
             return self._choice_of(self.plan.entry_for(size_bytes).schedule)
         return self.choices.get(size_bytes.bit_length())

@@ -53,7 +53,8 @@ class PlanFile(Struct):
     ] = UNSET
     alternatives: Annotated[list[Index], Meta(description="places in `schedules`")] = []
     reproducible: Annotated[
-        ReproducibleFields | UnsetType, Meta(description="absent where an element's bits depend on its place in the buffer")
+        ReproducibleFields | UnsetType,
+        Meta(description="absent where an element's bits depend on its place in the buffer"),
     ] = UNSET
     reduction_order: Label = ""
     dtypes: Label = ""

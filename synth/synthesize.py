@@ -101,7 +101,9 @@ def synthesize(
     for name in names:
         strategy(name)
     if reproducible and not collective.reduces:
-        raise InputError(f"{collective.name} adds nothing: its bits are the same by any plan; it needs no reproducible one")
+        raise InputError(
+            f"{collective.name} adds nothing: its bits are the same by any plan; it needs no reproducible one"
+        )
     check_connected(collective, topology)
     # Searches must not go on from an earlier request's: the same request shall give the same plan.
     survey.cache_clear()

@@ -85,6 +85,14 @@ class TopoGroup(dist.ProcessGroup):
     def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> dist.Work:
         """See torch.distributed.all_reduce_coalesced."""
         opts = AllreduceCoalescedOptions() if opts is None else opts
+        planned, op = self.planned.find_all("allreduce", tensors, opts.reduceOp), opts.reduceOp
+        if planned:
+            return self.planned.queue(tensors[0]).carry_out(
+                lambda: [one.allreduce(tensor, op) for one, tensor in zip(planned, tensors, strict=True)],
+                list(tensors),
+                waits=not opts.asyncOp,
+                name="topo:all_reduce",
+            )
         return self._reduce_by_plain(tensors[0], opts, tensors, lambda: self.plain.allreduce_coalesced(tensors, opts))
 
     def reduce(self, tensors: Any, opts: Any = None, **more: Any) -> dist.Work:  # type: ignore[override]
@@ -217,6 +225,15 @@ class TopoGroup(dist.ProcessGroup):
         opts = ReduceScatterOptions() if opts is None else opts
         if len(inputs) == 1:
             return self.reduce_scatter_single(outputs[0], inputs[0], opts)
+        planned, op = self.planned.find_all("reduce-scatter", inputs, opts.reduceOp), opts.reduceOp
+        if planned:
+            return self.planned.queue(inputs[0]).carry_out(
+                lambda: [one.reduce_scatter(a, b, op) for one, a, b in zip(planned, outputs, inputs, strict=True)],
+                list(outputs),
+                waits=not opts.asyncOp,
+                name="topo:reduce_scatter",
+                reads=list(inputs),
+            )
         start = lambda: self.plain.reduce_scatter_tensor_coalesced(outputs, inputs, opts)  # noqa: E731
         return self._reduce_by_plain(outputs[0], opts, outputs, start)
 
@@ -251,6 +268,7 @@ class TopoGroup(dist.ProcessGroup):
     ) -> dist.Work:
         """Start a reduction by the plain group; gloo has no AVG, so that is a sum, after which `results` are divided."""
         op = opts.reduceOp
+        self.planned.check_plain(tensor, op)
         averages = kind_of_reduction(op) == dist.ReduceOp.AVG and tensor.is_floating_point()
         if not averages or self.planned.transports.get(tensor.device.type) != "gloo":
             return start()

@@ -53,7 +53,7 @@ def match_brackets(close: Floats, seed: int) -> Bracket:
     chance = random.Random(seed)
     groups: list[Bracket] = list(range(len(close)))
     while len(groups) > 1:
-        graph = nx.Graph()
+        graph: nx.Graph[int] = nx.Graph()
         members = [list_leaves(group) for group in groups]
         order = list(range(len(groups)))
         chance.shuffle(order)
@@ -69,8 +69,9 @@ def match_brackets(close: Floats, seed: int) -> Bracket:
         if not joined:  # only other GPUs could forward between them: any order will do
             groups = [(groups[0], groups[1]), *groups[2:]]
             continue
-        ordered = sorted(tuple(sorted(pair)) for pair in pairs)
-        groups = [(groups[i], groups[j]) for i, j in ordered] + [g for i, g in enumerate(groups) if i not in joined]
+        ordered = sorted((min(pair), max(pair)) for pair in pairs)
+        left = [group for i, group in enumerate(groups) if i not in joined]
+        groups = [*((groups[i], groups[j]) for i, j in ordered), *left]
     return groups[0]
 
 

@@ -10,16 +10,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..forest.machine.own_routes import Floats, OwnRoutes
+from ..ir.transfers import Op
 from ..numeric.arborescence import cheapest_out_tree
-from .bracket import Bracket, list_leaves
+from .bracket import Bracket
 
 Ints = NDArray[np.int64]
-Move = tuple[int, int, int, str]
+Move = tuple[int, int, int, Op]
 """(step, source rank, destination rank, "reduce" or "copy")."""
 
 
@@ -133,9 +135,9 @@ class Embedding:
         n = self.routes.size
         free, ready = [0] * n, [0] * n  # the first step in which a rank may receive something else, or send what it has
 
-        def send(path: list[int], op: str) -> None:
+        def send(path: list[int], op: Op) -> None:
             """Move a value along a path; in the end it is added to what is there, or takes its place."""
-            for src, dst in zip(path, path[1:], strict=False):
+            for src, dst in pairwise(path):
                 is_last = dst == path[-1]
                 adds = is_last and op == "reduce"
                 step = max(ready[src], ready[dst] if adds else free[dst])
@@ -182,7 +184,7 @@ class Embedding:
 
 
 def find_spreads(distance: Floats) -> list[list[int]]:
-    """Return the cheapest out-tree from each rank, as parents; no pair without a route is used unless there is no other way."""
+    """Return the cheapest out-tree from each rank, as parents; pairs without a route only where nothing else is left."""
     top = float(distance[np.isfinite(distance)].sum()) + 1
     dense = np.where(np.isfinite(distance), distance, top)
     return [cheapest_out_tree(dense, root) for root in range(len(distance))]

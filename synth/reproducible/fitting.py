@@ -157,6 +157,6 @@ class Fitting:
         for column, share in zip(columns, shares, strict=True):
             if share:
                 target = column.end if self.collective.name == "reduce-scatter" else None
-                sends += [(step, src, dst, len(chunks), op) for step, src, dst, op in column.moves]  # type: ignore[misc]
+                sends += [(step, src, dst, len(chunks), op) for step, src, dst, op in column.moves]
                 chunks.append(Chunk(share * parts, target=target))
         return build_schedule(request, NAME, tuple(chunks), sends, trees=len(chunks))

@@ -25,7 +25,7 @@ NAME = "levels"
 
 @dataclass(frozen=True)
 class Levels:
-    """Ranks in a box: the innermost dimension varies fastest in `order`; `sizes` are those of the dimensions, innermost first."""
+    """Ranks in a box. `sizes` are those of its dimensions, the innermost first, which varies fastest in `order`."""
 
     order: tuple[int, ...]
     sizes: tuple[int, ...]
@@ -98,7 +98,7 @@ def _place_pairs(request: Request, sizes: tuple[int, ...]) -> Levels | None:
 
 
 def _scatter(request: Request, levels: Levels) -> list[Schedule]:
-    """Return the schedule in which every rank ends a part of the sum; for allreduce they gather them, for reduce the root does."""
+    """Return the schedule in which every rank ends a part of the sum; for allreduce all gather them, for reduce the root."""
     n, name = request.collective.ranks, request.collective.name
     if 2 * n * n > MOST_TRANSFERS:
         raise InfeasibleError(f"{n} ranks take {2 * n * n} transfers, more than are planned for")
@@ -145,7 +145,7 @@ def _exchange(request: Request, levels: Levels) -> list[Schedule]:
 
 
 def _tree(request: Request, levels: Levels) -> list[Schedule]:
-    """Return schedules in which at each level one rank of a group gets what the others have, and for allreduce sends it back."""
+    """Return schedules in which at each level one rank of a group gets what the others have; for allreduce it goes back."""
     order, name = levels.order, request.collective.name
     root = order.index(request.collective.root or 0)
     top, sends = len(levels.sizes), list[Send]()

@@ -107,7 +107,9 @@ def _build_small(request: Request, embedding: Embedding) -> list[Schedule]:
     spreads = find_spreads(distance) if name == "allreduce" else None
     ends = range(n) if name == "allreduce" else [request.collective.root or 0]
     columns = [
-        embedding.find_column(end, None if spreads is None else spreads[end]) for end in ends if np.isfinite(adding[end])
+        embedding.find_column(end, None if spreads is None else spreads[end])
+        for end in ends
+        if np.isfinite(adding[end])
     ]
     column = min(columns, key=lambda column: max(step for step, *_ in column.moves))
     sends = [(step, src, dst, 0, op) for step, src, dst, op in column.moves]
