@@ -72,8 +72,8 @@ def build_parser() -> Parser:
         help="plan for the machine with this link at F times its bandwidth")  # fmt: skip
     add(_EXPLAIN, action="store_true", help="show the bottleneck, what every strategy reaches at 8 sizes, and which "
         "links to improve first")  # fmt: skip
-    add(_REPRODUCIBLE, action="store_true", help="add every element up in one bracketing of ranks, in all of the plan's "
-        "schedules: its bits then depend neither on the buffer's size nor on its place (for choose=\"same-bits\")")  # fmt: skip
+    add(_REPRODUCIBLE, action="store_true", help="add every element up in one bracketing of ranks, in all schedules of "
+        "the plan: its bits then depend neither on the buffer's size nor on its place in it")  # fmt: skip
     add("--bound-only", action="store_true", help="print only the bound and its certificate")
     add("--time-limit", type=float, default=DEFAULT_TIME_LIMIT_S, metavar="SECONDS",
         help=f"limit on the whole synthesis (default {DEFAULT_TIME_LIMIT_S:g}); with more, searches go "

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
+from typing import Any
 
 import networkx as nx
 import numpy as np
@@ -23,6 +25,22 @@ def parse_bracket(text: str) -> Bracket:
             done.append((left, right))
         else:
             done.append(int(token))
+    return done[0]
+
+
+def add_up(bracketing: str, contributions: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    """Return the sum of the ranks' arrays in a bracketing as `find_bracketing` writes it, in their own dtype."""
+    done: list[NDArray[Any]] = []
+    rest: list[Bracket | None] = [parse_bracket(bracketing)]
+    while rest:
+        item = rest.pop()
+        if item is None:
+            second, first = done.pop(), done.pop()
+            done.append(first + second)
+        elif isinstance(item, int):
+            done.append(contributions[item])
+        else:
+            rest += [None, item[1], item[0]]
     return done[0]
 
 
