@@ -51,7 +51,9 @@ def compare_on_ranks(topology: str) -> dict[str, float]:
         common = {"WORLD_SIZE": str(RANKS), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "SAME_BITS": folder}
         command = [sys.executable, __file__, "--only", "one-rank"]
         ranks = [
-            subprocess.Popen(command, env={**os.environ, **common, "RANK": str(rank)}, stdout=subprocess.PIPE, text=True)
+            subprocess.Popen(
+                command, env={**os.environ, **common, "RANK": str(rank)}, stdout=subprocess.PIPE, text=True
+            )
             for rank in range(RANKS)
         ]
         outputs = [rank.communicate(timeout=600)[0] for rank in ranks]

@@ -18,6 +18,7 @@ from ..ir.schedule import Schedule
 from ..strategies.base import Request
 from .bracket import parse_bracket
 from .levels import build_levels
+from .one_tree import build_one_tree
 from .search import search_brackets
 
 Costed = list[tuple[Schedule, Cost]]
@@ -34,17 +35,23 @@ def build_reproducible(request: Request) -> list[Schedule]:
     """Return schedules that have a bracketing each. InfeasibleError where none is found."""
     levels = build_levels(request)
     bases = {schedule.uncut: find_bracketing(schedule.uncut) for schedule in levels}
+    trees: list[Schedule] = []
     if request.bound is not None and bases:
         enough = request.bound_GBps * _GOOD
         if any(text is not None and _compute_rate(request, base) >= enough for base, text in bases.items()):
             return levels
     try:
+        trees = build_one_tree(request)
+        bases |= {schedule.uncut: find_bracketing(schedule.uncut) for schedule in trees}
+    except InfeasibleError as error:
+        request.say(str(error))
+    try:
         given = [parse_bracket(text) for text in dict.fromkeys(bases.values()) if text is not None]
-        return levels + search_brackets(request, given)
+        return levels + trees + search_brackets(request, given)
     except InfeasibleError:
-        if not levels:
+        if not levels + trees:
             raise
-        return levels
+        return levels + trees
 
 
 def _compute_rate(request: Request, base: Schedule) -> Fraction:

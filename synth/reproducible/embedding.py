@@ -32,6 +32,11 @@ class Column:
     end: int
     moves: tuple[Move, ...]
 
+    @property
+    def steps(self) -> int:
+        """The number of steps."""
+        return max(step for step, *_ in self.moves) + 1
+
 
 @dataclass
 class _Node:

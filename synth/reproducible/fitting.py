@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
-from fractions import Fraction
 
 import numpy as np
 
@@ -28,6 +27,10 @@ _TURN_S, _PRICING_RANK_S, _TREE_S, _TREE_ENTRY_S = 8e-3, 1.5e-3, 6e-4, 4e-6
 """Seconds of a quiet core: for the linear program of a turn, to price two partial sums, to find an out-tree, and for each two
 ranks in it."""
 _SMOOTH = 0.5
+_HOP_PRICES = (0.05, 0.2, 1.0)
+_WORTH_IT, _FASTER = 0.85, 1.005
+"""Columns of few steps alone are worth a schedule from this part of the best rate on, and more steps where they are faster by
+this factor."""
 
 
 @dataclass
@@ -56,6 +59,11 @@ class Fitting:
         self.fit: Fit | None = None
 
     @property
+    def parts(self) -> int:
+        """The number of parts that the buffer has: one for each rank in a reduce-scatter."""
+        return self.collective.ranks if self.collective.name == "reduce-scatter" else 1
+
+    @property
     def seconds(self) -> float:
         """The time that the columns take for each GB of buffer; infinite before there are any."""
         return np.inf if self.fit is None else self.fit.seconds
@@ -73,7 +81,7 @@ class Fitting:
         """Generate columns until they are near the optimum, for at most `turns` more turns, or until it is proved that this
         bracketing takes more than `beaten_s` for each GB. InfeasibleError where there are no columns.
         """
-        parts = self.collective.ranks if self.collective.name == "reduce-scatter" else 1
+        parts = self.parts
         apart = self.collective.name != "allreduce"
         smooth = self.prices
         for _ in range(turns):
@@ -143,20 +151,50 @@ class Fitting:
         loads = self.routes.loads(count_sends(column, self.routes.size))
         return Counter({int(i): int(loads[i]) for i in np.flatnonzero(loads)})
 
-    def build(self, request: Request) -> Schedule:
-        """Return the schedule of the columns, each a chunk."""
+    def add_low_columns(self) -> None:
+        """Add columns of few hops: under the last prices, with a price on each hop."""
+        distance = self.routes.distances(self.prices)
+        usual = float(distance[np.isfinite(distance)].mean())
+        for hop_price in _HOP_PRICES:
+            with_hops = distance + hop_price * usual
+            np.fill_diagonal(with_hops, 0.0)
+            adding = self.embedding.price(with_hops)
+            spreads = find_spreads(with_hops) if self.collective.name == "allreduce" else None
+            for end in self.ends:
+                if np.isfinite(adding[end]):
+                    column = self.embedding.find_column(end, None if spreads is None else spreads[end])
+                    self.uses[column] = self._count_uses(column)
+
+    def list_cuts(self) -> list[Fit]:
+        """Return the best shares of the columns of at most so many steps, for each number that is worth it, fewest first."""
         assert self.fit is not None
-        columns = self.fit.columns
+        out: list[Fit] = []
+        every = list(self.uses)
+        for steps in sorted({column.steps for column in every}):
+            columns = [column for column in every if column.steps <= steps]
+            groups = [self.group_of(column) for column in columns]
+            if self.collective.name == "reduce-scatter" and len(set(groups)) < self.collective.ranks:
+                continue
+            division = divide([self.uses[column] for column in columns], self.routes.capacity, groups)
+            if division is None:
+                continue
+            seconds = division.time / self.parts
+            if seconds * _WORTH_IT <= self.seconds and (not out or seconds * _FASTER < out[-1].seconds):
+                out.append(Fit(columns, division.shares, seconds, self.least_s / self.parts))
+        return out or [self.fit]
+
+    def build(self, request: Request, fit: Fit) -> Schedule:
+        """Return the schedule of columns, each a chunk."""
+        columns = fit.columns
         groups = [self.group_of(column) for column in columns]
         capacity = [request.topology.capacity_GBps[link] for link in self.routes.links]
         uses = [self._count_uses(column) for column in columns]
-        shares = round_shares(self.fit.shares, uses, capacity, groups)
-        parts = Fraction(1, self.collective.ranks if self.collective.name == "reduce-scatter" else 1)
+        shares = round_shares(fit.shares, uses, capacity, groups)
         chunks: list[Chunk] = []
         sends: list[Send] = []
         for column, share in zip(columns, shares, strict=True):
             if share:
                 target = column.end if self.collective.name == "reduce-scatter" else None
                 sends += [(step, src, dst, len(chunks), op) for step, src, dst, op in column.moves]
-                chunks.append(Chunk(share * parts, target=target))
+                chunks.append(Chunk(share / self.parts, target=target))
         return build_schedule(request, NAME, tuple(chunks), sends, trees=len(chunks))

@@ -39,7 +39,9 @@ def search_brackets(request: Request, given: Sequence[Bracket]) -> list[Schedule
         raise InfeasibleError(f"{NAME}: switches that add have an order of their own")
     routes = OwnRoutes(request.topology, request.router)
     best = _search(request, given, routes)
-    return [*_cut(best.build(request)), *_build_small(request, best.embedding)]
+    best.add_low_columns()
+    schedules = [best.build(request, fit) for fit in best.list_cuts()]
+    return [*(cut for schedule in schedules for cut in _cut(schedule)), *_build_small(request, best.embedding)]
 
 
 def _search(request: Request, given: Sequence[Bracket], routes: OwnRoutes) -> Fitting:
@@ -111,6 +113,6 @@ def _build_small(request: Request, embedding: Embedding) -> list[Schedule]:
         for end in ends
         if np.isfinite(adding[end])
     ]
-    column = min(columns, key=lambda column: max(step for step, *_ in column.moves))
+    column = min(columns, key=lambda column: column.steps)
     sends = [(step, src, dst, 0, op) for step, src, dst, op in column.moves]
     return _cut(build_schedule(request, NAME, whole(request.collective), sends, trees=1))
