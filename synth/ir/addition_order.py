@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import lru_cache
 
 import numpy as np
 
@@ -27,6 +28,7 @@ def is_uniform(schedule: Schedule) -> bool:
     return all(len(ends) == 1 for ends in _play(schedule, _Expressions()))
 
 
+@lru_cache(maxsize=64)
 def find_bracketing(schedule: Schedule) -> str | None:
     """Return the one bracketing in which all chunks are added up, at every rank that ends with them; None where two differ.
 

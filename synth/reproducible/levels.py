@@ -20,6 +20,9 @@ from ..strategies.placement import place
 
 LARGE_BYTES = 1 << 26
 _PLACED_RANKS = 64
+"""With more, ranks are not placed, and those of a box are all one level."""
+_FEW_RANKS = 16
+"""With more, levels that do not keep to the machine's boxes are not tried."""
 NAME = "levels"
 
 
@@ -55,11 +58,15 @@ def build_levels(request: Request) -> list[Schedule]:
 def _list_levels(request: Request) -> list[Levels]:
     """Return levels: all ranks at once or in pairs, and where the machine has boxes, those inside them before those across."""
     n = request.collective.ranks
-    out = [Levels(tuple(range(n)), sizes) for sizes in _factor(n)]
     boxes = survey(request.topology).boxes
+    out: list[Levels] = []
     if boxes is not None and len({len(members) for members in boxes.ranks}) == 1:
         order = tuple(rank for members in boxes.ranks for rank in members)
-        out += [Levels(order, inside + across) for inside in _factor(boxes.lanes) for across in _factor(boxes.count)]
+        insides = list(_factor(boxes.lanes)) if n <= _PLACED_RANKS else [(boxes.lanes,)]
+        out += [Levels(order, inside + across) for inside in insides for across in _factor(boxes.count)]
+        if n > _FEW_RANKS:
+            return out
+    out += [Levels(tuple(range(n)), sizes) for sizes in _factor(n)]
     pairs = next((sizes for sizes in _factor(n) if set(sizes) == {2}), None)
     if pairs is not None and n <= _PLACED_RANKS:
         placed = _place_pairs(request, pairs)
