@@ -30,15 +30,12 @@ def build_one_tree(request: Request) -> list[Schedule]:
     sends: list[Send] = []
     for c, chunk in enumerate(chunks):
         sends += [(height[rank], rank, parent, c, "reduce") for rank, parent in enumerate(parents) if parent >= 0]
-        if name == "allreduce":
-            into = range(n)
-        elif chunk.target is None:
-            continue
-        else:  # only those on the way to the rank that the part is for
-            into, rank = [], chunk.target
-            while rank >= 0:
-                into.append(rank)
-                rank = parents[rank]
+        into = list(range(n)) if name == "allreduce" else []
+        # A part that is for one rank goes back only on the way to it.
+        rank = -1 if chunk.target is None else chunk.target
+        while rank >= 0:
+            into.append(rank)
+            rank = parents[rank]
         sends += [(top + depth[r] - 1, parents[r], r, c, "copy") for r in into if parents[r] >= 0]
     schedule = build_schedule(request, NAME, chunks, sends, trees=1)
     return [replace(schedule, segments=m) for m in segment_counts(len(chunks))]
