@@ -126,6 +126,7 @@ class Chooser:
         check_choose_mode(mode)
         if mode == SAME_BITS and mode != self.mode:  # a function's answer
             self.plan.check_one_bracketing()
+            check_lossless(mode, None if self.codec is None else self.codec.name)
         if mode == "plan":
             return self._choice_of(self.plan.entry_for(size_bytes).schedule)
         return self.choices.get(size_bytes.bit_length())

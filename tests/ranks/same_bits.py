@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
 import topoplan
 from ranks.checks import refused
@@ -78,10 +79,25 @@ def everywhere(folder: str) -> dict[str, int]:
     sums = own(torch.float32)
     communicator.allreduce(sums)
     assert torch.equal(means, sums / 4)
+    assert torch.equal(gradients(path, 0.004), gradients(path, 25))
     start(plans="switch:4", choose="same-bits", cache=files / f"cache{dist.get_rank()}")
     found["backend"] = count_differing(dist.all_reduce)
     through_the_backend(files, sums)
     return found
+
+
+def gradients(path: str, bucket_cap_mb: float) -> torch.Tensor:
+    """Return the gradients of a small model, averaged in buckets of a size, after a step in which DDP rebuilds them."""
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(*(torch.nn.Linear(48, 48) for _ in range(5)))
+    model = DistributedDataParallel(net, bucket_cap_mb=bucket_cap_mb)
+    hook = topoplan.ddp_hook(path, choose="same-bits")
+    model.register_comm_hook(None, hook)
+    for step in range(2):
+        model.zero_grad()
+        chance = torch.Generator().manual_seed(10 * step + dist.get_rank())
+        model(torch.randn(16, 48, generator=chance)).square().sum().backward()
+    return torch.cat([parameter.grad.reshape(-1) for parameter in net.parameters() if parameter.grad is not None])
 
 
 def through_the_backend(files: Path, sums: torch.Tensor) -> None:
@@ -91,7 +107,7 @@ def through_the_backend(files: Path, sums: torch.Tensor) -> None:
     dist.reduce_scatter_tensor(part, values.clone())
     assert torch.equal(part, sums.chunk(4)[dist.get_rank()])
     several = [values[:1].clone(), values[1:].clone()]
-    with dist._coalescing_manager():
+    with dist.distributed_c10d._coalescing_manager():
         for tensor in several:
             dist.all_reduce(tensor)
     assert torch.equal(torch.cat(several), sums)
