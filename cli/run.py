@@ -77,9 +77,10 @@ def _parser() -> Parser:
     add("--backend", default="auto", choices=("auto", "gloo", "nccl"), help="auto: nccl with a GPU a rank, else gloo")
     add("--topology", metavar="T", help="fail unless the plan was made for this topology")
     add("--timeout", type=float, default=300.0, metavar="SECONDS", help="limit on any single wait (default 300)")
-    add("--choose", default="race", choices=("race", "model", "plan"), help="how the schedule for a size is chosen: race "
-        "(default: time the likeliest ones and the stock collective at the first call), model (the fastest predicted) or plan "
-        "(as the plan's size ranges say)")  # fmt: skip
+    add("--choose", default="race", choices=("race", "model", "plan", "same-bits"), help="how the schedule for a size is "
+        "chosen: race (default: time the likeliest ones and the stock collective at the first call), model (the fastest "
+        "predicted), plan (as the plan's size ranges say) or same-bits (race without the stock collective, with a plan of "
+        "topo-synth --reproducible)")  # fmt: skip
     add(
         "--compress",
         metavar="CODEC",

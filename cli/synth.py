@@ -84,12 +84,17 @@ def _run(args: argparse.Namespace) -> int:
             compared = bool(change) and len(machine.ranks) <= _COMPARED_RANKS
             seconds = args.time_limit * (_CHANGED_SHARE if compared else 1.0)
             limits = parse_limits(args)
-            result = synthesize(collective, topology, args.strategy, seconds, say, limits, thorough=args.explain)
+            result = synthesize(
+                collective, topology, args.strategy, seconds, say, limits,
+                thorough=args.explain, reproducible=args.reproducible,
+            )  # fmt: skip
             report.plan, report.declined, report.table = result.plan, result.declined, result.table
             report.cut_short += result.cut_short
             if compared:
                 seconds = args.time_limit - seconds
-                healthy = synthesize(before, machine, args.strategy, seconds, say, limits)
+                healthy = synthesize(
+                    before, machine, args.strategy, seconds, say, limits, reproducible=args.reproducible
+                )
                 report.healthy = healthy.plan
                 report.cut_short += healthy.cut_short
             if args.explain:

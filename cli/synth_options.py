@@ -19,6 +19,7 @@ DEFAULT_TIME_LIMIT_S = 60.0
 _STRATEGIES_WITH_TREES = ("auto", "packing", "hierarchical", "parameter-server")
 _EPSILON, _MAX_TREES, _MAX_DEPTH = "--epsilon", "--max-trees", "--max-depth"
 _MAX_STEPS, _SLACK, _PARETO, _INSTANCE, _EXPLAIN = "--max-steps", "-k", "--pareto", "--instance", "--explain"
+_REPRODUCIBLE = "--reproducible"
 EXAMPLES = """\
 examples:
   topo-synth --collective allreduce --topology dgx1                    the fastest schedule for each size, and its gap
@@ -29,6 +30,7 @@ examples:
   topo-synth --collective allreduce --topology dgx1 --explain          the bottleneck, and which links to improve first
   topo-synth --collective allreduce --topology dgx1 --without-link 0:3 a plan for the machine without that link
   topo-synth --collective allreduce --topology dgx-a100:16 --strategy packing --max-trees 16     at most 16 trees
+  topo-synth --collective allreduce --topology dgx1 --reproducible     the same bits for an element in buffers of all sizes
 
 Reads a topology (a preset, a file of topoplan, NCCL, RCCL, hwloc or nvidia-smi, or `local`: this machine), builds schedules
 for a collective, verifies each by an independent replay, and keeps the fastest for every range of sizes.
@@ -70,6 +72,8 @@ def build_parser() -> Parser:
         help="plan for the machine with this link at F times its bandwidth")  # fmt: skip
     add(_EXPLAIN, action="store_true", help="show the bottleneck, what every strategy reaches at 8 sizes, and which "
         "links to improve first")  # fmt: skip
+    add(_REPRODUCIBLE, action="store_true", help="add every element up in one bracketing of ranks, in all schedules of "
+        "the plan: its bits then depend neither on the buffer's size nor on its place in it")  # fmt: skip
     add("--bound-only", action="store_true", help="print only the bound and its certificate")
     add("--time-limit", type=float, default=DEFAULT_TIME_LIMIT_S, metavar="SECONDS",
         help=f"limit on the whole synthesis (default {DEFAULT_TIME_LIMIT_S:g}); with more, searches go "
@@ -109,6 +113,13 @@ def _refuse_what_would_do_nothing(args: argparse.Namespace) -> None:
             raise InputError("-o: --bound-only produces no plan to write")
         if given:
             raise InputError(f"--bound-only with {given[0]}: the bound is of every schedule; give one or the other")
+    if args.reproducible:
+        other = [flag for flag in given if flag in (*trees, _PARETO, _INSTANCE)]
+        if args.bound_only or other:
+            raise InputError(
+                f"{_REPRODUCIBLE} with {'--bound-only' if args.bound_only else other[0]}: the one is for whole plans in one "
+                "bracketing, to which the other does not apply; leave one out"
+            )
     if args.instance and args.pareto:
         raise InputError(
             f"{_INSTANCE} with {_PARETO}: the one decides single rows, the other searches; give one of them"

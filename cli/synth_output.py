@@ -99,6 +99,8 @@ def synthesis_json(report: Report) -> dict[str, Any]:
         out["cut_short"] = report.cut_short
     if plan is not None:
         out["plan_hash"] = plan.hash
+        if plan.bracketing is not None:
+            out["reproducible"] = {"bracketing": plan.bracketing}
         out["entries"] = [
             {
                 "min_bytes": e.min_bytes,

@@ -97,6 +97,12 @@ def print_tables(report: Report, *, with_forests: bool) -> None:
         _print_front(console, report.front)
     if report.plan is not None:
         _print_plan(console, report.plan, report.size)
+        if report.plan.bracketing is not None:
+            console.print(
+                f"reproducible: every element is added up as {report.plan.bracketing}; bound and gap are of all schedules, "
+                "reproducible or not",
+                highlight=False, soft_wrap=True, markup=False,
+            )  # fmt: skip
     for line in switch_lines(report):
         console.print(line, highlight=False, soft_wrap=True, markup=False)
     if report.collective.root is not None:

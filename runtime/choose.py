@@ -31,7 +31,8 @@ from .ranks.transport import Transport
 
 log = logging.getLogger("topoplan")
 
-MODES = ("race", "model", "plan")
+SAME_BITS = "same-bits"
+MODES = ("race", "model", "plan", SAME_BITS)
 ChooseFunction = Callable[[int, Sequence[Schedule]], Schedule | str | None]
 """From a size in bytes and the candidates to one of them, None for the stock collective, or one of MODES to use;
 alike on all ranks."""
@@ -56,6 +57,15 @@ def check_choose_mode(mode: object) -> None:
     """Raise InputError unless `mode` is one of MODES or a function."""
     if not callable(mode) and mode not in MODES:
         raise InputError(f"choose={mode!r}: expected one of {', '.join(MODES)}")
+
+
+def check_lossless(choose: ChooseMode, compress: str | None) -> None:
+    """Raise InputError where the same bits are asked for of compressed values."""
+    if choose == SAME_BITS and compress is not None:
+        raise InputError(
+            f"choose={SAME_BITS!r} with compress={compress!r}: values are rounded in blocks, so an element's bits depend on "
+            "its place in the buffer; leave one of them out"
+        )
 
 
 @dataclass(frozen=True)
@@ -104,6 +114,8 @@ class Chooser:
             transport.group, transport.faults, transport.device, transport.rank
         )  # fmt: skip
         self.choices: dict[int, Choice] = {}
+        if mode == SAME_BITS:
+            plan.check_one_bracketing()
 
     @cached_property
     def families(self) -> list[Family]:
@@ -122,6 +134,9 @@ class Chooser:
             self._check_answer(mode, size_bytes)
             return self._choice_of(mode)
         check_choose_mode(mode)
+        if mode == SAME_BITS and mode != self.mode:  # a function's answer
+            self.plan.check_one_bracketing()
+            check_lossless(mode, None if self.codec is None else self.codec.name)
         if mode == "plan":
             return self._choice_of(self.plan.entry_for(size_bytes).schedule)
         return self.choices.get(size_bytes.bit_length())
@@ -161,7 +176,7 @@ class Chooser:
         collective. Collective; raises ExecutionError on every rank where one of them fails.
         """
         mode = self.mode(size_bytes, self.variants) if callable(self.mode) else self.mode
-        order, kept = self._rank_candidates(size_bytes, finds_kept=mode == "race")
+        order, kept = self._rank_candidates(size_bytes, finds_kept=mode in ("race", SAME_BITS))
         with_stock = mode == "race" and has_stock()
         if mode == "model" or (len(order) == 1 and not with_stock):
             choice = self._choice_of(self.variants[order[0]])

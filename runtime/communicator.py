@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from ..synth.plan import Plan
 from ..topo.errors import ExecutionError, InputError, PlanMismatchError, TopoplanError
-from .choose import Choice, ChooseMode, check_choose_mode
+from .choose import Choice, ChooseMode, check_choose_mode, check_lossless
 from .codecs import find_codec
 from .engine import Engine
 from .kept_races import find_cache_folder
@@ -36,11 +36,13 @@ class Communicator:
 
     `choose` says how a schedule is picked for a size: `race` (at the first call of each power of two, the candidates that
     are predicted to be near the best, and the stock collective, are run on scratch memory; the fastest stays), `model`
-    (by prediction alone, so the same in every run), `plan` (the plan's own ranges of sizes), or a function of the size in
-    bytes and the list of candidates that returns, alike on all ranks, one of them, None for the stock collective, or one
-    of these names for that size. `timeout` is the deadline of a call: by then it is through, or has raised ExecutionError
-    on every rank that is still alive. What a race finds is kept in the folder `cache` (default: TOPOPLAN_CACHE, else topoplan
-    in the user's cache folder), so that the next start tries the winner alone.
+    (by prediction alone, so the same in every run), `plan` (the plan's own ranges of sizes), `same-bits` (for plans made
+    with topo-synth --reproducible: their schedules alone race, all of which add every element up in one bracketing, so that
+    its bits do not depend on the size of the buffer or its place in it), or a function of the size in bytes and the list
+    of candidates that returns, alike on all ranks, one of them, None for the stock collective, or one of these names for
+    that size. `timeout` is the deadline of a call: by then it is through, or has raised ExecutionError on every rank that is
+    still alive. What a race finds is kept in the folder `cache` (default: TOPOPLAN_CACHE, else topoplan in the user's cache
+    folder), so that the next start tries the winner alone.
 
     `compress` names a codec (codecs.CODECS) in which floating-point values travel, whatever the schedule; they are summed
     in float32, and all ranks end with the same bits. `reduction` says where they are rounded: `hops` (whenever they are
@@ -64,6 +66,7 @@ class Communicator:
         if reduction == "once" and compress is None:
             raise InputError("reduction='once' without compress: nothing is rounded; name a codec")
         codec = None if compress is None else find_codec(compress)
+        check_lossless(choose, compress)
         if not dist.is_initialized():
             raise InputError("torch.distributed is not initialised; call init_process_group first")
         plan_or_error = _load_plan(plan)

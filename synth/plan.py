@@ -30,7 +30,7 @@ from .bounds.certificate import Bound, check_bound
 from .cost.affine import Cost, bandwidth_s_per_GB, costs_between_gpus
 from .cost.host_costs import host_of
 from .cost.segmentation import on_own_routes, time_us
-from .ir.addition_order import is_uniform
+from .ir.addition_order import find_bracketing, is_uniform, shorten_bracketing
 from .ir.collective import Collective
 from .ir.schedule import MAX_SEGMENTS, Schedule
 from .plan_file import FORMAT, MAX_PLAN_BYTES, VERSION, PlanFile
@@ -61,6 +61,8 @@ class Entry:
 class Plan:
     """See the module's docstring. Entries cover all sizes from 0 up, in order and without gaps. `alternatives` are other
     schedules that may win where sending costs the hosts more than the topology says: the runtime chooses among all.
+    `bracketing` is that of a reproducible plan, in which all its schedules add every element up (see
+    synth/ir/addition_order.py); None where nothing is promised.
     """
 
     topology: Topology
@@ -69,6 +71,7 @@ class Plan:
     bound: Bound
     bound_one_way: Bound
     alternatives: tuple[Schedule, ...] = ()
+    bracketing: str | None = None
 
     def __post_init__(self) -> None:
         edge: int | None = 0
@@ -144,6 +147,11 @@ class Plan:
         """Replay every schedule on the topology and redo the bounds' arithmetic; VerificationError if any fails."""
         for schedule in dict.fromkeys(schedule.uncut for schedule in self.schedules):
             verify(schedule, self.topology)
+            if self.bracketing is not None and find_bracketing(schedule) != self.bracketing:
+                raise VerificationError(
+                    f"the plan says that it is reproducible, but its {schedule.label} schedule does not add in the bracketing "
+                    f"{shorten_bracketing(self.bracketing)} everywhere"
+                )
         check_bound(self.bound, self.collective, self.topology)
         if self.bound_one_way != self.bound:
             check_bound(self.bound_one_way, self.collective, self.topology, one_way=True)
@@ -171,6 +179,14 @@ class Plan:
                     f"the plan's {schedule.label} schedule adds in different orders on different ranks, so replicas would "
                     "drift apart; synthesize without it"
                 )
+
+    def check_one_bracketing(self) -> None:
+        """Raise InputError unless an element's bits are the same in buffers of all sizes, at every place in them."""
+        if self.collective.reduces and self.bracketing is None:
+            raise InputError(
+                f"the plan for {self.collective.name} is not reproducible: its schedules add in different bracketings; "
+                "synthesize one with topo-synth --reproducible"
+            )
 
     # -- files ---------------------------------------------------------------------------------------------------
 
@@ -204,6 +220,7 @@ class Plan:
             "bound_one_way": self.bound_one_way.to_json(),
             "entries": entries,
             "alternatives": alternatives,
+            **({} if self.bracketing is None else {"reproducible": {"bracketing": self.bracketing}}),
             "schedules": [schedule.to_json() for schedule in schedules],
             "topology": self.topology.to_json(),
         }
@@ -289,6 +306,7 @@ class Plan:
             bound=Bound.from_fields(file.bound),
             bound_one_way=Bound.from_fields(file.bound if file.bound_one_way is UNSET else file.bound_one_way),
             alternatives=tuple(schedules[number] for number in file.alternatives),
+            bracketing=None if file.reproducible is UNSET else file.reproducible.bracketing,
         )
 
 

@@ -26,6 +26,14 @@ class EntryFields(Struct):
     stepwise: bool = False
 
 
+class ReproducibleFields(Struct):
+    """What a reproducible plan promises: all its schedules add every element up in one bracketing of ranks."""
+
+    bracketing: Annotated[
+        Label, Meta(description='such as "((0+1)+(2+3))"; of two operands that with the lowest rank comes first')
+    ]
+
+
 class PlanFile(Struct):
     """For each range of sizes a schedule, with the topology and the bound; `hash` is over all the rest."""
 
@@ -44,6 +52,10 @@ class PlanFile(Struct):
         Meta(description="for schedules that keep to the system's own routes; absent in older files: as bound"),
     ] = UNSET
     alternatives: Annotated[list[Index], Meta(description="places in `schedules`")] = []
+    reproducible: Annotated[
+        ReproducibleFields | UnsetType,
+        Meta(description="absent where an element's bits depend on its place in the buffer"),
+    ] = UNSET
     reduction_order: Label = ""
     dtypes: Label = ""
     hash: Annotated[Label, Meta(description="SHA-256 of the rest in canonical form, in hex")] = ""

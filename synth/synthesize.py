@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from math import ceil
 from typing import Any
@@ -24,7 +24,9 @@ from .ir.addition_order import is_uniform
 from .ir.collective import Collective
 from .ir.schedule import Schedule
 from .plan import Entry, Plan
-from .strategies import STRATEGIES, strategy
+from .reproducible.build import build_reproducible, choose_bracketing
+from .reproducible.fitting import NAME as BRACKETED
+from .strategies import STRATEGIES, Strategy, strategy
 from .strategies.base import NotOfferedError, Request
 from .verify import verify
 
@@ -82,10 +84,12 @@ def synthesize(
     limits: Limits | None = None,
     *,
     thorough: bool = False,
+    reproducible: bool = False,
 ) -> Synthesis:
     """Return the verified plan of one strategy, or of the best strategy at each size (auto).
 
-    `thorough`: auto also tries the strategies that it expects to lose, and searches longer for the best placements. The plan
+    `thorough`: auto also tries the strategies that it expects to lose, and searches longer for the best placements.
+    `reproducible`: all schedules of the plan add every element up in one bracketing (see synth/reproducible). The plan
     depends on the request alone, unless `time_limit_s` stops a search, which `cut_short` then names. A limit above a minute
     allows more work, in proportion. Raises InfeasibleError where there is no plan, TimeLimitError where the limit struck
     before there was one.
@@ -96,6 +100,10 @@ def synthesize(
     # Input that is wrong is refused before any work is done.
     for name in names:
         strategy(name)
+    if reproducible and not collective.reduces:
+        raise InputError(
+            f"{collective.name} adds nothing: its bits are the same by any plan; it needs no reproducible one"
+        )
     check_connected(collective, topology)
     # Searches must not go on from an earlier request's: the same request shall give the same plan.
     survey.cache_clear()
@@ -105,6 +113,10 @@ def synthesize(
     limit = bounds.one_way
     quick = strategy_name == AUTO and not thorough
     request = Request(collective, topology, effort, progress, limit, limits or Limits(), quick)
+    build_by: Mapping[str, Strategy] = STRATEGIES
+    if reproducible and strategy_name == AUTO:
+        build_by = {BRACKETED: build_reproducible}
+        names = [BRACKETED]
     declined: dict[str, str] = {}
     timed_out = settled = False
     costed: list[tuple[Schedule, Cost]] = []
@@ -120,7 +132,7 @@ def synthesize(
         # A strategy that is asked for by name may do all there is time for.
         allowance = effort if strategy_name != AUTO else _grant(effort, name, first=number == 0, quick=quick)
         try:
-            costed += cost_all(topology, strategy(name)(replace(request, effort=allowance)))
+            costed += cost_all(topology, build_by[name](replace(request, effort=allowance)))
         except (InfeasibleError, TimeLimitError) as error:
             # That a strategy does not do this collective is news only where it was asked for.
             if strategy_name != AUTO or not isinstance(error, NotOfferedError):
@@ -132,7 +144,10 @@ def synthesize(
     if not costed:
         reasons = "; ".join(declined.values())
         raise TimeLimitError(reasons) if timed_out else InfeasibleError(reasons)
-    plan = plan_of(collective, topology, bounds, costed)
+    bracketing = None
+    if reproducible:
+        bracketing, costed = choose_bracketing(costed, topology, host_of(topology))
+    plan = plan_of(collective, topology, bounds, costed, bracketing)
     seconds = time.monotonic() - started
     return Synthesis(plan, seconds, declined, tuple(costed), request.table, tuple(effort.cut_short))
 
@@ -185,12 +200,16 @@ def _prefer_uniform(costed: list[tuple[Schedule, Cost]]) -> list[tuple[Schedule,
 
 
 def plan_of(
-    collective: Collective, topology: Topology, bounds: Bounds, costed: Iterable[tuple[Schedule, Cost]]
+    collective: Collective,
+    topology: Topology,
+    bounds: Bounds,
+    costed: Iterable[tuple[Schedule, Cost]],
+    bracketing: str | None = None,
 ) -> Plan:
     """Return the plan that takes, at each size, the candidate with the least predicted time.
 
     Schedules under which ranks would end with different bits (see synth/ir/addition_order.py) are left out if there
-    are others.
+    are others. The plan promises a `bracketing` that all candidates have.
     """
     # In this order, of schedules that cost the same the one with fewest transfers is taken.
     pool = sorted(_prefer_uniform(list(costed)), key=lambda item: len(item[0].transfers))
@@ -209,6 +228,7 @@ def plan_of(
         bounds.any_way,
         bounds.one_way,
         _list_alternatives(collective, pool, entries, topology),
+        bracketing,
     )
 
 

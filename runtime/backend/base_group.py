@@ -129,11 +129,30 @@ class BaseGroup(dist.ProcessGroup):
             lambda: start(task, queue, results, waits=waits, name=f"{NAME}:{name}", reads=reads),
         )
 
+    def _start_together(
+        self, name: str, tasks: Sequence[Task], results: list[torch.Tensor], opts: Any, operator: str
+    ) -> dist.Work:
+        """Start planned calls, none of which uses the stock collective, as one."""
+        self._started += 1
+        queue = self.planned.queue(results[0])
+        waits = not opts.asyncOp or not all(task.is_settled for task in tasks)  # races: while the caller waits
+        numbers = [task.engine.draw_number() for task in tasks]
+        reads = [tensor for task in tasks for tensor in (task.source, task.target)]
+
+        def carry_out() -> None:
+            for task, number in zip(tasks, numbers, strict=True):
+                task.run(number)
+
+        return show_as(
+            operator, lambda: queue.carry_out(carry_out, results, waits=waits, reads=reads, name=f"{NAME}:{name}")
+        )
+
     def _reduce_by_plain(
         self, tensor: torch.Tensor, opts: Any, results: Sequence[torch.Tensor], start: Callable[[], dist.Work]
     ) -> dist.Work:
         """Start a reduction by the plain group; gloo has no AVG, so that is a sum, after which `results` are divided."""
         op = opts.reduceOp
+        self.planned.check_plain(tensor, op)
         averages = kind_of_reduction(op) == dist.ReduceOp.AVG and tensor.is_floating_point()
         if not averages or self.transports.get(tensor.device.type) != "gloo":
             return start()

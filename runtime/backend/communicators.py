@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 
 from ...synth.plan import Plan
+from ...topo.errors import InputError
 from ..communicator import Communicator
 from ..ranks.groups import make_group
 from ..ranks.transport import Transport
@@ -48,6 +49,31 @@ class Communicators:
             self.by_key[key] = None if plan is None else self._make(key, plan)
         return self.by_key[key]
 
+    def find_all(self, name: str, tensors: Sequence[torch.Tensor], op: object) -> list[Communicator]:
+        """Return the communicator of each of several tensors that must not be left to the plain group; nothing where they may,
+        or one has none.
+        """
+        if not self.must_plan(tensors[0], op):
+            return []
+        found = [self.find(name, None, tensor, op=op) for tensor in tensors]
+        return [one for one in found if one is not None] if None not in found else []
+
+    def must_plan(self, tensor: torch.Tensor, op: object) -> bool:
+        """Return whether a reduction must not be left to the plain group: values that are rounded, where bits shall be the
+        same. `op` is None for collectives that add nothing.
+        """
+        rounds = tensor.is_floating_point() or tensor.is_complex()
+        is_ordered = op is not None and kind_of_reduction(op) not in (dist.ReduceOp.MIN, dist.ReduceOp.MAX)
+        return self.options.keeps_bits and is_ordered and rounds and len(self.plans.ranks) > 1
+
+    def check_plain(self, tensor: torch.Tensor, op: object) -> None:
+        """Raise InputError where the plain group must not carry out a reduction."""
+        if self.must_plan(tensor, op):
+            raise InputError(
+                f"choose='same-bits': there is no reproducible plan to reduce such tensors ({tensor.layout}, {tensor.dtype}, "
+                f"{tensor.device.type}), and gloo and NCCL promise no bits; leave choose out, or name such a plan"
+            )
+
     def why_plain(self, name: str, tensor: torch.Tensor, parts: int = 1, op: object = None) -> str:
         """Return why plans are not for such buffers, or nothing: decided alike on all ranks, by what all of them know."""
         device = tensor.device.type
@@ -60,7 +86,7 @@ class Communicators:
             return "no plans"
         is_integer = not tensor.dtype.is_floating_point
         least_bytes = _LEAST_INTEGER_BYTES if is_integer else self.options.least_bytes
-        if tensor.nbytes * parts < least_bytes:
+        if tensor.nbytes * parts < least_bytes and not self.must_plan(tensor, op):
             return f"{dtype_name(tensor.dtype)} below {least_bytes} bytes"
         kind = kind_of_reduction(op)
         if self._codec(name) is not None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ...synth.plan import Plan
 from ...topo.errors import InputError
-from ..choose import MODES, ChooseMode, check_choose_mode
+from ..choose import MODES, SAME_BITS, ChooseMode, check_choose_mode, check_lossless
 from ..codecs import find_codec
 from ..kept_races import find_cache_folder
 from .account import heed_log_level
@@ -35,6 +35,11 @@ class BackendOptions:
     even_alltoall: bool = False
 
     @property
+    def keeps_bits(self) -> bool:
+        """Whether an element's bits shall be the same whatever buffer it is in."""
+        return self.choose == SAME_BITS
+
+    @property
     def _timeout(self) -> timedelta | None:
         """None, which stands for the group's own timeout; DeviceMesh asks options for it."""
         return None
@@ -55,7 +60,8 @@ def backend_options(
 
     `plans` (TOPOPLAN_PLANS): a plan, its file, several of them, a folder of plan files; a topology (file or preset), for
     which plans are synthesized when they are first needed; `auto` (default): the same for the machine that the ranks are on;
-    `off`: none, gloo or NCCL do everything. `choose` (TOPOPLAN_CHOOSE): as for Communicator. `time_limit_s`
+    `off`: none, gloo or NCCL do everything. `choose` (TOPOPLAN_CHOOSE): as for Communicator; with `same-bits` reproducible
+    plans are synthesized, floating-point sums of all sizes go through them, and what cannot is refused. `time_limit_s`
     (TOPOPLAN_TIME_LIMIT, 20): for one synthesis, which rank 0 does while the others wait. `cache` (TOPOPLAN_CACHE): the
     folder where synthesized plans, and what races found, are kept (default: topoplan in the user's cache folder, on Linux
     $XDG_CACHE_HOME or ~/.cache). `least_bytes`
@@ -74,6 +80,11 @@ def backend_options(
         find_codec(codec)
     limit = time_limit_s if time_limit_s is not None else _number("TOPOPLAN_TIME_LIMIT", _TIME_LIMIT_S)
     least = least_bytes if least_bytes is not None else int(_number("TOPOPLAN_LEAST_BYTES", _LEAST_BYTES))
+    check_lossless(mode, codec)
+    if mode == SAME_BITS and (plans or os.environ.get("TOPOPLAN_PLANS")) in (OFF, "stock"):
+        raise InputError(
+            f"choose={SAME_BITS!r} with plans={OFF!r}: gloo and NCCL do not promise that; name plans, or auto"
+        )
     if not limit > 0:
         raise InputError(f"time_limit_s={limit:g}: expected seconds above 0")
     if least < 0:

@@ -18,21 +18,23 @@ from ...topo.version import VERSION
 log = logging.getLogger("topoplan")
 
 
-def load_or_synthesize(collective: Collective, topology: Topology, folder: Path, time_limit_s: float) -> Plan:
+def load_or_synthesize(
+    collective: Collective, topology: Topology, folder: Path, time_limit_s: float, *, reproducible: bool = False
+) -> Plan:
     """Return the plan in `folder`, verified, or else synthesize one and save it there.
 
     A plan whose search the time limit cut short is not saved. A file that is damaged, or for another machine, is
     replaced. Raises what `synthesize` raises.
     """
-    path = folder / _make_file_name(collective, topology)
+    path = folder / _make_file_name(collective, topology, reproducible=reproducible)
     loaded = _load_fitting(path, collective, topology)
-    if loaded is not None:
+    if loaded is not None and (loaded.bracketing is not None) == reproducible:
         log.info("%s: plan %s from %s", _describe(collective), loaded.hash[:16], path)
         return loaded
     # The planner's imports take more than a second of a core, and only the first rank of the first start needs them.
     from ...synth.synthesize import synthesize
 
-    result = synthesize(collective, topology, time_limit_s=time_limit_s)
+    result = synthesize(collective, topology, time_limit_s=time_limit_s, reproducible=reproducible)
     log.info("%s: plan %s synthesized in %.1f s", _describe(collective), result.plan.hash[:16], result.seconds)
     if result.cut_short:
         log.warning(
@@ -63,11 +65,12 @@ def _load_fitting(path: Path, collective: Collective, topology: Topology) -> Pla
     return plan
 
 
-def _make_file_name(collective: Collective, topology: Topology) -> str:
+def _make_file_name(collective: Collective, topology: Topology, *, reproducible: bool) -> str:
     """Return a file name made of all that a plan depends on: also names and the order of ranks, which fingerprints ignore."""
     root = "" if collective.root is None else f"-root{collective.root}"
     exact = hashlib.sha256(_encode(topology).encode()).hexdigest()[:16]
-    return f"{collective.name}-{collective.ranks}{root}-{topology.fingerprint[:16]}-{exact}-{VERSION}.json"
+    kind = "-same-bits" if reproducible else ""
+    return f"{collective.name}-{collective.ranks}{root}{kind}-{topology.fingerprint[:16]}-{exact}-{VERSION}.json"
 
 
 def _encode(topology: Topology) -> str:

@@ -122,7 +122,13 @@ class PlanFinder:
         assert machine is not None
         from ...topo.derived.stripes import merge_nvswitches
 
-        return load_or_synthesize(wanted, merge_nvswitches(machine), self.options.cache, self.options.time_limit_s)
+        return load_or_synthesize(
+            wanted,
+            merge_nvswitches(machine),
+            self.options.cache,
+            self.options.time_limit_s,
+            reproducible=self.options.keeps_bits and wanted.reduces,
+        )
 
     def _pick_named(self, wanted: Collective) -> Plan | None:
         """Return the plan from what the user named; None where nothing of it fits a subgroup."""

@@ -54,6 +54,10 @@ class TopoGroup(BaseGroup):
     def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> dist.Work:
         """See torch.distributed.all_reduce_coalesced."""
         opts = AllreduceCoalescedOptions() if opts is None else opts
+        planned, op = self.planned.find_all("allreduce", tensors, opts.reduceOp), opts.reduceOp
+        if planned:
+            tasks = [one.prepare(tensor, op=op) for one, tensor in zip(planned, tensors, strict=True)]
+            return self._start_together("all_reduce", tasks, list(tensors), opts, "allreduce_coalesced_")
         return self._reduce_by_plain(tensors[0], opts, tensors, lambda: self.plain.allreduce_coalesced(tensors, opts))
 
     def reduce(self, tensors: Any, opts: Any = None, **more: Any) -> dist.Work:  # type: ignore[override]
@@ -159,6 +163,12 @@ class TopoGroup(BaseGroup):
         opts = ReduceScatterOptions() if opts is None else opts
         if len(inputs) == 1:
             return self.reduce_scatter_single(outputs[0], inputs[0], opts)
+        planned, op = self.planned.find_all("reduce-scatter", inputs, opts.reduceOp), opts.reduceOp
+        if planned:
+            tasks = [one.prepare(a, b, op) for one, a, b in zip(planned, outputs, inputs, strict=True)]
+            return self._start_together(
+                "reduce_scatter", tasks, list(outputs), opts, "reduce_scatter_tensor_coalesced_"
+            )
         start = lambda: self.plain.reduce_scatter_tensor_coalesced(outputs, inputs, opts)  # noqa: E731
         return self._reduce_by_plain(outputs[0], opts, outputs, start)
 

@@ -52,6 +52,11 @@ class BenchOptions:
         if self.reduction == "once" and self.compress is None:
             raise InputError("reduction='once' without compress: nothing is rounded; name a codec")
         default = BenchOptions()
+        if self.choose == "same-bits" and plan is not None:
+            from ..choose import check_lossless
+
+            plan.check_one_bracketing()
+            check_lossless(self.choose, self.compress)
         if (self.dtype, self.op) != (default.dtype, default.op):
             self.settings_for(collective)
         if self.compress is not None:

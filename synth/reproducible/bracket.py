@@ -1,0 +1,152 @@
+"""Bracketings to try on a machine: binary trees over its ranks, in which neighbours add up first."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import networkx as nx
+import numpy as np
+from numpy.typing import NDArray
+
+from ..forest.machine.own_routes import Floats, OwnRoutes
+
+Bracket = int | tuple["Bracket", "Bracket"]
+"""A rank, or the two that are added up."""
+
+
+def parse_bracket(text: str) -> Bracket:
+    """Return the bracketing that `find_bracketing` wrote."""
+    done: list[Bracket] = []
+    for token in text.replace("(", " ").replace("+", " ").replace(")", " ) ").split():
+        if token == ")":
+            right, left = done.pop(), done.pop()
+            done.append((left, right))
+        else:
+            done.append(int(token))
+    return done[0]
+
+
+def add_up(bracketing: str, contributions: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    """Return the sum of the ranks' arrays in a bracketing as `find_bracketing` writes it, in their own dtype."""
+    done: list[NDArray[Any]] = []
+    rest: list[Bracket | None] = [parse_bracket(bracketing)]
+    while rest:
+        item = rest.pop()
+        if item is None:
+            second, first = done.pop(), done.pop()
+            done.append(first + second)
+        elif isinstance(item, int):
+            done.append(contributions[item])
+        else:
+            rest += [None, item[1], item[0]]
+    return done[0]
+
+
+def list_leaves(bracket: Bracket) -> list[int]:
+    """Return the ranks of a bracketing, in the order in which it is written."""
+    out: list[int] = []
+    rest = [bracket]
+    while rest:
+        item = rest.pop()
+        if isinstance(item, int):
+            out.append(item)
+        else:
+            rest += [item[1], item[0]]
+    return out
+
+
+def measure_closeness(routes: OwnRoutes) -> Floats:
+    """Return, for each two ranks, how fast they reach each other: one over the time of both routes; 0 without a route."""
+    distance = routes.distances(1 / routes.capacity)
+    with np.errstate(divide="ignore"):
+        close: Floats = np.where(np.isfinite(distance + distance.T), 1 / (distance + distance.T), 0.0)
+    np.fill_diagonal(close, 0.0)
+    return close
+
+
+def match_brackets(close: Floats, seed: int) -> Bracket:
+    """Return the bracketing in which, round by round, as many as can are joined to a near one; ties are broken by `seed`."""
+    chance = random.Random(seed)
+    groups: list[Bracket] = list(range(len(close)))
+    while len(groups) > 1:
+        graph: nx.Graph[int] = nx.Graph()
+        members = [list_leaves(group) for group in groups]
+        order = list(range(len(groups)))
+        chance.shuffle(order)
+        for place, i in enumerate(order):
+            for j in order[place + 1 :]:
+                near = close[np.ix_(members[i], members[j])]
+                # Nearness of the nearest counts; the sizes of groups too, so that none is left behind for long.
+                weight = float(near.max()) * (1 + float((near > 0).mean()) / 8) * (1 + chance.random() / 64)
+                if weight > 0:
+                    graph.add_edge(i, j, weight=weight / (len(members[i]) + len(members[j])))
+        pairs = nx.max_weight_matching(graph, maxcardinality=True)
+        joined = {i for pair in pairs for i in pair}
+        if not joined:  # only other GPUs could forward between them: any order will do
+            groups = [(groups[0], groups[1]), *groups[2:]]
+            continue
+        ordered = sorted((min(pair), max(pair)) for pair in pairs)
+        left = [group for i, group in enumerate(groups) if i not in joined]
+        groups = [*((groups[i], groups[j]) for i, j in ordered), *left]
+    return groups[0]
+
+
+def grow_bracket(close: Floats, chance: random.Random) -> Bracket:
+    """Return a bracketing in which again and again two groups that are linked are joined by chance."""
+    groups: list[Bracket] = list(range(len(close)))
+    linked = close > 0
+    while len(groups) > 1:
+        pairs = [(i, j) for i in range(len(groups)) for j in range(i)]
+        near = [(i, j) for i, j in pairs if _are_linked(groups[i], groups[j], linked)] or pairs
+        i, j = chance.choice(near)
+        groups = [(groups[j], groups[i]), *(group for k, group in enumerate(groups) if k not in (i, j))]
+    return groups[0]
+
+
+def vary_bracket(bracket: Bracket, close: Floats, chance: random.Random) -> Bracket:
+    """Return the bracketing with one part of it moved by chance to where a rank near it is."""
+    parts = [part for part in _list_parts(bracket) if part is not bracket]
+    moved = chance.choice(parts)
+    rest = _without(bracket, moved)
+    linked = close > 0
+    targets = _list_parts(rest)
+    target = chance.choice([part for part in targets if _are_linked(part, moved, linked)] or targets)
+    return _join_at(rest, target, moved)
+
+
+def _are_linked(a: Bracket, b: Bracket, linked: NDArray[np.bool_]) -> bool:
+    return bool(linked[np.ix_(list_leaves(a), list_leaves(b))].any())
+
+
+def _list_parts(bracket: Bracket) -> list[Bracket]:
+    """Return the bracketing and all the parts that it is made of."""
+    out, rest = [], [bracket]
+    while rest:
+        item = rest.pop()
+        out.append(item)
+        if not isinstance(item, int):
+            rest += item
+    return out
+
+
+def _without(bracket: Bracket, part: Bracket) -> Bracket:
+    """Return the bracketing without one of its parts (equal parts are the same one, as ranks differ)."""
+    if isinstance(bracket, int):
+        return bracket
+    first, second = bracket
+    if first == part:
+        return second
+    if second == part:
+        return first
+    return _without(first, part), _without(second, part)
+
+
+def _join_at(bracket: Bracket, target: Bracket, part: Bracket) -> Bracket:
+    """Return the bracketing in which `part` is added to its part `target`."""
+    if bracket == target:
+        return bracket, part
+    if isinstance(bracket, int):
+        return bracket
+    return _join_at(bracket[0], target, part), _join_at(bracket[1], target, part)

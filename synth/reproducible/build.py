@@ -1,0 +1,93 @@
+"""Candidates for reproducible plans, and the choice of the one bracketing that a plan is to have."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+from fractions import Fraction
+from math import log
+
+from ...topo.errors import InfeasibleError
+from ...topo.graph import Topology
+from ..cost.affine import Cost, bandwidth_s_per_GB
+from ..cost.host_costs import HostCosts
+from ..cost.segmentation import families, fastest, on_own_routes
+from ..ir.addition_order import find_bracketing
+from ..ir.schedule import Schedule
+from ..strategies.base import Request
+from .bracket import parse_bracket
+from .levels import build_levels
+from .one_tree import build_one_tree
+from .search import search_brackets
+
+Costed = list[tuple[Schedule, Cost]]
+_GOOD = Fraction(98, 100)
+"""Fraction of the bound from which levels are taken, and no other bracketing is searched for."""
+_NEARLY = Fraction(95, 100)
+"""Fraction of the greatest rate from which a bracketing is nearly the fastest at large sizes."""
+_SIZES = tuple(4**i for i in range(5, 16))
+"""Bytes at which bracketings are compared."""
+_PLAYED_TRANSFERS = 20_000
+
+
+def build_reproducible(request: Request) -> list[Schedule]:
+    """Return schedules that have a bracketing each. InfeasibleError where none is found."""
+    levels = build_levels(request)
+    bases = {schedule.uncut: find_bracketing(schedule.uncut) for schedule in levels}
+    trees: list[Schedule] = []
+    if request.bound is not None and bases:
+        enough = request.bound_GBps * _GOOD
+        if any(text is not None and _compute_rate(request, base) >= enough for base, text in bases.items()):
+            return levels
+    try:
+        trees = build_one_tree(request)
+        bases |= {schedule.uncut: find_bracketing(schedule.uncut) for schedule in trees}
+    except InfeasibleError as error:
+        request.say(str(error))
+    try:
+        given = [parse_bracket(text) for text in dict.fromkeys(bases.values()) if text is not None]
+        return levels + trees + search_brackets(request, given)
+    except InfeasibleError:
+        if not levels + trees:
+            raise
+        return levels + trees
+
+
+def _compute_rate(request: Request, base: Schedule) -> Fraction:
+    """Return the algbw in GB/s that a schedule comes near at large sizes, as it is sent, pipelined."""
+    sent = on_own_routes(base, request.topology, request.router)
+    return 1 / bandwidth_s_per_GB(replace(sent, segments=2), request.topology)
+
+
+def choose_bracketing(costed: Costed, topology: Topology, host: HostCosts | None) -> tuple[str, Costed]:
+    """Return the bracketing that is fastest over all sizes (the least mean of the logarithm of the predicted time) of those
+    that are nearly the fastest at large ones, and the schedules that have it. InfeasibleError where no schedule has one.
+    """
+    text_of = {base: find_bracketing(base) for base in dict.fromkeys(schedule.uncut for schedule, _ in costed)}
+    by_text: dict[str, Costed] = defaultdict(list)
+    for schedule, cost in costed:
+        text = text_of[schedule.uncut]
+        if text is not None:
+            by_text[text].append((schedule, cost))
+    if not by_text:
+        names = ", ".join(sorted({schedule.strategy for schedule, _ in costed}))
+        raise InfeasibleError(f"no schedule of {names} adds every element up in one bracketing; leave out --strategy")
+    rates = {text: _find_limit_GBps([base for base, t in text_of.items() if t == text], topology) for text in by_text}
+    fast = [text for text in by_text if rates[text] >= max(rates.values()) * _NEARLY]
+    best = min(fast, key=lambda text: _score(by_text[text], topology, host))
+    return best, by_text[best]
+
+
+def _score(costed: Costed, topology: Topology, host: HostCosts | None) -> float:
+    """Return the sum of the logarithms of the predicted times at _SIZES."""
+    playable = [s for s, _ in costed if len(s.transfers) <= _PLAYED_TRANSFERS]
+    if host is not None and playable:
+        listed = families(playable, topology)
+        return sum(log(fastest(listed, topology, host, size)[0][0]) for size in _SIZES)
+    return sum(log(min(cost.time_s(size) for _, cost in costed)) for size in _SIZES)
+
+
+def _find_limit_GBps(schedules: Sequence[Schedule], topology: Topology) -> Fraction:
+    """Return the greatest algbw that any of the schedules comes near at large sizes."""
+    return max(1 / bandwidth_s_per_GB(replace(schedule.uncut, segments=2), topology) for schedule in schedules)

@@ -1,0 +1,203 @@
+"""A bracketing laid into a machine: where partial sums are made, and on which ways they get there.
+
+All columns of one linear program have the same bracketing; they differ in the ranks at which they add, and in the tree that
+takes the sum back to all, which adds nothing and is free. The cheapest column under prices of links is found exactly among
+those of this form: a partial sum is made at a rank that contributed to one of its two operands, and moves over ranks whose
+contributions are in it. Such ranks have given theirs away, so no rank ever holds two values of a chunk.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..forest.machine.own_routes import Floats, OwnRoutes
+from ..ir.transfers import Op
+from ..numeric.arborescence import cheapest_out_tree
+from .bracket import Bracket
+
+Ints = NDArray[np.int64]
+Move = tuple[int, int, int, Op]
+"""(step, source rank, destination rank, "reduce" or "copy")."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """One way to add up in the bracketing and, for allreduce, to spread the sum: its moves, and the rank that ends the sum."""
+
+    end: int
+    moves: tuple[Move, ...]
+
+    @property
+    def steps(self) -> int:
+        """The number of steps."""
+        return max(step for step, *_ in self.moves) + 1
+
+
+@dataclass
+class _Node:
+    """A partial sum (or a rank's contribution): its ranks, and under the prices at hand its least cost at each of them.
+
+    `made` is the rank at which it is made for each rank at which it is wanted; `kept` says, for each rank at which it is
+    made, whether the first operand is there already, and `other` where the other operand comes from.
+    """
+
+    ranks: Ints
+    operands: tuple[int, int] | None
+    cost: Floats = field(default_factory=lambda: np.zeros(0))
+    made: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
+    kept: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
+    other: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
+    before: Ints = field(default_factory=lambda: np.zeros((0, 0), np.int64))
+
+
+class Embedding:
+    """The ways in which one bracketing can be laid into a machine, whose ranks send to each other on `routes`."""
+
+    def __init__(self, bracket: Bracket, routes: OwnRoutes) -> None:
+        self.bracket, self.routes = bracket, routes
+        self.nodes: list[_Node] = []
+        self._add(bracket)
+
+    def _add(self, bracket: Bracket) -> None:
+        """Append the nodes of a bracketing, operands before their sums."""
+        numbers: list[int] = []
+        rest: list[tuple[Bracket, bool]] = [(bracket, False)]
+        while rest:
+            item, are_operands_done = rest.pop()
+            if isinstance(item, int):
+                self.nodes.append(_Node(np.array([item]), None))
+            elif not are_operands_done:
+                rest += [(item, True), (item[1], False), (item[0], False)]
+                continue
+            else:
+                second, first = numbers.pop(), numbers.pop()
+                ranks = np.concatenate([self.nodes[first].ranks, self.nodes[second].ranks])
+                self.nodes.append(_Node(ranks, (first, second)))
+            numbers.append(len(self.nodes) - 1)
+
+    @cached_property
+    def needs_relays(self) -> bool:
+        """Whether ranks may have to hand on what goes to others: some two have no route, or all are linked directly."""
+        lengths = np.asarray(self.routes.crossed.sum(axis=1)).reshape(-1)
+        return bool((~self.routes.exists).sum() > self.routes.size or lengths.max(initial=0) <= 1)
+
+    # -- the cheapest columns ------------------------------------------------------------------------------------
+
+    def price(self, distance: Floats) -> Floats:
+        """Find the least cost of the sum at each rank, given the price of sending from one rank to another; return it."""
+        n = len(distance)
+        for node in self.nodes:
+            node.cost = np.full(n, np.inf)
+            if node.operands is None:
+                rank = int(node.ranks[0])
+                node.cost[rank] = 0.0
+                node.made = np.full(n, rank)
+                continue
+            first, second = (self.nodes[i] for i in node.operands)
+            near, node.before = self._close(distance, node.ranks)
+            made_cost = np.full(n, np.inf)
+            node.kept, node.other = np.full(n, -1), np.full(n, -1)
+            for kept, (stays, comes) in enumerate(((first, second), (second, first))):
+                moved = comes.cost[comes.ranks, None] + near[np.ix_(comes.ranks, stays.ranks)]
+                best = moved.argmin(axis=0)
+                made_cost[stays.ranks] = stays.cost[stays.ranks] + moved[best, np.arange(len(stays.ranks))]
+                node.kept[stays.ranks] = kept
+                node.other[stays.ranks] = comes.ranks[best]
+            moved = made_cost[node.ranks, None] + near[np.ix_(node.ranks, node.ranks)]
+            best = moved.argmin(axis=0)
+            node.cost[node.ranks] = moved[best, np.arange(len(node.ranks))]
+            node.made = np.full(n, -1)
+            node.made[node.ranks] = node.ranks[best]
+        return self.nodes[-1].cost
+
+    def _close(self, distance: Floats, ranks: Ints) -> tuple[Floats, Ints]:
+        """Return the price of the cheapest way between each two of `ranks` over others of them, and the last of these before
+        the end (-1 where the way is direct).
+        """
+        n = len(distance)
+        near = np.full((n, n), np.inf)
+        near[np.ix_(ranks, ranks)] = distance[np.ix_(ranks, ranks)]
+        near[ranks, ranks] = 0.0
+        before = np.full((n, n), -1)
+        if self.needs_relays:
+            for over in ranks.tolist():
+                through = near[:, over, None] + near[None, over, :]
+                better = through < near - 1e-15
+                before = np.where(better, np.where(before[None, over, :] >= 0, before[None, over, :], over), before)
+                near = np.where(better, through, near)
+        return near, before
+
+    def find_column(self, end: int, spread: list[int] | None) -> Column:
+        """Return the cheapest column, under the last prices, that ends the sum at `end`; `spread` are the parents of the tree
+        that takes it to all ranks.
+        """
+        moves: list[Move] = []
+        n = self.routes.size
+        free, ready = [0] * n, [0] * n  # the first step in which a rank may receive something else, or send what it has
+
+        def send(path: list[int], op: Op) -> None:
+            """Move a value along a path; in the end it is added to what is there, or takes its place."""
+            for src, dst in pairwise(path):
+                is_last = dst == path[-1]
+                adds = is_last and op == "reduce"
+                step = max(ready[src], ready[dst] if adds else free[dst])
+                moves.append((step, src, dst, "reduce" if adds else "copy"))
+                free[src] = step
+                ready[dst] = free[dst] = step + 1
+
+        # What is wanted where, from the whole sum down; played back from the operands up.
+        todo: list[tuple[int, int]] = [(len(self.nodes) - 1, end)]
+        plan: list[tuple[int, int]] = []
+        while todo:
+            number, place = todo.pop()
+            node = self.nodes[number]
+            plan.append((number, place))
+            if node.operands is not None:
+                made = int(node.made[place])
+                kept = int(node.kept[made])
+                todo += [(node.operands[kept], made), (node.operands[1 - kept], int(node.other[made]))]
+        for number, place in reversed(plan):
+            node = self.nodes[number]
+            if node.operands is not None:
+                made = int(node.made[place])
+                send(self._path(node, int(node.other[made]), made), "reduce")
+                send(self._path(node, made, place), "copy")
+        if spread is not None:
+            start = max(step for step, *_ in moves) + 1
+            children: list[list[int]] = [[] for _ in range(n)]
+            for child, parent in enumerate(spread):
+                if parent >= 0:
+                    children[parent].append(child)
+            layer, step = [end], start
+            while layer:
+                moves += [(step, parent, child, "copy") for parent in layer for child in children[parent]]
+                layer, step = [child for parent in layer for child in children[parent]], step + 1
+        return Column(end, tuple(moves))
+
+    def _path(self, node: _Node, src: int, dst: int) -> list[int]:
+        """Return the ranks on the cheapest way from one rank to another over those of a node."""
+        out = [dst]
+        while out[-1] != src:
+            over = int(node.before[src, out[-1]])
+            out.append(src if over < 0 else over)
+        return out[::-1]
+
+
+def find_spreads(distance: Floats) -> list[list[int]]:
+    """Return the cheapest out-tree from each rank, as parents; pairs without a route only where nothing else is left."""
+    top = float(distance[np.isfinite(distance)].sum()) + 1
+    dense = np.where(np.isfinite(distance), distance, top)
+    return [cheapest_out_tree(dense, root) for root in range(len(distance))]
+
+
+def count_sends(column: Column, size: int) -> Floats:
+    """Return how often a column sends from rank u to rank v, in row u, column v."""
+    out = np.zeros((size, size))
+    for _, src, dst, _ in column.moves:
+        out[src, dst] += 1
+    return out

@@ -1,0 +1,200 @@
+"""How fast one bracketing can be on a machine: embeddings of it, weighed against each other by column generation."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...topo.errors import InfeasibleError
+from ..effort import Effort
+from ..forest.machine.own_routes import Floats, OwnRoutes
+from ..forest.weigh import divide, round_shares
+from ..ir.collective import Chunk, Collective
+from ..ir.schedule import Schedule
+from ..strategies.base import Request, Send, build_schedule
+from .bracket import Bracket
+from .embedding import Column, Embedding, count_sends, find_spreads
+
+NAME = "bracketed"
+_NEAR = 1.002
+"""Column generation ends where the time is at most this many times what the prices prove for the bracketing."""
+_COLUMNS = 6
+_MOST_IDLE = 6
+_TURN_S, _PRICING_RANK_S, _TREE_S, _TREE_ENTRY_S = 8e-3, 1.5e-3, 6e-4, 4e-6
+"""Seconds of a quiet core: for the linear program of a turn, to price two partial sums, to find an out-tree, and for each two
+ranks in it."""
+_SMOOTH = 0.5
+_HOP_PRICES = (0.05, 0.2, 1.0)
+_WORTH_IT, _FASTER = 0.85, 1.005
+"""Columns of few steps alone are worth a schedule from this part of the best rate on, and more steps where they are faster by
+this factor."""
+
+
+@dataclass
+class Fit:
+    """Columns with their shares (floats) of their group's part, and the time for each GB of buffer that these take; `least_s`
+    is what the prices prove for this bracketing, in the form of embedding.py.
+    """
+
+    columns: list[Column]
+    shares: Floats
+    seconds: float
+    least_s: float
+
+
+class Fitting:
+    """Column generation for one bracketing, collective and machine. Parts of a reduce-scatter are a group each."""
+
+    def __init__(self, bracket: Bracket, collective: Collective, routes: OwnRoutes) -> None:
+        self.collective, self.routes = collective, routes
+        self.embedding = Embedding(bracket, routes)
+        self.uses: dict[Column, Counter[int]] = {}
+        self.prices: Floats = 1 / routes.capacity / len(routes.capacity)
+        self.duals: Mapping[Hashable, float] = {}
+        self.least_s = 0.0
+        self._idle: Counter[Column] = Counter()
+        self.fit: Fit | None = None
+
+    @property
+    def parts(self) -> int:
+        """The number of parts that the buffer has: one for each rank in a reduce-scatter."""
+        return self.collective.ranks if self.collective.name == "reduce-scatter" else 1
+
+    @property
+    def seconds(self) -> float:
+        """The time that the columns take for each GB of buffer; infinite before there are any."""
+        return np.inf if self.fit is None else self.fit.seconds
+
+    @property
+    def ends(self) -> list[int]:
+        """The ranks at which sums may end."""
+        return [self.collective.root or 0] if self.collective.name == "reduce" else list(range(self.collective.ranks))
+
+    def group_of(self, column: Column) -> int:
+        """Return the number of the part that a column is for."""
+        return column.end if self.collective.name == "reduce-scatter" else 0
+
+    def run(self, effort: Effort, turns: int, beaten_s: float = np.inf) -> Fit:
+        """Generate columns until they are near the optimum, for at most `turns` more turns, or until it is proved that this
+        bracketing takes more than `beaten_s` for each GB. InfeasibleError where there are no columns.
+        """
+        parts = self.parts
+        apart = self.collective.name != "allreduce"
+        smooth = self.prices
+        for _ in range(turns):
+            if self.uses and effort.is_over(NAME):
+                break
+            smooth = _SMOOTH * smooth + (1 - _SMOOTH) * self.prices
+            fresh = self._price(smooth) or self._price(self.prices)
+            n = self.collective.ranks
+            effort.spend(_TURN_S + n * _PRICING_RANK_S + (0.0 if apart else n * (_TREE_S + _TREE_ENTRY_S * n * n)))
+            if self.fit is not None:
+                self.fit.least_s = self.least_s / parts
+            if not fresh or self.least_s / parts > beaten_s:
+                break
+            for column in fresh:
+                self.uses[column] = self._count_uses(column)
+            division = divide(
+                list(self.uses.values()), self.routes.capacity, [self.group_of(c) for c in self.uses], effort=effort
+            )
+            if division is None:
+                raise InfeasibleError(f"{NAME}: the weights of the embeddings have no optimum")
+            self.prices, self.duals = division.prices, division.duals
+            self.fit = Fit(list(self.uses), division.shares, division.time / parts, self.least_s / parts)
+            if division.time <= self.least_s * _NEAR:
+                break
+            self._forget_unused(division.shares)
+        if self.fit is None:
+            raise InfeasibleError(f"{NAME}: the ranks cannot add up in this order over the routes that there are")
+        return self.fit
+
+    def _forget_unused(self, shares: Floats) -> None:
+        """Drop the columns that have had no share for some turns: the program stays small."""
+        for column, share in zip(list(self.uses), shares.tolist(), strict=True):
+            self._idle[column] = 0 if share > 0 else self._idle[column] + 1
+            if self._idle[column] > _MOST_IDLE:
+                del self.uses[column], self._idle[column]
+
+    def _price(self, prices: Floats) -> list[Column]:
+        """Return columns that cost less than their group's dual; raise the bound where these prices prove more."""
+        tiny = 1e-7 * float(prices.mean())
+        distance = self.routes.distances(prices + tiny)
+        adding = self.embedding.price(distance)
+        spreads = find_spreads(distance) if self.collective.name == "allreduce" else None
+        offers: list[tuple[float, int, list[int] | None]] = []
+        for end in self.ends:
+            spread = None if spreads is None else spreads[end]
+            cost = float(adding[end])
+            if spread is not None:
+                cost += sum(float(distance[p, v]) for v, p in enumerate(spread) if p >= 0)
+            if np.isfinite(cost):
+                offers.append((cost, end, spread))
+        offers.sort(key=lambda offer: offer[:2])
+        if not offers or (self.collective.name == "reduce-scatter" and len(offers) < self.collective.ranks):
+            return []
+        apart = self.collective.name == "reduce-scatter"
+        paid = float(self.routes.capacity @ (prices + tiny))
+        self.least_s = max(self.least_s, (sum(o[0] for o in offers) if apart else offers[0][0]) / paid)
+        fresh: list[Column] = []
+        for cost, end, spread in offers if apart else offers[:_COLUMNS]:
+            if cost < self.duals.get(end if apart else 0, np.inf) * (1 - 1e-6):
+                column = self.embedding.find_column(end, spread)
+                if column not in self.uses:
+                    fresh.append(column)
+        return fresh
+
+    def _count_uses(self, column: Column) -> Counter[int]:
+        """Return how often a column crosses each link."""
+        loads = self.routes.loads(count_sends(column, self.routes.size))
+        return Counter({int(i): int(loads[i]) for i in np.flatnonzero(loads)})
+
+    def add_low_columns(self) -> None:
+        """Add columns of few hops: under the last prices, with a price on each hop."""
+        distance = self.routes.distances(self.prices)
+        usual = float(distance[np.isfinite(distance)].mean())
+        for hop_price in _HOP_PRICES:
+            with_hops = distance + hop_price * usual
+            np.fill_diagonal(with_hops, 0.0)
+            adding = self.embedding.price(with_hops)
+            spreads = find_spreads(with_hops) if self.collective.name == "allreduce" else None
+            for end in self.ends:
+                if np.isfinite(adding[end]):
+                    column = self.embedding.find_column(end, None if spreads is None else spreads[end])
+                    self.uses[column] = self._count_uses(column)
+
+    def list_cuts(self) -> list[Fit]:
+        """Return the best shares of the columns of at most so many steps, for each number that is worth it, fewest first."""
+        assert self.fit is not None
+        out: list[Fit] = []
+        every = list(self.uses)
+        for steps in sorted({column.steps for column in every}):
+            columns = [column for column in every if column.steps <= steps]
+            groups = [self.group_of(column) for column in columns]
+            if self.collective.name == "reduce-scatter" and len(set(groups)) < self.collective.ranks:
+                continue
+            division = divide([self.uses[column] for column in columns], self.routes.capacity, groups)
+            if division is None:
+                continue
+            seconds = division.time / self.parts
+            if seconds * _WORTH_IT <= self.seconds and (not out or seconds * _FASTER < out[-1].seconds):
+                out.append(Fit(columns, division.shares, seconds, self.least_s / self.parts))
+        return out or [self.fit]
+
+    def build(self, request: Request, fit: Fit) -> Schedule:
+        """Return the schedule of columns, each a chunk."""
+        columns = fit.columns
+        groups = [self.group_of(column) for column in columns]
+        capacity = [request.topology.capacity_GBps[link] for link in self.routes.links]
+        uses = [self._count_uses(column) for column in columns]
+        shares = round_shares(fit.shares, uses, capacity, groups)
+        chunks: list[Chunk] = []
+        sends: list[Send] = []
+        for column, share in zip(columns, shares, strict=True):
+            if share:
+                target = column.end if self.collective.name == "reduce-scatter" else None
+                sends += [(step, src, dst, len(chunks), op) for step, src, dst, op in column.moves]
+                chunks.append(Chunk(share / self.parts, target=target))
+        return build_schedule(request, NAME, tuple(chunks), sends, trees=len(chunks))

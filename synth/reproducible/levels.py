@@ -1,0 +1,174 @@
+"""Schedules over levels of groups, all in one bracketing: first the ranks of the innermost groups add up, then across them.
+
+Ranks stand in a box of several dimensions, one a level, the innermost first. In a level the ranks that differ in its
+dimension alone exchange what they have of each other's parts and add it up, from the lowest rank to the highest. With one
+level that is a direct exchange, with two ranks a level recursive halving; with a level inside hosts and one across them each
+byte crosses the network as often as it must. The same bracketing serves whole vectors: at each level all exchange all they
+have (few steps), or send to one (a tree).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from ...topo.errors import InfeasibleError
+from ..forest.survey import survey
+from ..ir.schedule import Schedule
+from ..strategies.base import MOST_TRANSFERS, Request, Send, build_schedule, segment_counts, whole
+from ..strategies.placement import place
+
+LARGE_BYTES = 1 << 26
+_PLACED_RANKS = 64
+"""With more, ranks are not placed, and those of a box are all one level."""
+_FEW_RANKS = 16
+"""With more, levels that do not keep to the machine's boxes are not tried."""
+NAME = "levels"
+
+
+@dataclass(frozen=True)
+class Levels:
+    """Ranks in a box. `sizes` are those of its dimensions, the innermost first, which varies fastest in `order`."""
+
+    order: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+    def strides(self) -> list[tuple[int, int]]:
+        """Return, for each level, the distance in `order` between its neighbours, and its size."""
+        out, stride = [], 1
+        for size in self.sizes:
+            out.append((stride, size))
+            stride *= size
+        return out
+
+
+def build_levels(request: Request) -> list[Schedule]:
+    """Return schedules over the levels that suit the machine; those that have no routes are left out."""
+    only_adding = request.collective.name in ("allreduce", "reduce-scatter", "reduce")
+    out: list[Schedule] = []
+    for levels in _list_levels(request) if only_adding else ():
+        for draw in _DRAWN[request.collective.name]:
+            try:
+                out += draw(request, levels)
+            except InfeasibleError as error:
+                request.say(f"{NAME}: {error}")
+    return out
+
+
+def _list_levels(request: Request) -> list[Levels]:
+    """Return levels: all ranks at once or in pairs, and where the machine has boxes, those inside them before those across."""
+    n = request.collective.ranks
+    boxes = survey(request.topology).boxes
+    out: list[Levels] = []
+    if boxes is not None and len({len(members) for members in boxes.ranks}) == 1:
+        order = tuple(rank for members in boxes.ranks for rank in members)
+        insides = list(_factor(boxes.lanes)) if n <= _PLACED_RANKS else [(boxes.lanes,)]
+        out += [Levels(order, inside + across) for inside in insides for across in _factor(boxes.count)]
+        if n > _FEW_RANKS:
+            return out
+    out += [Levels(tuple(range(n)), sizes) for sizes in _factor(n)]
+    pairs = next((sizes for sizes in _factor(n) if set(sizes) == {2}), None)
+    if pairs is not None and n <= _PLACED_RANKS:
+        placed = _place_pairs(request, pairs)
+        out += [] if placed is None else [placed]
+    return list(dict.fromkeys(out))
+
+
+def _factor(count: int) -> Iterator[tuple[int, ...]]:
+    """Yield ways to reach `count` by levels: in one, in levels of four, in levels of two."""
+    yield (count,)
+    for base in (4, 2):
+        rest, levels = count, 0
+        while rest % base == 0 and rest > base:
+            rest, levels = rest // base, levels + 1
+        if levels:
+            yield (base,) * levels + (rest,)
+
+
+def _place_pairs(request: Request, sizes: tuple[int, ...]) -> Levels | None:
+    """Return levels of two with the ranks placed for a large message; None where partners lack routes in all orders."""
+    orders: dict[Schedule, tuple[int, ...]] = {}
+
+    def draw(order: Sequence[int]) -> Schedule:
+        schedule = _scatter(request, Levels(tuple(order), sizes))[0]
+        orders[schedule] = tuple(order)
+        return schedule
+
+    def pairs(order: Sequence[int]) -> set[tuple[int, int]]:
+        levels = len(sizes)
+        return {(order[p], order[p ^ 1 << level]) for p in range(len(order)) for level in range(levels)}
+
+    try:
+        return Levels(orders[place(request, draw, pairs, LARGE_BYTES)], sizes)
+    except InfeasibleError:
+        return None
+
+
+def _scatter(request: Request, levels: Levels) -> list[Schedule]:
+    """Return the schedule in which every rank ends a part of the sum; for allreduce all gather them, for reduce the root."""
+    n, name = request.collective.ranks, request.collective.name
+    if 2 * n * n > MOST_TRANSFERS:
+        raise InfeasibleError(f"{n} ranks take {2 * n * n} transfers, more than are planned for")
+    order = levels.order
+    sends: list[Send] = []
+    # Chunk c is ended by the rank at place c: at each level it goes to the place whose coordinate there is that of c.
+    for level, (stride, size) in enumerate(levels.strides()):
+        for p in range(n):
+            for c in range(p % stride, n, stride):
+                digit = c // stride % size
+                if digit != p // stride % size:
+                    peer = p + (digit - p // stride % size) * stride
+                    sends.append((level, order[p], order[peer], order[c], "reduce"))
+    top = len(levels.sizes)
+    if name == "allreduce":
+        for level, (stride, size) in enumerate(levels.strides()):
+            for p in range(n):
+                for c in range(p % (stride * size), n, stride * size):
+                    for digit in range(size):
+                        if digit != p // stride % size:
+                            peer = p + (digit - p // stride % size) * stride
+                            sends.append((2 * top - 1 - level, order[p], order[peer], order[c], "copy"))
+    elif name == "reduce":
+        root = request.collective.root or 0
+        sends += [(top, rank, root, rank, "copy") for rank in range(n) if rank != root]
+    chunks = whole(request.collective) if name == "reduce-scatter" else request.collective.even_chunks(n)
+    schedule = build_schedule(request, NAME, chunks, sends)
+    return [replace(schedule, segments=m) for m in segment_counts(n)]
+
+
+def _exchange(request: Request, levels: Levels) -> list[Schedule]:
+    """Return the allreduce in which at each level all of a group send each other all they have."""
+    n, order = request.collective.ranks, levels.order
+    if n * sum(size - 1 for size in levels.sizes) > MOST_TRANSFERS:
+        raise InfeasibleError(f"{n} ranks send each other more than is planned for")
+    sends: list[Send] = [
+        (level, order[p], order[p + (digit - p // stride % size) * stride], 0, "reduce")
+        for level, (stride, size) in enumerate(levels.strides())
+        for p in range(n)
+        for digit in range(size)
+        if digit != p // stride % size
+    ]
+    return [build_schedule(request, NAME, whole(request.collective), sends)]
+
+
+def _tree(request: Request, levels: Levels) -> list[Schedule]:
+    """Return schedules in which at each level one rank of a group gets what the others have; for allreduce it goes back."""
+    order, name = levels.order, request.collective.name
+    root = order.index(request.collective.root or 0)
+    top, sends = len(levels.sizes), list[Send]()
+    for level, (stride, size) in enumerate(levels.strides()):
+        for p in range(root % stride, len(order), stride):
+            into = p + (root // stride % size - p // stride % size) * stride
+            if p != into:
+                sends.append((level, order[p], order[into], 0, "reduce"))
+                if name == "allreduce":
+                    sends.append((2 * top - 1 - level, order[into], order[p], 0, "copy"))
+    schedule = build_schedule(request, NAME, whole(request.collective), sends)
+    return [replace(schedule, segments=m) for m in segment_counts(1)]
+
+
+_DRAWN = {
+    "allreduce": (_scatter, _exchange, _tree),
+    "reduce-scatter": (_scatter,),
+    "reduce": (_tree, _scatter),
+}

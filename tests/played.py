@@ -1,0 +1,137 @@
+"""All ranks' programs of a schedule, played on numpy arrays over channels: what the executor does, without processes."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import numpy as np
+
+from topoplan.runtime.program.instructions import Await, Combine, Copy, Divide, Exchange, Pack, Post, Program, Span
+
+Array = np.ndarray
+
+
+class SentMessage:
+    """A message between two ranks: read from the sender's buffer at any time from posting to awaiting, written likewise."""
+
+    def __init__(self, length: int) -> None:
+        self.length, self.arrived = length, False
+        self.data: Array | None = None
+
+
+class PlayedRank:
+    """One rank's program over buffers of its own. What is under way is read and written as late, or as early, as may be:
+    a buffer that is overwritten too early shows in the result.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        ranks: int,
+        work: Array,
+        wires: dict[tuple[int, int, int], SentMessage],
+        late: random.Random,
+    ) -> None:
+        self.program, self.ranks, self.work, self.wires, self.late = program, ranks, work, wires, late
+        self.staging = np.full(program.staging_numel, -1e9, work.dtype)
+        self.posts: list[Post] = []
+        self.open: list[int] = []
+
+    def view(self, span: Span) -> Array:
+        buffer = self.work if span.buffer == "work" else self.staging
+        assert span.start >= 0 and span.start + span.length <= len(buffer)
+        return buffer[span.start : span.start + span.length]
+
+    def post(self, post: Post) -> None:
+        self.open.append(len(self.posts))
+        self.posts.append(post)
+        if self.late.random() < 0.5:
+            self.move(self.open[-1])
+
+    def move(self, number: int) -> bool:
+        """Let a message go on, if it can; whether it is through."""
+        post, rank = self.posts[number], self.program.rank
+        if post.kind == "send":
+            wire = self.wires.setdefault((rank, post.peer, post.number), SentMessage(post.span.length))
+            if wire.data is None:
+                wire.data = self.view(post.span).copy()
+        else:
+            wire = self.wires.get((post.peer, rank, post.number), SentMessage(0))
+            if wire.data is None:
+                return False
+            assert wire.length == post.span.length, "sender and receiver cut the message differently"
+            self.view(post.span)[:] = wire.data
+            wire.arrived = True
+        if number in self.open:
+            self.open.remove(number)
+        return True
+
+    def wait(self, number: int) -> Iterator[None]:
+        while number in self.open and not self.move(number):
+            self.move(self.late.choice(self.open))
+            yield
+
+    def run(self) -> Iterator[None]:
+        for x in self.program.instructions:
+            while self.open and self.late.random() < 0.3:
+                self.move(self.late.choice(self.open))
+                yield
+            if isinstance(x, Post):
+                self.post(x)
+            elif isinstance(x, Exchange):
+                first = len(self.posts)
+                for post in x.posts:
+                    self.post(post)
+                for number in range(first, len(self.posts)):
+                    yield from self.wait(number)
+            elif isinstance(x, Await):
+                yield from self.wait(x.post)
+            elif isinstance(x, Pack):
+                self.view(x.into)[:] = np.concatenate([self.view(part) for part in x.parts])
+            elif isinstance(x, Combine | Copy):
+                for into, other in x.pairs:
+                    self.view(into)[:] = (
+                        self.view(into) + self.view(other) if isinstance(x, Combine) else self.view(other)
+                    )
+            elif isinstance(x, Divide):
+                for span in x.spans:
+                    self.view(span)[:] /= self.ranks
+        assert not self.open, "a message is never awaited"
+
+
+def advance(steps: Iterator[None]) -> bool:
+    """Let a rank go on until it waits; return whether it is not done."""
+    for _ in steps:
+        return True
+    return False
+
+
+def play(programs: list[Program], inputs: list[Array], in_place: bool, out_numel: int, seed: int) -> list[Array]:
+    """Ranks in random turns; when none can go on and some are not done it is a deadlock."""
+    late = random.Random(seed)
+    wires: dict[tuple[int, int, int], SentMessage] = {}
+    players = []
+    for program, x in zip(programs, inputs, strict=True):
+        work = x.copy() if in_place else np.full(program.work_numel, -1e9, x.dtype)
+        for f in program.fills:
+            work[f.to : f.to + f.hi - f.lo] = x[f.lo : f.hi]
+        players.append(PlayedRank(program, len(programs), work, wires, late))
+    going = {rank: player.run() for rank, player in enumerate(players)}
+    idle = 0
+    while going and idle < 2000:
+        rank = late.choice(list(going))
+        before = (len(players[rank].posts), len(players[rank].open))
+        if not advance(going[rank]):
+            del going[rank]
+            idle = 0
+        idle = 0 if (len(players[rank].posts), len(players[rank].open)) != before else idle + 1
+    assert not going, "deadlock"
+    assert all(wire.arrived for wire in wires.values()), "something was sent that nobody received"
+    out = []
+    for player in players:
+        y = player.work.copy() if in_place else np.full(out_numel, np.nan, player.work.dtype)
+        for d in player.program.drains:
+            y[d.to : d.to + d.hi - d.lo] = player.work[d.lo : d.hi]
+        out.append(y)
+    return out
