@@ -9,7 +9,7 @@ On GPUs DDPStrategy(ddp_comm_hook=topoplan.ddp_hook("plan.json")) does it too; o
 from __future__ import annotations
 
 import lightning
-from problem import BATCH, make_data, report
+from problem import BATCH, make_data
 from torch.utils.data import DataLoader
 from train_lightning import Classifier
 
@@ -27,7 +27,6 @@ def main() -> None:
     # gloo: no such line
     model.on_train_start = lambda: trainer.model.register_comm_hook(None, topoplan.ddp_hook("plan.json", choose="plan"))
     trainer.fit(model, DataLoader(make_data(), batch_size=BATCH))
-    report(model.losses, model.state_dict())
 
 
 if __name__ == "__main__":
