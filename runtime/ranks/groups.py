@@ -37,9 +37,10 @@ def make_private_group(group: dist.ProcessGroup | GroupMaker | None, timeout: ti
     """
     if callable(group):
         return group(timeout)
+    members: Any = group or dist.group.WORLD
     if _attempt():
-        return make_group_maker(group or dist.group.WORLD)(timeout)
-    ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
+        return make_group_maker(members)(timeout)
+    ranks = dist.get_process_group_ranks(members)
     private = dist.new_group(ranks, timeout=timeout, backend=_transport(group))
     if not isinstance(private, dist.ProcessGroup):
         raise InputError("this rank is not in the group that the communicator is for")
