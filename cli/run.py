@@ -188,7 +188,7 @@ def _run_rank(args: argparse.Namespace, options: BenchOptions, plan: Plan | None
     from ..runtime.communicator import Communicator
     from ..runtime.measuring.bench import run_benchmark
     from ..runtime.ranks.faults import first_line
-    from ..runtime.ranks.launch import init_method, meet_before_leaving
+    from ..runtime.ranks.launch import init_method, keep_output_clean, meet_before_leaving
 
     # All that needs no other rank comes first, so that bad input ends every rank before any of them connects.
     settings = options.settings_for(options.collective_over(plan, world))
@@ -198,30 +198,31 @@ def _run_rank(args: argparse.Namespace, options: BenchOptions, plan: Plan | None
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     timeout = timedelta(seconds=options.timeout_s)
     rank = int(os.environ["RANK"])
-    try:
-        dist.init_process_group(backend, init_method=init_method(), rank=rank, world_size=world, timeout=timeout)
-    except RuntimeError as error:
-        raise ExecutionError(
-            f"rank {rank}: the ranks did not find each other: {first_line(error)}; were all {world} started, and with the "
-            "same rendezvous?"
-        ) from error
-    try:
-        say = _say if rank == 0 and sys.stderr.isatty() else lambda _: None
-        communicator = None
-        if plan is not None:
-            communicator = Communicator(plan, None, timeout, options.choose, options.compress, options.reduction)
-        host = _host_costs(args, communicator, timeout, say)
-        calibrated = (
-            None if communicator is None else communicator.engine.machine.topology or communicator.plan.topology
-        )
-        rows = [] if args.calibrate else run_benchmark(settings, communicator, say)
-        communicator = None  # nothing may hold on to a group when it is destroyed: gloo may abort at exit otherwise
-        dist.barrier()
-    except (InputError, VerificationError):
-        meet_before_leaving(world)
-        raise
-    finally:
-        dist.destroy_process_group()
+    with keep_output_clean():
+        try:
+            dist.init_process_group(backend, init_method=init_method(), rank=rank, world_size=world, timeout=timeout)
+        except RuntimeError as error:
+            raise ExecutionError(
+                f"rank {rank}: the ranks did not find each other: {first_line(error)}; were all {world} started, and with the "
+                "same rendezvous?"
+            ) from error
+        try:
+            say = _say if rank == 0 and sys.stderr.isatty() else lambda _: None
+            communicator = None
+            if plan is not None:
+                communicator = Communicator(plan, None, timeout, options.choose, options.compress, options.reduction)
+            host = _host_costs(args, communicator, timeout, say)
+            calibrated = (
+                None if communicator is None else communicator.engine.machine.topology or communicator.plan.topology
+            )
+            rows = [] if args.calibrate else run_benchmark(settings, communicator, say)
+            communicator = None  # nothing may hold on to a group when it is destroyed: gloo may abort at exit otherwise
+            dist.barrier()
+        except (InputError, VerificationError):
+            meet_before_leaving(world)
+            raise
+        finally:
+            dist.destroy_process_group()
     if rank == 0 and args.calibrate and calibrated is not None and host is not None:
         _write_calibrated(args, calibrated, host)
     elif rank == 0:

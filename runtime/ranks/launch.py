@@ -72,6 +72,28 @@ def meet_before_leaving(ranks: int) -> None:
             leaving = store.add("ranks", 0)
 
 
+@contextmanager
+def keep_output_clean() -> Iterator[None]:
+    """Send what libraries write to standard output to standard error while the context lasts: standard output is data.
+
+    gloo says there how many ranks it is connected to, up to torch 2.10.
+    """
+    try:
+        kept = os.dup(1)
+    except OSError:  # closed by the shell: nothing is to be kept clean
+        yield
+        return
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+        with suppress(OSError):  # standard error is closed
+            os.dup2(2, 1)
+        yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
+
+
 def launch(module: str, arguments: Sequence[str], ranks: int, imports: Sequence[str] = ()) -> int:
     """Run `module.main(arguments)` once a rank; return 0, or the exit code of the rank that is to blame.
 

@@ -23,7 +23,7 @@ from ...topo.errors import ExecutionError, InputError, TopoplanError
 from ...topo.graph import Topology
 from ...topo.probe.join import probe_local
 from .faults import first_line
-from .launch import init_method, is_rank
+from .launch import init_method, is_rank, keep_output_clean
 from .machine import emulated
 from .store import put, take
 
@@ -91,9 +91,10 @@ def meeting(timeout_s: float) -> Iterator[Meeting]:
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     ranks_met = Meeting(rank, ranks, [], timedelta(seconds=timeout_s))
     try:
-        dist.init_process_group(
-            "gloo", init_method=init_method(), rank=rank, world_size=ranks, timeout=ranks_met.timeout
-        )
+        with keep_output_clean():
+            dist.init_process_group(
+                "gloo", init_method=init_method(), rank=rank, world_size=ranks, timeout=ranks_met.timeout
+            )
         places: list[Any] = [None] * ranks
         dist.all_gather_object(places, _take_own_place())
         ranks_met.places = places
