@@ -151,7 +151,7 @@ def test_fastest_is_the_fastest_of_all_cuts() -> None:
 
 def test_host_costs_come_with_a_topology_and_change_what_is_planned(tmp_path: Path) -> None:
     """Messages that cost a millisecond: a small buffer goes in few of them, and the time is predicted with them."""
-    plain = preset("mesh:2x3")
+    plain = preset("mesh:2x2")
     dear = with_host(plain, HostCosts(send_us=500.0, receive_us=500.0, cores=8))
     assert host_of(plain) is None
     path = tmp_path / "dear.json"

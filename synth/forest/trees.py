@@ -110,7 +110,9 @@ def levels(parents: Sequence[int]) -> tuple[list[int], list[int]]:
             depth[child] = depth[node] + 1
         order.extend(children[node])
     for node in reversed(order):
-        height[node] = max((height[child] + 1 for child in children[node]), default=0)
+        above = parents[node]
+        if above >= 0 and height[above] <= height[node]:
+            height[above] = height[node] + 1
     return depth, height
 
 
