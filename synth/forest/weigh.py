@@ -18,7 +18,7 @@ from ..cost.loads import DirectedLink
 from ..effort import Effort
 from ..ir.collective import Chunk
 from ..ir.transfers import Transfers
-from ..numeric.linear import Floats, Rows, Table, minimise
+from ..numeric.linear import Floats, Rows, minimise
 from .trees import RootedTree, tree_columns
 
 Ints = NDArray[np.int64]
@@ -150,22 +150,18 @@ def divide(
     optimum. The work is counted in `effort`.
     """
     members: dict[Hashable, list[tuple[int, float]]] = defaultdict(list)
-    for j, (_, g) in enumerate(zip(uses, group, strict=True)):
+    users: dict[int, list[tuple[int, float]]] = defaultdict(list)
+    for j, (column, g) in enumerate(zip(uses, group, strict=True)):
         members[g].append((j, 1.0))
+        for row, times in column.items():
+            users[row].append((j, float(times)))
     # HiGHS has absolute tolerances: `scale` brings the optimum t near 1, whatever the bandwidths.
     scale = len(members) * max(1.0, float(np.mean([sum(c.values()) for c in uses]))) / float(capacity.sum())
-    row = np.array([r for column in uses for r in column], dtype=np.int64)
-    times = np.array([count for column in uses for count in column.values()], dtype=np.float64)
-    number = np.repeat(np.arange(len(uses)), [len(column) for column in uses])
     # Rows in a fixed order: the same request must give the same program, and so the same plan.
-    order, place = np.unique(row, return_inverse=True)
-    loads = Table(
-        np.concatenate([place.reshape(-1), np.arange(len(order))]),
-        np.concatenate([number, np.full(len(order), len(uses))]),
-        np.concatenate([times / capacity[row] / scale, np.full(len(order), -1.0)]),
-        np.zeros(len(order)),
-    )
-    whole = Rows()
+    loads, whole = Rows(), Rows()
+    order = sorted(users)
+    for row in order:
+        loads.add([*((j, times / capacity[row] / scale) for j, times in users[row]), (len(uses), -1.0)], 0.0)
     for terms in members.values():
         whole.add(terms, 1.0)
     objective = np.zeros(len(uses) + 1)

@@ -19,7 +19,6 @@ _ENTRY_S, _ITERATION_ENTRY_S = 1e-6, 8e-9
 _STOPPED = 1
 """SciPy's status where the iterations or the time ran out."""
 Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 
 @dataclass
@@ -42,18 +41,6 @@ class Rows:
 
 
 @dataclass(frozen=True)
-class Table:
-    """The same as arrays, for programs of very many entries, in any order: each entry's row, column and value, and the right
-    side of each row.
-    """
-
-    rows: Ints
-    columns: Ints
-    values: Floats
-    right: Floats
-
-
-@dataclass(frozen=True)
 class Optimum:
     """`x`, the optimal `value`, and the duals: how much the value changes for each unit of a row's right side."""
 
@@ -65,7 +52,7 @@ class Optimum:
 
 def minimise(
     objective: Floats,
-    at_most: Rows | Table,
+    at_most: Rows,
     equal: Rows | None = None,
     effort: Effort | None = None,
     search: str | None = None,
@@ -82,7 +69,7 @@ def minimise(
         options = {"maxiter": max(1, int(effort.left_s / iteration_s)), "time_limit": max(0.1, effort.clock_s)}
     matrices = [
         (csr_matrix((r.values, (r.rows, r.columns)), shape=(len(r.right), width)), np.array(r.right))
-        if r is not None and len(r.right)
+        if r is not None and r.right
         else (None, None)
         for r in (at_most, equal)
     ]
