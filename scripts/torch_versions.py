@@ -102,7 +102,7 @@ def run_pip(ends: float, *arguments: str) -> str:
 
 def run_until(ends: float, command: list[str]) -> str:
     """Run a command, and return what it prints. Raises SkipVersion where it fails, or time is over."""
-    name = " ".join(command[1:4]) if command[0] == sys.executable else Path(command[0]).name
+    name = "pip" if "pip" in command else Path(command[0]).name
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, check=False, timeout=max(1.0, ends - time.monotonic())
