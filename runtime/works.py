@@ -54,21 +54,35 @@ class _Progress:
         self.under_way = threading.Lock()
         self.under_way.acquire()
 
+    def finish(self, value: object, error: BaseException | None) -> None:
+        """Mark the call as through, or as failed, and give the future its value."""
+        self.error = error
+        # Released first: a callback of the future may wait for this very work.
+        self.under_way.release()
+        try:
+            self.future.set_result(value)
+        except RuntimeError:
+            if not self.future.done():  # else C++ filled it, at the timeout of a wait
+                raise
+
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Return True once the call is through. Raises what went wrong, or ExecutionError after `timeout`."""
-        seconds = timeout.total_seconds() if timeout is not None else 0.0
-        if not self.under_way.acquire(timeout=seconds if seconds > 0 else -1):
-            raise ExecutionError(f"a collective did not end within {seconds:g} s")
-        self.under_way.release()
+        self._wait_for_end(timeout)
         if self.error is not None:
             raise self.error
         return True
 
     def wait_for_future(self, timeout: timedelta | None = None) -> bool:
         """Wait until the future has its value as well: C++ fills one that has none when a wait is over."""
-        self.wait(timeout)
+        self._wait_for_end(timeout)
         self.future.wait()
-        return True
+        return self.wait()
+
+    def _wait_for_end(self, timeout: timedelta | None) -> None:
+        seconds = timeout.total_seconds() if timeout is not None else 0.0
+        if not self.under_way.acquire(timeout=seconds if seconds > 0 else -1):
+            raise ExecutionError(f"a collective did not end within {seconds:g} s")
+        self.under_way.release()
 
 
 class PlannedWork(dist.Work if TYPE_CHECKING else object):  # type: ignore[misc]
@@ -79,10 +93,7 @@ class PlannedWork(dist.Work if TYPE_CHECKING else object):  # type: ignore[misc]
 
     def finish(self, error: BaseException | None = None) -> None:
         """Mark the call as through, or as failed with an error."""
-        self._progress.error = error
-        # Released first: a callback of the future may wait for this very work.
-        self._progress.under_way.release()
-        self._progress.future.set_result(self._tensors if error is None else Failed(error))
+        self._progress.finish(self._tensors if error is None else Failed(error), error)
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Wait until the call is through; on GPUs the current stream waits. Raises ExecutionError after `timeout`."""

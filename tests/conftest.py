@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 
 import patience
 import pytest
@@ -28,6 +29,17 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     if item.get_closest_marker("timeout") is None:
         item.add_marker(pytest.mark.timeout(patience.seconds(float(item.config.getini("timeout")))))
     return (yield)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files that start processes come first: the workers that take file by file end with short ones."""
+
+    def starts_processes(module: ModuleType) -> bool:
+        return any(getattr(value, "__module__", None) == "launch" for value in vars(module).values())
+
+    modules = {item.module for item in items if isinstance(item, pytest.Function)}
+    heavy = set(filter(starts_processes, modules))
+    items.sort(key=lambda item: not (isinstance(item, pytest.Function) and item.module in heavy))
 
 
 @pytest.fixture(scope="session", autouse=True)
