@@ -6,6 +6,7 @@ import os
 import pickle
 from contextlib import redirect_stderr
 from io import StringIO
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -137,13 +138,14 @@ def works_that_are_handed_on(folder: str) -> None:
         raise topoplan.ExecutionError("as asked for")
 
     Executor.run = fail  # type: ignore[assignment,method-assign]
+    world_group: Any = dist.group.WORLD
     handed_on = dist.all_reduce(x, async_op=True)
     torch._C._distributed_c10d._register_work(x, handed_on)
     del handed_on
     with refused("as asked for", topoplan.ExecutionError):
         torch.ops._c10d_functional.wait_tensor(x)
     with refused("as asked for", topoplan.ExecutionError):
-        funcol.all_reduce(x, "sum", dist.group.WORLD).wait()  # type: ignore[arg-type]
+        funcol.all_reduce(x, "sum", world_group).wait()
     with refused("as asked for", topoplan.ExecutionError):
         model(inputs[0]).sum().backward()
 
