@@ -19,7 +19,8 @@ from topoplan.topo.presets import preset
 MACHINES = Path(__file__).resolve().parents[2] / "shared" / "machines"
 SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example]
 
-settings.register_profile("topoplan", deadline=None, suppress_health_check=SLOW)
+settings.register_profile("topoplan", deadline=None, suppress_health_check=SLOW, max_examples=60)
+settings.register_profile("thorough", settings.get_profile("topoplan"), max_examples=1000)
 settings.load_profile("topoplan")
 
 
@@ -64,7 +65,11 @@ def recorded() -> Callable[[str], Path]:
 @pytest.fixture(scope="session")
 def plans(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
     """The path of a plan: `plans("ring:4")`, `plans("switch:4", "allreduce", "direct", root=1)`; synthesized once."""
-    folder = tmp_path_factory.mktemp("plans")
+    # Workers share their session's folder: a plan that two of them make is the same, and written whole.
+    workers = os.environ.get("PYTEST_XDIST_WORKER")
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if workers else base) / "plans"
+    folder.mkdir(exist_ok=True)
 
     def find_or_synthesize(
         topology: str, collective: str = "allreduce", strategy: str = "auto", root: int | None = None
