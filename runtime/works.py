@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import PythonCallbackWork
 
 from ..topo.errors import ExecutionError
 from .task import Task
@@ -128,7 +127,22 @@ class PlannedWork(dist.Work if TYPE_CHECKING else object):  # type: ignore[misc]
         return self._progress.future.then(tensors_or_raise)
 
 
-class CpuWork(PlannedWork, PythonCallbackWork):
+class _OlderWork(dist.Work):
+    """What stands in for torch's PythonCallbackWork where there is none: good for as long as Python keeps hold of it."""
+
+    def __init__(self, wait: Callable[..., bool]) -> None:
+        super().__init__()
+        self._future: torch.futures.Future[Any] = torch.futures.Future()
+
+    def get_future(self) -> torch.futures.Future[Any]:
+        """Return a future that is not done."""
+        return self._future
+
+
+_CallbackWork: Any = getattr(torch._C._distributed_c10d, "PythonCallbackWork", _OlderWork)
+
+
+class CpuWork(PlannedWork, _CallbackWork):  # type: ignore[misc]
     """The work of a call on CPU tensors.
 
     Torch hands works on to C++ (DDP those of join, functional collectives those of their tensors), where Python's part of an
@@ -137,8 +151,8 @@ class CpuWork(PlannedWork, PythonCallbackWork):
 
     def __init__(self, tensors: list[torch.Tensor]) -> None:
         self._tensors, self._progress = tensors, _Progress()
-        PythonCallbackWork.__init__(self, self._progress.wait_for_future)
-        self._progress.future = PythonCallbackWork.get_future(self)
+        _CallbackWork.__init__(self, self._progress.wait_for_future)
+        self._progress.future = _CallbackWork.get_future(self)
 
 
 class GpuWork(PlannedWork, dist.Work):
