@@ -79,7 +79,7 @@ def plans(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
             machine = preset(topology)
             wanted = collective_on(collective, machine)
             wanted = wanted if root is None else replace(wanted, root=root)
-            synthesize(wanted, machine, strategy, 20).plan.save(path)
+            synthesize(wanted, machine, strategy, 20).plan.save(path, overwrite=True)
         return str(path)
 
     return find_or_synthesize

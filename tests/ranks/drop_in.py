@@ -61,13 +61,15 @@ def other_ways_to_call(folder: str) -> None:
     group.allreduce(x).wait()
     group.allreduce(x, dist.ReduceOp.MAX).wait()
     assert (x == world).all()
+    communicator = topoplan.Communicator(f"{folder}/allreduce.json", choose="plan")
     with torch.profiler.profile() as profile:
         dist.all_reduce(x)
         dist.all_gather_into_tensor(torch.empty(3000), x[:1000], async_op=True).wait()
+        communicator.allreduce(x)  # in this thread, where the schedule's name is seen too
     ranges = {event.key for event in profile.key_averages()}
     assert {"topo:all_reduce", "topo:all_gather"} <= ranges and any(key.startswith("topo: ") for key in ranges), ranges
     with refused("complex64", RuntimeError):
-        topoplan.Communicator(f"{folder}/allreduce.json").allreduce(torch.ones(3, dtype=torch.complex64))
+        communicator.allreduce(torch.ones(3, dtype=torch.complex64))
 
 
 def all_to_all_of_every_kind(folder: str) -> None:
