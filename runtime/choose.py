@@ -46,7 +46,7 @@ _STEP = 4
 """The factor between a segmentation and the next coarser one that races."""
 _RACE_S = 0.5
 _MOST_TURNS = 9
-_OFF = 0.5
+FAR_OFF = 0.5
 """A kept winner whose time differs by more than this part of the kept one, at every try, races again."""
 _TRIES = 3
 _HOPELESS = 1.6
@@ -209,7 +209,7 @@ class Chooser:
         places = [place for place in (kept.winner, kept.own) if place is not None]
         if any(place >= len(self.variants) for place in places):
             return False
-        return kept.labels == self._label(kept.winner, kept.own)
+        return kept.labels == self._label(kept.winner, kept.own) and kept.labels[0] in kept.raced_us
 
     def _label(self, winner: int | None, own: int) -> tuple[str, str]:
         return "stock" if winner is None else self.variants[winner].label, self.variants[own].label
@@ -235,7 +235,7 @@ class Chooser:
         call()  # compiled, and buffers touched
         for _ in range(_TRIES):
             time_us = self._measure_turn(size_bytes, [call])[0] * 1e6
-            if abs(time_us - kept.time_us) <= _OFF * kept.time_us:
+            if abs(time_us - kept.time_us) <= FAR_OFF * kept.time_us:
                 return replace(self._choice_of(winner), own=self.variants[kept.own], raced=kept.raced_us)
         log.info("%d bytes: %s took %.0f us where a kept race has %.0f; they race again",
                  size_bytes, kept.labels[0], time_us, kept.time_us)  # fmt: skip

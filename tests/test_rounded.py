@@ -6,6 +6,7 @@ import random
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -47,15 +48,8 @@ def rounding(values: Array) -> Array:
 class Player(PlayedRank):
     """A rank whose messages are encoded."""
 
-    def __init__(
-        self,
-        program: Program,
-        ranks: int,
-        work: Array,
-        wires: dict[tuple[int, int, int], SentMessage],
-        late: random.Random,
-    ):
-        super().__init__(program, ranks, work, wires, late)
+    def __init__(self, program: Program, ranks: int, work: Array, *others: Any) -> None:
+        super().__init__(program, ranks, work, *others)
         self.wire = np.full(program.wire_bytes, -1e9)
         self.errors = np.zeros(len(work))
 

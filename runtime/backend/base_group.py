@@ -183,15 +183,11 @@ class BaseGroup(dist.ProcessGroup):
 
     def _tell(self) -> None:
         """Log what was used."""
-        used = {
-            name
-            if root is None
-            else f"{name} from {root}"
-            if name == "broadcast"
-            else f"{name} to {root}": communicator
-            for (name, root, _), communicator in self.planned.by_key.items()
-            if communicator is not None
-        }
+        used = {}
+        for (name, root, _), communicator in self.planned.by_key.items():
+            if communicator is not None:
+                way = "from" if name == "broadcast" else "to"
+                used[name if root is None else f"{name} {way} {root}"] = communicator
         self.account.tell(used, self.options.choose)
 
 
