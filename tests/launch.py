@@ -17,6 +17,7 @@ import patience
 
 from topoplan.runtime.emulate import Network
 from topoplan.runtime.emulate.ranks import list_rank_variables, write_topology
+from topoplan.runtime.ranks.launch import ForkedProcess
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -145,7 +146,7 @@ def run_emulated(
     ]
 
 
-class EmulatedRank:
+class EmulatedRank(ForkedProcess):
     """A command's module as one rank of an emulated machine, forked; with what tests need of subprocess.Popen.
 
     It differs from `topoplan.runtime.emulate.start_rank` in that its imports are done.
@@ -157,24 +158,7 @@ class EmulatedRank:
         told = {**os.environ, **patient_ranks(), **list_rank_variables(network, rank, folder)}
         namespace = network.namespace_of(network.blueprint.home[rank])
         call = (module, list(arguments), told, str(Path.cwd()), output, output, namespace)
-        self._process = _SERVER.Process(target=_command_main, args=call)
-        self._process.start()
-        self.pid = self._process.pid or 0
-
-    def poll(self) -> int | None:
-        """Return the exit code; None while the rank runs."""
-        return self._process.exitcode
-
-    def wait(self, timeout: float | None = None) -> int:
-        """Wait for the end, and return the exit code."""
-        self._process.join(timeout)
-        if self._process.exitcode is None:
-            raise subprocess.TimeoutExpired("rank", timeout or 0)
-        return self._process.exitcode
-
-    def kill(self) -> None:
-        """End the rank by SIGKILL."""
-        self._process.kill()
+        super().__init__(_SERVER.Process(target=_command_main, args=call))
 
 
 def patient_ranks() -> dict[str, str]:

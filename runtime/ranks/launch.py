@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing import reduction
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
 
@@ -34,7 +35,7 @@ _REFUSED = (2, 3, 4, 5)
 """Exit codes of requests that cannot be carried out (see topo/errors.py): these are the cause of any other failure."""
 
 
-Child: TypeAlias = "subprocess.Popen[bytes] | _Forked"
+Child: TypeAlias = "subprocess.Popen[bytes] | ForkedProcess"
 """A process that was started."""
 
 
@@ -109,7 +110,7 @@ def launch(module: str, arguments: Sequence[str], ranks: int, imports: Sequence[
         rendezvous = Path(folder) / "rendezvous"
 
         def start(rank: int) -> Child:
-            return _Forked(module, arguments, _environment(rank, ranks, rendezvous, logs[rank]))
+            return _fork_rank(module, arguments, _environment(rank, ranks, rendezvous, logs[rank]))
 
         failed, code = run_together(start, ranks)
         if failed is None:
@@ -199,29 +200,37 @@ class _Descriptor:
         self.number = copied.detach()
 
 
-class _Forked:
-    """A rank that was forked, with what `run_together` needs of subprocess.Popen."""
+class ForkedProcess:
+    """A forked process, started, with what is used of subprocess.Popen."""
 
-    def __init__(self, module: str, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
-        output = (_Descriptor(1), _Descriptor(2)) if environment["RANK"] == "0" else None
-        self._process = _SERVER.Process(target=_be_rank, args=(module, list(arguments), environment, output))
-        self._process.start()
-        self.pid = self._process.pid or 0
+    def __init__(self, process: BaseProcess) -> None:
+        self._process = process
+        process.start()
+        self.pid = process.pid or 0
 
     def poll(self) -> int | None:
+        """Return the exit code; None while it runs."""
         return self._process.exitcode
 
     def wait(self, timeout: float | None = None) -> int:
+        """Wait for the end, at most `timeout` seconds, and return the exit code. Raises subprocess.TimeoutExpired."""
         self._process.join(timeout)
         if self._process.exitcode is None:
             raise subprocess.TimeoutExpired("rank", timeout or 0)
         return self._process.exitcode
 
     def terminate(self) -> None:
+        """End it by SIGTERM."""
         self._process.terminate()
 
     def kill(self) -> None:
+        """End it by SIGKILL."""
         self._process.kill()
+
+
+def _fork_rank(module: str, arguments: Sequence[str], environment: Mapping[str, str]) -> ForkedProcess:
+    output = (_Descriptor(1), _Descriptor(2)) if environment["RANK"] == "0" else None
+    return ForkedProcess(_SERVER.Process(target=_be_rank, args=(module, list(arguments), environment, output)))
 
 
 def _be_rank(
