@@ -26,8 +26,8 @@ from .ir.schedule import Schedule
 from .plan import Entry, Plan
 from .reproducible.build import build_reproducible, choose_bracketing
 from .reproducible.fitting import NAME as BRACKETED
+from .request import NotOfferedError, Request
 from .strategies import STRATEGIES, Strategy, strategy
-from .strategies.base import NotOfferedError, Request
 from .verify import verify
 
 AUTO = "auto"
@@ -54,7 +54,7 @@ class Synthesis:
     """A plan, and how it came about.
 
     `declined` is the reason of each strategy that gave no schedule, `table` the forests that packing tried (see
-    strategies.base.Request.table), `cut_short` the searches that the time limit stopped.
+    request.Request.table), `cut_short` the searches that the time limit stopped.
     """
 
     plan: Plan

@@ -1,4 +1,4 @@
-"""The registry of strategies. One file a strategy, one contract (see `base`)."""
+"""The registry of strategies. One file a strategy, one contract (see `synth/request.py`)."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 
 from ...topo.errors import InputError
 from ..ir.schedule import Schedule
+from ..request import Request
 from . import (
     direct,
     double_tree,
@@ -19,7 +20,6 @@ from . import (
     recursive_doubling,
     ring,
 )
-from .base import Request
 
 Strategy = Callable[[Request], list[Schedule]]
 

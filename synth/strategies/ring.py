@@ -24,7 +24,7 @@ from ..ir.transform import compose
 from ..numeric.cp_sat import solve
 from ..numeric.exact_rates import exact_rates
 from ..numeric.linear import pack
-from .base import MOST_TRANSFERS, Request, Send, build_schedule, only_for
+from ..request import MOST_TRANSFERS, Request, Send, build_schedule, only_for
 
 Cycle = tuple[int, ...]
 _PRICE_SCALE = 10**9
