@@ -80,7 +80,9 @@ def build_parser() -> Parser:
         "further in proportion")  # fmt: skip
     add("--json", action="store_true", help="one JSON object on standard output")
     add("-o", "--output", type=file_name, metavar="PLAN", help="write the plan to this file")
-    add("--force", action="store_true", help="let -o replace a file that exists")
+    add("--trace", type=file_name, metavar="FILE", help="write when each transfer is predicted to begin and end at --size: a "
+        "Chrome trace, which Perfetto (ui.perfetto.dev) opens")  # fmt: skip
+    add("--force", action="store_true", help="let -o and --trace replace a file that exists")
     return parser
 
 
@@ -98,8 +100,9 @@ def check_options(args: argparse.Namespace) -> None:
     if args.slack is not None and args.slack < 0:
         raise InputError(f"{_SLACK} is {args.slack}; expected 0 or more")
     _refuse_what_would_do_nothing(args)
-    if args.output and Path(args.output).exists() and not args.force:
-        raise InputError(f"{args.output}: exists already and was left as it is; name another file, or give --force")
+    for name in filter(None, (args.output, args.trace)):
+        if Path(name).exists() and not args.force:
+            raise InputError(f"{name}: exists already and was left as it is; name another file, or give --force")
 
 
 def _refuse_what_would_do_nothing(args: argparse.Namespace) -> None:
@@ -111,6 +114,8 @@ def _refuse_what_would_do_nothing(args: argparse.Namespace) -> None:
     if args.bound_only:
         if args.output:
             raise InputError("-o: --bound-only produces no plan to write")
+        if args.trace:
+            raise InputError("--trace: --bound-only produces no schedule to trace")
         if given:
             raise InputError(f"--bound-only with {given[0]}: the bound is of every schedule; give one or the other")
     if args.reproducible:

@@ -25,7 +25,7 @@ Ended = subprocess.CompletedProcess[str]
 
 # Ranks and commands are forked from one server that has imported torch: importing it takes longer than most of what they do.
 _SERVER = multiprocessing.get_context("forkserver")
-_COMMANDS = ["topoplan.cli.lab", "topoplan.cli.probe", "topoplan.cli.run", "topoplan.cli.synth"]
+_COMMANDS = ["topoplan.cli.lab", "topoplan.cli.probe", "topoplan.cli.report", "topoplan.cli.run", "topoplan.cli.synth"]
 _WHAT_COMMANDS_IMPORT = [
     "topoplan.runtime.lab.runs",
     "topoplan.runtime.measuring.bench",

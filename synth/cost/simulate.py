@@ -29,6 +29,9 @@ _PLAYED_SEGMENTS = 16
 _PACE_SEGMENTS = 4
 """Segments, the last ones played, from which the pace of the rest is taken."""
 
+MessageTime = tuple[int, int, int, float, float]
+"""A message's tick, sender and receiver, and the microseconds after which it was posted and noticed."""
+
 _CALL_BEGINS, _ARRIVED, _NOTICED, _FIRST_BYTES = range(4)
 """Kinds of events. The first concerns a rank: its call begins. The others concern a message: all of it has reached the
 receiver's host; the receiver's call has noticed; its first bytes have reached the host. Simultaneous events are handled
@@ -161,6 +164,18 @@ def _played_us(shape: Shape, schedule: Schedule, host: HostCosts, size_bytes: in
     return more + max(0.0, more - less) / _PACE_SEGMENTS * (m - _PLAYED_SEGMENTS)
 
 
+def play_messages(
+    schedule: Schedule, topology: Topology | None, host: HostCosts, size_bytes: int
+) -> list[MessageTime] | None:
+    """Return the times of all messages, long pipelines played to their end; None where there are too many to play."""
+    shape = shape_of(schedule.uncut, topology)
+    if shape is None:
+        return None
+    seen: list[MessageTime] = []
+    _play(shape, host, size_bytes / schedule.segments, schedule.segments, schedule.tick, False, seen)
+    return seen
+
+
 @dataclass
 class _Message:
     """What goes from `src` to `dst` at one tick, in bytes; `needs` are numbers of the messages that it must wait for."""
@@ -207,8 +222,11 @@ def _play(
     segments: int,
     tick_of: Callable[[int, int], int],
     batched: bool,
+    seen: list[MessageTime] | None = None,
 ) -> float:
-    """Return when the last rank is done, in us after the call began, by a simulation of events."""
+    """Return when the last rank is done, in us after the call began, by a simulation of events; add each message's times to
+    `seen`.
+    """
     messages = _messages(shape, segment_bytes, segments, tick_of)
     if batched:
         _wait_for_earlier_ticks(messages)
@@ -231,6 +249,7 @@ def _play(
     noticed = [False] * len(messages)
     received = [False] * len(messages)
     arrival = [0.0] * len(messages)
+    posted = [0.0] * len(messages)
     end = 0.0
     events = [(0.0, _CALL_BEGINS, rank) for rank in range(shape.ranks)]  # a heap: when, kind, rank or message
     byte_us, add_us = host.byte_ns * 1e-3, host.add_ns * 1e-3
@@ -258,7 +277,7 @@ def _play(
                 now = work(call_free, rank, now, host.send_us + message.packed * add_us)
                 # Bytes stream through all links of the route at once: the slowest or busiest decides when the last is
                 # through, and a link that was idle lets a burst pass without taking time for it.
-                first_us, last_us = now, now
+                posted[number] = first_us = last_us = now
                 for link in message.links:
                     need = message.bytes * shape.us_per_byte[link] / host.wire
                     free = max(link_free[link], now - host.burst_bytes * shape.us_per_byte[link])
@@ -295,6 +314,8 @@ def _play(
             # A rank with sends left first gets these out, as the runtime does; one without takes messages in as they come.
             noticed[number] = True
             rank = messages[number].dst
+            if seen is not None:
+                seen.append((messages[number].tick, messages[number].src, rank, posted[number], now))
             if tick[rank] < len(sends[rank]):
                 if number in awaited[rank]:
                     awaited[rank].discard(number)

@@ -1,0 +1,87 @@
+"""Bandwidth against size as an SVG picture: lines for what is predicted, a dashed one for the bound."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..sizes import show_size
+from .drawing import draw_text, start_svg
+
+_WIDTH, _HEIGHT = 560, 300
+_LEFT, _RIGHT, _TOP, _BOTTOM = 52, 16, 44, 40
+_LINES = 5
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A line: algbw in GB/s at sizes in bytes. `look` is a class of drawing.STYLE."""
+
+    name: str
+    look: str
+    points: tuple[tuple[int, float], ...]
+    dashed: bool = False
+
+
+def draw_curves(title: str, curves: Sequence[Curve], limit: tuple[str, float] | None, *, alone: bool = False) -> str:
+    """Return the picture; `limit` is the name and algbw in GB/s of the bound, which is drawn as a level line."""
+    sizes = [size for curve in curves for size, _ in curve.points]
+    low, high = math.log2(min(sizes)), math.log2(max(sizes))
+    highest = max([value for curve in curves for _, value in curve.points] + ([limit[1]] if limit else []))
+    step = _choose_step(highest)
+    top = max(step, math.ceil(highest * 1.02 / step) * step)
+    plot_width, plot_height = _WIDTH - _LEFT - _RIGHT, _HEIGHT - _TOP - _BOTTOM
+
+    def place(size: float, value: float) -> tuple[float, float]:
+        x = _LEFT + plot_width * (math.log2(size) - low) / max(high - low, 1e-9)
+        return x, _TOP + plot_height * (1 - value / top)
+
+    lines = start_svg(_WIDTH, _HEIGHT, title, alone=alone)
+    for i in range(round(top / step) + 1):
+        _, y = place(2**low, i * step)
+        lines.append(f'<path class="g" d="M{_LEFT} {y:.1f}H{_WIDTH - _RIGHT}"/>')
+        lines.append(draw_text(_LEFT - 6, y + 4, f"{i * step:g}", 12, anchor="end", look="f"))
+    for bits in range(math.ceil(low), math.floor(high) + 1):
+        if bits % 2 == 0:
+            x, _ = place(2**bits, 0)
+            lines.append(f'<path class="g" d="M{x:.1f} {_TOP}V{_TOP + plot_height}"/>')
+        if bits % 4 == 2:
+            lines.append(draw_text(x, _HEIGHT - 22, show_size(1 << bits), 12, anchor="middle", look="f"))
+    lines.append(draw_text(_WIDTH - _RIGHT, _HEIGHT - 6, "size of the buffer", 12, anchor="end", look="f"))
+    lines.append(draw_text(4, _TOP - 8, "algbw, GB/s", 12, look="f"))
+    if limit is not None:
+        _, y = place(2**low, limit[1])
+        lines.append(
+            f'<path class="bound" stroke-width="1.8" stroke-dasharray="7 4" d="M{_LEFT} {y:.1f}H{_WIDTH - _RIGHT}"/>'
+        )
+    for curve in reversed(curves):
+        path = " ".join(f"{x:.1f} {y:.1f}" for x, y in (place(size, value) for size, value in curve.points))
+        dash = ' stroke-dasharray="4 3"' if curve.dashed else ""
+        lines.append(
+            f'<polyline class="{curve.look}" stroke-width="2.4" stroke-linejoin="round"{dash} points="{path}"/>'
+        )
+    lines += _draw_legend(curves, limit)
+    return "\n".join([*lines, "</svg>"]) + "\n"
+
+
+def _choose_step(highest: float) -> float:
+    """Return a round distance between level lines."""
+    if highest <= 0:
+        return 1.0
+    power = 10.0 ** math.floor(math.log10(highest / _LINES))
+    return next(power * k for k in (1, 2, 5, 10) if power * k * _LINES >= highest)
+
+
+def _draw_legend(curves: Sequence[Curve], limit: tuple[str, float] | None) -> list[str]:
+    entries = [(curve.name, curve.look, "4 3" if curve.dashed else "") for curve in curves]
+    if limit is not None:
+        entries.append((f"{limit[0]}: {limit[1]:.4g}", "bound", "7 4"))
+    lines = []
+    x = float(_LEFT)
+    for name, look, dash in entries:
+        dashes = f' stroke-dasharray="{dash}"' if dash else ""
+        lines.append(f'<path class="{look}" stroke-width="2.4"{dashes} d="M{x:.0f} 14h26"/>')
+        lines.append(draw_text(x + 32, 18, name, 12))
+        x += 32 + 7.0 * len(name) + 16
+    return lines

@@ -1,0 +1,58 @@
+"""What the pictures of schedules share: elements of SVG as text, and the colours of light and dark pages."""
+
+from __future__ import annotations
+
+from xml.sax.saxutils import escape
+
+STYLE = """\
+.tp{--ink:#1f2933;--faint:#667380;--grid:#e3e8ee;--paper:#ffffff;--plan:#3f7d00;--stock:#c2410c;--bound:#4475b5;
+--node:#eef7dd;--rim:#6aa61c;--copy:#4475b5;--add:#c2410c;--wire:#cfd6de;
+font-family:"Helvetica Neue",Helvetica,Arial,"DejaVu Sans",sans-serif}
+@media (prefers-color-scheme:dark){.tp{--ink:#e4e9ee;--faint:#9aa7b4;--grid:#2c353f;--paper:#161b21;--plan:#8fd14f;
+--stock:#ff9d66;--bound:#7fb0f0;--node:#26331a;--rim:#7fbf2f;--copy:#7fb0f0;--add:#ff9d66;--wire:#3b4652}}
+.tp .t{fill:var(--ink)}.tp .f{fill:var(--faint)}.tp .g{stroke:var(--grid);fill:none}.tp .w{stroke:var(--wire);fill:none}
+.tp .plan{stroke:var(--plan);fill:none}.tp .stock{stroke:var(--stock);fill:none}.tp .bound{stroke:var(--bound);fill:none}
+.tp .node{fill:var(--node);stroke:var(--rim)}.tp .copy{fill:var(--copy)}.tp .add{fill:var(--add)}
+.tp .ce{stroke:var(--copy);fill:none}.tp .ae{stroke:var(--add);fill:none}.tp .dim{opacity:.62}
+"""
+"""The classes that all pictures use; a page, or a picture that stands alone, holds it once."""
+
+
+def start_svg(width: float, height: float, title: str, *, alone: bool = False) -> list[str]:
+    """Return the first lines of an SVG picture. `alone`: it is a file of its own, and brings the style along."""
+    name = ' xmlns="http://www.w3.org/2000/svg"' if alone else ""
+    lines = [
+        f'<svg{name} class="tp" width="{width:.0f}" height="{height:.0f}" viewBox="0 0 {width:.0f} {height:.0f}" '
+        f'role="img">',
+        f"<title>{quote(title)}</title>",
+    ]
+    if alone:
+        lines += [
+            f"<style>{STYLE}</style>",
+            '<rect width="100%" height="100%" style="fill:var(--paper)"/>',
+        ]
+    return lines
+
+
+def draw_text(x: float, y: float, text: str, size: int, *, anchor: str = "start", look: str = "t") -> str:
+    """Return a text element; `look` is a class of STYLE."""
+    return (
+        f'<text class="{look}" x="{x:.1f}" y="{y:.1f}" font-size="{size}" text-anchor="{anchor}">{quote(text)}</text>'
+    )
+
+
+def quote(text: str) -> str:
+    """Return a text escaped for HTML and XML; characters that XML cannot hold become U+FFFD."""
+    return escape("".join(c if _is_xml(ord(c)) else "\ufffd" for c in text), {'"': "&quot;"})
+
+
+def _is_xml(code: int) -> bool:
+    return code in (9, 10, 13) or 32 <= code <= 0xD7FF or 0xE000 <= code <= 0xFFFD or code >= 0x10000
+
+
+def show_us(us: float) -> str:
+    """Return a time as people read it: 12.3 us, 4.5 ms, 1.2 s."""
+    for limit, factor, unit in ((1e3, 1.0, "us"), (1e6, 1e3, "ms")):
+        if us < limit:
+            return f"{us / factor:.3g} {unit}"
+    return f"{us / 1e6:.3g} s"

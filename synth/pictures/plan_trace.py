@@ -1,0 +1,43 @@
+"""The trace of a plan at a size, as predicted; runtime/measuring/trace.py puts beside it what was measured."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...topo.graph import Topology
+from ...topo.routes import router_of
+from ..cost.host_costs import describe_host, host_of
+from ..cost.segmentation import on_own_routes
+from ..cost.transfer_times import predict_times
+from ..ir.schedule import Schedule
+from ..plan import Plan
+from . import chrome_trace
+
+
+def write_plan_trace(plan: Plan, size_bytes: int) -> str:
+    """Return the Chrome trace of the plan's schedule for a size. InputError where it has too many transfers to list."""
+    topology = plan.topology
+    entry = plan.entry_for(size_bytes)
+    # As it is sent, which is what was costed.
+    schedule = on_own_routes(entry.schedule, topology, router_of(topology))
+    times = predict_times(schedule, topology, size_bytes, host_of(topology))
+    about = describe_run(schedule, topology, size_bytes) | {
+        "predicted_us": plan.time_s(entry, size_bytes) * 1e6,
+        "plan": plan.hash,
+    }
+    return chrome_trace.write(topology, {chrome_trace.PREDICTED: times}, about)
+
+
+def describe_run(schedule: Schedule, topology: Topology, size_bytes: int) -> dict[str, Any]:
+    """Return what a trace says of the schedule that it is of."""
+    return {
+        "topology": topology.name,
+        "fingerprint": topology.fingerprint,
+        "collective": schedule.collective.name,
+        "ranks": schedule.collective.ranks,
+        "schedule": schedule.label,
+        "size_bytes": size_bytes,
+        "transfers": len(schedule.transfers),
+        "segments": schedule.segments,
+        "host_costs": describe_host(topology),
+    }

@@ -1,0 +1,141 @@
+"""What a report says, found within a time limit: findings, bounds, plans of the main collectives, and what stock would do."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from ...topo.derived.stripes import merge_nvswitches
+from ...topo.doctor import Examination, examine
+from ...topo.errors import InfeasibleError, InputError, TimeLimitError
+from ...topo.graph import Topology
+from ..bounds.certificate import Bound
+from ..bounds.in_network import bound_in_network
+from ..bounds.one_way import Bounds, find_bounds
+from ..cost.affine import Cost
+from ..effort import Effort
+from ..explain import Explanation, explain
+from ..ir.collective import Collective
+from ..ir.schedule import Schedule
+from ..plan import Plan
+from ..synthesize import AUTO, collective_on, synthesize
+from .stock import StockRing
+
+USUAL_LIMIT_S = 8.0
+MAIN = ("allreduce", "allgather", "reduce-scatter", "broadcast", "alltoall")
+_SHARES = {"allreduce": 0.4, "allgather": 0.2, "reduce-scatter": 0.2, "broadcast": 0.12, "alltoall": 0.06}
+"""Of the time limit; what is left over goes to those after."""
+_LARGE_RANKS, _PLANNED_RANKS = 64, 256
+"""With more GPUs, only allreduce is planned, by packing alone; with more still, only bounds are found."""
+_EXPLAINED_RANKS = 128
+"""With more GPUs, the bottleneck is not looked for: it takes as long as the bound, several times."""
+
+
+@dataclass
+class Section:
+    """What is found out about one collective; `missing` is why there is no plan, `cut_short` what the time limit stopped."""
+
+    collective: Collective
+    bounds: Bounds | None = None
+    in_network: Bound | None = None
+    plan: Plan | None = None
+    candidates: tuple[tuple[Schedule, Cost], ...] = ()
+    explanation: Explanation | None = None
+    stock: StockRing | None = None
+    missing: str | None = None
+    cut_short: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Report:
+    """A machine, what the doctor finds, and a section for each collective; `plan_file` names the plan that was asked for."""
+
+    topology: Topology
+    machine: Topology
+    examination: Examination
+    sections: list[Section]
+    plan_file: str | None = None
+    seconds: float = 0.0
+
+
+def gather_report(
+    machine: Topology, time_limit_s: float = USUAL_LIMIT_S, say: Callable[[str], None] | None = None
+) -> Report:
+    """Return the report on a machine. Searches end with the time limit, and the report says which were cut short."""
+    started = time.monotonic()
+    topology = merge_nvswitches(machine)
+    report = Report(topology, machine, examine(machine), [])
+    if len(topology.ranks) < 2:
+        return report
+    left = time_limit_s
+    rest = sum(_SHARES.values())
+    for name in MAIN:
+        begun = time.monotonic()
+        if say is not None:
+            say(f"{name} ...")
+        report.sections.append(_gather_section(name, topology, max(0.2, left * _SHARES[name] / rest)))
+        left -= time.monotonic() - begun
+        rest -= _SHARES[name]
+        if len(topology.ranks) > _LARGE_RANKS:
+            break
+    report.seconds = time.monotonic() - started
+    return report
+
+
+def report_plan(plan: Plan, where: str, time_limit_s: float = USUAL_LIMIT_S) -> Report:
+    """Return the report on a plan: its machine, and its one collective."""
+    started = time.monotonic()
+    section = Section(plan.collective, Bounds(plan.bound, plan.bound_one_way), plan=plan)
+    section.candidates = tuple((entry.schedule, plan.cost_of(entry)) for entry in plan.entries)
+    _complete(section, plan.topology, Effort(time_limit_s / 2))
+    report = Report(plan.topology, plan.topology, examine(plan.topology), [section], where)
+    report.seconds = time.monotonic() - started
+    return report
+
+
+def _gather_section(name: str, topology: Topology, seconds: float) -> Section:
+    """Return what is found out about a collective in about so many seconds."""
+    effort = Effort(seconds)
+    section = Section(collective_on(name, topology))
+    n = len(topology.ranks)
+    if n > _PLANNED_RANKS:
+        section.missing = (
+            f"with {n:,} GPUs a plan takes longer than this report may; topo-synth --strategy packing makes it"
+        )
+    else:
+        try:
+            strategy = "packing" if n > _LARGE_RANKS else AUTO
+            made = synthesize(section.collective, topology, strategy, seconds * 0.8)
+            section.plan, section.candidates = made.plan, made.candidates
+            section.cut_short += made.cut_short
+            section.bounds = Bounds(made.plan.bound, made.plan.bound_one_way)
+        except (InfeasibleError, TimeLimitError) as error:
+            section.missing = str(error)
+    _complete(section, topology, effort)
+    return section
+
+
+def _complete(section: Section, topology: Topology, effort: Effort) -> None:
+    """Add bounds where they are missing, the bound where switches add, the bottleneck (for allreduce), and stock's ring."""
+    try:
+        if section.bounds is None:
+            section.bounds = find_bounds(section.collective, topology, effort)
+        section.in_network = bound_in_network(section.collective, topology, section.bounds.any_way, effort)
+        if len(topology.ranks) <= _EXPLAINED_RANKS and section.plan is not None:
+            limit = section.bounds.one_way
+            # The schedules that the plan chose from say what each strategy reaches.
+            section.explanation = explain(section.collective, topology, limit, section.candidates, effort)
+    except (InfeasibleError, TimeLimitError) as error:
+        section.missing = section.missing or str(error)
+    try:
+        section.stock = StockRing(section.collective, topology)
+    except (InfeasibleError, InputError):
+        section.stock = None
+    section.cut_short = list(dict.fromkeys([*section.cut_short, *effort.cut_short]))
+
+
+def shown_schedule(plan: Plan, size_bytes: int, segments: int) -> Schedule:
+    """Return the plan's schedule for a size in at most so many segments, so that single transfers can be seen."""
+    schedule = plan.entry_for(size_bytes).schedule
+    return replace(schedule, segments=min(schedule.segments, segments))

@@ -1,0 +1,75 @@
+"""The page of a report: what stands where."""
+
+from __future__ import annotations
+
+from collections import Counter
+from datetime import datetime, timezone
+
+from ...topo.version import VERSION
+from ..pictures.drawing import quote
+from .gather import Report
+from .html import make_page, make_paragraph
+from .machine import write_findings, write_machine
+from .plans import SHOWN_SIZE, write_section
+
+_NAMES = {"gpu": "GPU", "cpu": "socket", "switch": "switch", "nic": "NIC"}
+
+
+def write_page(report: Report, *, made: datetime | None = None) -> str:
+    """Return the report as one HTML page that needs nothing else; `made` is when (default: now)."""
+    machine = report.machine
+    made = made if made is not None else datetime.now(timezone.utc)
+    names = ["machine", "findings", *(section.collective.name for section in report.sections)]
+    links = "".join(f'<a href="#{name}">{name}</a>' for name in names)
+    body = [f"<h1>{quote(machine.name)}</h1>"]
+    of_plan = "" if report.plan_file is None else f"plan {report.plan_file}; "
+    said = f"{of_plan}{_count_devices(report)}; fingerprint {machine.fingerprint}"
+    body += [make_paragraph(said, soft=True), f"<nav>{links}</nav>", _write_facts(report)]
+    body += [write_machine(machine), write_findings(report.examination)]
+    if not report.sections:
+        body.append(make_paragraph("With fewer than two GPUs there is no collective to plan."))
+    body += [write_section(s, report.topology, with_pictures=i == 0) for i, s in enumerate(report.sections)]
+    body.append(
+        make_paragraph(
+            f"topoplan {VERSION}, {made:%Y-%m-%d %H:%M} UTC, in {report.seconds:.1f} s. GB/s are 1e9 bytes a second in one "
+            "direction; algbw is the buffer's bytes over the time of a call. Bounds are proved, and their arithmetic was "
+            "checked; schedules were verified by a replay; times are predicted, not measured.",
+            soft=True,
+        )
+    )
+    return make_page(f"{machine.name}: topoplan report", body)
+
+
+def _count_devices(report: Report) -> str:
+    counts = Counter(device.kind for device in report.machine.devices)
+    parts = []
+    for kind, name in _NAMES.items():
+        if counts[kind]:
+            plural = "" if counts[kind] == 1 else "es" if name == "switch" else "s"
+            parts.append(f"{counts[kind]:,} {name}{plural}")
+    return ", ".join(parts)
+
+
+def _write_facts(report: Report) -> str:
+    """Return the few figures that a reader wants first."""
+    facts = [(str(len(report.machine.ranks)), "GPUs")]
+    if report.sections:
+        first = report.sections[0]
+        name = first.collective.name
+        if first.bounds is not None:
+            facts.append((f"{float(first.bounds.one_way.algbw_GBps):.4g} GB/s", f"bound of {name}, algbw"))
+        if first.plan is not None:
+            size = SHOWN_SIZE << 2
+            entry = first.plan.entry_for(size)
+            time_s = first.plan.time_s(entry, size)
+            if time_s:
+                facts.append((f"{size / time_s / 1e9:.4g} GB/s", f"{name} of 1 GiB, predicted"))
+                if first.stock is not None:
+                    facts.append(
+                        (f"{first.stock.time_s(size) / time_s:.2f}x", "as fast as stock's ring, both predicted")
+                    )
+    counts = Counter(finding.severity for finding in report.examination.findings)
+    listed = ", ".join(f"{counts[s]} {s}{'s' * (counts[s] > 1)}" for s in ("error", "warning", "note") if counts[s])
+    facts.append((str(sum(counts.values())), f"findings ({listed})" if listed else "findings"))
+    cells = "".join(f"<div><b>{quote(value)}</b><span>{quote(what)}</span></div>" for value, what in facts)
+    return f'<div class="facts">{cells}</div>'
