@@ -150,7 +150,7 @@ class Executor:
                 elif code == COPY:
                     torch._foreach_copy_(a, b)
                 else:
-                    _exchange(a)
+                    exchange(a)
         except TopoplanError:
             raise
         except RuntimeError as error:
@@ -169,7 +169,8 @@ class Executor:
         return self.faults.stuck(call, post.kind, post.peer, post.number, post.step, error, counts)
 
 
-def _exchange(batches: list[list[dist.P2POp]]) -> None:
+def exchange(batches: list[list[dist.P2POp]]) -> None:
+    """Post a tick's batches one after the other, and wait for each."""
     for batch in batches:
         for work in dist.batch_isend_irecv(batch):
             work.wait()

@@ -7,8 +7,10 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import combinations
 
 from ...topo.graph import Topology
+from ...topo.pictures.collapse import list_boxes
 from ...topo.pictures.layout import lay_out
 from ..ir.schedule import Schedule
 from .drawing import draw_text, start_svg
@@ -16,7 +18,7 @@ from .drawing import draw_text, start_svg
 MOST_GPUS = 64
 """With more GPUs nothing is drawn."""
 _WIDTH, _PAD, _HEAD = 300, 34, 24
-_MOST_BEND = 46
+_MOST_BEND, _LEAST_DISTANCE = 46, 24.0
 _LEAST_HEIGHT, _MOST_HEIGHT = 90, 260
 _Edge = tuple[int, int, str]
 """Sender, receiver, operation."""
@@ -58,14 +60,15 @@ def draw_way(topology: Topology, way: Way, *, alone: bool = False) -> str:
     lines.append(
         draw_text(8, 18, f"{share:.2%} of the buffer" + (f" ({way.chunks} chunks)" if way.chunks > 1 else ""), 12)
     )
-    radius = 11.0 if len(places) <= 16 else 7.0
+    near = min((math.dist(a, b) for a, b in combinations(places, 2)), default=math.inf)
+    radius = min(11.0, max(5.0, near / 2.3))
     last = max(way.edges.values(), default=0) + 1
     drawn = {edge: step for edge, step in way.edges.items() if edge[2] == "copy" or not both_ways}
     for (src, dst, op), step in sorted(drawn.items(), key=lambda item: item[1]):
         lines += _draw_arrow(places[src], places[dst], _HEAD, radius, op, 0.45 + 0.55 * (1 - step / last), both_ways)
     for rank, (x, y) in enumerate(places):
         lines.append(f'<circle class="node" cx="{x:.1f}" cy="{y + _HEAD:.1f}" r="{radius:g}" stroke-width="1.4"/>')
-        size = 11 if radius > 8 else 8
+        size = 11 if radius > 9 else 8
         lines.append(draw_text(x, y + _HEAD + size * 0.36, str(rank), size, anchor="middle"))
     return "\n".join([*lines, "</svg>"]) + "\n"
 
@@ -81,7 +84,9 @@ def _spreads_back(way: Way) -> bool:
 
 
 def _place_gpus(topology: Topology) -> list[tuple[float, float]]:
-    """Return where the GPUs stand, by rank: as in the picture of the machine, made to fit."""
+    """Return where the GPUs stand, by rank: as in the picture of the machine, made to fit, or, where they would stand too
+    close, a circle for each box.
+    """
     at = {ident: (shape.x, shape.y) for shape in lay_out(topology).shapes for ident in shape.ids}
     points = [at[ident] for ident in topology.ranks]
     left, top = min(x for x, _ in points), min(y for _, y in points)
@@ -91,7 +96,29 @@ def _place_gpus(topology: Topology) -> list[tuple[float, float]]:
     scale_y = height / high if high else 0.0
     shift_y = _PAD if high else _LEAST_HEIGHT / 2
     shift_x = _PAD if wide else _WIDTH / 2
-    return [((x - left) * scale_x + shift_x, (y - top) * scale_y + shift_y) for x, y in points]
+    placed = [((x - left) * scale_x + shift_x, (y - top) * scale_y + shift_y) for x, y in points]
+    near = min((math.dist(a, b) for a, b in combinations(placed, 2)), default=math.inf)
+    # In one or two rows arrows pass over GPUs, which takes more room than in a grid.
+    in_rows = len({round(y) for _, y in placed}) <= 2
+    return placed if near >= _LEAST_DISTANCE * (2 if in_rows else 1) else _place_on_circles(topology)
+
+
+def _place_on_circles(topology: Topology) -> list[tuple[float, float]]:
+    """Return where the GPUs stand with those of each box on a circle; boxes are rows of at most two (or four) circles."""
+    boxes = [[d.id for d in box if d.kind == "gpu"] for box in list_boxes(topology)]
+    boxes = [box for box in boxes if box]
+    if len(boxes) == len(topology.ranks):
+        boxes = [list(topology.ranks)]
+    columns = min(len(boxes), 2 if len(boxes) <= 4 else 4)
+    cell = (_WIDTH - _PAD) / columns
+    radius = min(_MOST_HEIGHT, cell) / 2 - 20
+    at: dict[str, tuple[float, float]] = {}
+    for number, box in enumerate(boxes):
+        x, y = _PAD / 2 + cell * (number % columns + 0.5), (radius + 20) * (1 + 2 * (number // columns))
+        for place, ident in enumerate(box):
+            turn = 2 * math.pi * place / len(box) - math.pi / 2
+            at[ident] = (x + radius * math.cos(turn), y + radius * math.sin(turn))
+    return [at[ident] for ident in topology.ranks]
 
 
 def _draw_arrow(

@@ -18,11 +18,11 @@ from ...topo.pictures.table import MOST_GPUS, list_adding
 from ..pictures.drawing import quote
 from .html import make_details, make_figure, make_paragraph, make_section, make_table
 
-_MOST_STEPS = 400_000
+_MOST_STEPS = 60_000
 """Links that are looked at to count pairs of GPUs; beyond, the first rows stand for all."""
 _MOST_NOTES, _MOST_FINDINGS, _MOST_EVIDENCE, _MOST_DEVICES = 30, 40, 6, 80
 _FITS_A_PHONE = 820
-"""Pixels; wider pictures scroll sideways where there is less room, since nobody could read them any more."""
+"""Pixels; wider pictures scroll sideways where there is less room than that, since nobody could read them any more."""
 _MOST_PICTURE_BYTES = 900_000
 
 
@@ -34,7 +34,7 @@ def write_machine(machine: Topology) -> str:
     if len(picture) <= _MOST_PICTURE_BYTES:
         caption = "GB/s in one direction" + (f"; {collapsed.left_out}" if collapsed.left_out else "")
         width = re.search(r'width="(\d+)"', picture)
-        look = "fit" if width is not None and int(width[1]) <= _FITS_A_PHONE else ""
+        look = "fit" if width is not None and int(width[1]) <= _FITS_A_PHONE else "wide"
         parts.append(f'<div class="machine">{make_figure(picture, caption, look)}</div>')
     else:
         parts.append(make_paragraph("too large to draw; topo-probe --format dot writes it for Graphviz", soft=True))

@@ -64,10 +64,6 @@ def _write_facts(report: Report) -> str:
             time_s = first.plan.time_s(entry, size)
             if time_s:
                 facts.append((f"{size / time_s / 1e9:.4g} GB/s", f"{name} of 1 GiB, predicted"))
-                if first.stock is not None:
-                    facts.append(
-                        (f"{first.stock.time_s(size) / time_s:.2f}x", "as fast as stock's ring, both predicted")
-                    )
     counts = Counter(finding.severity for finding in report.examination.findings)
     listed = ", ".join(f"{counts[s]} {s}{'s' * (counts[s] > 1)}" for s in ("error", "warning", "note") if counts[s])
     facts.append((str(sum(counts.values())), f"findings ({listed})" if listed else "findings"))

@@ -152,7 +152,7 @@ def _list_entries(plan: Plan) -> str:
             (
                 show_size(entry.min_bytes), "" if entry.max_bytes is None else show_size(entry.max_bytes), schedule.label,
                 f"{len(schedule.chunks):,}", f"{schedule.steps}", "" if number is None else f"{float(number):g}",
-                str(schedule.trees or ""), f"{float(plan.cost_of(entry).alpha_us):.3g}",
+                str(schedule.trees or ""), show_number(float(plan.cost_of(entry).alpha_us), 3),
                 "" if limit is None else f"{float(limit):.4g}", f"{max(0.0, float(plan.gap_of(entry))):.1%}",
                 f"{size / time_s / 1e9 if time_s else 0.0:.4g} at {show_size(size)}",
             )
@@ -182,20 +182,21 @@ def _compare(section: Section, plan: Plan) -> list[str]:
         entry = plan.entry_for(size)
         time_s = plan.time_s(entry, size)
         algbw = size / time_s / 1e9 if time_s else 0.0
-        row = [show_size(size), entry.schedule.label, f"{time_s * 1e6:.4g}", f"{algbw:.4g}",
+        row = [show_size(size), entry.schedule.label, show_number(time_s * 1e6), f"{algbw:.4g}",
                f"{algbw * float(section.collective.bus_factor()):.4g}", f"{algbw / bound:.1%}"]  # fmt: skip
         if section.stock is not None:
             stock_s = section.stock.time_s(size)
-            row += [f"{stock_s * 1e6:.4g}", f"{stock_s / time_s:.2f}x" if time_s else ""]
+            row += [show_number(stock_s * 1e6), f"{stock_s / time_s:.2f}x" if time_s else ""]
         rows.append(row)
     titles = ["size", "schedule", "plan, us", "algbw, GB/s", "busbw, GB/s", "of the bound"]
     if section.stock is not None:
-        titles += ["stock, us", "stock / plan"]
+        titles += ["stock's ring, us", "ring / plan"]
     said = f"All times are predicted. Host costs: {describe_host(plan.topology)}."
     if section.stock is not None:
         said += (
-            f" Stock is a model too: a {section.stock.what}, costed as the plan is; it is what a library does that does "
-            "not look at the machine. NCCL searches rings and trees of its own and may be faster: topo-run measures it."
+            f" Stock is a model too: one {section.stock.what}, costed as the plan is. It is what a library does that "
+            "does not look at the machine; NCCL searches several rings and trees of its own and is often faster than that: "
+            "topo-run measures it."
         )
     return [make_table(titles, rows, right=(0, 2, 3, 4, 5, 6, 7)), make_paragraph(said, soft=True)]
 
@@ -210,6 +211,11 @@ def _list_strategies(explanation: Explanation) -> str:
 
 
 # -- pictures ------------------------------------------------------------------------------------------------------
+
+
+def show_number(value: float, digits: int = 4) -> str:
+    """Return a number without an exponent: a few digits where it is small, whole where it is large."""
+    return f"{value:,.0f}" if value >= 10**digits else f"{value:.{digits}g}"
 
 
 def _draw_curves(section: Section) -> str:

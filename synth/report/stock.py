@@ -23,7 +23,7 @@ from ..request import Request, Send, build_schedule, segment_counts
 
 _RINGS = {"allreduce": 2, "allgather": 1, "reduce-scatter": 1}
 """Times that data goes around the ring."""
-_MOST_TRIED, _MOST_NAMED = 200_000, 16
+_MOST_SEARCHED, _MOST_TRIED, _MOST_NAMED = 64, 20_000, 16
 _CHAINS = ("broadcast", "reduce")
 
 
@@ -94,21 +94,23 @@ def find_order(topology: Topology) -> tuple[int, ...]:
     Raises InfeasibleError where there is none, or none was found among _MOST_TRIED beginnings.
     """
     n, router = len(topology.ranks), router_of(topology)
-    order, choices, tried = [0], [list(range(n))[::-1]], 0
-    while choices:
-        if not choices[-1] or (len(order) == n and router.route(order[-1], 0) is None):
+    if all(router.route(rank, (rank + 1) % n) is not None for rank in range(n)):
+        return tuple(range(n))
+    if n > _MOST_SEARCHED:
+        raise InfeasibleError(f"rank order has no routes, and of {n} GPUs no other order is sought")
+    order, choices, tried = [0], [list(range(n - 1, 0, -1))], 0
+    while choices and tried < _MOST_TRIED:
+        if len(order) == n and router.route(order[-1], 0) is not None:
+            return tuple(order)
+        if not choices[-1]:
             choices.pop()
             order.pop()
             continue
-        if len(order) == n:
-            return tuple(order)
         rank = choices[-1].pop()
         tried += 1
-        if tried > _MOST_TRIED:
-            break
-        if rank not in order and router.route(order[-1], rank) is not None:
+        if router.route(order[-1], rank) is not None:
             order.append(rank)
-            choices.append(list(range(n))[::-1])
+            choices.append([other for other in range(n - 1, 0, -1) if other not in order])
     raise InfeasibleError("no order of the ranks was found in which each has a route to the next")
 
 

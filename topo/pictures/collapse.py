@@ -27,7 +27,7 @@ class Collapsed:
 def collapse(topology: Topology, most_cables: int = MOST_CABLES) -> Collapsed:
     """Return the machine itself where it has at most `most_cables` cables, else a part of it that stands for the rest."""
     cables = find_cables(topology)
-    boxes = _list_boxes(topology)
+    boxes = list_boxes(topology)
     large = [box for box in boxes if sum(d.kind == "gpu" for d in box) > 1]
     if len(cables) <= most_cables and len(large) <= _MOST_BOXES:
         return Collapsed(topology, None)
@@ -49,7 +49,7 @@ def _list_hubs(topology: Topology) -> list[Device]:
     return [d for d in topology.devices if d.kind == "switch" and d.family in (None, "network")]
 
 
-def _list_boxes(topology: Topology) -> list[list[Device]]:
+def list_boxes(topology: Topology) -> list[list[Device]]:
     """Return what hangs together without the switches that join boxes, in device order."""
     hubs = {d.id for d in _list_hubs(topology)}
     neighbours: dict[str, list[str]] = defaultdict(list)
@@ -92,7 +92,7 @@ def _name_first(box: list[Device]) -> str:
 def _keep(topology: Topology, kept: set[str]) -> Topology:
     devices = tuple(d for d in topology.devices if d.id in kept)
     links = tuple(x for x in topology.links if x.src in kept and x.dst in kept)
-    return replace(topology, devices=devices, links=links)
+    return replace(topology, name=f"{topology.name}, a part", devices=devices, links=links)
 
 
 def _keep_nearest(topology: Topology) -> Collapsed:

@@ -1,0 +1,175 @@
+"""When each transfer of a plan's schedule began and ended on running ranks, beside what was predicted: `topo-run --trace`.
+
+The executor that carries out calls knows nothing of this: a traced call is played by one that notes times, which costs
+some microseconds an operation. A message begins when its sender has posted it and ends when its receiver has waited for it;
+over NCCL, where waiting does not stop the host, a tick's messages begin and end with their batch, for which the host waits.
+Every rank's clock starts with a barrier before the call.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ...synth.cost.segmentation import as_sent
+from ...synth.cost.transfer_times import MOST_TIMES, TransferTime, predict_times
+from ...synth.ir.schedule import Schedule
+from ...synth.pictures import chrome_trace
+from ...synth.pictures.plan_trace import describe_run
+from ...topo.errors import ExecutionError, InputError
+from ...topo.graph import Topology
+from ..communicator import Communicator
+from ..compiled import AWAIT, CODE, COMBINE, COPY, DIVIDE, PACK, RECEIVE, SEND, Compiled, Operation
+from ..executor import Executor, exchange
+from ..program.instructions import Exchange, Post
+from ..program.layout import Layout
+from ..program.messages import list_messages
+from ..ranks.faults import first_line
+from ..reductions import IN_PLACE_REDUCTIONS, ReduceOp
+
+_WARMUP = 3
+_Stamp = tuple[bool, int, int, float]
+"""Whether it was sent, the other rank, the number of the message of that direction, and when in microseconds."""
+
+
+class TracingExecutor(Executor):
+    """Plays schedules as Executor does, and keeps in `stamps` when this rank had posted each send, and had each message."""
+
+    stamps: list[_Stamp]
+
+    def _play(self, compiled: Compiled, operations: list[Operation], op: ReduceOp, number: int | None) -> None:
+        reduce, posts = IN_PLACE_REDUCTIONS[op], compiled.program.posts
+        call = self.faults.begin(compiled.call, self.topology, number)
+        deadline, works = call.deadline, []
+        batches = [x for x in compiled.program.instructions if isinstance(x, Exchange)]
+        self.stamps, started, batch, current = [], time.perf_counter(), 0, 0
+
+        def stamp(post: Post) -> None:
+            self.stamps.append((post.kind == "send", post.peer, post.number, (time.perf_counter() - started) * 1e6))
+
+        try:
+            for code, a, b, tag in operations:
+                if code == AWAIT:
+                    current = tag
+                    if not works[tag].wait(timedelta(seconds=max(0.001, deadline - time.monotonic()))):
+                        raise RuntimeError("it did not complete")
+                    if posts[tag].kind == "receive":
+                        stamp(posts[tag])
+                elif code == SEND:
+                    current = len(works)
+                    stamp(posts[current])
+                    works.append(self.backend.send(a, b, tag))
+                elif code == RECEIVE:
+                    current = len(works)
+                    works.append(self.backend.recv(a, b, tag))
+                elif code == COMBINE:
+                    reduce(a, b)
+                elif code == CODE:
+                    a()
+                elif code == DIVIDE:
+                    torch._foreach_div_(a, b)
+                elif code == PACK:
+                    torch.cat(a, out=b)
+                elif code == COPY:
+                    torch._foreach_copy_(a, b)
+                else:
+                    sent = [post for post in batches[batch].posts if post.kind == "send"]
+                    got = [post for post in batches[batch].posts if post.kind == "receive"]
+                    torch.cuda.synchronize()
+                    for post in sent:
+                        stamp(post)
+                    exchange(a)
+                    torch.cuda.synchronize()
+                    for post in got:
+                        stamp(post)
+                    batch += 1
+        except RuntimeError as error:
+            self._spent = works
+            raise self._explain(call, compiled.program, len(works), current, error) from error
+        self._spent = works
+
+
+def trace_call(communicator: Communicator, numel: int, dtype: torch.dtype) -> str | None:
+    """Return the Chrome trace of a call on a buffer of `numel` elements, on rank 0; None elsewhere. Collective.
+
+    The schedule is the one that is used for the size, or, where the stock collective is, the best of the plan's own.
+    Raises InputError where there is too much to list.
+    """
+    engine = communicator.engine
+    plan = communicator.plan
+    size = engine.wire_size(numel, dtype)
+    choice = communicator.choice(size)
+    schedule = None if choice is None else choice.schedule or choice.own
+    schedule = schedule if schedule is not None else plan.entry_for(size).schedule
+    if len(schedule.transfers) * schedule.segments > MOST_TIMES:
+        raise InputError(
+            f"--trace: {schedule.label} at {size} bytes has more than {MOST_TIMES:,} transfers and segments; give a smaller -e"
+        )
+    executor = TracingExecutor(engine.transport, plan.topology, engine.codec)
+    source, target = engine.make_scratch(numel, dtype)
+    try:
+        for _ in range(_WARMUP):
+            dist.barrier(engine.group)
+            began = time.perf_counter()
+            executor.run(schedule, numel, source, target)
+            took_us = (time.perf_counter() - began) * 1e6
+        everybody: list[Any] = [None] * communicator.size
+        dist.all_gather_object(everybody, (executor.stamps, took_us), group=engine.group)
+    except RuntimeError as error:
+        raise ExecutionError(f"rank {communicator.rank}: the traced call failed: {first_line(error)}") from error
+    if communicator.rank != 0:
+        return None
+    topology = plan.topology
+    measured = pair_stamps(schedule, numel, dtype.itemsize, [stamps for stamps, _ in everybody])
+    machine = engine.machine
+    sent = as_sent(schedule, topology)
+    crossed: Topology = machine.topology or topology
+    predicted = predict_times(sent, crossed, size, machine.host)
+    about = describe_run(schedule, topology, size) | {
+        "plan": plan.hash,
+        "measured_us": max(took for _, took in everybody),
+        "predicted_for": machine.what,
+        "host_costs": machine.host.source,
+    }
+    times = {chrome_trace.PREDICTED: predicted, chrome_trace.MEASURED: measured}
+    return chrome_trace.write(topology, times, about)
+
+
+def pair_stamps(
+    schedule: Schedule, numel: int, itemsize: int, stamps_of: Sequence[Sequence[_Stamp]]
+) -> list[TransferTime]:
+    """Return the time of every transfer's segment that has elements, from the stamps of all ranks, by rank."""
+    posted, had = {}, {}
+    for rank, stamps in enumerate(stamps_of):
+        for sent, peer, number, at_us in stamps:
+            if sent:
+                posted[rank, peer, number] = at_us
+            else:
+                had[peer, rank, number] = at_us
+    route_of = {(t.step, t.src, t.dst, t.chunk): t.route for t in schedule.transfers}
+    layout = Layout(schedule, numel)
+    out: list[TransferTime] = []
+    for rank in range(schedule.collective.ranks):
+        for message in list_messages(layout, rank)[0]:
+            key = rank, message.peer, message.number
+            begin = posted[key]
+            end = max(begin, had[key])
+            before = 0
+            for piece in message.pieces:
+                length = piece.hi - piece.lo
+                from_us = begin + (end - begin) * before / message.length
+                before += length
+                until_us = begin + (end - begin) * before / message.length
+                out.append(
+                    TransferTime(
+                        message.tick, piece.step, piece.part, rank, message.peer, piece.chunk,
+                        "reduce" if piece.adds else "copy", route_of[piece.step, rank, message.peer, piece.chunk],
+                        length * itemsize, from_us, until_us,
+                    )
+                )  # fmt: skip
+    return out
