@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..topo.errors import ExecutionError, InputError, PlanMismatchError, VerificationError
@@ -97,7 +98,9 @@ def _parser() -> Parser:
         metavar="FILE",
         help="with --calibrate: write the topology to this file (default: standard output)",
     )
-    add("--force", action="store_true", help="let -o replace a file that exists")
+    add("--trace", type=file_name, metavar="FILE", help="write when each transfer of a call of the largest size began and "
+        "ended, beside what was predicted: a Chrome trace, which Perfetto (ui.perfetto.dev) opens")  # fmt: skip
+    add("--force", action="store_true", help="let -o and --trace replace a file that exists")
     add("--stock", action="store_true", help="time the stock collective alone, without a plan")
     add("--collective", default="allreduce", metavar="C", help="with --stock: the collective (default allreduce)")
     add("--json", action="store_true", help="one JSON object on standard output")
@@ -151,6 +154,11 @@ def _plan(args: argparse.Namespace) -> Plan | None:
     """Read and verify the plan; return None with --stock alone."""
     if args.output is not None and not args.calibrate:
         raise InputError("-o without --calibrate: there is no topology to write; the table goes to standard output")
+    if args.trace is not None:
+        if args.plan is None or args.calibrate:
+            raise InputError("--trace: there is no call of a plan to trace; name a plan, and leave --calibrate out")
+        if Path(args.trace).exists() and not args.force:
+            raise InputError(f"{args.trace}: exists already and was left as it is; name another file, or give --force")
     if args.plan is None:
         if args.compress:
             raise InputError(
@@ -189,6 +197,7 @@ def _run_rank(args: argparse.Namespace, options: BenchOptions, plan: Plan | None
     from ..runtime.measuring.bench import run_benchmark
     from ..runtime.ranks.faults import first_line
     from ..runtime.ranks.launch import init_method, keep_output_clean, meet_before_leaving
+    from ..topo.files import write_whole
 
     # All that needs no other rank comes first, so that bad input ends every rank before any of them connects.
     settings = options.settings_for(options.collective_over(plan, world))
@@ -216,6 +225,11 @@ def _run_rank(args: argparse.Namespace, options: BenchOptions, plan: Plan | None
                 None if communicator is None else communicator.engine.machine.topology or communicator.plan.topology
             )
             rows = [] if args.calibrate else run_benchmark(settings, communicator, say)
+            trace = None
+            if args.trace is not None and communicator is not None:
+                from ..runtime.measuring.trace import trace_largest
+
+                trace = trace_largest(settings, communicator)
             communicator = None  # nothing may hold on to a group when it is destroyed: gloo may abort at exit otherwise
             dist.barrier()
         except (InputError, VerificationError):
@@ -227,6 +241,9 @@ def _run_rank(args: argparse.Namespace, options: BenchOptions, plan: Plan | None
         _write_calibrated(args, calibrated, host)
     elif rank == 0:
         _print(args, plan, settings, backend, rows)
+        if trace is not None:
+            write_whole(args.trace, trace, overwrite=args.force)
+            print(f"trace written to {args.trace}; open it at ui.perfetto.dev", file=sys.stderr)
     return 1 if any(row.wrong for row in rows) else 0
 
 

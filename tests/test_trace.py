@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from launch import run_module
 
+from topoplan.runtime.measuring.trace import pair_stamps
 from topoplan.synth.cost.affine import costs_between_gpus
 from topoplan.synth.cost.host_costs import HostCosts
 from topoplan.synth.cost.segmentation import as_sent, time_us
@@ -109,3 +110,53 @@ def test_messages_that_are_played_end_when_the_simulation_does(bits: int, segmen
     # What is received last is still added, or copied, after it was noticed.
     assert last <= whole
     assert whole - last <= 4 * host.receive_us + 3 * (1 << bits) * host.add_ns * 1e-3 + whole * 0.5
+
+
+def test_topo_run_traces_what_it_measured_beside_what_it_predicted(plans: Callable[..., str], tmp_path: Path) -> None:
+    plan_file, target = plans("switch:4"), tmp_path / "trace.json"
+    asked = (plan_file, "-b", "64K", "-e", "64K", "-n", "1", "-w", "0", "--choose", "plan", "--json")
+    done = run_module("topoplan.cli.run", *asked, "--trace", str(target))
+    assert done.returncode == 0, done.stderr
+    schedule = Plan.load(plan_file).entry_for(1 << 16).schedule
+    events = read_trace(target.read_text(encoding="utf-8"))
+    assert set(events) == {"predicted", "measured"}
+
+    def count(kind: str) -> list[tuple[int, ...]]:
+        keys = ("to", "step", "chunk", "segment", "bytes")
+        return sorted((e["pid"], *(e["args"][key] for key in keys)) for e in events[kind])
+
+    assert len(events["measured"]) == len(schedule.transfers) * schedule.segments
+    assert count("measured") == count("predicted")
+    refused = run_module("topoplan.cli.run", *asked, "--trace", str(target))
+    assert refused.returncode == 2
+    assert "--force" in refused.stderr
+
+
+def test_what_lands_later_ends_later() -> None:
+    """Two ranks exchange halves: every stamp finds its message, and pieces follow each other in it."""
+    schedule = build_ring(Collective("allreduce", 2), preset("switch:2"), (0, 1))
+    stamps = [
+        [(True, 1, 0, 1.0), (False, 1, 0, 5.0), (True, 1, 1, 6.0), (False, 1, 1, 9.0)],
+        [(True, 0, 0, 2.0), (False, 0, 0, 4.0), (True, 0, 1, 5.0), (False, 0, 1, 8.0)],
+    ]
+    times = pair_stamps(schedule, 10, lambda elements: 4 * elements, stamps)
+    assert [(t.src, t.step, t.begin_us, t.end_us, t.bytes) for t in times] == [
+        (0, 0, 1.0, 4.0, 20), (0, 1, 6.0, 8.0, 20), (1, 0, 2.0, 5.0, 20), (1, 1, 5.0, 9.0, 20),
+    ]  # fmt: skip
+
+
+def test_a_trace_without_a_plan_is_refused() -> None:
+    done = run_module("topoplan.cli.run", "--stock", "--nproc", "2", "--trace", "x.json")
+    assert done.returncode == 2
+    assert "--trace" in done.stderr
+
+
+def test_perfetto_counts_as_many_slices_as_transfers(plans: Callable[..., str], tmp_path: Path) -> None:
+    processor = pytest.importorskip("perfetto.trace_processor", reason="the package perfetto is not installed")
+    plan = Plan.load(plans("dgx1", "allreduce", "packing"))
+    target = tmp_path / "trace.json"
+    target.write_text(write_plan_trace(plan, 1 << 20), encoding="utf-8")
+    schedule = plan.entry_for(1 << 20).schedule
+    with processor.TraceProcessor(trace=str(target)) as opened:
+        (row,) = opened.query("select count(*) as n from slice where category = 'predicted'")
+        assert row.n == len(schedule.transfers) * schedule.segments

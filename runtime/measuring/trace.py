@@ -9,7 +9,7 @@ Every rank's clock starts with a barrier before the call.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -22,30 +22,31 @@ from ...synth.ir.schedule import Schedule
 from ...synth.pictures import chrome_trace
 from ...synth.pictures.plan_trace import describe_run
 from ...topo.errors import ExecutionError, InputError
-from ...topo.graph import Topology
 from ..communicator import Communicator
 from ..compiled import AWAIT, CODE, COMBINE, COPY, DIVIDE, PACK, RECEIVE, SEND, Compiled, Operation
 from ..executor import Executor, exchange
 from ..program.instructions import Exchange, Post
-from ..program.layout import Layout
+from ..program.layout import IN_PLACE, Layout
 from ..program.messages import list_messages
 from ..ranks.faults import first_line
 from ..reductions import IN_PLACE_REDUCTIONS, ReduceOp
+from .bench_data import BenchSettings
 
 _WARMUP = 3
-_Stamp = tuple[bool, int, int, float]
+Stamp = tuple[bool, int, int, float]
 """Whether it was sent, the other rank, the number of the message of that direction, and when in microseconds."""
 
 
 class TracingExecutor(Executor):
     """Plays schedules as Executor does, and keeps in `stamps` when this rank had posted each send, and had each message."""
 
-    stamps: list[_Stamp]
+    stamps: list[Stamp]
 
     def _play(self, compiled: Compiled, operations: list[Operation], op: ReduceOp, number: int | None) -> None:
         reduce, posts = IN_PLACE_REDUCTIONS[op], compiled.program.posts
         call = self.faults.begin(compiled.call, self.topology, number)
-        deadline, works = call.deadline, []
+        deadline = call.deadline
+        works: list[dist.Work] = []
         batches = [x for x in compiled.program.instructions if isinstance(x, Exchange)]
         self.stamps, started, batch, current = [], time.perf_counter(), 0, 0
 
@@ -94,6 +95,14 @@ class TracingExecutor(Executor):
         self._spent = works
 
 
+def trace_largest(settings: BenchSettings, communicator: Communicator) -> str | None:
+    """Return the Chrome trace of a call of a benchmark's largest size, on rank 0; None elsewhere. Collective."""
+    numel = settings.list_sizes()[-1] // settings.dtype.itemsize
+    if settings.collective.name not in IN_PLACE:
+        numel -= numel % settings.collective.ranks
+    return trace_call(communicator, numel, settings.dtype)
+
+
 def trace_call(communicator: Communicator, numel: int, dtype: torch.dtype) -> str | None:
     """Return the Chrome trace of a call on a buffer of `numel` elements, on rank 0; None elsewhere. Collective.
 
@@ -125,11 +134,14 @@ def trace_call(communicator: Communicator, numel: int, dtype: torch.dtype) -> st
     if communicator.rank != 0:
         return None
     topology = plan.topology
-    measured = pair_stamps(schedule, numel, dtype.itemsize, [stamps for stamps, _ in everybody])
-    machine = engine.machine
-    sent = as_sent(schedule, topology)
-    crossed: Topology = machine.topology or topology
-    predicted = predict_times(sent, crossed, size, machine.host)
+    codec, machine = engine.codec, engine.machine
+
+    def count_bytes(elements: int) -> int:
+        return elements * dtype.itemsize if codec is None else codec.nbytes(codec.padded(elements))
+
+    measured = pair_stamps(schedule, numel, count_bytes, [stamps for stamps, _ in everybody])
+    sent = schedule if machine.topology is None else as_sent(schedule, machine.topology)
+    predicted = predict_times(sent, machine.topology, size, machine.host)
     about = describe_run(schedule, topology, size) | {
         "plan": plan.hash,
         "measured_us": max(took for _, took in everybody),
@@ -141,10 +153,11 @@ def trace_call(communicator: Communicator, numel: int, dtype: torch.dtype) -> st
 
 
 def pair_stamps(
-    schedule: Schedule, numel: int, itemsize: int, stamps_of: Sequence[Sequence[_Stamp]]
+    schedule: Schedule, numel: int, count_bytes: Callable[[int], int], stamps_of: Sequence[Sequence[Stamp]]
 ) -> list[TransferTime]:
     """Return the time of every transfer's segment that has elements, from the stamps of all ranks, by rank."""
-    posted, had = {}, {}
+    posted: dict[tuple[int, int, int], float] = {}
+    had: dict[tuple[int, int, int], float] = {}
     for rank, stamps in enumerate(stamps_of):
         for sent, peer, number, at_us in stamps:
             if sent:
@@ -169,7 +182,7 @@ def pair_stamps(
                     TransferTime(
                         message.tick, piece.step, piece.part, rank, message.peer, piece.chunk,
                         "reduce" if piece.adds else "copy", route_of[piece.step, rank, message.peer, piece.chunk],
-                        length * itemsize, from_us, until_us,
+                        count_bytes(length), from_us, until_us,
                     )
                 )  # fmt: skip
     return out

@@ -44,11 +44,12 @@ class TransferTime:
 
 
 def predict_times(
-    schedule: Schedule, topology: Topology, size_bytes: int, host: HostCosts | None = None
+    schedule: Schedule, topology: Topology | None, size_bytes: int, host: HostCosts | None = None
 ) -> list[TransferTime]:
     """Return the predicted times of all transfers, in every segment, by tick.
 
-    With `host` messages are played with these costs. Raises InputError where there are more than MOST_TIMES.
+    With `host` messages are played with these costs. Without a topology there are no links (ranks share a host's memory); then
+    nothing is returned where there are too many messages to play. Raises InputError where there are more than MOST_TIMES.
     """
     count = len(schedule.transfers) * schedule.segments
     if count > MOST_TIMES:
@@ -57,9 +58,9 @@ def predict_times(
             "listed one by one; name a smaller size"
         )
     played = None if host is None else play_messages(schedule, topology, host, size_bytes)
-    return list(
-        _share_out(schedule, size_bytes, _time_ticks(schedule, topology, size_bytes) if played is None else played)
-    )
+    if played is None:
+        played = [] if topology is None else _time_ticks(schedule, topology, size_bytes)
+    return list(_share_out(schedule, size_bytes, played)) if played else []
 
 
 def _time_ticks(schedule: Schedule, topology: Topology, size_bytes: int) -> list[MessageTime]:
