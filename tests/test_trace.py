@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
@@ -157,6 +158,10 @@ def test_perfetto_counts_as_many_slices_as_transfers(plans: Callable[..., str], 
     target = tmp_path / "trace.json"
     target.write_text(write_plan_trace(plan, 1 << 20), encoding="utf-8")
     schedule = plan.entry_for(1 << 20).schedule
-    with processor.TraceProcessor(trace=str(target)) as opened:
+    try:
+        opened = processor.TraceProcessor(trace=str(target))
+    except (OSError, subprocess.CalledProcessError) as error:  # the package downloads the processor itself
+        pytest.skip(f"perfetto's trace processor cannot be had: {error}")
+    with opened:
         (row,) = opened.query("select count(*) as n from slice where category = 'predicted'")
         assert row.n == len(schedule.transfers) * schedule.segments

@@ -70,7 +70,8 @@ def make_table(
 
     def cell(tag: str, place: int, text: str) -> str:
         look = ' class="n"' if place in numbers else ' class="wrap"' if place == wrap and tag == "td" else ""
-        return f"<{tag}{look}>{quote(text)}</{tag}>"
+        broken = quote(text).replace("\n", "<br>")
+        return f"<{tag}{look}>{broken}</{tag}>"
 
     head = "".join(cell("th", i, title) for i, title in enumerate(titles))
     body = "\n".join("<tr>" + "".join(cell("td", i, text) for i, text in enumerate(row)) + "</tr>" for row in rows)

@@ -23,6 +23,8 @@ _MOST_STEPS = 60_000
 _MOST_NOTES, _MOST_FINDINGS, _MOST_EVIDENCE, _MOST_DEVICES = 30, 40, 6, 80
 _FITS_A_PHONE = 820
 """Pixels; wider pictures scroll sideways where there is less room than that, since nobody could read them any more."""
+_MOST_IN_A_LINE = 8
+"""With more GPUs, cells of their matrix have the rate below the way."""
 _MOST_PICTURE_BYTES = 900_000
 
 
@@ -102,7 +104,10 @@ def _list_ways(machine: Topology) -> list[str]:
     legend = make_paragraph("; ".join(meaning[label] for label in used if label in meaning), soft=True)
     if len(rows) == len(machine.ranks) <= MOST_GPUS:
         titles = ["from \\ to", *(str(i) for i in range(len(rows)))]
-        cells = [(str(i), *(_show_way(way) for way in row)) for i, row in enumerate(rows)]
+        cells = [
+            (str(i), *(_show_way(way, "\n" if len(rows) > _MOST_IN_A_LINE else " ") for way in row))
+            for i, row in enumerate(rows)
+        ]
         head = "<h3>From GPU to GPU: the way, and GB/s of the route used alone</h3>"
         return [head, make_table(titles, cells), legend]
     counted = "" if len(rows) == len(machine.ranks) else f", counted from the first {len(rows)} GPUs"
@@ -112,8 +117,10 @@ def _list_ways(machine: Topology) -> list[str]:
     return [f"<h3>From GPU to GPU{counted}</h3>", table, legend]
 
 
-def _show_way(way: Way) -> str:
-    return "·" if way.label == "X" else way.label if way.GBps is None else f"{way.label} {format_rate(way.GBps)}"
+def _show_way(way: Way, between: str) -> str:
+    if way.label == "X":
+        return "\u00b7"
+    return way.label if way.GBps is None else f"{way.label}{between}{format_rate(way.GBps)}"
 
 
 def _list_devices(machine: Topology) -> str:
