@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..synth.report import USUAL_LIMIT_S
 from ..topo.errors import InputError
 from .common import Parser, file_name, run_command
 
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
     from ..synth.report.gather import Report
 
 PROG = "topo-report"
-DEFAULT_TIME_LIMIT_S = 8.0
 EXAMPLES = """\
 examples:
   topo-report dgx-a100:2 -o report.html          a preset: the machine, findings, bounds, plans, curves, trees, timeline
@@ -40,8 +40,8 @@ def main(argv: list[str] | None = None) -> int:
     )
     add("-o", "--output", required=True, type=file_name, metavar="FILE", help="the HTML file to write")
     add("--force", action="store_true", help="let -o replace a file that exists")
-    add("--time-limit", type=float, default=DEFAULT_TIME_LIMIT_S, metavar="SECONDS",
-        help=f"limit on all searches together (default {DEFAULT_TIME_LIMIT_S:g})")  # fmt: skip
+    add("--time-limit", type=float, default=USUAL_LIMIT_S, metavar="SECONDS",
+        help=f"limit on all searches together (default {USUAL_LIMIT_S:g})")  # fmt: skip
     arguments = parser.parse_args(argv)
     return run_command(PROG, lambda: _report(arguments))
 

@@ -100,7 +100,8 @@ def _parser() -> Parser:
     )
     add("--trace", type=file_name, metavar="FILE", help="write when each transfer of a call of the largest size began and "
         "ended, beside what was predicted: a Chrome trace, which Perfetto (ui.perfetto.dev) opens")  # fmt: skip
-    add("--force", action="store_true", help="let -o and --trace replace a file that exists")
+    add("--plot", type=file_name, metavar="FILE", help="write curves of the measured bandwidth against size as SVG")
+    add("--force", action="store_true", help="let -o, --trace and --plot replace a file that exists")
     add("--stock", action="store_true", help="time the stock collective alone, without a plan")
     add("--collective", default="allreduce", metavar="C", help="with --stock: the collective (default allreduce)")
     add("--json", action="store_true", help="one JSON object on standard output")
@@ -154,6 +155,11 @@ def _plan(args: argparse.Namespace) -> Plan | None:
     """Read and verify the plan; return None with --stock alone."""
     if args.output is not None and not args.calibrate:
         raise InputError("-o without --calibrate: there is no topology to write; the table goes to standard output")
+    for name in (args.trace, args.plot):
+        if name is not None and Path(name).exists() and not args.force:
+            raise InputError(f"{name}: exists already and was left as it is; name another file, or give --force")
+    if args.plot is not None and args.calibrate:
+        raise InputError("--plot with --calibrate: nothing is measured by size then; leave one of them out")
     if args.trace is not None:
         if args.plan is None or args.calibrate:
             raise InputError("--trace: there is no call of a plan to trace; name a plan, and leave --calibrate out")
@@ -241,6 +247,11 @@ def _run_rank(args: argparse.Namespace, options: BenchOptions, plan: Plan | None
         _write_calibrated(args, calibrated, host)
     elif rank == 0:
         _print(args, plan, settings, backend, rows)
+        if args.plot is not None:
+            from ..runtime.measuring.bench_curves import draw_rows
+
+            write_whole(args.plot, draw_rows(settings.collective.name, rows), overwrite=args.force)
+            print(f"curves written to {args.plot}", file=sys.stderr)
         if trace is not None:
             write_whole(args.trace, trace, overwrite=args.force)
             print(f"trace written to {args.trace}; open it at ui.perfetto.dev", file=sys.stderr)

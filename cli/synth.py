@@ -109,22 +109,33 @@ def _run(args: argparse.Namespace) -> int:
     report.seconds = time.monotonic() - started
     if args.output and report.plan is not None:
         report.plan.save(args.output, overwrite=args.force)
-    if args.trace and report.plan is not None:
-        from ..synth.pictures.plan_trace import write_plan_trace
-        from ..topo.files import write_whole
-
-        write_whole(args.trace, write_plan_trace(report.plan, size), overwrite=args.force)
+    if report.plan is not None:
+        _write_pictures(args, report.plan, size)
     if args.json:
         print(json.dumps(synthesis_json(report)))
     else:
         print_tables(report, with_forests=args.strategy == "packing" or args.explain)
     if args.output and report.plan is not None:
         print(f"plan written to {args.output}", file=sys.stderr)
-    if args.trace and report.plan is not None:
-        print(f"trace written to {args.trace}; open it at ui.perfetto.dev", file=sys.stderr)
     if report.front is not None:
         _report_missing(report.front, report)
     return 0
+
+
+def _write_pictures(args: argparse.Namespace, plan: Plan, size: int) -> None:
+    """Write the trace and the curves that were asked for."""
+    from ..topo.files import write_whole
+
+    if args.trace:
+        from ..synth.pictures.plan_trace import write_plan_trace
+
+        write_whole(args.trace, write_plan_trace(plan, size), overwrite=args.force)
+        print(f"trace written to {args.trace}; open it at ui.perfetto.dev", file=sys.stderr)
+    if args.plot:
+        from ..synth.report.curves import draw_plan_alone
+
+        write_whole(args.plot, draw_plan_alone(plan), overwrite=args.force)
+        print(f"curves written to {args.plot}", file=sys.stderr)
 
 
 @contextmanager

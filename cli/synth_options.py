@@ -82,7 +82,9 @@ def build_parser() -> Parser:
     add("-o", "--output", type=file_name, metavar="PLAN", help="write the plan to this file")
     add("--trace", type=file_name, metavar="FILE", help="write when each transfer is predicted to begin and end at --size: a "
         "Chrome trace, which Perfetto (ui.perfetto.dev) opens")  # fmt: skip
-    add("--force", action="store_true", help="let -o and --trace replace a file that exists")
+    add("--plot", type=file_name, metavar="FILE", help="write curves of bandwidth against size as SVG: the plan, a ring in "
+        "rank order, the bound")  # fmt: skip
+    add("--force", action="store_true", help="let -o, --trace and --plot replace a file that exists")
     return parser
 
 
@@ -100,7 +102,7 @@ def check_options(args: argparse.Namespace) -> None:
     if args.slack is not None and args.slack < 0:
         raise InputError(f"{_SLACK} is {args.slack}; expected 0 or more")
     _refuse_what_would_do_nothing(args)
-    for name in filter(None, (args.output, args.trace)):
+    for name in filter(None, (args.output, args.trace, args.plot)):
         if Path(name).exists() and not args.force:
             raise InputError(f"{name}: exists already and was left as it is; name another file, or give --force")
 
@@ -114,8 +116,8 @@ def _refuse_what_would_do_nothing(args: argparse.Namespace) -> None:
     if args.bound_only:
         if args.output:
             raise InputError("-o: --bound-only produces no plan to write")
-        if args.trace:
-            raise InputError("--trace: --bound-only produces no schedule to trace")
+        if args.trace or args.plot:
+            raise InputError(f"{'--trace' if args.trace else '--plot'}: --bound-only produces no schedule")
         if given:
             raise InputError(f"--bound-only with {given[0]}: the bound is of every schedule; give one or the other")
     if args.reproducible:

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from launch import Ended, run_module
 
+from topoplan.runtime.measuring.bench import BenchRow
+from topoplan.runtime.measuring.bench_curves import draw_rows
 from topoplan.synth.cost.affine import costs_between_gpus
 from topoplan.synth.cost.segmentation import as_sent
 from topoplan.synth.cost.transfer_times import predict_times
@@ -233,3 +235,26 @@ def test_the_bridged_box_is_reported() -> None:
     text = write_page(gather_report(resolve(str(path)), 4))
     assert read(text).sections[:3] == ["machine", "findings", "allreduce"]
     assert "24 GB/s" in text
+
+
+def test_topo_synth_plots_the_plan(tmp_path: Path) -> None:
+    target = tmp_path / "curves.svg"
+    asked = ("--collective", "allreduce", "--topology", "ring:4", "--strategy", "ring", "--plot", str(target))
+    done = run_module("topoplan.cli.synth", *asked)
+    assert done.returncode == 0, done.stderr
+    text = target.read_text(encoding="utf-8")
+    assert text.count("<polyline") == 2
+    assert "bound: " in text
+    assert run_module("topoplan.cli.synth", *asked).returncode == 2
+
+
+def test_measured_rows_are_plotted_and_a_bound_of_another_machine_is_not() -> None:
+    def row(size: int, plan_us: float | None, fraction: float | None) -> BenchRow:
+        return BenchRow(size, "ring", plan_us, 2.0 * size, None, None, 0.001, 0.002, fraction, 0, None, 0.0)
+
+    near = draw_rows("allreduce", [row(1 << bits, float(1 << bits), 0.5) for bits in range(10, 14)])
+    assert near.count("<polyline") == 2
+    assert "bound: 0.002" in near
+    far = draw_rows("allreduce", [row(1024, 1024.0, 1e-6)])
+    assert "bound: " not in far
+    assert "<svg" in draw_rows("allreduce", [])

@@ -12,6 +12,8 @@ from .drawing import draw_text, start_svg
 _WIDTH, _HEIGHT = 560, 300
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 16, 44, 40
 _LINES = 5
+_MOST_DOTS = 16
+"""Points of a curve that are marked by dots; with more, the line says enough."""
 
 
 @dataclass(frozen=True)
@@ -26,9 +28,9 @@ class Curve:
 
 def draw_curves(title: str, curves: Sequence[Curve], limit: tuple[str, float] | None, *, alone: bool = False) -> str:
     """Return the picture; `limit` is the name and algbw in GB/s of the bound, which is drawn as a level line."""
-    sizes = [size for curve in curves for size, _ in curve.points]
+    sizes = [size for curve in curves for size, _ in curve.points] or [1024]
     low, high = math.log2(min(sizes)), math.log2(max(sizes))
-    highest = max([value for curve in curves for _, value in curve.points] + ([limit[1]] if limit else []))
+    highest = max([value for curve in curves for _, value in curve.points] + ([limit[1]] if limit else []) or [1.0])
     step = _choose_step(highest)
     top = max(step, math.ceil(highest * 1.02 / step) * step)
     plot_width, plot_height = _WIDTH - _LEFT - _RIGHT, _HEIGHT - _TOP - _BOTTOM
@@ -42,11 +44,12 @@ def draw_curves(title: str, curves: Sequence[Curve], limit: tuple[str, float] | 
         _, y = place(2**low, i * step)
         lines.append(f'<path class="g" d="M{_LEFT} {y:.1f}H{_WIDTH - _RIGHT}"/>')
         lines.append(draw_text(_LEFT - 6, y + 4, f"{i * step:g}", 12, anchor="end", look="f"))
+    every = 4 if high - low > 10 else 2 if high - low > 5 else 1
     for bits in range(math.ceil(low), math.floor(high) + 1):
-        if bits % 2 == 0:
-            x, _ = place(2**bits, 0)
+        x, _ = place(2**bits, 0)
+        if bits % 2 == 0 or every == 1:
             lines.append(f'<path class="g" d="M{x:.1f} {_TOP}V{_TOP + plot_height}"/>')
-        if bits % 4 == 2:
+        if (bits - 2) % every == 0:
             lines.append(draw_text(x, _HEIGHT - 22, show_size(1 << bits), 12, anchor="middle", look="f"))
     lines.append(draw_text(_WIDTH - _RIGHT, _HEIGHT - 6, "size of the buffer", 12, anchor="end", look="f"))
     lines.append(draw_text(4, _TOP - 8, "algbw, GB/s", 12, look="f"))
@@ -61,6 +64,12 @@ def draw_curves(title: str, curves: Sequence[Curve], limit: tuple[str, float] | 
         lines.append(
             f'<polyline class="{curve.look}" stroke-width="2.4" stroke-linejoin="round"{dash} points="{path}"/>'
         )
+        if len(curve.points) <= _MOST_DOTS:
+            fill = curve.look.replace("plan", "fp").replace("stock", "fs")
+            lines += [
+                f'<circle class="{fill}" cx="{x:.1f}" cy="{y:.1f}" r="3.2"/>'
+                for x, y in (place(size, value) for size, value in curve.points)
+            ]
     lines += _draw_legend(curves, limit)
     return "\n".join([*lines, "</svg>"]) + "\n"
 

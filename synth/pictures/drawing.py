@@ -13,6 +13,7 @@ font-family:"Helvetica Neue",Helvetica,Arial,"DejaVu Sans",sans-serif}
 .tp .t{fill:var(--ink)}.tp .f{fill:var(--faint)}.tp .g{stroke:var(--grid);fill:none}.tp .w{stroke:var(--wire);fill:none}
 .tp .plan{stroke:var(--plan);fill:none}.tp .stock{stroke:var(--stock);fill:none}.tp .bound{stroke:var(--bound);fill:none}
 .tp .node{fill:var(--node);stroke:var(--rim)}.tp .copy{fill:var(--copy)}.tp .add{fill:var(--add)}
+.tp .fp{fill:var(--plan)}.tp .fs{fill:var(--stock)}
 .tp .ce{stroke:var(--copy);fill:none}.tp .ae{stroke:var(--add);fill:none}.tp .dim{opacity:.62}
 """
 """The classes that all pictures use; a page, or a picture that stands alone, holds it once."""

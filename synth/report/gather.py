@@ -20,9 +20,9 @@ from ..ir.collective import Collective
 from ..ir.schedule import Schedule
 from ..plan import Plan
 from ..synthesize import AUTO, collective_on, synthesize
+from . import USUAL_LIMIT_S
 from .stock import StockRing
 
-USUAL_LIMIT_S = 8.0
 MAIN = ("allreduce", "allgather", "reduce-scatter", "broadcast", "alltoall")
 _SHARES = {"allreduce": 0.4, "allgather": 0.2, "reduce-scatter": 0.2, "broadcast": 0.12, "alltoall": 0.06}
 """Of the time limit; what is left over goes to those after."""

@@ -11,11 +11,11 @@ from ..cost.host_costs import describe_host, host_of
 from ..cost.segmentation import as_sent
 from ..cost.transfer_times import predict_times
 from ..explain import SIZES, Explanation, Part
-from ..pictures.curves import Curve, draw_curves
 from ..pictures.timeline import MOST_ROWS, draw_timeline
 from ..pictures.trees import MOST_GPUS, draw_way, list_ways
 from ..plan import Plan
 from ..sizes import show_size
+from .curves import draw_plan_curves
 from .gather import Section, shown_schedule
 from .html import make_details, make_figure, make_paragraph, make_section, make_table
 
@@ -35,13 +35,13 @@ def write_section(section: Section, topology: Topology, *, with_pictures: bool) 
     parts = [*_write_bounds(section, topology)]
     if section.plan is not None:
         parts += ["<h3>The plan, by size</h3>", _list_entries(section.plan), *_compare(section, section.plan)]
-        parts.append(make_figure(_draw_curves(section), _say_what_curves_are(section), "curve"))
+        parts.append(_draw_curves(section))
         if section.explanation is not None:
             parts.append(_list_strategies(section.explanation))
         if with_pictures:
             parts += _draw_schedule(section.plan)
     elif section.stock is not None:
-        parts.append(make_figure(_draw_curves(section), _say_what_curves_are(section), "curve"))
+        parts.append(_draw_curves(section))
     if section.missing is not None:
         parts.append(make_paragraph(f"no plan here: {section.missing}"))
     if section.cut_short:
@@ -219,27 +219,14 @@ def show_number(value: float, digits: int = 4) -> str:
 
 
 def _draw_curves(section: Section) -> str:
-    plan, stock = section.plan, section.stock
-    calibrated = plan is not None and host_of(plan.topology) is not None
-    sizes = [1 << bits for bits in range(10, 33, 2 if calibrated else 1)]
-    curves = []
-    if plan is not None:
-        curves.append(Curve("plan", "plan", tuple((size, _algbw_GBps(plan, size)) for size in sizes)))
-    if stock is not None:
-        name = "stock's ring" if section.collective.name != "broadcast" else "stock's chain"
-        curves.append(Curve(name, "stock", tuple((size, stock.algbw_GBps(size)) for size in sizes)))
-    limit = None if section.bounds is None else ("bound", float(section.bounds.one_way.algbw_GBps))
-    return draw_curves(f"{section.collective.name}: algbw against size", curves, limit)
+    limit = None if section.bounds is None else section.bounds.one_way
+    picture = draw_plan_curves(section.collective, section.plan, section.stock, limit)
+    return make_figure(picture, _say_what_curves_are(section), "curve")
 
 
 def _say_what_curves_are(section: Section) -> str:
     said = "predicted algbw against the size of the buffer; dashed, the bound with one way a pair of GPUs"
     return said + ("" if section.stock is None else f"; stock: {section.stock.what}, predicted")
-
-
-def _algbw_GBps(plan: Plan, size: int) -> float:
-    time_s = plan.time_s(plan.entry_for(size), size)
-    return size / time_s / 1e9 if time_s else 0.0
 
 
 def _draw_schedule(plan: Plan) -> list[str]:

@@ -1,0 +1,46 @@
+"""The curve of a plan against size, beside stock's ring and the bound."""
+
+from __future__ import annotations
+
+from ...topo.errors import InfeasibleError
+from ..bounds.certificate import Bound
+from ..cost.host_costs import host_of
+from ..ir.collective import Collective
+from ..pictures.curves import Curve, draw_curves
+from ..plan import Plan
+from .stock import StockRing
+
+_BITS = (10, 33)
+"""Sizes from 1 KiB to 4 GiB."""
+
+
+def draw_plan_curves(
+    collective: Collective, plan: Plan | None, stock: StockRing | None, limit: Bound | None, *, alone: bool = False
+) -> str:
+    """Return the picture of what is predicted, and of the bound; of a plan, of stock's ring, or of both."""
+    calibrated = (
+        plan is not None and host_of(plan.topology) is not None
+    )  # then each point is played, which takes longer
+    sizes = [1 << bits for bits in range(*_BITS, 2 if calibrated else 1)]
+    curves = []
+    if plan is not None:
+        curves.append(Curve("plan", "plan", tuple((size, _algbw_GBps(plan, size)) for size in sizes)))
+    if stock is not None:
+        name = f"stock's {stock.what.partition(' ')[0]}"
+        curves.append(Curve(name, "stock", tuple((size, stock.algbw_GBps(size)) for size in sizes)))
+    level = None if limit is None else ("bound", float(limit.algbw_GBps))
+    return draw_curves(f"{collective.name}: algbw against size, predicted", curves, level, alone=alone)
+
+
+def draw_plan_alone(plan: Plan) -> str:
+    """Return the picture of a plan, stock's ring (where there is one) and the bound as an SVG file."""
+    try:
+        stock = StockRing(plan.collective, plan.topology)
+    except InfeasibleError:
+        stock = None
+    return draw_plan_curves(plan.collective, plan, stock, plan.bound_one_way, alone=True)
+
+
+def _algbw_GBps(plan: Plan, size: int) -> float:
+    time_s = plan.time_s(plan.entry_for(size), size)
+    return size / time_s / 1e9 if time_s else 0.0
