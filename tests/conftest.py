@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -30,6 +31,13 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     if item.get_closest_marker("timeout") is None:
         item.add_marker(pytest.mark.timeout(patience.seconds(float(item.config.getini("timeout")))))
     return (yield)
+
+
+def pytest_collection_finish() -> None:
+    """Look for garbage seldom, and not among what was imported: it took a seventh of the tests' time."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(100_000, 50, 100)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
