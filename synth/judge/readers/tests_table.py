@@ -1,0 +1,244 @@
+"""Read the tables of nccl-tests and rccl-tests, of all versions, with logs or a launcher's prefixes between and in their rows.
+
+A row says size, count, type, redop and root (older ones less), then time, algbw, busbw and errors, twice: out of place and in
+place. The library's messages may stand in the middle of a row: they are taken out, and what comes after is put behind.
+"""
+
+from __future__ import annotations
+
+import re
+
+from ..found import Measurement, Place
+from .log_lines import name_collective, without_messages
+
+_TYPES = (
+    r"u?int(?:8|16|32|64)?|u?char|half|float|double|bf(?:loat)?16|float(?:16|32|64)|fp?8_?e[45]m[23](?:fn|fnuz)?|"
+    r"f8e[45]m[23]|fp(?:8|16|32|64)|uint8_t|int8_t"
+)
+_ROW = re.compile(rf"(?<![\w.\-])(\d+)\s+(\d+)\s+({_TYPES})\b(.*)$")
+_BARE_HEAD = re.compile(r"(?<![\w.\-])(\d+)\s+(\d+)\s*$")
+_OPERATIONS = ("sum", "prod", "max", "min", "avg", "mulsum", "none", "all", "multiply")
+_NUMBER = re.compile(r"(?:[-+]?\d+(?:\.\d*)?(?:e[-+]?\d+)?|[-+]?(?:nan|inf)|N/A)\*?", re.IGNORECASE)
+_STAMP = re.compile(r"\d{4}-\d\d-\d\d$")
+_HEADER = re.compile(r"\b(?:size|bytes)\b.*\btime\b.*\balgbw\b.*\bbusbw\b")
+_COUNTS = re.compile(r"\bnThreads? (\d+) nGpus (\d+) ")
+_RANK = re.compile(
+    r"\bRank\s+(\d+)\s+(?:Group\s+\d+\s+)?(?:Pid\s+\d+\s+)?(?:on\s+(\S+)|uses)\s+device\s+(\d+)\s+\[\s*([0-9a-fA-Fx:.]+)\]"
+)
+_STARTING = re.compile(r"Collective test starting: *(\S+)")
+_COMMAND = re.compile(r"\b((?:all_?reduce|all_?gather|reduce_?scatter|broadcast|reduce|all_?to_?all|alltoallv|gather|scatter|"
+                      r"sendrecv|hypercube)_(?:perf|test)(?:_mpi)?)\b")
+_VERSION = re.compile(r"\b([nr]ccl-tests)(?: version|: Version) (\S+)|nccl-library=(\d+)")
+_MOST_ROWS = 100_000
+_EXACTLY = 0.02
+"""How far busbw / algbw may be from the factor of a collective."""
+
+
+class TableReader:
+    """Takes a text line by line; `measurements` are what its tables say."""
+
+    def __init__(self) -> None:
+        self.rows: list[tuple[str | None, int, str | None, int | None, list[str], int]] = []
+        self.places: dict[int, Place] = {}
+        self.header_line = 0
+        self.kind = ""
+        self.library: str | None = None
+        self.others: dict[str, int] = {}
+        """Tests that are no collective of ours, by name, and the line that says so."""
+        self.notes: list[str] = []
+        self._columns: list[str] = []
+        self._command: str | None = None
+        self._pending: list[str] | None = None
+        self._pending_line = 0
+        self._gpus = 0
+
+    def take(self, line: str, number: int) -> None:
+        """Take one line of the text."""
+        own = without_messages(line)
+        is_cut = len(own) < len(line)
+        if not own.strip():
+            return
+        if "ank" in own and (found := _RANK.search(own)) is not None:
+            self._take_rank(found)
+            return
+        if "algbw" in own and _HEADER.search(own):
+            self.header_line = self.header_line or number
+            self._columns = _read_columns(own)
+            return
+        if (found := _ROW.search(own)) is not None:
+            self._begin_row(found, number, is_cut)
+            return
+        if self._pending is not None and self._continue_row(own):
+            return
+        self._take_words(own, number)
+
+    def _take_words(self, line: str, number: int) -> None:
+        """Take what stands around tables."""
+        if "erf" in line or "_test" in line:
+            found = _STARTING.search(line) or _COMMAND.search(line)
+            if found is not None and not line.lstrip("# ").startswith("Collective test concluded"):
+                self._command = found[1].rsplit("/", 1)[-1]
+        if "nGpus" in line and (found := _COUNTS.search(line)) is not None:
+            self._gpus = int(found[1]) * int(found[2]) if len(found[1]) + len(found[2]) < 10 else 0
+            self.header_line = self.header_line or number
+            self.places = {}
+        if "ccl-" in line and (found := _VERSION.search(line)) is not None:
+            self.kind = self.kind or (found[1] or "")
+            code = re.search(r"library=(\d{4,6})", line)
+            if code is not None:
+                self.library = f"{'RCCL' if 'rccl' in line else 'NCCL'} {read_version(int(code[1]))}"
+
+    def _take_rank(self, found: re.Match[str]) -> None:
+        rank, host, device, bus = found.groups()
+        if len(rank) < 7 and len(device) < 7:
+            self.places[int(rank)] = Place(host, int(device), read_bus(bus))
+
+    def _begin_row(self, found: re.Match[str], number: int, is_cut: bool) -> None:
+        """Take the beginning of a row, or all of it."""
+        self._end_row()
+        self._pending = [*found.groups()[:3], *found[4].split()]
+        if is_cut and self._pending[-1] == "-":
+            self._pending[-1] = "-1"  # whose digit was taken for the beginning of a host's name
+        self._pending_line = number
+        if not is_cut and self._is_whole():
+            self._end_row()
+
+    def _continue_row(self, line: str) -> bool:
+        """Return whether a line is the rest of a row that a message had broken, and take it."""
+        assert self._pending is not None
+        tokens = re.sub(r"^\s*(?:\[[\w,.:\- ]*\](?:<\w+>)?:?\s|[\w.\-]*\D[\w.\-]*:\s|\d+: )\s*", "", line).split()
+        if not tokens or not all(_NUMBER.fullmatch(token) for token in tokens):
+            return False
+        self._pending += tokens
+        if self._is_whole():
+            self._end_row()
+        return True
+
+    def _is_whole(self) -> bool:
+        """Return whether a row has all of its columns."""
+        assert self._pending is not None
+        values = len(self._pending) - 3
+        operation = values > 0 and self._pending[3] in _OPERATIONS
+        wanted = len([c for c in self._columns if c not in ("size", "count", "type")]) if self._columns else 8
+        return values - (operation and not self._columns) >= wanted
+
+    def _end_row(self) -> None:
+        """Keep a row, in as far as it came."""
+        if self._pending is None:
+            return
+        size, _, _, *rest = self._pending
+        self._pending = None
+        if len(size) > 15 or len(self.rows) >= _MOST_ROWS:
+            return
+        operation = rest.pop(0) if rest and rest[0] in _OPERATIONS else None
+        for at, token in enumerate(rest):
+            if not _NUMBER.fullmatch(token):
+                rest = rest[:at]  # a time stamp, or somebody's remark behind the row
+                break
+        root = None
+        after_root = len(self._columns) - self._columns.index("time") if "time" in self._columns else 8
+        has_root = len(rest) in (5, 9) or ("root" in self._columns and len(rest) > after_root) or rest[:1] == ["-1"]
+        if has_root and re.fullmatch(r"-?\d{1,6}", rest[0]):
+            root = int(rest.pop(0))
+        if len(rest) >= 3:
+            self.rows.append((self._command, int(size), operation, root, rest, self._pending_line))
+
+    def finish(self, asked: str | None, where: str) -> tuple[Measurement, ...]:
+        """Return the measurements. `asked` is the collective that was asked for, where one was."""
+        self._end_row()
+        ranks = max([*self.places, -1]) + 1 or self._gpus
+        out = []
+        for command, size, operation, root, values, line in self.rows:
+            width = _find_width(values, self._columns)
+            halves = [values[:width], values[width:]] if len(values) >= 2 * width else [values]
+            name, n = _tell_collective(command, operation, root, halves, ranks, asked)
+            if name is None:
+                self.others.setdefault(command or "unknown", line)
+                continue
+            for how, half in zip(("out-of-place", "in-place"), halves, strict=False):
+                measured = _read_half(half)
+                if measured is not None and size > 0:
+                    time_us, algbw, busbw, wrong = measured
+                    out.append(Measurement(name, n, size, algbw, busbw, time_us, how, wrong))
+        return tuple(out)
+
+
+def _read_columns(line: str) -> list[str]:
+    """Return the names of columns of a header, from size on."""
+    words = line.replace("#wrong", "error").replace("#", " ").split()
+    start = next(i for i, word in enumerate(words) if word in ("size", "bytes"))
+    return ["size" if w == "bytes" else "count" if w == "N" else "redop" if w == "op" else w for w in words[start:]]
+
+
+def _find_width(values: list[str], columns: list[str]) -> int:
+    """Return how many values belong to one half of a row."""
+    times = [at for at, name in enumerate(columns) if name == "time"]
+    if len(times) == 2:
+        return times[1] - times[0]
+    return 4 if len(times) != 1 else max(len(values), 4)
+
+
+def _read_half(values: list[str]) -> tuple[float, float, float, bool] | None:
+    """Return time, algbw, busbw and whether results were wrong, of one half of a row; None where they are no numbers."""
+    try:
+        time_us, algbw, busbw = (float(value.rstrip("*")) for value in values[:3])
+    except ValueError:
+        return None
+    error = values[3].rstrip("*") if len(values) > 3 else "0"
+    counts_wrong = error.isdigit()  # older versions print the greatest difference: 1e-07
+    if not (0 <= time_us < 1e15 and 0 <= algbw < 1e9 and 0 <= busbw < 1e9):
+        return None
+    return time_us, algbw, busbw, counts_wrong and int(error) > 0
+
+
+def _tell_collective(
+    command: str | None, operation: str | None, root: int | None, halves: list[list[str]], ranks: int, asked: str | None
+) -> tuple[str | None, int]:
+    """Return the collective of a row and its ranks: by the command, else by what the row says; None for no collective.
+
+    Of the factors, 2(n-1)/n is allreduce's, (n-1)/n that of the others that are not rooted; alltoall is not checked in
+    place, and prints N/A there.
+    """
+    measured = max((m for m in map(_read_half, halves) if m), key=lambda m: m[1], default=None)
+    factor = measured[2] / measured[1] if measured and measured[1] > 1 else None
+    if command is not None:
+        name = name_collective(command)
+        ranks = ranks or _guess_ranks(name, factor)
+        return name, ranks
+    rooted = root is not None and root >= 0
+    adds = operation not in (None, "none")
+    if rooted:
+        name = "reduce" if adds else "broadcast"
+    elif adds:
+        scatters = factor is not None and (factor < 1 - _EXACTLY if ranks != 2 else factor < 0.75)
+        name = asked if asked == "reduce-scatter" and factor is None else "reduce-scatter" if scatters else "allreduce"
+    else:
+        unchecked = len(halves) > 1 and len(halves[1]) > 3 and halves[1][3] == "N/A" and halves[0][3] != "N/A"
+        name = "alltoall" if unchecked or asked == "alltoall" else "allgather"
+    return name, ranks or _guess_ranks(name, factor)
+
+
+def _guess_ranks(name: str | None, factor: float | None) -> int:
+    """Return the number of ranks that follows from busbw / algbw; 0 where none does."""
+    if factor is None or name in (None, "broadcast", "reduce"):
+        return 0
+    part = factor / (2 if name == "allreduce" else 1)
+    if not 0.4 < part < 1:
+        return 0
+    n = round(1 / (1 - part))
+    return n if 2 <= n <= 64 and abs((n - 1) / n - part) < 0.2 / n**2 else 0
+
+
+def read_bus(text: str) -> str | None:
+    """Return the PCI address in brackets: 0x1b (a bus alone), 0000:1b:00 or 0000:1b:00.0; None for 0x00, which says nothing."""
+    text = text.lower()
+    if re.fullmatch(r"0x[0-9a-f]{1,2}", text):
+        return None if int(text, 16) == 0 else f"{int(text, 16):02x}"
+    return text if re.fullmatch(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}(?:\.[0-9a-f])?", text) else None
+
+
+def read_version(code: int) -> str:
+    """Return a version from NCCL_VERSION_CODE: 22304 is 2.23.4, 2408 was 2.4.8."""
+    if code >= 10_000:
+        return f"{code // 10_000}.{code // 100 % 100}.{code % 100}"
+    return f"{code // 1000}.{code // 100 % 10}.{code % 100}"
