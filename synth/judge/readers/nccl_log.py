@@ -56,6 +56,7 @@ class LogReader:
         """Take one line of the log."""
         if "NCCL" in line:
             self.lines += 1
+        if line and not line.isspace():
             self.last_line = number
         if _WORTH.search(line) is None:
             return
@@ -262,10 +263,10 @@ class LogReader:
 
     def _refuse_cut(self, where: str, communicators: list[Communicator]) -> None:
         """Raise InputError where the text ends while a communicator's rings were being listed."""
-        for _, draft in self.drafts:
-            missing = draft.promised is not None and len(draft.rings) < draft.promised and not draft.cut_lines
-            if missing and draft.last_ring_line == self.last_line and not any(c.trees for c in communicators):
+        ends_there = any(d.last_ring_line == self.last_line and not d.cut_lines for _, d in self.drafts)
+        for c in communicators:
+            if ends_there and c.promised is not None and len(c.rings) < c.promised and not c.trees:
                 raise InputError(
-                    f"{where}, line {self.last_line}: the log is cut: it ends after {len(draft.rings)} of "
-                    f"{draft.promised} channels; give the whole log of the start (NCCL_DEBUG_SUBSYS=INIT,GRAPH,TUNING)"
+                    f"{where}, line {self.last_line}: the log is cut: it ends after {len(c.rings)} of {c.promised} channels; "
+                    "give the whole log of the start (NCCL_DEBUG_SUBSYS=INIT,GRAPH,TUNING)"
                 )

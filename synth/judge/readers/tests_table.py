@@ -7,6 +7,8 @@ place. The library's messages may stand in the middle of a row: they are taken o
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from ..found import Measurement, Place
 from .log_lines import name_collective, without_messages
@@ -34,11 +36,32 @@ _EXACTLY = 0.02
 """How far busbw / algbw may be from the factor of a collective."""
 
 
+@dataclass(frozen=True)
+class _Row:
+    """A row: the number of its table, the test's name where it is known, its size in bytes, and what follows the type."""
+
+    table: int
+    command: str | None
+    size: int
+    operation: str | None
+    root: int | None
+    values: tuple[str, ...]
+    line: int
+    width: int
+
+    @property
+    def halves(self) -> list[tuple[str, ...]]:
+        """The values out of place, and in place where there are any."""
+        if len(self.values) < 2 * self.width:
+            return [self.values]
+        return [self.values[: self.width], self.values[self.width :]]
+
+
 class TableReader:
     """Takes a text line by line; `measurements` are what its tables say."""
 
     def __init__(self) -> None:
-        self.rows: list[tuple[str | None, int, str | None, int | None, list[str], int]] = []
+        self.rows: list[_Row] = []
         self.places: dict[int, Place] = {}
         self.header_line = 0
         self.kind = ""
@@ -51,6 +74,7 @@ class TableReader:
         self._pending: list[str] | None = None
         self._pending_line = 0
         self._gpus = 0
+        self._table = 0
 
     def take(self, line: str, number: int) -> None:
         """Take one line of the text."""
@@ -63,7 +87,9 @@ class TableReader:
             return
         if "algbw" in own and _HEADER.search(own):
             self.header_line = self.header_line or number
+            self._end_row()
             self._columns = _read_columns(own)
+            self._table += 1
             return
         if (found := _ROW.search(own)) is not None:
             self._begin_row(found, number, is_cut)
@@ -141,25 +167,29 @@ class TableReader:
         if has_root and re.fullmatch(r"-?\d{1,6}", rest[0]):
             root = int(rest.pop(0))
         if len(rest) >= 3:
-            self.rows.append((self._command, int(size), operation, root, rest, self._pending_line))
+            width = _find_width(rest, self._columns)
+            row = _Row(self._table, self._command, int(size), operation, root, tuple(rest), self._pending_line, width)
+            self.rows.append(row)
 
     def finish(self, asked: str | None, where: str) -> tuple[Measurement, ...]:
         """Return the measurements. `asked` is the collective that was asked for, where one was."""
         self._end_row()
         ranks = max([*self.places, -1]) + 1 or self._gpus
         out = []
-        for command, size, operation, root, values, line in self.rows:
-            width = _find_width(values, self._columns)
-            halves = [values[:width], values[width:]] if len(values) >= 2 * width else [values]
-            name, n = _tell_collective(command, operation, root, halves, ranks, asked)
+        tables: dict[object, list[_Row]] = {}
+        for row in self.rows:
+            tables.setdefault((row.table, row.command, row.operation in (None, "none"), row.root), []).append(row)
+        for rows in tables.values():
+            name, n = _tell_collective(rows, ranks, asked)
             if name is None:
-                self.others.setdefault(command or "unknown", line)
+                self.others.setdefault(rows[0].command or "unknown", rows[0].line)
                 continue
-            for how, half in zip(("out-of-place", "in-place"), halves, strict=False):
-                measured = _read_half(half)
-                if measured is not None and size > 0:
-                    time_us, algbw, busbw, wrong = measured
-                    out.append(Measurement(name, n, size, algbw, busbw, time_us, how, wrong))
+            for row in rows:
+                for how, half in zip(("out-of-place", "in-place"), row.halves, strict=False):
+                    measured = _read_half(half)
+                    if measured is not None and row.size > 0:
+                        time_us, algbw, busbw, wrong = measured
+                        out.append(Measurement(name, n, row.size, algbw, busbw, time_us, how, wrong))
         return tuple(out)
 
 
@@ -170,7 +200,7 @@ def _read_columns(line: str) -> list[str]:
     return ["size" if w == "bytes" else "count" if w == "N" else "redop" if w == "op" else w for w in words[start:]]
 
 
-def _find_width(values: list[str], columns: list[str]) -> int:
+def _find_width(values: Sequence[str], columns: list[str]) -> int:
     """Return how many values belong to one half of a row."""
     times = [at for at, name in enumerate(columns) if name == "time"]
     if len(times) == 2:
@@ -178,7 +208,7 @@ def _find_width(values: list[str], columns: list[str]) -> int:
     return 4 if len(times) != 1 else max(len(values), 4)
 
 
-def _read_half(values: list[str]) -> tuple[float, float, float, bool] | None:
+def _read_half(values: Sequence[str]) -> tuple[float, float, float, bool] | None:
     """Return time, algbw, busbw and whether results were wrong, of one half of a row; None where they are no numbers."""
     try:
         time_us, algbw, busbw = (float(value.rstrip("*")) for value in values[:3])
@@ -191,30 +221,27 @@ def _read_half(values: list[str]) -> tuple[float, float, float, bool] | None:
     return time_us, algbw, busbw, counts_wrong and int(error) > 0
 
 
-def _tell_collective(
-    command: str | None, operation: str | None, root: int | None, halves: list[list[str]], ranks: int, asked: str | None
-) -> tuple[str | None, int]:
-    """Return the collective of a row and its ranks: by the command, else by what the row says; None for no collective.
+def _tell_collective(rows: Sequence[_Row], ranks: int, asked: str | None) -> tuple[str | None, int]:
+    """Return the collective of a table and its ranks: by the test's name, else by what its rows say; None for no collective.
 
-    Of the factors, 2(n-1)/n is allreduce's, (n-1)/n that of the others that are not rooted; alltoall is not checked in
+    Of busbw / algbw, 2(n-1)/n is allreduce's, (n-1)/n that of the others that are not rooted; alltoall is not checked in
     place, and prints N/A there.
     """
-    measured = max((m for m in map(_read_half, halves) if m), key=lambda m: m[1], default=None)
-    factor = measured[2] / measured[1] if measured and measured[1] > 1 else None
-    if command is not None:
-        name = name_collective(command)
-        ranks = ranks or _guess_ranks(name, factor)
-        return name, ranks
-    rooted = root is not None and root >= 0
-    adds = operation not in (None, "none")
-    if rooted:
-        name = "reduce" if adds else "broadcast"
-    elif adds:
-        scatters = factor is not None and (factor < 1 - _EXACTLY if ranks != 2 else factor < 0.75)
-        name = asked if asked == "reduce-scatter" and factor is None else "reduce-scatter" if scatters else "allreduce"
-    else:
-        unchecked = len(halves) > 1 and len(halves[1]) > 3 and halves[1][3] == "N/A" and halves[0][3] != "N/A"
+    first = rows[0]
+    fastest = max((m for row in rows for half in row.halves if (m := _read_half(half))), key=lambda m: m[1], default=None)
+    factor = fastest[2] / fastest[1] if fastest and fastest[1] > 1 else None
+    if first.command is not None:
+        name = name_collective(first.command)
+        return name, ranks or _guess_ranks(name, factor)
+    if first.root is not None and first.root >= 0:
+        name = "broadcast" if first.operation in (None, "none") else "reduce"
+    elif first.operation in (None, "none") and (factor is None or factor < 1 + _EXACTLY):
+        unchecked = all(len(row.halves) > 1 and row.halves[1][3:4] == ("N/A",) != row.halves[0][3:4] for row in rows)
         name = "alltoall" if unchecked or asked == "alltoall" else "allgather"
+    else:
+        # Of two ranks allreduce has the factor 1, reduce-scatter a half.
+        scatters = factor is not None and (factor < 1 - _EXACTLY if ranks != 2 else factor < 0.75)
+        name = "reduce-scatter" if scatters or (factor is None and asked == "reduce-scatter") else "allreduce"
     return name, ranks or _guess_ranks(name, factor)
 
 
