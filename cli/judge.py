@@ -37,9 +37,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def _parser() -> Parser:
     parser = Parser(PROG, DESCRIPTION)
-    parser.usage = (
-        f"{PROG} [--topology T] FILE... [--collective C] [--least F] [--json | --prometheus] [-o FILE]"
-    )
+    parser.usage = f"{PROG} [--topology T] FILE... [--collective C] [--least F] [--json | --prometheus] [-o FILE]"
     add = parser.add_argument
     add("files", metavar="FILE", nargs="+", help="a log, graph dump, table or JSON; a topology among them counts as T")
     add(
@@ -53,7 +51,9 @@ def _parser() -> Parser:
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="one JSON object on standard output (docs/judge.md)")
     form.add_argument("--prometheus", action="store_true", help="Prometheus' text format")
-    add("-o", "--output", type=file_name, metavar="FILE", help="write to FILE, whole or not at all, instead of printing")
+    add(
+        "-o", "--output", type=file_name, metavar="FILE", help="write to FILE, whole or not at all, instead of printing"
+    )
     return parser
 
 
@@ -78,7 +78,9 @@ def _judge(arguments: argparse.Namespace) -> int:
     if len(given) > 1:
         raise InputError(f"{', '.join(given[:3])}: several topologies among the files; name one by --topology")
     if not files:
-        raise InputError(f"{given[0]}: a topology, which says what the machine is; give a graph dump, log or table with it")
+        raise InputError(
+            f"{given[0]}: a topology, which says what the machine is; give a graph dump, log or table with it"
+        )
     readings = [read_file(name, arguments.collective) for name in files]
     # What follows needs solvers; a file that cannot be read is refused before they are loaded.
     from ..synth.judge.verdict import Judge

@@ -50,7 +50,8 @@ def describe_limit(rate: Rate) -> str:
         if crossing != rate.channels
         else ("by its one channel" if crossing == 1 else f"by each of its {crossing} channels")
     )
-    return f"limited by {rate.link[0]} -> {rate.link[1]} ({gbps(rate.link_GBps)} GB/s), crossed {times} {who}"
+    more = f"; {rate.alike - 1} more links are as busy" if rate.alike > 1 else ""
+    return f"limited by {rate.link[0]} -> {rate.link[1]} ({gbps(rate.link_GBps)} GB/s{more}), crossed {times} {who}"
 
 
 def _advise_on_transports(channelled: Channelled) -> list[Finding]:
@@ -90,7 +91,11 @@ def _advise_on_channels(channelled: Channelled, collective: str, verdict: Verdic
             )
         )
         return findings
-    if other is not None and channelled.taken in ("RING", "TREE") and other.algbw_GBps > taken.algbw_GBps * Fraction(_GAIN):
+    if (
+        other is not None
+        and channelled.taken in ("RING", "TREE")
+        and other.algbw_GBps > taken.algbw_GBps * Fraction(_GAIN)
+    ):
         name = "Tree" if other.shape == TREES else "Ring"
         findings.append(
             Finding(
@@ -146,7 +151,9 @@ def _advise_on_measurement(measured: Measured, verdict: Verdict) -> list[Finding
     rates = [
         rate
         for c in verdict.channelled
-        if c.communicator.ranks == measured.ranks and (rate := c.judged(name)) is not None and not c.taken.startswith("NVLS")
+        if c.communicator.ranks == measured.ranks
+        and (rate := c.judged(name)) is not None
+        and not c.taken.startswith("NVLS")
     ]
     if rates:
         most = max(rates, key=lambda rate: rate.algbw_GBps)
@@ -167,7 +174,9 @@ def _advise_on_measurement(measured: Measured, verdict: Verdict) -> list[Finding
                       peak.share, measured.options, verdict)  # fmt: skip
     if peak.share >= _NEAR:
         findings.append(
-            Finding(f"near-bound-{name}", f"{name} was measured at {percent(peak.share)} of the bound", "leave it alone")
+            Finding(
+                f"near-bound-{name}", f"{name} was measured at {percent(peak.share)} of the bound", "leave it alone"
+            )
         )
     return findings
 
@@ -181,17 +190,17 @@ def _explain_above(measured: Measured) -> Finding:
         f"{measured.collective} was measured at {gbps(algbw)} GB/s, {percent(peak.share)} of the bound of "
         f"{gbps(limits.one_way_GBps)} GB/s: an assumption of the bound is wrong"
     )
-    if limits.in_network_GBps is not None and algbw <= float(limits.in_network_GBps) * 1.005 and (
-        limits.in_network_GBps > limits.any_way_GBps
+    if (
+        limits.in_network_GBps is not None
+        and algbw <= float(limits.in_network_GBps) * 1.005
+        and (limits.in_network_GBps > limits.any_way_GBps)
     ):
         why = (
             f"probably that no switch adds: NVLS lets NVSwitches add, and then the bound is {gbps(limits.in_network_GBps)} GB/s "
             f"({percent(algbw / float(limits.in_network_GBps))} of it); {limits.possible}"
         )
     elif algbw <= float(limits.any_way_GBps) * 1.005 and limits.any_way_GBps > limits.one_way_GBps:
-        why = (
-            f"probably that a pair of GPUs has one way: for any use of the links the bound is {gbps(limits.any_way_GBps)} GB/s"
-        )
+        why = f"probably that a pair of GPUs has one way: for any use of the links the bound is {gbps(limits.any_way_GBps)} GB/s"
     else:
         why = (
             f"probably a rate of the topology, taken too low: {limits.rates}; or the topology is another machine's. Measure the "

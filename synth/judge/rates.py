@@ -23,7 +23,8 @@ RINGS, TREES = "rings", "trees"
 @dataclass(frozen=True)
 class Rate:
     """What channels of equal shares reach: `algbw_GBps` at large sizes, the `link` that limits them, how often each channel
-    crosses it, and that link's bandwidth. `load` is what the link carries of each byte of the buffer.
+    crosses it, and that link's bandwidth. `load` is what the link carries of each byte of the buffer, `alike` how many links
+    are as busy.
     """
 
     shape: str
@@ -33,6 +34,7 @@ class Rate:
     link_GBps: Fraction
     crossings: tuple[int, ...]
     load: Fraction
+    alike: int
 
     @property
     def crossing_channels(self) -> int:
@@ -77,7 +79,10 @@ def _rate(
         for link, times in crossed.items():
             total[link] += times * count
     share = each_hop / len(listed)
-    link = max(total, key=lambda x: (total[x] / topology.capacity_GBps[x], x))
+    busy = {x: count / topology.capacity_GBps[x] for x, count in total.items()}
+    busiest = max(busy.values())
+    link = next(x for x in sorted(busy) if busy[x] == busiest)
+    alike = sum(value == busiest for value in busy.values())
     load, capacity = total[link] * share, topology.capacity_GBps[link]
     crossings = tuple(crossing_of[channel][link] for channel in listed)
-    return Rate(shape, len(listed), capacity / load, link, capacity, crossings, load)
+    return Rate(shape, len(listed), capacity / load, link, capacity, crossings, load, alike)

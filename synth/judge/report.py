@@ -92,7 +92,8 @@ def _text_of_channels(channelled: Channelled) -> list[str]:
         limits = channelled.limits[name]
         lines.append(_limits_text(name, limits))
         for rate in rates:
-            takes = " (what NCCL takes)" if channelled.taken and rate is channelled.judged(name) and len(rates) > 1 else ""
+            known = channelled.taken in ("RING", "TREE") and len(rates) > 1
+            takes = " (what NCCL takes)" if known and rate is channelled.judged(name) else ""
             share = percent(float(rate.algbw_GBps / limits.one_way_GBps))
             lines.append(
                 f"    {gbps(rate.algbw_GBps):>8} GB/s  {rate.shape} as found, {share} of the bound{takes}; {describe_limit(rate)}"
@@ -206,6 +207,7 @@ def _json_of_rate(rate: Rate, limits: Limits, taken: bool) -> dict[str, Any]:
             "dst": rate.link[1],
             "bandwidth_GBps": float(rate.link_GBps),
             "load": float(rate.load),
+            "alike": rate.alike,
             "crossings": list(rate.crossings),
         },
     }

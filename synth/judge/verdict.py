@@ -161,7 +161,9 @@ class Judge:
                 continue
             measured.options = self._find_options(collective, measured.placed.topology)
             bound = float(measured.limits.one_way_GBps)
-            measured.rows = [Row(m, m.algbw_GBps / bound, _predict(measured.options, m.size_bytes)) for m in measurements]
+            measured.rows = [
+                Row(m, m.algbw_GBps / bound, _predict(measured.options, m.size_bytes)) for m in measurements
+            ]
 
     def _count_ranks(self, ranks: int, verdict: Verdict) -> int:
         """Return the ranks of a table: what it says, what a log in it says, or the GPUs of the machine."""
@@ -173,7 +175,9 @@ class Judge:
         topology = verdict.machine.topology
         if topology is None:
             return 0
-        verdict.notes.append(f"the file does not say how many ranks there were; taken as {len(topology.ranks)}, all GPUs")
+        verdict.notes.append(
+            f"the file does not say how many ranks there were; taken as {len(topology.ranks)}, all GPUs"
+        )
         return len(topology.ranks)
 
     def _place(self, verdict: Verdict, ranks: int, places: object) -> tuple[Placed | None, str]:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ....topo.errors import InputError
 from ..found import Finding, Reading
+from .log_lines import Signatures
 from .nccl_log import LogReader
 from .tests_table import TableReader
 
@@ -73,7 +74,9 @@ def read_text(text: str, where: str, collective: str | None = None) -> Reading:
 
         return _check_collective(read_graph_dump(text, where), collective)
     if start.startswith(("<system", "<topology", "<!DOCTYPE topology")):
-        raise InputError(f"{where}: a topology, which says what the machine is; give it by --topology, and here a graph dump")
+        raise InputError(
+            f"{where}: a topology, which says what the machine is; give it by --topology, and here a graph dump"
+        )
     if start.startswith("<"):
         raise InputError(f"{where}: XML that is no graph dump (it starts with {start[:30]!r}); {_EXPECTED}")
     if re.match(r"\{|\[\s*\{", start):
@@ -85,7 +88,8 @@ def read_text(text: str, where: str, collective: str | None = None) -> Reading:
 
 def _read_lines(text: str, where: str, collective: str | None) -> Reading:
     """Return what a log, a table, or a log with a table in it says."""
-    log, table = LogReader(), TableReader()
+    signatures = Signatures()
+    log, table = LogReader(signatures), TableReader(signatures)
     if "\x1b[" in text:
         text = _ANSI.sub("", text)
     count = 0
@@ -104,7 +108,11 @@ def _read_lines(text: str, where: str, collective: str | None) -> Reading:
     findings = list(reading.findings)
     if any(m.wrong for m in measurements):
         findings.append(
-            Finding("wrong-results", "some results were wrong (#wrong is not 0)", "mend that before speed: a link or a driver is at fault")
+            Finding(
+                "wrong-results",
+                "some results were wrong (#wrong is not 0)",
+                "mend that before speed: a link or a driver is at fault",
+            )
         )
     return Reading(
         where,
@@ -124,7 +132,9 @@ def _refuse(text: str, where: str, count: int, log: LogReader, table: TableReade
     """Return the error for a text from which nothing could be read: what it is, and what to give instead."""
     if table.others:
         other, line = next(iter(table.others.items()))
-        return InputError(f"{where}, line {line}: a table of {other}, which has no bound here; give that of a collective")
+        return InputError(
+            f"{where}, line {line}: a table of {other}, which has no bound here; give that of a collective"
+        )
     if table.header_line:
         return InputError(
             f"{where}, line {count}: a table of {table.kind or 'nccl-tests'} without a row: it is cut, or the test had not "
@@ -137,7 +147,9 @@ def _refuse(text: str, where: str, count: int, log: LogReader, table: TableReade
                 f"{where}, line {log.last_line}: the log is cut: it ends before rings and trees are listed; give the whole log "
                 "of the start (NCCL_DEBUG_SUBSYS=INIT,GRAPH,TUNING)"
             )
-        return InputError(f"{where}: an NCCL log without the lines of INIT and GRAPH (no rings, trees or picks); {_LOG_WANTED}")
+        return InputError(
+            f"{where}: an NCCL log without the lines of INIT and GRAPH (no rings, trees or picks); {_LOG_WANTED}"
+        )
     for pattern, what in _OTHERS:
         if pattern.search(text[:_SNIFF_CHARACTERS]):
             return InputError(f"{where}: {what}")

@@ -24,7 +24,9 @@ def read_json(text: str, where: str) -> Reading:
     if isinstance(data, list) and data and all(isinstance(x, dict) and "coll_perf" in x for x in data):
         return _read_inspector(data, where)
     if not isinstance(data, dict):
-        raise InputError(f"{where}: JSON that is no result; expected nccl-tests' -J, topo-run --json or NCCL Inspector's")
+        raise InputError(
+            f"{where}: JSON that is no result; expected nccl-tests' -J, topo-run --json or NCCL Inspector's"
+        )
     if "coll_perf" in data:
         return _read_inspector([data], where)
     if isinstance(data.get("results"), list):
@@ -99,7 +101,9 @@ def _read_nccl_tests(data: Mapping[str, Any], where: str) -> Reading:
         rank, number = _whole(device.get("rank")), _whole(device.get("device"))
         if rank is not None and rank < 1 << 16:
             host = device.get("hostname")
-            places[rank] = Place(host if isinstance(host, str) else None, number, read_bus(str(device.get("device_hex"))))
+            places[rank] = Place(
+                host if isinstance(host, str) else None, number, read_bus(str(device.get("device_hex")))
+            )
     config = data.get("config") if isinstance(data.get("config"), dict) else {}
     assert isinstance(config, dict)
     ranks = max(places, default=-1) + 1 or (_whole(config.get("ngpus")) or 0)
@@ -186,5 +190,7 @@ def _read_inspector(entries: list[Any], where: str) -> Reading:
 def _whole_reading(reading: Reading) -> Reading:
     """Return a reading. Raises InputError where it has no measurement."""
     if not reading.measurements:
-        raise InputError(f"{reading.where}: {reading.kind} without a measurement that can be judged; is the file cut off?")
+        raise InputError(
+            f"{reading.where}: {reading.kind} without a measurement that can be judged; is the file cut off?"
+        )
     return reading

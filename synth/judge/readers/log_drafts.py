@@ -70,7 +70,9 @@ def finish(drafts: list[Draft], notes: list[str]) -> Communicator:
     for what, listed, all_listed in (("rings", whole, {**rings, **hops}), ("trees", trees, parents)):
         if len(listed) < max(len(all_listed), (promised or 0) if what == "rings" and listed else 0):
             total = max(len(all_listed), promised or 0)
-            notes.append(f"{what} of {ranks} ranks: {len(listed)} of {total} channels are whole in the log; these are judged")
+            notes.append(
+                f"{what} of {ranks} ranks: {len(listed)} of {total} channels are whole in the log; these are judged"
+            )
     return Communicator(
         ranks=ranks,
         nodes=next((d.nodes for d in drafts if d.nodes), None) or _count_hosts(places, ranks),

@@ -77,23 +77,49 @@ def name_collective(text: str) -> str | None:
     return COLLECTIVES.get(re.sub(r"(?:perf|test|mpi)+$", "", letters))
 
 
-def split_messages(line: str) -> Iterator[Message]:
-    """Yield the messages of a line: several where writers have run into each other, and the line itself where nobody signed."""
-    found = list(PREFIX.finditer(line))
-    if not found:
+class Signatures:
+    """Finds who signed the messages of a line; knows the hosts that it has seen.
+
+    A message may stand right behind another one's last word ("->0node1:17:42 [1] NCCL INFO"), and where that is a number, only
+    a host's name that is known tells where it ends.
+    """
+
+    def __init__(self) -> None:
+        self.hosts: set[str] = set()
+
+    def split(self, line: str) -> Iterator[Message]:
+        """Yield the messages of a line: several where writers ran into each other, and the line itself where nobody signed."""
+        found = self._find(line)
+        if not found:
+            bare = _BARE.search(line)
+            yield Message(None, None, bare["level"] if bare else "", line[bare.end() :] if bare else line)
+            return
+        for number, (_, host, prefix) in enumerate(found):
+            end = found[number + 1][0] if number + 1 < len(found) else len(line)
+            thread = (host, prefix["pid"], prefix["tid"]) if host else None
+            yield Message(thread, int(prefix["dev"]), prefix["level"], line[prefix.end() : end])
+
+    def cut_off(self, line: str) -> str:
+        """Return what stands in a line before the first message of the library."""
+        found = self._find(line)
+        if found:
+            return line[: found[0][0]]
         bare = _BARE.search(line)
-        yield Message(None, None, bare["level"] if bare else "", line[bare.end() :] if bare else line)
-        return
-    for number, prefix in enumerate(found):
-        end = found[number + 1].start() if number + 1 < len(found) else len(line)
-        thread = (prefix["host"], prefix["pid"], prefix["tid"]) if prefix["host"] else None
-        yield Message(thread, int(prefix["dev"]), prefix["level"], line[prefix.end() : end])
+        return line[: bare.start()] if bare else line
 
-
-def without_messages(line: str) -> str:
-    """Return what stands in a line before the first message of the library."""
-    found = PREFIX.search(line) or _BARE.search(line)
-    return line[: found.start()] if found else line
+    def _find(self, line: str) -> list[tuple[int, str | None, re.Match[str]]]:
+        """Return where each signature begins, its host, and the match."""
+        out: list[tuple[int, str | None, re.Match[str]]] = []
+        for prefix in PREFIX.finditer(line):
+            start, host = prefix.start(), prefix["host"]
+            if host is not None and host not in self.hosts:
+                skipped = next((k for k in range(1, min(len(host), 4)) if host[k:] in self.hosts), 0)
+                if skipped and host[:skipped].isdigit():
+                    start, host = start + skipped, host[skipped:]
+                elif start == 0 or line[start - 1].isspace():
+                    self.hosts.add(host)
+            out.append((start, host, prefix))
+        return out
 
 
 def read_tree(text: str) -> tuple[int, int] | None:

@@ -41,7 +41,8 @@ _LIMITING = {
 class LogReader:
     """Takes a log line by line; `reading` is what it came to."""
 
-    def __init__(self) -> None:
+    def __init__(self, signatures: lines.Signatures) -> None:
+        self.signatures = signatures
         self.drafts: list[tuple[object, Draft]] = []
         self._current: dict[object, Draft] = {}
         self.picks: Counter[Pick] = Counter()
@@ -60,7 +61,7 @@ class LogReader:
             self.last_line = number
         if _WORTH.search(line) is None:
             return
-        for message in lines.split_messages(line):
+        for message in self.signatures.split(line):
             self._take_message(message, number)
 
     def _draft(self, thread: object) -> Draft:
@@ -135,7 +136,9 @@ class LogReader:
         if (found := lines.ENVIRONMENT.search(text)) is not None:
             self._take_variable(found[1], found[2].rstrip("."), number)
         if (found := lines.NETWORK.search(text)) is not None and found[1].lower() == "socket":
-            self.findings.setdefault("network-socket", Finding("network-socket", "the network is TCP (Socket)", "", number))
+            self.findings.setdefault(
+                "network-socket", Finding("network-socket", "the network is TCP (Socket)", "", number)
+            )
         if "NVLS comm" in text or "Connected NVLS" in text:
             self._draft(message.thread).nvls = True
         if lines.GDR_OFF.search(text) is not None:
@@ -203,7 +206,11 @@ class LogReader:
     def _take_init(self, found: re.Match[str], thread: object, host: str | None) -> None:
         """Take the line that begins or ends the making of a communicator."""
         draft, rank = self._draft(thread), int(found["rank"])
-        if found["when"] == "START" and (draft.complete or draft.started) and (thread is not None or rank in draft.places):
+        if (
+            found["when"] == "START"
+            and (draft.complete or draft.started)
+            and (thread is not None or rank in draft.places)
+        ):
             draft = self._next_draft(thread)
         draft.ranks, draft.id = int(found["ranks"]), found["id"] or draft.id
         device = found["nvml"] or found["cuda"]

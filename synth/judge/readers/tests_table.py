@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..found import Measurement, Place
-from .log_lines import name_collective, without_messages
+from .log_lines import Signatures, name_collective
 
 _TYPES = (
     r"u?int(?:8|16|32|64)?|u?char|half|float|double|bf(?:loat)?16|float(?:16|32|64)|fp?8_?e[45]m[23](?:fn|fnuz)?|"
@@ -28,8 +28,10 @@ _RANK = re.compile(
     r"\bRank\s+(\d+)\s+(?:Group\s+\d+\s+)?(?:Pid\s+\d+\s+)?(?:on\s+(\S+)|uses)\s+device\s+(\d+)\s+\[\s*([0-9a-fA-Fx:.]+)\]"
 )
 _STARTING = re.compile(r"Collective test starting: *(\S+)")
-_COMMAND = re.compile(r"\b((?:all_?reduce|all_?gather|reduce_?scatter|broadcast|reduce|all_?to_?all|alltoallv|gather|scatter|"
-                      r"sendrecv|hypercube)_(?:perf|test)(?:_mpi)?)\b")
+_COMMAND = re.compile(
+    r"\b((?:all_?reduce|all_?gather|reduce_?scatter|broadcast|reduce|all_?to_?all|alltoallv|gather|scatter|"
+    r"sendrecv|hypercube)_(?:perf|test)(?:_mpi)?)\b"
+)
 _VERSION = re.compile(r"\b([nr]ccl-tests)(?: version|: Version) (\S+)|nccl-library=(\d+)")
 _MOST_ROWS = 100_000
 _EXACTLY = 0.02
@@ -60,7 +62,8 @@ class _Row:
 class TableReader:
     """Takes a text line by line; `measurements` are what its tables say."""
 
-    def __init__(self) -> None:
+    def __init__(self, signatures: Signatures) -> None:
+        self.signatures = signatures
         self.rows: list[_Row] = []
         self.places: dict[int, Place] = {}
         self.header_line = 0
@@ -78,7 +81,7 @@ class TableReader:
 
     def take(self, line: str, number: int) -> None:
         """Take one line of the text."""
-        own = without_messages(line)
+        own = self.signatures.cut_off(line)
         is_cut = len(own) < len(line)
         if not own.strip():
             return
@@ -228,7 +231,9 @@ def _tell_collective(rows: Sequence[_Row], ranks: int, asked: str | None) -> tup
     place, and prints N/A there.
     """
     first = rows[0]
-    fastest = max((m for row in rows for half in row.halves if (m := _read_half(half))), key=lambda m: m[1], default=None)
+    fastest = max(
+        (m for row in rows for half in row.halves if (m := _read_half(half))), key=lambda m: m[1], default=None
+    )
     factor = fastest[2] / fastest[1] if fastest and fastest[1] > 1 else None
     if first.command is not None:
         name = name_collective(first.command)
