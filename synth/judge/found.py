@@ -53,7 +53,7 @@ class Pick:
 
 @dataclass(frozen=True)
 class Pattern:
-    """What NCCL's search found: a pattern, channels, the rate of each inside a node and between nodes in GB/s, types of hops."""
+    """What NCCL's search found: a pattern, channels, the rate of each inside nodes and between them in GB/s, types of hops."""
 
     number: int
     channels: int
@@ -110,3 +110,4 @@ class Reading:
     notes: tuple[str, ...] = ()
     topology_files: tuple[str, ...] = ()
     """Files of the machine's topology that the text names."""
+    is_graph_file: bool = False

@@ -90,7 +90,7 @@ def _find_beside(reading: Reading) -> str | None:
         candidate = path.with_name(Path(name).name)
         if candidate.is_file() and is_topology_file(str(candidate)):
             return str(candidate)
-    if "graph" not in reading.kind:
+    if not reading.is_graph_file:
         return None
     try:
         files = sorted(x for x in path.parent.glob("*.xml") if x != path)[:_MOST_FILES]

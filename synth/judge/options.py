@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import pairwise
 
 from ...topo.errors import TopoplanError
 from ...topo.graph import Topology
@@ -96,7 +97,7 @@ def rate_channels(collective: str, channels: Channels, topology: Topology, route
     trees = []
     for order in channels.orders:
         parents = [-1] * len(order)
-        for above, rank in zip(order, order[1:], strict=False):
+        for above, rank in pairwise(order):
             parents[rank] = above
         trees.append(tuple(parents))
     return rate_trees(trees, topology, router).algbw_GBps

@@ -61,13 +61,12 @@ def _rate(
     shape: str, hops: Iterable[Sequence[tuple[int, int]]], each_hop: Fraction, topology: Topology, router: Router
 ) -> Rate:
     """Return the rate of channels, each a list of hops that carry `each_hop` of the channel's share."""
-    alike: Counter[tuple[tuple[int, int], ...]] = Counter()
     listed = [tuple(channel) for channel in hops]
-    alike.update(listed)
     crossing_of: dict[tuple[tuple[int, int], ...], Counter[DirectedLink]] = {}
     total: defaultdict[DirectedLink, int] = defaultdict(int)
-    for channel, count in alike.items():
-        crossing_of[channel] = crossed = Counter()
+    for channel, count in Counter(listed).items():
+        crossed: Counter[DirectedLink] = Counter()
+        crossing_of[channel] = crossed
         for src, dst in channel:
             route = router.route(src, dst)
             if route is None:

@@ -9,7 +9,7 @@ from .advice import describe_limit, gbps, percent
 from .limits import Limits
 from .options import Options
 from .rates import Rate
-from .verdict import Channelled, Measured, Verdict
+from .verdict import Channelled, Measured, Row, Verdict
 
 _MOST_ROWS = 12
 _UNITS = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
@@ -112,7 +112,7 @@ def _text_of_measured(measured: Measured) -> list[str]:
         how = measured.placed.how if measured.placed else ""
         lines += [f"{head}; GPUs {how}", _limits_text(measured.collective, measured.limits)]
     lines.append(f"    {'size':>10} {'algbw':>9} {'busbw':>9} {'of bound':>9} {'plan':>9}")
-    kept = {}
+    kept: dict[tuple[int, str], Row] = {}
     for row in measured.rows:
         key = row.measured.size_bytes, row.measured.how if row.measured.how in ("plan", "stock") else ""
         if key not in kept or row.measured.algbw_GBps > kept[key].measured.algbw_GBps:

@@ -8,6 +8,7 @@ from fractions import Fraction
 
 from ...topo.errors import InputError, TopoplanError
 from ...topo.graph import Topology
+from ...topo.resolve import LOCAL
 from ...topo.routes import router_of
 from ..ir.collective import Collective
 from .found import Communicator, Finding, Measurement, Reading
@@ -124,7 +125,7 @@ class Judge:
         self._options: dict[tuple[Collective, Topology], Options] = {}
 
     def judge(self, reading: Reading) -> Verdict:
-        """Return the verdict on a file. Raises InputError where a named machine cannot be the file's."""
+        """Return the verdict on a file. Raises InputError where a graph file is of another machine than was named."""
         machine = self.machines.find(reading)
         verdict = Verdict(reading, machine, findings=list(reading.findings), notes=list(reading.notes))
         if reading.measurements:
@@ -191,7 +192,7 @@ class Judge:
         try:
             return place_ranks(topology, ranks, places, verdict.reading.where), ""
         except InputError as error:
-            if verdict.machine.argument != "local":
+            if verdict.reading.is_graph_file and verdict.machine.argument != LOCAL:
                 raise
             return None, str(error)
 

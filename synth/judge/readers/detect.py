@@ -65,6 +65,8 @@ def _decode(raw: bytes, where: str) -> str:
 
 def read_text(text: str, where: str, collective: str | None = None) -> Reading:
     """Return what a text says; `where` names it in errors. Raises InputError as read_file does."""
+    if "&gt;" in text:  # copied out of a page's source
+        text = text.replace("&gt;", ">").replace("&lt;", "<").replace("&quot;", '"').replace("&amp;", "&")
     skipped = _BEFORE_THE_ROOT.match(text[:_SNIFF_CHARACTERS])
     start = text[skipped.end() if skipped else 0 :][:200]
     if not start.strip():
@@ -80,8 +82,11 @@ def read_text(text: str, where: str, collective: str | None = None) -> Reading:
     if start.startswith("<"):
         raise InputError(f"{where}: XML that is no graph dump (it starts with {start[:30]!r}); {_EXPECTED}")
     if re.match(r"\{|\[\s*\{", start):
-        from .json_results import read_json
+        from .json_results import read_json, unwrap_log
 
+        inside = unwrap_log(text)
+        if inside is not None:
+            return _check_collective(_read_lines(inside, where, collective), collective)
         return _check_collective(read_json(text, where), collective)
     return _check_collective(_read_lines(text, where, collective), collective)
 
@@ -94,15 +99,17 @@ def _read_lines(text: str, where: str, collective: str | None) -> Reading:
         text = _ANSI.sub("", text)
     count = 0
     for count, line in enumerate(text.splitlines(), 1):
-        line = line[:20_000].replace("\t", "    ")
+        line = line[:20_000].replace("\t", "    ").replace("\xa0", " ")
+        is_message = signatures.is_message(line)
         log.take(line, count)
-        table.take(line, count)
+        if not is_message:
+            table.take(line, count)
     measurements = table.finish(collective, where)
     if not measurements and not log.says_something:
         raise _refuse(text, where, count, log, table)
     reading = log.reading(where)
     kinds = [*([table.kind or "nccl-tests"] if measurements else []), *([reading.kind] if log.says_something else [])]
-    notes = list(reading.notes)
+    notes = [*reading.notes, *table.notes[:3]]
     for other, line_number in table.others.items():
         notes.append(f"line {line_number}: rows of {other} are no collective with a bound here, and are left out")
     findings = list(reading.findings)

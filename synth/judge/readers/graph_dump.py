@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from itertools import pairwise
 
 from ....topo.errors import InputError
 from ...export.graph_file import NVLS_ID, RING_ID, TREE_ID, Graph, GraphFile, read_graph_file
@@ -66,14 +67,22 @@ def read_graph_dump(text: str, where: str) -> Reading:
     pick = predict_pick(file, len(devs))
     picks = (Pick("allreduce", 1 << 30, pick, "SIMPLE"),) if pick else ()
     return Reading(
-        where, "NCCL graph file", None, (), (communicator,), picks, findings=tuple(findings), notes=tuple(notes)
+        where,
+        "NCCL graph file",
+        None,
+        (),
+        (communicator,),
+        picks,
+        findings=tuple(findings),
+        notes=tuple(notes),
+        is_graph_file=True,
     )
 
 
 def predict_pick(file: GraphFile, ranks: int) -> str | None:
     """Return what NCCL's tuner takes for a large allreduce in one node, by the rates that the file declares."""
     ring, tree = file.find(RING_ID), file.find(TREE_ID)
-    if ring is None or tree is None or (nvls := file.find(NVLS_ID)) is not None and nvls.nchannels > 0:
+    if ring is None or tree is None or ((nvls := file.find(NVLS_ID)) is not None and nvls.nchannels > 0):
         return None
     # The tuner doubles channels of both; twice the same factor decides nothing.
     by_ring = ring.nchannels * ring.speedintra * ranks / (2 * (ranks - 1))
@@ -100,10 +109,8 @@ def _check_channels(graph: Graph, devs: list[int], where: str) -> None:
         missing = [f"{dev & (1 << _HOST_SHIFT) - 1:#x}" for dev in devs if dev not in channel]
         twice = sorted({f"{dev & (1 << _HOST_SHIFT) - 1:#x}" for dev in channel if channel.count(dev) > 1})
         if missing or twice:
-            wrong = " and ".join(
-                [*([f"misses GPU {', '.join(missing[:8])}"] if missing else [])]
-                + [*([f"has GPU {', '.join(twice[:8])} more than once"] if twice else [])]
-            )
+            wrong = [f"misses GPU {', '.join(missing[:8])}"] if missing else []
+            wrong += [f"has GPU {', '.join(twice[:8])} more than once"] if twice else []
             stops = "NCCL would hang" if graph.id == TREE_ID else "NCCL stops on it"
             raise InputError(
                 f"{where}, line {graph.line}: {graph.name}, channel {number} {wrong}; {stops}; every GPU once"
@@ -113,7 +120,7 @@ def _check_channels(graph: Graph, devs: list[int], where: str) -> None:
 def _chain_parents(order: list[int]) -> Parents:
     """Return the chain that begins at its root as a tree."""
     parents = [-1] * len(order)
-    for above, rank in zip(order, order[1:], strict=False):
+    for above, rank in pairwise(order):
         parents[rank] = above
     return tuple(parents)
 

@@ -13,6 +13,7 @@ from .log_lines import name_collective
 from .tests_table import read_bus, read_version
 
 _MOST_LINES = 2_000_000
+_WRAPPERS = ("log", "message", "msg", "textPayload")
 
 
 def read_json(text: str, where: str) -> Reading:
@@ -42,6 +43,29 @@ def read_json(text: str, where: str) -> Reading:
         f"{where}: JSON with {known or 'nothing'}; expected nccl-tests' -J (results), topo-run --json (rows) or NCCL "
         "Inspector's lines (coll_perf)"
     )
+
+
+def unwrap_log(text: str) -> str | None:
+    """Return the text inside a container's log, in which each line is an object with the line in it; None for any other."""
+    out: list[str] = []
+    for line in text.splitlines():
+        if not line.strip():
+            continue
+        try:
+            entry = json.loads(line)
+        except (ValueError, RecursionError):
+            if not out:
+                return None
+            continue
+        inside = (
+            next((entry[key] for key in _WRAPPERS if isinstance(entry.get(key), str)), None)
+            if isinstance(entry, dict)
+            else None
+        )
+        if inside is None:
+            return None
+        out.append(inside.rstrip("\n"))
+    return "\n".join(out) if out else None
 
 
 def _load(text: str, where: str, line: int | None = None) -> Any:

@@ -8,12 +8,14 @@ from dataclasses import dataclass
 
 from ..found import Pattern, Pick, Place
 
-PREFIX = re.compile(
-    r"(?:(?P<host>[A-Za-z0-9][\w.\-]*):(?P<pid>\d+):(?P<tid>\d+) )?\[(?P<dev>-?\d+)\] (?:[^\s\[\]]+ ){0,2}?"
-    r"(?:NCCL )?(?P<level>INFO|WARN|TRACE|CALL|ABORT)\b"
-)
-"""`host:pid:tid [device] NCCL INFO`, wherever it stands in a line."""
-_BARE = re.compile(r"NCCL (?P<level>INFO|WARN)\b")
+_LEVEL = re.compile(r"(?:NCCL |(?<=\] ))(INFO|WARN|TRACE|CALL|ABORT)\b")
+"""What stands between a signature and its message."""
+_DEVICE = re.compile(r"\[(-?\d{1,9})\] (?:[^\s\[\]]+ ){0,3}")
+"""A signature's device; newer versions may have a time, file and line behind it."""
+_WRITER = re.compile(r"([A-Za-z0-9][\w.\-]{0,80}):(\d{1,10}):(\d{1,10})$")
+_ALONE = re.compile(r"([A-Za-z0-9][\w.\-]{0,80}):(\d{1,10}):(\d{1,10}) \[(-?\d{1,9})\] NCCL (INFO|WARN)\b")
+"""A signature at the beginning of a line, as nearly all are."""
+_MOST_SIGNATURE = 400
 
 RING = re.compile(r"\b(?:Channel|Ring) (\d+)(?:/(\d+))? *:((?:\s+\d+)+)(\s*\.\.\.)?\s*(?:comm\b.*)?$")
 RING_HOP = re.compile(r"\bRing (\d+) : (-?\d+) -> (\d+) -> (-?\d+)(?:\s+comm (0x\w+))?")
@@ -21,7 +23,8 @@ TREES = re.compile(r"\bTrees((?:\s+\[\d+\]\s+[-\d/|>]+)+)")
 TREE = re.compile(r"\[(\d+)\]\s+(\S+)")
 TREE_HOP = re.compile(r"\bTree (\d+) : (-?\d+) -> (\d+) -> ((?:-?\d+/)*-?\d+)")
 CONNECTION = re.compile(
-    r"\b(?:Channel|Ring) (\d+)(?:/(\d+))? : (\d+)(?:\[(\w+)\])? -> (\d+)(?:\[(\w+)\])? (?:\[(?:send|receive)\] )?via (\S.*)"
+    r"\b(?:Channel|Ring) (\d+)(?:/(\d+))? ?: +(\d+)(?:\[(\w+)\])? +-> +(\d+)(?:\[(\w+)\])? +(?:\[(?:send|receive)\] +)?"
+    r"via (\S.*)"
 )
 INIT = re.compile(
     r"\bcomm 0x\w+ rank (?P<rank>\d+) nranks (?P<ranks>\d+)(?: cudaDev (?P<cuda>\d+))?(?: nvmlDev (?P<nvml>\d+))?"
@@ -77,6 +80,10 @@ def name_collective(text: str) -> str | None:
     return COLLECTIVES.get(re.sub(r"(?:perf|test|mpi)+$", "", letters))
 
 
+_Signature = tuple[int, int, tuple[str, str, str] | None, int | None, str]
+"""Where it begins and ends, the thread, the device, the level."""
+
+
 class Signatures:
     """Finds who signed the messages of a line; knows the hosts that it has seen.
 
@@ -86,40 +93,71 @@ class Signatures:
 
     def __init__(self) -> None:
         self.hosts: set[str] = set()
+        self._line: str | None = None
+        self._found: list[_Signature] = []
 
     def split(self, line: str) -> Iterator[Message]:
         """Yield the messages of a line: several where writers ran into each other, and the line itself where nobody signed."""
         found = self._find(line)
         if not found:
-            bare = _BARE.search(line)
-            yield Message(None, None, bare["level"] if bare else "", line[bare.end() :] if bare else line)
+            yield Message(None, None, "", line)
             return
-        for number, (_, host, prefix) in enumerate(found):
-            end = found[number + 1][0] if number + 1 < len(found) else len(line)
-            thread = (host, prefix["pid"], prefix["tid"]) if host else None
-            yield Message(thread, int(prefix["dev"]), prefix["level"], line[prefix.end() : end])
+        for number, (_, end, thread, device, level) in enumerate(found):
+            until = found[number + 1][0] if number + 1 < len(found) else len(line)
+            yield Message(thread, device, level, line[end:until])
+
+    def is_message(self, line: str) -> bool:
+        """Return whether a line is one message, with nothing before it and no other in it; quickly."""
+        alone = _ALONE.match(line)
+        if alone is None or line.find("NCCL", alone.end()) >= 0 or line.find("] INFO", alone.end()) >= 0:
+            return False
+        host, pid, tid, device, level = alone.groups()
+        self.hosts.add(host)
+        self._line, self._found = line, [(0, alone.end(), (host, pid, tid), int(device), level)]
+        return True
 
     def cut_off(self, line: str) -> str:
         """Return what stands in a line before the first message of the library."""
         found = self._find(line)
-        if found:
-            return line[: found[0][0]]
-        bare = _BARE.search(line)
-        return line[: bare.start()] if bare else line
+        return line[: found[0][0]] if found else line
 
-    def _find(self, line: str) -> list[tuple[int, str | None, re.Match[str]]]:
-        """Return where each signature begins, its host, and the match."""
-        out: list[tuple[int, str | None, re.Match[str]]] = []
-        for prefix in PREFIX.finditer(line):
-            start, host = prefix.start(), prefix["host"]
-            if host is not None and host not in self.hosts:
-                skipped = next((k for k in range(1, min(len(host), 4)) if host[k:] in self.hosts), 0)
-                if skipped and host[:skipped].isdigit():
-                    start, host = start + skipped, host[skipped:]
-                elif start == 0 or line[start - 1].isspace():
-                    self.hosts.add(host)
-            out.append((start, host, prefix))
+    def _find(self, line: str) -> list[_Signature]:
+        """Return all signatures of a line; of the last one from memory, as two readers ask."""
+        if line is not self._line:
+            self._line, self._found = line, self._search(line) if "INFO" in line or "WARN" in line else []
+        return self._found
+
+    def _search(self, line: str) -> list[_Signature]:
+        """Return where each signature of a line begins and ends, its thread, device and level."""
+        out: list[_Signature] = []
+        before = 0
+        for level in _LEVEL.finditer(line):
+            low = max(before, level.start() - _MOST_SIGNATURE)
+            bracket = line.rfind("[", low, level.start())
+            device = _DEVICE.fullmatch(line, bracket, level.start()) if bracket >= 0 else None
+            if device is None:
+                if line.startswith("NCCL", level.start()):  # a log whose signatures were taken off
+                    out.append((level.start(), level.end(), None, None, level[1]))
+                    before = level.end()
+                continue
+            start, thread = bracket, None
+            word = max(line.rfind(" ", low, bracket - 1) + 1, low)
+            writer = _WRITER.search(line[word : bracket - 1]) if bracket > word else None
+            if writer is not None:
+                skipped = self._skip_digits(writer[1], is_clean=writer.start() == 0)
+                start, thread = word + writer.start() + skipped, (writer[1][skipped:], writer[2], writer[3])
+            out.append((start, level.end(), thread, int(device[1]), level[1]))
+            before = level.end()
         return out
+
+    def _skip_digits(self, host: str, is_clean: bool) -> int:
+        """Return how many digits before a host's name belong to what stands before it."""
+        if host in self.hosts:
+            return 0
+        skipped = next((k for k in range(1, min(len(host), 4)) if host[k:] in self.hosts and host[:k].isdigit()), 0)
+        if is_clean and not skipped:
+            self.hosts.add(host)
+        return skipped
 
 
 def read_tree(text: str) -> tuple[int, int] | None:

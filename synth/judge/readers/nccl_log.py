@@ -236,6 +236,9 @@ class LogReader:
         notes: list[str] = []
         communicators = count_alike([finish(drafts, notes) for drafts in self._group()])
         self._refuse_cut(where, communicators)
+        signed = [draft for thread, draft in self.drafts if thread is not None and draft.started]
+        if signed and not any(draft.complete for draft in signed):
+            notes.append(f"the log ends, at line {self.last_line}, before any communicator is complete: it may be cut")
         return Reading(
             where,
             f"log of {(self.library or 'NCCL').split()[0]}",

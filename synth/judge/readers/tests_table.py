@@ -32,6 +32,7 @@ _COMMAND = re.compile(
     r"\b((?:all_?reduce|all_?gather|reduce_?scatter|broadcast|reduce|all_?to_?all|alltoallv|gather|scatter|"
     r"sendrecv|hypercube)_(?:perf|test)(?:_mpi)?)\b"
 )
+_WORDS = re.compile(r"\b(?:all[_ -]?to[_ -]?all|all[_ -]?gather|all[_ -]?reduce|reduce[_ -]?scatter)\b")
 _VERSION = re.compile(r"\b([nr]ccl-tests)(?: version|: Version) (\S+)|nccl-library=(\d+)")
 _MOST_ROWS = 100_000
 _EXACTLY = 0.02
@@ -40,7 +41,11 @@ _EXACTLY = 0.02
 
 @dataclass(frozen=True)
 class _Row:
-    """A row: the number of its table, the test's name where it is known, its size in bytes, and what follows the type."""
+    """A row: the number of its table, the test's name where it is known, its size in bytes, and what follows the type.
+
+    `ranks` is how many there were, as far as was said: `listed` one by one, else those of each process. `hint` is a collective
+    that somebody named before the table.
+    """
 
     table: int
     command: str | None
@@ -50,6 +55,9 @@ class _Row:
     values: tuple[str, ...]
     line: int
     width: int
+    ranks: int
+    listed: bool
+    hint: str | None
 
     @property
     def halves(self) -> list[tuple[str, ...]]:
@@ -78,6 +86,7 @@ class TableReader:
         self._pending_line = 0
         self._gpus = 0
         self._table = 0
+        self._hint: str | None = None
 
     def take(self, line: str, number: int) -> None:
         """Take one line of the text."""
@@ -107,6 +116,8 @@ class TableReader:
             found = _STARTING.search(line) or _COMMAND.search(line)
             if found is not None and not line.lstrip("# ").startswith("Collective test concluded"):
                 self._command = found[1].rsplit("/", 1)[-1]
+        elif len(line) < 200 and (words := {name_collective(word) for word in _WORDS.findall(line.lower())} - {None}):
+            self._hint = words.pop() if len(words) == 1 else None
         if "nGpus" in line and (found := _COUNTS.search(line)) is not None:
             self._gpus = int(found[1]) * int(found[2]) if len(found[1]) + len(found[2]) < 10 else 0
             self.header_line = self.header_line or number
@@ -169,21 +180,34 @@ class TableReader:
         has_root = len(rest) in (5, 9) or ("root" in self._columns and len(rest) > after_root) or rest[:1] == ["-1"]
         if has_root and re.fullmatch(r"-?\d{1,6}", rest[0]):
             root = int(rest.pop(0))
-        if len(rest) >= 3:
+        if len(rest) < min(after_root, 4):
+            self.notes.append(f"line {self._pending_line}: a row that is cut, left out")
+        else:
             width = _find_width(rest, self._columns)
-            row = _Row(self._table, self._command, int(size), operation, root, tuple(rest), self._pending_line, width)
+            row = _Row(
+                self._table,
+                self._command,
+                int(size),
+                operation,
+                root,
+                tuple(rest),
+                self._pending_line,
+                width,
+                len(self.places) or self._gpus,
+                bool(self.places),
+                self._hint,
+            )
             self.rows.append(row)
 
     def finish(self, asked: str | None, where: str) -> tuple[Measurement, ...]:
         """Return the measurements. `asked` is the collective that was asked for, where one was."""
         self._end_row()
-        ranks = max([*self.places, -1]) + 1 or self._gpus
         out = []
         tables: dict[object, list[_Row]] = {}
         for row in self.rows:
             tables.setdefault((row.table, row.command, row.operation in (None, "none"), row.root), []).append(row)
         for rows in tables.values():
-            name, n = _tell_collective(rows, ranks, asked)
+            name, n = _tell_collective(rows, asked)
             if name is None:
                 self.others.setdefault(rows[0].command or "unknown", rows[0].line)
                 continue
@@ -213,6 +237,8 @@ def _find_width(values: Sequence[str], columns: list[str]) -> int:
 
 def _read_half(values: Sequence[str]) -> tuple[float, float, float, bool] | None:
     """Return time, algbw, busbw and whether results were wrong, of one half of a row; None where they are no numbers."""
+    if len(values) < 3:
+        return None
     try:
         time_us, algbw, busbw = (float(value.rstrip("*")) for value in values[:3])
     except ValueError:
@@ -224,30 +250,45 @@ def _read_half(values: Sequence[str]) -> tuple[float, float, float, bool] | None
     return time_us, algbw, busbw, counts_wrong and int(error) > 0
 
 
-def _tell_collective(rows: Sequence[_Row], ranks: int, asked: str | None) -> tuple[str | None, int]:
+def _tell_collective(rows: Sequence[_Row], asked: str | None) -> tuple[str | None, int]:
     """Return the collective of a table and its ranks: by the test's name, else by what its rows say; None for no collective.
 
     Of busbw / algbw, 2(n-1)/n is allreduce's, (n-1)/n that of the others that are not rooted; alltoall is not checked in
     place, and prints N/A there.
     """
     first = rows[0]
+    ranks, listed = max((row.ranks, row.listed) for row in rows)
     fastest = max(
         (m for row in rows for half in row.halves if (m := _read_half(half))), key=lambda m: m[1], default=None
     )
     factor = fastest[2] / fastest[1] if fastest and fastest[1] > 1 else None
     if first.command is not None:
         name = name_collective(first.command)
-        return name, ranks or _guess_ranks(name, factor)
+        return name, _choose_ranks(name, factor, ranks, listed)
     if first.root is not None and first.root >= 0:
         name = "broadcast" if first.operation in (None, "none") else "reduce"
     elif first.operation in (None, "none") and (factor is None or factor < 1 + _EXACTLY):
-        unchecked = all(len(row.halves) > 1 and row.halves[1][3:4] == ("N/A",) != row.halves[0][3:4] for row in rows)
-        name = "alltoall" if unchecked or asked == "alltoall" else "allgather"
+        name = "alltoall" if all(map(_is_unchecked, rows)) or "alltoall" in (asked, first.hint) else "allgather"
     else:
         # Of two ranks allreduce has the factor 1, reduce-scatter a half.
         scatters = factor is not None and (factor < 1 - _EXACTLY if ranks != 2 else factor < 0.75)
         name = "reduce-scatter" if scatters or (factor is None and asked == "reduce-scatter") else "allreduce"
-    return name, ranks or _guess_ranks(name, factor)
+    return name, _choose_ranks(name, factor, ranks, listed)
+
+
+def _is_unchecked(row: _Row) -> bool:
+    """Return whether the results in place were not checked, and those out of place were: older versions print 1e+00 there."""
+    errors = [half[3] if len(half) > 3 else "" for half in row.halves]
+    return (
+        len(errors) == 2
+        and errors[0] != errors[1]
+        and (errors[1] == "N/A" or (errors[0] == "0e+00" and "e+" in errors[1]))
+    )
+
+
+def _choose_ranks(name: str | None, factor: float | None, ranks: int, listed: bool) -> int:
+    """Return how many ranks there were: those listed, else what the factor says, else what each process had."""
+    return ranks if listed else _guess_ranks(name, factor) or (ranks if ranks > 1 else 0)
 
 
 def _guess_ranks(name: str | None, factor: float | None) -> int:
