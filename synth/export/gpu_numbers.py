@@ -42,8 +42,8 @@ def number_gpus(topology: Topology) -> GpuNumbers:
     hosts = {_name_host(gpu) for gpu in gpus}
     if len(hosts) > 1:
         raise InfeasibleError(
-            f"topology {topology.name!r} has GPUs on {len(hosts)} hosts: such a file is for the GPUs of one, and between hosts "
-            "the library keeps its own way; export one host by itself"
+            f"topology {topology.name!r} has GPUs on {len(hosts)} hosts: such a file is for the GPUs of one, and between "
+            "hosts the library keeps its own way; export one host by itself"
         )
     told = [_read_dev(gpu) for gpu in gpus]
     if all(dev is not None for dev in told) and len(set(told)) == len(told):
