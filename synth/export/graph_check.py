@@ -5,6 +5,7 @@ NCCL believes `nchannels`, reads unknown types as LOC, and never looks at trees:
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 from itertools import pairwise
 
@@ -17,6 +18,7 @@ PATTERNS = {RING_ID: (4,), TREE_ID: (1, 2, 3), COLLNET_CHAIN_ID: (3,), NVLS_ID: 
 """Patterns that the graphs of an id have."""
 _CROSS_ALL_GPUS = (RING_ID, TREE_ID, COLLNET_CHAIN_ID)
 _NAMED = 8
+_MOST_COMMENT = 250
 
 
 def check_graph_file(
@@ -122,3 +124,9 @@ def list_hops(channels: Channels) -> set[tuple[int, int]]:
         if channels.shape == CHAIN:
             out.update(pairwise(order[::-1]))
     return out
+
+
+def make_plain(line: str) -> str:
+    """Return a line as a comment of any of the files can hold it: plain characters, no two dashes together."""
+    plain = re.sub(r"[^ -~]", "?", line)
+    return re.sub(r"-(?=-)", "", plain)[:_MOST_COMMENT].rstrip("-")

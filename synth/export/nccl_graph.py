@@ -7,7 +7,6 @@ NCCL runs as many channels as the ring and the tree graph both have, so both get
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from dataclasses import dataclass
 from fractions import Fraction
@@ -25,7 +24,7 @@ from ..ir.collective import Collective
 from ..request import Request
 from ..verify import verify
 from .gpu_numbers import GpuNumbers, PathTypes, number_gpus
-from .graph_check import check_graph_file, list_channels, list_hops
+from .graph_check import check_graph_file, list_channels, list_hops, make_plain
 from .graph_file import RING_ID, TREE_ID, Graph, GraphFile, read_graph_file
 from .nccl_version import NEWEST, NcclVersion
 
@@ -273,10 +272,4 @@ def _write_comment(graphs: NcclGraphs, version: NcclVersion) -> list[str]:
         *describe_rates(topology),
         f"dev: {graphs.numbers.source}; only for communicators of just these GPUs",
     ]
-    return ["  <!-- " + "\n       ".join(map(_make_safe, lines)) + " -->"]
-
-
-def _make_safe(line: str) -> str:
-    """Return a line as a comment can hold it: plain characters, no two dashes."""
-    plain = re.sub(r"[^ -~]", "?", line)
-    return re.sub(r"-(?=-)", "", plain)[:400].rstrip("-")
+    return ["  <!-- " + "\n       ".join(map(make_plain, lines)) + " -->"]
