@@ -191,7 +191,8 @@ def _root_chain(order: Sequence[int]) -> Parents:
 
 def _round_to(loads: Floats, shares: Floats, count: int) -> list[int]:
     """Return `count` trees: the shares rounded down, filled up one by one, and exchanged while that helps the busiest link."""
-    chosen = list(np.repeat(np.arange(len(shares)), np.floor(shares * count + 1e-9).astype(int)))[:count]
+    whole = np.floor(shares * count + 1e-9).astype(int)
+    chosen: list[int] = np.repeat(np.arange(len(shares)), whole).tolist()[:count]
     total = loads[chosen].sum(axis=0)
     while len(chosen) < count:
         chosen.append(int(np.argmin((total + loads).max(axis=1))))
@@ -207,4 +208,4 @@ def _round_to(loads: Floats, shares: Floats, count: int) -> list[int]:
             break
         total = total - loads[chosen[better[0]]] + loads[better[1]]
         chosen[better[0]] = better[1]
-    return sorted(int(number) for number in chosen)
+    return chosen

@@ -71,11 +71,10 @@ class NcclGraphs:
 def find_graphs(request: Request, bound: Bound, version: NcclVersion = NEWEST) -> NcclGraphs:
     """Return the best rings and chains for a collective on one host.
 
-    Raises InfeasibleError where the collective has no graph, the GPUs are on several hosts, or no ring or chain is found.
+    The collective is one of COLLECTIVES. Raises InfeasibleError where the GPUs are on several hosts, or there is no ring
+    or chain.
     """
     collective, topology, n = request.collective, request.topology, request.collective.ranks
-    if collective.name not in COLLECTIVES:
-        raise InfeasibleError(f"NCCL has no graph for {collective.name}; graph files are for {', '.join(COLLECTIVES)}")
     numbers = number_gpus(topology)
     most = _count_most(n, version)
     reducing = request.of(Collective("allreduce", n))

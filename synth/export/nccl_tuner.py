@@ -1,8 +1,8 @@
 """Write the CSV that NVIDIA's example tuner plugin reads (NCCL_TUNER_CONFIG_FILE), from measured times alone.
 
-Each measurement is what `topo-run --json` printed for the stock collective with one algorithm, protocol and number of channels
-forced; at each size the fastest one is named. From a size up to the next one its choice holds, and the ends are carried on. The
-number of channels has to be named: where it is -1, or no line covers a call, the plugin runs one channel (plugin.c).
+Each measurement is what `topo-run --json` printed for the stock collective with one algorithm, protocol and number of
+channels forced; at each size the fastest one is named. From a size up to the next one its choice holds, and the ends are
+carried on. The number of channels has to be named: where it is -1, or no line covers a call, the plugin runs one channel.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def write_nccl_tuner(collective: Collective, topology: Topology, arguments: Sequ
     if not arguments:
         raise InputError(
             "--format nccl-tuner is written from measured times alone: on the machine, run NCCL_ALGO=Tree NCCL_PROTO=Simple "
-            "NCCL_MAX_NCHANNELS=16 topo-run --stock --json > tree.json, the same with Ring, and give --measured "
+            "NCCL_MAX_NCHANNELS=16 topo-run --stock --nproc N --json > tree.json, the same with Ring, and give --measured "
             "tree/simple/16=tree.json --measured ring/simple/16=ring.json"
         )
     measured = [read_measured(argument, collective) for argument in arguments]

@@ -60,14 +60,10 @@ class RcclEnv:
 def find_rccl_env(request: Request, bound: Bound) -> RcclEnv:
     """Return the best rings and, for allreduce, trees of at most two children.
 
-    Raises InfeasibleError where RCCL could not take them: several hosts, a collective without rings, GPUs that are not
-    numbered from 0 on in the order of the ranks.
+    Raises InfeasibleError where RCCL could not take them: several hosts, too many GPUs, or GPUs that are not numbered from
+    0 on in the order of the ranks.
     """
     collective, topology, n = request.collective, request.topology, request.collective.ranks
-    if collective.name not in ("allreduce", "allgather", "reduce-scatter"):
-        raise InfeasibleError(
-            f"RCCL has no rings or trees for {collective.name}; it has allreduce, allgather, reduce-scatter"
-        )
     if n > _MOST_RANKS:
         raise InfeasibleError(f"RCCL reads rings and trees of at most {_MOST_RANKS} GPUs; there are {n}")
     devs = number_gpus(topology).devs
