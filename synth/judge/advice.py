@@ -86,7 +86,8 @@ def _advise_on_channels(channelled: Channelled, collective: str, verdict: Verdic
         findings.append(
             Finding(
                 f"nvls-{collective}",
-                f"NCCL takes NVLS for large {collective}s: switches add{added}; its rings and trees are what is left without it",
+                f"NCCL takes NVLS for large {collective}s: switches add{added}; its rings and trees are "
+                "what is left without it",
                 "nothing: leave it alone, and hold measurements against the bound for switches that add",
             )
         )
@@ -105,7 +106,7 @@ def _advise_on_channels(channelled: Channelled, collective: str, verdict: Verdic
                 f"a graph file with true speeds lets the tuner choose by size; NCCL_ALGO={name} forces it at all sizes",
             )
         )
-    findings += _offer(collective, taken.algbw_GBps, taken.shape, share, options, verdict)
+    findings += _offer(collective, taken.algbw_GBps, f"what {taken.shape} reach", share, options, verdict)
     return findings
 
 
@@ -120,7 +121,7 @@ def _offer(
         command = f"topo-synth --collective {collective} --topology {machine} --format nccl-graph -o graph.xml"
         text = (
             f"a graph file ({file.what}) would reach {gbps(file.algbw_GBps)} GB/s, {float(file.algbw_GBps / now):.2f} times "
-            f"what {what} reach"
+            f"{what}"
         )
         if order is not None and order.algbw_GBps > now * better:
             text += f"; {order.what} alone would reach {gbps(order.algbw_GBps)}"
@@ -129,14 +130,15 @@ def _offer(
         return [
             Finding(
                 name,
-                f"a plan would reach {gbps(plan.algbw_GBps)} GB/s, {float(plan.algbw_GBps / now):.2f} times what {what} reach; "
-                "no rings or chains found here would",
-                f"topo-synth --collective {collective} --topology {machine} -o plan.json; then topo-run plan.json, or the hook",
+                f"a plan would reach {gbps(plan.algbw_GBps)} GB/s, {float(plan.algbw_GBps / now):.2f} times {what}; no rings "
+                "or chains found here would",
+                f"topo-synth --collective {collective} --topology {machine} -o plan.json; then topo-run plan.json, or the "
+                "hook",
             )
         ]
     if share >= 1 / _GAIN:
-        return [Finding(name, f"{what} reach {percent(min(share, 1.0))} of the bound", "nothing: leave it alone")]
-    return [Finding(name, f"nothing was found that reaches {_GAIN:.2f} times what {what} reach", "leave it alone")]
+        return [Finding(name, f"{what} is {percent(min(share, 1.0))} of the bound", "nothing: leave it alone")]
+    return [Finding(name, f"nothing was found that reaches {_GAIN:.2f} times {what}", "leave it alone")]
 
 
 def _advise_on_measurement(measured: Measured, verdict: Verdict) -> list[Finding]:
@@ -164,8 +166,8 @@ def _advise_on_measurement(measured: Measured, verdict: Verdict) -> list[Finding
                     f"below-channels-{name}",
                     f"{name} was measured at {gbps(algbw)} GB/s, {percent(part)} of the {gbps(most.algbw_GBps)} GB/s that its "
                     f"{most.shape} could carry on these links",
-                    "what is found is not what is reached: look for slow links (topo-probe --measure), P2P through host memory, "
-                    "other jobs, and whether the largest size was large enough",
+                    "what is found is not what is reached: look for slow links (topo-probe --measure), P2P through host "
+                    "memory, other jobs, and whether the largest size was large enough",
                 )
             )
         return findings
@@ -196,15 +198,18 @@ def _explain_above(measured: Measured) -> Finding:
         and (limits.in_network_GBps > limits.any_way_GBps)
     ):
         why = (
-            f"probably that no switch adds: NVLS lets NVSwitches add, and then the bound is {gbps(limits.in_network_GBps)} GB/s "
-            f"({percent(algbw / float(limits.in_network_GBps))} of it); {limits.possible}"
+            f"probably that no switch adds: NVLS lets NVSwitches add, and then the bound is {gbps(limits.in_network_GBps)} "
+            f"GB/s ({percent(algbw / float(limits.in_network_GBps))} of it); {limits.possible}"
         )
     elif algbw <= float(limits.any_way_GBps) * 1.005 and limits.any_way_GBps > limits.one_way_GBps:
-        why = f"probably that a pair of GPUs has one way: for any use of the links the bound is {gbps(limits.any_way_GBps)} GB/s"
+        why = (
+            "probably that a pair of GPUs has one way: for any use of the links the bound is "
+            f"{gbps(limits.any_way_GBps)} GB/s"
+        )
     else:
         why = (
-            f"probably a rate of the topology, taken too low: {limits.rates}; or the topology is another machine's. Measure the "
-            "links with topo-probe --measure"
+            f"probably a rate of the topology, taken too low: {limits.rates}; or the topology is another machine's. Measure "
+            "the links with topo-probe --measure"
         )
         if limits.in_network_GBps is not None:
             why += f" (even with switches that add the bound is {gbps(limits.in_network_GBps)} GB/s)"

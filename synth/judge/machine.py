@@ -31,7 +31,7 @@ class Machine:
 
 
 class Machines:
-    """Finds machines of files, each read once. `named` is the argument of --topology, `given` the files that are topologies."""
+    """Finds machines of files, each read once: `named` by --topology, or `given` among the files."""
 
     def __init__(self, named: str | None, given: list[str]) -> None:
         self.named, self.given = named, given

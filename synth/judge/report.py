@@ -96,7 +96,8 @@ def _text_of_channels(channelled: Channelled) -> list[str]:
             takes = " (what NCCL takes)" if known and rate is channelled.judged(name) else ""
             share = percent(float(rate.algbw_GBps / limits.one_way_GBps))
             lines.append(
-                f"    {gbps(rate.algbw_GBps):>8} GB/s  {rate.shape} as found, {share} of the bound{takes}; {describe_limit(rate)}"
+                f"    {gbps(rate.algbw_GBps):>8} GB/s  {rate.shape} as found, {share} of the bound{takes}; "
+                f"{describe_limit(rate)}"
             )
         lines += _options_text(channelled.options[name])
     return lines

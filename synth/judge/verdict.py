@@ -207,6 +207,8 @@ class Judge:
         if placed is None:
             return
         channelled.placed = placed
+        if verdict.reading.is_graph_file:
+            _check_types(verdict, communicator, placed)
         router = router_of(placed.topology)
         rings = [tuple(placed.gpu_of[rank] for rank in order) for order in communicator.rings]
         trees = [_move_tree(tree, placed.gpu_of) for tree in communicator.trees]
@@ -245,6 +247,28 @@ class Judge:
             self.say(f"what else {topology.name} could do for {collective.name} ...")
             self._options[key] = find_options(collective, topology)
         return self._options[key]
+
+
+def _check_types(verdict: Verdict, communicator: Communicator, placed: Placed) -> None:
+    """Note it where a graph file says that all hops are NVLinks and on the machine they are not, or the other way round.
+
+    Raises InputError where it is for fewer GPUs besides: it is another machine's.
+    """
+    from ...topo.gpudirect.nccl_paths import Paths
+
+    ring = next((p for p in communicator.patterns if p.number == 4), None)
+    if ring is None or not communicator.rings or ring.type_intra == "LOC":
+        return
+    paths, gpus = Paths(placed.topology), placed.topology.ranks
+    hops = {hop for order in communicator.rings for hop in zip(order, order[1:] + order[:1], strict=True)}
+    kinds = {paths.find_kind(gpus[placed.gpu_of[a]], gpus[placed.gpu_of[b]]) for a, b in hops}
+    if "???" in kinds or (kinds <= {"NVL"}) == (ring.type_intra == "NVL"):
+        return
+    other = ", ".join(sorted(kinds))
+    text = f"its worst hop is {ring.type_intra} by what it says, and on {placed.topology.name} its hops are {other}"
+    if len(gpus) < len(verdict.machine.topology.ranks if verdict.machine.topology else ()):
+        raise InputError(f"{verdict.reading.where}: {text}: of another machine; give that one's topology")
+    verdict.notes.append(f"{text}: is it of another machine, or of another state of this one?")
 
 
 def _predict(options: Options, size_bytes: int) -> float | None:

@@ -20,20 +20,26 @@ _EXPECTED = (
 _LOG_WANTED = "run with NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,GRAPH,TUNING and give the whole log"
 _BEFORE_THE_ROOT = re.compile(r"\s*(?:<\?.*?\?>\s*|<!--.*?-->\s*)*", re.DOTALL)
 _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
-_OTHERS = (
-    (
-        re.compile(r"^\s*(?:GPU|NIC|mlx)\S*\s+(?:\S+\s+)*\bX\b|NVIDIA-SMI \d|^Legend:|NVLink-C2C|GPU \d+: .*UUID", re.MULTILINE),
-        "nvidia-smi's output, which says what the machine is; give it by --topology (topo -m), and here what runs on it",
-    ),
-    (
-        re.compile(r"=+ ROCm System Management|ROCm SMI|amd-smi|Link Type between", re.IGNORECASE),
-        "rocm-smi's or amd-smi's output, which says what the machine is; give here what runs on it",
-    ),
-    (re.compile(r"^nccl_\w+(?:\{|$)|^# (?:HELP|TYPE) ", re.MULTILINE), "Prometheus metrics; give NCCL Inspector's JSON lines"),
-    (re.compile(r"busbw.*,|,\s*algbw", re.IGNORECASE), "a table that is no nccl-tests text; give what the test printed, or its -J file"),
-    (re.compile(r"\bib_(?:write|read|send)_bw\b|#bytes\s+#iterations"), "perftest's output, of one link of the network; give a collective's"),
-    (re.compile(r"bandwidthMatrix|P2P Connectivity Matrix|Bandwidth Matrix|memcpy CE"), "bandwidths between pairs of GPUs; topo-probe --measure takes those"),
-)  # fmt: skip
+_OTHERS = tuple(
+    (re.compile(pattern, re.MULTILINE | re.IGNORECASE), what)
+    for pattern, what in (
+        (
+            r"^\s*GPU\S*\s+(?:\S+\s+)*X\b|NVIDIA-SMI \d|^Legend:|^GPU \d+: .*UUID",
+            "nvidia-smi's output, which says what the machine is; give it by --topology (topo -m), and here what runs on it",
+        ),
+        (
+            r"=+ ROCm System Management|ROCm SMI|amd-smi|Link Type between",
+            "rocm-smi's or amd-smi's output, which says what the machine is; give here what runs on it",
+        ),
+        (r"^nccl_\w+\{|^# (?:HELP|TYPE) ", "Prometheus metrics; give NCCL Inspector's JSON lines"),
+        (r"busbw.*,|,\s*algbw", "a table that is no nccl-tests text; give what the test printed, or its -J file"),
+        (r"\bib_(?:write|read|send)_bw\b|#bytes\s+#iterations", "perftest's output, of one link; give a collective's"),
+        (
+            r"P2P Connectivity Matrix|Bandwidth Matrix|memcpy CE",
+            "bandwidths between pairs of GPUs; topo-probe --measure takes those; give here a collective's",
+        ),
+    )
+)
 
 
 def read_file(name: str, collective: str | None = None) -> Reading:
@@ -55,7 +61,7 @@ def read_file(name: str, collective: str | None = None) -> Reading:
 
 
 def _decode(raw: bytes, where: str) -> str:
-    """Return the text of bytes: UTF-8, UTF-16 as Windows shells write it, or with what is no text replaced, if it is little."""
+    """Return the text of bytes in UTF-8, or in UTF-16 as Windows shells write it; InputError where they are no text."""
     if raw[:2] in (b"\xff\xfe", b"\xfe\xff"):
         return raw.decode("utf-16", errors="replace")
     if b"\0" in raw[:_SNIFF_CHARACTERS]:
@@ -151,11 +157,11 @@ def _refuse(text: str, where: str, count: int, log: LogReader, table: TableReade
         started = any(draft.started or draft.ranks for _, draft in log.drafts)
         if started:
             return InputError(
-                f"{where}, line {log.last_line}: the log is cut: it ends before rings and trees are listed; give the whole log "
-                "of the start (NCCL_DEBUG_SUBSYS=INIT,GRAPH,TUNING)"
+                f"{where}, line {log.last_line}: the log is cut: it ends before rings and trees are listed; give the whole "
+                "log of the start (NCCL_DEBUG_SUBSYS=INIT,GRAPH,TUNING)"
             )
         return InputError(
-            f"{where}: an NCCL log without the lines of INIT and GRAPH (no rings, trees or picks); {_LOG_WANTED}"
+            f"{where}: an NCCL log without the lines of INIT and GRAPH (no rings or trees); {_LOG_WANTED}"
         )
     for pattern, what in _OTHERS:
         if pattern.search(text[:_SNIFF_CHARACTERS]):

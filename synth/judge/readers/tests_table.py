@@ -303,7 +303,7 @@ def _guess_ranks(name: str | None, factor: float | None) -> int:
 
 
 def read_bus(text: str) -> str | None:
-    """Return the PCI address in brackets: 0x1b (a bus alone), 0000:1b:00 or 0000:1b:00.0; None for 0x00, which says nothing."""
+    """Return the PCI address in brackets: 0x1b (a bus alone), 0000:1b:00 or 0000:1b:00.0; None for 0x00, which is none."""
     text = text.lower()
     if re.fullmatch(r"0x[0-9a-f]{1,2}", text):
         return None if int(text, 16) == 0 else f"{int(text, 16):02x}"
