@@ -113,7 +113,7 @@ def _check_channels(graph: Graph, devs: list[int], where: str) -> None:
             wrong += [f"has GPU {', '.join(twice[:8])} more than once"] if twice else []
             stops = "NCCL would hang" if graph.id == TREE_ID else "NCCL stops on it"
             raise InputError(
-                f"{where}, line {graph.line}: {graph.name}, channel {number} {wrong}; {stops}; every GPU once"
+                f"{where}, line {graph.line}: {graph.name}, channel {number} {' and '.join(wrong)}; {stops}; every GPU once"
             )
 
 

@@ -30,7 +30,6 @@ class Draft:
     rings_connected: bool = False
     cut_lines: bool = False
     nvls: bool = False
-    last_ring_line: int = 0
 
 
 def finish(drafts: list[Draft], notes: list[str]) -> Communicator:

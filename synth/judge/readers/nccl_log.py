@@ -82,7 +82,7 @@ class LogReader:
         if (found := lines.CONNECTION.search(text)) is not None:
             self._take_connection(found, self._draft(thread), host)
         elif (found := lines.RING.search(text)) is not None:
-            self._take_ring(found, thread, number)
+            self._take_ring(found, thread)
         elif (found := lines.TREES.search(text)) is not None:
             self._take_trees(found, thread)
         elif (found := lines.RING_HOP.search(text)) is not None:
@@ -178,7 +178,7 @@ class LogReader:
         if not draft.rings_connected and index in (None, "0"):
             draft.connections.setdefault(int(channel), {}).setdefault(int(src), int(dst))
 
-    def _take_ring(self, found: re.Match[str], thread: object, number: int) -> None:
+    def _take_ring(self, found: re.Match[str], thread: object) -> None:
         """Take a line with a whole ring; a channel that this thread had already begins another communicator."""
         channel, promised = int(found[1]), None if found[2] is None else int(found[2])
         draft = self._draft(thread)
@@ -189,7 +189,6 @@ class LogReader:
         else:
             draft.rings[channel] = tuple(int(x) for x in found[3].split())
         draft.promised = promised or draft.promised
-        draft.last_ring_line = number
 
     def _take_trees(self, found: re.Match[str], thread: object) -> None:
         """Take the trees of one rank; a rank that spoke already begins another communicator."""
@@ -234,8 +233,9 @@ class LogReader:
     def reading(self, where: str) -> Reading:
         """Return what the log says. Raises InputError where it breaks off among the channels."""
         notes: list[str] = []
-        communicators = count_alike([finish(drafts, notes) for drafts in self._group()])
-        self._refuse_cut(where, communicators)
+        groups = [(finish(drafts, notes), drafts) for drafts in self._group()]
+        self._refuse_cut(where, groups)
+        communicators = count_alike([communicator for communicator, _ in groups])
         signed = [draft for thread, draft in self.drafts if thread is not None and draft.started]
         if signed and not any(draft.complete for draft in signed):
             notes.append(f"the log ends, at line {self.last_line}, before any communicator is complete: it may be cut")
@@ -271,11 +271,13 @@ class LogReader:
             groups[signed[min(key[1], len(signed) - 1)] if signed else unsigned[0]] += groups.pop(key)
         return list(groups.values())
 
-    def _refuse_cut(self, where: str, communicators: list[Communicator]) -> None:
+    def _refuse_cut(self, where: str, groups: list[tuple[Communicator, list[Draft]]]) -> None:
         """Raise InputError where the text ends while a communicator's rings were being listed."""
-        ends_there = any(d.last_ring_line == self.last_line and not d.cut_lines for _, d in self.drafts)
-        for c in communicators:
-            if ends_there and c.promised is not None and len(c.rings) < c.promised and not c.trees:
+        # Whoever leaves lines out on purpose shows what comes after; a log that is cut has nothing there.
+        for c, drafts in groups:
+            highest = max((max(d.rings) for d in drafts if d.rings), default=-1)
+            goes_on = c.trees or c.transports or any(d.complete or d.cut_lines for d in drafts)
+            if c.promised is not None and highest < c.promised - 1 and not goes_on:
                 raise InputError(
                     f"{where}, line {self.last_line}: the log is cut: it ends after {len(c.rings)} of {c.promised} channels; "
                     "give the whole log of the start (NCCL_DEBUG_SUBSYS=INIT,GRAPH,TUNING)"
