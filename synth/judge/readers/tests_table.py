@@ -34,6 +34,7 @@ _COMMAND = re.compile(
 )
 _WORDS = re.compile(r"\b(?:all[_ -]?to[_ -]?all|all[_ -]?gather|all[_ -]?reduce|reduce[_ -]?scatter)\b")
 _VERSION = re.compile(r"\b([nr]ccl-tests)(?: version|: Version) (\S+)|nccl-library=(\d+)")
+_ADDING = ("allreduce", "reduce-scatter", "reduce")
 _MOST_ROWS = 100_000
 _EXACTLY = 0.02
 """How far busbw / algbw may be from the factor of a collective."""
@@ -262,8 +263,10 @@ def _tell_collective(rows: Sequence[_Row], asked: str | None) -> tuple[str | Non
         (m for row in rows for half in row.halves if (m := _read_half(half))), key=lambda m: m[1], default=None
     )
     factor = fastest[2] / fastest[1] if fastest and fastest[1] > 1 else None
-    if first.command is not None:
-        name = name_collective(first.command)
+    name = name_collective(first.command) if first.command is not None else None
+    # A test that was named before another one's table is not believed where its rows add, or do not, against its nature.
+    adds = None if first.operation is None else first.operation != "none"
+    if first.command is not None and (name is None or adds in (None, name in _ADDING)):
         return name, _choose_ranks(name, factor, ranks, listed)
     if first.root is not None and first.root >= 0:
         name = "broadcast" if first.operation in (None, "none") else "reduce"
