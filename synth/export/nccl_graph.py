@@ -14,10 +14,10 @@ from fractions import Fraction
 from ...topo.errors import InfeasibleError, VerificationError
 from ...topo.graph import Topology
 from ...topo.pictures.cables import describe_rates
-from ...topo.routes import Router, route_links
+from ...topo.routes import route_links
 from ...topo.version import VERSION
 from ..bounds.certificate import Bound
-from ..channels.channels import CHAIN, RING, Channels, algbw_GBps, schedule_channels
+from ..channels.channels import CHAIN, RING, Channels, Order, algbw_GBps, schedule_channels
 from ..channels.search import find_channels
 from ..effort import Effort
 from ..ir.collective import Collective
@@ -129,7 +129,8 @@ def _match_counts(
     """
     given = [channels for channels in (rings, chains) if channels is not None]
     reducing = request.of(Collective("allreduce", request.collective.ranks))
-    rates = [[_rate_of(reducing, _resize(channels, k)) for k in range(1, most + 1)] for channels in given]
+    measure = _Rates(reducing)
+    rates = [measure.list_rates(channels, most) for channels in given]
     serving = rates if request.collective.name == "allreduce" else rates[:1]
     primary = [max(row[k] for row in serving) for k in range(most)]
     secondary = [min(row[k] for row in rates) for k in range(most)]
@@ -139,18 +140,15 @@ def _match_counts(
     fitting = [k for k in fitting if secondary[k] >= second_best]
     slow = [k for k in fitting if primary[k] * 2 / (k + 1) <= _most_channel_GBps(request.topology)]
     count = 1 + min(slow or fitting[-1:])
-    sized = {channels.shape: _fit(reducing, channels, count, most) for channels in given}
+    sized: dict[str, Channels] = {}
+    for channels, row in zip(given, rates, strict=True):
+        sized[channels.shape] = _resize(channels, count)
+        # Where others than those given are better in this number, they are searched for.
+        if row[count - 1] < max(row) * _NEAR_PRIMARY:
+            searched = find_channels(reducing, channels.shape, most, count)
+            if measure.list_rates(searched, count)[-1] > row[count - 1]:
+                sized[channels.shape] = searched
     return sized.get(RING), sized.get(CHAIN)
-
-
-def _fit(request: Request, channels: Channels, count: int, most: int) -> Channels:
-    """Return `count` channels of a shape: those given, or, where these lose by it, the best of that number."""
-    resized = _resize(channels, count)
-    best = _rate_of(request, _resize(channels, most // len(channels.orders) * len(channels.orders)))
-    if _rate_of(request, resized) >= best * _NEAR_PRIMARY:
-        return resized
-    searched = find_channels(request, channels.shape, most, count)
-    return max(searched, resized, key=lambda each: _rate_of(request, each))
 
 
 def _most_channel_GBps(topology: Topology) -> int:
@@ -166,21 +164,33 @@ def _resize(channels: Channels, count: int) -> Channels:
     return Channels(channels.shape, tuple(orders[i % len(orders)] for i in range(count)))
 
 
-def _rate_of(request: Request, channels: Channels) -> Fraction:
-    """Return the algbw of channels for allreduce: on each link, how often the channels cross it."""
-    crossings: Counter[tuple[str, str]] = Counter()
-    router: Router = request.router
-    for order in channels.orders:
-        for src, dst in list_hops(Channels(channels.shape, (order,))):
-            route = router.route(src, dst)
-            if route is None:
-                return Fraction(0)
-            crossings.update(route_links(route))
-    n = channels.ranks
-    carried = Fraction(2 * (n - 1), n) if channels.shape == RING else Fraction(1)
-    capacity = request.topology.capacity_GBps
-    slowest = min(capacity[link] / times for link, times in crossings.items())
-    return slowest * len(channels.orders) / carried
+class _Rates:
+    """The algbw of channels for allreduce: on each link, how often the channels cross it."""
+
+    def __init__(self, request: Request) -> None:
+        self._request = request
+        self._crossed: dict[tuple[str, Order], Counter[tuple[str, str]]] = {}
+
+    def list_rates(self, channels: Channels, most: int) -> list[Fraction]:
+        """Return the algbw of the first 1, 2, ... `most` channels, all of them in turn where there are fewer."""
+        total: Counter[tuple[str, str]] = Counter()
+        n, capacity, out = channels.ranks, self._request.topology.capacity_GBps, []
+        carried = Fraction(2 * (n - 1), n) if channels.shape == RING else Fraction(1)
+        for number in range(most):
+            total.update(self._find_crossed(channels.shape, channels.orders[number % len(channels.orders)]))
+            out.append(min(capacity[link] / times for link, times in total.items()) * (number + 1) / carried)
+        return out
+
+    def _find_crossed(self, shape: str, order: Order) -> Counter[tuple[str, str]]:
+        """Return how often an order crosses each link."""
+        crossed = self._crossed.get((shape, order))
+        if crossed is None:
+            crossed = self._crossed[shape, order] = Counter()
+            for src, dst in list_hops(Channels(shape, (order,))):
+                route = self._request.router.route(src, dst)
+                assert route is not None, (src, dst)
+                crossed.update(route_links(route))
+        return crossed
 
 
 # -- the file ----------------------------------------------------------------------------------------------------------
