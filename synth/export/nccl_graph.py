@@ -7,14 +7,12 @@ NCCL runs as many channels as the ring and the tree graph both have, so both get
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
 from fractions import Fraction
 
 from ...topo.errors import InfeasibleError, VerificationError
 from ...topo.graph import Topology
 from ...topo.pictures.cables import describe_rates
-from ...topo.routes import Router, route_links
 from ...topo.version import VERSION
 from ..bounds.certificate import Bound
 from ..channels.channels import CHAIN, RING, Channels, algbw_GBps, schedule_channels
@@ -23,6 +21,7 @@ from ..effort import Effort
 from ..ir.collective import Collective
 from ..request import Request
 from ..verify import verify
+from .channel_counts import match_counts
 from .gpu_numbers import GpuNumbers, PathTypes, number_gpus
 from .graph_check import check_graph_file, list_channels, list_hops, make_plain
 from .graph_file import RING_ID, TREE_ID, Graph, GraphFile, read_graph_file
@@ -30,10 +29,6 @@ from .nccl_version import NEWEST, NcclVersion
 
 COLLECTIVES = ("allreduce", "allgather", "reduce-scatter")
 _PATTERNS = {RING_ID: 4, TREE_ID: 1}
-_NEAR_PRIMARY, _NEAR_SECONDARY = Fraction(995, 1000), Fraction(98, 100)
-"""Shares of the best rates that fewer channels may lose: of the faster of rings and chains, and of the other."""
-_CHANNEL_GBps = ((100, 70), (90, 38), (0, 24))
-"""(compute capability, GB/s): NCCL's tuner counts no more for a tree's channel, as one block of threads copies no more."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +77,7 @@ def find_graphs(request: Request, bound: Bound, version: NcclVersion = NEWEST) -
     chains, why_no_chains = _find(reducing, CHAIN, most)
     if rings is None and (chains is None or collective.name != "allreduce"):
         raise InfeasibleError(why_no_rings or why_no_chains)
-    rings, chains = _match_counts(request, rings, chains, most)
+    rings, chains = match_counts(request, rings, chains, most)
     return NcclGraphs(
         topology, collective, numbers, rings, chains,
         Fraction(0) if rings is None else _compute_algbw(request, rings),
@@ -114,73 +109,6 @@ def _compute_algbw(request: Request, channels: Channels) -> Fraction:
     schedule = schedule_channels(request, channels, f"{channels.shape}s")
     verify(schedule, request.topology)
     return algbw_GBps(schedule, request.topology)
-
-
-# -- how many channels -------------------------------------------------------------------------------------------------
-
-
-def _match_counts(
-    request: Request, rings: Channels | None, chains: Channels | None, most: int
-) -> tuple[Channels | None, Channels | None]:
-    """Return as many rings as chains: the fewest at which both are near what they reach at best.
-
-    Fewer are the first ones, more are repeated in turn. No channel is faster than one block of threads copies, where
-    there is room for more of them.
-    """
-    given = [channels for channels in (rings, chains) if channels is not None]
-    reducing = request.of(Collective("allreduce", request.collective.ranks))
-    rates = [[_rate_of(reducing, _resize(channels, k)) for k in range(1, most + 1)] for channels in given]
-    serving = rates if request.collective.name == "allreduce" else rates[:1]
-    primary = [max(row[k] for row in serving) for k in range(most)]
-    secondary = [min(row[k] for row in rates) for k in range(most)]
-    enough = max(primary) * _NEAR_PRIMARY
-    fitting = [k for k in range(most) if primary[k] >= enough]
-    second_best = max(secondary[k] for k in fitting) * _NEAR_SECONDARY
-    fitting = [k for k in fitting if secondary[k] >= second_best]
-    slow = [k for k in fitting if primary[k] * 2 / (k + 1) <= _most_channel_GBps(request.topology)]
-    count = 1 + min(slow or fitting[-1:])
-    sized = {channels.shape: _fit(reducing, channels, count, most) for channels in given}
-    return sized.get(RING), sized.get(CHAIN)
-
-
-def _fit(request: Request, channels: Channels, count: int, most: int) -> Channels:
-    """Return `count` channels of a shape: those given, or, where these lose by it, the best of that number."""
-    resized = _resize(channels, count)
-    best = _rate_of(request, _resize(channels, most // len(channels.orders) * len(channels.orders)))
-    if _rate_of(request, resized) >= best * _NEAR_PRIMARY:
-        return resized
-    searched = find_channels(request, channels.shape, most, count)
-    return max(searched, resized, key=lambda each: _rate_of(request, each))
-
-
-def _most_channel_GBps(topology: Topology) -> int:
-    """Return what one channel of a tree copies at most on the slowest of the GPUs."""
-    told = [str(topology.by_id[gpu].extra.get("sm", "")) for gpu in topology.ranks]
-    slowest = min((int(text) if text.isdigit() else 0 for text in told), default=0)
-    return next(rate for capability, rate in _CHANNEL_GBps if slowest >= capability)
-
-
-def _resize(channels: Channels, count: int) -> Channels:
-    """Return the first `count` channels, all of them in turn where there are fewer."""
-    orders = channels.orders
-    return Channels(channels.shape, tuple(orders[i % len(orders)] for i in range(count)))
-
-
-def _rate_of(request: Request, channels: Channels) -> Fraction:
-    """Return the algbw of channels for allreduce: on each link, how often the channels cross it."""
-    crossings: Counter[tuple[str, str]] = Counter()
-    router: Router = request.router
-    for order in channels.orders:
-        for src, dst in list_hops(Channels(channels.shape, (order,))):
-            route = router.route(src, dst)
-            if route is None:
-                return Fraction(0)
-            crossings.update(route_links(route))
-    n = channels.ranks
-    carried = Fraction(2 * (n - 1), n) if channels.shape == RING else Fraction(1)
-    capacity = request.topology.capacity_GBps
-    slowest = min(capacity[link] / times for link, times in crossings.items())
-    return slowest * len(channels.orders) / carried
 
 
 # -- the file ----------------------------------------------------------------------------------------------------------

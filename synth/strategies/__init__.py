@@ -8,6 +8,7 @@ from ...topo.errors import InputError
 from ..ir.schedule import Schedule
 from ..request import Request
 from . import (
+    chains,
     direct,
     double_tree,
     exact,
@@ -25,6 +26,7 @@ Strategy = Callable[[Request], list[Schedule]]
 
 STRATEGIES: Mapping[str, Strategy] = {
     "packing": packing.build,
+    "chains": chains.build,
     "exact": exact.build,
     "hierarchical": hierarchical.build,
     "greedy": greedy.build,
