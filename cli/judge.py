@@ -15,7 +15,7 @@ DESCRIPTION = """\
 examples:
   topo-judge graph.xml                          NCCL_GRAPH_DUMP_FILE's, with NCCL_TOPO_DUMP_FILE's topology beside it
   topo-judge --topology dgx-a100 nccl.log       a log of NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,GRAPH,TUNING
-  all_reduce_perf -b 1M -e 1G -f 2 -g 8 > table.txt; topo-judge table.txt
+  all_reduce_perf -b 1M -e 1G -f 2 -g 8 | topo-judge -
                                                 nccl-tests or rccl-tests, on the machine at hand
   topo-judge --topology machine.json *.log --least 0.8
                                                 a health check: exit code 1 where a share is below
@@ -39,7 +39,12 @@ def _parser() -> Parser:
     parser = Parser(PROG, DESCRIPTION)
     parser.usage = f"{PROG} [--topology T] FILE... [--collective C] [--least F] [--json | --prometheus] [-o FILE]"
     add = parser.add_argument
-    add("files", metavar="FILE", nargs="+", help="a log, graph dump, table or JSON; a topology among them counts as T")
+    add(
+        "files",
+        metavar="FILE",
+        nargs="+",
+        help="a log, graph dump, table or JSON, - for standard input; a topology among them counts as T",
+    )
     add(
         "--topology",
         metavar="T",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 
 from ....topo.errors import InputError
@@ -12,6 +13,7 @@ from .nccl_log import LogReader
 from .tests_table import TableReader
 
 MAX_FILE_BYTES = 512 * 2**20
+STANDARD_INPUT = "-"
 _SNIFF_CHARACTERS = 64 * 2**10
 _EXPECTED = (
     "expected NCCL's graph dump (NCCL_GRAPH_DUMP_FILE), a log with NCCL_DEBUG=INFO, a table or JSON of nccl-tests or "
@@ -47,10 +49,12 @@ def read_file(name: str, collective: str | None = None) -> Reading:
 
     `collective` is the one that was asked for; a table of others is refused.
     """
-    path = Path(name)
     try:
-        with path.open("rb") as file:
-            raw = file.read(MAX_FILE_BYTES + 1)
+        if name == STANDARD_INPUT:
+            raw = sys.stdin.buffer.read(MAX_FILE_BYTES + 1)
+        else:
+            with Path(name).open("rb") as file:
+                raw = file.read(MAX_FILE_BYTES + 1)
     except OSError as error:
         raise InputError(f"{name}: cannot be read: {error.strerror or error}") from None
     except ValueError:

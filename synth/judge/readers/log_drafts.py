@@ -71,6 +71,8 @@ def finish(drafts: list[Draft], notes: list[str]) -> Communicator:
             total = max(len(all_listed), promised or 0)
             notes.append(
                 f"{what} of {ranks} ranks: {len(listed)} of {total} channels are whole in the log; these are judged"
+                if listed
+                else f"{what} of {ranks} ranks: none of {total} is whole in the log, as not all ranks' lines are there"
             )
     return Communicator(
         ranks=ranks,

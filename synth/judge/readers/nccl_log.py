@@ -50,6 +50,7 @@ class LogReader:
         self.findings: dict[str, Finding] = {}
         self.topology_files: list[str] = []
         self.lines = self.last_line = 0
+        self._completed = False
         self._refused: set[tuple[int, int]] = set()
         self._warnings: list[str] = []
 
@@ -216,6 +217,7 @@ class LogReader:
         bus = lines.read_bus_id(found["bus"]) if found["bus"] else None
         draft.places[rank] = Place(host, None if device is None else int(device), bus, found["nvml"] is not None)
         if found["when"] == "COMPLETE":
+            self._completed = True
             draft.complete = thread is not None
         draft.started = True
 
@@ -227,6 +229,7 @@ class LogReader:
         return bool(
             self.picks
             or any(d.rings or d.hops or d.parents or d.patterns or d.transports for _, d in self.drafts)
+            or self._completed
             or any(not name.startswith(("warning", "variable", "network")) for name in self.findings)
         )
 

@@ -40,6 +40,10 @@ _EXACTLY = 0.02
 """How far busbw / algbw may be from the factor of a collective."""
 
 
+_Half = tuple[float, float, float, bool]
+"""Time in us, algbw, busbw, and whether results were wrong."""
+
+
 @dataclass(frozen=True)
 class _Row:
     """A row: the number of its table, the test's name where it is known, its size in bytes, and what follows the type.
@@ -236,7 +240,7 @@ def _find_width(values: Sequence[str], columns: list[str]) -> int:
     return 4 if len(times) != 1 else max(len(values), 4)
 
 
-def _read_half(values: Sequence[str]) -> tuple[float, float, float, bool] | None:
+def _read_half(values: Sequence[str]) -> _Half | None:
     """Return time, algbw, busbw and whether results were wrong, of one half of a row; None where they are no numbers."""
     if len(values) < 3:
         return None
@@ -267,7 +271,7 @@ def _tell_collective(rows: Sequence[_Row], asked: str | None) -> tuple[str | Non
     # A test that was named before another one's table is not believed where its rows add, or do not, against its nature.
     adds = None if first.operation is None else first.operation != "none"
     if first.command is not None and (name is None or adds in (None, name in _ADDING)):
-        return name, _choose_ranks(name, factor, ranks, listed)
+        return name, _choose_ranks(name, fastest, ranks, listed)
     if first.root is not None and first.root >= 0:
         name = "broadcast" if first.operation in (None, "none") else "reduce"
     elif first.operation in (None, "none") and (factor is None or factor < 1 + _EXACTLY):
@@ -276,7 +280,7 @@ def _tell_collective(rows: Sequence[_Row], asked: str | None) -> tuple[str | Non
         # Of two ranks allreduce has the factor 1, reduce-scatter a half.
         scatters = factor is not None and (factor < 1 - _EXACTLY if ranks != 2 else factor < 0.75)
         name = "reduce-scatter" if scatters or (factor is None and asked == "reduce-scatter") else "allreduce"
-    return name, _choose_ranks(name, factor, ranks, listed)
+    return name, _choose_ranks(name, fastest, ranks, listed)
 
 
 def _is_unchecked(row: _Row) -> bool:
@@ -289,20 +293,33 @@ def _is_unchecked(row: _Row) -> bool:
     )
 
 
-def _choose_ranks(name: str | None, factor: float | None, ranks: int, listed: bool) -> int:
-    """Return how many ranks there were: those listed, else what the factor says, else what each process had."""
-    return ranks if listed else _guess_ranks(name, factor) or (ranks if ranks > 1 else 0)
+def _choose_ranks(name: str | None, fastest: _Half | None, ranks: int, listed: bool) -> int:
+    """Return how many ranks there were: those listed, unless busbw / algbw says that these are not all; else what that says,
+    else what each process had.
+    """
+    guess = _guess_ranks(name, fastest)
+    if listed and not (guess > ranks and fastest and not _is_factor(name, ranks, fastest)):
+        return ranks
+    return guess or (ranks if ranks > 1 else 0)
 
 
-def _guess_ranks(name: str | None, factor: float | None) -> int:
-    """Return the number of ranks that follows from busbw / algbw; 0 where none does."""
-    if factor is None or name in (None, "broadcast", "reduce"):
+def _is_factor(name: str | None, ranks: int, fastest: _Half) -> bool:
+    """Return whether busbw / algbw is what a collective has of that many ranks."""
+    expected = (2 if name == "allreduce" else 1) * (ranks - 1) / ranks
+    return abs(fastest[2] / fastest[1] - expected) <= _EXACTLY
+
+
+def _guess_ranks(name: str | None, fastest: _Half | None) -> int:
+    """Return the number of ranks that follows from busbw / algbw; 0 where none does, as figures have two digits only."""
+    if fastest is None or fastest[1] <= 1 or name in (None, "broadcast", "reduce"):
         return 0
-    part = factor / (2 if name == "allreduce" else 1)
+    _, algbw, busbw, _ = fastest
+    ways = 2 if name == "allreduce" else 1
+    part, doubt = busbw / algbw / ways, 0.006 / algbw * (1 + busbw / algbw) / ways
     if not 0.4 < part < 1:
         return 0
     n = round(1 / (1 - part))
-    return n if 2 <= n <= 64 and abs((n - 1) / n - part) < 0.2 / n**2 else 0
+    return n if 2 <= n <= 1024 and abs((n - 1) / n - part) <= doubt < 0.5 / n**2 else 0
 
 
 def read_bus(text: str) -> str | None:
