@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import argparse
 import sys
+from typing import TYPE_CHECKING
 
-from .common import Parser, file_name, run_command
+from .common import Parser, file_name, run_command, say_error
+
+if TYPE_CHECKING:
+    from ..synth.judge.machine import Machines
+    from ..synth.judge.verdict import Verdict
 
 PROG = "topo-judge"
 COLLECTIVES = ("allreduce", "allgather", "reduce-scatter", "broadcast", "reduce", "gather", "scatter", "alltoall")
-_FAILED = 1
+_FAILED, _USAGE = 1, 2
 
 DESCRIPTION = """\
 examples:
@@ -75,7 +80,6 @@ def _share(text: str) -> float:
 
 def _judge(arguments: argparse.Namespace) -> int:
     from ..synth.judge.machine import Machines, is_topology_file
-    from ..synth.judge.readers.detect import read_file
     from ..topo.errors import InputError
 
     given = [name for name in arguments.files if is_topology_file(name)]
@@ -86,18 +90,17 @@ def _judge(arguments: argparse.Namespace) -> int:
         raise InputError(
             f"{given[0]}: a topology, which says what the machine is; give a graph dump, log or table with it"
         )
-    readings = [read_file(name, arguments.collective) for name in files]
-    # What follows needs solvers; a file that cannot be read is refused before they are loaded.
-    from ..synth.judge.verdict import Judge
-
-    judge = Judge(Machines(arguments.topology, given), arguments.collective, _say if sys.stderr.isatty() else _be_quiet)
-    verdicts = [judge.judge(reading) for reading in readings]
+    verdicts, refused = _judge_files(arguments, files, Machines(arguments.topology, given))
+    for _, message in refused:
+        say_error(PROG, message)
+    if not verdicts:
+        return _USAGE
     if arguments.json:
         import json
 
         from ..synth.judge.report import write_json
 
-        text = json.dumps(write_json(verdicts, arguments.least)) + "\n"
+        text = json.dumps(write_json(verdicts, arguments.least, refused)) + "\n"
     elif arguments.prometheus:
         from ..synth.judge.prometheus import write_prometheus
 
@@ -112,22 +115,48 @@ def _judge(arguments: argparse.Namespace) -> int:
         from ..topo.files import write_whole
 
         write_whole(arguments.output, text)
-    if arguments.least is None:
-        return 0
-    for verdict in verdicts:
-        if not verdict.shares:
-            raise InputError(
-                f"{verdict.reading.where}: nothing in it could be held against a bound, so --least says nothing: "
-                f"{_why_not(verdict)}"
-            )
-    return _FAILED if any(share < arguments.least for verdict in verdicts for _, share in verdict.shares) else 0
+    if arguments.least is not None:
+        for verdict in verdicts:
+            if not verdict.shares:
+                where, why = verdict.reading.where, _why_not(verdict)
+                say_error(PROG, f"{where}: nothing in it could be held against a bound, so --least says nothing: {why}")
+                refused.append((where, why))
+    if refused:
+        return _USAGE
+    below = [share for verdict in verdicts for _, share in verdict.shares if share < (arguments.least or 0)]
+    return _FAILED if below else 0
 
 
-def _why_not(verdict: object) -> str:
+def _judge_files(
+    arguments: argparse.Namespace, files: list[str], machines: Machines
+) -> tuple[list[Verdict], list[tuple[str, str]]]:
+    """Return the verdicts on those files that can be judged, and the others, each with the reason."""
+    from ..synth.judge.readers.detect import read_file
+    from ..topo.errors import InputError
+
+    readings, verdicts = [], []
+    refused: list[tuple[str, str]] = []
+    for name in files:
+        try:
+            readings.append(read_file(name, arguments.collective))
+        except InputError as error:
+            refused.append((name, str(error)))
+    if not readings:
+        return [], refused
+    # What follows needs solvers; files that cannot be read are refused before they are loaded.
+    from ..synth.judge.verdict import Judge
+
+    judge = Judge(machines, arguments.collective, _say if sys.stderr.isatty() else _be_quiet)
+    for reading in readings:
+        try:
+            verdicts.append(judge.judge(reading))
+        except InputError as error:
+            refused.append((reading.where, str(error)))
+    return verdicts, refused
+
+
+def _why_not(verdict: Verdict) -> str:
     """Return why a file was not judged."""
-    from ..synth.judge.verdict import Verdict
-
-    assert isinstance(verdict, Verdict)
     reasons = [m.why_not for m in verdict.measured] + [c.why_not for c in verdict.channelled]
     return next((reason for reason in reasons if reason), verdict.machine.source)
 

@@ -244,6 +244,17 @@ def test_the_command_gives_json_exit_codes_and_one_line_of_error(
         assert captured.out == "" and len(captured.err.splitlines()) == 1
 
 
+def test_bad_files_are_refused_and_the_others_judged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    good, bad = tmp_path / "good.txt", tmp_path / "bad.txt"
+    good.write_text(table(row(1 << 30, 80.0, 140.0)))
+    bad.write_text("a poem\n")
+    assert command.main(["--topology", "dgx1", str(good), str(bad), "--json"]) == 2
+    captured = capsys.readouterr()
+    data = json.loads(captured.out)
+    assert [x["file"] for x in data["files"]] == [str(good)] and [x["file"] for x in data["refused"]] == [str(bad)]
+    assert len(captured.err.splitlines()) == 1
+
+
 def test_a_share_is_above_0_and_at_most_1(capsys: pytest.CaptureFixture[str]) -> None:
     for share in ("0", "2", "nan", "much"):
         with pytest.raises(SystemExit) as caught:

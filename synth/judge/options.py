@@ -16,6 +16,7 @@ from ..ir.collective import Collective
 from ..plan import Plan
 from ..request import Request
 from ..synthesize import synthesize
+from .places import count_hosts
 from .rates import rate_rings, rate_trees
 
 _TIME_LIMIT_S = 20.0
@@ -56,6 +57,11 @@ def find_options(collective: Collective, topology: Topology) -> Options:
     if collective.name in _SHAPED:
         for shape, most, name in ((CHAIN, 32, GRAPH_FILE), (RING, 32, GRAPH_FILE), (RING, 1, RANK_ORDER)):
             if shape == CHAIN and collective.name != "allreduce":
+                continue
+            if name == GRAPH_FILE and count_hosts(topology) > 1:
+                missing.append(
+                    "graph files say what happens inside a node; give the topology of one to see what they would do"
+                )
                 continue
             if collective.ranks > _MOST_CHANNEL_RANKS:
                 missing.append(f"rings and chains are sought for at most {_MOST_CHANNEL_RANKS} GPUs")

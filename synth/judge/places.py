@@ -90,6 +90,11 @@ def _choose(
     return list(range(ranks)), f"taken for the first {ranks} of {len(gpus)} GPUs, as the file does not say which"
 
 
+def count_hosts(topology: Topology) -> int:
+    """Return how many hosts the GPUs of a topology are in."""
+    return len(_blocks_of_hosts([topology.by_id[ident] for ident in topology.ranks]))
+
+
 def _blocks_of_hosts(gpus: list[Device]) -> list[list[int]]:
     """Return the numbers of the GPUs of each host of a topology."""
     blocks: dict[object, list[int]] = {}

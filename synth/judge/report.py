@@ -66,7 +66,7 @@ def _limits_text(collective: str, limits: Limits) -> str:
     if limits.any_way_GBps > limits.one_way_GBps:
         text += f"; {gbps(limits.any_way_GBps)} for any use of the links"
     if limits.in_network_GBps is not None and limits.in_network_GBps > limits.any_way_GBps:
-        text += f"; {gbps(limits.in_network_GBps)} if switches add (NVLS)"
+        text += f"; {gbps(limits.in_network_GBps)} if switches add (NVLS, SHARP)"
     return text
 
 
@@ -145,10 +145,13 @@ def _text_of_measured(measured: Measured) -> list[str]:
 # -- JSON --------------------------------------------------------------------------------------------------------------
 
 
-def write_json(verdicts: Sequence[Verdict], least: float | None) -> dict[str, Any]:
-    """Return the verdicts as one JSON object (docs/judge.md)."""
+def write_json(
+    verdicts: Sequence[Verdict], least: float | None, refused: Sequence[tuple[str, str]] = ()
+) -> dict[str, Any]:
+    """Return the verdicts as one JSON object (docs/judge.md); `refused` are files that could not be judged, and why."""
     shares = [share for verdict in verdicts for _, share in verdict.shares]
     out: dict[str, Any] = {"files": [_json_of(verdict) for verdict in verdicts]}
+    out["refused"] = [{"file": name, "message": message} for name, message in refused]
     out["share"] = min(shares, default=None)
     if least is not None:
         out["least"] = least
