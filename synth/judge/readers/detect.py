@@ -26,7 +26,7 @@ _OTHERS = tuple(
     (re.compile(pattern, re.MULTILINE | re.IGNORECASE), what)
     for pattern, what in (
         (
-            r"^\s*GPU\S*\s+(?:\S+\s+)*X\b|NVIDIA-SMI \d|^Legend:|^GPU \d+: .*UUID",
+            r"^[ \t]*GPU\d+(?:[ \t]+\S+)*[ \t]+X\b|NVIDIA-SMI \d|^Legend:|^GPU \d+: .*UUID",
             "nvidia-smi's output, which says what the machine is; give it by --topology (topo -m), and here what runs on it",
         ),
         (

@@ -18,10 +18,8 @@ _TYPES = (
     r"f8e[45]m[23]|fp(?:8|16|32|64)|uint8_t|int8_t"
 )
 _ROW = re.compile(rf"(?<![\w.\-])(\d+)\s+(\d+)\s+({_TYPES})\b(.*)$")
-_BARE_HEAD = re.compile(r"(?<![\w.\-])(\d+)\s+(\d+)\s*$")
 _OPERATIONS = ("sum", "prod", "max", "min", "avg", "mulsum", "none", "all", "multiply")
 _NUMBER = re.compile(r"(?:[-+]?\d+(?:\.\d*)?(?:e[-+]?\d+)?|[-+]?(?:nan|inf)|N/A)\*?", re.IGNORECASE)
-_STAMP = re.compile(r"\d{4}-\d\d-\d\d$")
 _HEADER = re.compile(r"\b(?:size|bytes)\b.*\btime\b.*\balgbw\b.*\bbusbw\b")
 _COUNTS = re.compile(r"\bnThreads? (\d+) nGpus (\d+) ")
 _RANK = re.compile(
