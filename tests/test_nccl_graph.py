@@ -11,8 +11,10 @@ from fractions import Fraction
 from itertools import pairwise
 from pathlib import Path
 
+import nccl_rules as rules
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 from launch import run_module
 from random_graphs import graphs, on
 
@@ -122,6 +124,44 @@ def one_ring(graph: Graph) -> Graph:
     return replace(graph, channels=graph.channels[:1], nets=((),), ranks=graph.ranks[:1], nchannels=1)
 
 
+GOOD = write("allreduce", preset("ring:4"))[0].text
+
+
+@pytest.mark.parametrize("dialect", [rules.GRAPHS, rules.OLD_GRAPHS])
+@pytest.mark.parametrize("machine", ["dgx1", "part", "dev numbers"])
+def test_nccls_own_reader_loads_it(machine: str, dialect: rules.Dialect) -> None:
+    whole = degrade(preset("dgx1"), Change(without_ranks=(2,))) if machine == "part" else preset("dgx1")
+    topology = read_topology_text(XML, "x.xml") if machine == "dev numbers" else whole
+    made, file = write("allreduce", topology, "2.20" if dialect is rules.OLD_GRAPHS else "2.30")
+    numbers, n = number_gpus(topology), len(topology.ranks)
+    loaded = rules.load_graphs(made.text, numbers.rank_of, dialect)
+    for graph, kind in ((loaded[0], "rings"), (loaded[1], "chains")):
+        assert all(sorted(channel) == list(range(n)) for channel in graph.channels)
+        assert graph.count_algbw_GBps(n) == pytest.approx(made.figures["algbw_GBps"][kind])
+    assert loaded[0].pattern == 4 and loaded[1].pattern == 1 and len(loaded[0].channels) == len(loaded[1].channels)
+    assert {number: graph.type_intra for number, graph in loaded.items()} == {g.id: g.typeintra for g in file.graphs}
+
+
+@given(st.data())
+@settings(max_examples=150)
+def test_what_the_checker_lets_pass_nccl_loads_as_it_says(data: st.DataObject) -> None:
+    start = data.draw(st.integers(0, len(GOOD)))
+    instead = data.draw(st.text("<>\"'=/ 0123ax\n&-!", max_size=4))
+    text = GOOD[:start] + instead + GOOD[start + data.draw(st.integers(0, 8)) :]
+    try:
+        file = read_graph_file(text, "graph.xml")
+        check_graph_file(file, range(4), inside=True)
+    except InputError:
+        return
+    loaded = rules.load_graphs(text, {dev: dev for dev in range(4)})
+    assert {g.id: [list(channel) for channel in g.channels] for g in file.graphs} == {
+        number: graph.channels for number, graph in loaded.items()
+    }
+    for graph in file.graphs:
+        assert loaded[graph.id].type_intra == graph.typeintra
+        assert loaded[graph.id].speed == pytest.approx(float(graph.speedintra))
+
+
 @given(graphs(most=5, two_way=False, switches=2))
 @settings(max_examples=8)
 def test_files_for_random_machines_are_sound(topology: Topology) -> None:
@@ -189,9 +229,6 @@ def test_ways_through_a_network_are_refused() -> None:
     links = [x for gpu in ("gpu0", "gpu1") for x in both_ways(Link(gpu, "net"))]
     with pytest.raises(InfeasibleError, match="through a network"):
         write("allreduce", Topology("net", devices, tuple(links)))
-
-
-GOOD = write("allreduce", preset("ring:4"))[0].text
 
 
 @pytest.mark.parametrize(

@@ -80,8 +80,8 @@ def _describe_graphs(graphs: NcclGraphs, text: str, bounds: Bounds) -> Export:
     """Return the export of NCCL's graphs."""
     rates = {"rings": graphs.ring_GBps, "chains": graphs.chain_GBps}
     figures = _list_figures(rates, bounds, graphs.fraction) | {"channels": graphs.count}
-    lines = (_say_rates(rates, graphs.fraction), f"{graphs.count} channels; GPUs by {graphs.numbers.source}")
-    return Export(NCCL_GRAPH, text, figures, lines, bounds)
+    count = f"{graphs.count} channel{'s' * (graphs.count > 1)}; GPUs by {graphs.numbers.source}"
+    return Export(NCCL_GRAPH, text, figures, (_say_rates(rates, graphs.fraction), count), bounds)
 
 
 def _list_figures(rates: dict[str, Fraction], bounds: Bounds, fraction: Fraction) -> dict[str, Any]:

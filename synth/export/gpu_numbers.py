@@ -34,11 +34,13 @@ class GpuNumbers:
 
 
 def number_gpus(topology: Topology) -> GpuNumbers:
-    """Return the driver's index of each rank's GPU. Raises InfeasibleError where the GPUs are on several hosts.
+    """Return the driver's index of each rank's GPU. Raises InfeasibleError where they are on several hosts, or none.
 
     GPUs of a part of a machine keep the numbers that they have on the whole one.
     """
     gpus = [topology.by_id[ident] for ident in topology.ranks]
+    if any(gpu.extra.get("stands_for") for gpu in gpus):
+        raise InfeasibleError(f"topology {topology.name!r} has ranks without a GPU; such a file is for GPUs")
     hosts = {_name_host(gpu) for gpu in gpus}
     if len(hosts) > 1:
         raise InfeasibleError(

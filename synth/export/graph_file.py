@@ -32,7 +32,7 @@ _COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
 _NAME_FORM = r"[A-Za-z_][\w.:-]{0,99}"
 _VALUE_FORM = rf"""(?:"[^"<&]{{0,{_MOST_VALUE_bytes}}}"|'[^'<&]{{0,{_MOST_VALUE_bytes}}}')"""
 _TAG_FORM = re.compile(rf"</{_NAME_FORM}>|<{_NAME_FORM}(?: +{_NAME_FORM}={_VALUE_FORM})* ?/?>")
-_WHOLE = re.compile(r"-?(?:0[xX][0-9a-fA-F]{1,16}|[0-9]{1,19})")
+_WHOLE = re.compile(r"-?(?:0[xX][0-9a-fA-F]{1,16}|0|[1-9][0-9]{0,18})")
 _REAL = re.compile(r"[0-9]{1,20}(?:\.[0-9]{0,20})?(?:[eE][-+]?[0-9]{1,2})?")
 _DEV = re.compile(r"0[xX][0-9a-fA-F]{1,16}|[0-9a-fA-F]{1,16}")
 

@@ -67,7 +67,7 @@ def _limits_text(collective: str, limits: Limits) -> str:
         text += f"; {gbps(limits.any_way_GBps)} for any use of the links"
     if limits.in_network_GBps is not None and limits.in_network_GBps > limits.any_way_GBps:
         text += f"; {gbps(limits.in_network_GBps)} if switches add (NVLS, SHARP)"
-    return text
+    return text + (f"; it rests on {limits.rates}" if limits.rates else "")
 
 
 def _options_text(options: Options) -> list[str]:

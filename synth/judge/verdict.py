@@ -11,6 +11,7 @@ from ...topo.graph import Topology
 from ...topo.resolve import LOCAL
 from ...topo.routes import router_of
 from ..ir.collective import Collective
+from .advice import advise
 from .found import Communicator, Finding, Measurement, Reading
 from .limits import Limits, find_limits
 from .machine import Machine, Machines
@@ -136,8 +137,6 @@ class Judge:
         if len(reading.communicators) > _MOST_COMMUNICATORS:
             left = len(reading.communicators) - _MOST_COMMUNICATORS
             verdict.notes.append(f"{left} more communicators are not judged")
-        from .advice import advise
-
         verdict.findings += advise(verdict)
         return verdict
 

@@ -34,7 +34,10 @@ _OTHERS = tuple(
             "rocm-smi's or amd-smi's output, which says what the machine is; give here what runs on it",
         ),
         (r"^nccl_\w+\{|^# (?:HELP|TYPE) ", "Prometheus metrics; give NCCL Inspector's JSON lines"),
-        (r"busbw.*,|,\s*algbw", "a table that is no nccl-tests text; give what the test printed, or its -J file"),
+        (
+            r"busbw[^\n]{0,200},|,\s{0,9}algbw",
+            "a table that is no nccl-tests text; give what the test printed, or its -J file",
+        ),
         (r"\bib_(?:write|read|send)_bw\b|#bytes\s+#iterations", "perftest's output, of one link; give a collective's"),
         (
             r"P2P Connectivity Matrix|Bandwidth Matrix|memcpy CE",

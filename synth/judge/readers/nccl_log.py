@@ -50,7 +50,7 @@ class LogReader:
         self.findings: dict[str, Finding] = {}
         self.topology_files: list[str] = []
         self.lines = self.last_line = 0
-        self._completed = False
+        self._completed = self.is_rccl = False
         self._refused: set[tuple[int, int]] = set()
         self._warnings: list[str] = []
 
@@ -58,6 +58,7 @@ class LogReader:
         """Take one line of the log."""
         if "NCCL" in line:
             self.lines += 1
+            self.is_rccl = self.is_rccl or "RCCL" in line or (" busId " in line and " nRanks " in line)
         if line and not line.isspace():
             self.last_line = number
         if _WORTH.search(line) is None:
@@ -244,7 +245,7 @@ class LogReader:
             notes.append(f"the log ends, at line {self.last_line}, before any communicator is complete: it may be cut")
         return Reading(
             where,
-            f"log of {(self.library or 'NCCL').split()[0]}",
+            f"log of {(self.library or ('RCCL' if self.is_rccl else 'NCCL')).split()[0]}",
             self.library,
             communicators=tuple(c for c in communicators if c.ranks > 1),
             picks=tuple(sorted(self.picks, key=lambda p: (p.collective or "", p.size_bytes))),
