@@ -196,7 +196,7 @@ def test_a_measurement_above_the_bound_is_said_with_the_assumption(machine: str,
 
 
 def test_one_near_the_bound_is_left_alone() -> None:
-    verdict = judge(table(row(1 << 30, 84.0, 147.0)), "dgx1")
+    verdict = judge(table(row(1 << 30, 49.0, 73.5), ranks=4), "switch:4@75")
     assert names(verdict) == ["near-bound-allreduce"]
 
 
@@ -225,14 +225,14 @@ def test_the_command_gives_json_exit_codes_and_one_line_of_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "table.txt"
-    file.write_text(table(row(1 << 20, 30.0, 52.5), row(1 << 30, 60.0, 105.0)))
-    assert command.main(["--topology", "dgx1", str(file), "--json", "--least", "0.8"]) == 1
+    file.write_text(table(row(1 << 20, 30.0, 45.0), row(1 << 30, 35.0, 52.5), ranks=4))
+    assert command.main(["--topology", "switch:4@75", str(file), "--json", "--least", "0.8"]) == 1
     data = json.loads(capsys.readouterr().out)
     assert data["passed"] is False and data["share"] == pytest.approx(0.7)
     (of_file,) = data["files"]
-    assert of_file["measured"][0]["bound"]["one_way_GBps"] == pytest.approx(600 / 7)
+    assert of_file["measured"][0]["bound"]["one_way_GBps"] == pytest.approx(50)
     out = tmp_path / "out.prom"
-    assert command.main(["--topology", "dgx1", str(file), "--least", "0.6", "--prometheus", "-o", str(out)]) == 0
+    assert command.main(["--topology", "switch:4@75", str(file), "--least", "0.6", "--prometheus", "-o", str(out)]) == 0
     assert "topo_judge_passed" in out.read_text() and capsys.readouterr().out == ""
     for arguments in (
         [str(tmp_path / "none")],
@@ -246,9 +246,9 @@ def test_the_command_gives_json_exit_codes_and_one_line_of_error(
 
 def test_bad_files_are_refused_and_the_others_judged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     good, bad = tmp_path / "good.txt", tmp_path / "bad.txt"
-    good.write_text(table(row(1 << 30, 80.0, 140.0)))
+    good.write_text(table(row(1 << 30, 35.0, 52.5), ranks=4))
     bad.write_text("a poem\n")
-    assert command.main(["--topology", "dgx1", str(good), str(bad), "--json"]) == 2
+    assert command.main(["--topology", "switch:4@75", str(good), str(bad), "--json"]) == 2
     captured = capsys.readouterr()
     data = json.loads(captured.out)
     assert [x["file"] for x in data["files"]] == [str(good)] and [x["file"] for x in data["refused"]] == [str(bad)]
@@ -273,7 +273,7 @@ SERIES = re.compile(r'[a-z_]+\{(?:[a-z_]+="(?:[^"\\\n]|\\["\\n])*",?)+\} [0-9.e+
 
 
 def test_prometheus_has_help_and_type_once_and_escapes_labels() -> None:
-    verdict = judge(table(row(1 << 20, 30.0, 52.5)), "dgx1", name='a"b\\c\nd')
+    verdict = judge(table(row(1 << 20, 30.0, 45.0), ranks=4), "switch:4@75", name='a"b\\c\nd')
     lines = write_prometheus([verdict, verdict], 0.5).splitlines()
     series = [line for line in lines if not line.startswith("#")]
     assert all(SERIES.fullmatch(line) for line in series) and len({x.rsplit(" ", 1)[0] for x in series}) == len(series)
