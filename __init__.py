@@ -4,6 +4,7 @@
     topoplan.Communicator(plan).allreduce(tensor)                   inside an initialised process group
     model.register_comm_hook(None, topoplan.ddp_hook(plan))         the one line for DDP
     torch.distributed.init_process_group("topo")                    plans for all collectives, and no other line
+    with topoplan.nccl_graph("local"): ...                          stock NCCL on the best rings and chains
 
 What needs torch is imported when it is first used; topologies and plans do without.
 """
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from .runtime.backend.options import BackendOptions, backend_options
     from .runtime.communicator import Communicator
     from .runtime.ddp import ddp_hook
+    from .runtime.ranks.nccl_graph import nccl_graph
     from .synth.plan import Plan
     from .synth.synthesize import synthesize
     from .topo.errors import (
@@ -50,6 +52,7 @@ _HOMES = {
     "VerificationError": "topo.errors",
     "backend_options": "runtime.backend.options",
     "ddp_hook": "runtime.ddp",
+    "nccl_graph": "runtime.ranks.nccl_graph",
     "resolve": "topo.resolve",
     "synthesize": "synth.synthesize",
 }
@@ -68,6 +71,7 @@ __all__ = [
     "VerificationError",
     "backend_options",
     "ddp_hook",
+    "nccl_graph",
     "resolve",
     "synthesize",
 ]

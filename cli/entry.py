@@ -43,6 +43,11 @@ def lab() -> int:
     return _run("topo-lab", "lab")
 
 
+def judge() -> int:
+    """Run topo-judge."""
+    return _run("topo-judge", "judge")
+
+
 def _run(prog: str, module: str) -> int:
     """Import a command's module and return the exit code of its main; Ctrl-C ends it with one line and 130."""
     gc.set_threshold(_OBJECTS_BEFORE_GARBAGE, 20, 20)

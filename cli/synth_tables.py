@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from ..topo.pictures.cables import describe_rates
 from .sizes import show_size
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from ..synth.bounds.certificate import Bound
     from ..synth.bounds.one_way import Bounds
     from ..synth.explain import Explanation, Part
+    from ..synth.export.formats import Export
     from ..synth.ksync.pareto import Front
     from ..synth.plan import Plan
 
@@ -61,6 +62,17 @@ def cut_text(cut_short: list[str]) -> str:
     """What is said of searches that the time limit stopped."""
     listed = ", ".join(dict.fromkeys(cut_short))
     return f"search cut short by --time-limit; the gap may be loose ({listed})"
+
+
+def print_export(report: Report, made: Export, file: TextIO) -> None:
+    """Print what a text of another format than plans reaches."""
+    collective, topology = report.collective, report.topology
+    bound = "" if made.bounds is None else f": {bounds_text(made.bounds)}"
+    print(f"{collective.name} on {topology.name}, {collective.ranks} ranks{bound}", file=file)
+    for line in [*made.lines, *describe_rates(topology)]:
+        print(line, file=file)
+    if report.cut_short:
+        print(cut_text(report.cut_short), file=file)
 
 
 def switch_lines(report: Report) -> list[str]:

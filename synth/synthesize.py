@@ -26,8 +26,8 @@ from .ir.schedule import Schedule
 from .plan import Entry, Plan
 from .reproducible.build import build_reproducible, choose_bracketing
 from .reproducible.fitting import NAME as BRACKETED
+from .request import NotOfferedError, Request
 from .strategies import STRATEGIES, Strategy, strategy
-from .strategies.base import NotOfferedError, Request
 from .verify import verify
 
 AUTO = "auto"
@@ -54,7 +54,7 @@ class Synthesis:
     """A plan, and how it came about.
 
     `declined` is the reason of each strategy that gave no schedule, `table` the forests that packing tried (see
-    strategies.base.Request.table), `cut_short` the searches that the time limit stopped.
+    request.Request.table), `cut_short` the searches that the time limit stopped.
     """
 
     plan: Plan
@@ -154,6 +154,9 @@ def synthesize(
 
 def _has_no_chance(name: str, collective: Collective, *, settled: bool, have_one: bool) -> bool:
     """Return whether auto need not try a strategy, given that there is a schedule (`have_one`), at the bound (`settled`)."""
+    if name == "chains":  # beyond allreduce they are rings, which have a strategy of their own
+        most = _EXACT_RANKS if settled else _MENU_RANKS
+        return collective.name != "allreduce" or collective.ranks > most
     if name == "exact":
         return have_one and collective.ranks > _EXACT_RANKS
     many = collective.ranks > _MENU_RANKS or name == "greedy"

@@ -18,6 +18,7 @@ from topoplan.synth.synthesize import collective_on, synthesize
 from topoplan.topo.presets import preset
 
 MACHINES = Path(__file__).resolve().parents[2] / "shared" / "machines"
+INPUTS = MACHINES.parent / "inputs"
 SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example]
 
 settings.register_profile("topoplan", deadline=None, suppress_health_check=SLOW, max_examples=60)
@@ -65,6 +66,19 @@ def recorded() -> Callable[[str], Path]:
         path = MACHINES / name
         if not path.is_file():
             pytest.skip(f"recorded machine {name} is not here ({MACHINES})")
+        return path
+
+    return find
+
+
+@pytest.fixture
+def more_inputs() -> Callable[[str], Path]:
+    """The path of a file of shared/inputs (`nccl_graphs/dgx1.graph.xml`); where it is absent the test skips."""
+
+    def find(name: str) -> Path:
+        path = INPUTS / name
+        if not path.is_file():
+            pytest.skip(f"input {name} is not here ({INPUTS})")
         return path
 
     return find

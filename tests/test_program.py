@@ -20,8 +20,8 @@ from topoplan.synth.ir.schedule import Schedule, Transfer
 from topoplan.synth.ir.transform import reverse
 from topoplan.synth.ksync.copying import Instance, solve_copying
 from topoplan.synth.ksync.fabric import fabric_of
+from topoplan.synth.request import Request
 from topoplan.synth.strategies import STRATEGIES
-from topoplan.synth.strategies.base import Request
 from topoplan.synth.synthesize import collective_on
 from topoplan.topo.presets import preset
 

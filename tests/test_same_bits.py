@@ -28,8 +28,8 @@ from topoplan.synth.ir.schedule import Schedule
 from topoplan.synth.plan import Plan
 from topoplan.synth.reproducible.bracket import add_up, list_leaves, parse_bracket
 from topoplan.synth.reproducible.build import build_reproducible
+from topoplan.synth.request import Request
 from topoplan.synth.strategies import STRATEGIES
-from topoplan.synth.strategies.base import Request
 from topoplan.synth.synthesize import collective_on, cost_all, synthesize
 from topoplan.topo.errors import InfeasibleError, InputError, VerificationError
 from topoplan.topo.graph import Topology

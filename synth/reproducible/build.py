@@ -15,7 +15,7 @@ from ..cost.host_costs import HostCosts
 from ..cost.segmentation import families, fastest, on_own_routes
 from ..ir.addition_order import find_bracketing
 from ..ir.schedule import Schedule
-from ..strategies.base import Request
+from ..request import Request
 from .bracket import parse_bracket
 from .levels import build_levels
 from .one_tree import build_one_tree

@@ -14,7 +14,7 @@ from ..forest.machine.own_routes import Floats, OwnRoutes
 from ..forest.weigh import divide, round_shares
 from ..ir.collective import Chunk, Collective
 from ..ir.schedule import Schedule
-from ..strategies.base import Request, Send, build_schedule
+from ..request import Request, Send, build_schedule
 from .bracket import Bracket
 from .embedding import Column, Embedding, count_sends, find_spreads
 

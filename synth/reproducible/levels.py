@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from ...topo.errors import InfeasibleError
 from ..forest.survey import survey
 from ..ir.schedule import Schedule
-from ..strategies.base import MOST_TRANSFERS, Request, Send, build_schedule, segment_counts, whole
+from ..request import MOST_TRANSFERS, Request, Send, build_schedule, segment_counts, whole
 from ..strategies.placement import place
 
 LARGE_BYTES = 1 << 26

@@ -7,7 +7,7 @@ from dataclasses import replace
 from ...topo.errors import InfeasibleError
 from ..forest.trees import levels
 from ..ir.schedule import Schedule
-from ..strategies.base import MOST_TRANSFERS, Request, Send, build_schedule, segment_counts, whole
+from ..request import MOST_TRANSFERS, Request, Send, build_schedule, segment_counts, whole
 
 NAME = "one-tree"
 _ROOTS = 16

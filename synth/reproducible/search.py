@@ -12,7 +12,7 @@ from ...topo.errors import InfeasibleError
 from ..cost.innetwork import computes_in_network
 from ..forest.machine.own_routes import OwnRoutes
 from ..ir.schedule import Schedule
-from ..strategies.base import Request, build_schedule, segment_counts, whole
+from ..request import Request, build_schedule, segment_counts, whole
 from .bracket import Bracket, grow_bracket, match_brackets, measure_closeness, vary_bracket
 from .embedding import Embedding, find_spreads
 from .fitting import NAME, Fitting

@@ -1,4 +1,4 @@
-"""The registry of strategies. One file a strategy, one contract (see `base`)."""
+"""The registry of strategies. One file a strategy, one contract (see `synth/request.py`)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from collections.abc import Callable, Mapping
 
 from ...topo.errors import InputError
 from ..ir.schedule import Schedule
+from ..request import Request
 from . import (
+    chains,
     direct,
     double_tree,
     exact,
@@ -19,12 +21,12 @@ from . import (
     recursive_doubling,
     ring,
 )
-from .base import Request
 
 Strategy = Callable[[Request], list[Schedule]]
 
 STRATEGIES: Mapping[str, Strategy] = {
     "packing": packing.build,
+    "chains": chains.build,
     "exact": exact.build,
     "hierarchical": hierarchical.build,
     "greedy": greedy.build,

@@ -6,7 +6,7 @@ from ...topo.errors import InfeasibleError
 from ..ir.collective import Collective
 from ..ir.schedule import Schedule
 from ..ir.transform import compose, reverse
-from .base import MOST_TRANSFERS, Request, Send, build_schedule, whole
+from ..request import MOST_TRANSFERS, Request, Send, build_schedule, whole
 
 
 def build(request: Request) -> list[Schedule]:

@@ -11,7 +11,7 @@ from ...topo.errors import InfeasibleError
 from ..forest.shapes import Parents, binary_pair
 from ..forest.trees import levels
 from ..ir.schedule import Schedule
-from .base import SEGMENTS, Request, Send, build_schedule, only_for
+from ..request import SEGMENTS, Request, Send, build_schedule, only_for
 from .placement import place
 
 LARGE_BYTES = 1 << 26

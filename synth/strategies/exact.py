@@ -6,7 +6,7 @@ from ...topo.errors import InfeasibleError, TimeLimitError
 from ..ir.schedule import Schedule
 from ..ksync.fabric import fabric_of
 from ..ksync.pareto import pareto
-from .base import Request
+from ..request import Request
 
 MOST_VARIABLES = 60_000
 """Chunks times edges, for one chunk in SCCL's units, above which the exact models are not tried."""

@@ -18,7 +18,7 @@ from ..ir.collective import Collective
 from ..ir.schedule import Schedule
 from ..ir.transfers import COPY, Transfers
 from ..ir.transform import compose, reverse
-from .base import Request, only_for
+from ..request import Request, only_for
 
 _TRIALS = 8
 _MOST_TRANSFERS = 4_000_000

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from ...topo.errors import InfeasibleError
 from ..ir.schedule import Schedule
-from .base import MOST_TRANSFERS, Request, Send, build_schedule, only_for
+from ..request import MOST_TRANSFERS, Request, Send, build_schedule, only_for
 from .placement import place
 
 LARGE_BYTES = 1 << 26

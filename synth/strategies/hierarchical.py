@@ -13,7 +13,7 @@ from ..forest.plant import Nursery, pareto
 from ..forest.survey import survey
 from ..forest.trees import schedule_of
 from ..ir.schedule import Schedule
-from .base import Request, only_for, segment_counts
+from ..request import Request, only_for, segment_counts
 
 
 def build(request: Request) -> list[Schedule]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...topo.errors import InfeasibleError
 from ..ir.schedule import Schedule
-from .base import MOST_TRANSFERS, Request, Send, build_schedule, only_for, whole
+from ..request import MOST_TRANSFERS, Request, Send, build_schedule, only_for, whole
 
 
 def build(request: Request) -> list[Schedule]:

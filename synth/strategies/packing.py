@@ -33,7 +33,7 @@ from ..forest.trees import Forest, RootedTree, schedule_of, tree_depth
 from ..forest.weigh import round_shares
 from ..ir.schedule import Schedule
 from ..ir.transform import reverse
-from .base import Request, segment_counts
+from ..request import Request, segment_counts
 
 _TURNED = ("reduce", "reduce-scatter", "gather")
 _EXACT_RANKS, _EXACT_BROADCAST = 128, 300

@@ -12,7 +12,7 @@ from ..forest.plant import Nursery, pareto
 from ..forest.survey import survey
 from ..forest.trees import RootedTree, schedule_of
 from ..ir.schedule import Schedule
-from .base import MOST_TRANSFERS, Request, only_for
+from ..request import MOST_TRANSFERS, Request, only_for
 
 
 def build(request: Request) -> list[Schedule]:

@@ -15,7 +15,7 @@ from ...topo.errors import InfeasibleError
 from ..cost.affine import cost
 from ..effort import Effort
 from ..ir.schedule import Schedule
-from .base import Request
+from ..request import Request
 
 Pairs = Iterable[tuple[int, int]]
 _CLIMB_RANKS = 64

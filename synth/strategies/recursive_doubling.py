@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from ...topo.errors import InfeasibleError
 from ..ir.schedule import Schedule
 from ..ir.transform import reverse
-from .base import Request, Send, build_schedule, only_for, whole
+from ..request import Request, Send, build_schedule, only_for, whole
 from .placement import place
 
 SMALL_BYTES = 1 << 16

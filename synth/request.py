@@ -11,16 +11,16 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any
 
-from ...topo.errors import InfeasibleError
-from ...topo.graph import Topology
-from ...topo.routes import Router, router_of
-from ..bounds.certificate import Bound
-from ..cost.affine import tighten
-from ..effort import Effort
-from ..forest.plant import Limits
-from ..ir.collective import Chunk, Collective
-from ..ir.schedule import Schedule
-from ..ir.transfers import OPS, Op, Transfers
+from ..topo.errors import InfeasibleError
+from ..topo.graph import Topology
+from ..topo.routes import Router, router_of
+from .bounds.certificate import Bound
+from .cost.affine import tighten
+from .effort import Effort
+from .forest.plant import Limits
+from .ir.collective import Chunk, Collective
+from .ir.schedule import Schedule
+from .ir.transfers import OPS, Op, Transfers
 
 SEGMENTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 """Numbers of segments that pipelines may have; the cost model chooses among them by size."""
