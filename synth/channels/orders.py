@@ -60,13 +60,17 @@ class Orders:
 
     def uses(self, shape: str, order: Order) -> Counter[int]:
         """Return how much of each row an order uses, in whole numbers."""
-        out: Counter[int] = Counter()
-        crossed = self.routes.crossed
-        for u, v in hops(shape, order):
-            pair = u * self.ranks + v
-            for link in crossed.indices[crossed.indptr[pair] : crossed.indptr[pair + 1]].tolist():
-                out[self._row[link]] += self.times[shape]
-        return out
+        return Counter(
+            {
+                row: crossings * self.times[shape]
+                for row, crossings in Counter(row for hop in hops(shape, order) for row in self.rows(*hop)).items()
+            }
+        )
+
+    def rows(self, u: int, v: int) -> list[int]:
+        """Return the rows of the links on the route from rank u to rank v."""
+        crossed, pair = self.routes.crossed, u * self.ranks + v
+        return [self._row[link] for link in crossed.indices[crossed.indptr[pair] : crossed.indptr[pair + 1]].tolist()]
 
     def distances(self, shape: str, prices: Floats) -> Floats:
         """Return the prices between the nodes of circuits: the ranks; for chains, first one where they begin and end."""

@@ -15,8 +15,10 @@ from numpy.typing import NDArray
 
 from ..effort import Effort
 from ..numeric.linear import Floats
+from .channels import Order
 from .columns import Column, Packed
 from .orders import Orders
+from .whole import count_orders, find_circuits, list_times, may_fit, name_order
 
 Ints = NDArray[np.int64]
 LOSS = Fraction(5, 1000)
@@ -28,6 +30,7 @@ _STEEP = 24.0
 _BETTER = 1e-9
 _PRICED_RANKS = 10
 _MOST_PRICED = 8
+_TRIED = 2
 _ENTRY_S, _CALL_S = 2e-9, 5e-5
 
 
@@ -66,14 +69,15 @@ class Rounding:
         """Return the fewest channels, at most `most`, that lose next to nothing (LOSS) beside the best number of them."""
         rates: list[Fraction] = []
         for count in range(1, most + 1):
-            rates.append(self.rate_GBps(self.round(count)))
+            known = max(rates, default=Fraction(0)) * (1 + LOSS)
+            rates.append(self.rate_GBps(self.round(count, float(known))))
             if float(rates[-1]) >= self.optimum * float(1 - LOSS):
                 break
         enough = max(rates) * (1 - LOSS)
         return self.best[next(i for i, rate in enumerate(rates) if rate >= enough)]
 
-    def round(self, count: int) -> Ints:
-        """Return the best `count` channels that were found; each number depends on the smaller ones alone."""
+    def round(self, count: int, known_GBps: float = 0.0) -> Ints:
+        """Return the best `count` channels that were found, looking hard only for a rate above `known_GBps`."""
         while len(self.best) < count:
             wanted = len(self.best) + 1
             starts = [self._fill(np.floor(self.weights * wanted + 1e-9).astype(np.int64), wanted)]
@@ -81,8 +85,11 @@ class Rounding:
                 starts.append(self._fill(np.bincount(self.best[-1], minlength=len(self.listed)), wanted))
             improved = [self._exchange(start) for start in starts]
             found = min(improved, key=lambda channels: self._busiest(channels))
-            if self._loses(found) and self.orders.ranks <= _PRICED_RANKS:
-                found = self._price_exchanges(found)
+            if self._loses(found) and self._may_reach(wanted, known_GBps):
+                if self.orders.ranks <= _PRICED_RANKS:
+                    found = self._price_exchanges(found)
+                if self._loses(found):
+                    found = self._fit_whole(found, known_GBps)
             self.best.append(found)
         return self.best[count - 1]
 
@@ -92,6 +99,11 @@ class Rounding:
     def _loses(self, channels: Ints) -> bool:
         """Return whether the channels lose more than LOSS beside any shares of any orders."""
         return len(channels) < self.optimum * float(1 - LOSS) * self._busiest(channels)
+
+    def _may_reach(self, count: int, known_GBps: float) -> bool:
+        """Return whether fractions of known orders, with whole crossings of links, reach a rate with `count` channels."""
+        units = self.orders.times[self.shape] / self.orders.floats
+        return not known_GBps or may_fit(self.loads, units, count, count / known_GBps, self.effort)
 
     def _fill(self, counts: Ints, wanted: int) -> Ints:
         """Return channels with orders standing as often as `counts` says, filled up one by one."""
@@ -139,15 +151,45 @@ class Rounding:
             channels = improved
         return channels
 
+    def _fit_whole(self, channels: Ints, known_GBps: float) -> Ints:
+        """Return better channels by whole numbers of crossings, where there are any with a rate above `known_GBps`."""
+        count = len(channels)
+        units = self.orders.times[self.shape] / self.orders.floats
+        now = self._busiest(channels)
+        most = min(now, count / known_GBps) if known_GBps else now
+        times = list_times(units, count / self.optimum, most)
+        # The shortest time at which fractions of the known orders would do; whole ones may need a little more.
+        low, high = 0, len(times)
+        while low < high:
+            middle = (low + high) // 2
+            fits = may_fit(self.loads, units, count, float(times[middle]), self.effort)
+            low, high = (low, middle) if fits else (middle + 1, high)
+        for time in times[low : low + _TRIED].tolist():
+            if self.effort.is_over("equal channels"):
+                break
+            listed = find_circuits(self.orders, self.shape, units, count, time, self.effort)
+            found = np.array([self._add(order) for order in listed], dtype=np.int64)
+            if not listed:
+                counted = count_orders(self.loads, units, count, time, self.effort)
+                found = counted if counted is not None else found
+            if len(found):
+                return np.sort(found)
+        return channels
+
+    def _add(self, order: Order) -> int:
+        """Return the number of an order, which is new or known."""
+        column = (self.shape, name_order(self.shape, order))
+        if column not in self.known:
+            self.known[column] = len(self.listed)
+            self.listed.append(column)
+            self.loads = np.vstack([self.loads, self._load(column)])
+            self.weights = np.append(self.weights, 0.0)
+        return self.known[column]
+
     def _add_cheapest(self, steepness: Floats) -> None:
         """Add the cheapest orders under prices in proportion to `steepness` over the links' rates."""
         for offer in self.orders.cheapest(self.shape, steepness / self.orders.floats, 4, self.effort):
-            column = (offer.shape, offer.order)
-            if column not in self.known:
-                self.known[column] = len(self.listed)
-                self.listed.append(column)
-                self.loads = np.vstack([self.loads, self._load(column)])
-                self.weights = np.append(self.weights, 0.0)
+            self._add(offer.order)
 
 
 def _judge(load: Floats) -> Floats:

@@ -94,8 +94,11 @@ def search_circuit(price: Floats, effort: Effort, search: str) -> tuple[Circuit 
     """Return a cheap circuit, by CP-SAT, and whether it is proved to be the cheapest; None where none was found with that
     effort, or (proved) where there is none.
     """
+    edges = np.isfinite(price) & ~np.eye(len(price), dtype=bool)
+    if not (edges.any(axis=0).all() and edges.any(axis=1).all()):
+        return None, True  # CP-SAT's circuits leave out nodes without edges
     model = cp_model.CpModel()
-    arcs = {(int(u), int(v)): model.new_bool_var("") for u, v in np.argwhere(np.isfinite(price)) if u != v}
+    arcs = {(int(u), int(v)): model.new_bool_var("") for u, v in np.argwhere(edges)}
     model.add_circuit([(u, v, arc) for (u, v), arc in arcs.items()])
     top = max((float(price[edge]) for edge in arcs), default=0.0) or 1.0
     model.minimize(sum(int(price[edge] / top * _PRICE_SCALE) * arc for edge, arc in arcs.items()))
