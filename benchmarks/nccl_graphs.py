@@ -1,7 +1,7 @@
 """What equal rings and chains reach as NCCL_GRAPH_FILE can say them, machine by machine: python benchmarks/nccl_graphs.py
 
-First the machines of a table whose one-way optima were found by other means ("wanted"), then presets and recorded machines
-with at most 16 GPUs (in ../shared, where it is present). Rates are of an allreduce, in GB/s of algbw, from the exact loads of
+First come machines whose one-way optima were found by other means ("wanted"), then presets and recorded machines with at
+most 16 GPUs (in ../shared, where it is present). Rates are of an allreduce, in GB/s of algbw, from the exact loads of
 the links: of at most 32 equal channels ("of K"), and beside them of the best free shares. "fraction" is the better of rings
 and chains over the bound for one way a pair; the least that it must be is .97 up to 8 GPUs, and .95 up to 16. A sparse mesh
 of direct links has no such chains: there the bound is for trees, and nothing is asked. "prefix" is the least that any prefix
@@ -123,9 +123,8 @@ def measure(machine: Machine, collective_name: str = "allreduce") -> dict[str, A
             "prefix": float(min((x / y for x, y in zip(prefixes, best, strict=True)), default=Fraction(1))),
         }  # fmt: skip
     row["fraction"] = max((row[shape]["fraction"] for shape in SHAPES if row[shape]), default=0.0)
-    row["least"] = (
-        next((least for most, least in LEAST.items() if collective.ranks <= most), 0.0) if machine.asked else 0.0
-    )
+    asked = machine.asked and collective_name == "allreduce"
+    row["least"] = next((least for most, least in LEAST.items() if asked and collective.ranks <= most), 0.0)
     return row
 
 
@@ -156,6 +155,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="one JSON object a machine")
     parser.add_argument("--only", default="", help="machines whose name contains this")
+    parser.add_argument(
+        "--collective", default="allreduce", help="allreduce, or allgather or reduce-scatter: rings alone"
+    )
     args = parser.parse_args()
     if not args.json:
         print(f"{'':<28} {'':>4} {'bound':>8} {'':>8}  {'rings':<34}  {'chains':<34}")
@@ -165,7 +167,7 @@ def main() -> int:
     for machine in list_machines():
         if args.only not in machine.name:
             continue
-        row = measure(machine)
+        row = measure(machine, args.collective)
         missed = missed or row["fraction"] < row["least"]
         print(json.dumps(row) if args.json else tell(row), flush=True)
     return int(missed)

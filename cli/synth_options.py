@@ -47,8 +47,8 @@ def build_parser() -> Parser:
     add("--collective", required=True, metavar="C", help="allreduce, allgather, reduce-scatter, broadcast, reduce, "
         "gather, scatter or alltoall")  # fmt: skip
     add("--topology", required=True, metavar="T", help="a preset (dgx1, mesh:4x4, ...), a file, or local")
-    add("--strategy", default="auto", metavar="S", help="auto (default), packing, exact, hierarchical, greedy, ring, "
-        "double-tree, recursive-doubling, halving-doubling, direct, one-shot or parameter-server")  # fmt: skip
+    add("--strategy", default="auto", metavar="S", help="auto (default), packing, chains, exact, hierarchical, greedy, "
+        "ring, double-tree, recursive-doubling, halving-doubling, direct, one-shot or parameter-server")  # fmt: skip
     add("--size", default=DEFAULT_SIZE, metavar="BYTES", help=f"buffer size to report on (default {DEFAULT_SIZE})")
     add("--root", type=int, metavar="R", help="root of broadcast, reduce, gather and scatter, in the numbering of the machine "
         "as given, before --without-rank (default: the first rank that stays)")  # fmt: skip

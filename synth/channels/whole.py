@@ -38,13 +38,21 @@ def list_times(units: Floats, least: float, most: float) -> Floats:
     return times[(times >= least * (1 - _SLACK)) & (times < most * (1 - 1e-6))]
 
 
+def _count_crossings(loads: Floats, units: Floats, time: float) -> tuple[Ints, Ints]:
+    """Return how often each order (a column) crosses each link (a row), links alike in that only once, and how often each
+    link may be crossed.
+    """
+    crossings, kind = np.unique(np.rint(loads / units).astype(np.int64).T, axis=0, return_inverse=True)
+    allowed = np.full(len(crossings), np.iinfo(np.int64).max)
+    np.minimum.at(allowed, kind.reshape(-1), np.floor(time / units + 1e-6).astype(np.int64))
+    return crossings, allowed
+
+
 def may_fit(loads: Floats, units: Floats, count: int, time: float, effort: Effort) -> bool:
     """Return whether fractions of the orders that add up to `count` keep within the links' whole capacities."""
-    rows = Rows()
-    uses = np.rint(loads / units)
-    for row in range(loads.shape[1]):
-        users = np.flatnonzero(uses[:, row])
-        rows.add([(int(j), float(uses[j, row])) for j in users], float(np.floor(time / units[row] + 1e-6)))
+    crossings, allowed = _count_crossings(loads, units, time)
+    link, order = np.nonzero(crossings)
+    rows = Rows(link.tolist(), order.tolist(), crossings[link, order].astype(float).tolist(), allowed.tolist())
     optimum = minimise(-np.ones(len(loads)), rows, None, effort)
     return optimum is not None and -optimum.value >= count - 1e-6
 
@@ -56,10 +64,9 @@ def count_orders(loads: Floats, units: Floats, count: int, time: float, effort: 
     model = cp_model.CpModel()
     times = [model.new_int_var(0, count, "") for _ in loads]
     model.add(sum(times) == count)
-    uses = np.rint(loads / units).astype(np.int64)
-    for row in range(loads.shape[1]):
-        users = np.flatnonzero(uses[:, row])
-        model.add(sum(int(uses[j, row]) * times[j] for j in users) <= int(np.floor(time / units[row] + 1e-6)))
+    for crossing, most in zip(*_count_crossings(loads, units, time), strict=True):
+        users = np.flatnonzero(crossing).tolist()
+        model.add(cp_model.LinearExpr.weighted_sum([times[j] for j in users], crossing[users].tolist()) <= int(most))
     solver, status = solve(model, effort.grant(_WORK_S), "equal channels")
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         return None

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from fractions import Fraction
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ...topo.graph import Topology
 from ...topo.routes import route_links
-from ..channels.channels import CHAIN, RING, Channels, Order
-from ..channels.search import find_channels
+from ..channels.channels import RING, Channels, Order
+from ..channels.columns import pack_orders
+from ..channels.orders import Orders
+from ..channels.rounding import Rounding, interleave
+from ..forest.machine.own_routes import OwnRoutes
 from ..ir.collective import Collective
 from ..request import Request
 from .graph_check import list_hops
 
 _NEAR_FASTER, _NEAR_SLOWER = Fraction(995, 1000), Fraction(98, 100)
 """Shares of the best rates that a number of channels has to keep: of the faster of rings and chains, and of the other."""
+_ROUNDING_WORK_S = 6.0
 _WORTH_CHANGING = Fraction(2, 100)
 _CHANNEL_GBps = ((100, 70), (90, 38), (0, 24))
 """(compute capability, GB/s): NCCL's tuner counts no more for a tree's channel, as one block of threads copies no more."""
@@ -23,12 +31,33 @@ Sized = dict[str, Channels]
 """As many channels of each shape."""
 
 
-def match_counts(
-    request: Request, rings: Channels | None, chains: Channels | None, most: int
-) -> tuple[Channels | None, Channels | None]:
-    """Return as many rings as chains, at most `most`: the fewest at which both are near what they reach at best."""
-    given = {channels.shape: channels for channels in (rings, chains) if channels is not None}
-    matching = _Matching(request, given, most)
+class Finder:
+    """Finds equal channels of one shape, in several numbers, by one column generation; as channels.search does in one."""
+
+    def __init__(self, request: Request, shape: str) -> None:
+        orders = Orders(OwnRoutes(request.topology, request.router), request.collective)
+        packed = pack_orders(request, [shape], orders)
+        self.shape = shape
+        self._rounding = Rounding(orders, packed, request.effort.extend(_ROUNDING_WORK_S))
+
+    def find_best(self, most: int) -> Channels:
+        """Return the fewest channels, at most `most`, that lose next to nothing."""
+        return self._name(self._rounding.choose(most))
+
+    def find(self, count: int) -> Channels:
+        """Return the best `count` channels that are found."""
+        return self._name(self._rounding.round(count))
+
+    def _name(self, numbers: NDArray[np.int64]) -> Channels:
+        """Return channels in a sequence of which every prefix is balanced."""
+        sequence = interleave(self._rounding.loads[numbers])
+        return Channels(self.shape, tuple(self._rounding.listed[numbers[i]][1] for i in sequence))
+
+
+def match_counts(request: Request, finders: Sequence[Finder], most: int) -> Sized:
+    """Return as many channels of each shape, at most `most`: the fewest at which all are near what they reach at best."""
+    given = {finder.shape: finder.find_best(most) for finder in finders}
+    matching = _Matching(request, given, {finder.shape: finder for finder in finders}, most)
     chosen = matching.size_to(matching.choose_count())
     # Where the slower shape loses much by a number that suits the faster one, its own number may suit both.
     for shape, channels in given.items():
@@ -36,14 +65,14 @@ def match_counts(
             own = matching.size_to(most // len(channels.orders) * len(channels.orders))
             if matching.find_least_share(own) > matching.find_least_share(chosen) + _WORTH_CHANGING:
                 chosen = own if matching.keeps_faster(own) else chosen
-    return chosen.get(RING), chosen.get(CHAIN)
+    return chosen
 
 
 class _Matching:
     """Rings and chains as they were found, and the algbw that prefixes and repetitions of them have for allreduce."""
 
-    def __init__(self, request: Request, given: Sized, most: int) -> None:
-        self._given, self._most = given, most
+    def __init__(self, request: Request, given: Sized, finders: dict[str, Finder], most: int) -> None:
+        self._given, self._finders, self._most = given, finders, most
         self._reducing = request.of(Collective("allreduce", request.collective.ranks))
         self._rates = _Rates(self._reducing)
         self._by_count = {shape: self._rates.list_rates(channels, most) for shape, channels in given.items()}
@@ -68,7 +97,7 @@ class _Matching:
             orders = channels.orders
             out[shape] = Channels(shape, tuple(orders[i % len(orders)] for i in range(count)))
             if self.find_share(out, shape) < _NEAR_FASTER:
-                searched = find_channels(self._reducing, shape, self._most, count)
+                searched = self._finders[shape].find(count)
                 out[shape] = max(out[shape], searched, key=lambda each: self._rate(each))
         return out
 

@@ -16,12 +16,11 @@ from ...topo.pictures.cables import describe_rates
 from ...topo.version import VERSION
 from ..bounds.certificate import Bound
 from ..channels.channels import CHAIN, RING, Channels, algbw_GBps, schedule_channels
-from ..channels.search import find_channels
 from ..effort import Effort
 from ..ir.collective import Collective
 from ..request import Request
 from ..verify import verify
-from .channel_counts import match_counts
+from .channel_counts import Finder, match_counts
 from .gpu_numbers import GpuNumbers, PathTypes, number_gpus
 from .graph_check import check_graph_file, list_channels, list_hops, make_plain
 from .graph_file import RING_ID, TREE_ID, Graph, GraphFile, read_graph_file
@@ -73,11 +72,17 @@ def find_graphs(request: Request, bound: Bound, version: NcclVersion = NEWEST) -
     numbers = number_gpus(topology)
     most = _count_most(n, version)
     reducing = request.of(Collective("allreduce", n))
-    rings, why_no_rings = _find(request, RING, most)
-    chains, why_no_chains = _find(reducing, CHAIN, most)
-    if rings is None and (chains is None or collective.name != "allreduce"):
-        raise InfeasibleError(why_no_rings or why_no_chains)
-    rings, chains = match_counts(request, rings, chains, most)
+    finders, reasons = [], []
+    for shape, wanted in ((RING, request), (CHAIN, reducing)):
+        try:
+            finders.append(Finder(wanted, shape))
+        except InfeasibleError as error:
+            reasons.append(str(error))
+    # Chains alone serve allreduce only.
+    if not finders or (finders[0].shape == CHAIN and collective.name != "allreduce"):
+        raise InfeasibleError(reasons[0])
+    sized = match_counts(request, finders, most)
+    rings, chains = sized.get(RING), sized.get(CHAIN)
     return NcclGraphs(
         topology, collective, numbers, rings, chains,
         Fraction(0) if rings is None else _compute_algbw(request, rings),
@@ -94,14 +99,6 @@ def _count_most(ranks: int, version: NcclVersion) -> int:
             f"NCCL {version} reads no graph file for {ranks} GPUs: it would have too many XML elements"
         )
     return most
-
-
-def _find(request: Request, shape: str, most: int) -> tuple[Channels | None, str]:
-    """Return the best channels of a shape; where there are none, None and the reason."""
-    try:
-        return find_channels(request, shape, most), ""
-    except InfeasibleError as error:
-        return None, str(error)
 
 
 def _compute_algbw(request: Request, channels: Channels) -> Fraction:
