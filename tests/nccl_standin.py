@@ -1,0 +1,322 @@
+"""NCCL's rules for point-to-point operations, for one process that plays all ranks without a GPU.
+
+CPU tensors stand for device tensors. While a rank's host runs (`host_of`), none of its operations is carried out: those of torch
+are put on the rank's stream, batches on its communicator's, and the host never waits. `play` then carries out all ranks'
+streams, in any order that NCCL and the waits between streams allow. What NCCL leaves undefined, or hangs at, is an NcclFault:
+
+- operations between two ranks are matched in the order in which they are posted. Tags play no part, but the product gives
+  each operation the one that its partner must have, so a wrong match is seen even where sizes are alike;
+- a batch begins when those before it on its communicator are complete, and is complete when all its operations are: where
+  nobody can go on, the error names rank, batch and operation;
+- what is received is there once the stream has waited for the batch, and what is sent must stay until then: what torch's
+  operations read and write is held against the batches that are open. Buffers hold NaN (other bytes for integers) when they
+  are made, and again from the posting of a receive until its data comes; sums that read NaN are faults.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from torch.distributed import HashStore
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from topoplan.runtime.compiled import NCCL_BATCH
+from topoplan.runtime.ranks.faults import Faults
+from topoplan.runtime.ranks.transport import Transport
+
+DTYPES = (
+    torch.int8, torch.uint8, torch.bool, torch.int32, torch.int64,
+    torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.float8_e4m3fn, torch.float8_e5m2,
+)  # fmt: skip
+"""What ProcessGroupNCCL has an NCCL type for (its table ncclDataType; the other 8-bit floats are left out)."""
+_SUMS = {f"aten::{name}_" for name in ("_foreach_add", "_foreach_mul", "_foreach_maximum", "_foreach_minimum", "add", "div")}
+_SUMS |= {"aten::_foreach_div_", "aten::_foreach_sub_"}
+_EMPTY = {"aten::empty", "aten::empty_like", "aten::new_empty", "aten::empty_strided"}
+_POISON = 0x5B
+
+
+class NcclFault(AssertionError):
+    """What would hang over NCCL, or is undefined there."""
+
+
+@dataclass(eq=False)
+class Operation:
+    """One send or receive, the `place`-th of a batch; `peer` is a rank of the group."""
+
+    batch: Batch
+    place: int
+    kind: str
+    peer: int
+    tensor: torch.Tensor
+    tag: int
+    done: bool = False
+
+    @property
+    def pair(self) -> tuple[int, int]:
+        """Source and destination."""
+        return (self.batch.rank, self.peer) if self.kind == "send" else (self.peer, self.batch.rank)
+
+    def __str__(self) -> str:
+        way = "to" if self.kind == "send" else "from"
+        size = f"{self.tensor.numel()} x {str(self.tensor.dtype).removeprefix('torch.')}"
+        return f"{self.batch}, operation {self.place}: {self.kind} {size} {way} rank {self.peer}"
+
+
+@dataclass(eq=False)
+class Batch:
+    """What is posted between the start and the end of a group, the `number`-th of its rank; also the Work to wait for it."""
+
+    host: Host
+    number: int
+    operations: list[Operation] = field(default_factory=list)
+    awaited: bool = False
+
+    @property
+    def rank(self) -> int:
+        return self.host.rank
+
+    @property
+    def complete(self) -> bool:
+        return all(operation.done for operation in self.operations)
+
+    def __str__(self) -> str:
+        return f"rank {self.rank}, batch {self.number}"
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Let the stream wait; the host goes on."""
+        self.host.wait(self)
+        return True
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What is next on a rank's stream: `run` it, once `waits_for` is complete."""
+
+    run: Callable[[], None]
+    waits_for: Batch | None = None
+
+
+def extent_of(tensor: torch.Tensor) -> tuple[int, int]:
+    """Return the addresses between which a tensor's elements lie."""
+    if not tensor.numel():
+        return 0, 0
+    last = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
+
+
+def overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
+    (a_lo, a_hi), (b_lo, b_hi) = extent_of(a), extent_of(b)
+    return max(a_lo, b_lo) < min(a_hi, b_hi)
+
+
+def poison(tensor: torch.Tensor) -> None:
+    if tensor.dtype.is_floating_point and tensor.element_size() > 1:
+        tensor.fill_(float("nan"))
+    else:
+        tensor.view(torch.uint8).fill_(_POISON)
+
+
+def tensors_in(value: object) -> list[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        return [value]
+    return [x for item in value for x in tensors_in(item)] if isinstance(value, (list, tuple)) else []
+
+
+class Host(TorchDispatchMode):
+    """One rank's host: puts torch's operations on the rank's stream, and checks them against the batches that are open."""
+
+    def __init__(self, rank: int, most: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.rank, self.most = rank, most
+        self.stream: deque[Entry] = deque()
+        self.communicator: deque[Batch] = deque()
+        self.open: list[Batch] = []
+        self.posted = 0
+
+    # -- torch's operations ----------------------------------------------------------------------------------------
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        schema = func._schema
+        name = schema.name
+        given = {a.name: args[i] if i < len(args) else kwargs.get(a.name) for i, a in enumerate(schema.arguments)}
+        written_names = [a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+        writes = [x for key in written_names for x in tensors_in(given[key])]
+        reads = [x for key, value in given.items() for x in tensors_in(value) if key not in ("out", "self") or not writes]
+        reads += [] if name in ("aten::copy_", "aten::fill_", "aten::zero_") or "out" in written_names else writes
+        if name in _EMPTY:
+            fresh = func(*args, **kwargs)
+            poison(fresh)
+            return fresh
+        if not writes and (any(r.alias_info is not None for r in schema.returns) or not reads):
+            return func(*args, **kwargs)  # a view, or fresh memory: nothing is read
+        self._check(name, reads, writes)
+        if writes:
+            self.stream.append(Entry(lambda: self._run(name, reads, lambda: func(*args, **kwargs))))
+            return given[written_names[0]] if schema.returns else None
+        result = func(*args, **kwargs)  # for its shape alone: it is computed again on the stream
+        outputs = tensors_in(result if isinstance(result, (list, tuple)) else [result])
+        if len(outputs) != len(schema.returns):
+            raise NcclFault(f"rank {self.rank}: the host waits for the stream, in {name}")
+
+        def compute() -> None:
+            again = func(*args, **kwargs)
+            for output, value in zip(outputs, tensors_in([again]), strict=True):
+                output.copy_(value)
+
+        self.stream.append(Entry(lambda: self._run(name, reads, compute)))
+        return result
+
+    def _check(self, name: str, reads: list[torch.Tensor], writes: list[torch.Tensor]) -> None:
+        for batch in self.open:
+            for operation in batch.operations:
+                if any(overlap(operation.tensor, x) for x in writes):
+                    before = "it is sent" if operation.kind == "send" else "its data has come"
+                    raise NcclFault(f"{operation}: {name} writes to the buffer before {before}; nothing has waited for the batch")
+                if operation.kind == "receive" and any(overlap(operation.tensor, x) for x in reads):
+                    raise NcclFault(f"{operation}: {name} reads the buffer before anything has waited for the batch")
+
+    def _run(self, name: str, reads: list[torch.Tensor], run: Callable[[], object]) -> None:
+        if name in _SUMS:
+            for x in reads:
+                if x.dtype.is_floating_point and bool(torch.isnan(x).any()):
+                    raise NcclFault(f"rank {self.rank}: {name} reads what was never written or received")
+        run()
+
+    # -- batches ---------------------------------------------------------------------------------------------------
+
+    def post(self, operations: Sequence[dist.P2POp]) -> Batch:
+        """Post operations as one group."""
+        batch = Batch(self, self.posted)
+        self.posted += 1
+        for place, x in enumerate(operations):
+            kind = "send" if x.op is dist.isend else "receive"
+            operation = Operation(batch, place, kind, x.group_peer, x.tensor, x.tag)
+            batch.operations.append(operation)
+            if x.group is None or x.group.rank() != self.rank or x.group_peer == self.rank:
+                raise NcclFault(f"{operation}: over the group of another rank, or to itself")
+            if not x.tensor.is_contiguous() or x.tensor.dtype not in DTYPES or not x.tensor.numel():
+                raise NcclFault(f"{operation}: NCCL takes contiguous tensors, with elements, of types that it has")
+        if not 0 < len(operations) <= self.most:
+            raise NcclFault(f"{batch} has {len(operations)} operations; at most {self.most} are known not to hang")
+        for a in batch.operations:
+            for b in batch.operations:
+                if a is not b and a.kind == "receive" and overlap(a.tensor, b.tensor):
+                    raise NcclFault(f"{a}: into the buffer of operation {b.place} ({b.kind}) of the same batch")
+        self.stream.append(Entry(lambda: self._launch(batch)))
+        self.open.append(batch)
+        return batch
+
+    def _launch(self, batch: Batch) -> None:
+        self.communicator.append(batch)
+        for operation in batch.operations:
+            if operation.kind == "receive":
+                poison(operation.tensor)
+
+    def wait(self, batch: Batch) -> None:
+        """Let the stream wait for a batch, on behalf of the host."""
+        batch.awaited = True
+        self.open = [x for x in self.open if x is not batch]
+        self.stream.append(Entry(lambda: None, batch))
+
+
+class _Group(dist.ProcessGroup):
+    """What torch and the product see of the group: a rank and a size."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        super().__init__(rank, size)  # type: ignore[call-arg]
+
+
+class StandInTransport(Transport):
+    """A transport over the stand-in; made while its rank's host runs."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self.group, self.device, self.batched = group, torch.device("cpu"), True
+        self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
+        self.faults = Faults(group, timedelta(seconds=60), HashStore())
+        self.cores_of_hosts = {"host": 8}
+
+
+class NcclStandIn:
+    """All ranks of one group, its communicator, and their streams. `most` is the limit on the operations of a batch."""
+
+    def __init__(self, ranks: int, most: int = NCCL_BATCH) -> None:
+        self.hosts = [Host(rank, most) for rank in range(ranks)]
+        # Every other rank of the world is in the group, the last one first: ranks of the group and the world's differ.
+        self._global = [2 * (ranks - rank) - 1 for rank in range(ranks)]
+        self._worlds = [_Group(number, 2 * ranks) for number in self._global]
+        self._groups = [_Group(rank, ranks) for rank in range(ranks)]
+        self._transports: dict[int, StandInTransport] = {}
+
+    @contextmanager
+    def host_of(self, rank: int) -> Iterator[StandInTransport]:
+        """Run as the host of a rank, with its transport."""
+        world, group, host = dist.distributed_c10d._world, self._groups[rank], self.hosts[rank]
+        members = {number: own for own, number in enumerate(self._global)}
+        places = (
+            mock.patch.object(world, "_default_pg", self._worlds[rank]),
+            mock.patch.dict(world.pg_map, {group: ("nccl", HashStore())}),
+            mock.patch.dict(world.pg_group_ranks, {group: members}),
+            mock.patch.object(dist, "batch_isend_irecv", lambda operations: [host.post(operations)]),
+        )
+        with places[0], places[1], places[2], places[3]:
+            if rank not in self._transports:
+                self._transports[rank] = StandInTransport(group)
+            with host:
+                yield self._transports[rank]
+
+    def play(self, seed: int = 0) -> None:
+        """Carry out all that is on the streams. Raises NcclFault where it cannot be, or has no defined result."""
+        chance = random.Random(seed)
+        unmatched: dict[tuple[int, int], dict[str, deque[Operation]]] = defaultdict(lambda: defaultdict(deque))
+        matched: list[tuple[Operation, Operation]] = []
+        begun: set[Batch] = set()
+        while True:
+            for host in self.hosts:
+                if host.communicator and host.communicator[0] not in begun:
+                    begun.add(host.communicator[0])
+                    for operation in host.communicator[0].operations:
+                        queues = unmatched[operation.pair]
+                        queues[operation.kind].append(operation)
+                        while queues["send"] and queues["receive"]:
+                            matched.append(_match(queues["send"].popleft(), queues["receive"].popleft()))
+            ready = [h for h in self.hosts if h.stream and (not (b := h.stream[0].waits_for) or b.complete)]
+            if not ready and not matched:
+                break
+            if ready and (not matched or chance.random() < 0.5):
+                host = chance.choice(ready)
+                host.stream.popleft().run()
+            else:
+                send, receive = matched.pop(chance.randrange(len(matched)))
+                receive.tensor.view(torch.uint8).copy_(send.tensor.view(torch.uint8))
+                send.done = receive.done = True
+                for host in (send.batch.host, receive.batch.host):
+                    if host.communicator and host.communicator[0].complete:
+                        host.communicator.popleft()
+        self._check_end()
+
+    def _check_end(self) -> None:
+        stuck = [x for host in self.hosts if host.communicator for x in host.communicator[0].operations if not x.done]
+        if stuck:
+            raise NcclFault(f"nobody can go on; without a partner: {'; '.join(map(str, stuck))}")
+        for host in self.hosts:
+            if host.open:
+                raise NcclFault(f"{host.open[0]} is never awaited")
+
+
+def _match(send: Operation, receive: Operation) -> tuple[Operation, Operation]:
+    if (send.tensor.numel(), send.tensor.dtype) != (receive.tensor.numel(), receive.tensor.dtype):
+        raise NcclFault(f"matched by their order, and differ: {send}; {receive}")
+    if send.tag != receive.tag:
+        raise NcclFault(f"matched by their order, and are not meant for each other (tags {send.tag}, {receive.tag}): "
+                        f"{send}; {receive}")  # fmt: skip
+    return send, receive
