@@ -4,25 +4,35 @@ and faults that the stand-in must find.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from fractions import Fraction
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-from nccl_standin import NcclStandIn
+from nccl_standin import NcclFault, NcclStandIn
 from played import PARTED, expected
 from random_graphs import graphs, on
 
+from topoplan.runtime import compiled
+from topoplan.runtime.codecs import find_codec
 from topoplan.runtime.compiled import NCCL_BATCH
+from topoplan.runtime.engine import Engine
 from topoplan.runtime.executor import Executor
+from topoplan.runtime.program.instructions import Combine, Exchange, Instruction, Post, Program, Span
 from topoplan.runtime.program.layout import ends_numel
+from topoplan.runtime.program.lowering import lower
+from topoplan.runtime.ranks.transport import Transport
 from topoplan.synth.effort import Effort
-from topoplan.synth.ir.collective import COLLECTIVES
-from topoplan.synth.ir.schedule import Schedule
+from topoplan.synth.ir.collective import COLLECTIVES, Collective
+from topoplan.synth.ir.schedule import Schedule, Transfer
+from topoplan.synth.plan import Plan
 from topoplan.synth.request import Request
 from topoplan.synth.strategies import STRATEGIES
 from topoplan.topo.errors import InfeasibleError, TimeLimitError
@@ -44,7 +54,7 @@ def boxes(draw: st.DrawFn) -> Topology:
         devices += [Device(f"b{b}s", "switch"), *(Device(name, "gpu") for name in members)]
         links += [Link(name, f"b{b}s", Fraction(fast)) for name in members]
         links.append(Link(f"b{b}s", "net", Fraction(slow)))
-    return Topology("boxes", tuple(devices), both_ways(links))
+    return Topology("boxes", tuple(devices), tuple(way for link in links for way in both_ways(link)))
 
 
 def machines(strategy: str) -> st.SearchStrategy[Topology]:
@@ -54,7 +64,7 @@ def machines(strategy: str) -> st.SearchStrategy[Topology]:
     if strategy == "hierarchical":
         return boxes()
     if strategy in ("packing", "greedy"):
-        return graphs(most=5, two_way=False, switches=2 if strategy == "packing" else 0)
+        return graphs(most=4, two_way=False, switches=1 if strategy == "packing" else 0)
     switches = st.sampled_from(["switch:2", "switch:3", "switch:5", "switch:8"]).map(preset)
     return st.one_of(switches, boxes(), graphs(most=5, switches=2))
 
@@ -114,17 +124,272 @@ def build(strategy: str, topology: Topology, collective: str) -> list[Schedule]:
 def test_every_program_is_right_by_nccls_rules(strategy: str) -> None:
     played = set()
 
-    @settings(max_examples=2 if strategy == "exact" else 5, phases=[Phase.generate])  # a failure is small already
+    most = settings.default.max_examples // (30 if strategy in ("exact", "packing") else 20)
+
+    @settings(max_examples=most, phases=[Phase.generate])  # a failure is small already
     @given(topology=machines(strategy), data=st.data())
     def play_all(topology: Topology, data: st.DataObject) -> None:
         ranks = len(topology.ranks)
         for collective in COLLECTIVES:
             for schedule in build(strategy, topology, collective):
-                cut = data.draw(st.sampled_from([(1, False), (3, False), (3, True)]))
-                numel = data.draw(st.integers(0, 200)) * (ranks if collective in PARTED else 1)
+                cut = data.draw(st.sampled_from([(3, False), (1, False), (3, True)]))
+                numel = data.draw(st.sampled_from([57, 130, 7, 1, 0])) * (ranks if collective in PARTED else 1)
                 dtype = data.draw(st.sampled_from(DTYPES))
                 play([(replace(schedule, segments=cut[0], stepwise=cut[1]), numel)], dtype, data.draw(st.integers(0, 99)))
                 played.add(collective)
 
     play_all()
     assert "allreduce" in played
+
+
+def ring(collective: str = "allreduce") -> Schedule:
+    return build("ring", preset("ring:4"), collective)[0]
+
+
+# -- what the executor does ---------------------------------------------------------------------------------------
+
+
+def test_calls_of_several_programs_may_be_under_way_at_once() -> None:
+    """Hosts run ahead of the streams: rank 0 has made all calls before rank 3 makes its first."""
+    halves = [(ring(name), 64) for name in ("allgather", "reduce-scatter")]
+    whole = replace(ring(), segments=5)
+    for seed in range(3):
+        play([(whole, 100), *halves, (ring(), 7), (whole, 100)], torch.int64, seed)
+
+
+def test_a_tensor_that_comes_again_is_reduced_again() -> None:
+    """Its third call is on the tensor itself, the first two on the program's buffer."""
+    standin, schedule = NcclStandIn(4), replace(ring(), segments=3)
+    tensors = [torch.full((50,), float(rank)) for rank in range(4)]
+    for rank, tensor in enumerate(tensors):
+        with standin.host_of(rank) as transport:
+            executor = Executor(transport, None)
+            for op in (dist.ReduceOp.SUM, dist.ReduceOp.MAX, dist.ReduceOp.AVG, dist.ReduceOp.SUM):
+                executor.run(schedule, 50, tensor, tensor, op)
+    standin.play()
+    assert all(torch.equal(tensor, torch.full((50,), 24.0)) for tensor in tensors)
+
+
+@pytest.mark.parametrize("codec", ["bf16", "int8"])
+def test_encoded_messages_keep_the_rules(codec: str) -> None:
+    standin, schedule = NcclStandIn(4), build("one-shot", preset("switch:4"), "allreduce")[0]
+    given = torch.rand((4, 200), generator=torch.Generator().manual_seed(1))
+    tensors, residuals = list(given.clone()), list(torch.zeros(4, 200))
+    for rank in range(4):
+        with standin.host_of(rank) as transport:
+            executor = Executor(transport, None, find_codec(codec))
+            executor.run(schedule, 200, tensors[rank], tensors[rank], residual=residuals[rank])
+    standin.play()
+    assert all(torch.equal(tensor, tensors[0]) for tensor in tensors)
+    torch.testing.assert_close(tensors[0] + sum(residuals), given.sum(0))
+
+
+def test_a_plan_is_carried_out_by_its_own_choice(plans: Callable[..., str], tmp_path: Path) -> None:
+    standin, plan = NcclStandIn(4), Plan.load(plans("ring:4"))
+    tensors = [torch.full((5000,), rank + 0.5) for rank in range(4)]
+    for rank, tensor in enumerate(tensors):
+        with standin.host_of(rank) as transport:
+            engine = Engine(plan, transport, "plan", None, tmp_path, rounds_once=False)
+            engine.run(5000, tensor, tensor, dist.ReduceOp.AVG)
+    standin.play()
+    assert all(torch.equal(tensor, torch.full((5000,), 2.0)) for tensor in tensors)
+
+
+# -- batches ------------------------------------------------------------------------------------------------------
+
+
+def star(ranks: int) -> Schedule:
+    """A broadcast in one step: rank 0 sends to every other."""
+    collective = Collective("broadcast", ranks, 0)
+    rows = tuple(Transfer(0, 0, peer, 0, "copy") for peer in range(1, ranks))
+    return Schedule(collective, "star", collective.even_chunks(1), rows, (Fraction(1),))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("most", [2, 4, 6])
+@pytest.mark.parametrize("name", ["direct", "one-shot", "packing"])
+def test_ticks_are_cut_alike_by_all_ranks(name: str, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled, "NCCL_BATCH", most)
+    for collective in ("allreduce", "alltoall", "gather", "scatter"):
+        for schedule in build(name, preset("switch:7"), collective)[:2]:
+            standin = play([(schedule, 70), (replace(schedule, segments=2), 70)], most=most)
+            assert max(host.posted for host in standin.hosts) > 1
+
+
+def test_no_batch_has_more_operations_than_nccl_takes() -> None:
+    standin = play([(star(300), 2)])
+    assert standin.hosts[0].posted == 3
+    play([(star(257), 2)])
+
+
+def test_257_operations_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled, "NCCL_BATCH", 1000)
+    play([(star(257), 2)])
+    with pytest.raises(NcclFault, match="rank 0, batch 0 has 257 operations; at most 256"):
+        play([(star(258), 2)])
+
+
+def test_batches_that_each_rank_cuts_by_its_own_count_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each rank takes its peers in turn from its own place on, for sends and receives alike: circles wait for each other."""
+
+    def cut(self: compiled.Compiled, exchange: Exchange, view: Callable[[Span], torch.Tensor]) -> object:
+        batches = whole(self, exchange, view)
+        operations = [x for batch in batches for x in batch]
+        turn = {x: (post.peer - self.program.rank) % self.ranks for x, post in zip(operations, exchange.posts, strict=True)}
+        return [[x for x in operations if turn[x] == number] for number in sorted(set(turn.values()))]
+
+    whole = compiled.Compiled._batch
+    monkeypatch.setattr(compiled.Compiled, "_batch", cut)
+    with pytest.raises(NcclFault, match="nobody can go on; without a partner: rank 0, batch 0, operation 0: "):
+        play([(build("direct", preset("switch:5"), "alltoall")[0], 50)])
+
+
+# -- programs that are wrong --------------------------------------------------------------------------------------
+
+
+def mutate(monkeypatch: pytest.MonkeyPatch, rank: int, change: Callable[[list[Instruction]], None]) -> None:
+    """Let `change` alter the instructions of one rank, whenever a program is compiled for it."""
+
+    def lower_and_change(schedule: Schedule, own_rank: int, *args: Any, **kwargs: Any) -> Program:
+        program = lower(schedule, own_rank, *args, **kwargs)
+        instructions = list(program.instructions)
+        if own_rank == rank:
+            change(instructions)
+        return replace(program, instructions=tuple(instructions))
+
+    monkeypatch.setattr(compiled, "lower", lower_and_change)
+
+
+def change_posts(instructions: list[Instruction], change: Callable[[Post], Post | None]) -> None:
+    for place, x in enumerate(instructions):
+        if isinstance(x, Exchange):
+            posts = [changed for changed in map(change, x.posts) if changed is not None]
+            instructions[place] = Exchange(tuple(posts))
+
+
+@pytest.mark.parametrize("number", range(6))
+def test_a_missing_receive_is_found(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next receive takes what is not meant for it; of the last one only its sender knows."""
+
+    def drop(instructions: list[Instruction]) -> None:
+        change_posts(instructions, lambda post: None if (post.kind, post.number) == ("receive", number) else post)
+
+    mutate(monkeypatch, 2, drop)
+    sender = r"nobody can go on; without a partner: rank 1, batch 5, operation \d: send 32 x uint8 to rank 2$"
+    wrong = rf"matched by their order, and are not meant .* rank 1, batch {number}, .* rank 2, batch {number + 1}, "
+    with pytest.raises(NcclFault, match=sender if number == 5 else wrong):
+        play([(ring(), 32)])
+
+
+@pytest.mark.parametrize(("numel", "why"), [(32, "are not meant for each other"), (33, "differ")])
+def test_two_sends_in_the_wrong_order_are_found(numel: int, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one size they would be taken for each other, silently."""
+
+    def swap(instructions: list[Instruction]) -> None:
+        sends = {post.number: post for x in instructions if isinstance(x, Exchange) for post in x.posts if post.kind == "send"}
+        other = {0: 1, 1: 0}
+        change_posts(instructions, lambda post: sends[other.get(post.number, post.number)] if post.kind == "send" else post)
+
+    mutate(monkeypatch, 3, swap)
+    with pytest.raises(NcclFault, match=f"matched by their order, and {why}.*rank 3, batch 0, operation 1: send"):
+        play([(ring(), numel)])
+
+
+def test_calls_in_another_order_at_one_rank_are_found() -> None:
+    standin, tensors = NcclStandIn(4), torch.ones(4, 40)
+    schedules = [ring(), replace(ring(), segments=2)]
+    for rank in range(4):
+        with standin.host_of(rank) as transport:
+            executor = Executor(transport, None)
+            for schedule in schedules if rank != 1 else reversed(schedules):
+                executor.run(schedule, 40, tensors[rank], tensors[rank])
+    with pytest.raises(NcclFault, match="matched by their order, and"):
+        standin.play()
+
+
+def test_a_sum_that_is_read_before_its_receive_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def sum_first(instructions: list[Instruction]) -> None:
+        place = next(i for i, x in enumerate(instructions) if isinstance(x, Combine))
+        instructions[place - 1], instructions[place] = instructions[place], instructions[place - 1]
+
+    mutate(monkeypatch, 1, sum_first)
+    with pytest.raises(NcclFault, match="rank 1: aten::_foreach_add_ reads what was never written or received"):
+        play([(ring(), 32)])
+
+
+def test_an_executor_that_does_not_wait_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def post_alone(batches: list[list[dist.P2POp]]) -> None:
+        for batch in batches:
+            dist.batch_isend_irecv(batch)
+
+    monkeypatch.setattr("topoplan.runtime.executor._exchange", post_alone)
+    reads = "rank 0, batch 0, operation 0: receive 32 x uint8 from rank 3: aten::_foreach_add_ reads the buffer before"
+    with pytest.raises(NcclFault, match=reads):
+        play([(ring(), 32)])
+    with pytest.raises(NcclFault, match="rank 0, batch 0, operation 0: send 32 x uint8 to rank 1: aten::.* writes to the buffer"):
+        play([(star(2), 8), (star(2), 8)])
+
+
+# -- the stand-in itself ------------------------------------------------------------------------------------------
+
+
+def exchange(standin: NcclStandIn, rank: int, *kinds: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Let a rank send to the other, or receive from it, in one batch, and wait. Returns what is sent and received."""
+    with standin.host_of(rank) as transport:
+        sent, received = torch.full((3,), float(rank + 1)), torch.empty(3)
+        post(transport, rank, {"send": sent, "receive": received}, kinds).wait()
+    return sent, received
+
+
+def post(transport: Transport, rank: int, tensors: dict[str, torch.Tensor], kinds: Sequence[str]) -> dist.Work:
+    calls: dict[str, Any] = {"send": dist.isend, "receive": dist.irecv}
+    peer = dist.get_global_rank(transport.group, 1 - rank)
+    (work,) = dist.batch_isend_irecv([dist.P2POp(calls[x], tensors[x], peer, transport.group) for x in kinds])
+    return work
+
+
+@pytest.mark.parametrize("kinds", [("send", "receive"), ("receive", "send")])
+def test_a_pair_sends_both_ways_in_one_batch_in_any_order(kinds: tuple[str, str]) -> None:
+    standin = NcclStandIn(2)
+    received = [exchange(standin, 0, "send", "receive")[1], exchange(standin, 1, *kinds)[1]]
+    standin.play()
+    assert [x.tolist() for x in received] == [[2.0] * 3, [1.0] * 3]
+
+
+def test_a_pair_that_sends_first_in_batches_of_their_own_hangs() -> None:
+    """A small send may get through in NCCL's buffers; nobody should count on it."""
+    standin = NcclStandIn(2)
+    for rank in range(2):
+        exchange(standin, rank, "send")
+        exchange(standin, rank, "receive")
+    with pytest.raises(NcclFault, match=r"rank 0, batch 0, operation 0: send .*; rank 1, batch 0, operation 0: send"):
+        standin.play()
+
+
+def test_a_batch_is_complete_when_all_of_it_is() -> None:
+    """Rank 1 gets what it waits for only with a send that nobody takes in the same batch."""
+    standin = NcclStandIn(2)
+    exchange(standin, 0, "send")
+    exchange(standin, 1, "receive", "send")
+    with pytest.raises(NcclFault, match="without a partner: rank 1, batch 0, operation 1: send 3 x float32 to rank 0$"):
+        standin.play()
+
+
+def test_what_is_under_way_may_not_be_touched_or_forgotten() -> None:
+    standin, tensors = NcclStandIn(2), {"send": torch.ones(3), "receive": torch.empty(3)}
+    with standin.host_of(0) as transport:
+        work = post(transport, 0, tensors, ["send", "receive"])
+        assert len(tensors["send"][1:].clone()) == 2
+        with pytest.raises(NcclFault, match="add_ writes to the buffer before it is sent"):
+            tensors["send"][1:].add_(1)
+        with pytest.raises(NcclFault, match="clone reads the buffer before anything has waited"):
+            tensors["receive"][1:].clone()
+        work.wait()
+        tensors["receive"][1:].clone()
+        with pytest.raises(NcclFault, match="the host waits for the stream"):
+            tensors["receive"].sum().item()
+        with pytest.raises(NcclFault, match="into the buffer of operation 0"):
+            post(transport, 0, dict.fromkeys(("send", "receive"), tensors["send"]), ["send", "receive"])
+    with standin.host_of(1) as transport:
+        post(transport, 1, {"send": torch.ones(3), "receive": torch.empty(3)}, ["send", "receive"])
+    with pytest.raises(NcclFault, match="rank 1, batch 0 is never awaited"):
+        standin.play()
