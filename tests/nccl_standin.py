@@ -40,6 +40,7 @@ DTYPES = (
 """What ProcessGroupNCCL has an NCCL type for (its table ncclDataType; the other 8-bit floats are left out)."""
 _SUMS = {f"aten::{name}_" for name in ("_foreach_add", "_foreach_mul", "_foreach_maximum", "_foreach_minimum", "add", "div")}
 _SUMS |= {"aten::_foreach_div_", "aten::_foreach_sub_"}
+_COPIES = {"aten::copy_", "aten::_foreach_copy_", "aten::fill_", "aten::zero_", "aten::_foreach_zero_"}
 _EMPTY = {"aten::empty", "aten::empty_like", "aten::new_empty", "aten::empty_strided"}
 _POISON = 0x5B
 
@@ -60,6 +61,10 @@ class Operation:
     tag: int
     done: bool = False
 
+    def finish(self) -> None:
+        self.done = True
+        self.batch.left -= 1
+
     @property
     def pair(self) -> tuple[int, int]:
         """Source and destination."""
@@ -78,7 +83,7 @@ class Batch:
     host: Host
     number: int
     operations: list[Operation] = field(default_factory=list)
-    awaited: bool = False
+    left: int = 0
 
     @property
     def rank(self) -> int:
@@ -86,7 +91,7 @@ class Batch:
 
     @property
     def complete(self) -> bool:
-        return all(operation.done for operation in self.operations)
+        return self.left == 0
 
     def __str__(self) -> str:
         return f"rank {self.rank}, batch {self.number}"
@@ -131,6 +136,30 @@ def tensors_in(value: object) -> list[torch.Tensor]:
     return [x for item in value for x in tensors_in(item)] if isinstance(value, (list, tuple)) else []
 
 
+@dataclass(frozen=True)
+class Uses:
+    """What one of torch's operations does with its arguments, by their names, and how many results it has."""
+
+    name: str
+    names: tuple[str, ...]
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+    results: int
+    returns_view: bool
+
+
+_USES: dict[object, Uses] = {}
+
+
+def find_uses(schema: Any) -> Uses:
+    names = tuple(a.name for a in schema.arguments)
+    writes = tuple(a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write)
+    only_written = writes if "out" in writes or schema.name in _COPIES else ()
+    reads = tuple(name for name in names if name not in only_written)
+    returns_view = any(r.alias_info is not None for r in schema.returns) and not writes
+    return Uses(schema.name, names, reads, writes, len(schema.returns), returns_view)
+
+
 class Host(TorchDispatchMode):
     """One rank's host: puts torch's operations on the rank's stream, and checks them against the batches that are open."""
 
@@ -146,26 +175,26 @@ class Host(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        schema = func._schema
-        name = schema.name
-        given = {a.name: args[i] if i < len(args) else kwargs.get(a.name) for i, a in enumerate(schema.arguments)}
-        written_names = [a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
-        writes = [x for key in written_names for x in tensors_in(given[key])]
-        reads = [x for key, value in given.items() for x in tensors_in(value) if key not in ("out", "self") or not writes]
-        reads += [] if name in ("aten::copy_", "aten::fill_", "aten::zero_") or "out" in written_names else writes
-        if name in _EMPTY:
+        if func not in _USES:
+            _USES[func] = find_uses(func._schema)
+        uses = _USES[func]
+        given = {key: args[i] if i < len(args) else kwargs.get(key) for i, key in enumerate(uses.names)}
+        reads = [x for key in uses.reads for x in tensors_in(given[key])]
+        writes = [x for key in uses.writes for x in tensors_in(given[key])]
+        if uses.name in _EMPTY:
             fresh = func(*args, **kwargs)
             poison(fresh)
             return fresh
-        if not writes and (any(r.alias_info is not None for r in schema.returns) or not reads):
+        if not writes and (uses.returns_view or not reads):
             return func(*args, **kwargs)  # a view, or fresh memory: nothing is read
+        name = uses.name
         self._check(name, reads, writes)
         if writes:
             self.stream.append(Entry(lambda: self._run(name, reads, lambda: func(*args, **kwargs))))
-            return given[written_names[0]] if schema.returns else None
+            return given[uses.writes[0]] if uses.results else None
         result = func(*args, **kwargs)  # for its shape alone: it is computed again on the stream
         outputs = tensors_in(result if isinstance(result, (list, tuple)) else [result])
-        if len(outputs) != len(schema.returns):
+        if len(outputs) != uses.results:
             raise NcclFault(f"rank {self.rank}: the host waits for the stream, in {name}")
 
         def compute() -> None:
@@ -202,6 +231,7 @@ class Host(TorchDispatchMode):
             kind = "send" if x.op is dist.isend else "receive"
             operation = Operation(batch, place, kind, x.group_peer, x.tensor, x.tag)
             batch.operations.append(operation)
+            batch.left += 1
             if x.group is None or x.group.rank() != self.rank or x.group_peer == self.rank:
                 raise NcclFault(f"{operation}: over the group of another rank, or to itself")
             if not x.tensor.is_contiguous() or x.tensor.dtype not in DTYPES or not x.tensor.numel():
@@ -224,7 +254,6 @@ class Host(TorchDispatchMode):
 
     def wait(self, batch: Batch) -> None:
         """Let the stream wait for a batch, on behalf of the host."""
-        batch.awaited = True
         self.open = [x for x in self.open if x is not batch]
         self.stream.append(Entry(lambda: None, batch))
 
@@ -298,8 +327,9 @@ class NcclStandIn:
             else:
                 send, receive = matched.pop(chance.randrange(len(matched)))
                 receive.tensor.view(torch.uint8).copy_(send.tensor.view(torch.uint8))
-                send.done = receive.done = True
-                for host in (send.batch.host, receive.batch.host):
+                for operation in (send, receive):
+                    operation.finish()
+                    host = operation.batch.host
                     if host.communicator and host.communicator[0].complete:
                         host.communicator.popleft()
         self._check_end()
