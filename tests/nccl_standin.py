@@ -1,8 +1,8 @@
 """NCCL's rules for point-to-point operations, for one process that plays all ranks without a GPU.
 
-CPU tensors stand for device tensors. While a rank's host runs (`host_of`), none of its operations is carried out: those of torch
-are put on the rank's stream, batches on its communicator's, and the host never waits. `play` then carries out all ranks'
-streams, in any order that NCCL and the waits between streams allow. What NCCL leaves undefined, or hangs at, is an NcclFault:
+CPU tensors stand for device tensors. While a rank's host runs (`host_of`), none of its operations is carried out: torch's
+are put on the rank's current stream, batches on its communicator's, and the host never waits. `play` then carries out all
+streams, in any order that NCCL and the waits between streams allow. What NCCL leaves undefined, or hangs at, is an NcclError:
 
 - operations between two ranks are matched in the order in which they are posted. Tags play no part, but the product gives
   each operation the one that its partner must have, so a wrong match is seen even where sizes are alike;
@@ -18,7 +18,7 @@ from __future__ import annotations
 import random
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -26,7 +26,7 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
-from torch.distributed import HashStore
+from torch._C._distributed_c10d import HashStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from topoplan.runtime.compiled import NCCL_BATCH
@@ -38,14 +38,16 @@ DTYPES = (
     torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.float8_e4m3fn, torch.float8_e5m2,
 )  # fmt: skip
 """What ProcessGroupNCCL has an NCCL type for (its table ncclDataType; the other 8-bit floats are left out)."""
-_SUMS = {f"aten::{name}_" for name in ("_foreach_add", "_foreach_mul", "_foreach_maximum", "_foreach_minimum", "add", "div")}
+_SUMS = {
+    f"aten::{name}_" for name in ("_foreach_add", "_foreach_mul", "_foreach_maximum", "_foreach_minimum", "add", "div")
+}
 _SUMS |= {"aten::_foreach_div_", "aten::_foreach_sub_"}
 _COPIES = {"aten::copy_", "aten::_foreach_copy_", "aten::fill_", "aten::zero_", "aten::_foreach_zero_"}
 _EMPTY = {"aten::empty", "aten::empty_like", "aten::new_empty", "aten::empty_strided"}
 _POISON = 0x5B
 
 
-class NcclFault(AssertionError):
+class NcclError(AssertionError):
     """What would hang over NCCL, or is undefined there."""
 
 
@@ -80,14 +82,14 @@ class Operation:
 class Batch:
     """What is posted between the start and the end of a group, the `number`-th of its rank; also the Work to wait for it."""
 
-    host: Host
+    stream: Stream
     number: int
     operations: list[Operation] = field(default_factory=list)
     left: int = 0
 
     @property
     def rank(self) -> int:
-        return self.host.rank
+        return self.stream.host.rank
 
     @property
     def complete(self) -> bool:
@@ -97,17 +99,45 @@ class Batch:
         return f"rank {self.rank}, batch {self.number}"
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Let the stream wait; the host goes on."""
-        self.host.wait(self)
+        """Let the current stream wait; the host goes on."""
+        current = self.stream.host.current
+        current.open.remove(self)
+        current.entries.append(Entry(lambda: None, self))
         return True
+
+
+@dataclass
+class Mark:
+    """A place on a stream; complete when what is before it is done."""
+
+    complete: bool = False
+
+    def reach(self) -> None:
+        self.complete = True
 
 
 @dataclass(frozen=True)
 class Entry:
-    """What is next on a rank's stream: `run` it, once `waits_for` is complete."""
+    """What is next on a stream: `run` it, once `waits_for` is complete."""
 
     run: Callable[[], None]
-    waits_for: Batch | None = None
+    waits_for: Batch | Mark | None = None
+
+
+@dataclass(eq=False)
+class Stream:
+    """One stream of a rank, and the batches that it has not waited for. It stands for a torch.cuda.Stream."""
+
+    host: Host
+    entries: deque[Entry] = field(default_factory=deque)
+    open: list[Batch] = field(default_factory=list)
+
+    def wait_stream(self, other: Stream) -> None:
+        """Wait for what is on another stream by now."""
+        mark = Mark()
+        other.entries.append(Entry(mark.reach))
+        self.entries.append(Entry(lambda: None, mark))
+        self.open = [batch for batch in self.open if batch in other.open]
 
 
 def extent_of(tensor: torch.Tensor) -> tuple[int, int]:
@@ -166,9 +196,9 @@ class Host(TorchDispatchMode):
     def __init__(self, rank: int, most: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.rank, self.most = rank, most
-        self.stream: deque[Entry] = deque()
+        self.streams = [Stream(self), Stream(self)]
+        self.current = self.streams[0]
         self.communicator: deque[Batch] = deque()
-        self.open: list[Batch] = []
         self.posted = 0
 
     # -- torch's operations ----------------------------------------------------------------------------------------
@@ -190,42 +220,44 @@ class Host(TorchDispatchMode):
         name = uses.name
         self._check(name, reads, writes)
         if writes:
-            self.stream.append(Entry(lambda: self._run(name, reads, lambda: func(*args, **kwargs))))
+            self.current.entries.append(Entry(lambda: self._run(name, reads, lambda: func(*args, **kwargs))))
             return given[uses.writes[0]] if uses.results else None
         result = func(*args, **kwargs)  # for its shape alone: it is computed again on the stream
         outputs = tensors_in(result if isinstance(result, (list, tuple)) else [result])
         if len(outputs) != uses.results:
-            raise NcclFault(f"rank {self.rank}: the host waits for the stream, in {name}")
+            raise NcclError(f"rank {self.rank}: the host waits for the stream, in {name}")
 
         def compute() -> None:
             again = func(*args, **kwargs)
             for output, value in zip(outputs, tensors_in([again]), strict=True):
                 output.copy_(value)
 
-        self.stream.append(Entry(lambda: self._run(name, reads, compute)))
+        self.current.entries.append(Entry(lambda: self._run(name, reads, compute)))
         return result
 
     def _check(self, name: str, reads: list[torch.Tensor], writes: list[torch.Tensor]) -> None:
-        for batch in self.open:
+        for batch in self.current.open:
             for operation in batch.operations:
                 if any(overlap(operation.tensor, x) for x in writes):
                     before = "it is sent" if operation.kind == "send" else "its data has come"
-                    raise NcclFault(f"{operation}: {name} writes to the buffer before {before}; nothing has waited for the batch")
+                    raise NcclError(
+                        f"{operation}: {name} writes to the buffer before {before}; nothing has waited for the batch"
+                    )
                 if operation.kind == "receive" and any(overlap(operation.tensor, x) for x in reads):
-                    raise NcclFault(f"{operation}: {name} reads the buffer before anything has waited for the batch")
+                    raise NcclError(f"{operation}: {name} reads the buffer before anything has waited for the batch")
 
     def _run(self, name: str, reads: list[torch.Tensor], run: Callable[[], object]) -> None:
         if name in _SUMS:
             for x in reads:
                 if x.dtype.is_floating_point and bool(torch.isnan(x).any()):
-                    raise NcclFault(f"rank {self.rank}: {name} reads what was never written or received")
+                    raise NcclError(f"rank {self.rank}: {name} reads what was never written or received")
         run()
 
     # -- batches ---------------------------------------------------------------------------------------------------
 
     def post(self, operations: Sequence[dist.P2POp]) -> Batch:
         """Post operations as one group."""
-        batch = Batch(self, self.posted)
+        batch = Batch(self.current, self.posted)
         self.posted += 1
         for place, x in enumerate(operations):
             kind = "send" if x.op is dist.isend else "receive"
@@ -233,17 +265,18 @@ class Host(TorchDispatchMode):
             batch.operations.append(operation)
             batch.left += 1
             if x.group is None or x.group.rank() != self.rank or x.group_peer == self.rank:
-                raise NcclFault(f"{operation}: over the group of another rank, or to itself")
+                raise NcclError(f"{operation}: over the group of another rank, or to itself")
             if not x.tensor.is_contiguous() or x.tensor.dtype not in DTYPES or not x.tensor.numel():
-                raise NcclFault(f"{operation}: NCCL takes contiguous tensors, with elements, of types that it has")
+                raise NcclError(f"{operation}: NCCL takes contiguous tensors, with elements, of types that it has")
         if not 0 < len(operations) <= self.most:
-            raise NcclFault(f"{batch} has {len(operations)} operations; at most {self.most} are known not to hang")
+            raise NcclError(f"{batch} has {len(operations)} operations; at most {self.most} are known not to hang")
         for a in batch.operations:
             for b in batch.operations:
                 if a is not b and a.kind == "receive" and overlap(a.tensor, b.tensor):
-                    raise NcclFault(f"{a}: into the buffer of operation {b.place} ({b.kind}) of the same batch")
-        self.stream.append(Entry(lambda: self._launch(batch)))
-        self.open.append(batch)
+                    raise NcclError(f"{a}: into the buffer of operation {b.place} ({b.kind}) of the same batch")
+        self.current.entries.append(Entry(lambda: self._launch(batch)))
+        for stream in self.streams:
+            stream.open.append(batch)
         return batch
 
     def _launch(self, batch: Batch) -> None:
@@ -251,11 +284,6 @@ class Host(TorchDispatchMode):
         for operation in batch.operations:
             if operation.kind == "receive":
                 poison(operation.tensor)
-
-    def wait(self, batch: Batch) -> None:
-        """Let the stream wait for a batch, on behalf of the host."""
-        self.open = [x for x in self.open if x is not batch]
-        self.stream.append(Entry(lambda: None, batch))
 
 
 class _Group(dist.ProcessGroup):
@@ -287,24 +315,29 @@ class NcclStandIn:
         self._transports: dict[int, StandInTransport] = {}
 
     @contextmanager
-    def host_of(self, rank: int) -> Iterator[StandInTransport]:
-        """Run as the host of a rank, with its transport."""
+    def host_of(self, rank: int, stream: int = 0) -> Iterator[StandInTransport]:
+        """Run as the host of a rank, with its transport, on one of its two streams."""
         world, group, host = dist.distributed_c10d._world, self._groups[rank], self.hosts[rank]
+        host.current = host.streams[stream]
         members = {number: own for own, number in enumerate(self._global)}
         places = (
             mock.patch.object(world, "_default_pg", self._worlds[rank]),
             mock.patch.dict(world.pg_map, {group: ("nccl", HashStore())}),
             mock.patch.dict(world.pg_group_ranks, {group: members}),
             mock.patch.object(dist, "batch_isend_irecv", lambda operations: [host.post(operations)]),
+            mock.patch.object(torch.cuda, "current_stream", lambda device=None: host.current),
+            mock.patch.object(torch.cuda, "is_current_stream_capturing", lambda: False),
         )
-        with places[0], places[1], places[2], places[3]:
+        with ExitStack() as stack:
+            for place in places:
+                stack.enter_context(place)
             if rank not in self._transports:
                 self._transports[rank] = StandInTransport(group)
             with host:
                 yield self._transports[rank]
 
     def play(self, seed: int = 0) -> None:
-        """Carry out all that is on the streams. Raises NcclFault where it cannot be, or has no defined result."""
+        """Carry out all that is on the streams. Raises NcclError where it cannot be, or has no defined result."""
         chance = random.Random(seed)
         unmatched: dict[tuple[int, int], dict[str, deque[Operation]]] = defaultdict(lambda: defaultdict(deque))
         matched: list[tuple[Operation, Operation]] = []
@@ -318,18 +351,18 @@ class NcclStandIn:
                         queues[operation.kind].append(operation)
                         while queues["send"] and queues["receive"]:
                             matched.append(_match(queues["send"].popleft(), queues["receive"].popleft()))
-            ready = [h for h in self.hosts if h.stream and (not (b := h.stream[0].waits_for) or b.complete)]
+            streams = [stream for host in self.hosts for stream in host.streams if stream.entries]
+            ready = [x for x in streams if (awaited := x.entries[0].waits_for) is None or awaited.complete]
             if not ready and not matched:
                 break
             if ready and (not matched or chance.random() < 0.5):
-                host = chance.choice(ready)
-                host.stream.popleft().run()
+                chance.choice(ready).entries.popleft().run()
             else:
                 send, receive = matched.pop(chance.randrange(len(matched)))
                 receive.tensor.view(torch.uint8).copy_(send.tensor.view(torch.uint8))
                 for operation in (send, receive):
                     operation.finish()
-                    host = operation.batch.host
+                    host = operation.batch.stream.host
                     if host.communicator and host.communicator[0].complete:
                         host.communicator.popleft()
         self._check_end()
@@ -337,16 +370,17 @@ class NcclStandIn:
     def _check_end(self) -> None:
         stuck = [x for host in self.hosts if host.communicator for x in host.communicator[0].operations if not x.done]
         if stuck:
-            raise NcclFault(f"nobody can go on; without a partner: {'; '.join(map(str, stuck))}")
-        for host in self.hosts:
-            if host.open:
-                raise NcclFault(f"{host.open[0]} is never awaited")
+            raise NcclError(f"nobody can go on; without a partner: {'; '.join(map(str, stuck))}")
+        for stream in [stream for host in self.hosts for stream in host.streams]:
+            for batch in stream.open:
+                if batch.stream is stream:
+                    raise NcclError(f"{batch} is never awaited")
 
 
 def _match(send: Operation, receive: Operation) -> tuple[Operation, Operation]:
     if (send.tensor.numel(), send.tensor.dtype) != (receive.tensor.numel(), receive.tensor.dtype):
-        raise NcclFault(f"matched by their order, and differ: {send}; {receive}")
+        raise NcclError(f"matched by their order, and differ: {send}; {receive}")
     if send.tag != receive.tag:
-        raise NcclFault(f"matched by their order, and are not meant for each other (tags {send.tag}, {receive.tag}): "
+        raise NcclError(f"matched by their order, and are not meant for each other (tags {send.tag}, {receive.tag}): "
                         f"{send}; {receive}")  # fmt: skip
     return send, receive
