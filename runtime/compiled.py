@@ -140,10 +140,10 @@ class Compiled:
             elif isinstance(x, Decode) and encoding is not None:
                 operations.append((CODE, encoding.make_decoder(x, self.staging), None, 0))
             elif isinstance(x, Exchange):
-                operations.append((EXCHANGE, self._batch(x, view), x, 0))
+                operations.append((EXCHANGE, self.make_batches(x, view), x, 0))
         return operations
 
-    def _batch(self, exchange: Exchange, view: Callable[[Span], torch.Tensor]) -> list[list[dist.P2POp]]:
+    def make_batches(self, exchange: Exchange, view: Callable[[Span], torch.Tensor]) -> list[list[dist.P2POp]]:
         """Return a tick's operations in batches of at most NCCL_BATCH; there is one message a tick and direction for a pair.
 
         Both ends of a message must find the same batch for it: its number follows from the distance between them, of which

@@ -254,8 +254,8 @@ def test_batches_that_each_rank_cuts_by_its_own_count_are_found(monkeypatch: pyt
         }
         return [[x for x in operations if turn[x] == number] for number in sorted(set(turn.values()))]
 
-    whole = compiled.Compiled._batch
-    monkeypatch.setattr(compiled.Compiled, "_batch", cut)
+    whole = compiled.Compiled.make_batches
+    monkeypatch.setattr(compiled.Compiled, "make_batches", cut)
     with pytest.raises(NcclError, match="nobody can go on; without a partner: rank 0, batch 0, operation 0: "):
         play([(build("direct", preset("switch:5"), "alltoall")[0], 50)])
 
@@ -342,7 +342,7 @@ def test_an_executor_that_does_not_wait_is_found(monkeypatch: pytest.MonkeyPatch
         for batch in batches:
             dist.batch_isend_irecv(batch)
 
-    monkeypatch.setattr("topoplan.runtime.executor._exchange", post_alone)
+    monkeypatch.setattr("topoplan.runtime.executor.exchange", post_alone)
     reads = "rank 0, batch 0, operation 0: receive 16 x uint8 from rank 1: aten::_foreach_add_ reads the buffer before"
     with pytest.raises(NcclError, match=reads):
         play([(ring(), 32)])
