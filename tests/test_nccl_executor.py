@@ -124,7 +124,7 @@ def build(strategy: str, topology: Topology, collective: str) -> list[Schedule]:
 def test_every_program_is_right_by_nccls_rules(strategy: str) -> None:
     played = set()
 
-    most = settings().max_examples // (30 if strategy in ("exact", "packing") else 20)
+    most = settings().max_examples // {"exact": 60, "packing": 30}.get(strategy, 20)
 
     @settings(max_examples=most, phases=[Phase.generate])  # a failure is small already
     @given(topology=machines(strategy), data=st.data())
