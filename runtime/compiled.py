@@ -157,7 +157,7 @@ class Compiled:
             # As bytes: NCCL has no type for all that can be sent (int16).
             data = view(post.span).view(torch.uint8)
             operation = dist.P2POp(dist.isend if sends else dist.irecv, data, peer, self.group, self._tag(post))
-            batches[distance // (NCCL_BATCH // 2)].append(operation)
+            batches[(distance - 1) // (NCCL_BATCH // 2)].append(operation)
         return [batches[number] for number in sorted(batches)]
 
     def _tag(self, post: Post) -> int:
