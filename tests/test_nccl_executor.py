@@ -35,7 +35,7 @@ from topoplan.synth.ir.schedule import Schedule, Transfer
 from topoplan.synth.plan import Plan
 from topoplan.synth.request import Request
 from topoplan.synth.strategies import STRATEGIES
-from topoplan.topo.errors import InfeasibleError, TimeLimitError
+from topoplan.topo.errors import InfeasibleError
 from topoplan.topo.graph import Device, Link, Topology, both_ways
 from topoplan.topo.presets import preset
 
@@ -65,7 +65,7 @@ def machines(strategy: str) -> st.SearchStrategy[Topology]:
         return boxes()
     if strategy in ("packing", "greedy"):
         return graphs(most=4, two_way=False, switches=1 if strategy == "packing" else 0)
-    switches = st.sampled_from(["switch:2", "switch:3", "switch:5", "switch:8"]).map(preset)
+    switches = st.sampled_from(["switch:5", "switch:2", "switch:3", "switch:8"]).map(preset)
     return st.one_of(switches, boxes(), graphs(most=5, switches=2))
 
 
@@ -114,8 +114,8 @@ def play(
 
 def build(strategy: str, topology: Topology, collective: str) -> list[Schedule]:
     """Return a strategy's schedules, each once whatever its segments; none where it has none."""
-    with suppress(InfeasibleError, TimeLimitError):
-        found = STRATEGIES[strategy](Request(on(collective, topology), topology, Effort(1), quick=True))
+    with suppress(InfeasibleError):
+        found = STRATEGIES[strategy](Request(on(collective, topology), topology, Effort(30), quick=True))
         return list(dict.fromkeys(schedule.uncut for schedule in found))
     return []
 
