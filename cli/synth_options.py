@@ -86,10 +86,10 @@ def build_parser() -> Parser:
 
 def check_options(args: argparse.Namespace) -> None:
     """Raise InputError for whatever is wrong with the options before any work is done."""
-    from ..synth.strategies import strategy
+    from ..synth.registry import find_strategy
 
     if args.strategy != "auto":
-        strategy(args.strategy)
+        find_strategy(args.strategy)
     if not args.time_limit > 0:
         raise InputError(f"--time-limit is {args.time_limit:g}; expected seconds above 0")
     for flag, value in ((_MAX_STEPS, args.max_steps), (_MAX_TREES, args.max_trees), (_MAX_DEPTH, args.max_depth)):

@@ -34,6 +34,7 @@ from .ir.addition_order import find_bracketing, is_uniform, shorten_bracketing
 from .ir.collective import Collective
 from .ir.schedule import MAX_SEGMENTS, Schedule
 from .plan_file import FORMAT, MAX_PLAN_BYTES, VERSION, PlanFile
+from .sizes import count_bytes
 from .verify import verify
 
 _SPELLED_ONE_WAY = frozenset({int, str, bool, type(None)})
@@ -142,6 +143,21 @@ class Plan:
     def _gap_to(self, bound: Bound, entry: Entry) -> Fraction:
         needed = self._figures[entry][1]
         return 1 - bound.s_per_GB / needed if needed else Fraction(0)
+
+    def describe(self, size: int | str = "1G") -> str:
+        """Return the table that topo-synth prints: the bounds, a row for each range of sizes with its gap, and the prediction
+        for `size` (bytes, or text such as "64M").
+        """
+        from .describe import describe_plan  # rich, which nothing else here needs
+
+        return describe_plan(self, count_bytes(size))
+
+    def __repr__(self) -> str:
+        labels = ", ".join(dict.fromkeys(entry.schedule.strategy for entry in self.entries))
+        at_most = f"at most {float(self.bound_one_way.algbw_GBps):.4g} GB/s"
+        return (
+            f"<Plan {self.collective.name} on {self.topology.name}: {self.collective.ranks} ranks, {labels}, {at_most}>"
+        )
 
     def verify(self) -> None:
         """Replay every schedule on the topology and redo the bounds' arithmetic; VerificationError if any fails."""

@@ -8,6 +8,7 @@ from fractions import Fraction
 from typing import Any, Literal, get_args
 
 from .errors import InputError
+from .exact import parse_fraction
 
 DeviceKind = Literal["gpu", "cpu", "switch", "nic"]
 SwitchFamily = Literal["pcie", "nvswitch", "network"]
@@ -96,6 +97,13 @@ class Link:
 
     def __post_init__(self) -> None:
         where = f"link {self.src!r} -> {self.dst!r}"
+        for name in ("bandwidth_GBps", "latency_us"):
+            value = getattr(self, name)
+            if type(value) is not Fraction:
+                try:
+                    object.__setattr__(self, name, parse_fraction(value))
+                except ValueError as error:
+                    raise InputError(f"{where}: {name}: {error}; expected a number or a fraction") from None
         if self.src == self.dst:
             raise InputError(f"{where}: it ends where it starts; a link joins two different devices")
         if self.bandwidth_GBps.numerator <= 0:

@@ -121,6 +121,17 @@ class Schedule:
             rows[transfer.step].append(transfer)
         return tuple(tuple(rows[s]) for s in range(self.steps))
 
+    def describe(self) -> str:
+        """Return the schedule's figures and its first transfers as a table."""
+        from ..describe import describe_schedule  # rich, which nothing else here needs
+
+        return describe_schedule(self)
+
+    def __repr__(self) -> str:
+        collective = self.collective
+        sizes = f"{len(self.chunks)} chunks, {self.steps} steps, {len(self.transfers)} transfers"
+        return f"<Schedule {self.label}: {collective.name} over {collective.ranks} ranks, {sizes}>"
+
     def offsets(self) -> tuple[Fraction, ...]:
         """Return where each chunk begins, as a share of the block that it lies in.
 
