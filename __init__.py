@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from .synth.ir.transfers import Transfer
     from .synth.plan import Entry, Plan
     from .synth.registry import strategy
-    from .synth.request import Request, build_schedule
+    from .synth.request import Request, Send, build_schedule
     from .topo.devices import Device, Link
     from .topo.errors import (
         ExecutionError,
@@ -67,6 +67,7 @@ _HOMES = {
     "PlanMismatchError": "topo.errors",
     "Request": "synth.request",
     "Schedule": "synth.ir.schedule",
+    "Send": "synth.request",
     "StrategyError": "topo.errors",
     "TimeLimitError": "topo.errors",
     "Topology": "topo.graph",
@@ -104,6 +105,7 @@ __all__ = [
     "PlanMismatchError",
     "Request",
     "Schedule",
+    "Send",
     "StrategyError",
     "TimeLimitError",
     "Topology",

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from .ir.schedule import Schedule
     from .plan import Entry, Plan
 
-WIDTH = 130
-"""Columns of a text that is not printed to a terminal."""
+WIDTH = 200
+"""Columns that a table may have; it takes what it needs."""
 _LARGE = 1 << 30
 """Bytes at which a range without an end is reported on."""
 _MOST_ROWS = 64

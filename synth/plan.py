@@ -60,10 +60,13 @@ class Entry:
 
 @dataclass(frozen=True)
 class Plan:
-    """See the module's docstring. Entries cover all sizes from 0 up, in order and without gaps. `alternatives` are other
-    schedules that may win where sending costs the hosts more than the topology says: the runtime chooses among all.
-    `bracketing` is that of a reproducible plan, in which all its schedules add every element up (see
-    synth/ir/addition_order.py); None where nothing is promised.
+    """For each range of sizes the schedule to use for one collective on one topology, with the bounds, and a hash.
+
+    Made by `synthesize`, or read by `load`. Entries cover all sizes from 0 up, in order and without gaps. `bound` holds for
+    any use of the links, `bound_one_way` for schedules that keep to the system's own route between two GPUs, as whatever is
+    sent does. `alternatives` are other schedules that may win where sending costs the hosts more than the topology says:
+    the runtime chooses among all. `bracketing` is that of a reproducible plan, in which all its schedules add every element
+    up; None where nothing is promised.
     """
 
     topology: Topology

@@ -35,7 +35,8 @@ log = logging.getLogger("topoplan")
 GROUP = "topoplan.strategies"
 AUTO = "auto"
 _NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,39}")
-_decorated: dict[str, Strategy] = {}
+DECORATED: dict[str, Strategy] = {}
+"""The strategies that `strategy` has registered in this process."""
 
 OwnStrategy = Callable[[Request], Iterable[Schedule]]
 """What a user writes: from a request to schedules; InfeasibleError where it has none."""
@@ -58,7 +59,7 @@ def strategy(name: str) -> Callable[[S], S]:
     def register(build: S) -> S:
         if not callable(build):
             raise InputError(f"strategy {name!r} is {build!r:.60}; expected a function that takes a Request")
-        _decorated[name] = _guard(name, lambda: build)
+        DECORATED[name] = _guard(name, lambda: build)
         return build
 
     return register
@@ -66,20 +67,20 @@ def strategy(name: str) -> Callable[[S], S]:
 
 def list_strategies() -> dict[str, Strategy]:
     """Return every strategy by name: ours first, then those of users."""
-    return {**STRATEGIES, **_list_installed(), **_decorated}
+    return {**STRATEGIES, **list_installed(), **DECORATED}
 
 
 def find_strategy(name: str) -> Strategy:
     """Return the strategy of that name. InputError where there is none."""
     # Ours need no look at what is installed.
-    found = STRATEGIES.get(name) or _decorated.get(name) or _list_installed().get(name)
+    found = STRATEGIES.get(name) or DECORATED.get(name) or list_installed().get(name)
     if found is None:
         raise InputError(f"unknown strategy {name!r}; expected auto or one of {', '.join(list_strategies())}")
     return found
 
 
 @cache
-def _list_installed() -> Mapping[str, Strategy]:
+def list_installed() -> Mapping[str, Strategy]:
     """Return the strategies of installed packages by name; each is imported when it is first asked."""
     by_name: dict[str, EntryPoint] = {}
     # Another package's fault must not keep anybody from planning.

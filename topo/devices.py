@@ -40,12 +40,11 @@ class InNetwork:
 class Device:
     """A node of the graph.
 
-    `kind` is one of DEVICE_KINDS, `family` (of a switch) one of SWITCH_FAMILIES. `can_reduce` and `can_copy` say whether
-    a switch adds or multiplies what passes through it (in-network computing, such as NVLink SHARP); a switch that can add
-    can multiply, too, and GPUs can always do both. `in_network` says what its hardware could do;
-    where `can_reduce` is true it is "yes".
-    `source` says where the device is known from; `extra` keeps the fields
-    of its file that are not declared.
+    `kind` is gpu, cpu, switch or nic, `family` (of a switch) pcie, nvswitch or network. `can_reduce` and `can_copy` say
+    whether a switch adds or multiplies what passes through it (in-network computing, such as NVLink SHARP); a switch that
+    can add can multiply, too, and GPUs can always do both. `in_network` says what its hardware could do; where `can_reduce`
+    is true it is "yes". `source` says where the device is known from; `extra` keeps the fields of its file that are not
+    declared.
     """
 
     id: str
