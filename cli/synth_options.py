@@ -45,7 +45,8 @@ def build_parser() -> Parser:
         "gather, scatter or alltoall")  # fmt: skip
     add("--topology", required=True, metavar="T", help="a preset (dgx1, mesh:4x4, ...), a file, or local")
     add("--strategy", default="auto", metavar="S", help="auto (default), packing, exact, hierarchical, greedy, ring, "
-        "double-tree, recursive-doubling, halving-doubling, direct, one-shot or parameter-server")  # fmt: skip
+        "double-tree, recursive-doubling, halving-doubling, direct, one-shot or parameter-server, or one that a package adds "
+        "(docs/api.md)")  # fmt: skip
     add("--size", default=DEFAULT_SIZE, metavar="BYTES", help=f"buffer size to report on (default {DEFAULT_SIZE})")
     add("--root", type=int, metavar="R", help="root of broadcast, reduce, gather and scatter, in the numbering of the machine "
         "as given, before --without-rank (default: the first rank that stays)")  # fmt: skip

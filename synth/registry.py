@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from ..topo.errors import InfeasibleError, InputError, StrategyError, TopoplanError, VerificationError
-from .ir.schedule import Schedule
+from .ir.schedule import MAX_SEGMENTS, Schedule
 from .request import Request
 from .strategies import STRATEGIES, Strategy
 from .verify import verify
@@ -138,6 +138,10 @@ def _check_schedule(name: str, number: int, schedule: object, request: Request) 
     if schedule.collective != request.collective:
         raise StrategyError(
             f"strategy {name!r}: schedule {number} is for {schedule.collective}, asked for was {request.collective}"
+        )
+    if not 1 <= schedule.segments <= MAX_SEGMENTS:
+        raise StrategyError(
+            f"strategy {name!r}: schedule {number} has {schedule.segments} segments; expected from 1 to {MAX_SEGMENTS}"
         )
     try:
         verify(schedule.uncut, request.topology)

@@ -145,7 +145,7 @@ def test_limits_are_checked_and_exact() -> None:
         ({"max_depth": 1.5}, "1.5"),
     ):
         with pytest.raises(topoplan.InputError, match=message):
-            topoplan.Limits(**wrong)  # type: ignore[arg-type]
+            topoplan.Limits(**wrong)
 
 
 def test_a_search_that_was_cut_short_is_said(caplog: pytest.LogCaptureFixture) -> None:
@@ -249,6 +249,21 @@ def test_a_strategy_by_entry_point_is_imported_when_it_is_asked(own_strategies: 
         find_strategy("nonsense")
 
 
+def test_a_strategy_of_an_installed_package_is_known_to_the_command(tmp_path: Path) -> None:
+    (tmp_path / "mine-1.0.dist-info").mkdir()
+    (tmp_path / "mine-1.0.dist-info/METADATA").write_text(
+        "Metadata-Version: 2.1\nName: mine\nVersion: 1.0\n", encoding="utf-8"
+    )
+    points = "[topoplan.strategies]\nmine = mine:build\n"
+    (tmp_path / "mine-1.0.dist-info/entry_points.txt").write_text(points, encoding="utf-8")
+    (tmp_path / "mine.py").write_text("def build(request):\n    return request.no_such_thing\n", encoding="utf-8")
+    command = [sys.executable, "-m", "topoplan.cli.synth", "--collective", "allreduce", "--topology", "ring:3"]
+    done = run_command(*command, "--strategy", "mine", env={"PYTHONPATH": str(tmp_path)})
+    assert (done.returncode, done.stdout) == (1, "")
+    line = "strategy 'mine' failed: AttributeError: 'Request' object has no attribute 'no_such_thing' (mine.py, line 2)"
+    assert done.stderr == f"topo-synth: error: {line}\n"
+
+
 def test_entry_points_with_names_that_cannot_be_are_left_out(
     own_strategies: list[EntryPoint], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -276,6 +291,11 @@ def test_entry_points_with_names_that_cannot_be_are_left_out(
             lambda request: [topoplan.build_schedule(request, "x", request.collective.even_chunks(1), [])],
             topoplan.VerificationError,
             "schedule 1 is wrong: rank 0 ends without the contribution of rank 1",
+        ),
+        (
+            lambda request: [replace(STRATEGIES["ring"](request)[0], segments=4096)],
+            topoplan.StrategyError,
+            "schedule 1 has 4096 segments; expected from 1 to 2048",
         ),
     ],
 )
