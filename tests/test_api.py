@@ -293,7 +293,7 @@ def test_entry_points_with_names_that_cannot_be_are_left_out(
             "schedule 1 is wrong: rank 0 ends without the contribution of rank 1",
         ),
         (
-            lambda request: [replace(STRATEGIES["ring"](request)[0], segments=4096)],
+            lambda request: [replace(STRATEGIES["packing"](request)[0], segments=4096)],
             topoplan.StrategyError,
             "schedule 1 has 4096 segments; expected from 1 to 2048",
         ),
