@@ -11,13 +11,13 @@ from ..topo.derived.stripes import merge_nvswitches
 from ..topo.errors import InputError
 from ..topo.graph import Topology
 from ..topo.resolve import load
+from .describe import count_bytes
 from .effort import USUAL_LIMIT_S
 from .forest.plant import Limits
 from .ir.collective import Collective, CollectiveName
 from .ir.schedule import Schedule
 from .plan import Plan
 from .registry import AUTO
-from .sizes import count_bytes
 from .synthesize import collective_on
 from .synthesize import synthesize as synthesize_plan
 from .verify import verify as verify_schedule

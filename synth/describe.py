@@ -5,7 +5,8 @@ from __future__ import annotations
 import io
 from typing import TYPE_CHECKING
 
-from .sizes import show_size
+from ..topo.errors import InputError
+from .sizes import parse_size, show_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -187,3 +188,12 @@ def print_plan(console: Console, plan: Plan, size: int) -> None:
     )  # fmt: skip
     if host_of(topology) is not None or step_us(topology):
         console.print(f"host costs: {describe_host(topology)}", highlight=False, soft_wrap=True, markup=False)
+
+
+def count_bytes(size: int | str) -> int:
+    """Return a size as a number of bytes. InputError where it is no text that `parse_size` reads, or below 0."""
+    if isinstance(size, str):
+        return parse_size(size)
+    if isinstance(size, bool) or not isinstance(size, int) or size < 0:
+        raise InputError(f"size is {size!r}; expected bytes as a whole number, or a text such as '64M'")
+    return size

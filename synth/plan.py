@@ -34,7 +34,6 @@ from .ir.addition_order import find_bracketing, is_uniform, shorten_bracketing
 from .ir.collective import Collective
 from .ir.schedule import MAX_SEGMENTS, Schedule
 from .plan_file import FORMAT, MAX_PLAN_BYTES, VERSION, PlanFile
-from .sizes import count_bytes
 from .verify import verify
 
 _SPELLED_ONE_WAY = frozenset({int, str, bool, type(None)})
@@ -151,7 +150,7 @@ class Plan:
         """Return the table that topo-synth prints: the bounds, a row for each range of sizes with its gap, and the prediction
         for `size` (bytes, or text such as "64M").
         """
-        from .describe import describe_plan  # rich, which nothing else here needs
+        from .describe import count_bytes, describe_plan  # rich, which nothing else here needs
 
         return describe_plan(self, count_bytes(size))
 
