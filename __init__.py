@@ -6,6 +6,7 @@
     topoplan.Communicator(plan).allreduce(tensor)                   inside an initialised process group
     model.register_comm_hook(None, topoplan.ddp_hook(plan))         the one line for DDP
     torch.distributed.init_process_group("topo")                    plans for all collectives, and no other line
+    with topoplan.nccl_graph("local"): ...                          stock NCCL on the best rings and chains
 
 What needs torch is imported when it is first used; topologies and plans do without. docs/api.md is the reference.
 """
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from .runtime.choose import Choice
     from .runtime.communicator import Communicator
     from .runtime.ddp import ddp_hook
+    from .runtime.ranks.nccl_graph import nccl_graph
     from .synth.api import synthesize, verify
     from .synth.bounds.certificate import Bound
     from .synth.forest.plant import Limits
@@ -78,6 +80,7 @@ _HOMES = {
     "build_schedule": "synth.request",
     "ddp_hook": "runtime.ddp",
     "load": "topo.resolve",
+    "nccl_graph": "runtime.ranks.nccl_graph",
     "probe": "topo.resolve",
     "resolve": "topo.resolve",
     "strategy": "synth.registry",
@@ -116,6 +119,7 @@ __all__ = [
     "build_schedule",
     "ddp_hook",
     "load",
+    "nccl_graph",
     "probe",
     "resolve",
     "strategy",

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from ..synth.bounds.certificate import Bound
     from ..synth.bounds.one_way import Bounds
     from ..synth.explain import Explanation
+    from ..synth.export.formats import Export
     from ..synth.ir.collective import Collective
     from ..synth.ksync.pareto import Front, Row
     from ..synth.plan import Entry, Plan
@@ -127,6 +128,14 @@ def synthesis_json(report: Report) -> dict[str, Any]:
     if report.declined:
         out["declined"] = report.declined
     return out
+
+
+def export_json(report: Report, made: Export) -> dict[str, Any]:
+    """Return the object that --json prints with a --format other than plans."""
+    out = head_json(report) | {"format": made.format, made.key: made.figures}
+    if made.bounds is not None:
+        out |= {"bound": bound_json(made.bounds.any_way), "bound_one_way": bound_json(made.bounds.one_way)}
+    return out | {"synthesis_s": report.seconds, "search_complete": not report.cut_short}
 
 
 def at_size_json(plan: Plan, entry: Entry, size: int) -> dict[str, Any]:

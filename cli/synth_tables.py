@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from ..synth.describe import bounds_text, limit_text, print_plan, reproducible_text
 from ..topo.pictures.cables import describe_rates
@@ -14,6 +14,7 @@ __all__ = ["bounds_text", "cut_text", "print_tables", "root_text", "switch_lines
 
 if TYPE_CHECKING:
     from ..synth.explain import Explanation, Part
+    from ..synth.export.formats import Export
     from ..synth.ksync.pareto import Front
     from ..synth.plan import Plan
 
@@ -25,6 +26,17 @@ def cut_text(cut_short: list[str]) -> str:
     """What is said of searches that the time limit stopped."""
     listed = ", ".join(dict.fromkeys(cut_short))
     return f"search cut short by --time-limit; the gap may be loose ({listed})"
+
+
+def print_export(report: Report, made: Export, file: TextIO) -> None:
+    """Print what a text of another format than plans reaches."""
+    collective, topology = report.collective, report.topology
+    bound = "" if made.bounds is None else f": {bounds_text(made.bounds)}"
+    print(f"{collective.name} on {topology.name}, {collective.ranks} ranks{bound}", file=file)
+    for line in [*made.lines, *describe_rates(topology)]:
+        print(line, file=file)
+    if report.cut_short:
+        print(cut_text(report.cut_short), file=file)
 
 
 def switch_lines(report: Report) -> list[str]:

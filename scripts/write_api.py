@@ -23,7 +23,7 @@ SECTIONS = {
     "Machines": ("probe", "load", "resolve", "Topology", "Device", "Link"),
     "Plans": ("synthesize", "Plan", "Entry", "Limits", "Bound"),
     "Collectives and schedules": ("Collective", "CollectiveName", "Chunk", "Schedule", "Transfer", "verify"),
-    "Running": ("Communicator", "Choice", "ddp_hook", "backend_options", "BackendOptions"),
+    "Running": ("Communicator", "Choice", "ddp_hook", "backend_options", "BackendOptions", "nccl_graph"),
     "Strategies of one's own": ("strategy", "Request", "Send", "build_schedule"),
     "Errors": (
         "TopoplanError",
@@ -107,15 +107,16 @@ def text() -> str:
 
 def _describe(name: str) -> str:
     """Return what the page says of one public name."""
-    node, doc = _find(name)
+    node, doc = find_definition(name)
     if isinstance(node, ast.FunctionDef):
-        return f"### {name}\n\n{_code(_signature(node, _find_file(name)))}\n\n{_prose(doc)}\n"
+        decorators = "".join(f"@{ast.unparse(decorator)}\n" for decorator in node.decorator_list)
+        return f"### {name}\n\n{_code(decorators + _signature(node, _find_file(name)))}\n\n{_prose(doc)}\n"
     if isinstance(node, ast.ClassDef):
         return _describe_class(name, node, doc)
     return f"### {name}\n\n{_code(ast.unparse(node))}\n\n{_prose(doc)}\n"
 
 
-def _find(name: str) -> tuple[ast.stmt, str]:
+def find_definition(name: str) -> tuple[ast.stmt, str]:
     """Return where a public name is defined, and its docstring."""
     file = _find_file(name)
     body = _read(file)

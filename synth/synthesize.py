@@ -163,6 +163,9 @@ def synthesize(
 
 def _has_no_chance(name: str, collective: Collective, *, settled: bool, have_one: bool) -> bool:
     """Return whether auto need not try a strategy, given that there is a schedule (`have_one`), at the bound (`settled`)."""
+    if name == "chains":  # beyond allreduce they are rings, which have a strategy of their own
+        most = _EXACT_RANKS if settled else _MENU_RANKS
+        return collective.name != "allreduce" or collective.ranks > most
     if name == "exact":
         return have_one and collective.ranks > _EXACT_RANKS
     many = collective.ranks > _MENU_RANKS or name == "greedy"

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from ..ir.schedule import Schedule
 from ..request import Request
 from . import (
+    chains,
     direct,
     double_tree,
     exact,
@@ -24,6 +25,7 @@ Strategy = Callable[[Request], list[Schedule]]
 
 STRATEGIES: Mapping[str, Strategy] = {
     "packing": packing.build,
+    "chains": chains.build,
     "exact": exact.build,
     "hierarchical": hierarchical.build,
     "greedy": greedy.build,
