@@ -1,26 +1,5 @@
-"""Sizes in bytes as people write them: 4096, 64K, 1MiB, 2G (binary multiples, as nccl-tests reads them)."""
+"""Sizes as the commands read and show them; see synth/sizes.py."""
 
-from __future__ import annotations
+from ..synth.sizes import parse_size, show_size
 
-import re
-
-from ..topo.errors import InputError
-
-_FACTORS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
-_SIZE = re.compile(r"(\d{1,18})([KMGT]?)(?:i?B)?", re.IGNORECASE)
-
-
-def parse_size(text: str) -> int:
-    """Return the bytes that a text stands for. InputError where it is not a size."""
-    match = _SIZE.fullmatch(text.strip())
-    if match is None:
-        raise InputError(f"{text!r} is not a size; expected bytes such as 4096, 64K, 1MiB or 2G")
-    return int(match[1]) * _FACTORS[match[2].upper()]
-
-
-def show_size(size_bytes: int) -> str:
-    """Return a size in the largest binary unit that is not above it, to four significant digits."""
-    for unit in ("T", "G", "M", "K"):
-        if size_bytes >= _FACTORS[unit]:
-            return f"{size_bytes / _FACTORS[unit]:.4g} {unit}iB"
-    return f"{size_bytes} B"
+__all__ = ["parse_size", "show_size"]

@@ -48,7 +48,8 @@ def build_parser() -> Parser:
         "gather, scatter or alltoall")  # fmt: skip
     add("--topology", required=True, metavar="T", help="a preset (dgx1, mesh:4x4, ...), a file, or local")
     add("--strategy", default="auto", metavar="S", help="auto (default), packing, chains, exact, hierarchical, greedy, "
-        "ring, double-tree, recursive-doubling, halving-doubling, direct, one-shot or parameter-server")  # fmt: skip
+        "ring, double-tree, recursive-doubling, halving-doubling, direct, one-shot or parameter-server, or one that a package "
+        "adds (docs/api.md)")  # fmt: skip
     add("--size", default=DEFAULT_SIZE, metavar="BYTES", help=f"buffer size to report on (default {DEFAULT_SIZE})")
     add("--root", type=int, metavar="R", help="root of broadcast, reduce, gather and scatter, in the numbering of the machine "
         "as given, before --without-rank (default: the first rank that stays)")  # fmt: skip
@@ -96,10 +97,10 @@ def build_parser() -> Parser:
 
 def check_options(args: argparse.Namespace) -> None:
     """Raise InputError for whatever is wrong with the options before any work is done."""
-    from ..synth.strategies import strategy
+    from ..synth.registry import find_strategy
 
     if args.strategy != "auto":
-        strategy(args.strategy)
+        find_strategy(args.strategy)
     if not args.time_limit > 0:
         raise InputError(f"--time-limit is {args.time_limit:g}; expected seconds above 0")
     for flag, value in ((_MAX_STEPS, args.max_steps), (_MAX_TREES, args.max_trees), (_MAX_DEPTH, args.max_depth)):

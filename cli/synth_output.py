@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from ..synth.describe import reach_at
 from ..topo.pictures.cables import describe_rates
 
 if TYPE_CHECKING:
@@ -16,9 +17,6 @@ if TYPE_CHECKING:
     from ..synth.ksync.pareto import Front, Row
     from ..synth.plan import Entry, Plan
     from ..topo.graph import Topology
-
-_LARGE = 1 << 30
-"""Bytes at which a range without an end is reported on."""
 
 
 @dataclass
@@ -145,10 +143,8 @@ def at_size_json(plan: Plan, entry: Entry, size: int) -> dict[str, Any]:
 
     It is the size that is reported on where the entry has it, else the end of the entry's range.
     """
-    if not entry.covers(size):
-        size = max(entry.min_bytes, _LARGE) if entry.max_bytes is None else max(entry.min_bytes, entry.max_bytes - 1)
-    time_s = plan.time_s(entry, size)
-    return {"size_bytes": size, "algbw_GBps": size / time_s / 1e9 if time_s else 0.0}
+    size, algbw_GBps = reach_at(plan, entry, size)
+    return {"size_bytes": size, "algbw_GBps": algbw_GBps}
 
 
 def healthy_json(healthy: Plan, report: Report) -> dict[str, Any]:
