@@ -7,7 +7,7 @@ TORCH_VERSION ?= 2.13.0
 # Tests start hundreds of Python processes; each would compile topoplan anew where bytecode is not written.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test torch-suite torch-versions trainers lint format schemas setup gpu-test gpu-check clean
+.PHONY: demo test torch-suite torch-versions trainers lint format schemas api setup gpu-test gpu-check clean
 
 demo: $(VENV)/.demo
 	$(BIN)/python examples/demo.py
@@ -42,6 +42,9 @@ format: $(VENV)/.dev
 
 schemas: $(VENV)/.base
 	$(BIN)/python scripts/write_schemas.py
+
+api: $(VENV)/.base
+	$(BIN)/python scripts/write_api.py
 
 setup: $(VENV)/.base
 

@@ -1,11 +1,14 @@
 """topoplan: a topology-aware communication planner for training on several GPUs.
 
-    plan = topoplan.Plan.load("plan.json")                          written by topo-synth -o
+    machine = topoplan.probe()                                      or topoplan.load("dgx1"), load("matrix.txt"), ...
+    plan = topoplan.synthesize("allreduce", machine)                the fastest schedules by size, verified, with their bound
+    print(plan.describe()); plan.save("plan.json")                  and later topoplan.Plan.load("plan.json")
     topoplan.Communicator(plan).allreduce(tensor)                   inside an initialised process group
     model.register_comm_hook(None, topoplan.ddp_hook(plan))         the one line for DDP
     torch.distributed.init_process_group("topo")                    plans for all collectives, and no other line
+    with topoplan.nccl_graph("local"): ...                          stock NCCL on the best rings and chains
 
-What needs torch is imported when it is first used; topologies and plans do without.
+What needs torch is imported when it is first used; topologies and plans do without. docs/api.md is the reference.
 """
 
 from __future__ import annotations
@@ -17,64 +20,124 @@ from .topo.version import VERSION
 TYPE_CHECKING = False  # as typing has it: importing typing takes longer than all else here
 if TYPE_CHECKING:
     from .runtime.backend.options import BackendOptions, backend_options
+    from .runtime.choose import Choice
     from .runtime.communicator import Communicator
     from .runtime.ddp import ddp_hook
-    from .synth.plan import Plan
-    from .synth.synthesize import synthesize
+    from .runtime.ranks.nccl_graph import nccl_graph
+    from .synth.api import synthesize, verify
+    from .synth.bounds.certificate import Bound
+    from .synth.forest.plant import Limits
+    from .synth.ir.collective import Chunk, Collective, CollectiveName
+    from .synth.ir.schedule import Schedule
+    from .synth.ir.transfers import Transfer
+    from .synth.plan import Entry, Plan
+    from .synth.registry import strategy
+    from .synth.request import Request, Send, build_schedule
+    from .topo.devices import Device, Link
     from .topo.errors import (
         ExecutionError,
         InfeasibleError,
         InputError,
         PlanMismatchError,
+        StrategyError,
         TimeLimitError,
         TopoplanError,
         VerificationError,
     )
     from .topo.graph import Topology
-    from .topo.resolve import resolve
+    from .topo.resolve import load, probe, resolve
 
 
 __version__ = VERSION
 
 _HOMES = {
     "BackendOptions": "runtime.backend.options",
+    "Bound": "synth.bounds.certificate",
+    "Choice": "runtime.choose",
+    "Chunk": "synth.ir.collective",
+    "Collective": "synth.ir.collective",
+    "CollectiveName": "synth.ir.collective",
     "Communicator": "runtime.communicator",
+    "Device": "topo.devices",
+    "Entry": "synth.plan",
     "ExecutionError": "topo.errors",
     "InfeasibleError": "topo.errors",
     "InputError": "topo.errors",
+    "Limits": "synth.forest.plant",
+    "Link": "topo.devices",
     "Plan": "synth.plan",
     "PlanMismatchError": "topo.errors",
+    "Request": "synth.request",
+    "Schedule": "synth.ir.schedule",
+    "Send": "synth.request",
+    "StrategyError": "topo.errors",
     "TimeLimitError": "topo.errors",
     "Topology": "topo.graph",
     "TopoplanError": "topo.errors",
+    "Transfer": "synth.ir.transfers",
     "VerificationError": "topo.errors",
     "backend_options": "runtime.backend.options",
+    "build_schedule": "synth.request",
     "ddp_hook": "runtime.ddp",
+    "load": "topo.resolve",
+    "nccl_graph": "runtime.ranks.nccl_graph",
+    "probe": "topo.resolve",
     "resolve": "topo.resolve",
-    "synthesize": "synth.synthesize",
+    "strategy": "synth.registry",
+    "synthesize": "synth.api",
+    "verify": "synth.api",
 }
+"""The module that each public name is in."""
 
 __all__ = [
     "BackendOptions",
+    "Bound",
+    "Choice",
+    "Chunk",
+    "Collective",
+    "CollectiveName",
     "Communicator",
+    "Device",
+    "Entry",
     "ExecutionError",
     "InfeasibleError",
     "InputError",
+    "Limits",
+    "Link",
     "Plan",
     "PlanMismatchError",
+    "Request",
+    "Schedule",
+    "Send",
+    "StrategyError",
     "TimeLimitError",
     "Topology",
     "TopoplanError",
+    "Transfer",
     "VerificationError",
     "backend_options",
+    "build_schedule",
     "ddp_hook",
+    "load",
+    "nccl_graph",
+    "probe",
     "resolve",
+    "strategy",
     "synthesize",
+    "verify",
 ]
 
+if not TYPE_CHECKING:  # type checkers are to know which names there are not
 
-def __getattr__(name: str) -> object:
-    """Import a public name's module when the name is first asked for."""
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f".{_HOMES[name]}", __name__), name)
+    def __getattr__(name: str) -> object:
+        """Import a public name's module when the name is first asked for."""
+        if name not in _HOMES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = getattr(import_module(f".{_HOMES[name]}", __name__), name)
+        globals()[name] = value
+        return value
+
+
+def __dir__() -> list[str]:
+    """Return the public names, whether they were asked for yet or not."""
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})

@@ -14,9 +14,9 @@ from ..topo.errors import InfeasibleError, TimeLimitError
 from ..topo.pictures.cables import describe_rates
 from .common import run_command
 from .sizes import parse_size
-from .synth_options import PROG, build_parser, check_options, parse_instance, parse_limits
-from .synth_output import Report, bound_json, head_json, switches_json, synthesis_json
-from .synth_tables import bounds_text, cut_text, print_tables, root_text, switch_lines
+from .synth_options import PLAN, PROG, build_parser, check_options, parse_instance, parse_limits
+from .synth_output import Report, bound_json, export_json, head_json, switches_json, synthesis_json
+from .synth_tables import bounds_text, cut_text, print_export, print_tables, root_text, switch_lines
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -70,6 +70,8 @@ def _run(args: argparse.Namespace) -> int:
             report.in_network = bound_in_network(collective, topology, bounds.any_way, effort)
             report.seconds, report.cut_short = time.monotonic() - started, effort.cut_short
             return _print_bound(args, bounds, report)
+        if args.format != PLAN:
+            return _export(args, report, say, started)
         if args.pareto or args.instance:
             from ..synth.bounds.one_way import Bounds, bound_one_way
 
@@ -136,6 +138,32 @@ def _write_pictures(args: argparse.Namespace, plan: Plan, size: int) -> None:
 
         write_whole(args.plot, draw_plan_alone(plan), overwrite=args.force)
         print(f"curves written to {args.plot}", file=sys.stderr)
+
+
+def _export(args: argparse.Namespace, report: Report, say: Callable[[str], None] | None, started: float) -> int:
+    """Write what --format names to the file of -o, or print it."""
+    from ..synth.effort import Effort
+    from ..synth.export.formats import export
+    from ..synth.export.nccl_version import NEWEST, parse_nccl_version
+    from ..topo.files import write_whole
+
+    version = parse_nccl_version(args.nccl_version) if args.nccl_version else NEWEST
+    effort = Effort(args.time_limit)
+    made = export(args.format, report.collective, report.topology, effort, say, version=version, measured=args.measured)
+    report.seconds, report.cut_short = time.monotonic() - started, effort.cut_short
+    if args.output:
+        write_whole(args.output, made.text, overwrite=args.force)
+    if args.json:
+        print(json.dumps(export_json(report, made)))
+    else:
+        # Without -o the text itself is the output; what is said of it stays out of its way.
+        lines = sys.stdout if args.output else sys.stderr
+        print_export(report, made, lines)
+        if not args.output:
+            print(made.text, end="")
+    if args.output:
+        print(f"{args.format} written to {args.output}", file=sys.stderr)
+    return 0
 
 
 @contextmanager

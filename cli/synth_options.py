@@ -20,6 +20,8 @@ _STRATEGIES_WITH_TREES = ("auto", "packing", "hierarchical", "parameter-server")
 _EPSILON, _MAX_TREES, _MAX_DEPTH = "--epsilon", "--max-trees", "--max-depth"
 _MAX_STEPS, _SLACK, _PARETO, _INSTANCE, _EXPLAIN = "--max-steps", "-k", "--pareto", "--instance", "--explain"
 _REPRODUCIBLE = "--reproducible"
+_FORMAT, _NCCL_VERSION, _MEASURED = "--format", "--nccl-version", "--measured"
+PLAN = "plan"
 EXAMPLES = """\
 examples:
   topo-synth --collective allreduce --topology dgx1                    the fastest schedule for each size, and its gap
@@ -31,6 +33,7 @@ examples:
   topo-synth --collective allreduce --topology dgx1 --without-link 0:3 a plan for the machine without that link
   topo-synth --collective allreduce --topology dgx-a100:16 --strategy packing --max-trees 16     at most 16 trees
   topo-synth --collective allreduce --topology dgx1 --reproducible     the same bits for an element in buffers of all sizes
+  topo-synth --collective allreduce --topology topo.xml --format nccl-graph -o graph.xml      for NCCL_GRAPH_FILE
 
 Reads a topology (a preset, a file of topoplan, NCCL, RCCL, hwloc or nvidia-smi, or `local`: this machine), builds schedules
 for a collective, verifies each by an independent replay, and keeps the fastest for every range of sizes.
@@ -44,8 +47,9 @@ def build_parser() -> Parser:
     add("--collective", required=True, metavar="C", help="allreduce, allgather, reduce-scatter, broadcast, reduce, "
         "gather, scatter or alltoall")  # fmt: skip
     add("--topology", required=True, metavar="T", help="a preset (dgx1, mesh:4x4, ...), a file, or local")
-    add("--strategy", default="auto", metavar="S", help="auto (default), packing, exact, hierarchical, greedy, ring, "
-        "double-tree, recursive-doubling, halving-doubling, direct, one-shot or parameter-server")  # fmt: skip
+    add("--strategy", default="auto", metavar="S", help="auto (default), packing, chains, exact, hierarchical, greedy, "
+        "ring, double-tree, recursive-doubling, halving-doubling, direct, one-shot or parameter-server, or one that a package "
+        "adds (docs/api.md)")  # fmt: skip
     add("--size", default=DEFAULT_SIZE, metavar="BYTES", help=f"buffer size to report on (default {DEFAULT_SIZE})")
     add("--root", type=int, metavar="R", help="root of broadcast, reduce, gather and scatter, in the numbering of the machine "
         "as given, before --without-rank (default: the first rank that stays)")  # fmt: skip
@@ -78,8 +82,15 @@ def build_parser() -> Parser:
     add("--time-limit", type=float, default=DEFAULT_TIME_LIMIT_S, metavar="SECONDS",
         help=f"limit on the whole synthesis (default {DEFAULT_TIME_LIMIT_S:g}); with more, searches go "
         "further in proportion")  # fmt: skip
+    add(_FORMAT, default=PLAN, choices=(PLAN, "nccl-graph", "rccl-env", "nccl-tuner"), help="plan (default); nccl-graph: "
+        "rings and chains for NCCL_GRAPH_FILE; rccl-env: NCCL_RINGS and RCCL_TREES; nccl-tuner: the table of NVIDIA's example "
+        "tuner plugin")  # fmt: skip
+    add(_NCCL_VERSION, metavar="V", help="with nccl-graph: the NCCL that reads the file, such as 2.21 (default: the newest); "
+        "older ones take fewer channels")  # fmt: skip
+    add(_MEASURED, action="append", default=[], metavar="ALGORITHM/PROTOCOL/CHANNELS=FILE", help="with nccl-tuner: what "
+        "topo-run --stock --json printed with these forced; may be repeated")  # fmt: skip
     add("--json", action="store_true", help="one JSON object on standard output")
-    add("-o", "--output", type=file_name, metavar="PLAN", help="write the plan to this file")
+    add("-o", "--output", type=file_name, metavar="FILE", help="write the plan, or what --format names, to this file")
     add("--trace", type=file_name, metavar="FILE", help="write when each transfer is predicted to begin and end at --size: a "
         "Chrome trace, which Perfetto (ui.perfetto.dev) opens")  # fmt: skip
     add("--plot", type=file_name, metavar="FILE", help="write curves of bandwidth against size as SVG: the plan, a ring in "
@@ -90,10 +101,10 @@ def build_parser() -> Parser:
 
 def check_options(args: argparse.Namespace) -> None:
     """Raise InputError for whatever is wrong with the options before any work is done."""
-    from ..synth.strategies import strategy
+    from ..synth.registry import find_strategy
 
     if args.strategy != "auto":
-        strategy(args.strategy)
+        find_strategy(args.strategy)
     if not args.time_limit > 0:
         raise InputError(f"--time-limit is {args.time_limit:g}; expected seconds above 0")
     for flag, value in ((_MAX_STEPS, args.max_steps), (_MAX_TREES, args.max_trees), (_MAX_DEPTH, args.max_depth)):
@@ -113,6 +124,23 @@ def _refuse_what_would_do_nothing(args: argparse.Namespace) -> None:
     fronts = {_MAX_STEPS: args.max_steps, _SLACK: args.slack}
     modes = {_EXPLAIN: args.explain, _PARETO: args.pareto, _INSTANCE: args.instance}
     given = [flag for flag, value in {**trees, **fronts, **modes}.items() if value not in (None, False)]
+    if args.format != PLAN:
+        plans = {
+            "--strategy": args.strategy != "auto",
+            "--bound-only": args.bound_only,
+            _REPRODUCIBLE: args.reproducible,
+            "--trace": args.trace,
+            "--plot": args.plot,
+        }
+        other = [*given, *(flag for flag, value in plans.items() if value)]
+        if other:
+            raise InputError(f"{other[0]} with {_FORMAT} {args.format}: it is for plans; leave one of them out")
+    for flag, value, format in (
+        (_NCCL_VERSION, args.nccl_version, "nccl-graph"),
+        (_MEASURED, args.measured, "nccl-tuner"),
+    ):
+        if value and args.format != format:
+            raise InputError(f"{flag} without {_FORMAT} {format}: it has no effect then; leave it out")
     if args.bound_only:
         if args.output:
             raise InputError("-o: --bound-only produces no plan to write")

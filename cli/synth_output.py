@@ -5,19 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from ..synth.describe import reach_at
 from ..topo.pictures.cables import describe_rates
 
 if TYPE_CHECKING:
     from ..synth.bounds.certificate import Bound
     from ..synth.bounds.one_way import Bounds
     from ..synth.explain import Explanation
+    from ..synth.export.formats import Export
     from ..synth.ir.collective import Collective
     from ..synth.ksync.pareto import Front, Row
     from ..synth.plan import Entry, Plan
     from ..topo.graph import Topology
-
-_LARGE = 1 << 30
-"""Bytes at which a range without an end is reported on."""
 
 
 @dataclass
@@ -131,15 +130,21 @@ def synthesis_json(report: Report) -> dict[str, Any]:
     return out
 
 
+def export_json(report: Report, made: Export) -> dict[str, Any]:
+    """Return the object that --json prints with a --format other than plans."""
+    out = head_json(report) | {"format": made.format, made.key: made.figures}
+    if made.bounds is not None:
+        out |= {"bound": bound_json(made.bounds.any_way), "bound_one_way": bound_json(made.bounds.one_way)}
+    return out | {"synthesis_s": report.seconds, "search_complete": not report.cut_short}
+
+
 def at_size_json(plan: Plan, entry: Entry, size: int) -> dict[str, Any]:
     """Return a size in an entry's range, and what the entry is predicted to reach at it.
 
     It is the size that is reported on where the entry has it, else the end of the entry's range.
     """
-    if not entry.covers(size):
-        size = max(entry.min_bytes, _LARGE) if entry.max_bytes is None else max(entry.min_bytes, entry.max_bytes - 1)
-    time_s = plan.time_s(entry, size)
-    return {"size_bytes": size, "algbw_GBps": size / time_s / 1e9 if time_s else 0.0}
+    size, algbw_GBps = reach_at(plan, entry, size)
+    return {"size_bytes": size, "algbw_GBps": algbw_GBps}
 
 
 def healthy_json(healthy: Plan, report: Report) -> dict[str, Any]:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
+from ..synth.describe import bounds_text, limit_text, print_plan, reproducible_text
 from ..topo.pictures.cables import describe_rates
 from .sizes import show_size
-from .synth_output import Report, at_size_json, healthy_json
+from .synth_output import Report, healthy_json
+
+__all__ = ["bounds_text", "cut_text", "print_tables", "root_text", "switch_lines"]
 
 if TYPE_CHECKING:
-    from ..synth.bounds.certificate import Bound
-    from ..synth.bounds.one_way import Bounds
     from ..synth.explain import Explanation, Part
+    from ..synth.export.formats import Export
     from ..synth.ksync.pareto import Front
     from ..synth.plan import Plan
 
@@ -20,47 +22,21 @@ WIDTH = 130
 """Columns of a table that is not printed to a terminal."""
 
 
-def limit_text(limit: Bound) -> str:
-    """Return the bound as a number, and as a fraction where that is short."""
-    exact = limit.algbw_GBps
-    return f"{float(exact):.4g}" + (
-        f" (exactly {exact})" if exact.denominator != 1 and exact.denominator < 10**6 else ""
-    )
-
-
-def why_text(limit: Bound) -> str:
-    """Return what proves the bound, in words."""
-    if limit.kind == "cut":
-        inside = limit.certificate["inside"]
-        listed = ", ".join(inside[:10]) + (" ..." if len(inside) > 10 else "")
-        return f"bound by the cut around {{{listed}}}"
-    if limit.kind.startswith("route-"):
-        priced = len(limit.certificate["prices"])
-        return f"bound by prices on {priced} links and the system's own routes (linear programming dual)"
-    method = "linear programming dual" + (
-        ", with separate prices for each direction" if limit.kind == "tree-prices" else ""
-    )
-    return f"bound by prices on {len(limit.certificate['prices'])} links ({method})"
-
-
-def bounds_text(bounds: Bounds) -> str:
-    """Return what is said of the bounds: one line where they are the same, else two."""
-    lines = [f"at most {limit_text(bounds.any_way)} GB/s algbw; {why_text(bounds.any_way)}"]
-    if bounds.one_way != bounds.any_way:
-        lines[0] = f"at most {limit_text(bounds.any_way)} GB/s algbw if senders could divide data over all ways; " + (
-            why_text(bounds.any_way)
-        )
-        lines.append(
-            f"at most {limit_text(bounds.one_way)} GB/s algbw with one way a pair of GPUs, as hardware sends; "
-            + why_text(bounds.one_way)
-        )
-    return "\n".join(lines)
-
-
 def cut_text(cut_short: list[str]) -> str:
     """What is said of searches that the time limit stopped."""
     listed = ", ".join(dict.fromkeys(cut_short))
     return f"search cut short by --time-limit; the gap may be loose ({listed})"
+
+
+def print_export(report: Report, made: Export, file: TextIO) -> None:
+    """Print what a text of another format than plans reaches."""
+    collective, topology = report.collective, report.topology
+    bound = "" if made.bounds is None else f": {bounds_text(made.bounds)}"
+    print(f"{collective.name} on {topology.name}, {collective.ranks} ranks{bound}", file=file)
+    for line in [*made.lines, *describe_rates(topology)]:
+        print(line, file=file)
+    if report.cut_short:
+        print(cut_text(report.cut_short), file=file)
 
 
 def switch_lines(report: Report) -> list[str]:
@@ -96,13 +72,10 @@ def print_tables(report: Report, *, with_forests: bool) -> None:
     if report.front is not None:
         _print_front(console, report.front)
     if report.plan is not None:
-        _print_plan(console, report.plan, report.size)
+        print_plan(console, report.plan, report.size)
         if report.plan.bracketing is not None:
-            console.print(
-                f"reproducible: every element is added up as {report.plan.bracketing}; bound and gap are of all schedules, "
-                "reproducible or not",
-                highlight=False, soft_wrap=True, markup=False,
-            )  # fmt: skip
+            text = reproducible_text(report.plan.bracketing)
+            console.print(text, highlight=False, soft_wrap=True, markup=False)
     for line in switch_lines(report):
         console.print(line, highlight=False, soft_wrap=True, markup=False)
     if report.collective.root is not None:
@@ -195,49 +168,6 @@ def _name_part(part: Part) -> str:
     """Return the devices on one side of the bottleneck, up to eight by name."""
     members = part.gpus or part.others
     return "{" + ", ".join(members[:8]) + (f", ... {len(members)} in all" if len(members) > 8 else "") + "}"
-
-
-def _print_plan(console: Any, plan: Plan, size: int) -> None:
-    from rich.table import Table
-
-    from ..synth.bounds.one_way import Bounds
-    from ..synth.cost.affine import rounds
-    from ..synth.cost.host_costs import describe_host, host_of, step_us
-
-    collective, topology = plan.collective, plan.topology
-    console.print(
-        f"[bold]{collective.name}[/bold] on [bold]{topology.name}[/bold] ({collective.ranks} ranks, fingerprint "
-        f"{topology.fingerprint[:12]}): {bounds_text(Bounds(plan.bound, plan.bound_one_way))}",
-        highlight=False, soft_wrap=True,
-    )  # fmt: skip
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for title, left in (("sizes from", 0), ("to", 0), ("strategy", 1), ("chunks", 0), ("steps", 0), ("rounds", 0),
-                        ("trees", 0), ("segments", 0), ("latency us", 0), ("GB/s at most", 0), ("gap", 0),
-                        ("at size", 0)):  # fmt: skip
-        table.add_column(title, justify="left" if left else "right", no_wrap=True)
-    for entry in plan.entries:
-        s, cost = entry.schedule, plan.cost_of(entry)
-        total = rounds(s, topology)
-        # A pipeline's limit and its gap are for large sizes; what its filling leaves at a size stands in a column of its own.
-        limit, at_size = plan.limit_GBps(entry), at_size_json(plan, entry, size)
-        table.add_row(
-            show_size(entry.min_bytes), show_size(entry.max_bytes) if entry.max_bytes is not None else "",
-            s.strategy, str(len(s.chunks)), str(s.steps), "" if total is None else f"{float(total):g}",
-            str(s.trees or ""), str(s.segments if s.segments > 1 else ""), f"{float(cost.alpha_us):.3g}",
-            "" if limit is None else f"{float(limit):.4g}", f"{max(0.0, float(plan.gap_of(entry))):.1%}",
-            f"{at_size['algbw_GBps']:.4g} at {show_size(at_size['size_bytes']).replace(' ', '').rstrip('iB')}",
-            style="green" if entry.covers(size) else None,
-        )  # fmt: skip
-    console.print(table)
-    entry = plan.entry_for(size)
-    time_s = plan.time_s(entry, size)
-    algbw = size / time_s / 1e9 if time_s else 0.0
-    console.print(
-        f"at {show_size(size)}: {entry.schedule.strategy}, predicted {time_s * 1e6:.4g} us, algbw {algbw:.4g} GB/s, "
-        f"busbw {algbw * float(collective.bus_factor()):.4g} GB/s", highlight=False, soft_wrap=True,
-    )  # fmt: skip
-    if host_of(topology) is not None or step_us(topology):
-        console.print(f"host costs: {describe_host(topology)}", highlight=False, soft_wrap=True, markup=False)
 
 
 def _print_front(console: Any, front: Front) -> None:

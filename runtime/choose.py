@@ -90,6 +90,21 @@ class Choice:
         """Its name in tables."""
         return "stock" if self.schedule is None else self.schedule.label
 
+    def describe(self) -> str:
+        """Return what is used, and a row for each candidate that raced, the fastest first, as text."""
+        if not self.raced:
+            return f"used: {self.label}, chosen without a race"
+        width = max(len("schedule"), *map(len, self.raced))
+        rows = [
+            f"{label:{width}}  {time_us:10.1f}{'  used' if label == self.label else ''}"
+            for label, time_us in sorted(self.raced.items(), key=lambda item: item[1])
+        ]
+        return "\n".join([f"used: {self.label}", f"{'schedule':{width}}  {'median us':>10}", *rows])
+
+    def __repr__(self) -> str:
+        raced = f", {len(self.raced)} raced" if self.raced else ""
+        return f"<Choice {self.label}{raced}>"
+
 
 class Chooser:
     """The choices of one communicator, by size on the wire.

@@ -44,10 +44,10 @@ class Communicator:
     still alive. What a race finds is kept in the folder `cache` (default: TOPOPLAN_CACHE, else topoplan in the user's cache
     folder), so that the next start tries the winner alone.
 
-    `compress` names a codec (codecs.CODECS) in which floating-point values travel, whatever the schedule; they are summed
-    in float32, and all ranks end with the same bits. `reduction` says where they are rounded: `hops` (whenever they are
-    sent, partial sums too), or `once` (each contribution once, then their whole sum once: schedules that bring all
-    contributions to one rank in one hop). The stock collective, which does not compress, is out of the race.
+    `compress` names a codec (fp16, bf16, fp8, fp8-e5m2, int8) in which floating-point values travel, whatever the schedule;
+    they are summed in float32, and all ranks end with the same bits. `reduction` says where they are rounded: `hops`
+    (whenever they are sent, partial sums too), or `once` (each contribution once, then their whole sum once: schedules that
+    bring all contributions to one rank in one hop). The stock collective, which does not compress, is out of the race.
     """
 
     def __init__(

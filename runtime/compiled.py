@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import zlib
-from collections import Counter, OrderedDict, defaultdict, deque
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -22,7 +22,9 @@ from .program.lowering import lower
 from .reductions import ReduceOp, dtype_name
 
 NCCL_BATCH = 256
-"""Most operations in one batch: larger ones are known to hang."""
+"""Most operations in one batch. NCCL takes 2048 in a group, but launches a large one as several kernels, which each rank cuts
+for itself: sends and their receives can come to lie in kernels that wait for each other (pytorch/pytorch#174288: 1000 hang,
+256 do not)."""
 _MOST_BORROWED, _MOST_SEEN = 4, 16
 """Views on callers' tensors are kept for this many addresses; this many addresses are remembered without views."""
 _MOST_MESSAGES = 1 << 16
@@ -123,8 +125,7 @@ class Compiled:
         operations: list[Operation] = []
         for x in self.program.instructions:
             if isinstance(x, Post):
-                tag = self._signature << 16 | x.number
-                operations.append((SEND if x.kind == "send" else RECEIVE, [view(x.span)], x.peer, tag))
+                operations.append((SEND if x.kind == "send" else RECEIVE, [view(x.span)], x.peer, self._tag(x)))
             elif isinstance(x, Await):
                 operations.append((AWAIT, None, None, x.post))
             elif isinstance(x, Pack):
@@ -139,24 +140,29 @@ class Compiled:
             elif isinstance(x, Decode) and encoding is not None:
                 operations.append((CODE, encoding.make_decoder(x, self.staging), None, 0))
             elif isinstance(x, Exchange):
-                operations.append((EXCHANGE, self._batch(x, view), x, 0))
+                operations.append((EXCHANGE, self.make_batches(x, view), x, 0))
         return operations
 
-    def _batch(self, exchange: Exchange, view: Callable[[Span], torch.Tensor]) -> list[list[dist.P2POp]]:
-        """Return a tick's operations in batches of at most NCCL_BATCH.
+    def make_batches(self, exchange: Exchange, view: Callable[[Span], torch.Tensor]) -> list[list[dist.P2POp]]:
+        """Return a tick's operations in batches of at most NCCL_BATCH; there is one message a tick and direction for a pair.
 
-        The i-th operation between two ranks goes into the same batch at both of them.
+        Both ends of a message must find the same batch for it: its number follows from the distance between them, of which
+        each stands for one send and one receive of a rank.
         """
-        per_pair = max(1, NCCL_BATCH // (2 * max(1, self.group.size() - 1)))
         batches: dict[int, list[dist.P2POp]] = defaultdict(list)
-        counts: Counter[tuple[str, int]] = Counter()
         for post in exchange.posts:
-            operation = dist.isend if post.kind == "send" else dist.irecv
+            sends = post.kind == "send"
             peer = dist.get_global_rank(self.group, post.peer)
-            number = counts[post.kind, post.peer] // per_pair
-            batches[number].append(dist.P2POp(operation, view(post.span), peer, group=self.group))
-            counts[post.kind, post.peer] += 1
+            distance = (post.peer - self.program.rank if sends else self.program.rank - post.peer) % self.ranks
+            # As bytes: NCCL has no type for all that can be sent (int16).
+            data = view(post.span).view(torch.uint8)
+            operation = dist.P2POp(dist.isend if sends else dist.irecv, data, peer, self.group, self._tag(post))
+            batches[(distance - 1) // (NCCL_BATCH // 2)].append(operation)
         return [batches[number] for number in sorted(batches)]
+
+    def _tag(self, post: Post) -> int:
+        """Return the tag of a message, alike at both its ends. NCCL takes no notice of it: there the order alone counts."""
+        return self._signature << 16 | post.number
 
 
 def describe_call(collective: Collective, op: ReduceOp, numel: int, dtype: torch.dtype, how: str) -> str:

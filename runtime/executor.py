@@ -48,6 +48,7 @@ class Executor:
         self._compiled: OrderedDict[tuple[Any, ...], Compiled] = OrderedDict()
         self._schedules: dict[int, Schedule] = {}
         self._spent: list[dist.Work] = []
+        self._stream: torch.cuda.Stream | None = None
 
     def run(
         self,
@@ -67,9 +68,21 @@ class Executor:
         blame, when a peer fails or the deadline passes.
         """
         compiled = self._compile(schedule, numel, target, op, feedback=residual is not None)
+        if self.batched:
+            self._follow_last_call(target.device)
         self._play_on(compiled, source, target, op, residual, number)
         if op == dist.ReduceOp.AVG and not compiled.divides and ends_with_result(schedule.collective, self.rank):
             target.div_(schedule.collective.ranks)
+
+    def _follow_last_call(self, device: torch.device) -> None:
+        """Let the current stream wait for the one of the last call, where that is another: calls share buffers.
+
+        A capture cannot wait for what is outside it; there it is for who captures to keep calls apart.
+        """
+        stream = torch.cuda.current_stream(device)
+        if self._stream is not None and stream != self._stream and not torch.cuda.is_current_stream_capturing():
+            stream.wait_stream(self._stream)
+        self._stream = stream
 
     def _play_on(
         self,
@@ -170,7 +183,7 @@ class Executor:
 
 
 def exchange(batches: list[list[dist.P2POp]]) -> None:
-    """Post a tick's batches one after the other, and wait for each."""
+    """Post batches one after the other; the current stream waits for each, the host for none."""
     for batch in batches:
         for work in dist.batch_isend_irecv(batch):
             work.wait()

@@ -9,10 +9,10 @@ from __future__ import annotations
 import warnings
 from typing import TYPE_CHECKING, Any
 
+from .backend import NAME
+
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
-
-NAME = "topo"
 
 
 def register() -> None:

@@ -1,5 +1,6 @@
 #!/bin/sh
-# Type-check the package under its import name, whatever the checkout is called, and then its tests: mypy.sh MYPY.
+# Type-check the package under its import name, whatever the checkout is called, its tests, and the programs of docs/api.md:
+# mypy.sh MYPY.
 # The checkout itself is the package, so mypy sees it through a link called topoplan.
 set -eu
 case $1 in /*) mypy=$1 ;; *) mypy=$PWD/$1 ;; esac
@@ -14,3 +15,7 @@ check() {
 check -p topoplan.topo -p topoplan.synth -p topoplan.runtime -p topoplan.cli
 # Tests are no package: they import each other, and the benchmarks that they try, by file names.
 MYPYPATH=$view:$checkout/tests:$checkout/benchmarks check --explicit-package-bases "$checkout/tests"
+# In a folder of their own: what they import is the package alone.
+mkdir "$view/programs"
+for program in plan_a_machine run_a_collective own_strategy; do ln -s "$checkout/examples/$program.py" "$view/programs"; done
+MYPYPATH=$view check "$view"/programs/*.py

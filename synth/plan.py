@@ -59,10 +59,13 @@ class Entry:
 
 @dataclass(frozen=True)
 class Plan:
-    """See the module's docstring. Entries cover all sizes from 0 up, in order and without gaps. `alternatives` are other
-    schedules that may win where sending costs the hosts more than the topology says: the runtime chooses among all.
-    `bracketing` is that of a reproducible plan, in which all its schedules add every element up (see
-    synth/ir/addition_order.py); None where nothing is promised.
+    """For each range of sizes the schedule to use for one collective on one topology, with the bounds, and a hash.
+
+    Made by `synthesize`, or read by `load`. Entries cover all sizes from 0 up, in order and without gaps. `bound` holds for
+    any use of the links, `bound_one_way` for schedules that keep to the system's own route between two GPUs, as whatever is
+    sent does. `alternatives` are other schedules that may win where sending costs the hosts more than the topology says:
+    the runtime chooses among all. `bracketing` is that of a reproducible plan, in which all its schedules add every element
+    up; None where nothing is promised.
     """
 
     topology: Topology
@@ -142,6 +145,21 @@ class Plan:
     def _gap_to(self, bound: Bound, entry: Entry) -> Fraction:
         needed = self._figures[entry][1]
         return 1 - bound.s_per_GB / needed if needed else Fraction(0)
+
+    def describe(self, size: int | str = "1G") -> str:
+        """Return the table that topo-synth prints: the bounds, a row for each range of sizes with its gap, and the prediction
+        for `size` (bytes, or text such as "64M").
+        """
+        from .describe import count_bytes, describe_plan  # rich, which nothing else here needs
+
+        return describe_plan(self, count_bytes(size))
+
+    def __repr__(self) -> str:
+        labels = ", ".join(dict.fromkeys(entry.schedule.strategy for entry in self.entries))
+        at_most = f"at most {float(self.bound_one_way.algbw_GBps):.4g} GB/s"
+        return (
+            f"<Plan {self.collective.name} on {self.topology.name}: {self.collective.ranks} ranks, {labels}, {at_most}>"
+        )
 
     def verify(self) -> None:
         """Replay every schedule on the topology and redo the bounds' arithmetic; VerificationError if any fails."""

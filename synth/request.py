@@ -40,15 +40,16 @@ def segment_counts(trees: int) -> list[int]:
 
 
 Send = tuple[int, int, int, int, Op]
-"""(step, src, dst, chunk, op)"""
+"""(step, sending rank, receiving rank, chunk, "copy" or "reduce"): what `build_schedule` takes."""
 
 
 @dataclass
 class Request:
-    """A collective on a topology to be planned for, and how.
+    """A collective on a topology to be planned for, and how: what a strategy is given.
 
     `effort` limits the searches; `bound` is the lower bound on time, where it is known; `limits` restrict trees; `quick`
-    asks for short searches. `table` collects the forests that were considered: trees, depth, algbw_GBps, gap, how, kept.
+    asks for short searches. `router` knows the system's route between two ranks. `table` collects the forests that were
+    considered: trees, depth, algbw_GBps, gap, how, kept.
     """
 
     collective: Collective
@@ -103,7 +104,12 @@ def build_schedule(
     *,
     trees: int | None = None,
 ) -> Schedule:
-    """Return a schedule of sends, each on its route. InfeasibleError where two ranks have no route."""
+    """Return a schedule of sends, each on the system's own route. InfeasibleError where two ranks have no route.
+
+    `chunks` are shares of the buffer (`request.collective.even_chunks(1)`); sends name them by their places. All sends of a
+    step read what was there before it. The result has one segment; `dataclasses.replace(schedule, segments=16)` is the same
+    as a pipeline.
+    """
     routes: dict[tuple[int, int], int] = {}
     listed: list[tuple[str, ...]] = []
     rows = []

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from math import ceil
 from typing import Any
 
-from ..topo.errors import InfeasibleError, InputError, TimeLimitError
+from ..topo.errors import InfeasibleError, InputError, TimeLimitError, TopoplanError
 from ..topo.graph import Topology
 from ..topo.routes import router_of
 from .bounds.any_way import check_connected
@@ -24,13 +25,15 @@ from .ir.addition_order import is_uniform
 from .ir.collective import Collective
 from .ir.schedule import Schedule
 from .plan import Entry, Plan
+from .registry import AUTO, find_strategy, list_strategies
 from .reproducible.build import build_reproducible, choose_bracketing
 from .reproducible.fitting import NAME as BRACKETED
 from .request import NotOfferedError, Request
-from .strategies import STRATEGIES, Strategy, strategy
+from .strategies import STRATEGIES, Strategy
 from .verify import verify
 
-AUTO = "auto"
+log = logging.getLogger("topoplan")
+
 _BOUND_WORK_S, _FIRST_WORK_S, _OTHER_WORK_S, _QUICK_EXACT_WORK_S = 24.0, 21.0, 6.0, 3.0
 """Work in seconds of a quiet core: for the bounds; in auto for packing, each other strategy, and exact where it is not asked
 to be thorough.
@@ -96,10 +99,11 @@ def synthesize(
     """
     started = time.monotonic()
     effort = Effort(time_limit_s)
-    names = list(STRATEGIES) if strategy_name == AUTO else [strategy_name]
     # Input that is wrong is refused before any work is done.
-    for name in names:
-        strategy(name)
+    build_by: Mapping[str, Strategy] = (
+        list_strategies() if strategy_name == AUTO else {strategy_name: find_strategy(strategy_name)}
+    )
+    names = list(build_by)
     if reproducible and not collective.reduces:
         raise InputError(
             f"{collective.name} adds nothing: its bits are the same by any plan; it needs no reproducible one"
@@ -113,7 +117,6 @@ def synthesize(
     limit = bounds.one_way
     quick = strategy_name == AUTO and not thorough
     request = Request(collective, topology, effort, progress, limit, limits or Limits(), quick)
-    build_by: Mapping[str, Strategy] = STRATEGIES
     if reproducible and strategy_name == AUTO:
         build_by = {BRACKETED: build_reproducible}
         names = [BRACKETED]
@@ -138,6 +141,12 @@ def synthesize(
             if strategy_name != AUTO or not isinstance(error, NotOfferedError):
                 declined[name] = str(error)
             timed_out = timed_out or isinstance(error, TimeLimitError)
+        except TopoplanError as error:
+            # What is wrong with a user's own strategy does not keep auto from planning with the others.
+            if strategy_name != AUTO or name in STRATEGIES:
+                raise
+            declined[name] = str(error)
+            log.warning("%s; auto goes on without it", error)
         # Packing is the first: at the bound, it leaves most others nothing to win.
         if number == 0:
             settled = _reaches_bound(topology, limit, costed)
@@ -154,6 +163,9 @@ def synthesize(
 
 def _has_no_chance(name: str, collective: Collective, *, settled: bool, have_one: bool) -> bool:
     """Return whether auto need not try a strategy, given that there is a schedule (`have_one`), at the bound (`settled`)."""
+    if name == "chains":  # beyond allreduce they are rings, which have a strategy of their own
+        most = _EXACT_RANKS if settled else _MENU_RANKS
+        return collective.name != "allreduce" or collective.ranks > most
     if name == "exact":
         return have_one and collective.ranks > _EXACT_RANKS
     many = collective.ranks > _MENU_RANKS or name == "greedy"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ from topoplan.synth.synthesize import collective_on, synthesize
 from topoplan.topo.presets import preset
 
 MACHINES = Path(__file__).resolve().parents[2] / "shared" / "machines"
+INPUTS = MACHINES.parent / "inputs"
 SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example]
 
 settings.register_profile("topoplan", deadline=None, suppress_health_check=SLOW, max_examples=60)
@@ -30,6 +32,13 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     if item.get_closest_marker("timeout") is None:
         item.add_marker(pytest.mark.timeout(patience.seconds(float(item.config.getini("timeout")))))
     return (yield)
+
+
+def pytest_collection_finish() -> None:
+    """Look for garbage seldom, and not among what was imported: it took a seventh of the tests' time."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(100_000, 50, 100)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -57,6 +66,19 @@ def recorded() -> Callable[[str], Path]:
         path = MACHINES / name
         if not path.is_file():
             pytest.skip(f"recorded machine {name} is not here ({MACHINES})")
+        return path
+
+    return find
+
+
+@pytest.fixture
+def more_inputs() -> Callable[[str], Path]:
+    """The path of a file of shared/inputs (`nccl_graphs/dgx1.graph.xml`); where it is absent the test skips."""
+
+    def find(name: str) -> Path:
+        path = INPUTS / name
+        if not path.is_file():
+            pytest.skip(f"input {name} is not here ({INPUTS})")
         return path
 
     return find

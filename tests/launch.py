@@ -17,7 +17,7 @@ import patience
 
 from topoplan.runtime.emulate import Network
 from topoplan.runtime.emulate.ranks import list_rank_variables, write_topology
-from topoplan.runtime.ranks.launch import ForkedProcess
+from topoplan.runtime.ranks.launch import FROZEN, ForkedProcess
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -42,6 +42,7 @@ _SERVER.set_forkserver_preload(
         *_COMMANDS,
         *_WHAT_COMMANDS_IMPORT,
         *_WHAT_MODELS_IMPORT,
+        FROZEN,
     ]
 )
 _PATHS = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]

@@ -17,12 +17,15 @@ MAX_STR_LEN = 255
 MAX_ATTR_COUNT = 16
 GPU_CLASS, NIC_CLASS, NVSWITCH_CLASS, CPU_CLASS, BRIDGE_CLASS = "0x03", "0x02", "0x068000", "0x068001", "0x060400"
 KNOWN_BELOW = {
-    None: ("system",),
+    None: ("system", "graphs"),
     "system": ("cpu",),
     "cpu": ("pci", "nic"),
     "pci": ("pci", "gpu", "nic", "pcilink"),
     "nic": ("net",),
     "gpu": ("nvlink", "c2c"),
+    "graphs": ("graph",),
+    "graph": ("channel",),
+    "channel": ("net", "gpu"),
 }
 SPEEDS = {"2.5 GT/s": 15, "5 GT/s": 30, "8 GT/s": 60, "16 GT/s": 120, "32 GT/s": 240, "5.0 GT/s PCIe": 30}
 SPEEDS |= {"8.0 GT/s PCIe": 60, "16.0 GT/s PCIe": 120, "32.0 GT/s PCIe": 240, "64.0 GT/s PCIe": 480}
@@ -43,6 +46,10 @@ class Dialect:
 
 
 NCCL = Dialect(1, 256, 640, 640)
+GRAPHS = Dialect(1, 65536, 640, 640)
+OLD_GRAPHS = Dialect(1, 1024, 32, 32)
+"""Graph files, read by NCCL 2.30 and by 2.20 and before."""
+PATH_TYPES = ("LOC", "NVL", "NVB", "PIX", "PXB", "P2C", "PXN", "PHB", "SYS")
 RCCL = Dialect(2, 8192, 512, 64)
 
 
@@ -187,6 +194,54 @@ def load(text: str) -> Node:
     if len(systems) != 1:
         raise RefusedError("system node not found in XML" if not systems else "more than one system")
     return systems[0]
+
+
+@dataclass
+class LoadedGraph:
+    """What ncclTopoGetGraphFromXmlSub leaves in memory; channels by rank."""
+
+    pattern: int
+    channels: list[list[int]]
+    speed: float
+    type_intra: str
+
+    def count_algbw_GBps(self, ranks: int) -> float:
+        """What the tuner counts for allreduce (tuning.cc), without its limits and its factor for trees."""
+        total = len(self.channels) * self.speed
+        return total * ranks / (2 * (ranks - 1)) if self.pattern == 4 else total / 2
+
+
+def load_graphs(text: str, rank_of_dev: dict[int, int], dialect: Dialect = GRAPHS) -> dict[int, LoadedGraph]:
+    """The graphs of a file as graph/search.cc makes them, by id. Raises RefusedError where NCCL stops or crashes."""
+    found = [node for node in _Parser(text, dialect).load(None, "open") if node.name == "graphs"]
+    if not found or found[0].attrs.get("version") != "1":
+        raise RefusedError("XML Graph has wrong version")
+    out: dict[int, LoadedGraph] = {}
+    for graph in found[0].subs:
+        for key in ("id", "crossnic", "pattern", "nchannels", "speedintra", "speedinter", "typeintra", "typeinter"):
+            if key not in graph.attrs:
+                raise RefusedError(f"Attribute {key} of node graph not found")
+        # texts that are not known become LOC; numbers end where they are no more
+        kind = graph.attrs["typeintra"] if graph.attrs["typeintra"] in PATH_TYPES else "LOC"
+        channels = [[_rank_of(sub, rank_of_dev, dialect) for sub in c.subs if sub.name == "gpu"] for c in graph.subs]
+        count = int(graph.attrs["nchannels"], 0)
+        if count > len(channels):
+            raise RefusedError("channels that were never read")
+        loaded = LoadedGraph(int(graph.attrs["pattern"], 0), channels[:count], float(graph.attrs["speedintra"]), kind)
+        out[int(graph.attrs["id"], 0)] = loaded
+    return out
+
+
+def _rank_of(gpu: Node, rank_of_dev: dict[int, int], dialect: Dialect) -> int:
+    """A GPU's rank: what it says, else by dev, which is hexadecimal from 2.21 on."""
+    if "dev" not in gpu.attrs:
+        raise RefusedError("Attribute dev of node gpu not found")
+    if "rank" in gpu.attrs and dialect is GRAPHS:
+        return int(gpu.attrs["rank"], 0)
+    dev = int(gpu.attrs["dev"], 0 if dialect is OLD_GRAPHS else 16)
+    if dev not in rank_of_dev:
+        raise RefusedError(f"XML Import Channel : dev {dev} not found.")
+    return rank_of_dev[dev]
 
 
 def bus_number(text: str) -> int:

@@ -1,4 +1,6 @@
-"""All ranks' programs of a schedule, played on numpy arrays over channels: what the executor does, without processes."""
+"""All ranks' programs of a schedule, played on numpy arrays over channels: what the executor does, without processes. What a
+collective ends with.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +12,23 @@ import numpy as np
 from topoplan.runtime.program.instructions import Await, Combine, Copy, Divide, Exchange, Pack, Post, Program, Span
 
 Array = np.ndarray
+PARTED = ("allgather", "reduce-scatter", "gather", "scatter", "alltoall")
+
+
+def expected(name: str, inputs: list[Array], rank: int, root: int, part: int) -> Array | None:
+    """Return what a collective ends with at a rank; None where that is left open."""
+    total, own, joined = np.add.reduce(inputs), slice(rank * part, (rank + 1) * part), np.concatenate(inputs)
+    results: dict[str, Array | None] = {
+        "allreduce": total,
+        "broadcast": inputs[root],
+        "reduce": total if rank == root else None,
+        "allgather": joined,
+        "gather": joined if rank == root else None,
+        "reduce-scatter": total[own],
+        "scatter": inputs[root][own],
+        "alltoall": np.concatenate([x[own] for x in inputs]),
+    }
+    return results[name]
 
 
 class SentMessage:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from launch import Ended, run_command, run_module
 
-COMMANDS = ("probe", "synth", "run", "emulate", "lab")
+COMMANDS = ("probe", "synth", "run", "emulate", "lab", "judge")
 INTERRUPTED_AT = """
 import os, signal, sys
 class Interrupt:

@@ -41,18 +41,18 @@ def test_a_wheel_has_every_module_of_the_checkout(tmp_path: Path) -> None:
     ]
     subprocess.run(command, cwd=source, check=True, timeout=patience.seconds(200))
     (wheel,) = tmp_path.glob("topoplan-*.whl")
-    packed = {name for name in zipfile.ZipFile(wheel).namelist() if name.endswith(".py")}
+    packed = {name for name in zipfile.ZipFile(wheel).namelist() if name.endswith((".py", ".typed"))}
     wanted = {
         "topoplan/" + file.relative_to(ROOT).as_posix()
         for room in ("topo", "synth", "runtime", "cli")
         for file in (ROOT / room).rglob("*.py")
     }
-    assert packed == wanted | {"topoplan/__init__.py"}
+    assert packed == wanted | {"topoplan/__init__.py", "topoplan/py.typed"}
 
 
 def test_commands_and_entry_points_are_there() -> None:
     named = re.findall(r'^[\w-]+ = "(topoplan[\w.]*):(\w+)"$', PYPROJECT, re.MULTILINE)
-    assert len(named) == 7
+    assert len(named) == 8
     for module, name in named:
         assert callable(getattr(import_module(module), name)), f"{module}:{name}"
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from played import Array, play
+from played import PARTED, expected, play
 
 from topoplan.runtime.program.instructions import Await, Divide, Pack, Post
 from topoplan.runtime.program.lowering import lower
@@ -89,23 +89,6 @@ class Built(Mapping[str, Schedule]):
 
 
 SCHEDULES = Built(ALLREDUCES | OTHERS)
-PARTED = ("allgather", "reduce-scatter", "gather", "scatter", "alltoall")
-
-
-def expected(name: str, inputs: list[Array], rank: int, root: int, part: int) -> Array | None:
-    """Return what a collective ends with at a rank; None where that is left open."""
-    total, own, joined = np.add.reduce(inputs), slice(rank * part, (rank + 1) * part), np.concatenate(inputs)
-    results: dict[str, Array | None] = {
-        "allreduce": total,
-        "broadcast": inputs[root],
-        "reduce": total if rank == root else None,
-        "allgather": joined,
-        "gather": joined if rank == root else None,
-        "reduce-scatter": total[own],
-        "scatter": inputs[root][own],
-        "alltoall": np.concatenate([x[own] for x in inputs]),
-    }
-    return results[name]
 
 
 def check(schedule: Schedule, numel: int, rounds: bool = False, seed: int = 1, averages: bool = False) -> None:

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from played import Array, PlayedRank, SentMessage
-from test_program import ALLREDUCES, OTHERS, PARTED, SCHEDULES
+from played import PARTED, Array, PlayedRank, SentMessage
+from test_program import ALLREDUCES, OTHERS, SCHEDULES
 
 from topoplan.runtime.program.instructions import Decode, Encode, Program, Span
 from topoplan.runtime.program.layout import Layout

@@ -8,6 +8,7 @@ from fractions import Fraction
 from typing import Any, Literal, get_args
 
 from .errors import InputError
+from .exact import parse_fraction
 
 DeviceKind = Literal["gpu", "cpu", "switch", "nic"]
 SwitchFamily = Literal["pcie", "nvswitch", "network"]
@@ -39,12 +40,11 @@ class InNetwork:
 class Device:
     """A node of the graph.
 
-    `kind` is one of DEVICE_KINDS, `family` (of a switch) one of SWITCH_FAMILIES. `can_reduce` and `can_copy` say whether
-    a switch adds or multiplies what passes through it (in-network computing, such as NVLink SHARP); a switch that can add
-    can multiply, too, and GPUs can always do both. `in_network` says what its hardware could do;
-    where `can_reduce` is true it is "yes".
-    `source` says where the device is known from; `extra` keeps the fields
-    of its file that are not declared.
+    `kind` is gpu, cpu, switch or nic, `family` (of a switch) pcie, nvswitch or network. `can_reduce` and `can_copy` say
+    whether a switch adds or multiplies what passes through it (in-network computing, such as NVLink SHARP); a switch that
+    can add can multiply, too, and GPUs can always do both. `in_network` says what its hardware could do; where `can_reduce`
+    is true it is "yes". `source` says where the device is known from; `extra` keeps the fields of its file that are not
+    declared.
     """
 
     id: str
@@ -96,6 +96,13 @@ class Link:
 
     def __post_init__(self) -> None:
         where = f"link {self.src!r} -> {self.dst!r}"
+        for name in ("bandwidth_GBps", "latency_us"):
+            value = getattr(self, name)
+            if type(value) is not Fraction:
+                try:
+                    object.__setattr__(self, name, parse_fraction(value))
+                except ValueError as error:
+                    raise InputError(f"{where}: {name}: {error}; expected a number or a fraction") from None
         if self.src == self.dst:
             raise InputError(f"{where}: it ends where it starts; a link joins two different devices")
         if self.bandwidth_GBps.numerator <= 0:

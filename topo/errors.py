@@ -6,6 +6,7 @@
     +-- TimeLimitError       4  the time limit passed before any plan was found
     +-- VerificationError    5  a schedule or plan did not survive the independent replay or its checks
     |   +-- PlanMismatchError   a sound plan, but not for this topology, world size or group of ranks
+    +-- StrategyError        1  a strategy of a user's own failed
     +-- ExecutionError       1  a plan could not be carried out: a peer failed, a deadline passed
 
 Messages are one line each.
@@ -49,6 +50,10 @@ class VerificationError(TopoplanError):
 
 class PlanMismatchError(VerificationError):
     """A sound plan that is not for this topology, world size or group of ranks."""
+
+
+class StrategyError(TopoplanError):
+    """A strategy of a user's own failed, or returned something else than schedules; the message names it."""
 
 
 class ExecutionError(TopoplanError):

@@ -73,6 +73,9 @@ class Topology:
     extra: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
+        for name in ("devices", "links"):
+            if not isinstance(getattr(self, name), tuple):
+                object.__setattr__(self, name, tuple(getattr(self, name)))
         seen: set[str] = set()
         for device in self.devices:
             if device.id in seen:
@@ -140,6 +143,18 @@ class Topology:
         """Return the topology without the facts and measurements that it follows from, which plans do not need."""
         rest = {key: value for key, value in self.extra.items() if key not in _EVIDENCE}
         return self if len(rest) == len(self.extra) else replace(self, extra=rest)
+
+    def describe(self) -> str:
+        """Return the tables that topo-probe prints: devices, how GPUs reach each other, links, notes."""
+        from .pictures import table  # rich, which nothing else here needs
+
+        return table.write(self).rstrip("\n")
+
+    def __repr__(self) -> str:
+        others = len(self.devices) - len(self.ranks)
+        gpus = f"{len(self.ranks)} GPU{'' if len(self.ranks) == 1 else 's'}"
+        beside = f", {others} other device{'' if others == 1 else 's'}" if others else ""
+        return f"<Topology {self.name}: {gpus}{beside}, {len(self.links)} links>"
 
     # -- identity ------------------------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from os import PathLike, fspath
 from pathlib import Path
 
 from .errors import InputError
@@ -12,6 +13,28 @@ from .presets import PRESETS, preset
 
 LOCAL = "local"
 MAX_FILE_BYTES = 16 * 2**20
+
+
+def load(path_or_name: str | PathLike[str]) -> Topology:
+    """Return the topology that a path or a name stands for.
+
+    A file is read by its content: topoplan's JSON, NCCL's or RCCL's XML, hwloc's XML, the text of `nvidia-smi topo -m` or
+    `nvidia-smi nvlink -R`; a folder or tar archive is a copy of another machine's `/sys` and `/proc`. A name is a preset
+    (`dgx1`, `dgx-a100:2`, `mesh:4x4`, `ring:8@25`), or `local`, this machine. Raises InputError where it is none of these.
+    Plans are read by `Plan.load`.
+    """
+    if not isinstance(path_or_name, (str, PathLike)):
+        raise InputError(f"a topology is {path_or_name!r:.60}; expected a path or a name")
+    return resolve(fspath(path_or_name))
+
+
+def probe(root: str | PathLike[str] = "/") -> Topology:
+    """Return the machine that this runs on: its GPUs, CPUs, NICs and switches, and the links between them.
+
+    What cannot be found out is named in `extra["notes"]`, and everything else is there. `root` is a folder or tar archive
+    below which a copy of another machine's `/sys` and `/proc` lies.
+    """
+    return _probe(Path(root))
 
 
 def resolve(argument: str) -> Topology:

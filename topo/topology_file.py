@@ -29,6 +29,7 @@ from .exact import fraction_to_json
 from .schema import MOST, Count, Identifier, Label, is_label, read_as
 
 FORMAT = "topoplan-topology"
+_PLAN_FORMAT = "topoplan-plan"
 VERSION = 1
 MAX_DEVICES = 50_000
 MAX_LINKS = 300_000
@@ -112,6 +113,10 @@ def read_topology_file(data: object, where: str) -> TopologyFile:
 
 def _check_format(data: dict[str, Any], where: str) -> None:
     """Before anything else: what is wrong with another format's fields would mislead."""
+    if data.get("format") == _PLAN_FORMAT:
+        raise InputError(
+            f"{where}: it is a plan, not a topology; topo-run takes it, and topoplan.Plan.load, whose result has a topology"
+        )
     if data.get("format", FORMAT) != FORMAT:
         raise InputError(f'{where}: "format" is {data["format"]!r:.40}; expected {FORMAT!r}')
     if data.get("version", VERSION) != VERSION:

@@ -1,1 +1,4 @@
-"""The c10d backend "topo": its process group, works, and the search for plans."""
+"""The c10d backend "topo": its process group, and the search for plans."""
+
+NAME = "topo"
+"""What init_process_group calls the backend."""

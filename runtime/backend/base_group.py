@@ -15,9 +15,9 @@ from ...topo.errors import InputError
 from ..communicator import Communicator
 from ..ranks.attempts import agree_on_attempt
 from ..reductions import kind_of_reduction
-from ..register import NAME
 from ..task import Task
 from ..works import start
+from . import NAME
 from .account import Account
 from .communicators import Communicators, Key
 from .options import BackendOptions, backend_options

@@ -21,11 +21,11 @@ from ...synth.cost.transfer_times import MOST_TIMES, TransferTime, predict_times
 from ...synth.ir.schedule import Schedule
 from ...synth.pictures import chrome_trace
 from ...synth.pictures.plan_trace import describe_run
-from ...topo.errors import ExecutionError, InputError
+from ...topo.errors import ExecutionError, InputError, TopoplanError
 from ..communicator import Communicator
 from ..compiled import AWAIT, CODE, COMBINE, COPY, DIVIDE, PACK, RECEIVE, SEND, Compiled, Operation
 from ..executor import Executor, exchange
-from ..program.instructions import Exchange, Post
+from ..program.instructions import Post
 from ..program.layout import IN_PLACE, Layout
 from ..program.messages import list_messages
 from ..ranks.faults import first_line
@@ -47,8 +47,8 @@ class TracingExecutor(Executor):
         call = self.faults.begin(compiled.call, self.topology, number)
         deadline = call.deadline
         works: list[dist.Work] = []
-        batches = [x for x in compiled.program.instructions if isinstance(x, Exchange)]
-        self.stamps, started, batch, current = [], time.perf_counter(), 0, 0
+        on_gpu = compiled.staging.device.type == "cuda"
+        self.stamps, started, current = [], time.perf_counter(), 0
 
         def stamp(post: Post) -> None:
             self.stamps.append((post.kind == "send", post.peer, post.number, (time.perf_counter() - started) * 1e6))
@@ -79,16 +79,17 @@ class TracingExecutor(Executor):
                 elif code == COPY:
                     torch._foreach_copy_(a, b)
                 else:
-                    sent = [post for post in batches[batch].posts if post.kind == "send"]
-                    got = [post for post in batches[batch].posts if post.kind == "receive"]
-                    torch.cuda.synchronize()
-                    for post in sent:
-                        stamp(post)
-                    exchange(a)
-                    torch.cuda.synchronize()
-                    for post in got:
-                        stamp(post)
-                    batch += 1
+                    # What was launched before is not part of the batch; it is over when the device has done all of it.
+                    for kind in ("send", "receive"):
+                        if on_gpu:
+                            torch.cuda.synchronize(compiled.staging.device)
+                        for post in b.posts:
+                            if post.kind == kind:
+                                stamp(post)
+                        if kind == "send":
+                            exchange(a)
+        except TopoplanError:
+            raise
         except RuntimeError as error:
             self._spent = works
             raise self._explain(call, compiled.program, len(works), current, error) from error
@@ -129,6 +130,8 @@ def trace_call(communicator: Communicator, numel: int, dtype: torch.dtype) -> st
             took_us = (time.perf_counter() - began) * 1e6
         everybody: list[Any] = [None] * communicator.size
         dist.all_gather_object(everybody, (executor.stamps, took_us), group=engine.group)
+    except TopoplanError:
+        raise
     except RuntimeError as error:
         raise ExecutionError(f"rank {communicator.rank}: the traced call failed: {first_line(error)}") from error
     if communicator.rank != 0:

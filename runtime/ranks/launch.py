@@ -23,6 +23,8 @@ EMULATED = "TOPOPLAN_EMULATED"
 """Environment variable: the file with the topology whose rates the links of an emulated machine have (topo-emulate)."""
 _OWN_LOG = "TOPOPLAN_OWN_LOG"
 """Environment variable: the file to which a rank's standard error goes, unless it is rank 0."""
+FROZEN = "topoplan.runtime.ranks.frozen"
+"""Module that a process from which others are forked imports last."""
 _POLL_S = 0.02
 _GRACE_S = 5.0
 _LAST_WORDS_S = 0.5
@@ -104,7 +106,7 @@ def launch(module: str, arguments: Sequence[str], ranks: int, imports: Sequence[
     exception all are.
     """
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch is imported
-    _SERVER.set_forkserver_preload([module, *imports])
+    _SERVER.set_forkserver_preload([module, *imports, FROZEN])
     with tempfile.TemporaryDirectory(prefix="topoplan-") as folder, end_on_signals():
         logs = [Path(folder) / f"rank{rank}.err" for rank in range(ranks)]
         rendezvous = Path(folder) / "rendezvous"

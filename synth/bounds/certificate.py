@@ -101,6 +101,9 @@ class Bound:
     kind: str
     certificate: Mapping[str, Any] = field(hash=False)
 
+    def __repr__(self) -> str:
+        return f"<Bound at most {float(self.algbw_GBps):.4g} GB/s by {self.kind}>"
+
     @property
     def algbw_GBps(self) -> Fraction:
         """Upper bound on the algorithm bandwidth."""

@@ -67,11 +67,19 @@ def schedule_channels(request: Request, channels: Channels, name: str) -> Schedu
     """
     if channels.shape == CHAIN:
         return _schedule_chains(request, channels, name)
-    gather = _schedule_rings(request, channels, name, "allgather")
-    if request.collective.name == "allgather":
-        return gather
-    scatter = _schedule_rings(request, channels, name, "reduce-scatter")
-    return scatter if request.collective.name == "reduce-scatter" else compose(scatter, gather)
+    return schedule_rings(request, [(order, Fraction(1, len(channels.orders))) for order in channels.orders], name)
+
+
+def schedule_rings(request: Request, rings: Sequence[tuple[Order, Fraction]], name: str) -> Schedule:
+    """Return the schedule of rings, each with its share of the buffer: every rank's part travels around all of them.
+
+    InfeasibleError where two neighbours have no route.
+    """
+    if request.collective.name != "allreduce":
+        return _schedule_half(request, rings, name, request.collective.name)
+    return compose(
+        _schedule_half(request, rings, name, "reduce-scatter"), _schedule_half(request, rings, name, "allgather")
+    )
 
 
 def algbw_GBps(schedule: Schedule, topology: Topology) -> Fraction:
@@ -80,15 +88,15 @@ def algbw_GBps(schedule: Schedule, topology: Topology) -> Fraction:
     return 1 / needed if needed else Fraction(0)
 
 
-def _schedule_rings(request: Request, channels: Channels, name: str, collective: str) -> Schedule:
+def _schedule_half(request: Request, rings: Sequence[tuple[Order, Fraction]], name: str, collective: str) -> Schedule:
     """Return the allgather, or reduce-scatter, in which every rank's part travels n - 1 hops around each ring."""
-    n, scattering = channels.ranks, collective == "reduce-scatter"
-    share = Fraction(1, n * len(channels.orders))
+    n, scattering = request.collective.ranks, collective == "reduce-scatter"
     chunks: list[Chunk] = []
     sends: list[Send] = []
     for rank in range(n):
-        for order in channels.orders:
+        for order, ring_share in rings:
             start = order.index(rank) + (1 if scattering else 0)
+            share = ring_share / n
             chunks.append(Chunk(share, target=rank) if scattering else Chunk(share, source=rank))
             for step in range(n - 1):
                 src, dst = order[(start + step) % n], order[(start + step + 1) % n]

@@ -16,6 +16,8 @@ from math import ceil
 
 import numpy as np
 
+from ...topo.errors import InputError
+from ...topo.exact import parse_fraction
 from ..effort import Effort
 from ..numeric.linear import pack
 from .large.combs import comb_trees
@@ -47,13 +49,27 @@ _NEAR = Fraction(1, 50)
 
 @dataclass(frozen=True)
 class Limits:
-    """A user's limits: the gap `epsilon` that is accepted in exchange for fewer and shallower trees, the most trees, and their
-    greatest depth in hops.
+    """A user's limits: the gap `epsilon` (a share of the bound) that is accepted in exchange for fewer and shallower trees,
+    the most trees, and their greatest depth in hops. Raises InputError where they allow nothing.
     """
 
     epsilon: Fraction | None = None
     max_trees: int | None = None
     max_depth: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.epsilon is not None:
+            try:
+                epsilon = parse_fraction(self.epsilon)
+            except ValueError:
+                raise InputError(f"epsilon is {self.epsilon!r}; expected a share of the bound, such as 0.05") from None
+            if not 0 <= epsilon < 1:
+                raise InputError(f"epsilon is {float(epsilon):g}; expected at least 0 and less than 1")
+            object.__setattr__(self, "epsilon", epsilon)
+        for name in ("max_trees", "max_depth"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or value < 1):
+                raise InputError(f"{name} is {value!r}; expected a whole number of at least 1")
 
     def allows(self, planted: Planted) -> bool:
         """Return whether the number of trees and their depth are within the limits."""

@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from itertools import pairwise
+from itertools import chain, pairwise
 from math import lcm
 
 import numpy as np
@@ -149,32 +149,35 @@ def divide(
     min t: shares sum up to 1 in each group, no row carries more than t times its capacity. None where HiGHS finds no
     optimum. The work is counted in `effort`.
     """
-    members: dict[Hashable, list[tuple[int, float]]] = defaultdict(list)
-    users: dict[int, list[tuple[int, float]]] = defaultdict(list)
-    for j, (column, g) in enumerate(zip(uses, group, strict=True)):
-        members[g].append((j, 1.0))
-        for row, times in column.items():
-            users[row].append((j, float(times)))
+    sizes = [len(column) for column in uses]
+    columns = np.repeat(np.arange(len(uses)), sizes)
+    rows = np.fromiter(chain.from_iterable(uses), dtype=np.int64, count=len(columns))
+    times = np.fromiter(chain.from_iterable(c.values() for c in uses), dtype=np.float64, count=len(columns))
+    number: dict[Hashable, int] = {}
+    of_group = np.array([number.setdefault(g, len(number)) for g in group], dtype=np.int64)
     # HiGHS has absolute tolerances: `scale` brings the optimum t near 1, whatever the bandwidths.
-    scale = len(members) * max(1.0, float(np.mean([sum(c.values()) for c in uses]))) / float(capacity.sum())
+    scale = len(number) * max(1.0, float(times.sum()) / len(uses)) / float(capacity.sum())
     # Rows in a fixed order: the same request must give the same program, and so the same plan.
+    order, place = np.unique(rows, return_inverse=True)
     loads, whole = Rows(), Rows()
-    order = sorted(users)
-    for row in order:
-        loads.add([*((j, times / capacity[row] / scale) for j, times in users[row]), (len(uses), -1.0)], 0.0)
-    for terms in members.values():
-        whole.add(terms, 1.0)
+    loads.extend(
+        np.concatenate([place.reshape(-1), np.arange(len(order))]),
+        np.concatenate([columns, np.full(len(order), len(uses))]),
+        np.concatenate([times / capacity[rows] / scale, np.full(len(order), -1.0)]),
+        np.zeros(len(order)),
+    )
+    whole.extend(of_group, np.arange(len(uses)), np.ones(len(uses)), np.ones(len(number)))
     objective = np.zeros(len(uses) + 1)
     objective[-1] = 1.0
     # Too small a cost to change t, but enough to choose among optimal shares.
     if depths:
-        objective[:-1] = 1e-6 * np.array(depths) / (max(depths) * len(members))
+        objective[:-1] = 1e-6 * np.array(depths) / (max(depths) * len(number))
     solution = minimise(objective, loads, whole, effort)
     if solution is None:
         return None
     prices = np.zeros(len(capacity))
     prices[order] = np.maximum(-solution.at_most_duals, 0.0) / capacity[order]
-    duals = {g: float(y) * scale for g, y in zip(members, solution.equal_duals, strict=True)}
+    duals = {g: float(y) * scale for g, y in zip(number, solution.equal_duals, strict=True)}
     return Division(solution.x[:-1], float(solution.x[-1]) * scale, prices, duals)
 
 

@@ -18,6 +18,7 @@ from ...topo.errors import InputError
 CollectiveName = Literal[
     "allreduce", "allgather", "reduce-scatter", "broadcast", "reduce", "gather", "scatter", "alltoall"
 ]
+"""The names of the collectives."""
 COLLECTIVES: tuple[str, ...] = get_args(CollectiveName)
 _REDUCING = {"allreduce", "reduce-scatter", "reduce"}
 _ROOTED = {"broadcast", "reduce", "gather", "scatter"}

@@ -61,11 +61,13 @@ class ScheduleFields(Struct):
 
 @dataclass(frozen=True)
 class Schedule:
-    """See the module's docstring.
+    """A collective, its chunks, and the transfers that carry it out, step by step; see also `build_schedule`.
 
-    `step_s_per_GB[s]` is how long step s may last, in seconds for each GB (1e9 bytes) of buffer: no link carries more
-    in it than its bandwidth times that. `trees` is the number of trees of a tree schedule, else None; `depth` is the
-    number of hops from the root of the deepest tree. `transfers` may be given as any sequence of Transfer.
+    All transfers of a step read what their sources held when the step began. With `segments` = m > 1 each chunk is cut into m
+    equal parts that follow each other through the steps, part j doing step s at tick s + j (a pipeline), or, `stepwise`, at
+    tick s m + j. `step_s_per_GB[s]` is how long step s may last, in seconds for each GB (1e9 bytes) of buffer: no link
+    carries more in it than its bandwidth times that. `trees` is the number of trees of a tree schedule, else None; `depth`
+    is the number of hops from the root of the deepest tree. `transfers` may be given as any sequence of Transfer.
     """
 
     collective: Collective
@@ -120,6 +122,17 @@ class Schedule:
         for transfer in self.transfers:
             rows[transfer.step].append(transfer)
         return tuple(tuple(rows[s]) for s in range(self.steps))
+
+    def describe(self) -> str:
+        """Return the schedule's figures and its first transfers as a table."""
+        from ..describe import describe_schedule  # rich, which nothing else here needs
+
+        return describe_schedule(self)
+
+    def __repr__(self) -> str:
+        collective = self.collective
+        sizes = f"{len(self.chunks)} chunks, {self.steps} steps, {len(self.transfers)} transfers"
+        return f"<Schedule {self.label}: {collective.name} over {collective.ranks} ranks, {sizes}>"
 
     def offsets(self) -> tuple[Fraction, ...]:
         """Return where each chunk begins, as a share of the block that it lies in.

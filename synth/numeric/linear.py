@@ -19,6 +19,7 @@ _ENTRY_S, _ITERATION_ENTRY_S = 1e-6, 8e-9
 _STOPPED = 1
 """SciPy's status where the iterations or the time ran out."""
 Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
 
 
 @dataclass
@@ -38,6 +39,13 @@ class Rows:
             self.values.append(value)
         self.right.append(right)
         return len(self.right) - 1
+
+    def extend(self, rows: Ints, columns: Ints, values: Floats, right: Floats) -> None:
+        """Append as many rows as `right` has; `rows` counts from the first of them, an entry a place in the three arrays."""
+        self.rows.extend((rows + len(self.right)).tolist())
+        self.columns.extend(columns.tolist())
+        self.values.extend(values.tolist())
+        self.right.extend(right.tolist())
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,8 @@ from ..explain import Explanation, explain
 from ..ir.collective import Collective
 from ..ir.schedule import Schedule
 from ..plan import Plan
-from ..synthesize import AUTO, collective_on, synthesize
+from ..registry import AUTO
+from ..synthesize import collective_on, synthesize
 from . import USUAL_LIMIT_S
 from .stock import StockRing
 

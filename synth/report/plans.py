@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from ...topo.errors import TopoplanError
 from ...topo.graph import Topology
-from ..bounds.certificate import Bound
 from ..bounds.in_network import describe_assumption, describe_possible
 from ..cost.affine import rounds
 from ..cost.host_costs import describe_host, host_of
 from ..cost.segmentation import as_sent
 from ..cost.transfer_times import predict_times
+from ..describe import limit_text, why_text
 from ..explain import SIZES, Explanation, Part
 from ..pictures.timeline import MOST_ROWS, draw_timeline
 from ..pictures.trees import MOST_GPUS, draw_way, list_ways
@@ -62,38 +62,23 @@ def _write_bounds(section: Section, topology: Topology) -> list[str]:
     bounds = section.bounds
     if bounds is None:
         return []
-    said = [f"At most {_show_bound(bounds.one_way)} GB/s algbw, whatever the schedule: {_say_why(bounds.one_way)}."]
+    said = [f"At most {limit_text(bounds.one_way)} GB/s algbw, whatever the schedule: {why_text(bounds.one_way)}."]
     if bounds.one_way != bounds.any_way:
         said[0] = (
-            f"At most {_show_bound(bounds.one_way)} GB/s algbw with one way a pair of GPUs, as hardware sends: "
-            f"{_say_why(bounds.one_way)}."
+            f"At most {limit_text(bounds.one_way)} GB/s algbw with one way a pair of GPUs, as hardware sends: "
+            f"{why_text(bounds.one_way)}."
         )
         said.append(
-            f"Could senders divide data over all ways, {_show_bound(bounds.any_way)}: {_say_why(bounds.any_way)}."
+            f"Could senders divide data over all ways, {limit_text(bounds.any_way)}: {why_text(bounds.any_way)}."
         )
     said.append(f"That assumes: {describe_assumption(topology)}.")
     if section.in_network is not None:
-        said.append(f"{describe_possible(topology)}; then the bound is {_show_bound(section.in_network)} GB/s.")
+        said.append(f"{describe_possible(topology)}; then the bound is {limit_text(section.in_network)} GB/s.")
     parts = [make_paragraph(" ".join(said))]
     if section.explanation is not None:
         parts.append(make_paragraph(f"The bottleneck: {_say_bottleneck(section.explanation)}."))
         parts.append(_list_levers(section.explanation))
     return parts
-
-
-def _show_bound(bound: Bound) -> str:
-    exact = bound.algbw_GBps
-    short = exact.denominator != 1 and exact.denominator < 10**6
-    return f"{float(exact):.4g}" + (f" (exactly {exact})" if short else "")
-
-
-def _say_why(bound: Bound) -> str:
-    """Return what proves a bound, in words."""
-    if bound.kind == "cut":
-        inside = bound.certificate["inside"]
-        return f"proved by the cut around {_name(tuple(inside))}"
-    prices = f"proved by prices on {len(bound.certificate['prices'])} links (linear programming dual)"
-    return prices + (" and the system's own routes" if bound.kind.startswith("route-") else "")
 
 
 def _name(members: tuple[str, ...]) -> str:

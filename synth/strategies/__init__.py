@@ -1,13 +1,13 @@
-"""The registry of strategies. One file a strategy, one contract (see `synth/request.py`)."""
+"""Our strategies. One file a strategy, one contract (see `synth/request.py`); `synth/registry.py` adds those of users."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from ...topo.errors import InputError
 from ..ir.schedule import Schedule
 from ..request import Request
 from . import (
+    chains,
     direct,
     double_tree,
     exact,
@@ -25,6 +25,7 @@ Strategy = Callable[[Request], list[Schedule]]
 
 STRATEGIES: Mapping[str, Strategy] = {
     "packing": packing.build,
+    "chains": chains.build,
     "exact": exact.build,
     "hierarchical": hierarchical.build,
     "greedy": greedy.build,
@@ -39,10 +40,3 @@ STRATEGIES: Mapping[str, Strategy] = {
 """By name. Each returns candidate schedules (for small sizes, large ones, ...), or raises InfeasibleError with the reason
 why it has none for this collective on this topology.
 """
-
-
-def strategy(name: str) -> Strategy:
-    """The strategy of that name; InputError if there is none."""
-    if name not in STRATEGIES:
-        raise InputError(f"unknown strategy {name!r}; expected auto or one of {', '.join(STRATEGIES)}")
-    return STRATEGIES[name]

@@ -1,0 +1,173 @@
+"""topo-judge: hold what runs today, logs, graph dumps and measurements, against the certified bound of the machine."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING
+
+from .common import Parser, file_name, run_command, say_error
+
+if TYPE_CHECKING:
+    from ..synth.judge.machine import Machines
+    from ..synth.judge.verdict import Verdict
+
+PROG = "topo-judge"
+COLLECTIVES = ("allreduce", "allgather", "reduce-scatter", "broadcast", "reduce", "gather", "scatter", "alltoall")
+_FAILED, _USAGE = 1, 2
+
+DESCRIPTION = """\
+examples:
+  topo-judge graph.xml                          NCCL_GRAPH_DUMP_FILE's, with NCCL_TOPO_DUMP_FILE's topology beside it
+  topo-judge --topology dgx-a100 nccl.log       a log of NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,GRAPH,TUNING
+  all_reduce_perf -b 1M -e 1G -f 2 -g 8 | topo-judge -
+                                                nccl-tests or rccl-tests, on the machine at hand
+  topo-judge --topology machine.json *.log --least 0.8
+                                                a health check: exit code 1 where a share is below
+  topo-judge results.json --prometheus -o /var/lib/node_exporter/topo.prom
+
+Says, for each collective and size, what share of the certified bound was reached, which link limits the rings and trees
+that were found, and what a graph file for NCCL, another order of ranks or a plan would give. Reads NCCL's graph dumps, logs
+of NCCL and RCCL, tables and JSON of nccl-tests and rccl-tests, topo-run --json, and the lines of NCCL Inspector, told
+apart by what is in them. Rates are in GB/s (1e9 bytes a second).
+"""
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command and return its exit code (0 done, 1 below --least, 2 bad input, 130 interrupted)."""
+    parser = _parser()
+    arguments = parser.parse_args(argv)
+    return run_command(PROG, lambda: _judge(arguments))
+
+
+def _parser() -> Parser:
+    parser = Parser(PROG, DESCRIPTION)
+    parser.usage = f"{PROG} [--topology T] FILE... [--collective C] [--least F] [--json | --prometheus] [-o FILE]"
+    add = parser.add_argument
+    add(
+        "files",
+        metavar="FILE",
+        nargs="+",
+        help="a log, graph dump, table or JSON, - for standard input; a topology among them counts as T",
+    )
+    add(
+        "--topology",
+        metavar="T",
+        help="the machine, as topo-probe takes it: a file, a preset such as dgx-a100:2, or local (default: the dump beside "
+        "the file, else local)",
+    )
+    add("--collective", choices=COLLECTIVES, help="judge this collective only; a table of others is refused")
+    add("--least", type=_share, metavar="F", help="exit with code 1 where less than this share of the bound is reached")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="one JSON object on standard output (docs/judge.md)")
+    form.add_argument("--prometheus", action="store_true", help="Prometheus' text format")
+    add(
+        "-o", "--output", type=file_name, metavar="FILE", help="write to FILE, whole or not at all, instead of printing"
+    )
+    return parser
+
+
+def _share(text: str) -> float:
+    """Return the argument of --least."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 < value <= 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a share; expected a number above 0 and up to 1, such as 0.8")
+    return value
+
+
+def _judge(arguments: argparse.Namespace) -> int:
+    from ..synth.judge.machine import Machines, is_topology_file
+    from ..topo.errors import InputError
+
+    given = [name for name in arguments.files if is_topology_file(name)]
+    files = [name for name in arguments.files if name not in given]
+    if len(given) > 1:
+        raise InputError(f"{', '.join(given[:3])}: several topologies among the files; name one by --topology")
+    if not files:
+        raise InputError(
+            f"{given[0]}: a topology, which says what the machine is; give a graph dump, log or table with it"
+        )
+    verdicts, refused = _judge_files(arguments, files, Machines(arguments.topology, given))
+    for _, message in refused:
+        say_error(PROG, message)
+    if not verdicts:
+        return _USAGE
+    if arguments.json:
+        import json
+
+        from ..synth.judge.report import write_json
+
+        text = json.dumps(write_json(verdicts, arguments.least, refused)) + "\n"
+    elif arguments.prometheus:
+        from ..synth.judge.prometheus import write_prometheus
+
+        text = write_prometheus(verdicts, arguments.least)
+    else:
+        from ..synth.judge.report import write_text
+
+        text = write_text(verdicts, arguments.least)
+    if arguments.output is None:
+        sys.stdout.write(text)
+    else:
+        from ..topo.files import write_whole
+
+        write_whole(arguments.output, text)
+    if arguments.least is not None:
+        for verdict in verdicts:
+            if not verdict.shares:
+                where, why = verdict.reading.where, _why_not(verdict)
+                say_error(PROG, f"{where}: nothing in it could be held against a bound, so --least says nothing: {why}")
+                refused.append((where, why))
+    if refused:
+        return _USAGE
+    below = [share for verdict in verdicts for _, share in verdict.shares if share < (arguments.least or 0)]
+    return _FAILED if below else 0
+
+
+def _judge_files(
+    arguments: argparse.Namespace, files: list[str], machines: Machines
+) -> tuple[list[Verdict], list[tuple[str, str]]]:
+    """Return the verdicts on those files that can be judged, and the others, each with the reason."""
+    from ..synth.judge.readers.detect import read_file
+    from ..topo.errors import InputError
+
+    readings, verdicts = [], []
+    refused: list[tuple[str, str]] = []
+    for name in files:
+        try:
+            readings.append(read_file(name, arguments.collective))
+        except InputError as error:
+            refused.append((name, str(error)))
+    if not readings:
+        return [], refused
+    # What follows needs solvers; files that cannot be read are refused before they are loaded.
+    from ..synth.judge.verdict import Judge
+
+    judge = Judge(machines, arguments.collective, _say if sys.stderr.isatty() else _be_quiet)
+    for reading in readings:
+        try:
+            verdicts.append(judge.judge(reading))
+        except InputError as error:
+            refused.append((reading.where, str(error)))
+    return verdicts, refused
+
+
+def _why_not(verdict: Verdict) -> str:
+    """Return why a file was not judged."""
+    reasons = [m.why_not for m in verdict.measured] + [c.why_not for c in verdict.channelled]
+    return next((reason for reason in reasons if reason), verdict.machine.source)
+
+
+def _say(message: str) -> None:
+    print(f"{PROG}: {message}", file=sys.stderr)
+
+
+def _be_quiet(message: str) -> None:
+    """Progress is for people who wait at a terminal."""
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,108 @@
+"""Have NCCL read a graph file while one communicator is made: `with topoplan.nccl_graph(plan): ...`.
+
+NCCL reads NCCL_GRAPH_FILE whenever it makes a communicator, and fails where the communicator has not just the file's GPUs, so
+the variable must not stay set for subgroups.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ...synth.effort import USUAL_LIMIT_S, Effort
+from ...synth.export.formats import NCCL_GRAPH, export
+from ...synth.export.graph_check import check_graph_file
+from ...synth.export.graph_file import MOST_CHARACTERS, looks_like_graph_file, read_graph_file
+from ...synth.export.nccl_graph import COLLECTIVES
+from ...synth.export.nccl_version import NEWEST, parse_nccl_version
+from ...synth.plan import Plan
+from ...synth.synthesize import collective_on
+from ...topo.derived.stripes import merge_nvswitches
+from ...topo.errors import InputError
+from ...topo.graph import Topology
+from ...topo.resolve import resolve
+
+VARIABLE = "NCCL_GRAPH_FILE"
+
+
+@contextmanager
+def nccl_graph(
+    plan_or_topology: Plan | Topology | str | os.PathLike[str],
+    *,
+    nccl_version: str | None = None,
+    time_limit_s: float = USUAL_LIMIT_S,
+) -> Iterator[Path]:
+    """Set NCCL_GRAPH_FILE inside the `with`, so that the communicator that NCCL makes there runs the best rings and chains.
+
+    Takes a plan (its topology and collective), a topology, what `resolve` takes (a preset, a file, `local`), or the path of a
+    graph file, which is checked and used as it is. PyTorch makes a communicator at its group's first collective: call one
+    inside. Yields the file's path; a file made for this is removed, and what the variable was before is set again. Raises
+    InputError or InfeasibleError, and leaves the variable alone, where there is no such file for the machine.
+    """
+    version = parse_nccl_version(nccl_version) if nccl_version else NEWEST
+    existing = None if isinstance(plan_or_topology, (Plan, Topology)) else _find_graph_file(plan_or_topology)
+    if existing is not None:
+        path, text = existing
+        check_graph_file(read_graph_file(text, str(path)), version=version)
+        with _set_variable(path.resolve()):
+            yield path
+        return
+    topology, name = _find_topology(plan_or_topology)
+    made = export(NCCL_GRAPH, collective_on(name, topology), topology, Effort(time_limit_s), version=version)
+    handle, name = tempfile.mkstemp(prefix="topoplan-graph-", suffix=".xml")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(made.text)
+        with _set_variable(Path(name)):
+            yield Path(name)
+    finally:
+        Path(name).unlink(missing_ok=True)
+
+
+@contextmanager
+def _set_variable(path: Path) -> Iterator[None]:
+    """Set the variable to a path inside, and to what it was before afterwards."""
+    before = os.environ.get(VARIABLE)
+    os.environ[VARIABLE] = str(path)
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop(VARIABLE, None)
+        else:
+            os.environ[VARIABLE] = before
+
+
+def _find_graph_file(argument: str | os.PathLike[str]) -> tuple[Path, str] | None:
+    """Return the path and text of a graph file; None for a topology or a plan."""
+    path = Path(argument)
+    if not path.is_file():
+        return None
+    try:
+        with path.open("rb") as file:
+            raw = file.read(MOST_CHARACTERS + 1)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror or error}") from None
+    if not looks_like_graph_file(raw.decode("utf-8", "replace")):
+        return None
+    try:
+        return path, raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: byte {error.start + 1} is not UTF-8 text; expected a graph file") from None
+
+
+def _find_topology(argument: Plan | Topology | str | os.PathLike[str]) -> tuple[Topology, str]:
+    """Return the topology to write a graph for, and the collective."""
+    if isinstance(argument, (str, os.PathLike)):
+        path = Path(argument)
+        if path.is_file() and b'"topoplan-plan"' in path.read_bytes()[:4096]:
+            argument = Plan.load(path)
+        else:
+            argument = resolve(os.fspath(argument))
+    if isinstance(argument, Topology):
+        return merge_nvswitches(argument), "allreduce"
+    name = argument.collective.name
+    return argument.topology, name if name in COLLECTIVES else "allreduce"

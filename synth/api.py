@@ -1,0 +1,104 @@
+"""What the top level offers of planning, for names as well as objects: `topoplan.synthesize("allreduce", "dgx1")`."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from os import PathLike
+
+from ..topo.derived.stripes import merge_nvswitches
+from ..topo.errors import InputError
+from ..topo.graph import Topology
+from ..topo.resolve import load
+from .describe import count_bytes
+from .effort import USUAL_LIMIT_S
+from .forest.plant import Limits
+from .ir.collective import Collective, CollectiveName
+from .ir.schedule import Schedule
+from .plan import Plan
+from .registry import AUTO
+from .synthesize import collective_on
+from .synthesize import synthesize as synthesize_plan
+from .verify import verify as verify_schedule
+
+log = logging.getLogger("topoplan")
+
+
+def synthesize(
+    collective: CollectiveName | Collective,
+    topology: str | PathLike[str] | Topology,
+    strategy: str = AUTO,
+    *,
+    size: int | str | None = None,
+    root: int | None = None,
+    limits: Limits | None = None,
+    reproducible: bool = False,
+    thorough: bool = False,
+    time_limit_s: float = USUAL_LIMIT_S,
+    progress: Callable[[str], None] | None = None,
+) -> Plan:
+    """Return the verified plan for a collective on a machine: for each size the schedule predicted to be the fastest.
+
+    `collective` and `topology` are names, as for topo-synth (the topology may be whatever `load` takes), or objects.
+    `strategy` is "auto", one of topoplan's or one of your own (see `strategy`).
+
+    `size`, in bytes or as text ("64M"), asks for the schedule that is the fastest at this size alone: the plan has that one
+    for all sizes. `root` is the root of broadcast, reduce, gather and scatter (default: rank 0). `limits` restrict trees.
+    `reproducible`: an element's bits depend neither on the size of the buffer nor on its place in it. `thorough`: auto also
+    tries strategies that it expects to lose. `time_limit_s` stops the search, and a warning is logged where it did; with
+    more than a minute, searches go further. `progress` is called with a line now and then.
+
+    Raises InputError where names or options are wrong, InfeasibleError where there is no such schedule (with the reason),
+    TimeLimitError where none was found in time.
+    """
+    if not isinstance(time_limit_s, (int, float)) or not time_limit_s > 0:
+        raise InputError(f"time_limit_s is {time_limit_s!r}; expected seconds above 0")
+    size_bytes = None if size is None else count_bytes(size)
+    machine = merge_nvswitches(_find_topology(topology))
+    wanted = _find_collective(collective, machine, root)
+    result = synthesize_plan(
+        wanted, machine, strategy, time_limit_s, progress, limits, thorough=thorough, reproducible=reproducible
+    )
+    if result.cut_short:
+        log.warning(
+            "%s on %s: the time limit of %g s cut the search short (%s); the gap may be loose",
+            wanted.name, machine.name, time_limit_s, ", ".join(result.cut_short),
+        )  # fmt: skip
+    return result.plan if size_bytes is None else _keep_one(result.plan, size_bytes)
+
+
+def verify(schedule: Schedule, topology: str | PathLike[str] | Topology) -> None:
+    """Replay a schedule and raise VerificationError unless it is right: every receiver ends with every contribution exactly
+    once, routes exist, and no link carries more in a step than its bandwidth allows.
+
+    Knows nothing of how the schedule was made. `Plan.verify` does this for all schedules of a plan, and checks its bounds.
+    """
+    if not isinstance(schedule, Schedule):
+        raise InputError(f"verify: expected a Schedule, got {type(schedule).__name__}; a Plan has verify() of its own")
+    verify_schedule(schedule.uncut, _find_topology(topology))
+
+
+def _find_topology(topology: str | PathLike[str] | Topology) -> Topology:
+    """Return the topology itself, or the one that is named."""
+    return topology if isinstance(topology, Topology) else load(topology)
+
+
+def _find_collective(collective: str | Collective, topology: Topology, root: int | None) -> Collective:
+    """Return the collective over a topology's ranks. InputError where one was given that does not fit."""
+    if not isinstance(collective, Collective):
+        return collective_on(collective, topology, root)
+    if root is not None and root != collective.root:
+        raise InputError(f"root={root}, but the collective has root {collective.root}; leave one of them out")
+    if collective.ranks != len(topology.ranks):
+        raise InputError(
+            f"the collective is over {collective.ranks} ranks, topology {topology.name!r} has {len(topology.ranks)} GPUs; "
+            "they must be as many"
+        )
+    return collective_on(collective.name, topology, collective.root)
+
+
+def _keep_one(plan: Plan, size_bytes: int) -> Plan:
+    """Return the plan with the schedule of one size for all sizes."""
+    entry = replace(plan.entry_for(size_bytes), min_bytes=0, max_bytes=None)
+    return replace(plan, entries=(entry,), alternatives=())

@@ -1,0 +1,170 @@
+"""The best rates of rings and chains, by column generation: what carries most when no link is overloaded.
+
+A column is an order of all ranks as a ring or a chain. A linear program weighs the columns; its duals price the links, and the
+cheapest orders under these come next, until none costs less than it brings. Prices are smoothed towards the best known
+(Wentges 1997): those that prove most, as no orders together carry more than the priced capacity over the cheapest price.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+
+from ...topo.errors import InfeasibleError
+from ..effort import Effort
+from ..forest.machine.own_routes import OwnRoutes
+from ..numeric.exact_rates import exact_rates
+from ..numeric.linear import Floats, pack
+from ..request import Request
+from .channels import RING, Order
+from .orders import Orders, Priced
+
+_TOLERANCE = 1e-9
+_SMOOTH, _LEAST_SMOOTH = 0.5, 0.05
+_FRESH = 24
+"""Columns that may come in at once."""
+_MOST_COLUMNS = 1500
+_PATIENCE_S = 1.0
+_MOST_RANKS = 200
+Column = tuple[str, Order]
+
+
+@dataclass
+class Packed:
+    """Columns with their uses of the rows, and the weights in GB/s of algbw at which they carry most together (floats).
+
+    `proved`: no other orders carry more.
+    """
+
+    columns: dict[Column, Mapping[int, int]]
+    capacity: Sequence[Fraction]
+    weights: Floats
+    proved: bool
+
+    @property
+    def algbw_GBps(self) -> float:
+        """What all columns carry together."""
+        return float(self.weights.sum())
+
+
+def find_exact_rates(packed: Packed, effort: Effort) -> dict[Column, Fraction]:
+    """Return the columns that carry something, with exact rates in GB/s of algbw that overload no link; few columns where the
+    links' rates allow it.
+    """
+    rates = exact_rates(packed.weights, list(packed.columns.values()), packed.capacity, effort)
+    return {column: rate for column, rate in zip(packed.columns, rates, strict=True) if rate}
+
+
+def pack_orders(request: Request, shapes: Sequence[str], orders: Orders | None = None) -> Packed:
+    """Return the best columns of the shapes found with the request's effort.
+
+    Raises InfeasibleError where there is no ring (or chain), or none was found with that effort.
+    """
+    if request.collective.ranks > _MOST_RANKS:
+        raise InfeasibleError(
+            f"{'+'.join(shapes)}: orders of {request.collective.ranks} GPUs are not searched for; at most {_MOST_RANKS}"
+        )
+    orders = orders if orders is not None else Orders(OwnRoutes(request.topology, request.router), request.collective)
+    return _Generation(request, shapes, orders).run()
+
+
+class _Generation:
+    """The column generation for one request."""
+
+    def __init__(self, request: Request, shapes: Sequence[str], orders: Orders) -> None:
+        self.request, self.shapes, self.orders = request, shapes, orders
+        self.effort: Effort = request.effort
+        self.name = "+".join(shapes)
+        self.columns: dict[Column, Mapping[int, int]] = {}
+        self.weights: Floats = np.zeros(0)
+        self.patience_s = _PATIENCE_S
+        self.small = all(orders.is_small(shape) for shape in shapes)
+
+    def run(self) -> Packed:
+        """Return the columns, weighed."""
+        capacity = self.orders.floats
+        enough = float(self.request.bound_GBps)
+        dual: Floats = 1 / capacity / len(capacity)
+        best, smooth, proved = dual, 0.0, False
+        while True:
+            trial = smooth * best + (1 - smooth) * dual
+            offers, exact = self._price(trial, urgent=smooth == 0.0)
+            if exact and offers:
+                most = float(capacity @ trial) / min(offer.price for offer in offers)
+                if most < enough:
+                    enough, best = most, trial
+            fresh = [offer for offer in offers if self._improves(offer, dual)]
+            if fresh:
+                dual = self._weigh(fresh)
+                smooth = _SMOOTH if self.small else 0.0
+            elif smooth > 0:
+                smooth = smooth / 2 if smooth > _LEAST_SMOOTH else 0.0
+            elif exact:
+                proved = True
+            else:
+                self.patience_s *= 2  # a better order may exist: it was not proved that there is none
+            reached = float(self.weights.sum())
+            proved = proved or reached >= enough * (1 - _TOLERANCE)
+            if proved or len(self.columns) > _MOST_COLUMNS or self.effort.is_over(self.name):
+                break
+        if not self.columns:
+            raise InfeasibleError(f"{self.name}: none through all GPUs was found in time")
+        return Packed(self.columns, self.orders.capacity, self.weights, proved)
+
+    def _price(self, prices: Floats, urgent: bool) -> tuple[list[Priced], bool]:
+        """Return cheap orders of all shapes, and whether the cheapest of each is among them; `urgent`: proof is wanted where
+        heuristics find nothing that improves.
+        """
+        found: list[Priced] = []
+        exact = True
+        for shape in self.shapes:
+            offers = self._price_shape(shape, prices, urgent)
+            found += offers[0]
+            exact = exact and offers[1]
+        return sorted(found, key=lambda offer: offer.price), exact
+
+    def _price_shape(self, shape: str, prices: Floats, urgent: bool) -> tuple[list[Priced], bool]:
+        if self.orders.is_small(shape):
+            offers, exact = self.orders.cheapest(shape, prices, _FRESH, self.effort), True
+        else:
+            carrying = [c for c, weight in zip(self.columns, self.weights, strict=True) if weight > 0 and c[0] == shape]
+            offers = self.orders.near_cheapest(shape, prices, [order for _, order in carrying][-4:], self.effort)
+            exact = False
+            if urgent and not any(self._improves(offer, prices) for offer in offers):
+                offers, exact = self.orders.prove(shape, prices, self.effort.grant(self.patience_s))
+        if exact and not offers:
+            kind = "cycle" if shape == RING else "chain"
+            raise InfeasibleError(
+                f"{shape}: the topology has no {kind} through all GPUs that no other GPU must forward for"
+            )
+        return offers, exact
+
+    def _improves(self, offer: Priced, dual: Floats) -> bool:
+        """Return whether an order brings more than it costs under the program's duals."""
+        if (offer.shape, offer.order) in self.columns:
+            return False
+        uses = self.orders.uses(offer.shape, offer.order)
+        return not self.columns or sum(float(dual[row]) * times for row, times in uses.items()) < 1 - _TOLERANCE
+
+    def _weigh(self, fresh: Sequence[Priced]) -> Floats:
+        """Add columns, and their opposite rings, which are nearly always as cheap; return the program's duals."""
+        for offer in fresh[:_FRESH]:
+            listed = [offer.order]
+            if offer.shape == RING:
+                listed.append((0, *offer.order[:0:-1]))
+            for order in listed:
+                if (offer.shape, order) not in self.columns and self._has_routes(offer.shape, order):
+                    self.columns[offer.shape, order] = self.orders.uses(offer.shape, order)
+        solved = pack(list(self.columns.values()), self.orders.floats, self.effort)
+        if solved is None:
+            raise InfeasibleError(f"{self.name}: the weights of the orders have no optimum")
+        self.weights, dual = solved
+        self.request.say(f"{self.name}: {len(self.columns)} orders, {self.weights.sum():.4g} GB/s")
+        return dual
+
+    def _has_routes(self, shape: str, order: Order) -> bool:
+        exists = self.orders.routes.exists
+        return shape != RING or all(exists[a, b] for a, b in zip(order, (*order[1:], order[0]), strict=True))

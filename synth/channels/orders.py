@@ -1,0 +1,119 @@
+"""What rings and chains load, and the cheapest of them: on the system's own routes, under prices of directed links."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+
+import numpy as np
+
+from ..effort import Effort
+from ..forest.machine.own_routes import OwnRoutes
+from ..ir.collective import Collective
+from ..numeric.circuits import MOST_NODES, Circuit, cheapest_circuits, search_circuit
+from ..numeric.linear import Floats
+from ..numeric.near_circuits import near_circuits
+from .channels import CHAIN, RING, Order
+
+_STARTS = 6
+
+
+@dataclass(frozen=True)
+class Priced:
+    """An order of one shape, and its price for a GB of the collective's buffer."""
+
+    price: float
+    shape: str
+    order: Order
+
+
+def hops(shape: str, order: Order) -> list[tuple[int, int]]:
+    """Return the ranks between which each part travels: once around a ring; up and down a chain."""
+    if shape == RING:
+        return list(pairwise((*order, order[0])))
+    return [hop for a, b in pairwise(order) for hop in ((a, b), (b, a))]
+
+
+class Orders:
+    """The rings and chains of one machine for one collective, what they load, and their prices.
+
+    Loads are whole: a GB of the collective's buffer loads a link `uses` / `whole` GB. `rows` are the links on any route.
+    """
+
+    def __init__(self, routes: OwnRoutes, collective: Collective) -> None:
+        self.routes, self.ranks = routes, collective.ranks
+        n = self.ranks
+        self.whole = n
+        self.times = {RING: (2 if collective.name == "allreduce" else 1) * (n - 1), CHAIN: n}
+        self.used = np.flatnonzero(np.asarray(routes.crossed.sum(axis=0)).reshape(-1))
+        self._row = {int(link): row for row, link in enumerate(self.used)}
+        links = [routes.links[link] for link in self.used]
+        self.capacity = [routes.topology.capacity_GBps[link] * self.whole for link in links]
+
+    @cached_property
+    def floats(self) -> Floats:
+        """The capacities of the rows, as floats."""
+        return np.array([float(c) for c in self.capacity])
+
+    def uses(self, shape: str, order: Order) -> Counter[int]:
+        """Return how much of each row an order uses, in whole numbers."""
+        return Counter(
+            {
+                row: crossings * self.times[shape]
+                for row, crossings in Counter(row for hop in hops(shape, order) for row in self.rows(*hop)).items()
+            }
+        )
+
+    def rows(self, u: int, v: int) -> list[int]:
+        """Return the rows of the links on the route from rank u to rank v."""
+        crossed, pair = self.routes.crossed, u * self.ranks + v
+        return [self._row[link] for link in crossed.indices[crossed.indptr[pair] : crossed.indptr[pair + 1]].tolist()]
+
+    def distances(self, shape: str, prices: Floats) -> Floats:
+        """Return the prices between the nodes of circuits: the ranks; for chains, first one where they begin and end."""
+        per_link = np.zeros(len(self.routes.links))
+        per_link[self.used] = prices
+        hop = self.routes.distances(per_link) * self.times[shape]
+        if shape == RING:
+            return hop
+        both = np.zeros((self.ranks + 1, self.ranks + 1))
+        both[1:, 1:] = hop + hop.T
+        return both
+
+    def cheapest(self, shape: str, prices: Floats, most: int, effort: Effort) -> list[Priced]:
+        """Return cheap orders of one shape, the cheapest of all first, none where there is none; for few ranks."""
+        circuits = cheapest_circuits(self.distances(shape, prices), most, effort)
+        return self._name(shape, circuits)
+
+    def near_cheapest(self, shape: str, prices: Floats, begun: Iterable[Order], effort: Effort) -> list[Priced]:
+        """Return cheap orders of one shape, without proof, some of them improved from those `begun`."""
+        circuits = near_circuits(self.distances(shape, prices), (_to_circuit(shape, x) for x in begun), _STARTS, effort)
+        return self._name(shape, circuits)
+
+    def prove(self, shape: str, prices: Floats, effort: Effort) -> tuple[list[Priced], bool]:
+        """Return a cheap order of one shape, by CP-SAT, or none, and whether that is proved to be right."""
+        distance = self.distances(shape, prices)
+        circuit, proved = search_circuit(distance, effort, f"{shape}s")
+        if circuit is None:
+            return [], proved
+        tour = [0, *circuit, 0]
+        return self._name(shape, [(float(distance[tour[:-1], tour[1:]].sum()), circuit)]), proved
+
+    def is_small(self, shape: str) -> bool:
+        """Return whether the cheapest order of a shape is found by dynamic programming."""
+        return self.ranks + (shape == CHAIN) <= MOST_NODES
+
+    def _name(self, shape: str, circuits: Iterable[tuple[float, Circuit]]) -> list[Priced]:
+        """Return circuits as orders: rings begin at rank 0, chains at the end that has the lower number."""
+        out: dict[Order, float] = {}
+        for value, circuit in circuits:
+            order = (0, *circuit) if shape == RING else tuple(node - 1 for node in circuit)
+            out.setdefault(order[::-1] if shape == CHAIN and order[0] > order[-1] else order, value)
+        return [Priced(value, shape, order) for order, value in out.items()]
+
+
+def _to_circuit(shape: str, order: Order) -> Circuit:
+    return order[1:] if shape == RING else tuple(rank + 1 for rank in order)

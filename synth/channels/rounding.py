@@ -1,0 +1,214 @@
+"""Equal channels: how often each order stands among K of them, and in which sequence, so that little is lost.
+
+The busiest link decides. For each K the linear program's weights, rounded, and the best K - 1 channels with one more are
+improved by exchanging one channel for another until nothing helps: for any order known, or, for few ranks, for the cheapest
+of all under prices that rise with the links' loads.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from fractions import Fraction
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..effort import Effort
+from ..numeric.linear import Floats
+from .channels import Order
+from .columns import Column, Packed
+from .orders import Orders
+from .whole import count_orders, find_circuits, list_times, may_fit, name_order
+
+Ints = NDArray[np.int64]
+LOSS = Fraction(5, 1000)
+"""Fraction of the rate of the best number of channels that may be lost for fewer."""
+_SECOND = 1e-4
+_POWER = 16
+_STEEP = 24.0
+"""How steeply prices rise with load: a link at the busiest one's load is priced e^24 as high as an idle one."""
+_BETTER = 1e-9
+_PRICED_RANKS = 10
+_MOST_PRICED = 8
+_TRIED = 2
+_ENTRY_S, _CALL_S = 2e-9, 5e-5
+
+
+class Rounding:
+    """Searches for equal channels among the orders of a machine; more orders are added as they are found."""
+
+    def __init__(self, orders: Orders, packed: Packed, effort: Effort) -> None:
+        shapes = {shape for shape, _ in packed.columns}
+        assert len(shapes) == 1, "channels of one shape"
+        self.shape = shapes.pop()
+        self.orders, self.effort = orders, effort
+        self.optimum = packed.algbw_GBps
+        self.listed: list[Column] = list(packed.columns)
+        self.known = {column: number for number, column in enumerate(self.listed)}
+        self.loads: Floats = np.array([self._load(column) for column in self.listed])
+        self.weights = packed.weights / packed.weights.sum()
+        self.best: list[Ints] = []
+        """The best channels known of each number from 1 on, as numbers of orders."""
+
+    def _load(self, column: Column) -> Floats:
+        """Return the seconds for which a GB on an order keeps each row busy."""
+        out = np.zeros(len(self.orders.capacity))
+        for row, times in self.orders.uses(*column).items():
+            out[row] = times
+        return out / self.orders.floats
+
+    def rate_GBps(self, channels: Ints) -> Fraction:
+        """Return the algbw of equal channels, from the load of the busiest link; exact."""
+        total: Counter[int] = Counter()
+        for number, count in Counter(channels.tolist()).items():
+            for row, times in self.orders.uses(*self.listed[number]).items():
+                total[row] += times * count
+        return len(channels) / max(Fraction(load) / self.orders.capacity[row] for row, load in total.items())
+
+    def choose(self, most: int) -> Ints:
+        """Return the fewest channels, at most `most`, that lose next to nothing (LOSS) beside the best number of them."""
+        rates: list[Fraction] = []
+        for count in range(1, most + 1):
+            known = max(rates, default=Fraction(0)) * (1 + LOSS)
+            rates.append(self.rate_GBps(self.round(count, float(known))))
+            if float(rates[-1]) >= self.optimum * float(1 - LOSS):
+                break
+        enough = max(rates) * (1 - LOSS)
+        return self.best[next(i for i, rate in enumerate(rates) if rate >= enough)]
+
+    def round(self, count: int, known_GBps: float = 0.0) -> Ints:
+        """Return the best `count` channels that were found, looking hard only for a rate above `known_GBps`."""
+        while len(self.best) < count:
+            wanted = len(self.best) + 1
+            starts = [self._fill(np.floor(self.weights * wanted + 1e-9).astype(np.int64), wanted)]
+            if self.best:
+                starts.append(self._fill(np.bincount(self.best[-1], minlength=len(self.listed)), wanted))
+            improved = [self._exchange(start) for start in starts]
+            found = min(improved, key=lambda channels: self._busiest(channels))
+            if self._loses(found) and self._may_reach(wanted, known_GBps):
+                if self.orders.ranks <= _PRICED_RANKS:
+                    found = self._price_exchanges(found)
+                if self._loses(found):
+                    found = self._fit_whole(found, known_GBps)
+            self.best.append(found)
+        return self.best[count - 1]
+
+    def _busiest(self, channels: Ints) -> float:
+        return float(self.loads[channels].sum(axis=0).max())
+
+    def _loses(self, channels: Ints) -> bool:
+        """Return whether the channels lose more than LOSS beside any shares of any orders."""
+        return len(channels) < self.optimum * float(1 - LOSS) * self._busiest(channels)
+
+    def _may_reach(self, count: int, known_GBps: float) -> bool:
+        """Return whether fractions of known orders, with whole crossings of links, reach a rate with `count` channels."""
+        units = self.orders.times[self.shape] / self.orders.floats
+        return not known_GBps or may_fit(self.loads, units, count, count / known_GBps, self.effort)
+
+    def _fill(self, counts: Ints, wanted: int) -> Ints:
+        """Return channels with orders standing as often as `counts` says, filled up one by one."""
+        channels = np.repeat(np.arange(len(counts)), counts)[:wanted]
+        while len(channels) < wanted:
+            load = self.loads[channels].sum(axis=0)
+            channels = np.append(channels, int(np.argmin(_judge(load + self.loads))))
+            self.effort.spend(_CALL_S + _ENTRY_S * self.loads.size)
+        return channels
+
+    def _exchange(self, channels: Ints) -> Ints:
+        """Return the channels after the best exchange of one for a known order, again and again, until none helps."""
+        channels = channels.copy()
+        now = float(_judge(self.loads[channels].sum(axis=0)))
+        while not self.effort.is_over("equal channels"):
+            total = self.loads[channels].sum(axis=0)
+            best, where = now * (1 - _BETTER), None
+            for number in np.unique(channels).tolist():
+                score = _judge(total - self.loads[number] + self.loads)
+                self.effort.spend(_CALL_S + _ENTRY_S * self.loads.size)
+                other = int(np.argmin(score))
+                if score[other] < best:
+                    best, where = float(score[other]), (number, other)
+            if where is None:
+                break
+            channels[int(np.flatnonzero(channels == where[0])[0])] = where[1]
+            now = float(_judge(self.loads[channels].sum(axis=0)))
+        return np.sort(channels)
+
+    def _price_exchanges(self, channels: Ints) -> Ints:
+        """Return the channels after exchanges for the cheapest orders of all, under prices that rise with load."""
+        for _ in range(_MOST_PRICED):
+            if not self._loses(channels) or self.effort.is_over("equal channels"):
+                break
+            total = self.loads[channels].sum(axis=0)
+            before = len(self.listed)
+            for number in np.unique(channels).tolist():
+                rest = total - self.loads[number]
+                self._add_cheapest(np.exp(_STEEP * (rest / max(float(rest.max()), 1e-300) - 1)))
+            if len(self.listed) == before:
+                break
+            improved = self._exchange(channels)
+            if self._busiest(improved) >= self._busiest(channels) * (1 - _BETTER):
+                break
+            channels = improved
+        return channels
+
+    def _fit_whole(self, channels: Ints, known_GBps: float) -> Ints:
+        """Return better channels by whole numbers of crossings, where there are any with a rate above `known_GBps`."""
+        count = len(channels)
+        units = self.orders.times[self.shape] / self.orders.floats
+        now = self._busiest(channels)
+        most = min(now, count / known_GBps) if known_GBps else now
+        times = list_times(units, count / self.optimum, most)
+        # The shortest time at which fractions of the known orders would do; whole ones may need a little more.
+        low, high = 0, len(times)
+        while low < high:
+            middle = (low + high) // 2
+            fits = may_fit(self.loads, units, count, float(times[middle]), self.effort)
+            low, high = (low, middle) if fits else (middle + 1, high)
+        for time in times[low : low + _TRIED].tolist():
+            if self.effort.is_over("equal channels"):
+                break
+            listed = find_circuits(self.orders, self.shape, units, count, time, self.effort)
+            found = np.array([self._add(order) for order in listed], dtype=np.int64)
+            if not listed:
+                counted = count_orders(self.loads, units, count, time, self.effort)
+                found = counted if counted is not None else found
+            if len(found):
+                return np.sort(found)
+        return channels
+
+    def _add(self, order: Order) -> int:
+        """Return the number of an order, which is new or known."""
+        column = (self.shape, name_order(self.shape, order))
+        if column not in self.known:
+            self.known[column] = len(self.listed)
+            self.listed.append(column)
+            self.loads = np.vstack([self.loads, self._load(column)])
+            self.weights = np.append(self.weights, 0.0)
+        return self.known[column]
+
+    def _add_cheapest(self, steepness: Floats) -> None:
+        """Add the cheapest orders under prices in proportion to `steepness` over the links' rates."""
+        for offer in self.orders.cheapest(self.shape, steepness / self.orders.floats, 4, self.effort):
+            self._add(offer.order)
+
+
+def _judge(load: Floats) -> Floats:
+    """Return the load of the busiest link, with a little more the more links are as busy; of each row of loads."""
+    most = load.max(axis=-1)
+    ties = ((load / np.maximum(most, 1e-300)[..., None]) ** _POWER).mean(axis=-1)
+    judged: Floats = most * (1 + _SECOND * ties)
+    return judged
+
+
+def interleave(loads: Floats) -> list[int]:
+    """Return the sequence of channels (rows: each link's load) in which every prefix loads its busiest link little: the next
+    one is the one that does so most evenly.
+    """
+    left, total, out = list(range(len(loads))), np.zeros(loads.shape[1]), list[int]()
+    while left:
+        sums = -np.sort(-(total + loads[left]), axis=1)
+        chosen = left[int(np.lexsort(np.round(sums / max(float(sums.max()), 1e-300), 9).T[::-1])[0])]
+        out.append(chosen)
+        left.remove(chosen)
+        total = total + loads[chosen]
+    return out

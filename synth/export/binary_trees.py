@@ -1,0 +1,211 @@
+"""Equal trees through all ranks in which nobody has more than two children, for allreduce: what RCCL's kernels carry out.
+
+Column generation over own routes: a linear program weighs trees, its duals price the links, and cheap trees under these, grown
+rank by rank, come next; the chains of `channels.search` are among the first ones. Then the weights are rounded to equal trees.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import pairwise
+
+import numpy as np
+
+from ...topo.errors import InfeasibleError, InputError
+from ..channels.channels import CHAIN
+from ..channels.rounding import interleave
+from ..channels.search import find_channels
+from ..cost.affine import total_seconds
+from ..forest.machine.own_routes import OwnRoutes
+from ..forest.trees import Forest, RootedTree, levels, schedule_of
+from ..ir.schedule import Schedule
+from ..numeric.linear import Floats, pack
+from ..request import Request
+
+MOST_CHILDREN = 2
+"""RCCL's trees have room for three children, of which its kernels read two (device/common.h)."""
+_ROUNDS, _PASSES = 60, 30
+_DEPTH_SHARE = 1e-6
+_LOSS = Fraction(5, 1000)
+"""Fraction of the rate of the best number of trees that may be lost for fewer."""
+
+Parents = tuple[int, ...]
+"""The parent of every rank, -1 at the root."""
+
+
+@dataclass(frozen=True)
+class BinaryTrees:
+    """Trees with equal shares of the buffer; a tree that stands several times has as many shares."""
+
+    trees: tuple[Parents, ...]
+
+    @property
+    def depth(self) -> int:
+        """The greatest number of hops from a root."""
+        return max(max(levels(parents)[0]) for parents in self.trees)
+
+
+def check_tree(parents: Sequence[int], where: str) -> None:
+    """Raise InputError unless parents are one tree through all ranks with at most two children each."""
+    depth, _ = levels(parents)
+    roots = [rank for rank, parent in enumerate(parents) if parent < 0]
+    unreached = [rank for rank, parent in enumerate(parents) if parent >= 0 and not depth[rank]]
+    if len(roots) != 1 or unreached:
+        raise InputError(f"{where}: not one tree: roots {roots}, not joined to one {unreached}")
+    for parent, children in Counter(parent for parent in parents if parent >= 0).items():
+        if children > MOST_CHILDREN:
+            raise InputError(f"{where}: rank {parent} has {children} children; RCCL's kernels read {MOST_CHILDREN}")
+
+
+def schedule_trees(request: Request, trees: BinaryTrees, name: str) -> Schedule:
+    """Return the allreduce of equal trees, each edge on the system's own route. InfeasibleError where two have none."""
+    topology, rooted = request.topology, []
+    for parents in trees.trees:
+        up = [None if parent < 0 else request.router.route(rank, parent) for rank, parent in enumerate(parents)]
+        down = [None if parent < 0 else request.router.route(parent, rank) for rank, parent in enumerate(parents)]
+        if any(parent >= 0 and (up[r] is None or down[r] is None) for r, parent in enumerate(parents)):
+            raise InfeasibleError(f"{name}: a tree of {topology.name!r} has an edge that only other GPUs could forward")
+        rooted.append(RootedTree(parents.index(-1), tuple(up), tuple(down)))
+    share = Fraction(1, len(rooted))
+    return schedule_of(Forest(tuple(rooted), (share,) * len(rooted), trees.depth), request.collective, topology, name)
+
+
+def compute_algbw_GBps(schedule: Schedule, request: Request) -> Fraction:
+    """Return the algbw that trees come near at large sizes, from the exact loads of their links."""
+    return 1 / max(total_seconds(schedule, request.topology).values())
+
+
+def find_binary_trees(request: Request, most: int) -> BinaryTrees:
+    """Return the best equal trees found, at most `most`. InfeasibleError where the GPUs are not joined."""
+    search = _Search(request)
+    search.generate()
+    return BinaryTrees(search.round(most))
+
+
+class _Search:
+    """Trees and their loads on the links of own routes, as whole numbers and as floats."""
+
+    def __init__(self, request: Request) -> None:
+        self.request, self.n = request, request.collective.ranks
+        self.routes = OwnRoutes(request.topology, request.router)
+        both = self.routes.exists & self.routes.exists.T
+        if not both.any(axis=1).all():
+            raise InfeasibleError(f"topology {request.topology.name!r}: not every GPU has a way to another and back")
+        self.trees: list[Parents] = []
+        self.uses: list[Counter[int]] = []
+        self.weights: Floats = np.zeros(0)
+        try:
+            chains = find_channels(request, CHAIN, most=8).orders
+        except InfeasibleError:
+            chains = ()
+        for order in chains:
+            self._add(_root_chain(order))
+
+    def _add(self, parents: Parents) -> bool:
+        """Add a tree; return whether it is new."""
+        if parents in self.trees:
+            return False
+        uses: Counter[int] = Counter()
+        crossed = self.routes.crossed
+        for rank, parent in enumerate(parents):
+            for u, v in ((rank, parent), (parent, rank)) if parent >= 0 else ():
+                pair = u * self.n + v
+                uses.update(crossed.indices[crossed.indptr[pair] : crossed.indptr[pair + 1]].tolist())
+        self.trees.append(parents)
+        self.uses.append(uses)
+        return True
+
+    def generate(self) -> None:
+        """Add trees until none that is found is cheaper than it brings, and weigh them."""
+        capacity, prices = self.routes.capacity, 1.0 / self.routes.capacity
+        for _ in range(_ROUNDS):
+            fresh = [self._add(tree) for root in range(self.n) if (tree := self._grow(prices, root)) is not None]
+            if not any(fresh) or self.request.effort.is_over("trees"):
+                break
+            solved = pack(self.uses, capacity, self.request.effort)
+            if solved is None:
+                break
+            self.weights, prices = solved
+        if not self.trees:
+            raise InfeasibleError(f"topology {self.request.topology.name!r}: no tree with two children a GPU was found")
+        if len(self.weights) < len(self.trees):
+            self.weights = np.append(self.weights, np.zeros(len(self.trees) - len(self.weights)))
+
+    def _grow(self, prices: Floats, root: int) -> Parents | None:
+        """Return a cheap tree from a root: the rank that is cheapest to hang comes next, the nearer to the root the better."""
+        distance = self.routes.distances(prices)
+        distance = distance + distance.T
+        np.fill_diagonal(distance, np.inf)
+        finite = distance[np.isfinite(distance)]
+        scale = float(finite.mean()) if len(finite) else 1.0
+        parents, depth, children = [-1] * self.n, [0] * self.n, [0] * self.n
+        left = set(range(self.n)) - {root}
+        reached = [root]
+        while left:
+            cost, parent, child = min(
+                (distance[u, v] + _DEPTH_SHARE * scale * (depth[u] + 1), u, v)
+                for u in reached if children[u] < MOST_CHILDREN for v in left
+            )  # fmt: skip
+            if not np.isfinite(cost):
+                return None
+            parents[child], depth[child] = parent, depth[parent] + 1
+            children[parent] += 1
+            reached.append(child)
+            left.remove(child)
+        return tuple(parents)
+
+    def round(self, most: int) -> tuple[Parents, ...]:
+        """Return equal trees, the fewest that lose next to nothing beside the best number of them."""
+        loads = np.zeros((len(self.trees), len(self.routes.links)))
+        for row, uses in enumerate(self.uses):
+            loads[row, list(uses)] = list(uses.values())
+        loads /= self.routes.capacity
+        shares = self.weights / max(float(self.weights.sum()), 1e-300)
+        sets = [_round_to(loads, shares, count) for count in range(1, most + 1)]
+        rates = [self._rate(chosen) for chosen in sets]
+        enough = max(rates) * (1 - _LOSS)
+        best = next(chosen for chosen, rate in zip(sets, rates, strict=True) if rate >= enough)
+        return tuple(self.trees[best[place]] for place in interleave(loads[best]))
+
+    def _rate(self, chosen: Sequence[int]) -> Fraction:
+        """Return the algbw of equal trees, exactly."""
+        total: Counter[int] = Counter()
+        for number in chosen:
+            total.update(self.uses[number])
+        capacity = self.request.topology.capacity_GBps
+        return len(chosen) / max(times / capacity[self.routes.links[link]] for link, times in total.items())
+
+
+def _root_chain(order: Sequence[int]) -> Parents:
+    """Return a chain as a tree from its middle."""
+    parents, middle = [-1] * len(order), len(order) // 2
+    for a, b in pairwise(order[middle:]):
+        parents[b] = a
+    for a, b in pairwise(order[middle::-1]):
+        parents[b] = a
+    return tuple(parents)
+
+
+def _round_to(loads: Floats, shares: Floats, count: int) -> list[int]:
+    """Return `count` trees: the shares rounded down, filled up one by one, and exchanged while that helps the busiest link."""
+    whole = np.floor(shares * count + 1e-9).astype(int)
+    chosen: list[int] = np.repeat(np.arange(len(shares)), whole).tolist()[:count]
+    total = loads[chosen].sum(axis=0)
+    while len(chosen) < count:
+        chosen.append(int(np.argmin((total + loads).max(axis=1))))
+        total = total + loads[chosen[-1]]
+    for _ in range(_PASSES):
+        now, better = float(total.max()), None
+        for place in {number: i for i, number in enumerate(chosen)}.values():
+            busiest = (total - loads[chosen[place]] + loads).max(axis=1)
+            other = int(np.argmin(busiest))
+            if busiest[other] < now * (1 - 1e-9):
+                now, better = float(busiest[other]), (place, other)
+        if better is None:
+            break
+        total = total - loads[chosen[better[0]]] + loads[better[1]]
+        chosen[better[0]] = better[1]
+    return chosen

@@ -1,0 +1,99 @@
+"""The formats that topo-synth writes beside plans: for each the text, what it reaches, and what is said of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+from ...topo.errors import InfeasibleError
+from ...topo.graph import Topology
+from ..bounds.one_way import Bounds, find_bounds
+from ..effort import Effort
+from ..ir.collective import Collective
+from ..request import Request
+from .gpu_numbers import number_gpus
+from .nccl_graph import COLLECTIVES, NcclGraphs, find_graphs, write_graphs
+from .nccl_tuner import write_nccl_tuner
+from .nccl_version import NEWEST, NcclVersion
+from .rccl_env import find_rccl_env, write_rccl_env
+
+NCCL_GRAPH, RCCL_ENV, NCCL_TUNER = "nccl-graph", "rccl-env", "nccl-tuner"
+FORMATS = (NCCL_GRAPH, RCCL_ENV, NCCL_TUNER)
+_BOUND_WORK_S, _BOUND_CLOCK = 20.0, 0.5
+
+
+@dataclass(frozen=True)
+class Export:
+    """A text in one of the formats: `figures` for programs, `lines` for people; `bounds` where the format has rates."""
+
+    format: str
+    text: str
+    figures: dict[str, Any]
+    lines: tuple[str, ...]
+    bounds: Bounds | None = None
+
+    @property
+    def key(self) -> str:
+        """What the figures are called in JSON."""
+        return self.format.replace("-", "_")
+
+
+def export(
+    format: str,
+    collective: Collective,
+    topology: Topology,
+    effort: Effort,
+    progress: Callable[[str], None] | None = None,
+    *,
+    version: NcclVersion = NEWEST,
+    measured: Sequence[str] = (),
+) -> Export:
+    """Return a collective on a topology in one of FORMATS. InfeasibleError, InputError where the format cannot say it."""
+    if format == NCCL_TUNER:
+        text = write_nccl_tuner(collective, topology, measured)
+        rows = [line for line in text.splitlines() if not line.startswith("#")]
+        return Export(
+            format, text, {"rows": len(rows)}, (f"{len(rows)} ranges of sizes, each with what was fastest in them",)
+        )
+    # What the format cannot say is refused before any search.
+    library = "NCCL's graph files have" if format == NCCL_GRAPH else "RCCL's rings and trees have"
+    if collective.name not in COLLECTIVES:
+        raise InfeasibleError(f"{library} no {collective.name}; they are for {', '.join(COLLECTIVES)}")
+    number_gpus(topology)
+    bounds = find_bounds(collective, topology, effort.grant(_BOUND_WORK_S, _BOUND_CLOCK), progress)
+    request = Request(collective, topology, effort, progress, bounds.one_way)
+    if format == NCCL_GRAPH:
+        graphs = find_graphs(request, bounds.one_way, version)
+        return _describe_graphs(graphs, write_graphs(graphs, version), bounds)
+    env = find_rccl_env(request, bounds.one_way)
+    rates = {"rings": env.ring_GBps, "trees": env.tree_GBps}
+    figures = _list_figures(rates, bounds, env.fraction) | {"channels": env.channels or None}
+    lines = [_say_rates(rates, env.fraction)]
+    if env.trees is not None:
+        lines.append(f"{len(env.trees.trees)} trees, {env.trees.depth} deep, for {env.channels} channels")
+    return Export(format, write_rccl_env(env, request), figures, tuple(lines), bounds)
+
+
+def _describe_graphs(graphs: NcclGraphs, text: str, bounds: Bounds) -> Export:
+    """Return the export of NCCL's graphs."""
+    rates = {"rings": graphs.ring_GBps, "chains": graphs.chain_GBps}
+    figures = _list_figures(rates, bounds, graphs.fraction) | {"channels": graphs.count}
+    count = f"{graphs.count} channel{'s' * (graphs.count > 1)}; GPUs by {graphs.numbers.source}"
+    return Export(NCCL_GRAPH, text, figures, (_say_rates(rates, graphs.fraction), count), bounds)
+
+
+def _list_figures(rates: dict[str, Fraction], bounds: Bounds, fraction: Fraction) -> dict[str, Any]:
+    """Return what a file reaches, for programs; None for what it does not have."""
+    return {
+        "algbw_GBps": {name: float(rate) if rate else None for name, rate in rates.items()},
+        "bound_one_way": float(bounds.one_way.algbw_GBps),
+        "fraction": float(fraction),
+    }
+
+
+def _say_rates(rates: dict[str, Fraction], fraction: Fraction) -> str:
+    """Return what a file reaches, for people."""
+    listed = ", ".join(f"{name} {float(rate):.4g} GB/s algbw" if rate else f"no {name}" for name, rate in rates.items())
+    return f"{listed}; {float(fraction):.1%} of what one way a pair of GPUs allows"

@@ -1,0 +1,199 @@
+"""Write NCCL's graph file: rings and chains with their true speeds, for NCCL_GRAPH_FILE.
+
+NCCL's tuner reads the speeds: for allreduce rings have an algbw of channels * speed * n / (2 (n - 1)), trees of channels *
+speed / 2 (times .92, as NCCL finds trees slower). Speeds from the channels' exact rates make it choose by size by itself.
+NCCL runs as many channels as the ring and the tree graph both have, so both get the same number.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+
+from ...topo.errors import InfeasibleError, VerificationError
+from ...topo.graph import Topology
+from ...topo.pictures.cables import describe_rates
+from ...topo.version import VERSION
+from ..bounds.certificate import Bound
+from ..channels.channels import CHAIN, RING, Channels, algbw_GBps, schedule_channels
+from ..effort import Effort
+from ..ir.collective import Collective
+from ..request import Request
+from ..verify import verify
+from .channel_counts import Finder, match_counts
+from .gpu_numbers import GpuNumbers, PathTypes, number_gpus
+from .graph_check import check_graph_file, list_channels, list_hops, make_plain
+from .graph_file import RING_ID, TREE_ID, Graph, GraphFile, read_graph_file
+from .nccl_version import NEWEST, NcclVersion
+
+COLLECTIVES = ("allreduce", "allgather", "reduce-scatter")
+_PATTERNS = {RING_ID: 4, TREE_ID: 1}
+
+
+@dataclass(frozen=True)
+class NcclGraphs:
+    """Rings and chains for a machine, as many of each, and what they reach, in GB/s of algbw, at large sizes.
+
+    `ring_GBps` is of the collective, `chain_GBps` of allreduce. `chains` are None where there are none.
+    """
+
+    topology: Topology
+    collective: Collective
+    numbers: GpuNumbers
+    rings: Channels | None
+    chains: Channels | None
+    ring_GBps: Fraction
+    chain_GBps: Fraction
+    bound: Bound
+
+    @property
+    def count(self) -> int:
+        """Number of channels of each graph."""
+        return max(len(channels.orders) for channels in (self.rings, self.chains) if channels is not None)
+
+    @property
+    def best_GBps(self) -> Fraction:
+        """Algbw of the collective by the faster of the graphs that serve it."""
+        return max(self.ring_GBps, self.chain_GBps) if self.collective.name == "allreduce" else self.ring_GBps
+
+    @property
+    def fraction(self) -> Fraction:
+        """The share of the bound for one way a pair that the faster of them reaches."""
+        return self.best_GBps / self.bound.algbw_GBps
+
+
+def find_graphs(request: Request, bound: Bound, version: NcclVersion = NEWEST) -> NcclGraphs:
+    """Return the best rings and chains for a collective on one host.
+
+    The collective is one of COLLECTIVES. Raises InfeasibleError where the GPUs are on several hosts, or there is no ring
+    or chain.
+    """
+    collective, topology, n = request.collective, request.topology, request.collective.ranks
+    numbers = number_gpus(topology)
+    most = _count_most(n, version)
+    reducing = request.of(Collective("allreduce", n))
+    finders, reasons = [], []
+    for shape, wanted in ((RING, request), (CHAIN, reducing)):
+        try:
+            finders.append(Finder(wanted, shape))
+        except InfeasibleError as error:
+            reasons.append(str(error))
+    # Chains alone serve allreduce only.
+    if not finders or (finders[0].shape == CHAIN and collective.name != "allreduce"):
+        raise InfeasibleError(reasons[0])
+    sized = match_counts(request, finders, most)
+    rings, chains = sized.get(RING), sized.get(CHAIN)
+    return NcclGraphs(
+        topology, collective, numbers, rings, chains,
+        Fraction(0) if rings is None else _compute_algbw(request, rings),
+        Fraction(0) if chains is None else _compute_algbw(reducing, chains),
+        bound,
+    )  # fmt: skip
+
+
+def _count_most(ranks: int, version: NcclVersion) -> int:
+    """Return how many channels of so many GPUs a file of two graphs may have. InfeasibleError where it has no room for any."""
+    most = min(version.most_channels, (version.most_elements - 3) // (2 * (ranks + 1)))
+    if most < 1 or ranks > version.most_children:
+        raise InfeasibleError(
+            f"NCCL {version} reads no graph file for {ranks} GPUs: it would have too many XML elements"
+        )
+    return most
+
+
+def _compute_algbw(request: Request, channels: Channels) -> Fraction:
+    """Return the exact algbw of channels, from the link loads of their verified schedule."""
+    schedule = schedule_channels(request, channels, f"{channels.shape}s")
+    verify(schedule, request.topology)
+    return algbw_GBps(schedule, request.topology)
+
+
+# -- the file ----------------------------------------------------------------------------------------------------------
+
+
+def write_graphs(graphs: NcclGraphs, version: NcclVersion = NEWEST) -> str:
+    """Return the text of the file, which has been read back, checked, and found to have the rates that it is written with.
+
+    GPUs are named in 0x hex, which every version reads alike; they have no rank, and there is no XML declaration.
+    """
+    types = PathTypes(graphs.topology, version)
+    n, lines = graphs.collective.ranks, ['<graphs version="1">', *_write_comment(graphs, version)]
+    for number, channels in ((RING_ID, graphs.rings), (TREE_ID, graphs.chains)):
+        if channels is None:
+            continue
+        speed = _write_speed(_speed_GBps(graphs, channels))
+        worst = types.find_worst(list_hops(channels))
+        lines.append(
+            f'  <graph id="{number}" pattern="{_PATTERNS[number]}" crossnic="0" nchannels="{len(channels.orders)}" '
+            f'speedintra="{speed}" speedinter="{speed}" latencyinter="0" typeintra="{worst}" typeinter="PIX" '
+            f'samechannels="{int(len(set(channels.orders)) == 1)}">'
+        )
+        for order in channels.orders:
+            lines += ["    <channel>", *(f'      <gpu dev="{graphs.numbers.devs[rank]:#x}"/>' for rank in order)]
+            lines.append("    </channel>")
+        lines.append("  </graph>")
+    text = "\n".join([*lines, "</graphs>", ""])
+    file = read_graph_file(text, f"the graph file for {graphs.topology.name}")
+    check_graph_file(file, graphs.numbers.devs, version, inside=True)
+    _check_rates(graphs, file, n)
+    return text
+
+
+def _speed_GBps(graphs: NcclGraphs, channels: Channels) -> Fraction:
+    """Return the speed of one channel at which NCCL's formula gives the channels' algbw."""
+    n, count = channels.ranks, len(channels.orders)
+    if channels.shape == CHAIN:
+        return graphs.chain_GBps * 2 / count
+    passes = 2 if graphs.collective.name == "allreduce" else 1
+    return graphs.ring_GBps * passes * (n - 1) / (n * count)
+
+
+def _write_speed(speed: Fraction) -> str:
+    """Return a speed in decimal, as exactly as NCCL's floats keep it."""
+    return f"{float(speed):.7g}"
+
+
+def _check_rates(graphs: NcclGraphs, file: GraphFile, n: int) -> None:
+    """Raise VerificationError unless the channels that were read back have the rates that the file is written with."""
+    for number, claimed in ((RING_ID, graphs.ring_GBps), (TREE_ID, graphs.chain_GBps)):
+        graph = file.find(number)
+        if graph is None:
+            continue
+        name = graphs.collective.name if number == RING_ID else "allreduce"
+        request = Request(Collective(name, n), graphs.topology, Effort())
+        rate = _compute_algbw(request, list_channels(graph, graphs.numbers.rank_of, file.where))
+        counted = count_algbw_GBps(graph, n) * (1 if name == "allreduce" else 2)
+        if rate != claimed or abs(counted - claimed) > claimed / 10**5:
+            raise VerificationError(
+                f"{file.where}: {graph.name} reaches {float(rate):.6g} GB/s and says {float(counted):.6g}, but "
+                f"{float(claimed):.6g} was promised"
+            )
+
+
+def count_algbw_GBps(graph: Graph, ranks: int) -> Fraction:
+    """Return the algbw of allreduce that NCCL's tuner counts for a graph, without its factor of .92 for trees."""
+    total = graph.nchannels * graph.speedintra
+    return total * ranks / (2 * (ranks - 1)) if graph.id == RING_ID else total / 2
+
+
+def _write_comment(graphs: NcclGraphs, version: NcclVersion) -> list[str]:
+    """Return a comment: the machine, what the file reaches, what that assumes."""
+    topology = graphs.topology
+    reached = [
+        f"{shape} {float(rate):.4g}"
+        for shape, rate, channels in (
+            ("rings", graphs.ring_GBps, graphs.rings),
+            ("chains", graphs.chain_GBps, graphs.chains),
+        )
+        if channels is not None
+    ]
+    lines = [
+        f"topoplan {VERSION}: {graphs.count} channels through {graphs.collective.ranks} GPUs of {topology.name}",
+        f"fingerprint {topology.fingerprint}, for NCCL {version if version < NEWEST else 'up to ' + str(NEWEST)} and one host",
+        f"reaches at large sizes, GB/s algbw: {', '.join(reached)}; {graphs.collective.name} could reach at most "
+        f"{float(graphs.bound.algbw_GBps):.4g} with one way a pair of GPUs ({float(graphs.fraction):.1%} of it)",
+        "assumes the topology's rates of links, that GPUs reach each other directly (P2P), and that nothing else sends",
+        *describe_rates(topology),
+        f"dev: {graphs.numbers.source}; only for communicators of just these GPUs",
+    ]
+    return ["  <!-- " + "\n       ".join(map(make_plain, lines)) + " -->"]

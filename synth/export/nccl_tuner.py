@@ -1,0 +1,137 @@
+"""Write the CSV that NVIDIA's example tuner plugin reads (NCCL_TUNER_CONFIG_FILE), from measured times alone.
+
+Each measurement is what `topo-run --json` printed for the stock collective with one algorithm, protocol and number of
+channels forced; at each size the fastest one is named. From a size up to the next one its choice holds, and the ends are
+carried on. The number of channels has to be named: where it is -1, or no line covers a call, the plugin runs one channel.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ...topo.errors import InfeasibleError, InputError
+from ...topo.graph import Topology
+from ...topo.version import VERSION
+from ..ir.collective import Collective
+from .graph_check import make_plain
+
+COLUMNS = "collective_type,min_bytes,max_bytes,algorithm,protocol,channels,nNodes,nRanks,numPipeOps,regBuff"
+ALGORITHMS = ("tree", "ring", "collnet_direct", "collnet_chain", "nvls", "nvls_tree", "pat")
+PROTOCOLS = ("ll", "ll128", "simple")
+_COLLECTIVES = {
+    "allreduce": "allreduce",
+    "allgather": "allgather",
+    "reduce-scatter": "reducescatter",
+    "broadcast": "broadcast",
+    "reduce": "reduce",
+}
+_NO_END = 2**64 - 1
+_MOST_FILE_BYTES = 16 * 2**20
+_MOST_CHANNELS = 64
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Times in us of a stock collective by the bytes of its buffer, with one algorithm, protocol and number of channels."""
+
+    algorithm: str
+    protocol: str
+    channels: int
+    time_us: dict[int, float]
+
+
+def read_measured(argument: str, collective: Collective) -> Measured:
+    """Return the measurement that ALGORITHM/PROTOCOL/CHANNELS=FILE names.
+
+    Raises InputError where the file is not what `topo-run --json` printed of this collective over NCCL.
+    """
+    forced, equals, path = argument.partition("=")
+    parts = forced.lower().split("/")
+    expected = "expected ALGORITHM/PROTOCOL/CHANNELS=FILE, such as tree/simple/16=tree.json"
+    if not equals or len(parts) != 3:
+        raise InputError(f"--measured {argument[:80]}: {expected}")
+    if parts[0] not in ALGORITHMS or parts[1] not in PROTOCOLS:
+        known = f"algorithms are {', '.join(ALGORITHMS)}, protocols {', '.join(PROTOCOLS)}"
+        raise InputError(f"--measured {argument[:80]}: {expected}; {known}")
+    channels = int(parts[2]) if parts[2].isascii() and parts[2].isdigit() and len(parts[2]) < 4 else 0
+    if not 1 <= channels <= _MOST_CHANNELS:
+        raise InputError(f"--measured {argument[:80]}: {parts[2][:20]!r} channels; expected 1 to {_MOST_CHANNELS}")
+    return Measured(parts[0], parts[1], channels, _read_times(path, collective))
+
+
+def _read_times(path: str, collective: Collective) -> dict[int, float]:
+    """Return the stock collective's times by size from a file of `topo-run --json`."""
+    try:
+        raw = Path(path).read_bytes() if path else b""
+    except OSError as error:
+        raise InputError(f"--measured: {path}: cannot be read: {error.strerror or error}") from None
+    if len(raw) > _MOST_FILE_BYTES:
+        raise InputError(f"--measured: {path}: larger than {_MOST_FILE_BYTES >> 20} MiB; no output of topo-run is")
+    try:
+        body = json.loads(raw)
+    except (ValueError, RecursionError):
+        body = None
+    if not isinstance(body, dict) or not isinstance(body.get("rows"), list):
+        raise InputError(f"--measured: {path}: not what topo-run --json prints; expected an object with rows")
+    for key, wanted in (("collective", collective.name), ("ranks", collective.ranks), ("backend", "nccl")):
+        if body.get(key) != wanted:
+            raise InputError(f"--measured: {path}: its {key} is {str(body.get(key))[:40]}; expected {wanted}")
+    times = {}
+    for row in body["rows"]:
+        size, time_us = _get_number(row, "size_bytes"), _get_number(row, "stock_us")
+        if size is not None and time_us:
+            times[int(size)] = time_us
+    if not times:
+        raise InputError(
+            f"--measured: {path}: no row has a time of the stock collective (stock_us); run it with --stock"
+        )
+    return times
+
+
+def _get_number(row: Any, key: str) -> float | None:
+    """Return a finite number of a row that is not negative, None where it has none."""
+    value = row.get(key) if isinstance(row, dict) else None
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 2**63:
+        return None
+    return float(value)
+
+
+def write_nccl_tuner(collective: Collective, topology: Topology, arguments: Sequence[str]) -> str:
+    """Return the CSV. InputError without measurements, InfeasibleError for a collective that the plugin does not know."""
+    name = _COLLECTIVES.get(collective.name)
+    if name is None:
+        raise InfeasibleError(f"NCCL's tuner has nothing for {collective.name}; it has {', '.join(_COLLECTIVES)}")
+    if not arguments:
+        raise InputError(
+            "--format nccl-tuner is written from measured times alone: on the machine, run NCCL_ALGO=Tree NCCL_PROTO=Simple "
+            "NCCL_MAX_NCHANNELS=16 topo-run --stock --nproc N --json > tree.json, the same with Ring, and give --measured "
+            "tree/simple/16=tree.json --measured ring/simple/16=ring.json"
+        )
+    measured = [read_measured(argument, collective) for argument in arguments]
+    sizes = sorted(set.intersection(*(set(each.time_us) for each in measured)))
+    if not sizes:
+        raise InputError("--measured: no size was measured in all of the files; measure the same sizes")
+    fastest = [min(measured, key=lambda each: each.time_us[size]) for size in sizes]
+    nodes = len({str(topology.by_id[gpu].extra.get("host", "")) for gpu in topology.ranks})
+    lines = [
+        f"topoplan {VERSION}: {collective.name} on {topology.name}, fingerprint {topology.fingerprint}",
+        f"the fastest of {len(measured)} measurements at {len(sizes)} sizes from {sizes[0]} to {sizes[-1]} bytes; other sizes "
+        "have the choice of the next smaller one, or of the nearest",
+        "collectives without a line here run on one channel while the plugin is loaded",
+        COLUMNS,
+    ]
+    rows, start = [], 0
+    for number, each in enumerate(fastest):
+        last = number + 1 == len(fastest)
+        if not last and fastest[number + 1] is each:
+            continue
+        end = _NO_END if last else sizes[number + 1] - 1
+        rows.append(
+            f"{name},{start},{end},{each.algorithm},{each.protocol},{each.channels},{nodes},{collective.ranks},-1,-1"
+        )
+        start = end + 1
+    return "\n".join([*(f"# {make_plain(line)}" for line in lines), *rows, ""])

@@ -1,0 +1,66 @@
+"""Versions of NCCL, and what its reader of graph files takes in each."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from ...topo.errors import InputError
+
+_FORM = re.compile(r"(\d{1,3})\.(\d{1,3})(?:\.\d{1,3})?(?:-\d{1,3})?")
+
+
+@dataclass(frozen=True, order=True)
+class NcclVersion:
+    """A version of NCCL, such as 2.27; the limits are those of its sources (device.h, topo.h, xml.h)."""
+
+    major: int
+    minor: int
+
+    def __str__(self) -> str:
+        return f"{self.major}.{self.minor}"
+
+    @property
+    def most_channels(self) -> int:
+        """Channels of a graph: NCCL doubles them, without looking whether its arrays have room."""
+        return 32 if self >= NcclVersion(2, 25) else 16
+
+    @property
+    def most_elements(self) -> int:
+        """XML elements of a graph file."""
+        if self >= NcclVersion(2, 30):
+            return 65536
+        return 4096 if self >= NcclVersion(2, 21) else 1024
+
+    @property
+    def most_children(self) -> int:
+        """XML elements below one."""
+        if self >= NcclVersion(2, 30):
+            return 640
+        return 128 if self >= NcclVersion(2, 21) else 32
+
+    @property
+    def knows_p2c(self) -> bool:
+        """Whether the type P2C is known; others read it as LOC."""
+        return self >= NcclVersion(2, 28)
+
+    @property
+    def reads_dev_as_hex(self) -> bool:
+        """Whether `dev` is read as hex without 0x as well."""
+        return self >= NcclVersion(2, 21)
+
+
+OLDEST = NcclVersion(2, 6)
+NEWEST = NcclVersion(2, 30)
+"""The last version that was looked at; later ones are taken as this one."""
+
+
+def parse_nccl_version(text: str) -> NcclVersion:
+    """Return the version of a text such as 2.27 or 2.27.7-1. Raises InputError where it is none with graph files."""
+    match = _FORM.fullmatch(text.strip())
+    if match is None:
+        raise InputError(f"--nccl-version {text[:40]}: expected a version of NCCL such as 2.27 or 2.27.7")
+    version = NcclVersion(int(match.group(1)), int(match.group(2)))
+    if version < OLDEST:
+        raise InputError(f"--nccl-version {text}: graph files of this form are read by NCCL {OLDEST} and later")
+    return version

@@ -1,0 +1,109 @@
+"""What else could be had on a machine: a graph file for NCCL, one ring in the best order of ranks, a plan."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import pairwise
+
+from ...topo.errors import TopoplanError
+from ...topo.graph import Topology
+from ...topo.routes import Router
+from ..channels.channels import CHAIN, RING, Channels
+from ..channels.search import find_channels
+from ..effort import Effort
+from ..ir.collective import Collective
+from ..plan import Plan
+from ..request import Request
+from ..synthesize import synthesize
+from .places import count_hosts
+from .rates import rate_rings, rate_trees
+
+_TIME_LIMIT_S = 20.0
+_MOST_CHANNEL_RANKS = 16
+_MOST_PLAN_RANKS = 64
+_SHAPED = ("allreduce", "allgather", "reduce-scatter")
+"""Collectives that NCCL runs over rings (and, of allreduce, trees)."""
+
+GRAPH_FILE, RANK_ORDER, PLAN = "graph-file", "rank-order", "plan"
+
+
+@dataclass(frozen=True)
+class Option:
+    """Something that could be done: its name, what it reaches at large sizes, and in words what it is."""
+
+    name: str
+    algbw_GBps: Fraction
+    what: str
+
+
+@dataclass(frozen=True)
+class Options:
+    """All that could be done for a collective, the plan among it, and why anything is missing."""
+
+    options: tuple[Option, ...]
+    plan: Plan | None
+    missing: tuple[str, ...]
+
+    def best(self, name: str) -> Option | None:
+        """Return the option of a name that reaches most."""
+        return max((o for o in self.options if o.name == name), key=lambda o: o.algbw_GBps, default=None)
+
+
+def find_options(collective: Collective, topology: Topology) -> Options:
+    """Return what could be had on a machine; what is not found is said."""
+    options: list[Option] = []
+    missing: list[str] = []
+    if collective.name in _SHAPED:
+        for shape, most, name in ((CHAIN, 32, GRAPH_FILE), (RING, 32, GRAPH_FILE), (RING, 1, RANK_ORDER)):
+            if shape == CHAIN and collective.name != "allreduce":
+                continue
+            if name == GRAPH_FILE and count_hosts(topology) > 1:
+                missing.append(
+                    "graph files say what happens inside a node; give the topology of one to see what they would do"
+                )
+                continue
+            if collective.ranks > _MOST_CHANNEL_RANKS:
+                missing.append(f"rings and chains are sought for at most {_MOST_CHANNEL_RANKS} GPUs")
+                continue
+            try:
+                options.append(_find_channels(collective, topology, shape, most, name))
+            except TopoplanError as error:
+                missing.append(f"{shape}s: {error}")
+    plan = None
+    if collective.ranks > _MOST_PLAN_RANKS:
+        missing.append(f"plans are made here for at most {_MOST_PLAN_RANKS} GPUs (topo-synth makes them for more)")
+    else:
+        try:
+            plan = synthesize(collective, topology, "packing", _TIME_LIMIT_S).plan
+            limits = [limit for entry in plan.entries if (limit := plan.limit_GBps(entry)) is not None]
+            if limits:
+                options.append(Option(PLAN, max(limits), "a plan of topoplan's (topo-synth, topo-run)"))
+        except TopoplanError as error:
+            missing.append(f"plan: {error}")
+    return Options(tuple(options), plan, tuple(dict.fromkeys(missing)))
+
+
+def _find_channels(collective: Collective, topology: Topology, shape: str, most: int, name: str) -> Option:
+    """Return what the best channels of a shape reach."""
+    request = Request(collective, topology, Effort(_TIME_LIMIT_S), quick=True)
+    channels = find_channels(request, shape, most)
+    algbw = rate_channels(collective.name, channels, topology, request.router)
+    count = len(channels.orders)
+    if name == RANK_ORDER:
+        gpus = ", ".join(topology.ranks[i] for i in channels.orders[0])
+        return Option(name, algbw, f"one ring in the order {gpus}")
+    return Option(name, algbw, f"{count} {shape}{'' if count == 1 else 's'} through all GPUs")
+
+
+def rate_channels(collective: str, channels: Channels, topology: Topology, router: Router) -> Fraction:
+    """Return the algbw that channels reach."""
+    if channels.shape == RING:
+        return rate_rings(collective, channels.orders, topology, router).algbw_GBps
+    trees = []
+    for order in channels.orders:
+        parents = [-1] * len(order)
+        for above, rank in pairwise(order):
+            parents[rank] = above
+        trees.append(tuple(parents))
+    return rate_trees(trees, topology, router).algbw_GBps

@@ -1,0 +1,114 @@
+"""Cheapest circuits through all nodes of a dense directed graph: by dynamic programming over subsets for few nodes (Bellman
+1962; Held, Karp 1962), by CP-SAT's circuit constraint for more.
+
+A circuit is the order of nodes 1, 2, ... in which it visits them on its way from node 0 and back. Where there is no edge, a
+price is infinite.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+from ortools.sat.python import cp_model
+
+from ..effort import Effort
+from .cp_sat import solve
+from .linear import Floats
+
+Ints = NDArray[np.int64]
+Circuit = tuple[int, ...]
+MOST_NODES = 17
+"""Nodes of graphs for which the dynamic program serves."""
+_PRICE_SCALE = 10**9
+_STATE_S = 4e-9
+"""Seconds of a quiet core to extend one path by one node."""
+
+
+@lru_cache(maxsize=4)
+def _list_subsets(others: int) -> list[Ints]:
+    """Return the subsets of `others` nodes, as bits, by how many nodes they have."""
+    every = np.arange(1 << others, dtype=np.int64)
+    sizes = sum((every >> i) & 1 for i in range(others)) + np.zeros_like(every)
+    return [every[sizes == k] for k in range(others + 1)]
+
+
+def _extend_paths(price: Floats, most: int) -> Floats:
+    """Return the prices of the cheapest paths from node 0 through each subset of at most `most` other nodes (a row) to each of
+    its nodes; infinite elsewhere.
+    """
+    others = len(price) - 1
+    within = np.ascontiguousarray(price[1:, 1:])
+    best = np.full((1 << others, others), np.inf)
+    best[1 << np.arange(others), np.arange(others)] = price[0, 1:]
+    for subsets in _list_subsets(others)[2 : most + 1]:
+        for last in range(others):
+            ending = subsets[(subsets >> last) & 1 == 1]
+            best[ending, last] = (best[ending ^ (1 << last)] + within[:, last]).min(axis=1)
+    return best
+
+
+def _walk_back(price: Floats, best: Floats, subset: int, last: int) -> list[int]:
+    """Return the nodes, from `last` back to node 0 (left out), of the cheapest path through a subset."""
+    path = [last]
+    while subset := subset ^ (1 << last):
+        last = int(np.argmin(best[subset] + price[1:, last + 1]))
+        path.append(last)
+    return [node + 1 for node in path]
+
+
+def cheapest_circuits(price: Floats, most: int, effort: Effort) -> list[tuple[float, Circuit]]:
+    """Return up to `most` different cheap circuits with their prices, the cheapest of all first; none where there is none.
+
+    Each is the cheapest of those that visit some half of the nodes first. For at most MOST_NODES nodes.
+    """
+    others = len(price) - 1
+    effort.spend(_STATE_S * others**2 * 2**others + 2e-4)
+    if others == 1:
+        there_and_back = float(price[0, 1] + price[1, 0])
+        return [(there_and_back, (1,))] if there_and_back < np.inf else []
+    first = (others + 1) // 2
+    rest = others - first + 1
+    there = _extend_paths(price, max(first, rest))
+    back = there if np.array_equal(price, price.T) else _extend_paths(price.T, rest)
+    # The two halves of a circuit have the node in common at which they meet.
+    halves = _list_subsets(others)[first]
+    bits = 1 << np.arange(others, dtype=np.int64)
+    remaining = ((1 << others) - 1) ^ halves
+    meeting = there[halves] + back[remaining[:, None] | bits[None, :], np.arange(others)[None, :]]
+    where = meeting.argmin(axis=1)
+    least = meeting[np.arange(len(halves)), where]
+    out: dict[Circuit, float] = {}
+    for i in np.argsort(least, kind="stable")[: 2 * most].tolist():
+        if not least[i] < np.inf or len(out) == most:
+            break
+        meet = int(where[i])
+        head = _walk_back(price, there, int(halves[i]), meet)
+        tail = _walk_back(price.T, back, int(remaining[i]) | 1 << meet, meet)
+        out.setdefault((*head[::-1], *tail[1:]), float(least[i]))
+    return [(value, circuit) for circuit, value in out.items()]
+
+
+def search_circuit(price: Floats, effort: Effort, search: str) -> tuple[Circuit | None, bool]:
+    """Return a cheap circuit, by CP-SAT, and whether it is proved to be the cheapest; None where none was found with that
+    effort, or (proved) where there is none.
+    """
+    edges = np.isfinite(price) & ~np.eye(len(price), dtype=bool)
+    if not (edges.any(axis=0).all() and edges.any(axis=1).all()):
+        return None, True  # CP-SAT's circuits leave out nodes without edges
+    model = cp_model.CpModel()
+    arcs = {(int(u), int(v)): model.new_bool_var("") for u, v in np.argwhere(edges)}
+    model.add_circuit([(u, v, arc) for (u, v), arc in arcs.items()])
+    top = max((float(price[edge]) for edge in arcs), default=0.0) or 1.0
+    model.minimize(sum(int(price[edge] / top * _PRICE_SCALE) * arc for edge, arc in arcs.items()))
+    solver, status = solve(model, effort, search)
+    if status == cp_model.INFEASIBLE:
+        return None, True
+    if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+        return None, False
+    after = {u: v for (u, v), arc in arcs.items() if solver.boolean_value(arc)}
+    out = [after[0]]
+    while after[out[-1]] != 0:
+        out.append(after[out[-1]])
+    return tuple(out), status == cp_model.OPTIMAL

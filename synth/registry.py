@@ -1,0 +1,162 @@
+"""All strategies by name: ours, and those that users add by a decorator or an entry point.
+
+    @topoplan.strategy("mine")
+    def build(request: topoplan.Request) -> list[topoplan.Schedule]: ...
+
+or, in the pyproject.toml of an installed package,
+
+    [project.entry-points."topoplan.strategies"]
+    mine = "package.module:build"
+
+A strategy of a user's own is asked as ours are: by its name, and by auto, after ours. Its schedules are verified and costed
+alike. Whatever goes wrong in it is an error of one line that names it.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import traceback
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from typing import TypeVar
+
+from ..topo.errors import InfeasibleError, InputError, StrategyError, TopoplanError, VerificationError
+from .ir.schedule import MAX_SEGMENTS, Schedule
+from .request import Request
+from .strategies import STRATEGIES, Strategy
+from .verify import verify
+
+log = logging.getLogger("topoplan")
+
+GROUP = "topoplan.strategies"
+AUTO = "auto"
+_NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,39}")
+DECORATED: dict[str, Strategy] = {}
+"""The strategies that `strategy` has registered in this process."""
+
+OwnStrategy = Callable[[Request], Iterable[Schedule]]
+"""What a user writes: from a request to schedules; InfeasibleError where it has none."""
+S = TypeVar("S", bound=OwnStrategy)
+
+
+def strategy(name: str) -> Callable[[S], S]:
+    """Return a decorator that makes a function known as the strategy `name`, in this process.
+
+    The function takes a Request and returns schedules for its collective on its topology (`build_schedule` makes them of
+    sends); it raises InfeasibleError where it has none. It is asked where a plan is synthesized with `strategy=name`, and by
+    "auto" after our own strategies. Its schedules are verified and costed like ours. A later function of the same name
+    takes the place of an earlier one. For all processes, topo-synth too, name the function in the entry point group
+    `topoplan.strategies` of a package. Raises InputError where the name is one of ours, or no name.
+    """
+    if not isinstance(name, str):
+        raise InputError(f'strategy({name!r:.60}): expected a name, as in @topoplan.strategy("mine")')
+    _check_name(name, "the decorator")
+
+    def register(build: S) -> S:
+        if not callable(build):
+            raise InputError(f"strategy {name!r} is {build!r:.60}; expected a function that takes a Request")
+        DECORATED[name] = _guard(name, lambda: build)
+        return build
+
+    return register
+
+
+def list_strategies() -> dict[str, Strategy]:
+    """Return every strategy by name: ours first, then those of users."""
+    return {**STRATEGIES, **list_installed(), **DECORATED}
+
+
+def find_strategy(name: str) -> Strategy:
+    """Return the strategy of that name. InputError where there is none."""
+    # Ours need no look at what is installed.
+    found = STRATEGIES.get(name) or DECORATED.get(name) or list_installed().get(name)
+    if found is None:
+        raise InputError(f"unknown strategy {name!r}; expected auto or one of {', '.join(list_strategies())}")
+    return found
+
+
+@cache
+def list_installed() -> Mapping[str, Strategy]:
+    """Return the strategies of installed packages by name; each is imported when it is first asked."""
+    by_name: dict[str, EntryPoint] = {}
+    # Another package's fault must not keep anybody from planning.
+    for point in sorted(entry_points(group=GROUP), key=lambda point: (point.name, point.value)):
+        other = by_name.get(point.name, point)
+        try:
+            _check_name(point.name, f"the entry point {point.value}")
+            if other.value != point.value:
+                raise InputError(
+                    f"strategy {point.name!r} of the entry point {point.value}: {other.value} has that name, too"
+                )
+        except InputError as error:
+            log.warning("%s; it is left out", error)
+        else:
+            by_name[point.name] = other
+    return {name: _guard(name, point.load) for name, point in by_name.items()}
+
+
+def _check_name(name: str, where: str) -> None:
+    """Raise InputError unless a user's strategy may have that name."""
+    if name in STRATEGIES or name == AUTO:
+        raise InputError(f"strategy {name!r} of {where}: topoplan has one of that name; choose another")
+    if not _NAME.fullmatch(name):
+        raise InputError(
+            f"strategy {name!r:.60} of {where}: expected at most 40 lower-case letters, digits and - _ . as a name"
+        )
+
+
+def _guard(name: str, load: Callable[[], OwnStrategy]) -> Strategy:
+    """Return a user's strategy whose schedules bear its name and are verified, and whose errors are one line each with its
+    name.
+    """
+
+    def build(request: Request) -> list[Schedule]:
+        try:
+            schedules = list(load()(request))
+        except TopoplanError as error:
+            error.args = (f"strategy {name!r}: {error}",)
+            raise
+        except Exception as error:
+            raise StrategyError(f"strategy {name!r} failed: {_describe_failure(error)}") from error
+        if not schedules:
+            raise InfeasibleError(f"strategy {name!r} returned no schedule")
+        return [_check_schedule(name, number, schedule, request) for number, schedule in enumerate(schedules, 1)]
+
+    return build
+
+
+def _check_schedule(name: str, number: int, schedule: object, request: Request) -> Schedule:
+    """Return a schedule of a user's strategy under its name. Raises StrategyError where it is none, and VerificationError
+    where it is wrong.
+    """
+    if not isinstance(schedule, Schedule):
+        raise StrategyError(f"strategy {name!r} returned {schedule!r:.60}; expected a list of topoplan.Schedule")
+    if schedule.collective != request.collective:
+        raise StrategyError(
+            f"strategy {name!r}: schedule {number} is for {schedule.collective}, asked for was {request.collective}"
+        )
+    if not 1 <= schedule.segments <= MAX_SEGMENTS:
+        raise StrategyError(
+            f"strategy {name!r}: schedule {number} has {schedule.segments} segments; expected from 1 to {MAX_SEGMENTS}"
+        )
+    try:
+        verify(schedule.uncut, request.topology)
+    except VerificationError as error:
+        raise VerificationError(f"strategy {name!r}: schedule {number} is wrong: {error}") from None
+    except Exception as error:  # parts of other types than the verifier's
+        raise StrategyError(
+            f"strategy {name!r}: schedule {number} cannot be verified: {_describe_failure(error)}"
+        ) from error
+    return replace(schedule, strategy=name)
+
+
+def _describe_failure(error: Exception) -> str:
+    """Return an error's type, its first line and where it was raised, in one line."""
+    lines = str(error).splitlines()
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}{f': {lines[0]}' if lines else ''}{where}"
