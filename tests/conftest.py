@@ -24,6 +24,7 @@ SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base
 settings.register_profile("topoplan", deadline=None, suppress_health_check=SLOW, max_examples=60)
 settings.register_profile("thorough", settings.get_profile("topoplan"), max_examples=1000)
 settings.load_profile("topoplan")
+gc.disable()  # until all is imported
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -39,6 +40,7 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(100_000, 50, 100)
+    gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -235,7 +235,7 @@ def test_recorded_machines_run_with_no_wrong_elements(recorded: Callable[[str], 
 
     topology = with_host(resolve(str(recorded("nccl_xml/rccl/topo_8p_rome.xml"))), HostCosts())
     path = tmp_path / "plan.json"
-    synthesize(collective_on("allreduce", topology), topology, "auto", 10).plan.save(path)
+    synthesize(collective_on("allreduce", topology), topology, "packing", 10).plan.save(path)
     rows = rows_of(
         run_on(8, str(path), "-b", "4K", "-e", "1M", "-f", "256", "-n", "2", "-w", "0", "--choose", "plan", "--json")
     )

@@ -601,7 +601,7 @@ def topologies(draw: st.DrawFn) -> Topology:
 
 
 @given(topologies())
-@settings(max_examples=150)
+@settings(max_examples=60)
 def test_whatever_a_topology_and_its_facts_hold_the_doctor_answers(topology: Topology) -> None:
     examination = examine(topology)
     for finding in examination.findings:

@@ -495,10 +495,11 @@ def test_trees_hang_at_their_centre() -> None:
 # -- large ---------------------------------------------------------------------------------------------------------
 
 
-def test_1024_gpus_are_planned_for() -> None:
-    topology = preset("dgx-a100:128")
+def test_512_gpus_are_planned_for() -> None:
+    """1,024 are in benchmarks/imperfect.py."""
+    topology = preset("dgx-a100:64")
     result = pack(topology)
-    assert result.plan.bound.algbw_GBps == Fraction(12800, 127)
+    assert result.plan.bound.algbw_GBps == Fraction(6400, 63)
     assert gap(result) <= Fraction(2, 100)
 
 

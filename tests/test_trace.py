@@ -14,7 +14,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from launch import run_module
+from launch import run_joined, run_module
 from nccl_standin import NcclStandIn
 
 from topoplan.runtime.measuring.trace import TracingExecutor, pair_stamps
@@ -118,8 +118,8 @@ def test_messages_that_are_played_end_when_the_simulation_does(bits: int, segmen
 def test_topo_run_traces_what_it_measured_beside_what_it_predicted(plans: Callable[..., str], tmp_path: Path) -> None:
     plan_file, target = plans("switch:4"), tmp_path / "trace.json"
     asked = (plan_file, "-b", "64K", "-e", "64K", "-n", "1", "-w", "0", "--choose", "plan", "--json")
-    done = run_module("topoplan.cli.run", *asked, "--trace", str(target))
-    assert done.returncode == 0, done.stderr
+    for done in run_joined("topoplan.cli.run", *asked, "--trace", str(target), ranks=4):
+        assert done.returncode == 0, done.stderr
     schedule = Plan.load(plan_file).entry_for(1 << 16).schedule
     events = read_trace(target.read_text(encoding="utf-8"))
     assert set(events) == {"predicted", "measured"}
