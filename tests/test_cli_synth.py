@@ -233,7 +233,7 @@ def test_bad_wishes_are_refused_in_one_line(args: tuple[str, ...]) -> None:
 
 
 def test_explain_names_the_bottleneck_and_what_to_improve() -> None:
-    out = synth_json("--collective", "allreduce", "--topology", "pcie-2socket", "--explain", "--time-limit", "20")
+    out = synth_json("--collective", "allreduce", "--topology", "pcie-2socket", "--explain", "--time-limit", "60")
     explained = out["explain"]
     assert explained["sizes_bytes"] == [1 << b for b in (10, 13, 16, 19, 22, 25, 28, 30)]
     assert {"packing", "ring", "direct", "double-tree"} <= set(explained["algbw_GBps"])
