@@ -2,7 +2,7 @@
 
     machine = topoplan.probe()                                      or topoplan.load("dgx1"), load("matrix.txt"), ...
     plan = topoplan.synthesize("allreduce", machine)                the fastest schedules by size, verified, with their bound
-    print(plan.describe()); plan.save("plan.json")                  and later topoplan.Plan.load("plan.json")
+    print(topoplan.describe(plan)); plan.save("plan.json")          and later topoplan.Plan.load("plan.json")
     topoplan.Communicator(plan).allreduce(tensor)                   inside an initialised process group
     model.register_comm_hook(None, topoplan.ddp_hook(plan))         the one line for DDP
     torch.distributed.init_process_group("topo")                    plans for all collectives, and no other line
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from .runtime.communicator import Communicator
     from .runtime.ddp import ddp_hook
     from .runtime.ranks.nccl_graph import nccl_graph
-    from .synth.api import synthesize, verify
+    from .synth.api import describe, synthesize, verify
     from .synth.bounds.certificate import Bound
     from .synth.forest.plant import Limits
     from .synth.ir.collective import Chunk, Collective, CollectiveName
@@ -79,6 +79,7 @@ _HOMES = {
     "backend_options": "runtime.backend.options",
     "build_schedule": "synth.request",
     "ddp_hook": "runtime.ddp",
+    "describe": "synth.api",
     "load": "topo.resolve",
     "nccl_graph": "runtime.ranks.nccl_graph",
     "probe": "topo.resolve",
@@ -118,6 +119,7 @@ __all__ = [
     "backend_options",
     "build_schedule",
     "ddp_hook",
+    "describe",
     "load",
     "nccl_graph",
     "probe",

@@ -26,10 +26,10 @@ _WITHIN = 0.005
 
 
 def main() -> int:
+    from topoplan.synth.judge.judging import Judge
     from topoplan.synth.judge.machine import Machines
     from topoplan.synth.judge.rates import RINGS, TREES
     from topoplan.synth.judge.readers.detect import read_file
-    from topoplan.synth.judge.verdict import Judge
 
     if not GRAPHS.is_dir():
         print(f"{GRAPHS} is not here")

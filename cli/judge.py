@@ -144,7 +144,7 @@ def _judge_files(
     if not readings:
         return [], refused
     # What follows needs solvers; files that cannot be read are refused before they are loaded.
-    from ..synth.judge.verdict import Judge
+    from ..synth.judge.judging import Judge
 
     judge = Judge(machines, arguments.collective, _say if sys.stderr.isatty() else _be_quiet)
     for reading in readings:

@@ -33,13 +33,13 @@ def main() -> None:
     machine = sys.argv[1] if len(sys.argv) > 1 else "path:8"
     mine = topoplan.synthesize("allreduce", machine, "middle")
     best = topoplan.synthesize("allreduce", machine)
-    print(mine.describe("16M"))
-    print(best.describe("16M"))
+    print(topoplan.describe(mine, "16M"))
+    print(topoplan.describe(best, "16M"))
 
     # Whatever a strategy returns is replayed before it counts; a schedule can also be checked by itself.
     schedule = mine.entries[-1].schedule
     topoplan.verify(schedule, machine)
-    print(schedule.describe())
+    print(topoplan.describe(schedule))
 
 
 if __name__ == "__main__":

@@ -29,13 +29,13 @@ def main() -> None:
             text = Path(folder) / "matrix.txt"
             text.write_text(MATRIX, encoding="utf-8")
             machine = topoplan.load(text)
-    print(machine.describe())
+    print(topoplan.describe(machine))
     for link in machine.links:
         if link.kind == "nvlink":
             print(f"{link.src} -> {link.dst}: {link.count} NVLinks, {float(link.bandwidth_GBps):g} GB/s")
 
     plan = topoplan.synthesize("allreduce", machine)
-    print(plan.describe("64M"))
+    print(topoplan.describe(plan, "64M"))
     plan.save(PLAN, overwrite=True)
 
     again = topoplan.Plan.load(PLAN)  # verified when it is written, and when it is read

@@ -33,7 +33,7 @@ def main() -> None:
     if rank == 0:
         print(f"{communicator.plan}: sum over {world} ranks, {'as' if same else 'NOT as'} dist.all_reduce has it")
         if choice is not None:
-            print(choice.describe())
+            print(topoplan.describe(choice))
     communicator.close()
     dist.destroy_process_group()
     if not same:

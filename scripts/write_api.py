@@ -21,7 +21,7 @@ PROGRAMS = {
 """The whole programs of the page, files in examples/, with their headings."""
 SECTIONS = {
     "Machines": ("probe", "load", "resolve", "Topology", "Device", "Link"),
-    "Plans": ("synthesize", "Plan", "Entry", "Limits", "Bound"),
+    "Plans": ("synthesize", "describe", "Plan", "Entry", "Limits", "Bound"),
     "Collectives and schedules": ("Collective", "CollectiveName", "Chunk", "Schedule", "Transfer", "verify"),
     "Running": ("Communicator", "Choice", "ddp_hook", "backend_options", "BackendOptions", "nccl_graph"),
     "Strategies of one's own": ("strategy", "Request", "Send", "build_schedule"),
@@ -70,8 +70,9 @@ Written by `scripts/write_api.py` from the docstrings; change those, then `make 
 
 `import topoplan` shows the names below and imports nothing heavy: each name's module is imported when the name is first
 used, and torch only with those under [Running](#running). Sizes are bytes, or texts such as `"64M"`
-where that is said; bandwidths are in GB/s (1e9 bytes a second), in fractions. Objects print as one line; `print(x.describe())`
-has the tables that the commands print. The package is typed (`py.typed`; programs pass `mypy --strict`).
+where that is said; bandwidths are in GB/s (1e9 bytes a second), in fractions. Objects print as one line;
+`print(topoplan.describe(x))` has the tables that the commands print. The package is typed
+(`py.typed`; programs pass `mypy --strict`).
 
 ## What stays as it is
 
@@ -84,7 +85,7 @@ version.
   write instead. A patch version (0.1.0 to 0.1.1) does not. From 1.0 on only a major version does.
 - New names, parameters with defaults, strategies, presets and fields of files may come with any minor version.
 - Plans and topologies are files with a `version`. A file of an older version is read, or refused in one line that says so.
-- Not promised: the words of messages, of `repr` and of `describe()`, and which schedules a plan holds. The same request
+- Not promised: the words of messages, of `repr` and of `describe`, and which schedules a plan holds. The same request
   gives the same plan with the same version of topoplan and the same strategies installed; a newer one may find a better
   plan.
 - Errors keep their classes and exit codes.

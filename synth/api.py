@@ -6,12 +6,13 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 from os import PathLike
+from typing import Protocol
 
 from ..topo.derived.stripes import merge_nvswitches
 from ..topo.errors import InputError
 from ..topo.graph import Topology
 from ..topo.resolve import load
-from .describe import count_bytes
+from .describe import count_bytes, describe_plan, describe_schedule
 from .effort import USUAL_LIMIT_S
 from .forest.plant import Limits
 from .ir.collective import Collective, CollectiveName
@@ -23,6 +24,27 @@ from .synthesize import synthesize as synthesize_plan
 from .verify import verify as verify_schedule
 
 log = logging.getLogger("topoplan")
+
+
+class Describes(Protocol):
+    """Something that says itself what it is, as a Choice does."""
+
+    def describe(self) -> str:
+        """Return text of several lines."""
+
+
+def describe(thing: Topology | Plan | Schedule | Describes, size: int | str = "1G") -> str:
+    """Return what people are told of a thing, as text: of a topology the tables of topo-probe, of a plan the table of
+    topo-synth with the prediction for `size` (bytes, or text such as "64M"), of a schedule its figures and first transfers,
+    of a choice the race.
+    """
+    if isinstance(thing, Topology):
+        from ..topo.pictures import table  # rich, which nothing else here needs
+
+        return table.write(thing).rstrip("\n")
+    if isinstance(thing, Plan):
+        return describe_plan(thing, count_bytes(size))
+    return describe_schedule(thing) if isinstance(thing, Schedule) else thing.describe()
 
 
 def synthesize(

@@ -146,14 +146,6 @@ class Plan:
         needed = self._figures[entry][1]
         return 1 - bound.s_per_GB / needed if needed else Fraction(0)
 
-    def describe(self, size: int | str = "1G") -> str:
-        """Return the table that topo-synth prints: the bounds, a row for each range of sizes with its gap, and the prediction
-        for `size` (bytes, or text such as "64M").
-        """
-        from .describe import count_bytes, describe_plan  # rich, which nothing else here needs
-
-        return describe_plan(self, count_bytes(size))
-
     def __repr__(self) -> str:
         labels = ", ".join(dict.fromkeys(entry.schedule.strategy for entry in self.entries))
         at_most = f"at most {float(self.bound_one_way.algbw_GBps):.4g} GB/s"

@@ -21,13 +21,14 @@ from topoplan.synth.channels.channels import CHAIN, RING, Channels, algbw_GBps, 
 from topoplan.synth.effort import Effort
 from topoplan.synth.ir.collective import Chunk, Collective
 from topoplan.synth.judge.found import Place
+from topoplan.synth.judge.judging import Judge
 from topoplan.synth.judge.machine import Machines
 from topoplan.synth.judge.places import place_ranks
 from topoplan.synth.judge.prometheus import write_prometheus
 from topoplan.synth.judge.rates import RINGS, TREES, rate_rings, rate_trees
 from topoplan.synth.judge.readers.detect import read_text
 from topoplan.synth.judge.report import write_json, write_text
-from topoplan.synth.judge.verdict import Judge, Verdict
+from topoplan.synth.judge.verdict import Verdict
 from topoplan.synth.request import Request, Send, build_schedule
 from topoplan.topo.errors import InputError
 from topoplan.topo.graph import Topology

@@ -144,12 +144,6 @@ class Topology:
         rest = {key: value for key, value in self.extra.items() if key not in _EVIDENCE}
         return self if len(rest) == len(self.extra) else replace(self, extra=rest)
 
-    def describe(self) -> str:
-        """Return the tables that topo-probe prints: devices, how GPUs reach each other, links, notes."""
-        from .pictures import table  # rich, which nothing else here needs
-
-        return table.write(self).rstrip("\n")
-
     def __repr__(self) -> str:
         others = len(self.devices) - len(self.ranks)
         gpus = f"{len(self.ranks)} GPU{'' if len(self.ranks) == 1 else 's'}"

@@ -123,12 +123,6 @@ class Schedule:
             rows[transfer.step].append(transfer)
         return tuple(tuple(rows[s]) for s in range(self.steps))
 
-    def describe(self) -> str:
-        """Return the schedule's figures and its first transfers as a table."""
-        from ..describe import describe_schedule  # rich, which nothing else here needs
-
-        return describe_schedule(self)
-
     def __repr__(self) -> str:
         collective = self.collective
         sizes = f"{len(self.chunks)} chunks, {self.steps} steps, {len(self.transfers)} transfers"

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from fractions import Fraction
-from typing import TYPE_CHECKING
 
 from .found import Finding
 from .options import GRAPH_FILE, PLAN, RANK_ORDER, Options
 from .rates import RINGS, TREES, Rate
-
-if TYPE_CHECKING:
-    from .verdict import Channelled, Measured, Verdict
+from .verdict import Channelled, Measured, Verdict
 
 _GAIN = 1.05
 """Of how much a gain is worth a word."""
