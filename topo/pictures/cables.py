@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 
-from ..graph import Topology
+from ..graph import Device, Topology
 from ..hardware import find_datasheet_GBps
 
 KIND_NAMES = {
@@ -103,3 +104,27 @@ def format_rate(GBps: Fraction) -> str:
     if GBps < 1:
         return f"{float(GBps):.3g}"
     return f"{round(float(GBps), 3):.3f}".rstrip("0").rstrip(".")
+
+
+def find_components(topology: Topology, machine_cables: Iterable[Cable], without: set[str]) -> list[list[Device]]:
+    """Return the devices that hang together without the devices in `without`, in device order."""
+    neighbours: dict[str, list[str]] = defaultdict(list)
+    for cable in machine_cables:
+        if not {cable.a, cable.b} & without:
+            neighbours[cable.a].append(cable.b)
+            neighbours[cable.b].append(cable.a)
+    component_of: dict[str, int] = {}
+    components: list[list[Device]] = []
+    for device in topology.devices:
+        if device.id in without:
+            continue
+        if device.id not in component_of:
+            queue = [device.id]
+            component_of[device.id] = len(components)
+            for ident in queue:
+                fresh = [n for n in dict.fromkeys(neighbours[ident]) if n not in component_of]
+                component_of |= dict.fromkeys(fresh, len(components))
+                queue += fresh
+            components.append([])
+        components[component_of[device.id]].append(device)
+    return components

@@ -6,7 +6,7 @@ from collections import defaultdict
 from dataclasses import dataclass, replace
 
 from ..graph import Device, Topology
-from .cables import find_cables
+from .cables import find_cables, find_components
 
 MOST_CABLES = 400
 """A machine with more cables than this is not drawn whole."""
@@ -51,27 +51,7 @@ def _list_hubs(topology: Topology) -> list[Device]:
 
 def list_boxes(topology: Topology) -> list[list[Device]]:
     """Return what hangs together without the switches that join boxes, in device order."""
-    hubs = {d.id for d in _list_hubs(topology)}
-    neighbours: dict[str, list[str]] = defaultdict(list)
-    for a, b in topology.capacity_GBps:
-        if a not in hubs and b not in hubs:
-            neighbours[a].append(b)
-            neighbours[b].append(a)
-    box_of: dict[str, int] = {}
-    boxes: list[list[Device]] = []
-    for device in topology.devices:
-        if device.id in hubs:
-            continue
-        if device.id not in box_of:
-            queue = [device.id]
-            box_of[device.id] = len(boxes)
-            for ident in queue:
-                fresh = [n for n in dict.fromkeys(neighbours[ident]) if n not in box_of]
-                box_of |= dict.fromkeys(fresh, len(boxes))
-                queue += fresh
-            boxes.append([])
-        boxes[box_of[device.id]].append(device)
-    return boxes
+    return find_components(topology, find_cables(topology), {d.id for d in _list_hubs(topology)})
 
 
 def _describe_box(topology: Topology, box: list[Device]) -> object:

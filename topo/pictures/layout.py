@@ -13,7 +13,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 from ..graph import Device, Topology
-from .cables import Cable, find_cables
+from .cables import Cable, find_cables, find_components
 from .shapes import MANY_GPUS, NIC_HEIGHT, NIC_WIDTH, Frame, Picture, Shape, get_gpu_size, make_gpu_shape, make_wire
 from .socket_tree import format_bar_label, lay_out_sockets
 from .structures import arrange
@@ -57,7 +57,7 @@ def lay_out_boxes(topology: Topology) -> Picture:
     """Return the picture of boxes and the bars between them."""
     machine_cables = find_cables(topology)
     hubs = [d for d in topology.devices if d.kind == "switch" and d.family in (None, "network")]
-    components = _find_components(topology, machine_cables, {d.id for d in hubs})
+    components = find_components(topology, machine_cables, {d.id for d in hubs})
     pictures = [_lay_out_box(topology, members, machine_cables) for members in components]
     if len(components) > 1 and any(len(members) > 1 for members in components):
         pictures = [_add_frame(p, f"box {i}") for i, p in enumerate(pictures)]
@@ -66,30 +66,6 @@ def lay_out_boxes(topology: Topology) -> Picture:
         pictures, network_below=tiered, has_bar=bool(hubs), singles=all(len(b) == 1 for b in components)
     )
     return _add_network_bars(topology, arranged, hubs, machine_cables)
-
-
-def _find_components(topology: Topology, machine_cables: Iterable[Cable], without: set[str]) -> list[list[Device]]:
-    """Return the devices that hang together without the devices in `without`, in device order."""
-    neighbours: dict[str, list[str]] = defaultdict(list)
-    for cable in machine_cables:
-        if not {cable.a, cable.b} & without:
-            neighbours[cable.a].append(cable.b)
-            neighbours[cable.b].append(cable.a)
-    component_of: dict[str, int] = {}
-    components: list[list[Device]] = []
-    for device in topology.devices:
-        if device.id in without:
-            continue
-        if device.id not in component_of:
-            queue = [device.id]
-            component_of[device.id] = len(components)
-            for ident in queue:
-                fresh = [n for n in dict.fromkeys(neighbours[ident]) if n not in component_of]
-                component_of |= dict.fromkeys(fresh, len(components))
-                queue += fresh
-            components.append([])
-        components[component_of[device.id]].append(device)
-    return components
 
 
 def _lay_out_box(topology: Topology, devices: Sequence[Device], machine_cables: tuple[Cable, ...]) -> Picture:
