@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from one_way import MACHINES, SHARED
+from one_way import MACHINES, SHARED, open_machine
 
 if TYPE_CHECKING:
     from topoplan.topo.graph import Topology
@@ -52,18 +51,13 @@ def list_machines() -> Iterator[Machine]:
     from topoplan.topo.resolve import resolve
 
     seen: set[str] = set()
-    with tempfile.TemporaryDirectory() as folder:
-        for name, file, text, wanted in MACHINES:
-            source = file if file is None or "/" not in file else str(SHARED / file)
-            if source is None:
-                path = Path(folder) / "machine.txt"
-                path.write_text(text or "")
-                source = str(path)
-            if "/" in source and not Path(source).exists():
-                print(f"{name:<28} skipped: {file} is not in {SHARED}", file=sys.stderr)
-                continue
-            seen.add(Path(source).name if source.startswith("/") else source)
-            yield Machine(name, merge_nvswitches(resolve(source)), wanted)
+    for name, file, text, wanted in MACHINES:
+        topology = open_machine(file, text)
+        if topology is None:
+            print(f"{name:<28} skipped: {file} is not in {SHARED}", file=sys.stderr)
+            continue
+        seen.add(Path(file or name).name)
+        yield Machine(name, topology, wanted)
     for name in (*PRESETS, *GRAPHS):
         if name not in seen:
             yield Machine(name, resolve(name), None, name in PRESETS)

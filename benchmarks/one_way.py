@@ -14,7 +14,10 @@ import tempfile
 from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from topoplan.topo.graph import Topology
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 _WITHIN = 5e-4
@@ -76,14 +79,11 @@ MACHINES: tuple[Machine, ...] = (
 )
 
 
-def measure(machine: Machine) -> dict[str, Any] | None:
-    """Return the figures of a machine, in GB/s; None where its file is absent."""
-    from topoplan.synth.bounds.certificate import check_bound
-    from topoplan.synth.synthesize import collective_on, synthesize
+def open_machine(file: str | None, text: str | None) -> Topology | None:
+    """Return a machine by its file in SHARED, its preset's name, or the text of a matrix; None where its file is absent."""
     from topoplan.topo.derived.stripes import merge_nvswitches
     from topoplan.topo.resolve import resolve
 
-    name, file, text, wanted = machine
     with tempfile.TemporaryDirectory() as folder:
         source = file if file is None or "/" not in file else str(SHARED / file)
         if source is None:
@@ -92,7 +92,18 @@ def measure(machine: Machine) -> dict[str, Any] | None:
             source = str(path)
         if "/" in source and not Path(source).exists():
             return None
-        topology = merge_nvswitches(resolve(source))
+        return merge_nvswitches(resolve(source))
+
+
+def measure(machine: Machine) -> dict[str, Any] | None:
+    """Return the figures of a machine, in GB/s; None where its file is absent."""
+    from topoplan.synth.bounds.certificate import check_bound
+    from topoplan.synth.synthesize import collective_on, synthesize
+
+    name, file, text, wanted = machine
+    topology = open_machine(file, text)
+    if topology is None:
+        return None
     collective = collective_on("allreduce", topology)
     plan = synthesize(collective, topology, "packing").plan
     check_bound(plan.bound, collective, topology)
