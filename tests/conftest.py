@@ -13,7 +13,7 @@ from types import ModuleType
 import patience
 import pytest
 from hypothesis import HealthCheck, settings
-from thorough import cases
+from thorough import count_examples
 
 from topoplan.synth.synthesize import collective_on, synthesize
 from topoplan.topo.presets import preset
@@ -22,7 +22,7 @@ MACHINES = Path(__file__).resolve().parents[2] / "shared" / "machines"
 INPUTS = MACHINES.parent / "inputs"
 SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example]
 
-settings.register_profile("topoplan", deadline=None, suppress_health_check=SLOW, max_examples=cases(60))
+settings.register_profile("topoplan", deadline=None, suppress_health_check=SLOW, max_examples=count_examples(60))
 settings.load_profile("topoplan")
 gc.disable()  # until all is imported
 

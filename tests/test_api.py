@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from launch import run_command, run_module, run_ranks
 from random_graphs import graphs
 from ranks import programs
-from thorough import cases
+from thorough import count_examples
 
 import topoplan
 from topoplan.synth import registry
@@ -167,7 +167,7 @@ def test_a_schedule_is_verified_by_itself() -> None:
 # -- what is printed --------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=cases(20))
+@settings(max_examples=count_examples(20))
 @given(graphs(switches=2))
 def test_a_machine_prints_as_one_line_and_describes_itself(machine: topoplan.Topology) -> None:
     assert len(repr(machine)) < 120 and "\n" not in repr(machine)
@@ -320,7 +320,7 @@ def test_names_that_a_strategy_may_not_have(name: str) -> None:
 
 
 @pytest.mark.usefixtures("own_strategies")
-@settings(max_examples=cases(20), suppress_health_check=[*SLOW, HealthCheck.function_scoped_fixture])
+@settings(max_examples=count_examples(20), suppress_health_check=[*SLOW, HealthCheck.function_scoped_fixture])
 @given(machine=graphs(switches=2), cut=st.integers(0, 40))
 def test_a_strategy_that_drops_transfers_is_never_believed(machine: topoplan.Topology, cut: int) -> None:
     """Whatever it leaves out of a right schedule, it is refused; what is left whole is planned with."""

@@ -9,7 +9,7 @@ from itertools import combinations
 import pytest
 from hypothesis import given, settings
 from random_graphs import graphs, on, partition_bound
-from thorough import cases
+from thorough import count_examples
 
 from topoplan.synth.bounds.any_way import bound
 from topoplan.synth.bounds.certificate import Bound, check_bound
@@ -42,7 +42,7 @@ def test_allreduce_bounds_known_from_the_literature(argument: str, algbw: Fracti
     check_bound(found, on("allreduce", topology), topology)
 
 
-@settings(max_examples=cases(40))
+@settings(max_examples=count_examples(40))
 @given(graphs(most=8))
 def test_allreduce_on_two_way_graphs_is_the_partition_formula_and_trees_reach_it(topology: Topology) -> None:
     collective = on("allreduce", topology)
@@ -75,7 +75,7 @@ def cut_formula(name: str, topology: Topology) -> Fraction:
 
 
 @pytest.mark.parametrize("name", ["allgather", "reduce-scatter", "broadcast", "reduce", "gather", "scatter"])
-@settings(max_examples=cases(20))
+@settings(max_examples=count_examples(20))
 @given(topology=graphs(two_way=False))
 def test_cut_bounds_are_the_best_over_all_cuts(name: str, topology: Topology) -> None:
     collective = on(name, topology)
@@ -84,7 +84,7 @@ def test_cut_bounds_are_the_best_over_all_cuts(name: str, topology: Topology) ->
     assert found.s_per_GB == cut_formula(name, topology)
 
 
-@settings(max_examples=cases(25))
+@settings(max_examples=count_examples(25))
 @given(graphs(most=5, two_way=False))
 def test_alltoall_bounds_hold_and_are_no_weaker_than_any_cut(topology: Topology) -> None:
     collective = on("alltoall", topology)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from launch import run_ranks
 from ranks import compression
-from thorough import cases
+from thorough import count_examples
 
 from topoplan.runtime.codecs import BLOCK, CODECS, Codec, find_codec
 from topoplan.topo.errors import InputError
@@ -40,7 +40,7 @@ def values(seed: int, blocks: int, exponent: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS)
-@settings(max_examples=cases(60))
+@settings(max_examples=count_examples(60))
 @given(seed=st.integers(0, 10**6), blocks=st.integers(1, 40), exponent=st.integers(-90, 90))
 def test_errors_are_bounded_and_rounding_is_done_once(codec: Codec, seed: int, blocks: int, exponent: int) -> None:
     x = values(seed, blocks, exponent if codec.name != "fp16" else exponent % 3)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from thorough import cases
+from thorough import count_examples
 
 from topoplan.topo.doctor import CHECKS, Finding, examine, list_findings, report
 from topoplan.topo.graph import Device, Link, Topology, both_ways
@@ -503,7 +503,7 @@ PAIRS = st.sampled_from(list(permutations(range(4), 2)))
 
 
 @given(st.data())
-@settings(max_examples=cases(60))
+@settings(max_examples=count_examples(60))
 def test_one_thing_broken_on_a_healthy_machine_is_named_with_its_devices(data: st.DataObject) -> None:
     breaks: dict[str, Callable[[int, int], tuple[Machine, str, set[str]]]] = {
         "a link direction": lambda i, _: (
@@ -602,7 +602,7 @@ def topologies(draw: st.DrawFn) -> Topology:
 
 
 @given(topologies())
-@settings(max_examples=cases(60))
+@settings(max_examples=count_examples(60))
 def test_whatever_a_topology_and_its_facts_hold_the_doctor_answers(topology: Topology) -> None:
     examination = examine(topology)
     for finding in examination.findings:

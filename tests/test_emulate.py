@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given, settings
 from launch import run_emulated
 from random_graphs import graphs
-from thorough import cases
+from thorough import count_examples
 
 from topoplan.runtime.emulate import Blueprint, Network, blueprint, emulate, parse_rate, why_not
 from topoplan.runtime.emulate.blueprint import parse_order
@@ -47,7 +47,7 @@ def forwarded(built: Blueprint, src: int, dst: int) -> list[int]:
     return path
 
 
-@settings(max_examples=cases(60))
+@settings(max_examples=count_examples(60))
 @given(graphs(switches=3, two_way=False))
 def test_packets_take_the_route_that_the_hardware_takes(topology: Topology) -> None:
     built = blueprint(topology, Fraction(10**7))

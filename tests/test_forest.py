@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_graphs import graphs, on
 from scipy.optimize import linprog
-from thorough import cases
+from thorough import count_examples
 
 from topoplan.synth.bounds.any_way import bound
 from topoplan.synth.bounds.certificate import check_bound
@@ -70,7 +70,7 @@ def best(result: Synthesis) -> Schedule:
 
 
 @pytest.mark.parametrize("name", COLLECTIVES)
-@settings(max_examples=cases(8))
+@settings(max_examples=count_examples(8))
 @given(topology=graphs(most=5, two_way=False, switches=2))
 def test_packing_is_at_the_bound_on_uneven_machines_with_switches(name: str, topology: Topology) -> None:
     result = pack(topology, name)
@@ -79,7 +79,7 @@ def test_packing_is_at_the_bound_on_uneven_machines_with_switches(name: str, top
 
 
 @pytest.mark.parametrize("name", COLLECTIVES)
-@settings(max_examples=cases(8))
+@settings(max_examples=count_examples(8))
 @given(
     st.dictionaries(
         st.sampled_from([(a, b) for a in "gGhHs" for b in "gGhHs" if a != b]), st.integers(1, 4), min_size=5
@@ -154,7 +154,7 @@ def free_roots_optimum(topology: Topology) -> float:
     return -float(found.fun)
 
 
-@settings(max_examples=cases(40))
+@settings(max_examples=count_examples(40))
 @given(graphs(most=4, two_way=False, switches=1))
 def test_allreduce_on_uneven_links_is_the_flow_optimum(topology: Topology) -> None:
     assert float(bound(on("allreduce", topology), topology).algbw_GBps) == pytest.approx(
@@ -333,7 +333,7 @@ def test_shares_are_small_fractions() -> None:
         assert max(c.share.denominator for c in best(pack(preset(argument))).chunks) <= denominator
 
 
-@settings(max_examples=cases(60))
+@settings(max_examples=count_examples(60))
 @given(st.data())
 def test_rounded_shares_sum_up_to_one_in_every_group_and_lose_nothing(data: st.DataObject) -> None:
     rows, columns = data.draw(st.integers(1, 5)), data.draw(st.integers(1, 6))
@@ -366,7 +366,7 @@ def radius(tree: set[int], ends: list[tuple[int, int]]) -> int:
 # -- the parts -----------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=cases(80))
+@settings(max_examples=count_examples(80))
 @given(graphs(most=8), st.integers(1, 5))
 def test_matroid_union_finds_all_trees_there_are(topology: Topology, copies: int) -> None:
     """floor(u X) trees exist where links may be used u times their bandwidth (Nash-Williams), and one more does not."""
@@ -390,7 +390,7 @@ def test_matroid_union_finds_all_trees_there_are(topology: Topology, copies: int
     assert spanning_trees(len(graph.names), ends, most, count + 1, Effort(60)) is None
 
 
-@settings(max_examples=cases(100))
+@settings(max_examples=count_examples(100))
 @given(st.integers(2, 7), st.data())
 def test_cheapest_out_trees_are_those_of_networkx(n: int, data: st.DataObject) -> None:
     price = np.array([[data.draw(st.integers(0, 20)) for _ in range(n)] for _ in range(n)])
@@ -404,7 +404,7 @@ def test_cheapest_out_trees_are_those_of_networkx(n: int, data: st.DataObject) -
         assert sum(price[p, v] for v, p in enumerate(parents) if p >= 0) == best_tree.size(weight="weight")
 
 
-@settings(max_examples=cases(60))
+@settings(max_examples=count_examples(60))
 @given(graphs(most=6, switches=3))
 def test_cheapest_trees_are_minimum_spanning_trees_of_the_metric(topology: Topology) -> None:
     graph = PairGraph(topology)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from thorough import cases
+from thorough import count_examples
 
 from topoplan.topo.errors import InputError
 from topoplan.topo.facts import Fact, Facts, facts_to_json
@@ -411,7 +411,7 @@ def trees(draw: st.DrawFn) -> Topology:
 
 
 @given(trees())
-@settings(max_examples=cases(120))
+@settings(max_examples=count_examples(120))
 def test_any_topology_with_any_facts_has_one_verdict_a_pair_and_always_the_same(topology: Topology) -> None:
     found = judge_pairs(topology)
     pairs = [(v.kind, frozenset((v.a, v.b))) for v in found]
@@ -435,7 +435,7 @@ def turned(subject: str) -> str:
 
 
 @given(trees())
-@settings(max_examples=cases(100))
+@settings(max_examples=count_examples(100))
 def test_verdicts_do_not_depend_on_the_direction_of_facts_and_links_or_the_order_of_devices(topology: Topology) -> None:
     facts = [{**fact, "subject": turned(fact["subject"])} for fact in topology.extra["facts"]]
     links = tuple(link.reversed() for link in topology.links)

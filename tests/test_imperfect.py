@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_graphs import graphs
-from thorough import cases
+from thorough import count_examples
 
 from topoplan.synth.bounds.any_way import bound
 from topoplan.synth.bounds.certificate import Bound, check_bound
@@ -119,7 +119,7 @@ def test_the_machine_that_a_damaged_one_would_be() -> None:
     assert mend(whole) is None and mend(preset("dgx1")) is None
 
 
-@settings(max_examples=cases(12), deadline=None)
+@settings(max_examples=count_examples(12), deadline=None)
 @given(graphs(most=6, switches=2), st.sampled_from(["alltoall", "allgather"]))
 def test_evened_paths_and_trees_are_right_on_any_machine(topology: Topology, name: str) -> None:
     collective = collective_on(name, topology)
@@ -145,7 +145,7 @@ def test_evened_paths_and_trees_are_right_on_any_machine(topology: Topology, nam
             assert sum(route is None for route in tree.down) == 1 and tree.down[tree.root] is None
 
 
-@settings(max_examples=cases(30), deadline=None)
+@settings(max_examples=count_examples(30), deadline=None)
 @given(graphs(most=6, switches=2))
 def test_cuts_around_groups_separate_gpus(topology: Topology) -> None:
     for inside in find_narrow_groups(topology):
@@ -166,7 +166,7 @@ def test_allreduce_is_solved_where_one_switch_of_several_computes(
     assert Plan.load(tmp_path / "plan.json").bound == plan.bound
 
 
-@settings(max_examples=cases(6), deadline=None)
+@settings(max_examples=count_examples(6), deadline=None)
 @given(graphs(most=4, switches=2), st.sampled_from(["allreduce", "broadcast", "allgather", "alltoall"]), st.data())
 def test_no_schedule_beats_the_bound_where_some_switches_compute(
     topology: Topology, name: str, data: st.DataObject

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from launch import run_module
 from random_graphs import graphs
-from thorough import cases
+from thorough import count_examples
 
 from topoplan.synth.bounds.any_way import bound
 from topoplan.synth.bounds.in_network import bound_in_network, list_possible, switch_on
@@ -88,7 +88,7 @@ def test_other_answers_are_refused(field: str, says: str) -> None:
     assert says in str(caught.value)
 
 
-@settings(max_examples=cases(25), deadline=None)
+@settings(max_examples=count_examples(25), deadline=None)
 @given(graphs(most=4, switches=2))
 def test_what_is_possible_never_makes_the_bound_lower(topology: Topology) -> None:
     for answer in ABILITIES:

@@ -19,7 +19,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from launch import Ended, run_module
-from thorough import cases
+from thorough import count_examples
 from torch import nn
 
 from topoplan.runtime.lab.networks import LOOPBACK, SLOW, list_sites, parse_ranks, two_hosts
@@ -208,7 +208,7 @@ def test_an_array_that_claims_more_than_is_there_takes_no_memory(tmp_path: Path)
         load(str(tmp_path / "data.npz"), 0)
 
 
-@settings(max_examples=cases(150))
+@settings(max_examples=count_examples(150))
 @given(st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 255)), min_size=1, max_size=8), st.integers(0, 10**6))
 def test_a_damaged_file_is_read_or_refused_in_one_line(
     tmp_path_factory: pytest.TempPathFactory, changes: list[tuple[int, int]], cut: int
@@ -257,7 +257,7 @@ def test_serial_training_is_the_plain_loop_bit_for_bit() -> None:
     assert torch.equal(trainer.flat(), torch.cat([p.detach().reshape(-1) for p in net.parameters()]))
 
 
-@settings(max_examples=cases(30))
+@settings(max_examples=count_examples(30))
 @given(st.integers(1, 9), st.integers(1, 200), st.integers(0, 3))
 def test_ranks_share_every_batch_and_leave_nothing_out(world: int, batch: int, epoch: int) -> None:
     data, job = small(batch)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from launch import Ended, run_emulated, run_joined, run_module
 from random_graphs import graphs
-from thorough import cases
+from thorough import count_examples
 
 from topoplan.runtime.emulate import blueprint, emulate, why_not
 from topoplan.runtime.measuring.experiments import find_routes, group_contending, group_disjoint, list_shifts
@@ -63,7 +63,7 @@ def measured_exactly(true: Topology, declared: Topology) -> Measurements:
     )
 
 
-@settings(max_examples=cases(150))
+@settings(max_examples=count_examples(150))
 @given(graphs(switches=4, two_way=False), st.data())
 def test_what_is_believed_is_never_above_the_truth_and_explains_every_pair(true: Topology, data: st.DataObject) -> None:
     factors = st.sampled_from([Fraction(1), Fraction(1), Fraction(2), Fraction(4, 3), Fraction(1, 2), Fraction(1, 5)])
@@ -92,7 +92,7 @@ def test_what_is_believed_is_never_above_the_truth_and_explains_every_pair(true:
         assert alone / 2 / Fraction(107, 100) <= predicted <= alone / Fraction(81, 100)
 
 
-@settings(max_examples=cases(60))
+@settings(max_examples=count_examples(60))
 @given(graphs(switches=4))
 def test_a_machine_that_is_as_declared_stays_as_declared(topology: Topology) -> None:
     believed = believe(topology, measured_exactly(topology, topology))
@@ -208,7 +208,7 @@ def test_parallel_links_share_what_was_measured() -> None:
     assert [x.bandwidth_GBps for x in found.links] == [Fraction(3, 2), 3, Fraction(1, 2)]
 
 
-@settings(max_examples=cases(60))
+@settings(max_examples=count_examples(60))
 @given(graphs(switches=4))
 def test_pairs_of_a_round_share_nothing_and_groups_are_matchings(topology: Topology) -> None:
     routes = find_routes(topology)

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from launch import run_module
 from random_graphs import graphs, on
-from thorough import cases
+from thorough import count_examples
 
 import topoplan
 from topoplan.synth.channels.channels import algbw_GBps, schedule_channels
@@ -144,7 +144,7 @@ def test_nccls_own_reader_loads_it(machine: str, dialect: rules.Dialect) -> None
 
 
 @given(st.data())
-@settings(max_examples=cases(150))
+@settings(max_examples=count_examples(150))
 def test_what_the_checker_lets_pass_nccl_loads_as_it_says(data: st.DataObject) -> None:
     start = data.draw(st.integers(0, len(GOOD)))
     instead = data.draw(st.text("<>\"'=/ 0123ax\n&-!", max_size=4))
@@ -164,7 +164,7 @@ def test_what_the_checker_lets_pass_nccl_loads_as_it_says(data: st.DataObject) -
 
 
 @given(graphs(most=5, two_way=False, switches=2))
-@settings(max_examples=cases(8))
+@settings(max_examples=count_examples(8))
 def test_files_for_random_machines_are_sound(topology: Topology) -> None:
     try:
         made, file = write("allreduce", topology)

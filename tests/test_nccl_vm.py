@@ -14,7 +14,7 @@ import nccl_rules as rules
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from thorough import cases
+from thorough import count_examples
 
 from topoplan.topo.errors import InputError
 from topoplan.topo.facts import Fact, Facts, facts_to_json
@@ -405,7 +405,7 @@ def test_the_slow_switches_of_a_recorded_machine_are_believed_faster(recorded: C
     assert re.match(r"(pci-\S+, ){7}pci-\S+: 5 GT/s x16, a placeholder .* written as 32 GT/s x16, as the", said[0])
 
 
-@settings(max_examples=cases(80))
+@settings(max_examples=count_examples(80))
 @given(
     st.lists(st.integers(0, 30), min_size=1, max_size=6, unique=True),
     st.lists(st.integers(31, 60), max_size=4, unique=True),

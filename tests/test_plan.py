@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from thorough import cases
+from thorough import count_examples
 
 from topoplan.synth.ir.schedule import Schedule, Transfer, Transfers
 from topoplan.synth.plan import Plan, _hash
@@ -156,7 +156,7 @@ def test_numbers_that_no_plan_holds_are_refused() -> None:
         Plan.loads(text)
 
 
-@settings(max_examples=cases(150))
+@settings(max_examples=count_examples(150))
 @given(st.data())
 def test_any_flipped_character_is_noticed(data: st.DataObject) -> None:
     text = json.dumps(PLAN.to_json())

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from played import PARTED, expected, play
-from thorough import cases
+from thorough import count_examples
 
 from topoplan.runtime.program.instructions import Await, Divide, Pack, Post
 from topoplan.runtime.program.lowering import lower
@@ -110,7 +110,7 @@ def check(schedule: Schedule, numel: int, rounds: bool = False, seed: int = 1, a
 @pytest.mark.parametrize("rounds", [False, True], ids=["flow", "rounds"])
 @pytest.mark.parametrize("cut", ["whole", "x3", "/3"])
 @pytest.mark.parametrize("name", SCHEDULES)
-@settings(max_examples=cases(2))
+@settings(max_examples=count_examples(2))
 @given(numel=st.one_of(st.sampled_from([0, 1, 2, 7]), st.integers(8, 3000)), seed=st.integers(0, 10**6))
 def test_programs_compute_the_collective(name: str, cut: str, rounds: bool, numel: int, seed: int) -> None:
     schedule = replace(SCHEDULES[name], segments=1 if cut == "whole" else 3, stepwise=cut == "/3")
@@ -121,7 +121,7 @@ def test_programs_compute_the_collective(name: str, cut: str, rounds: bool, nume
 
 @pytest.mark.parametrize("rounds", [False, True], ids=["flow", "rounds"])
 @pytest.mark.parametrize("name", ALLREDUCES)
-@settings(max_examples=cases(4))
+@settings(max_examples=count_examples(4))
 @given(numel=st.integers(0, 3000), cut=st.sampled_from([1, 3]), stepwise=st.booleans(), seed=st.integers(0, 10**6))
 def test_averages_are_divided_once_where_sums_are_completed(
     name: str, rounds: bool, numel: int, cut: int, stepwise: bool, seed: int

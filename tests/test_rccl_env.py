@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from launch import run_module
 from random_graphs import graphs, on
-from thorough import cases
+from thorough import count_examples
 
 from topoplan.synth.channels.channels import algbw_GBps, schedule_channels
 from topoplan.synth.effort import Effort
@@ -68,7 +68,7 @@ def test_eight_dies_of_an_mi250_come_near_the_bound(recorded: Callable[[str], Pa
 
 
 @given(graphs(most=5, switches=2))
-@settings(max_examples=cases(10))
+@settings(max_examples=count_examples(10))
 def test_texts_for_random_machines_are_sound(topology: Topology) -> None:
     try:
         made = write("allreduce", topology)

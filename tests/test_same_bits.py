@@ -82,7 +82,7 @@ def test_10000_generated_cases_have_the_bits_of_the_bracketing(name: str, batche
     """A case is an element: its contributions, a machine, one of the schedules, a segmentation, a size and a place."""
     cases = 0
 
-    @settings(max_examples=cases(10), deadline=None)
+    @settings(max_examples=count_examples(10), deadline=None)
     @given(topology=graphs(most=5, switches=2), seed=st.integers(0, 10**6))
     def check(topology: Topology, seed: int) -> None:
         nonlocal cases

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from thorough import cases
+from thorough import count_examples
 
 from topoplan.runtime.classic.mixing_matrix import metropolis_weights, neighbour_edges, ring_edges
 from topoplan.runtime.classic.server_shares import equal_hosts, find_shares
@@ -69,7 +69,7 @@ def test_the_load_is_what_the_transfers_put_on_each_link() -> None:
     assert all(found.load[link] / topology.capacity_GBps[link] == found.s_per_GB for link in found.busiest)
 
 
-@settings(max_examples=cases(30))
+@settings(max_examples=count_examples(30))
 @given(st.data())
 def test_no_division_in_twelfths_is_faster_than_the_one_found(data: st.DataObject) -> None:
     """Hosts behind one or two switches, with ports and trunk of any rate, against all divisions in twelfths."""

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_graphs import graphs, on
-from thorough import cases
+from thorough import count_examples
 
 from topoplan.synth.cost.affine import bandwidth_s_per_GB
 from topoplan.synth.cost.host_costs import HostCosts, host_of, with_host
@@ -51,7 +51,7 @@ def test_a_ring_without_host_costs_takes_what_its_links_need() -> None:
     assert predict_us(replace(ring, segments=4, stepwise=True), topology, FREE, MB) == pytest.approx(needed)
 
 
-@settings(max_examples=cases(40))
+@settings(max_examples=count_examples(40))
 @given(graphs(switches=2), st.sampled_from(["ring", "packing", "direct", "double-tree"]), st.integers(1, 40))
 def test_nothing_is_faster_than_its_busiest_link(topology: Topology, name: str, segments: int) -> None:
     topology = no_latency(topology)
@@ -123,7 +123,7 @@ def test_schedules_of_too_many_messages_are_costed_without_playing() -> None:
     assert time_us(direct, None, HostCosts(), MB) == 0
 
 
-@settings(max_examples=cases(20))
+@settings(max_examples=count_examples(20))
 @given(graphs(switches=3))
 def test_as_sent_keeps_the_schedule_and_takes_the_systems_routes(topology: Topology) -> None:
     base = built("packing", topology).uncut

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_graphs import graphs
-from thorough import cases
+from thorough import count_examples
 
 from topoplan.topo.errors import InputError
 from topoplan.topo.facts import Facts, load_facts
@@ -538,7 +538,7 @@ def test_every_preset_comes_back_as_the_text_it_was_written_as(name: str) -> Non
     assert len(back.ranks) == len(preset(name).ranks)
 
 
-@settings(max_examples=cases(100))
+@settings(max_examples=count_examples(100))
 @given(graphs(8, switches=4))
 def test_random_graphs_come_back_as_the_text_they_were_written_as(graph: Topology) -> None:
     check_written_text_comes_back(graph)
@@ -608,7 +608,7 @@ def machines(draw: st.DrawFn) -> Topology:
     return Topology("random", tuple(builder.devices), tuple(builder.links))
 
 
-@settings(max_examples=cases(300))
+@settings(max_examples=count_examples(300))
 @given(machines())
 def test_random_machines_come_back_as_the_text_they_were_written_as(machine: Topology) -> None:
     back = check_written_text_comes_back(machine)
@@ -616,7 +616,7 @@ def test_random_machines_come_back_as_the_text_they_were_written_as(machine: Top
     assert nics[0] == nics[1]
 
 
-@settings(max_examples=cases(300))
+@settings(max_examples=count_examples(300))
 @given(
     st.lists(
         st.sampled_from(["X", "PIX", "PXB", "NODE", "SYS", "NV2", "NV18", "SW", "NET", "DIS", "-"]),

@@ -8,7 +8,7 @@ from fractions import Fraction
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from thorough import cases
+from thorough import count_examples
 
 from topoplan.synth.bounds.any_way import bound
 from topoplan.synth.cost.affine import bandwidth_s_per_GB, cost, rounds
@@ -191,7 +191,7 @@ def test_rounds_are_sccls() -> None:
     assert rounds(ring, topology) == 14
 
 
-@settings(max_examples=cases(40))
+@settings(max_examples=count_examples(40))
 @given(st.lists(st.tuples(st.integers(0, 50), st.integers(1, 50)), min_size=1, max_size=12), st.integers(0, 10**6))
 def test_the_lower_envelope_is_the_minimum_at_every_size(lines: list[tuple[int, int]], size: int) -> None:
     from topoplan.synth.cost.affine import Cost

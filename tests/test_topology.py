@@ -11,7 +11,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from thorough import cases
+from thorough import count_examples
 
 from topoplan.topo.errors import InputError
 from topoplan.topo.graph import Device, Link, Topology, both_ways
@@ -43,7 +43,7 @@ def test_json_gives_back_the_same_topology(topology: Topology) -> None:
 
 
 @given(topologies(), st.randoms(use_true_random=False))
-@settings(max_examples=cases(60))
+@settings(max_examples=count_examples(60))
 def test_fingerprint_sees_neither_names_nor_order(topology: Topology, rng: random.Random) -> None:
     names = [d.id for d in topology.devices]
     new = dict(zip(names, (f"x{i}" for i in rng.sample(range(1000), len(names))), strict=True))
@@ -55,7 +55,7 @@ def test_fingerprint_sees_neither_names_nor_order(topology: Topology, rng: rando
 
 
 @given(topologies().filter(lambda t: bool(t.links)), st.data())
-@settings(max_examples=cases(60))
+@settings(max_examples=count_examples(60))
 def test_fingerprint_sees_every_bandwidth_and_latency(topology: Topology, data: st.DataObject) -> None:
     at = data.draw(st.integers(0, len(topology.links) - 1))
     link = topology.links[at]

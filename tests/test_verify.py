@@ -9,7 +9,7 @@ from fractions import Fraction
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from thorough import cases
+from thorough import count_examples
 
 from topoplan.synth.cost.affine import tighten
 from topoplan.synth.ir.collective import Chunk, Collective
@@ -115,7 +115,7 @@ def mutants(draw: st.DrawFn) -> tuple[Schedule, Topology]:
     return replace(schedule, transfers=Transfers.of(sorted(rows, key=lambda t: t.step))), topology
 
 
-@settings(max_examples=cases(500))
+@settings(max_examples=count_examples(500))
 @given(mutants())
 def test_every_mutant_that_changes_the_result_is_refused(case: tuple[Schedule, Topology]) -> None:
     mutant, topology = case
