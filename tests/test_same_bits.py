@@ -16,6 +16,7 @@ from launch import run_module, run_ranks
 from played import Array, play
 from random_graphs import graphs, on
 from ranks import same_bits
+from thorough import count_examples
 
 from topoplan.runtime.program.lowering import lower
 from topoplan.synth.bounds.one_way import find_bounds
