@@ -144,14 +144,18 @@ class Chooser:
 
     def known(self, size_bytes: int) -> Choice | None:
         """Return the choice for a size, if it was made; by a plan's ranges it always is."""
-        mode = self.mode(size_bytes, self.variants) if callable(self.mode) else self.mode
-        if mode is None or isinstance(mode, Schedule):
-            self._check_answer(mode, size_bytes)
-            return self._choice_of(mode)
-        check_choose_mode(mode)
-        if mode == SAME_BITS and mode != self.mode:  # a function's answer
-            self.plan.check_one_bracketing()
-            check_lossless(mode, None if self.codec is None else self.codec.name)
+        mode: Schedule | str | None
+        if not callable(self.mode):
+            mode = self.mode
+        else:
+            mode = self.mode(size_bytes, self.variants)
+            if mode is None or isinstance(mode, Schedule):
+                self._check_answer(mode, size_bytes)
+                return self._choice_of(mode)
+            check_choose_mode(mode)
+            if mode == SAME_BITS:
+                self.plan.check_one_bracketing()
+                check_lossless(mode, None if self.codec is None else self.codec.name)
         if mode == "plan":
             return self._choice_of(self.plan.entry_for(size_bytes).schedule)
         return self.choices.get(size_bytes.bit_length())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -170,7 +171,8 @@ class Communicator:
         numel = output.numel() if tensor is None else self._count_elements(output, tensor)
         target = flatten(output)
         source = target if tensor is None else flatten(tensor)
-        return Task(engine, numel, source, target, kind, residual, [partial(copy_back, output, target)])
+        then: list[Callable[[], None]] = [] if output.is_contiguous() else [partial(copy_back, output, target)]
+        return Task(engine, numel, source, target, kind, residual, then)
 
     # -- what is used, and the end -------------------------------------------------------------------------------
 

@@ -59,7 +59,7 @@ def check_tensors(call: str, tensors: tuple[torch.Tensor, ...], device_type: str
     for number, tensor in enumerate(tensors):
         if tensor.layout != torch.strided:
             raise InputError(f"{call}: {tensor.layout} tensors are not supported; expected a dense one")
-        if not number and any(n > 1 and not step for step, n in zip(tensor.stride(), tensor.shape, strict=True)):
+        if not number and not tensor.is_contiguous() and _is_expanded(tensor):
             raise InputError(f"{call}: the tensor is expanded, its elements share memory; pass a clone")
         if tensor.device.type != device_type:
             raise InputError(f"{call}: the tensor is on {tensor.device}, the group works on {device_type}")
@@ -67,6 +67,10 @@ def check_tensors(call: str, tensors: tuple[torch.Tensor, ...], device_type: str
             raise InputError(f"{call}: input and output differ in dtype: {tensor.dtype} and {tensors[0].dtype}")
         if compressed and not tensor.dtype.is_floating_point:
             raise InputError(f"{call}: {tensor.dtype} is not compressed; expected floating-point tensors")
+
+
+def _is_expanded(tensor: torch.Tensor) -> bool:
+    return any(n > 1 and not step for step, n in zip(tensor.stride(), tensor.shape, strict=True))
 
 
 def check_residual(tensor: torch.Tensor, reduction: ReduceOp, residual: torch.Tensor) -> None:
@@ -85,13 +89,13 @@ def check_residual(tensor: torch.Tensor, reduction: ReduceOp, residual: torch.Te
 
 def flatten(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor's elements in one dimension: a view where the tensor is contiguous, else a copy."""
-    return tensor.detach().reshape(-1).contiguous()
+    tensor = tensor.detach()
+    return tensor.view(-1) if tensor.is_contiguous() else tensor.reshape(-1).contiguous()
 
 
 def copy_back(tensor: torch.Tensor, flat: torch.Tensor) -> None:
-    """Copy the elements that `flatten` gave back to a tensor that was not contiguous."""
-    if flat.data_ptr() != tensor.data_ptr() or not tensor.is_contiguous():
-        tensor.detach().copy_(flat.view(tensor.shape))
+    """Copy the elements that `flatten` gave back to a tensor that is not contiguous."""
+    tensor.detach().copy_(flat.view(tensor.shape))
 
 
 def dtype_name(dtype: torch.dtype) -> str:

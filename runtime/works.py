@@ -173,14 +173,6 @@ class GpuWork(PlannedWork, dist.Work):
         return True
 
 
-class StartedWork(CpuWork):
-    """A call that goes on by itself, and ends with a future of None, or of the error."""
-
-    def __init__(self, tensors: list[torch.Tensor], ended: torch.futures.Future[ExecutionError | None]) -> None:
-        super().__init__(tensors)
-        ended.add_done_callback(lambda future: self.finish(future.value()))
-
-
 def tensors_or_raise(future: torch.futures.Future[Any]) -> Any:
     """Return a future's tensors, or raise the error that stands for them."""
     result = future.value()
@@ -203,11 +195,32 @@ def _shown(carry_out: Callable[..., PlannedWork]) -> Callable[..., PlannedWork]:
     return show
 
 
+class _Line:
+    """Calls that wait for a thread, and how many of them are not through; its owner may go while the thread is in a call."""
+
+    def __init__(self) -> None:
+        # SimpleQueue, not Queue: that one's locks are Python's, and cost a call as much again.
+        self.calls: queue.SimpleQueue[tuple[Call, PlannedWork] | None] = queue.SimpleQueue()
+        self.pending = 0
+        self._lock = threading.Lock()
+
+    def add(self, call: Call, work: PlannedWork) -> None:
+        """Have a call wait."""
+        with self._lock:
+            self.pending += 1
+        self.calls.put((call, work))
+
+    def mark_done(self) -> None:
+        """Count a call as through."""
+        with self._lock:
+            self.pending -= 1
+
+
 class ThreadQueue:
     """Calls on CPU tensors, carried out by a thread that starts with the first of them."""
 
     def __init__(self) -> None:
-        self._waiting: queue.Queue[tuple[Call, PlannedWork] | None] = queue.Queue()
+        self._line = _Line()
         self._thread: threading.Thread | None = None
 
     @_shown
@@ -220,15 +233,14 @@ class ThreadQueue:
         could.
         """
         work = CpuWork(tensors)
-        is_idle = self._waiting.unfinished_tasks == 0
-        if (waits and is_idle) or threading.current_thread() is self._thread:
+        if (waits and not self._line.pending) or threading.current_thread() is self._thread:
             _run(call)
             work.finish()
             return work
         if self._thread is None:
-            self._thread = threading.Thread(target=_serve, args=(self._waiting,), name="topoplan", daemon=True)
+            self._thread = threading.Thread(target=_serve, args=(self._line,), name="topoplan", daemon=True)
             self._thread.start()
-        self._waiting.put((call, work))
+        self._line.add(call, work)
         if waits:
             work.wait()
         return work
@@ -236,15 +248,15 @@ class ThreadQueue:
     def close(self) -> None:
         """End the thread."""
         if self._thread is not None:
-            self._waiting.put(None)
+            self._line.calls.put(None)
             if self._thread is not threading.current_thread():
                 self._thread.join(_END_S)
             self._thread = None
 
 
-def _serve(waiting: queue.Queue[tuple[Call, PlannedWork] | None]) -> None:
+def _serve(line: _Line) -> None:
     """Carry out one call after the other. Nothing is kept between them: groups must be free to be destroyed."""
-    while (task := waiting.get()) is not None:
+    while (task := line.calls.get()) is not None:
         call, work = task
         try:
             _run(call)
@@ -254,7 +266,7 @@ def _serve(waiting: queue.Queue[tuple[Call, PlannedWork] | None]) -> None:
         del task, call
         work.finish(error)
         del work, error
-        waiting.task_done()  # only now is the queue idle: callbacks of the work may have made calls of their own
+        line.mark_done()  # only now is the queue idle: callbacks of the work may have made calls of their own
 
 
 def _run(call: Call) -> None:
@@ -322,9 +334,9 @@ def start(
         if first is not None:
             first()
         stock = task.start_stock()
-        future = stock.find_future()
-        if future is not None:
-            return StartedWork(results, future)
+        work = CpuWork(results)
+        if stock.call_when_done(work.finish):
+            return work
         return calls.carry_out(stock.wait, results, waits=waits, name=name)
     number = task.engine.draw_number()
 

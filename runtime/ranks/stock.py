@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import AllreduceOptions
 
 from ...synth.ir.collective import Collective
-from ...topo.errors import ExecutionError
 from .faults import Call, Faults
 
 StockCall = Callable[..., dist.Work | None]
@@ -31,6 +31,8 @@ def make_stock_call(
     Both are the same tensor for allreduce, reduce and broadcast. AVG is a sum: the caller divides. With `asynchronous` it
     returns the Work of what it has started.
     """
+    if collective.name == "allreduce":
+        return _make_allreduce(group, target, op)
     rank, ranks, name = dist.get_rank(group), collective.ranks, collective.name
     is_root = rank == collective.root
     root = dist.get_global_rank(group, collective.root or 0)
@@ -40,7 +42,6 @@ def make_stock_call(
         return list(tensor.chunk(ranks)) if is_root else None
 
     calls: dict[str, Callable[[bool], dist.Work | None]] = {
-        "allreduce": lambda later: dist.all_reduce(target, op, group, later),
         "reduce": lambda later: dist.reduce(target, root, op, group, later),
         "broadcast": lambda later: dist.broadcast(target, root, group, later),
         "allgather": lambda later: _ALL_GATHER(target, source, group, later),
@@ -57,33 +58,54 @@ def make_stock_call(
     return run
 
 
+def _make_allreduce(group: dist.ProcessGroup, target: torch.Tensor, op: dist.ReduceOp.RedOpType) -> StockCall:
+    """Return an allreduce of `target`, right at the group: DDP makes one for every bucket, and torch's own function takes
+    longer to check and to log it than the group to start it.
+    """
+    options = AllreduceOptions()
+    options.reduceOp = dist.ReduceOp(dist.ReduceOp.SUM if op == dist.ReduceOp.AVG else op)
+
+    def run(*, asynchronous: bool = False) -> dist.Work | None:
+        options.asyncOp = asynchronous
+        work = group.allreduce([target], options)
+        if asynchronous:
+            return work
+        work.wait()
+        return None
+
+    return run
+
+
 class StartedStock:
     """A stock collective under way, `work`, as the `call` that `faults` knows it by; `finish` has what is left to do then."""
 
     def __init__(self, faults: Faults, call: Call, work: dist.Work, finish: Callable[[], None]) -> None:
         self._faults, self._call, self._work, self._finish = faults, call, work, finish
 
-    def find_future(self) -> torch.futures.Future[ExecutionError | None] | None:
-        """Return a future of None, or of the ExecutionError where the collective fails; None where the backend has no
-        futures (gloo's reduce-scatter): then somebody has to `wait`.
-
-        An exception raised while futures are chained would come out of them as a RuntimeError.
+    def call_when_done(self, done: Callable[[BaseException | None], None]) -> bool:
+        """Have `done` called at the end, with None, or with the ExecutionError where the collective fails. Returns False where
+        the backend has no futures (gloo's reduce-scatter): then somebody has to `wait`.
         """
         try:
             future = self._work.get_future()
         except RuntimeError:
-            return None
+            return False
 
-        def end(future: torch.futures.Future[list[torch.Tensor]]) -> ExecutionError | None:
+        def end(future: torch.futures.Future[list[torch.Tensor]]) -> None:
+            failed: Exception | None = None
             try:
                 future.value()
             except RuntimeError as error:
-                return self._faults.stuck_in_stock(self._call, error)
-            self._finish()
-            return None
+                failed = self._faults.stuck_in_stock(self._call, error)
+            else:
+                try:
+                    self._finish()
+                except Exception as error:  # handed to whoever waits
+                    failed = error
+            done(failed)
 
-        ended: torch.futures.Future[ExecutionError | None] = future.then(end)
-        return ended
+        future.add_done_callback(end)
+        return True
 
     def wait(self) -> None:
         """Wait until it is through. Raises ExecutionError where it fails."""
