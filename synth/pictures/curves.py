@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..sizes import show_size
-from .drawing import draw_text, start_svg
+from .drawing import choose_step, draw_text, start_svg
 
 _WIDTH, _HEIGHT = 560, 300
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 16, 44, 40
-_LINES = 5
 _MOST_DOTS = 16
 """Points of a curve that are marked by dots; with more, the line says enough."""
 
@@ -31,7 +30,7 @@ def draw_curves(title: str, curves: Sequence[Curve], limit: tuple[str, float] | 
     sizes = [size for curve in curves for size, _ in curve.points] or [1024]
     low, high = math.log2(min(sizes)), math.log2(max(sizes))
     highest = max([value for curve in curves for _, value in curve.points] + ([limit[1]] if limit else []) or [1.0])
-    step = _choose_step(highest)
+    step = choose_step(highest)
     top = max(step, math.ceil(highest * 1.02 / step) * step)
     plot_width, plot_height = _WIDTH - _LEFT - _RIGHT, _HEIGHT - _TOP - _BOTTOM
 
@@ -72,14 +71,6 @@ def draw_curves(title: str, curves: Sequence[Curve], limit: tuple[str, float] | 
             ]
     lines += _draw_legend(curves, limit)
     return "\n".join([*lines, "</svg>"]) + "\n"
-
-
-def _choose_step(highest: float) -> float:
-    """Return a round distance between level lines."""
-    if highest <= 0:
-        return 1.0
-    power = 10.0 ** math.floor(math.log10(highest / _LINES))
-    return next(power * k for k in (1, 2, 5, 10) if power * k * _LINES >= highest)
 
 
 def _draw_legend(curves: Sequence[Curve], limit: tuple[str, float] | None) -> list[str]:

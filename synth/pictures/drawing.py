@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from xml.sax.saxutils import escape
+
+_LEVELS = 5
 
 STYLE = """\
 .tp{--ink:#1f2933;--faint:#667380;--grid:#e3e8ee;--paper:#ffffff;--plan:#3f7d00;--stock:#c2410c;--bound:#4475b5;
@@ -13,7 +16,7 @@ font-family:"Helvetica Neue",Helvetica,Arial,"DejaVu Sans",sans-serif}
 .tp .t{fill:var(--ink)}.tp .f{fill:var(--faint)}.tp .g{stroke:var(--grid);fill:none}.tp .w{stroke:var(--wire);fill:none}
 .tp .plan{stroke:var(--plan);fill:none}.tp .stock{stroke:var(--stock);fill:none}.tp .bound{stroke:var(--bound);fill:none}
 .tp .node{fill:var(--node);stroke:var(--rim)}.tp .copy{fill:var(--copy)}.tp .add{fill:var(--add)}
-.tp .fp{fill:var(--plan)}.tp .fs{fill:var(--stock)}
+.tp .fp{fill:var(--plan)}.tp .fs{fill:var(--stock)}.tp .on{fill:var(--paper)}
 .tp .ce{stroke:var(--copy);fill:none}.tp .ae{stroke:var(--add);fill:none}.tp .dim{opacity:.62}
 """
 """The classes that all pictures use; a page, or a picture that stands alone, holds it once."""
@@ -40,6 +43,14 @@ def draw_text(x: float, y: float, text: str, size: int, *, anchor: str = "start"
     return (
         f'<text class="{look}" x="{x:.1f}" y="{y:.1f}" font-size="{size}" text-anchor="{anchor}">{quote(text)}</text>'
     )
+
+
+def choose_step(highest: float) -> float:
+    """Return a round distance between level lines, about five of which lead up to a value."""
+    if highest <= 0:
+        return 1.0
+    power = 10.0 ** math.floor(math.log10(highest / _LEVELS))
+    return next(power * k for k in (1, 2, 5, 10) if power * k * _LEVELS >= highest)
 
 
 def quote(text: str) -> str:
