@@ -46,7 +46,7 @@ schemas: $(VENV)/.base
 api: $(VENV)/.base
 	$(BIN)/python scripts/write_api.py
 
-# The documents as a site, in site/: open site/index.html.
+# The documents as a site, in site/: open site/index.html (searching needs a server: `python -m http.server -d site`).
 docs: $(VENV)/.docs
 	$(BIN)/python -m mkdocs build --quiet
 

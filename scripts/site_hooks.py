@@ -27,6 +27,7 @@ COMMANDS = ("probe", "synth", "run", "judge", "lab", "report", "emulate")
 HELPS = "<!-- helps -->"
 _COPIES = "files/"
 _LINK = re.compile(r"(\]\()([^)\s#]+)((?:#[^)\s]*)?\))")
+_NAMED = re.compile(r"\[`?([\w./-]+\.md)`?\]\(([^)\s#]+)((?:#[^)\s]*)?)\)")
 _FENCE = re.compile(r"^(```.*?^```$)", re.MULTILINE | re.DOTALL)
 
 
@@ -67,7 +68,13 @@ def _adapt(text: str, source: str, target: str) -> str:
         site = PAGES.get(name) or (name.removeprefix("docs/") if name.startswith("docs/") else _copy_of(name))
         return f"{match[1]}{posixpath.relpath(site, posixpath.dirname(target) or '.')}{match[3]}"
 
-    text = _LINK.sub(relink, text)
+    def name_page(match: re.Match[str]) -> str:
+        """A link whose text is a file's name has the page's title on the site."""
+        file = ROOT / _resolve(source, match[2])
+        title = re.search(r"^# (.*)$", file.read_text(encoding="utf-8"), re.MULTILINE) if file.is_file() else None
+        return f"[{title[1] if title else match[1]}]({match[2]}{match[3]})"
+
+    text = _LINK.sub(relink, _NAMED.sub(name_page, text))
     lines: list[str] = []
     in_list = False
     for line in text.splitlines(keepends=True):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import shutil
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -140,6 +141,9 @@ def test_the_commands_that_a_document_shows_print_what_it_shows(
         ):  # that trains for minutes
             continue
         module, *arguments = shown.words
+        for example in (ROOT / "examples").rglob("*.*"):
+            if example.name in arguments and not (tmp_path / example.name).exists():
+                shutil.copy(example, tmp_path)
         capsys.readouterr()
         code = import_module(f"topoplan.cli.{module.removeprefix('topo-')}").main(arguments)
         captured = capsys.readouterr()
