@@ -1,7 +1,8 @@
 """Build the source distribution, the wheel from that, and try the wheel in a fresh environment: `make package`.
 
 The environment sees the libraries that are installed beside this Python, but no checkout. It is tried in another folder:
-the three programs of docs/api.md, mypy --strict over them, `topo-report dgx1`.
+the three programs of docs/api.md, mypy --strict over them, `topo-report dgx1`, and all that each page shows which
+has commands that are too slow for the tests.
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ import venv
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "tests"))
+from shown_blocks import fits, read_page  # noqa: E402
+
 PROGRAMS = ("plan_a_machine.py", "run_a_collective.py", "own_strategy.py")
 BUILD = "from setuptools import build_meta; import sys; print(getattr(build_meta, 'build_' + sys.argv[1])(sys.argv[2]))"
 
@@ -48,6 +52,8 @@ def main() -> None:
         page = (work / "report.html").read_text(encoding="utf-8")
         if "dgx1" not in page or "</html>" not in page:
             sys.exit("topo-report dgx1: not a whole page")
+        for document in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
+            follow(document, folder / "fresh/bin", folder / document.stem)
 
 
 def build(folder: Path) -> Path:
@@ -82,6 +88,28 @@ def install(wheel: Path, folder: Path) -> str:
     return python
 
 
+def follow(document: Path, programs: Path, folder: Path) -> None:
+    """Run what a page shows, in a new folder, where some of it is marked as slow."""
+    page = read_page(document)
+    if not any(command.mark.startswith("slow") for command in page.commands):
+        return
+    folder.mkdir()
+    for shown in page.shown:
+        if isinstance(shown, tuple):
+            if shown[0]:
+                (folder / shown[0]).write_text(shown[1], encoding="utf-8")
+            continue
+        words = shown.words
+        if not words[0].startswith("topo-") or shown.mark.startswith("not run") or words[0] == "topo-lab":
+            continue
+        started = time.monotonic()
+        printed = _run([str(programs / words[0]), *words[1:]], folder).stdout
+        compared = shown.printed is not None and words[0] != "topo-run"  # whose times differ
+        if compared and not fits(shown.printed or [], printed):
+            sys.exit(f"{document.name}: {shown.line} prints something else:\n{printed}")
+        print(f"{document.name}: {shown.line}: {time.monotonic() - started:.1f} s", flush=True)
+
+
 def _list_folders(pth: Path) -> list[str]:
     """Return the folders that a .pth file adds, but no checkout of ours."""
     lines = pth.read_text(encoding="utf-8").splitlines()
@@ -106,6 +134,7 @@ def _try(title: str, command: list[str], folder: Path, expected: str = "") -> No
 def _run(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
     """Return what a command printed; exit with its output where it fails."""
     environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "MYPYPATH")}
+    environment["COLUMNS"] = "200"
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
         sys.exit(f"{' '.join(command)} ended with exit code {done.returncode}:\n{done.stdout}{done.stderr}")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 PROGRAMS = ("make", "nvidia-smi", "pip", "python", "python3", "set", "topo-", "topoplan", "torchrun")
 """How a line of a block begins that is a command, where no `$ ` says so; variables may stand before it."""
-_MARK = re.compile(r"<!-- not run: (.+) -->")
+_MARK = re.compile(r"<!-- ((?:not run|slow): .+) -->")
 _LINK = re.compile(r"\[[^]]*\]\(([^)\s]+)\)")
 _INLINE = re.compile(r"`(topo-[a-z]+ [^`]+)`")
 _NOT_SHOWN = re.compile(r"[\s─━]+|synthesized and verified in .*")
@@ -19,11 +19,13 @@ _VARIABLE = re.compile(r"[A-Z][A-Z0-9_]*=\S*$")
 
 @dataclass
 class Command:
-    """A command as it is shown: `printed` are the lines below it (None: none are shown), `left_out` why it is not run."""
+    """A command as it is shown: `printed` are the lines below it (None: none are shown), `mark` the comment above its block:
+    `not run: why`, or `slow: why`, which `make package` runs and tests do not.
+    """
 
     line: str
     printed: list[str] | None = None
-    left_out: str = ""
+    mark: str = ""
 
     @property
     def words(self) -> list[str]:
@@ -51,7 +53,7 @@ class Page:
 
 
 def read_page(path: Path) -> Page:
-    """Return what a document shows. A block under the comment `<!-- not run: why -->` has commands that are only parsed."""
+    """Return what a document shows. Comments `<!-- not run: why -->` and `<!-- slow: why -->` are about the next block."""
     page = Page(path)
     prose: list[str] = []
     fence: tuple[str, str, list[str]] | None = None

@@ -117,7 +117,7 @@ def test_the_site_is_built_and_asks_no_network(tmp_path: Path) -> None:
 def test_the_commands_that_a_document_shows_print_what_it_shows(
     document: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In a folder with the files that the page gives, one after the other; those with a reason not to are only parsed."""
+    """In a folder with the files that the page gives, one after the other; those with a mark are only parsed."""
     page = read_page(document)
     for line in page.inline:
         _check_options(Command(line).words, monkeypatch)
@@ -137,7 +137,7 @@ def test_the_commands_that_a_document_shows_print_what_it_shows(
             continue
         _check_words(shown.words, monkeypatch)
         if (
-            shown.left_out or not shown.words[0].startswith("topo-") or shown.words[0] == "topo-lab"
+            shown.mark or not shown.words[0].startswith("topo-") or shown.words[0] == "topo-lab"
         ):  # that trains for minutes
             continue
         module, *arguments = shown.words

@@ -106,20 +106,20 @@ def test_importing_topoplan_imports_nothing_heavy() -> None:
 
 def test_an_older_torch_is_refused_in_one_line_and_can_be_imported(tmp_path: Path) -> None:
     """By the commands and by what is imported; torch, which imports our backend itself, gets a warning."""
-    old = "import torch; torch.__version__ = '2.6.0+cpu'; "
-    run = "from topoplan.cli.run import main; raise SystemExit(main(['plan.json']))"
+    code = (
+        "import torch; torch.__version__ = '2.6.0+cpu'\n"
+        "from topoplan.cli.run import main; print(main(['plan.json']))\n"
+        "import topoplan.runtime.register, topoplan\n"
+        "try: topoplan.ddp_hook\n"
+        "except topoplan.InputError: print('refused')"
+    )
     machine = preset("ring:2")
     synthesize(collective_on("allreduce", machine), machine, "ring").plan.save(tmp_path / "plan.json")
     environment = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "RANK": "0", "WORLD_SIZE": "2"}
-    done = run_command(sys.executable, "-c", old + run, env=environment, cwd=tmp_path)
-    assert (done.returncode, done.stdout) == (2, "")
-    line = (
-        r"topo-run: error: torch 2\.6\.0\+cpu in .*torch: topoplan needs ([\d.]+) or newer; pip install 'torch>=\1'\n"
-    )
-    assert (found := re.fullmatch(line, done.stderr)), done.stderr
+    done = run_command(sys.executable, "-c", code, env=environment, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "2\nrefused\n")
+    line, warning = done.stderr.split("\n", 1)
+    said = r"topo-run: error: torch 2\.6\.0\+cpu in .*torch: topoplan needs ([\d.]+) or newer; pip install 'torch>=\1'"
+    assert (found := re.fullmatch(said, line)), done.stderr
     assert f'"torch>={found[1]}"' in PYPROJECT
-
-    use = "import topoplan.runtime.register, topoplan\ntry: topoplan.ddp_hook\nexcept topoplan.InputError: print('refused')"
-    done = run_command(sys.executable, "-c", old + "\n" + use, env=environment)
-    assert (done.returncode, done.stdout) == (0, "refused\n")
-    assert "could not register its backend 'topo' with torch: torch 2.6.0+cpu in" in done.stderr
+    assert "could not register its backend 'topo' with torch: torch 2.6.0+cpu in" in warning
