@@ -21,6 +21,8 @@ import topoplan
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("topo", "synth", "runtime", "cli", "tests", "benchmarks", "examples", "scripts")
 FILES = [file.relative_to(ROOT).as_posix() for folder in FOLDERS for file in (ROOT / folder).rglob("*.*")]
+MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
+PYPROJECT = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 TEXTS = [
     *DOCUMENTS,
@@ -167,8 +169,13 @@ def _check_words(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
         files = [x for x in rest if x.endswith(".py") and "/" in x]
         assert [x for x in files if not (ROOT / x).exists()] == [], words
     elif first == "make":
-        made = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+        made = re.findall(r"^([\w-]+):", MAKEFILE, re.MULTILINE)
         assert [x for x in rest if "=" not in x and x not in made] == [], words
+    elif first == "pip":
+        wanted = re.findall(r"\[(\w+)\]", " ".join(rest))
+        assert [x for x in wanted if not re.search(rf"^{x} = \[", PYPROJECT, re.MULTILINE)] == [], words
+        pinned = re.findall(r"torch==([\d.]+)", " ".join(rest))
+        assert [x for x in pinned if f"TORCH_VERSION ?= {x}\n" not in MAKEFILE] == [], words
     else:
         assert first in PROGRAMS, words
 
