@@ -23,7 +23,7 @@ PAGES = {
     "docs/schemas": "files.md",
 }
 """Where the site has what stands outside docs/: files of the checkout, and pages."""
-COMMANDS = ("probe", "synth", "run", "judge", "lab", "report", "emulate")
+_SCRIPT = re.compile(r'^(topo[\w-]*) = "topoplan\.cli\.', re.MULTILINE)
 HELPS = "<!-- helps -->"
 _COPIES = "files/"
 _LINK = re.compile(r"(\]\()([^)\s#]+)((?:#[^)\s]*)?\))")
@@ -111,7 +111,8 @@ def _helps() -> str:
     before = os.environ.get("COLUMNS")
     os.environ["COLUMNS"] = "80"
     try:
-        return "\n\n".join(f"## topo-{name}\n\n```text\n{_help(name)}\n```" for name in COMMANDS)
+        names = _SCRIPT.findall((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+        return "\n\n".join(f"## {name}\n\n```text\n{_help(name.removeprefix('topo-'))}\n```" for name in names)
     finally:
         os.environ.pop("COLUMNS")
         if before is not None:

@@ -34,6 +34,8 @@ class Command:
         words = shlex.split(line.partition(" > ")[0].split(" | ")[0])
         while words and _VARIABLE.match(words[0]):
             del words[0]
+        if words[0] == "topoplan" and len(words) > 1 and words[1][0] != "-":  # its subcommands are the commands
+            words[:2] = [f"topo-{words[1]}"]
         return words
 
 

@@ -8,6 +8,7 @@ import re
 import shutil
 import sys
 from importlib import import_module
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -144,7 +145,8 @@ def test_the_commands_that_a_document_shows_print_what_it_shows(
             continue
         module, *arguments = shown.words
         for example in (ROOT / "examples").rglob("*.*"):
-            if example.name in arguments and not (tmp_path / example.name).exists():
+            read = [word for before, word in pairwise(shown.words) if before not in ("-o", "--trace", "--plot")]
+            if example.name in read and not (tmp_path / example.name).exists():
                 shutil.copy(example, tmp_path)
         capsys.readouterr()
         code = import_module(f"topoplan.cli.{module.removeprefix('topo-')}").main(arguments)
