@@ -7,7 +7,7 @@ TORCH_VERSION ?= 2.13.0
 # Tests start hundreds of Python processes; each would compile topoplan anew where bytecode is not written.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test torch-suite torch-versions trainers lint format schemas api setup gpu-test gpu-check clean
+.PHONY: demo test torch-suite torch-versions trainers lint format schemas api docs package setup gpu-test gpu-check clean
 
 demo: $(VENV)/.demo
 	$(BIN)/python examples/demo.py
@@ -47,6 +47,14 @@ schemas: $(VENV)/.base
 api: $(VENV)/.base
 	$(BIN)/python scripts/write_api.py
 
+# The documents as a site, in site/: open site/index.html (searching needs a server: `python -m http.server -d site`).
+docs: $(VENV)/.docs
+	$(BIN)/python -m mkdocs build --quiet
+
+# What users get: the source distribution, the wheel made from it, and what must work from that in a fresh environment.
+package: $(VENV)/.dev
+	$(BIN)/python scripts/check_package.py
+
 setup: $(VENV)/.base
 
 $(VENV)/.base: pyproject.toml scripts/setup.sh
@@ -61,9 +69,13 @@ $(VENV)/.demo: $(VENV)/.base
 	$(BIN)/python -m pip install --quiet --editable '.[demo]'
 	touch $@
 
+$(VENV)/.docs: $(VENV)/.base
+	$(BIN)/python -m pip install --quiet --editable '.[docs]'
+	touch $@
+
 $(VENV)/.dev: $(VENV)/.base
-	$(BIN)/python -m pip install --quiet --editable '.[demo,dev]'
+	$(BIN)/python -m pip install --quiet --editable '.[demo,dev,docs]'
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(TRAINERS) .venv-torch-* build *.egg-info
+	rm -rf $(VENV) $(TRAINERS) .venv-torch-* build site *.egg-info

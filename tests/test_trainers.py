@@ -49,7 +49,7 @@ def test_a_trainer_changes_two_lines_at_most_and_the_document_has_them(script: P
     compile(stock, "for gloo", "exec")
     assert "topoplan" not in stock.split('"""')[2] and '"topo"' not in stock.split('"""')[2]
     assert 1 <= driver.count_changed_lines(text) <= 2
-    document = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
+    document = (ROOT / "docs" / "trainers.md").read_text(encoding="utf-8")
     changed = [after.strip() for line, after in pairwise(text.splitlines()) if line.lstrip().startswith("# gloo: ")]
     assert changed and [line for line in changed if line not in document] == []
 
