@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
+from collections.abc import Callable
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 
 import pytest
+from fake_library import environment as fake_environment
+from fake_library import serve
+from fake_nvml import nvl72_tray
 from hypothesis import given
 from hypothesis import strategies as st
 from launch import patient_ranks, wait_for_all
 
 from topoplan.topo.derived.hosts import NETWORK, ASSUMED_GBps, join_cpu_hosts, join_hosts
+from topoplan.topo.doctor import list_findings
 from topoplan.topo.errors import InputError
+from topoplan.topo.gpudirect import judge_pairs
 from topoplan.topo.graph import Device, Link, Topology, both_ways
 from topoplan.topo.presets import preset
+from topoplan.topo.probe.join import probe_local
+from topoplan.topo.resolve import resolve
 from topoplan.topo.routes import Router
 
 
@@ -45,7 +53,8 @@ def test_two_hosts_have_all_devices_and_a_network_between_their_nics() -> None:
     assert joined.is_symmetric
     assert len(joined.devices) == 4 + 6 + 1
     assert joined.by_id["host1/gpu0"].extra["host"] == "b"
-    assert joined.extra == {"hosts": ["a", "b"], "notes": ["a: odd"]}
+    facts = [{"subject": f"host{h}/gpu/0", "key": "uuid", "source": "NVML", "value": "x"} for h in range(2)]
+    assert joined.extra == {"hosts": ["a", "b"], "notes": ["a: odd"], "facts": facts}
     assert Router(joined).route(0, 4) is not None
 
 
@@ -118,6 +127,90 @@ def test_processes_stand_in_for_gpus_where_there_are_none() -> None:
     assert NETWORK not in join_cpu_hosts(["a"], [0, 0]).by_id
 
 
+# -- NVLink fabrics ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def tray(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Topology]:
+    """A probed tray of four GB200; arguments are the clique, the cluster's UUID (hexadecimal) and the state of its fabric."""
+
+    def probe_tray(name: str, clique: int = 7, cluster: str | None = None, state: int = 3) -> Topology:
+        machine = nvl72_tray()
+        for gpu in range(4):
+            machine.set(f"gpu.{gpu}.fabric.clique", clique).set(f"gpu.{gpu}.fabric.state", state)
+            if cluster is not None:
+                machine.set(f"gpu.{gpu}.fabric.cluster", cluster)
+        serve(monkeypatch, machine)
+        machine.capture(tmp_path / name)
+        return replace(probe_local(tmp_path / name), name=name)
+
+    return probe_tray
+
+
+def domains(topology: Topology) -> list[tuple[int, set[Fraction]]]:
+    """How many GPUs each NVSwitch joins, and at which rates."""
+    switches = [d.id for d in topology.devices if d.family == "nvswitch"]
+    rates = [[c for (_, b), c in topology.capacity_GBps.items() if b == switch] for switch in switches]
+    return [(len(of), set(of)) for of in rates]
+
+
+def test_trays_of_one_clique_are_one_nvlink_domain(tray: Callable[..., Topology]) -> None:
+    a, b, apart = tray("a"), tray("b"), tray("c", clique=8)
+    joined = join_hosts([a, b])
+    assert domains(joined) == [(8, {Fraction(900)})]
+    assert joined.by_id["nvswitch0"].in_network == a.by_id["nvswitch0"].in_network
+    assert Router(joined).route(0, 7) == ("host0/gpu0", "nvswitch0", "host1/gpu3")
+    assert Topology.loads(joined.dumps()) == joined
+    assert domains(join_hosts([a, apart])) == [(4, {Fraction(900)})] * 2
+    assert domains(join_hosts([a, apart, b])) == [(4, {Fraction(900)}), (8, {Fraction(900)})]
+    # joined ones may be joined again, in any order
+    again = join_hosts([joined, apart])
+    assert again.fingerprint == join_hosts([a, b, apart]).fingerprint
+    assert domains(join_hosts([apart, joined])) == domains(again)
+    # ranks may be any of the GPUs
+    some = join_hosts([a, apart, b], [(2, "gpu3"), (0, "gpu1")])
+    assert domains(some) == [(2, {Fraction(900)})]
+    assert some.ranks == ("host1/gpu3", "host0/gpu1")
+
+
+def test_fabrics_that_are_not_one_stay_apart(tray: Callable[..., Topology]) -> None:
+    whole = tray("a")
+    others = (tray("b", cluster="00" * 16), tray("c", cluster="ab" * 16), tray("d", state=2))
+    for other in others:
+        assert domains(join_hosts([whole, other])) == [(4, {Fraction(900)})] * 2
+    alone = tray("e", cluster="00" * 16)
+    assert domains(join_hosts([alone, others[0]])) == [(4, {Fraction(900)})] * 2
+
+
+def test_verdicts_and_findings_are_those_of_each_host_and_of_the_fabric(tray: Callable[..., Topology]) -> None:
+    a, b, apart = tray("a"), tray("b"), tray("c", clique=8)
+    alone = judge_pairs(a)
+    joined = judge_pairs(join_hosts([a, b]))
+    for host in ("host0", "host1"):
+        own = [v for v in joined if v.a.startswith(host) and v.b.startswith(host)]
+        assert [replace(v, a=v.a.partition("/")[2], b=v.b.partition("/")[2]) for v in own] == list(alone)
+    across = {(v.a, v.b): v for v in joined if v.a.partition("/")[0] != v.b.partition("/")[0]}
+    assert len(across) == 16 and {(v.kind, v.answer) for v in across.values()} == {("p2p", "yes")}
+    assert "clique 7" in across["host0/gpu0", "host1/gpu0"].evidence[0]
+    # the same finding on both hosts is one
+    (idle,) = list_findings(join_hosts([a, b]))
+    assert (idle.what, len(idle.about)) == ("slow-pcie-now", 8) and idle.message.startswith("host0, host1: gpu0, ")
+    # the other clique has no NVLink to the first, though its cluster is the same
+    assert len(judge_pairs(join_hosts([a, apart]))) == 2 * len(alone)
+    split = [f for f in list_findings(join_hosts([a, b, apart])) if f.what == "fabric-split"]
+    assert [(f.severity, f.about) for f in split] == [("warning", ("host0", "host1", "host2"))]
+    assert "host0, host1 (clique 7) | host2 (clique 8)" in split[0].message
+
+
+def test_an_xml_of_two_hosts_is_one_domain_too(more_inputs: Callable[[str], Path]) -> None:
+    topology = resolve(str(more_inputs("nccl_xml/GB300MP-2hosts.xml")))
+    assert domains(topology) == [(8, {Fraction(7218, 10)})]
+    verdicts = judge_pairs(topology)
+    assert {v.b.partition("/")[0] for v in verdicts if v.kind == "rdma" and v.a.startswith("host1")} == {"host1"}
+    assert sum(v.kind == "p2p" for v in verdicts) == 8 * 7 // 2
+    assert domains(join_hosts([topology, topology])) == [(8, {Fraction(7218, 10)})] * 2
+
+
 def _may_name_hosts() -> bool:
     try:
         return subprocess.run(["unshare", "--uts", "hostname", "elsewhere"], capture_output=True).returncode == 0
@@ -129,20 +222,23 @@ JOIN = str(Path(__file__).with_name("ranks") / "join_command.py")
 
 
 @pytest.mark.skipif(not _may_name_hosts(), reason="no host name of its own for a process (unshare --uts)")
-def test_ranks_on_two_host_names_are_on_two_hosts(tmp_path: Path) -> None:
+def test_ranks_on_two_host_names_are_on_two_hosts_of_one_fabric(tmp_path: Path) -> None:
+    """Two trays of an NVL72, the first with two ranks."""
     names = ("node-b", "node-a", "node-b")
+    tray = fake_environment(nvl72_tray(), tmp_path)
     running = []
     for rank, name in enumerate(names):
-        place = {"RANK": str(rank), "WORLD_SIZE": "3", "LOCAL_RANK": str(rank // 2), "GLOO_SOCKET_IFNAME": "lo"}
-        environment = {**os.environ, **place, "TOPOPLAN_RENDEZVOUS": str(tmp_path / "meet"), **patient_ranks()}
+        place = {"RANK": str(rank), "WORLD_SIZE": "3", "LOCAL_RANK": str(rank // 2)}
+        place["GLOO_SOCKET_IFNAME"] = "lo"
+        environment = {**tray, **place, "TOPOPLAN_RENDEZVOUS": str(tmp_path / "meet"), **patient_ranks()}
         inner = ["sh", "-c", f'hostname {name}; exec "$@"', "-", sys.executable, JOIN]
         running.append(
             subprocess.Popen(["unshare", "--uts", *inner], env=environment, stdout=subprocess.PIPE, text=True)
         )
     ended = wait_for_all(running, 100)
-    assert [process.returncode for process in ended] == [0, 0, 0]
-    assert ended[0].stdout == ended[1].stdout == ended[2].stdout
+    assert [process.returncode for process in ended] == [0] * 3
+    assert len({process.stdout for process in ended}) == 1
     topology = Topology.loads(ended[0].stdout)
     assert topology.extra["hosts"] == ["node-b", "node-a"]
-    if "stands_for" in topology.by_id[topology.ranks[0]].extra:  # where there are no GPUs
-        assert [topology.by_id[rank].extra["host"] for rank in topology.ranks] == list(names)
+    assert [topology.by_id[rank].extra["host"] for rank in topology.ranks] == list(names)
+    assert domains(topology) == [(3, {Fraction(900)})]
