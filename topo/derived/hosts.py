@@ -11,7 +11,7 @@ from ..devices import Device, Link, both_ways
 from ..errors import InputError
 from ..facts import Fact, Facts, facts_to_json, load_facts
 from ..facts.keys import qualify
-from ..formats.names import pick_unused_name
+from ..formats.names import join_first, pick_unused_name
 from ..graph import Topology
 from ..hardware import LATENCY_us
 from .fabric import Fabric, find_fabrics, make_shared_switch, move_links, name_shared_switches
@@ -27,6 +27,7 @@ ASSUMED_MEMORY_GBps = Fraction(2)
 MOST_FACTS = 60_000
 """Facts that a joined machine keeps, some 10 MB of JSON: those of an NVL72, or of 30 hosts of 8 GPUs."""
 _SLOW_PORT = 10
+_NAMED = 4  # hosts in the name of a joined machine
 SOURCE = "hosts joined by a network"
 
 RankLocation = tuple[int, str]
@@ -78,7 +79,7 @@ def join_hosts(
     notes = [note for host in hosts for note in host.notes]
     notes += [f"{t.name}: no GPU, left out" for t in topologies if not t.ranks]
     extra = {"hosts": names, "notes": notes, **_join_facts(hosts, notes)}
-    return Topology(name or ", ".join(names), (*gpus, *rest, *shared, network), tuple(links), SOURCE, extra)
+    return Topology(name or join_first(names, _NAMED), (*gpus, *rest, *shared, network), tuple(links), SOURCE, extra)
 
 
 def _tell_apart(names: Sequence[str]) -> list[str]:
