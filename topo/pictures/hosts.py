@@ -40,7 +40,8 @@ def show_hosts_once(topology: Topology) -> ShownHosts:
     for link in topology.links:
         for host in dict.fromkeys(place[end][0] for end in (link.src, link.dst) if end in place):
             ends = tuple(_describe_end(end, host, place, common) for end in (link.src, link.dst))
-            links[host][(*ends, link.kind, link.count, link.bandwidth_GBps)] += 1
+            described = (*ends, link.kind, link.count, link.bandwidth_GBps)
+            links[host][described] += 1
             joined_to[host] |= {link.src, link.dst} & common.keys()
     kinds: dict[object, list[str]] = defaultdict(list)
     for host, of_host in members.items():
