@@ -13,15 +13,13 @@ from ..facts import Fact, Facts, facts_to_json, load_facts
 from ..facts.keys import qualify
 from ..formats.names import join_first, pick_unused_name
 from ..graph import Topology
-from ..hardware import LATENCY_us
+from ..hardware import ASSUMED_BY, ASSUMED_SPEED, LATENCY_us
 from .fabric import Fabric, find_fabrics, make_shared_switch, move_links, name_shared_switches
 from .parts import split_hosts
 
 NETWORK = "network0"
 ASSUMED_GBps = Fraction(5, 4)
 """Assumed rate of a host into the network where nothing gives it: 10 Gbit/s Ethernet."""
-ASSUMED_SPEED, ASSUMED_BY = "assumed_speed_GBps", "assumed_speed_by"
-"""Fields of a NIC whose rate its file does not give: what is assumed for it, and why."""
 ASSUMED_MEMORY_GBps = Fraction(2)
 """Assumed rate between processes of one host: one core's copy through a socket, in round numbers."""
 MOST_FACTS = 60_000
