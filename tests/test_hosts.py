@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from launch import patient_ranks, wait_for_all
 
+from topoplan.cli.probe import main as probe_main
 from topoplan.topo.derived.hosts import NETWORK, ASSUMED_GBps, join_cpu_hosts, join_hosts
 from topoplan.topo.doctor import list_findings
 from topoplan.topo.errors import InputError
@@ -209,6 +210,108 @@ def test_an_xml_of_two_hosts_is_one_domain_too(more_inputs: Callable[[str], Path
     assert {v.b.partition("/")[0] for v in verdicts if v.kind == "rdma" and v.a.startswith("host1")} == {"host1"}
     assert sum(v.kind == "p2p" for v in verdicts) == 8 * 7 // 2
     assert domains(join_hosts([topology, topology])) == [(8, {Fraction(7218, 10)})] * 2
+
+
+# -- several hosts' files ----------------------------------------------------------------------------------------------
+
+BRIDGED = """\
+\tGPU0\tGPU1\tNIC0\tCPU Affinity\tNUMA Affinity
+GPU0\t X \tNV12\tPIX\t0-7\t0
+GPU1\tNV12\t X \tPIX\t0-7\t0
+NIC0\tPIX\tPIX\t X
+"""
+EIGHT = (
+    "\t".join(["", *(f"GPU{i}" for i in range(8)), "NIC0"])
+    + "\n"
+    + "\n".join("\t".join([f"GPU{i}", *("X" if i == j else "NV18" for j in range(8)), "NODE"]) for i in range(8))
+)
+XML = """\
+<system version="1"><cpu numaid="0" arch="x86_64" vendor="GenuineIntel" familyid="6" modelid="143">
+<pci busid="0000:17:00.0" class="0x030200" link_speed="" link_width="0"><gpu dev="0" sm="89" gdr="1"/></pci>
+<pci busid="0000:18:00.0" class="0x020700" link_speed="32.0 GT/s PCIe" link_width="16">
+<nic><net name="mlx5_0" dev="0" speed="400000" port="1"/></nic></pci></cpu></system>
+"""
+
+
+def run_probe(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, Topology | str]:
+    """The exit code of topo-probe, and what it printed: a topology, or the line of an error."""
+    code = probe_main([*map(str, arguments), "--json"])
+    printed = capsys.readouterr()
+    return code, Topology.loads(printed.out) if code == 0 else printed.err
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> dict[str, Path]:
+    texts = {
+        "a.txt": BRIDGED,
+        "b.xml": XML,
+        "c.json": host("c", 1, {"eth0": None, "ib0": None}).dumps(),
+        "d.txt": EIGHT,
+    }
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text)
+    return {name: tmp_path / name for name in texts}
+
+
+def rates(topology: Topology, kind: str) -> set[tuple[str, Fraction | int]]:
+    """The hosts of a topology with the rates of their links of a kind."""
+    return {(x.src.partition("/")[0], x.bandwidth_GBps) for x in topology.links if x.kind == kind and "/" in x.src}
+
+
+def test_files_of_several_hosts_in_any_formats_are_one_machine(
+    files: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, joined = run_probe(capsys, files["a.txt"], files["b.xml"], files["c.json"], files["d.txt"])
+    assert code == 0 and isinstance(joined, Topology)
+    assert joined.extra["hosts"] == ["a", "b", "c", "d"] and len(joined.ranks) == 2 + 1 + 1 + 8
+    # by 12 and 18 NVLinks: A100 with Gen4 and 200 Gb/s, H100 with Gen5 and 400 Gb/s; the others as before
+    assert rates(joined, "pcie") == {("host0", 24), ("host1", 12), ("host1", 48), ("host2", 12), ("host3", 48)}
+    assert rates(joined, "network") == {("host0", 25), ("host1", 50), ("host2", Fraction(5, 4)), ("host3", 50)}
+    sources = {x.source or "" for x in joined.links if x.kind in ("pcie", "network") and x.src.startswith("host3")}
+    assert all(source.startswith("assumed: ") and "18 NVLinks" in source for source in sources)
+    subjects = {fact["subject"] for fact in joined.extra["facts"]}
+    assert {"host0/gpu/0", "host2/gpu/0", "host3/gpu/7/p2p/0"} <= subjects
+    assert sum("taken to send" in note for note in joined.extra["notes"]) == 3
+
+
+def test_what_the_files_do_not_say_can_be_given(files: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    names = (files["a.txt"], files["b.xml"], files["c.json"])
+    code, stated = run_probe(capsys, *names, "--rate", "pcie=48", "--rate", "nic=50", "--rate", "nvlink=26.5")
+    assert code == 0 and isinstance(stated, Topology)
+    assert rates(stated, "pcie") == {("host0", 48), ("host1", 48), ("host2", 12)}, "what a file says stays"
+    assert rates(stated, "network") == {("host0", 50), ("host1", 50), ("host2", 50)}
+    assert rates(stated, "nvlink") == {("host0", 12 * Fraction("26.5"))}
+    assert not any("taken to send" in note for note in stated.extra["notes"])
+    code, stated = run_probe(capsys, *names, "--network", "12.5")
+    assert isinstance(stated, Topology)
+    assert rates(stated, "network") == {("host0", Fraction("12.5")), ("host1", 50), ("host2", Fraction("12.5"))}
+    code, alone = run_probe(capsys, files["a.txt"], "--rate", "pcie=32")
+    assert isinstance(alone, Topology) and {x.bandwidth_GBps for x in alone.links if x.kind == "pcie"} == {32}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--rate", "pci=48"), "expected KIND=GBps with one of pcie, nic,"),
+        (("--rate", "pcie"), "expected KIND=GBps"),
+        (("--rate", "pcie=fast"), "'fast' is not a number of GB/s above 0"),
+        (("--rate", "nic=1", "--rate", "nic=2"), "nic has been given a rate already"),
+        (("--rate", "xgmi=50"), "no xgmi link has a rate that is only assumed"),
+        (("--network", "-1"), "--network: '-1' is not a number"),
+    ],
+)
+def test_rates_that_cannot_be_are_refused_in_one_line(
+    arguments: tuple[str, ...], says: str, files: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, error = run_probe(capsys, files["a.txt"], files["b.xml"], *arguments)
+    assert code == 2 and isinstance(error, str) and says in error and error.count("\n") == 1
+
+
+def test_rates_that_all_files_have_are_refused_too(files: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    code, error = run_probe(capsys, files["b.xml"], files["b.xml"], "--network", "25")
+    assert code == 2 and "into a network are known" in str(error)
+    code, error = run_probe(capsys, files["b.xml"], "--rate", "nic=25")
+    assert code == 2 and "the rates of all NICs of b are known" in str(error)
 
 
 def _may_name_hosts() -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 
 from ..devices import Device, Link, both_ways
 from ..errors import InputError
+from ..exact import parse_fraction
 from ..facts import Fact, Facts, facts_to_json, load_facts
 from ..facts.keys import qualify
 from ..formats.names import join_first, pick_unused_name
@@ -36,7 +37,6 @@ def join_hosts(
     topologies: Sequence[Topology],
     locations: Sequence[RankLocation] | None = None,
     name: str | None = None,
-    network_GBps: Fraction | None = None,
 ) -> Topology:
     """Return one topology of several hosts'; their names are the hosts' names.
 
@@ -46,7 +46,7 @@ def join_hosts(
 
     NICs hang on one network switch at their `net_speed_GBps`, without those that are down and those slower than a tenth of
     their host's fastest (they are no way for data). A host without a usable NIC is joined at its first CPU (or, without any,
-    at its GPUs), at `network_GBps`, else at an assumed rate. GPUs of several hosts in one NVLink fabric (`fabric.py`) have one
+    at its GPUs), at an assumed rate. GPUs of several hosts in one NVLink fabric (`fabric.py`) have one
     NVSwitch. All that is assumed or left out is noted; notes are carried over with their host's name, other fields of a host's
     topology are not.
 
@@ -64,8 +64,7 @@ def join_hosts(
     number = {host: i for i, host in enumerate(used)}
     names = _tell_apart([topologies[host].name for host in used])
     hosts = [
-        _Host(i, names[i], topologies[host], {gpu for h, gpu in located if h == host}, network_GBps)
-        for host, i in number.items()
+        _Host(i, names[i], topologies[host], {gpu for h, gpu in located if h == host}) for host, i in number.items()
     ]
     gpus = [hosts[number[host]].rename_device(gpu) for host, gpu in located]
     switch_of = name_shared_switches(host.list_fabrics() for host in hosts)
@@ -168,10 +167,8 @@ def _select_gpus(topology: Topology, gpus: Sequence[str]) -> Topology:
 class _Host:
     """Builds one host's part of the joined topology."""
 
-    def __init__(
-        self, number: int, name: str, topology: Topology, gpus: set[str], network_GBps: Fraction | None
-    ) -> None:
-        self.id, self.name, self.topology, self.network_GBps = f"host{number}", name, topology, network_GBps
+    def __init__(self, number: int, name: str, topology: Topology, gpus: set[str]) -> None:
+        self.id, self.name, self.topology = f"host{number}", name, topology
         self.left_out = {gpu for gpu in topology.ranks if gpu not in gpus}
         self.freed: set[str] = set()
         self.notes = [f"{self.name}: {note}" for note in topology.extra.get("notes", ())]
@@ -242,8 +239,6 @@ class _Host:
             return [(ident, speed, "speed of the NIC") for ident, speed in usable.items()]
         cpus = [d.id for d in self.topology.devices if d.kind == "cpu"][:1]
         ends = [d.id for d in up] or cpus or [gpu for gpu in self.topology.ranks if gpu not in self.left_out]
-        if self.network_GBps is not None:
-            return [(ident, self.network_GBps, "as given: --network") for ident in ends]
         what = "no NIC of known speed" if up else "no NIC that is up" if nics else "no NIC"
         inferred = {d.id: rate for d in up if (rate := _read_speed_GBps(d, ASSUMED_SPEED)) is not None}
         rates = [inferred.get(ident, ASSUMED_GBps) for ident in ends]
@@ -261,6 +256,8 @@ class _Host:
 def _read_speed_GBps(nic: Device, key: str = "net_speed_GBps") -> Fraction | None:
     """Return the speed of a NIC, None where it is not known."""
     speed = nic.extra.get(key)
-    return (
-        Fraction(str(speed)) if isinstance(speed, (int, float)) and not isinstance(speed, bool) and speed > 0 else None
-    )
+    try:
+        rate = parse_fraction(speed) if isinstance(speed, (int, float, str)) and not isinstance(speed, bool) else None
+    except ValueError:
+        return None
+    return rate if rate is not None and rate > 0 else None

@@ -61,17 +61,18 @@ def _cut_out(topology: Topology, host: str, common: set[str], fabric_of: Mapping
     links = tuple(
         replace(x, src=new_id[x.src], dst=new_id[x.dst]) for x in topology.links if x.src in new_id and x.dst in new_id
     )
-    name = next((str(n) for old in old_ids if (n := topology.by_id[old].extra.get("host")) is not None), host)
+    name = next((str(n) for old in old_ids if (n := topology.by_id[old].extra.get("host")) is not None), None)
     extra: dict[str, Any] = {}
     notes, facts = topology.extra.get("notes"), topology.extra.get("facts")
     if isinstance(notes, (list, tuple)):
-        extra["notes"] = [text[len(name) + 2 :] for text in map(str, notes) if text.startswith(f"{name}: ")]
+        about = f"{name}: " if name is not None else f"{host}/"
+        extra["notes"] = [text.removeprefix(f"{name}: ") for text in map(str, notes) if text.startswith(about)]
     if isinstance(facts, list) and all(isinstance(fact, Mapping) for fact in facts):
         subjects = ((fact, split_host(str(fact.get("subject")))) for fact in facts)
         extra["facts"] = [{**fact, "subject": subject} for fact, (of, subject) in subjects if of == host]
     elif facts is not None:
         extra["facts"] = facts
-    return Part(host, Topology(name, devices, links, topology.source, extra))
+    return Part(host, Topology(name or f"{topology.name} {host}", devices, links, topology.source, extra))
 
 
 def _rename(device: Device, ident: str, fabric: Mapping[str, Any]) -> Device:
