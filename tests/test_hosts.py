@@ -19,6 +19,7 @@ from launch import patient_ranks, wait_for_all
 
 from topoplan.cli.probe import main as probe_main
 from topoplan.topo.derived.hosts import NETWORK, ASSUMED_GBps, join_cpu_hosts, join_hosts
+from topoplan.topo.derived.parts import split_hosts
 from topoplan.topo.doctor import list_findings
 from topoplan.topo.errors import InputError
 from topoplan.topo.gpudirect import judge_pairs
@@ -29,13 +30,17 @@ from topoplan.topo.resolve import resolve
 from topoplan.topo.routes import Router
 
 
+def fact(subject: str) -> dict[str, str]:
+    return {"subject": subject, "key": "uuid", "source": "NVML", "value": "x"}
+
+
 def host(name: str, gpus: int, nics: dict[str, float | None], notes: tuple[str, ...] = ()) -> Topology:
     """GPUs and NICs on one CPU; a NIC of speed None has none that is known."""
     speeds = {nic: {} if speed is None else {"net_speed_GBps": speed} for nic, speed in nics.items()}
     devices = [Device("cpu0", "cpu"), *(Device(f"gpu{i}") for i in range(gpus))]
     devices += [Device(nic, "nic", extra=extra) for nic, extra in speeds.items()]
     links = [x for d in devices[1:] for x in both_ways(Link(d.id, "cpu0", Fraction(12), kind="pcie"))]
-    extra = {"notes": list(notes), "facts": [{"subject": "gpu/0", "key": "uuid", "source": "NVML", "value": "x"}]}
+    extra = {"notes": list(notes), "facts": [fact("gpu/0")]}
     return Topology(name, tuple(devices), tuple(links), extra=extra)
 
 
@@ -54,7 +59,7 @@ def test_two_hosts_have_all_devices_and_a_network_between_their_nics() -> None:
     assert joined.is_symmetric
     assert len(joined.devices) == 4 + 6 + 1
     assert joined.by_id["host1/gpu0"].extra["host"] == "b"
-    facts = [{"subject": f"host{h}/gpu/0", "key": "uuid", "source": "NVML", "value": "x"} for h in range(2)]
+    facts = [fact("host0/gpu/0"), fact("host1/gpu/0")]
     assert joined.extra == {"hosts": ["a", "b"], "notes": ["a: odd"], "facts": facts}
     assert Router(joined).route(0, 4) is not None
 
@@ -80,6 +85,24 @@ def test_one_host_is_itself() -> None:
     alone = host("a", 2, {})
     assert join_hosts([alone]) is alone
     assert join_hosts([alone], [(0, "gpu1"), (0, "gpu0")]).ranks == ("gpu1", "gpu0")
+
+
+@given(st.lists(st.tuples(st.integers(1, 3), st.booleans()), min_size=2, max_size=4))
+def test_joined_hosts_come_apart_again(shapes: list[tuple[int, bool]]) -> None:
+    hosts = [host(f"h{i}", n, {"ib0": 25.0} if up else {}, (f"odd {i}",)) for i, (n, up) in enumerate(shapes)]
+    parts = split_hosts(join_hosts(hosts))
+    assert [part.id for part in parts] == [f"host{i}" for i in range(len(hosts))]
+    for part, whole in zip(parts, hosts, strict=True):
+        assert part.topology.by_id == whole.by_id and set(part.topology.links) == set(whole.links)
+        assert (part.topology.name, part.topology.extra["facts"]) == (whole.name, whole.extra["facts"])
+        assert part.topology.extra["notes"][0] == whole.extra["notes"][0]
+    assert split_hosts(hosts[0])[0].topology is hosts[0]
+
+
+def test_a_machine_of_hundreds_of_hosts_keeps_no_facts_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("topoplan.topo.derived.hosts.MOST_FACTS", 2)
+    joined = join_hosts([host(name, 1, {"ib0": 25.0}) for name in "abc"])
+    assert "facts" not in joined.extra and "3 facts of 3 hosts, more than 2" in joined.extra["notes"][-1]
 
 
 def test_different_machines_join() -> None:

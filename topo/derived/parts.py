@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..devices import Device
+from ..devices import Device, Link
 from ..facts.keys import split_host
 from ..graph import Topology
 from .fabric import CLIQUE, CLUSTER
@@ -32,15 +32,20 @@ def split_hosts(topology: Topology, label: str | None = None) -> tuple[Part, ...
     hosts = list(dict.fromkeys(split_host(d.id)[0] for d in topology.devices if d.kind == "gpu"))
     if len(hosts) < 2 or "" in hosts:
         return (Part("", topology),)
-    all_hosts = dict.fromkeys([*hosts, *(host for d in topology.devices if (host := split_host(d.id)[0]))])
-    common = {d.id for d in topology.devices if not split_host(d.id)[0] and d.family != "network"}
-    seen_from: dict[str, dict[str, None]] = defaultdict(dict)
+    common = {d.id: None for d in topology.devices if not split_host(d.id)[0] and d.family != "network"}
+    ids_of: dict[str, list[str]] = {host: [] for host in hosts}
+    links_of: dict[str, list[Link]] = defaultdict(list)
+    for device in topology.devices:
+        if host := split_host(device.id)[0]:
+            ids_of.setdefault(host, []).append(device.id)
     for link in topology.links:
-        for near, far in ((link.src, link.dst), (link.dst, link.src)):
-            if far in common and near not in common:
-                seen_from[far][split_host(near)[0]] = None
+        ends = {split_host(end)[0] for end in (link.src, link.dst) if end not in common}
+        if len(ends) == 1 and (host := ends.pop()):
+            links_of[host].append(link)
+    near_of = {host: {end for x in links_of[host] for end in (x.src, x.dst) if end in common} for host in ids_of}
+    counts = Counter(ident for near in near_of.values() for ident in near)
     shared = {
-        ident for ident, seen in seen_from.items() if len(seen) > 1 and topology.by_id[ident].family == "nvswitch"
+        ident for ident, hosts_near in counts.items() if hosts_near > 1 and topology.by_id[ident].family == "nvswitch"
     }
     fabric_of = {
         near: {CLUSTER: fields.get(CLUSTER, label or topology.name), CLIQUE: fields.get(CLIQUE, far)}
@@ -48,31 +53,42 @@ def split_hosts(topology: Topology, label: str | None = None) -> tuple[Part, ...
         for near, far in ((link.src, link.dst), (link.dst, link.src))
         if far in shared and (fields := topology.by_id[far].extra) is not None
     }
-    return tuple(_cut_out(topology, host, {c for c in common if host in seen_from[c]}, fabric_of) for host in all_hosts)
+    extra_of = _split_extra(topology.extra, ids_of)
+    parts: list[Part] = []
+    for host, ids in ids_of.items():
+        new_id = {ident: split_host(ident)[1] for ident in ids}
+        taken = set(new_id.values())
+        new_id |= {c: f"{c} of several hosts" if c in taken else c for c in common if c in near_of[host]}
+        devices = tuple(_rename(topology.by_id[old], new, fabric_of.get(old, {})) for old, new in new_id.items())
+        links = tuple(replace(x, src=new_id[x.src], dst=new_id[x.dst]) for x in links_of[host])
+        name = next((str(n) for old in ids if (n := topology.by_id[old].extra.get("host")) is not None), None)
+        extra = extra_of[host] | _select_notes(topology.extra, name, host)
+        parts.append(Part(host, Topology(name or f"{topology.name} {host}", devices, links, topology.source, extra)))
+    return tuple(parts)
 
 
-def _cut_out(topology: Topology, host: str, common: set[str], fabric_of: Mapping[str, Mapping[str, Any]]) -> Part:
-    """Return one host, its devices and facts under the names that they have there, with the devices in `common`."""
-    old_ids = [d.id for d in topology.devices if split_host(d.id)[0] == host or d.id in common]
-    new_id = {ident: split_host(ident)[1] for ident in old_ids}
-    taken = {new_id[ident] for ident in old_ids if ident not in common}
-    new_id |= {ident: f"{ident} of several hosts" for ident in common if ident in taken}
-    devices = tuple(_rename(topology.by_id[old], new_id[old], fabric_of.get(old, {})) for old in old_ids)
-    links = tuple(
-        replace(x, src=new_id[x.src], dst=new_id[x.dst]) for x in topology.links if x.src in new_id and x.dst in new_id
-    )
-    name = next((str(n) for old in old_ids if (n := topology.by_id[old].extra.get("host")) is not None), None)
-    extra: dict[str, Any] = {}
-    notes, facts = topology.extra.get("notes"), topology.extra.get("facts")
-    if isinstance(notes, (list, tuple)):
-        about = f"{name}: " if name is not None else f"{host}/"
-        extra["notes"] = [text.removeprefix(f"{name}: ") for text in map(str, notes) if text.startswith(about)]
-    if isinstance(facts, list) and all(isinstance(fact, Mapping) for fact in facts):
-        subjects = ((fact, split_host(str(fact.get("subject")))) for fact in facts)
-        extra["facts"] = [{**fact, "subject": subject} for fact, (of, subject) in subjects if of == host]
-    elif facts is not None:
-        extra["facts"] = facts
-    return Part(host, Topology(name or f"{topology.name} {host}", devices, links, topology.source, extra))
+def _split_extra(extra: Mapping[str, Any], hosts: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """Return the facts about each host, under the subjects that they have there; malformed ones are every host's."""
+    facts = extra.get("facts")
+    if facts is None:
+        return {host: {} for host in hosts}
+    if not isinstance(facts, list) or not all(isinstance(fact, Mapping) for fact in facts):
+        return {host: {"facts": facts} for host in hosts}
+    facts_of: dict[str, list[Any]] = {host: [] for host in hosts}
+    for fact in facts:
+        host, subject = split_host(str(fact.get("subject")))
+        if host in facts_of:
+            facts_of[host].append({**fact, "subject": subject})
+    return {host: {"facts": of_host} for host, of_host in facts_of.items()}
+
+
+def _select_notes(extra: Mapping[str, Any], name: str | None, host: str) -> dict[str, Any]:
+    """Return the notes about a host: those that begin with its name, or, where it has none, with the id of a device of it."""
+    notes = extra.get("notes")
+    if not isinstance(notes, (list, tuple)):
+        return {}
+    about = f"{host}/" if name is None else f"{name}: "
+    return {"notes": [text.removeprefix(f"{name}: ") for text in map(str, notes) if text.startswith(about)]}
 
 
 def _rename(device: Device, ident: str, fabric: Mapping[str, Any]) -> Device:
