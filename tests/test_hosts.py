@@ -222,7 +222,7 @@ def test_verdicts_and_findings_are_those_of_each_host_and_of_the_fabric(tray: Ca
     # the other clique has no NVLink to the first, though its cluster is the same
     assert len(judge_pairs(join_hosts([a, apart]))) == 2 * len(alone)
     split = [f for f in list_findings(join_hosts([a, b, apart])) if f.what == "fabric-split"]
-    assert [(f.severity, f.about) for f in split] == [("warning", ("host0", "host1", "host2"))]
+    assert [(f.severity, len(f.about), f.about[-1]) for f in split] == [("warning", 12, "host2/gpu3")]
     assert "host0, host1 (clique 7) | host2 (clique 8)" in split[0].message
 
 

@@ -48,19 +48,20 @@ def check_fabrics(parts: Sequence[Part]) -> Iterator[Finding]:
     """Report hosts whose GPUs are in different cliques of one cluster: a warning, as no NVLink joins them though one fabric
     could. Hosts of different clusters (several NVL72 racks) are as they should be.
     """
-    hosts_in: dict[Fabric, dict[str, None]] = defaultdict(dict)
+    gpus_in: dict[Fabric, list[tuple[str, str]]] = defaultdict(list)
     for part in parts:
         try:
             fabrics = find_fabrics(part.topology, load_facts(part.topology.extra, part.topology.name))
         except InputError:
             continue  # which is a finding of that host
-        for fabric in fabrics.values():
-            hosts_in[fabric][part.id] = None
-    for cluster in dict.fromkeys(fabric.cluster for fabric in hosts_in):
-        cliques = {fabric.clique: tuple(hosts) for fabric, hosts in hosts_in.items() if fabric.cluster == cluster}
-        about = tuple(dict.fromkeys(host for hosts in cliques.values() for host in hosts))
-        if len(cliques) > 1 and len(about) > 1:
-            listed = " | ".join(f"{join_names(hosts)} (clique {clique})" for clique, hosts in cliques.items())
+        for gpu, fabric in fabrics.items():
+            gpus_in[fabric].append((part.id, gpu))
+    for cluster in dict.fromkeys(fabric.cluster for fabric in gpus_in):
+        cliques = {fabric.clique: gpus for fabric, gpus in gpus_in.items() if fabric.cluster == cluster}
+        about = tuple(qualify(host, gpu) for gpus in cliques.values() for host, gpu in gpus)
+        if len(cliques) > 1 and len({host for gpus in cliques.values() for host, _ in gpus}) > 1:
+            hosts_of = {clique: tuple(dict.fromkeys(host for host, _ in gpus)) for clique, gpus in cliques.items()}
+            listed = " | ".join(f"{join_names(hosts)} (clique {clique})" for clique, hosts in hosts_of.items())
             message = f"the hosts' GPUs are in {len(cliques)} cliques of one cluster, that no NVLink joins: {listed}"
             advice = "have the fabric manager put them into one partition if one job is to use them all"
             evidence = (f"fabric_cluster = {cluster} (NVML)",)
