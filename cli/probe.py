@@ -24,6 +24,8 @@ examples:
   topo-probe matrix.txt --format svg -o m.svg  a picture of a machine from its nvidia-smi topo -m
   topo-probe --for-vm -o topo.xml              a file for NCCL_TOPO_FILE, inside a virtual machine
   topo-probe dgx-a100:2 --format tree          a preset, as a tree
+  topo-probe a.txt b.xml c.json --rate pcie=48 --rate nic=50 --json -o three.json
+                                               several hosts' files as one machine; what files do not say is given
   torchrun --nnodes 2 --nproc-per-node 8 --rdzv-endpoint ... -m topoplan.cli.probe --json
                                                several hosts, each probed by its own ranks, as one topology
   torchrun --nproc-per-node 8 -m topoplan.cli.probe --measure -o machine.json
@@ -40,22 +42,24 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     if arguments.for_vm and arguments.format not in (None, "nccl-xml"):
         parser.error("--for-vm writes nccl-xml; leave --format out")
-    if arguments.sysfs_root is not None and arguments.topology != "local":
+    if arguments.sysfs_root is not None and arguments.topologies:
         parser.error("--sysfs-root says where the local machine's files are; leave TOPOLOGY out")
+    if arguments.for_vm and len(arguments.topologies) > 1:
+        parser.error("--for-vm writes the file of one host; name one TOPOLOGY")
     return run_command(PROG, lambda: _probe(arguments), quiet=_is_launched() and not _is_rank_0())
 
 
 def _parser() -> Parser:
     parser = Parser(PROG, DESCRIPTION)
-    parser.usage = f"{PROG} [TOPOLOGY] [--format {'|'.join(FORMATS)}] [--check] [--for-vm] [--measure] [-o FILE]"
+    parser.usage = f"{PROG} [TOPOLOGY ...] [--format {'|'.join(FORMATS)}] [--check] [--for-vm] [--measure] [-o FILE]"
     parser.add_argument(
-        "topology",
+        "topologies",
         metavar="TOPOLOGY",
-        nargs="?",
-        default="local",
+        nargs="*",
         help="local (this machine, the default); a file: topoplan JSON, NCCL or RCCL XML, hwloc XML, nvidia-smi topo -m or "
         "nvlink -R text; a folder or tar archive with a copy of another machine's /sys and /proc; or a preset such as "
-        "dgx1, dgx-a100:2, mesh:4x4, ring:8@25",
+        "dgx1, dgx-a100:2, mesh:4x4, ring:8@25. Several are hosts of one machine, joined by a network and, where their GPUs "
+        "are in one NVLink fabric, by that",
     )
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--format", choices=FORMATS, help="what to write (default: table)")
@@ -70,6 +74,16 @@ def _parser() -> Parser:
         "--for-vm",
         action="store_true",
         help="write NCCL XML for use inside a VM: the VM's addresses, plausible link speeds",
+    )
+    parser.add_argument(
+        "--network", metavar="GBps", help="rate of each way from a host into the network that no file gives"
+    )
+    parser.add_argument(
+        "--rate",
+        action="append",
+        default=[],
+        metavar="KIND=GBps",
+        help="rate of links that files leave open: pcie=48, nic=50, nvlink=50 (of one), xgmi, c2c, smp; may be repeated",
     )
     parser.add_argument("--sysfs-root", metavar="DIR", help="read /sys and /proc below DIR (a folder or a tar archive)")
     parser.add_argument(
@@ -104,29 +118,44 @@ def _probe(arguments: argparse.Namespace) -> int:
 
 
 def _named_topology(arguments: argparse.Namespace) -> Topology:
-    """Return the topology that the arguments name, or that of the hosts that the ranks are on."""
+    """Return the topology that the arguments name, or that of the hosts that the ranks are on, with the rates they give."""
+    topologies = _list_topologies(arguments)
+    if len(topologies) == 1 and arguments.network is None and not arguments.rate:
+        return topologies[0]
+    from ..topo.derived.hosts import join_hosts
+    from ..topo.derived.stated import NETWORK, parse_rate, parse_rates, state_rates
+
+    topologies = state_rates(topologies, parse_rates(arguments.rate))
+    joined = join_hosts(topologies) if len(topologies) > 1 else topologies[0]
+    if arguments.network is None:
+        return joined
+    return state_rates([joined], {NETWORK: parse_rate(arguments.network, "--network")})[0]
+
+
+def _list_topologies(arguments: argparse.Namespace) -> list[Topology]:
+    """Return the topologies that the arguments name, one by one."""
     if arguments.sysfs_root is not None:
         from pathlib import Path
 
         from ..topo.probe.join import probe_local
 
-        return probe_local(Path(arguments.sysfs_root))
-    if arguments.topology == "local" and _is_launched() and not arguments.measure:
+        return [probe_local(Path(arguments.sysfs_root))]
+    names = arguments.topologies or ["local"]
+    if names == ["local"] and _is_launched() and not arguments.measure:
         from ..runtime.ranks.places import join_ranks
 
-        return join_ranks()
+        return [join_ranks()]
     from ..topo.resolve import resolve
 
-    return resolve(arguments.topology)
+    return [resolve(name) for name in names]
 
 
 def _measure(arguments: argparse.Namespace) -> Topology:
     """Return the named topology, or that of the hosts that the ranks are on, with measured rates."""
     from ..runtime.measuring.measure_links import measure_topology
 
-    return measure_topology(
-        None if arguments.topology == "local" and arguments.sysfs_root is None else _named_topology(arguments)
-    )
+    at_hand = arguments.topologies in ([], ["local"]) and arguments.sysfs_root is None
+    return measure_topology(None if at_hand else _named_topology(arguments))
 
 
 def _render(topology: Topology, form: str, colour: bool, for_vm: bool) -> str:

@@ -29,6 +29,7 @@ from topoplan.synth.export.graph_file import TYPES, Graph, GraphFile, read_graph
 from topoplan.synth.export.nccl_version import NEWEST, parse_nccl_version
 from topoplan.synth.request import Request
 from topoplan.topo.derived.degrade import Change, degrade
+from topoplan.topo.derived.stated import state_rates
 from topoplan.topo.devices import Device, Link, both_ways
 from topoplan.topo.errors import InfeasibleError, InputError
 from topoplan.topo.formats.detect import read_topology_text
@@ -110,9 +111,8 @@ def test_speeds_let_nccls_tuner_see_the_true_rates() -> None:
 
 
 def test_allgather_sends_both_ways_around() -> None:
-    topology = read_topology_text(
-        BRIDGED.replace("PIX", "NV12").replace("PHB", "SYS").replace("NODE", "SYS"), "bridged"
-    )
+    text = BRIDGED.replace("PIX", "NV12").replace("PHB", "SYS").replace("NODE", "SYS")
+    (topology,) = state_rates([read_topology_text(text, "bridged")], {"pcie": Fraction(12)})
     made, file = write("allgather", topology)
     rings = file.graphs[0].channels
     hops = {hop for ring in rings for hop in pairwise((*ring, ring[0]))}

@@ -12,8 +12,9 @@ import pytest
 
 from topoplan.topo.graph import Device, Link, Topology, both_ways
 from topoplan.topo.matrix import find_ways
-from topoplan.topo.pictures import dot, svg
+from topoplan.topo.pictures import dot, svg, table, text_tree
 from topoplan.topo.pictures.cables import Cable, find_cables, format_rate
+from topoplan.topo.pictures.hosts import show_hosts_once
 from topoplan.topo.pictures.layout import lay_out
 from topoplan.topo.pictures.shapes import Shape
 from topoplan.topo.pictures.structures import arrange
@@ -73,6 +74,47 @@ def words(text: str) -> str:
 
 def overlap(a: Shape, b: Shape) -> bool:
     return a.left < b.right - 1 and b.left < a.right - 1 and a.top < b.bottom - 1 and b.top < a.bottom - 1
+
+
+def racks(hosts: int, slow: int | None = None) -> Topology:
+    """Hosts of two GPUs and a CPU, on one NVSwitch and one network; one may have a slower way out."""
+    names = [f"host{h}" for h in range(hosts)]
+    devices = [Device(f"{n}/gpu{g}", extra={"host": n}) for n in names for g in range(2)]
+    devices += [Device(f"{n}/cpu0", "cpu", extra={"host": n}) for n in names]
+    devices += [Device("nvswitch0", "switch", "nvswitch"), Device("network0", "switch", "network")]
+    links = [Link(f"{n}/gpu{g}", "nvswitch0", Fraction(900), kind="nvlink") for n in names for g in range(2)]
+    links += [Link(f"{n}/gpu{g}", f"{n}/cpu0", Fraction(48), kind="pcie") for n in names for g in range(2)]
+    ways_out = [Fraction(7 if h == slow else 25) for h in range(hosts)]
+    links += [Link(f"{n}/cpu0", "network0", rate, kind="network") for n, rate in zip(names, ways_out, strict=True)]
+    return Topology("rack", tuple(devices), tuple(way for x in links for way in both_ways(x)))
+
+
+# -- hosts that are alike ----------------------------------------------------------------------------------------------
+
+
+def test_of_hosts_that_are_alike_one_is_shown_with_their_number() -> None:
+    for topology, said in (
+        (preset("gb200-nvl72"), "18 hosts: 18 like tray0 (4 GPUs each)"),
+        (preset("gb200-nvl72:2"), "36 hosts: 36 like rack0-tray0 (4 GPUs each)"),
+        (racks(18), "18 hosts: 18 like host0 (2 GPUs each)"),
+    ):
+        drawn = svg.write(topology)
+        gpus = sum(d.extra["host"] == topology.devices[0].extra["host"] for d in topology.devices if d.kind == "gpu")
+        assert gpu_labels(drawn) == [str(i) for i in range(gpus)] and said in words(drawn)
+        lines = text_tree.write(topology).splitlines()
+        assert lines[-1] == f"one host of each kind is shown; {said}"
+        assert sum("rank " in line for line in lines) == gpus and len(lines) < 12
+        tables = table.write(topology)
+        assert f"one host of each kind is listed; {said}" in tables and f"{len(topology.ranks)} ranks" in tables
+        assert "gpu1 " in tables and "gpu4" not in tables
+
+
+def test_hosts_that_differ_are_shown_with_their_ranks_and_few_hosts_whole() -> None:
+    topology = racks(6, slow=4)
+    assert gpu_labels(svg.write(topology)) == ["0", "1", "8", "9"]
+    assert text_tree.write(topology).endswith("6 hosts: 5 like host0 (2 GPUs each), host4 (2 GPUs)\n")
+    assert show_hosts_once(racks(4)).left_out is None
+    assert show_hosts_once(preset("dgx-a100:16")).left_out is None
 
 
 # -- svg -------------------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from typing import Any
 import networkx as nx
 import pytest
 
+from topoplan.synth.synthesize import collective_on, synthesize
 from topoplan.topo.errors import InputError
 from topoplan.topo.formats import nccl_xml
 from topoplan.topo.graph import Topology
@@ -124,6 +125,29 @@ def test_dgx_boxes(name: str, inside: int, outside: int) -> None:
         assert two.capacity_GBps[gpu, f"nvswitch{i // 8}"] == inside
         assert two.capacity_GBps[gpu, "network0"] == outside
         assert two.by_id[gpu].extra["box"] == i // 8
+
+
+def test_nvl72_racks_are_trays_of_four_on_one_fabric() -> None:
+    rack, two = preset("gb200-nvl72"), preset("gb200-nvl72:2")
+    assert rack == preset("gb200-nvl72:1")
+    assert (len(rack.ranks), len(two.ranks)) == (72, 144)
+    assert {d.family for d in rack.devices if d.kind == "switch"} == {"nvswitch"}
+    for i, gpu in enumerate(two.ranks):
+        assert two.capacity_GBps[gpu, f"nvswitch{i // 72}"] == 900
+        assert two.capacity_GBps[gpu, "network0"] == 50
+        assert two.by_id[gpu].extra == {"host": f"rack{i // 72}-tray{i % 72 // 4}", "box": i // 72}
+    assert len({rack.by_id[gpu].extra["host"] for gpu in rack.ranks}) == 18
+
+
+@pytest.mark.parametrize(
+    ("name", "collective", "bound"),
+    [("gb200-nvl72", "allreduce", Fraction(32400, 71)), ("gb200-nvl72:2", "alltoall", Fraction(100))],
+)
+def test_nvl72_racks_have_plans_at_the_bound(name: str, collective: str, bound: Fraction) -> None:
+    topology = preset(name)
+    plan = synthesize(collective_on(collective, topology), topology, "packing").plan
+    assert plan.bound_one_way.algbw_GBps == bound
+    assert plan.limit_GBps(plan.entries[-1]) == bound
 
 
 def test_mi250_matches_the_published_cut() -> None:

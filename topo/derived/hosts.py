@@ -1,22 +1,32 @@
-"""Join several hosts into one machine: each host's own topology, joined by a network switch."""
+"""Join several hosts into one machine: each host's own topology, joined by a network switch and shared NVLink fabrics."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
+from typing import Any
 
 from ..devices import Device, Link, both_ways
 from ..errors import InputError
+from ..exact import parse_fraction
+from ..facts import Fact, Facts, facts_to_json, load_facts
+from ..facts.keys import qualify
+from ..formats.names import join_first, pick_unused_name
 from ..graph import Topology
-from ..hardware import LATENCY_us
+from ..hardware import ASSUMED_BY, ASSUMED_SPEED, LATENCY_us
+from .fabric import Fabric, find_fabrics, make_shared_switch, move_links, name_shared_switches
+from .parts import split_hosts
 
 NETWORK = "network0"
 ASSUMED_GBps = Fraction(5, 4)
 """Assumed rate of a host into the network where nothing gives it: 10 Gbit/s Ethernet."""
 ASSUMED_MEMORY_GBps = Fraction(2)
 """Assumed rate between processes of one host: one core's copy through a socket, in round numbers."""
+MOST_FACTS = 60_000
+"""Facts that a joined machine keeps, some 10 MB of JSON: those of an NVL72, or of 30 hosts of 8 GPUs."""
 _SLOW_PORT = 10
+_NAMED = 4  # hosts in the name of a joined machine
 SOURCE = "hosts joined by a network"
 
 RankLocation = tuple[int, str]
@@ -24,38 +34,68 @@ RankLocation = tuple[int, str]
 
 
 def join_hosts(
-    topologies: Sequence[Topology], locations: Sequence[RankLocation] | None = None, name: str | None = None
+    topologies: Sequence[Topology],
+    locations: Sequence[RankLocation] | None = None,
+    name: str | None = None,
 ) -> Topology:
     """Return one topology of several hosts'; their names are the hosts' names.
 
-    `locations[r]` says where rank r is (default: all GPUs, host by host); GPUs without a rank are left out, and hosts, too. A
-    device `gpu3` of the first host becomes `host0/gpu3`, with the `host` it is of; where all ranks are on one host,
-    ids stay as they are. NICs hang on one network switch at their `net_speed_GBps`, without those that are down and those
-    slower than a tenth of their host's fastest (they are no way for data). A host without a usable NIC is joined at its
-    first CPU (or, without any, at its GPUs) at an assumed rate. All that is assumed or left out is noted. Notes are
-    carried over with their host's name; facts and other fields of a host's topology are not, as their subjects (`gpu/0`)
-    mean another device on each host.
+    `locations[r]` says where rank r is (default: all GPUs, host by host, a machine of several hosts being so many); GPUs
+    without a rank are left out, and hosts, too. A device `gpu3` of the first host becomes `host0/gpu3`, with the `host` it is
+    of, a fact about `gpu/3` one about `host0/gpu/3`; where all ranks are on one host, all stays as it is.
+
+    NICs hang on one network switch at their `net_speed_GBps`, without those that are down and those slower than a tenth of
+    their host's fastest (they are no way for data). A host without a usable NIC is joined at its first CPU (or, without any,
+    at its GPUs), at an assumed rate. GPUs of several hosts in one NVLink fabric (`fabric.py`) have one
+    NVSwitch. All that is assumed or left out is noted; notes are carried over with their host's name, other fields of a host's
+    topology are not.
 
     Raises InputError where there is no rank, or a location names a host or GPU that does not exist, or one twice.
     """
+    if locations is None and len(topologies) > 1:
+        parts = (split_hosts(topology, f"{topology.name} ({i})") for i, topology in enumerate(topologies))
+        topologies = [part.topology for of_one in parts for part in of_one]
     everywhere = ((h, gpu) for h, t in enumerate(topologies) for gpu in t.ranks)
     located = list(everywhere if locations is None else locations)
     _check_locations(topologies, located)
     used = sorted({host for host, _ in located})
-    if len(used) == 1:
+    if len(used) == 1 and (len(topologies) == 1 or locations is not None):
         return _select_gpus(topologies[used[0]], [gpu for _, gpu in located])
     number = {host: i for i, host in enumerate(used)}
-    hosts = [_Host(i, topologies[host], {gpu for h, gpu in located if h == host}) for host, i in number.items()]
+    names = _tell_apart([topologies[host].name for host in used])
+    hosts = [
+        _Host(i, names[i], topologies[host], {gpu for h, gpu in located if h == host}) for host, i in number.items()
+    ]
     gpus = [hosts[number[host]].rename_device(gpu) for host, gpu in located]
+    switch_of = name_shared_switches(host.list_fabrics() for host in hosts)
+    replaced: dict[Fabric, list[Device]] = {fabric: [] for fabric in switch_of}
+    links = [link for host in hosts for link in (*host.list_links(switch_of, replaced), *host.list_uplinks())]
+    shared = [make_shared_switch(fabric, switch_of[fabric], of) for fabric, of in replaced.items()]
     rest = [d for host in hosts for d in host.list_others()]
-    links = [link for host in hosts for link in (*host.list_links(), *host.list_uplinks())]
-    return Topology(
-        name=name or ", ".join(host.name for host in hosts),
-        devices=(*gpus, *rest, Device(NETWORK, "switch", "network", source="assumed: one network joins all hosts")),
-        links=tuple(links),
-        source=SOURCE,
-        extra={"hosts": [host.name for host in hosts], "notes": [note for host in hosts for note in host.notes]},
-    )
+    network = Device(NETWORK, "switch", "network", source="assumed: one network joins all hosts")
+    notes = [note for host in hosts for note in host.notes]
+    notes += [f"{t.name}: no GPU, left out" for t in topologies if not t.ranks]
+    extra = {"hosts": names, "notes": notes, **_join_facts(hosts, notes)}
+    return Topology(name or join_first(names, _NAMED), (*gpus, *rest, *shared, network), tuple(links), SOURCE, extra)
+
+
+def _tell_apart(names: Sequence[str]) -> list[str]:
+    """Return the names of hosts, with a number where two are alike."""
+    out: list[str] = []
+    for name in names:
+        out.append(pick_unused_name(name, out))
+    return out
+
+
+def _join_facts(hosts: Sequence[_Host], notes: list[str]) -> dict[str, Any]:
+    """Return the facts of all hosts as a field of the topology, none where there are too many, which is noted."""
+    facts = [fact for host in hosts for fact in host.list_facts()]
+    if len(facts) > MOST_FACTS:
+        notes.append(
+            f"{len(facts)} facts of {len(hosts)} hosts, more than {MOST_FACTS}: not kept; ask one host at a time"
+        )
+        return {}
+    return {"facts": facts_to_json(Facts(tuple(facts)))} if facts else {}
 
 
 def join_cpu_hosts(names: Sequence[str], host_of: Sequence[int]) -> Topology:
@@ -127,26 +167,51 @@ def _select_gpus(topology: Topology, gpus: Sequence[str]) -> Topology:
 class _Host:
     """Builds one host's part of the joined topology."""
 
-    def __init__(self, number: int, topology: Topology, gpus: set[str]) -> None:
-        self.prefix, self.topology, self.name = f"host{number}/", topology, topology.name
-        self.left_out = [gpu for gpu in topology.ranks if gpu not in gpus]
+    def __init__(self, number: int, name: str, topology: Topology, gpus: set[str]) -> None:
+        self.id, self.name, self.topology = f"host{number}", name, topology
+        self.left_out = {gpu for gpu in topology.ranks if gpu not in gpus}
+        self.freed: set[str] = set()
         self.notes = [f"{self.name}: {note}" for note in topology.extra.get("notes", ())]
         if self.left_out:
-            self.notes.append(f"{self.name}: {', '.join(self.left_out)}: no rank, left out")
+            listed = ", ".join(gpu for gpu in topology.ranks if gpu in self.left_out)
+            self.notes.append(f"{self.name}: {listed}: no rank, left out")
+        try:
+            self.facts = load_facts(topology.extra, self.name)
+        except InputError as error:
+            self.facts = Facts()
+            self.notes.append(f"{error}; the host's facts are left out")
+        self.fabrics = find_fabrics(topology, self.facts)
 
     def rename_device(self, ident: str) -> Device:
         """Return a device under its new id."""
         device = self.topology.by_id[ident]
-        return replace(device, id=self.prefix + ident, extra={**device.extra, "host": self.name})
+        return replace(device, id=qualify(self.id, ident), extra={**device.extra, "host": self.name})
 
     def list_others(self) -> list[Device]:
-        """Return all devices that are not GPUs."""
-        return [self.rename_device(d.id) for d in self.topology.devices if d.kind != "gpu"]
+        """Return all devices that are not GPUs, but for NVSwitches that a shared one stands for."""
+        return [self.rename_device(d.id) for d in self.topology.devices if d.kind != "gpu" and d.id not in self.freed]
 
-    def list_links(self) -> list[Link]:
-        """Return the links inside the host."""
-        links = (x for x in self.topology.links if x.src not in self.left_out and x.dst not in self.left_out)
-        return [replace(x, src=self.prefix + x.src, dst=self.prefix + x.dst) for x in links]
+    def list_fabrics(self) -> list[Fabric]:
+        """Return the NVLink fabrics of the ranks' GPUs."""
+        return [fabric for gpu, fabric in self.fabrics.items() if gpu not in self.left_out]
+
+    def list_facts(self) -> Iterator[Fact]:
+        """Yield the host's facts, about subjects of this host."""
+        for fact in self.facts.items:
+            yield replace(fact, subject=qualify(self.id, fact.subject))
+
+    def list_links(self, switch_of: Mapping[Fabric, str], replaced: Mapping[Fabric, list[Device]]) -> list[Link]:
+        """Return the links inside the host and to shared NVSwitches; the host's own that these replace go into `replaced`."""
+        links, freed = move_links(self.topology, self.fabrics, switch_of)
+        self.freed = {switch.id for switch in freed}
+        for fabric in dict.fromkeys(self.fabrics.values()):
+            if fabric in replaced:
+                replaced[fabric].extend(freed)
+        kept = (x for x in links if not {x.src, x.dst} & self.left_out)
+        return [replace(x, src=self._rename_end(x.src), dst=self._rename_end(x.dst)) for x in kept]
+
+    def _rename_end(self, ident: str) -> str:
+        return ident[1:] if ident not in self.topology.by_id else qualify(self.id, ident)
 
     def list_uplinks(self) -> list[Link]:
         """Return the links to and from the network, and note what their rates rest on."""
@@ -154,7 +219,7 @@ class _Host:
             link
             for ident, rate, source in self._find_ports()
             for link in both_ways(
-                Link(self.prefix + ident, NETWORK, rate, LATENCY_us["network"], "network", source=source)
+                Link(qualify(self.id, ident), NETWORK, rate, LATENCY_us["network"], "network", source=source)
             )
         ]
 
@@ -175,15 +240,24 @@ class _Host:
         cpus = [d.id for d in self.topology.devices if d.kind == "cpu"][:1]
         ends = [d.id for d in up] or cpus or [gpu for gpu in self.topology.ranks if gpu not in self.left_out]
         what = "no NIC of known speed" if up else "no NIC that is up" if nics else "no NIC"
-        self.notes.append(
-            f"{self.name}: {what}; {', '.join(ends)} taken to send {float(ASSUMED_GBps):g} GB/s into the network"
-        )
-        return [(ident, ASSUMED_GBps, "assumed: 10 Gbit/s Ethernet") for ident in ends]
+        inferred = {d.id: rate for d in up if (rate := _read_speed_GBps(d, ASSUMED_SPEED)) is not None}
+        rates = [inferred.get(ident, ASSUMED_GBps) for ident in ends]
+        listed = " and ".join(f"{float(rate):g}" for rate in dict.fromkeys(rates))
+        self.notes.append(f"{self.name}: {what}; {', '.join(ends)} taken to send {listed} GB/s into the network")
+        sources = {
+            ident: f"assumed: {self.topology.by_id[ident].extra.get(ASSUMED_BY, 'by the GPUs')}" for ident in inferred
+        }
+        return [
+            (ident, rate, sources.get(ident, "assumed: 10 Gbit/s Ethernet"))
+            for ident, rate in zip(ends, rates, strict=True)
+        ]
 
 
-def _read_speed_GBps(nic: Device) -> Fraction | None:
+def _read_speed_GBps(nic: Device, key: str = "net_speed_GBps") -> Fraction | None:
     """Return the speed of a NIC, None where it is not known."""
-    speed = nic.extra.get("net_speed_GBps")
-    return (
-        Fraction(str(speed)) if isinstance(speed, (int, float)) and not isinstance(speed, bool) and speed > 0 else None
-    )
+    speed = nic.extra.get(key)
+    try:
+        rate = parse_fraction(speed) if isinstance(speed, (int, float, str)) and not isinstance(speed, bool) else None
+    except ValueError:
+        return None
+    return rate if rate is not None and rate > 0 else None

@@ -7,14 +7,16 @@ in its docstring; what no file or fact claims is not judged. `examine` also retu
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from textwrap import wrap
 
+from ..derived.parts import split_hosts
 from ..errors import InputError
 from ..facts import Facts, load_facts
 from ..graph import Topology
 from . import driver, links, nics, p2p, pcie, places, rates
 from .finding import SEVERITIES, Finding
+from .hosts import check_fabrics, list_new_findings, merge_findings
 from .view import Check, DoctorView
 
 __all__ = ["CHECKS", "Examination", "Finding", "examine", "list_findings", "report"]
@@ -56,7 +58,27 @@ def list_findings(topology: Topology) -> tuple[Finding, ...]:
 
 
 def examine(topology: Topology) -> Examination:
-    """Make all checks that can be made. Facts that cannot be read are a finding, too."""
+    """Make all checks that can be made: of each host by itself, with its own facts, and of several hosts as one machine.
+
+    Facts that cannot be read are a finding, too.
+    """
+    parts = split_hosts(topology)
+    if len(parts) == 1:
+        return _examine_host(topology)
+    hosts = [(part, _examine_host(part.topology)) for part in parts]
+    # the machine as a whole has no facts: what only they tell, each host was asked
+    whole = _examine_host(
+        replace(topology, extra={k: v for k, v in topology.extra.items() if k not in ("facts", "notes")})
+    )
+    findings = [*merge_findings((part.id, e.findings) for part, e in hosts), *check_fabrics(parts)]
+    findings += list_new_findings(whole.findings, findings)
+    checked = dict.fromkeys(name for _, e in hosts for name in e.checked) | dict.fromkeys(whole.checked)
+    skipped = {name: lack for _, e in hosts for name, lack in e.skipped if name not in checked}
+    return Examination(_sort(findings), tuple(checked), tuple(skipped.items()))
+
+
+def _examine_host(topology: Topology) -> Examination:
+    """Make all checks of one host, or of several as if they were one."""
     findings: list[Finding] = []
     try:
         facts = load_facts(topology.extra, topology.name)
@@ -71,10 +93,15 @@ def examine(topology: Topology) -> Examination:
         if missing[check.name] is None:
             findings += check.check(view)
     return Examination(
-        tuple(sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity))),
+        _sort(findings),
         tuple(name for name, lack in missing.items() if lack is None),
         tuple((name, lack) for name, lack in missing.items() if lack is not None),
     )
+
+
+def _sort(findings: Sequence[Finding]) -> tuple[Finding, ...]:
+    """Return findings, worst first."""
+    return tuple(sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity)))
 
 
 def report(examination: Examination) -> list[str]:

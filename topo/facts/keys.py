@@ -6,6 +6,7 @@ import, and one that is not declared does not type-check. docs/facts.md lists al
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, Generic, TypeVar
 
@@ -38,6 +39,19 @@ GPU, PCI, NUMA, RDMA, NET = "gpu", "pci", "numa", "rdma", "net"
 """First parts of subjects of which there are several; `Facts.list_names` gives their second parts."""
 
 _NVLINK, _XGMI, _P2P = "nvlink", "xgmi", "p2p"
+
+_OF_A_HOST = re.compile(r"(host[0-9]{1,6})/(.+)", re.DOTALL)
+
+
+def qualify(host: str, name: str) -> str:
+    """Return a subject, or the id of a device, of one of several hosts: `host0/gpu/3`."""
+    return f"{host}/{name}"
+
+
+def split_host(name: str) -> tuple[str, str]:
+    """Return the host and the rest of what `qualify` made, an empty host for any other subject or id."""
+    match = _OF_A_HOST.fullmatch(name)
+    return (match[1], match[2]) if match else ("", name)
 
 
 def gpu_subject(index: object) -> str:
@@ -96,7 +110,11 @@ def _parse_pair(subject: str, kind: str) -> tuple[str, str] | None:
 
 
 def find_pattern(subject: str) -> str | None:
-    """Return the pattern of docs/facts.md that a subject fits (`gpu/N` for `gpu/3`), None where none does."""
+    """Return the pattern of docs/facts.md that a subject fits (`gpu/N` for `gpu/3`), None where none does.
+
+    Subjects of one of several hosts (`host0/gpu/3`) fit what they fit without it.
+    """
+    subject = split_host(subject)[1]
     if subject in (NVML, HOST, CPUINFO, NUMA, PCI):
         return subject
     top, slash, rest = subject.partition("/")

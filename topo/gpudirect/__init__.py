@@ -6,8 +6,14 @@ reason. The rules are those of NCCL 2.30 and RCCL, in `p2p.py` and `rdma.py`.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
+
+from ..derived.parts import split_hosts
 from ..errors import InputError
+from ..facts.keys import qualify
 from ..graph import Topology
+from .fabric import judge_fabrics, list_fabric_pairs
 from .lines import Group, format_verdicts, group_verdicts
 from .p2p import judge_p2p
 from .rdma import judge_rdma
@@ -20,18 +26,28 @@ MAX_PAIRS = 20_000
 
 
 def judge_pairs(topology: Topology) -> tuple[Verdict, ...]:
-    """Return a verdict for each two GPUs of one host, then for each GPU and NIC of one host, host by host.
+    """Return a verdict for each two GPUs of one host, then for each GPU and NIC of one, host by host; then for each two GPUs
+    of different hosts that one NVLink fabric joins.
 
     Raises InputError where the topology's facts are malformed, and for more than MAX_PAIRS pairs.
     """
-    view = PairView(topology)
-    if view.count_pairs() > MAX_PAIRS:
+    views = [(part.id, PairView(part.topology)) for part in split_hosts(topology)]
+    across = list_fabric_pairs(topology) if len(views) > 1 else []
+    pairs = sum(view.count_pairs() for _, view in views) + len(across)
+    if pairs > MAX_PAIRS:
         raise InputError(
-            f"topology {topology.name!r}: {view.count_pairs()} pairs of GPUs and NICs; GPUDirect is judged for at most "
+            f"topology {topology.name!r}: {pairs} pairs of GPUs and NICs; GPUDirect is judged for at most "
             f"{MAX_PAIRS}; give one host at a time"
         )
     verdicts: list[Verdict] = []
+    for host, view in views:
+        for verdict in _judge_host(view):
+            a, b = (qualify(host, end) if host else end for end in (verdict.a, verdict.b))
+            verdicts.append(replace(verdict, a=a, b=b))
+    return (*verdicts, *judge_fabrics(topology, across))
+
+
+def _judge_host(view: PairView) -> Iterator[Verdict]:
     for kind, a, b in view.pairs:
         answer = judge_p2p(view, a, b) if kind == "p2p" else judge_rdma(view, a, b)
-        verdicts.append(Verdict(kind, a, b, answer.answer, answer.rule, answer.evidence, answer.advice))
-    return tuple(verdicts)
+        yield Verdict(kind, a, b, answer.answer, answer.rule, answer.evidence, answer.advice)

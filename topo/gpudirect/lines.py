@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from ..facts.keys import qualify, split_host
 from .verdict import Verdict
 
 _RUN = 3
@@ -52,6 +53,8 @@ def describe_pairs(pairs: Sequence[tuple[str, str]], mutual: bool) -> str:
     partners: dict[str, list[str]] = defaultdict(list)
     for a, b in pairs:
         partners[a].append(b)
+    if mutual and _joins_hosts(pairs):
+        return f"{format_runs(dict.fromkeys(ident for pair in pairs for ident in pair))} with those of each other host"
     parts: list[str] = []
     for members in _list_cliques(partners) if mutual else ():
         parts.append(f"{format_runs(members)} with each other")
@@ -63,6 +66,14 @@ def describe_pairs(pairs: Sequence[tuple[str, str]], mutual: bool) -> str:
     return "; ".join(
         [*parts, *(f"{format_runs(firsts)} with {format_runs(seconds)}" for seconds, firsts in alike.items())]
     )
+
+
+def _joins_hosts(pairs: Sequence[tuple[str, str]]) -> bool:
+    """Return whether pairs are each two of some ids that are of different hosts, and no others."""
+    on_host = Counter(split_host(ident)[0] for ident in {ident for pair in pairs for ident in pair})
+    of_one_host = any(split_host(a)[0] == split_host(b)[0] for a, b in pairs)
+    across = (on_host.total() ** 2 - sum(n * n for n in on_host.values())) // 2
+    return not of_one_host and len({frozenset(pair) for pair in pairs}) == across
 
 
 def _list_cliques(partners: Mapping[str, Sequence[str]]) -> list[list[str]]:
@@ -83,14 +94,34 @@ def _list_cliques(partners: Mapping[str, Sequence[str]]) -> list[list[str]]:
 
 
 def format_runs(names: Iterable[str]) -> str:
-    """Return names sorted by their numbers, runs of three or more shortened: `gpu0-gpu3, gpu7`."""
+    """Return names sorted by their numbers, runs of three or more shortened: `gpu0-gpu3, gpu7`; the same names of several
+    hosts are put together: `host0-host17/gpu0-gpu3`.
+    """
+    names_of: dict[str, list[str]] = defaultdict(list)
+    for name in names:
+        host, rest = split_host(name)
+        names_of[host].append(rest)
+    hosts_with: dict[tuple[str, ...], list[str]] = defaultdict(list)
+    for host, rests in names_of.items():
+        hosts_with[tuple(_shorten_runs(rests))].append(host)
+    return ", ".join(
+        qualify(host, piece) if host else piece
+        for pieces, hosts in hosts_with.items()
+        for host in _shorten_runs(hosts)
+        for piece in pieces
+    )
+
+
+def _shorten_runs(names: Iterable[str]) -> Iterator[str]:
+    """Yield names sorted by their numbers, runs of three or more as one: `gpu0-gpu3`."""
     runs: list[list[str]] = []
     for _, _, name in sorted((*_split_number(name), name) for name in names):
         if runs and _follows(runs[-1][-1], name):
             runs[-1].append(name)
         else:
             runs.append([name])
-    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) >= _RUN else ", ".join(run) for run in runs)
+    for run in runs:
+        yield from (f"{run[0]}-{run[-1]}",) if len(run) >= _RUN else run
 
 
 def _split_number(name: str) -> tuple[str, int]:

@@ -14,6 +14,7 @@ from itertools import pairwise
 
 from ..graph import Device, Topology
 from .cables import Cable, find_cables, find_components
+from .hosts import number_ranks
 from .shapes import MANY_GPUS, NIC_HEIGHT, NIC_WIDTH, Frame, Picture, Shape, get_gpu_size, make_gpu_shape, make_wire
 from .socket_tree import format_bar_label, lay_out_sockets
 from .structures import arrange
@@ -35,7 +36,7 @@ def lay_out(topology: Topology) -> Picture:
 
 def lay_out_direct(topology: Topology, gpus: Iterable[str], machine_cables: Iterable[Cable]) -> Picture:
     """Return the picture of GPUs arranged by the structure of their direct links."""
-    rank = {ident: i for i, ident in enumerate(topology.ranks)}
+    rank = number_ranks(topology)
     order = tuple(gpus)
     index = {ident: i for i, ident in enumerate(order)}
     inside = [c for c in machine_cables if c.a in index and c.b in index]
@@ -90,7 +91,7 @@ def _lay_out_box(topology: Topology, devices: Sequence[Device], machine_cables: 
 
 def _lay_out_rows(topology: Topology, devices: Sequence[Device], inside: Sequence[Cable]) -> Picture:
     """Return a picture with rows of GPUs above and below the bars of their switches."""
-    rank = {ident: i for i, ident in enumerate(topology.ranks)}
+    rank = number_ranks(topology)
     width, height = get_gpu_size(topology)
     step_x, step_y = width + (14 if width > 50 else 6), height / 2 + _BAR_HEIGHT / 2 + (44 if width > 50 else 24)
     groups = _group_switches([d for d in devices if d.kind == "switch"], inside)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from ..graph import Device, Topology
 from .cables import Cable
+from .hosts import number_ranks
 from .shapes import (
     GPU_HEIGHT,
     NIC_HEIGHT,
@@ -55,7 +56,7 @@ class _SocketTree:
 
     def __init__(self, topology: Topology, devices: Sequence[Device], inside: Sequence[Cable]) -> None:
         self.topology = topology
-        self.rank = {ident: i for i, ident in enumerate(topology.ranks)}
+        self.rank = number_ranks(topology)
         self.device = {d.id: d for d in devices}
         self.inside = inside
         self.neighbours: dict[str, list[str]] = defaultdict(list)

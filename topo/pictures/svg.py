@@ -14,6 +14,7 @@ from xml.sax.saxutils import escape
 
 from ..graph import Topology
 from .cables import format_rate, get_kind_name
+from .hosts import show_hosts_once
 from .layout import lay_out
 from .shapes import TIMES, Frame, Picture, Shape, Wire
 
@@ -55,8 +56,9 @@ class _LinkClass:
 
 
 def write(topology: Topology) -> str:
-    """Return the topology as an SVG document."""
-    picture = lay_out(topology)
+    """Return the topology as an SVG document; of many hosts that are alike one is drawn."""
+    shown = show_hosts_once(topology)
+    picture = lay_out(shown.topology)
     classes = Counter[_LinkClass]()
     for wire in picture.wires:
         classes[_get_class(wire)] += wire.cables
@@ -64,6 +66,8 @@ def write(topology: Topology) -> str:
     style = _Style(classes)
     legend = _build_legend(style, classes)
     title, summary = _shorten(topology.name, 60), _summarize(topology)
+    if shown.left_out is not None:
+        summary += f"; {_shorten(shown.left_out, 100)}"
     width = max(picture.width, _LEAST_WIDTH, 9 * len(title), 6.2 * len(summary))
     columns = max(1, min(len(legend), int(width // _LEGEND_COLUMN)))
     legend_rows = math.ceil(len(legend) / columns)

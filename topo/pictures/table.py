@@ -19,6 +19,7 @@ from ..gpudirect import format_verdicts, judge_pairs
 from ..graph import Device, Topology
 from ..matrix import LABELS, Way, find_ways
 from .cables import FAMILY_NAMES, Cable, describe_rates, find_cables, find_sources, format_rate, get_kind_name
+from .hosts import number_ranks, show_hosts_once
 
 MOST_GPUS = 16
 """With more GPUs than this the matrix becomes a summary."""
@@ -43,7 +44,10 @@ def write(topology: Topology, colour: bool = False) -> str:
     if topology.source:
         console.print(Text(f"source: {topology.source}"), soft_wrap=True)
     console.print()
-    console.print(_list_devices(topology))
+    shown = show_hosts_once(topology)
+    console.print(_list_devices(shown.topology))
+    if shown.left_out is not None:
+        console.print(Text(f"one host of each kind is listed; {shown.left_out}"), soft_wrap=True)
     for line in list_adding(topology):
         console.print(Text(line), soft_wrap=True)
     if ranks > 1:
@@ -81,7 +85,7 @@ def _list_devices(topology: Topology) -> Table:
             table.add_row(kind, str(count))
         return table
     table = _make_table("Devices", "rank", "id", "kind", "NUMA", "bus id", "name", right=("rank", "NUMA"))
-    rank = {ident: str(i) for i, ident in enumerate(topology.ranks)}
+    rank = {ident: str(i) for ident, i in number_ranks(topology).items()}
     for device in topology.devices:
         node = "" if device.numa_node is None else str(device.numa_node)
         name = device.extra.get("name")

@@ -14,6 +14,7 @@ from rich.tree import Tree
 from ..errors import InputError
 from ..graph import Device, Topology
 from .cables import FAMILY_NAMES, Cable, find_cables, format_rate, get_kind_name
+from .hosts import number_ranks, show_hosts_once
 
 _WIDEST = 400
 _MOST_PEERS = 16
@@ -24,10 +25,14 @@ _DEEPEST = 100
 def write(topology: Topology, colour: bool = False) -> str:
     """Return the tree as text, with terminal colours if `colour`. GPUs and NICs are leaves; rates are GB/s each way.
 
+    Of many hosts that are alike one is shown, which the last line says.
+
     Raises InputError where switches are chained more than 100 deep.
     """
+    shown = show_hosts_once(topology)
+    topology = shown.topology
     below, tree_cables, crossing = _build_tree(topology)
-    rank = {ident: i for i, ident in enumerate(topology.ranks)}
+    rank = number_ranks(topology)
     root = Tree(Text(topology.name, style="bold"))
     stack: list[tuple[Tree, Cable | None, str, int]] = [(root, None, top, 1) for top in reversed(below[""])]
     while stack:
@@ -40,7 +45,10 @@ def write(topology: Topology, colour: bool = False) -> str:
         ]
     buffer = io.StringIO()
     Console(file=buffer, width=_WIDEST, force_terminal=colour, highlight=False, emoji=False, markup=False).print(root)
-    return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines()) + "\n"
+    lines = [line.rstrip() for line in buffer.getvalue().splitlines()]
+    return (
+        "\n".join([*lines, *([f"one host of each kind is shown; {shown.left_out}"] if shown.left_out else [])]) + "\n"
+    )
 
 
 Below = dict[str, list[str]]

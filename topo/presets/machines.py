@@ -26,6 +26,7 @@ from ..hardware import (
 _NETWORK = "network0"
 _HDR_GBps = Fraction(25)  # one 200 Gb/s InfiniBand HDR port
 _NDR_GBps = Fraction(50)  # one 400 Gb/s InfiniBand NDR port
+_NVL72_GPUS = 72
 
 DGX1_DOUBLE = ((0, 1), (0, 4), (1, 3), (2, 3), (2, 6), (4, 5), (5, 7), (6, 7))
 """Pairs of a DGX-1 that are joined by two NVLinks, in the numbering of SCCL (arXiv 2008.08708, figure 1)."""
@@ -90,16 +91,24 @@ def _build_dgx_boxes(
     name: str, boxes: int, generation: int, net_GBps: Fraction, numa: tuple[int, ...], source: str
 ) -> Topology:
     """Return boxes of 8 GPUs on one layer of NVSwitches; several boxes share a network, one port a GPU."""
-    rate, links_each = NVLINK_DATASHEET_GBps[generation], NVLINK_LINKS_PER_GPU[generation]
     gpus = [d for _ in range(boxes) for d in _make_gpus(8, numa)]
     gpus = _mark_boxes([replace(d, id=f"gpu{i}") for i, d in enumerate(gpus)], boxes, 8)
+    return _put_on_nvswitches(name, gpus, boxes, generation, net_GBps, source)
+
+
+def _put_on_nvswitches(
+    name: str, gpus: list[Device], boxes: int, generation: int, net_GBps: Fraction, source: str
+) -> Topology:
+    """Return boxes of these GPUs, each on one layer of NVSwitches; several boxes share a network, one port a GPU."""
+    rate, links_each = NVLINK_DATASHEET_GBps[generation], NVLINK_LINKS_PER_GPU[generation]
+    per_box = len(gpus) // boxes
     adding = nvswitch_adding(generation)
     switches = [Device(f"nvswitch{b}", "switch", "nvswitch", in_network=adding) for b in range(boxes)]
     switches = _mark_boxes(switches, boxes, 1)
     links = [
         x
         for i, d in enumerate(gpus)
-        for x in _join(d.id, f"nvswitch{i // 8}", rate, "nvlink", source, links_each, us="nvswitch")
+        for x in _join(d.id, f"nvswitch{i // per_box}", rate, "nvlink", source, links_each, us="nvswitch")
     ]
     if boxes == 1:
         return Topology(name, (*gpus, *switches), tuple(links), source)
@@ -117,6 +126,27 @@ def dgx_a100(boxes: int = 1) -> Topology:
 def dgx_h100(boxes: int = 1) -> Topology:
     """Return NVIDIA DGX H100 boxes: 450 GB/s a GPU into the NVSwitches; between boxes 50 GB/s a GPU (NDR InfiniBand)."""
     return _build_dgx_boxes("dgx-h100", boxes, 4, _NDR_GBps, (0, 1), "DGX H100 datasheet")
+
+
+def gb200_nvl72(racks: int = 1) -> Topology:
+    """Return NVIDIA GB200 NVL72 racks: 18 trays of 4 GPUs, 900 GB/s a GPU into the NVSwitches, which all 72 share.
+
+    From the datasheet: 72 GPUs, 18 compute trays of two Grace CPUs and four GPUs, NVLink 5 with 1.8 TB/s a GPU, both
+    directions together. Assumed: between racks one ConnectX-7 NIC of 400 Gb/s a GPU (50 GB/s), all on one network that is
+    nowhere oversubscribed. Grace CPUs, NVLink-C2C and PCIe are left out, as the trays' hosts are in the DGX presets.
+    """
+    gpus = [
+        Device(f"gpu{i}", numa_node=i % 4 // 2, extra={"host": f"tray{i // 4}"}) for i in range(_NVL72_GPUS * racks)
+    ]
+    if racks > 1:
+        rack_of = [i // _NVL72_GPUS for i in range(len(gpus))]
+        hosts = [f"rack{rack}-tray{i % _NVL72_GPUS // 4}" for i, rack in enumerate(rack_of)]
+        gpus = [
+            replace(gpu, extra={"host": host, "box": rack})
+            for gpu, host, rack in zip(gpus, hosts, rack_of, strict=True)
+        ]
+    source = "GB200 NVL72 datasheet; between racks a ConnectX-7 of 400 Gb/s a GPU is assumed"
+    return _put_on_nvswitches("gb200-nvl72", gpus, racks, 5, _NDR_GBps, source)
 
 
 def mi250(boxes: int = 1) -> Topology:

@@ -18,7 +18,7 @@ from math import prod
 from ..errors import InputError
 from ..exact import fraction_to_json
 from ..graph import DEFAULT_BANDWIDTH_GBps, Device, Link, Topology, both_ways
-from .machines import dgx1, dgx2, dgx_a100, dgx_h100, mi250, mi300x, pcie_2socket, z52
+from .machines import dgx1, dgx2, dgx_a100, dgx_h100, gb200_nvl72, mi250, mi300x, pcie_2socket, z52
 
 MAX_GPUS = 4096
 """More GPUs than this are refused: nothing here plans for them."""
@@ -31,7 +31,7 @@ _RATE = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,9})?")
 class Preset:
     """One entry of the registry: how it is asked for, what it is, and how it is built.
 
-    `size` is what the size means ("GPUs", "dimensions", "dimension", "boxes", or "" where none is taken), and
+    `size` is what the size means ("GPUs", "dimensions", "dimension", "boxes", "racks", or "" where none is taken), and
     `build` takes the sizes (one, or one a dimension) and, for graphs, the bandwidth of a link in GB/s.
     """
 
@@ -85,7 +85,7 @@ def _parse_sizes(entry: Preset, spec: str | None, argument: str) -> tuple[int, .
         if spec is not None:
             raise InputError(f"{argument!r}: {entry.name} takes no size; write {entry.example!r}")
         return (1,)
-    if spec is None and entry.size == "boxes":
+    if spec is None and entry.size in ("boxes", "racks"):
         return (1,)
     parts = (spec or "").split("x") if entry.size == "dimensions" else [spec or ""]
     if not all(_DIGITS.fullmatch(part) and int(part) > 0 for part in parts):
@@ -211,6 +211,14 @@ PRESETS: Mapping[str, Preset] = {
         ),
         Preset(
             "dgx-h100", "dgx-h100:2", "boxes of 8 H100 on NVSwitches", "boxes", _multiply_boxes(8), machine=dgx_h100
+        ),
+        Preset(
+            "gb200-nvl72",
+            "gb200-nvl72",
+            "72 GB200 in 18 trays on NVSwitches; with :2, two such racks",
+            "racks",
+            _multiply_boxes(72),
+            machine=gb200_nvl72,
         ),
         Preset(
             "mi250",

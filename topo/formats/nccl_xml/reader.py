@@ -14,7 +14,7 @@ from pathlib import PurePath
 from ...errors import InputError
 from ...exact import fraction_to_json
 from ...graph import Device, Link, Topology, both_ways
-from ...hardware import LATENCY_us, LOCAL_GBps, PCIE_GTps, inter_cpu_GBps, pcie_link
+from ...hardware import ASSUMED_BY, LATENCY_us, LOCAL_GBps, PCIE_GTps, inter_cpu_GBps, pcie_link
 from ..safe_xml import Element, parse_xml
 from .link_elements import read_gpu_links, read_pci_links
 from .partial_topology import (
@@ -237,7 +237,8 @@ def _add_uplink(partial: PartialTopology, device: Device, pci: Element | None, p
         partial.notes.add(device.id, "hangs on its CPU without a PCI address; its link counts as unlimited, as in NCCL")
     else:
         link = pcie_link(pci.get("link_speed"), pci.get_integer("link_width", None, most=_MAX_LANES))
-        rate, source = link.bandwidth_GBps, f"PCIe Gen{link.generation} x{link.width}, as NCCL counts it"
+        said = "assumed: " if link.assumed else ""
+        rate, source = link.bandwidth_GBps, f"{said}PCIe Gen{link.generation} x{link.width}, as NCCL counts it"
         for doubt in link.assumed:
             partial.notes.add(device.id, doubt)
         if link.generation <= 2:
@@ -278,13 +279,15 @@ def _read_nic(partial: PartialTopology, element: Element, pci: Element | None, p
     names = []
     for net in nets:
         name = net.get("name") or f"nic{net.get('dev') or 0}"
+        assumed: dict[str, object] = {}
         mbps = net.get_integer("speed", 0, least=-(10**9), most=_MAX_Mbps) or 0
         if mbps <= 0:
             partial.notes.add(name, f"net speed unknown; taken as {_UNSPECIFIED_NET_Mbps} Mb/s, as NCCL does")
             mbps = _UNSPECIFIED_NET_Mbps
+            assumed = {ASSUMED_BY: "10 Gb/s, as NCCL takes NICs of unknown speed"}
         made_up = pci is None or bool(get_topoplan_attribute(pci, "made_up"))
         extra: dict[str, object] = dict(read_attributes(net))
-        extra["net_speed_GBps"] = fraction_to_json(Fraction(mbps, 8000))
+        extra |= {"net_speed_GBps": fraction_to_json(Fraction(mbps, 8000)), **assumed}
         if pci is not None and not made_up:
             extra["pci"] = read_attributes(pci, "busid")
         device = partial.add(

@@ -12,7 +12,7 @@ from fractions import Fraction
 
 from ...errors import InputError
 from ...graph import Device, Link, Topology
-from ...hardware import PCIE_GTps, pcie_GBps
+from ...hardware import ASSUMED_BY, ASSUMED_SPEED, PCIE_GTps, pcie_GBps
 from .limits import NCCL, RCCL, check_limits, fits, select_attributes
 from .partial_topology import CPU_CLASS, GPU_CLASSES, NVSWITCH_CLASS, TOPOPLAN_PREFIX
 from .reader import read
@@ -168,7 +168,7 @@ class _Writer:
 
     def _build_net(self, nic: Device) -> XmlNode:
         """Return the net element of a NIC."""
-        facts = select_attributes("net", nic.extra, "net_speed_GBps", "pci", "box")
+        facts = select_attributes("net", nic.extra, "net_speed_GBps", "pci", "box", "host", ASSUMED_SPEED, ASSUMED_BY)
         node = XmlNode("net", {"name": facts.pop("name", nic.id), "dev": facts.pop("dev", str(self.nets)), **facts})
         self.nets += 1
         if "speed" not in facts and (speed := self._estimate_net_GBps(nic)):
@@ -186,7 +186,7 @@ class _Writer:
 
     def _build_gpu(self, gpu: Device) -> XmlNode:
         """Return the gpu element of a GPU with its NVLinks and the like."""
-        facts = select_attributes("gpu", gpu.extra, "rank", "box")
+        facts = select_attributes("gpu", gpu.extra, "rank", "box", "host")
         node = XmlNode(
             "gpu", {"dev": facts.pop("dev", str(self.rank[gpu.id])), "rank": str(self.rank[gpu.id]), **facts}
         )

@@ -13,6 +13,7 @@ from ...errors import InputError
 from ...facts import Fact, Facts, facts_to_json
 from ...graph import Device, Topology
 from ...matrix import Ways
+from .assumed_rates import assume_rates
 from .cells import Cells, list_some, read_cells
 from .facts import MOST_PAIRS, SOURCE, build_matrix_facts, build_p2p_facts, is_p2p, read_affinities
 from .nvlink_output import REMOTE, STATUS, build_nvlink_facts, choose_lane_rate, join_nvlinks, match_peers
@@ -89,7 +90,7 @@ def _read_matrix(table: LabelMatrix, output: SmiOutput, p2p: list[LabelMatrix], 
     """Return the topology of a matrix of ways, with what the other parts of the output add to it."""
     notes: list[str] = []
     cells = read_cells(table, output.nics, notes)
-    inferred = InferredTopology(cells, read_affinities(table, notes), SOURCE, notes=notes)
+    inferred = InferredTopology(cells, read_affinities(table, notes), SOURCE, notes=notes, rates=assume_rates(cells))
     listings = _select_listings(output.nvlinks_by_gpu, cells, notes)
     switched = match_peers(listings) is None if any(t.remote for t in listings.values()) else None
     infer_pcie_tree(inferred, where)

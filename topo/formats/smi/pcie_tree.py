@@ -10,21 +10,21 @@ remains. NV# hides the PCI Express way of a pair; such GPUs are placed by their 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import combinations, count
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from ...errors import InputError
+from ...exact import fraction_to_json
 from ...graph import Device, Link, both_ways
-from ...hardware import LATENCY_us, QPI_DATASHEET_GBps, pcie_link
+from ...hardware import ASSUMED_BY, ASSUMED_SPEED, LATENCY_us, QPI_DATASHEET_GBps
+from .assumed_rates import UNKNOWN_RATES, AssumedRates
 from .cells import PCIE_LABELS, Cells, find_components, iterate_members, list_some, unite
 
 MAX_NODES = 128
 """A matrix that needs more NUMA nodes is refused: they would have to be joined pairwise."""
 
 _Value = TypeVar("_Value")
-_PCIE = pcie_link(None, None)
-_PCIE_SOURCE = "assumed: Gen3 x16, as NCCL takes PCIe links that are not known"
 _SMP_SOURCE = "assumed: one QPI link of 9.6 GT/s"
 _OWN_LABELS = ("XGMI", "LNK", "SW", "NET", "DIS")
 
@@ -51,6 +51,7 @@ class InferredTopology:
     devices: list[Device] = field(default_factory=list)
     links: list[Link] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    rates: AssumedRates = UNKNOWN_RATES
     node: dict[int, int] = field(default_factory=dict)
     root: dict[int, str] = field(default_factory=dict)
 
@@ -232,7 +233,8 @@ def _add_switch(inferred: InferredTopology, node: int | None) -> str:
 
 def _add_pcie_link(inferred: InferredTopology, below: str, above: str) -> None:
     """Join a device to the switch or CPU above it."""
-    inferred.join(Link(below, above, _PCIE.bandwidth_GBps, LATENCY_us["pcie"], "pcie", source=_PCIE_SOURCE))
+    rates = inferred.rates
+    inferred.join(Link(below, above, rates.pcie.bandwidth_GBps, LATENCY_us["pcie"], "pcie", source=rates.pcie_source))
 
 
 def _join_cpus(inferred: InferredTopology, nodes: list[int], cpus: list[Device]) -> None:
@@ -270,10 +272,13 @@ def _note_hidden(inferred: InferredTopology, nodes: list[int], pxb: list[int]) -
 
 
 def list_matrix_devices(inferred: InferredTopology) -> Iterator[Device]:
-    """Yield the devices of the columns, with the NUMA nodes and root complexes that were inferred."""
+    """Yield the devices of the columns, with NUMA nodes and root complexes as inferred, and the assumed rates of NICs."""
     for i, ident in enumerate(inferred.cells.ids):
         affinity = inferred.affinities.get(i, UNKNOWN)
         node = inferred.node.get(i) if affinity.numa_node is None else affinity.numa_node
         kind = "gpu" if inferred.cells.gpus >> i & 1 else "nic"
-        device = Device(ident, kind, numa_node=node, source=inferred.source)
-        yield replace(device, extra={"root": inferred.root[i]}) if i in inferred.root else device
+        extra: dict[str, Any] = {"root": inferred.root[i]} if i in inferred.root else {}
+        if kind == "nic" and inferred.rates.nic_GBps is not None:
+            extra[ASSUMED_SPEED] = fraction_to_json(inferred.rates.nic_GBps)
+            extra[ASSUMED_BY] = inferred.rates.nic_source
+        yield Device(ident, kind, numa_node=node, source=inferred.source, extra=extra)
