@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..topo.errors import ExecutionError, InputError, PlanMismatchError, VerificationError
-from .common import Parser, file_name, run_command
-from .sizes import parse_size, show_size
+from .shared.common import Example, Parser, file_name, run_command
+from .shared.sizes import parse_size, show_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,16 +27,17 @@ if TYPE_CHECKING:
     from ..topo.graph import Topology
 
 PROG = "topo-run"
-EXAMPLES = """\
-examples:
-  topo-run plan.json                                  start the plan's ranks on this host, 1 KiB to 1 MiB
-  topo-run plan.json -b 4K -e 64M -f 4 -n 20 -w 5     other sizes, 20 iterations after 5 of warm-up
-  topo-run plan.json --dtype bfloat16 --op avg --json rows as JSON
-  topo-run plan.json --compress int8                  a quarter of the bytes: the gain, and the error
-  torchrun --nproc-per-node 8 -m topoplan.cli.run plan.json        join ranks that torchrun has started
-  topo-run plan.json --calibrate -o machine.json      fit host costs here; then topo-synth --topology machine.json
-  topo-run --stock --nproc 8                          the stock allreduce alone, without a plan
-
+EXAMPLES: tuple[Example, ...] = (
+    ("topo-run plan.json", "start the plan's ranks on this host, 1 KiB to 1 MiB"),
+    ("topo-run plan.json -b 4K -e 64M -f 4 -n 20 -w 5", "other sizes, 20 iterations after 5 of warm-up"),
+    ("topo-run plan.json --dtype bf16 --op avg --json", "bfloat16; rows as JSON"),
+    ("topo-run plan.json --csv rows.csv", "rows as CSV, beside the table"),
+    ("topo-run plan.json --compress int8", "a quarter of the bytes: the gain, and the error"),
+    ("torchrun --nproc-per-node 8 -m topoplan.cli.run plan.json", "join ranks that torchrun has started"),
+    ("topo-run plan.json --calibrate -o machine.json", "fit host costs here; then topo-synth --topology machine.json"),
+    ("topo-run --stock --nproc 8", "the stock allreduce alone, without a plan"),
+)
+ABOUT = """\
 At each size the plan and the backend's own (stock) collective take turns. Every element of the results is checked, on random
 data, against float64. Exit code 1 if any element is wrong.
 """
@@ -45,12 +46,13 @@ data, against float64. Exit code 1 if any element is wrong.
 def main(argv: list[str] | None = None) -> int:
     """Run the command and return its exit code."""
     arguments = sys.argv[1:] if argv is None else argv
-    args = _parser().parse_args(arguments)
+    args = build_parser().parse_args(arguments)
     return run_command(PROG, lambda: _run(args, arguments), quiet=_leaves_errors_to_another_rank())
 
 
-def _parser() -> Parser:
-    parser = Parser(PROG, EXAMPLES)
+def build_parser() -> Parser:
+    """Return the parser of topo-run's command line."""
+    parser = Parser(PROG, EXAMPLES, ABOUT, "PLAN [-b MIN] [-e MAX] [-f FACTOR] [-n ITERS] [-w WARMUP] ...")
     add = parser.add_argument
     add("plan", nargs="?", metavar="PLAN", help="a plan written by topo-synth -o")
     add("--nproc", type=int, metavar="N", help="ranks to start (default: the plan's)")

@@ -5,18 +5,18 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any, TextIO
 
-from ..synth.describe import bounds_text, limit_text, print_plan, reproducible_text
-from ..topo.pictures.cables import describe_rates
-from .sizes import show_size
-from .synth_output import Report, healthy_json
+from ...synth.describe import bounds_text, limit_text, print_plan, reproducible_text
+from ...topo.pictures.cables import describe_rates
+from ..shared.sizes import show_size
+from .output import Report, healthy_json
 
 __all__ = ["bounds_text", "cut_text", "print_tables", "root_text", "switch_lines"]
 
 if TYPE_CHECKING:
-    from ..synth.explain import Explanation, Part
-    from ..synth.export.formats import Export
-    from ..synth.ksync.pareto import Front
-    from ..synth.plan import Plan
+    from ...synth.explain import Explanation, Part
+    from ...synth.export.formats import Export
+    from ...synth.ksync.pareto import Front
+    from ...synth.plan import Plan
 
 WIDTH = 130
 """Columns of a table that is not printed to a terminal."""
@@ -41,8 +41,8 @@ def print_export(report: Report, made: Export, file: TextIO) -> None:
 
 def switch_lines(report: Report) -> list[str]:
     """Return what is said of the switches that the bound rests on: nothing where there are none, or they all just pass on."""
-    from ..synth.bounds.in_network import describe_assumption, describe_possible
-    from ..synth.cost.innetwork import computes_in_network
+    from ...synth.bounds.in_network import describe_assumption, describe_possible
+    from ...synth.cost.innetwork import computes_in_network
 
     if report.in_network is not None:
         return [
@@ -122,7 +122,7 @@ def _print_forests(console: Any, rows: list[dict[str, Any]]) -> None:
 def _print_explanation(console: Any, explanation: Explanation) -> None:
     from rich.table import Table
 
-    from ..synth.explain import SIZES
+    from ...synth.explain import SIZES
 
     parts = explanation.parts
     if explanation.kind == "cut":
