@@ -11,14 +11,16 @@ from .shared.progress import Progress
 
 PROG = "topo-emulate"
 EXAMPLES: tuple[Example, ...] = (
-    ("topo-emulate dgx1 -- topo-run plan.json -b 1M -e 32M -f 8", "a plan for the DGX-1 on its links, slowed down alike "
-        "until this host can carry them"),
-    ("topo-emulate dgx1 --slowest 50Mbit --order 0,3,2,1,5,6,7,4 -- topo-run --stock",
-        "the stock allreduce at a rate of your choice, its ranks on other GPUs"),
-    ("topo-emulate pcie-2socket -- python examples/train_ddp.py --plan pcie.json",
-        "any program that torchrun could start; its plan is of topo-synth --topology pcie-2socket"),
-    ("topo-emulate two-hosts.json --slowest 100Mbit -- topo-run two.json --calibrate",
-        "host costs on emulated links, with a plan of topo-synth --topology two-hosts.json"),
+    ("topo-synth --collective allreduce --topology two-hosts.json -o plan.json", "a plan to be tried"),
+    ("topo-emulate two-hosts.json -- topo-run plan.json -b 1M -e 32M -f 8", "on its machine, whose links are slowed down "
+        "alike until this host can carry them"),
+    ("topo-emulate two-hosts.json --slowest 100Mbit -- topo-run --stock -b 8M -e 8M",
+        "the stock allreduce, at a rate of your choice"),
+    ("topo-emulate two-hosts.json --order 0,2,1,3 -- topo-run --stock -b 8M -e 8M",
+        "the same with ranks that go back and forth between the hosts"),
+    ("topo-emulate two-hosts.json -- topo-run plan.json --calibrate -o costs.json", "host costs on emulated links"),
+    ("topo-emulate two-hosts.json -- python train_ddp.py --plan plan.json",
+        "any program that torchrun could start: here examples/train_ddp.py"),
 )  # fmt: skip
 ABOUT = """\
 Every device becomes a network namespace, every link a rate-limited virtual cable, and each pair of ranks uses the route that

@@ -23,7 +23,7 @@ EXAMPLES: tuple[Example, ...] = (
     ("topo-probe --check", "find what is wrong with it, with advice; exit code 1 on errors"),
     ("topo-probe --json -o machine.json", "this machine as a file that topo-synth reads"),
     ("topo-probe matrix.txt --format svg -o matrix.svg", "a picture of a machine from its nvidia-smi topo -m"),
-    ("topo-probe --for-vm -o topo.xml", "a file for NCCL_TOPO_FILE, inside a virtual machine"),
+    ("topo-probe --for-vm -o vm.xml", "a file for NCCL_TOPO_FILE, inside a virtual machine"),
     ("topo-probe dgx-a100:2 --format tree", "a preset, as a tree"),
     ("topo-probe dgx1 --csv links.csv", "the links as rows, for spreadsheets and programs"),
     ("torchrun --nproc-per-node 2 -m topoplan.cli.probe --json", "started by torchrun, on several hosts "

@@ -19,14 +19,12 @@ if TYPE_CHECKING:
 
 PROG = "topo-report"
 EXAMPLES: tuple[Example, ...] = (
-    (
-        "topo-report dgx-a100:2 -o report.html",
-        "a preset: the machine, findings, bounds, plans, curves, trees, timeline",
-    ),
-    ("topo-report topo.xml -o report.html", "a machine from a file of NCCL, RCCL, hwloc, nvidia-smi or topoplan"),
-    ("topo-report local -o report.html", "this machine"),
-    ("topo-report plan.json -o report.html", "a plan written by topo-synth -o, on its machine"),
-    ("topo-report dgx1 -o report.html --time-limit 60", "searches go on as long as those of topo-synth"),
+    ("topo-report dgx-a100:2 -o a100.html", "a preset: the machine, findings, bounds, plans, curves, trees, timeline"),
+    ("topo-report topo.xml -o topo.html", "a machine from a file of NCCL, RCCL, hwloc, nvidia-smi or topoplan"),
+    ("topo-synth --collective allreduce --topology topo.xml -o plan.json", "a plan ..."),
+    ("topo-report plan.json -o plan.html", "... and the page about it, on its machine"),
+    ("topo-report dgx1 -o dgx1.html --time-limit 60", "searches go on as long as those of topo-synth"),
+    ("topo-report local -o local.html", "this machine, which needs GPUs"),
 )
 ABOUT = "Writes one page that needs no network and no other file. Times in it are predicted; topo-run measures."
 

@@ -74,6 +74,10 @@ class Work:
         self.done, self.total = done, total
         self.say(message)
 
+    def restart(self, began: float) -> None:
+        """Count from `began` on, of the monotonic clock: what came before says nothing of what is to come."""
+        self._began = began
+
     def describe(self) -> str:
         """Return what is being done, for how long already, and the time left where that is known."""
         spent_s = time.monotonic() - self._began

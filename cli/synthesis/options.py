@@ -34,7 +34,7 @@ EXAMPLES: tuple[Example, ...] = (
     ("topo-synth --collective allreduce --topology mesh:8x8 --bound-only", "only the bounds: how fast can a schedule be?"),
     ("topo-synth --collective allreduce --topology dgx1 --explain", "the bottleneck, and which links to improve first"),
     ("topo-synth --collective allreduce --topology dgx1 --without-link 0:3", "a plan for the machine without that link"),
-    ("topo-synth --collective allreduce --topology dgx-a100:4 --max-trees 16", "at most 16 trees"),
+    ("topo-synth --collective allreduce --topology dgx-a100:2 --max-trees 16", "at most 16 trees"),
     ("topo-synth --collective allreduce --topology dgx1 --reproducible",
         "the same bits for an element in buffers of all sizes"),
     ("topo-synth --collective all_reduce --topology topo.xml --format nccl-graph", "rings and chains for NCCL_GRAPH_FILE"),
