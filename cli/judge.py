@@ -6,7 +6,8 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
-from .shared.common import Example, Parser, run_command, say_error
+from ..topo.pictures.fit import wrap_text
+from .shared.common import Example, Parser, find_width, run_command, say_error
 from .shared.outputs import OUTPUT, add_csv, add_force, check_outputs, write_rows
 from .shared.progress import Progress, Say
 
@@ -23,8 +24,8 @@ EXAMPLES: tuple[Example, ...] = (
     ("topo-judge --topology dgx-a100 nccl.log", "a log of NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,GRAPH,TUNING"),
     ("all_reduce_perf -b 1M -e 1G -f 2 -g 8 | topo-judge --topology dgx-a100 -",
         "nccl-tests or rccl-tests; without --topology on the machine at hand"),
-    ("topo-judge --topology dgx-a100 *.log --least 0.5", "a health check: exit code 1 where a share is below"),
-    ("topo-judge --topology dgx-a100 nccl.log --csv shares.csv", "the shares as rows"),
+    ("topo-judge --topology dgx-a100 *.log --least 0.5 --csv shares.csv",
+        "a health check: exit code 1 where a share is below; all shares as rows"),
     ("topo-judge --topology dgx-a100 nccl.log --prometheus -o topo.prom --force",
         "for node_exporter's text collector, which reads the file anew each time"),
 )  # fmt: skip
@@ -124,7 +125,8 @@ def _judge(arguments: argparse.Namespace) -> int:
 
         text = write_text(verdicts, arguments.least)
     if arguments.output is None:
-        sys.stdout.write(text)
+        is_table = sys.stdout.isatty() and not (arguments.json or arguments.prometheus)
+        sys.stdout.write(wrap_text(text, find_width()) if is_table else text)
     else:
         from ..topo.files import write_whole
 

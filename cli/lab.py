@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 PROG = "topo-lab"
 WIDTH = 140
 """Columns of a table that is not printed to a terminal."""
+_LEAVE_OUT = ("epoch 1 s", "MB/epoch", "schedule", "vs serial")
+"""Columns of the table that a narrow terminal goes without, in this order."""
 EXAMPLES: tuple[Example, ...] = (
     ("topo-lab -o report.md", "digits, serially and on 2 and 4 ranks, loopback and a slow network"),
     ("topo-lab --dataset mine.npz --epochs 20", "arrays x (a sample a row) and y (whole numbers)"),
@@ -138,18 +140,21 @@ def _print(report: Report, as_json: bool) -> None:
     from rich.table import Table
 
     from ..runtime.lab.report.page import HEAD
+    from ..topo.pictures.fit import choose_columns
 
     console = Console(width=None if sys.stdout.isatty() else WIDTH, highlight=False, markup=False)
     console.print(report.task)
+    lines = report.cells()
+    kept = choose_columns(HEAD, lines, _LEAVE_OUT if console.is_terminal else (), console.width)
     table = Table(box=SIMPLE, pad_edge=False)
-    for number, title in enumerate(HEAD):
-        table.add_column(title, justify="left" if number in (0, 2, 3) else "right", no_wrap=True)
+    for number in kept:
+        table.add_column(HEAD[number], justify="left" if number in (0, 2, 3) else "right", no_wrap=True)
     last_site = None
-    for row, cells in zip(report.rows, report.cells(), strict=True):
+    for row, cells in zip(report.rows, lines, strict=True):
         if last_site not in (None, row.site):
             table.add_section()
         last_site = row.site
-        table.add_row(*cells)
+        table.add_row(*(cells[number] for number in kept))
     console.print(table)
     for finding in report.findings:
         console.print(f"- {finding}")

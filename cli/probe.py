@@ -6,7 +6,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from .shared.common import Example, Parser, print_error, run_command
+from .shared.common import Example, Parser, find_width, print_error, run_command
 from .shared.outputs import OUTPUT, add_csv, add_force, check_outputs, write_rows
 from .shared.progress import Progress
 
@@ -23,7 +23,8 @@ EXAMPLES: tuple[Example, ...] = (
     ("topo-probe --check", "find what is wrong with it, with advice; exit code 1 on errors"),
     ("topo-probe --json -o machine.json", "this machine as a file that topo-synth reads"),
     ("topo-probe matrix.txt --format svg -o matrix.svg", "a picture of a machine from its nvidia-smi topo -m"),
-    ("topo-probe --for-vm -o vm.xml", "a file for NCCL_TOPO_FILE, inside a virtual machine"),
+    ("topo-probe topo.xml --for-vm -o vm.xml", "a file for NCCL_TOPO_FILE inside a virtual machine; on that machine itself "
+        "leave topo.xml out"),
     ("topo-probe dgx-a100:2 --format tree", "a preset, as a tree"),
     ("topo-probe dgx1 --csv links.csv", "the links as rows, for spreadsheets and programs"),
     ("torchrun --nproc-per-node 2 -m topoplan.cli.probe --json", "started by torchrun, on several hosts "
@@ -147,8 +148,10 @@ def _render(topology: Topology, form: str, colour: bool, for_vm: bool) -> str:
         return probe_json.write(topology)
     if form == "check":
         from ..topo.doctor import examine, report
+        from ..topo.pictures.fit import wrap_text
 
-        return "\n".join(report(examine(topology))) + "\n"
+        text = "\n".join(report(examine(topology), *([find_width()] if colour else []))) + "\n"
+        return wrap_text(text, find_width()) if colour else text
     if form == "nccl-xml":
         from ..topo.formats import nccl_xml
 

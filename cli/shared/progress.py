@@ -79,14 +79,14 @@ class Work:
         self._began = began
 
     def describe(self) -> str:
-        """Return what is being done, for how long already, and the time left where that is known."""
+        """Return for how long it has gone on, the time left where that is known, and what is being done."""
         spent_s = time.monotonic() - self._began
         left = ""
         if 0 < self.done < self.total:
             left = f", about {show_seconds(spent_s * (self.total - self.done) / self.done)} left"
         elif self.limit_s is not None:
             left = f", at most {show_seconds(max(0.0, self.limit_s - spent_s))} left"
-        return f"{self.message} ({show_seconds(spent_s)}{left})"
+        return f"{show_seconds(spent_s)}{left}: {self.message}"
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Draw one line, anew each time that the spinner turns."""

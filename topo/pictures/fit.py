@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
 def choose_columns(
@@ -22,6 +26,31 @@ def choose_columns(
             break
         kept = [i for i in kept if titles[i] != title]
     return kept
+
+
+def print_table(
+    console: Console,
+    columns: Sequence[tuple[str, bool]],
+    rows: Sequence[tuple[Sequence[str], str | None]],
+    leave_out: Sequence[str],
+    title: str | None = None,
+) -> None:
+    """Print a table: `columns` are titles, and whether they are aligned to the left; rows are cells with rich's markup, and
+    a style. On a terminal it goes without columns of `leave_out` until it fits.
+    """
+    from rich.table import Table
+    from rich.text import Text
+
+    plain = [[Text.from_markup(cell).plain for cell in cells] for cells, _ in rows]
+    kept = list(range(len(columns)))
+    if console.is_terminal:
+        kept = choose_columns([name for name, _ in columns], plain, leave_out, console.width)
+    table = Table(box=None, header_style="bold", pad_edge=False, title=title, title_justify="left")
+    for i in kept:
+        table.add_column(columns[i][0], justify="left" if columns[i][1] else "right", no_wrap=True)
+    for cells, style in rows:
+        table.add_row(*(cells[i] for i in kept), style=style)
+    console.print(table)
 
 
 def wrap_line(line: str, width: int | None, indent: str = "    ") -> list[str]:
