@@ -7,7 +7,7 @@ TORCH_VERSION ?= 2.13.0
 # Tests start hundreds of Python processes; each would compile topoplan anew where bytecode is not written.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test torch-suite torch-versions trainers lint format schemas api setup gpu-test gpu-check clean
+.PHONY: demo test torch-suite torch-versions trainers lint format schemas api cli-docs man shown setup gpu-test gpu-check clean
 
 demo: $(VENV)/.demo
 	$(BIN)/python examples/demo.py
@@ -45,6 +45,17 @@ schemas: $(VENV)/.base
 
 api: $(VENV)/.base
 	$(BIN)/python scripts/write_api.py
+
+cli-docs: $(VENV)/.base
+	$(BIN)/python scripts/write_cli_docs.py
+
+# man -l build/man/topo-synth.1
+man: $(VENV)/.dev
+	$(BIN)/python scripts/write_cli_docs.py --man build/man
+
+# Every example of every help, as it is printed: some minutes.
+shown: $(VENV)/.dev
+	TOPOPLAN_RUN_SHOWN=1 $(BIN)/python -m pytest tests/test_help.py -k examples $(PYTEST_ARGS)
 
 setup: $(VENV)/.base
 

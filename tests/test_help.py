@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import shutil
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,7 @@ from topoplan.cli.commands import COMMANDS, OWN
 from topoplan.cli.topoplan import main
 from topoplan.runtime.emulate import why_not
 
+write_cli_docs = import_module("write_cli_docs")
 ALL = "TOPOPLAN_RUN_SHOWN"
 """Environment variable: run examples as they are printed, which takes some minutes (`make shown`)."""
 
@@ -162,6 +165,31 @@ def test_the_helps_start_light_and_soon(tmp_path: Path) -> None:
     done = run_command(sys.executable, "-c", code)
     assert done.returncode == 0 and done.stdout.splitlines()[-1] == "[]"
     assert done.stdout.startswith("usage: topoplan COMMAND ...\n\nexamples:\n  topoplan probe\n")
+
+
+def test_the_page_of_the_commands_is_what_the_parsers_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert write_cli_docs.TARGET.read_text(encoding="utf-8") == write_cli_docs.write_markdown(), "make cli-docs"
+
+
+@pytest.mark.skipif(shutil.which("groff") is None, reason="no groff on this system")
+def test_pages_for_man_are_made_of_the_parsers_and_have_the_examples(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("argparse_manpage")
+    monkeypatch.setenv("COLUMNS", "80")
+    pages = write_cli_docs.write_man(tmp_path)
+    assert [page.name for page in pages] == [
+        "topoplan.1",
+        *(f"topo-{name}.1" for name in OWN),
+        "topoplan-completion.1",
+    ]
+    done = run_command("groff", "-man", "-Tascii", "-ww", *map(str, pages))
+    text = "".join(re.sub("\x1b[^m]*m|.\b", "", done.stdout).split())
+    assert (done.returncode, done.stderr) == (0, "")
+    for name in NAMES:
+        for line in list_examples(name):
+            assert "".join(line.split()) in text, line
 
 
 TRY = """

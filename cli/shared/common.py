@@ -84,6 +84,10 @@ class Parser(argparse.ArgumentParser):
         self.description = "\n".join([*lines, "", "\n\n".join(paragraphs)]) if lines else "\n\n".join(paragraphs)
         return super().format_help()
 
+    def describe_in_prose(self) -> None:
+        """Have `description` be what is said beside the examples, for pages that lay these out themselves."""
+        self.description = "\n\n".join(" ".join(text.split()) for text in self.about.split("\n\n"))
+
     def print_help(self, file: SupportsWrite[str] | None = None) -> None:
         """Print the help; where it cannot be written, exit with code 1."""
         try:
@@ -102,6 +106,13 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=22, width=find_width())
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        """Return "-o, --output FILE" on every version of Python."""
+        if not action.option_strings or action.nargs == 0:
+            return super()._format_action_invocation(action)
+        value = self._format_args(action, self._get_default_metavar_for_optional(action))
+        return f"{', '.join(action.option_strings)} {value}"
 
     def _split_lines(self, text: str, width: int) -> list[str]:
         """Return the lines of what is said of an option, words kept whole."""
