@@ -7,7 +7,7 @@ TORCH_VERSION ?= 2.13.0
 # Tests start hundreds of Python processes; each would compile topoplan anew where bytecode is not written.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test torch-suite torch-versions trainers lint format schemas api docs package setup gpu-test gpu-check clean
+.PHONY: demo test torch-suite torch-versions trainers lint format schemas api cli-docs man docs package shown setup gpu-test gpu-check clean
 
 demo: $(VENV)/.demo
 	$(BIN)/python examples/demo.py
@@ -54,6 +54,17 @@ docs: $(VENV)/.docs
 # What users get: the source distribution, the wheel made from it, and what must work from that in a fresh environment.
 package: $(VENV)/.dev
 	$(BIN)/python scripts/check_package.py
+
+cli-docs: $(VENV)/.base
+	$(BIN)/python scripts/write_cli_docs.py
+
+# man -l build/man/topo-synth.1
+man: $(VENV)/.dev
+	$(BIN)/python scripts/write_cli_docs.py --man build/man
+
+# Every example of every help, as it is printed: some minutes.
+shown: $(VENV)/.dev
+	TOPOPLAN_RUN_SHOWN=1 $(BIN)/python -m pytest tests/test_help.py -k examples $(PYTEST_ARGS)
 
 setup: $(VENV)/.base
 

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 
 from ..topo.errors import InputError
-from .common import Parser, run_command
+from .shared.common import Example, Parser, run_command
+from .shared.progress import Progress
 
 PROG = "topo-emulate"
-EXAMPLES = """\
-examples:
-  topo-emulate dgx1 --slowest 50Mbit -- topo-run plan.json -b 1M -e 32M -f 8
-  topo-emulate dgx1 --slowest 50Mbit --order 0,3,2,1,5,6,7,4 -- topo-run --stock -b 8M -e 8M
-  topo-emulate pcie-2socket -- python examples/train_ddp.py --plan plan.json
-  topo-emulate two-hosts.json --slowest 100Mbit -- topo-run --calibrate -o calibrated.json
-
+EXAMPLES: tuple[Example, ...] = (
+    ("topo-synth --collective allreduce --topology two-hosts.json -o plan.json", "a plan to be tried"),
+    ("topo-emulate two-hosts.json -- topo-run plan.json -b 1M -e 32M -f 8", "on its machine, whose links are slowed down "
+        "alike until this host can carry them"),
+    ("topo-emulate two-hosts.json --slowest 100Mbit -- topo-run --stock -b 8M -e 8M",
+        "the stock allreduce, at a rate of your choice"),
+    ("topo-emulate two-hosts.json --order 0,2,1,3 -- topo-run --stock -b 8M -e 8M",
+        "the same with ranks that go back and forth between the hosts"),
+    ("topo-emulate two-hosts.json -- topo-run plan.json --calibrate -o costs.json", "host costs on emulated links"),
+    ("topo-emulate two-hosts.json -- python train_ddp.py --plan plan.json",
+        "any program that torchrun could start: here examples/train_ddp.py"),
+)  # fmt: skip
+ABOUT = """\
 Every device becomes a network namespace, every link a rate-limited virtual cable, and each pair of ranks uses the route that
 it has on the machine. The command is started once for each rank, with RANK, WORLD_SIZE, MASTER_ADDR and GLOO_SOCKET_IFNAME
 set as by torchrun. Everything is removed at the end, whatever happens. Needs Linux, root, iproute2 and util-linux. The exit
@@ -30,8 +38,16 @@ def main(argv: list[str] | None = None) -> int:
         own, command = arguments[:at], arguments[at + 1 :]
     else:
         own, command = arguments, []
-    parser = Parser(PROG, EXAMPLES)
-    parser.usage = "topo-emulate TOPOLOGY [--slowest RATE] [--order LIST] -- COMMAND ..."
+    parser = build_parser()
+    args = parser.parse_args(own)
+    if not command:
+        parser.error("no command given; put it after --")
+    return run_command(PROG, lambda: _run(args, command))
+
+
+def build_parser() -> Parser:
+    """Return the parser of topo-emulate's command line, up to --."""
+    parser = Parser(PROG, EXAMPLES, ABOUT, "TOPOLOGY [--slowest RATE] [--order LIST] -- COMMAND ...")
     add = parser.add_argument
     add("topology", metavar="TOPOLOGY", help="a preset, a file, or local (see topo-probe)")
     add(
@@ -40,13 +56,10 @@ def main(argv: list[str] | None = None) -> int:
         help="scale all links so that the slowest has this rate (default: the fastest that this host can carry)",
     )
     add("--order", metavar="LIST", help="put rank i on the i-th GPU listed: 0,3,2,1 (default: the topology's order)")
-    args = parser.parse_args(own)
-    if not command:
-        parser.error("no command given; put it after --")
-    return run_command(PROG, lambda: _run(args.topology, args.slowest, args.order, command))
+    return parser
 
 
-def _run(argument: str, slowest: str | None, order: str | None, command: list[str]) -> int:
+def _run(args: argparse.Namespace, command: list[str]) -> int:
     from ..runtime.emulate.blueprint import parse_order, parse_rate
     from ..runtime.emulate.network import emulate
     from ..runtime.emulate.ranks import run_ranks
@@ -54,18 +67,17 @@ def _run(argument: str, slowest: str | None, order: str | None, command: list[st
     from ..topo.derived.stripes import merge_nvswitches
     from ..topo.resolve import resolve
 
-    topology = merge_nvswitches(resolve(argument))
-    rate = None if slowest is None else parse_rate(slowest)
-    listed = None if order is None else parse_order(order, len(topology.ranks))
+    topology = merge_nvswitches(resolve(args.topology))
+    rate = None if args.slowest is None else parse_rate(args.slowest)
+    listed = None if args.order is None else parse_order(args.order, len(topology.ranks))
     if not topology.links:
         raise InputError(f"topology {topology.name!r} has no links; there is nothing to emulate")
     with end_on_signals(), emulate(topology, rate, listed) as network:
         built = network.blueprint
         rates = [rate for c in built.cables for rate in (c.rate_ab, c.rate_ba) if rate is not None]
-        print(
+        Progress(PROG, args).tell(
             f"{PROG}: {built.topology.name}: {len(built.home)} ranks, {len(built.devices) - len(built.home)} other devices, "
-            f"{len(built.cables)} links of {min(rates) / 1e6:.4g} to {max(rates) / 1e6:.4g} Mbit/s",
-            file=sys.stderr,
+            f"{len(built.cables)} links of {min(rates) / 1e6:.4g} to {max(rates) / 1e6:.4g} Mbit/s"
         )
         return run_ranks(network, command)
 

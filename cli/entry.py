@@ -18,6 +18,11 @@ _OBJECTS_BEFORE_GARBAGE = 50_000
 """A search makes millions of small objects and hardly a cycle: looking for garbage at Python's 700 costs it a tenth."""
 
 
+def topoplan() -> int:
+    """Run topoplan, whose subcommands are all of the others."""
+    return _run("topoplan", "topoplan")
+
+
 def probe() -> int:
     """Run topo-probe."""
     return _run("topo-probe", "probe")

@@ -6,7 +6,10 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
-from .common import Parser, file_name, run_command, say_error
+from ..topo.pictures.fit import wrap_text
+from .shared.common import Example, Parser, find_width, run_command, say_error
+from .shared.outputs import OUTPUT, add_csv, add_force, check_outputs, write_rows
+from .shared.progress import Progress, Say
 
 if TYPE_CHECKING:
     from ..synth.judge.machine import Machines
@@ -16,16 +19,17 @@ PROG = "topo-judge"
 COLLECTIVES = ("allreduce", "allgather", "reduce-scatter", "broadcast", "reduce", "gather", "scatter", "alltoall")
 _FAILED, _USAGE = 1, 2
 
-DESCRIPTION = """\
-examples:
-  topo-judge graph.xml                          NCCL_GRAPH_DUMP_FILE's, with NCCL_TOPO_DUMP_FILE's topology beside it
-  topo-judge --topology dgx-a100 nccl.log       a log of NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,GRAPH,TUNING
-  all_reduce_perf -b 1M -e 1G -f 2 -g 8 | topo-judge -
-                                                nccl-tests or rccl-tests, on the machine at hand
-  topo-judge --topology machine.json *.log --least 0.8
-                                                a health check: exit code 1 where a share is below
-  topo-judge results.json --prometheus -o /var/lib/node_exporter/topo.prom
-
+EXAMPLES: tuple[Example, ...] = (
+    ("topo-judge graph.xml", "NCCL_GRAPH_DUMP_FILE's, with NCCL_TOPO_DUMP_FILE's topology beside it"),
+    ("topo-judge --topology dgx-a100 nccl.log", "a log of NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,GRAPH,TUNING"),
+    ("all_reduce_perf -b 1M -e 1G -f 2 -g 8 | topo-judge --topology dgx-a100 -",
+        "nccl-tests or rccl-tests; without --topology on the machine at hand"),
+    ("topo-judge --topology dgx-a100 *.log --least 0.5 --csv shares.csv",
+        "a health check: exit code 1 where a share is below; all shares as rows"),
+    ("topo-judge --topology dgx-a100 nccl.log --prometheus -o topo.prom --force",
+        "for node_exporter's text collector, which reads the file anew each time"),
+)  # fmt: skip
+ABOUT = """\
 Says, for each collective and size, what share of the certified bound was reached, which link limits the rings and trees
 that were found, and what a graph file for NCCL, another order of ranks or a plan would give. Reads NCCL's graph dumps, logs
 of NCCL and RCCL, tables and JSON of nccl-tests and rccl-tests, topo-run --json, and the lines of NCCL Inspector, told
@@ -35,14 +39,14 @@ apart by what is in them. Rates are in GB/s (1e9 bytes a second).
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command and return its exit code (0 done, 1 below --least, 2 bad input, 130 interrupted)."""
-    parser = _parser()
+    parser = build_parser()
     arguments = parser.parse_args(argv)
     return run_command(PROG, lambda: _judge(arguments))
 
 
-def _parser() -> Parser:
-    parser = Parser(PROG, DESCRIPTION)
-    parser.usage = f"{PROG} [--topology T] FILE... [--collective C] [--least F] [--json | --prometheus] [-o FILE]"
+def build_parser() -> Parser:
+    """Return the parser of topo-judge's command line."""
+    parser = Parser(PROG, EXAMPLES, ABOUT, "[--topology T] FILE... [--collective C] [--least F] [-o FILE] ...")
     add = parser.add_argument
     add(
         "files",
@@ -56,15 +60,23 @@ def _parser() -> Parser:
         help="the machine, as topo-probe takes it: a file, a preset such as dgx-a100:2, or local (default: the dump beside "
         "the file, else local)",
     )
-    add("--collective", choices=COLLECTIVES, help="judge this collective only; a table of others is refused")
+    add("--collective", choices=COLLECTIVES, type=_spell_collective, metavar="C",
+        help="judge this collective only; a table of others is refused")  # fmt: skip
     add("--least", type=_share, metavar="F", help="exit with code 1 where less than this share of the bound is reached")
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="one JSON object on standard output (docs/judge.md)")
     form.add_argument("--prometheus", action="store_true", help="Prometheus' text format")
-    add(
-        "-o", "--output", type=file_name, metavar="FILE", help="write to FILE, whole or not at all, instead of printing"
-    )
+    add("-o", "--output", **OUTPUT, help="write to FILE, whole or not at all, instead of printing")
+    add_csv(parser, "a row for each share of the bound")
+    add_force(parser, "--csv")
     return parser
+
+
+def _spell_collective(text: str) -> str:
+    """Return the argument of --collective as we spell it."""
+    from ..synth.ir.collective import spell_collective
+
+    return spell_collective(text)
 
 
 def _share(text: str) -> float:
@@ -82,6 +94,8 @@ def _judge(arguments: argparse.Namespace) -> int:
     from ..synth.judge.machine import Machines, is_topology_file
     from ..topo.errors import InputError
 
+    check_outputs(arguments, "output", "csv")
+    progress = Progress(PROG, arguments)
     given = [name for name in arguments.files if is_topology_file(name)]
     files = [name for name in arguments.files if name not in given]
     if len(given) > 1:
@@ -90,7 +104,8 @@ def _judge(arguments: argparse.Namespace) -> int:
         raise InputError(
             f"{given[0]}: a topology, which says what the machine is; give a graph dump, log or table with it"
         )
-    verdicts, refused = _judge_files(arguments, files, Machines(arguments.topology, given))
+    with progress.follow("judging ...") as work:
+        verdicts, refused = _judge_files(arguments, files, Machines(arguments.topology, given), work.say)
     for _, message in refused:
         say_error(PROG, message)
     if not verdicts:
@@ -110,11 +125,17 @@ def _judge(arguments: argparse.Namespace) -> int:
 
         text = write_text(verdicts, arguments.least)
     if arguments.output is None:
-        sys.stdout.write(text)
+        is_table = sys.stdout.isatty() and not (arguments.json or arguments.prometheus)
+        sys.stdout.write(wrap_text(text, find_width()) if is_table else text)
     else:
         from ..topo.files import write_whole
 
-        write_whole(arguments.output, text)
+        write_whole(arguments.output, text, overwrite=arguments.force)
+    if arguments.csv is not None:
+        from ..synth.judge.report import list_rows
+
+        write_rows(arguments.csv, list_rows(verdicts), overwrite=arguments.force)
+        progress.tell(f"rows written to {arguments.csv}")
     if arguments.least is not None:
         for verdict in verdicts:
             if not verdict.shares:
@@ -128,7 +149,7 @@ def _judge(arguments: argparse.Namespace) -> int:
 
 
 def _judge_files(
-    arguments: argparse.Namespace, files: list[str], machines: Machines
+    arguments: argparse.Namespace, files: list[str], machines: Machines, say: Say
 ) -> tuple[list[Verdict], list[tuple[str, str]]]:
     """Return the verdicts on those files that can be judged, and the others, each with the reason."""
     from ..synth.judge.readers.detect import read_file
@@ -146,7 +167,7 @@ def _judge_files(
     # What follows needs solvers; files that cannot be read are refused before they are loaded.
     from ..synth.judge.judging import Judge
 
-    judge = Judge(machines, arguments.collective, _say if sys.stderr.isatty() else _be_quiet)
+    judge = Judge(machines, arguments.collective, say)
     for reading in readings:
         try:
             verdicts.append(judge.judge(reading))
@@ -159,14 +180,6 @@ def _why_not(verdict: Verdict) -> str:
     """Return why a file was not judged."""
     reasons = [m.why_not for m in verdict.measured] + [c.why_not for c in verdict.channelled]
     return next((reason for reason in reasons if reason), verdict.machine.source)
-
-
-def _say(message: str) -> None:
-    print(f"{PROG}: {message}", file=sys.stderr)
-
-
-def _be_quiet(message: str) -> None:
-    """Progress is for people who wait at a terminal."""
 
 
 if __name__ == "__main__":

@@ -6,30 +6,31 @@ import argparse
 import json
 import shlex
 import sys
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..topo.errors import InputError
-from .common import Parser, file_name, run_command
+from .shared.common import Example, Parser, run_command
+from .shared.outputs import OUTPUT, add_csv, add_force, check_outputs, write_rows
+from .shared.progress import Progress
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from ..runtime.lab.report.page import Report
 
 PROG = "topo-lab"
 WIDTH = 140
 """Columns of a table that is not printed to a terminal."""
-EXAMPLES = """\
-examples:
-  topo-lab -o report.md                               digits, serially and on 2 and 4 ranks, loopback and a slow network
-  topo-lab --dataset mine.npz --epochs 20             arrays x (a sample a row) and y (whole numbers)
-  topo-lab --dataset mine.csv --hidden 256,256        the last column is the label
-  topo-lab --network dgx1 --slowest 50Mbit --systems serial,stock,plan,plan-int8        8 ranks on an emulated DGX-1
-  topo-lab --systems all --ranks 4 --network slow     all systems side by side
-  topo-lab --json > report.json                       all figures, for other programs
-
+_LEAVE_OUT = ("epoch 1 s", "MB/epoch", "schedule", "vs serial")
+"""Columns of the table that a narrow terminal goes without, in this order."""
+EXAMPLES: tuple[Example, ...] = (
+    ("topo-lab -o report.md", "digits, serially and on 2 and 4 ranks, loopback and a slow network"),
+    ("topo-lab --dataset mine.npz --epochs 20", "arrays x (a sample a row) and y (whole numbers)"),
+    ("topo-lab --dataset mine.csv --hidden 256,256", "the last column is the label"),
+    ("topo-lab --network dgx1 --slowest 50Mbit --systems serial,stock,plan,plan-int8", "8 ranks on an emulated DGX-1"),
+    ("topo-lab --systems all --ranks 4 --network slow", "all systems side by side"),
+    ("topo-lab --json > report.json", "all figures, for other programs"),
+    ("topo-lab --csv rows.csv", "the table as rows"),
+)
+ABOUT = """\
 Networks: loopback (this host's memory), slow (two hosts with half of the ranks each, joined by one link at the rate of
 --slowest, and links of four times that rate inside), or any topology, whose GPUs are then the ranks. All but loopback are
 emulated, which needs root; without it these networks are left out, and the report says so.
@@ -38,12 +39,13 @@ emulated, which needs root; without it these networks are left out, and the repo
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command and return its exit code."""
-    args = _parser().parse_args(argv)
+    args = build_parser().parse_args(argv)
     return run_command(PROG, lambda: _run(args))
 
 
-def _parser() -> Parser:
-    parser = Parser(PROG, EXAMPLES)
+def build_parser() -> Parser:
+    """Return the parser of topo-lab's command line."""
+    parser = Parser(PROG, EXAMPLES, ABOUT, "[--dataset D] [--systems LIST] [--network LIST] [-o FILE] ...")
     add = parser.add_argument
     add("--dataset", default="digits", metavar="D", help="digits (default, from scikit-learn), FILE.npz or FILE.csv")
     add("--systems", metavar="LIST", help="systems to compare, or all (default: serial, stock, ring, plan, plan-fp16 and "
@@ -75,11 +77,11 @@ def _parser() -> Parser:
     add(
         "-o",
         "--output",
-        type=file_name,
-        metavar="FILE",
+        **OUTPUT,
         help="write the report to this file: Markdown, or JSON where it ends with .json",
     )
-    add("--force", action="store_true", help="let -o replace a file that exists")
+    add_csv(parser, "the table's rows")
+    add_force(parser, "--csv")
     add("--json", action="store_true", help="one JSON object on standard output, instead of the table")
     return parser
 
@@ -96,10 +98,11 @@ def _run(args: argparse.Namespace) -> int:
     systems = parse_systems(args.systems if args.systems is not None else ",".join(DEFAULT))
     networks = [part.strip() for given in args.network or [f"{LOOPBACK},{SLOW}"] for part in given.split(",")]
     sites = list_sites(networks, parse_ranks(args.ranks), parse_rate(args.slowest))
-    _check_output(args.output, args.force)
+    check_outputs(args, "output", "csv")
+    progress = Progress(PROG, args)
     dataset = load(args.dataset, args.seed)
-    with _show_progress() as say:
-        rows = Lab(dataset, settings, systems, sites, say).run()
+    with progress.follow("training ...") as work:
+        rows = Lab(dataset, settings, systems, sites, work.advance).run()
     from ..runtime.lab.environment import describe_environment
     from ..runtime.lab.report.page import Report
 
@@ -109,59 +112,23 @@ def _run(args: argparse.Namespace) -> int:
         from ..topo.files import write_whole
 
         write_whole(args.output, report.text(args.output), overwrite=args.force)
-        print(f"report written to {args.output}", file=sys.stderr)
+        progress.tell(f"report written to {args.output}")
+    if args.csv is not None:
+        write_rows(args.csv, report.json()["rows"], overwrite=args.force)
+        progress.tell(f"rows written to {args.csv}")
     return 1 if report.failed else 0
-
-
-def _check_output(output: str | None, force: bool) -> None:
-    """Raise InputError if the report cannot be written: before minutes of training, not after."""
-    if output is None:
-        return
-    path = Path(output)
-    if path.is_file() and not force:
-        raise InputError(f"{output}: exists already; name another file, or give --force")
-    if path.is_dir() or not path.absolute().parent.is_dir():
-        raise InputError(f"{output}: no file can be written there; name a file in a folder that exists")
 
 
 def _repeat_command(args: argparse.Namespace) -> str:
     """Return the command line that repeats the report, with files by name only."""
     parts = [PROG]
-    defaults = vars(_parser().parse_args([]))
+    defaults = vars(build_parser().parse_args([]))
     for name, value in vars(args).items():
-        if value != defaults[name] and name not in ("output", "force", "json"):
+        if value != defaults[name] and name not in ("output", "csv", "force", "json", "verbose", "quiet"):
             for one in value if isinstance(value, list) else [value]:
                 text = str(one)
                 parts += [f"--{name.replace('_', '-')}", Path(text).name if Path(text).exists() else text]
     return shlex.join(parts)
-
-
-@contextmanager
-def _show_progress() -> Iterator[Callable[[str, int, int], None]]:
-    """Show progress on standard error: a bar on a terminal, otherwise a line for each set of ranks."""
-    if not sys.stderr.isatty():
-        yield _print_each_set()
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total} epochs"))
-    with Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("", total=1)
-        yield lambda what, done, total: bar.update(task, description=what, completed=done, total=max(total, 1))
-
-
-def _print_each_set() -> Callable[[str, int, int], None]:
-    """Return a progress function that prints one line for each set of ranks."""
-    announced: set[str] = set()
-
-    def say(what: str, done: int, total: int) -> None:
-        ranks = what.partition(":")[0]
-        if total and ranks not in announced:
-            announced.add(ranks)
-            print(f"{ranks}: {total} epochs in all", file=sys.stderr, flush=True)
-
-    return say
 
 
 def _print(report: Report, as_json: bool) -> None:
@@ -173,18 +140,21 @@ def _print(report: Report, as_json: bool) -> None:
     from rich.table import Table
 
     from ..runtime.lab.report.page import HEAD
+    from ..topo.pictures.fit import choose_columns
 
     console = Console(width=None if sys.stdout.isatty() else WIDTH, highlight=False, markup=False)
     console.print(report.task)
+    lines = report.cells()
+    kept = choose_columns(HEAD, lines, _LEAVE_OUT if console.is_terminal else (), console.width)
     table = Table(box=SIMPLE, pad_edge=False)
-    for number, title in enumerate(HEAD):
-        table.add_column(title, justify="left" if number in (0, 2, 3) else "right", no_wrap=True)
+    for number in kept:
+        table.add_column(HEAD[number], justify="left" if number in (0, 2, 3) else "right", no_wrap=True)
     last_site = None
-    for row, cells in zip(report.rows, report.cells(), strict=True):
+    for row, cells in zip(report.rows, lines, strict=True):
         if last_site not in (None, row.site):
             table.add_section()
         last_site = row.site
-        table.add_row(*cells)
+        table.add_row(*(cells[number] for number in kept))
     console.print(table)
     for finding in report.findings:
         console.print(f"- {finding}")

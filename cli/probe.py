@@ -6,7 +6,9 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from .common import Parser, file_name, run_command
+from .shared.common import Example, Parser, find_width, print_error, run_command
+from .shared.outputs import OUTPUT, add_csv, add_force, check_outputs, write_rows
+from .shared.progress import Progress
 
 if TYPE_CHECKING:
     import argparse
@@ -16,21 +18,23 @@ if TYPE_CHECKING:
 PROG = "topo-probe"
 FORMATS = ("table", "json", "tree", "smi", "nccl-xml", "dot", "svg")
 
-DESCRIPTION = """\
-examples:
-  topo-probe                                   this machine, as tables
-  topo-probe --check                           find what is wrong with it, with advice; exit code 1 on errors
-  topo-probe --json -o machine.json            this machine as a file that topo-synth reads
-  topo-probe matrix.txt --format svg -o m.svg  a picture of a machine from its nvidia-smi topo -m
-  topo-probe --for-vm -o topo.xml              a file for NCCL_TOPO_FILE, inside a virtual machine
-  topo-probe dgx-a100:2 --format tree          a preset, as a tree
-  topo-probe a.txt b.xml c.json --rate pcie=48 --rate nic=50 --json -o three.json
-                                               several hosts' files as one machine; what files do not say is given
-  torchrun --nnodes 2 --nproc-per-node 8 --rdzv-endpoint ... -m topoplan.cli.probe --json
-                                               several hosts, each probed by its own ranks, as one topology
-  torchrun --nproc-per-node 8 -m topoplan.cli.probe --measure -o machine.json
-                                               measure every link, alone and together with others, and correct rates
-
+EXAMPLES: tuple[Example, ...] = (
+    ("topo-probe", "this machine, as tables"),
+    ("topo-probe --check", "find what is wrong with it, with advice; exit code 1 on errors"),
+    ("topo-probe --json -o machine.json", "this machine as a file that topo-synth reads"),
+    ("topo-probe matrix.txt --format svg -o matrix.svg", "a picture of a machine from its nvidia-smi topo -m"),
+    ("topo-probe topo.xml --for-vm -o vm.xml", "a file for NCCL_TOPO_FILE inside a virtual machine; on that machine itself "
+        "leave topo.xml out"),
+    ("topo-probe dgx-a100:2 --format tree", "a preset, as a tree"),
+    ("topo-probe dgx1 --csv links.csv", "the links as rows, for spreadsheets and programs"),
+    ("topo-probe matrix.txt topo.xml --network 25 --json -o both.json", "several hosts' files as one machine; what files "
+        "do not say is given, also with --rate pcie=48 --rate nic=50"),
+    ("torchrun --nproc-per-node 2 -m topoplan.cli.probe --json", "started by torchrun, on several hosts "
+        "(--nnodes 2 --rdzv-endpoint HOST:PORT), each host probed by its own ranks: one topology of all"),
+    ("torchrun --nproc-per-node 2 -m topoplan.cli.probe --measure", "measure every link, alone and together with "
+        "others, and correct rates; one rank a GPU"),
+)  # fmt: skip
+ABOUT = """\
 Shows a machine's GPUs, CPUs, NICs and switches, and the links between them. What cannot be found out is named in a
 note, and everything else is shown. Bandwidths are in GB/s (1e9 bytes a second), in one direction.
 """
@@ -38,7 +42,7 @@ note, and everything else is shown. Bandwidths are in GB/s (1e9 bytes a second),
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command and return its exit code (0 done, 1 failed or errors found, 2 usage, 130 interrupted)."""
-    parser = _parser()
+    parser = build_parser()
     arguments = parser.parse_args(argv)
     if arguments.for_vm and arguments.format not in (None, "nccl-xml"):
         parser.error("--for-vm writes nccl-xml; leave --format out")
@@ -49,9 +53,9 @@ def main(argv: list[str] | None = None) -> int:
     return run_command(PROG, lambda: _probe(arguments), quiet=_is_launched() and not _is_rank_0())
 
 
-def _parser() -> Parser:
-    parser = Parser(PROG, DESCRIPTION)
-    parser.usage = f"{PROG} [TOPOLOGY ...] [--format {'|'.join(FORMATS)}] [--check] [--for-vm] [--measure] [-o FILE]"
+def build_parser() -> Parser:
+    """Return the parser of topo-probe's command line."""
+    parser = Parser(PROG, EXAMPLES, ABOUT, "[TOPOLOGY ...] [--format F] [--check] [--for-vm] [--measure] [-o FILE]")
     parser.add_argument(
         "topologies",
         metavar="TOPOLOGY",
@@ -64,9 +68,9 @@ def _parser() -> Parser:
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--format", choices=FORMATS, help="what to write (default: table)")
     form.add_argument("--json", dest="format", action="store_const", const="json", help="the same as --format json")
-    parser.add_argument(
-        "-o", "--output", type=file_name, metavar="FILE", help="write to FILE, whole or not at all, instead of printing"
-    )
+    parser.add_argument("-o", "--output", **OUTPUT, help="write to FILE, whole or not at all, instead of printing")
+    add_csv(parser, "a row for each link")
+    add_force(parser, "--csv")
     parser.add_argument(
         "--check", action="store_true", help="list what is wrong: severity, evidence, advice; exit code 1 on errors"
     )
@@ -102,7 +106,10 @@ def _is_rank_0() -> bool:
 
 
 def _probe(arguments: argparse.Namespace) -> int:
-    topology = _measure(arguments) if arguments.measure else _named_topology(arguments)
+    progress = Progress(PROG, arguments, not _is_launched() or _is_rank_0())
+    if not _is_launched() or _is_rank_0():
+        check_outputs(arguments, "output", "csv")
+    topology = _measure(arguments, progress) if arguments.measure else _named_topology(arguments)
     if _is_launched() and not _is_rank_0():
         return 0
     to_terminal = arguments.output is None and sys.stdout.isatty()
@@ -113,7 +120,11 @@ def _probe(arguments: argparse.Namespace) -> int:
     else:
         from ..topo.files import write_whole
 
-        write_whole(arguments.output, text)
+        write_whole(arguments.output, text, overwrite=arguments.force)
+        progress.tell(f"{form} written to {arguments.output}")
+    if arguments.csv is not None:
+        write_rows(arguments.csv, _list_link_rows(topology), overwrite=arguments.force)
+        progress.tell(f"links written to {arguments.csv}")
     return _report_errors(topology, printed=form == "check") if arguments.check else 0
 
 
@@ -150,12 +161,14 @@ def _list_topologies(arguments: argparse.Namespace) -> list[Topology]:
     return [resolve(name) for name in names]
 
 
-def _measure(arguments: argparse.Namespace) -> Topology:
+def _measure(arguments: argparse.Namespace, progress: Progress) -> Topology:
     """Return the named topology, or that of the hosts that the ranks are on, with measured rates."""
     from ..runtime.measuring.measure_links import measure_topology
 
     at_hand = arguments.topologies in ([], ["local"]) and arguments.sysfs_root is None
-    return measure_topology(None if at_hand else _named_topology(arguments))
+    named = None if at_hand else _named_topology(arguments)
+    with progress.follow("measuring ...") as work:
+        return measure_topology(named, advance=work.advance)
 
 
 def _render(topology: Topology, form: str, colour: bool, for_vm: bool) -> str:
@@ -166,14 +179,16 @@ def _render(topology: Topology, form: str, colour: bool, for_vm: bool) -> str:
         return probe_json.write(topology)
     if form == "check":
         from ..topo.doctor import examine, report
+        from ..topo.pictures.fit import wrap_text
 
-        return "\n".join(report(examine(topology))) + "\n"
+        text = "\n".join(report(examine(topology), *([find_width()] if colour else []))) + "\n"
+        return wrap_text(text, find_width()) if colour else text
     if form == "nccl-xml":
         from ..topo.formats import nccl_xml
 
         text = nccl_xml.write(topology, for_vm)
         for note in nccl_xml.list_vm_notes(topology) if for_vm else ():
-            print(f"{PROG}: {note}", file=sys.stderr)
+            print_error(f"{PROG}: {note}")
         return text
     if form == "dot":
         from ..topo.pictures import dot
@@ -196,13 +211,30 @@ def _render(topology: Topology, form: str, colour: bool, for_vm: bool) -> str:
     return table.write(topology, colour)
 
 
+def _list_link_rows(topology: Topology) -> list[dict[str, object]]:
+    """Return a row for each link, one direction a row; what else is known of it, measurements too, beside it."""
+    return [
+        {
+            "src": link.src,
+            "dst": link.dst,
+            "kind": link.kind,
+            "count": link.count,
+            "bandwidth_GBps": float(link.bandwidth_GBps),
+            "latency_us": float(link.latency_us),
+            "source": link.source,
+            **link.extra,
+        }
+        for link in topology.links
+    ]
+
+
 def _report_errors(topology: Topology, printed: bool) -> int:
     """Return exit code 1 where there are errors, 0 otherwise; print each on standard error unless the table did."""
     from ..topo.doctor import examine
 
     errors = [finding for finding in examine(topology).findings if finding.severity == "error"]
     for finding in errors if not printed else ():
-        print(f"{PROG}: {finding.message}", file=sys.stderr)
+        print_error(f"{PROG}: {finding.message}")
     return 1 if errors else 0
 
 

@@ -8,67 +8,66 @@ from typing import TYPE_CHECKING
 
 from ..synth.report import USUAL_LIMIT_S
 from ..topo.errors import InputError
-from .common import Parser, file_name, run_command
+from .shared.common import Example, Parser, run_command
+from .shared.outputs import OUTPUT, add_force, check_outputs
+from .shared.progress import Progress, Say
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable
 
     from ..synth.report.gather import Report
 
 PROG = "topo-report"
-EXAMPLES = """\
-examples:
-  topo-report dgx-a100:2 -o report.html          a preset: the machine, findings, bounds, plans, curves, trees, timeline
-  topo-report topo.xml -o report.html            a machine from a file of NCCL, RCCL, hwloc, nvidia-smi or topoplan
-  topo-report local -o report.html               this machine
-  topo-report plan.json -o report.html           a plan written by topo-synth -o, on its machine
-  topo-report dgx1 -o report.html --time-limit 60    searches go on as long as those of topo-synth
-
-Writes one page that needs no network and no other file. Times in it are predicted; topo-run measures.
-"""
+EXAMPLES: tuple[Example, ...] = (
+    ("topo-report dgx-a100:2 -o a100.html", "a preset: the machine, findings, bounds, plans, curves, trees, timeline"),
+    ("topo-report topo.xml -o topo.html", "a machine from a file of NCCL, RCCL, hwloc, nvidia-smi or topoplan"),
+    ("topo-synth --collective allreduce --topology topo.xml -o plan.json", "a plan ..."),
+    ("topo-report plan.json -o plan.html", "... and the page about it, on its machine"),
+    ("topo-report dgx1 -o dgx1.html --time-limit 60", "searches go on as long as those of topo-synth"),
+    ("topo-report local -o local.html", "this machine, which needs GPUs"),
+)
+ABOUT = "Writes one page that needs no network and no other file. Times in it are predicted; topo-run measures."
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command and return its exit code."""
-    parser = Parser(PROG, EXAMPLES)
+    arguments = build_parser().parse_args(argv)
+    return run_command(PROG, lambda: _report(arguments))
+
+
+def build_parser() -> Parser:
+    """Return the parser of topo-report's command line."""
+    parser = Parser(PROG, EXAMPLES, ABOUT, "TOPOLOGY|PLAN -o FILE [--time-limit SECONDS] [--force]")
     add = parser.add_argument
     add(
         "subject",
         metavar="TOPOLOGY|PLAN",
         help="a preset, a file, or local, as topo-synth --topology takes it; or a plan",
     )
-    add("-o", "--output", required=True, type=file_name, metavar="FILE", help="the HTML file to write")
-    add("--force", action="store_true", help="let -o replace a file that exists")
+    add("-o", "--output", required=True, **OUTPUT, help="the HTML file to write")
+    add_force(parser)
     add("--time-limit", type=float, default=USUAL_LIMIT_S, metavar="SECONDS",
         help=f"limit on all searches together (default {USUAL_LIMIT_S:g})")  # fmt: skip
-    arguments = parser.parse_args(argv)
-    return run_command(PROG, lambda: _report(arguments))
+    return parser
 
 
 def _report(arguments: argparse.Namespace) -> int:
     if not arguments.time_limit > 0:
         raise InputError(f"--time-limit is {arguments.time_limit:g}; expected seconds above 0")
-    if Path(arguments.output).exists() and not arguments.force:
-        raise InputError(
-            f"{arguments.output}: exists already and was left as it is; name another file, or give --force"
-        )
+    check_outputs(arguments, "output")
     from ..synth.report.page import write_page
     from ..topo.files import write_whole
 
-    say: Callable[[str], None] | None = None
-    if sys.stderr.isatty():
-        say = lambda message: print(f"\r\033[K{message}", end="", file=sys.stderr, flush=True)  # noqa: E731
-    report = _gather(arguments.subject, arguments.time_limit, say)
-    if say is not None:
-        say("")
+    progress = Progress(PROG, arguments)
+    with progress.follow("gathering ...", arguments.time_limit) as work:
+        report = _gather(arguments.subject, arguments.time_limit, work.say)
     page = write_page(report)
     write_whole(arguments.output, page, overwrite=arguments.force)
-    print(f"report written to {arguments.output} ({len(page.encode()) / 1e3:.0f} kB)", file=sys.stderr)
+    progress.tell(f"report written to {arguments.output} ({len(page.encode()) / 1e3:.0f} kB)")
     return 0
 
 
-def _gather(subject: str, time_limit_s: float, say: Callable[[str], None] | None) -> Report:
+def _gather(subject: str, time_limit_s: float, say: Say) -> Report:
     """Return the report on what the argument names: a plan where it is a plan's file, else a topology."""
     from ..synth.plan import Plan
     from ..synth.report.gather import gather_report, report_plan

@@ -6,21 +6,20 @@ import argparse
 import json
 import sys
 import time
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ..topo.errors import InfeasibleError, TimeLimitError
 from ..topo.pictures.cables import describe_rates
-from .common import run_command
-from .sizes import parse_size
-from .synth_options import PLAN, PROG, build_parser, check_options, parse_instance, parse_limits
-from .synth_output import Report, bound_json, export_json, head_json, switches_json, synthesis_json
-from .synth_tables import bounds_text, cut_text, print_export, print_tables, root_text, switch_lines
+from .shared.common import run_command
+from .shared.outputs import write_rows
+from .shared.progress import Progress, Say
+from .shared.sizes import parse_size
+from .synthesis.options import PLAN, PROG, build_parser, check_options, parse_instance, parse_limits
+from .synthesis.output import Report, bound_json, export_json, head_json, list_rows, switches_json, synthesis_json
+from .synthesis.tables import bounds_text, cut_text, print_export, print_tables, root_text, switch_lines
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from ..synth.bounds.one_way import Bounds
     from ..synth.effort import Effort
     from ..synth.ir.collective import Collective
@@ -61,7 +60,9 @@ def _run(args: argparse.Namespace) -> int:
     if change and collective.root is not None:
         before = replace(before, root=machine.ranks.index(topology.ranks[collective.root]))
     report = Report(collective, topology, size, root_as_given=before.root)
-    with _show_progress() as say:
+    progress = Progress(PROG, args)
+    with progress.follow("synthesizing ...", args.time_limit) as work:
+        say = work.say
         if args.bound_only:
             from ..synth.bounds.one_way import find_bounds
 
@@ -71,7 +72,7 @@ def _run(args: argparse.Namespace) -> int:
             report.seconds, report.cut_short = time.monotonic() - started, effort.cut_short
             return _print_bound(args, bounds, report)
         if args.format != PLAN:
-            return _export(args, report, say, started)
+            return _export(args, report, progress, say, started)
         if args.pareto or args.instance:
             from ..synth.bounds.one_way import Bounds, bound_one_way
 
@@ -112,19 +113,22 @@ def _run(args: argparse.Namespace) -> int:
     if args.output and report.plan is not None:
         report.plan.save(args.output, overwrite=args.force)
     if report.plan is not None:
-        _write_pictures(args, report.plan, size)
+        _write_pictures(args, report.plan, size, progress)
     if args.json:
         print(json.dumps(synthesis_json(report)))
     else:
         print_tables(report, with_forests=args.strategy == "packing" or args.explain)
     if args.output and report.plan is not None:
-        print(f"plan written to {args.output}", file=sys.stderr)
+        progress.tell(f"plan written to {args.output}")
+    if args.csv:
+        write_rows(args.csv, list_rows(report), overwrite=args.force)
+        progress.tell(f"rows written to {args.csv}")
     if report.front is not None:
         _report_missing(report.front, report)
     return 0
 
 
-def _write_pictures(args: argparse.Namespace, plan: Plan, size: int) -> None:
+def _write_pictures(args: argparse.Namespace, plan: Plan, size: int, progress: Progress) -> None:
     """Write the trace and the curves that were asked for."""
     from ..topo.files import write_whole
 
@@ -132,15 +136,15 @@ def _write_pictures(args: argparse.Namespace, plan: Plan, size: int) -> None:
         from ..synth.pictures.plan_trace import write_plan_trace
 
         write_whole(args.trace, write_plan_trace(plan, size), overwrite=args.force)
-        print(f"trace written to {args.trace}; open it at ui.perfetto.dev", file=sys.stderr)
+        progress.tell(f"trace written to {args.trace}; open it at ui.perfetto.dev")
     if args.plot:
         from ..synth.report.curves import draw_plan_alone
 
         write_whole(args.plot, draw_plan_alone(plan), overwrite=args.force)
-        print(f"curves written to {args.plot}", file=sys.stderr)
+        progress.tell(f"curves written to {args.plot}")
 
 
-def _export(args: argparse.Namespace, report: Report, say: Callable[[str], None] | None, started: float) -> int:
+def _export(args: argparse.Namespace, report: Report, progress: Progress, say: Say, started: float) -> int:
     """Write what --format names to the file of -o, or print it."""
     from ..synth.effort import Effort
     from ..synth.export.formats import export
@@ -162,20 +166,8 @@ def _export(args: argparse.Namespace, report: Report, say: Callable[[str], None]
         if not args.output:
             print(made.text, end="")
     if args.output:
-        print(f"{args.format} written to {args.output}", file=sys.stderr)
+        progress.tell(f"{args.format} written to {args.output}")
     return 0
-
-
-@contextmanager
-def _show_progress() -> Iterator[Callable[[str], None] | None]:
-    """Show a spinner with the latest message on standard error, where that is a terminal."""
-    if not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console
-
-    with Console(stderr=True).status("synthesizing ...") as status:
-        yield lambda message: status.update(message)
 
 
 def _find_front(
@@ -183,7 +175,7 @@ def _find_front(
     collective: Collective,
     topology: Topology,
     effort: Effort,
-    say: Callable[[str], None] | None,
+    say: Say,
 ) -> Front:
     from ..synth.ksync.pareto import decide, pareto
 

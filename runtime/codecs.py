@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from ..synth.cost.host_costs import HostCosts
-from ..topo.errors import InputError
+from ..topo.errors import InputError, suggest
 
 BLOCK = 32
 _ALIGN = 64
@@ -144,5 +144,5 @@ CODECS: dict[str, Codec] = {
 def find_codec(name: str) -> Codec:
     """Return the codec of a name. Raises InputError where there is none."""
     if name not in CODECS:
-        raise InputError(f"compress={name!r}: expected one of {', '.join(CODECS)}")
+        raise InputError(f"compress={name!r}{suggest(name, CODECS)}: expected one of {', '.join(CODECS)}")
     return CODECS[name]

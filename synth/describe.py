@@ -9,7 +9,7 @@ from ..topo.errors import InputError
 from .sizes import parse_size, show_size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from rich.console import Console
 
@@ -23,6 +23,12 @@ WIDTH = 200
 _LARGE = 1 << 30
 """Bytes at which a range without an end is reported on."""
 _MOST_ROWS = 64
+_COLUMNS = (("sizes from", False), ("to", False), ("strategy", True), ("chunks", False), ("steps", False),
+            ("rounds", False), ("trees", False), ("segments", False), ("latency us", False), ("GB/s at most", False),
+            ("gap", False), ("at size", False))  # fmt: skip
+"""The table of a plan, and which columns are aligned to the left."""
+_LEAVE_OUT = ("rounds", "trees", "segments", "chunks", "steps", "latency us", "at size")
+"""Columns that a narrow terminal goes without, in this order."""
 
 
 def describe_plan(plan: Plan, size: int) -> str:
@@ -148,8 +154,8 @@ def reach_at(plan: Plan, entry: Entry, size: int) -> tuple[int, float]:
 def print_plan(console: Console, plan: Plan, size: int) -> None:
     """Print what topo-synth says of a plan: the bound, a row for each range of sizes, the prediction for `size` bytes."""
     from rich.markup import escape
-    from rich.table import Table
 
+    from ..topo.pictures.fit import print_table
     from .bounds.one_way import Bounds
     from .cost.affine import rounds
     from .cost.host_costs import describe_host, host_of, step_us
@@ -158,36 +164,34 @@ def print_plan(console: Console, plan: Plan, size: int) -> None:
     console.print(
         f"[bold]{collective.name}[/bold] on [bold]{escape(topology.name)}[/bold] ({collective.ranks} ranks, fingerprint "
         f"{topology.fingerprint[:12]}): {escape(bounds_text(Bounds(plan.bound, plan.bound_one_way)))}",
-        highlight=False, soft_wrap=True,
+        highlight=False, soft_wrap=not console.is_terminal,
     )  # fmt: skip
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for title, left in (("sizes from", 0), ("to", 0), ("strategy", 1), ("chunks", 0), ("steps", 0), ("rounds", 0),
-                        ("trees", 0), ("segments", 0), ("latency us", 0), ("GB/s at most", 0), ("gap", 0),
-                        ("at size", 0)):  # fmt: skip
-        table.add_column(title, justify="left" if left else "right", no_wrap=True)
+    rows: list[tuple[Sequence[str], str | None]] = []
     for entry in plan.entries:
         s, cost = entry.schedule, plan.cost_of(entry)
         total = rounds(s, topology)
         # A pipeline's limit and its gap are for large sizes; what its filling leaves at a size stands in a column of its own.
         limit, (end, reached) = plan.limit_GBps(entry), reach_at(plan, entry, size)
-        table.add_row(
+        cells = (
             show_size(entry.min_bytes), show_size(entry.max_bytes) if entry.max_bytes is not None else "",
             s.strategy, str(len(s.chunks)), str(s.steps), "" if total is None else f"{float(total):g}",
             str(s.trees or ""), str(s.segments if s.segments > 1 else ""), f"{float(cost.alpha_us):.3g}",
             "" if limit is None else f"{float(limit):.4g}", f"{max(0.0, float(plan.gap_of(entry))):.1%}",
             f"{reached:.4g} at {show_size(end).replace(' ', '').rstrip('iB')}",
-            style="green" if entry.covers(size) else None,
         )  # fmt: skip
-    console.print(table)
+        rows.append((cells, "green" if entry.covers(size) else None))
+    print_table(console, _COLUMNS, rows, _LEAVE_OUT)
     entry = plan.entry_for(size)
     time_s = plan.time_s(entry, size)
     algbw = size / time_s / 1e9 if time_s else 0.0
     console.print(
         f"at {show_size(size)}: {entry.schedule.strategy}, predicted {time_s * 1e6:.4g} us, algbw {algbw:.4g} GB/s, "
-        f"busbw {algbw * float(collective.bus_factor()):.4g} GB/s", highlight=False, soft_wrap=True,
+        f"busbw {algbw * float(collective.bus_factor()):.4g} GB/s", highlight=False, soft_wrap=not console.is_terminal,
     )  # fmt: skip
     if host_of(topology) is not None or step_us(topology):
-        console.print(f"host costs: {describe_host(topology)}", highlight=False, soft_wrap=True, markup=False)
+        console.print(
+            f"host costs: {describe_host(topology)}", highlight=False, soft_wrap=not console.is_terminal, markup=False
+        )
 
 
 def count_bytes(size: int | str) -> int:

@@ -24,7 +24,7 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import TypeVar
 
-from ..topo.errors import InfeasibleError, InputError, StrategyError, TopoplanError, VerificationError
+from ..topo.errors import InfeasibleError, InputError, StrategyError, TopoplanError, VerificationError, suggest
 from .ir.schedule import MAX_SEGMENTS, Schedule
 from .request import Request
 from .strategies import STRATEGIES, Strategy
@@ -75,7 +75,9 @@ def find_strategy(name: str) -> Strategy:
     # Ours need no look at what is installed.
     found = STRATEGIES.get(name) or DECORATED.get(name) or list_installed().get(name)
     if found is None:
-        raise InputError(f"unknown strategy {name!r}; expected auto or one of {', '.join(list_strategies())}")
+        known = list_strategies()
+        near = suggest(name, [AUTO, *known])
+        raise InputError(f"unknown strategy {name!r}{near}; expected auto or one of {', '.join(known)}")
     return found
 
 

@@ -125,7 +125,7 @@ def test_bad_usage_is_told_in_one_line(arguments: list[str], told: str, tmp_path
 def test_a_broken_file_leaves_the_output_as_it_was(tmp_path: Path) -> None:
     (tmp_path / "bad.json").write_text('{"devices": [{"id": ')
     (tmp_path / "out.json").write_text("kept")
-    assert "bad.json" in one_line_error(run("bad.json", "--json", "-o", "out.json", cwd=tmp_path))
+    assert "bad.json" in one_line_error(run("bad.json", "--json", "-o", "out.json", "--force", cwd=tmp_path))
     assert (tmp_path / "out.json").read_text() == "kept"
     assert sorted(p.name for p in tmp_path.iterdir()) == ["bad.json", "out.json"]
 
@@ -133,7 +133,9 @@ def test_a_broken_file_leaves_the_output_as_it_was(tmp_path: Path) -> None:
 def test_a_format_that_cannot_say_it_leaves_the_output_as_it_was(tmp_path: Path) -> None:
     (tmp_path / "cpu.json").write_text('{"devices": [{"id": "cpu0", "kind": "cpu"}]}')
     (tmp_path / "out.xml").write_text("kept")
-    assert "no GPUs" in one_line_error(run("cpu.json", "--format", "nccl-xml", "-o", "out.xml", cwd=tmp_path))
+    assert "no GPUs" in one_line_error(
+        run("cpu.json", "--format", "nccl-xml", "-o", "out.xml", "--force", cwd=tmp_path)
+    )
     assert (tmp_path / "out.xml").read_text() == "kept"
 
 
@@ -149,7 +151,7 @@ def test_help_begins_with_examples_and_starts_light() -> None:
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=patience.seconds(60), check=False
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split("\n\n")[1].startswith("examples:\n  topo-probe ")
+    assert done.stdout.split("\n\n")[1].startswith("examples:\n  topo-probe\n")
 
 
 def test_probing_needs_neither_torch_nor_networkx() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import signal
@@ -163,7 +164,47 @@ def test_stock_alone() -> None:
     assert row["stock_us"] > 0
 
 
-def test_bad_input_is_one_line_and_the_contracts_exit_code(plan: str, tmp_path: Path) -> None:
+def test_all_collectives_in_one_run_in_place_and_out_of_place_with_their_averages_and_rows_as_csv(
+    tmp_path: Path,
+) -> None:
+    plans = [
+        make(tmp_path / f"{name}.json", "path:2", name, "direct")
+        for name in ("allreduce", "allgather", "reduce-scatter", "gather", "scatter", "alltoall")
+    ]
+    table = tmp_path / "rows.csv"
+    asked = ("-b", "4K", "-e", "4K", "-n", "2", "--place", "both", "--choose", "plan")
+    done = run_on(2, *plans, *asked, "--dtype", "half", "--json", "--csv", str(table))
+    assert done.stderr == f"rows written to {table}\n"
+    runs = json.loads(done.stdout)["runs"]
+    assert [(one["collective"], [row["place"] for row in one["rows"]]) for one in runs] == [
+        *((name, ["out", "in"]) for name in ("allreduce", "allgather", "reduce-scatter", "gather", "scatter")),
+        ("alltoall", ["out"]),
+    ]
+    for one in runs:
+        assert one["dtype"] == "float16" and all(row["wrong"] == 0 for row in one["rows"])
+        busbw = [row["busbw_GBps"] for row in one["rows"]]
+        assert one["average_busbw_GBps"]["plan"] == pytest.approx(sum(busbw) / len(busbw))
+    with table.open(newline="") as file:
+        lines = list(csv.DictReader(file))
+    assert [(line["collective"], line["place"], float(line["plan_us"])) for line in lines] == [
+        (one["collective"], row["place"], row["plan_us"]) for one in runs for row in one["rows"]
+    ]
+    assert lines[0]["predicted_us"] and (len(lines), lines[0]["topology"]) == (11, "path:2")
+
+
+def test_stock_collectives_of_torchs_names_side_by_side() -> None:
+    done = run_on(2, "--stock", "--collective", "all_reduce,all_gather", "-b", "4K", "-e", "4K", "-n", "2")
+    lines = done.stdout.splitlines()
+    assert [line.split(",")[0] for line in lines if ", gloo, " in line] == ["# allreduce", "# allgather"]
+    assert sum(line.startswith("# average busbw: stock ") for line in lines) == 2
+
+
+def test_bad_input_is_one_line_and_the_contracts_exit_code(
+    plan: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("torch")
+    from topoplan.cli.run import main
+
     damaged, cut = tmp_path / "damaged.json", tmp_path / "cut.json"
     text = Path(plan).read_text()
     damaged.write_text(text.replace('"reduce"', '"copy"', 1))
@@ -182,14 +223,19 @@ def test_bad_input_is_one_line_and_the_contracts_exit_code(plan: str, tmp_path: 
         (["--stock", "--nproc", "2", "--calibrate"], 2, "--calibrate without a plan"),
         (["--stock", "--nproc", "2", "--compress", "int8"], 2, "the stock collective does not compress"),
         ([plan, "-o", str(tmp_path / "out.json")], 2, "-o without --calibrate"),
-        ([plan, "--compress", "zip"], 2, "compress='zip': expected one of fp16"),
+        ([plan, "--compress", "zip"], 2, "--compress zip: is unknown; expected one of fp16"),
+        ([plan, "--dtype", "floot16"], 2, "(did you mean 'float16'?)"),
+        ([plan, plan, "--plot", "x.svg"], 2, "--plot with 2 plans"),
+        (["--stock", "--nproc", "2", "--collective", "alltoall", "--place", "in"], 2, "alltoall has no call in place"),
+        (["--stock", "--nproc", "2", "--collective", "all_reduce,all_gathr"], 2, "(did you mean 'allgather'?)"),
         ([plan, "--reduction", "once"], 2, "reduction='once' without compress"),
     ]
     for args, code, says in cases:
-        done = run(*args, code=code)
-        assert done.stdout == ""
-        assert says in done.stderr
-        assert len(done.stderr.strip().splitlines()) == 1, done.stderr
+        assert main(args) == code, args
+        printed = capsys.readouterr()
+        assert printed.out == ""
+        assert says in printed.err
+        assert len(printed.err.strip().splitlines()) == 1, printed.err
 
 
 def test_joining_a_world_of_another_size_is_refused(plan: str) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from launch import Ended, run_module
 
-from topoplan.cli.sizes import parse_size
+from topoplan.cli.shared.sizes import parse_size
 from topoplan.synth.plan import Plan
 from topoplan.topo.errors import InputError
 

@@ -105,7 +105,7 @@ def test_a_report_that_exists_is_left_as_it_is_and_nothing_is_run(npz: Path, tmp
     report.write_text("mine")
     done = lab("--dataset", str(npz), "-o", str(report))
     assert done.returncode == 2
-    assert done.stderr.strip().endswith("exists already; name another file, or give --force")
+    assert done.stderr.strip().endswith("exists already and was left as it is; name another file, or give --force")
     assert report.read_text() == "mine"
 
 

@@ -14,6 +14,8 @@ Messages are one line each.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 
 class TopoplanError(RuntimeError):
     """Base of all errors that topoplan raises on purpose; `exit_code` is what a command ends with.
@@ -58,3 +60,12 @@ class StrategyError(TopoplanError):
 
 class ExecutionError(TopoplanError):
     """A plan could not be carried out."""
+
+
+def suggest(name: str, known: Iterable[str]) -> str:
+    """Return " (did you mean 'ring'?)" with the known name that is nearest to `name`; nothing where none is near."""
+    import difflib  # only for messages
+
+    by_lower = {one.lower(): one for one in known}
+    near = difflib.get_close_matches(name.lower().replace("_", "-"), by_lower, n=1, cutoff=0.6)
+    return f" (did you mean {by_lower[near[0]]!r}?)" if near else ""

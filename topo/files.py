@@ -16,11 +16,11 @@ def write_whole(path: str | Path, text: str, *, overwrite: bool = True) -> None:
     """Write `text` to `path`: to a file beside it first, then moved over it, so that no reader sees half of it.
 
     An existing file keeps its permissions; a link is followed, and what is no regular file (/dev/stdout) is written
-    to as it is. Raises InputError where the folder is missing, the file cannot be written, or it exists and `overwrite`
-    is off.
+    to as it is. Raises InputError where the folder is missing, the file cannot be written, or it is a regular file already
+    and `overwrite` is off.
     """
     target = Path(os.path.realpath(path))
-    if not overwrite and target.exists():
+    if not overwrite and target.is_file():
         raise InputError(f"{path}: exists already and was left as it is; name another file, or give --force")
     if not target.parent.is_dir():
         raise InputError(f"{path}: there is no folder {str(target.parent)!r}; make it first, or write somewhere else")

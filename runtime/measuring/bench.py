@@ -27,7 +27,8 @@ class BenchRow:
     """One line of the table. Times in microseconds, medians; None where there is no plan or no stock collective.
 
     `wire_bytes`: bytes that all ranks together send in a call by a plan's schedule. `rms_error`: the root mean square error
-    of the elements, divided by the root mean square of the elements.
+    of the elements, divided by the root mean square of the elements. `place`: "in" where results replaced the input, else
+    "out".
     """
 
     size_bytes: int
@@ -42,6 +43,7 @@ class BenchRow:
     wrong: int
     wire_bytes: int | None
     rms_error: float
+    place: str = ""
 
 
 def run_benchmark(
@@ -58,23 +60,24 @@ def run_benchmark(
     rows = []
     for size in settings.list_sizes():
         say(f"{size} bytes ...")
-        buffers = BenchBuffers(settings, rank, size, device)
-        try:
-            rows.append(_measure_size(buffers, communicator))
-        except TopoplanError:
-            raise
-        except RuntimeError as error:
-            raise ExecutionError(
-                f"rank {rank}: at {size} bytes the ranks could not go on: {first_line(error)}; is one of them gone?"
-            ) from error
+        for in_place in settings.list_places():
+            buffers = BenchBuffers(settings, rank, size, device, in_place)
+            try:
+                rows.append(_measure_size(buffers, communicator))
+            except TopoplanError:
+                raise
+            except RuntimeError as error:
+                raise ExecutionError(
+                    f"rank {rank}: at {size} bytes the ranks could not go on: {first_line(error)}; is one of them gone?"
+                ) from error
     return rows
 
 
 def _measure_size(buffers: BenchBuffers, communicator: Communicator | None) -> BenchRow:
     """Time plan and stock at one size, and check the result."""
     settings = buffers.settings
-    call_plan = None if communicator is None else _choose_plan_call(buffers, communicator)
-    call_stock = _prepare_stock(buffers) if _has_stock(buffers) else None
+    call_plan = None if communicator is None else buffers.call_in_its_place(_choose_plan_call(buffers, communicator))
+    call_stock = buffers.call_in_its_place(_prepare_stock(buffers)) if _has_stock(buffers) else None
     # The barrier uses the communicator's own connections: those that have been idle are slow to start.
     group = None if communicator is None else communicator.engine.group
     plan_times: list[float] = []
@@ -111,6 +114,7 @@ def _measure_size(buffers: BenchBuffers, communicator: Communicator | None) -> B
         wrong=wrong,
         wire_bytes=sent_bytes or None,
         rms_error=rms_error,
+        place="in" if buffers.in_place else "out",
     )
 
 
@@ -120,9 +124,8 @@ def _check_result(
     """Call once more and check the result; return wrong elements, root mean square error, and bytes sent, of all ranks."""
     if call is None:
         return 0, 0.0, 0
+    buffers.output.zero_()
     buffers.reset()
-    if buffers.in_parts:
-        buffers.output.zero_()
     before = 0 if communicator is None else communicator.wire_bytes
     call()
     sent = 0 if communicator is None else communicator.wire_bytes - before

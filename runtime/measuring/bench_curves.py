@@ -12,7 +12,11 @@ _FAR = 4.0
 
 
 def draw_rows(collective: str, rows: Sequence[BenchRow]) -> str:
-    """Return the curves of plan, stock and prediction, with the bound, as an SVG file."""
+    """Return the curves of plan, stock and prediction, with the bound, as an SVG file.
+
+    Where rows are in place and out of place, it has those that are as the first one is.
+    """
+    rows = [row for row in rows if row.place == rows[0].place]
 
     def find_points(time_us: Callable[[BenchRow], float | None]) -> tuple[tuple[int, float], ...]:
         timed = ((row.size_bytes, time_us(row)) for row in rows if row.size_bytes)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 
 from ...synth.ir.collective import Collective
+from ...topo.errors import InputError
 from ..codecs import Codec
 from ..program.layout import IN_PLACE, ends_numel
 
@@ -42,6 +44,19 @@ class BenchSettings:
     warmup: int
     dtype: torch.dtype = torch.float32
     op: str = "sum"
+    place: str | None = None
+    """Where results go: "in" the input's place, "out" to another tensor, "both" one after the other; None: as torch does."""
+
+    def __post_init__(self) -> None:
+        if self.place == "in" and self.collective.name == "alltoall":
+            raise InputError("--place in: alltoall has no call in place, neither here nor in NCCL; leave --place out")
+
+    def list_places(self) -> list[bool]:
+        """Return whether results replace the input, for each row of a size."""
+        name = self.collective.name
+        if self.place is None:
+            return [name in IN_PLACE]
+        return [False, True] if self.place == "both" and name != "alltoall" else [self.place == "in"]
 
     def list_sizes(self) -> list[int]:
         """Return the bytes of the buffer for each row."""
@@ -61,9 +76,16 @@ class Errors:
 
 
 class BenchBuffers:
-    """Input and output of one size on one rank, with random data that every rank can compute for every other."""
+    """Input and output of one size on one rank, with random data that every rank can compute for every other.
 
-    def __init__(self, settings: BenchSettings, rank: int, size_bytes: int, device: torch.device) -> None:
+    `in_place` (default: as torch has the collective): results replace the input. Where they do, of a tensor in parts the
+    shorter of input and output is this rank's part of the longer one. Where they do not, and the collective takes one
+    tensor, `input` is copied to `output` before each call.
+    """
+
+    def __init__(
+        self, settings: BenchSettings, rank: int, size_bytes: int, device: torch.device, in_place: bool | None = None
+    ) -> None:
         self.settings, self.rank, self.ranks, self.device = settings, rank, settings.collective.ranks, device
         numel = size_bytes // torch.empty(0, dtype=settings.dtype).element_size()
         self.in_parts = settings.collective.name not in IN_PLACE
@@ -73,6 +95,15 @@ class BenchBuffers:
         sent, got = ends_numel(settings.collective, rank, self.numel)
         self.input = self.make_input(rank, sent)
         self.output = torch.zeros(got, dtype=settings.dtype, device=device)
+        self.in_place = not self.in_parts if in_place is None else in_place
+        self._kept: torch.Tensor | None = None
+        if self.in_parts and self.in_place and sent and got:
+            own = slice(rank * self.part, (rank + 1) * self.part)
+            self._kept = self.input.clone()
+            if sent < got:
+                self.input = self.output[own]
+            else:
+                self.output = self.input[own]
 
     @property
     def bytes(self) -> int:
@@ -93,6 +124,19 @@ class BenchBuffers:
         """Restore the buffers to their contents before the collective."""
         if not self.in_parts:
             self.output.copy_(self.input)
+        elif self._kept is not None:
+            self.input.copy_(self._kept)
+
+    def call_in_its_place(self, call: Callable[[], object]) -> Callable[[], object]:
+        """Return the call of a collective, after the copy that a call out of place needs where there is one tensor."""
+        if self.in_parts or self.in_place:
+            return call
+
+        def copy_and_call() -> None:
+            self.output.copy_(self.input)
+            call()
+
+        return copy_and_call
 
     def compute_expected(self) -> tuple[torch.Tensor, torch.Tensor | float] | None:
         """Return what this rank must end with and the largest error of each element; None if it ends with nothing.

@@ -33,6 +33,8 @@ class BenchOptions:
     compress: str | None = None
     reduction: str = "hops"
     timeout_s: float = 300.0
+    place: str | None = None
+    """in, out or both: whether results replace the input; None: as torch has the collective."""
     collective: str = "allreduce"
     """The collective that is run without a plan."""
 
@@ -57,7 +59,7 @@ class BenchOptions:
 
             plan.check_one_bracketing()
             check_lossless(self.choose, self.compress)
-        if (self.dtype, self.op) != (default.dtype, default.op):
+        if (self.dtype, self.op, self.place) != (default.dtype, default.op, default.place):
             self.settings_for(collective)
         if self.compress is not None:
             from ..codecs import find_codec
@@ -86,7 +88,15 @@ class BenchOptions:
 
             check_reduction(OPS[self.op], dtype)
         return BenchSettings(
-            collective, self.min_bytes, self.max_bytes, self.factor, self.iterations, self.warmup, dtype, self.op
+            collective,
+            self.min_bytes,
+            self.max_bytes,
+            self.factor,
+            self.iterations,
+            self.warmup,
+            dtype,
+            self.op,
+            self.place,
         )
 
     def resolve_backend(self, ranks: int) -> str:

@@ -10,9 +10,7 @@ memory. Rates of simultaneous flows are taken while all are running.
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
@@ -58,15 +56,18 @@ class _Simultaneous:
 
 
 def measure_topology(
-    topology: Topology | None = None, timeout_s: float = 60.0, budget_s: float | None = None
+    topology: Topology | None = None,
+    timeout_s: float = 60.0,
+    budget_s: float | None = None,
+    advance: Callable[[str, float, float], None] | None = None,
 ) -> Topology:
     """Return the topology with every link's declared, measured and believed rate (see `believe`). Collective.
 
     Rank i is the i-th GPU of `topology`. Without one it is the emulated machine inside topo-emulate, else the hosts that the
     ranks are on, joined (ranks/places.py); where these have no GPUs, ranks stand for them at measured rates. Makes a process
     group and ends it; `timeout_s` is for any single wait, `budget_s` what sending should take in all, about (default: 60
-    over gloo, 5 over NCCL; messages are sized for it, down to a few milliseconds each). Progress goes to standard error, on
-    rank 0.
+    over gloo, 5 over NCCL; messages are sized for it, down to a few milliseconds each). On rank 0 `advance` is
+    called with what is being measured, and how many experiments of how many are over.
 
     Raises InputError outside a launch or where the topology has another number of GPUs than there are ranks, and
     ExecutionError where a rank dies or does not answer.
@@ -80,7 +81,7 @@ def measure_topology(
                 f"topology {machine_topology.name!r} has {len(machine_topology.ranks)} GPUs, {ranks.ranks} ranks are running; "
                 "start one rank a GPU"
             )
-        measured = _LinkMeasurement(ranks, machine_topology, is_declared, budget_s).run()
+        measured = _LinkMeasurement(ranks, machine_topology, is_declared, budget_s).run(advance)
         text = None if measured is None else believe(machine_topology, measured, is_declared).dumps()
         return Topology.loads(ranks.broadcast(text), machine_topology.name)
 
@@ -107,7 +108,7 @@ class _LinkMeasurement:
         reason = "measured over gloo between hosts' memories: the data was not on this link"
         return ("all", "") if at_hand.what == "emulated" else ("network", reason)
 
-    def run(self) -> Measurements | None:
+    def run(self, advance: Callable[[str, float, float], None] | None = None) -> Measurements | None:
         """Measure everything; return the measurements on rank 0. Collective."""
         group = dist.new_group(backend="nccl", timeout=self.ranks.timeout) if self.batched else None
         disjoint, both, groups = self.ranks.broadcast(self._plan() if self.ranks.rank == 0 else None)
@@ -115,11 +116,11 @@ class _LinkMeasurement:
         device = torch.device("cuda", torch.cuda.current_device()) if self.batched else torch.device("cpu")
         endpoint = Endpoint(device, limits, group)
         simultaneous = len(both) + len(groups)
-        with _progress(self.ranks.rank, len(disjoint) + _REPEATS * simultaneous) as step:
-            alone = self._measure_alone(endpoint, disjoint, step)
-            alone_GBps = {(x.src, x.dst): x.GBps for x in alone}
-            planned = _list_simultaneous(both, groups, alone_GBps, limits) if self.ranks.rank == 0 else None
-            experiments = self._measure_together(endpoint, self.ranks.broadcast(planned), step)
+        step = _count_steps(advance if self.ranks.rank == 0 else None, len(disjoint) + _REPEATS * simultaneous)
+        alone = self._measure_alone(endpoint, disjoint, step)
+        alone_GBps = {(x.src, x.dst): x.GBps for x in alone}
+        planned = _list_simultaneous(both, groups, alone_GBps, limits) if self.ranks.rank == 0 else None
+        experiments = self._measure_together(endpoint, self.ranks.broadcast(planned), step)
         return self._summarize(alone, experiments) if self.ranks.rank == 0 else None
 
     def _plan(self) -> tuple[list[list[Pair]], list[list[Pair]], list[tuple[Pair, ...]]]:
@@ -248,15 +249,14 @@ def _round_digits(value: float) -> float:
     return float(f"{value:.4g}")
 
 
-@contextmanager
-def _progress(rank: int, steps: int) -> Iterator[Callable[[str], None]]:
-    """Show a progress bar on standard error, on rank 0 of a terminal; yield what advances it."""
-    if rank or not sys.stderr.isatty():
-        yield lambda what: None
-        return
-    from rich.console import Console
-    from rich.progress import Progress
+def _count_steps(advance: Callable[[str, float, float], None] | None, steps: int) -> Callable[[str], None]:
+    """Return what is to be called after each of `steps` steps, with its name: it passes on how many are over."""
+    over = 0
 
-    with Progress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("measuring", total=steps)
-        yield lambda what: bar.update(task, advance=1, description=f"measuring {what}")
+    def step(what: str) -> None:
+        nonlocal over
+        over += 1
+        if advance is not None:
+            advance(f"measuring {what}", over, steps)
+
+    return step

@@ -13,13 +13,21 @@ from fractions import Fraction
 from itertools import product
 from typing import Literal, get_args
 
-from ...topo.errors import InputError
+from ...topo.errors import InputError, suggest
 
 CollectiveName = Literal[
     "allreduce", "allgather", "reduce-scatter", "broadcast", "reduce", "gather", "scatter", "alltoall"
 ]
 """The names of the collectives."""
 COLLECTIVES: tuple[str, ...] = get_args(CollectiveName)
+_SPELLINGS = {
+    **{name.replace("-", ""): name for name in COLLECTIVES},
+    "bcast": "broadcast",
+    "allgatherintotensor": "allgather",
+    "reducescattertensor": "reduce-scatter",
+    "alltoallsingle": "alltoall",
+}
+"""The collectives as torch, nccl-tests and MPI write them, without blanks, lines and capitals."""
 _REDUCING = {"allreduce", "reduce-scatter", "reduce"}
 _ROOTED = {"broadcast", "reduce", "gather", "scatter"}
 _FROM_EACH = {"allgather", "gather", "alltoall"}
@@ -49,7 +57,8 @@ class Collective:
 
     def __post_init__(self) -> None:
         if self.name not in COLLECTIVES:
-            raise InputError(f"unknown collective {self.name!r}; expected one of {', '.join(COLLECTIVES)}")
+            near = suggest(self.name, COLLECTIVES)
+            raise InputError(f"unknown collective {self.name!r}{near}; expected one of {', '.join(COLLECTIVES)}")
         if self.ranks < 1:
             raise InputError(f"{self.name} over {self.ranks} ranks; expected at least 1")
         if self.name in _ROOTED:
@@ -60,7 +69,8 @@ class Collective:
 
     @classmethod
     def with_default_root(cls, name: str, ranks: int, root: int | None = None) -> Collective:
-        """Return a collective whose root, where it has one and none is given, is rank 0."""
+        """Return a collective whose root, where it has one and none is given, is rank 0; any spelling of its name will do."""
+        name = spell_collective(name)
         return cls(name, ranks, 0 if root is None and name in _ROOTED else root)
 
     @property
@@ -143,3 +153,9 @@ class Collective:
                 what = f"chunks with source {key[0]} and target {key[1]}"
                 return f"{what} make up {totals.get(key, 0)} of the buffer; expected {share}"
         return None
+
+
+def spell_collective(name: str) -> str:
+    """Return our name for a collective as others write it: all_reduce, all-reduce, AllReduce, all_reduce_perf; else `name`."""
+    plain = "".join(character for character in name.lower() if character.isalnum()).removesuffix("perf")
+    return _SPELLINGS.get(plain, name)

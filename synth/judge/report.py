@@ -159,6 +159,26 @@ def write_json(
     return out
 
 
+def list_rows(verdicts: Sequence[Verdict]) -> list[dict[str, Any]]:
+    """Return a row for each measurement, and for the rings and trees of each communicator."""
+    rows = []
+    for verdict in verdicts:
+        for channelled in map(_json_of_channels, verdict.channelled):
+            for one in channelled["collectives"]:
+                for rate in one["rates"]:
+                    head = {
+                        "file": verdict.reading.where,
+                        "collective": one["collective"],
+                        "ranks": channelled["ranks"],
+                    }
+                    figures = {"algbw_GBps": rate["algbw_GBps"], "busbw_GBps": None, "share": rate["share"]}
+                    rows.append({**head, "size_bytes": None, "how": rate["shape"], **figures})
+        for measured in map(_json_of_measured, verdict.measured):
+            head = {"file": verdict.reading.where, "collective": measured["collective"], "ranks": measured["ranks"]}
+            rows += [head | row for row in measured["rows"]]
+    return rows
+
+
 def _json_of(verdict: Verdict) -> dict[str, Any]:
     """Return the object of one file."""
     reading, topology = verdict.reading, verdict.machine.topology

@@ -104,7 +104,7 @@ def _sort(findings: Sequence[Finding]) -> tuple[Finding, ...]:
     return tuple(sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity)))
 
 
-def report(examination: Examination) -> list[str]:
+def report(examination: Examination, width: int = _WIDTH) -> list[str]:
     """Return lines of text: each finding with its evidence and advice, a summary, and what was not checked and why."""
     lines = [line for finding in examination.findings for line in _format_finding(finding)]
     lines.append(examination.summary)
@@ -113,7 +113,7 @@ def report(examination: Examination) -> list[str]:
         skipped.setdefault(lack, []).append(name)
     if skipped:
         listed = "; ".join(f"{', '.join(checks)} ({lack})" for lack, checks in skipped.items())
-        lines += wrap(f"not checked: {listed}", _WIDTH, subsequent_indent="    ")
+        lines += wrap(f"not checked: {listed}", width, subsequent_indent="    ")
     return lines
 
 

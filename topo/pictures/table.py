@@ -37,32 +37,33 @@ def write(topology: Topology, colour: bool = False) -> str:
     """Return the tables as text, with terminal colours if `colour`."""
     buffer = io.StringIO()
     columns = shutil.get_terminal_size((_COLUMNS, 24)).columns
-    console = Console(file=buffer, width=_WIDEST, force_terminal=colour, highlight=False, emoji=False, markup=False)
+    width = columns if colour else _WIDEST
+    console = Console(file=buffer, width=width, force_terminal=colour, highlight=False, emoji=False, markup=False)
     ranks = len(topology.ranks)
     console.print(Text(topology.name, style="bold"))
     console.print(f"{ranks} rank{'' if ranks == 1 else 's'}, fingerprint {topology.fingerprint}")
     if topology.source:
-        console.print(Text(f"source: {topology.source}"), soft_wrap=True)
+        console.print(Text(f"source: {topology.source}"), soft_wrap=not console.is_terminal)
     console.print()
     shown = show_hosts_once(topology)
     console.print(_list_devices(shown.topology))
     if shown.left_out is not None:
         console.print(Text(f"one host of each kind is listed; {shown.left_out}"), soft_wrap=True)
     for line in list_adding(topology):
-        console.print(Text(line), soft_wrap=True)
+        console.print(Text(line), soft_wrap=not console.is_terminal)
     if ranks > 1:
         _print_gpus(console, topology, columns)
     if topology.links:
         console.print(_list_links(topology))
         for line in describe_rates(topology):
-            console.print(Text(line), soft_wrap=True)
+            console.print(Text(line), soft_wrap=not console.is_terminal)
         measured = _list_measured(topology)
         if measured.row_count:
             console.print(measured)
     _print_gpudirect(console, topology)
     notes = _get_notes(topology)
     for note in notes[:_MOST_NOTES]:
-        console.print(Text(f"note: {note}"), soft_wrap=True)
+        console.print(Text(f"note: {note}"), soft_wrap=not console.is_terminal)
     if len(notes) > _MOST_NOTES:
         console.print(f"and {len(notes) - _MOST_NOTES} more notes, which --json has")
     lines = (line.rstrip() for line in buffer.getvalue().splitlines())
@@ -124,11 +125,14 @@ def _print_gpus(console: Console, topology: Topology, columns: int) -> None:
         )
         console.print(Text(heading, style="bold"))
         console.print(_count_pairs(pairs_by_way))
-    elif len(rows) <= MOST_GPUS:
+    elif len(rows) <= MOST_GPUS and not (console.is_terminal and _measure_line(rows, "\n") > columns):
         console.print(Text("GPU to GPU: the way, and GB/s of the route used alone", style="bold"))
         console.print(_make_matrix(rows, _name_gpus(topology), stacked=_measure_line(rows) > columns))
     else:
-        console.print(Text(f"GPU to GPU: pairs counted, since there are more than {MOST_GPUS} GPUs", style="bold"))
+        why = (
+            f"there are more than {MOST_GPUS} GPUs" if len(rows) > MOST_GPUS else "lines would be too long for a matrix"
+        )
+        console.print(Text(f"GPU to GPU: pairs counted, since {why}", style="bold"))
         console.print(_count_pairs(pairs_by_way))
     used_labels = dict.fromkeys(way.label.rstrip("0123456789") for way in pairs_by_way)
     known = {label.rstrip("#"): (label, meaning) for label, meaning in LABELS.items()}
@@ -160,9 +164,10 @@ def _format_cell(way: Way, between: str) -> str:
     return way.label if way.GBps is None else f"{way.label}{between}{format_rate(way.GBps)}"
 
 
-def _measure_line(rows: list[list[Way]]) -> int:
-    """Return how long a line of the matrix is with every cell in one line."""
-    return 6 + sum(1 + max(len(_format_cell(row[j], " ")) for row in rows) for j in range(len(rows)))
+def _measure_line(rows: list[list[Way]], between: str = " ") -> int:
+    """Return how long a line of the matrix is with every cell in one line; with a line's end for `between`, in two."""
+    lengths = [[max(map(len, _format_cell(way, between).split("\n"))) for way in row] for row in rows]
+    return 6 + sum(1 + max(line[j] for line in lengths) for j in range(len(lengths)))
 
 
 def _count_pairs(pairs_by_way: Counter[Way]) -> Table:
@@ -182,12 +187,12 @@ def _print_gpudirect(console: Console, topology: Topology) -> None:
             else ()
         )
     except InputError as error:
-        console.print(Text(f"GPUDirect: {error}"), soft_wrap=True)
+        console.print(Text(f"GPUDirect: {error}"), soft_wrap=not console.is_terminal)
         return
     if pair_verdicts:
         console.print(Text("GPUDirect", style="bold"))
         for line in format_verdicts(pair_verdicts):
-            console.print(Text(f"  {line}"), soft_wrap=True)
+            console.print(Text(f"  {line}"), soft_wrap=not console.is_terminal)
         console.print()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import shutil
 from collections import defaultdict
 from collections.abc import Iterable
 from itertools import islice
@@ -44,7 +45,14 @@ def write(topology: Topology, colour: bool = False) -> str:
             (branch, tree_cables.get((ident, child)), child, depth + 1) for child in reversed(below.get(ident, []))
         ]
     buffer = io.StringIO()
-    Console(file=buffer, width=_WIDEST, force_terminal=colour, highlight=False, emoji=False, markup=False).print(root)
+    Console(
+        file=buffer,
+        width=shutil.get_terminal_size().columns if colour else _WIDEST,
+        force_terminal=colour,
+        highlight=False,
+        emoji=False,
+        markup=False,
+    ).print(root)
     lines = [line.rstrip() for line in buffer.getvalue().splitlines()]
     return (
         "\n".join([*lines, *([f"one host of each kind is shown; {shown.left_out}"] if shown.left_out else [])]) + "\n"

@@ -32,6 +32,9 @@ def read_json(text: str, where: str) -> Reading:
         return _read_inspector([data], where)
     if isinstance(data.get("results"), list):
         return _read_nccl_tests(data, where)
+    if isinstance(data.get("runs"), list):
+        parts = [_read_topo_run(run, where).measurements for run in data["runs"] if isinstance(run, dict)]
+        return _whole_reading(Reading(where, "topo-run's JSON", None, tuple(m for part in parts for m in part)))
     if isinstance(data.get("rows"), list):
         return _read_topo_run(data, where)
     if data.get("format") == "topoplan-plan":

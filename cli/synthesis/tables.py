@@ -5,18 +5,21 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any, TextIO
 
-from ..synth.describe import bounds_text, limit_text, print_plan, reproducible_text
-from ..topo.pictures.cables import describe_rates
-from .sizes import show_size
-from .synth_output import Report, healthy_json
+from ...synth.describe import bounds_text, limit_text, print_plan, reproducible_text
+from ...topo.pictures.cables import describe_rates
+from ...topo.pictures.fit import print_table
+from ..shared.sizes import show_size
+from .output import Report, healthy_json
 
 __all__ = ["bounds_text", "cut_text", "print_tables", "root_text", "switch_lines"]
 
 if TYPE_CHECKING:
-    from ..synth.explain import Explanation, Part
-    from ..synth.export.formats import Export
-    from ..synth.ksync.pareto import Front
-    from ..synth.plan import Plan
+    from collections.abc import Sequence
+
+    from ...synth.explain import Explanation, Part
+    from ...synth.export.formats import Export
+    from ...synth.ksync.pareto import Front
+    from ...synth.plan import Plan
 
 WIDTH = 130
 """Columns of a table that is not printed to a terminal."""
@@ -41,8 +44,8 @@ def print_export(report: Report, made: Export, file: TextIO) -> None:
 
 def switch_lines(report: Report) -> list[str]:
     """Return what is said of the switches that the bound rests on: nothing where there are none, or they all just pass on."""
-    from ..synth.bounds.in_network import describe_assumption, describe_possible
-    from ..synth.cost.innetwork import computes_in_network
+    from ...synth.bounds.in_network import describe_assumption, describe_possible
+    from ...synth.cost.innetwork import computes_in_network
 
     if report.in_network is not None:
         return [
@@ -68,18 +71,18 @@ def print_tables(report: Report, *, with_forests: bool) -> None:
 
     console = Console(width=None if sys.stdout.isatty() else WIDTH)
     for line in describe_rates(report.topology):
-        console.print(line, highlight=False, soft_wrap=True, markup=False)
+        console.print(line, highlight=False, soft_wrap=not console.is_terminal, markup=False)
     if report.front is not None:
         _print_front(console, report.front)
     if report.plan is not None:
         print_plan(console, report.plan, report.size)
         if report.plan.bracketing is not None:
             text = reproducible_text(report.plan.bracketing)
-            console.print(text, highlight=False, soft_wrap=True, markup=False)
+            console.print(text, highlight=False, soft_wrap=not console.is_terminal, markup=False)
     for line in switch_lines(report):
-        console.print(line, highlight=False, soft_wrap=True, markup=False)
+        console.print(line, highlight=False, soft_wrap=not console.is_terminal, markup=False)
     if report.collective.root is not None:
-        console.print(root_text(report), highlight=False, soft_wrap=True, markup=False)
+        console.print(root_text(report), highlight=False, soft_wrap=not console.is_terminal, markup=False)
     if report.healthy is not None:
         _print_healthy(console, report.healthy, report)
     if report.table and with_forests:
@@ -87,9 +90,11 @@ def print_tables(report: Report, *, with_forests: bool) -> None:
     if report.explanation is not None:
         _print_explanation(console, report.explanation)
     for name, reason in report.declined.items() if with_forests or report.plan is None else ():
-        console.print(f"[dim]{name}: {reason}[/dim]", highlight=False, soft_wrap=True)
+        console.print(f"[dim]{name}: {reason}[/dim]", highlight=False, soft_wrap=not console.is_terminal)
     if report.cut_short:
-        console.print(f"[yellow]{cut_text(report.cut_short)}[/yellow]", highlight=False, soft_wrap=True)
+        console.print(
+            f"[yellow]{cut_text(report.cut_short)}[/yellow]", highlight=False, soft_wrap=not console.is_terminal
+        )
     console.print(f"synthesized and verified in {report.seconds:.2f} s", highlight=False)
 
 
@@ -99,30 +104,25 @@ def _print_healthy(console: Any, healthy: Plan, report: Report) -> None:
         f"before the change, {healthy.topology.name}: at most {figures['bound_GBps']:.4g} GB/s, {figures['strategy']} "
         f"predicted {figures['predicted_time_s'] * 1e6:.4g} us at {show_size(report.size)}; now the bound is "
         f"{figures['bound_ratio']:.1%} of that, the time {figures['time_ratio']:.3g} times as long",
-        highlight=False, soft_wrap=True,
+        highlight=False, soft_wrap=not console.is_terminal,
     )  # fmt: skip
 
 
 def _print_forests(console: Any, rows: list[dict[str, Any]]) -> None:
-    from rich.table import Table
-
-    table = Table(box=None, header_style="bold", pad_edge=False, title="trees considered", title_justify="left")
-    for title in ("trees", "depth", "GB/s at most", "gap", "found by", ""):
-        table.add_column(title, justify="left" if title in ("found by", "") else "right", no_wrap=True)
+    columns = [
+        (title, title in ("found by", "")) for title in ("trees", "depth", "GB/s at most", "gap", "found by", "")
+    ]
+    lines: list[tuple[Sequence[str], str | None]] = []
     for row in rows:
         gap = "" if row["gap"] is None else "0" if row["gap"] <= 1e-6 else f"{row['gap']:.2%}"
         trees = "" if row["trees"] is None else str(row["trees"])
-        table.add_row(
-            trees, str(row["depth"]), f"{row['algbw_GBps']:.4g}", gap, row["how"], "kept" * row["kept"],
-            style=None if row["kept"] else "dim",
-        )  # fmt: skip
-    console.print(table)
+        cells = (trees, str(row["depth"]), f"{row['algbw_GBps']:.4g}", gap, row["how"], "kept" * row["kept"])
+        lines.append((cells, None if row["kept"] else "dim"))
+    print_table(console, columns, lines, ("found by", "depth"), title="trees considered")
 
 
 def _print_explanation(console: Any, explanation: Explanation) -> None:
-    from rich.table import Table
-
-    from ..synth.explain import SIZES
+    from ...synth.explain import SIZES
 
     parts = explanation.parts
     if explanation.kind == "cut":
@@ -138,30 +138,32 @@ def _print_explanation(console: Any, explanation: Explanation) -> None:
     console.print(
         f"bottleneck: {what}; together they carry {float(explanation.across_GBps):.4g} GB/s "
         + ("in the directions that have a price" if explanation.directed else "one way"),
-        highlight=False, soft_wrap=True,
+        highlight=False, soft_wrap=not console.is_terminal,
     )  # fmt: skip
-    links = Table(box=None, header_style="bold", pad_edge=False, title="links to improve first", title_justify="left")
     together = any(x.together_GBps is not None for x in explanation.levers[:8])
     titles = ("link", "GB/s", "alike", "bound rises per GB/s more", "bound with 10 % more", "all alike with 10 % more")
-    for title in titles if together else titles[:-1]:
-        links.add_column(title, justify="left" if title == "link" else "right", no_wrap=True)
+    links: list[tuple[Sequence[str], str | None]] = []
     for x in explanation.levers[:8]:
-        links.add_row(
-            f"{x.a} - {x.b}", f"{float(x.bandwidth_GBps):.4g}", str(x.alike),
+        cells = [
+            f"{x.a} - {x.b}",
+            f"{float(x.bandwidth_GBps):.4g}",
+            str(x.alike),
             f"{float(x.gain_GBps):.4g}" if x.helps_alone else "none alone",
             "" if x.wider_GBps is None else f"{float(x.wider_GBps):.5g}",
-            *(["" if x.together_GBps is None else f"{float(x.together_GBps):.5g} (all {x.peers})"] if together else []),
-        )  # fmt: skip
-    console.print(links)
-    table = Table(box=None, header_style="bold", pad_edge=False, title="algbw in GB/s by size", title_justify="left")
-    table.add_column("strategy", no_wrap=True)
-    for size in SIZES:
-        table.add_column(show_size(size).replace(" ", ""), justify="right", no_wrap=True)
+        ]
+        if together:
+            cells.append("" if x.together_GBps is None else f"{float(x.together_GBps):.5g} (all {x.peers})")
+        links.append((cells, None))
+    columns = [(title, title == "link") for title in (titles if together else titles[:-1])]
+    print_table(console, columns, links, (titles[3], titles[2], titles[5]), title="links to improve first")
     best = [max((row[i] for row in explanation.reached.values()), default=0.0) for i in range(len(SIZES))]
+    reached: list[tuple[Sequence[str], str | None]] = []
     for name, row in sorted(explanation.reached.items(), key=lambda item: -item[1][-1]):
-        cells = [f"[green]{x:.3g}[/green]" if x == best[i] else f"{x:.3g}" for i, x in enumerate(row)]
-        table.add_row(name, *cells)
-    console.print(table)
+        figures = [f"[green]{x:.3g}[/green]" if x == best[i] else f"{x:.3g}" for i, x in enumerate(row)]
+        reached.append(((name, *figures), None))
+    sizes = [show_size(size).replace(" ", "") for size in SIZES]
+    columns = [("strategy", True), *((size, False) for size in sizes)]
+    print_table(console, columns, reached, sizes[1:-1:2], title="algbw in GB/s by size")
 
 
 def _name_part(part: Part) -> str:
@@ -171,11 +173,9 @@ def _name_part(part: Part) -> str:
 
 
 def _print_front(console: Any, front: Front) -> None:
-    from rich.table import Table
-
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for title in ("chunks", "steps", "rounds", "R/C", "status", "", "form", "proof", "seconds"):
-        table.add_column(title, justify="left" if title in ("status", "", "form", "proof") else "right")
+    titles = ("chunks", "steps", "rounds", "R/C", "status", "", "form", "proof", "seconds")
+    columns = [(title, title in ("status", "", "form", "proof")) for title in titles]
+    rows: list[tuple[Sequence[str], str | None]] = []
     for row in front.rows:
         marks = [
             "front" * (row in front.front),
@@ -183,12 +183,12 @@ def _print_front(console: Any, front: Front) -> None:
             "least R/C" * row.bandwidth_optimal,
             "dominated" * row.dominated,
         ]
-        table.add_row(
+        cells = (
             str(row.chunks), str(row.steps), str(row.rounds), str(row.ratio), row.status,
             ", ".join(m for m in marks if m), row.form, row.proof, f"{row.synthesis_s:.2f}",
-            style="green" if row in front.front else "dim" if row.status != "feasible" else None,
         )  # fmt: skip
-    console.print(table)
+        rows.append((cells, "green" if row in front.front else "dim" if row.status != "feasible" else None))
+    print_table(console, columns, rows, ("proof", "form", "seconds"))
     console.print(
         f"lower bound on R/C of any schedule: {front.least_ratio}"
         + ("" if front.complete else "; the search was not exhaustive"), highlight=False,

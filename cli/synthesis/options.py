@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..topo.errors import InputError
-from .common import Parser, file_name
+from ...topo.errors import InputError
+from ..shared.common import Example, Parser
+from ..shared.outputs import OUTPUT, add_csv, add_force, check_outputs
 
 if TYPE_CHECKING:
     import argparse
 
-    from ..synth.forest.plant import Limits
+    from ...synth.forest.plant import Limits
 
 PROG = "topo-synth"
 DEFAULT_SIZE = "1G"
@@ -22,19 +22,25 @@ _MAX_STEPS, _SLACK, _PARETO, _INSTANCE, _EXPLAIN = "--max-steps", "-k", "--paret
 _REPRODUCIBLE = "--reproducible"
 _FORMAT, _NCCL_VERSION, _MEASURED = "--format", "--nccl-version", "--measured"
 PLAN = "plan"
-EXAMPLES = """\
-examples:
-  topo-synth --collective allreduce --topology dgx1                    the fastest schedule for each size, and its gap
-  topo-synth --collective allreduce --topology topo.xml -o plan.json   write the plan, for topo-run and the DDP hook
-  topo-synth --collective allgather --topology dgx1 --pareto           the Pareto front of steps and rounds
-  topo-synth --collective alltoall --topology dgx1 --instance 3,3,8    is there a schedule with 3 chunks, 3 steps, 8 rounds?
-  topo-synth --collective allreduce --topology mesh:8x8 --bound-only   only the bounds: how fast can a schedule be?
-  topo-synth --collective allreduce --topology dgx1 --explain          the bottleneck, and which links to improve first
-  topo-synth --collective allreduce --topology dgx1 --without-link 0:3 a plan for the machine without that link
-  topo-synth --collective allreduce --topology dgx-a100:16 --strategy packing --max-trees 16     at most 16 trees
-  topo-synth --collective allreduce --topology dgx1 --reproducible     the same bits for an element in buffers of all sizes
-  topo-synth --collective allreduce --topology topo.xml --format nccl-graph -o graph.xml      for NCCL_GRAPH_FILE
-
+STRATEGY_NAMES = ("packing", "chains", "exact", "hierarchical", "greedy", "ring", "double-tree", "recursive-doubling",
+                  "halving-doubling", "direct", "one-shot", "parameter-server")  # fmt: skip
+"""Our own strategies, for helps and completion: importing them takes a second."""
+EXAMPLES: tuple[Example, ...] = (
+    ("topo-synth --collective allreduce --topology dgx1", "the fastest schedule for each size, and its gap"),
+    ("topo-synth --collective allreduce --topology topo.xml -o plan.json", "write the plan, for topo-run and the DDP hook"),
+    ("topo-synth --collective allgather --topology dgx1 --pareto", "the Pareto front of steps and rounds"),
+    ("topo-synth --collective alltoall --topology dgx1 --instance 3,3,8",
+        "is there a schedule with 3 chunks, 3 steps, 8 rounds?"),
+    ("topo-synth --collective allreduce --topology mesh:8x8 --bound-only", "only the bounds: how fast can a schedule be?"),
+    ("topo-synth --collective allreduce --topology dgx1 --explain", "the bottleneck, and which links to improve first"),
+    ("topo-synth --collective allreduce --topology dgx1 --without-link 0:3", "a plan for the machine without that link"),
+    ("topo-synth --collective allreduce --topology dgx-a100:2 --max-trees 16", "at most 16 trees"),
+    ("topo-synth --collective allreduce --topology dgx1 --reproducible",
+        "the same bits for an element in buffers of all sizes"),
+    ("topo-synth --collective all_reduce --topology topo.xml --format nccl-graph", "rings and chains for NCCL_GRAPH_FILE"),
+    ("topo-synth --collective allreduce --topology dgx1 --csv ranges.csv", "the table as rows"),
+)  # fmt: skip
+ABOUT = """\
 Reads a topology (a preset, a file of topoplan, NCCL, RCCL, hwloc or nvidia-smi, or `local`: this machine), builds schedules
 for a collective, verifies each by an independent replay, and keeps the fastest for every range of sizes.
 """
@@ -42,14 +48,13 @@ for a collective, verifies each by an independent replay, and keeps the fastest 
 
 def build_parser() -> Parser:
     """Return the parser of topo-synth's command line."""
-    parser = Parser(PROG, EXAMPLES)
+    parser = Parser(PROG, EXAMPLES, ABOUT, "--collective C --topology T [--strategy S] [--size BYTES] [-o FILE] ...")
     add = parser.add_argument
     add("--collective", required=True, metavar="C", help="allreduce, allgather, reduce-scatter, broadcast, reduce, "
-        "gather, scatter or alltoall")  # fmt: skip
+        "gather, scatter or alltoall; torch's and nccl-tests' spellings too")  # fmt: skip
     add("--topology", required=True, metavar="T", help="a preset (dgx1, mesh:4x4, ...), a file, or local")
-    add("--strategy", default="auto", metavar="S", help="auto (default), packing, chains, exact, hierarchical, greedy, "
-        "ring, double-tree, recursive-doubling, halving-doubling, direct, one-shot or parameter-server, or one that a package "
-        "adds (docs/api.md)")  # fmt: skip
+    add("--strategy", default="auto", metavar="S", help=f"auto (default), {', '.join(STRATEGY_NAMES[:-1])} or "
+        f"{STRATEGY_NAMES[-1]}, or one that a package adds (docs/api.md)")  # fmt: skip
     add("--size", default=DEFAULT_SIZE, metavar="BYTES", help=f"buffer size to report on (default {DEFAULT_SIZE})")
     add("--root", type=int, metavar="R", help="root of broadcast, reduce, gather and scatter, in the numbering of the machine "
         "as given, before --without-rank (default: the first rank that stays)")  # fmt: skip
@@ -90,18 +95,19 @@ def build_parser() -> Parser:
     add(_MEASURED, action="append", default=[], metavar="ALGORITHM/PROTOCOL/CHANNELS=FILE", help="with nccl-tuner: what "
         "topo-run --stock --json printed with these forced; may be repeated")  # fmt: skip
     add("--json", action="store_true", help="one JSON object on standard output")
-    add("-o", "--output", type=file_name, metavar="FILE", help="write the plan, or what --format names, to this file")
-    add("--trace", type=file_name, metavar="FILE", help="write when each transfer is predicted to begin and end at --size: a "
+    add("-o", "--output", **OUTPUT, help="write the plan, or what --format names, to this file")
+    add("--trace", **OUTPUT, help="write when each transfer is predicted to begin and end at --size: a "
         "Chrome trace, which Perfetto (ui.perfetto.dev) opens")  # fmt: skip
-    add("--plot", type=file_name, metavar="FILE", help="write curves of bandwidth against size as SVG: the plan, a ring in "
+    add("--plot", **OUTPUT, help="write curves of bandwidth against size as SVG: the plan, a ring in "
         "rank order, the bound")  # fmt: skip
-    add("--force", action="store_true", help="let -o, --trace and --plot replace a file that exists")
+    add_csv(parser, "the table's rows (with --pareto: the front's)")
+    add_force(parser, "--trace", "--plot", "--csv")
     return parser
 
 
 def check_options(args: argparse.Namespace) -> None:
     """Raise InputError for whatever is wrong with the options before any work is done."""
-    from ..synth.registry import find_strategy
+    from ...synth.registry import find_strategy
 
     if args.strategy != "auto":
         find_strategy(args.strategy)
@@ -113,9 +119,7 @@ def check_options(args: argparse.Namespace) -> None:
     if args.slack is not None and args.slack < 0:
         raise InputError(f"{_SLACK} is {args.slack}; expected 0 or more")
     _refuse_what_would_do_nothing(args)
-    for name in filter(None, (args.output, args.trace, args.plot)):
-        if Path(name).exists() and not args.force:
-            raise InputError(f"{name}: exists already and was left as it is; name another file, or give --force")
+    check_outputs(args, "output", "trace", "plot", "csv")
 
 
 def _refuse_what_would_do_nothing(args: argparse.Namespace) -> None:
@@ -130,6 +134,7 @@ def _refuse_what_would_do_nothing(args: argparse.Namespace) -> None:
             "--bound-only": args.bound_only,
             _REPRODUCIBLE: args.reproducible,
             "--trace": args.trace,
+            "--csv": args.csv,
             "--plot": args.plot,
         }
         other = [*given, *(flag for flag, value in plans.items() if value)]
@@ -144,8 +149,9 @@ def _refuse_what_would_do_nothing(args: argparse.Namespace) -> None:
     if args.bound_only:
         if args.output:
             raise InputError("-o: --bound-only produces no plan to write")
-        if args.trace or args.plot:
-            raise InputError(f"{'--trace' if args.trace else '--plot'}: --bound-only produces no schedule")
+        pictures = {"--trace": args.trace, "--plot": args.plot, "--csv": args.csv}
+        for flag in (flag for flag, name in pictures.items() if name):
+            raise InputError(f"{flag}: --bound-only produces no schedule")
         if given:
             raise InputError(f"--bound-only with {given[0]}: the bound is of every schedule; give one or the other")
     if args.reproducible:
@@ -178,8 +184,8 @@ def _refuse_what_would_do_nothing(args: argparse.Namespace) -> None:
 
 def parse_limits(args: argparse.Namespace) -> Limits:
     """Return the limits on trees that were asked for. Raises InputError where --epsilon is not a share."""
-    from ..synth.forest.plant import Limits
-    from ..topo.exact import parse_fraction
+    from ...synth.forest.plant import Limits
+    from ...topo.exact import parse_fraction
 
     epsilon = None
     if args.epsilon is not None:

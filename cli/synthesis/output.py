@@ -1,22 +1,22 @@
-"""The JSON that topo-synth prints for programs; synth_tables.py has the tables for people."""
+"""The JSON that topo-synth prints for programs; tables.py has the tables for people."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ..synth.describe import reach_at
-from ..topo.pictures.cables import describe_rates
+from ...synth.describe import reach_at
+from ...topo.pictures.cables import describe_rates
 
 if TYPE_CHECKING:
-    from ..synth.bounds.certificate import Bound
-    from ..synth.bounds.one_way import Bounds
-    from ..synth.explain import Explanation
-    from ..synth.export.formats import Export
-    from ..synth.ir.collective import Collective
-    from ..synth.ksync.pareto import Front, Row
-    from ..synth.plan import Entry, Plan
-    from ..topo.graph import Topology
+    from ...synth.bounds.certificate import Bound
+    from ...synth.bounds.one_way import Bounds
+    from ...synth.explain import Explanation
+    from ...synth.export.formats import Export
+    from ...synth.ir.collective import Collective
+    from ...synth.ksync.pareto import Front, Row
+    from ...synth.plan import Entry, Plan
+    from ...topo.graph import Topology
 
 
 @dataclass
@@ -57,7 +57,7 @@ def bound_json(limit: Bound) -> dict[str, Any]:
 
 def switches_json(report: Report) -> dict[str, Any]:
     """Return what the bound assumes of switches, and the bound where those add that could."""
-    from ..synth.bounds.in_network import describe_assumption
+    from ...synth.bounds.in_network import describe_assumption
 
     out: dict[str, Any] = {"bound_assumes": describe_assumption(report.topology)}
     if report.in_network is not None:
@@ -80,7 +80,7 @@ def head_json(report: Report) -> dict[str, Any]:
 
 def synthesis_json(report: Report) -> dict[str, Any]:
     """Return the object that --json prints."""
-    from ..synth.cost.host_costs import describe_host
+    from ...synth.cost.host_costs import describe_host
 
     plan, front = report.plan, report.front
     limit = plan.bound if plan is not None else front.bound if front is not None else None
@@ -130,6 +130,38 @@ def synthesis_json(report: Report) -> dict[str, Any]:
     return out
 
 
+def list_rows(report: Report) -> list[dict[str, Any]]:
+    """Return the rows of the table as --csv writes them: of the front where one was sought, else of the plan."""
+    if report.front is not None:
+        return [_row_json(row) for row in report.front.rows]
+    plan, rows = report.plan, []
+    for entry in plan.entries if plan is not None else ():
+        assert plan is not None
+        schedule, limit = entry.schedule, plan.limit_GBps(entry)
+        at = at_size_json(plan, entry, report.size)
+        rows.append(
+            {
+                "collective": report.collective.name,
+                "topology": report.topology.name,
+                "ranks": report.collective.ranks,
+                "min_bytes": entry.min_bytes,
+                "max_bytes": entry.max_bytes,
+                "strategy": schedule.strategy,
+                "chunks": len(schedule.chunks),
+                "steps": schedule.steps,
+                "trees": schedule.trees,
+                "segments": schedule.segments,
+                "latency_us": float(plan.cost_of(entry).alpha_us),
+                "algbw_GBps_at_most": None if limit is None else float(limit),
+                "bound_GBps": float(plan.bound_one_way.algbw_GBps),
+                "gap": float(plan.gap_of(entry)),
+                "size_bytes": at["size_bytes"],
+                "predicted_algbw_GBps": at["algbw_GBps"],
+            }
+        )
+    return rows
+
+
 def export_json(report: Report, made: Export) -> dict[str, Any]:
     """Return the object that --json prints with a --format other than plans."""
     out = head_json(report) | {"format": made.format, made.key: made.figures}
@@ -170,7 +202,7 @@ def _chosen_json(report: Report) -> dict[str, Any]:
     if plan is None:
         keys = ("chunks", "steps", "rounds", "trees", "depth", "segments", "predicted")
         return {"strategy": "exact", "size_bytes": size, **dict.fromkeys(keys)}
-    from ..synth.cost.affine import rounds
+    from ...synth.cost.affine import rounds
 
     schedule = plan.entry_for(size).schedule
     parts = len(collective.even_chunks(1))

@@ -1,0 +1,100 @@
+"""topoplan completion: print the script by which a shell completes topoplan and the topo-* commands."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from importlib import import_module
+
+from .commands import OWN
+from .shared.common import Example, Parser, call_as, run_command
+
+PROG = "topoplan completion"
+_TOPOLOGIES = "_topoplan_topology_or_file"  # bash takes what a function of such a name gives as names of files
+SHELLS = ("bash", "zsh", "tcsh")
+EXAMPLES: tuple[Example, ...] = (
+    ('eval "$(topoplan completion bash)"', "in this shell; the same line in ~/.bashrc is for all"),
+    ("topoplan completion zsh > _topoplan", "in a folder of zsh's $fpath"),
+    ("topoplan completion tcsh > topoplan.csh", "to be read by `source`, from ~/.tcshrc say"),
+)
+ABOUT = """\
+Completes commands, options, and their values: collectives, strategies, presets, files. In bash and tcsh for topoplan and
+for each topo-* command, in zsh for topoplan.
+"""
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Print the script and return the exit code."""
+    args = build_parser().parse_args(argv)
+    return run_command(PROG, lambda: _print(args.shell))
+
+
+def build_parser() -> Parser:
+    """Return the parser of topoplan completion."""
+    parser = Parser(PROG, EXAMPLES, ABOUT, "bash|zsh|tcsh")
+    parser.add_argument("shell", choices=SHELLS, metavar="SHELL", help=f"{', '.join(SHELLS[:-1])} or {SHELLS[-1]}")
+    return parser
+
+
+def _print(shell: str) -> int:
+    call_as("")
+    sys.stdout.write(write_script(shell))
+    return 0
+
+
+def write_script(shell: str) -> str:
+    """Return the script for a shell."""
+    import shtab
+
+    from .topoplan import build_parser as build_whole
+
+    parsers: list[argparse.ArgumentParser] = [build_whole(with_options=True)]
+    if shell != "zsh":  # whose files are for one command
+        parsers += [import_module(f".{name}", __package__).build_parser() for name in OWN]
+    topologies = _list_topologies()
+    for parser in parsers:
+        _name_values(parser, topologies)
+    scripts = [shtab.complete(parser, shell) for parser in parsers]
+    named = " ".join(topologies)
+    function = {
+        "bash": f'{_TOPOLOGIES}() {{ compgen -W "{named}" -- "$1"; compgen -f -- "$1"; }}\n',
+        "zsh": f"{_TOPOLOGIES}() {{ _alternative 'presets:preset:({named})' 'files:file:_files' }}\n",
+        "tcsh": "",
+    }[shell]
+    # zsh's first line says which command a file is for.
+    return scripts[0].replace("\n", "\n" + function, 1) + "\n".join(["", *scripts[1:]])
+
+
+def _list_topologies() -> list[str]:
+    """Return what can be named where a topology is expected, but for files."""
+    from ..topo.presets import PRESETS
+
+    return ["local", *(preset.example for preset in PRESETS.values())]
+
+
+def _name_values(parser: argparse.ArgumentParser, topologies: list[str]) -> None:
+    """Give the options of a parser the values that can be named: words, and files where a file is expected."""
+    from ..runtime.measuring.spelling import CODEC_NAMES, DTYPE_NAMES, OP_NAMES
+    from ..synth.ir.collective import COLLECTIVES
+    from .synthesis.options import STRATEGY_NAMES
+
+    values = {
+        "collective": COLLECTIVES,
+        "strategy": ("auto", *STRATEGY_NAMES),
+        "dtype": DTYPE_NAMES,
+        "op": OP_NAMES,
+        "compress": CODEC_NAMES,
+        "network": ("loopback", "slow", *topologies),
+    }
+    file = {"bash": "_shtab_compgen_files", "zsh": "_files", "tcsh": "f"}
+    topology = {"bash": _TOPOLOGIES, "zsh": _TOPOLOGIES, "tcsh": "f"}
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for one in action.choices.values():
+                _name_values(one, topologies)
+        elif action.dest in ("topology", "subject"):
+            action.complete = topology  # type: ignore[attr-defined]
+        elif action.dest in values and action.choices is None:
+            action.choices = values[action.dest]
+        elif action.metavar in ("FILE", "PLAN", "DIR"):
+            action.complete = file  # type: ignore[attr-defined]

@@ -1,0 +1,203 @@
+"""The rows of topo-run: a table for people, JSON and CSV for programs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from ...topo.pictures.fit import choose_columns, wrap_line
+from ..shared.common import find_width
+from ..shared.sizes import show_size
+
+if TYPE_CHECKING:
+    from ...runtime.measuring.bench import BenchRow
+    from ...runtime.measuring.bench_data import BenchSettings
+    from ...runtime.measuring.bench_options import BenchOptions
+    from ...synth.plan import Plan
+
+_TITLES = {
+    "size": "(B)",
+    "count": "(elements)",
+    "type": "",
+    "place": "",
+    "schedule": "",
+    "plan": "(us)",
+    "stock": "(us)",
+    "ratio": "",
+    "predicted": "(us)",
+    "algbw": "(GB/s)",
+    "busbw": "(GB/s)",
+    "bound": "(%)",
+    "#wrong": "",
+    "on the wire": "(B)",
+    "error": "(rms)",
+}
+"""The columns, and their units."""
+_WIDTHS = {"size": 11, "count": 11, "type": 9, "place": 5, "schedule": 19, "plan": 11, "stock": 11, "ratio": 6,
+           "predicted": 11, "algbw": 9, "busbw": 9, "bound": 7, "#wrong": 7, "on the wire": 12, "error": 8}  # fmt: skip
+"""Least widths, where no terminal sets a limit: tables of several runs can be laid side by side."""
+_LEAVE_OUT = ("count", "type", "predicted", "algbw", "schedule", "on the wire", "stock", "place", "ratio")
+"""Columns that a narrow terminal goes without, in this order."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """What was measured of one collective, with its plan where there is one."""
+
+    options: BenchOptions
+    settings: BenchSettings
+    backend: str
+    plan: Plan | None
+    rows: Sequence[BenchRow]
+
+    @property
+    def average_busbw_GBps(self) -> dict[str, float | None]:
+        """The mean busbw of all rows, of the plan and of the stock collective; None where nothing was timed."""
+        factor = float(self.settings.collective.bus_factor())
+        return {
+            name: _find_mean(
+                [row.size_bytes / us * 1e-3 * factor for row in self.rows if (us := getattr(row, f"{name}_us"))]
+            )
+            for name in ("plan", "stock")
+        }
+
+
+def print_run(run: Run) -> None:
+    """Print the table of a run on standard output; on a terminal in lines that fit, with fewer columns where it must be."""
+    from ...synth.bounds.in_network import describe_assumption, describe_possible, list_possible
+
+    options, plan, settings = run.options, run.plan, run.settings
+    width = find_width() + 2 if sys.stdout.isatty() else None
+    where = f" on {plan.topology.name}" if plan is not None else ""
+    lines = [
+        f"{settings.collective.name}{where}, {settings.collective.ranks} ranks, {run.backend}, {options.dtype}, {options.op}"
+    ]
+    if options.compress:
+        how = "partial sums too" if options.reduction == "hops" else "each contribution once, each complete sum once"
+        lines.append(f"{options.compress} on the wire, rounded when sent: {how}; sums in float32")
+    if plan is not None:
+        bound = f"{float(plan.bound_one_way.algbw_GBps):.4g} GB/s algbw"
+        lines.append(f"plan {plan.hash[:16]}, bound {bound} on its topology")
+        if list_possible(plan.topology):
+            lines.append(
+                f"that bound assumes that {describe_assumption(plan.topology)}; {describe_possible(plan.topology)}"
+            )
+    lines.append(f"medians of {settings.iterations} iterations; ratio = stock / plan: above 1 the plan is faster")
+    _print_notes(lines, width)
+    for line in _lay_out(run, width):
+        print(line)
+    above, averages = _above_bound_text(run.rows), run.average_busbw_GBps
+    said = ", ".join(f"{name} {value:.4g} GB/s" for name, value in averages.items() if value is not None)
+    lines = [f"average busbw: {said}"] if said else []
+    _print_notes([*lines, *filter(None, [above]), f"wrong elements: {sum(row.wrong for row in run.rows)}"], width)
+
+
+def _print_notes(lines: Sequence[str], width: int | None) -> None:
+    for line in lines:
+        for part in wrap_line(line, None if width is None else width - 2):
+            print(f"# {part}")
+
+
+def _lay_out(run: Run, width: int | None) -> list[str]:
+    """Return the lines of the table."""
+    columns = [
+        name
+        for name in _TITLES
+        if (run.options.compress or name not in ("on the wire", "error")) and (run.options.place or name != "place")
+    ]
+    cells = [[_show_cell(run, row, name) for name in columns] for row in run.rows]
+    heads = [list(columns), [_TITLES[name] for name in columns]]
+    if width is None:
+        widths = [max(_WIDTHS[name], *(len(line[i]) for line in [*heads, *cells])) for i, name in enumerate(columns)]
+        kept = list(range(len(columns)))
+    else:
+        kept = choose_columns(columns, [heads[1], *cells], _LEAVE_OUT, width - 1, gap=1)
+        widths = [max(len(line[i]) for line in [*heads, *cells]) for i in range(len(columns))]
+    return [
+        (mark + " ".join(line[i].rjust(widths[i]) for i in kept)).rstrip()
+        for mark, line in [("#", heads[0]), ("#", heads[1]), *((" ", line) for line in cells)]
+    ]
+
+
+def _show_cell(run: Run, row: BenchRow, column: str) -> str:
+    """Return what stands in a column of a row."""
+    fraction = None if row.bound_fraction is None else row.bound_fraction * 100
+    cells = {
+        "size": row.size_bytes,
+        "count": row.size_bytes // run.settings.dtype.itemsize,
+        "type": run.options.dtype,
+        "place": row.place,
+        "schedule": row.schedule,
+        "plan": _number(row.plan_us, 1),
+        "stock": _number(row.stock_us, 1),
+        "ratio": _number(row.ratio, 2),
+        "predicted": _number(row.predicted_us, 1),
+        "algbw": f"{row.algbw_GBps:.4g}",
+        "busbw": f"{row.busbw_GBps:.4g}",
+        "bound": _number(fraction, 2),
+        "#wrong": row.wrong,
+        "on the wire": row.wire_bytes or 0,
+        "error": f"{row.rms_error:.1e}",
+    }
+    return str(cells[column])
+
+
+def _above_bound_text(rows: Sequence[BenchRow]) -> str:
+    """Return why rows may show more than the bound, in a line; empty where none does."""
+    above = [row.size_bytes for row in rows if row.bound_fraction is not None and row.bound_fraction > 1]
+    if not above:
+        return ""
+    sizes = ", ".join(show_size(size) for size in above[:4]) + (" ..." if len(above) > 4 else "")
+    return (
+        f"above 100 % at {sizes}: the bound is for links at their declared rates; an emulated link lets a first burst through "
+        "at once, and data in a cache, or a link that is wider than declared, is faster as well"
+    )
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def _find_mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+def write_json(runs: Sequence[Run]) -> dict[str, Any]:
+    """Return the object that --json prints: that of the run, or all of them under "runs" where there are several."""
+    objects = [_write_run(run) for run in runs]
+    return objects[0] if len(objects) == 1 else {"runs": objects}
+
+
+def _write_run(run: Run) -> dict[str, Any]:
+    plan, collective, topology = run.plan, run.settings.collective, None
+    if plan is not None:
+        topology = {
+            "name": plan.topology.name,
+            "fingerprint": plan.topology.fingerprint,
+            "ranks": collective.ranks,
+        }
+    return {
+        "collective": collective.name,
+        "ranks": collective.ranks,
+        "backend": run.backend,
+        "dtype": run.options.dtype,
+        "op": run.options.op,
+        "compress": run.options.compress,
+        "topology": topology,
+        "plan_hash": None if plan is None else plan.hash,
+        "average_busbw_GBps": run.average_busbw_GBps,
+        "rows": [asdict(row) for row in run.rows],
+    }
+
+
+def list_rows(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """Return the rows of all runs as --csv writes them, with what is the same for all rows of a run."""
+    out = []
+    for run in runs:
+        head = {key: value for key, value in _write_run(run).items() if not isinstance(value, (list, dict))}
+        out += [
+            head | {"topology": None if run.plan is None else run.plan.topology.name} | asdict(row) for row in run.rows
+        ]
+    return out

@@ -1,0 +1,1 @@
+"""What all commands share: the parser, errors in one line, progress, rows, examples."""

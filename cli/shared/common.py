@@ -1,0 +1,206 @@
+"""Shared by all commands: the parser, one-line errors, exit codes, and quiet endings."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import errno
+import os
+import shutil
+import sys
+import textwrap
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from ...topo.errors import InputError, TopoplanError, VerificationError, suggest
+from ...topo.version import VERSION
+
+if TYPE_CHECKING:
+    from _typeshed import SupportsWrite
+
+_INTERRUPTED = 130
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EPIPE)
+"""What writing to standard output ends with; files that commands write raise errors of their own."""
+_WIDEST_PROSE = 100
+_CALLED_AS = {"name": ""}
+"""The name of the command in use where it is a subcommand of topoplan; see `call_as`."""
+
+Example = tuple[str, str]
+"""A command line that runs as it is written, and what it is for."""
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser whose help begins with examples, and whose errors are one line.
+
+    `about` is said after the examples, in paragraphs. Every parser knows --version, -v and -q.
+    """
+
+    def __init__(self, prog: str, examples: Sequence[Example], about: str, usage: str | None = None) -> None:
+        super().__init__(prog=shown_name(prog), formatter_class=_Formatter, allow_abbrev=False, add_help=False)
+        self.examples, self.about = examples, about
+        if usage is not None:
+            indent = " " * len(f"usage: {self.prog} ")
+            lines = textwrap.wrap(usage, find_width() - len(indent), break_on_hyphens=False, break_long_words=False)
+            self.usage = f"{self.prog} " + f"\n{indent}".join(lines)
+        common = self._common = self.add_argument_group("of every command")
+        common.add_argument("-h", "--help", action="help", help="show this help")
+        common.add_argument("--version", action="version", version=f"topoplan {VERSION}", help="show the version")
+        loud = common.add_mutually_exclusive_group()
+        loud.add_argument("-v", "--verbose", action="store_true",
+            help="say on standard error how far it is, on a terminal or not")  # fmt: skip
+        loud.add_argument("-q", "--quiet", action="store_true",
+            help="no progress and no messages but errors; results are printed as ever")  # fmt: skip
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse; an option that is not known is an error that names the nearest one, before any other is looked for."""
+        given = list(sys.argv[1:] if args is None else args)
+        for word in given[: given.index("--") if "--" in given else len(given)]:
+            name = word.partition("=")[0]
+            if name.startswith("--") and name not in self._option_string_actions:
+                self.error(f"there is no option {name}{suggest(name, self._option_string_actions)}")
+        return super().parse_known_args(given, namespace)
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """Refuse a value that is none of the choices, and name the nearest one."""
+        if action.choices is not None and value not in action.choices:
+            known = ", ".join(map(str, action.choices))
+            raise argparse.ArgumentError(
+                action, f"{value!r} is unknown{suggest(str(value), map(str, action.choices))}; expected one of {known}"
+            )
+
+    def error(self, message: str) -> NoReturn:
+        """Print the error and exit with code 2."""
+        print_error(f"{self.prog}: error: {message} (see {self.prog} --help)")
+        raise SystemExit(2)
+
+    def format_help(self) -> str:
+        """Return the help: examples as they are to be typed, paragraphs as wide as the terminal."""
+        width = find_width()
+        lines = ["examples:"] if self.examples else []
+        for command, meaning in self.examples:
+            lines += [f"  {command}", *_wrap(meaning, width, " " * 6)]
+        paragraphs = ["\n".join(_wrap(text, min(width, _WIDEST_PROSE))) for text in self.about.split("\n\n")]
+        self._action_groups.sort(key=lambda group: group is self._common)
+        self.description = "\n".join([*lines, "", "\n\n".join(paragraphs)]) if lines else "\n\n".join(paragraphs)
+        return super().format_help()
+
+    def describe_in_prose(self) -> None:
+        """Have `description` be what is said beside the examples, for pages that lay these out themselves."""
+        self.description = "\n\n".join(" ".join(text.split()) for text in self.about.split("\n\n"))
+
+    def print_help(self, file: SupportsWrite[str] | None = None) -> None:
+        """Print the help; where it cannot be written, exit with code 1."""
+        try:
+            (file or sys.stdout).write(self.format_help())
+        except OSError as error:
+            raise SystemExit(_drop_output(self.prog, error, 0)) from None
+
+    def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
+        """Exit, --help being written: with code 1 where it could not be."""
+        super().exit(end_output(self.prog, status), message)
+        raise AssertionError("ArgumentParser.exit does not return")
+
+
+class _Formatter(argparse.RawDescriptionHelpFormatter):
+    """Help whose options begin in column 22, so that 80 columns have room for what is said of them."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=22, width=find_width())
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        """Return "-o, --output FILE" on every version of Python."""
+        if not action.option_strings or action.nargs == 0:
+            return super()._format_action_invocation(action)
+        value = self._format_args(action, self._get_default_metavar_for_optional(action))
+        return f"{', '.join(action.option_strings)} {value}"
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        """Return the lines of what is said of an option, words kept whole."""
+        return _wrap(text, width)
+
+
+def _wrap(text: str, width: int, indent: str = "") -> list[str]:
+    """Return a text as lines, broken between words only."""
+    return textwrap.wrap(" ".join(text.split()), width, initial_indent=indent, subsequent_indent=indent,
+        break_on_hyphens=False, break_long_words=False)  # fmt: skip
+
+
+def find_width() -> int:
+    """Return the columns that help and tables may have: the terminal's, less two; 78 where there is none."""
+    return max(40, shutil.get_terminal_size().columns - 2)
+
+
+def call_as(name: str) -> None:
+    """Have errors and helps name this command, which was called as a subcommand: "topoplan synth" for topo-synth."""
+    _CALLED_AS["name"] = name
+
+
+def shown_name(prog: str) -> str:
+    """Return how the command in use was called."""
+    return _CALLED_AS["name"] or prog
+
+
+def file_name(text: str) -> str:
+    """Return the argument of -o. Raises ArgumentTypeError where it is empty."""
+    if not text:
+        raise argparse.ArgumentTypeError("the name is empty; name a file")
+    return text
+
+
+def say_error(prog: str, message: str) -> None:
+    """Print one line on standard error, where it can be written."""
+    print_error(f"{shown_name(prog)}: error: {message}")
+
+
+def print_error(line: str) -> None:
+    """Print a line on standard error, where it can be written."""
+    with contextlib.suppress(OSError):
+        print(line, file=sys.stderr, flush=True)
+
+
+def run_command(prog: str, body: Callable[[], int], *, quiet: bool = False) -> int:
+    """Run a command's body and return its exit code; a TopoplanError is printed as one line on standard error.
+
+    `quiet`: print nothing about what another process reports too (bad input, a plan that is not for these ranks).
+    """
+    if sys.stdout is None:  # closed by the shell (>&-): a command may still be run for the file that it writes
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, PTH123
+    try:
+        return end_output(prog, body())
+    except TopoplanError as error:
+        if not quiet or not isinstance(error, (InputError, VerificationError)):
+            say_error(prog, str(error))
+        return end_output(prog, error.exit_code, silent=True)
+    except KeyboardInterrupt:
+        print_error(f"{shown_name(prog)}: interrupted")
+        return end_output(prog, _INTERRUPTED, silent=True)
+    except OSError as error:
+        if error.filename is not None or error.errno not in _FULL:
+            raise
+        return _drop_output(prog, error, 0)
+
+
+def end_output(prog: str, code: int, *, silent: bool = False) -> int:
+    """Write what is left of standard output and return the exit code: 1 and one line, unless `silent`, where 0 was meant but
+    it cannot be written.
+    """
+    if sys.stdout is None:
+        return code
+    try:
+        sys.stdout.flush()
+        return code
+    except OSError as error:
+        return _drop_output(prog, error, code, silent=silent)
+
+
+def _drop_output(prog: str, error: OSError, code: int, *, silent: bool = False) -> int:
+    """Give up standard output, for the reason in `error`, and return the exit code, `code` being what was meant.
+
+    A reader that has gone away (a pipe into `head`) is no failure.
+    """
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if isinstance(error, BrokenPipeError):
+        return code
+    if not silent:
+        say_error(prog, f"standard output cannot be written: {error.strerror}")
+    return code or 1

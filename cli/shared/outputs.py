@@ -1,0 +1,74 @@
+"""The files that commands write: refused before any work where they exist or cannot be written; rows as CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ...topo.errors import InputError
+from ...topo.files import write_whole
+from .common import Parser, file_name
+
+if TYPE_CHECKING:
+    import argparse
+
+OUTPUT: dict[str, Any] = {"type": file_name, "metavar": "FILE"}
+"""What an option that names a file to be written is given to `add_argument`."""
+
+
+def add_force(parser: Parser, *others: str) -> None:
+    """Add --force, which all commands that write files have; `others` are the options beside -o that name files."""
+    listed = " and ".join(filter(None, [", ".join(["-o", *others[:-1]]), *others[-1:]]))
+    what = "replace files that exist" if others else "replace a file that exists"
+    parser.add_argument("--force", action="store_true", help=f"let {listed} {what}")
+
+
+def add_csv(parser: Parser, what: str) -> None:
+    """Add --csv."""
+    parser.add_argument(
+        "--csv", type=file_name, metavar="FILE", help=f"write {what} as CSV too: a heading, then a line each"
+    )
+
+
+def check_outputs(args: argparse.Namespace, *options: str) -> None:
+    """Raise InputError where a file that one of these options names exists already and --force is not given, where it cannot
+    be written, or where two options name one file: before the work, not after.
+    """
+    seen: dict[str, str] = {}
+    for option in options:
+        name = getattr(args, option)
+        if name is None:
+            continue
+        path = Path(name)
+        if path.is_file() and not args.force:
+            raise InputError(f"{name}: exists already and was left as it is; name another file, or give --force")
+        if path.is_dir():
+            raise InputError(f"{name}: is a folder; give the name of a file")
+        folder = path.absolute().parent
+        if not folder.is_dir():
+            raise InputError(f"{name}: no file can be written there: there is no folder {str(folder)!r}; make it first")
+        at = str(path.resolve())
+        if at in seen and not path.exists():
+            raise InputError(f"{name}: named by --{seen[at]} and by --{option}; give each a file of its own")
+        seen[at] = option
+
+
+def write_rows(path: str, rows: Sequence[Mapping[str, Any]], *, overwrite: bool) -> None:
+    """Write rows as CSV: the keys of all rows as the heading, an empty cell for None, lists and objects as JSON."""
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(columns)
+    for row in rows:
+        writer.writerow([_show_cell(row.get(column)) for column in columns])
+    write_whole(path, text.getvalue(), overwrite=overwrite)
+
+
+def _show_cell(value: Any) -> Any:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return json.dumps(value) if isinstance(value, (list, dict)) else value

@@ -1,0 +1,110 @@
+"""What commands say on standard error while they work, and when they have written a file: for people, on a terminal or
+with -v; nothing with -q.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from .common import print_error, shown_name
+
+if TYPE_CHECKING:
+    import argparse
+
+    from rich.console import Console, ConsoleOptions, RenderResult
+
+Say = Callable[[str], None]
+_PAUSE_S = 0.5
+"""Least time between two lines of progress that is no terminal's."""
+
+
+class Progress:
+    """Whether and how a command speaks, by its -v and -q and by whether standard error is a terminal."""
+
+    def __init__(self, prog: str, args: argparse.Namespace, speaks: bool = True) -> None:
+        self.prog, self.quiet = shown_name(prog), args.quiet or not speaks
+        self.is_live = not self.quiet and sys.stderr is not None and sys.stderr.isatty()
+        self.has_lines = not self.quiet and not self.is_live and args.verbose
+
+    def tell(self, message: str) -> None:
+        """Print what was done, unless -q."""
+        if not self.quiet:
+            print_error(message)
+
+    @contextmanager
+    def follow(self, what: str, limit_s: float | None = None) -> Iterator[Work]:
+        """Show how far the work is while the context lasts: in one line of the terminal, or with -v line after line."""
+        work = Work(what, limit_s)
+        if self.is_live:
+            from rich.console import Console
+
+            with Console(stderr=True).status(work):
+                yield work
+        else:
+            work.print_line = self._print_line if self.has_lines else None
+            yield work
+
+    def _print_line(self, line: str) -> None:
+        print_error(f"{self.prog}: {line}")
+
+
+class Work:
+    """A piece of work that says how far it is. `limit_s`: seconds after which it ends in any case."""
+
+    def __init__(self, what: str, limit_s: float | None = None) -> None:
+        self.message, self.limit_s = what, limit_s
+        self.done, self.total = 0.0, 0.0
+        self.print_line: Say | None = None
+        self._began, self._last_line = time.monotonic(), float("-inf")
+
+    def say(self, message: str) -> None:
+        """Take a message of what is being done."""
+        new = message != self.message
+        self.message = message
+        if self.print_line is not None and new and time.monotonic() - self._last_line >= _PAUSE_S:
+            self._last_line = time.monotonic()
+            self.print_line(self.describe())
+
+    def advance(self, message: str, done: float, total: float) -> None:
+        """Take a message, and how much of the work is done, in any unit."""
+        self.done, self.total = done, total
+        self.say(message)
+
+    def restart(self, began: float) -> None:
+        """Count from `began` on, of the monotonic clock: what came before says nothing of what is to come."""
+        self._began = began
+
+    def describe(self) -> str:
+        """Return for how long it has gone on, the time left where that is known, and what is being done."""
+        spent_s = time.monotonic() - self._began
+        left = ""
+        if 0 < self.done < self.total:
+            left = f", about {show_seconds(spent_s * (self.total - self.done) / self.done)} left"
+        elif self.limit_s is not None:
+            left = f", at most {show_seconds(max(0.0, self.limit_s - spent_s))} left"
+        return f"{show_seconds(spent_s)}{left}: {self.message}"
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Draw one line, anew each time that the spinner turns."""
+        from rich.text import Text
+
+        yield Text(self.describe(), no_wrap=True, overflow="ellipsis")
+
+    def __rich_measure__(self, console: Any, options: Any) -> Any:
+        """Take one line's width."""
+        from rich.measure import Measurement
+
+        return Measurement(10, options.max_width - 2)
+
+
+def show_seconds(seconds: float) -> str:
+    """Return a duration for people: 7 s, 2 min 05 s, 1 h 02 min."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    minutes, rest = divmod(whole, 60)
+    return f"{minutes} min {rest:02} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02} min"

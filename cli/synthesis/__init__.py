@@ -1,0 +1,1 @@
+"""The parts of topo-synth: its options, its tables for people, its JSON for programs."""

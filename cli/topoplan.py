@@ -1,0 +1,64 @@
+"""topoplan: all commands as subcommands of one."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from importlib import import_module
+from itertools import takewhile
+
+from .commands import COMMANDS
+from .shared.common import Example, Parser, call_as, run_command
+
+PROG = "topoplan"
+_FLAGS = ("-v", "--verbose", "-q", "--quiet")
+"""Options that may stand before the subcommand too."""
+EXAMPLES: tuple[Example, ...] = (
+    ("topoplan probe", "this machine: GPUs, links, what is wrong with it"),
+    ("topoplan synth --collective allreduce --topology dgx1 -o plan.json", "a plan for a DGX-1, with its bound"),
+    ("topoplan run plan.json", "the plan on processes of this host, beside the stock allreduce"),
+    ("topoplan report dgx1 -o report.html", "a page about a machine, to look at and to send"),
+    ('eval "$(topoplan completion bash)"', "from now on the shell completes these commands"),
+)
+ABOUT = """\
+topoplan reads a machine, synthesizes schedules of collectives for it, proves how far each is from the best possible on its
+links, and runs them. `topoplan COMMAND --help` has each command's examples and options; each is a command of its own
+too: topo-probe is topoplan probe.
+"""
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the named command and return its exit code."""
+    arguments = sys.argv[1:] if argv is None else argv
+    flags = list(takewhile(lambda word: word in _FLAGS, arguments))
+    name, *rest = [*arguments[len(flags) :], ""]
+    if name in COMMANDS:
+        return _run(name, [*flags, *rest[:-1]])
+    parser = build_parser()
+    parser.parse_args(arguments)  # exits: with help, with the version, or with an error
+    return run_command(PROG, lambda: 2)
+
+
+def _run(name: str, arguments: list[str]) -> int:
+    """Run a subcommand, which calls itself by its whole name meanwhile."""
+    call_as(f"{PROG} {name}")
+    try:
+        return int(import_module(f".{name}", __package__).main(arguments))
+    finally:
+        call_as("")
+
+
+def build_parser(*, with_options: bool = False) -> Parser:
+    """Return the parser of what comes before a subcommand's own options; `with_options`: of those too, as completion needs."""
+    parser = Parser(PROG, EXAMPLES, ABOUT, "COMMAND ...")
+    commands = parser.add_subparsers(
+        title="commands", metavar="COMMAND", dest="command", required=True, parser_class=argparse.ArgumentParser
+    )
+    for name, what in COMMANDS.items():
+        own = [import_module(f".{name}", __package__).build_parser()] if with_options else []
+        commands.add_parser(name, help=what, add_help=False, parents=own)
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

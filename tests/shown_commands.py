@@ -1,0 +1,163 @@
+"""The examples that helps show, and a way to run such a line as it is printed, or cheaply: in this process."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import patience
+
+from topoplan.cli.commands import COMMANDS
+from topoplan.cli.shared.common import Parser
+
+EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
+NAMES = ("topoplan", *COMMANDS)
+"""The modules of all commands: topoplan itself, and its subcommands."""
+
+
+@dataclass
+class Done:
+    """How a line ended."""
+
+    code: int
+    stdout: str = ""
+    stderr: str = ""
+
+
+def build_parser(name: str) -> Parser:
+    """Return the parser of a command, by its module's name."""
+    parser: Parser = import_module(f"topoplan.cli.{name}").build_parser()
+    return parser
+
+
+def print_help(name: str, columns: int = 80) -> str:
+    """Return a command's help on a terminal of so many columns."""
+    with mock.patch.dict(os.environ, {"COLUMNS": str(columns)}):
+        return build_parser(name).format_help()
+
+
+def list_examples(name: str) -> list[str]:
+    """Return the command lines that a command's help shows, from its text."""
+    block = print_help(name).partition("examples:\n")[2].partition("\n\n")[0]
+    return [line[2:] for line in block.splitlines() if not line.startswith("      ")]
+
+
+def make_folder(folder: Path) -> Path:
+    """Copy what examples name to a folder; return it."""
+    return shutil.copytree(EXAMPLES, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
+
+
+def run_as_printed(line: str, folder: Path) -> Done:
+    """Run a line by bash in a folder, with the commands that are installed beside this Python."""
+    tools = folder / ".tools"
+    tools.mkdir(exist_ok=True)
+    # stands in for nccl-tests' program, which needs GPUs
+    (tools / "all_reduce_perf").write_text('#!/bin/sh\nexec cat "${0%/*}/../all_reduce_perf.txt"\n')
+    (tools / "all_reduce_perf").chmod(0o755)
+    path = os.pathsep.join([str(tools), str(Path(sys.executable).parent), os.environ["PATH"]])
+    done = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", line],
+        cwd=folder, env={**os.environ, "PATH": path}, capture_output=True, text=True, check=False,
+        timeout=patience.seconds(300),
+    )  # fmt: skip
+    return Done(done.returncode, done.stdout, done.stderr)
+
+
+def run_here(line: str, folder: Path) -> Done:
+    """Run a line in this process, short: searches stop after a moment, and where ranks would be started the command only
+    checks what it was given. A pipe, files to be expanded and > are understood.
+    """
+    first, _, rest = line.rpartition(" | ")
+    return _run(rest, folder, (folder / f"{first.split()[0]}.txt").read_bytes() if first else b"")
+
+
+def _run(line: str, folder: Path, piped: bytes) -> Done:
+    line, _, target = line.partition(" > ")
+    words = [name for word in shlex.split(line) for name in _expand(word, folder)]
+    if words[0] == "torchrun":
+        assert words[1] == "--nproc-per-node" and words[3] == "-m", line
+        words = ["topo-" + words[4].rpartition(".")[2], *words[5:]]
+    if words[0] == "topoplan":
+        module, arguments = "topoplan", words[1:]
+        name = words[1]
+    else:
+        module = name = words[0].removeprefix("topo-")
+        arguments = words[1:]
+    if name in ("synth", "report"):
+        arguments += ["--time-limit", "0.1"]
+    out, err = io.StringIO(), io.StringIO()
+    stdin = io.TextIOWrapper(io.BytesIO(piped))
+    with (
+        _inside(folder),
+        _without_ranks(),
+        mock.patch.object(sys, "stdin", stdin),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+    ):
+        try:
+            code = import_module(f"topoplan.cli.{module}").main(arguments)
+        except SystemExit as ended:
+            code = ended.code
+    if target:
+        (folder / target).write_text(out.getvalue())
+    return Done(code, out.getvalue(), err.getvalue())
+
+
+def _expand(word: str, folder: Path) -> list[str]:
+    """Return a word as a shell expands it: the files that it stands for, or itself."""
+    names = sorted(str(path.relative_to(folder)) for path in folder.glob(word)) if "*" in word else []
+    return names or [word]
+
+
+@contextlib.contextmanager
+def _inside(folder: Path) -> Iterator[None]:
+    before = Path.cwd()
+    os.chdir(folder)
+    try:
+        yield
+    finally:
+        os.chdir(before)
+
+
+@contextlib.contextmanager
+def _without_ranks() -> Iterator[None]:
+    """Have commands check all that they can before they start ranks, namespaces or measurements, and end there with 0."""
+    from topoplan.runtime.emulate import network, ranks
+    from topoplan.runtime.emulate.blueprint import blueprint
+    from topoplan.runtime.lab.runs import Lab
+    from topoplan.runtime.measuring import measure_links
+    from topoplan.runtime.ranks import launch
+    from topoplan.topo.resolve import load
+
+    @contextlib.contextmanager
+    def plan_network(*asked: Any) -> Iterator[SimpleNamespace]:
+        yield SimpleNamespace(blueprint=blueprint(*asked))
+
+    def run_inside(_: object, command: list[str]) -> int:
+        if command[0] == "python":
+            return 0 if Path(command[1]).is_file() else 1
+        more = ["--nproc", "2"] if "--stock" in command else []  # there a rank, which it is not here
+        return _run(shlex.join([*command, *more]), Path.cwd(), b"").code
+
+    with contextlib.ExitStack() as patches:
+        for where, what, instead in (
+            (launch, "launch", lambda *_: 0),
+            (network, "emulate", plan_network),
+            (ranks, "run_ranks", run_inside),
+            (Lab, "run", lambda self: []),
+            (measure_links, "measure_topology", lambda named, **_: named or load("ring:2")),
+        ):
+            patches.enter_context(mock.patch.object(where, what, instead))
+        yield
