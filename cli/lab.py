@@ -80,8 +80,9 @@ def build_parser() -> Parser:
         **OUTPUT,
         help="write the report to this file: Markdown, or JSON where it ends with .json",
     )
+    add("--plot", **OUTPUT, help="write the epochs' times as bars, as SVG")
     add_csv(parser, "the table's rows")
-    add_force(parser, "--csv")
+    add_force(parser, "--plot", "--csv")
     add("--json", action="store_true", help="one JSON object on standard output, instead of the table")
     return parser
 
@@ -98,7 +99,7 @@ def _run(args: argparse.Namespace) -> int:
     systems = parse_systems(args.systems if args.systems is not None else ",".join(DEFAULT))
     networks = [part.strip() for given in args.network or [f"{LOOPBACK},{SLOW}"] for part in given.split(",")]
     sites = list_sites(networks, parse_ranks(args.ranks), parse_rate(args.slowest))
-    check_outputs(args, "output", "csv")
+    check_outputs(args, "output", "plot", "csv")
     progress = Progress(PROG, args)
     dataset = load(args.dataset, args.seed)
     with progress.follow("training ...") as work:
@@ -113,6 +114,12 @@ def _run(args: argparse.Namespace) -> int:
 
         write_whole(args.output, report.text(args.output), overwrite=args.force)
         progress.tell(f"report written to {args.output}")
+    if args.plot is not None:
+        from ..runtime.lab.report.bars import draw_bars
+        from ..topo.files import write_whole
+
+        write_whole(args.plot, draw_bars(f"Lab report: {dataset.name}", rows, alone=True), overwrite=args.force)
+        progress.tell(f"bars written to {args.plot}")
     if args.csv is not None:
         write_rows(args.csv, report.json()["rows"], overwrite=args.force)
         progress.tell(f"rows written to {args.csv}")
@@ -124,7 +131,7 @@ def _repeat_command(args: argparse.Namespace) -> str:
     parts = [PROG]
     defaults = vars(build_parser().parse_args([]))
     for name, value in vars(args).items():
-        if value != defaults[name] and name not in ("output", "csv", "force", "json", "verbose", "quiet"):
+        if value != defaults[name] and name not in ("output", "plot", "csv", "force", "json", "verbose", "quiet"):
             for one in value if isinstance(value, list) else [value]:
                 text = str(one)
                 parts += [f"--{name.replace('_', '-')}", Path(text).name if Path(text).exists() else text]

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ..topo.graph import Topology
 
 PROG = "topo-probe"
-FORMATS = ("table", "json", "tree", "smi", "nccl-xml", "dot", "svg")
+FORMATS = ("table", "json", "tree", "smi", "nccl-xml", "dot", "svg", "heat-map")
 
 EXAMPLES: tuple[Example, ...] = (
     ("topo-probe", "this machine, as tables"),
@@ -26,6 +26,7 @@ EXAMPLES: tuple[Example, ...] = (
     ("topo-probe topo.xml --for-vm -o vm.xml", "a file for NCCL_TOPO_FILE inside a virtual machine; on that machine itself "
         "leave topo.xml out"),
     ("topo-probe dgx-a100:2 --format tree", "a preset, as a tree"),
+    ("topo-probe dgx1 --format heat-map -o rates.svg", "the rate from each GPU to each other: measured, or as declared"),
     ("topo-probe dgx1 --csv links.csv", "the links as rows, for spreadsheets and programs"),
     ("topo-probe matrix.txt topo.xml --network 25 --json -o both.json", "several hosts' files as one machine; what files "
         "do not say is given, also with --rate pcie=48 --rate nic=50"),
@@ -198,6 +199,10 @@ def _render(topology: Topology, form: str, colour: bool, for_vm: bool) -> str:
         from ..topo.pictures import svg
 
         return svg.write(topology)
+    if form == "heat-map":
+        from ..synth.pictures.heat_map import draw_heat_map
+
+        return draw_heat_map(topology, alone=True)
     if form == "smi":
         from ..topo.formats import smi
 

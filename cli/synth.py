@@ -112,8 +112,7 @@ def _run(args: argparse.Namespace) -> int:
     report.seconds = time.monotonic() - started
     if args.output and report.plan is not None:
         report.plan.save(args.output, overwrite=args.force)
-    if report.plan is not None:
-        _write_pictures(args, report.plan, size, progress)
+    _write_pictures(args, report, size, progress)
     if args.json:
         print(json.dumps(synthesis_json(report)))
     else:
@@ -128,16 +127,23 @@ def _run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _write_pictures(args: argparse.Namespace, plan: Plan, size: int, progress: Progress) -> None:
-    """Write the trace and the curves that were asked for."""
+def _write_pictures(args: argparse.Namespace, report: Report, size: int, progress: Progress) -> None:
+    """Write the trace of the plan that was asked for, and its curves, or the front."""
     from ..topo.files import write_whole
 
-    if args.trace:
+    plan = report.plan
+    if args.trace and plan is not None:
         from ..synth.pictures.plan_trace import write_plan_trace
 
         write_whole(args.trace, write_plan_trace(plan, size), overwrite=args.force)
         progress.tell(f"trace written to {args.trace}; open it at ui.perfetto.dev")
-    if args.plot:
+    if args.plot and report.front is not None:
+        from ..synth.pictures.front import draw_front
+
+        title = f"{report.collective.name} on {report.topology.name}"
+        write_whole(args.plot, draw_front(title, report.front, alone=True), overwrite=args.force)
+        progress.tell(f"the front is drawn in {args.plot}")
+    elif args.plot and plan is not None:
         from ..synth.report.curves import draw_plan_alone
 
         write_whole(args.plot, draw_plan_alone(plan), overwrite=args.force)

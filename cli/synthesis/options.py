@@ -99,7 +99,7 @@ def build_parser() -> Parser:
     add("--trace", **OUTPUT, help="write when each transfer is predicted to begin and end at --size: a "
         "Chrome trace, which Perfetto (ui.perfetto.dev) opens")  # fmt: skip
     add("--plot", **OUTPUT, help="write curves of bandwidth against size as SVG: the plan, a ring in "
-        "rank order, the bound")  # fmt: skip
+        "rank order, the bound; with --pareto: the front")  # fmt: skip
     add_csv(parser, "the table's rows (with --pareto: the front's)")
     add_force(parser, "--trace", "--plot", "--csv")
     return parser
