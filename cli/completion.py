@@ -84,7 +84,6 @@ def _name_values(parser: argparse.ArgumentParser, topologies: list[str]) -> None
         "dtype": DTYPE_NAMES,
         "op": OP_NAMES,
         "compress": CODEC_NAMES,
-        "network": ("loopback", "slow", *topologies),
     }
     file = {"bash": "_shtab_compgen_files", "zsh": "_files", "tcsh": "f"}
     topology = {"bash": _TOPOLOGIES, "zsh": _TOPOLOGIES, "tcsh": "f"}
@@ -92,8 +91,10 @@ def _name_values(parser: argparse.ArgumentParser, topologies: list[str]) -> None
         if isinstance(action, argparse._SubParsersAction):
             for one in action.choices.values():
                 _name_values(one, topologies)
-        elif action.dest in ("topology", "subject"):
+        elif action.dest in ("topology", "topologies", "subject"):
             action.complete = topology  # type: ignore[attr-defined]
+        elif (action.dest, action.metavar) == ("network", "LIST"):
+            action.choices = ("loopback", "slow", *topologies)
         elif action.dest in values and action.choices is None:
             action.choices = values[action.dest]
         elif action.metavar in ("FILE", "PLAN", "DIR"):

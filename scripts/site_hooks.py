@@ -1,13 +1,9 @@
-"""What mkdocs calls while it builds the site (`make docs`): pages from outside docs/, links to them, the commands' helps."""
+"""What mkdocs calls while it builds the site (`make docs`): pages from outside docs/, and links to them."""
 
 from __future__ import annotations
 
-import contextlib
-import io
-import os
 import posixpath
 import re
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +19,6 @@ PAGES = {
     "docs/schemas": "files.md",
 }
 """Where the site has what stands outside docs/: files of the checkout, and pages."""
-_SCRIPT = re.compile(r'^(topo[\w-]*) = "topoplan\.cli\.', re.MULTILINE)
-HELPS = "<!-- helps -->"
 _COPIES = "files/"
 _LINK = re.compile(r"(\]\()([^)\s#]+)((?:#[^)\s]*)?\))")
 _NAMED = re.compile(r"\[`?([\w./-]+\.md)`?\]\(([^)\s#]+)((?:#[^)\s]*)?)\)")
@@ -49,11 +43,9 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
-    """Return a page as the site needs it: its links, its lists, and the helps of the commands."""
+    """Return a page as the site needs it: its links and its lists."""
     target = page.file.src_uri
     source = next((file for file, name in PAGES.items() if name == target and file.endswith(".md")), f"docs/{target}")
-    if HELPS in markdown:
-        markdown = markdown.replace(HELPS, _helps())
     parts = _FENCE.split(markdown)
     return "".join(part if part.startswith("```") else _adapt(part, source, target) for part in parts)
 
@@ -104,23 +96,3 @@ def _resolve(source: str, link: str) -> str:
 def _copy_of(name: str) -> str:
     """Return where the site has a file that is no page; a text without a suffix is shown, not downloaded."""
     return f"{_COPIES}{name}" if "." in posixpath.basename(name) else f"{_COPIES}{name}.txt"
-
-
-def _helps() -> str:
-    """Return what each command prints for --help, 80 columns wide."""
-    before = os.environ.get("COLUMNS")
-    os.environ["COLUMNS"] = "80"
-    try:
-        names = _SCRIPT.findall((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-        return "\n\n".join(f"## {name}\n\n```text\n{_help(name.removeprefix('topo-'))}\n```" for name in names)
-    finally:
-        os.environ.pop("COLUMNS")
-        if before is not None:
-            os.environ["COLUMNS"] = before
-
-
-def _help(name: str) -> str:
-    printed = io.StringIO()
-    with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
-        import_module(f"topoplan.cli.{name}").main(["--help"])
-    return printed.getvalue().rstrip()

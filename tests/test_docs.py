@@ -109,7 +109,7 @@ def test_the_site_is_built_and_asks_no_network(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     pages = {file.name: file.read_text(encoding="utf-8") for file in (tmp_path / "site").glob("*.html")}
     assert {path.with_suffix(".html").name for path in (ROOT / "docs").glob("*.md")} <= set(pages)
-    assert "usage: topo-synth" in pages["commands.html"] and "Written by" not in pages["contributing.html"]
+    assert "usage: topo-synth" in pages["cli.html"] and "Written by" not in pages["contributing.html"]
     fetched = re.compile(r"<(?:script|img|link|iframe|source)\b[^>]*(?:src|href)=[\"']?(?:https?:)?//[^>]*>")
     assert {name: found for name, text in pages.items() if (found := fetched.findall(text))} == {}
     styles = "".join(file.read_text(encoding="utf-8") for file in (tmp_path / "site").rglob("*.css"))

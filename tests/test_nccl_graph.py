@@ -318,7 +318,7 @@ def test_the_command_writes_the_file_and_says_what_it_reaches(tmp_path: Path) ->
         (["--format", "nccl-graph", "--collective", "alltoall"], 3, "have no alltoall"),
         (["--format", "nccl-graph", "--topology", "dgx-a100:2"], 3, "has GPUs on 2 hosts"),
         (["--format", "nccl-tuner"], 2, "written from measured times alone"),
-        (["--format", "graph"], 2, "invalid choice"),
+        (["--format", "graph"], 2, "did you mean 'nccl-graph'?"),
     ],
 )
 def test_what_cannot_be_written_is_refused(options: list[str], code: int, words: str) -> None:

@@ -25,6 +25,7 @@ ROOT = Path(__file__).resolve().parents[1]
 IMAGES = ROOT / "docs" / "images"
 BRIDGED = ROOT / "../shared/inputs/nccl_graphs/ncv4-bridged.topology.xml"
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+SUBJECTS = {"dgx-a100-2": "dgx-a100:2", "ncv4-bridged": str(BRIDGED), "gb200-nvl72": "gb200-nvl72"}
 MOST_BYTES = 300_000
 _DARK = "--blink-settings=preferredColorScheme=0"
 _WRITES = os.environ.get("TOPOPLAN_WRITE_SCREENSHOTS") == "1"
@@ -97,10 +98,10 @@ def test_the_page_is_light_or_dark_as_its_reader_is(page: Path, tmp_path: Path) 
 
 
 @pytest.mark.skipif(not _WRITES, reason="TOPOPLAN_WRITE_SCREENSHOTS=1 writes the pictures of the docs anew")
-@pytest.mark.parametrize("name", ["dgx-a100-2", "ncv4-bridged"])
+@pytest.mark.parametrize("name", SUBJECTS)
 def test_write_the_pictures_of_the_docs(name: str, tmp_path: Path) -> None:
-    subject = "dgx-a100:2" if name == "dgx-a100-2" else str(BRIDGED)
-    if name != "dgx-a100-2" and not BRIDGED.exists():
+    subject = SUBJECTS[name]
+    if "/" in subject and not Path(subject).exists():
         pytest.skip("the recorded machine is not here")
     written = tmp_path / "report.html"
     written.write_text(write_page(gather_report(resolve(subject), 60)), encoding="utf-8")

@@ -28,7 +28,8 @@ TYPES = ("LOC", "NVL", "NVB", "PIX", "PXB", "P2C", "PXN", "PHB", "SYS")
 MOST_CHARACTERS = 8 * 2**20
 _MOST_VALUE_bytes = 253
 _DECLARATION = re.compile(r"\s*<\?")
-_COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
+# NCCL reads how a comment begins as the name of a tag: with a "=" in it, or without an end, it refuses the file.
+_COMMENT = re.compile(rf"<!--(?=[^ >/\n\r=]{{0,{_MOST_VALUE_bytes - 3}}}[ >/\n\r]).*?-->", re.DOTALL)
 _NAME_FORM = r"[A-Za-z_][\w.:-]{0,99}"
 _VALUE_FORM = rf"""(?:"[^"<&]{{0,{_MOST_VALUE_bytes}}}"|'[^'<&]{{0,{_MOST_VALUE_bytes}}}')"""
 _TAG_FORM = re.compile(rf"</{_NAME_FORM}>|<{_NAME_FORM}(?: +{_NAME_FORM}={_VALUE_FORM})* ?/?>")

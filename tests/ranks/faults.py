@@ -163,16 +163,16 @@ def stops_in_a_race(path: str) -> str | None:
 def stock_fails_on_one_rank(path: str) -> tuple[str, list[str]]:
     """Rank 1's stock allreduce raises; return the choice's label and its entrants."""
     communicator = Communicator(path, timeout=patience.deadline(20))
-    all_reduce = dist.all_reduce
+    allreduce = dist.ProcessGroup.allreduce
 
-    def flaky(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> object:
-        work = all_reduce(tensor, *args, **kwargs)
-        if tensor.dtype == torch.float32:  # a trial of the collective, not what ranks agree on
+    def flaky(group: dist.ProcessGroup, tensors: list[torch.Tensor], *args: Any, **kwargs: Any) -> object:
+        work = allreduce(group, tensors, *args, **kwargs)
+        if tensors[0].dtype == torch.float32:  # a trial of the collective, not what ranks agree on
             raise RuntimeError("not here")
         return work
 
     if dist.get_rank() == 1:
-        dist.all_reduce = flaky
+        setattr(dist.ProcessGroup, "allreduce", flaky)  # noqa: B010  (mypy takes no assignment to a method)
     x = torch.full((1000,), float(dist.get_rank()))
     communicator.allreduce(x)
     assert (x == 3).all()

@@ -34,7 +34,9 @@ _WIDEST = 400  # no table is wider
 
 
 def write(topology: Topology, colour: bool = False) -> str:
-    """Return the tables as text, with terminal colours if `colour`."""
+    """Return the tables as text, with terminal colours if `colour`; two lines where there are no GPUs."""
+    if not topology.ranks:
+        return _say_that_there_are_no_gpus(topology)
     buffer = io.StringIO()
     columns = shutil.get_terminal_size((_COLUMNS, 24)).columns
     width = columns if colour else _WIDEST
@@ -68,6 +70,14 @@ def write(topology: Topology, colour: bool = False) -> str:
         console.print(f"and {len(notes) - _MOST_NOTES} more notes, which --json has")
     lines = (line.rstrip() for line in buffer.getvalue().splitlines())
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _say_that_there_are_no_gpus(topology: Topology) -> str:
+    """Return what there is instead, why no GPU was found where that is known, and where to see more."""
+    kinds = Counter(_describe_kind(device) for device in topology.devices)
+    listed = ", ".join(f"{count} {kind}{'' if count == 1 else 's'}" for kind, count in kinds.items()) or "nothing else"
+    whys = [f"{note}; " for note in _get_notes(topology) if "GPU" in note][:1]
+    return f"{topology.name}: no GPUs; {listed}\n{''.join(whys)}--format tree shows what there is, --json all that was asked\n"
 
 
 def _make_table(title: str | None, *columns: str, right: Iterable[str] = ()) -> Table:
