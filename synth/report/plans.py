@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ...topo.errors import TopoplanError
 from ...topo.graph import Topology
+from ...topo.pictures.cables import format_rate
 from ..bounds.in_network import describe_assumption, describe_possible
 from ..cost.affine import rounds
 from ..cost.host_costs import describe_host, host_of
@@ -98,7 +99,7 @@ def _say_bottleneck(explanation: Explanation) -> str:
         listed = "; ".join(_name_part(part) for part in parts[:4])
         what = f"the links between {listed}" + (" ..." if len(parts) > 4 else "")
     ways = "in the directions that have a price" if explanation.directed else "one way"
-    return f"{what}; together they carry {float(explanation.across_GBps):.4g} GB/s {ways}"
+    return f"{what}; together they carry {format_rate(explanation.across_GBps)} GB/s {ways}"
 
 
 def _name_part(part: Part) -> str:
