@@ -7,6 +7,7 @@ import importlib
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 _NETWORK = 0x40000000
@@ -34,7 +35,19 @@ def main(
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(folder)
+    _load_libraries(environment.get("LD_LIBRARY_PATH", ""))
     sys.exit(importlib.import_module(module).main(list(arguments)))
+
+
+def _load_libraries(folders: str) -> None:
+    """Load the stand-in of NVML that LD_LIBRARY_PATH leads to: the loader reads that when a program starts, but what is loaded
+    is found by its name.
+    """
+    for folder in filter(None, folders.split(":")):
+        library = Path(folder) / "libnvidia-ml.so.1"
+        if library.exists():
+            with suppress(OSError):  # a broken one is not found, as the loader would have it
+                ctypes.CDLL(str(library))
 
 
 def _join(namespace: str) -> None:

@@ -57,10 +57,18 @@ def serve(monkeypatch: pytest.MonkeyPatch, machine: Machine, without: tuple[str,
     monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {})
 
 
-def environment(machine: Machine, folder: Path, without: tuple[str, ...] = ()) -> dict[str, str]:
-    """What a process needs in order to find `machine` at work; its description is written into `folder`."""
+HIDDEN = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
+"""Variables of whoever runs the tests, which choose among GPUs that the stand-in does not have."""
+
+
+def variables(machine: Machine, folder: Path, without: tuple[str, ...] = ()) -> dict[str, str]:
+    """What a process needs beside its environment to find `machine` at work; its description is written into `folder`."""
     description = folder / "machine.txt"
     description.write_text(machine.text())
-    mine = {"LD_LIBRARY_PATH": str(library(without)), "FAKE_NVML_MACHINE": str(description)}
-    hidden = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
-    return {name: value for name, value in os.environ.items() if name not in hidden} | mine
+    return {"LD_LIBRARY_PATH": str(library(without)), "FAKE_NVML_MACHINE": str(description)}
+
+
+def environment(machine: Machine, folder: Path, without: tuple[str, ...] = ()) -> dict[str, str]:
+    """The whole environment of such a process."""
+    kept = {name: value for name, value in os.environ.items() if name not in HIDDEN}
+    return kept | variables(machine, folder, without)

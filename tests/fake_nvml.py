@@ -11,15 +11,13 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 from itertools import permutations
 from pathlib import Path
 
-import patience
 from captures import GPU
-from fake_library import environment
+from fake_library import HIDDEN, variables
 from fake_machine import (
     C2C_COUNT,
     C2C_MAX_BW,
@@ -35,6 +33,7 @@ from fake_machine import (
     TOPOLOGY,
     Machine,
 )
+from launch import run_module
 
 from topoplan.topo.facts import Facts, facts_from_json
 from topoplan.topo.facts.keys import NVLINK_STATE
@@ -223,24 +222,20 @@ def _c2c(machine: Machine, gpu: int, links: int, each_MBps: int) -> None:
 # -- asking them -------------------------------------------------------------------------------------------------------
 
 
-def _run(arguments: list[str], variables: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, *arguments],
-        env=dict(variables),
-        capture_output=True,
-        text=True,
-        timeout=patience.seconds(60),
-        check=False,
-    )
+Env = Mapping[str, str] | None
+"""Variables for a process, beside those that it needs."""
 
 
-_ASK = "import json; from topoplan.topo.facts import facts_to_json; from topoplan.topo.probe.nvml.questions import read_nvml; "
+def _run(
+    module: str, arguments: Sequence[str], machine: Machine, folder: Path, without: tuple[str, ...], env: Env
+) -> subprocess.CompletedProcess[str]:
+    told = dict.fromkeys(HIDDEN) | variables(machine, folder, without) | dict(env or {})
+    return run_module(module, *arguments, quiet_s=60, env=told)
 
 
-def asked(machine: Machine, folder: Path, without: tuple[str, ...] = (), env: Mapping[str, str] | None = None) -> Facts:
+def asked(machine: Machine, folder: Path, without: tuple[str, ...] = (), env: Env = None) -> Facts:
     """What read_nvml says in a process of its own."""
-    variables = environment(machine, folder, without) | dict(env or {})
-    done = _run(["-c", _ASK + "print(json.dumps(facts_to_json(read_nvml())))"], variables)
+    done = _run("ask_nvml", [], machine, folder, without, env)
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
     return facts_from_json(json.loads(done.stdout), "read_nvml")
 
@@ -249,18 +244,15 @@ def probe(
     machine: Machine,
     folder: Path,
     *arguments: str,
-    env: Mapping[str, str] | None = None,
+    env: Env = None,
     without: tuple[str, ...] = (),
 ) -> subprocess.CompletedProcess[str]:
     """`topo-probe ARGUMENTS` on the machine, with its captured /sys, which is written to `folder`/root."""
     root = captured(machine, folder)
-    variables = environment(machine, folder, without) | dict(env or {})
-    return _run(["-m", "topoplan.cli.probe", "--sysfs-root", str(root), *arguments], variables)
+    return _run("topoplan.cli.probe", ["--sysfs-root", str(root), *arguments], machine, folder, without, env)
 
 
-def probed(
-    machine: Machine, folder: Path, env: Mapping[str, str] | None = None, without: tuple[str, ...] = ()
-) -> Topology:
+def probed(machine: Machine, folder: Path, env: Env = None, without: tuple[str, ...] = ()) -> Topology:
     """What `topo-probe --json` finds on the machine, with its captured /sys."""
     done = probe(machine, folder, "--json", env=env, without=without)
     assert done.returncode == 0, done.stderr

@@ -79,9 +79,9 @@ def run_command(
 
 
 def run_module(
-    module: str, *args: str, quiet_s: float = 200, env: Mapping[str, str] | None = None, cwd: Path | None = None
+    module: str, *args: str, quiet_s: float = 200, env: Mapping[str, str | None] | None = None, cwd: Path | None = None
 ) -> Ended:
-    """Run a command's module (`topoplan.cli.run`) to its end, in a process of its own.
+    """Run a command's module (`topoplan.cli.run`) to its end, in a process of its own; None in `env` takes a variable away.
 
     It differs from `python -m module` in that its imports are done: for what a command imports, use `run_command`.
     """
@@ -97,14 +97,19 @@ def run_joined(module: str, *args: str, ranks: int, quiet_s: float = 200) -> lis
 
 
 def run_modules(
-    module: str, args: Sequence[str], variables: Sequence[Mapping[str, str]], quiet_s: float, cwd: Path | None = None
+    module: str,
+    args: Sequence[str],
+    variables: Sequence[Mapping[str, str | None]],
+    quiet_s: float,
+    cwd: Path | None = None,
 ) -> list[Ended]:
     """Run a command's module in as many processes as there are sets of environment variables, side by side."""
     with tempfile.TemporaryDirectory(prefix="commands-") as name:
         folder = Path(name)
         processes: list[BaseProcess] = []
         for number, own in enumerate(variables):
-            told = {**os.environ, **patient_ranks(), "TOPOPLAN_CACHE": str(folder / "cache"), **own}
+            given = {**os.environ, **patient_ranks(), "TOPOPLAN_CACHE": str(folder / "cache"), **own}
+            told = {name: value for name, value in given.items() if value is not None}
             call = (
                 module,
                 list(args),
