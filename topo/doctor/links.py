@@ -21,6 +21,7 @@ _NO_PEER = re.compile(
     r"(?:left out|a GPU that is not listed here)"
 )
 _NO_NVLINK = "the file has no nvlink elements"
+_LEFT_OUT = "topo -mp leaves NVLinks out"
 
 
 def check_one_way_links(view: DoctorView) -> Iterator[Finding]:
@@ -279,8 +280,8 @@ def _list_states(view: DoctorView, ident: str) -> Iterator[tuple[str, str | None
 
 def check_link_peers(view: DoctorView) -> Iterator[Finding]:
     """Report NVLinks or xGMI links that lead to no known GPU, by the reader's notes (the target is the GPU itself, or one
-    that is not listed): a warning, since the topology lacks them. A file without NVLinks of GPUs whose boards have them
-    is a note.
+    that is not listed): a warning, since the topology lacks them; so is a text that leaves NVLinks out. A file without
+    NVLinks of GPUs whose boards have them is a note.
     """
     for note in view.notes:
         match = _NO_PEER.fullmatch(note)
@@ -289,6 +290,13 @@ def check_link_peers(view: DoctorView) -> Iterator[Finding]:
             message = f"{join_names(about)}: {match[2]} leads to no GPU that is known, so it is missing in the topology"
             advice = "dump the file on the machine itself, or write the peers in by hand (nvidia-smi topo -m)"
             yield Finding("warning", "link-without-peer", about, message, (f"{note} (the topology's notes)",), advice)
+        elif _LEFT_OUT in note:
+            about = view.topology.ranks
+            message = (
+                f"{join_names(about)}: NVLinks are left out of the text, so all is judged and planned without them"
+            )
+            advice = "give the output of nvidia-smi topo -m"
+            yield Finding("warning", "no-nvlink-told", about, message, (f"{note} (the topology's notes)",), advice)
         elif _NO_NVLINK in note:
             about = view.topology.ranks
             message = f"{join_names(about)}: no NVLink in the file, though boards of this model have it"
