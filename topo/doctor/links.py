@@ -9,7 +9,7 @@ from fractions import Fraction
 
 from ..facts import keys
 from ..facts.keys import gpu_subject
-from ..facts.view import WIRES
+from ..facts.view import LEFT_OUT, WIRES
 from ..graph import Device
 from .finding import Finding, Groups, format_GBps, join_names
 from .view import Check, DoctorView
@@ -21,7 +21,6 @@ _NO_PEER = re.compile(
     r"(?:left out|a GPU that is not listed here)"
 )
 _NO_NVLINK = "the file has no nvlink elements"
-_LEFT_OUT = "topo -mp leaves NVLinks out"
 
 
 def check_one_way_links(view: DoctorView) -> Iterator[Finding]:
@@ -257,7 +256,7 @@ def check_link_peers(view: DoctorView) -> Iterator[Finding]:
             message = f"{join_names(about)}: {match[2]} leads to no GPU that is known, so it is missing in the topology"
             advice = "dump the file on the machine itself, or write the peers in by hand (nvidia-smi topo -m)"
             yield Finding("warning", "link-without-peer", about, message, (f"{note} (the topology's notes)",), advice)
-        elif _LEFT_OUT in note:
+        elif LEFT_OUT in note:
             about = view.topology.ranks
             message = (
                 f"{join_names(about)}: NVLinks are left out of the text, so all is judged and planned without them"

@@ -28,8 +28,8 @@ def check_any_active(view: DoctorView) -> Iterator[Finding]:
     evidence: list[str] = []
     for ident, subject in subjects.items():
         links = view.nvlink_subjects.get(view.index_of[ident], ())
-        asked = [(s, keys.NVLINK_STATE) for s in links[:1]] or [(subject, keys.GPU_NVLINK_COUNT)]
-        evidence += [view.format_fact(of, key) for of, key in asked]
+        evidence += [view.format_fact(link, keys.NVLINK_STATE) for link in links[:1]]
+        evidence += [] if links else [view.format_fact(subject, keys.GPU_NVLINK_COUNT)]
     message = f"{join_names(about)}: no NVLink is active on boards that have it, so everything goes over PCIe"
     advice = (
         "look at nvidia-smi nvlink -s and the kernel log (Xid, SXid), at nvidia-fabricmanager where there are NVSwitches, and "

@@ -119,7 +119,8 @@ def read(text: str, where: str) -> Topology:
 def _parse(text: str, where: str) -> AmdOutput:
     """Return the tables of a text, and the NUMA nodes of its GPUs."""
     output = AmdOutput()
-    title, columns = OTHER, ()
+    title = OTHER
+    columns: tuple[str, ...] = ()
     for number, raw in enumerate(text.splitlines(), 1):
         if number > MAX_LINES:
             raise InputError(f"{where}: more than {MAX_LINES} lines; expected what one machine's tool prints")

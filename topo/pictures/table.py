@@ -59,7 +59,7 @@ def write(topology: Topology, colour: bool = False) -> str:
         measured = _list_measured(topology)
         if measured.row_count:
             console.print(measured)
-    _print_gpudirect(console, topology)
+    _print_gpudirect(console, topology, columns)
     notes = _get_notes(topology)
     for note in notes[:_MOST_NOTES]:
         console.print(Text(f"note: {note}"), soft_wrap=True)
@@ -173,7 +173,7 @@ def _count_pairs(pairs_by_way: Counter[Way]) -> Table:
     return table
 
 
-def _print_gpudirect(console: Console, topology: Topology) -> None:
+def _print_gpudirect(console: Console, topology: Topology, columns: int) -> None:
     """Print the verdicts, where there are facts to judge by: a preset says nothing of drivers."""
     try:
         pair_verdicts = (
@@ -186,7 +186,7 @@ def _print_gpudirect(console: Console, topology: Topology) -> None:
         return
     if pair_verdicts:
         console.print(Text("GPUDirect", style="bold"))
-        for line in format_verdicts(pair_verdicts):
+        for line in format_verdicts(pair_verdicts, columns - 2):
             console.print(Text(f"  {line}"), soft_wrap=True)
         console.print()
 

@@ -12,6 +12,7 @@ from typing import Any
 from ...derived.hosts import join_hosts
 from ...errors import InputError
 from ...facts import Fact, Facts, facts_to_json
+from ...facts.view import LEFT_OUT
 from ...graph import Device, Topology
 from ...matrix import Ways
 from .assumed_rates import assume_rates
@@ -26,7 +27,7 @@ from .writer import write
 __all__ = ["looks_like", "read", "write"]
 
 _MOST_CHECKED = 10_000_000  # devices times links
-_NO_NVLINKS = "nvidia-smi topo -mp leaves NVLinks out, so none are here, whatever the machine has; give topo -m"
+_NO_NVLINKS = f"nvidia-smi {LEFT_OUT}, so none are here, whatever the machine has; give topo -m"
 _LABEL_OF_SMI = {"C2C": "LNK"}  # a label of nvidia-smi that topo/matrix.py has another word for
 
 
