@@ -83,8 +83,8 @@ def describe_pairs(pairs: Sequence[tuple[str, str]], mutual: bool) -> str:
         else:
             of_host[""].append((a, b))
     hosts_with: dict[tuple[tuple[str, str], ...], list[str]] = defaultdict(list)
-    for host, own in of_host.items():
-        hosts_with[tuple(own)].append(host)
+    for host, of_one in of_host.items():
+        hosts_with[tuple(of_one)].append(host)
     said = []
     for own, hosts in hosts_with.items():
         text = _describe_in_host(own, mutual)
