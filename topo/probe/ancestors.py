@@ -91,8 +91,11 @@ def infer_tree(facts: Facts, index_at: Mapping[str, str]) -> AncestorTree:
     rows: dict[str, MatrixRow] = {}
     for a in indices:
         cells = tuple("X" if a == b else labels.get((a, b)) for b in indices)
-        columns = {CPU: keys.GPU_CPU_AFFINITY, NUMA: keys.GPU_NUMA_NODE}
-        texts = {column: facts.get_text(gpu_subject(a), key) for column, key in columns.items()}
+        subject = gpu_subject(a)
+        texts = {
+            CPU: facts.get_text(subject, keys.GPU_CPU_AFFINITY),
+            NUMA: facts.get_text(subject, keys.GPU_NUMA_NODE),
+        }
         rows[f"GPU{a}"] = MatrixRow(cells, {column: text for column, text in texts.items() if text is not None})
     if not labels and not any(row.affinities for row in rows.values()):
         return AncestorTree()
