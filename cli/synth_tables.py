@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any, TextIO
 
-from ..synth.describe import bounds_text, limit_text, print_plan, reproducible_text
+from ..synth.describe import bounds_text, choose_columns, limit_text, print_plan, reproducible_text
 from ..topo.pictures.cables import describe_rates
 from .sizes import show_size
 from .synth_output import Report, healthy_json
@@ -143,24 +143,32 @@ def _print_explanation(console: Any, explanation: Explanation) -> None:
     links = Table(box=None, header_style="bold", pad_edge=False, title="links to improve first", title_justify="left")
     together = any(x.together_GBps is not None for x in explanation.levers[:8])
     titles = ("link", "GB/s", "alike", "bound rises per GB/s more", "bound with 10 % more", "all alike with 10 % more")
-    for title in titles if together else titles[:-1]:
-        links.add_column(title, justify="left" if title == "link" else "right", no_wrap=True)
-    for x in explanation.levers[:8]:
-        links.add_row(
+    rows = [
+        (
             f"{x.a} - {x.b}", f"{float(x.bandwidth_GBps):.4g}", str(x.alike),
             f"{float(x.gain_GBps):.4g}" if x.helps_alone else "none alone",
             "" if x.wider_GBps is None else f"{float(x.wider_GBps):.5g}",
             *(["" if x.together_GBps is None else f"{float(x.together_GBps):.5g} (all {x.peers})"] if together else []),
-        )  # fmt: skip
+        )
+        for x in explanation.levers[:8]
+    ]  # fmt: skip
+    first_to_go = ("alike", "GB/s", "bound with 10 % more", "all alike with 10 % more")
+    kept = choose_columns(titles if together else titles[:-1], rows, console.width, first_to_go)
+    for i in kept:
+        links.add_column(titles[i], justify="left" if titles[i] == "link" else "right", no_wrap=True)
+    for row in rows:
+        links.add_row(*(row[i] for i in kept))
     console.print(links)
     table = Table(box=None, header_style="bold", pad_edge=False, title="algbw in GB/s by size", title_justify="left")
-    table.add_column("strategy", no_wrap=True)
-    for size in SIZES:
-        table.add_column(show_size(size).replace(" ", ""), justify="right", no_wrap=True)
+    by_size = [show_size(size).replace(" ", "") for size in SIZES]
+    plain = [(name, *(f"{x:.3g}" for x in row)) for name, row in explanation.reached.items()]
+    shown = choose_columns(("strategy", *by_size), plain, console.width, by_size)
+    for i in shown:
+        table.add_column(("strategy", *by_size)[i], justify="right" if i else "left", no_wrap=True)
     best = [max((row[i] for row in explanation.reached.values()), default=0.0) for i in range(len(SIZES))]
     for name, row in sorted(explanation.reached.items(), key=lambda item: -item[1][-1]):
         cells = [f"[green]{x:.3g}[/green]" if x == best[i] else f"{x:.3g}" for i, x in enumerate(row)]
-        table.add_row(name, *cells)
+        table.add_row(*((name, *cells)[i] for i in shown))
     console.print(table)
 
 

@@ -9,7 +9,7 @@ from ..topo.errors import InputError
 from .sizes import parse_size, show_size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from rich.console import Console
 
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 WIDTH = 200
 """Columns that a table may have; it takes what it needs."""
+_BETWEEN_COLUMNS = 2
+_FIRST_TO_GO = ("trees", "segments", "chunks", "rounds", "latency us", "steps", "at size", "to")
+"""Columns of a plan's table in the order in which narrow terminals do without them; bound and gap always stay."""
 _LARGE = 1 << 30
 """Bytes at which a range without an end is reported on."""
 _MOST_ROWS = 64
@@ -160,24 +163,27 @@ def print_plan(console: Console, plan: Plan, size: int) -> None:
         f"{topology.fingerprint[:12]}): {escape(bounds_text(Bounds(plan.bound, plan.bound_one_way)))}",
         highlight=False, soft_wrap=True,
     )  # fmt: skip
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for title, left in (("sizes from", 0), ("to", 0), ("strategy", 1), ("chunks", 0), ("steps", 0), ("rounds", 0),
-                        ("trees", 0), ("segments", 0), ("latency us", 0), ("GB/s at most", 0), ("gap", 0),
-                        ("at size", 0)):  # fmt: skip
-        table.add_column(title, justify="left" if left else "right", no_wrap=True)
+    titles = ("sizes from", "to", "strategy", "chunks", "steps", "rounds", "trees", "segments", "latency us",
+              "GB/s at most", "gap", "at size")  # fmt: skip
+    rows: list[tuple[str, ...]] = []
     for entry in plan.entries:
         s, cost = entry.schedule, plan.cost_of(entry)
         total = rounds(s, topology)
         # A pipeline's limit and its gap are for large sizes; what its filling leaves at a size stands in a column of its own.
         limit, (end, reached) = plan.limit_GBps(entry), reach_at(plan, entry, size)
-        table.add_row(
+        rows.append((
             show_size(entry.min_bytes), show_size(entry.max_bytes) if entry.max_bytes is not None else "",
             s.strategy, str(len(s.chunks)), str(s.steps), "" if total is None else f"{float(total):g}",
             str(s.trees or ""), str(s.segments if s.segments > 1 else ""), f"{float(cost.alpha_us):.3g}",
             "" if limit is None else f"{float(limit):.4g}", f"{max(0.0, float(plan.gap_of(entry))):.1%}",
             f"{reached:.4g} at {show_size(end).replace(' ', '').rstrip('iB')}",
-            style="green" if entry.covers(size) else None,
-        )  # fmt: skip
+        ))  # fmt: skip
+    kept = choose_columns(titles, rows, console.width, _FIRST_TO_GO)
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for i in kept:
+        table.add_column(titles[i], justify="left" if titles[i] == "strategy" else "right", no_wrap=True)
+    for entry, row in zip(plan.entries, rows, strict=True):
+        table.add_row(*(row[i] for i in kept), style="green" if entry.covers(size) else None)
     console.print(table)
     entry = plan.entry_for(size)
     time_s = plan.time_s(entry, size)
@@ -188,6 +194,19 @@ def print_plan(console: Console, plan: Plan, size: int) -> None:
     )  # fmt: skip
     if host_of(topology) is not None or step_us(topology):
         console.print(f"host costs: {describe_host(topology)}", highlight=False, soft_wrap=True, markup=False)
+
+
+def choose_columns(
+    titles: Sequence[str], rows: Sequence[Sequence[str]], width: int, first_to_go: Sequence[str]
+) -> list[int]:
+    """Return the numbers of the columns of a table that fit a line: those that go first are left out first, never cut."""
+    kept = list(range(len(titles)))
+    widths = [max(map(len, (title, *(row[i] for row in rows)))) for i, title in enumerate(titles)]
+    for title in first_to_go:
+        if sum(widths[i] for i in kept) + _BETWEEN_COLUMNS * (len(kept) - 1) <= width:
+            break
+        kept = [i for i in kept if titles[i] != title]
+    return kept
 
 
 def count_bytes(size: int | str) -> int:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import re
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable
 from fractions import Fraction
 from itertools import combinations
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
+from topoplan.synth.describe import print_plan
+from topoplan.synth.plan import Plan
 from topoplan.topo.graph import Device, Link, Topology, both_ways
 from topoplan.topo.matrix import find_ways
 from topoplan.topo.pictures import dot, svg, table, text_tree
@@ -336,3 +341,18 @@ def test_labels_of_ways_between_gpus() -> None:
 )
 def test_rates_are_written_as_people_write_them(rate: Fraction, text: str) -> None:
     assert format_rate(rate) == text
+
+
+# -- tables that fit -----------------------------------------------------------------------------------------------------
+
+
+def test_the_table_of_a_plan_fits_80_columns_and_keeps_bound_and_gap(plans: Callable[..., str]) -> None:
+    plan = Plan.load(plans("ring:4"))
+    for width, gone in ((80, "trees"), (50, "at size"), (200, None)):
+        buffer = io.StringIO()
+        print_plan(Console(file=buffer, width=width), plan, 1 << 26)
+        heading = buffer.getvalue().splitlines()[1]
+        assert len(heading) <= width and "\u2026" not in buffer.getvalue()
+        assert "GB/s at most" in heading and heading.split()[-1] in ("gap", "size")
+        assert (gone is None) == all(title in heading for title in ("trees", "segments", "rounds", "at size"))
+        assert gone is None or gone not in heading

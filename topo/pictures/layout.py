@@ -15,13 +15,25 @@ from itertools import pairwise
 from ..graph import Device, Topology
 from .cables import Cable, find_cables, find_components
 from .hosts import number_ranks
-from .shapes import MANY_GPUS, NIC_HEIGHT, NIC_WIDTH, Frame, Picture, Shape, get_gpu_size, make_gpu_shape, make_wire
+from .shapes import (
+    MANY_GPUS,
+    NIC_HEIGHT,
+    NIC_WIDTH,
+    Frame,
+    Picture,
+    Shape,
+    bend_around,
+    get_gpu_size,
+    make_gpu_shape,
+    make_wire,
+)
 from .socket_tree import format_bar_label, lay_out_sockets
 from .structures import arrange
 
 _UNIT, _SMALL_UNIT = 104, 64  # between neighbours, and where there are many GPUs
 _GAP, _FRAME_PAD, _FRAME_HEAD = 40, 18, 24
 _BAR_HEIGHT, _BAR_GAP = 34, 70
+_MOST_BENT = 32  # GPUs of a graph whose links are led round what they would pass behind
 _ONE_ROW_OF_GPUS = 8
 _ONE_ROW_OF_BOXES = 2
 _ONE_ROW_OF_SINGLES = 8
@@ -50,7 +62,9 @@ def lay_out_direct(topology: Topology, gpus: Iterable[str], machine_cables: Iter
     wires = []
     for c in inside:
         bend = arrangement.bends.get((min(index[c.a], index[c.b]), max(index[c.a], index[c.b])))
-        wires.append(make_wire(c, shapes[c.a], shapes[c.b], None if bend is None else (unit * bend[0], unit * bend[1])))
+        wire = make_wire(c, shapes[c.a], shapes[c.b], None if bend is None else (unit * bend[0], unit * bend[1]))
+        others = [s for s in shapes.values() if s.ids not in ((c.a,), (c.b,))]
+        wires.append(bend_around(wire, others) if wire.bend is None and len(order) <= _MOST_BENT else wire)
     return Picture(tuple(shapes.values()), tuple(wires), ())
 
 
@@ -130,7 +144,8 @@ def _group_switches(switches: Sequence[Device], inside: Sequence[Cable]) -> list
                 neighbours[one].add(other)
     groups: dict[frozenset[str], list[str]] = defaultdict(list)
     for ident, others in neighbours.items():
-        groups[frozenset(others) or frozenset({ident})].append(ident)
+        # links among the switches do not tell them apart, unless they have no others
+        groups[frozenset(others - neighbours.keys()) or frozenset(others) or frozenset({ident})].append(ident)
     return [tuple(group) for group in groups.values()]
 
 

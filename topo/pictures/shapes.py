@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
@@ -16,6 +16,9 @@ GPU_WIDTH, GPU_HEIGHT = 64, 52
 SMALL_GPU_WIDTH, SMALL_GPU_HEIGHT = 40, 34
 NIC_WIDTH, NIC_HEIGHT = 66, 40
 MANY_GPUS = 32
+_BENDS = tuple(i / 10 for i in range(1, 16))
+"""How far a curve's control point is beside the middle of its ends, in parts of their distance."""
+_POINTS = 48
 TIMES = "\u00d7"
 
 
@@ -157,3 +160,31 @@ def _find_meeting_point(shape: Shape, other: Shape) -> tuple[float, float]:
         margin = min(10.0, shape.width / 2)
         return min(max(aim, shape.left + margin), shape.right - margin), shape.y
     return shape.x, shape.y
+
+
+def bend_around(wire: Wire, shapes: Sequence[Shape]) -> Wire:
+    """Return the wire, or a curve between its ends that passes behind none of the shapes, the flattest there is; the wire
+    itself where there is none.
+    """
+    if not any(_passes_behind(wire, shape) for shape in shapes):
+        return wire
+    (ax, ay), (bx, by) = wire.start, wire.end
+    for part in _BENDS:
+        for side in (part, -part):
+            bent = replace(wire, bend=((ax + bx) / 2 - side * (by - ay), (ay + by) / 2 + side * (bx - ax)))
+            if not any(_passes_behind(bent, shape) for shape in shapes):
+                return bent
+    return wire
+
+
+def _passes_behind(wire: Wire, shape: Shape) -> bool:
+    """Return whether a wire passes through a shape's rectangle, by points of it that lie close to each other."""
+    (ax, ay), (bx, by) = wire.start, wire.end
+    cx, cy = wire.bend or ((ax + bx) / 2, (ay + by) / 2)
+    for i in range(1, _POINTS):
+        t = i / _POINTS
+        x = (1 - t) ** 2 * ax + 2 * t * (1 - t) * cx + t * t * bx
+        y = (1 - t) ** 2 * ay + 2 * t * (1 - t) * cy + t * t * by
+        if shape.left < x < shape.right and shape.top < y < shape.bottom:
+            return True
+    return False

@@ -195,7 +195,9 @@ class _SocketTree:
         """Place NVSwitches below the GPUs, those with the same neighbours as one bar."""
         groups: dict[frozenset[str], list[str]] = defaultdict(list)
         for ident in self.bars:
-            groups[frozenset(self.neighbours[ident])].append(ident)
+            # links among NVSwitches do not tell them apart: those of a board with the same GPUs are one bar
+            ends = {n for n in self.neighbours[ident] if n not in self.bars} or set(self.neighbours[ident])
+            groups[frozenset(ends)].append(ident)
         gpus = [s for s in self.shapes.values() if s.look == "gpu"] or list(self.shapes.values())
         left, right = min(s.left for s in gpus), max(s.right for s in gpus)
         bar_width = (right - left) / max(len(groups), 1)
