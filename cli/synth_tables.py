@@ -166,8 +166,8 @@ def _print_explanation(console: Any, explanation: Explanation) -> None:
     for i in shown:
         table.add_column(("strategy", *by_size)[i], justify="right" if i else "left", no_wrap=True)
     best = [max((row[i] for row in explanation.reached.values()), default=0.0) for i in range(len(SIZES))]
-    for name, row in sorted(explanation.reached.items(), key=lambda item: -item[1][-1]):
-        cells = [f"[green]{x:.3g}[/green]" if x == best[i] else f"{x:.3g}" for i, x in enumerate(row)]
+    for name, reached in sorted(explanation.reached.items(), key=lambda item: -item[1][-1]):
+        cells = [f"[green]{x:.3g}[/green]" if x == best[i] else f"{x:.3g}" for i, x in enumerate(reached)]
         table.add_row(*((name, *cells)[i] for i in shown))
     console.print(table)
 

@@ -18,7 +18,16 @@ from ..errors import InputError
 from ..gpudirect import format_verdicts, judge_pairs
 from ..graph import Device, Topology
 from ..matrix import LABELS, Way, find_ways
-from .cables import FAMILY_NAMES, Cable, describe_rates, find_cables, find_sources, format_rate, get_kind_name
+from .cables import (
+    FAMILY_NAMES,
+    Cable,
+    describe_rates,
+    find_cables,
+    find_sources,
+    find_widths,
+    format_rate,
+    get_kind_name,
+)
 from .hosts import number_ranks, show_hosts_once
 
 MOST_GPUS = 16
@@ -195,7 +204,7 @@ def _list_links(topology: Topology) -> Table:
     """Return a row for each kind and rate of cable."""
     right = ("cables", "GB/s each way", "lanes")
     table = _make_table("Links", "kind", *right, "by", right=right)
-    sources = find_sources(topology)
+    sources, widths = find_sources(topology), find_widths(topology)
     classes: dict[tuple[str, Fraction, int, bool], list[Cable]] = defaultdict(list)
     for c in find_cables(topology):
         classes[c.kind, c.GBps, c.count, c.one_way].append(c)
@@ -203,7 +212,8 @@ def _list_links(topology: Topology) -> Table:
         rate = format_rate(GBps) + (" one way" if one_way else "")
         said = list(dict.fromkeys(source for c in cables for source in sources.get((c.a, c.b, c.kind), ())))
         by = "; ".join(said[:_MOST_SOURCES]) + (" ..." if len(said) > _MOST_SOURCES else "")
-        table.add_row(Text(get_kind_name(kind)), str(len(cables)), rate, str(count), Text(by))
+        lanes = dict.fromkeys(widths.get((c.a, c.b, c.kind), str(count)) for c in cables)
+        table.add_row(Text(get_kind_name(kind)), str(len(cables)), rate, ", ".join(lanes), Text(by))
     return table
 
 
