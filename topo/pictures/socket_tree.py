@@ -19,6 +19,7 @@ from .shapes import (
     Picture,
     Shape,
     Wire,
+    bend_around,
     fit_width,
     get_gpu_size,
     make_gpu_shape,
@@ -64,9 +65,12 @@ class _SocketTree:
         self.device = {d.id: d for d in devices}
         self.inside = inside
         self.neighbours: dict[str, list[str]] = defaultdict(list)
+        on_pcie = {end for c in inside if c.kind == "pcie" for end in (c.a, c.b)}
         for c in inside:
-            self.neighbours[c.a].append(c.b)
-            self.neighbours[c.b].append(c.a)
+            # a GPU of a superchip hangs where PCIe has it, though C2C joins it to the CPU as well
+            if c.kind != "c2c" or not {c.a, c.b} <= on_pcie:
+                self.neighbours[c.a].append(c.b)
+                self.neighbours[c.b].append(c.a)
         self.bars = [d.id for d in devices if d.kind == "switch" and d.family != "pcie"]
         self.children: dict[str, list[str]] = defaultdict(list)
         self.depth: dict[str, int] = {}
@@ -140,7 +144,11 @@ class _SocketTree:
             key = (self.shapes[c.a].ids, self.shapes[c.b].ids, c.kind, c.GBps, c.one_way)
             if key not in drawn:
                 drawn.add(key)
-                wires.append(replace(make_wire(c, self.shapes[c.a], self.shapes[c.b]), cables=bundles[key]))
+                wire = make_wire(c, self.shapes[c.a], self.shapes[c.b])
+                if c.kind == "c2c":
+                    ends = (self.shapes[c.a], self.shapes[c.b])
+                    wire = bend_around(wire, [s for s in dict.fromkeys(self.shapes.values()) if s not in ends])
+                wires.append(replace(wire, cables=bundles[key]))
         return Picture(tuple(dict.fromkeys(self.shapes.values())), tuple(wires), frames)
 
     def _list_roots_by_host(self) -> list[tuple[str, list[str]]]:
