@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from topoplan.synth.bounds.any_way import bound
 from topoplan.synth.ir.collective import Collective
+from topoplan.topo.doctor import list_findings
 from topoplan.topo.errors import InputError
 from topoplan.topo.facts import keys as fact_keys
 from topoplan.topo.facts import load_facts
@@ -357,6 +358,16 @@ def test_a_vga_chip_on_the_board_is_no_rank_where_the_file_has_no_speeds_at_all(
     found = read(topology(package(0, host_bridge(chip, gpu))), "box.xml")
     assert [found.by_id[g].bus_id for g in found.ranks] == ["0000:06:00.0"]
     assert f"{address}: a display adapter of AMD (ATI) without PCI Express; it is no rank" in notes(found)
+
+
+def test_gpus_of_different_makers_get_a_warning() -> None:
+    both = (
+        pci("0000:05:00.0", f"0302 {V100}", osdev("nvml0", 5)),
+        pci("0000:06:00.0", "0302 [1002:740c]", osdev("rsmi0", 5)),
+    )
+    found = read(topology(package(0, host_bridge(*both))), "box.xml")
+    assert "GPUs of different makers: neither NCCL nor RCCL makes one allreduce of them" in notes(found)
+    assert "mixed-makers" in [finding.what for finding in list_findings(found)]
 
 
 def test_a_gpu_that_nvml_does_not_list_is_no_rank_but_noted() -> None:

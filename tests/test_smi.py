@@ -274,6 +274,8 @@ def test_equal_matrices_are_of_hosts_that_are_alike_and_different_ones_are_refus
         assert devices(machine) == {"gpu": 4, "cpu": 2, "network": 1}
     assert read(named).extra["hosts"] == ["node0", "node1"]
     assert "give topo-probe a file for each" in refusal(text + "\n" + alike(2, "NV2"))
+    wide = matrix(" ".join(["X", *["SYS"] * 400]))
+    assert "more than 1024 devices together" in refusal(3 * (wide + "\n"))
 
 
 def test_the_matrix_of_mp_says_that_nvlinks_are_left_out_and_m_beside_it_is_read() -> None:
@@ -666,7 +668,7 @@ def machines(draw: st.DrawFn) -> Topology:
     return Topology("random", tuple(builder.devices), tuple(builder.links))
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(machines())
 def test_random_machines_come_back_as_the_text_they_were_written_as(machine: Topology) -> None:
     back = check_written_text_comes_back(machine)

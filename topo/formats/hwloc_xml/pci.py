@@ -29,6 +29,7 @@ _VGA = "0x0300"
 _OLD_ATI = ("0x515e", "0x5969", "0x4752", "0x5159", "0x4c59")
 """ATI's chips on server boards (PCI ID repository: ES1000, RN50, Rage XL, Radeon 7000), which have no PCI Express."""
 _UNLISTED = 10**7
+_NAMED = 8
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,10 @@ def find_gpus(machine: HwlocMachine) -> list[HwlocGpu]:
             gpu_infos = read_infos(osdev) | gpu_infos
         gpus.append(HwlocGpu(f"{machine.prefix}gpu{i}", function, names, gpu_infos))
         _note_oddities(machine, gpus[-1])
+    makers = dict.fromkeys(gpu.function.ids.get("vendor") for gpu in gpus)
+    if len(makers.keys() - {None}) > 1:
+        listed = ", ".join(f"{gpu.id} ({gpu.function.ids.get('vendor')})" for gpu in gpus[:_NAMED])
+        machine.notes.add(listed, "GPUs of different makers: neither NCCL nor RCCL makes one allreduce of them")
     return gpus
 
 

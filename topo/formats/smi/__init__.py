@@ -26,6 +26,7 @@ from .writer import write
 
 __all__ = ["looks_like", "read", "write"]
 
+_MOST_DEVICES = 1024  # of several hosts in one text
 _MOST_CHECKED = 10_000_000  # devices times links
 _NO_NVLINKS = f"nvidia-smi {LEFT_OUT}, so none are here, whatever the machine has; give topo -m"
 _LABEL_OF_SMI = {"C2C": "LNK"}  # a label of nvidia-smi that topo/matrix.py has another word for
@@ -73,6 +74,11 @@ def _check_same(ways: list[LabelMatrix], where: str) -> LabelMatrix:
 
 def _read_hosts(text: str, ways: list[LabelMatrix], where: str) -> Topology:
     """Return the hosts that a text has equal matrices of, joined; what follows a matrix belongs to it."""
+    if len(ways) * len(ways[0].names) > _MOST_DEVICES:
+        raise InputError(
+            f"{where}: the same matrix {len(ways)} times, with more than {_MOST_DEVICES} devices together; give topo-probe "
+            "one host, or a file for each"
+        )
     lines, starts = text.split("\n"), [way.start - 1 for way in ways]
     pieces = ["\n".join(lines[a:b]) for a, b in zip([0, *starts[1:]], [*starts[1:], None], strict=True)]
     stem = PurePath(where).stem or where
