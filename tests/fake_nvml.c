@@ -10,7 +10,7 @@
  *   gpu.N.cpus, gpu.N.nodes (numbers between commas)
  *   gpu.N.link.L.state, .remote_type, .remote_bus_id, .version
  *   gpu.N.field.ID.SCOPE, gpu.N.field_type.ID (nvmlValueType_t; 1 where it has no line)
- *   gpu.N.fabric.version (the version of nvmlGpuFabricInfo_v that is understood), .state, .status, .clique, .cluster (hex)
+ *   gpu.N.fabric.version (the version of nvmlGpuFabricInfo_v that is understood), .state, .status, .clique, .cluster (hex), .health
  *   p2p.N.M.CAPABILITY, ancestor.N.M
  */
 #include <stdarg.h>
@@ -283,6 +283,9 @@ int nvmlDeviceGetGpuFabricInfoV(Device *gpu, FabricV *out) {
     FAIL_AS_TOLD(gpu->index, NONE);
     number_of(find("gpu.%d.fabric.version", gpu->index), &version);
     if (out->version >> 24 != (unsigned)version) return VERSION_MISMATCH;
+    int health = 0;
+    number_of(find("gpu.%d.fabric.health", gpu->index), &health);
+    out->health = health;
     return fabric_of(gpu, &out->info);
 }
 

@@ -165,6 +165,8 @@ NO_LIBRARY = {("nvml", "library"): {"missing": "NVML Shared Library Not Found"}}
 MISMATCH = {("nvml", "library"): {"missing": "Driver/library version mismatch"}}
 REDIRECT = {("pci/0000:00:02.1", "acs"): "source validation, request redirect"}
 SPARE = ("0000:7a:00.0",)
+SXM, GEN4 = "NVIDIA H100 80GB HBM3", "16.0 GT/s PCIe"
+MP_NOTE = "nvidia-smi topo -mp leaves NVLinks out, so none are here"
 SLOT = {"link_speed": "16.0 GT/s PCIe", "link_width": 16}
 
 
@@ -182,10 +184,11 @@ def nic_slot(speed: str, width: int, Mbps: int) -> Machine:
     )
 
 
-def switch_uplink(speed: str, below: str = "32.0 GT/s PCIe") -> Machine:
+def switch_uplink(speed: str, below: str = "32.0 GT/s PCIe", width: int = 16) -> Machine:
     machine = no_nvlinks(healthy())
     for ident, told in (("plx0", speed), ("plx1", below), *((g, below) for g in GPUS)):
-        machine = with_device(machine, ident, {"pci": {"link_speed": told, "link_width": 16}})
+        lanes = width if ident == "plx0" else 16
+        machine = with_device(machine, ident, {"pci": {"link_speed": told, "link_width": lanes}})
     return replace(machine, extra={})
 
 
@@ -217,6 +220,72 @@ def half_hung(hung: bool) -> Machine:
     return replace(machine, devices=(*machine.devices, Device("cpu0", "cpu")), links=(*machine.links, *links))
 
 
+def without_stock(machine: Machine) -> tuple[Finding, ...]:
+    """The findings but for the note that every machine with bridged pairs has: what stock NCCL does with them."""
+    return tuple(f for f in list_findings(machine) if f.what != "nccl-bridged-groups")
+
+
+def named(machine: Machine, name: str, nvlinks: str = "active") -> Machine:
+    """All GPUs of this model, and all their NVLinks, in facts and topology, in one state."""
+    for gpu in machine.ranks:
+        machine = with_device(machine, gpu, {"name": name})
+    facts = {(f"gpu/{i}/nvlink/{n}", "state"): nvlinks for i in range(len(machine.ranks)) for n in range(12)}
+    links = machine.links if nvlinks == "active" else tuple(x for x in machine.links if x.kind != "nvlink")
+    return with_facts(replace(machine, links=links), facts)
+
+
+def at_switches(nics: tuple[int, ...]) -> Machine:
+    """Four GPUs, each on a PCIe switch of its own below one CPU; NIC i is below switch i, or, for those not in `nics`, on the
+    CPU itself.
+    """
+    links = [
+        x for i in range(4) for x in (*cable(f"gpu{i}", f"plx{i}", 24, "pcie"), *cable(f"plx{i}", "cpu0", 24, "pcie"))
+    ]
+    links += [x for i in range(4) for x in cable(f"nic{i}", f"plx{i}" if i in nics else "cpu0", 24, "pcie")]
+    ends = [
+        Device(f"{kind}{i}", kind, "pcie" if kind == "switch" else None) for i in range(4) for kind in ("gpu", "nic")
+    ]
+    switches = [Device(f"plx{i}", "switch", "pcie") for i in range(4)]
+    return Topology("switches", (*ends, *switches, Device("cpu0", "cpu")), tuple(links))
+
+
+def nodes_of_a_socket(nic_on: int, socket: bool = False) -> Machine:
+    """Eight NUMA nodes (NPS4 on two sockets) with a GPU each; a NIC on node 0, and one on another."""
+    devices = [Device(f"gpu{i}", numa_node=i) for i in range(8)] + [Device(f"nic{i}", "nic") for i in range(2)]
+    devices += [Device(f"cpu{i}", "cpu", numa_node=i, extra={"socket": i // 4} if socket else {}) for i in range(8)]
+    links = [x for i in range(8) for x in cable(f"gpu{i}", f"cpu{i}", 24, "pcie")]
+    links += [*cable("nic0", "cpu0", 24, "pcie"), *cable("nic1", f"cpu{nic_on}", 24, "pcie")]
+    links += [x for a, b in combinations(range(8), 2) for x in cable(f"cpu{a}", f"cpu{b}", 16, "smp")]
+    return Topology("nps4", tuple(devices), tuple(links))
+
+
+def of_sm(sm: int, GBps: int) -> Machine:
+    """Two GPUs of this compute capability and a NIC on one CPU, each at this rate."""
+    machine = two_sockets((0,), (0, 0))
+    machine = replace(machine, links=tuple(replace(x, bandwidth_GBps=Fraction(GBps)) for x in machine.links))
+    return with_device(with_device(machine, "gpu0", {"sm": sm}), "gpu1", {"sm": sm})
+
+
+def locality_parts(parts: bool) -> Machine:
+    machine = same_address("0000:0a:00.0" if parts else "0000:0b:00.0")
+    for i in range(2):
+        machine = with_device(machine, f"gpu{i}", {"mlopart": i} if parts else {})
+    return machine
+
+
+def pairs_beside_others(bridged_pair: bool) -> Machine:
+    """Four GPUs of two models on one CPU, the two of the one model bridged or not."""
+    links = [x for g in GPUS for x in cable(g, "cpu0", 24, "pcie")]
+    links += cable("gpu0", "gpu1", 300, "nvlink", 12) if bridged_pair else ()
+    gpus = [Device(g, extra={"name": "A" if g in GPUS[:2] else "B"}) for g in GPUS]
+    return Topology("pair", (*gpus, Device("cpu0", "cpu")), tuple(links))
+
+
+def made_by(vendor: str) -> Machine:
+    machine = with_device(two_sockets((0,), (0, 0)), "gpu0", {"pci": {"vendor": "0x10de"}})
+    return with_device(machine, "gpu1", {"pci": {"vendor": vendor}})
+
+
 Case = tuple[str, str, tuple[str, ...], Machine, Machine]
 
 
@@ -246,12 +315,16 @@ def faults() -> list[Case]:
         ("error", "fewer-links", ("gpu2",), without_link(box, "gpu2", "nvswitch0"), box),
         ("warning", "fewer-links", ("gpu0", "gpu1"), without_link(dgx1, "gpu0", "gpu1"), dgx1),
         ("warning", "inactive-links", ("gpu2",), with_facts(box, {("gpu/2/nvlink/5", "state"): "inactive"}), box),
+        ("error", "no-active-nvlink", GPUS, named(box, SXM, "inactive"), named(box, SXM)),
+        ("error", "no-active-nvlink", GPUS, named(box, "B200", "inactive"), named(box, "L40S", "inactive")),
+        ("warning", "no-nvlink-told", ("gpu0", "gpu1"), with_notes(xml_like(), MP_NOTE), xml_like()),
         ("warning", "link-without-peer", ("gpu0", "gpu1"), with_notes(xml_like(), own_target), xml_like()),
         # PCI Express
         ("warning", "placeholder-pcie", ("gpu1",), xml_like(link_speed="2.5 GT/s PCIe", link_width=1), xml_like()),
         ("warning", "unknown-pcie", ("gpu1",), xml_like(link_speed="", link_width=0), xml_like()),
         ("warning", "unknown-pcie", ("gpu1",), xml_like(link_speed="Unknown"), xml_like()),
         ("warning", "slow-uplink", ("plx0",), switch_uplink("5.0 GT/s PCIe"), switch_uplink("16.0 GT/s PCIe")),
+        ("warning", "slow-uplink", ("plx0",), switch_uplink(GEN4, width=1), switch_uplink(GEN4, width=8)),
         ("warning", "narrow-pcie", ("gpu3",), with_facts(box, {("gpu/3", "pcie_current_width"): 8}), box),
         ("warning", "narrow-pcie", ("gpu1",), with_device(xml_like(), "gpu1", {"pcie": lanes}), xml_like()),
         ("note", "slow-pcie-now", GPUS, with_facts(box, {(f"gpu/{i}", "pcie_current_generation"): 1 for i in range(4)}), box),
@@ -263,6 +336,9 @@ def faults() -> list[Case]:
         ("note", "gpu-without-near-nic", ("gpu0", "gpu1"), two_sockets((1,)), two_sockets((0, 1))),
         ("note", "nic-without-near-gpu", ("nic1",), two_sockets((0, 1), (0, 0)), two_sockets((0, 0), (0, 0))),
         ("warning", "nics-on-other-socket", ("gpu0", "gpu1", "nic0"), two_sockets((1,), (0, 0)), two_sockets((0,), (0, 0))),
+        ("warning", "nic-not-at-switch", ("gpu3", "nic3"), at_switches((0, 1, 2)), at_switches((0, 1, 2, 3))),
+        ("note", "gpu-without-near-nic", tuple(f"gpu{i}" for i in range(4, 8)), nodes_of_a_socket(1), nodes_of_a_socket(5)),
+        ("warning", "impossible-nic-rate", ("mlx5_1",), with_device(box, "mlx5_1", {"speed": 200000000}), box),
         ("warning", "uneven-nics", ("mlx5_1",), with_device(box, "mlx5_1", {"speed": 100000}), box),
         ("warning", "nic-down", ("mlx5_1",), with_facts(box, {("rdma/mlx5_1", "state"): "1: DOWN"}), box),
         ("warning", "nic-down", ("nic0",), with_device(apart, "nic0", {"state": "down"}), apart),
@@ -288,7 +364,15 @@ def faults() -> list[Case]:
         ("error", "driver-mismatch", (), with_facts(bare_host, MISMATCH), bare_host),
         ("error", "fabric-not-completed", ("gpu1",), with_facts(box, {("gpu/1", "fabric_state"): "in progress"}), box),
         ("warning", "fabric-split", GPUS, with_facts(box, {("gpu/1", "fabric_clique"): 8}), box),
+        ("warning", "fabric-unhealthy", ("gpu1",), with_facts(box, {("gpu/1", "fabric_health"): "degraded bandwidth"}),
+         with_facts(box, {("gpu/1", "fabric_health"): "healthy"})),
+        # what stock libraries do
+        ("note", "nccl-bridged-groups", ("gpu0", "gpu1"), pairs_beside_others(True), pairs_beside_others(False)),
+        ("warning", "nccl-no-ring", ("gpu0", "gpu1"), of_sm(120, 12), of_sm(120, 24)),
+        ("warning", "nccl-no-ring", ("gpu0", "gpu1"), of_sm(100, 12), of_sm(90, 12)),
+        ("warning", "mixed-makers", ("gpu0", "gpu1"), made_by("0x1002"), made_by("0x10de")),
         # figures
+        ("note", "mlopart", ("gpu0", "gpu1"), locality_parts(True), locality_parts(False)),
         ("warning", "slow-link", ("gpu0", "cpu0"), measured(pairs, "gpu0", "cpu0", 16), measured(pairs, "gpu0", "cpu0", 17)),
         ("error", "slow-link", ("gpu0", "cpu0"), measured(pairs, "gpu0", "cpu0", 9.5), measured(pairs, "gpu0", "cpu0", 24)),
         ("note", "fast-link", ("gpu0", "cpu0"), measured(pairs, "gpu0", "cpu0", "30"), measured(pairs, "gpu0", "cpu0", 27)),
@@ -309,8 +393,9 @@ FAULTS = faults()
 )
 def test_a_fault_is_the_one_finding_on_the_machine_that_has_it_and_its_twin_has_none(fault: Case) -> None:
     severity, what, about, broken, twin = fault
-    assert [(f.severity, f.what, set(f.about)) for f in list_findings(broken)] == [(severity, what, set(about))]
-    assert list_findings(twin) == ()
+    seen = list_findings if what == "nccl-bridged-groups" else without_stock
+    assert [(f.severity, f.what, set(f.about)) for f in seen(broken)] == [(severity, what, set(about))]
+    assert seen(twin) == ()
 
 
 def test_every_finding_says_what_is_wrong_on_what_evidence_and_what_to_do() -> None:
@@ -384,20 +469,20 @@ def test_a_single_gpu_and_an_odd_one_beside_a_bridged_pair_are_no_alarm() -> Non
     pairs = bridged()
     three = [d for d in pairs.devices if d.id != "gpu3"]
     links = [x for x in pairs.links if "gpu3" not in (x.src, x.dst)]
-    assert list_findings(Topology("three", tuple(three), tuple(links))) == ()
+    assert without_stock(Topology("three", tuple(three), tuple(links))) == ()
 
 
 def test_a_measured_lower_bound_is_no_slow_link_unless_it_is_believed() -> None:
     told = {"measured": {"GBps": 5, "limit": False, "source": "bench"}, "declared": {"GBps": 24, "source": "sysfs"}}
     machine = with_link(bridged(), "gpu0", "cpu0", extra=told)
-    assert list_findings(machine) == ()
+    assert without_stock(machine) == ()
     believed = with_link(bridged(), "gpu0", "cpu0", extra={**told, "believed": "measured"})
-    assert [(f.severity, f.what) for f in list_findings(believed)] == [("error", "slow-link")]
+    assert [(f.severity, f.what) for f in without_stock(believed)] == [("error", "slow-link")]
 
 
 def test_nics_of_unlike_models_may_differ_in_speed() -> None:
     onboard = {"speed": 1000, "pci": {"vendor": "0x8086", "device": "0x1533"}}
-    assert list_findings(with_device(healthy(), "mlx5_1", onboard)) == ()
+    assert {f.what for f in list_findings(with_device(healthy(), "mlx5_1", onboard))} == {"gpu-without-near-nic"}
 
 
 def test_words_that_are_no_state_of_a_port_are_passed_over() -> None:
@@ -416,6 +501,29 @@ def test_acs_on_a_port_with_all_gpus_of_its_switch_below_is_no_alarm() -> None:
 
 def test_an_iommu_that_translates_in_a_virtual_machine_is_no_alarm() -> None:
     assert list_findings(with_facts(healthy(), {("host", "iommu"): "translating", ("host", "virtual"): "kvm"})) == ()
+
+
+def test_on_numa_nodes_of_unknown_sockets_a_nic_in_the_same_half_is_near_and_the_words_are_numa_node() -> None:
+    assert list_findings(nodes_of_a_socket(5)) == ()
+    found = list_findings(nodes_of_a_socket(1))[0]
+    assert "beyond the link between NUMA nodes" in found.message and "socket" not in found.message + found.advice
+    assert [(f.severity, f.what) for f in list_findings(nodes_of_a_socket(1, socket=True))] == [
+        ("warning", "gpu-without-near-nic")
+    ]
+
+
+def test_nics_for_management_are_near_no_gpu_and_far_from_none() -> None:
+    far = two_sockets((0, 1), (0, 0, 1, 1))
+    for slow in ({"speed": 10000}, {"gdr": 0}):
+        machine = with_device(with_device(far, "nic0", {"speed": 200000, "gdr": 1}), "nic1", slow)
+        assert [f.about for f in list_findings(machine) if f.what == "gpu-without-near-nic"] == [("gpu2", "gpu3")]
+    assert list_findings(with_device(two_sockets((0, 1), (0, 0)), "nic1", {"speed": 1000})) == ()
+
+
+def test_no_active_nvlink_comes_before_p2p_and_is_its_advice() -> None:
+    machine = named(healthy(), "NVIDIA H100 80GB HBM3", "inactive")
+    machine = p2p(machine, (0, 1), "chipset not supported")
+    assert [f.what for f in list_findings(machine)] == ["no-active-nvlink", "p2p-refused"]
 
 
 def test_numa_nodes_of_one_socket_are_near_each_other() -> None:
@@ -455,6 +563,22 @@ def test_on_recorded_machines_it_finds_what_is_wrong_with_them(name: str, record
     assert sorted(found) == sorted(RECORDED[name])
 
 
+MORE_INPUTS: dict[str, list[tuple[str, str, int]]] = {
+    "smi/22-dgxh100-12nic-glued-columns_vllm-13855.txt": [],
+    "smi/23-b200-13nic-glued-header_vllm-31594.txt": [],
+    "smi/24-8x4090-all-SYS_go-gpuallocator-17.txt": [("warning", "gpu-without-near-nic", 4)],  # both NICs are at GPU6
+    "smi/25-h100-topo-mp_deepep-60.txt": [("warning", "no-nvlink-told", 8)],
+    # the ports that NIC and GPU share say 16 GT/s x1, below them all is Gen6 x16
+    "nccl_xml/GB300MP-2hosts.xml": [("warning", "slow-uplink", 8)],
+}
+
+
+@pytest.mark.parametrize("name", MORE_INPUTS)
+def test_on_further_inputs_it_finds_what_is_wrong_with_them(name: str, more_inputs: Callable[[str], Path]) -> None:
+    found = [(f.severity, f.what, len(f.about)) for f in list_findings(resolve(str(more_inputs(name))))]
+    assert sorted(found) == sorted(MORE_INPUTS[name])
+
+
 def test_a_missing_bridge_is_found_on_the_recorded_shape_of_four_a100_with_nics_on_one_socket() -> None:
     """smi/13: gpu0 and gpu1 have NV12; gpu2 and gpu3, on the other socket than both NICs, have no bridge."""
     machine = two_sockets((0, 0))
@@ -463,6 +587,7 @@ def test_a_missing_bridge_is_found_on_the_recorded_shape_of_four_a100_with_nics_
     assert found == [
         ("warning", "missing-bridge", ("gpu2", "gpu3")),
         ("warning", "gpu-without-near-nic", ("gpu2", "gpu3")),
+        ("note", "nccl-bridged-groups", ("gpu0", "gpu1")),
     ]
 
 
@@ -615,7 +740,7 @@ def test_whatever_a_topology_and_its_facts_hold_the_doctor_answers(topology: Top
 
 def test_facts_that_cannot_be_read_are_a_finding_and_the_rest_is_judged_all_the_same() -> None:
     machine = replace(without_link(bridged(), "gpu2", "gpu3"), extra={"facts": "none"})
-    assert [f.what for f in list_findings(machine)] == ["unreadable-facts", "missing-bridge"]
+    assert [f.what for f in without_stock(machine)] == ["unreadable-facts", "missing-bridge"]
 
 
 def test_a_pair_with_fewer_bridges_than_the_others_misses_one() -> None:

@@ -340,6 +340,23 @@ def test_eight_mi300x_are_p2p_over_xgmi(recorded: Callable[[str], Path]) -> None
     assert {v.answer for v in found if v.kind == "p2p"} == {"yes"}
 
 
+def test_what_cannot_do_it_at_all_is_said_before_how_far_it_is() -> None:
+    told = {"gpu2": {"gdr": 1}, "mlx5_0": {"gdr": 0}}
+    verdict = judged(box(told=told, facts=False), "gpu2", "mlx5_0")
+    assert (verdict.answer, verdict.rule) == ("no", "the NIC's driver has no way into GPU memory")
+    assert "GDR_LEVEL" not in str(verdict.advice)
+
+
+def test_where_a_text_leaves_nvlinks_out_or_none_is_active_p2p_over_pcie_is_not_the_advice() -> None:
+    left_out = box(facts=False)
+    left_out = replace(left_out, extra={"notes": ["nvidia-smi topo -mp leaves NVLinks out, so none are here"]})
+    assert judged(left_out, "gpu0", "gpu2").answer == "unknown"
+    dead = {(f"gpu/{i}/nvlink/0", "state"): "inactive" for i in range(3)}
+    dead |= {(f"gpu/{i}", "name"): "NVIDIA H100 80GB HBM3" for i in range(3)}
+    verdict = judged(box(dead), "gpu0", "gpu2")
+    assert "none of the boards' NVLinks is active" in str(verdict.advice)
+
+
 def test_groups_name_their_pairs_in_few_words() -> None:
     def said(pairs: Iterable[tuple[str, str]], kind: str = "p2p") -> str:
         return group_verdicts(Verdict(kind, a, b, "no", "rule", ()) for a, b in pairs)[0].describe_pairs()
@@ -348,6 +365,10 @@ def test_groups_name_their_pairs_in_few_words() -> None:
     assert said(combinations(gpus, 2)) == "gpu0-gpu11 with each other"
     assert said((a, b) for a in gpus[:4] for b in gpus[4:6]) == "gpu0-gpu3 with gpu4, gpu5"
     assert said([("gpu0", "gpu1"), ("gpu2", "gpu3")]) == "gpu0 with gpu1; gpu2 with gpu3"
+    hosts = [(f"host{h}/{a}", f"host{h}/nic{i}") for h in range(18) for i, a in enumerate(gpus[:3])]
+    assert said(hosts, "rdma") == "on host0-host17 gpu0 with nic0; gpu1 with nic1; gpu2 with nic2"
+    trays = [pair for t in range(18) for pair in combinations([f"gpu{4 * t + i}" for i in range(4)], 2)]
+    assert said(trays) == "gpu0-gpu3 with each other, and so on in sets of 4 up to gpu68-gpu71"
     assert said([(a, "mlx5_0") for a in gpus], "rdma") == "gpu0-gpu11 with mlx5_0"
 
 
@@ -355,6 +376,10 @@ def test_a_line_gives_rule_and_evidence_and_the_next_one_the_advice() -> None:
     verdict = Verdict("rdma", "gpu0", "nic0", "no", "too far", ("way SYS", "x"), "move it")
     assert format_verdicts([verdict]) == ["RDMA no: gpu0 with nic0: too far (way SYS; x)", "  move it"]
     assert verdict.to_json()["advice"] == "move it"
+    long = [replace(verdict, b=f"nic{2 * i}", advice="for b in d1; do setpci " + "x" * 200) for i in range(60)]
+    lines = format_verdicts(long, 80)
+    assert max(map(len, lines[:-1])) <= 80 and lines[1].startswith("    nic")
+    assert lines[-1].startswith("  for b in d1; do setpci xxx")
 
 
 # -- properties --------------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from thorough import count_examples
 
 from topoplan.synth.bounds.any_way import bound
 from topoplan.synth.ir.collective import Collective
+from topoplan.topo.doctor import list_findings
 from topoplan.topo.errors import InputError
 from topoplan.topo.facts import keys as fact_keys
 from topoplan.topo.facts import load_facts
@@ -349,6 +350,25 @@ def test_display_adapters_of_management_controllers_are_no_gpus(
 ) -> None:
     found = read(topology(package(0, host_bridge(pci("0000:05:00.0", kind, inside, speed=speed)))), "box.xml")
     assert len(found.ranks) == is_gpu
+
+
+@pytest.mark.parametrize(("address", "ids"), [("0000:05:00.0", "1002:515e"), ("0000:05:03.0", "1002:4750")])
+def test_a_vga_chip_on_the_board_is_no_rank_where_the_file_has_no_speeds_at_all(address: str, ids: str) -> None:
+    chip = bridge("0000:00:1e.0", pci(address, f"0300 [{ids}]", osdev("card0", 1), speed="0"), speed="0")
+    gpu = pci("0000:06:00.0", "0302 [1002:740c]", speed="0")
+    found = read(topology(package(0, host_bridge(chip, gpu))), "box.xml")
+    assert [found.by_id[g].bus_id for g in found.ranks] == ["0000:06:00.0"]
+    assert f"{address}: a display adapter of AMD (ATI) without PCI Express; it is no rank" in notes(found)
+
+
+def test_gpus_of_different_makers_get_a_warning() -> None:
+    both = (
+        pci("0000:05:00.0", f"0302 {V100}", osdev("nvml0", 5)),
+        pci("0000:06:00.0", "0302 [1002:740c]", osdev("rsmi0", 5)),
+    )
+    found = read(topology(package(0, host_bridge(*both))), "box.xml")
+    assert "GPUs of different makers: neither NCCL nor RCCL makes one allreduce of them" in notes(found)
+    assert "mixed-makers" in [finding.what for finding in list_findings(found)]
 
 
 def test_a_gpu_that_nvml_does_not_list_is_no_rank_but_noted() -> None:

@@ -360,6 +360,23 @@ def test_every_preset_survives_being_written(entry: Preset) -> None:
     assert notes(again) == "", "what topoplan wrote itself leaves no doubts"
 
 
+def test_what_nccl_would_ask_its_host_for_is_made_up_marked_and_no_fact_when_read() -> None:
+    for name, sm, model in (("dgx1", 70, "85"), ("dgx-a100", 80, "85"), ("pcie-2socket", 89, "143")):
+        topology = preset(name)
+        text = nccl_xml.write(topology)
+        assert text.count(f'sm="{sm}" topoplan_made_up="sm"') == text.count("<gpu ")
+        assert text.count(f'arch="x86_64" vendor="GenuineIntel" familyid="6" modelid="{model}"') == text.count("<cpu ")
+        again = nccl_xml.read(text, name)
+        assert not any(d.extra.keys() & {"sm", "arch", "vendor", "familyid", "modelid"} for d in again.devices)
+    known = [{"subject": "gpu/1", "key": "sm", "value": 90, "source": "NVML"}]
+    text = nccl_xml.write(replace(preset("dgx-a100"), extra={"facts": known}))
+    assert '<gpu dev="1" rank="1" sm="90">' in text
+    amd = Device("cpu0", "cpu", numa_node=0, extra={"vendor": "AuthenticAMD"})
+    links = both_ways(Link("gpu0", "cpu0", Fraction(12), kind="pcie"))
+    text = nccl_xml.write(Topology("amd", (Device("gpu0"), amd), links))
+    assert 'vendor="AuthenticAMD" arch="x86_64" familyid="25" modelid="1" topoplan_made_up="model"' in text
+
+
 def test_dgx1_is_written_with_nccls_own_nvlinks() -> None:
     text = nccl_xml.write(preset("dgx1"))
     assert text.count("<nvlink ") == 32

@@ -31,6 +31,16 @@ def test_a_tray_of_an_nvl72_knows_its_cluster_and_clique(tmp_path: Path) -> None
     assert facts.get_text("gpu/2", fact_keys.GPU_BUS_ID) == "0018:01:00.0"
 
 
+def test_the_health_of_the_fabric_is_told_in_words(tmp_path: Path) -> None:
+    machine = nvl72_tray()
+    for gpu, mask in enumerate((0, 0x1AA, 0x1A9, 0x59A)):
+        machine.set(f"gpu.{gpu}.fabric.health", mask)
+    facts = asked(machine, tmp_path)
+    told = [facts.get_text(f"gpu/{i}", fact_keys.GPU_FABRIC_HEALTH) for i in range(4)]
+    wrong = "unhealthy routes, incorrect configuration"
+    assert told == [None, "healthy", "degraded bandwidth", wrong]
+
+
 @pytest.mark.parametrize(
     ("changes", "without"),
     [({"fabric.version": 3}, ()), ({}, ("nvmlDeviceGetGpuFabricInfoV",))],

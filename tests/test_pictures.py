@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import io
 import re
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable
 from fractions import Fraction
 from itertools import combinations
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
+from topoplan.synth.describe import print_plan
+from topoplan.synth.plan import Plan
 from topoplan.topo.graph import Device, Link, Topology, both_ways
 from topoplan.topo.matrix import find_ways
 from topoplan.topo.pictures import dot, svg, table, text_tree
 from topoplan.topo.pictures.cables import Cable, find_cables, format_rate
 from topoplan.topo.pictures.hosts import show_hosts_once
 from topoplan.topo.pictures.layout import lay_out
-from topoplan.topo.pictures.shapes import Shape
+from topoplan.topo.pictures.shapes import Shape, bend_around
 from topoplan.topo.pictures.structures import arrange
 from topoplan.topo.presets import preset
 from topoplan.topo.resolve import resolve
@@ -115,6 +120,60 @@ def test_hosts_that_differ_are_shown_with_their_ranks_and_few_hosts_whole() -> N
     assert text_tree.write(topology).endswith("6 hosts: 5 like host0 (2 GPUs each), host4 (2 GPUs)\n")
     assert show_hosts_once(racks(4)).left_out is None
     assert show_hosts_once(preset("dgx-a100:16")).left_out is None
+
+
+def two_hosts(switches: int = 1, nic: str = "mlx5_0") -> Topology:
+    """Two hosts, each with two GPUs and a NIC on a CPU, on NVSwitches that they share."""
+    names = [f"host{h}" for h in range(2)]
+    devices = [Device(f"{n}/gpu{g}") for n in names for g in range(2)]
+    devices += [Device(f"{n}/{other}", kind) for n in names for other, kind in (("cpu0", "cpu"), (nic, "nic"))]
+    devices += [Device(f"nvswitch{i}", "switch", "nvswitch") for i in range(switches)]
+    ends = [(f"{n}/{end}", f"{n}/cpu0", "pcie") for n in names for end in ("gpu0", "gpu1", nic)]
+    ends += [(d.id, f"nvswitch{i}", "nvlink") for d in devices[:4] for i in range(switches)]
+    links = [x for a, b, kind in ends for x in both_ways(Link(a, b, Fraction(24), kind=kind, source="Gen4 x16"))]
+    return Topology("two", tuple(devices), tuple(links))
+
+
+def test_hosts_of_one_nvlink_domain_have_frames_with_their_names() -> None:
+    picture = lay_out(two_hosts())
+    assert [frame.label for frame in picture.frames] == ["host0", "host1"]
+    for shape in picture.shapes:
+        around = [f.label for f in picture.frames if f.left < shape.left and shape.right < f.left + f.width
+                  and f.top < shape.top and shape.bottom < f.top + f.height]  # fmt: skip
+        assert around == ([] if shape.look == "nvswitch" else [shape.ids[0].split("/")[0]])
+    without_cpus = tuple(d for d in two_hosts().devices if d.kind in ("gpu", "switch"))
+    kept = {d.id for d in without_cpus}
+    links = tuple(x for x in two_hosts().links if {x.src, x.dst} <= kept)
+    assert [f.label for f in lay_out(Topology("two", without_cpus, links)).frames] == ["host0", "host1"]
+
+
+def test_ids_are_written_whole() -> None:
+    for nic in ("rdma_vf_rail1_dma", "mlx5_bond_0"):
+        assert nic in words(svg.write(two_hosts(nic=nic))).split(" | ")
+    longer = Topology("odd", (Device("accelerator-17"), Device("accelerator-18")), ())
+    assert "accelerator-17" in words(svg.write(longer)).split(" | ")
+
+
+def test_nvswitches_of_one_board_are_one_bar_though_cables_join_them_to_another_board() -> None:
+    two = two_hosts(switches=6)
+    trunk = [x for i in range(3) for x in both_ways(Link(f"nvswitch{i}", f"nvswitch{i + 3}", Fraction(200)))]
+    topology = Topology("two", two.devices, (*two.links, *trunk))
+    assert [len(s.ids) for s in lay_out(topology).shapes if s.look == "nvswitch"] == [6]
+
+
+@pytest.mark.parametrize("name", ["mi250", "mi250:2", "z52"])
+def test_no_link_passes_behind_a_box(name: str) -> None:
+    picture = lay_out(preset(name))
+    for wire in picture.wires:
+        ends = [s for s in picture.shapes if any(s.left <= x <= s.right and s.top <= y <= s.bottom
+                                                 for x, y in (wire.start, wire.end))]  # fmt: skip
+        assert bend_around(wire, [s for s in picture.shapes if s not in ends]) == wire
+
+
+def test_the_table_calls_the_lanes_of_pcie_as_people_do() -> None:
+    rows = [line.split() for line in table.write(two_hosts()).splitlines()]
+    assert ["PCIe", "6", "24", "x16", "Gen4", "x16"] in rows
+    assert ["NVLink", "4", "24", "1", "Gen4", "x16"] in rows
 
 
 # -- svg -------------------------------------------------------------------------------------------------------------
@@ -336,3 +395,18 @@ def test_labels_of_ways_between_gpus() -> None:
 )
 def test_rates_are_written_as_people_write_them(rate: Fraction, text: str) -> None:
     assert format_rate(rate) == text
+
+
+# -- tables that fit -----------------------------------------------------------------------------------------------------
+
+
+def test_the_table_of_a_plan_fits_80_columns_and_keeps_bound_and_gap(plans: Callable[..., str]) -> None:
+    plan = Plan.load(plans("ring:4"))
+    for width, gone in ((80, "trees"), (50, "at size"), (200, None)):
+        buffer = io.StringIO()
+        print_plan(Console(file=buffer, width=width), plan, 1 << 26)
+        heading = buffer.getvalue().splitlines()[1]
+        assert len(heading) <= width and "\u2026" not in buffer.getvalue()
+        assert "GB/s at most" in heading and heading.split()[-1] in ("gap", "size")
+        assert (gone is None) == all(title in heading for title in ("trees", "segments", "rounds", "at size"))
+        assert gone is None or gone not in heading

@@ -13,7 +13,7 @@ import pynvml
 import pytest
 from captures import Tree, write
 from fake_library import serve
-from fake_machine import Machine
+from fake_machine import HOSTBRIDGE, SINGLE, SYSTEM, Machine
 
 from topoplan.topo.facts import keys as fact_keys
 from topoplan.topo.graph import Topology
@@ -230,6 +230,36 @@ def test_numa_nodes_without_cpus_are_no_sockets(tmp_path: Path, monkeypatch: pyt
     Tree(tmp_path).cpus(2)
     write(tmp_path / "sys/devices/system/node/node1/cpulist", "")
     assert [d.id for d in probe_local(tmp_path).devices] == ["cpu0"]
+
+
+def test_where_sys_is_silent_nvml_places_the_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four GPUs: 0 and 1 below one switch, 2 on the same CPU, 3 on the other; then NUMA nodes alone, without ancestors."""
+    machine = Machine({"driver": "550.54", "version": "12.550.54", "cuda_version": 12040, "count": 0})
+    for index in range(4):
+        machine.gpu(f"0{index + 1}:00.0", int(index == 3), "NVIDIA L40S", 89, 4)
+    told = {(0, 1): SINGLE, (0, 2): HOSTBRIDGE, (1, 2): HOSTBRIDGE, (0, 3): SYSTEM, (1, 3): SYSTEM, (2, 3): SYSTEM}
+    machine.lines |= {f"ancestor.{a}.{b}": level for (a, b), level in told.items()}
+    Tree(tmp_path).cpus(0)
+    (tmp_path / "sys").mkdir(exist_ok=True)
+    serve(monkeypatch, machine)
+    topology = probe_local(tmp_path)
+    assert {link: rate for link, (rate, _) in pairs(topology, "pcie").items() if link[0] < link[1]} == {
+        ("gpu0", "pcie-switch0"): 24,
+        ("gpu1", "pcie-switch0"): 24,
+        ("cpu0", "pcie-switch0"): 24,
+        ("cpu0", "gpu2"): 24,
+        ("cpu1", "gpu3"): 24,
+    }
+    assert [d.numa_node for d in topology.devices if d.kind == "cpu"] == [0, 1]
+    assert "GPUs are placed by NVML's common ancestors and NUMA affinities" in " ".join(notes(topology))
+    for a, b in told:
+        machine.fail("nvmlDeviceGetTopologyCommonAncestor", UNKNOWN_ERROR, a, b)
+    serve(monkeypatch, machine)
+    alone = probe_local(tmp_path)
+    assert sorted((a, b) for a, b in pairs(alone, "pcie") if a < b) == [
+        *(("cpu0", f"gpu{i}") for i in range(3)),
+        ("cpu1", "gpu3"),
+    ]
 
 
 # -- nothing fails whole -----------------------------------------------------------------------------------------------

@@ -71,6 +71,27 @@ REFUSED = {
     "smi/21-failed-topology-matrix_gvisor-14407.txt": "line 2: nvidia-smi failed to run its matrix",
 }
 
+MORE_INPUTS: dict[str, tuple[dict[str, int], dict[str, int]]] = {
+    "smi/22-dgxh100-12nic-glued-columns_vllm-13855.txt": (
+        {"gpu": 8, "nic": 12, "cpu": 2, "pcie": 24, "nvswitch": 1},
+        {"pcie": 44, "smp": 1, "nvlink": 8 * 18},
+    ),
+    "smi/23-b200-13nic-glued-header_vllm-31594.txt": (
+        {"gpu": 8, "nic": 13, "cpu": 2, "pcie": 8, "nvswitch": 1},
+        {"pcie": 29, "smp": 1, "nvlink": 8 * 18},
+    ),
+    "smi/24-8x4090-all-SYS_go-gpuallocator-17.txt": ({"gpu": 8, "nic": 2, "cpu": 2, "pcie": 1}, {"pcie": 11, "smp": 1}),
+    "smi/25-h100-topo-mp_deepep-60.txt": ({"gpu": 8, "nic": 14, "cpu": 2, "pcie": 8}, {"pcie": 30, "smp": 1}),
+    "amd-smi/amd-smi-topology-8gpu.txt": ({"gpu": 8}, {"xgmi": 28}),
+    "amd-smi/rocm-smi-showtopo-8gpu-xgmi.txt": ({"gpu": 8, "cpu": 2}, {"xgmi": 28, "pcie": 8, "smp": 1}),
+    "nccl_xml/GB300MP-2hosts.xml": (
+        {"gpu": 8, "cpu": 4, "pcie": 16, "nic": 8, "nvswitch": 1},
+        {"pcie": 32, "smp": 2, "c2c": 8, "nvlink": 8 * 18},
+    ),
+    "nccl_graphs/ncv4-bridged.topology.xml": ({"gpu": 4, "cpu": 4, "nic": 1}, {"pcie": 5, "smp": 6, "nvlink": 24}),
+}
+"""The same of files in shared/inputs."""
+
 NUMA_NODES = {
     "hwloc/nvidiaDGX2.xml": {0, 1},
     "hwloc/nvidiagpunumanodes.tar.bz2": {0, 8},
@@ -95,6 +116,11 @@ def counted(topology: Topology) -> tuple[dict[str, int], dict[str, int]]:
 @pytest.mark.parametrize("name", READ)
 def test_a_recorded_machine_reads_into_what_it_has(name: str, recorded: Recorded) -> None:
     assert counted(resolve(str(recorded(name)))) == READ[name]
+
+
+@pytest.mark.parametrize("name", MORE_INPUTS)
+def test_further_inputs_read_into_what_they_have(name: str, more_inputs: Recorded) -> None:
+    assert counted(resolve(str(more_inputs(name)))) == MORE_INPUTS[name]
 
 
 @pytest.mark.parametrize("name", NUMA_NODES)

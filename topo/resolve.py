@@ -18,10 +18,10 @@ MAX_FILE_BYTES = 16 * 2**20
 def load(path_or_name: str | PathLike[str]) -> Topology:
     """Return the topology that a path or a name stands for.
 
-    A file is read by its content: topoplan's JSON, NCCL's or RCCL's XML, hwloc's XML, the text of `nvidia-smi topo -m` or
-    `nvidia-smi nvlink -R`; a folder or tar archive is a copy of another machine's `/sys` and `/proc`. A name is a preset
-    (`dgx1`, `dgx-a100:2`, `mesh:4x4`, `ring:8@25`), or `local`, this machine. Raises InputError where it is none of these.
-    Plans are read by `Plan.load`.
+    A file is read by its content: topoplan's JSON, NCCL's or RCCL's XML, hwloc's XML, the text of `nvidia-smi topo -m`,
+    `nvidia-smi nvlink -R`, `rocm-smi --showtopo` or `amd-smi topology`; a folder or tar archive is a copy of another machine's
+    `/sys` and `/proc`. A name is a preset (`dgx1`, `dgx-a100:2`, `mesh:4x4`, `ring:8@25`), or `local`, this machine.
+    Raises InputError where it is none of these. Plans are read by `Plan.load`.
     """
     if not isinstance(path_or_name, (str, PathLike)):
         raise InputError(f"a topology is {path_or_name!r:.60}; expected a path or a name")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from ...synth.plan import Plan
 
 WIDTH = 130
-"""Columns of a table that is not printed to a terminal."""
+"""Columns of a table that is not printed to a terminal, where COLUMNS does not say otherwise."""
 
 
 def cut_text(cut_short: list[str]) -> str:
@@ -69,7 +70,7 @@ def print_tables(report: Report, *, with_forests: bool) -> None:
     """Print everything for people on standard output."""
     from rich.console import Console
 
-    console = Console(width=None if sys.stdout.isatty() else WIDTH)
+    console = Console(width=None if sys.stdout.isatty() else shutil.get_terminal_size((WIDTH, 24)).columns)
     for line in describe_rates(report.topology):
         console.print(line, highlight=False, soft_wrap=not console.is_terminal, markup=False)
     if report.front is not None:

@@ -8,14 +8,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 
 from ..facts import keys
-from ..facts.keys import gpu_subject, nvlink_subject
-from ..facts.view import WIRES
+from ..facts.keys import gpu_subject
+from ..facts.view import LEFT_OUT, WIRES
 from ..graph import Device
 from .finding import Finding, Groups, format_GBps, join_names
 from .view import Check, DoctorView
 
 _DUPLEX = (*WIRES, "pcie", "c2c", "smp")
-_LEAST_FOR_PEERS = 3
+LEAST_FOR_PEERS = 3
 _NO_PEER = re.compile(
     r"(.{1,200}): (?:its|\d+ active) (nvlink|xgmi|NVLinks?) (?:has the GPU itself as target|leads to|to).*"
     r"(?:left out|a GPU that is not listed here)"
@@ -222,7 +222,7 @@ def check_link_counts(view: DoctorView) -> Iterator[Finding]:
 
 def _find_expected(view: DoctorView, lanes: Mapping[str, int]) -> int:
     """Return the number of lanes that a GPU should have, 0 where that cannot be told."""
-    if len(lanes) < _LEAST_FOR_PEERS:
+    if len(lanes) < LEAST_FOR_PEERS:
         return 0
     most = max(lanes.values())
     share = Fraction(Counter(lanes.values())[most], len(lanes))
@@ -244,43 +244,10 @@ def _list_inactive(view: DoctorView, ident: str) -> list[str]:
     ]
 
 
-def check_inactive_links(view: DoctorView) -> Iterator[Finding]:
-    """Report inactive NVLinks of a GPU where more than half of three or more GPUs of the model have the link of that number
-    active: a warning, unless the topology lacks the lanes, too (reported as `fewer-links`).
-    """
-    short = {ident for finding in check_link_counts(view) for ident in finding.about}
-    for group in view.like_gpus:
-        judged = [gpu.id for gpu in group if view.index_of.get(gpu.id) in view.nvlink_subjects]
-        if len(judged) < _LEAST_FOR_PEERS:
-            continue
-        active = Counter(name for ident in judged for name, state in _list_states(view, ident) if state == "active")
-        groups = Groups(view.order)
-        for ident in judged:
-            dead = [n for n, state in _list_states(view, ident) if state == "inactive" and 2 * active[n] > len(judged)]
-            if dead and ident not in short:
-                index = view.index_of[ident]
-                groups.add(
-                    len(dead), (ident,), [view.format_fact(nvlink_subject(index, n), keys.NVLINK_STATE) for n in dead]
-                )
-        for dead_links, about, evidence in groups:
-            message = (
-                f"{join_names(about)}: {dead_links} inactive NVLink{'s' * (dead_links > 1)}, active on most like GPUs"
-            )
-            advice = (
-                "look for link errors (nvidia-smi nvlink -e) and in the kernel log; reset the GPU or reseat its bridge"
-            )
-            yield Finding("warning", "inactive-links", about, message, evidence, advice)
-
-
-def _list_states(view: DoctorView, ident: str) -> Iterator[tuple[str, str | None]]:
-    for subject in view.nvlink_subjects.get(view.index_of.get(ident, ""), ()):
-        yield subject.rpartition("/")[2], view.facts.get_text(subject, keys.NVLINK_STATE)
-
-
 def check_link_peers(view: DoctorView) -> Iterator[Finding]:
     """Report NVLinks or xGMI links that lead to no known GPU, by the reader's notes (the target is the GPU itself, or one
-    that is not listed): a warning, since the topology lacks them. A file without NVLinks of GPUs whose boards have them
-    is a note.
+    that is not listed): a warning, since the topology lacks them; so is a text that leaves NVLinks out. A file without
+    NVLinks of GPUs whose boards have them is a note.
     """
     for note in view.notes:
         match = _NO_PEER.fullmatch(note)
@@ -289,6 +256,13 @@ def check_link_peers(view: DoctorView) -> Iterator[Finding]:
             message = f"{join_names(about)}: {match[2]} leads to no GPU that is known, so it is missing in the topology"
             advice = "dump the file on the machine itself, or write the peers in by hand (nvidia-smi topo -m)"
             yield Finding("warning", "link-without-peer", about, message, (f"{note} (the topology's notes)",), advice)
+        elif LEFT_OUT in note:
+            about = view.topology.ranks
+            message = (
+                f"{join_names(about)}: NVLinks are left out of the text, so all is judged and planned without them"
+            )
+            advice = "give the output of nvidia-smi topo -m"
+            yield Finding("warning", "no-nvlink-told", about, message, (f"{note} (the topology's notes)",), advice)
         elif _NO_NVLINK in note:
             about = view.topology.ranks
             message = f"{join_names(about)}: no NVLink in the file, though boards of this model have it"
@@ -326,9 +300,6 @@ CHECKS = (
     Check("links of like GPUs", check_link_counts, _require_wires),
     Check(
         "links without a peer", check_link_peers, lambda view: None if view.notes or view.lanes else "no NVLink or xGMI"
-    ),
-    Check(
-        "inactive links", check_inactive_links, lambda view: None if view.nvlink_subjects else "no states of NVLinks"
     ),
 )
 """The checks of this file."""

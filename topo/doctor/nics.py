@@ -5,18 +5,21 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterator
+from fractions import Fraction
 
 from ..facts import keys
 from ..facts.keys import NET, RDMA, net_subject, rdma_subject
 from ..facts.view import read_pci_details
 from ..graph import Device
 from .finding import Finding, Groups, format_GBps, join_names
-from .pcie import find_nic_GBps, find_pcie_state, is_placeholder
-from .view import Check, DoctorView
+from .pcie import MOST_NIC_Mbps, find_nic_GBps, find_pcie_state, is_placeholder
+from .view import Check, DoctorView, parse_whole
 
 _NOT_AT_WORK = re.compile(
     r"(?:\d+: *)?(?:down|init|armed|active_defer|lowerlayerdown|notpresent|testing|dormant|disabled|polling|inactive)"
 )
+LEAST_DATA_GBps = Fraction(25, 8)
+"""Ports below 25 Gb/s are for management where there are faster ones."""
 _STEM = re.compile(r"[a-z]+\d*_|[a-z]+", re.IGNORECASE)
 
 
@@ -46,6 +49,15 @@ def _find_state(view: DoctorView, nic: Device) -> tuple[str, str]:
     return str(state).strip().lower() if state else "", view.format_attribute(nic, "state", state)
 
 
+def list_data_nics(view: DoctorView) -> tuple[Device, ...]:
+    """Return the NICs that GPU traffic may take: not those for management, which are slower than 25 Gb/s or cannot do
+    GPUDirect (gdr 0), unless there are no others.
+    """
+    able = [nic for nic in view.nics if parse_whole(nic.extra.get("gdr")) != 0] or view.nics
+    fast = tuple(nic for nic in able if (find_nic_GBps(nic) or LEAST_DATA_GBps) >= LEAST_DATA_GBps)
+    return fast or tuple(able)
+
+
 def check_nic_speeds(view: DoctorView) -> Iterator[Finding]:
     """Report NICs slower than the fastest of their model (PCI vendor and device, else the letters of the name: mlx5_0 and
     mlx5_1): a warning. NICs that are down are not compared.
@@ -68,6 +80,19 @@ def check_nic_speeds(view: DoctorView) -> Iterator[Finding]:
             )
             advice = "look at the cable, the switch port and the negotiated speed (ibstat, ethtool)"
             yield Finding("warning", "uneven-nics", slow, message, evidence, advice)
+
+
+def check_possible_speeds(view: DoctorView) -> Iterator[Finding]:
+    """Report NICs said to be faster than any NIC is: a warning, the figure is in other units or from a driver that guesses."""
+    groups = Groups(view.order)
+    for nic in view.nics:
+        speed = parse_whole(nic.extra.get("speed"))
+        if speed is not None and speed > MOST_NIC_Mbps:
+            groups.add(speed, (nic.id,), (view.format_attribute(nic, "speed", f"{nic.extra['speed']} Mb/s"),))
+    for speed, about, evidence in groups:
+        message = f"{join_names(about)}: {speed} Mb/s, more than any NIC carries ({MOST_NIC_Mbps} Mb/s)"
+        advice = "correct the speed, which is in Mb/s (400 Gb/s are 400000), or measure it"
+        yield Finding("warning", "impossible-nic-rate", about, message, evidence, advice)
 
 
 def check_nic_slots(view: DoctorView) -> Iterator[Finding]:
@@ -96,6 +121,10 @@ def _require_speeds(view: DoctorView) -> str | None:
     return None if any(find_nic_GBps(nic) for nic in view.nics) else "no speeds of NICs"
 
 
+def _require_any_speed(view: DoctorView) -> str | None:
+    return None if any(parse_whole(nic.extra.get("speed")) for nic in view.nics) else "no speeds of NICs"
+
+
 def _require_slots(view: DoctorView) -> str | None:
     return (
         None
@@ -107,6 +136,7 @@ def _require_slots(view: DoctorView) -> str | None:
 CHECKS = (
     Check("NIC ports", check_ports, _require_port_states),
     Check("NIC speeds", check_nic_speeds, _require_speeds),
+    Check("possible speeds of NICs", check_possible_speeds, _require_any_speed),
     Check("NICs and their slots", check_nic_slots, _require_slots),
 )
 """The checks of this file."""

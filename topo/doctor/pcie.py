@@ -22,6 +22,8 @@ from .view import Check, DoctorView, parse_whole
 _STATE = re.compile(r"Gen([1-6]) x([0-9]{1,2})")
 _WIDTHS = range(1, 33)
 _OLD, _MODERN = 2, 3
+MOST_NIC_Mbps = 1_600_000
+"""Mb/s of the fastest NIC there is: 1.6 Tb/s (ConnectX-9 datasheet, both ports of 800 Gb/s together)."""
 
 
 @dataclass(frozen=True)
@@ -137,9 +139,9 @@ def list_pcie_states(view: DoctorView) -> Iterator[tuple[Device, PcieState]]:
 
 
 def find_nic_GBps(device: Device) -> Fraction | None:
-    """Return the rate of a NIC's port in one direction, None where it is not known."""
+    """Return the rate of a NIC's port in one direction, None where it is not known or cannot be true."""
     speed = parse_whole(device.extra.get("speed"))
-    return Fraction(speed, 8000) if speed and speed > 0 else None
+    return Fraction(speed, 8000) if speed and 0 < speed <= MOST_NIC_Mbps else None
 
 
 # -- checks -------------------------------------------------------------------------------------------------------------
@@ -190,32 +192,44 @@ def check_unknown_links(view: DoctorView) -> Iterator[Finding]:
 
 
 def check_uplinks(view: DoctorView) -> Iterator[Finding]:
-    """Report PCIe switches with an uplink of Gen1 or Gen2 above GPUs or NICs of Gen3 or later: a warning. No such switch is
-    sold, so it is a virtual bridge, or a link that trained wrongly (2.5 GT/s x1 is reported as a placeholder).
+    """Report PCIe switches with an uplink of Gen1 or Gen2 above GPUs or NICs of Gen3 or later, or of one lane, at any
+    generation, above such with more: a warning. No such switch is sold, so it is a virtual bridge, or a link that trained
+    wrongly (2.5 GT/s x1 is reported as a placeholder).
     """
     known = {device.id: state for device, state in list_pcie_states(view)}
     groups = Groups(view.order)
     for ident, state in known.items():
         switch = view.topology.by_id[ident]
-        if switch.kind != "switch" or (state.generation or _MODERN) > _OLD or is_placeholder(switch, state):
+        if switch.kind != "switch" or is_placeholder(switch, state):
             continue
-        below = (
-            known[x]
-            for x in view.topology.out_neighbours[ident]
-            if view.topology.by_id[x].kind in ("gpu", "nic") and x in known
-        )
+        below = _list_cards_below(view, ident, known)
         newest = max((x.generation or 0 for x in below), default=0)
-        if newest >= _MODERN:
-            rate = f"{float(PCIE_GTps[state.generation or _OLD]):g} GT/s"
-            groups.add((rate, state.width, newest), (ident,), state.evidence)
-    for (rate, width, newest), about, evidence in groups:
+        widest = max((x.width or 0 for x in below), default=0)
+        is_old = (state.generation or _MODERN) <= _OLD and newest >= _MODERN
+        if is_old or (state.width == 1 and widest > 1):
+            rate = f"{float(PCIE_GTps[state.generation]):g} GT/s" if state.generation else ""
+            made_for = f"Gen{newest}" if is_old else f"{widest} lanes"
+            groups.add((rate, state.width, made_for), (ident,), state.evidence)
+    for (rate, width, made_for), about, evidence in groups:
         lanes = f" x{width}" if width else ""
-        uplink = f"uplink declared as {rate}{lanes} above devices of Gen{newest}"
+        uplink = f"uplink declared as {rate}{lanes} above devices of {made_for}"
         message = f"{join_names(about)}: {uplink}; NCCL counts it as it stands"
         advice = (
             "if it is a virtual machine, correct the file that NCCL is given; else look at the bridge with lspci -vv"
         )
         yield Finding("warning", "slow-uplink", about, message, evidence, advice)
+
+
+def _list_cards_below(view: DoctorView, switch: str, known: Mapping[str, PcieState]) -> list[PcieState]:
+    """Return what is known of the links of GPUs and NICs right below a switch, and below switches below it."""
+    of_kinds = {ident: view.topology.by_id[ident].kind for ident in view.topology.out_neighbours[switch]}
+    cards = [ident for ident, kind in of_kinds.items() if kind in ("gpu", "nic")]
+    for ident, kind in of_kinds.items():
+        if kind == "switch":
+            near = view.topology.out_neighbours[ident]
+            is_above = any(view.topology.by_id[x].kind == "cpu" for x in near)
+            cards += [] if is_above else [x for x in near if view.topology.by_id[x].kind in ("gpu", "nic")]
+    return [known[ident] for ident in cards if ident in known]
 
 
 def check_widths(view: DoctorView) -> Iterator[Finding]:

@@ -1,7 +1,9 @@
 """Checks of places: how near NICs are to GPUs, and whether NUMA nodes are known.
 
 Near means below the same PCIe switches, or on the same CPU (the same socket, where it is known): data then need not
-cross the link between sockets.
+cross the link between sockets. A machine with more than two NUMA nodes has several in a socket (NPS, SNC); where the sockets
+are not known, the first half of the nodes is taken for one, and no more than a note rests on that. NICs for management do not
+count.
 """
 
 from __future__ import annotations
@@ -15,7 +17,8 @@ from ..facts.keys import pci_subject
 from ..facts.view import WIRES
 from ..graph import Device
 from ..hardware import LOCAL_GBps
-from .finding import Finding, Groups, join_names
+from .finding import Finding, Groups, Severity, join_names
+from .nics import list_data_nics
 from .view import Check, DisjointSets, DoctorView
 
 Places = Mapping[str, frozenset[str]]
@@ -38,24 +41,82 @@ def check_nic_places(view: DoctorView) -> Iterator[Finding]:
     for machine in _group_machines(view):
         if not machine.gpus or not machine.nics:
             continue
+        guessed = len(_guess_sockets(view)) > 0
+        place, link = ("NUMA node", "NUMA nodes") if guessed else ("socket", "CPUs")
         gpus, nics = _list_far(machine.gpus, machine.nics), _list_far(machine.nics, machine.gpus)
         evidence = _format_places(
             {**machine.gpus, **machine.nics}, (*gpus, *machine.nics) if gpus else (*nics, *machine.gpus)
         )
         if len(gpus) == len(machine.gpus):
-            message = f"{join_names(gpus)}: every NIC ({join_names(nics)}) is beyond the link between CPUs"
-            advice = "move the NICs to slots of the GPUs' socket"
-            yield Finding("warning", "nics-on-other-socket", (*gpus, *nics), message, evidence, advice)
+            message = f"{join_names(gpus)}: every NIC ({join_names(nics)}) is beyond the link between {link}"
+            advice = f"move the NICs to slots of the GPUs' {place}"
+            severity: Severity = "note" if guessed else "warning"
+            yield Finding(severity, "nics-on-other-socket", (*gpus, *nics), message, evidence, advice)
             continue
         if gpus:
-            message = f"{join_names(gpus)}: every NIC is beyond the link between CPUs, where other GPUs have one near"
-            advice = "spread the NICs over the sockets; meanwhile let the GPUs that are near a NIC send for the others"
-            several = len({_find_adapter(view.topology.by_id[nic]) for nic in machine.nics}) > 1
+            message = f"{join_names(gpus)}: every NIC is beyond the link between {link}, where other GPUs have one near"
+            advice = (
+                f"spread the NICs over the {place}s; meanwhile let the GPUs that are near a NIC send for the others"
+            )
+            several = len({_find_adapter(view.topology.by_id[nic]) for nic in machine.nics}) > 1 and not guessed
             yield Finding("warning" if several else "note", "gpu-without-near-nic", gpus, message, evidence, advice)
         if nics:
             message = f"{join_names(nics)}: no GPU is near, where other NICs have one"
-            advice = "keep GPU traffic off these (NCCL_IB_HCA), or move them to the GPUs' socket"
+            advice = f"keep GPU traffic off these (NCCL_IB_HCA), or move them to the GPUs' {place}"
             yield Finding("note", "nic-without-near-gpu", nics, message, evidence, advice)
+
+
+def check_nic_switches(view: DoctorView) -> Iterator[Finding]:
+    """Report GPUs that share no PCIe switch with a NIC, where most like GPUs do and a NIC beside shares none with a GPU: a
+    warning. Their NIC is in a slot of its own (NODE, PHB), where those of the others are below their GPUs' switches (PIX).
+    """
+    nics = list_data_nics(view)
+    on_cpu = {d.id: _find_cpus(view, d.id) for d in (*view.gpus, *nics)}
+    for group in view.like_gpus:
+        if len(group) < _LEAST_FOR_PEERS:
+            continue
+        near = {gpu.id: [nic.id for nic in nics if _share_switch(view, gpu.id, nic.id)] for gpu in group}
+        lacking = [ident for ident, own in near.items() if not own]
+        spare = [nic.id for nic in nics if not any(_share_switch(view, gpu.id, nic.id) for gpu in view.gpus)]
+        spare = [nic for nic in spare if any(on_cpu[nic] & on_cpu[gpu] for gpu in lacking)]
+        lacking = [gpu for gpu in lacking if any(on_cpu[nic] & on_cpu[gpu] for nic in spare)]
+        served = [ident for ident, own in near.items() if own]
+        if not lacking or 2 * len(served) <= len(group):
+            continue
+        peer = served[0]
+        evidence = [f"{peer} and {near[peer][0]} share a PCIe switch (links of the topology)"]
+        evidence += [f"{nic} place = {', '.join(sorted(on_cpu[nic]))} (links of the topology)" for nic in spare]
+        message = f"{join_names(lacking)}: no NIC below the same PCIe switch, where like GPUs such as {peer} have one"
+        advice = (
+            f"move {join_names(spare)} below the switch of {join_names(lacking)}; until then it goes through the CPU"
+        )
+        yield Finding("warning", "nic-not-at-switch", (*lacking, *spare), message, tuple(evidence), advice)
+
+
+def _share_switch(view: DoctorView, a: str, b: str) -> bool:
+    return bool(view.islands.get(a, frozenset()) & view.islands.get(b, frozenset()))
+
+
+def _find_cpus(view: DoctorView, ident: str) -> frozenset[str]:
+    """Return the CPUs that a device, or the switches above it, are linked to."""
+    islands = view.islands.get(ident, frozenset())
+    ends = [ident, *(switch for switch, names in view.islands.items() if names & islands and _is_switch(view, switch))]
+    return frozenset(
+        x for end in ends for x in view.topology.out_neighbours[end] if view.topology.by_id[x].kind == "cpu"
+    )
+
+
+def _is_switch(view: DoctorView, ident: str) -> bool:
+    return view.topology.by_id[ident].kind == "switch"
+
+
+def _guess_sockets(view: DoctorView) -> dict[str, str]:
+    """Return a socket for each CPU of a machine with an even number of NUMA nodes above two and no known socket, else none."""
+    nodes = sorted(view.cpus, key=lambda cpu: (cpu.numa_node is None, cpu.numa_node or 0))
+    known = any(isinstance(cpu.extra.get("socket"), int) for cpu in nodes)
+    if known or len(nodes) <= _MOST_SOCKETS or len(nodes) % _MOST_SOCKETS:
+        return {}
+    return {cpu.id: f"half {i * _MOST_SOCKETS // len(nodes)} of the NUMA nodes" for i, cpu in enumerate(nodes)}
 
 
 def _list_far(places_of: Places, others: Places) -> tuple[str, ...]:
@@ -75,6 +136,7 @@ def _find_adapter(nic: Device) -> str:
     return nic.bus_id.rpartition(".")[0] if nic.bus_id else nic.id
 
 
+_LEAST_FOR_PEERS, _MOST_SOCKETS = 3, 2
 _MOST_ABOVE = 64  # an island below more CPUs than that is near none of them
 
 
@@ -83,7 +145,7 @@ def _group_machines(view: DoctorView) -> Iterator[_Machine]:
     kind_of = {d.id: d.kind for d in view.topology.devices if d.family not in ("network", "nvswitch")}
     links = [x for x in view.topology.links if x.kind not in (*WIRES, "network") and {x.src, x.dst} <= kind_of.keys()]
     connected = DisjointSets()
-    site = {cpu.id: _find_site(cpu) for cpu in view.cpus}
+    site = {cpu.id: _find_site(cpu) for cpu in view.cpus} | _guess_sockets(view)
     at: dict[str, set[str]] = defaultdict(set)  # of islands, too: the CPUs above
     for x in links:
         connected.join(x.src, x.dst)
@@ -94,7 +156,7 @@ def _group_machines(view: DoctorView) -> Iterator[_Machine]:
     sites = set(site.values())
     above_island = {island: at[island] & sites for islands in view.islands.values() for island in islands}
     machines: dict[str, _Machine] = defaultdict(_Machine)
-    for device in (*view.gpus, *view.nics):
+    for device in (*view.gpus, *list_data_nics(view)):
         islands = view.islands.get(device.id, frozenset())
         above = {place for i in islands if len(above_island[i]) <= _MOST_ABOVE for place in above_island[i]}
         places = frozenset({device.id, *at[device.id], *islands, *above})
@@ -150,6 +212,7 @@ def _require_nodes(view: DoctorView) -> str | None:
 
 CHECKS = (
     Check("NICs near GPUs", check_nic_places, _require_both),
+    Check("NICs at the switches of GPUs", check_nic_switches, _require_both),
     Check("NUMA nodes", check_numa_nodes, _require_nodes),
 )
 """The checks of this file."""

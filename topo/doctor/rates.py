@@ -8,7 +8,7 @@ from typing import Any
 
 from ..exact import parse_fraction
 from ..facts.view import WIRES
-from ..graph import Link
+from ..graph import Device, Link
 from ..hardware import (
     NVLINK_LINKS_PER_GPU,
     LOCAL_GBps,
@@ -32,6 +32,7 @@ _PCIE_MOST_GBps = max(PCIE_GTps.values()) * 16 / 8
 
 _NVLINK_FASTEST_GBps = max(NVLINK_DATASHEET_GBps.values())
 _NVLINK_MOST_LANES = max(NVLINK_LINKS_PER_GPU.values())
+_SHARED = 2
 _PLAUSIBLE = Fraction(6, 10)
 
 
@@ -172,7 +173,7 @@ def _find_lane_GBps(view: DoctorView, link: Link) -> Fraction | None:
 def check_addresses(view: DoctorView) -> Iterator[Finding]:
     """Report GPUs of one machine at one PCI address: an error, NCCL refuses two ranks on what it takes for one GPU. Machines
     are told apart by `box`, by the part of the id before a slash, and by what is connected without networks, NVLink and
-    xGMI.
+    xGMI. Parts of one GPU that NCCL tells apart (`mlopart`) are a note.
     """
     whole_machine = DisjointSets()
     for link in view.topology.links:
@@ -188,11 +189,24 @@ def check_addresses(view: DoctorView) -> Iterator[Finding]:
             machine = (str(gpu.extra.get("box")), gpu.id.rpartition("/")[0], "" if root == gpu.id else root)
             ids_at.setdefault((gpu.bus_id, *machine), []).append(gpu.id)
     for (bus_id, *_), about in ids_at.items():
-        if len(about) > 1:
-            evidence = tuple(view.format_attribute(view.topology.by_id[ident], "bus_id", bus_id) for ident in about)
-            message = f"{join_names(about)}: all at PCI address {bus_id}; NCCL takes them for one GPU and refuses"
-            advice = "correct the addresses; of a partitioned GPU give NCCL one rank, or undo the partition"
-            yield Finding("error", "shared-bus-id", tuple(about), message, evidence, advice)
+        if len(about) < _SHARED:
+            continue
+        evidence = tuple(view.format_attribute(view.topology.by_id[ident], "bus_id", bus_id) for ident in about)
+        if all(_is_locality_part(view.topology.by_id[ident]) for ident in about):
+            message = (
+                f"{join_names(about)}: parts of one GPU (MLOPart) at PCI address {bus_id}, with its links between them"
+            )
+            advice = "use NCCL 2.29 or later, which takes them for several GPUs; count the links of the GPU once"
+            yield Finding("note", "mlopart", tuple(about), message, evidence, advice)
+            continue
+        message = f"{join_names(about)}: all at PCI address {bus_id}; NCCL takes them for one GPU and refuses"
+        advice = "correct the addresses; of a partitioned GPU give NCCL one rank, or undo the partition"
+        yield Finding("error", "shared-bus-id", tuple(about), message, evidence, advice)
+
+
+def _is_locality_part(gpu: Device) -> bool:
+    """Return whether a GPU is a part of one that MPS divides by its memory (MLOPart), by its file or name."""
+    return str(gpu.extra.get("mlopart", -1)) != "-1" or "MLOPart" in str(gpu.extra.get("name"))
 
 
 def _get_family(view: DoctorView, ident: str) -> str | None:

@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from ..facts import Facts
-from ..facts.keys import Key, parse_nvlink
+from ..facts.keys import Key
 from ..facts.view import WIRES, MachineView, read_pci_details
 from ..graph import Device, Link, Topology
 from .finding import Finding, format_GBps, shorten
@@ -77,16 +77,6 @@ class DoctorView(MachineView):
                 if b in switches:
                     near[a].add(islands.find_root(b))
         return {ident: frozenset(names) for ident, names in near.items()}
-
-    @cached_property
-    def nvlink_subjects(self) -> Mapping[str, tuple[str, ...]]:
-        """The subjects of the NVLinks in the facts, by GPU index."""
-        subjects: dict[str, dict[str, None]] = defaultdict(dict)
-        for fact in self.facts.items:
-            parts = parse_nvlink(fact.subject)
-            if parts is not None:
-                subjects[parts[0]][fact.subject] = None
-        return {index: tuple(of_gpu) for index, of_gpu in subjects.items()}
 
     @cached_property
     def notes(self) -> tuple[str, ...]:

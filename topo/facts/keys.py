@@ -154,6 +154,9 @@ GPU_C2C_MBps = Key[int]("gpu/N", "c2c_MBps", "MB/s of all NVLink-C2C links toget
 GPU_FABRIC_STATE = Key[str]("gpu/N", "fabric_state", "completed, not started, in progress, not supported")
 GPU_FABRIC_CLUSTER = Key[str]("gpu/N", "fabric_cluster", "UUID of the cluster")
 GPU_FABRIC_CLIQUE = Key[int]("gpu/N", "fabric_clique", "number of the clique")
+GPU_FABRIC_HEALTH = Key[str](
+    "gpu/N", "fabric_health", "healthy, or what is wrong: degraded bandwidth, unhealthy routes ..."
+)
 GPU_LOST = Key[str]("gpu/N", "lost", "why the GPU does not answer; known only where it does not")
 
 NVLINK_STATE = Key[str]("gpu/N/nvlink/L", "state", "active, inactive")

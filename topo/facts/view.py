@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections import defaultdict
 from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
@@ -9,10 +11,15 @@ from typing import Any
 from ..graph import Device, Topology
 from . import keys
 from .facts import Facts
-from .keys import GPU, gpu_subject
+from .keys import GPU, gpu_subject, parse_nvlink
 
 WIRES = ("nvlink", "xgmi")
 """Kinds of links that join GPUs otherwise than over PCI Express."""
+
+LEFT_OUT = "topo -mp leaves NVLinks out"
+"""Words of the note on a matrix that has no NVLinks, whatever the machine has."""
+_BOARDS_WITH_NVLINK = re.compile(r"SXM|\bHBM3|\bH20\b|\bH200\b|\bH800\b|\bB[123]00\b|\bGB[123]00\b")
+_CARDS = re.compile(r"\b(?:NVL|PCIe)\b", re.IGNORECASE)
 
 
 class MachineView:
@@ -68,6 +75,36 @@ class MachineView:
     @cached_property
     def _index_at(self) -> Mapping[str, str]:
         return {bus_id: index for index, bus_id in self._bus_id_of_index.items()}
+
+    @cached_property
+    def nvlink_subjects(self) -> Mapping[str, tuple[str, ...]]:
+        """The subjects of the NVLinks in the facts, by GPU index."""
+        subjects: dict[str, dict[str, None]] = defaultdict(dict)
+        for fact in self.facts.items:
+            parts = parse_nvlink(fact.subject)
+            if parts is not None:
+                subjects[parts[0]][fact.subject] = None
+        return {index: tuple(of_gpu) for index, of_gpu in subjects.items()}
+
+    @cached_property
+    def without_nvlink(self) -> tuple[str, ...]:
+        """The GPUs on boards that come with NVLink (SXM modules and the like), none of whose NVLinks is active by the facts.
+
+        Empty where any of several such GPUs has an active one, and where there is only one: it may be alone on purpose.
+        """
+        dead: list[str] = []
+        for gpu in self.gpus:
+            index = self.index_of.get(gpu.id)
+            name = str(gpu.extra.get("name") or self.facts.get_text(gpu_subject(index), keys.GPU_NAME) or "")
+            if index is None or not _BOARDS_WITH_NVLINK.search(name) or _CARDS.search(name):
+                continue
+            states = [self.facts.get_text(s, keys.NVLINK_STATE) for s in self.nvlink_subjects.get(index, ())]
+            has_some = bool(states) or (self.facts.get_number(gpu_subject(index), keys.GPU_NVLINK_COUNT) or 0) > 0
+            if "active" in states:
+                return ()
+            if has_some:
+                dead.append(gpu.id)
+        return tuple(dead) if len(dead) > 1 else ()
 
     def find_gpu_index(self, gpu: str) -> str:
         """Return a GPU's index in the facts: that at its PCI address, else the number in its id."""

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from ..errors import InputError
 from ..graph import Topology
-from . import hwloc_xml, nccl_xml, smi
+from . import amd_smi, hwloc_xml, nccl_xml, smi
+from .refused import explain_anywhere, explain_at_start
 
 _BEFORE_THE_ROOT = re.compile(r"\s*(?:<\?.*?\?>\s*|<!--.*?-->\s*)*", re.DOTALL)
 _SNIFF_CHARACTERS = 64 * 2**10
@@ -37,6 +38,7 @@ FORMATS = (
     Format(
         "NCCL's or RCCL's XML (starts with <system)", _match_opening(r"<(?:system\b|!DOCTYPE|!ENTITY)"), nccl_xml.read
     ),
+    Format("text of rocm-smi --showtopo or amd-smi topology", amd_smi.looks_like, amd_smi.read),
     Format("text of nvidia-smi topo or nvidia-smi nvlink", smi.looks_like, smi.read),
 )
 """Formats that are understood, in the order in which they are tried."""
@@ -49,11 +51,14 @@ def read_topology_text(text: str, where: str) -> Topology:
     text = text.removeprefix("\ufeff")
     skipped = _BEFORE_THE_ROOT.match(text[:_SNIFF_CHARACTERS])
     start = text[skipped.end() if skipped else 0 :]
-    for format in FORMATS:
-        if format.starts(start):
-            return format.read(text, where)
-    if start.startswith("Machine ("):
-        raise InputError(f"{where}: lstopo's text for people; expected its XML: run lstopo machine.xml")
+    refusal = explain_at_start(start)
+    if refusal is None:
+        for format in FORMATS:
+            if format.starts(start):
+                return format.read(text, where)
+        refusal = explain_anywhere(text)
+    if refusal is not None:
+        raise InputError(f"{where}: {refusal}")
     raise InputError(
         f"{where}: not a format that is understood (it starts with {start[:30]!r}); expected {_list_formats()}"
     )

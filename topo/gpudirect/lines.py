@@ -6,11 +6,15 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from textwrap import wrap
 
 from ..facts.keys import qualify, split_host
 from .verdict import Verdict
 
 _RUN = 3
+_MANY_SETS = 3
+_NARROWEST = 60
+_COMMAND = "; do "
 
 
 @dataclass(frozen=True)
@@ -37,35 +41,79 @@ def group_verdicts(verdicts: Iterable[Verdict]) -> tuple[Group, ...]:
     return tuple(Group(*key, tuple(pairs)) for key, pairs in pairs_of.items())
 
 
-def format_verdicts(verdicts: Iterable[Verdict]) -> list[str]:
-    """Return a line per group, followed by an indented line with the advice if there is any."""
+def format_verdicts(verdicts: Iterable[Verdict], width: int = 120) -> list[str]:
+    """Return for each group its line, followed by an indented line with the advice if there is any.
+
+    What is longer than `width` goes on in further lines, but for commands, which are to be copied.
+    """
     lines: list[str] = []
     for group in group_verdicts(verdicts):
         evidence = f" ({'; '.join(group.evidence)})" if group.evidence else ""
         name = {"p2p": "P2P", "rdma": "RDMA"}.get(group.kind, group.kind)
-        lines.append(f"{name} {group.answer}: {group.describe_pairs()}: {group.rule}{evidence}")
-        lines += [f"  {group.advice}"] if group.advice else []
+        lines += _wrap(f"{name} {group.answer}: {group.describe_pairs()}: {group.rule}{evidence}", width, "")
+        lines += _wrap(group.advice, width, "  ") if group.advice else []
     return lines
 
 
+def _wrap(text: str, width: int, indent: str) -> list[str]:
+    if _COMMAND in text:
+        return [indent + text]
+    rest = indent + "    "
+    return wrap(
+        text,
+        max(width, _NARROWEST),
+        initial_indent=indent,
+        subsequent_indent=rest,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
 def describe_pairs(pairs: Sequence[tuple[str, str]], mutual: bool) -> str:
-    """Return pairs in short; with `mutual`, sets of three or more that are all paired are "with each other"."""
+    """Return pairs in short; with `mutual`, sets of three or more that are all paired are "with each other". Pairs that are
+    the same on several hosts are said once.
+    """
+    if mutual and _joins_hosts(pairs):
+        return f"{format_runs(dict.fromkeys(ident for pair in pairs for ident in pair))} with those of each other host"
+    of_host: dict[str, list[tuple[str, str]]] = defaultdict(list)
+    for a, b in pairs:
+        (host, first), (other, second) = split_host(a), split_host(b)
+        if host == other:
+            of_host[host].append((first, second))
+        else:
+            of_host[""].append((a, b))
+    hosts_with: dict[tuple[tuple[str, str], ...], list[str]] = defaultdict(list)
+    for host, of_one in of_host.items():
+        hosts_with[tuple(of_one)].append(host)
+    said = []
+    for own, hosts in hosts_with.items():
+        text = _describe_in_host(own, mutual)
+        said.append(text if hosts == [""] else f"on {', '.join(_shorten_runs(hosts))} {text}")
+    return "; ".join(said)
+
+
+def _describe_in_host(pairs: Sequence[tuple[str, str]], mutual: bool) -> str:
     partners: dict[str, list[str]] = defaultdict(list)
     for a, b in pairs:
         partners[a].append(b)
-    if mutual and _joins_hosts(pairs):
-        return f"{format_runs(dict.fromkeys(ident for pair in pairs for ident in pair))} with those of each other host"
-    parts: list[str] = []
-    for members in _list_cliques(partners) if mutual else ():
-        parts.append(f"{format_runs(members)} with each other")
-        for a in members:
-            partners.pop(a, None)
+    cliques = _list_cliques(partners) if mutual else []
+    parts = _describe_cliques(cliques)
+    for a in (a for members in cliques for a in members):
+        partners.pop(a, None)
     alike: dict[tuple[str, ...], list[str]] = defaultdict(list)
     for a, bs in partners.items():
         alike[tuple(bs)].append(a)
     return "; ".join(
         [*parts, *(f"{format_runs(firsts)} with {format_runs(seconds)}" for seconds, firsts in alike.items())]
     )
+
+
+def _describe_cliques(cliques: Sequence[Sequence[str]]) -> list[str]:
+    """Return sets of names that are paired with each other; many that are runs of one length are said in one."""
+    texts = [format_runs(members) for members in cliques]
+    if len(texts) > _MANY_SETS and len({len(members) for members in cliques}) == 1:
+        return [f"{texts[0]} with each other, and so on in sets of {len(cliques[0])} up to {texts[-1]}"]
+    return [f"{text} with each other" for text in texts]
 
 
 def _joins_hosts(pairs: Sequence[tuple[str, str]]) -> bool:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 from ..facts import keys
 from ..facts.keys import p2p_subject
+from ..facts.view import LEFT_OUT
 from .nccl_paths import PCIE_PATHS, is_within
 from .pcie import HERE, judge_pcie
 from .verdict import Answer, decide
@@ -67,7 +68,7 @@ def _judge(view: PairView, a: str, b: str, path: str, maker: str) -> Iterator[An
     hidden = maker == NVIDIA and path in _FAR and _may_lack_nvlinks(view, a)
     if hidden:
         rule = "the file lists no NVLinks, which NCCL would find by itself; by PCIe they are too far from each other"
-        yield Answer("unknown", rule, (f"GPU: sm {view.get_gpu_number(a, keys.GPU_SM)}",), HERE)
+        yield Answer("unknown", rule, _list_capability(view, a), HERE)
     yield from _judge_gpus(view, a, b)
     if maker == NVIDIA:
         yield from _judge_status(view, a, b, path)
@@ -75,6 +76,12 @@ def _judge(view: PairView, a: str, b: str, path: str, maker: str) -> Iterator[An
         yield from _judge_distance(view, a, path, maker)
     if path in PCIE_PATHS:
         yield from judge_pcie(view, a, b, path, from_file=False)
+
+
+def _list_capability(view: PairView, gpu: str) -> tuple[str, ...]:
+    """Return a GPU's compute capability as evidence, none where it is not known."""
+    sm = view.get_gpu_number(gpu, keys.GPU_SM)
+    return () if sm is None else (f"GPU: sm {sm}",)
 
 
 def _judge_gpus(view: PairView, a: str, b: str) -> Iterator[Answer]:
@@ -145,6 +152,8 @@ def _judge_distance(view: PairView, a: str, path: str, maker: str) -> Iterator[A
 
 def _judge_nccl_level(view: PairView, a: str, path: str) -> Iterator[Answer]:
     advice = f"NCCL_P2P_LEVEL={path} switches it on; measure whether that is faster"
+    if a in view.without_nvlink:
+        advice = "none of the boards' NVLinks is active: see topo-probe --check before anything else"
     rule = f"{_FAR[path]}; NCCL's P2P ends at PXB, unless an AMD CPU has two GPUs at most"
     if len(view.paths.list_in_host(a, "gpu")) <= _MANY_GPUS:
         vendor = view.get_cpu_text(a, "vendor")
@@ -162,7 +171,8 @@ def _may_lack_nvlinks(view: PairView, gpu: str) -> bool:
     wired = any(
         view.paths.wired.get(g) or view.paths.find_kind(g, gpu) == "NVL" for g in view.paths.list_in_host(gpu, "gpu")
     )
-    return (
+    left_out = LEFT_OUT in str(view.topology.extra.get("notes"))
+    return left_out or (
         not wired
         and view.get_gpu_number(gpu, keys.GPU_SM) in _WITH_NVLINK
         and view.find_subject(gpu) not in view.subjects

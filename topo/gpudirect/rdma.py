@@ -55,10 +55,11 @@ def judge_rdma(view: PairView, gpu: str, nic: str) -> Answer:
 def _judge(view: PairView, gpu: str, nic: str, path: str, maker: str) -> Iterator[Answer]:
     if path == "???":
         yield Answer("unknown", "the topology does not say enough of what joins them")
+    # what cannot do it at all comes before how far it is: no variable of NCCL's helps there
     yield from _judge_nic(view, nic)
     yield from _judge_gpu(view, gpu, maker)
-    yield from _judge_distance(view, gpu, nic, path, maker)
     yield from _judge_driver(view, nic, maker)
+    yield from _judge_distance(view, gpu, nic, path, maker)
     if path in PCIE_PATHS:
         both_can = view.get_attribute(gpu, "gdr") == 1 and view.get_attribute(nic, "gdr") == 1
         yield from judge_pcie(view, gpu, nic, path, from_file=both_can)

@@ -26,6 +26,7 @@ FAMILY_NAMES = {"pcie": "PCIe switch", "nvswitch": "NVSwitch", "network": "netwo
 """Names of switch families in texts for people."""
 
 
+_LANES = re.compile(r"\bx(?:1|2|4|8|12|16|32)\b")
 _COUNTED = re.compile(r"as (NCCL|RCCL) counts it$")
 
 
@@ -73,6 +74,16 @@ def find_sources(topology: Topology) -> dict[tuple[str, str, str], list[str]]:
         if link.source and link.source not in listed:
             listed.append(link.source)
     return sources
+
+
+def find_widths(topology: Topology) -> dict[tuple[str, str, str], str]:
+    """Return the lanes of PCIe links as their sources have them, `x16`, by source, destination and kind of links."""
+    widths: dict[tuple[str, str, str], str] = {}
+    for link in topology.links:
+        told = _LANES.search(f"{link.extra.get('declared')} {link.source}") if link.kind == "pcie" else None
+        if told:
+            widths.setdefault((link.src, link.dst, link.kind), told[0])
+    return widths
 
 
 def describe_rates(topology: Topology) -> list[str]:

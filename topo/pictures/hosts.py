@@ -30,7 +30,7 @@ def show_hosts_once(topology: Topology) -> ShownHosts:
     """
     members: dict[str, list[Device]] = defaultdict(list)
     for device in topology.devices:
-        members[_name_host(device)].append(device)
+        members[name_host(device)].append(device)
     common = {d.id: d for d in members.pop("", [])}
     if len(members) <= _MOST_HOSTS or any(d.kind == "gpu" for d in common.values()):
         return ShownHosts(topology, None)
@@ -72,8 +72,8 @@ def _count_hosts(hosts: list[str], members: Mapping[str, list[Device]]) -> str:
     return f"{len(hosts)} like {hosts[0]} ({each} each)" if len(hosts) > 1 else f"{hosts[0]} ({each})"
 
 
-def _name_host(device: Device) -> str:
-    """Return the name of the host that a device is of, empty for one of none."""
+def name_host(device: Device) -> str:
+    """Return the name of the host that a device is of, empty for one of none: machines of one host say nothing of it."""
     name = device.extra.get("host")
     return str(name) if name is not None else split_host(device.id)[0]
 

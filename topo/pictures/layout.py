@@ -8,20 +8,34 @@ are bars beside the GPUs; boxes stand above and below the bar of the network.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import groupby, pairwise
 
 from ..graph import Device, Topology
 from .cables import Cable, find_cables, find_components
-from .hosts import number_ranks
-from .shapes import MANY_GPUS, NIC_HEIGHT, NIC_WIDTH, Frame, Picture, Shape, get_gpu_size, make_gpu_shape, make_wire
+from .hosts import name_host, number_ranks
+from .shapes import (
+    GPU_WIDTH,
+    MANY_GPUS,
+    Frame,
+    Picture,
+    Shape,
+    bend_around,
+    get_gpu_size,
+    get_nic_width,
+    make_gpu_shape,
+    make_nic_shape,
+    make_wire,
+)
 from .socket_tree import format_bar_label, lay_out_sockets
 from .structures import arrange
 
 _UNIT, _SMALL_UNIT = 104, 64  # between neighbours, and where there are many GPUs
-_GAP, _FRAME_PAD, _FRAME_HEAD = 40, 18, 24
+_GAP, _FRAME_PAD, _FRAME_HEAD, _NEAR_PAD = 40, 18, 24, 5
+_SEVERAL = 2
 _BAR_HEIGHT, _BAR_GAP = 34, 70
+_MOST_BENT = 32  # GPUs of a graph whose links are led round what they would pass behind
 _ONE_ROW_OF_GPUS = 8
 _ONE_ROW_OF_BOXES = 2
 _ONE_ROW_OF_SINGLES = 8
@@ -42,7 +56,8 @@ def lay_out_direct(topology: Topology, gpus: Iterable[str], machine_cables: Iter
     inside = [c for c in machine_cables if c.a in index and c.b in index]
     pairs = frozenset((min(index[c.a], index[c.b]), max(index[c.a], index[c.b])) for c in inside)
     arrangement = arrange(len(order), pairs)
-    unit = _SMALL_UNIT if len(topology.ranks) > MANY_GPUS else _UNIT
+    room = get_gpu_size(topology)[0] + _UNIT - GPU_WIDTH
+    unit = _SMALL_UNIT if len(topology.ranks) > MANY_GPUS else max(_UNIT, room)
     shapes: Mapping[str, Shape] = {
         ident: make_gpu_shape(topology, ident, rank[ident], unit * x, unit * y)
         for ident, (x, y) in zip(order, arrangement.points, strict=True)
@@ -50,7 +65,9 @@ def lay_out_direct(topology: Topology, gpus: Iterable[str], machine_cables: Iter
     wires = []
     for c in inside:
         bend = arrangement.bends.get((min(index[c.a], index[c.b]), max(index[c.a], index[c.b])))
-        wires.append(make_wire(c, shapes[c.a], shapes[c.b], None if bend is None else (unit * bend[0], unit * bend[1])))
+        wire = make_wire(c, shapes[c.a], shapes[c.b], None if bend is None else (unit * bend[0], unit * bend[1]))
+        others = [s for s in shapes.values() if s.ids not in ((c.a,), (c.b,))]
+        wires.append(bend_around(wire, others) if wire.bend is None and len(order) <= _MOST_BENT else wire)
     return Picture(tuple(shapes.values()), tuple(wires), ())
 
 
@@ -61,12 +78,19 @@ def lay_out_boxes(topology: Topology) -> Picture:
     components = find_components(topology, machine_cables, {d.id for d in hubs})
     pictures = [_lay_out_box(topology, members, machine_cables) for members in components]
     if len(components) > 1 and any(len(members) > 1 for members in components):
-        pictures = [_add_frame(p, f"box {i}") for i, p in enumerate(pictures)]
+        names = [_name_box(members, i) for i, members in enumerate(components)]
+        pictures = [_add_frame(p, name) for p, name in zip(pictures, names, strict=True)]
     tiered = any(d.kind in ("cpu", "nic") or d.family == "pcie" for d in topology.devices)
     arranged = _place_boxes(
         pictures, network_below=tiered, has_bar=bool(hubs), singles=all(len(b) == 1 for b in components)
     )
     return _add_network_bars(topology, arranged, hubs, machine_cables)
+
+
+def _name_box(devices: Sequence[Device], number: int) -> str:
+    """Return the name of the host that all devices are of, "box 1" where they are of none or several."""
+    hosts = {name_host(d) for d in devices}
+    return next(iter(hosts)) if len(hosts) == 1 and "" not in hosts else f"box {number}"
 
 
 def _lay_out_box(topology: Topology, devices: Sequence[Device], machine_cables: tuple[Cable, ...]) -> Picture:
@@ -80,12 +104,16 @@ def _lay_out_box(topology: Topology, devices: Sequence[Device], machine_cables: 
     nics = [d for d in devices if d.kind == "nic"]
     picture = lay_out_direct(topology, gpus, inside).move_to_origin()
     shapes = {ident: s for s in picture.shapes for ident in s.ids}
-    spacing = max(picture.width / max(len(nics), 1), 72)
+    spacing = max(picture.width / max(len(nics), 1), get_nic_width(topology) + 6)
     for i, nic in enumerate(nics):
         x, y = picture.width / 2 + spacing * (i - (len(nics) - 1) / 2), picture.height + 70
-        shapes[nic.id] = Shape((nic.id,), "nic", nic.id, "NIC", x, y, NIC_WIDTH, NIC_HEIGHT)
+        shapes[nic.id] = make_nic_shape(topology, nic.id, x, y)
     nic_cables = [c for c in inside if c.a not in gpus or c.b not in gpus]
-    wires = (*picture.wires, *(make_wire(c, shapes[c.a], shapes[c.b]) for c in nic_cables))
+    to_nics = (
+        bend_around(make_wire(c, shapes[c.a], shapes[c.b]), [s for i, s in shapes.items() if i not in (c.a, c.b)])
+        for c in nic_cables
+    )
+    wires = (*picture.wires, *to_nics)
     return Picture(tuple(shapes.values()), wires, ()).move_to_origin()
 
 
@@ -93,6 +121,8 @@ def _lay_out_rows(topology: Topology, devices: Sequence[Device], inside: Sequenc
     """Return a picture with rows of GPUs above and below the bars of their switches."""
     rank = number_ranks(topology)
     width, height = get_gpu_size(topology)
+    if any(d.kind == "nic" for d in devices):
+        width = max(width, get_nic_width(topology))
     step_x, step_y = width + (14 if width > 50 else 6), height / 2 + _BAR_HEIGHT / 2 + (44 if width > 50 else 24)
     groups = _group_switches([d for d in devices if d.kind == "switch"], inside)
     rows = _divide_into_rows(groups, [d.id for d in devices if d.kind != "switch"], inside, small=width < 50)
@@ -110,7 +140,7 @@ def _lay_out_rows(topology: Topology, devices: Sequence[Device], inside: Sequenc
                 if ident in rank:
                     shapes[ident] = make_gpu_shape(topology, ident, rank[ident], x, y)
                 else:
-                    shapes[ident] = Shape((ident,), "nic", ident, "NIC", x, y, NIC_WIDTH, NIC_HEIGHT)
+                    shapes[ident] = make_nic_shape(topology, ident, x, y)
             continue
         # the bars of a row share the width of the widest row of GPUs
         bar_width = (step_x * columns) / len(row) - (step_x - width)
@@ -118,7 +148,22 @@ def _lay_out_rows(topology: Topology, devices: Sequence[Device], inside: Sequenc
             x = -step_x / 2 + (k + 0.5) * step_x * columns / len(row)
             bar = Shape(group, "nvswitch", format_bar_label("NVSwitch", group), "", x, y, bar_width, _BAR_HEIGHT)
             shapes |= dict.fromkeys(group, bar)
-    return _add_wires(shapes, inside)
+    picture = _add_wires(shapes, inside)
+    of_rows = [[(name_host(topology.by_id[i]), shapes[i]) for i in row] for row in rows if isinstance(row, list)]
+    return replace(picture, frames=tuple(_frame_hosts(of_rows)))
+
+
+def _frame_hosts(rows: Sequence[Sequence[tuple[str, Shape]]]) -> Iterator[Frame]:
+    """Yield a frame around the shapes of each host in each row, where there are several hosts."""
+    if len({host for row in rows for host, _ in row} - {""}) < _SEVERAL:
+        return
+    for row in rows:
+        for host, run in groupby(row, key=lambda member: member[0]):
+            shapes = [shape for _, shape in run]
+            left, right = min(s.left for s in shapes) - _NEAR_PAD, max(s.right for s in shapes) + _NEAR_PAD
+            top, bottom = min(s.top for s in shapes) - _FRAME_HEAD, max(s.bottom for s in shapes) + _NEAR_PAD
+            if host:
+                yield Frame(host, left, top, right - left, bottom - top)
 
 
 def _group_switches(switches: Sequence[Device], inside: Sequence[Cable]) -> list[tuple[str, ...]]:
@@ -130,7 +175,8 @@ def _group_switches(switches: Sequence[Device], inside: Sequence[Cable]) -> list
                 neighbours[one].add(other)
     groups: dict[frozenset[str], list[str]] = defaultdict(list)
     for ident, others in neighbours.items():
-        groups[frozenset(others) or frozenset({ident})].append(ident)
+        # links among the switches do not tell them apart, unless they have no others
+        groups[frozenset(others - neighbours.keys()) or frozenset(others) or frozenset({ident})].append(ident)
     return [tuple(group) for group in groups.values()]
 
 

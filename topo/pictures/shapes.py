@@ -5,10 +5,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
+from ..facts.keys import split_host
 from ..graph import Topology
 from .cables import Cable
 
@@ -16,6 +18,12 @@ GPU_WIDTH, GPU_HEIGHT = 64, 52
 SMALL_GPU_WIDTH, SMALL_GPU_HEIGHT = 40, 34
 NIC_WIDTH, NIC_HEIGHT = 66, 40
 MANY_GPUS = 32
+_BENDS = tuple(i / 10 for i in range(1, 16))
+"""How far a curve's control point is beside the middle of its ends, in parts of their distance."""
+_POINTS = 48
+LETTER = 0.6
+"""A letter's width as a part of the font size, on the safe side."""
+_TEXT, _SMALL_TEXT, _BESIDE_TEXT, _WIDEST = 13, 10, 8, 240.0
 TIMES = "\u00d7"
 
 
@@ -129,16 +137,39 @@ class Picture:
         return self.shift(-min(x for x, _ in corners), -min(y for _, y in corners))
 
 
-def get_gpu_size(topology: Topology) -> tuple[int, int]:
-    """Return width and height of a GPU's rectangle: small ones where there are many."""
-    return (SMALL_GPU_WIDTH, SMALL_GPU_HEIGHT) if len(topology.ranks) > MANY_GPUS else (GPU_WIDTH, GPU_HEIGHT)
+def get_gpu_size(topology: Topology) -> tuple[float, float]:
+    """Return width and height of a GPU's rectangle: small ones where there are many, else wide enough for their ids."""
+    if len(topology.ranks) > MANY_GPUS:
+        return SMALL_GPU_WIDTH, SMALL_GPU_HEIGHT
+    return fit_width(map(_name_in_host, topology.ranks), _SMALL_TEXT, GPU_WIDTH), GPU_HEIGHT
+
+
+def get_nic_width(topology: Topology) -> float:
+    """Return the width of a NIC's rectangle: wide enough for the names."""
+    names = (_name_in_host(d.id) for d in topology.devices if d.kind == "nic")
+    return fit_width(names, _TEXT, NIC_WIDTH)
+
+
+def fit_width(texts: Iterable[str], size: int, least: float) -> float:
+    """Return a width in which each text can be read whole, but for absurdly long ones."""
+    longest = max(map(len, texts), default=0)
+    return min(max(least, math.ceil(longest * size * LETTER) + _BESIDE_TEXT), max(least, _WIDEST))
+
+
+def _name_in_host(ident: str) -> str:
+    return split_host(ident)[1]
 
 
 def make_gpu_shape(topology: Topology, ident: str, rank: int, x: float, y: float) -> Shape:
-    """Return the shape of a GPU with its rank, and its id where that says something else."""
+    """Return the shape of a GPU with its rank, and its id where that says something else; its host is written elsewhere."""
     width, height = get_gpu_size(topology)
-    subtitle = "GPU" if ident.lower() == f"gpu{rank}" else ident
-    return Shape((ident,), "gpu", str(rank), subtitle, x, y, width, height)
+    name = _name_in_host(ident)
+    return Shape((ident,), "gpu", str(rank), "GPU" if name.lower() == f"gpu{rank}" else name, x, y, width, height)
+
+
+def make_nic_shape(topology: Topology, ident: str, x: float, y: float) -> Shape:
+    """Return the shape of a NIC with its name."""
+    return Shape((ident,), "nic", _name_in_host(ident), "NIC", x, y, get_nic_width(topology), NIC_HEIGHT)
 
 
 def make_wire(cable: Cable, a: Shape, b: Shape, bend: tuple[float, float] | None = None) -> Wire:
@@ -157,3 +188,35 @@ def _find_meeting_point(shape: Shape, other: Shape) -> tuple[float, float]:
         margin = min(10.0, shape.width / 2)
         return min(max(aim, shape.left + margin), shape.right - margin), shape.y
     return shape.x, shape.y
+
+
+def bend_around(wire: Wire, shapes: Sequence[Shape]) -> Wire:
+    """Return the wire, or a curve between its ends that passes behind none of the shapes, the flattest there is; the wire
+    itself where there is none.
+    """
+    if not any(_passes_behind(wire, shape) for shape in shapes):
+        return wire
+    (ax, ay), (bx, by) = wire.start, wire.end
+    for part in _BENDS:
+        for side in (part, -part):
+            bent = replace(wire, bend=((ax + bx) / 2 - side * (by - ay), (ay + by) / 2 + side * (bx - ax)))
+            if not any(_passes_behind(bent, shape) for shape in shapes):
+                return bent
+    return wire
+
+
+def _passes_behind(wire: Wire, shape: Shape) -> bool:
+    """Return whether a wire passes through a shape's rectangle, by points of it that lie close to each other."""
+    (ax, ay), (bx, by) = wire.start, wire.end
+    cx, cy = wire.bend or ((ax + bx) / 2, (ay + by) / 2)
+    if max(ax, bx, cx) < shape.left or min(ax, bx, cx) > shape.right:
+        return False
+    if max(ay, by, cy) < shape.top or min(ay, by, cy) > shape.bottom:
+        return False
+    for i in range(1, _POINTS):
+        t = i / _POINTS
+        x = (1 - t) ** 2 * ax + 2 * t * (1 - t) * cx + t * t * bx
+        y = (1 - t) ** 2 * ay + 2 * t * (1 - t) * cy + t * t * by
+        if shape.left < x < shape.right and shape.top < y < shape.bottom:
+            return True
+    return False

@@ -7,25 +7,30 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from ..facts.keys import split_host
 from ..graph import Device, Topology
 from .cables import Cable
-from .hosts import number_ranks
+from .hosts import name_host, number_ranks
 from .shapes import (
     GPU_HEIGHT,
     NIC_HEIGHT,
-    NIC_WIDTH,
     TIMES,
+    Frame,
     Picture,
     Shape,
     Wire,
+    bend_around,
+    fit_width,
     get_gpu_size,
     make_gpu_shape,
+    make_nic_shape,
     make_wire,
 )
 
 _TIER, _LEAF_GAP, _TREE_GAP = 96, 14, 44
 _CPU_HEIGHT, _SWITCH_HEIGHT, _BAR_HEIGHT, _BAR_REACH = 50, 30, 34, 40
 _LEAST_PARENT_WIDTH = 110.0
+_FRAME_PAD, _FRAME_HEAD, _FRAME_ROOM, _TEXT = 16, 28, 44, 13
 
 
 @dataclass(frozen=True)
@@ -60,9 +65,12 @@ class _SocketTree:
         self.device = {d.id: d for d in devices}
         self.inside = inside
         self.neighbours: dict[str, list[str]] = defaultdict(list)
+        on_pcie = {end for c in inside if c.kind == "pcie" for end in (c.a, c.b)}
         for c in inside:
-            self.neighbours[c.a].append(c.b)
-            self.neighbours[c.b].append(c.a)
+            # a GPU of a superchip hangs where PCIe has it, though C2C joins it to the CPU as well
+            if c.kind != "c2c" or not {c.a, c.b} <= on_pcie:
+                self.neighbours[c.a].append(c.b)
+                self.neighbours[c.b].append(c.a)
         self.bars = [d.id for d in devices if d.kind == "switch" and d.family != "pcie"]
         self.children: dict[str, list[str]] = defaultdict(list)
         self.depth: dict[str, int] = {}
@@ -110,14 +118,24 @@ class _SocketTree:
     def build_picture(self) -> Picture:
         """Return the picture: shapes from left to right, then bars and wires."""
         x = 0.0
-        for root in self.roots:
-            x = self._place_subtree(root, x) + _TREE_GAP
+        framed: list[tuple[str, float, float]] = []
+        for host, roots in self._list_roots_by_host():
+            left = x
+            for root in roots:
+                x = self._place_subtree(root, x) + _TREE_GAP
+            if host:
+                framed.append((host, left, x - _TREE_GAP))
         # arcs come before the bars, which are placed below the deepest of them
         arcs = [c for c in self.inside if {self.device[c.a].kind, self.device[c.b].kind} == {"gpu"}]
         sockets = [c for c in self.inside if {self.device[c.a].kind, self.device[c.b].kind} == {"cpu"}]
         wires = [self._make_arc(c) for c in arcs] + [self._join_sockets(c) for c in sockets]
         bottom = max([s.bottom for s in self.shapes.values()] + [w.end[1] + self._measure_depth(w) for w in wires])
-        self._place_bars(bottom + _BAR_REACH)
+        top = min(s.top for s in self.shapes.values()) if self.shapes else 0.0
+        frames = tuple(
+            Frame(host, left - _FRAME_PAD, top - _FRAME_HEAD, right - left + 2 * _FRAME_PAD, bottom - top + _FRAME_ROOM)
+            for host, left, right in framed
+        )
+        self._place_bars(bottom + _BAR_REACH + (_FRAME_PAD if frames else 0))
         # alike cables between the same shapes are one wire, which the legend counts as so many cables
         rest = [c for c in self.inside if c not in set(arcs) | set(sockets)]
         bundles = Counter((self.shapes[c.a].ids, self.shapes[c.b].ids, c.kind, c.GBps, c.one_way) for c in rest)
@@ -126,8 +144,19 @@ class _SocketTree:
             key = (self.shapes[c.a].ids, self.shapes[c.b].ids, c.kind, c.GBps, c.one_way)
             if key not in drawn:
                 drawn.add(key)
-                wires.append(replace(make_wire(c, self.shapes[c.a], self.shapes[c.b]), cables=bundles[key]))
-        return Picture(tuple(dict.fromkeys(self.shapes.values())), tuple(wires), ())
+                wire = make_wire(c, self.shapes[c.a], self.shapes[c.b])
+                if c.kind == "c2c":
+                    ends = (self.shapes[c.a], self.shapes[c.b])
+                    wire = bend_around(wire, [s for s in dict.fromkeys(self.shapes.values()) if s not in ends])
+                wires.append(replace(wire, cables=bundles[key]))
+        return Picture(tuple(dict.fromkeys(self.shapes.values())), tuple(wires), frames)
+
+    def _list_roots_by_host(self) -> list[tuple[str, list[str]]]:
+        """Return the roots of each host, with its name where there are several."""
+        of_host: dict[str, list[str]] = defaultdict(list)
+        for root in self.roots:
+            of_host[name_host(self.device[root])].append(root)
+        return list(of_host.items()) if len(of_host) > 1 else [("", self.roots)]
 
     # -- placing -------------------------------------------------------------------------------------------------
 
@@ -139,17 +168,19 @@ class _SocketTree:
         for i, child in enumerate(self._group_nics(self.children.get(ident, []))):
             x += _LEAF_GAP if i else 0
             x = self._place_leaf(child, x) if isinstance(child, _Leaf) else self._place_subtree(child, x)
-        if x - start < _LEAST_PARENT_WIDTH:
-            self._shift_below(ident, (_LEAST_PARENT_WIDTH - (x - start)) / 2)
         device = self.device[ident]
         look = "cpu" if device.kind == "cpu" else "pcie"
-        width = max(x - start, _LEAST_PARENT_WIDTH)
+        name = split_host(ident)[1]
+        least = fit_width([name if look == "cpu" else _shorten_switch_name(name)], _TEXT, _LEAST_PARENT_WIDTH)
+        if x - start < least:
+            self._shift_below(ident, (least - (x - start)) / 2)
+        width = max(x - start, least)
         y = _TIER * self.depth[ident]
         node = "" if device.numa_node is None else f"NUMA node {device.numa_node}"
         if look == "cpu":
-            title, subtitle = ident, node
+            title, subtitle = name, node
         else:
-            title, subtitle = _shorten_switch_name(ident), "" if ident.startswith("pci-") else "PCIe switch"
+            title, subtitle = _shorten_switch_name(name), "" if name.startswith("pci-") else "PCIe switch"
         height = _CPU_HEIGHT if look == "cpu" else _SWITCH_HEIGHT
         self.shapes[ident] = Shape((ident,), look, title, subtitle, start + width / 2, y, width, height)
         return start + width
@@ -183,19 +214,21 @@ class _SocketTree:
             ident = leaf.ids[0]
             self.shapes[ident] = make_gpu_shape(self.topology, ident, self.rank[ident], x + width / 2, self.leaf_y)
             return x + width
-        many = len(leaf.ids) > 1
-        title = f"{len(leaf.ids)} NICs" if many else leaf.ids[0]
-        subtitle = f"{leaf.ids[0]} …" if many else "NIC"
         y = self.leaf_y + (NIC_HEIGHT - GPU_HEIGHT) / 2
-        shape = Shape(leaf.ids, "nic", title, subtitle, x + NIC_WIDTH / 2, y, NIC_WIDTH, NIC_HEIGHT)
+        shape = make_nic_shape(self.topology, leaf.ids[0], x, y)
+        shape = replace(shape, ids=leaf.ids, x=x + shape.width / 2)
+        if len(leaf.ids) > 1:
+            shape = replace(shape, title=f"{len(leaf.ids)} NICs", subtitle=f"{shape.title} …")
         self.shapes |= dict.fromkeys(leaf.ids, shape)
-        return x + NIC_WIDTH
+        return shape.right
 
     def _place_bars(self, y: float) -> None:
         """Place NVSwitches below the GPUs, those with the same neighbours as one bar."""
         groups: dict[frozenset[str], list[str]] = defaultdict(list)
         for ident in self.bars:
-            groups[frozenset(self.neighbours[ident])].append(ident)
+            # links among NVSwitches do not tell them apart: those of a board with the same GPUs are one bar
+            ends = {n for n in self.neighbours[ident] if n not in self.bars} or set(self.neighbours[ident])
+            groups[frozenset(ends)].append(ident)
         gpus = [s for s in self.shapes.values() if s.look == "gpu"] or list(self.shapes.values())
         left, right = min(s.left for s in gpus), max(s.right for s in gpus)
         bar_width = (right - left) / max(len(groups), 1)

@@ -16,7 +16,7 @@ from ..graph import Topology
 from .cables import format_rate, get_kind_name
 from .hosts import show_hosts_once
 from .layout import lay_out
-from .shapes import TIMES, Frame, Picture, Shape, Wire
+from .shapes import LETTER, TIMES, Frame, Picture, Shape, Wire
 
 _MARGIN, _HEAD, _LEGEND_ROW, _LEGEND_COLUMN = 28, 66, 24, 290
 _LEAST_WIDTH = 420
@@ -42,7 +42,6 @@ _LOOKS = {  # fill and outline of each sort of device
 _INK, _FAINT, _PAPER, _FRAME, _FRAME_FILL = "#1f2933", "#667380", "#ffffff", "#aab4bf", "#fafbfc"
 _FONT = "Helvetica Neue, Helvetica, Arial, DejaVu Sans, sans-serif"
 _THINNEST, _THICKEST = 1.6, 6.5
-_LETTER = 0.6  # a letter's width as a part of the font size, on the safe side
 
 
 @dataclass(frozen=True, order=True)
@@ -264,7 +263,7 @@ def _draw_text(
 
 def _fit(text: str, width: float, size: int) -> str:
     """Return the text, its middle left out where it is too long for a shape."""
-    return _shorten(text, max(3, int((width - 6) / (size * _LETTER))))
+    return _shorten(text, max(3, int((width - 6) / (size * LETTER))))
 
 
 def _shorten(text: str, most: int) -> str:

@@ -18,7 +18,16 @@ from ..errors import InputError
 from ..gpudirect import format_verdicts, judge_pairs
 from ..graph import Device, Topology
 from ..matrix import LABELS, Way, find_ways
-from .cables import FAMILY_NAMES, Cable, describe_rates, find_cables, find_sources, format_rate, get_kind_name
+from .cables import (
+    FAMILY_NAMES,
+    Cable,
+    describe_rates,
+    find_cables,
+    find_sources,
+    find_widths,
+    format_rate,
+    get_kind_name,
+)
 from .hosts import number_ranks, show_hosts_once
 
 MOST_GPUS = 16
@@ -62,7 +71,7 @@ def write(topology: Topology, colour: bool = False) -> str:
         measured = _list_measured(topology)
         if measured.row_count:
             console.print(measured)
-    _print_gpudirect(console, topology)
+    _print_gpudirect(console, topology, columns)
     notes = _get_notes(topology)
     for note in notes[:_MOST_NOTES]:
         console.print(Text(f"note: {note}"), soft_wrap=not console.is_terminal)
@@ -188,7 +197,7 @@ def _count_pairs(pairs_by_way: Counter[Way]) -> Table:
     return table
 
 
-def _print_gpudirect(console: Console, topology: Topology) -> None:
+def _print_gpudirect(console: Console, topology: Topology, columns: int) -> None:
     """Print the verdicts, where there are facts to judge by: a preset says nothing of drivers."""
     try:
         pair_verdicts = (
@@ -201,8 +210,8 @@ def _print_gpudirect(console: Console, topology: Topology) -> None:
         return
     if pair_verdicts:
         console.print(Text("GPUDirect", style="bold"))
-        for line in format_verdicts(pair_verdicts):
-            console.print(Text(f"  {line}"), soft_wrap=not console.is_terminal)
+        for line in format_verdicts(pair_verdicts, columns - 2):
+            console.print(Text(f"  {line}"), soft_wrap=True)
         console.print()
 
 
@@ -210,7 +219,7 @@ def _list_links(topology: Topology) -> Table:
     """Return a row for each kind and rate of cable."""
     right = ("cables", "GB/s each way", "lanes")
     table = _make_table("Links", "kind", *right, "by", right=right)
-    sources = find_sources(topology)
+    sources, widths = find_sources(topology), find_widths(topology)
     classes: dict[tuple[str, Fraction, int, bool], list[Cable]] = defaultdict(list)
     for c in find_cables(topology):
         classes[c.kind, c.GBps, c.count, c.one_way].append(c)
@@ -218,7 +227,8 @@ def _list_links(topology: Topology) -> Table:
         rate = format_rate(GBps) + (" one way" if one_way else "")
         said = list(dict.fromkeys(source for c in cables for source in sources.get((c.a, c.b, c.kind), ())))
         by = "; ".join(said[:_MOST_SOURCES]) + (" ..." if len(said) > _MOST_SOURCES else "")
-        table.add_row(Text(get_kind_name(kind)), str(len(cables)), rate, str(count), Text(by))
+        lanes = dict.fromkeys(widths.get((c.a, c.b, c.kind), str(count)) for c in cables)
+        table.add_row(Text(get_kind_name(kind)), str(len(cables)), rate, ", ".join(lanes), Text(by))
     return table
 
 

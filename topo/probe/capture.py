@@ -79,7 +79,7 @@ def _unpack(path: Path, folder: Path) -> None:
         raise InputError(f"{path}: an archive larger than {MAX_ARCHIVE_BYTES >> 20} MiB; no captured machine is")
     size = 0
     try:
-        with tempfile.TemporaryFile() as plain, tarfile.open(fileobj=_decompress(path, plain)) as archive:
+        with tempfile.TemporaryFile() as plain, tarfile.open(fileobj=_decompress(path, plain), mode="r:") as archive:
             for number, member in enumerate(archive):
                 size += member.size
                 if member.size < 0 or number >= MAX_MEMBERS or size > MAX_BYTES:
@@ -91,7 +91,8 @@ def _unpack(path: Path, folder: Path) -> None:
                 except (tarfile.FilterError, FileExistsError):
                     continue  # it leads out of the folder, or stands where another does: not part of the machine
     except (*_BROKEN, RecursionError) as error:
-        raise InputError(f"{path}: not a whole archive: {error}; pack the captured folder again") from None
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise InputError(f"{path}: not a whole archive: {reason}; pack the captured folder again") from None
 
 
 def _make_size_error(path: Path) -> InputError:

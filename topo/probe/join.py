@@ -31,6 +31,7 @@ from ..facts.keys import (
 )
 from ..graph import Device, Link, Topology, both_ways
 from ..hardware import LATENCY_us, PCIE_GTps, inter_cpu_GBps
+from .ancestors import NOTE, infer_tree
 from .capture import open_capture
 from .linux.files import list_folder
 from .linux.gpudirect import read_gpudirect
@@ -112,6 +113,8 @@ class _Joiner:
         self.notes = [*visible.notes, *note_lost(facts)]
         self.gpus = {facts.get_text(gpu_subject(i), keys.GPU_BUS_ID) or gpu_subject(i): i for i in visible.indices}
         self.nics = _list_nic_names(facts)
+        self.told = infer_tree(facts, self.gpus)
+        self.notes += [NOTE] if self.told.parent else []
 
     def join(self) -> Topology:
         """Return the topology; the order of its parts matters only for the order of notes."""
@@ -147,6 +150,8 @@ class _Joiner:
                 known = {k: v for k, v in own.items() if v is not None}
                 cpus.append(Device(f"cpu{node}", "cpu", numa_node=int(node), source=source, extra={**extra, **known}))
         if not cpus:
+            cpus += [replace(cpu, extra={**extra, **cpu.extra}) for cpu in self.told.cpus]
+        if not cpus:
             cpus.append(Device("cpu0", "cpu", source="assumed", extra=extra))
             self.notes.append("no NUMA node with CPUs is listed; the machine is taken to have one socket, cpu0")
         return cpus
@@ -170,7 +175,7 @@ class _Joiner:
             self.notes += slot.notes
             parent = cpu_of_top[slot.top].id if slot.parent is None else f"pci-{slot.parent}"
             for child in self._list_ids(slot):
-                self.links += both_ways(_make_pcie_link(child, parent, slot))
+                self.links += both_ways(_make_pcie_link(child, self.told.find_parent(child, cpus) or parent, slot))
             if slot.is_switch:
                 source = slot.source.rpartition("/")[0] or slot.source
                 node = cpu_of_top[slot.top].numa_node
@@ -178,6 +183,8 @@ class _Joiner:
                 switches.append(
                     Device(f"pci-{slot.bus_id}", "switch", "pcie", False, False, node, slot.bus_id, source, extra)
                 )
+        switches += self.told.switches
+        self.links += self.told.link_switches(self.links, cpus)
         return switches, {f"gpu{self.gpus[s.bus_id]}": cpu_of_top[s.top].id for s in tree if s.bus_id in self.gpus}
 
     def _list_ids(self, slot: Slot) -> tuple[str, ...]:
@@ -189,6 +196,9 @@ class _Joiner:
     def _find_cpu(self, tree: list[Slot], top: str, cpus: list[Device]) -> Device:
         """Return the CPU above a top-level bridge: that of the first device below whose NUMA node is known."""
         below = [slot.bus_id for slot in tree if slot.top == top and not slot.is_switch]
+        told = (self.told.find_cpu(f"gpu{self.gpus[bus_id]}", cpus) for bus_id in below if bus_id in self.gpus)
+        if (near := next(filter(None, told), None)) is not None:
+            return near
         by_node = {cpu.numa_node: cpu for cpu in cpus}
         for bus_id in below:
             cpu = by_node.get(_find_numa_node(self.facts, bus_id, self.gpus.get(bus_id)))
@@ -209,6 +219,7 @@ class _Joiner:
         extra["sm"] = self.facts.get_number(subject, keys.GPU_SM)
         extra["pcie"] = _read_pcie_states(self.facts, subject)
         extra |= self._read_place(bus_id)
+        extra["root"] = extra["root"] or self.told.root.get(f"gpu{index}")
         if slot.link.assumed:
             self.notes.append(f"gpu{index}: {'; '.join(slot.link.assumed)}")
         return Device(

@@ -26,7 +26,10 @@ _COMPUTE = re.compile(r"(nvml|rsmi|cuda|ze|opencl)([0-9]{1,6}).*")
 _DRIVER = {NVIDIA: "nvml", AMD: "rsmi"}
 _GPU_CLASSES, _NIC_CLASSES, _NVSWITCH_CLASS = ("0x03", "0x12"), ("0x02", "0x0c06"), "0x0680"
 _VGA = "0x0300"
+_OLD_ATI = ("0x515e", "0x5969", "0x4752", "0x5159", "0x4c59")
+"""ATI's chips on server boards (PCI ID repository: ES1000, RN50, Rage XL, Radeon 7000), which have no PCI Express."""
 _UNLISTED = 10**7
+_NAMED = 8
 
 
 @dataclass(frozen=True)
@@ -88,6 +91,10 @@ def find_gpus(machine: HwlocMachine) -> list[HwlocGpu]:
             gpu_infos = read_infos(osdev) | gpu_infos
         gpus.append(HwlocGpu(f"{machine.prefix}gpu{i}", function, names, gpu_infos))
         _note_oddities(machine, gpus[-1])
+    makers = dict.fromkeys(gpu.function.ids.get("vendor") for gpu in gpus)
+    if len(makers.keys() - {None}) > 1:
+        listed = ", ".join(f"{gpu.id} ({gpu.function.ids.get('vendor')})" for gpu in gpus[:_NAMED])
+        machine.notes.add(listed, "GPUs of different makers: neither NCCL nor RCCL makes one allreduce of them")
     return gpus
 
 
@@ -122,7 +129,12 @@ def _is_gpu(machine: HwlocMachine, function: PciFunction, listing: set[str]) -> 
 
 
 def _is_off_pcie(machine: HwlocMachine, function: PciFunction) -> bool:
-    """Return whether a function has no PCI Express link; a file read without privileges has no speeds at all."""
+    """Return whether a function has no PCI Express link; a file read without privileges has no speeds at all.
+
+    A device that is not number 0 of a bus below a bridge is no endpoint of PCI Express either.
+    """
+    if function.ids.get("device") in _OLD_ATI or (function.bridges and ":00." not in (function.bus_id or ":00.")[4:]):
+        return True
     return find_lanes(read_link_GBps(function.element)) is None and any(
         read_link_GBps(f.element) for f in machine.functions
     )

@@ -49,7 +49,7 @@ _FILLED_IN: Mapping[str, tuple[str, ...]] = {
 }
 """Attributes that the libraries write themselves, over what the parser read and without asking for room."""
 
-_TOPOPLAN_ATTRIBUTES: Mapping[str, int] = {"cpu": 2, "pci": 3, "gpu": 1, "net": 1}
+_TOPOPLAN_ATTRIBUTES: Mapping[str, int] = {"cpu": 2, "pci": 3, "gpu": 2, "net": 1}
 _NOT_WRITTEN = (
     "keep",
     "busid",

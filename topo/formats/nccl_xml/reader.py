@@ -17,6 +17,7 @@ from ...graph import Device, Link, Topology, both_ways
 from ...hardware import ASSUMED_BY, LATENCY_us, LOCAL_GBps, PCIE_GTps, inter_cpu_GBps, pcie_link
 from ..safe_xml import Element, parse_xml
 from .link_elements import read_gpu_links, read_pci_links
+from .made_up import CAPABILITY, CPU_ATTRIBUTES, CPU_MODEL
 from .partial_topology import (
     GPU_CLASSES,
     NVSWITCH_CLASS,
@@ -126,7 +127,8 @@ def _read_tree(partial: PartialTopology, root: Element) -> None:
 
 def _read_cpu(partial: PartialTopology, element: Element, host: int, prefix: str) -> TreePosition:
     """Add the CPU of an element, unless it was made up, and return the position of what is below it."""
-    if get_topoplan_attribute(element, "made_up"):
+    made_up = get_topoplan_attribute(element, "made_up")
+    if made_up and made_up != CPU_MODEL:
         return TreePosition(host, prefix, None, None, None)
     numa = element.get_integer("numaid", -1, least=-1)
     if numa == -1:
@@ -136,7 +138,7 @@ def _read_cpu(partial: PartialTopology, element: Element, host: int, prefix: str
     else:
         name = f"{prefix}cpu{numa}"
     numa_node = None if numa == -1 else numa
-    extra = read_attributes(element, "numaid")
+    extra = read_attributes(element, "numaid", *(CPU_ATTRIBUTES if made_up else ()))
     cpu = partial.add(get_topoplan_attribute(element, "id") or name, kind="cpu", numa_node=numa_node, extra=extra)
     partial.cpus.append((cpu.id, host, element))
     return TreePosition(host, prefix, cpu.id, numa_node, cpu.id)
@@ -255,7 +257,8 @@ def _read_gpu(partial: PartialTopology, element: Element, pci: Element, bus: str
     """Add the GPU of a gpu element in a pci element at address `bus`."""
     dev = element.get_integer("dev", len(partial.gpus), most=10**6) or 0
     made_up = get_topoplan_attribute(pci, "made_up")
-    extra: dict[str, object] = dict(read_attributes(element))
+    without_sm = ("sm",) if get_topoplan_attribute(element, "made_up") == CAPABILITY else ()
+    extra: dict[str, object] = dict(read_attributes(element, *without_sm))
     if not made_up:
         extra["pci"] = read_attributes(pci, "busid")
     device = partial.add(

@@ -14,6 +14,7 @@ from ...errors import InputError
 from ...graph import Device, Link, Topology
 from ...hardware import ASSUMED_BY, ASSUMED_SPEED, PCIE_GTps, pcie_GBps
 from .limits import NCCL, RCCL, check_limits, fits, select_attributes
+from .made_up import MADE_UP, Capabilities, make_up_cpu
 from .partial_topology import CPU_CLASS, GPU_CLASSES, NVSWITCH_CLASS, TOPOPLAN_PREFIX
 from .reader import read
 from .xml_tree import XmlNode, assign_addresses, build_tree, iterate_free_numbers, number_nodes
@@ -79,6 +80,7 @@ class _Writer:
             self.out[link.src].append(link)
         self.pcie = {(x.src, x.dst): x.bandwidth_GBps for x in topology.links if x.kind == "pcie"}
         self.nets = 0
+        self.capabilities = Capabilities(topology)
 
     def build_system(self) -> XmlNode:
         """Return the <system> element; what is below no CPU is put below one that is made up."""
@@ -93,7 +95,7 @@ class _Writer:
         if self.tree.orphans:
             numa = str(next(iterate_free_numbers(self.numbers.values())))
             made_up = XmlNode("cpu", {"numaid": numa, "arch": "x86_64", "vendor": "GenuineIntel", "familyid": "6"})
-            made_up.attributes |= {"modelid": "85", TOPOPLAN_PREFIX + "made_up": "1"}
+            made_up.attributes |= {"modelid": "85", MADE_UP: "1"}
             made_up.children = self._build_below(self.tree.orphans, None)
             root.children.append(made_up)
         return root
@@ -101,7 +103,8 @@ class _Writer:
     def _build_cpu(self, cpu: Device) -> XmlNode:
         """Return a cpu element with all below it."""
         numa = self.numbers[cpu.id]
-        node = XmlNode("cpu", {"numaid": str(numa), **select_attributes("cpu", cpu.extra, "numaid")})
+        listed = select_attributes("cpu", cpu.extra, "numaid")
+        node = XmlNode("cpu", {"numaid": str(numa), **listed, **make_up_cpu(self.topology, cpu, listed)})
         if cpu.id != f"cpu{numa}":
             node.attributes[TOPOPLAN_PREFIX + "id"] = cpu.id
         node.children = self._build_below(self.tree.children[cpu.id], cpu)
@@ -139,7 +142,7 @@ class _Writer:
         attributes.setdefault("link_width", str(width))
         node = XmlNode("pci", attributes, [] if child is None else [child])
         if device.bus_id is None or self.addresses[device.id] != device.bus_id.lower():
-            node.attributes[TOPOPLAN_PREFIX + "made_up"] = "bus" if parent is not None else "slot"
+            node.attributes[MADE_UP] = "bus" if parent is not None else "slot"
         return node
 
     def _choose_class(self, device: Device, listed: str) -> str:
@@ -190,6 +193,8 @@ class _Writer:
         node = XmlNode(
             "gpu", {"dev": facts.pop("dev", str(self.rank[gpu.id])), "rank": str(self.rank[gpu.id]), **facts}
         )
+        if "sm" not in node.attributes and not self.amd:
+            node.attributes |= self.capabilities.find_attributes(gpu.id)
         if gpu.id != f"gpu{node.attributes['dev']}":
             node.attributes[TOPOPLAN_PREFIX + "id"] = gpu.id
         for link in self.out[gpu.id]:

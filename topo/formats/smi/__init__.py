@@ -9,8 +9,10 @@ from dataclasses import replace
 from pathlib import PurePath
 from typing import Any
 
+from ...derived.hosts import join_hosts
 from ...errors import InputError
 from ...facts import Fact, Facts, facts_to_json
+from ...facts.view import LEFT_OUT
 from ...graph import Device, Topology
 from ...matrix import Ways
 from .assumed_rates import assume_rates
@@ -24,7 +26,9 @@ from .writer import write
 
 __all__ = ["looks_like", "read", "write"]
 
+_MOST_DEVICES = 1024  # of several hosts in one text
 _MOST_CHECKED = 10_000_000  # devices times links
+_NO_NVLINKS = f"nvidia-smi {LEFT_OUT}, so none are here, whatever the machine has; give topo -m"
 _LABEL_OF_SMI = {"C2C": "LNK"}  # a label of nvidia-smi that topo/matrix.py has another word for
 
 
@@ -33,33 +37,58 @@ def read(text: str, where: str) -> Topology:
 
     A matrix of `topo -m` gives devices and links (see pcie_tree.py and other_links.py for how), `-p2p` matrices of the same
     GPUs give facts, `nvlink -R` the ends of NVLinks, `nvlink -s` their rate; what is odd or assumed is in `extra["notes"]`.
-    Without such a matrix, `nvlink -R` alone is read: GPUs and their NVLinks.
+    Without such a matrix, `nvlink -R` alone is read: GPUs and their NVLinks. A matrix that stands there several times is
+    that of so many hosts that are alike, unless the prompts before them name one host.
 
     Raises InputError where there is neither: a run that failed, `-p2p` matrices or `nvlink -s` alone (they do not say what
-    is joined to what), matrices of two machines, a matrix without a row, or of more than 1024 devices.
+    is joined to what), matrices of machines that differ, one without a row or of too many devices, and where the cells of
+    a row are not as many as the columns.
     """
     output = parse_output(text, where)
     tables = [table for table in output.tables if table.rows]
     ways = [table for table in tables if not is_p2p(table)]
+    ways = [table for table in ways if table.has_nvlinks] or ways  # -m says all that -mp does
     p2p = [table for table in tables if is_p2p(table)]
     if not ways:
         return _read_without_matrix(output, p2p, where)
     table = _check_same(ways, where)
+    named = [way.host for way in ways]
+    if len(ways) > 1 and (None in named or len(set(named)) > 1):
+        return _read_hosts(text, ways, where)
     if not any(GPU_NAME.fullmatch(name) for name in table.rows):
         raise InputError(f"{where}: the matrix of line {table.line} has no row of a GPU; is the text whole?")
     return _read_matrix(table, output, p2p, where)
 
 
 def _check_same(ways: list[LabelMatrix], where: str) -> LabelMatrix:
-    """Return the matrix of ways, which may be printed more than once. Raises InputError where two differ."""
+    """Return the matrix of ways, of which there may be several that are equal. Raises InputError where two differ."""
     first = ways[0]
     for other in ways[1:]:
         if (other.names, other.rows) != (first.names, first.rows):
             raise InputError(
                 f"{where}: two matrices that differ, at lines {first.line} and {other.line}; "
-                "expected one machine in a file: leave the one you want"
+                "expected one machine in a file, or several that are alike: give topo-probe a file for each"
             )
     return first
+
+
+def _read_hosts(text: str, ways: list[LabelMatrix], where: str) -> Topology:
+    """Return the hosts that a text has equal matrices of, joined; what follows a matrix belongs to it."""
+    if len(ways) * len(ways[0].names) > _MOST_DEVICES:
+        raise InputError(
+            f"{where}: the same matrix {len(ways)} times, with more than {_MOST_DEVICES} devices together; give topo-probe "
+            "one host, or a file for each"
+        )
+    lines, starts = text.split("\n"), [way.start - 1 for way in ways]
+    pieces = ["\n".join(lines[a:b]) for a, b in zip([0, *starts[1:]], [*starts[1:], None], strict=True)]
+    stem = PurePath(where).stem or where
+    hosts = [
+        replace(read(piece, where), name=way.host or f"{stem} {i}")
+        for i, (piece, way) in enumerate(zip(pieces, ways, strict=True))
+    ]
+    joined = join_hosts(hosts, name=stem)
+    said = f"the same matrix {len(ways)} times: taken for {len(ways)} hosts; if it is one machine's, leave one of them"
+    return replace(joined, extra={**joined.extra, "notes": [said, *joined.extra["notes"]]})
 
 
 def _read_without_matrix(output: SmiOutput, p2p: list[LabelMatrix], where: str) -> Topology:
@@ -88,9 +117,10 @@ def _read_without_matrix(output: SmiOutput, p2p: list[LabelMatrix], where: str) 
 
 def _read_matrix(table: LabelMatrix, output: SmiOutput, p2p: list[LabelMatrix], where: str) -> Topology:
     """Return the topology of a matrix of ways, with what the other parts of the output add to it."""
-    notes: list[str] = []
+    notes: list[str] = [] if table.has_nvlinks else [_NO_NVLINKS]
     cells = read_cells(table, output.nics, notes)
     inferred = InferredTopology(cells, read_affinities(table, notes), SOURCE, notes=notes, rates=assume_rates(cells))
+    inferred.has_nic_rows = any(not GPU_NAME.fullmatch(name) for name in table.rows)
     listings = _select_listings(output.nvlinks_by_gpu, cells, notes)
     switched = match_peers(listings) is None if any(t.remote for t in listings.values()) else None
     infer_pcie_tree(inferred, where)
@@ -106,7 +136,7 @@ def _read_matrix(table: LabelMatrix, output: SmiOutput, p2p: list[LabelMatrix], 
     topology = Topology(
         PurePath(where).stem or where, tuple(devices), tuple(inferred.links), _describe_source(listings, p2p, True)
     )
-    notes += _find_mismatches(topology, cells)
+    notes += _find_mismatches(topology, inferred)
     return _add_extra(topology, [*notes, _note_rates(listings)], facts)
 
 
@@ -159,8 +189,9 @@ def _note_rates(listings: dict[int, NvlinkListing]) -> str:
     return f"labels are not bandwidths: {which} are assumed; topo-probe --measure finds the real ones"
 
 
-def _find_mismatches(topology: Topology, cells: Cells) -> list[str]:
+def _find_mismatches(topology: Topology, inferred: InferredTopology) -> list[str]:
     """Return a note on pairs whose way in the topology is not what the text calls it: labels that no hierarchy gives."""
+    cells = inferred.cells
     if len(cells.ids) * len(topology.links) > _MOST_CHECKED:
         return ["too many devices and links to check that each way comes out as the text calls it"]
     ways = Ways(topology)
@@ -168,7 +199,7 @@ def _find_mismatches(topology: Topology, cells: Cells) -> list[str]:
     for i, a in enumerate(cells.ids):
         for j, b in enumerate(cells.ids):
             label = cells.labels[i][j]
-            if i == j or label is None:
+            if i == j or label is None or frozenset((i, j)) in inferred.overruled:
                 continue
             computed = ways.find_way(a, b).label
             if computed != _LABEL_OF_SMI.get(label, label) and not _differs_by_direction(label, cells.labels[j][i]):

@@ -27,21 +27,26 @@ CPU, NUMA, GPU_NUMA = "CPU Affinity", "NUMA Affinity", "GPU NUMA ID"
 GPU_NAME = re.compile(r"GPU(\d{1,6})")
 RANGES = re.compile(r"[0-9]{1,7}(?:[-,][0-9]{1,7}){0,4096}")
 _COLUMNS = (
-    (CPU, re.compile(r"CPU\s+Affinity")),
-    (GPU_NUMA, re.compile(r"GPU\s+NUMA\s+ID")),
-    (NUMA, re.compile(r"(?:NUMA|Memory)\s+Affinity")),
+    (CPU, re.compile(r"CPU\s*Affinity")),
+    (GPU_NUMA, re.compile(r"GPU\s*NUMA\s*ID")),
+    (NUMA, re.compile(r"(?:NUMA|Memory)\s*Affinity")),
 )
 _MARK = {CPU: "\x00c", NUMA: "\x00n", GPU_NUMA: "\x00g"}
+_GLUED_NAMES = re.compile(r"(?<=\d)(?=(?:GPU|NIC)\d|mlx\d+_)")  # tabs that were lost: NIC8NIC9
 _COLUMN_OF = {mark: column for column, mark in _MARK.items()}
 _ANSI = re.compile(r"\x1b\[[0-9;?]{0,40}[A-Za-z]")
 _MARK_UP = re.compile(r"[ \t]{0,40}(?:>|//|#|\*|\|)[ \t]?")  # a quote, a comment, a list, a table
 _BEFORE_HEADING = re.compile(r"[^|]{0,200}?(?:topo -m|`)(?=\s{1,80}GPU\d)")  # a prompt or a quote on the heading's line
 _LABEL = re.compile(r"X|[A-Z][A-Z0-9]{0,15}#?")
 _KNOWN_LABEL = re.compile(r"X|(?:NV|XGMI)\d+|PIX|PXB|PHB|NODE|SYS|SOC|C2C|LNK|SW|NET|DIS|OK|CNS|GNS|TNS|NS|DR|U")
+_EACH_LABEL = re.compile(_KNOWN_LABEL.pattern)
+_GLUED_LABELS = re.compile(rf"(?:{_KNOWN_LABEL.pattern}){{2,}}")
+_GLUED_AFFINITY = re.compile(rf"((?:{_KNOWN_LABEL.pattern})+)(?<=[A-Z])([0-9]{{1,7}}[-,][0-9,-]{{1,999}})")
 _ENDS = ("Legend:", "```")
 _WORTH_A_LOOK = re.compile(r"GPU|NIC\d|topo|Link")
 _DEVICE = re.compile(r"[A-Za-z][\w.:@-]{0,63}")
 _P2P = re.compile(r"-p2p(?:status)?[ \t=]+([a-z]{1,4})\b")
+_PROMPT = re.compile(r"[\w.-]{1,64}@([\w.-]{1,255})")
 _NIC_LEGEND = re.compile(r"\s{0,40}(NIC\d{1,6}):\s{0,40}(\S.{0,200})")
 _GPU_HEAD = re.compile(r"\s{0,40}GPU (\d{1,6}): (.{0,200}?)(?: \(UUID: ([\w-]{1,80})\))?\s{0,40}")
 _REMOTE = re.compile(
@@ -71,7 +76,11 @@ class MatrixRow:
 
 @dataclass
 class LabelMatrix:
-    """A matrix: the devices of its columns in order, its rows by device, and the flag of `-p2p` if a line before gives it."""
+    """A matrix: the devices of its columns in order, its rows by device, and the flag of `-p2p` if a line before gives it.
+
+    `start` is the line of the command that printed it, where it is there; `host` the host of the prompt in that line, None
+    where there is none; `has_nvlinks` is False for a matrix of `-mp`.
+    """
 
     line: int
     names: tuple[str, ...]
@@ -79,6 +88,9 @@ class LabelMatrix:
     flag: str | None
     rows: dict[str, MatrixRow] = field(default_factory=dict)
     repeated: list[str] = field(default_factory=list)
+    start: int = 0
+    host: str | None = None
+    has_nvlinks: bool = True
 
     @cached_property
     def known(self) -> frozenset[str]:
@@ -122,6 +134,8 @@ def parse_output(text: str, where: str) -> SmiOutput:
     matrix: LabelMatrix | None = None
     listing: NvlinkListing | None = None
     flag: str | None = None
+    command: tuple[int, str] | None = None
+    last = text.count("\n")  # lines that end; what comes after breaks off
     for number, line in _iterate_lines(text, where):
         if not _WORTH_A_LOOK.search(line) and (matrix is None or line.split(maxsplit=1)[0] not in matrix.known):
             matrix = None if line.strip() in _ENDS else matrix
@@ -130,16 +144,20 @@ def parse_output(text: str, where: str) -> SmiOutput:
         flags = _P2P.search(line) if "-p2p" in line else None
         if flags or "topo -m" in line:
             flag = flags.group(1) if flags else None
+            command = number, line
         if "Failed to run topology matrix" in line:
             output.failed = number
         elif (heading := _parse_heading(line, number, flag, where)) is not None:
-            matrix, listing, flag = heading, None, None
+            heading.start, said = command or (number, "")
+            prompt = _PROMPT.search(said)
+            heading.host, heading.has_nvlinks = prompt.group(1) if prompt else None, "topo -mp" not in said
+            matrix, listing, flag, command = heading, None, None, None
             output.tables.append(matrix)
             if len(output.tables) > MAX_TABLES:
                 raise InputError(
                     f"{where}: line {number}: more than {MAX_TABLES} matrices; expected one machine in a file"
                 )
-        elif matrix is not None and (row := _parse_row(line, matrix)) is not None:
+        elif matrix is not None and (row := _parse_row(line, matrix, where, number, number > last)) is not None:
             name, cells = row
             if name in matrix.rows:
                 matrix.repeated += [name] if matrix.rows[name] != cells else []
@@ -198,8 +216,8 @@ def _parse_heading(line: str, number: int, flag: str | None, where: str) -> Labe
     if not start or not GPU_NAME.fullmatch(start[0]) or _KNOWN_LABEL.fullmatch(start[-1]):
         return None
     for column, pattern in _COLUMNS:
-        line = pattern.sub(_MARK[column], line)
-    words = line.split()
+        line = pattern.sub(f" {_MARK[column]} ", line)
+    words = [part for word in line.split() for part in _GLUED_NAMES.split(word)]
     names = [word for word in words if word not in _COLUMN_OF]
     columns = tuple(_COLUMN_OF[word] for word in words if word in _COLUMN_OF)
     gpus = sum(GPU_NAME.fullmatch(name) is not None for name in names)
@@ -220,25 +238,57 @@ def _parse_heading(line: str, number: int, flag: str | None, where: str) -> Labe
     return LabelMatrix(number, tuple(names), columns, flag)
 
 
-def _parse_row(line: str, matrix: LabelMatrix) -> tuple[str, MatrixRow] | None:
-    """Return a row of the matrix, with the device that it is of; None for any other line."""
+def _parse_row(
+    line: str, matrix: LabelMatrix, where: str, number: int, is_cut_off: bool
+) -> tuple[str, MatrixRow] | None:
+    """Return a row of the matrix, with the device that it is of; None for any other line.
+
+    Labels that lost the tab between them are split. Raises InputError where the cells are not as many as the columns, since
+    then it cannot be told which cell is whose; but where the text breaks off in the row (`is_cut_off`), the first are known.
+    """
     words = line.split(maxsplit=2)
-    if len(words) < 2 or words[0] not in matrix.known or not _LABEL.fullmatch(words[1]):
+    if len(words) < 2 or words[0] not in matrix.known or not _LABEL.match(words[1]):
         return None
     width = len(matrix.names)
     fields = [cell.strip() for cell in line.lstrip().split("\t")]
-    if len(fields) > width and all(not cell or _LABEL.fullmatch(cell) for cell in fields[1 : width + 1]):
+    if len(fields) > width and all(not cell or _is_one_label(cell) for cell in fields[1 : width + 1]):
         cells: list[str | None] = [cell or None for cell in fields[1 : width + 1]]
         rest = fields[width + 1 :]
     else:
-        rest = line.split()[1:]
-        cells = []
-        while rest and len(cells) < width and _LABEL.fullmatch(rest[0]):
-            cells.append(rest.pop(0))
+        cells, rest = [], [part for word in line.split()[1:] for part in _split_glued(word)]
+    while rest and _LABEL.fullmatch(rest[0]):
+        cells.append(rest.pop(0))
+    if not cells:
+        return None
+    if len(cells) > width or (len(cells) < width and not is_cut_off):
+        raise InputError(
+            f"{where}: line {number}: the row of {words[0]} has {len(cells)} cells for {width} columns; "
+            "give the output as nvidia-smi printed it (nvidia-smi topo -m > matrix.txt), with its tabs"
+        )
     cells += [None] * (width - len(cells))
     texts = [word for word in rest if word]
     columns = matrix.columns if not rest or rest[0] else matrix.columns[max(0, len(matrix.columns) - len(texts)) :]
     return words[0], MatrixRow(tuple(cells), dict(zip(columns, texts, strict=False)))
+
+
+def _is_one_label(cell: str) -> bool:
+    """Return whether a cell is a label, and not several that lost the tabs between them."""
+    return _LABEL.fullmatch(cell) is not None and not (
+        _GLUED_LABELS.fullmatch(cell) and not _KNOWN_LABEL.fullmatch(cell)
+    )
+
+
+def _split_glued(word: str) -> list[str]:
+    """Return the labels of a word that lost its tabs: NODE and PXB of `NODEPXB`, SYS and 0-15 of `SYS0-15`.
+
+    `NV18` followed by a number is left as it is: where the one ends and the other begins cannot be told.
+    """
+    if _KNOWN_LABEL.fullmatch(word):
+        return [word]
+    if _GLUED_LABELS.fullmatch(word):
+        return _EACH_LABEL.findall(word)
+    glued = _GLUED_AFFINITY.fullmatch(word)
+    return [*_split_glued(glued.group(1)), glued.group(2)] if glued else [word]
 
 
 def _parse_link(line: str, listing: NvlinkListing) -> None:

@@ -43,7 +43,10 @@ UNKNOWN = Affinity()
 
 @dataclass
 class InferredTopology:
-    """Devices and links inferred so far; `node` and `root` have the NUMA node and root complex of a column's device."""
+    """Devices and links inferred so far; `node` and `root` have the NUMA node and root complex of a column's device.
+
+    `overruled` has the pairs whose labels were not followed, which a note says, `unplaced` the NICs whose CPU is a guess.
+    """
 
     cells: Cells
     affinities: dict[int, Affinity]
@@ -54,6 +57,9 @@ class InferredTopology:
     rates: AssumedRates = UNKNOWN_RATES
     node: dict[int, int] = field(default_factory=dict)
     root: dict[int, str] = field(default_factory=dict)
+    overruled: set[frozenset[int]] = field(default_factory=set)
+    has_nic_rows: bool = True
+    unplaced: int = 0
 
     def pick_id(self, stem: str, number: int | None = None) -> str:
         """Return `stem` with the number, or with the first number that is free."""
@@ -79,7 +85,7 @@ def infer_pcie_tree(inferred: InferredTopology, where: str) -> None:
     cells = inferred.cells
     on_pcie = _find_pcie_devices(inferred)
     pix, pxb = (_find_classes(on_pcie, cells, label) for label in ("PIX", "PXB"))
-    nodes = _find_numa_classes(inferred, on_pcie)
+    nodes = _place_lonely_nics(inferred, _find_numa_classes(inferred, on_pcie))
     if len(nodes) > MAX_NODES:
         raise InputError(
             f"{where}: by its labels the matrix has {len(nodes)} NUMA nodes; more than {MAX_NODES} are refused"
@@ -127,6 +133,9 @@ def _find_numa_classes(inferred: InferredTopology, on_pcie: int) -> list[int]:
     cells = inferred.cells
     classes: list[int] = []
     by_key: dict[int | str | None, list[int]] = {}
+    told_apart = {_get_key(affinity) for affinity in inferred.affinities.values()} - {None}
+    several = len(told_apart) > 1
+    merged: list[tuple[int, int]] = []
     for group in _find_classes(on_pcie, cells, "NODE"):
         keys = [_get_key(inferred.affinities[i]) for i in iterate_members(group) if i in inferred.affinities]
         key = next((key for key in keys if key is not None), None)
@@ -134,15 +143,55 @@ def _find_numa_classes(inferred: InferredTopology, on_pcie: int) -> list[int]:
             inferred.notes.append(
                 f"{list_some(inferred.get_names(group))}: labels of one NUMA node, affinities of several"
             )
-        # GPUs whose NVLinks hide their PCIe way have only their affinity in common; SYS, NET and DIS overrule it
-        apart = unite(cells.find_with(i, "SYS", "NET", "DIS") for i in iterate_members(group))
+        # GPUs whose NVLinks hide their PCIe way have only their affinity in common; NET and DIS overrule it, and SYS does
+        # where the affinities are all one: that column then tells nothing
+        by_affinity = several and key is not None
+        apart = unite(
+            cells.find_with(i, *(["SYS"] if not by_affinity else []), "NET", "DIS") for i in iterate_members(group)
+        )
         position = next((position for position in by_key.get(key, ()) if not classes[position] & apart), None)
         if position is not None:
+            merged.append((classes[position], group))
             classes[position] |= group
             continue
         by_key.setdefault(key, []).append(len(classes))
         classes.append(group)
+    _note_overruled(inferred, merged)
     return classes
+
+
+def _note_overruled(inferred: InferredTopology, merged: list[tuple[int, int]]) -> None:
+    """Note pairs with SYS between them that were put into one NUMA node, as their affinities say."""
+    far = inferred.cells.with_label["SYS"]
+    pairs = [(i, j) for a, b in merged for i in iterate_members(a) for j in iterate_members(far[i] & b)]
+    if pairs:
+        inferred.overruled |= {frozenset(pair) for pair in pairs}
+        names = list_some(inferred.cells.ids[i] for i in sorted({i for pair in pairs for i in pair}))
+        inferred.notes.append(
+            f"{names}: SYS between devices whose affinities are of one NUMA node; the affinities are followed"
+        )
+
+
+def _place_lonely_nics(inferred: InferredTopology, nodes: list[int]) -> list[int]:
+    """Return the NUMA classes, NICs that are SYS from all GPUs being with those of the class that has the fewest NICs.
+
+    Only where there are no rows of NICs and the affinities tell several NUMA nodes: then nothing says that there are more.
+    """
+    cells = inferred.cells
+    known = [
+        node for node in nodes if any(inferred.affinities.get(i, UNKNOWN) != UNKNOWN for i in iterate_members(node))
+    ]
+    lonely = [node for node in nodes if not node & cells.gpus]
+    if inferred.has_nic_rows or len(known) < 2 or not lonely:
+        return nodes
+    nics = unite(lonely)
+    nearest = min(known, key=lambda node: (node & ~cells.gpus).bit_count())
+    gpus = [i for i in iterate_members(nearest) if i in inferred.affinities]
+    inferred.overruled |= {frozenset((i, j)) for i in iterate_members(nics) for j in iterate_members(nearest)}
+    names, place = list_some(inferred.get_names(nics)), inferred.cells.ids[gpus[0]]
+    inferred.notes.append(f"{names}: SYS from every GPU, and no rows of their own; taken to be on the CPU of {place}")
+    inferred.unplaced |= nics
+    return [node | nics if node == nearest else node for node in nodes if node not in lonely]
 
 
 def _get_key(affinity: Affinity) -> int | str | None:
@@ -159,7 +208,7 @@ def _add_cpu(inferred: InferredTopology, group: int) -> Device:
     cpu = Device(ident, "cpu", numa_node=node, source=inferred.source, extra=extra)
     inferred.devices.append(cpu)
     for i in iterate_members(group):
-        if node is not None and i not in inferred.affinities:
+        if node is not None and i not in inferred.affinities and not inferred.unplaced >> i & 1:
             inferred.node[i] = node
     return cpu
 
@@ -195,7 +244,7 @@ def _name_roots(inferred: InferredTopology, cpu: str, groups: list[int]) -> None
     """Name root complexes below a CPU, where NODE tells groups of devices apart; a group without NODE has none named."""
     cells = inferred.cells
     on_cpu = unite(groups)
-    apart = [g for g in groups if unite(cells.with_label["NODE"][i] for i in iterate_members(g)) & on_cpu & ~g]
+    apart = [g for g in groups if unite(cells.find_with(i, "NODE", "SYS") for i in iterate_members(g)) & on_cpu & ~g]
     # groups with PHB between them are on one root complex, though NODE sets both apart from a third
     of_group = {g: number for number, g in enumerate(apart)}
     for a, b in combinations(apart, 2):

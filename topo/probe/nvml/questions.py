@@ -26,6 +26,14 @@ _WORDS = 128
 
 _NODE_SCOPE = 0
 _FABRIC_STATES = ("not supported", "not started", "in progress", "completed")
+_HEALTH_OF_BITS = (
+    (0, 0x3, "degraded bandwidth"),
+    (2, 0x3, "routes in recovery"),
+    (4, 0x3, "unhealthy routes"),
+    (6, 0x3, "access timeout in recovery"),
+)
+"""Shift and mask of NVML's fields of health, each 0 (not supported), 1 (true) or 2 (false)."""
+_CONFIGURATION_SHIFT, _CONFIGURATION_MASK, _CONFIGURATION_FINE = 8, 0xF, (0, 1)
 _FABRIC = (
     ("nvmlDeviceGetGpuFabricInfoV", "c_nvmlGpuFabricInfoV_t"),
     ("nvmlDeviceGetGpuFabricInfo", "c_nvmlGpuFabricInfo_t"),
@@ -175,6 +183,16 @@ def _read_fabric(nvml: Nvml, gpu: Gpu) -> Iterator[Fact]:
         reason = "the cluster's UUID is all zeros: a fabric of this machine alone"
         yield Fact(gpu.subject, keys.GPU_FABRIC_CLUSTER, None, answer.source, reason)
     yield Fact(gpu.subject, keys.GPU_FABRIC_CLIQUE, int(info.cliqueId), answer.source)
+    if mask := int(getattr(info, "healthMask", 0)):
+        yield Fact(gpu.subject, keys.GPU_FABRIC_HEALTH, _describe_health(mask), answer.source)
+
+
+def _describe_health(mask: int) -> str:
+    """Return NVML's bits of a fabric's health in words."""
+    faults = [words for shift, bits, words in _HEALTH_OF_BITS if mask >> shift & bits == 1]
+    if mask >> _CONFIGURATION_SHIFT & _CONFIGURATION_MASK not in _CONFIGURATION_FINE:
+        faults.append("incorrect configuration")
+    return ", ".join(faults) or "healthy"
 
 
 def _ask_fabric(nvml: Nvml, gpu: Gpu) -> tuple[Any, Fact]:

@@ -1,0 +1,246 @@
+"""Read what AMD's tools print of a machine: `rocm-smi --showtopo` and `amd-smi topology`.
+
+Both print tables of all pairs of GPUs: what kind of link joins them (XGMI or PCIE), over how many hops, and some more. A pair
+with XGMI and one hop has links of its own. Rates are in neither but in a table of bandwidths, where there is one (`rocm-smi
+--shownodesbw`, amd-smi's NUMA BW): least and most MB/s of a pair, as one link and all of them carry; else they are assumed,
+and say so.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from fractions import Fraction
+from itertools import combinations
+from pathlib import PurePath
+
+from ..devices import Device, Link, both_ways
+from ..errors import InputError
+from ..facts import Fact, Facts, facts_to_json, keys
+from ..facts.keys import gpu_subject, xgmi_subject
+from ..graph import Topology
+from ..hardware import (
+    LATENCY_us,
+    QPI_DATASHEET_GBps,
+    XGMI_DATASHEET_MI250_GBps,
+    XGMI_DATASHEET_MI300X_GBps,
+    pcie_link,
+)
+from .names import join_first
+
+MAX_GPUS = 256
+MAX_LINES = 100_000
+TYPE, HOPS, WEIGHT, BANDWIDTH, OTHER = "link type", "hops", "weight", "bandwidth", ""
+
+_TITLES = (
+    (TYPE, re.compile(r"=+ Link Type between two GPUs =+|LINK TYPE TABLE:")),
+    (HOPS, re.compile(r"=+ Hops between two GPUs =+|HOPS TABLE:")),
+    (WEIGHT, re.compile(r"=+ Weight between two GPUs =+|WEIGHT TABLE:")),
+    (BANDWIDTH, re.compile(r"=+ (?:Numa )?Bandwidth.* =+|NUMA BW TABLE:", re.IGNORECASE)),
+    (OTHER, re.compile(r"=+ .* =+|[A-Z][A-Z -]{2,40} TABLE:")),
+)
+_SNIFF = re.compile(
+    r"^[ \t>#$]{0,20}(?:=+ (?:Link Type|Hops|Weight) between two GPUs =+|(?:LINK TYPE|HOPS|WEIGHT) TABLE:)",
+    re.MULTILINE,
+)
+_SNIFF_CHARACTERS = 2**20
+_NAME = re.compile(r"GPU\d{1,4}|[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", re.IGNORECASE)
+_NUMA = re.compile(r"GPU\[(\d{1,4})\]\s{0,20}: \(Topology\) Numa (Node|Affinity): (-?\d{1,6})\s{0,20}")
+_RANGE = re.compile(r"(\d{1,9})-(\d{1,9})")
+_SAME_CPU_HOPS = 2
+_WEIGHT_OF_A_HOP = 15
+_MESH = 8
+_ASSUMED_MI300 = "assumed: xGMI of an MI300X (eight GPUs, each joined to all others)"
+_ASSUMED_MI250 = "assumed: xGMI links of an MI250"
+_SMP_SOURCE = "assumed: one QPI link of 9.6 GT/s"
+SOURCE = "rocm-smi --showtopo or amd-smi topology"
+
+
+@dataclass
+class AmdOutput:
+    """The tables of a text by what they say, each by row and column, the names of the GPUs in order, and their NUMA nodes."""
+
+    names: tuple[str, ...] = ()
+    tables: dict[str, dict[tuple[str, str], str]] = field(default_factory=dict)
+    nodes: dict[int, int] = field(default_factory=dict)
+
+    def get_cell(self, table: str, a: str, b: str) -> str:
+        """Return what a table says of a pair in either direction, empty where nothing is."""
+        cells = self.tables.get(table, {})
+        return cells.get((a, b)) or cells.get((b, a)) or ""
+
+    def get_number(self, table: str, a: str, b: str) -> int | None:
+        """Return the number that a table has for a pair, None where there is none."""
+        text = self.get_cell(table, a, b)
+        return int(text) if text.isdecimal() and len(text) < 10 else None
+
+
+def looks_like(text: str) -> bool:
+    """Return whether one of the tools printed a text, or a part of it. Looks at the first megabyte."""
+    return _SNIFF.search(text[:_SNIFF_CHARACTERS]) is not None
+
+
+def read(text: str, where: str) -> Topology:
+    """Return the machine that rocm-smi or amd-smi describes in `text`; what is odd or assumed is in `extra["notes"]`.
+
+    Raises InputError where there is no table of link types, or the cells of a row are not as many as the columns.
+    """
+    output = _parse(text, where)
+    if TYPE not in output.tables:
+        raise InputError(
+            f"{where}: no table of link types; give the whole output of rocm-smi --showtopo or amd-smi topology"
+        )
+    notes: list[str] = []
+    ids = {name: f"gpu{i}" for i, name in enumerate(output.names)}
+    nodes = _find_nodes(output, notes)
+    links = [*_join_xgmi(output, ids, notes), *_join_pcie(output, ids, nodes)]
+    cpus = [
+        Device(f"cpu{node}", "cpu", numa_node=node if output.nodes else None, source=SOURCE)
+        for node in dict.fromkeys(nodes.values())
+    ]
+    gpus = [
+        Device(
+            ids[name],
+            numa_node=nodes.get(name) if output.nodes else None,
+            bus_id=_read_bus_id(name),
+            source=SOURCE,
+            extra={"pci": {"vendor": "0x1002"}},
+        )
+        for name in output.names
+    ]
+    extra = {"notes": notes, "facts": facts_to_json(Facts(tuple(_list_facts(output))))}
+    return Topology(PurePath(where).stem or where, (*gpus, *cpus), tuple(links), SOURCE, extra)
+
+
+# -- the text --------------------------------------------------------------------------------------------------------
+
+
+def _parse(text: str, where: str) -> AmdOutput:
+    """Return the tables of a text, and the NUMA nodes of its GPUs."""
+    output = AmdOutput()
+    title = OTHER
+    columns: tuple[str, ...] = ()
+    for number, raw in enumerate(text.splitlines(), 1):
+        if number > MAX_LINES:
+            raise InputError(f"{where}: more than {MAX_LINES} lines; expected what one machine's tool prints")
+        line = raw.strip()
+        found = next((name for name, pattern in _TITLES if pattern.fullmatch(line)), None)
+        if found is not None:
+            title, columns = found, ()
+        elif numa := _NUMA.fullmatch(line):
+            if numa[2] == "Node" or int(numa[1]) not in output.nodes:
+                output.nodes[int(numa[1])] = int(numa[3])
+        elif title and line:
+            columns = _parse_line(output, title, columns, line.split(), f"{where}: line {number}")
+    return output
+
+
+def _parse_line(
+    output: AmdOutput, title: str, columns: tuple[str, ...], words: list[str], where: str
+) -> tuple[str, ...]:
+    """Add a row of a table, or return the columns of one that begins."""
+    if all(map(_NAME.fullmatch, words)) and not columns:
+        if len(words) > MAX_GPUS or len(set(words)) < len(words):
+            raise InputError(
+                f"{where}: names {len(words)} GPUs, some twice or more than {MAX_GPUS}; expected one machine"
+            )
+        if output.names and tuple(words) != output.names:
+            raise InputError(f"{where}: a table of other GPUs than the first; expected one machine in a file")
+        output.names = tuple(words)
+        return output.names
+    if columns and words[0] in columns:
+        if len(words) != len(columns) + 1:
+            raise InputError(
+                f"{where}: the row of {words[0]} has {len(words) - 1} cells for {len(columns)} columns; "
+                "give the output as the tool printed it"
+            )
+        cells = output.tables.setdefault(title, {})
+        cells |= {(words[0], column): cell for column, cell in zip(columns, words[1:], strict=True)}
+    return columns
+
+
+def _read_bus_id(name: str) -> str | None:
+    """Return the PCI address that amd-smi calls a GPU by, None for rocm-smi's GPU0."""
+    return None if name.upper().startswith("GPU") else name.lower()
+
+
+# -- what follows from it ----------------------------------------------------------------------------------------------
+
+
+def _is_direct(output: AmdOutput, a: str, b: str) -> bool:
+    """Return whether xGMI joins two GPUs without another between."""
+    hops = output.get_number(HOPS, a, b)
+    if hops is None:
+        weight = output.get_number(WEIGHT, a, b)
+        hops = None if weight is None else weight // _WEIGHT_OF_A_HOP
+    return output.get_cell(TYPE, a, b).upper() == "XGMI" and hops in (None, 1)
+
+
+def _join_xgmi(output: AmdOutput, ids: Mapping[str, str], notes: list[str]) -> Iterator[Link]:
+    """Yield the links of each pair that xGMI joins directly."""
+    pairs = [(a, b) for a, b in combinations(output.names, 2) if _is_direct(output, a, b)]
+    is_mesh = len(output.names) == _MESH and len(pairs) == _MESH * (_MESH - 1) // 2
+    rate, source = (
+        (XGMI_DATASHEET_MI300X_GBps, _ASSUMED_MI300) if is_mesh else (XGMI_DATASHEET_MI250_GBps, _ASSUMED_MI250)
+    )
+    assumed: list[str] = []
+    for a, b in pairs:
+        told = _RANGE.fullmatch(output.get_cell(BANDWIDTH, a, b))
+        least, most = (int(told[1]), int(told[2])) if told else (0, 0)
+        if 0 < least <= most:
+            total, count, said = Fraction(most, 1000), most // least, f"{SOURCE}: bandwidth {most} MB/s"
+        else:
+            total, count, said = rate, 1, source
+            assumed.append(f"{ids[a]} - {ids[b]}")
+        yield from both_ways(Link(ids[a], ids[b], total, LATENCY_us["xgmi"], "xgmi", count, said))
+    if assumed:
+        notes.append(
+            f"{join_first(assumed, 3)}: the text has no bandwidths; one xGMI link of {float(rate):g} GB/s is assumed for "
+            "each; rocm-smi --shownodesbw prints them"
+        )
+
+
+def _find_nodes(output: AmdOutput, notes: list[str]) -> dict[str, int]:
+    """Return the NUMA node of each GPU: as printed, else told apart by PCIe hops; none where neither says anything."""
+    if output.nodes:
+        return {name: max(output.nodes.get(i, 0), 0) for i, name in enumerate(output.names)}
+    by_pcie = [(a, b) for a, b in combinations(output.names, 2) if output.get_cell(TYPE, a, b).upper() == "PCIE"]
+    if not by_pcie:
+        notes.append("NUMA nodes and PCIe are not told, so no CPUs are here; rocm-smi --showtopo prints the nodes")
+        return {}
+    notes.append("NUMA nodes are not told; GPUs with at most two PCIe hops between them are taken to be on one CPU")
+    nodes: dict[str, int] = {}
+    for name in output.names:
+        near = (b for b in nodes if (output.get_number(HOPS, name, b) or _SAME_CPU_HOPS) <= _SAME_CPU_HOPS)
+        nodes[name] = next((nodes[b] for b in near), len(set(nodes.values())))
+    return nodes
+
+
+def _join_pcie(output: AmdOutput, ids: Mapping[str, str], nodes: Mapping[str, int]) -> Iterator[Link]:
+    """Yield the links of GPUs to their CPUs, and those between CPUs."""
+    slot = pcie_link(None, None)
+    for name, node in nodes.items():
+        source = "assumed: Gen3 x16, as RCCL takes PCIe links that are not known"
+        yield from both_ways(
+            Link(ids[name], f"cpu{node}", slot.bandwidth_GBps, LATENCY_us["pcie"], "pcie", source=source)
+        )
+    for a, b in combinations(dict.fromkeys(nodes.values()), 2):
+        yield from both_ways(
+            Link(f"cpu{a}", f"cpu{b}", QPI_DATASHEET_GBps, LATENCY_us["smp"], "smp", source=_SMP_SOURCE)
+        )
+
+
+def _list_facts(output: AmdOutput) -> Iterator[Fact]:
+    """Yield the addresses and NUMA nodes of GPUs, and which have xGMI."""
+    for i, name in enumerate(output.names):
+        if (bus_id := _read_bus_id(name)) is not None:
+            yield Fact(gpu_subject(i), keys.GPU_BUS_ID, bus_id, SOURCE)
+        if i in output.nodes:
+            yield Fact(gpu_subject(i), keys.GPU_NUMA_NODE, output.nodes[i], SOURCE)
+    for i, j in combinations(range(len(output.names)), 2):
+        told = _RANGE.fullmatch(output.get_cell(BANDWIDTH, output.names[i], output.names[j]))
+        if told and int(told[1]) and _is_direct(output, output.names[i], output.names[j]):
+            for a, b in ((i, j), (j, i)):
+                yield Fact(xgmi_subject(a, b), keys.XGMI_COUNT, int(told[2]) // int(told[1]), SOURCE)
+                yield Fact(xgmi_subject(a, b), keys.XGMI_SPEED_MBps, int(told[1]), SOURCE)
