@@ -27,7 +27,7 @@ _COLUMNS = (("sizes from", False), ("to", False), ("strategy", True), ("chunks",
             ("rounds", False), ("trees", False), ("segments", False), ("latency us", False), ("GB/s at most", False),
             ("gap", False), ("at size", False))  # fmt: skip
 """The table of a plan, and which columns are aligned to the left."""
-_LEAVE_OUT = ("rounds", "trees", "segments", "chunks", "steps", "latency us", "at size")
+_LEAVE_OUT = ("rounds", "trees", "segments", "chunks", "steps", "latency us", "at size", "to")
 """Columns that a narrow terminal goes without, in this order."""
 
 

@@ -25,6 +25,7 @@ SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base
 settings.register_profile("topoplan", deadline=None, suppress_health_check=SLOW, max_examples=count_examples(60))
 settings.load_profile("topoplan")
 gc.disable()  # until all is imported
+os.environ.pop("COLUMNS", None)  # xdist's workers have one; tables are to be the same with and without them
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ...synth.ksync.pareto import Front
     from ...synth.plan import Plan
 
-WIDTH = 130
+WIDTH = 200
 """Columns of a table that is not printed to a terminal, where COLUMNS does not say otherwise."""
 
 

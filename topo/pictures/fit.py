@@ -36,15 +36,13 @@ def print_table(
     title: str | None = None,
 ) -> None:
     """Print a table: `columns` are titles, and whether they are aligned to the left; rows are cells with rich's markup, and
-    a style. On a terminal it goes without columns of `leave_out` until it fits.
+    a style. It goes without columns of `leave_out` until it fits the console.
     """
     from rich.table import Table
     from rich.text import Text
 
     plain = [[Text.from_markup(cell).plain for cell in cells] for cells, _ in rows]
-    kept = list(range(len(columns)))
-    if console.is_terminal:
-        kept = choose_columns([name for name, _ in columns], plain, leave_out, console.width)
+    kept = choose_columns([name for name, _ in columns], plain, leave_out, console.width)
     table = Table(box=None, header_style="bold", pad_edge=False, title=title, title_justify="left")
     for i in kept:
         table.add_column(columns[i][0], justify="left" if columns[i][1] else "right", no_wrap=True)
