@@ -52,7 +52,7 @@ def test_a_wheel_has_every_module_of_the_checkout(tmp_path: Path) -> None:
 
 def test_commands_and_entry_points_are_there() -> None:
     named = re.findall(r'^[\w-]+ = "(topoplan[\w.]*):(\w+)"$', PYPROJECT, re.MULTILINE)
-    assert len(named) == 8
+    assert len(named) == 9
     for module, name in named:
         assert callable(getattr(import_module(module), name)), f"{module}:{name}"
 
