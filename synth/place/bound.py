@@ -29,9 +29,10 @@ def find_bound(
     phases: Sequence[Phase],
     objective: str,
     unit: Fraction,
+    together: Sequence[str] = (),
 ) -> PlaceBound:
     """Return the best bound of tiers of GPUs (numbers of the topology's ranks); `unit`: seconds that some order takes."""
-    proof = Proof(table, gpus, job, phases, objective)
+    proof = Proof(table, gpus, job, phases, objective, together)
     proof.tiers = [row for tier in tiers for row in _list_rows(table, gpus, tier)]
     finder = _Finder(proof, unit)
     node = finder.prove({}, finder.list_questions())
@@ -88,7 +89,11 @@ class _Finder:
     def list_questions(self) -> list[tuple[int, str]]:
         """Return the tiers and dimensions of which it is worth asking whether groups are whole, the coarsest tiers first."""
         busy = {phase.traffic.dimension for phase in self.proof.phases}
-        covering = [number for number, tier in enumerate(self.proof.tiers) if tier.covers and tier.direction == "out"]
+        covering = [
+            number
+            for number, tier in enumerate(self.proof.tiers)
+            if tier.covers and tier.direction == "out" and len(tier.parts) < tier.ranks
+        ]
         return [
             (number, name)
             for number in reversed(covering)
@@ -105,11 +110,11 @@ class _Finder:
             self.used.update(number for number, _, _ in weights["tiers"])
             return weights
         (tier, name), rest = questions[0], questions[1:]
-        whole = proof.can_be_whole(tier, name, cases)
         self.used.add(tier)
         node: dict[str, Any] = {"tier": tier, "dimension": name}
-        node["divided"] = self.prove({**cases, (tier, name): False}, rest)
-        if whole:
+        if not proof.must_be_whole(tier, name, cases):
+            node["divided"] = self.prove({**cases, (tier, name): False}, rest)
+        if proof.can_be_whole(tier, name, cases):
             node["whole"] = self.prove({**cases, (tier, name): True}, rest)
         return node
 
@@ -118,7 +123,7 @@ class _Finder:
         nothing = [0] * len(self.proof.phases)
         for number, tier in enumerate(self.proof.tiers):
             logs = [
-                log_at_least(min(self.proof.list_inside(tier, name, cases))) for name, _ in self.proof.job.dimensions
+                log_at_least(min(self.proof.list_inside(number, name, cases))) for name, _ in self.proof.job.dimensions
             ]
             excess = sum(logs, Fraction(0)) - self.proof.mean_log(tier)
             if excess > 0:  # the case cannot be: logarithms alone prove whatever is wanted
@@ -138,7 +143,7 @@ class _Weights:
         self.times = len(proof.phases) if self.apart else 1
         self.columns = self.times
         self.at_most, self.equal = Rows(), Rows()
-        rows = [self._add_tier(tier) for tier in proof.tiers]
+        rows = [self._add_tier(number) for number in range(len(proof.tiers))]
         self.weight_rows, self.log_rows = [row[0] for row in rows], [row[1] for row in rows]
         self.gpu_rows = [self._add_floor(i, proof.floor_of_gpus(p)) for i, p in enumerate(proof.phases)]
         self.divided_rows = [self._add_floor(i, proof.floor_of_divided(p, cases)) for i, p in enumerate(proof.phases)]
@@ -146,12 +151,13 @@ class _Weights:
     def _add_floor(self, phase: int, seconds: Fraction) -> int:
         return self.at_most.add([(phase if self.apart else 0, -1.0)], -float(seconds / self.unit))
 
-    def _add_tier(self, tier: TierParts) -> tuple[list[int], int]:
+    def _add_tier(self, tier_number: int) -> tuple[list[int], int]:
         """Add the inequalities of a tier; return the rows of the times, and that of the logarithms."""
-        proof, capacity = self.proof, tier.capacity_GBps
+        proof, tier = self.proof, self.proof.tiers[tier_number]
+        capacity = tier.capacity_GBps
         share_of: dict[str, list[tuple[int, int]]] = {}
         for name, _ in proof.job.dimensions:
-            allowed = proof.list_inside(tier, name, self.cases)
+            allowed = proof.list_inside(tier_number, name, self.cases)
             share_of[name] = [(f, self.columns + i) for i, f in enumerate(allowed)]
             self.columns += len(allowed)
             self.equal.add([(column, 1.0) for _, column in share_of[name]], 1.0)

@@ -4,7 +4,8 @@ A certificate of kind "tiers" lists tiers: disjoint parts of the machine ("insid
 GPUs. What leaves a part (direction "in": enters it) on the system's own routes crosses the links out of those devices that
 such routes use, so a phase takes at least what all parts send, over the capacity of all these links. Then it proves a
 bound, in cases: for a tier that covers all GPUs and a dimension of the job, either every group of it is *whole*, all in one
-part, or some group is *divided*. In each case four things hold for every order.
+part, or some group is *divided* (where both can be: groups fit into parts, and those that must share a host are not divided
+above it). In each case four things hold for every order.
 
 *Floors of GPUs*: in a phase every rank sends a message, so the GPU whose widest way to any other is the narrowest does too,
 and needs at least the bytes of a message over that width.
@@ -35,6 +36,7 @@ from typing import Any
 
 import numpy as np
 
+from ...topo.derived.hosts import group_by_host
 from ...topo.errors import VerificationError
 from ...topo.exact import parse_fraction
 from ...topo.graph import Topology
@@ -109,13 +111,22 @@ Cases = Mapping[tuple[int, str], bool]
 
 
 def check_place_bound(
-    bound: PlaceBound, topology: Topology, gpus: Sequence[int], job: Job, phases: Sequence[Phase], objective: str
+    bound: PlaceBound,
+    topology: Topology,
+    gpus: Sequence[int],
+    job: Job,
+    phases: Sequence[Phase],
+    objective: str,
+    together: Sequence[str] = (),
 ) -> None:
-    """Raise VerificationError unless the certificate proves exactly what the bound claims; `gpus` have a rank each."""
+    """Raise VerificationError unless the certificate proves exactly what the bound claims.
+
+    `gpus` (numbers of the topology's) have a rank each; groups of the dimensions `together` share a host each.
+    """
     if bound.kind != TIERS:
         raise VerificationError(f"bound: one of kind {bound.kind!r} has no certificate to check")
     try:
-        proof = Proof(RouteTable(topology), gpus, job, phases, objective)
+        proof = Proof(RouteTable(topology), gpus, job, phases, objective, together)
         proved = proof.prove(bound.certificate)
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise VerificationError(f"bound: malformed certificate: {type(error).__name__}: {error}") from None
@@ -170,13 +181,23 @@ def log_at_least(value: int) -> Fraction:
 
 
 class Proof:
-    """What can be proved of a job's ranks on `gpus`, which have a rank each."""
+    """What can be proved of a job's ranks on `gpus`, which have a rank each, groups of dimensions `together` on one host."""
 
     def __init__(
-        self, table: RouteTable, gpus: Sequence[int], job: Job, phases: Sequence[Phase], objective: str
+        self,
+        table: RouteTable,
+        gpus: Sequence[int],
+        job: Job,
+        phases: Sequence[Phase],
+        objective: str,
+        together: Sequence[str] = (),
     ) -> None:
         self.table, self.gpus, self.job, self.phases, self.objective = table, gpus, job, phases, objective
+        self.together = together
         self.narrowest_GBps = self._find_narrowest_way()
+        devices = [table.topology.by_id[table.topology.ranks[gpu]] for gpu in gpus]
+        hosts = [tuple(gpus[i] for i in members) for members in group_by_host(devices)]
+        self._hosts = TierParts("out", tuple(Part(frozenset(), host, Fraction(0), Fraction(0)) for host in hosts), True)
         self.tiers: list[TierParts] = []
 
     def _find_narrowest_way(self) -> Fraction:
@@ -205,10 +226,15 @@ class Proof:
         tier, name = int(node["tier"]), str(node["dimension"])
         if not 0 <= tier < len(self.tiers) or not self.tiers[tier].covers:
             raise VerificationError("bound: groups are whole or divided in tiers that cover all GPUs")
-        divided = self._prove_case(node["divided"], {**cases, (tier, name): False})
-        if not self.can_be_whole(tier, name, cases):
-            return divided
-        return min(divided, self._prove_case(node["whole"], {**cases, (tier, name): True}))
+        answers = [
+            self._prove_case(node["whole" if whole else "divided"], {**cases, (tier, name): whole})
+            for whole, can_be in (
+                (True, self.can_be_whole(tier, name, cases)),
+                (False, not self.must_be_whole(tier, name, cases)),
+            )
+            if can_be
+        ]
+        return min(answers)
 
     def can_be_whole(self, number: int, name: str, cases: Cases) -> bool:
         """Return whether the groups of a dimension fit into the parts of a tier, and are not divided in a coarser one."""
@@ -218,14 +244,20 @@ class Proof:
             for (coarser, dimension), whole in cases.items()
         )
 
-    def list_inside(self, tier: TierParts, name: str, cases: Cases) -> list[int]:
-        """Return which numbers of members of its group a rank can have in its own part."""
-        size, most = dict(self.job.dimensions)[name], max(len(part.gpus) for part in tier.parts)
-        is_whole = any(
-            whole and dimension == name and self.tiers[number].is_within(tier)
-            for (number, dimension), whole in cases.items()
+    def must_be_whole(self, number: int, name: str, cases: Cases) -> bool:
+        """Return whether the groups of a dimension are whole in a finer tier, or on a host."""
+        tier = self.tiers[number]
+        if name in self.together and self._hosts.is_within(tier):
+            return True
+        return any(
+            whole and dimension == name and self.tiers[finer].is_within(tier)
+            for (finer, dimension), whole in cases.items()
         )
-        return [size] if is_whole else list(range(1, min(size, most) + 1))
+
+    def list_inside(self, number: int, name: str, cases: Cases) -> list[int]:
+        """Return which numbers of members of its group a rank can have in its own part of a tier."""
+        size, most = dict(self.job.dimensions)[name], max(len(part.gpus) for part in self.tiers[number].parts)
+        return [size] if self.must_be_whole(number, name, cases) else list(range(1, min(size, most) + 1))
 
     def floor_of_gpus(self, phase: Phase) -> Fraction:
         """Return what a message of a phase needs at least from the GPU that is worst off; 0 where none is sent whole."""
@@ -256,13 +288,14 @@ class Proof:
             each, theta = [_read_weight(row) for row in rows], _read_weight(text)
             used = [a + b for a, b in zip(used, each, strict=True)]
             together += max(each, default=Fraction(0))
-            total += self._pay_of_tier(self.tiers[number], each, theta, cases)
+            total += self._pay_of_tier(number, each, theta, cases)
         if (together if self.objective == BOTTLENECK else max(used, default=Fraction(0))) > 1:
             raise VerificationError("bound: the weights of a phase are more than 1")
         return total
 
-    def _pay_of_tier(self, tier: TierParts, weights: Sequence[Fraction], theta: Fraction, cases: Cases) -> Fraction:
+    def _pay_of_tier(self, number: int, weights: Sequence[Fraction], theta: Fraction, cases: Cases) -> Fraction:
         """Return what all orders pay at least for a tier, under the weights of phases and of the logarithms."""
+        tier = self.tiers[number]
         ranks, capacity = tier.ranks, tier.capacity_GBps
         total = -theta * self.mean_log(tier)
         for name, size in self.job.dimensions:
@@ -273,7 +306,7 @@ class Proof:
             ]
             total += min(
                 sum((price * pay(shape, size, f, tier.covers) for price, shape in on_it), theta * log_at_least(f))
-                for f in self.list_inside(tier, name, cases)
+                for f in self.list_inside(number, name, cases)
             )
         return total
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from os import PathLike
 
 import numpy as np
@@ -75,6 +76,7 @@ def place(
     if objective not in OBJECTIVES:
         raise InputError(f"{objective!r} is no objective; expected one of {', '.join(OBJECTIVES)}")
     machine = topology if isinstance(topology, Topology) else load(topology)
+    together = tuple(together)
     asked = _read(machine, job, traffic, target, tuple(without_ranks), tuple(reserve))
     given = _read_order(order, asked.numbers)
     hosts = _number_hosts(asked)
@@ -83,7 +85,7 @@ def place(
     effort = Effort(time_limit_s)
     apart = tuple(asked.job.list_groups(name) for name in _check_names(together, asked.job))
     search = Search(loads, asked.job, apart, hosts, effort)
-    bound = _search(search, asked, tiers, given, objective)
+    bound = _search(search, asked, tiers, given, together)
     if search.best[0]:
         raise InfeasibleError(
             f"{machine.name}: no order was found in which each group of {', '.join(together)} shares a host; hosts have "
@@ -189,7 +191,7 @@ def _make_ways(asked: _Asked, tiers: Sequence[Tier]) -> Ways:
     return Ways(names, rates, crossed, part_of)
 
 
-def _search(search: Search, asked: _Asked, tiers: Sequence[Tier], given: Ints, objective: str) -> PlaceBound:
+def _search(search: Search, asked: _Asked, tiers: Sequence[Tier], given: Ints, together: Sequence[str]) -> PlaceBound:
     """Find the best order, and return what bounds all."""
     job, loads = asked.job, search.loads
     search.offer(given[None, :])
@@ -213,8 +215,10 @@ def _search(search: Search, asked: _Asked, tiers: Sequence[Tier], given: Ints, o
     search.effort = effort.grant(_IMPROVE_S)
     for start in [search.order.copy(), *starts[:_STARTS], given]:
         improve(search, start, chance)
+    if search.best[0]:
+        return PlaceBound(Fraction(0), NOTHING, {})
     unit = search.best[1] * loads.seconds_each
-    bound = find_bound(asked.table, asked.gpus, tiers, job, asked.phases, objective, unit)
+    bound = find_bound(asked.table, asked.gpus, tiers, job, asked.phases, loads.objective, unit, together)
     if job.ranks <= MOST_PROVED and bound.seconds < unit and prove_best(search, effort.grant(_PROOF_S)):
         return PlaceBound(search.best[1] * loads.seconds_each, SEARCH, {})
     return bound
