@@ -20,8 +20,8 @@ Links = NDArray[np.int32]
 
 
 class RouteTable:
-    """The routes of one topology. `links` are its directed links; row (u, v) of `crossed` has the numbers of those from GPU u
-    to GPU v, filled up with `len(links)`. `forwarded[u, v]`: other GPUs hand on what u sends to v.
+    """The routes of one topology. `number` has each GPU's by its id, `links` are the directed links; row (u, v) of `crossed`
+    has the numbers of those from GPU u to GPU v, filled up with `len(links)`. `forwarded[u, v]`: other GPUs hand on what u sends to v.
 
     Raises InfeasibleError where a GPU cannot reach another.
     """
@@ -29,6 +29,7 @@ class RouteTable:
     def __init__(self, topology: Topology) -> None:
         self.topology = topology
         self.links = sorted(topology.capacity_GBps)
+        self.number = {gpu: i for i, gpu in enumerate(topology.ranks)}
         size = len(topology.ranks)
         self.forwarded: NDArray[np.bool_] = np.zeros((size, size), dtype=bool)
         number = {d.id: i for i, d in enumerate(topology.devices)}

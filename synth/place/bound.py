@@ -42,8 +42,8 @@ def find_bound(
         {"direction": t.direction, "inside": [sorted(p.inside) for p in t.parts]}
         for t in (proof.tiers[number] for number in used)
     ]
-    certificate = {"tiers": rows, "proof": node}
-    return PlaceBound(proof.prove(certificate), TIERS, certificate)
+    proof.tiers = [proof.tiers[number] for number in used]
+    return PlaceBound(proof.prove_cases(node), TIERS, {"tiers": rows, "proof": node})
 
 
 def choose_parts(table: RouteTable, gpus: Sequence[int], tier: Tier, direction: str) -> list[Part]:
@@ -58,8 +58,7 @@ def _choose_part(table: RouteTable, gpus: Sequence[int], part: Sequence[int], di
     between = np.unique(table.crossed[np.ix_(part, part)])
     ends = {end for link in between.tolist() if link < len(table.links) for end in table.links[link]}
     joined = alone | {end for end in ends if topology.by_id[end].kind != "gpu"}
-    around = [measure_part(table, gpus, inside, direction) for inside in dict.fromkeys((alone, joined))]
-    return min(around, key=lambda p: p.capacity_GBps)
+    return measure_part(table, gpus, list(dict.fromkeys((alone, joined))), direction)
 
 
 def _list_rows(table: RouteTable, gpus: Sequence[int], tier: Tier) -> list[TierParts]:
@@ -125,7 +124,7 @@ class _Finder:
             logs = [
                 log_at_least(min(self.proof.list_inside(number, name, cases))) for name, _ in self.proof.job.dimensions
             ]
-            excess = sum(logs, Fraction(0)) - self.proof.mean_log(tier)
+            excess = sum(logs, Fraction(0)) - tier.mean_log
             if excess > 0:  # the case cannot be: logarithms alone prove whatever is wanted
                 theta = fraction_to_json(_round(float(2 * self.unit / excess)))
                 return {"gpus": nothing, "divided": nothing, "tiers": [[number, nothing, theta]]}
@@ -172,7 +171,7 @@ class _Weights:
             ]
         rows = [self.at_most.add([*terms, (i, -1.0)], 0.0) for i, terms in enumerate(terms_of)]
         logs = [(column, float(log_at_least(f))) for shares in share_of.values() for f, column in shares]
-        return rows, self.at_most.add(logs, float(proof.mean_log(tier)))
+        return rows, self.at_most.add(logs, float(tier.mean_log))
 
     def choose(self) -> dict[str, Any]:
         """Return the optimal weights, as a proof has them."""

@@ -28,9 +28,11 @@ together at most 1, so what is paid is at most the objective. The bound is the l
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cached_property
 from math import log
 from typing import Any
 
@@ -86,15 +88,21 @@ class TierParts:
     parts: tuple[Part, ...]
     covers: bool
 
-    @property
+    @cached_property
     def capacity_GBps(self) -> Fraction:
-        """What all parts together can send."""
+        """What all parts together can send: sums of few different rates."""
         return sum((part.capacity_GBps for part in self.parts), Fraction(0))
 
-    @property
+    @cached_property
     def ranks(self) -> int:
         """How many ranks are in some part."""
         return sum(len(part.gpus) for part in self.parts)
+
+    @cached_property
+    def mean_log(self) -> Fraction:
+        """The mean over the ranks of the logarithm of how many its part has, rounded up."""
+        sizes = Counter(len(part.gpus) for part in self.parts)
+        return sum((n * size * log_at_most(size) for size, n in sizes.items()), Fraction(0)) / self.ranks
 
     def is_within(self, coarser: TierParts) -> bool:
         """Return whether each part of the other tier consists of whole parts of this one."""
@@ -136,21 +144,29 @@ def check_place_bound(
         )
 
 
-def measure_part(table: RouteTable, gpus: Sequence[int], inside: frozenset[str], direction: str) -> Part:
-    """Return a part with the capacity of the links that routes from its GPUs to the others must cross where they leave it."""
+def measure_part(table: RouteTable, gpus: Sequence[int], insides: Sequence[frozenset[str]], direction: str) -> Part:
+    """Return a part with the capacity of the links that routes from its GPUs to the others must cross where they leave it: of
+    several sets of devices with the same GPUs, the one around which there is least.
+    """
     topology = table.topology
-    unknown = inside - set(topology.by_id)
+    unknown = frozenset().union(*insides) - topology.by_id.keys()
     if unknown or direction not in ("out", "in"):
         raise VerificationError(f"bound: a part names {min(unknown, default=direction)!r}, which there is not")
-    mine = [gpu for gpu in gpus if topology.ranks[gpu] in inside]
-    rest = [gpu for gpu in gpus if topology.ranks[gpu] not in inside]
-    crossed = table.crossed[np.ix_(mine, rest) if direction == "out" else np.ix_(rest, mine)]
-    capacity = Fraction(0)
-    for link in np.flatnonzero(np.bincount(crossed.reshape(-1), minlength=len(table.links) + 1)[:-1]).tolist():
-        src, dst = table.links[link] if direction == "out" else table.links[link][::-1]
-        if src in inside and dst not in inside:
-            capacity += topology.capacity_GBps[table.links[link]]
-    return Part(inside, tuple(mine), capacity, table.widest_GBps(crossed))
+    is_mine = np.zeros(len(topology.ranks), dtype=bool)
+    is_mine[[table.number[x] for x in insides[0] if x in table.number]] = True
+    listed = np.asarray(gpus)
+    mine, rest = listed[is_mine[listed]], listed[~is_mine[listed]]
+    crossed = table.crossed[mine[:, None], rest] if direction == "out" else table.crossed[rest[:, None], mine]
+    used = np.flatnonzero(np.bincount(crossed.reshape(-1), minlength=len(table.links) + 1)[:-1])
+    ways = [table.links[link] if direction == "out" else table.links[link][::-1] for link in used.tolist()]
+    capacities = []
+    for inside in insides:
+        leaving = [
+            link if direction == "out" else link[::-1] for link in ways if link[0] in inside and link[1] not in inside
+        ]
+        capacities.append(sum((topology.capacity_GBps[link] for link in leaving), Fraction(0)))
+    least = min(range(len(insides)), key=capacities.__getitem__)
+    return Part(insides[least], tuple(mine.tolist()), capacities[least], table.widest_GBps(crossed))
 
 
 def pay(shape: str, size: int, inside: int, covers: bool) -> Fraction:
@@ -208,11 +224,15 @@ class Proof:
     def prove(self, certificate: Mapping[str, Any]) -> Fraction:
         """Return the seconds that a certificate proves. VerificationError where it proves nothing."""
         self.tiers = [self._read_tier(row) for row in certificate["tiers"]]
-        return max(Fraction(0), self._prove_case(certificate["proof"], {}))
+        return self.prove_cases(certificate["proof"])
+
+    def prove_cases(self, node: Mapping[str, Any]) -> Fraction:
+        """Return the seconds that a proof over the known tiers proves."""
+        return max(Fraction(0), self._prove_case(node, {}))
 
     def _read_tier(self, row: Mapping[str, Any]) -> TierParts:
         parts = tuple(
-            measure_part(self.table, self.gpus, frozenset(inside), row["direction"]) for inside in row["inside"]
+            measure_part(self.table, self.gpus, [frozenset(inside)], row["direction"]) for inside in row["inside"]
         )
         mine = [gpu for part in parts for gpu in part.gpus]
         if len(set(mine)) != len(mine) or not mine:
@@ -297,7 +317,7 @@ class Proof:
         """Return what all orders pay at least for a tier, under the weights of phases and of the logarithms."""
         tier = self.tiers[number]
         ranks, capacity = tier.ranks, tier.capacity_GBps
-        total = -theta * self.mean_log(tier)
+        total = -theta * tier.mean_log
         for name, size in self.job.dimensions:
             on_it = [
                 (weight * phase.pattern.bytes_each * ranks / (capacity * 10**9), phase.pattern.shape)
@@ -309,10 +329,6 @@ class Proof:
                 for f in self.list_inside(number, name, cases)
             )
         return total
-
-    def mean_log(self, tier: TierParts) -> Fraction:
-        """Return the mean over the ranks of a tier of log s, rounded up."""
-        return sum((len(p.gpus) * log_at_most(len(p.gpus)) for p in tier.parts), Fraction(0)) / tier.ranks
 
 
 def _read_weight(text: Any) -> Fraction:
