@@ -21,7 +21,8 @@ Links = NDArray[np.int32]
 
 class RouteTable:
     """The routes of one topology. `number` has each GPU's by its id, `links` are the directed links; row (u, v) of `crossed`
-    has the numbers of those from GPU u to GPU v, filled up with `len(links)`. `forwarded[u, v]`: other GPUs hand on what u sends to v.
+    has the numbers of those from GPU u to GPU v, filled up with `len(links)`. `forwarded[u, v]`: other
+    GPUs hand on what u sends to v.
 
     Raises InfeasibleError where a GPU cannot reach another.
     """
