@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import permutations
-from math import factorial
+from math import ceil, factorial
 
 import numpy as np
 from ortools.sat.python import cp_model
@@ -21,7 +21,9 @@ MOST_PROVED = 16
 """Ranks up to which CP-SAT is asked for a proof."""
 _AT_ONCE = 20_000
 _SEARCH = "placement of ranks"
-_TOP = 1 << 58
+_TOP = 1 << 50
+"""Values are below this: CP-SAT says its bounds as floats."""
+_ROUNDING = 1e-12
 
 
 def list_all(search: Search) -> None:
@@ -154,16 +156,18 @@ class ProofModel:
         return order
 
 
-def prove_best(search: Search, effort: Effort) -> bool:
-    """Look by CP-SAT for an order that is better than the best known, and return whether it is proved that none is left."""
+def prove_best(search: Search, effort: Effort) -> int:
+    """Look by CP-SAT for orders better than the best known, and return a value below which there is provably none."""
     if search.best[0] or any(phase.pattern.shape == SPREAD for phase in search.loads.phases):
-        return False
+        return 0
     model = ProofModel(search)
     if not model.is_exact:
-        return False
+        return 0
     solver, status = solve(model.model, effort, _SEARCH, varied=True)
     if status == cp_model.INFEASIBLE:
-        return True
+        return search.best[1]
     if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         search.offer(model.read_order(solver)[None, :])
-    return status == cp_model.OPTIMAL
+    if status == cp_model.OPTIMAL:
+        return search.best[1]
+    return max(0, min(search.best[1], ceil(solver.best_objective_bound - _ROUNDING * search.best[1])))

@@ -10,7 +10,7 @@ from ..sizes import show_size
 from .check import NOTHING, SEARCH, PlaceBound
 from .job import Job, Traffic
 
-_EQUAL = Fraction(1, 10**9)
+EQUAL = Fraction(1, 10**9)
 """A bound within this share of the time counts as met: its logarithms are rounded."""
 
 
@@ -60,7 +60,7 @@ class Placement:
     @property
     def is_optimal(self) -> bool:
         """Whether it is proved that no order takes less."""
-        return self.gap <= _EQUAL
+        return self.gap <= EQUAL
 
     def __repr__(self) -> str:
         return f"<Placement of {len(self.order)} ranks on {self.name}: gain {float(self.gain):.3g}, gap {float(self.gap):.1%}>"

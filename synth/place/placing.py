@@ -20,19 +20,20 @@ from ..effort import USUAL_LIMIT_S, Effort
 from .bound import choose_parts, find_bound
 from .check import NOTHING, SEARCH, PlaceBound
 from .exhaustive import MOST_LISTED, MOST_PROVED, list_all, prove_best
-from .improve import improve
+from .improve import Improver
 from .job import Ints, Job, Phase, read_job
 from .loads import OBJECTIVES, TIME, Loads, Ways
 from .patterns import PAIRS, RING, SPREAD, TARGETS
-from .placement import Placement, Step
+from .placement import EQUAL, Placement, Step
 from .search import Search
 from .starts import find_rings, offer_starts
 from .tiers import Tier, find_tiers
 
 MOST_RANKS = 2048
-_IMPROVE_S, _RINGS_S, _PROOF_S = 3.0, 2.0, 30.0
+_IMPROVE_S, _RINGS_S, _SHAKE_S, _SHAKE_FEW_S, _PROOF_S = 3.0, 2.0, 3.0, 0.8, 30.0
 """Work for each part of the search, in seconds of a quiet core at the usual time limit."""
 _STARTS = 4
+_MOST_SHAKEN = 256
 _SEED = 1
 
 
@@ -206,21 +207,27 @@ def _search(search: Search, asked: _Asked, tiers: Sequence[Tier], given: Ints, t
         list_all(search)
         return PlaceBound(search.best[1] * loads.seconds_each, SEARCH, {})
     effort = search.effort
-    starts = offer_starts(search, _renumber(tiers, asked.gpus))
+    near = _renumber(tiers, asked.gpus)
+    starts = offer_starts(search, near)
     search.effort = effort.grant(_RINGS_S)
     rings = find_rings(search)
     if rings:
         search.offer(np.array(rings))
-    chance = np.random.default_rng(_SEED)
     search.effort = effort.grant(_IMPROVE_S)
+    improver = Improver(search, near, np.random.default_rng(_SEED))
     for start in [search.order.copy(), *starts[:_STARTS], given]:
-        improve(search, start, chance)
+        improver.improve(start)
     if search.best[0]:
         return PlaceBound(Fraction(0), NOTHING, {})
     unit = search.best[1] * loads.seconds_each
     bound = find_bound(asked.table, asked.gpus, tiers, job, asked.phases, loads.objective, unit, together)
-    if job.ranks <= MOST_PROVED and bound.seconds < unit and prove_best(search, effort.grant(_PROOF_S)):
-        return PlaceBound(search.best[1] * loads.seconds_each, SEARCH, {})
+    if job.ranks <= _MOST_SHAKEN:
+        search.effort = effort.grant(_SHAKE_S if job.ranks > MOST_PROVED else _SHAKE_FEW_S)
+        improver.search_on(bound.seconds / loads.seconds_each * (1 + EQUAL))
+    if job.ranks <= MOST_PROVED and bound.seconds < search.best[1] * loads.seconds_each:
+        proved = prove_best(search, effort.grant(_PROOF_S)) * loads.seconds_each
+        if proved > bound.seconds:
+            return PlaceBound(proved, SEARCH, {})
     return bound
 
 
