@@ -18,6 +18,7 @@ from thorough import count_examples
 import topoplan
 from topoplan.cli.place import main
 from topoplan.synth.judge.rates import rate_rings
+from topoplan.synth.place import placing
 from topoplan.synth.place.check import check_place_bound
 from topoplan.synth.place.job import read_job
 from topoplan.synth.place.placing import place
@@ -49,6 +50,19 @@ def test_the_order_is_the_best_of_all_orders(data: st.DataObject) -> None:
     wrong = replace(placed.bound, seconds=placed.bound.seconds * 2 + 1)
     with pytest.raises(VerificationError):
         check_place_bound(wrong, topology, range(len(placed.order)), job, job.list_phases("ring"), objective)
+
+
+@settings(max_examples=count_examples(6), deadline=None)
+@given(st.data())
+def test_search_bound_and_proof_agree_with_all_orders(data: st.DataObject) -> None:
+    """What larger machines have: starts, moves, the bound of tiers, and CP-SAT's proof."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(placing, "MOST_LISTED", 0)
+        patch.setattr(placing, "_SHAKE_FEW_S", 0.02)
+        patch.setattr(placing, "_INSIDE_S", 0.02)
+        topology = data.draw(graphs(most=5, two_way=False, switches=3))
+        sizes, traffics = data.draw(jobs(len(topology.ranks)))
+        check_against_all(topology, sizes, traffics, data.draw(st.sampled_from(["time", "bottleneck"])))
 
 
 @settings(max_examples=count_examples(25), deadline=None)

@@ -65,7 +65,7 @@ class Improver:
                     break
         search.offer(now[None, :])
 
-    def search_on(self, least: Fraction) -> None:
+    def search_on(self, least: Fraction | int) -> None:
         """Shake the best order by a few moves and improve it, again and again, until it is not above a bound (in the units of
         values) or the work is used up.
         """

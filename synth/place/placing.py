@@ -21,6 +21,7 @@ from .bound import choose_parts, find_bound
 from .check import NOTHING, SEARCH, PlaceBound
 from .exhaustive import MOST_LISTED, MOST_PROVED, list_all, prove_best
 from .improve import Improver
+from .inside import arrange_inside
 from .job import Ints, Job, Phase, read_job
 from .loads import OBJECTIVES, TIME, Loads, Ways
 from .patterns import PAIRS, RING, SPREAD, TARGETS
@@ -30,7 +31,7 @@ from .starts import find_rings, offer_starts
 from .tiers import Tier, find_tiers
 
 MOST_RANKS = 2048
-_IMPROVE_S, _RINGS_S, _SHAKE_S, _SHAKE_FEW_S, _PROOF_S = 3.0, 2.0, 3.0, 0.8, 30.0
+_INSIDE_S, _IMPROVE_S, _RINGS_S, _SHAKE_S, _SHAKE_FEW_S, _PROOF_S = 1.5, 2.0, 2.0, 3.0, 0.8, 30.0
 """Work for each part of the search, in seconds of a quiet core at the usual time limit."""
 _STARTS = 4
 _MOST_SHAKEN = 256
@@ -213,17 +214,24 @@ def _search(search: Search, asked: _Asked, tiers: Sequence[Tier], given: Ints, t
     rings = find_rings(search)
     if rings:
         search.offer(np.array(rings))
+    chance = np.random.default_rng(_SEED)
     search.effort = effort.grant(_IMPROVE_S)
-    improver = Improver(search, near, np.random.default_rng(_SEED))
+    improver = Improver(search, near, chance)
     for start in [search.order.copy(), *starts[:_STARTS], given]:
         improver.improve(start)
     if search.best[0]:
         return PlaceBound(Fraction(0), NOTHING, {})
     unit = search.best[1] * loads.seconds_each
     bound = find_bound(asked.table, asked.gpus, tiers, job, asked.phases, loads.objective, unit, together)
-    if job.ranks <= _MOST_SHAKEN:
+    least = bound.seconds / loads.seconds_each * (1 + EQUAL)
+    if search.best[1] > least and job.ranks <= _MOST_SHAKEN:
+        search.effort = effort.grant(_INSIDE_S)
+        for start in starts[:_STARTS]:
+            search.offer(np.array(arrange_inside(search, near, start, chance)))
+        search.effort = effort.grant(_IMPROVE_S)
+        improver.improve(search.order.copy())
         search.effort = effort.grant(_SHAKE_S if job.ranks > MOST_PROVED else _SHAKE_FEW_S)
-        improver.search_on(bound.seconds / loads.seconds_each * (1 + EQUAL))
+        improver.search_on(least)
     if job.ranks <= MOST_PROVED and bound.seconds < search.best[1] * loads.seconds_each:
         proved = prove_best(search, effort.grant(_PROOF_S)) * loads.seconds_each
         if proved > bound.seconds:
