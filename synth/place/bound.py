@@ -12,10 +12,10 @@ import numpy as np
 from ...topo.exact import fraction_to_json
 from ...topo.route_table import RouteTable
 from ..numeric.linear import Rows, minimise
-from .check import TIERS, Cases, Part, PlaceBound, Proof, TierParts, log_at_least, measure_part, pay
+from .check import TIERS, Cases, PlaceBound, Proof, pay
 from .job import Job, Phase
 from .loads import TIME
-from .tiers import Tier
+from .tiers import Part, Tier, TierParts, log_at_least, measure_part
 
 _MOST_CASES = 64
 _SLOWEST = 4

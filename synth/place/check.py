@@ -28,15 +28,10 @@ together at most 1, so what is paid is at most the objective. The bound is the l
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cached_property
-from math import log
 from typing import Any
-
-import numpy as np
 
 from ...topo.derived.hosts import group_by_host
 from ...topo.errors import VerificationError
@@ -46,9 +41,9 @@ from ...topo.route_table import RouteTable
 from .job import Job, Phase
 from .loads import BOTTLENECK
 from .patterns import AROUND, LINE, PAIRS, SPREAD
+from .tiers import Part, TierParts, log_at_least, measure_part
 
 TIERS, SEARCH, NOTHING = "tiers", "search", "nothing"
-_LOG_ERROR = Fraction(1, 10**13)
 
 
 @dataclass(frozen=True)
@@ -66,52 +61,6 @@ class PlaceBound:
     def to_json(self) -> dict[str, Any]:
         """Return the JSON object of topo-place --json."""
         return {"seconds": float(self.seconds), "kind": self.kind, "certificate": dict(self.certificate)}
-
-
-@dataclass(frozen=True)
-class Part:
-    """Devices of a machine, and the `gpus` with a rank among them, by number. What leaves (or enters) crosses links of
-    `capacity_GBps`; the widest way across is `widest_GBps` wide.
-    """
-
-    inside: frozenset[str]
-    gpus: tuple[int, ...]
-    capacity_GBps: Fraction
-    widest_GBps: Fraction
-
-
-@dataclass(frozen=True)
-class TierParts:
-    """Parts of a machine that have no GPU in common, looked at in one direction; `covers`: each GPU with a rank is in one."""
-
-    direction: str
-    parts: tuple[Part, ...]
-    covers: bool
-
-    @cached_property
-    def capacity_GBps(self) -> Fraction:
-        """What all parts together can send: sums of few different rates."""
-        return sum((part.capacity_GBps for part in self.parts), Fraction(0))
-
-    @cached_property
-    def ranks(self) -> int:
-        """How many ranks are in some part."""
-        return sum(len(part.gpus) for part in self.parts)
-
-    @cached_property
-    def mean_log(self) -> Fraction:
-        """The mean over the ranks of the logarithm of how many its part has, rounded up."""
-        sizes = Counter(len(part.gpus) for part in self.parts)
-        return sum((n * size * log_at_most(size) for size, n in sizes.items()), Fraction(0)) / self.ranks
-
-    def is_within(self, coarser: TierParts) -> bool:
-        """Return whether each part of the other tier consists of whole parts of this one."""
-        part_of = {gpu: i for i, part in enumerate(self.parts) for gpu in part.gpus}
-        for outer in coarser.parts:
-            touched = {part_of.get(gpu, -1) for gpu in outer.gpus}
-            if -1 in touched or sum(len(self.parts[i].gpus) for i in touched) != len(outer.gpus):
-                return False
-        return True
 
 
 Cases = Mapping[tuple[int, str], bool]
@@ -144,31 +93,6 @@ def check_place_bound(
         )
 
 
-def measure_part(table: RouteTable, gpus: Sequence[int], insides: Sequence[frozenset[str]], direction: str) -> Part:
-    """Return a part with the capacity of the links that routes from its GPUs to the others must cross where they leave it: of
-    several sets of devices with the same GPUs, the one around which there is least.
-    """
-    topology = table.topology
-    unknown = frozenset().union(*insides) - topology.by_id.keys()
-    if unknown or direction not in ("out", "in"):
-        raise VerificationError(f"bound: a part names {min(unknown, default=direction)!r}, which there is not")
-    is_mine = np.zeros(len(topology.ranks), dtype=bool)
-    is_mine[[table.number[x] for x in insides[0] if x in table.number]] = True
-    listed = np.asarray(gpus)
-    mine, rest = listed[is_mine[listed]], listed[~is_mine[listed]]
-    crossed = table.crossed[mine[:, None], rest] if direction == "out" else table.crossed[rest[:, None], mine]
-    used = np.flatnonzero(np.bincount(crossed.reshape(-1), minlength=len(table.links) + 1)[:-1])
-    ways = [table.links[link] if direction == "out" else table.links[link][::-1] for link in used.tolist()]
-    capacities = []
-    for inside in insides:
-        leaving = [
-            link if direction == "out" else link[::-1] for link in ways if link[0] in inside and link[1] not in inside
-        ]
-        capacities.append(sum((topology.capacity_GBps[link] for link in leaving), Fraction(0)))
-    least = min(range(len(insides)), key=capacities.__getitem__)
-    return Part(insides[least], tuple(mine.tolist()), capacities[least], table.widest_GBps(crossed))
-
-
 def pay(shape: str, size: int, inside: int, covers: bool) -> Fraction:
     """Return how many messages of a group leave a part, at least, for each of the `inside` members that it has of `size`.
 
@@ -184,16 +108,6 @@ def pay(shape: str, size: int, inside: int, covers: bool) -> Fraction:
     if covers:
         return (2 if shape == LINE else 1) * (Fraction(1, inside) - Fraction(1, size))
     return Fraction(1, inside) if shape == LINE else Fraction(min(inside, size - inside), inside * size)
-
-
-def log_at_most(value: int) -> Fraction:
-    """Return a logarithm, rounded up."""
-    return Fraction(0) if value == 1 else Fraction(log(value)) + _LOG_ERROR
-
-
-def log_at_least(value: int) -> Fraction:
-    """Return a logarithm, rounded down."""
-    return Fraction(0) if value == 1 else Fraction(log(value)) - _LOG_ERROR
 
 
 class Proof:

@@ -116,7 +116,7 @@ def place(
         ),
         busiest=loads.find_busiest(found.tolist()) if asked.phases else "",
         search_complete=not effort.cut_short,
-        notes=_list_notes(asked, found, target),
+        notes=_list_notes(asked, found, target, together if apart_given[0] else ()),
     )
 
 
@@ -245,9 +245,13 @@ def _renumber(tiers: Sequence[Tier], gpus: Sequence[int]) -> list[Tier]:
     return [tuple(tuple(at[gpu] for gpu in part) for part in tier) for tier in tiers]
 
 
-def _list_notes(asked: _Asked, found: Ints, target: str) -> tuple[str, ...]:
-    """Return what a reader of the answer should know beside it."""
+def _list_notes(asked: _Asked, found: Ints, target: str, not_together: Sequence[str]) -> tuple[str, ...]:
+    """Return what a reader of the answer should know beside it; `not_together`: dimensions that the given order breaks up."""
     notes = []
+    if not_together:
+        notes.append(
+            f"in the given order not every group of {', '.join(not_together)} shares a host, so it is no choice"
+        )
     forwarded = sum(
         int(asked.table.forwarded[asked.gpus[a], asked.gpus[b]])
         for phase in asked.phases

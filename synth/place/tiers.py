@@ -1,20 +1,112 @@
-"""Groups of GPUs that are near each other: hosts, boxes, leaves, racks; by what joins them, whatever they are called."""
+"""Groups of GPUs that are near each other: hosts, boxes, leaves, racks; by what joins them, whatever they are called. And what
+such parts of a machine can send.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+from math import log
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_matrix
 from scipy.sparse.csgraph import connected_components
 
+from ...topo.errors import VerificationError
 from ...topo.graph import Topology
+from ...topo.route_table import RouteTable
 
 Tier = tuple[tuple[int, ...], ...]
 """GPUs, by number, in parts; each GPU in one."""
 _MOST_RATES = 6
 _MOST_LEVELS = 6
+_LOG_ERROR = Fraction(1, 10**13)
+"""By how much a logarithm may be wrong."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """Devices of a machine, and the `gpus` with a rank among them, by number. What leaves (or enters) crosses links of
+    `capacity_GBps`; the widest way across is `widest_GBps` wide.
+    """
+
+    inside: frozenset[str]
+    gpus: tuple[int, ...]
+    capacity_GBps: Fraction
+    widest_GBps: Fraction
+
+
+@dataclass(frozen=True)
+class TierParts:
+    """Parts of a machine that have no GPU in common, looked at in one direction; `covers`: each GPU with a rank is in one."""
+
+    direction: str
+    parts: tuple[Part, ...]
+    covers: bool
+
+    @cached_property
+    def capacity_GBps(self) -> Fraction:
+        """What all parts together can send: sums of few different rates."""
+        return sum((part.capacity_GBps for part in self.parts), Fraction(0))
+
+    @cached_property
+    def ranks(self) -> int:
+        """How many ranks are in some part."""
+        return sum(len(part.gpus) for part in self.parts)
+
+    @cached_property
+    def mean_log(self) -> Fraction:
+        """The mean over the ranks of the logarithm of how many its part has, rounded up."""
+        sizes = Counter(len(part.gpus) for part in self.parts)
+        return sum((n * size * log_at_most(size) for size, n in sizes.items()), Fraction(0)) / self.ranks
+
+    def is_within(self, coarser: TierParts) -> bool:
+        """Return whether each part of the other tier consists of whole parts of this one."""
+        part_of = {gpu: i for i, part in enumerate(self.parts) for gpu in part.gpus}
+        for outer in coarser.parts:
+            touched = {part_of.get(gpu, -1) for gpu in outer.gpus}
+            if -1 in touched or sum(len(self.parts[i].gpus) for i in touched) != len(outer.gpus):
+                return False
+        return True
+
+
+def log_at_most(value: int) -> Fraction:
+    """Return a logarithm, rounded up."""
+    return Fraction(0) if value == 1 else Fraction(log(value)) + _LOG_ERROR
+
+
+def log_at_least(value: int) -> Fraction:
+    """Return a logarithm, rounded down."""
+    return Fraction(0) if value == 1 else Fraction(log(value)) - _LOG_ERROR
+
+
+def measure_part(table: RouteTable, gpus: Sequence[int], insides: Sequence[frozenset[str]], direction: str) -> Part:
+    """Return a part with the capacity of the links that routes from its GPUs to the others must cross where they leave it: of
+    several sets of devices with the same GPUs, the one around which there is least.
+    """
+    topology = table.topology
+    unknown = frozenset().union(*insides) - topology.by_id.keys()
+    if unknown or direction not in ("out", "in"):
+        raise VerificationError(f"bound: a part names {min(unknown, default=direction)!r}, which there is not")
+    is_mine = np.zeros(len(topology.ranks), dtype=bool)
+    is_mine[[table.number[x] for x in insides[0] if x in table.number]] = True
+    listed = np.asarray(gpus)
+    mine, rest = listed[is_mine[listed]], listed[~is_mine[listed]]
+    crossed = table.crossed[mine[:, None], rest] if direction == "out" else table.crossed[rest[:, None], mine]
+    used = np.flatnonzero(np.bincount(crossed.reshape(-1), minlength=len(table.links) + 1)[:-1])
+    ways = [table.links[link] if direction == "out" else table.links[link][::-1] for link in used.tolist()]
+    capacities = []
+    for inside in insides:
+        leaving = [
+            link if direction == "out" else link[::-1] for link in ways if link[0] in inside and link[1] not in inside
+        ]
+        capacities.append(sum((topology.capacity_GBps[link] for link in leaving), Fraction(0)))
+    least = min(range(len(insides)), key=capacities.__getitem__)
+    return Part(insides[least], tuple(mine.tolist()), capacities[least], table.widest_GBps(crossed))
 
 
 def find_tiers(topology: Topology, gpus: Sequence[int], hosts: Sequence[Sequence[int]]) -> list[Tier]:
