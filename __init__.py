@@ -7,6 +7,7 @@
     model.register_comm_hook(None, topoplan.ddp_hook(plan))         the one line for DDP
     torch.distributed.init_process_group("topo")                    plans for all collectives, and no other line
     with topoplan.nccl_graph("local"): ...                          stock NCCL on the best rings and chains
+    topoplan.place("dgx1").order                                    which GPU each rank should get
 
 What needs torch is imported when it is first used; topologies and plans do without. docs/api.md is the reference.
 """
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from .synth.ir.collective import Chunk, Collective, CollectiveName
     from .synth.ir.schedule import Schedule
     from .synth.ir.transfers import Transfer
+    from .synth.place.placement import Placement
+    from .synth.place.placing import place
     from .synth.plan import Entry, Plan
     from .synth.registry import strategy
     from .synth.request import Request, Send, build_schedule
@@ -65,6 +68,7 @@ _HOMES = {
     "InputError": "topo.errors",
     "Limits": "synth.forest.plant",
     "Link": "topo.devices",
+    "Placement": "synth.place.placement",
     "Plan": "synth.plan",
     "PlanMismatchError": "topo.errors",
     "Request": "synth.request",
@@ -82,6 +86,7 @@ _HOMES = {
     "describe": "synth.api",
     "load": "topo.resolve",
     "nccl_graph": "runtime.ranks.nccl_graph",
+    "place": "synth.place.placing",
     "probe": "topo.resolve",
     "resolve": "topo.resolve",
     "strategy": "synth.registry",
@@ -105,6 +110,7 @@ __all__ = [
     "InputError",
     "Limits",
     "Link",
+    "Placement",
     "Plan",
     "PlanMismatchError",
     "Request",
@@ -122,6 +128,7 @@ __all__ = [
     "describe",
     "load",
     "nccl_graph",
+    "place",
     "probe",
     "resolve",
     "strategy",

@@ -126,7 +126,6 @@ def measure_on_loopback(args: argparse.Namespace, parameters: int, ways: list[st
 
 def measure_emulated(args: argparse.Namespace, parameters: int, ways: list[str], folder: Path) -> list[StepTime]:
     """Measure stock in its best order and the others in the topology's, in launches that take turns."""
-    from topoplan.runtime.emulate.blueprint import blueprint, parse_rate
     from topoplan.topo.resolve import resolve
 
     topology, own_rate = MACHINES.get(args.machine, (args.machine, None))
@@ -141,9 +140,7 @@ def measure_emulated(args: argparse.Namespace, parameters: int, ways: list[str],
         calibrated = str(folder / "calibrated.json")
         run([*inside, "--", *topo("run"), plan, "--calibrate", "-o", calibrated], parse=False)
         plan = synthesize_to_file(args.machine, calibrated, folder)
-    order = ",".join(
-        map(str, find_best_order(blueprint(resolve(topology), None if rate is None else parse_rate(rate))))
-    )
+    order = ",".join(map(str, find_best_order(resolve(topology))))
     planned = [way for way in ways if way != "stock"]
     both: dict[str, dict[str, Any]] = {}
     for _ in range(args.repeats):

@@ -5,23 +5,23 @@
     python benchmarks/wire_speed.py --loopback             4 and 8 ranks on this host, nothing emulated
     python benchmarks/wire_speed.py --recorded FOLDER      recorded machines from there as well
 
-Needs root and iproute2 (see topo-emulate). Stock is gloo's all_reduce, in rank order and in the best order found: the one
-whose ring loads the busiest link least, of all orders up to 9 ranks. Each time is a median, the slowest rank's.
+Needs root and iproute2 (see topo-emulate). Stock is gloo's all_reduce, in rank order and in the order that topo-place
+gives. Each time is a median, the slowest rank's.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import subprocess
 import sys
 import tempfile
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from topoplan.runtime.emulate.blueprint import Blueprint, blueprint, parse_rate
+from topoplan.runtime.emulate.blueprint import blueprint, parse_rate
+from topoplan.synth.place.placing import place
+from topoplan.topo.graph import Topology
 from topoplan.topo.resolve import resolve
 
 TWO_HOSTS = {
@@ -99,7 +99,7 @@ def measure(name: str, topology: str, rate: str | None, folder: Path, sizes: lis
         parse=False,
     )
     plan = synthesize_to_file(name, str(calibrated), folder)
-    order = find_best_order(built)
+    order = find_best_order(machine)
     rows = run([*topo("emulate"), topology, *slowest, "--", *topo("run"), plan, *sizes])
     listed = ",".join(map(str, order))
     best = run([*topo("emulate"), topology, *slowest, "--order", listed, "--", *topo("run"), "--stock", *sizes])
@@ -150,23 +150,9 @@ def synthesize_to_file(name: str, topology: str, folder: Path) -> str:
     return str(path)
 
 
-def find_best_order(built: Blueprint) -> list[int]:
-    """Return the order in which a ring one way round loads the busiest link least."""
-    ranks = len(built.home)
-    rate = {(c.a, c.b): c.rate_ab for c in built.cables} | {(c.b, c.a): c.rate_ba for c in built.cables}
-    crossed = {pair: list(itertools.pairwise(path)) for pair, path in built.paths.items()}
-
-    def slowness(order: tuple[int, ...]) -> tuple[Fraction, int]:
-        load: dict[tuple[int, int], int] = {}
-        hops = 0
-        for i, src in enumerate(order):
-            for link in crossed[src, order[(i + 1) % ranks]]:
-                load[link] = load.get(link, 0) + 1
-                hops += 1
-        return max(Fraction(n, rate[link] or 1) for link, n in load.items()), hops
-
-    orders = itertools.permutations(range(1, ranks)) if ranks <= 9 else [tuple(range(1, ranks))]
-    return list(min(((0, *rest) for rest in orders), key=slowness))
+def find_best_order(machine: Topology) -> list[int]:
+    """Return the order in which stock gloo's ring is fastest."""
+    return list(place(machine, target="stock").order)
 
 
 if __name__ == "__main__":

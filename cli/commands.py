@@ -7,9 +7,10 @@ COMMANDS = {
     "emulate": "run a command once a rank, on a machine emulated with network namespaces",
     "lab": "train on real data with several systems, and report on them",
     "judge": "hold logs and measurements of what runs today against the bound",
+    "place": "which GPU each rank gets, with a bound on any order",
     "report": "one HTML page about a machine or a plan",
     "completion": "print a script by which a shell completes these commands",
 }
 """By name: `topoplan NAME` is `cli/NAME.py`, and topo-NAME where that is a command of its own."""
-OWN = ("probe", "synth", "run", "emulate", "lab", "judge", "report")
+OWN = ("probe", "synth", "run", "emulate", "lab", "judge", "place", "report")
 """Those that are commands of their own as well."""

@@ -53,6 +53,11 @@ def judge() -> int:
     return _run("topo-judge", "judge")
 
 
+def place() -> int:
+    """Run topo-place."""
+    return _run("topo-place", "place")
+
+
 def report() -> int:
     """Run topo-report."""
     return _run("topo-report", "report")

@@ -22,6 +22,7 @@ PROGRAMS = {
 SECTIONS = {
     "Machines": ("probe", "load", "resolve", "Topology", "Device", "Link"),
     "Plans": ("synthesize", "describe", "Plan", "Entry", "Limits", "Bound"),
+    "Where ranks go": ("place", "Placement"),
     "Collectives and schedules": ("Collective", "CollectiveName", "Chunk", "Schedule", "Transfer", "verify"),
     "Running": ("Communicator", "Choice", "ddp_hook", "backend_options", "BackendOptions", "nccl_graph"),
     "Strategies of one's own": ("strategy", "Request", "Send", "build_schedule"),

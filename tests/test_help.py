@@ -77,6 +77,7 @@ def test_every_option_that_names_a_file_to_be_written_refuses_one_that_exists(
         "run": ["plan.json"],
         "lab": [],
         "judge": ["--topology", "dgx-a100", "nccl.log"],
+        "place": ["dgx1"],
         "report": ["dgx1"],
     }
     taken = folder / "taken"
@@ -92,7 +93,7 @@ def test_every_option_that_names_a_file_to_be_written_refuses_one_that_exists(
             assert "taken: exists already and was left as it is; name another file, or give --force" in said
             assert len(said.splitlines()) == 1 and said.startswith(f"topoplan {name}: error: ")
             tried += 1
-    assert tried == 16 and taken.read_text() == "mine"
+    assert tried == 17 and taken.read_text() == "mine"
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ one route an ordered pair: the one with least latency, then fewest hops, then mo
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from functools import lru_cache
 from itertools import pairwise
@@ -17,6 +17,8 @@ from .graph import Topology
 
 Route = tuple[str, ...]
 """Device ids from the sending to the receiving GPU, both included."""
+Settled = tuple[int, int, int, str]
+"""How a device is reached: scaled latency, hops, rank of the narrowest link by width (0 the widest), the device before it."""
 
 
 def route_links(route: Route) -> tuple[tuple[str, str], ...]:
@@ -88,28 +90,31 @@ class Router:
 
     def _search(self, start: str) -> dict[str, str]:
         """Return the device before each one that is reached (Dijkstra); of routes alike in all, the one found first."""
-        if start in self._previous_of:
-            return self._previous_of[start]
-        previous_of: dict[str, str] = {}
+        if start not in self._previous_of:
+            self._previous_of[start] = {device: key[-1] for device, key in self._settle(start, self._out).items()}
+        return self._previous_of[start]
+
+    def _settle(self, start: str, out: Mapping[str, Sequence[tuple[str, int, int]]]) -> dict[str, Settled]:
+        """Return how each device is reached over the links `out`, nearest first."""
+        settled: dict[str, Settled] = {}
         heap = [(0, 0, self._widest, 0, start, start)]
         count = 0
         while heap:
             latency, hops, narrow, _, device, previous = heapq.heappop(heap)
-            if device in previous_of:
+            if device in settled:
                 continue
-            previous_of[device] = previous
+            settled[device] = latency, hops, narrow, previous
             # a GPU is reached, but does not forward
             if device != start and device in self._gpus:
                 continue
-            self.steps += len(self._out[device])
-            for next_device, hop_latency, width in self._out[device]:
-                if next_device not in previous_of:
+            self.steps += len(out[device])
+            for next_device, hop_latency, width in out[device]:
+                if next_device not in settled:
                     count += 1
                     heapq.heappush(
                         heap, (latency + hop_latency, hops + 1, max(narrow, width), count, next_device, device)
                     )
-        self._previous_of[start] = previous_of
-        return previous_of
+        return settled
 
 
 @lru_cache(maxsize=2)

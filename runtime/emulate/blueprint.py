@@ -16,8 +16,7 @@ from fractions import Fraction
 from functools import cached_property
 from itertools import pairwise
 
-import networkx as nx
-
+from ...topo.derived.forwarding import Forwarding
 from ...topo.errors import InfeasibleError, InputError
 from ...topo.graph import Link, Topology
 from ...topo.routes import Router
@@ -173,33 +172,23 @@ def _find_routes(topology: Topology) -> dict[tuple[int, int], tuple[str, ...]]:
     """Return the device ids on the route from every rank to every other."""
     router = Router(topology)
     out: dict[tuple[int, int], tuple[str, ...]] = {}
-    graph: nx.DiGraph[str] | None = None
+    forwarding: Forwarding | None = None
     for src, src_gpu in enumerate(topology.ranks):
         direct = router.routes_from(src)
         missing = [gpu for gpu in topology.ranks if gpu != src_gpu and gpu not in direct]
         if missing:
-            graph = graph or _weigh_links(topology)
-            forwarded = nx.single_source_dijkstra_path(graph, src_gpu, weight="weight")
+            forwarding = forwarding or Forwarding(topology)
+            forwarded = forwarding.routes_from(src_gpu)
             for gpu in missing:
                 if gpu not in forwarded:
                     raise InfeasibleError(
                         f"{src_gpu} cannot reach {gpu}: sockets need a way there and back between all ranks"
                     )
-                direct[gpu] = tuple(forwarded[gpu])
+                direct[gpu] = forwarded[gpu]
         for dst, gpu in enumerate(topology.ranks):
             if dst != src:
                 out[src, dst] = direct[gpu]
     return out
-
-
-def _weigh_links(topology: Topology) -> nx.DiGraph[str]:
-    """Return a graph whose shortest paths have the fewest hops, and of these the widest links."""
-    graph: nx.DiGraph[str] = nx.DiGraph()
-    graph.add_nodes_from(d.id for d in topology.devices)
-    widest = max(topology.capacity_GBps.values())
-    for (a, b), capacity in topology.capacity_GBps.items():
-        graph.add_edge(a, b, weight=1 + float(widest / capacity) * 1e-6)
-    return graph
 
 
 def _find_scale(topology: Topology, slowest_bps: Fraction | None) -> Fraction:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
+from ...topo.derived.hosts import group_by_host
 from ...topo.errors import InputError
 from ...topo.graph import Device, Topology
 from .found import Place
@@ -48,7 +49,7 @@ def _choose(
     """Return the number of each rank's GPU, and how it was found."""
     listed = [places.get(rank, Place()) for rank in range(ranks)]
     hosts = list(dict.fromkeys(place.host for place in listed if place.host))
-    blocks = _blocks_of_hosts(gpus)
+    blocks = group_by_host(gpus)
     if len(hosts) > len(blocks):
         # A host of the file with as many names as ranks is one whose name was not the same twice.
         if len(blocks) == 1 and len(hosts) > 1 and len(listed) == ranks and all(p.host for p in listed):
@@ -92,16 +93,7 @@ def _choose(
 
 def count_hosts(topology: Topology) -> int:
     """Return how many hosts the GPUs of a topology are in."""
-    return len(_blocks_of_hosts([topology.by_id[ident] for ident in topology.ranks]))
-
-
-def _blocks_of_hosts(gpus: list[Device]) -> list[list[int]]:
-    """Return the numbers of the GPUs of each host of a topology."""
-    blocks: dict[object, list[int]] = {}
-    for number, gpu in enumerate(gpus):
-        host = gpu.extra.get("host", gpu.extra.get("box", gpu.id.partition("/")[0] if "/" in gpu.id else None))
-        blocks.setdefault(str(host), []).append(number)
-    return list(blocks.values())
+    return len(group_by_host([topology.by_id[ident] for ident in topology.ranks]))
 
 
 def _has_bus(gpu: Device, bus: str | None) -> bool:

@@ -130,6 +130,15 @@ def join_cpu_hosts(names: Sequence[str], host_of: Sequence[int]) -> Topology:
     )
 
 
+def group_by_host(gpus: Sequence[Device]) -> list[list[int]]:
+    """Return the numbers of the GPUs of each host, by what the topology says of hosts; one list where it says nothing."""
+    blocks: dict[object, list[int]] = {}
+    for number, gpu in enumerate(gpus):
+        host = gpu.extra.get("host", gpu.extra.get("box", gpu.id.partition("/")[0] if "/" in gpu.id else None))
+        blocks.setdefault(str(host), []).append(number)
+    return list(blocks.values())
+
+
 def _check_locations(topologies: Sequence[Topology], locations: Sequence[RankLocation]) -> None:
     """Raise InputError where there is no rank, or a location does not exist or has two ranks."""
     if not locations:

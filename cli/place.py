@@ -1,0 +1,155 @@
+"""topo-place: which GPU each rank gets, so that a job's communication takes the least time, with a bound on any order."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from .shared.common import Example, Parser, run_command
+from .shared.outputs import OUTPUT, add_force, check_outputs
+
+PROG = "topo-place"
+EXAMPLES: tuple[Example, ...] = (
+    ("topo-place dgx1 --for stock", "the order in which gloo's ring is fastest"),
+    ("topo-place dgx-a100:4 --job dp=4,tp=8 --traffic dp=allreduce:1G,tp=allreduce:64M",
+        "a mesh of dimensions, with what their groups send in a step"),
+    ("topo-place two-hosts.json --order 0,4,1,5,2,6,3,7", "the gain against the order that there is"),
+    ("topo-place dgx-a100:2 --without-rank 3 --reserve 8 --json -o order.json", "GPUs that failed or stay free"),
+)  # fmt: skip
+ABOUT = """\
+Prints which GPU each rank gets, how long the job's communication takes in that order and in the given one, and what no
+order can beat. Traffic is DIMENSION=COLLECTIVE:BYTES; collectives are allreduce, allgather, reduce-scatter, alltoall,
+and sendrecv (a pipeline's: to the next rank and to the one before). Ranks count as in a DeviceMesh: the last dimension
+changes fastest.
+"""
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command and return its exit code (0 done, 2 bad input, 3 no order can exist, 130 interrupted)."""
+    arguments = build_parser().parse_args(argv)
+    return run_command(PROG, lambda: _place(arguments))
+
+
+def build_parser() -> Parser:
+    """Return the parser of topo-place's command line."""
+    parser = Parser(PROG, EXAMPLES, ABOUT, "TOPOLOGY [--job MESH] [--traffic LIST] [--for F] [--json] [-o FILE] ...")
+    add = parser.add_argument
+    add("topology", metavar="TOPOLOGY", help="a file, a preset such as dgx-a100:2, or local, as topo-probe takes it")
+    add(
+        "--job",
+        metavar="MESH",
+        help="the dimensions with their sizes: dp=4,tp=2,pp=2 (default: all ranks are one group)",
+    )
+    add(
+        "--traffic",
+        metavar="LIST",
+        help="what a group of each dimension does in a step: dp=allreduce:1G,tp=allreduce:64M (default, for one group: "
+        "an allreduce of 1 GiB)",
+    )
+    add(
+        "--for",
+        dest="target",
+        choices=("ring", "stock", "plan"),
+        default="ring",
+        help="rings in the order of ranks (NCCL's between hosts), gloo's own algorithms, or topoplan's plans, to which the "
+        "order inside a group is all the same (default: ring)",
+    )
+    add(
+        "--objective",
+        choices=("time", "bottleneck"),
+        default="time",
+        help="the time of a step's traffics one after the other, or that of the link which is busy longest (default: time)",
+    )
+    add(
+        "--order",
+        type=_numbers,
+        metavar="LIST",
+        help="the present order: the GPU's number of each rank (default: 0,1,2,...)",
+    )
+    add(
+        "--without-rank",
+        type=_numbers,
+        metavar="LIST",
+        action="extend",
+        default=[],
+        help="GPUs, by number, that failed",
+    )
+    add("--reserve", type=_numbers, metavar="LIST", action="extend", default=[], help="GPUs, by number, that stay free")
+    add(
+        "--together",
+        type=_names,
+        metavar="LIST",
+        action="extend",
+        default=[],
+        help="dimensions whose groups must share a host each: tp",
+    )
+    add(
+        "--time-limit",
+        type=_seconds,
+        default=60.0,
+        metavar="S",
+        help="stop the search after so many seconds (default: 60)",
+    )
+    add("--json", action="store_true", help="one JSON object on standard output (docs/place.md)")
+    add("-o", "--output", **OUTPUT, help="write to FILE, whole or not at all, instead of printing")
+    add_force(parser)
+    return parser
+
+
+def _numbers(text: str) -> list[int]:
+    """Return the numbers of a list such as 0,3,2."""
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of GPUs; expected numbers such as 0,3,2") from None
+
+
+def _names(text: str) -> list[str]:
+    """Return the names of a list such as tp,pp."""
+    return [part.strip() for part in text.split(",")]
+
+
+def _seconds(text: str) -> float:
+    """Return the argument of --time-limit."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 < value <= 1e6:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a time; expected seconds above 0")
+    return value
+
+
+def _place(arguments: argparse.Namespace) -> int:
+    check_outputs(arguments, "output")
+    from ..synth.place.placing import place
+
+    placement = place(
+        arguments.topology,
+        arguments.job,
+        arguments.traffic,
+        target=arguments.target,
+        objective=arguments.objective,
+        order=arguments.order,
+        without_ranks=arguments.without_rank,
+        reserve=arguments.reserve,
+        together=arguments.together,
+        time_limit_s=arguments.time_limit,
+    )
+    if arguments.json:
+        import json
+
+        text = json.dumps(placement.to_json()) + "\n"
+    else:
+        text = placement.describe()
+    if arguments.output is None:
+        sys.stdout.write(text)
+    else:
+        from ..topo.files import write_whole
+
+        write_whole(arguments.output, text, overwrite=arguments.force)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

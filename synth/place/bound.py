@@ -1,0 +1,215 @@
+"""Find the weights of a certificate that proves what no order of ranks can beat (check.py says what is proved, and how)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+from math import floor, log10
+from typing import Any
+
+import numpy as np
+
+from ...topo.derived.route_table import RouteTable
+from ...topo.exact import fraction_to_json
+from ..numeric.linear import Rows, minimise
+from .check import TIERS, Cases, PlaceBound, Proof, pay
+from .job import Job, Phase
+from .loads import TIME
+from .tiers import Part, Tier, TierParts, log_at_least, measure_part
+
+_MOST_CASES = 64
+_SLOWEST = 4
+
+
+def find_bound(
+    table: RouteTable,
+    gpus: Sequence[int],
+    tiers: Sequence[Tier],
+    job: Job,
+    phases: Sequence[Phase],
+    objective: str,
+    unit: Fraction,
+    together: Sequence[str] = (),
+) -> PlaceBound:
+    """Return the best bound of tiers of GPUs (numbers of the topology's ranks); `unit`: seconds that some order takes."""
+    proof = Proof(table, gpus, job, phases, objective, together)
+    proof.tiers = [row for tier in tiers for row in _list_rows(table, gpus, tier)]
+    finder = _Finder(proof, unit)
+    node = finder.prove({}, finder.list_questions())
+    used = sorted(finder.used)
+    _renumber(node, {number: i for i, number in enumerate(used)})
+    rows = [
+        {"direction": t.direction, "inside": [sorted(p.inside) for p in t.parts]}
+        for t in (proof.tiers[number] for number in used)
+    ]
+    proof.tiers = [proof.tiers[number] for number in used]
+    return PlaceBound(proof.prove_cases(node), TIERS, {"tiers": rows, "proof": node})
+
+
+def choose_parts(table: RouteTable, gpus: Sequence[int], tier: Tier, direction: str) -> list[Part]:
+    """Return the parts of a tier with what must be crossed to leave (direction "out") or enter ("in") them."""
+    return [_choose_part(table, gpus, part, direction) for part in tier]
+
+
+def _choose_part(table: RouteTable, gpus: Sequence[int], part: Sequence[int], direction: str) -> Part:
+    """Return GPUs as a part: with what lies between them inside it or not, whichever leaves less capacity around it."""
+    topology = table.topology
+    alone = frozenset(topology.ranks[gpu] for gpu in part)
+    between = np.unique(table.crossed[np.ix_(part, part)])
+    ends = {end for link in between.tolist() if link < len(table.links) for end in table.links[link]}
+    joined = alone | {end for end in ends if topology.by_id[end].kind != "gpu"}
+    return measure_part(table, gpus, list(dict.fromkeys((alone, joined))), direction)
+
+
+def _list_rows(table: RouteTable, gpus: Sequence[int], tier: Tier) -> list[TierParts]:
+    """Return a tier out and in: all of its parts together, and alone those that are alike and have least to send over."""
+    rows: list[TierParts] = []
+    for direction in ("out", "in"):
+        parts = choose_parts(table, gpus, tier, direction)
+        if rows and [p.capacity_GBps for p in parts] == [p.capacity_GBps for p in rows[0].parts]:
+            break
+        rows.append(TierParts(direction, tuple(parts), True))
+        alike: dict[tuple[int, Fraction], list[Part]] = {}
+        for part in parts:
+            alike.setdefault((len(part.gpus), part.capacity_GBps), []).append(part)
+        slowest = sorted(alike, key=lambda key: key[1] / key[0])[:_SLOWEST]
+        rows += [TierParts(direction, tuple(alike[key]), False) for key in slowest if len(alike) > 1]
+    return rows
+
+
+class _Finder:
+    """Divides a proof into cases as long as that may help, and finds the weights of each. `used` are the tiers it needs."""
+
+    def __init__(self, proof: Proof, unit: Fraction) -> None:
+        self.proof, self.unit = proof, unit
+        self.used: set[int] = set()
+        self.cases = 0
+
+    def list_questions(self) -> list[tuple[int, str]]:
+        """Return the tiers and dimensions of which it is worth asking whether groups are whole, the coarsest tiers first."""
+        busy = {phase.traffic.dimension for phase in self.proof.phases}
+        covering = [
+            number
+            for number, tier in enumerate(self.proof.tiers)
+            if tier.covers and tier.direction == "out" and len(tier.parts) < tier.ranks
+        ]
+        return [
+            (number, name)
+            for number in reversed(covering)
+            for name, size in self.proof.job.dimensions
+            if name in busy and size > 1
+        ]
+
+    def prove(self, cases: Cases, questions: Sequence[tuple[int, str]]) -> dict[str, Any]:
+        """Return a proof for some cases: by asking the next question, or by weights where none is left or it is enough."""
+        proof = self.proof
+        weights = self._choose_weights(cases)
+        self.cases += 1
+        if not questions or proof.weigh(weights, cases) >= self.unit or self.cases > _MOST_CASES:
+            self.used.update(number for number, _, _ in weights["tiers"])
+            return weights
+        (tier, name), rest = questions[0], questions[1:]
+        self.used.add(tier)
+        node: dict[str, Any] = {"tier": tier, "dimension": name}
+        if not proof.must_be_whole(tier, name, cases):
+            node["divided"] = self.prove({**cases, (tier, name): False}, rest)
+        if proof.can_be_whole(tier, name, cases):
+            node["whole"] = self.prove({**cases, (tier, name): True}, rest)
+        return node
+
+    def _choose_weights(self, cases: Cases) -> dict[str, Any]:
+        """Return the best weights for some cases."""
+        nothing = [0] * len(self.proof.phases)
+        for number, tier in enumerate(self.proof.tiers):
+            logs = [
+                log_at_least(min(self.proof.list_inside(number, name, cases))) for name, _ in self.proof.job.dimensions
+            ]
+            excess = sum(logs, Fraction(0)) - tier.mean_log
+            if excess > 0:  # the case cannot be: logarithms alone prove whatever is wanted
+                theta = fraction_to_json(_round(float(2 * self.unit / excess)))
+                return {"gpus": nothing, "divided": nothing, "tiers": [[number, nothing, theta]]}
+        return _Weights(self.proof, cases, self.unit).choose()
+
+
+class _Weights:
+    """The linear program: the least time in some cases. Its columns are the times of the phases (of all together for the
+    objective "bottleneck") and, for each tier and dimension, what share of the ranks has which f.
+    """
+
+    def __init__(self, proof: Proof, cases: Cases, unit: Fraction) -> None:
+        self.proof, self.cases, self.unit = proof, cases, unit
+        self.apart = proof.objective == TIME
+        self.times = len(proof.phases) if self.apart else 1
+        self.columns = self.times
+        self.at_most, self.equal = Rows(), Rows()
+        rows = [self._add_tier(number) for number in range(len(proof.tiers))]
+        self.weight_rows, self.log_rows = [row[0] for row in rows], [row[1] for row in rows]
+        self.gpu_rows = [self._add_floor(i, proof.floor_of_gpus(p)) for i, p in enumerate(proof.phases)]
+        self.divided_rows = [self._add_floor(i, proof.floor_of_divided(p, cases)) for i, p in enumerate(proof.phases)]
+
+    def _add_floor(self, phase: int, seconds: Fraction) -> int:
+        return self.at_most.add([(phase if self.apart else 0, -1.0)], -float(seconds / self.unit))
+
+    def _add_tier(self, tier_number: int) -> tuple[list[int], int]:
+        """Add the inequalities of a tier; return the rows of the times, and that of the logarithms."""
+        proof, tier = self.proof, self.proof.tiers[tier_number]
+        capacity = tier.capacity_GBps
+        share_of: dict[str, list[tuple[int, int]]] = {}
+        for name, _ in proof.job.dimensions:
+            allowed = proof.list_inside(tier_number, name, self.cases)
+            share_of[name] = [(f, self.columns + i) for i, f in enumerate(allowed)]
+            self.columns += len(allowed)
+            self.equal.add([(column, 1.0) for _, column in share_of[name]], 1.0)
+        size_of = dict(proof.job.dimensions)
+        terms_of: list[list[tuple[int, float]]] = [[] for _ in range(self.times)]
+        for number, phase in enumerate(proof.phases):
+            name, pattern = phase.traffic.dimension, phase.pattern
+            price = float(pattern.bytes_each * tier.ranks / (capacity * 10**9) / self.unit) if capacity else 0.0
+            terms_of[number if self.apart else 0] += [
+                (column, price * float(pay(pattern.shape, size_of[name], f, tier.covers)))
+                for f, column in share_of[name]
+            ]
+        rows = [self.at_most.add([*terms, (i, -1.0)], 0.0) for i, terms in enumerate(terms_of)]
+        logs = [(column, float(log_at_least(f))) for shares in share_of.values() for f, column in shares]
+        return rows, self.at_most.add(logs, float(tier.mean_log))
+
+    def choose(self) -> dict[str, Any]:
+        """Return the optimal weights, as a proof has them."""
+        objective = np.zeros(self.columns)
+        objective[: self.times] = 1.0
+        optimum = minimise(objective, self.at_most, self.equal)
+        duals = np.zeros(len(self.at_most.right)) if optimum is None else np.maximum(0.0, -optimum.at_most_duals)
+        gpus, divided = ([_round(duals[row]) for row in rows] for rows in (self.gpu_rows, self.divided_rows))
+        weights = [[_round(duals[row]) for row in rows] for rows in self.weight_rows]
+        # weights of one time that rounding made more than 1 shrink a little
+        floors = [a + b for a, b in zip(gpus, divided, strict=True)]
+        floors = floors if self.apart else [sum(floors, Fraction(0))]
+        shrink = max([Fraction(1), *(sum((row[i] for row in weights), floors[i]) for i in range(self.times))])
+        tiers = []
+        for number, (row, log_row) in enumerate(zip(weights, self.log_rows, strict=True)):
+            if any(row):
+                each = row if self.apart else row * len(self.proof.phases)
+                theta = _round(duals[log_row] * float(self.unit / shrink))
+                tiers.append([number, [fraction_to_json(w / shrink) for w in each], fraction_to_json(theta)])
+        return {
+            "gpus": [fraction_to_json(w / shrink) for w in gpus],
+            "divided": [fraction_to_json(w / shrink) for w in divided],
+            "tiers": tiers,
+        }
+
+
+def _renumber(node: dict[str, Any], number: dict[int, int]) -> None:
+    """Give tiers of a proof other numbers."""
+    if "dimension" not in node:
+        node["tiers"] = [[number[tier], each, theta] for tier, each, theta in node["tiers"]]
+        return
+    node["tier"] = number[node["tier"]]
+    for case in ("whole", "divided"):
+        if case in node:
+            _renumber(node[case], number)
+
+
+def _round(value: float) -> Fraction:
+    """Return a weight as a fraction of 15 digits, rounded down."""
+    digits = 10 ** (15 - min(0, floor(log10(value)))) if value > 0 else 1
+    return Fraction(int(value * digits), digits)

@@ -1,0 +1,134 @@
+"""What placing gives: the order, how long the job's communication takes in it and in the given one, and a bound on any."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+from ..sizes import show_size
+from .check import NOTHING, SEARCH, PlaceBound
+from .job import Job, Traffic
+
+EQUAL = Fraction(1, 10**9)
+"""A bound within this share of the time counts as met: its logarithms are rounded."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One traffic of the job: the seconds it takes in the order found, and in the given one."""
+
+    traffic: Traffic
+    seconds: Fraction
+    given_seconds: Fraction
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Which GPU each rank gets: `order[r]` is the number of rank r's, as the topology lists them and as topo-emulate --order
+    takes it, `gpus[r]` its id.
+
+    `seconds` is what the objective comes to in this order, `given_seconds` in the `given` one. No order takes less than
+    `bound.seconds`. `search_complete` is False where a time limit cut a search short.
+    """
+
+    name: str
+    job: Job
+    target: str
+    objective: str
+    order: tuple[int, ...]
+    gpus: tuple[str, ...]
+    given: tuple[int, ...]
+    seconds: Fraction
+    given_seconds: Fraction
+    bound: PlaceBound
+    steps: tuple[Step, ...]
+    busiest: str
+    search_complete: bool
+    notes: tuple[str, ...]
+
+    @property
+    def gain(self) -> Fraction:
+        """How many times as long the given order takes."""
+        return self.given_seconds / self.seconds if self.seconds else Fraction(1)
+
+    @property
+    def gap(self) -> Fraction:
+        """1 - bound / seconds: by how much some other order might be faster, at most."""
+        return 1 - self.bound.seconds / self.seconds if self.seconds else Fraction(0)
+
+    @property
+    def is_optimal(self) -> bool:
+        """Whether it is proved that no order takes less."""
+        return self.gap <= EQUAL
+
+    def __repr__(self) -> str:
+        return f"<Placement of {len(self.order)} ranks on {self.name}: gain {float(self.gain):.3g}, gap {float(self.gap):.1%}>"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the JSON object of topo-place --json."""
+        return {
+            "topology": self.name,
+            "ranks": len(self.order),
+            "job": dict(self.job.dimensions),
+            "for": self.target,
+            "objective": self.objective,
+            "order": list(self.order),
+            "gpus": list(self.gpus),
+            "given": list(self.given),
+            "time_s": float(self.seconds),
+            "given_time_s": float(self.given_seconds),
+            "gain": float(self.gain),
+            "bound": self.bound.to_json(),
+            "gap": float(self.gap),
+            "optimal": self.is_optimal,
+            "search_complete": self.search_complete,
+            "busiest": self.busiest,
+            "phases": [
+                {
+                    "dimension": step.traffic.dimension,
+                    "collective": step.traffic.collective,
+                    "size_bytes": step.traffic.size_bytes,
+                    "time_s": float(step.seconds),
+                    "given_time_s": float(step.given_seconds),
+                }
+                for step in self.steps
+            ],
+            "notes": list(self.notes),
+        }
+
+    def describe(self) -> str:
+        """Return the placement as lines for people."""
+        mesh = " x ".join(f"{name} {size}" for name, size in self.job.dimensions)
+        what = "communication of a step" if self.objective == "time" else "the busiest link of a step"
+        lines = [
+            f"{self.name}: {len(self.order)} ranks ({mesh}), for {self.target}",
+            f"{what}: {_show(self.seconds)}, in the given order {_show(self.given_seconds)}: gain {float(self.gain):.2f}",
+            f"no order takes less than {_show(self.bound.seconds)} ({_PROOFS.get(self.bound.kind, _BY_TIERS)}): "
+            + ("this one is optimal" if self.is_optimal else f"another may be faster by {float(self.gap):.1%} at most"),
+        ]
+        if self.steps:
+            lines.append(f"{'dimension':>12} {'collective':>15} {'buffer':>10} {'time':>12} {'given':>12}")
+        for step in self.steps:
+            t = step.traffic
+            lines.append(
+                f"{t.dimension:>12} {t.collective:>15} {show_size(t.size_bytes):>10} {_show(step.seconds):>12} "
+                f"{_show(step.given_seconds):>12}"
+            )
+        if self.busiest:
+            lines.append(f"busiest: {self.busiest}")
+        lines += [f"note: {note}" for note in self.notes]
+        if self.order == self.given:
+            lines.append("the given order stays")
+        lines.append("order: " + ",".join(map(str, self.order)))
+        return "\n".join(lines) + "\n"
+
+
+_BY_TIERS = "by what must leave hosts, leaves and GPUs; with a certificate"
+_PROOFS = {SEARCH: "by exhaustive search", NOTHING: "nothing is sent"}
+
+
+def _show(seconds: Fraction) -> str:
+    """Return a time for people."""
+    us = float(seconds) * 1e6
+    return f"{us:.4g} us" if us < 1e3 else f"{us / 1e3:.4g} ms" if us < 1e6 else f"{us / 1e6:.4g} s"

@@ -1,0 +1,61 @@
+"""A placement as it is sought: what values orders, which orders are allowed, and the best one by now."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..effort import Effort
+from .job import Ints, Job
+from .loads import Loads
+from .patterns import AROUND, PAIRS, SPREAD
+
+_ENTRY_S = 2e-8
+"""Seconds of a quiet core to touch a number while orders are valued."""
+_CALL_S = 1e-4
+
+
+@dataclass
+class Search:
+    """Orders of one job on one machine, and the best that was seen: `order`, its `value`, its groups `apart`.
+
+    `together` are groups (rows of ranks) that must share a host; `host_of` has each GPU's.
+    """
+
+    loads: Loads
+    job: Job
+    together: tuple[Ints, ...]
+    host_of: Ints
+    effort: Effort
+    best: tuple[int, int, float] = (0, 0, 0.0)
+    order: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+
+    @property
+    def is_turnable(self) -> bool:
+        """Whether any rank can be exchanged with any other by a symmetry of the job: then rank 0 may be put anywhere."""
+        return all(phase.pattern.shape in (AROUND, PAIRS, SPREAD) for phase in self.loads.phases)
+
+    def judge(self, orders: Ints) -> tuple[Ints, NDArray[Any], NDArray[np.float64]]:
+        """Return the groups apart, the values and the unevenness of orders; that all are small counts in this order."""
+        self.effort.spend(_CALL_S + _ENTRY_S * self.loads.entries * len(orders))
+        values, uneven = self.loads.values(orders)
+        apart = np.zeros(len(orders), dtype=np.int64)
+        for groups in self.together:
+            hosts = self.host_of[orders[:, groups]]
+            apart += (hosts != hosts[:, :, :1]).sum(axis=(1, 2))
+        return apart, values, uneven
+
+    def offer(self, orders: Ints) -> bool:
+        """Look at orders, keep the best of them where it is better than all before, and return whether it is."""
+        if not len(orders):
+            return False
+        apart, values, uneven = self.judge(orders)
+        at = int(np.lexsort((uneven, values.astype(object) if values.dtype == object else values, apart))[0])
+        key = int(apart[at]), int(values[at]), float(uneven[at])
+        if len(self.order) and not key < self.best:
+            return False
+        self.best, self.order = key, orders[at].copy()
+        return True
