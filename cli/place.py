@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from .common import Parser, file_name, run_command
+
+if TYPE_CHECKING:
+    from ..topo.graph import Topology
 
 PROG = "topo-place"
 DESCRIPTION = """\
@@ -16,6 +21,9 @@ examples:
   topo-place cluster.json --order 3,0,2,1       the gain against the order that there is
   topo-place dgx-a100:2 --without-rank 3 --reserve 8
                                                 GPUs that failed or stay free
+  topo-place topology.conf --box dgx-h100 --network 200 --format slurm -o order.hosts
+                                                hosts where Slurm's file says, each a DGX H100, 200 GB/s between
+                                                switches; the order as a SLURM_HOSTFILE
 
 Prints which GPU each rank gets, how long the job's communication takes in that order and in the given one, and what no order
 can beat. Traffic is DIMENSION=COLLECTIVE:BYTES; collectives are allreduce, allgather, reduce-scatter, alltoall, and sendrecv
@@ -32,9 +40,18 @@ def main(argv: list[str] | None = None) -> int:
 
 def _parser() -> Parser:
     parser = Parser(PROG, DESCRIPTION)
-    parser.usage = f"{PROG} TOPOLOGY [--job MESH] [--traffic LIST] [--for ring|stock|plan] [options] [--json] [-o FILE]"
+    parser.usage = (
+        f"{PROG} TOPOLOGY [--job MESH] [--traffic LIST] [--for F] [--box BOX] [options] [--format F] [-o FILE]"
+    )
     add = parser.add_argument
     add("topology", metavar="TOPOLOGY", help="a file, a preset such as dgx-a100:2, or local, as topo-probe takes it")
+    add(
+        "--box",
+        metavar="BOX",
+        help="what each host is, where TOPOLOGY only says where hosts are (Slurm's topology.conf or topology.yaml, "
+        "topograph's JSON, kubectl get nodes -o json, lines of host rack spine): a preset such as dgx-h100, or a file",
+    )
+    add("--network", metavar="GBps", help="rate of each network link that no file gives, in place of assumed ones")
     add(
         "--job",
         metavar="MESH",
@@ -90,7 +107,14 @@ def _parser() -> Parser:
         metavar="S",
         help="stop the search after so many seconds (default: 60)",
     )
-    add("--json", action="store_true", help="one JSON object on standard output (docs/place.md)")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="one JSON object on standard output (docs/place.md)")
+    form.add_argument(
+        "--format",
+        choices=("hostfile", "rankfile", "slurm", "torchrun", "cuda-visible-devices", "device-mesh", "json"),
+        help="the order as a launcher or script takes it: Open MPI's files, a SLURM_HOSTFILE, lines of torchrun, each host's "
+        "GPUs, a DeviceMesh's tensor; json: the same as --json, with each rank's host and GPU there",
+    )
     add(
         "-o", "--output", type=file_name, metavar="FILE", help="write to FILE, whole or not at all, instead of printing"
     )
@@ -121,11 +145,23 @@ def _seconds(text: str) -> float:
     return value
 
 
+def _read_machine(arguments: argparse.Namespace) -> Topology:
+    """Return the machine that the arguments name, with the rate that they give."""
+    from ..topo.derived.stated import NETWORK, parse_rate, state_rates
+    from ..topo.resolve import resolve
+
+    machine = resolve(arguments.topology, arguments.box)
+    if arguments.network is None:
+        return machine
+    return state_rates([machine], {NETWORK: parse_rate(arguments.network, "--network")})[0]
+
+
 def _place(arguments: argparse.Namespace) -> int:
     from ..synth.place.placing import place
 
+    machine = _read_machine(arguments)
     placement = place(
-        arguments.topology,
+        machine,
         arguments.job,
         arguments.traffic,
         target=arguments.target,
@@ -136,7 +172,12 @@ def _place(arguments: argparse.Namespace) -> int:
         together=arguments.together,
         time_limit_s=arguments.time_limit,
     )
-    if arguments.json:
+    placement = replace(placement, notes=(*placement.notes, *_list_assumed(machine)))
+    if arguments.format is not None:
+        from ..synth.place.orders import write_order
+
+        text = write_order(arguments.format, machine, placement, arguments.output or "FILE")
+    elif arguments.json:
         import json
 
         text = json.dumps(placement.to_json()) + "\n"
@@ -149,6 +190,11 @@ def _place(arguments: argparse.Namespace) -> int:
 
         write_whole(arguments.output, text)
     return 0
+
+
+def _list_assumed(machine: Topology) -> list[str]:
+    """Return the machine's notes on rates of its network that are only assumed: the answer rests on them."""
+    return [str(note) for note in machine.extra.get("notes", ()) if str(note).endswith("into the network")]
 
 
 if __name__ == "__main__":

@@ -71,6 +71,11 @@ def _parser() -> Parser:
         action="store_true",
         help="write NCCL XML for use inside a VM: the VM's addresses, plausible link speeds",
     )
+    parser.add_argument(
+        "--box",
+        metavar="BOX",
+        help="what each host is, of files that only say where hosts are: a preset such as dgx-h100, or a file",
+    )
     parser.add_argument("--sysfs-root", metavar="DIR", help="read /sys and /proc below DIR (a folder or a tar archive)")
     parser.add_argument(
         "--measure", action="store_true", help="under torchrun: measure the links by sending, one rank a GPU"
@@ -117,7 +122,7 @@ def _named_topology(arguments: argparse.Namespace) -> Topology:
         return join_ranks()
     from ..topo.resolve import resolve
 
-    return resolve(arguments.topology)
+    return resolve(arguments.topology, arguments.box)
 
 
 def _measure(arguments: argparse.Namespace) -> Topology:

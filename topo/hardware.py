@@ -245,6 +245,11 @@ def inter_cpu_GBps_of(cpu: Mapping[str, object]) -> Fraction:
     return inter_cpu_GBps(arch, vendor, family, model)
 
 
+# -- networks ------------------------------------------------------------------------------------------------------
+
+ASSUMED_SPEED, ASSUMED_BY = "assumed_speed_GBps", "assumed_speed_by"
+"""Fields of a NIC whose rate its file does not give: GB/s that are assumed for it where hosts are joined, and why."""
+
 # -- latencies -----------------------------------------------------------------------------------------------------
 
 LATENCY_us: Mapping[str, Fraction] = {

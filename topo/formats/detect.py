@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from ..errors import InputError
 from ..graph import Topology
 from . import hwloc_xml, nccl_xml, smi
+from .clusters import CLUSTER_FORMATS, Box, build_cluster
 
 _BEFORE_THE_ROOT = re.compile(r"\s*(?:<\?.*?\?>\s*|<!--.*?-->\s*)*", re.DOTALL)
 _SNIFF_CHARACTERS = 64 * 2**10
@@ -42,13 +43,21 @@ FORMATS = (
 """Formats that are understood, in the order in which they are tried."""
 
 
-def read_topology_text(text: str, where: str) -> Topology:
-    """Return the topology in `text`, whatever format it is in; `where` names the file in errors (InputError)."""
+def read_topology_text(text: str, where: str, box: Box | None = None) -> Topology:
+    """Return the topology in `text`, whatever format it is in; `where` names the file in errors (InputError).
+
+    `box` is what each host is, of formats that only say where hosts are.
+    """
     if not text.strip("\ufeff \t\r\n"):
         raise InputError(f"{where}: the file is empty; expected {_list_formats()}")
     text = text.removeprefix("\ufeff")
     skipped = _BEFORE_THE_ROOT.match(text[:_SNIFF_CHARACTERS])
     start = text[skipped.end() if skipped else 0 :]
+    for cluster_format in CLUSTER_FORMATS:
+        if cluster_format.starts(start):
+            return build_cluster(cluster_format, text, where, box)
+    if box is not None:
+        raise InputError(f"{where}: --box is for files that say where hosts are, and this is none; leave --box out")
     for format in FORMATS:
         if format.starts(start):
             return format.read(text, where)
@@ -61,4 +70,4 @@ def read_topology_text(text: str, where: str) -> Topology:
 
 def _list_formats() -> str:
     """Return the names of the formats for a message."""
-    return " or ".join(format.name for format in FORMATS)
+    return " or ".join(format.name for format in (*FORMATS, *CLUSTER_FORMATS))

@@ -1,0 +1,100 @@
+"""Say of a machine what its files do not: rates that were only assumed are replaced by given ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from fractions import Fraction
+from typing import Any
+
+from ..devices import Device, Link
+from ..errors import InputError
+from ..exact import fraction_to_json, parse_fraction
+from ..formats.names import join_first
+from ..graph import Topology
+from ..hardware import ASSUMED_BY, ASSUMED_SPEED
+
+NIC, NETWORK = "nic", "network"
+RATES = ("pcie", NIC, "nvlink", "xgmi", "c2c", "smp")
+"""What --rate may name: kinds of links, and NICs."""
+_BONDED = ("nvlink", "xgmi", "c2c")
+_ASSUMED = "assumed"
+_WAY_OUT = "GB/s into the network"
+
+
+def parse_rate(text: str, flag: str) -> Fraction:
+    """Return a rate in GB/s. Raises InputError, naming the flag, where it is none or not above 0."""
+    try:
+        rate = parse_fraction(text)
+    except ValueError:
+        rate = Fraction(0)
+    if rate <= 0:
+        raise InputError(f"{flag}: {text!r:.40} is not a number of GB/s above 0; write for example 25 or 12.5")
+    return rate
+
+
+def parse_rates(texts: Iterable[str]) -> dict[str, Fraction]:
+    """Return the rates of `pcie=48` and the like. Raises InputError for anything else, and for a kind that is named twice."""
+    rates: dict[str, Fraction] = {}
+    for text in texts:
+        kind, equals, rate = text.partition("=")
+        if not equals or kind not in RATES:
+            raise InputError(f"--rate {text!r:.40}: expected KIND=GBps with one of {', '.join(RATES)}, such as pcie=48")
+        if kind in rates:
+            raise InputError(f"--rate {text!r:.40}: {kind} has been given a rate already; name each kind once")
+        rates[kind] = parse_rate(rate, f"--rate {text!r:.40}")
+    return rates
+
+
+def state_rates(topologies: Sequence[Topology], rates: Mapping[str, Fraction]) -> list[Topology]:
+    """Return the machines with these rates (by RATES, and `network`) in the place of assumed ones, in GB/s and one direction.
+
+    NVLink, xGMI and NVLink-C2C are given for one link of those that are bonded. Raises InputError for a rate that none of the
+    machines has any use for: their files say it themselves.
+    """
+    used: set[str] = set()
+    stated = [_state(topology, rates, used) for topology in topologies]
+    for kind, rate in rates.items():
+        if kind not in used:
+            flag = f"--network {float(rate):g}" if kind == NETWORK else f"--rate {kind}={float(rate):g}"
+            names = join_first((topology.name for topology in topologies), 3)
+            what = {
+                NIC: f"the rates of all NICs of {names} are known",
+                NETWORK: f"the rates of all ways of {names} into a network are known",
+            }.get(kind, f"{names}: no {kind} link has a rate that is only assumed")
+            raise InputError(f"{flag}: {what}; leave it out, or correct rates in topoplan's JSON")
+    return stated
+
+
+def _state(topology: Topology, rates: Mapping[str, Fraction], used: set[str]) -> Topology:
+    """Return one machine with the rates; the kinds that it had a use for go into `used`."""
+    links = tuple(_state_link(link, rates, used) for link in topology.links)
+    devices = tuple(_state_nic(device, rates, used) for device in topology.devices)
+    if links == topology.links and devices == topology.devices:
+        return topology
+    extra = dict(topology.extra)
+    if NETWORK in rates and "notes" in extra:
+        extra["notes"] = [note for note in extra["notes"] if not str(note).endswith(_WAY_OUT)]
+    return replace(topology, links=links, devices=devices, extra=extra)
+
+
+def _state_link(link: Link, rates: Mapping[str, Fraction], used: set[str]) -> Link:
+    rate = rates.get(link.kind)
+    if rate is None or not (link.source or "").startswith(_ASSUMED):
+        return link
+    used.add(link.kind)
+    flag = "--network" if link.kind == NETWORK else "--rate"
+    whole = rate * link.count if link.kind in _BONDED else rate
+    return replace(link, bandwidth_GBps=whole, source=f"as given by {flag}")
+
+
+def _state_nic(device: Device, rates: Mapping[str, Fraction], used: set[str]) -> Device:
+    if (
+        NIC not in rates
+        or device.kind != "nic"
+        or ("net_speed_GBps" in device.extra and ASSUMED_BY not in device.extra)
+    ):
+        return device
+    used.add(NIC)
+    extra: dict[str, Any] = {k: v for k, v in device.extra.items() if k not in (ASSUMED_SPEED, ASSUMED_BY)}
+    return replace(device, extra={**extra, "net_speed_GBps": fraction_to_json(rates[NIC])})

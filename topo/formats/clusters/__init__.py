@@ -1,0 +1,46 @@
+"""Where a cluster's hosts are, as schedulers and clouds write it: behind which switches; what each is must be said besides."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ...errors import InputError
+from ...graph import Topology
+from . import host_tiers, kubernetes, slurm_conf, slurm_yaml, topograph
+from .boxes import Box, read_box
+from .build import build
+from .cluster import Cluster
+
+__all__ = ["CLUSTER_FORMATS", "Box", "ClusterFormat", "build_cluster", "read_box"]
+
+
+@dataclass(frozen=True)
+class ClusterFormat:
+    """A format: its `name` in messages, a test of how its texts start, and its reader."""
+
+    name: str
+    starts: Callable[[str], bool]
+    read: Callable[[str, str], Cluster]
+
+
+CLUSTER_FORMATS = (
+    ClusterFormat(topograph.WHAT, topograph.looks_like, topograph.read),
+    ClusterFormat("kubectl get nodes -o json", kubernetes.looks_like, kubernetes.read),
+    ClusterFormat(slurm_conf.WHAT, slurm_conf.looks_like, slurm_conf.read),
+    ClusterFormat(slurm_yaml.WHAT, slurm_yaml.looks_like, slurm_yaml.read),
+    ClusterFormat("a list of hosts (first line: host rack spine)", host_tiers.looks_like, host_tiers.read),
+)
+"""Formats that say where hosts are, in the order in which they are tried."""
+
+
+def build_cluster(format: ClusterFormat, text: str, where: str, box: Box | None) -> Topology:
+    """Return the topology of a text that says where hosts are. Raises InputError where no box says what each of them is."""
+    cluster = format.read(text, where)
+    if box is None:
+        raise InputError(
+            f"{where}: {cluster.what}, {len(cluster.hosts)} hosts: it says where they are, not what each is; give "
+            f"topo-place or topo-probe --box dgx-h100 (a preset or a file of one host); for other commands write JSON by "
+            f"topo-probe {where} --box dgx-h100 --json -o FILE"
+        )
+    return build(cluster, box)
