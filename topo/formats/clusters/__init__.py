@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ...errors import InputError
 from ...graph import Topology
-from . import host_tiers, kubernetes, slurm_conf, slurm_yaml, topograph
+from . import host_tiers, kubernetes, slurm_conf, topograph
 from .boxes import Box, read_box
 from .build import build
 from .cluster import Cluster
@@ -24,11 +24,18 @@ class ClusterFormat:
     read: Callable[[str, str], Cluster]
 
 
+def _read_yaml(text: str, where: str) -> Cluster:
+    """Return the cluster of a topology.yaml."""
+    from .slurm_yaml import read  # PyYAML takes longer to import than all else here
+
+    return read(text, where)
+
+
 CLUSTER_FORMATS = (
     ClusterFormat(topograph.WHAT, topograph.looks_like, topograph.read),
     ClusterFormat("kubectl get nodes -o json", kubernetes.looks_like, kubernetes.read),
     ClusterFormat(slurm_conf.WHAT, slurm_conf.looks_like, slurm_conf.read),
-    ClusterFormat(slurm_yaml.WHAT, slurm_yaml.looks_like, slurm_yaml.read),
+    ClusterFormat(slurm_conf.YAML, slurm_conf.looks_like_yaml, _read_yaml),
     ClusterFormat("a list of hosts (first line: host rack spine)", host_tiers.looks_like, host_tiers.read),
 )
 """Formats that say where hosts are, in the order in which they are tried."""

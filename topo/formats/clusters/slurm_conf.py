@@ -10,7 +10,8 @@ from ...errors import InputError
 from .cluster import Cluster, join_tops
 from .hostlist import expand_hostlist
 
-WHAT = "Slurm's topology.conf"
+WHAT, YAML = "Slurm's topology.conf", "Slurm's topology.yaml"
+_FIRST_OF_YAML = re.compile(r"(?:\s|#[^\n]*(?:\n|$)|---[^\n]*(?:\n|$))*-\s+topology\s*:")
 _FIRST = re.compile(r"(?:\s|#[^\n]*(?:\n|$))*(SwitchName|BlockName|BlockSizes)\s*=", re.IGNORECASE)
 _FIELD = re.compile(r"(\w+)\s*=\s*(\S+)\s*")
 _KNOWN = {
@@ -24,6 +25,11 @@ _WRITTEN = {"switchname": "SwitchName", "blockname": "BlockName", "blocksizes": 
 def looks_like(text: str) -> bool:
     """Return whether a text is a topology.conf, by its first line."""
     return _FIRST.match(text) is not None
+
+
+def looks_like_yaml(text: str) -> bool:
+    """Return whether a text is a topology.yaml, by its first line; it is read in slurm_yaml.py."""
+    return _FIRST_OF_YAML.match(text) is not None
 
 
 def read(text: str, where: str) -> Cluster:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 
 import yaml
@@ -10,17 +9,10 @@ import yaml
 from ...errors import InputError
 from .cluster import Cluster
 from .hostlist import expand_hostlist
-from .slurm_conf import join_blocks, put_children, read_block_sizes
+from .slurm_conf import YAML, join_blocks, put_children, read_block_sizes
 
-WHAT = "Slurm's topology.yaml"
-_FIRST = re.compile(r"(?:\s|#[^\n]*(?:\n|$)|---[^\n]*(?:\n|$))*-\s+topology\s*:")
 _MOST_CHARACTERS, _MOST_DEPTH = 2**19, 16
 _TYPES = ("tree", "block", "flat", "ring", "torus3d")
-
-
-def looks_like(text: str) -> bool:
-    """Return whether a text is a topology.yaml, by its first line."""
-    return _FIRST.match(text) is not None
 
 
 def read(text: str, where: str) -> Cluster:
@@ -47,7 +39,7 @@ def read(text: str, where: str) -> Cluster:
         raise InputError(f"{where}: no YAML: {error}") from None
     entries = [_Map(item, where) for item in _list(root, where, "topologies")]
     kind, chosen = _choose([entry for entry in entries if entry.fields], where)
-    cluster = Cluster(WHAT, where)
+    cluster = Cluster(YAML, where)
     if kind == "tree":
         _read_tree(cluster, chosen)
     else:
