@@ -174,9 +174,12 @@ def _place(arguments: argparse.Namespace) -> int:
     )
     placement = replace(placement, notes=(*placement.notes, *_list_assumed(machine)))
     if arguments.format is not None:
-        from ..synth.place.orders import write_order
+        from ..synth.place.orders import list_hints, write_order
 
-        text = write_order(arguments.format, machine, placement, arguments.output or "FILE")
+        named = arguments.format, machine, placement, arguments.output or "FILE"
+        text = write_order(*named)
+        for hint in list_hints(*named):
+            print(f"{PROG}: {hint}", file=sys.stderr)
     elif arguments.json:
         import json
 

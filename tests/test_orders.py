@@ -14,7 +14,8 @@ import pytest
 from numpy.typing import NDArray
 
 from topoplan.cli.place import main
-from topoplan.synth.place.orders import FORMATS, write_order
+from topoplan.synth.place.job import read_job
+from topoplan.synth.place.orders import FORMATS, list_hints, write_order
 from topoplan.synth.place.placement import Placement
 from topoplan.synth.place.placing import place
 from topoplan.topo.errors import InfeasibleError
@@ -34,14 +35,12 @@ def placement_of(
     order: Sequence[int], job: str | None = None, traffic: str | None = None, target: str = "ring"
 ) -> Placement:
     """A placement with this order, whatever it is worth."""
-    return replace(FOUND[job, traffic, target], order=tuple(order), gpus=tuple(CLUSTER.ranks[gpu] for gpu in order))
+    gpus = tuple(CLUSTER.ranks[gpu] for gpu in order)
+    return replace(FOUND, order=tuple(order), gpus=gpus, job=read_job(job, traffic, 32), target=target)
 
 
 MESH = "dp=4,tp=8", "dp=allreduce:1G,tp=allreduce:64M"
-FOUND = {
-    (job, traffic, target): place(CLUSTER, job, traffic, target=target)
-    for job, traffic, target in ((None, None, "ring"), (*MESH, "ring"), (*MESH, "plan"))
-}
+FOUND = place(CLUSTER)
 TOGETHER = [8 * host + gpu for host in (2, 0, 3, 1) for gpu in (0, 1, 3, 2, 6, 7, 5, 4)]
 INTERLEAVED = [8 * host + gpu for gpu in range(8) for host in (3, 1, 0, 2)]
 PARTLY = [*range(8, 16), *range(4), *range(16, 24)]
@@ -81,12 +80,6 @@ def read_rankfile(text: str) -> list[Where]:
     return count_up([row[2] for row in rows if row], text)
 
 
-def read_slurm(text: str) -> list[Where]:
-    hosts = lines_of(text)
-    assert f"--nodes={len(set(hosts))} --ntasks={len(hosts)} --distribution=arbitrary" in text.splitlines()[0]
-    return count_up(hosts, text)
-
-
 def read_torchrun(text: str) -> list[Where]:
     """Ranks by --node-rank and then by local rank, as torchrun counts; hosts stand in the comments above."""
     hosts = re.findall(r"^# on (\S+), ranks", text, re.MULTILINE)
@@ -107,13 +100,12 @@ def read_json(text: str) -> list[Where]:
 READERS = {
     "hostfile": read_hostfile,
     "rankfile": read_rankfile,
-    "slurm": read_slurm,
     "torchrun": read_torchrun,
     "json": read_json,
 }
 
 
-@pytest.mark.parametrize("form", READERS)
+@pytest.mark.parametrize("form", [*READERS, "slurm"])
 @pytest.mark.parametrize("order", [TOGETHER, PARTLY, INTERLEAVED], ids=["together", "partly", "interleaved"])
 def test_orders_read_back_are_what_was_found(form: str, order: list[int]) -> None:
     placement = placement_of(order)
@@ -124,7 +116,23 @@ def test_orders_read_back_are_what_was_found(form: str, order: list[int]) -> Non
             write_order(form, CLUSTER, placement)
         assert "\n" not in str(caught.value)
         return
-    assert READERS[form](write_order(form, CLUSTER, placement, "my file")) == seats_of(order)
+    text = write_order(form, CLUSTER, placement, "my file")
+    if form == "slurm":
+        assert lines_of(text) == text.splitlines() == [host for host, _ in seats_of(order)]
+    else:
+        assert READERS[form](text) == seats_of(order)
+
+
+def test_srun_s_line_tells_which_gpus_ranks_see() -> None:
+    """The same order of GPUs on every host is in the line; orders that differ are in a file of their own."""
+    count = "srun --nodes=4 --ntasks=32 --distribution=arbitrary"
+    start = f"SLURM_HOSTFILE='my file' {count}"
+    assert list_hints("slurm", CLUSTER, placement_of(INTERLEAVED), "my file") == [f"{start} COMMAND"]
+    (line,) = list_hints("slurm", CLUSTER, placement_of(TOGETHER), "my file")
+    assert line == f"{start} env CUDA_DEVICE_ORDER=PCI_BUS_ID CUDA_VISIBLE_DEVICES=0,1,3,2,6,7,5,4 COMMAND"
+    said, line = list_hints("slurm", CLUSTER, placement_of([*range(24), *range(31, 23, -1)]), "my file")
+    assert "gpus.sh" in said and line == f"{start} bash -c '. ./gpus.sh; exec COMMAND'"
+    assert list_hints("torchrun", CLUSTER, placement_of(TOGETHER)) == []
 
 
 def test_torchrun_says_whether_addresses_sort_alike() -> None:
@@ -190,7 +198,8 @@ def test_the_command_writes_each_format(tmp_path: Path, capsys: pytest.CaptureFi
     for form in FORMATS:
         assert main(["dgx1", "--format", form, "--for", "plan", "-o", str(tmp_path / form)]) == 0
         assert (tmp_path / form).read_text()
-    assert capsys.readouterr().out == ""
+    said = capsys.readouterr()
+    assert said.out == "" and said.err.startswith("topo-place: SLURM_HOSTFILE=") and said.err.count("\n") == 1
     assert main(["dgx1", "--for", "stock", "--format", "device-mesh"]) == 3
     assert capsys.readouterr().err.count("\n") == 1
     with pytest.raises(SystemExit):

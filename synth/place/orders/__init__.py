@@ -8,10 +8,17 @@ from collections.abc import Callable, Mapping
 from ....topo.graph import Topology
 from ..placement import Placement
 from .device_mesh import write_device_mesh
-from .launchers import write_hostfile, write_rankfile, write_slurm, write_torchrun, write_visible_devices
+from .launchers import (
+    list_slurm_hints,
+    write_hostfile,
+    write_rankfile,
+    write_slurm,
+    write_torchrun,
+    write_visible_devices,
+)
 from .seats import Seats, list_seats
 
-__all__ = ["FORMATS", "write_order"]
+__all__ = ["FORMATS", "list_hints", "write_order"]
 
 
 def _write_json(seats: Seats, file: str) -> str:
@@ -40,3 +47,8 @@ def write_order(form: str, topology: Topology, placement: Placement, file: str =
     Raises InfeasibleError where the format cannot express the order.
     """
     return _WRITERS[form](list_seats(topology, placement), file)
+
+
+def list_hints(form: str, topology: Topology, placement: Placement, file: str = "FILE") -> list[str]:
+    """Return lines for people about a file that cannot hold them: the line of srun for Slurm's."""
+    return list_slurm_hints(list_seats(topology, placement), file) if form == "slurm" else []

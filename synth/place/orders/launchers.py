@@ -37,15 +37,26 @@ def write_rankfile(seats: Seats, file: str) -> str:
 
 
 def write_slurm(seats: Seats, file: str) -> str:
-    """Return the file for SLURM_HOSTFILE: the host of each task in turn, with the srun line above."""
-    hosts = _hosts(seats, "slurm")
-    lines = [
-        f"# SLURM_HOSTFILE={shlex.quote(file)} srun --nodes={len(hosts)} --ntasks={len(seats.seats)} "
-        "--distribution=arbitrary COMMAND",
-        *_comment_gpus(seats),
-    ]
-    lines += [seat.host for seat in seats.seats]
-    return _join(lines)
+    """Return the file for SLURM_HOSTFILE: the host of each task in turn, and nothing else: older srun take no comments."""
+    _hosts(seats, "slurm")
+    return _join([seat.host for seat in seats.seats])
+
+
+def list_slurm_hints(seats: Seats, file: str) -> list[str]:
+    """Return the line of srun for the file, and what else must be known."""
+    alike = {tuple(seat.gpu for seat in there) for there in seats.by_host.values()}
+    gpus = alike.pop()
+    command = "COMMAND"
+    hints = [line.removeprefix("# ") for line in _comment_made_up(seats)]
+    if alike:
+        command = "bash -c '. ./gpus.sh; exec COMMAND'"
+        hints.append(
+            "ranks of different hosts see GPUs in different orders: --format cuda-visible-devices -o gpus.sh writes them"
+        )
+    elif gpus != tuple(range(len(gpus))):
+        command = f"env {_ORDER} CUDA_VISIBLE_DEVICES={','.join(map(str, gpus))} COMMAND"
+    counts = f"--nodes={len(seats.by_host)} --ntasks={len(seats.seats)}"
+    return [*hints, f"SLURM_HOSTFILE={shlex.quote(file)} srun {counts} --distribution=arbitrary {command}"]
 
 
 def write_torchrun(seats: Seats, file: str) -> str:

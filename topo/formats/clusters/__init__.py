@@ -47,7 +47,7 @@ def build_cluster(format: ClusterFormat, text: str, where: str, box: Box | None)
     if box is None:
         raise InputError(
             f"{where}: {cluster.what}, {len(cluster.hosts)} hosts: it says where they are, not what each is; give "
-            f"topo-place or topo-probe --box dgx-h100 (a preset or a file of one host); for other commands write JSON by "
-            f"topo-probe {where} --box dgx-h100 --json -o FILE"
+            f"topo-place or topo-probe --box dgx-h100 (a preset or a file of one host; box= in Python); for other "
+            f"commands write JSON by topo-probe {where} --box dgx-h100 --json -o FILE"
         )
     return build(cluster, box)
