@@ -250,6 +250,14 @@ def test_what_is_wrong_is_one_line_with_its_place(case: str) -> None:
     assert "\n" not in str(caught.value) and str(caught.value).startswith("t:")
 
 
+def test_other_texts_are_not_taken_for_lists_of_hosts() -> None:
+    for text in ("GPU0 X SYS\nGPU1 X SYS\n", "a poem\nof two words\n", "one two\nthree four\n", "alone\nalone\n"):
+        with pytest.raises(InputError, match=r"not a format|nvidia-smi|GPU"):
+            read_topology_text(text, "t")
+        with pytest.raises(InputError, match="leave --box out"):
+            read_topology_text(text, "t", A100)
+
+
 def test_host_lists_expand_as_slurm_does() -> None:
     assert expand_hostlist("tux[0-2,12],login", "t") == ["tux0", "tux1", "tux2", "tux12", "login"]
     assert expand_hostlist("r[0-1]n[08-10]x", "t") == [f"r{r}n{n}x" for r in "01" for n in ("08", "09", "10")]

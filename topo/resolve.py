@@ -4,26 +4,29 @@ from __future__ import annotations
 
 from os import PathLike, fspath
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from .errors import InputError
 from .formats import nccl_xml
-from .formats.clusters import read_box
 from .formats.detect import read_topology_text
 from .graph import Topology
 from .presets import PRESETS, preset
+
+if TYPE_CHECKING:
+    from .formats.clusters import Box
 
 LOCAL = "local"
 MAX_FILE_BYTES = 16 * 2**20
 
 
 def load(path_or_name: str | PathLike[str], box: str | PathLike[str] | None = None) -> Topology:
-    """Return the topology that a path or a name stands for.
+    """Return the topology that a path or a name stands for; `box`, a preset or a file, says what each host is where a file
+    only says where hosts are: Slurm's topology.conf or topology.yaml, topograph's JSON, Kubernetes nodes, a list of hosts.
 
     A file is read by its content: topoplan's JSON, NCCL's or RCCL's XML, hwloc's XML, the text of `nvidia-smi topo -m` or
     `nvidia-smi nvlink -R`; a folder or tar archive is a copy of another machine's `/sys` and `/proc`. A name is a preset
-    (`dgx1`, `dgx-a100:2`, `mesh:4x4`, `ring:8@25`), or `local`, this machine. Files that only say where hosts are (Slurm's
-    topology.conf and topology.yaml, topograph's JSON, Kubernetes nodes, a list of hosts) need a `box`: what each host is,
-    a preset such as `dgx-h100`, or a file. Raises InputError where it is none of these. Plans are read by `Plan.load`.
+    (`dgx1`, `dgx-a100:2`, `mesh:4x4`, `ring:8@25`), or `local`, this machine. Raises InputError where it is none of these.
+    Plans are read by `Plan.load`.
     """
     if not isinstance(path_or_name, (str, PathLike)):
         raise InputError(f"a topology is {path_or_name!r:.60}; expected a path or a name")
@@ -65,7 +68,7 @@ def resolve(argument: str, box: str | None = None) -> Topology:
         text = _read_text(path)
         if nccl_xml.is_skeleton(text):
             return nccl_xml.fill_skeleton(text, argument, _probe(Path("/")))
-        return read_topology_text(text, argument, None if box is None else read_box(box, resolve))
+        return read_topology_text(text, argument, None if box is None else _read_box(box))
     if not _names_a_preset(argument) and ("/" in argument or path.suffix[1:].isalpha()):
         raise InputError(
             f"{argument}: no such file; expected a topology file, 'local', or a preset such as dgx1 or ring:8"
@@ -74,6 +77,13 @@ def resolve(argument: str, box: str | None = None) -> Topology:
     if box is not None:
         raise InputError(f"{argument}: --box is for files that say where hosts are, and this is none; leave --box out")
     return machine
+
+
+def _read_box(argument: str) -> Box:
+    """Return what each host of a cluster is, by the argument of --box."""
+    from .formats.clusters import read_box  # only cluster files need it
+
+    return read_box(argument, resolve)
 
 
 def _probe(root: Path) -> Topology:

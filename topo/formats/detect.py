@@ -5,11 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ..errors import InputError
 from ..graph import Topology
 from . import hwloc_xml, nccl_xml, smi
-from .clusters import CLUSTER_FORMATS, Box, build_cluster
+
+if TYPE_CHECKING:
+    from .clusters import Box
 
 _BEFORE_THE_ROOT = re.compile(r"\s*(?:<\?.*?\?>\s*|<!--.*?-->\s*)*", re.DOTALL)
 _SNIFF_CHARACTERS = 64 * 2**10
@@ -50,14 +53,14 @@ def read_topology_text(text: str, where: str, box: Box | None = None) -> Topolog
     """
     if not text.strip("\ufeff \t\r\n"):
         raise InputError(f"{where}: the file is empty; expected {_list_formats()}")
+    from .clusters import read_cluster  # when a file is read: presets and this machine do without
+
+    cluster = read_cluster(text, where, box)
+    if cluster is not None:
+        return cluster
     text = text.removeprefix("\ufeff")
     skipped = _BEFORE_THE_ROOT.match(text[:_SNIFF_CHARACTERS])
     start = text[skipped.end() if skipped else 0 :]
-    for cluster_format in CLUSTER_FORMATS:
-        if cluster_format.starts(start):
-            return build_cluster(cluster_format, text, where, box)
-    if box is not None:
-        raise InputError(f"{where}: --box is for files that say where hosts are, and this is none; leave --box out")
     for format in FORMATS:
         if format.starts(start):
             return format.read(text, where)
@@ -70,4 +73,6 @@ def read_topology_text(text: str, where: str, box: Box | None = None) -> Topolog
 
 def _list_formats() -> str:
     """Return the names of the formats for a message."""
+    from .clusters import CLUSTER_FORMATS
+
     return " or ".join(format.name for format in (*FORMATS, *CLUSTER_FORMATS))

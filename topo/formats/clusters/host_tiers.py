@@ -24,6 +24,8 @@ def looks_like(text: str) -> bool:
     if rows[0][0].lower() == _HEAD and len(rows[0]) > 1 and all(map(_WORD.fullmatch, rows[0])):
         return True
     last = [row[-1] for row in rows]
+    if any("X" in row for row in rows):  # the diagonal of a matrix of nvidia-smi
+        return False
     alike = len(rows) > 1 and len(rows[0]) > 1 and all(len(row) == len(rows[0]) for row in rows)
     return alike and len(set(last)) < len(last) and all(_WORD.fullmatch(word) for row in rows for word in row)
 
