@@ -174,13 +174,17 @@ def test_a_mesh_puts_present_ranks_where_found_ones_are() -> None:
 
 
 def test_a_mesh_that_torch_would_sort_otherwise_is_refused() -> None:
-    """Rings may begin anywhere; plans do not depend on the order; everything else must be ascending in every group."""
-    turned = [8 * host + gpu for host in (2, 3, 0, 1) for gpu in range(8)]
-    assert run_snippet(write_order("device-mesh", CLUSTER, placement_of(turned, *MESH)))[0][0, 0] == 16
-    for order in (TOGETHER, [0, 2, 1, *range(3, 32)]):
+    """Rings may begin anywhere, plans do not depend on the order inside a group; else ranks ascend along every dimension."""
+    turned = [8 * host + gpu for host in (2, 3, 0, 1) for gpu in (7, *range(7))]
+    straight = np.arange(32).reshape(4, 8)
+    for order, target in ((turned, "ring"), (turned, "plan"), (TOGETHER, "plan")):
+        mesh, _ = run_snippet(write_order("device-mesh", CLUSTER, placement_of(order, *MESH, target=target)))
+        assert (mesh == straight).all()
+    pipeline = "dp=4,pp=8", "dp=allreduce:1G,pp=sendrecv:64M"
+    uneven = [0, 2, 1, *range(3, 32)]
+    for job, order, target in ((MESH, TOGETHER, "ring"), (pipeline, turned, "plan"), (MESH, uneven, "plan")):
         with pytest.raises(InfeasibleError, match="torch sorts the ranks"):
-            write_order("device-mesh", CLUSTER, placement_of(order, *MESH))
-        write_order("device-mesh", CLUSTER, placement_of(order, *MESH, target="plan"))
+            write_order("device-mesh", CLUSTER, placement_of(order, *job, target=target))
 
 
 def test_hosts_without_a_plain_name_are_refused() -> None:

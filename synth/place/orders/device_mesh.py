@@ -14,34 +14,29 @@ from .seats import Seats
 def make_mesh(seats: Seats) -> list[Any]:
     """Return the tensor as a nested list: at each place of the mesh the rank, by the given order, whose GPU it is to have.
 
-    torch sorts the ranks of the groups that a DeviceMesh makes, so a mesh says which ranks form a group, not how they follow
-    each other in it. Raises InfeasibleError where that would be another order than the one that was found.
+    torch sorts the ranks of the groups that a DeviceMesh makes, and DTensor takes places in the mesh for those in the group. So
+    ranks must ascend along every dimension, for which its places are counted anew where that changes nothing: rings may begin
+    anywhere, alltoall and topoplan's plans have no order. Raises InfeasibleError where they still do not ascend.
     """
     placement = seats.placement
     rank_of = {gpu: rank for rank, gpu in enumerate(placement.given)}
-    sizes = [size for _, size in placement.job.dimensions]
-    mesh = np.array([rank_of[gpu] for gpu in placement.order], dtype=np.int64)
-    for traffic in placement.job.traffics:
-        groups = mesh[placement.job.list_groups(traffic.dimension)]
-        if placement.target != PLAN and not _survives(groups, traffic.collective):
+    dimensions = placement.job.dimensions
+    mesh = np.array([rank_of[gpu] for gpu in placement.order], dtype=np.int64).reshape([size for _, size in dimensions])
+    for axis, (name, _) in enumerate(dimensions):
+        line = np.moveaxis(mesh, axis, 0).reshape(mesh.shape[axis], -1)[:, 0]
+        collectives = {traffic.collective for traffic in placement.job.traffics if traffic.dimension == name}
+        if collectives <= {"alltoall"} or (placement.target == PLAN and "sendrecv" not in collectives):
+            mesh = np.take(mesh, line.argsort(), axis=axis)
+        elif "sendrecv" not in collectives:
+            mesh = np.roll(mesh, -int(line.argmin()), axis=axis)
+    for axis, (name, _) in enumerate(dimensions):
+        if (np.diff(mesh, axis=axis) < 0).any():
             raise InfeasibleError(
-                f"--format device-mesh: torch sorts the ranks of a DeviceMesh's groups, and in this order those of "
-                f"{traffic.dimension} are not ascending; start ranks in this order (--format slurm, rankfile, torchrun), or "
-                "place --for plan"
+                f"--format device-mesh: torch sorts the ranks of a DeviceMesh's groups, and in this order those of {name} do "
+                "not ascend; start ranks in this order instead (--format slurm, rankfile, torchrun)"
             )
-    nested: Any = mesh.reshape(sizes).tolist()
+    nested: Any = mesh.tolist()
     return list(nested)
-
-
-def _survives(groups: np.ndarray[Any, np.dtype[np.int64]], collective: str) -> bool:
-    """Return whether sorted groups do the same as these: rings may begin anywhere, alltoall has no order."""
-    if collective == "alltoall":
-        return True
-    if collective != "sendrecv":
-        starts = groups.argmin(axis=1)
-        columns = (starts[:, None] + np.arange(groups.shape[1])) % groups.shape[1]
-        groups = np.take_along_axis(groups, columns, axis=1)
-    return bool((np.diff(groups, axis=1) > 0).all())
 
 
 def write_device_mesh(seats: Seats, file: str) -> str:
