@@ -14,7 +14,7 @@ from .seats import Seats
 def make_mesh(seats: Seats) -> list[Any]:
     """Return the tensor as a nested list: at each place of the mesh the rank, by the given order, whose GPU it is to have.
 
-    torch sorts the ranks of the groups that a DeviceMesh makes, and DTensor takes places in the mesh for those in the group. So
+    torch sorts the ranks of the groups that a DeviceMesh makes, and DTensor takes places in the mesh for those in groups. So
     ranks must ascend along every dimension, for which its places are counted anew where that changes nothing: rings may begin
     anywhere, alltoall and topoplan's plans have no order. Raises InfeasibleError where they still do not ascend.
     """
