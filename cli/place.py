@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from .shared.common import Example, Parser, run_command
 from .shared.outputs import OUTPUT, add_force, check_outputs
 
+if TYPE_CHECKING:
+    from ..topo.graph import Topology
+
 PROG = "topo-place"
 EXAMPLES: tuple[Example, ...] = (
     ("topo-place dgx1 --for stock", "the order in which gloo's ring is fastest"),
-    ("topo-place dgx-a100:4 --job dp=4,tp=8 --traffic dp=allreduce:1G,tp=allreduce:64M",
+    ("topo-place dgx-a100:4 --job dp=4,tp=8 --traffic dp=allreduce:1G",
         "a mesh of dimensions, with what their groups send in a step"),
-    ("topo-place two-hosts.json --order 0,4,1,5,2,6,3,7", "the gain against the order that there is"),
+    ("topo-place two-hosts.json --order 0,2,1,3", "the gain against the order that there is"),
     ("topo-place dgx-a100:2 --without-rank 3 --reserve 8 --json -o order.json", "GPUs that failed or stay free"),
+    ("topo-place topology.conf --box dgx-h100 --format slurm -o order.hosts",
+        "hosts where Slurm's file says, each a DGX H100; the order as a SLURM_HOSTFILE"),
 )  # fmt: skip
 ABOUT = """\
 Prints which GPU each rank gets, how long the job's communication takes in that order and in the given one, and what no
@@ -32,9 +39,18 @@ def main(argv: list[str] | None = None) -> int:
 
 def build_parser() -> Parser:
     """Return the parser of topo-place's command line."""
-    parser = Parser(PROG, EXAMPLES, ABOUT, "TOPOLOGY [--job MESH] [--traffic LIST] [--for F] [--json] [-o FILE] ...")
+    parser = Parser(
+        PROG, EXAMPLES, ABOUT, "TOPOLOGY [--job MESH] [--traffic LIST] [--for F] [--format F] [-o FILE] ..."
+    )
     add = parser.add_argument
     add("topology", metavar="TOPOLOGY", help="a file, a preset such as dgx-a100:2, or local, as topo-probe takes it")
+    add(
+        "--box",
+        metavar="BOX",
+        help="what each host is, where TOPOLOGY only says where hosts are (Slurm's topology.conf or topology.yaml, "
+        "topograph's JSON, kubectl get nodes -o json, lines of host rack spine): a preset such as dgx-h100, or a file",
+    )
+    add("--network", metavar="GBps", help="rate of each network link that no file gives, in place of assumed ones")
     add(
         "--job",
         metavar="MESH",
@@ -90,7 +106,16 @@ def build_parser() -> Parser:
         metavar="S",
         help="stop the search after so many seconds (default: 60)",
     )
-    add("--json", action="store_true", help="one JSON object on standard output (docs/place.md)")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="one JSON object on standard output (docs/place.md)")
+    form.add_argument(
+        "--format",
+        metavar="F",
+        choices=("hostfile", "rankfile", "slurm", "torchrun", "cuda-visible-devices", "device-mesh", "json"),
+        help="the order as a launcher or script takes it: hostfile or rankfile (Open MPI), slurm (a SLURM_HOSTFILE), torchrun "
+        "(a line a host), cuda-visible-devices (each host's GPUs), device-mesh (its tensor), json (as --json, with each "
+        "rank's host and GPU there)",
+    )
     add("-o", "--output", **OUTPUT, help="write to FILE, whole or not at all, instead of printing")
     add_force(parser)
     return parser
@@ -120,12 +145,24 @@ def _seconds(text: str) -> float:
     return value
 
 
+def _read_machine(arguments: argparse.Namespace) -> Topology:
+    """Return the machine that the arguments name, with the rate that they give."""
+    from ..topo.derived.stated import NETWORK, parse_rate, state_rates
+    from ..topo.resolve import resolve
+
+    machine = resolve(arguments.topology, arguments.box)
+    if arguments.network is None:
+        return machine
+    return state_rates([machine], {NETWORK: parse_rate(arguments.network, "--network")})[0]
+
+
 def _place(arguments: argparse.Namespace) -> int:
     check_outputs(arguments, "output")
     from ..synth.place.placing import place
 
+    machine = _read_machine(arguments)
     placement = place(
-        arguments.topology,
+        machine,
         arguments.job,
         arguments.traffic,
         target=arguments.target,
@@ -136,7 +173,15 @@ def _place(arguments: argparse.Namespace) -> int:
         together=arguments.together,
         time_limit_s=arguments.time_limit,
     )
-    if arguments.json:
+    placement = replace(placement, notes=(*placement.notes, *_list_assumed(machine)))
+    if arguments.format is not None:
+        from ..synth.place.orders import list_hints, write_order
+
+        named = arguments.format, machine, placement, arguments.output or "FILE"
+        text = write_order(*named)
+        for hint in list_hints(*named):
+            print(f"{PROG}: {hint}", file=sys.stderr)
+    elif arguments.json:
         import json
 
         text = json.dumps(placement.to_json()) + "\n"
@@ -149,6 +194,11 @@ def _place(arguments: argparse.Namespace) -> int:
 
         write_whole(arguments.output, text, overwrite=arguments.force)
     return 0
+
+
+def _list_assumed(machine: Topology) -> list[str]:
+    """Return the machine's notes on rates of its network that are only assumed: the answer rests on them."""
+    return [str(note) for note in machine.extra.get("notes", ()) if str(note).endswith("into the network")]
 
 
 if __name__ == "__main__":

@@ -90,6 +90,11 @@ def build_parser() -> Parser:
         metavar="KIND=GBps",
         help="rate of links that files leave open: pcie=48, nic=50, nvlink=50 (of one), xgmi, c2c, smp; may be repeated",
     )
+    parser.add_argument(
+        "--box",
+        metavar="BOX",
+        help="what each host is, of files that only say where hosts are: a preset such as dgx-h100, or a file",
+    )
     parser.add_argument("--sysfs-root", metavar="DIR", help="read /sys and /proc below DIR (a folder or a tar archive)")
     parser.add_argument(
         "--measure", action="store_true", help="under torchrun: measure the links by sending, one rank a GPU"
@@ -159,7 +164,7 @@ def _list_topologies(arguments: argparse.Namespace) -> list[Topology]:
         return [join_ranks()]
     from ..topo.resolve import resolve
 
-    return [resolve(name) for name in names]
+    return [resolve(name, arguments.box) for name in names]
 
 
 def _measure(arguments: argparse.Namespace, progress: Progress) -> Topology:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from os import PathLike, fspath
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from .errors import InputError
 from .formats import nccl_xml
@@ -11,12 +12,16 @@ from .formats.detect import read_topology_text
 from .graph import Topology
 from .presets import PRESETS, preset
 
+if TYPE_CHECKING:
+    from .formats.clusters import Box
+
 LOCAL = "local"
 MAX_FILE_BYTES = 16 * 2**20
 
 
-def load(path_or_name: str | PathLike[str]) -> Topology:
-    """Return the topology that a path or a name stands for.
+def load(path_or_name: str | PathLike[str], box: str | PathLike[str] | None = None) -> Topology:
+    """Return the topology that a path or a name stands for; `box`, a preset or a file, says what each host is where a file
+    only says where hosts are: Slurm's topology.conf or topology.yaml, topograph's JSON, Kubernetes nodes, a list of hosts.
 
     A file is read by its content: topoplan's JSON, NCCL's or RCCL's XML, hwloc's XML, the text of `nvidia-smi topo -m`,
     `nvidia-smi nvlink -R`, `rocm-smi --showtopo` or `amd-smi topology`; a folder or tar archive is a copy of another machine's
@@ -25,7 +30,9 @@ def load(path_or_name: str | PathLike[str]) -> Topology:
     """
     if not isinstance(path_or_name, (str, PathLike)):
         raise InputError(f"a topology is {path_or_name!r:.60}; expected a path or a name")
-    return resolve(fspath(path_or_name))
+    if box is not None and not isinstance(box, (str, PathLike)):
+        raise InputError(f"a box is {box!r:.60}; expected a path or a name")
+    return resolve(fspath(path_or_name), None if box is None else fspath(box))
 
 
 def probe(root: str | PathLike[str] = "/") -> Topology:
@@ -37,19 +44,22 @@ def probe(root: str | PathLike[str] = "/") -> Topology:
     return _probe(Path(root))
 
 
-def resolve(argument: str) -> Topology:
+def resolve(argument: str, box: str | None = None) -> Topology:
     """Return the topology that an argument names. Raises InputError where it names none.
 
     `local` is the machine this runs on; an existing file is read by its content (an NCCL XML skeleton is filled in from
-    this machine); a folder or a tar archive is a copy of another machine's `/sys` and `/proc`; all else is a preset.
+    this machine); a folder or a tar archive is a copy of another machine's `/sys` and `/proc`; all else is a preset. `box`
+    names what each host is, where a file only says where hosts are.
     """
-    if argument == LOCAL:
+    if argument == LOCAL and box is None:
         return _probe(Path("/"))
     path = Path(argument)
     try:
         exists = bool(argument) and path.exists()
     except (OSError, ValueError):
         exists = False
+    if box is not None and (argument == LOCAL or (exists and (path.is_dir() or is_archive(path)))):
+        raise InputError(f"{argument}: --box is for files that say where hosts are, and this is none; leave --box out")
     if exists and not (path.is_dir() and _names_a_preset(argument)):
         if not (path.is_dir() or path.is_file()):
             raise InputError(f"{argument}: neither a file nor a folder, so it is not read; copy it into a file first")
@@ -58,12 +68,22 @@ def resolve(argument: str) -> Topology:
         text = _read_text(path)
         if nccl_xml.is_skeleton(text):
             return nccl_xml.fill_skeleton(text, argument, _probe(Path("/")))
-        return read_topology_text(text, argument)
+        return read_topology_text(text, argument, None if box is None else _read_box(box))
     if not _names_a_preset(argument) and ("/" in argument or path.suffix[1:].isalpha()):
         raise InputError(
             f"{argument}: no such file; expected a topology file, 'local', or a preset such as dgx1 or ring:8"
         )
-    return preset(argument)
+    machine = preset(argument)
+    if box is not None:
+        raise InputError(f"{argument}: --box is for files that say where hosts are, and this is none; leave --box out")
+    return machine
+
+
+def _read_box(argument: str) -> Box:
+    """Return what each host of a cluster is, by the argument of --box."""
+    from .formats.clusters import read_box  # only cluster files need it
+
+    return read_box(argument, resolve)
 
 
 def _probe(root: Path) -> Topology:

@@ -5,11 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ..errors import InputError
 from ..graph import Topology
 from . import amd_smi, hwloc_xml, nccl_xml, smi
 from .refused import explain_anywhere, explain_at_start
+
+if TYPE_CHECKING:
+    from .clusters import Box
 
 _BEFORE_THE_ROOT = re.compile(r"\s*(?:<\?.*?\?>\s*|<!--.*?-->\s*)*", re.DOTALL)
 _SNIFF_CHARACTERS = 64 * 2**10
@@ -44,10 +48,18 @@ FORMATS = (
 """Formats that are understood, in the order in which they are tried."""
 
 
-def read_topology_text(text: str, where: str) -> Topology:
-    """Return the topology in `text`, whatever format it is in; `where` names the file in errors (InputError)."""
+def read_topology_text(text: str, where: str, box: Box | None = None) -> Topology:
+    """Return the topology in `text`, whatever format it is in; `where` names the file in errors (InputError).
+
+    `box` is what each host is, of formats that only say where hosts are.
+    """
     if not text.strip("\ufeff \t\r\n"):
         raise InputError(f"{where}: the file is empty; expected {_list_formats()}")
+    from .clusters import read_cluster  # when a file is read: presets and this machine do without
+
+    cluster = read_cluster(text, where, box)
+    if cluster is not None:
+        return cluster
     text = text.removeprefix("\ufeff")
     skipped = _BEFORE_THE_ROOT.match(text[:_SNIFF_CHARACTERS])
     start = text[skipped.end() if skipped else 0 :]
@@ -66,4 +78,6 @@ def read_topology_text(text: str, where: str) -> Topology:
 
 def _list_formats() -> str:
     """Return the names of the formats for a message."""
-    return " or ".join(format.name for format in FORMATS)
+    from .clusters import CLUSTER_FORMATS
+
+    return " or ".join(format.name for format in (*FORMATS, *CLUSTER_FORMATS))

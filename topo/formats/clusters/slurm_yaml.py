@@ -1,0 +1,141 @@
+"""Slurm's topology.yaml: the topology that is the cluster's default, as a tree or as blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import yaml
+
+from ...errors import InputError
+from .cluster import Cluster
+from .hostlist import expand_hostlist
+from .slurm_conf import YAML, join_blocks, put_children, read_block_sizes
+
+_MOST_CHARACTERS, _MOST_DEPTH = 2**19, 16
+_TYPES = ("tree", "block", "flat", "ring", "torus3d")
+
+
+def read(text: str, where: str) -> Cluster:
+    """Return the cluster of a topology.yaml. Raises InputError, naming file and line, for what is wrong in it."""
+    if len(text) > _MOST_CHARACTERS:
+        raise InputError(
+            f"{where}: larger than {_MOST_CHARACTERS >> 10} KiB; write hosts as lists such as node[001-512]"
+        )
+    try:
+        depth = 0
+        for event in yaml.parse(text, Loader=yaml.SafeLoader):
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if isinstance(event, yaml.AliasEvent) or depth > _MOST_DEPTH:
+                what = "an alias; write it out" if depth <= _MOST_DEPTH else "deeper than any topology"
+                raise InputError(f"{where}: line {event.start_mark.line + 1}: {what}")
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f" line {mark.line + 1}:" if mark is not None else ""
+        raise InputError(
+            f"{where}:{line} no YAML: {getattr(error, 'problem', None) or 'it cannot be parsed'}"
+        ) from None
+    except ValueError as error:
+        raise InputError(f"{where}: no YAML: {error}") from None
+    entries = [_Map(item, where) for item in _list(root, where, "topologies")]
+    kind, chosen = _choose([entry for entry in entries if entry.fields], where)
+    cluster = Cluster(YAML, where)
+    if kind == "tree":
+        _read_tree(cluster, chosen)
+    else:
+        _read_blocks(cluster, chosen)
+    return cluster.finish()
+
+
+def _choose(entries: list[_Map], where: str) -> tuple[str, _Map]:
+    """Return the type and the description of the topology that is the default; of a single one, whatever it says."""
+    defaults = [e for e in entries if e.read("cluster_default", "false").lower() in ("true", "yes", "on")]
+    if not defaults and len(entries) != 1:
+        names = ", ".join(e.read("topology") for e in entries[:4])
+        raise InputError(
+            f"{where}: none of {len(entries)} topologies ({names}) has cluster_default: true; give it to one"
+        )
+    entry = (defaults or entries)[0]
+    kind = next((kind for kind in _TYPES if kind in entry.fields), "")
+    if kind not in ("tree", "block"):
+        raise InputError(
+            f"{entry.place}: topology {entry.read('topology')} is {kind or 'of no type'}; expected a tree or blocks, which "
+            "say where hosts are"
+        )
+    return kind, _Map(entry.fields[kind], where)
+
+
+def _read_tree(cluster: Cluster, tree: _Map) -> None:
+    children: list[tuple[str, list[str], str]] = []
+    for item in tree.list("switches"):
+        name = item.read("switch")
+        cluster.add_switch(name, item.place, once=True)
+        if "nodes" not in item.fields and "children" not in item.fields:
+            raise InputError(f"{item.place}: switch {name} names nothing below it; expected nodes: or children:")
+        for host in expand_hostlist(item.read("nodes"), item.place) if "nodes" in item.fields else ():
+            cluster.add_host(host, name, item.place)
+        if "children" in item.fields:
+            children.append((name, expand_hostlist(item.read("children"), item.place), item.place))
+    put_children(cluster, children)
+
+
+def _read_blocks(cluster: Cluster, block: _Map) -> None:
+    sizes = []
+    if "block_sizes" in block.fields:
+        node = block.fields["block_sizes"]
+        texts = [_text(n, cluster.where, "block_sizes") for n in _list(node, cluster.where, "block_sizes")]
+        sizes = read_block_sizes(texts, f"{cluster.where}: line {node.start_mark.line + 1}")
+    names = []
+    for item in block.list("blocks"):
+        name = item.read("block")
+        cluster.add_switch(name, item.place, once=True)
+        names.append(name)
+        for host in expand_hostlist(item.read("nodes"), item.place):
+            cluster.add_host(host, name, item.place)
+    join_blocks(cluster, names, sizes, cluster.where)
+
+
+class _Map:
+    """A mapping with its place: values are read as the texts that stand in the file."""
+
+    def __init__(self, node: yaml.Node, where: str) -> None:
+        self.where, self.place = where, f"{where}: line {node.start_mark.line + 1}"
+        if not isinstance(node, yaml.MappingNode):
+            raise InputError(f"{self.place}: expected names with values (name: value)")
+        fields: dict[str, yaml.Node] = {}
+        for key, value in node.value:
+            name = _text(key, where, "a name")
+            if name in fields:
+                raise InputError(
+                    f"{where}: line {key.start_mark.line + 1}: {name!r:.40} is there twice; give each once"
+                )
+            fields[name] = value
+        self.fields: Mapping[str, yaml.Node] = fields
+
+    def read(self, name: str, default: str | None = None) -> str:
+        """Return a field's text."""
+        if name not in self.fields:
+            if default is None:
+                raise InputError(f"{self.place}: {name}: is missing; add it")
+            return default
+        return _text(self.fields[name], self.where, name)
+
+    def list(self, name: str) -> Iterator[_Map]:
+        """Yield a field's items."""
+        if name not in self.fields:
+            raise InputError(f"{self.place}: {name}: is missing; add it")
+        for item in _list(self.fields[name], self.where, name):
+            yield _Map(item, self.where)
+
+
+def _text(node: yaml.Node, where: str, what: str) -> str:
+    if not isinstance(node, yaml.ScalarNode):
+        raise InputError(f"{where}: line {node.start_mark.line + 1}: {what}: expected one word or number")
+    return str(node.value)
+
+
+def _list(node: yaml.Node | None, where: str, what: str) -> list[yaml.Node]:
+    if not isinstance(node, yaml.SequenceNode):
+        line = f" line {node.start_mark.line + 1}:" if node is not None else ""
+        raise InputError(f"{where}:{line} {what}: expected a list (lines that begin with -)")
+    return list(node.value)
