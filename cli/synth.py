@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from ..synth.effort import Effort
     from ..synth.ir.collective import Collective
     from ..synth.ksync.pareto import Front
+    from ..synth.place.placement import Placement
     from ..synth.plan import Plan
     from ..topo.graph import Topology
 
@@ -31,6 +32,10 @@ _LISTED = 4
 """How many rows without a schedule a message names."""
 _CHANGED_SHARE = 0.6
 """Share of the time limit for the changed machine; the rest is for the one that it is compared with."""
+_ORDERED, _ORDERED_SIZE, _ORDERED_RANKS = ("allreduce", "allgather", "reduce-scatter", "alltoall"), "1G", 128
+"""--explain says in which order of ranks the stock collective is fastest: which ones, at which size, up to how many GPUs."""
+_ORDERING_S = 10.0
+"""At most so many seconds for that."""
 _COMPARED_RANKS = 512
 """With more GPUs, a changed machine is not compared with the one before: that takes as long as its own plan."""
 
@@ -106,6 +111,7 @@ def _run(args: argparse.Namespace) -> int:
                 effort = Effort(started + args.time_limit - time.monotonic())
                 report.explanation = explain(collective, topology, result.plan.bound_one_way, result.candidates, effort)
                 report.cut_short += effort.cut_short
+                report.placement = _try_orders(collective, topology)
     source = report.plan or report.front
     if source is not None:
         report.in_network = bound_in_network(collective, topology, source.bound)
@@ -125,6 +131,17 @@ def _run(args: argparse.Namespace) -> int:
     if report.front is not None:
         _report_missing(report.front, report)
     return 0
+
+
+def _try_orders(collective: Collective, topology: Topology) -> Placement | None:
+    """Return in which order of ranks the stock collective is fastest; None where that is not known of it."""
+    from ..synth.place.patterns import STOCK
+    from ..synth.place.placing import place
+
+    if len(topology.ranks) > _ORDERED_RANKS or collective.name not in _ORDERED:
+        return None
+    traffic = f"all={collective.name}:{_ORDERED_SIZE}"
+    return place(topology, traffic=traffic, target=STOCK, time_limit_s=_ORDERING_S)
 
 
 def _write_pictures(args: argparse.Namespace, report: Report, size: int, progress: Progress) -> None:

@@ -1,8 +1,8 @@
 """Build the source distribution, the wheel from that, and try the wheel in a fresh environment: `make package`.
 
 The environment sees the libraries that are installed beside this Python, but no checkout. It is tried in another folder:
-the three programs of docs/api.md, mypy --strict over them, `topo-report dgx1`, and all that each page shows which
-has commands that are too slow for the tests.
+topoplan --version, completion in bash, the three programs of docs/api.md, mypy --strict over them, `topo-report dgx1`, and
+all that each page shows which has commands that are too slow for the tests.
 """
 
 from __future__ import annotations
@@ -38,6 +38,10 @@ def main() -> None:
             work,
             str(folder / "fresh"),
         )
+        topoplan = str(Path(python).with_name("topoplan"))
+        _try("topoplan --version", [topoplan, "--version"], work, "topoplan ")
+        script = f'eval "$({topoplan} completion bash)" && complete -p topo-synth'
+        _try("completion", ["bash", "--norc", "-c", script], work, "topo-synth")
         programs = [copy(program, work) for program in PROGRAMS]
         for program in programs:
             _try(program.name, [python, str(program)], work)

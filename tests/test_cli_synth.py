@@ -239,6 +239,7 @@ def test_explain_names_the_bottleneck_and_what_to_improve() -> None:
     assert {"packing", "ring", "direct", "double-tree"} <= set(explained["algbw_GBps"])
     best = [max(row[i] for row in explained["algbw_GBps"].values()) for i in range(8)]
     assert best == sorted(best) and best[-1] <= out["bound"]["algbw_GBps"]
+    assert explained["rank_order"]["gain"] == 1 and explained["rank_order"]["optimal"]
     levers = explained["links"]
     assert levers[0]["bound_gain_per_GBps"] == max(x["bound_gain_per_GBps"] for x in levers)
     total = sum(x["bound_gain_per_GBps"] * x["bandwidth_GBps"] * x["alike"] for x in levers)
@@ -254,6 +255,7 @@ def test_explain_names_the_bottleneck_and_what_to_improve() -> None:
     assert total == pytest.approx(paths["bound"]["algbw_GBps"])
     shown = synth("--collective", "allreduce", "--topology", "dgx1", "--strategy", "packing", "--explain").stdout
     assert "bottleneck: the links between all 8 GPUs" in shown and "links to improve first" in shown
+    assert "rank order: gloo's own algorithm is 2.00 times as fast in another one: 0,1,3,2,6,7,5,4 (topo-place" in shown
 
 
 def test_a_time_limit_with_a_plan_in_hand_is_no_failure() -> None:

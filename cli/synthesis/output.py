@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from ...synth.export.formats import Export
     from ...synth.ir.collective import Collective
     from ...synth.ksync.pareto import Front, Row
+    from ...synth.place.placement import Placement
     from ...synth.plan import Entry, Plan
     from ...topo.graph import Topology
 
@@ -40,6 +41,7 @@ class Report:
     table: list[dict[str, Any]] = field(default_factory=list)
     healthy: Plan | None = None
     explanation: Explanation | None = None
+    placement: Placement | None = None
     cut_short: list[str] = field(default_factory=list)
     root_as_given: int | None = None
     in_network: Bound | None = None
@@ -125,6 +127,9 @@ def synthesis_json(report: Report) -> dict[str, Any]:
         out["healthy"] = healthy_json(report.healthy, report)
     if report.explanation is not None:
         out["explain"] = report.explanation.to_json()
+    if report.placement is not None:
+        names = ("order", "for", "time_s", "given_time_s", "gain", "optimal")
+        out["explain"]["rank_order"] = {name: report.placement.to_json()[name] for name in names}
     if report.declined:
         out["declined"] = report.declined
     return out

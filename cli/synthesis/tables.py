@@ -20,8 +20,10 @@ if TYPE_CHECKING:
     from ...synth.explain import Explanation, Part
     from ...synth.export.formats import Export
     from ...synth.ksync.pareto import Front
+    from ...synth.place.placement import Placement
     from ...synth.plan import Plan
 
+_LONGEST_ORDER = 60
 WIDTH = 200
 """Columns of a table that is not printed to a terminal, where COLUMNS does not say otherwise."""
 
@@ -66,6 +68,17 @@ def root_text(report: Report) -> str:
     return f"root: {report.topology.ranks[root]}, rank {root}{given}"
 
 
+def order_text(placement: Placement) -> str:
+    """Return what the order of ranks means to who stays with the stock collective; plans are for the order as it is."""
+    if placement.gain <= 1:
+        why = ", and there is none" if placement.is_optimal else ""
+        return f"rank order: none was found in which gloo's own algorithm is faster{why}"
+    order = ",".join(map(str, placement.order))
+    listed = f": {order}" if len(order) <= _LONGEST_ORDER else ""
+    gain = f"{float(placement.gain):.2f} times as fast"
+    return f"rank order: gloo's own algorithm is {gain} in another one{listed} (topo-place --for stock)"
+
+
 def print_tables(report: Report, *, with_forests: bool) -> None:
     """Print everything for people on standard output."""
     from rich.console import Console
@@ -90,6 +103,8 @@ def print_tables(report: Report, *, with_forests: bool) -> None:
         _print_forests(console, report.table)
     if report.explanation is not None:
         _print_explanation(console, report.explanation)
+    if report.placement is not None:
+        console.print(order_text(report.placement), highlight=False, soft_wrap=not console.is_terminal, markup=False)
     for name, reason in report.declined.items() if with_forests or report.plan is None else ():
         console.print(f"[dim]{name}: {reason}[/dim]", highlight=False, soft_wrap=not console.is_terminal)
     if report.cut_short:
