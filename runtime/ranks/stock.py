@@ -67,8 +67,8 @@ def _make_allreduce(group: dist.ProcessGroup, target: torch.Tensor, op: dist.Red
 
     def run(*, asynchronous: bool = False) -> dist.Work | None:
         options.asyncOp = asynchronous
-        work = group.allreduce([target], options)
-        if asynchronous:
+        work: dist.Work | None = group.allreduce([target], options)  # None where C++ has waited already
+        if asynchronous or work is None:
             return work
         work.wait()
         return None
