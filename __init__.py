@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from .runtime.choose import Choice
     from .runtime.communicator import Communicator
     from .runtime.ddp import ddp_hook
+    from .runtime.ranks.mesh import device_mesh
     from .runtime.ranks.nccl_graph import nccl_graph
     from .synth.api import describe, synthesize, verify
     from .synth.bounds.certificate import Bound
@@ -84,6 +85,7 @@ _HOMES = {
     "build_schedule": "synth.request",
     "ddp_hook": "runtime.ddp",
     "describe": "synth.api",
+    "device_mesh": "runtime.ranks.mesh",
     "load": "topo.resolve",
     "nccl_graph": "runtime.ranks.nccl_graph",
     "place": "synth.place.placing",
@@ -126,6 +128,7 @@ __all__ = [
     "build_schedule",
     "ddp_hook",
     "describe",
+    "device_mesh",
     "load",
     "nccl_graph",
     "place",

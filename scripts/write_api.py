@@ -22,7 +22,7 @@ PROGRAMS = {
 SECTIONS = {
     "Machines": ("probe", "load", "resolve", "Topology", "Device", "Link"),
     "Plans": ("synthesize", "describe", "Plan", "Entry", "Limits", "Bound"),
-    "Where ranks go": ("place", "Placement"),
+    "Where ranks go": ("place", "Placement", "device_mesh"),
     "Collectives and schedules": ("Collective", "CollectiveName", "Chunk", "Schedule", "Transfer", "verify"),
     "Running": ("Communicator", "Choice", "ddp_hook", "backend_options", "BackendOptions", "nccl_graph"),
     "Strategies of one's own": ("strategy", "Request", "Send", "build_schedule"),
