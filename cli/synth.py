@@ -32,10 +32,8 @@ _LISTED = 4
 """How many rows without a schedule a message names."""
 _CHANGED_SHARE = 0.6
 """Share of the time limit for the changed machine; the rest is for the one that it is compared with."""
-_ORDERED, _ORDERED_SIZE, _ORDERED_RANKS = ("allreduce", "allgather", "reduce-scatter", "alltoall"), "1G", 128
-"""--explain says in which order of ranks the stock collective is fastest: which ones, at which size, up to how many GPUs."""
-_ORDERING_S = 10.0
-"""At most so many seconds for that."""
+_ORDERED_RANKS, _ORDERING_S = 128, 10.0
+"""--explain says in which order of ranks the stock collective is fastest: up to so many GPUs, in so many seconds at most."""
 _COMPARED_RANKS = 512
 """With more GPUs, a changed machine is not compared with the one before: that takes as long as its own plan."""
 
@@ -135,12 +133,12 @@ def _run(args: argparse.Namespace) -> int:
 
 def _try_orders(collective: Collective, topology: Topology) -> Placement | None:
     """Return in which order of ranks the stock collective is fastest; None where that is not known of it."""
-    from ..synth.place.patterns import STOCK
+    from ..synth.place.patterns import COLLECTIVES, STOCK
     from ..synth.place.placing import place
 
-    if len(topology.ranks) > _ORDERED_RANKS or collective.name not in _ORDERED:
+    if len(topology.ranks) > _ORDERED_RANKS or collective.name not in COLLECTIVES:
         return None
-    traffic = f"all={collective.name}:{_ORDERED_SIZE}"
+    traffic = f"all={collective.name}:1G"  # any size: which order is fastest depends on bandwidths alone
     return place(topology, traffic=traffic, target=STOCK, time_limit_s=_ORDERING_S)
 
 

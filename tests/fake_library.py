@@ -49,7 +49,7 @@ def _folder() -> tempfile.TemporaryDirectory[str]:
 
 
 def serve(monkeypatch: pytest.MonkeyPatch, machine: Machine, without: tuple[str, ...] = ()) -> None:
-    """Makes pynvml in this process find `machine`; the file has no soname, so nothing else in the process finds it."""
+    """Makes pynvml in this process find `machine`."""
     description = Path(_folder().name) / "served.txt"
     description.write_text(machine.text())
     monkeypatch.setenv("FAKE_NVML_MACHINE", str(description))

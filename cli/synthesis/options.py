@@ -80,7 +80,7 @@ def build_parser() -> Parser:
     add("--scale-link", action="append", default=[], metavar="A:B=F",
         help="plan for the machine with this link at F times its bandwidth")  # fmt: skip
     add(_EXPLAIN, action="store_true", help="show the bottleneck, what every strategy reaches at 8 sizes, and which "
-        "links to improve first")  # fmt: skip
+        "links to improve first; and whether the stock collective would be faster in another order of ranks")  # fmt: skip
     add(_REPRODUCIBLE, action="store_true", help="add every element up in one bracketing of ranks, in all schedules of "
         "the plan: its bits then depend neither on the buffer's size nor on its place in it")  # fmt: skip
     add("--bound-only", action="store_true", help="print only the bound and its certificate")

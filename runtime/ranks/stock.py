@@ -31,12 +31,12 @@ def make_stock_call(
     Both are the same tensor for allreduce, reduce and broadcast. AVG is a sum: the caller divides. With `asynchronous` it
     returns the Work of what it has started.
     """
-    if collective.name == "allreduce":
-        return _make_allreduce(group, target, op)
     rank, ranks, name = dist.get_rank(group), collective.ranks, collective.name
     is_root = rank == collective.root
     root = dist.get_global_rank(group, collective.root or 0)
     op = dist.ReduceOp.SUM if op == dist.ReduceOp.AVG else op
+    if name == "allreduce":
+        return _make_allreduce(group, target, op)
 
     def parts(tensor: torch.Tensor) -> list[torch.Tensor] | None:
         return list(tensor.chunk(ranks)) if is_root else None
@@ -63,7 +63,7 @@ def _make_allreduce(group: dist.ProcessGroup, target: torch.Tensor, op: dist.Red
     longer to check and to log it than the group to start it.
     """
     options = AllreduceOptions()
-    options.reduceOp = dist.ReduceOp(dist.ReduceOp.SUM if op == dist.ReduceOp.AVG else op)
+    options.reduceOp = dist.ReduceOp(op)
 
     def run(*, asynchronous: bool = False) -> dist.Work | None:
         options.asyncOp = asynchronous
