@@ -71,8 +71,9 @@ def root_text(report: Report) -> str:
 def order_text(placement: Placement) -> str:
     """Return what the order of ranks means to who stays with the stock collective; plans are for the order as it is."""
     if placement.gain <= 1:
-        why = ", and there is none" if placement.is_optimal else ""
-        return f"rank order: none was found in which gloo's own algorithm is faster{why}"
+        if placement.is_optimal:
+            return "rank order: gloo's own algorithm is as fast as in any other (proved)"
+        return "rank order: no other was found in which gloo's own algorithm is faster"
     order = ",".join(map(str, placement.order))
     listed = f": {order}" if len(order) <= _LONGEST_ORDER else ""
     gain = f"{float(placement.gain):.2f} times as fast"
