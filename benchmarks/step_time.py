@@ -253,13 +253,15 @@ def work(args: argparse.Namespace) -> None:
     for way in ways.values():
         for _ in range(_WARM):  # buckets are rebuilt, races run
             way.step()
-    once = min(find_slowest_s([time_call_s(way.step, None, cpu) for way in ways.values()], None, cpu))
+    once = min(find_slowest_s([time_call_s(way.step, dist.barrier, cpu) for way in ways.values()], None, cpu))
     steps = args.steps or max(1, int(0.5 / once))
     sent = {name: way.wire_bytes for name, way in ways.items()}
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     for turn in range(args.turns):
         order = list(ways) if turn % 2 == 0 else list(ways)[::-1]
-        block = find_slowest_s([time_call_s(lambda n=n: ways[n].steps(steps), None, cpu) for n in order], None, cpu)  # type: ignore[misc]
+        block = find_slowest_s(
+            [time_call_s(lambda n=n: ways[n].steps(steps), dist.barrier, cpu) for n in order], None, cpu
+        )  # type: ignore[misc]
         for name, s in zip(order, block, strict=True):
             seconds[name].append(s / steps)
     if rank == 0:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from ..runtime.communicator import Communicator
     from ..runtime.measuring.bench_options import BenchOptions
+    from ..runtime.ranks.transport import Transport
     from ..synth.cost.host_costs import HostCosts
     from ..synth.plan import Plan
     from ..topo.graph import Topology
@@ -40,15 +41,26 @@ def main(argv: list[str] | None = None) -> int:
 
 def _leaves_errors_to_another_rank() -> bool:
     """Whether another rank of this host says what is wrong with the arguments or the plan, to the same standard error."""
+    from ..runtime.mpi.launched import number_of_launch
     from ..runtime.ranks.launch import has_own_log
 
-    return os.environ.get("LOCAL_RANK", os.environ.get("RANK", "0")) != "0" and not has_own_log()
+    return os.environ.get("LOCAL_RANK", str(number_of_launch())) != "0" and not has_own_log()
+
+
+def _choose_under_mpirun() -> str:
+    """Return what `--backend auto` is for ranks that mpirun started: mpi between CPUs, nccl between GPUs."""
+    import torch
+
+    return "auto" if torch.cuda.is_available() else "mpi"
 
 
 def _run(args: argparse.Namespace, arguments: list[str]) -> int:
+    from ..runtime.mpi.launched import join_mpi
     from ..runtime.ranks.launch import is_rank, launch
 
     options = read_options(args)
+    if join_mpi() and options.backend == "auto":
+        options = replace(options, backend=_choose_under_mpirun())
     check_files(args, is_writer=not is_rank() or os.environ["RANK"] == "0")
     plans = load_plans(args)
     jobs: list[Job] = [(options, plan) for plan in plans] or [
@@ -61,6 +73,10 @@ def _run(args: argparse.Namespace, arguments: list[str]) -> int:
                 f"--nproc {args.nproc}: the plan is for {ranks} ranks; leave --nproc out, or synthesize for {args.nproc}"
             )
         _check(jobs, ranks)
+        if options.resolve_backend(ranks) == "mpi":
+            raise InputError(
+                f"--backend mpi: the ranks have to be started by MPI: mpirun -n {ranks} topo-run {' '.join(arguments)}"
+            )
         package = (__package__ or "topoplan.cli").rpartition(".")[0]
         imports = [f"{package}.runtime.communicator", f"{package}.runtime.measuring.bench"]
         return launch(f"{package}.cli.run", arguments, ranks, imports)
@@ -86,12 +102,14 @@ def _run_rank(args: argparse.Namespace, jobs: Sequence[Job], world: int) -> int:
 
     from ..runtime.ranks.faults import first_line
     from ..runtime.ranks.launch import init_method, keep_output_clean, meet_before_leaving
+    from ..runtime.ranks.transport import Transport
 
     # All that needs no other rank comes first, so that bad input ends every rank before any of them connects.
     options = jobs[0][0]
     for one, plan in jobs:
         one.settings_for(one.collective_over(plan, world))
     backend = options.resolve_backend(world)
+    over, backend = ("mpi", _choose_beside_mpi(world)) if backend == "mpi" else (None, backend)
     if backend == "nccl":
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
@@ -108,7 +126,7 @@ def _run_rank(args: argparse.Namespace, jobs: Sequence[Job], world: int) -> int:
             ) from error
         try:
             with progress.follow("starting ...") as work:
-                measured = [_run_job(args, job, world, backend, timeout, work) for job in jobs]
+                measured = [_run_job(args, job, Transport(None, timeout, over), timeout, work) for job in jobs]
             dist.barrier()
         except (InputError, VerificationError):
             meet_before_leaving(world)
@@ -127,7 +145,7 @@ def _run_rank(args: argparse.Namespace, jobs: Sequence[Job], world: int) -> int:
 
 
 def _run_job(
-    args: argparse.Namespace, job: Job, world: int, backend: str, timeout: timedelta, work: Work
+    args: argparse.Namespace, job: Job, transport: Transport, timeout: timedelta, work: Work
 ) -> tuple[Run, str | None, tuple[Topology, HostCosts] | None]:
     """Measure one collective; return its rows, the trace, and with --calibrate the topology and what sending costs.
 
@@ -138,22 +156,34 @@ def _run_job(
     from .running.rows import Run
 
     options, plan = job
-    settings = options.settings_for(options.collective_over(plan, world))
+    settings = options.settings_for(options.collective_over(plan, transport.size))
     communicator = None
     if plan is not None:
-        communicator = Communicator(plan, None, timeout, options.choose, options.compress, options.reduction)
+        communicator = Communicator(plan, transport, timeout, options.choose, options.compress, options.reduction)
     work.advance(f"{settings.collective.name} ...", 0, 0)
-    host = _host_costs(args.calibrate, communicator, timeout, work.say)
+    host = _host_costs(args.calibrate, communicator, transport, timeout, work.say)
     calibrated, trace = None, None
     if args.calibrate and communicator is not None and host is not None:
         calibrated = communicator.engine.machine.topology or communicator.plan.topology, host
     say = _follow_sizes(work, f"{settings.collective.name}: ", len(settings.list_sizes()))
-    rows = [] if args.calibrate else run_benchmark(settings, communicator, say)
+    rows = [] if args.calibrate else run_benchmark(settings, communicator, say, transport)
     if args.trace is not None and communicator is not None:
         from ..runtime.measuring.trace import trace_largest
 
         trace = trace_largest(settings, communicator)
-    return Run(options, settings, backend, plan, rows), trace, calibrated
+    return Run(options, settings, transport.name, plan, rows), trace, calibrated
+
+
+def _choose_beside_mpi(world: int) -> str:
+    """Return the backend of the groups in which ranks agree on things where MPI carries the data, which says where that is:
+    nccl where MPI takes GPU memory and each rank of this host has a GPU, else gloo.
+    """
+    import torch
+
+    from ..runtime.mpi.library import takes_gpu_memory
+
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return "nccl" if gpus >= int(os.environ.get("LOCAL_WORLD_SIZE", str(world))) and takes_gpu_memory() else "gloo"
 
 
 def _follow_sizes(work: Work, what: str, sizes: int) -> Say:
@@ -175,7 +205,9 @@ def _follow_sizes(work: Work, what: str, sizes: int) -> Say:
     return say
 
 
-def _host_costs(calibrates: bool, communicator: Communicator | None, timeout: timedelta, say: Say) -> HostCosts | None:
+def _host_costs(
+    calibrates: bool, communicator: Communicator | None, transport: Transport, timeout: timedelta, say: Say
+) -> HostCosts | None:
     """Measure what sending costs the hosts, where --calibrate asks for it or the plan's topology does not say; else None."""
     from ..runtime.communicator import Communicator
     from ..runtime.measuring.calibrate import calibrate
@@ -186,7 +218,7 @@ def _host_costs(calibrates: bool, communicator: Communicator | None, timeout: ti
     if communicator.engine.codec is None:
         return calibrate(communicator, say)
     # Without the codec: what encoding costs is known, and added to these costs where messages are encoded.
-    costs = calibrate(Communicator(communicator.plan, None, timeout), say)
+    costs = calibrate(Communicator(communicator.plan, transport, timeout), say)
     communicator.engine.set_host_costs(costs)
     return costs
 

@@ -26,7 +26,7 @@ from ..topo.errors import InputError
 from .codecs import Codec
 from .kept_races import KeptRace, KeptRaces, today
 from .ranks.machine import Machine
-from .ranks.timing import find_slowest_s, time_call_s
+from .ranks.timing import time_call_s
 from .ranks.transport import Transport
 
 log = logging.getLogger("topoplan")
@@ -125,12 +125,18 @@ class Chooser:
     ) -> None:
         self.plan, self.machine, self.mode, self.cache = plan, machine, mode, cache
         self.is_usable, self.codec = is_usable, codec
-        self.group, self.faults, self.device, self.rank = (
-            transport.group, transport.faults, transport.device, transport.rank
+        self.group, self.faults, self.device, self.rank, self.meet, self.find_slowest_s = (
+            transport.group, transport.faults, transport.device, transport.rank, transport.meet,
+            transport.find_slowest_s,
         )  # fmt: skip
         self.choices: dict[int, Choice] = {}
         if mode == SAME_BITS:
             plan.check_one_bracketing()
+
+    @property
+    def changes(self) -> bool:
+        """Whether the choice for a size may be another one at every call: a function makes it."""
+        return callable(self.mode)
 
     @cached_property
     def families(self) -> list[Family]:
@@ -328,9 +334,9 @@ class Chooser:
         seconds = []
         for call in calls:
             with self.faults.stock(f"the race at {size_bytes} bytes"):
-                seconds.append(time_call_s(call, self.group, self.device))
+                seconds.append(time_call_s(call, self.meet, self.device))
         with self.faults.stock(f"the times of the race at {size_bytes} bytes"):
-            return find_slowest_s(seconds, self.group, self.device)
+            return self.find_slowest_s(seconds)
 
 
 def _coarser(schedule: Schedule) -> Schedule | None:

@@ -19,8 +19,8 @@ from .kept_races import find_cache_folder
 from .ranks.faults import first_line
 from .ranks.groups import GroupMaker
 from .ranks.transport import Transport
-from .reductions import check_reduction, check_residual, check_tensors, copy_back, flatten
-from .task import Task
+from .reductions import borrow, check_reduction, check_residual, check_tensors, copy_back, flatten
+from .task import KeptTasks, Task
 
 REDUCTIONS = ("hops", "once")
 DEFAULT_TIMEOUT = timedelta(seconds=300)
@@ -85,6 +85,7 @@ class Communicator:
                 "are all of them running, and can they reach each other?"
             ) from error
         self._shares_transport = self._transport is group
+        self._kept = KeptTasks()
         self.rank, self.size = self.engine.rank, self.engine.size
 
     # -- collectives ---------------------------------------------------------------------------------------------
@@ -97,6 +98,10 @@ class Communicator:
         `residual` (with compression, of SUM and AVG) is error feedback: float32, as many elements as the tensor, zeros at
         first. It is added to the tensor and gets what rounding on this rank took away; over all ranks nothing is lost.
         """
+        again = None if residual is not None else self._kept.find_again(tensor, op)
+        if again is not None:
+            again(None)
+            return tensor
         self._check_name("allreduce")
         self.prepare(tensor, None, op, residual).run()
         return tensor
@@ -159,6 +164,11 @@ class Communicator:
         """Return a call of the plan's collective, to be carried out later: from `tensor` to `output`, or in place in
         `output`. Raises InputError where they do not fit the collective, or each other.
         """
+        is_simple = tensor is None and residual is None and output.device.type == "cpu" and output.is_contiguous()
+        key = (output.data_ptr(), output.numel(), output.dtype, op) if is_simple else None
+        kept = self._kept.find(key)
+        if kept is not None:
+            return kept
         name, engine = self.plan.collective.name, self.engine
         tensors = (output,) if tensor is None else (output, tensor)
         check_tensors(name, tensors, engine.device.type, compressed=engine.codec is not None)
@@ -172,6 +182,9 @@ class Communicator:
         target = flatten(output)
         source = target if tensor is None else flatten(tensor)
         then: list[Callable[[], None]] = [] if output.is_contiguous() else [partial(copy_back, output, target)]
+        if key is not None and self._kept.is_again(key):
+            target = source = borrow(target)
+            return self._kept.keep(key, Task(engine, numel, source, target, kind, residual, then))
         return Task(engine, numel, source, target, kind, residual, then)
 
     # -- what is used, and the end -------------------------------------------------------------------------------

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import ctypes
 import zlib
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from functools import cached_property
 
-import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -16,10 +14,16 @@ from ..synth.ir.collective import Collective
 from ..synth.ir.schedule import Schedule
 from ..topo.errors import InputError
 from .codecs import Codec
+from .players import local
+from .players.as_they_come import PlayerAsTheyCome
+from .players.contract import AWAIT, EXCHANGE, LOCAL, RECEIVE, SEND, Operation, Player
+from .players.in_order import PlayerInOrder
+from .program.dependencies import find_dependencies
 from .program.instructions import Await, Combine, Copy, Decode, Divide, Encode, Exchange, Pack, Post, Program, Span
 from .program.layout import IN_PLACE
 from .program.lowering import lower
-from .reductions import ReduceOp, dtype_name
+from .ranks.transport import Transport
+from .reductions import ReduceOp, borrow, dtype_name
 
 NCCL_BATCH = 256
 """Most operations in one batch. NCCL takes 2048 in a group, but launches a large one as several kernels, which each rank cuts
@@ -29,10 +33,6 @@ _MOST_BORROWED, _MOST_SEEN = 4, 16
 """Views on callers' tensors are kept for this many addresses; this many addresses are remembered without views."""
 _MOST_MESSAGES = 1 << 16
 """Message numbers take 16 bits of a tag, a checksum of the call 15."""
-
-SEND, RECEIVE, AWAIT, PACK, COMBINE, COPY, EXCHANGE, CODE, DIVIDE = range(9)
-Operation = tuple[int, Any, Any, int]
-"""One of the codes above, two operands, and a number: a message's tag, or the number of the post to await."""
 
 
 class Compiled:
@@ -47,20 +47,20 @@ class Compiled:
         numel: int,
         like: torch.Tensor,
         op: ReduceOp,
-        group: dist.ProcessGroup,
+        transport: Transport,
         *,
-        batched: bool,
         codec: Codec | None,
         feedback: bool,
     ) -> None:
-        self.group = group
+        self.transport, self.group = transport, transport.group
+        self.op = op
         self.in_place = schedule.collective.name in IN_PLACE
         # An average is divided where sums are completed: elsewhere than in an allreduce that is the end anyway, and encoded
         # sums are rounded there.
         self.divides = op == dist.ReduceOp.AVG and schedule.collective.name == "allreduce" and codec is None
         self.ranks = schedule.collective.ranks
         self.program = program = lower(
-            schedule, dist.get_rank(group), numel, batched=batched, codec=codec, averages=self.divides
+            schedule, transport.rank, numel, batched=transport.batched, codec=codec, averages=self.divides
         )
         if any(post.number >= _MOST_MESSAGES for post in program.posts):
             raise InputError(f"{schedule.label} sends more than {_MOST_MESSAGES} messages between two ranks")
@@ -74,8 +74,8 @@ class Compiled:
         self._signature = zlib.crc32(f"{self.call}, {len(schedule.transfers)} transfers".encode()) & 0x7FFF
         sent = sum(post.span.length for post in program.posts if post.kind == "send")
         self.sent_bytes = sent if codec is not None else sent * like.element_size()
-        self._own: tuple[torch.Tensor, list[Operation]] | None = None
-        self._borrowed: OrderedDict[int, list[Operation]] = OrderedDict()
+        self._own: tuple[torch.Tensor, Player] | None = None
+        self._borrowed: OrderedDict[int, Player] = OrderedDict()
         self._seen: deque[int] = deque(maxlen=_MOST_SEEN)
 
     @property
@@ -84,15 +84,15 @@ class Compiled:
         encoding = 0 if self.encoding is None else self.encoding.nbytes
         return self.staging.nbytes + encoding + (self._own[0].nbytes if self._own is not None else 0)
 
-    def on_own_buffer(self) -> tuple[torch.Tensor, list[Operation]]:
-        """Return a work buffer that belongs to the program, and the operations on it."""
+    def on_own_buffer(self) -> tuple[torch.Tensor, Player]:
+        """Return a work buffer that belongs to the program, and the player on it."""
         if self._own is None:
             work = torch.empty(self.program.work_numel, dtype=self.staging.dtype, device=self.staging.device)
-            self._own = work, self._slice(work)
+            self._own = work, self._make_player(work)
         return self._own
 
-    def on_callers_tensor(self, tensor: torch.Tensor) -> list[Operation] | None:
-        """Return operations right on a CPU tensor of the caller once its address comes back; None the first time.
+    def on_callers_tensor(self, tensor: torch.Tensor) -> Player | None:
+        """Return a player right on a CPU tensor of the caller once its address comes back; None the first time.
 
         Slicing costs more than copying once. The views own nothing and are used only while the caller's tensor, at that
         address, is in the call.
@@ -100,21 +100,33 @@ class Compiled:
         if tensor.device.type != "cpu":
             return None
         address = tensor.data_ptr()
-        operations = self._borrowed.pop(address, None)
-        if operations is None:
+        player = self._borrowed.pop(address, None)
+        if player is None:
             if address not in self._seen:
                 self._seen.append(address)
                 return None
-            raw = (ctypes.c_uint8 * tensor.nbytes).from_address(address)
-            operations = self._slice(torch.from_numpy(np.ctypeslib.as_array(raw)).view(tensor.dtype))
-        self._borrowed[address] = operations
+            player = self._make_player(borrow(tensor))
+        self._borrowed[address] = player
         if len(self._borrowed) > _MOST_BORROWED:
             self._borrowed.popitem(last=False)
-        return operations
+        return player
+
+    def _make_player(self, work: torch.Tensor) -> Player:
+        operations, transport = self._slice(work), self.transport
+        if transport.lane is not None:
+            return PlayerAsTheyCome(transport.lane, self.program, self.dependencies, operations)
+        # gloo's backend itself: posting through the group costs 5 us more.
+        backend = self.group if transport.batched else self.group._get_backend(torch.device("cpu"))
+        return PlayerInOrder(backend, self.program, operations)
+
+    @cached_property
+    def dependencies(self) -> list[tuple[int, ...]]:
+        """Which instructions must be through before each of them (see program/dependencies.py)."""
+        return find_dependencies(self.program)
 
     def _slice(self, work: torch.Tensor) -> list[Operation]:
         """Return the program's instructions with views in place of ranges."""
-        encoding = self.encoding
+        encoding, width = self.encoding, work.element_size()
 
         def view(span: Span) -> torch.Tensor:
             buffer = work if span.buffer == "work" else self.staging
@@ -129,16 +141,20 @@ class Compiled:
             elif isinstance(x, Await):
                 operations.append((AWAIT, None, None, x.post))
             elif isinstance(x, Pack):
-                operations.append((PACK, [view(part) for part in x.parts], view(x.into), 0))
+                operations.append(
+                    _local(local.pack([view(part) for part in x.parts], view(x.into)), x.into.length * width)
+                )
             elif isinstance(x, (Combine, Copy)):
-                code = COMBINE if isinstance(x, Combine) else COPY
-                operations.append((code, [view(a) for a, _ in x.pairs], [view(b) for _, b in x.pairs], 0))
+                into, others = [view(a) for a, _ in x.pairs], [view(b) for _, b in x.pairs]
+                action = local.combine(self.op, into, others) if isinstance(x, Combine) else local.copy(into, others)
+                operations.append(_local(action, sum(a.length for a, _ in x.pairs) * width))
             elif isinstance(x, Divide):
-                operations.append((DIVIDE, [view(span) for span in x.spans], self.ranks, 0))
+                action = local.divide([view(span) for span in x.spans], self.ranks)
+                operations.append(_local(action, sum(span.length for span in x.spans) * width))
             elif isinstance(x, Encode) and encoding is not None:
-                operations.append((CODE, encoding.make_encoder(x, work), None, 0))
+                operations.append(_local(encoding.make_encoder(x, work), x.padded * width))
             elif isinstance(x, Decode) and encoding is not None:
-                operations.append((CODE, encoding.make_decoder(x, self.staging), None, 0))
+                operations.append(_local(encoding.make_decoder(x, self.staging), x.into.length * width))
             elif isinstance(x, Exchange):
                 operations.append((EXCHANGE, self.make_batches(x, view), x, 0))
         return operations
@@ -163,6 +179,10 @@ class Compiled:
     def _tag(self, post: Post) -> int:
         """Return the tag of a message, alike at both its ends. NCCL takes no notice of it: there the order alone counts."""
         return self._signature << 16 | post.number
+
+
+def _local(action: local.Local, size_bytes: int) -> Operation:
+    return LOCAL, action, None, size_bytes
 
 
 def describe_call(collective: Collective, op: ReduceOp, numel: int, dtype: torch.dtype, how: str) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -22,6 +23,8 @@ from .choose import Choice, ChooseMode, Chooser
 from .codecs import Codec
 from .compiled import describe_call
 from .executor import Executor
+from .mpi.stock import has_collective, make_collective
+from .players.overdue import carry_out
 from .program.layout import IN_PLACE, ends_numel, ends_with_result
 from .ranks.machine import describe_machine
 from .ranks.stock import StartedStock, is_possible, make_stock_call
@@ -57,7 +60,10 @@ class Engine:
         )
         self._rounds_once = rounds_once
         self._check_compression(choose)
-        self.machine = describe_machine(plan.topology, transport.cores_of_hosts, batched=transport.batched)
+        lane = transport.lane
+        self.machine = describe_machine(
+            plan.topology, transport.cores_of_hosts, batched=transport.batched, mpi=None if lane is None else lane.what
+        )
         self._faults = transport.faults
         self._executor = Executor(transport, plan.topology, codec)
         self._chooser = Chooser(plan, self.machine, transport, choose, cache, self._is_usable, codec)
@@ -121,10 +127,12 @@ class Engine:
         return numel == 0 or self._chooser.known(self.wire_size(numel, dtype)) is not None
 
     def uses_stock(self, numel: int, dtype: torch.dtype, op: ReduceOp) -> bool:
-        """Return whether the stock collective is used for a buffer: then `start_stock` may be called.
+        """Return whether the stock collective is used for a buffer, and `start_stock` may be called.
 
         Collective the first time for a dtype and reduction.
         """
+        if self.transport.lane is not None:
+            return False  # MPI's own collectives are not started and left: they go on only while somebody waits
         choice = self._chooser.known(self.wire_size(numel, dtype))
         return choice is not None and choice.schedule is None and self._has_stock(dtype, op)
 
@@ -166,6 +174,21 @@ class Engine:
         else:
             self._executor.run(schedule, numel, source, target, op, residual, number)
 
+    def make_again(self, numel: int, target: torch.Tensor, op: ReduceOp) -> Callable[[int | None], None] | None:
+        """Return `run`, in place on a CPU tensor whose memory stays where it is, as a function of the call's number; None
+        where that is not settled, or may change from call to call.
+        """
+        choice = None if self._chooser.changes else self._chooser.known(self.wire_size(numel, target.dtype))
+        if choice is None:
+            return None
+        schedule, lane = choice.schedule, self.transport.lane
+        if schedule is None and lane is not None and has_collective(lane, self.plan.collective, target.dtype, op):
+            call = make_collective(lane, self.plan.collective, target, target, op)
+            what = self._describe_stock_call(numel, target.dtype, op)
+            divides = op == dist.ReduceOp.AVG and ends_with_result(self.plan.collective, self.rank)
+            return partial(carry_out, call, self._faults, what, partial(target.div_, self.size) if divides else None)
+        return None if schedule is None else self._executor.make_again(schedule, numel, target, op)
+
     def play(self, schedule: Schedule, numel: int, source: torch.Tensor, target: torch.Tensor) -> None:
         """Run one of `variants` on flat tensors as `make_scratch` returns them."""
         self._executor.run(schedule, numel, source, target)
@@ -191,8 +214,13 @@ class Engine:
     def _run_stock(
         self, numel: int, source: torch.Tensor, target: torch.Tensor, op: ReduceOp, number: int | None = None
     ) -> None:
-        with self._faults.stock(self._describe_stock_call(numel, target.dtype, op), number):
-            make_stock_call(self.plan.collective, self.group, source, target, op)()
+        what = self._describe_stock_call(numel, target.dtype, op)
+        if self.transport.lane is None:
+            with self._faults.stock(what, number):
+                make_stock_call(self.plan.collective, self.group, source, target, op)()
+        else:
+            call = make_collective(self.transport.lane, self.plan.collective, source, target, op)
+            carry_out(call, self._faults, what, None, number)
         self._divide(target, op)
 
     def _divide(self, target: torch.Tensor, op: ReduceOp) -> None:
@@ -208,6 +236,8 @@ class Engine:
 
         All ranks try it once, on scratch memory, and agree on the answer.
         """
+        if self.transport.lane is not None:
+            return has_collective(self.transport.lane, self.plan.collective, dtype, op)
         if (dtype, op) not in self._stock_works:
             call = make_stock_call(self.plan.collective, self.group, *self.make_scratch(self.size, dtype), op)
             with self._faults.stock(f"{op.name} of {dtype_name(dtype)}: whether there is a stock one"):

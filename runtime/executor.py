@@ -1,32 +1,32 @@
-"""Runs one rank's program on tensors, with the point-to-point operations of a process group.
+"""Runs one rank's program on tensors, with point-to-point messages over gloo, NCCL or MPI.
 
-A program is compiled once for each size, dtype and device. Over gloo each operation is a Work of the backend, awaited
-exactly once (twice blocks); over NCCL a tick's operations go out in batches on the current stream, and waiting does not stop
-the host.
+A program is compiled once for each size, dtype and device, and played by what the transport has for that (see players.py):
+over NCCL a tick's operations go out in batches on the current stream, and waiting does not stop the host.
 """
 
 from __future__ import annotations
 
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import timedelta
+from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
 from ..synth.ir.schedule import Schedule
-from ..topo.errors import ExecutionError, TopoplanError
+from ..topo.errors import ExecutionError
 from ..topo.graph import Topology
 from .codecs import Codec
-from .compiled import AWAIT, CODE, COMBINE, COPY, DIVIDE, PACK, RECEIVE, SEND, Compiled, Operation
-from .program.instructions import Program
+from .compiled import Compiled
+from .players.contract import Player, PlayError, Stamp
 from .program.layout import ends_with_result
 from .ranks.faults import Call
 from .ranks.transport import Transport
-from .reductions import IN_PLACE_REDUCTIONS, ReduceOp
+from .reductions import ReduceOp
 
 MOST_COMPILED = 64
 MOST_COMPILED_BYTES = 1 << 30
@@ -36,18 +36,17 @@ MOST_COMPILED_BYTES = 1 << 30
 class Executor:
     """Plays schedules over `transport`; all its ranks must make the same calls in the same order.
 
-    `topology` names the links in errors, `codec` encodes what is sent. `sent_bytes` counts what this rank has sent.
+    `topology` names the links in errors, `codec` encodes what is sent. `sent_bytes` counts what this rank has sent;
+    `stamp`, where it is set, is told when messages go and come.
     """
 
     def __init__(self, transport: Transport, topology: Topology | None, codec: Codec | None = None) -> None:
-        self.group, self.faults, self.topology, self.codec = transport.group, transport.faults, topology, codec
+        self.transport, self.faults, self.topology, self.codec = transport, transport.faults, topology, codec
         self.sent_bytes = 0
-        self.rank, self.batched, group = transport.rank, transport.batched, transport.group
-        # The backend itself: posting through the group costs 5 us more.
-        self.backend: Any = group if self.batched else group._get_backend(torch.device("cpu"))
+        self.stamp: Stamp | None = None
+        self.rank = transport.rank
         self._compiled: OrderedDict[tuple[Any, ...], Compiled] = OrderedDict()
         self._schedules: dict[int, Schedule] = {}
-        self._spent: list[dist.Work] = []
         self._stream: torch.cuda.Stream | None = None
 
     def run(
@@ -68,11 +67,41 @@ class Executor:
         blame, when a peer fails or the deadline passes.
         """
         compiled = self._compile(schedule, numel, target, op, feedback=residual is not None)
-        if self.batched:
+        if self.transport.batched:
             self._follow_last_call(target.device)
-        self._play_on(compiled, source, target, op, residual, number)
+        self._play_on(compiled, source, target, residual, number)
         if op == dist.ReduceOp.AVG and not compiled.divides and ends_with_result(schedule.collective, self.rank):
             target.div_(schedule.collective.ranks)
+
+    def make_again(
+        self, schedule: Schedule, numel: int, target: torch.Tensor, op: ReduceOp
+    ) -> Callable[[int | None], None] | None:
+        """Return `run`, in place on a CPU tensor whose memory stays where it is, as a function of the call's number; None
+        where that is not to be had: with a codec, and where dividing comes after.
+        """
+        compiled = self._compile(schedule, numel, target, op, feedback=False)
+        player = compiled.on_callers_tensor(target) if compiled.in_place and self.codec is None else None
+        if player is None or (op == dist.ReduceOp.AVG and not compiled.divides):
+            return None
+        return partial(self._play, compiled, player) if self.transport.lane is None else self._bind(compiled, player)
+
+    def _bind(self, compiled: Compiled, player: Player) -> Callable[[int | None], None]:
+        """Return `_play` with as little as can be around the player: over MPI that is what a small message takes."""
+        faults, what, sent_bytes, wait_s = self.faults, compiled.call, compiled.sent_bytes, self.faults.wait_s
+
+        def play(number: int | None) -> None:
+            if faults.broken is not None:
+                faults.begin(what)  # which says so
+            deadline = time.monotonic() + wait_s
+            number = number or faults.draw_number()
+            try:
+                with np.errstate(all="ignore"):
+                    player.play(deadline)
+            except PlayError as error:
+                raise self._explain(Call(what, number, deadline, self.topology), error) from error
+            self.sent_bytes += sent_bytes
+
+        return play
 
     def _follow_last_call(self, device: torch.device) -> None:
         """Let the current stream wait for the one of the last call, where that is another: calls share buffers.
@@ -89,24 +118,23 @@ class Executor:
         compiled: Compiled,
         source: torch.Tensor,
         target: torch.Tensor,
-        op: ReduceOp,
         residual: torch.Tensor | None,
         number: int | None,
     ) -> None:
         in_place = compiled.in_place
         if in_place and target.dtype == compiled.staging.dtype:
-            operations = compiled.on_callers_tensor(target)
-            if operations is not None:
+            player = compiled.on_callers_tensor(target)
+            if player is not None:
                 with _feeding_back(compiled, target, residual):
-                    self._play(compiled, operations, op, number)
+                    self._play(compiled, player, number)
                 return
-        work, operations = compiled.on_own_buffer()
+        work, player = compiled.on_own_buffer()
         if in_place:
             work.copy_(source)
         for fill in compiled.program.fills:
             work[fill.to : fill.to + fill.hi - fill.lo].copy_(source[fill.lo : fill.hi])
         with _feeding_back(compiled, work, residual):
-            self._play(compiled, operations, op, number)
+            self._play(compiled, player, number)
         if in_place:
             target.copy_(work)
         for drain in compiled.program.drains:
@@ -123,9 +151,7 @@ class Executor:
         compiled = self._compiled.pop(key, None)
         if compiled is None:
             self._schedules[id(schedule)] = schedule  # keeps the id from being used again
-            compiled = Compiled(
-                schedule, numel, like, op, self.group, batched=self.batched, codec=self.codec, feedback=feedback
-            )
+            compiled = Compiled(schedule, numel, like, op, self.transport, codec=self.codec, feedback=feedback)
         self._compiled[key] = compiled
         while len(self._compiled) > 1 and (
             len(self._compiled) > MOST_COMPILED or sum(c.nbytes for c in self._compiled.values()) > MOST_COMPILED_BYTES
@@ -133,60 +159,20 @@ class Executor:
             self._compiled.popitem(last=False)
         return compiled
 
-    def _play(self, compiled: Compiled, operations: list[Operation], op: ReduceOp, number: int | None) -> None:
-        reduce = IN_PLACE_REDUCTIONS[op]
+    def _play(self, compiled: Compiled, player: Player, number: int | None) -> None:
         call = self.faults.begin(compiled.call, self.topology, number)
-        deadline = call.deadline
-        send, receive, now = self.backend.send, self.backend.recv, time.monotonic
-        works: list[dist.Work] = []
-        current = 0  # the post that is being posted or awaited, for the error
         try:
-            for code, a, b, tag in operations:
-                if code == AWAIT:
-                    current = tag
-                    if not works[tag].wait(timedelta(seconds=max(0.001, deadline - now()))):
-                        raise RuntimeError("it did not complete")
-                elif code == SEND:
-                    current = len(works)
-                    works.append(send(a, b, tag))
-                elif code == RECEIVE:
-                    current = len(works)
-                    works.append(receive(a, b, tag))
-                elif code == COMBINE:
-                    reduce(a, b)
-                elif code == CODE:
-                    a()
-                elif code == DIVIDE:
-                    torch._foreach_div_(a, b)
-                elif code == PACK:
-                    torch.cat(a, out=b)
-                elif code == COPY:
-                    torch._foreach_copy_(a, b)
-                else:
-                    exchange(a)
-        except TopoplanError:
-            raise
-        except RuntimeError as error:
-            self._spent = works
-            raise self._explain(call, compiled.program, len(works), current, error) from error
-        # A gloo Work let go right after its wait costs about as much again as the transfer (measured, 8 ranks on 2
-        # cores): they are kept until the next call is through.
-        self._spent = works
+            with np.errstate(all="ignore"):  # overflow is the user's, as in torch
+                player.play(call.deadline, self.stamp)
+        except PlayError as interrupted:
+            raise self._explain(call, interrupted) from interrupted
         self.sent_bytes += compiled.sent_bytes
 
-    def _explain(self, call: Call, program: Program, posted: int, current: int, error: RuntimeError) -> ExecutionError:
+    def _explain(self, call: Call, interrupted: PlayError) -> ExecutionError:
         """Return the error that names who is to blame for a failed post or wait."""
-        posts = program.posts
-        post = posts[min(current, len(posts) - 1)]
-        counts = dict(Counter(f"{x.kind} {x.peer}" for x in posts[:posted]))
-        return self.faults.stuck(call, post.kind, post.peer, post.number, post.step, error, counts)
-
-
-def exchange(batches: list[list[dist.P2POp]]) -> None:
-    """Post batches one after the other; the current stream waits for each, the host for none."""
-    for batch in batches:
-        for work in dist.batch_isend_irecv(batch):
-            work.wait()
+        post = interrupted.post
+        counts = dict(Counter(f"{x.kind} {x.peer}" for x in interrupted.posted))
+        return self.faults.stuck(call, post.kind, post.peer, post.number, post.step, interrupted, counts)
 
 
 @contextmanager

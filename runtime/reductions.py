@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -24,6 +26,15 @@ IN_PLACE_REDUCTIONS: dict[ReduceOp, Callable[[list[torch.Tensor], list[torch.Ten
     dist.ReduceOp.MIN: torch._foreach_minimum_,
 }
 """For each reduction, the operation that reduces a list of tensors into another list, in place."""
+
+REDUCTIONS_BY_NUMPY: dict[ReduceOp, Callable[..., object]] = {
+    dist.ReduceOp.SUM: np.add,
+    dist.ReduceOp.AVG: np.add,
+    dist.ReduceOp.PRODUCT: np.multiply,
+    dist.ReduceOp.MAX: np.maximum,
+    dist.ReduceOp.MIN: np.minimum,
+}
+"""The same for arrays: of two arrays, into a third."""
 
 
 def kind_of_reduction(op: object) -> object:
@@ -91,6 +102,13 @@ def flatten(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor's elements in one dimension: a view where the tensor is contiguous, else a copy."""
     tensor = tensor.detach()
     return tensor.view(-1) if tensor.is_contiguous() else tensor.reshape(-1).contiguous()
+
+
+def borrow(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a flat view of a contiguous CPU tensor that owns nothing: good for as long as the tensor's memory is there."""
+    with torch.inference_mode(False):
+        raw = (ctypes.c_uint8 * tensor.nbytes).from_address(tensor.data_ptr())
+        return torch.from_numpy(np.ctypeslib.as_array(raw)).view(tensor.dtype)
 
 
 def copy_back(tensor: torch.Tensor, flat: torch.Tensor) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -11,6 +12,13 @@ import torch.distributed as dist
 from .engine import Engine
 from .ranks.stock import StartedStock
 from .reductions import ReduceOp
+
+_MOST_KEPT, _MOST_SEEN = 16, 64
+"""Calls on tensors at this many addresses are kept; this many addresses are remembered."""
+_MOST_ATTEMPTS = 4
+_profiler = torch.autograd.profiler
+Key = tuple[int, int, torch.dtype, object]
+"""A tensor's address, number of elements and dtype, and the reduction."""
 
 
 @dataclass
@@ -28,6 +36,9 @@ class Task:
     op: ReduceOp = dist.ReduceOp.SUM
     residual: torch.Tensor | None = None
     then: list[Callable[[], None]] = field(default_factory=list)
+    again: Callable[[int | None], None] | None = None
+    """How it is carried out where that is settled, and the tensors' addresses stay."""
+    _attempts: int = 0
 
     @property
     def is_settled(self) -> bool:
@@ -41,9 +52,17 @@ class Task:
 
     def run(self, number: int | None = None) -> None:
         """Carry it out; `number` is the call's, where it was drawn before."""
-        if self.numel:
+        if self.again is not None and not _profiler._is_profiler_enabled:
+            self.again(number)
+        elif self.numel:
             self.engine.run(self.numel, self.source, self.target, self.op, self.residual, number)
-            self._finish()
+        self._finish()
+
+    def settle(self) -> None:
+        """Let later runs take the shortest way there is, for a task in place in memory that stays where it is."""
+        if self.numel and self.again is None and self._attempts < _MOST_ATTEMPTS:
+            self._attempts += 1
+            self.again = self.engine.make_again(self.numel, self.target, self.op)
 
     def start_stock(self) -> StartedStock:
         """Start the stock collective; see Engine.start_stock."""
@@ -52,3 +71,41 @@ class Task:
     def _finish(self) -> None:
         for step in self.then:
             step()
+
+
+class KeptTasks:
+    """The tasks of calls that come again and again, in place on tensors at the same addresses: checking and laying flat takes
+    longer than a small message. What is kept holds no memory of the caller's.
+    """
+
+    def __init__(self) -> None:
+        self._tasks: OrderedDict[Key, Task] = OrderedDict()
+        self._seen: deque[Key] = deque(maxlen=_MOST_SEEN)
+
+    def find(self, key: Key | None) -> Task | None:
+        """Return the task of a call, made ready to run by the shortest way; None where none is kept."""
+        task = self._tasks.get(key) if key is not None else None
+        if task is not None:
+            task.settle()
+        return task
+
+    def find_again(self, tensor: torch.Tensor, op: object) -> Callable[[int | None], None] | None:
+        """Return how a kept call on a tensor is carried out, given its number or None; None where no short way is known."""
+        if not self._tasks or tensor.layout is not torch.strided or _profiler._is_profiler_enabled:
+            return None
+        task = self._tasks.get((tensor.data_ptr(), tensor.numel(), tensor.dtype, op))
+        return task.again if task is not None and tensor.is_contiguous() else None
+
+    def is_again(self, key: Key) -> bool:
+        """Return whether a call was seen before; from now on it was."""
+        if key in self._seen:
+            return True
+        self._seen.append(key)
+        return False
+
+    def keep(self, key: Key, task: Task) -> Task:
+        """Keep a task, whose tensors own nothing, and return it."""
+        self._tasks[key] = task
+        if len(self._tasks) > _MOST_KEPT:
+            self._tasks.popitem(last=False)
+        return task

@@ -9,7 +9,19 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from topoplan.runtime.program.instructions import Await, Combine, Copy, Divide, Exchange, Pack, Post, Program, Span
+from topoplan.runtime.program.dependencies import find_dependencies
+from topoplan.runtime.program.instructions import (
+    Await,
+    Combine,
+    Copy,
+    Divide,
+    Exchange,
+    Instruction,
+    Pack,
+    Post,
+    Program,
+    Span,
+)
 
 Array = np.ndarray
 PARTED = ("allgather", "reduce-scatter", "gather", "scatter", "alltoall")
@@ -106,17 +118,46 @@ class PlayedRank:
                     yield from self.wait(number)
             elif isinstance(x, Await):
                 yield from self.wait(x.post)
-            elif isinstance(x, Pack):
-                self.view(x.into)[:] = np.concatenate([self.view(part) for part in x.parts])
-            elif isinstance(x, Combine | Copy):
-                for into, other in x.pairs:
-                    self.view(into)[:] = (
-                        self.view(into) + self.view(other) if isinstance(x, Combine) else self.view(other)
-                    )
-            elif isinstance(x, Divide):
-                for span in x.spans:
-                    self.view(span)[:] /= self.ranks
+            else:
+                self.do_locally(x)
         assert not self.open, "a message is never awaited"
+
+    def do_locally(self, x: Instruction) -> None:
+        if isinstance(x, Pack):
+            self.view(x.into)[:] = np.concatenate([self.view(part) for part in x.parts])
+        elif isinstance(x, Combine | Copy):
+            for into, other in x.pairs:
+                self.view(into)[:] = self.view(into) + self.view(other) if isinstance(x, Combine) else self.view(other)
+        elif isinstance(x, Divide):
+            for span in x.spans:
+                self.view(span)[:] /= self.ranks
+
+    def run_in_any_order(self) -> Iterator[None]:
+        """Play whatever has all that it needs, in a random order."""
+        instructions = self.program.instructions
+        needs = [set(before) for before in find_dependencies(self.program)]
+        waiting = {n for n, x in enumerate(instructions) if not isinstance(x, Await)}
+        under_way: dict[int, int] = {}
+        through: set[int] = set()
+        while waiting or under_way:
+            for number, post in list(under_way.items()):
+                if post not in self.open:
+                    through.add(number)
+                    del under_way[number]
+            ready = sorted(n for n in waiting if needs[n] <= through)
+            if ready and (not self.open or self.late.random() < 0.6):
+                number = self.late.choice(ready)
+                waiting.discard(number)
+                x = instructions[number]
+                if isinstance(x, Post):
+                    self.post(x)
+                    under_way[number] = len(self.posts) - 1
+                else:
+                    self.do_locally(x)
+                    through.add(number)
+            elif self.open:
+                self.move(self.late.choice(self.open))
+            yield
 
 
 def advance(steps: Iterator[None]) -> bool:
@@ -126,7 +167,14 @@ def advance(steps: Iterator[None]) -> bool:
     return False
 
 
-def play(programs: list[Program], inputs: list[Array], in_place: bool, out_numel: int, seed: int) -> list[Array]:
+def play(
+    programs: list[Program],
+    inputs: list[Array],
+    in_place: bool,
+    out_numel: int,
+    seed: int,
+    any_order: bool = False,
+) -> list[Array]:
     """Ranks in random turns; when none can go on and some are not done it is a deadlock."""
     late = random.Random(seed)
     wires: dict[tuple[int, int, int], SentMessage] = {}
@@ -136,7 +184,7 @@ def play(programs: list[Program], inputs: list[Array], in_place: bool, out_numel
         for f in program.fills:
             work[f.to : f.to + f.hi - f.lo] = x[f.lo : f.hi]
         players.append(PlayedRank(program, len(programs), work, wires, late))
-    going = {rank: player.run() for rank, player in enumerate(players)}
+    going = {rank: p.run_in_any_order() if any_order else p.run() for rank, p in enumerate(players)}
     idle = 0
     while going and idle < 2000:
         rank = late.choice(list(going))

@@ -349,7 +349,7 @@ def test_an_executor_that_does_not_wait_is_found(monkeypatch: pytest.MonkeyPatch
         for batch in batches:
             dist.batch_isend_irecv(batch)
 
-    monkeypatch.setattr("topoplan.runtime.executor.exchange", post_alone)
+    monkeypatch.setattr("topoplan.runtime.players.in_order.exchange", post_alone)
     reads = "rank 0, batch 0, operation 0: receive 32 x uint8 from rank 3: aten::_foreach_add_ reads the buffer before"
     with pytest.raises(NcclError, match=reads):
         play([(ring(), 32)])

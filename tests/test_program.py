@@ -107,6 +107,26 @@ def check(schedule: Schedule, numel: int, rounds: bool = False, seed: int = 1, a
             np.testing.assert_array_equal(output, wanted / n if averages else wanted)
 
 
+@pytest.mark.parametrize("name", SCHEDULES)
+@settings(max_examples=count_examples(2))
+@given(numel=st.integers(0, 400), cut=st.integers(1, 4), seed=st.integers(0, 10**6))
+def test_any_order_that_keeps_to_the_dependencies_gives_the_same_bits(
+    name: str, numel: int, cut: int, seed: int
+) -> None:
+    schedule = replace(SCHEDULES[name], segments=cut)
+    n, is_parted = schedule.collective.ranks, schedule.collective.name in PARTED
+    numel *= n if is_parted else 1
+    brings = {"allgather": numel // n, "gather": numel // n}.get(schedule.collective.name, numel)
+    gets = {"reduce-scatter": numel // n, "scatter": numel // n}.get(schedule.collective.name, numel)
+    data = np.random.default_rng(seed)
+    inputs = [data.standard_normal(brings).astype(np.float32) for _ in range(n)]
+    programs = [lower(schedule, rank, numel) for rank in range(n)]
+    wanted = play(programs, inputs, not is_parted, gets, seed)
+    got = play(programs, inputs, not is_parted, gets, seed + 1, any_order=True)
+    for rank in range(n):
+        np.testing.assert_array_equal(got[rank], wanted[rank])
+
+
 @pytest.mark.parametrize("rounds", [False, True], ids=["flow", "rounds"])
 @pytest.mark.parametrize("cut", ["whole", "x3", "/3"])
 @pytest.mark.parametrize("name", SCHEDULES)

@@ -55,7 +55,7 @@ def test_after_the_end_of_the_process_group_a_call_says_so(plans: Plans) -> None
 
 
 def test_a_loaded_plan_allocates_nothing_per_call(plans: Plans) -> None:
-    """Counted: tensors made by torch whose memory is neither an argument's nor the caller's."""
+    """Counted: tensors made by torch whose memory is neither an argument's nor the caller's, and what numpy takes."""
     run_ranks(memory.nothing_is_allocated, 4, plans("mesh:2x2"))
 
 

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from launch import run_joined, run_module
 from nccl_standin import NcclStandIn
 
-from topoplan.runtime.measuring.trace import TracingExecutor, pair_stamps
+from topoplan.runtime.executor import Executor
+from topoplan.runtime.measuring.trace import Stamp, pair_stamps, stamp_into
 from topoplan.synth.cost.affine import costs_between_gpus
 from topoplan.synth.cost.host_costs import HostCosts
 from topoplan.synth.cost.segmentation import as_sent, time_us
@@ -175,13 +176,15 @@ def test_batches_are_stamped_too() -> None:
     schedule = replace(build_ring(Collective("allreduce", 4), machine, (0, 1, 2, 3)), segments=3)
     standin = NcclStandIn(4)
     tensors = [torch.full((120,), float(rank)) for rank in range(4)]
-    executors = []
+    stamps_of = []
     for rank, tensor in enumerate(tensors):
         with standin.host_of(rank) as transport:
-            executors.append(TracingExecutor(transport, None))
-            executors[-1].run(schedule, 120, tensor, tensor)
+            executor, stamps = Executor(transport, None), list[Stamp]()
+            stamp_into(executor, stamps)
+            executor.run(schedule, 120, tensor, tensor)
+            stamps_of.append(stamps)
     standin.play()
     assert all(torch.equal(tensor, torch.full((120,), 6.0)) for tensor in tensors)
-    times = pair_stamps(schedule, 120, lambda elements: 4 * elements, [executor.stamps for executor in executors])
+    times = pair_stamps(schedule, 120, lambda elements: 4 * elements, stamps_of)
     assert len(times) == len(schedule.transfers) * 3
     assert all(time.begin_us <= time.end_us for time in times)

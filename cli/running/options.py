@@ -26,6 +26,7 @@ EXAMPLES: tuple[Example, ...] = (
     ("topo-run plan.json --compress int8", "a quarter of the bytes: the gain, and the error"),
     ("topo-run plan.json --plot curves.svg --trace trace.json", "pictures of it"),
     ("torchrun --nproc-per-node 2 -m topoplan.cli.run plan.json", "join ranks that torchrun has started"),
+    ("mpirun -n 2 topo-run plan.json", "the same over MPI, beside MPI's own allreduce"),
     ("topo-run plan.json --calibrate -o machine.json", "fit host costs here; then topo-synth --topology machine.json"),
     ("topo-run --stock --nproc 2", "the stock allreduce alone, without a plan"),
     ("topo-run --stock --nproc 2 --collective all_reduce,all_gather", "several collectives, one after the other; so "
@@ -65,7 +66,8 @@ def build_parser() -> Parser:
     add("--dtype", default="float32", help="float32 (default), float64, float16, bfloat16, int8, uint8, int32, int64; "
         "fp16, half, bf16, float and the like too")  # fmt: skip
     add("--op", default="sum", help="sum (default), avg, prod, max or min")
-    add("--backend", default="auto", choices=("auto", "gloo", "nccl"), help="auto: nccl with a GPU a rank, else gloo")
+    add("--backend", default="auto", choices=("auto", "gloo", "nccl", "mpi"), help="auto: mpi under mpirun without GPUs, "
+        "nccl with a GPU a rank, else gloo")  # fmt: skip
     add("--topology", metavar="T", help="fail unless the plan was made for this topology")
     add("--timeout", type=float, default=300.0, metavar="SECONDS", help="limit on any single wait (default 300)")
     add("--choose", default="race", choices=("race", "model", "plan", "same-bits"), help="how the schedule for a size is "

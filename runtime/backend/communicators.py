@@ -114,7 +114,7 @@ class Communicators:
             def make(timeout: timedelta) -> dist.ProcessGroup:
                 return make_group(name, self.plans.ranks, transport, timeout)
 
-            self._shared[device] = Transport(make, self.plans.timeout)
+            self._shared[device] = Transport(make, self.plans.timeout, self.options.transport)
         return self._shared[device]
 
     def queue(self, tensor: torch.Tensor) -> CallQueue:

@@ -13,6 +13,7 @@ from ...topo.errors import InputError
 from ..choose import MODES, SAME_BITS, ChooseMode, check_choose_mode, check_lossless
 from ..codecs import find_codec
 from ..kept_races import find_cache_folder
+from ..ranks.transport import check_transport
 from .account import heed_log_level
 
 AUTO, OFF = "auto", "off"
@@ -33,6 +34,7 @@ class BackendOptions:
     least_bytes: int
     compress: str | None
     even_alltoall: bool = False
+    transport: str = "auto"
 
     @property
     def keeps_bits(self) -> bool:
@@ -53,6 +55,7 @@ def backend_options(
     least_bytes: int | None = None,
     compress: str | None = None,
     even_alltoall: bool | None = None,
+    transport: str | None = None,
 ) -> BackendOptions:
     """Options of the backend "topo": `init_process_group("topo", pg_options=topoplan.backend_options(...))`.
 
@@ -68,7 +71,9 @@ def backend_options(
     (TOPOPLAN_LEAST_BYTES, 1024): floating-point buffers smaller than that are left to gloo or NCCL. `compress`
     (TOPOPLAN_COMPRESS, none): the codec in which sums and averages travel (allreduce, reduce-scatter), as for Communicator.
     `even_alltoall` (TOPOPLAN_EVEN_ALLTOALL, no): a promise that all_to_all_single always has equal parts on all ranks, which
-    no rank can know of the others; only then it goes through plans, whether or not the sizes are spelled out.
+    no rank can know of the others; only then it goes through plans, whether or not the sizes are spelled out. `transport`
+    (TOPOPLAN_TRANSPORT, auto): what plans are played over: auto (gloo on CPUs, NCCL on GPUs) or mpi, for ranks that mpirun has
+    started; MPI's own collectives race beside the plan then.
 
     Raises InputError. Rank 0's plans are everybody's; the rest must be the same on all ranks.
     """
@@ -97,6 +102,7 @@ def backend_options(
         least_bytes=least,
         compress=codec,
         even_alltoall=even_alltoall if even_alltoall is not None else _yes_or_no("TOPOPLAN_EVEN_ALLTOALL"),
+        transport=check_transport(transport),
     )
 
 

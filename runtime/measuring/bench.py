@@ -15,10 +15,12 @@ import torch.distributed as dist
 
 from ...topo.errors import ExecutionError, InputError, TopoplanError
 from ..communicator import Communicator
+from ..mpi.stock import has_collective, make_collective
 from ..ranks.faults import first_line
 from ..ranks.groups import device_of
 from ..ranks.stock import is_possible, make_stock_call
 from ..ranks.timing import find_slowest_s, time_call_s
+from ..ranks.transport import Transport
 from .bench_data import OPS, BenchBuffers, BenchSettings
 
 
@@ -47,11 +49,11 @@ class BenchRow:
 
 
 def run_benchmark(
-    settings: BenchSettings, communicator: Communicator | None, say: Callable[[str], None]
+    settings: BenchSettings, communicator: Communicator | None, say: Callable[[str], None], transport: Transport
 ) -> list[BenchRow]:
-    """Measure all sizes; return the rows, the same on every rank. Collective.
+    """Measure all sizes over a transport, the communicator's where there is one; return the rows, the same on every rank.
 
-    Without a communicator only the stock collective is timed. Raises ExecutionError where a rank fails.
+    Collective. Without a communicator only the stock collective is timed. Raises ExecutionError where a rank fails.
     """
     rank = dist.get_rank()
     device = device_of(None)
@@ -63,7 +65,7 @@ def run_benchmark(
         for in_place in settings.list_places():
             buffers = BenchBuffers(settings, rank, size, device, in_place)
             try:
-                rows.append(_measure_size(buffers, communicator))
+                rows.append(_measure_size(buffers, communicator, transport))
             except TopoplanError:
                 raise
             except RuntimeError as error:
@@ -73,20 +75,19 @@ def run_benchmark(
     return rows
 
 
-def _measure_size(buffers: BenchBuffers, communicator: Communicator | None) -> BenchRow:
+def _measure_size(buffers: BenchBuffers, communicator: Communicator | None, transport: Transport) -> BenchRow:
     """Time plan and stock at one size, and check the result."""
     settings = buffers.settings
     call_plan = None if communicator is None else buffers.call_in_its_place(_choose_plan_call(buffers, communicator))
-    call_stock = buffers.call_in_its_place(_prepare_stock(buffers)) if _has_stock(buffers) else None
-    # The barrier uses the communicator's own connections: those that have been idle are slow to start.
-    group = None if communicator is None else communicator.engine.group
+    stock = _prepare_stock(buffers, transport)
+    call_stock = None if stock is None else buffers.call_in_its_place(stock)
     plan_times: list[float] = []
     stock_times: list[float] = []
     for turn in range(settings.warmup + settings.iterations):
         for call, times in ((call_plan, plan_times), (call_stock, stock_times)):
             if call is not None:
                 buffers.reset()
-                seconds = time_call_s(call, group, buffers.device)
+                seconds = time_call_s(call, transport.meet, buffers.device)
                 if turn >= settings.warmup:
                     times.append(seconds)
     wrong, rms_error, sent_bytes = _check_result(buffers, communicator, call_plan or call_stock)
@@ -162,26 +163,31 @@ def _choose_plan_call(buffers: BenchBuffers, communicator: Communicator) -> Call
     return calls[name]
 
 
-def _prepare_stock(buffers: BenchBuffers) -> Callable[[], object]:
-    """Return a call of the backend's own collective. gloo has no AVG, so it sums and divides."""
-    group = dist.group.WORLD
-    assert group is not None
-    call = make_stock_call(buffers.settings.collective, group, buffers.input, buffers.output, OPS[buffers.settings.op])
+def _prepare_stock(buffers: BenchBuffers, transport: Transport) -> Callable[[], object] | None:
+    """Return a call of gloo's, NCCL's or MPI's own collective; None where there is none for this dtype, alike on all ranks.
+
+    gloo and MPI have no AVG, so they sum and divide.
+    """
+    if buffers.numel == 0:
+        return None
+    settings, lane, op = buffers.settings, transport.lane, OPS[buffers.settings.op]
+    call: Callable[[], object]
+    if lane is not None:
+        if not has_collective(lane, settings.collective, settings.dtype, op):
+            return None
+        call = make_collective(lane, settings.collective, buffers.input, buffers.output, op)
+    else:
+        group = dist.group.WORLD
+        assert group is not None
+        call = make_stock_call(settings.collective, group, buffers.input, buffers.output, op)
 
     def run() -> None:
         call()
-        if buffers.settings.op == "avg":
+        if settings.op == "avg":
             buffers.output.div_(buffers.ranks)
 
-    return run
-
-
-def _has_stock(buffers: BenchBuffers) -> bool:
-    """Return whether the backend has the collective for this dtype; the same on all ranks."""
-    if buffers.numel == 0:
-        return False
     buffers.reset()
-    return is_possible(_prepare_stock(buffers), None, buffers.device)
+    return run if lane is not None or is_possible(run, None, buffers.device) else None
 
 
 def _find_scale(communicator: Communicator) -> float | None:

@@ -100,8 +100,16 @@ class BenchOptions:
         )
 
     def resolve_backend(self, ranks: int) -> str:
-        """Return the backend to use: with "auto", nccl where each of this host's ranks has a GPU, else gloo."""
+        """Return the backend to use: with "auto", mpi where TOPOPLAN_TRANSPORT says so, nccl where each of this host's ranks
+        has a GPU, else gloo.
+        """
         import torch
+
+        if self.backend == "auto":
+            from ..ranks.transport import check_transport
+
+            if check_transport(None) == "mpi":
+                return "mpi"
 
         gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if self.backend == "nccl" and not gpus:

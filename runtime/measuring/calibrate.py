@@ -86,7 +86,7 @@ def calibrate(communicator: Communicator, say: Callable[[str], None] = lambda _:
 
 def _measure_us(communicator: Communicator, schedule: Schedule, size: int) -> float:
     """Return the median, over the runs, of the slowest rank's time."""
-    group, device = communicator.engine.group, communicator.engine.device
+    group, device, meet = communicator.engine.group, communicator.engine.device, communicator.engine.transport.meet
     numel = size // 4
     if communicator.plan.collective.name not in IN_PLACE:
         numel = max(1, numel // communicator.size) * communicator.size
@@ -97,7 +97,7 @@ def _measure_us(communicator: Communicator, schedule: Schedule, size: int) -> fl
     def run_once() -> float:
         with communicator.engine.guard(call):
             dist.all_reduce(unrelated, group=group)  # in training a call seldom comes alone
-            return time_call_s(lambda: communicator.engine.play(schedule, numel, *buffers), group, device)
+            return time_call_s(lambda: communicator.engine.play(schedule, numel, *buffers), meet, device)
 
     run_once()
     elapsed = run_once()

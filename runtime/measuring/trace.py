@@ -1,7 +1,7 @@
 """When each transfer of a plan's schedule began and ended on running ranks, beside what was predicted: `topo-run --trace`.
 
-The executor that carries out calls knows nothing of this: a traced call is played by one that notes times, which costs
-some microseconds an operation. A message begins when its sender has posted it and ends when its receiver has waited for it;
+A traced call is played by an executor of its own that notes times, which costs some microseconds an operation. A message
+begins when its sender has posted it and ends when its receiver has waited for it;
 over NCCL, where waiting does not stop the host, a tick's messages begin and end with their batch, for which the host waits.
 Every rank's clock starts with a barrier before the call.
 """
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from datetime import timedelta
 from typing import Any
 
 import torch
@@ -23,77 +22,16 @@ from ...synth.pictures import chrome_trace
 from ...synth.pictures.plan_trace import describe_run
 from ...topo.errors import ExecutionError, InputError, TopoplanError
 from ..communicator import Communicator
-from ..compiled import AWAIT, CODE, COMBINE, COPY, DIVIDE, PACK, RECEIVE, SEND, Compiled, Operation
-from ..executor import Executor, exchange
+from ..executor import Executor
 from ..program.instructions import Post
 from ..program.layout import IN_PLACE, Layout
 from ..program.messages import list_messages
 from ..ranks.faults import first_line
-from ..reductions import IN_PLACE_REDUCTIONS, ReduceOp
 from .bench_data import BenchSettings
 
 _WARMUP = 3
 Stamp = tuple[bool, int, int, float]
 """Whether it was sent, the other rank, the number of the message of that direction, and when in microseconds."""
-
-
-class TracingExecutor(Executor):
-    """Plays schedules as Executor does, and keeps in `stamps` when this rank had posted each send, and had each message."""
-
-    stamps: list[Stamp]
-
-    def _play(self, compiled: Compiled, operations: list[Operation], op: ReduceOp, number: int | None) -> None:
-        reduce, posts = IN_PLACE_REDUCTIONS[op], compiled.program.posts
-        call = self.faults.begin(compiled.call, self.topology, number)
-        deadline = call.deadline
-        works: list[dist.Work] = []
-        on_gpu = compiled.staging.device.type == "cuda"
-        self.stamps, started, current = [], time.perf_counter(), 0
-
-        def stamp(post: Post) -> None:
-            self.stamps.append((post.kind == "send", post.peer, post.number, (time.perf_counter() - started) * 1e6))
-
-        try:
-            for code, a, b, tag in operations:
-                if code == AWAIT:
-                    current = tag
-                    if not works[tag].wait(timedelta(seconds=max(0.001, deadline - time.monotonic()))):
-                        raise RuntimeError("it did not complete")
-                    if posts[tag].kind == "receive":
-                        stamp(posts[tag])
-                elif code == SEND:
-                    current = len(works)
-                    stamp(posts[current])
-                    works.append(self.backend.send(a, b, tag))
-                elif code == RECEIVE:
-                    current = len(works)
-                    works.append(self.backend.recv(a, b, tag))
-                elif code == COMBINE:
-                    reduce(a, b)
-                elif code == CODE:
-                    a()
-                elif code == DIVIDE:
-                    torch._foreach_div_(a, b)
-                elif code == PACK:
-                    torch.cat(a, out=b)
-                elif code == COPY:
-                    torch._foreach_copy_(a, b)
-                else:
-                    # What was launched before is not part of the batch; it is over when the device has done all of it.
-                    for kind in ("send", "receive"):
-                        if on_gpu:
-                            torch.cuda.synchronize(compiled.staging.device)
-                        for post in b.posts:
-                            if post.kind == kind:
-                                stamp(post)
-                        if kind == "send":
-                            exchange(a)
-        except TopoplanError:
-            raise
-        except RuntimeError as error:
-            self._spent = works
-            raise self._explain(call, compiled.program, len(works), current, error) from error
-        self._spent = works
 
 
 def trace_largest(settings: BenchSettings, communicator: Communicator) -> str | None:
@@ -120,16 +58,18 @@ def trace_call(communicator: Communicator, numel: int, dtype: torch.dtype) -> st
         raise InputError(
             f"--trace: {schedule.label} at {size} bytes has more than {MOST_TIMES:,} transfers and segments; give a smaller -e"
         )
-    executor = TracingExecutor(engine.transport, plan.topology, engine.codec)
+    executor = Executor(engine.transport, plan.topology, engine.codec)
+    stamps: list[Stamp] = []
     source, target = engine.make_scratch(numel, dtype)
     try:
         for _ in range(_WARMUP):
-            dist.barrier(engine.group)
+            engine.transport.meet()
+            stamp_into(executor, stamps)
             began = time.perf_counter()
             executor.run(schedule, numel, source, target)
             took_us = (time.perf_counter() - began) * 1e6
         everybody: list[Any] = [None] * communicator.size
-        dist.all_gather_object(everybody, (executor.stamps, took_us), group=engine.group)
+        dist.all_gather_object(everybody, (stamps, took_us), group=engine.group)
     except TopoplanError:
         raise
     except RuntimeError as error:
@@ -153,6 +93,17 @@ def trace_call(communicator: Communicator, numel: int, dtype: torch.dtype) -> st
     }
     times = {chrome_trace.PREDICTED: predicted, chrome_trace.MEASURED: measured}
     return chrome_trace.write(topology, times, about)
+
+
+def stamp_into(executor: Executor, stamps: list[Stamp]) -> None:
+    """Let an executor put into `stamps`, which is emptied, when messages go and come, from now on."""
+    stamps.clear()
+    began = time.perf_counter()
+
+    def stamp(post: Post) -> None:
+        stamps.append((post.kind == "send", post.peer, post.number, (time.perf_counter() - began) * 1e6))
+
+    executor.stamp = stamp
 
 
 def pair_stamps(

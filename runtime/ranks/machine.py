@@ -11,7 +11,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from ...synth.cost.host_costs import OVER_NCCL, HostCosts, host_of
+from ...synth.cost.host_costs import OVER_MPI, OVER_NCCL, HostCosts, host_of
 from ...topo.errors import InputError
 from ...topo.graph import Topology
 from .launch import EMULATED
@@ -43,16 +43,28 @@ def emulated() -> Topology | None:
     return Topology.load(path)
 
 
-def describe_machine(topology: Topology | None, cores_of_hosts: Mapping[str, int], *, batched: bool) -> Machine:
-    """Return the machine of a group whose ranks are on these hosts, for a plan's topology."""
+def describe_machine(
+    topology: Topology | None, cores_of_hosts: Mapping[str, int], *, batched: bool, mpi: str | None = None
+) -> Machine:
+    """Return the machine of a group whose ranks are on these hosts, for a plan's topology. `mpi` names the MPI that carries
+    messages, if one does.
+    """
+    machine = _describe_machine(topology, cores_of_hosts, batched=batched, typical=OVER_MPI if mpi else None)
+    return machine if mpi is None else replace(machine, what=f"{machine.what}, over {mpi}")
+
+
+def _describe_machine(
+    topology: Topology | None, cores_of_hosts: Mapping[str, int], *, batched: bool, typical: HostCosts | None
+) -> Machine:
     cores = sum(cores_of_hosts.values())
     measured = host_of(topology) if topology is not None else None
     emulated_machine = emulated()
     if emulated_machine is not None:
         built = host_of(emulated_machine) or HostCosts()
+        measured = measured or typical
         host = replace(measured, burst_bytes=built.burst_bytes, wire=built.wire) if measured is not None else built
         return Machine(emulated_machine, replace(host, cores=cores), batched, "emulated")
-    host = replace(measured or (OVER_NCCL if batched else HostCosts()), cores=cores)
+    host = replace(measured or typical or (OVER_NCCL if batched else HostCosts()), cores=cores)
     if batched or topology is None or len(cores_of_hosts) > 1:
         return Machine(topology, host, batched, "as in the topology")
     return Machine(None, host, False, "one host's memory")

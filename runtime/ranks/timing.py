@@ -9,12 +9,12 @@ import torch
 import torch.distributed as dist
 
 
-def time_call_s(call: Callable[[], object], group: dist.ProcessGroup | None, device: torch.device) -> float:
-    """Return the seconds that `call` takes on this rank, device work included, after a barrier of `group` (None: all ranks).
+def time_call_s(call: Callable[[], object], meet: Callable[[], object], device: torch.device) -> float:
+    """Return the seconds that `call` takes on this rank, device work included, after all ranks have met by `meet`.
 
-    Collective; whatever `call` or the barrier raises goes through.
+    Collective; whatever `call` or `meet` raises goes through.
     """
-    dist.barrier(group)
+    meet()
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     started = time.perf_counter()

@@ -85,6 +85,17 @@ OVER_NCCL = HostCosts(
     source="not measured; typical of NCCL",
 )
 """What playing messages takes for GPUs over NCCL where nothing was measured: a kernel a step, and nothing of the CPUs'."""
+OVER_MPI = HostCosts(
+    send_us=2.0,
+    receive_us=3.0,
+    io_us=0.0,
+    wake_us=3.0,
+    byte_ns=0.15,
+    add_ns=0.15,
+    call_us=10.0,
+    source="not measured; typical of MPI",
+)
+"""What playing messages takes over MPI where nothing was measured: no thread of the transport's, who waits looks himself."""
 
 
 def runs_over_nccl(topology: Topology) -> bool:

@@ -1,0 +1,85 @@
+"""Ranks that mpirun or srun started: who they are, told to torch by the variables that torchrun would set."""
+
+from __future__ import annotations
+
+import os
+import socket
+from dataclasses import dataclass
+from typing import Any
+
+from ...topo.errors import ExecutionError, InputError
+from .library import describe_mpi, load_mpi
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """A launcher of MPI ranks, and the environment variables by which it tells a rank its number and how many there are."""
+
+    name: str
+    rank: str
+    ranks: str
+
+
+# srun sets the rank in a batch script as well, but the number of a step's tasks only in the tasks of a step
+LAUNCHERS = (
+    Launcher("Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    Launcher("MPICH", "PMI_RANK", "PMI_SIZE"),
+    Launcher("Slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
+)
+
+
+def find_launcher() -> Launcher | None:
+    """Return which launcher started this process as an MPI rank; None where none did, or torch's own variables say more."""
+    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+        return None
+    return next((x for x in LAUNCHERS if x.rank in os.environ and x.ranks in os.environ), None)
+
+
+def number_of_launch() -> int:
+    """Return the rank that a launcher's variables give this process, torchrun's included; 0 where there are none."""
+    launcher = find_launcher()
+    return int(os.environ.get("RANK" if launcher is None else launcher.rank, "0"))
+
+
+def join_mpi() -> bool:
+    """Set RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT for a process that mpirun or srun has
+    started, so that init_process_group finds the other ranks; what is set already stays.
+
+    Collective over all ranks of the launch. Returns False, and does nothing, where no launcher of MPI started this process,
+    or RANK and WORLD_SIZE are set. Raises InputError where mpi4py is not there, or works with another MPI than the launcher.
+    """
+    launcher = find_launcher()
+    if launcher is None:
+        return False
+    mpi = load_mpi()
+    world = mpi.COMM_WORLD
+    started = int(os.environ[launcher.ranks])
+    if world.size != started:
+        raise InputError(
+            f"{launcher.name} started {started} ranks, but mpi4py, which works with {describe_mpi()}, sees {world.size}: the "
+            "launcher belongs to another MPI (or srun needs --mpi=pmix); take the mpirun of the same MPI"
+        )
+    on_host = world.Split_type(mpi.COMM_TYPE_SHARED, key=world.rank)
+    own = {"RANK": world.rank, "WORLD_SIZE": world.size, "LOCAL_RANK": on_host.rank, "LOCAL_WORLD_SIZE": on_host.size}
+    single = on_host.size == world.size
+    on_host.Free()
+    meeting = world.bcast(_choose_meeting(world, single=single) if world.rank == 0 else None)
+    if isinstance(meeting, str):
+        raise ExecutionError(meeting)
+    defaults = {key: str(value) for key, value in own.items()} | meeting
+    if single:
+        defaults["GLOO_SOCKET_IFNAME"] = "lo"
+    for key, value in defaults.items():
+        os.environ.setdefault(key, value)
+    return True
+
+
+def _choose_meeting(world: Any, *, single: bool) -> dict[str, str] | str:
+    """Return the address and a free port at which rank 0 can be met, or why there is none."""
+    try:
+        address = "127.0.0.1" if single else socket.gethostbyname(socket.gethostname())
+        with socket.socket() as free:
+            free.bind(("127.0.0.1" if single else "", 0))
+            return {"MASTER_ADDR": address, "MASTER_PORT": str(free.getsockname()[1])}
+    except OSError as error:
+        return f"rank 0 has no address ({error}); set MASTER_ADDR and MASTER_PORT to where it can be reached"

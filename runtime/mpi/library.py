@@ -1,0 +1,71 @@
+"""The MPI at hand, by mpi4py: what it is, what it can, and one clear line where it cannot be used."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from ...topo.errors import InputError
+
+_HOW = "install it beside an MPI (Debian: apt-get install openmpi-bin): pip install 'topoplan[mpi]'"
+
+
+@cache
+def load_mpi() -> Any:
+    """Return mpi4py's MPI, initialised. Raises InputError where there is none, or threads may not use it."""
+    try:
+        from mpi4py import MPI
+    except ImportError as error:
+        missing = "mpi4py is not installed" if error.name in ("mpi4py", None) and "mpi4py" in str(error) else str(error)
+        raise InputError(f"transport mpi: {' '.join(missing.split())}; {_HOW}") from error
+    except RuntimeError as error:  # mpi4py's wheels look for an MPI when they are imported
+        raise InputError(f"transport mpi: mpi4py found no MPI ({' '.join(str(error).split())}); {_HOW}") from error
+    level = MPI.Query_thread()
+    if level < MPI.THREAD_SERIALIZED:
+        name = "MPI_THREAD_SINGLE" if level == MPI.THREAD_SINGLE else "MPI_THREAD_FUNNELED"
+        raise InputError(
+            f"transport mpi: MPI was initialised with {name}, but calls come from several threads; initialise it with "
+            "MPI_THREAD_SERIALIZED or more (mpi4py does, unless mpi4py.rc says otherwise)"
+        )
+    return MPI
+
+
+def describe_mpi() -> str:
+    """Return the name and version of the MPI at hand: "Open MPI 4.1.4"."""
+    mpi = load_mpi()
+    name, version = mpi.get_vendor()
+    return f"{name} {'.'.join(map(str, version))}"
+
+
+@cache
+def takes_gpu_memory() -> bool:
+    """Return whether the MPI at hand says that it sends from and receives to CUDA memory; one that does not say does not."""
+    library = _open_library()
+    if library is None:
+        return False
+    if hasattr(library, "MPIX_Query_cuda_support"):  # Open MPI, MVAPICH
+        return bool(library.MPIX_Query_cuda_support())
+    if hasattr(library, "MPIX_GPU_query_support"):  # MPICH: 0 is MPIX_GPU_SUPPORT_CUDA
+        answer = ctypes.c_int(0)
+        return library.MPIX_GPU_query_support(0, ctypes.byref(answer)) == 0 and bool(answer.value)
+    return False
+
+
+def _open_library() -> ctypes.CDLL | None:
+    """Return the MPI library that mpi4py has loaded."""
+    load_mpi()
+    for line in Path("/proc/self/maps").read_text(encoding="utf-8").splitlines():
+        path = line.partition("/")[1] + line.partition("/")[2]
+        if Path(path).name.startswith(("libmpi.so", "libmpich.so", "libmpi_")):
+            library = ctypes.CDLL(path)
+            if hasattr(library, "MPI_Init_thread"):
+                return library
+    return None
+
+
+def count_cores() -> int:
+    """Return the cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,76 @@
+"""MPI's own collectives on flat tensors, by address: plans are measured beside them, and they are used where they win."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ...synth.ir.collective import Collective
+from .lane import Lane
+
+ReduceOp = dist.ReduceOp.RedOpType
+
+
+def has_collective(lane: Lane, collective: Collective, dtype: torch.dtype, op: ReduceOp) -> bool:
+    """Return whether MPI has a collective for a dtype and a reduction: it adds no half-precision numbers."""
+    return not collective.reduces or (dtype in _name_types(lane) and op in _name_operations(lane))
+
+
+def make_collective(
+    lane: Lane, collective: Collective, source: torch.Tensor, target: torch.Tensor, op: ReduceOp
+) -> Callable[[], None]:
+    """Return a function that calls MPI's collective over a lane, reading flat `source` and writing flat `target`.
+
+    Both are the same tensor for allreduce, reduce and broadcast. AVG is a sum: the caller divides. It returns when this rank
+    is through, and knows no deadline. Raises KeyError where there is none (see `has_collective`).
+    """
+    mpi, comm, root = lane.mpi, lane.comm, collective.root or 0
+    given, got = _view(lane, source, collective), _view(lane, target, collective)
+    mine = lane.rank == root
+    operation = _name_operations(lane)[op] if collective.reduces else None
+    calls: dict[str, Callable[[], None]] = {
+        "allreduce": lambda: comm.Allreduce(mpi.IN_PLACE, got, operation),
+        "reduce": lambda: comm.Reduce(mpi.IN_PLACE if mine else got, got if mine else None, operation, root),
+        "broadcast": lambda: comm.Bcast(got, root),
+        "allgather": lambda: comm.Allgather(given, got),
+        "reduce-scatter": lambda: comm.Reduce_scatter_block(given, got, operation),
+        "gather": lambda: comm.Gather(given, got if mine else None, root),
+        "scatter": lambda: comm.Scatter(given if mine else None, got, root),
+        "alltoall": lambda: comm.Alltoall(given, got),
+    }
+    return calls[collective.name]
+
+
+def _view(lane: Lane, tensor: torch.Tensor, collective: Collective) -> Any:
+    """Return a tensor's memory as MPI takes it: elements where they are added up, else bytes."""
+    mpi = lane.mpi
+    memory = mpi.buffer.fromaddress(tensor.data_ptr(), tensor.nbytes)
+    kind = _name_types(lane)[tensor.dtype] if collective.reduces else mpi.BYTE
+    return [memory, tensor.numel() if collective.reduces else tensor.nbytes, kind]
+
+
+def _name_types(lane: Lane) -> dict[torch.dtype, Any]:
+    mpi = lane.mpi
+    return {
+        torch.float32: mpi.FLOAT,
+        torch.float64: mpi.DOUBLE,
+        torch.uint8: mpi.UINT8_T,
+        torch.int8: mpi.INT8_T,
+        torch.int16: mpi.INT16_T,
+        torch.int32: mpi.INT32_T,
+        torch.int64: mpi.INT64_T,
+    }
+
+
+def _name_operations(lane: Lane) -> dict[ReduceOp, Any]:
+    mpi = lane.mpi
+    return {
+        dist.ReduceOp.SUM: mpi.SUM,
+        dist.ReduceOp.AVG: mpi.SUM,
+        dist.ReduceOp.PRODUCT: mpi.PROD,
+        dist.ReduceOp.MAX: mpi.MAX,
+        dist.ReduceOp.MIN: mpi.MIN,
+    }

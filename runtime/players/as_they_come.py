@@ -1,0 +1,185 @@
+"""Plays a program over MPI as its messages come: whatever has all that it needs goes on, in no fixed order.
+
+Which instruction needs which is in program/dependencies.py: those that touch the same elements keep their order, so the
+result has the same bits as in the program's own order. Messages are persistent requests, made once.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+import torch
+
+from ...topo.errors import TopoplanError
+from ..mpi.alarm import set_alarm, stop_alarm
+from ..mpi.lane import Lane
+from ..program.instructions import Post, Program
+from .contract import AWAIT, LOCAL, SEND, Operation, PlayError, Stamp
+
+_LARGE_BYTES = 32 << 10
+"""After adding or copying at least so much, messages are looked for before the next: MPI moves them only when it is called."""
+_LATE = "it did not complete"
+
+
+class PlayerAsTheyCome:
+    """Plays operations on one set of buffers over `lane`; `dependencies` are those of the program's instructions."""
+
+    def __init__(
+        self,
+        lane: Lane,
+        program: Program,
+        dependencies: Sequence[Sequence[int]],
+        operations: Sequence[Operation],
+    ) -> None:
+        self.lane = lane
+        kept = [number for number, operation in enumerate(operations) if operation[0] != AWAIT]
+        place = {number: i for i, number in enumerate(kept)}
+        self._needs = [len(dependencies[number]) for number in kept]
+        self._followers: list[list[int]] = [[] for _ in kept]
+        for number in kept:
+            for before in dependencies[number]:
+                self._followers[place[before]].append(place[number])
+        posts = iter(program.posts)
+        self._posts: list[Post | None] = []
+        self._requests: list[Any] = []
+        self._actions: list[Callable[[], object] | None] = []
+        self._is_large: list[bool] = []
+        self._synchronize: Callable[[], object] | None = None
+        for number in kept:
+            code, a, b, tag = operations[number]
+            is_local = code == LOCAL
+            self._posts.append(None if is_local else next(posts))
+            self._requests.append(None if is_local else _make_request(lane, code, a[0], b, tag))
+            self._actions.append(a if is_local else None)
+            self._is_large.append(is_local and tag >= _LARGE_BYTES)
+            if not is_local and a[0].device.type == "cuda":
+                self._synchronize = torch.cuda.current_stream(a[0].device).synchronize
+        first = [i for i, needs in enumerate(self._needs) if not needs]
+        self._first = sorted(first, key=lambda i: (self._posts[i] is None, _sends(self._posts[i]), i))
+
+    def play(self, deadline: float, stamp: Stamp | None = None) -> None:
+        """See Player. Raises PlayError with the earliest message of the program that did not end."""
+        active: list[Any] = [self.lane.bell]
+        whose: list[int] = [-1]
+        needs = self._needs.copy()
+        waits = self.lane.can_wait
+        if waits:
+            set_alarm(deadline, self.lane.ring)
+        try:
+            self._play(needs, active, whose, deadline, stamp)
+        except TopoplanError:
+            raise
+        except RuntimeError as error:
+            raise self._give_up(active, whose, needs, str(error)) from error
+        finally:
+            if waits:
+                stop_alarm()
+
+    def _play(
+        self, needs: list[int], active: list[Any], whose: list[int], deadline: float, stamp: Stamp | None
+    ) -> None:
+        requests, actions, followers, is_large = self._requests, self._actions, self._followers, self._is_large
+        request_type = self.lane.mpi.Prequest
+        wait = request_type.Waitsome if self.lane.can_wait else lambda some: self._look(some, deadline)
+        ready, at = self._first.copy(), 0
+        while True:
+            # What is ready, in the order in which it became so; `ready` grows meanwhile. Messages go before what takes long.
+            begun: list[int] = []
+            while at < len(ready):
+                node = ready[at]
+                action = actions[node]
+                if action is None:
+                    begun.append(node)
+                    at += 1
+                    continue
+                if begun and is_large[node]:
+                    break
+                at += 1
+                action()
+                for after in followers[node]:
+                    needs[after] -= 1
+                    if not needs[after]:
+                        ready.append(after)
+                if is_large[node]:
+                    break
+            if begun:
+                if stamp is not None:
+                    self._tell(stamp, begun, "send")
+                if self._synchronize is not None:
+                    self._synchronize()
+                starting = [requests[node] for node in begun]
+                request_type.Startall(starting)
+                active += starting
+                whose += begun
+            is_idle = at == len(ready)
+            if len(active) == 1:
+                if is_idle:
+                    return
+                continue
+            ended = sorted((wait(active) if is_idle else request_type.Testsome(active)) or ())
+            if not ended:
+                continue
+            nodes = [whose[place] for place in ended]
+            if -1 in nodes:
+                self.lane.hang_bell()
+                if time.monotonic() > deadline:
+                    raise RuntimeError(_LATE)
+                active[0], ended, nodes = self.lane.bell, ended[1:], nodes[1:]  # it was rung for an earlier call
+            if stamp is not None:
+                self._tell(stamp, nodes, "receive")
+            for node in nodes:
+                for after in followers[node]:
+                    needs[after] -= 1
+                    if not needs[after]:
+                        ready.append(after)
+            for place in reversed(ended):
+                del active[place], whose[place]
+
+    def _look(self, active: list[Any], deadline: float) -> list[int]:
+        """Look for messages until one has ended, where no other thread may ring."""
+        while not (ended := self.lane.mpi.Prequest.Testsome(active)):
+            if time.monotonic() > deadline:
+                raise RuntimeError(_LATE)
+            if self.lane.yields:
+                os.sched_yield()
+        return list(ended)
+
+    def _tell(self, stamp: Stamp, nodes: Sequence[int], kind: str) -> None:
+        for node in nodes:
+            post = self._posts[node]
+            if post is not None and post.kind == kind:
+                stamp(post)
+
+    def _give_up(self, active: list[Any], whose: list[int], needs: list[int], reason: str) -> PlayError:
+        """Return what is to be raised; nothing arrives any more in memory that the caller lets go."""
+        for request, node in zip(active, whose, strict=True):
+            post = self._posts[node] if node >= 0 else None
+            if post is not None and post.kind == "receive":
+                with suppress(RuntimeError):
+                    request.Cancel()
+                    request.Wait()
+        begun = [post for node, post in enumerate(self._posts) if post is not None and not needs[node]]
+        stuck = [post for node in sorted(whose) if node >= 0 and (post := self._posts[node]) is not None]
+        return PlayError((stuck or begun)[0], begun, reason)
+
+    def __del__(self) -> None:
+        mpi = self.lane.mpi
+        if not mpi.Is_finalized():
+            for request in self._requests:
+                if request is not None:
+                    with suppress(mpi.Exception):
+                        request.Free()
+
+
+def _sends(post: Post | None) -> bool:
+    return post is not None and post.kind == "send"
+
+
+def _make_request(lane: Lane, code: int, view: torch.Tensor, peer: int, tag: int) -> Any:
+    mpi, memory = lane.mpi, lane.mpi.buffer.fromaddress(view.data_ptr(), view.nbytes)
+    make = lane.comm.Send_init if code == SEND else lane.comm.Recv_init
+    return make([memory, view.nbytes, mpi.BYTE], peer, lane.tag(tag))

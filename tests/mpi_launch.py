@@ -1,0 +1,64 @@
+"""Starting ranks of a test by mpirun, where there is one."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import patience
+import pytest
+from launch import Ended, patient_ranks
+
+_OWN = Path(__file__).parent
+AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+
+
+def why_no_mpi() -> str:
+    """Return why no ranks can be started by MPI here; nothing where they can."""
+    if find_spec("mpi4py") is None:
+        return "mpi4py is not installed"
+    if shutil.which("mpirun") is None:
+        return "there is no mpirun (Debian: apt-get install openmpi-bin)"
+    said = subprocess.run(["mpirun", "--version"], capture_output=True, text=True, check=False)
+    return "" if "Open MPI" in said.stdout else "mpirun is not Open MPI's"
+
+
+NEEDS_MPI = pytest.mark.skipif(bool(why_no_mpi()), reason=why_no_mpi() or "there is MPI")
+
+
+def mpirun(
+    ranks: int, *command: str, env: Mapping[str, str] | None = None, quiet_s: float = 120, options: Sequence[str] = ()
+) -> Ended:
+    """Run a command as MPI ranks on this host, more than it has cores; both kinds of output as text."""
+    own = {key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE")}
+    return subprocess.run(
+        ["mpirun", "--oversubscribe", "-n", str(ranks), *options, *command],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=patience.seconds(quiet_s),
+        env={**own, **patient_ranks(), **AS_ROOT, "OMP_NUM_THREADS": "1", **(env or {})},
+    )
+
+
+def run_mpi_ranks(ranks: int, calls: Sequence[tuple[Any, ...]], **env: str) -> list[list[Any]]:
+    """Run functions of `ranks/`, each with its arguments, one after the other on ranks that mpirun starts; return what each
+    rank's functions return, by rank. AssertionError with what was printed where one fails.
+    """
+    with tempfile.TemporaryDirectory(prefix="mpi-") as name:
+        folder = Path(name)
+        listed = [(body.__module__, body.__name__, arguments) for body, *arguments in calls]
+        (folder / "calls.json").write_text(json.dumps(listed), encoding="utf-8")
+        told = {"TOPOPLAN_TRANSPORT": "mpi", "TOPOPLAN_CACHE": str(folder / "cache"), **env}
+        told |= {"TOPOPLAN_TEST_MEETING": str(folder / "meeting"), "TOPOPLAN_TEST_RESULT": str(folder / "none")}
+        done = mpirun(ranks, sys.executable, str(_OWN / "mpi_ranks.py"), str(folder / "calls.json"), env=told)
+        assert done.returncode == 0, f"mpirun ended with {done.returncode}:\n{done.stdout}\n{done.stderr}"
+        return [json.loads((folder / f"{rank}.json").read_text(encoding="utf-8")) for rank in range(ranks)]

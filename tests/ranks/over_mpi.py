@@ -1,0 +1,74 @@
+"""Plans over MPI on ranks that mpirun started: bits, who carries messages, and what becomes of a rank that stays away."""
+
+from __future__ import annotations
+
+import time
+from datetime import timedelta
+from typing import Any
+
+import patience
+import torch
+import torch.distributed as dist
+
+from ranks.checks import MEANS, always_stock, refused, same_everywhere
+from topoplan import Communicator, ExecutionError, Plan
+from topoplan.runtime.ranks.transport import Transport
+
+
+def all_of_it(ring: str, several: list[str]) -> dict[str, Any]:
+    """The same bits as over gloo by every schedule, averages, and MPI's own collective."""
+    over_gloo, over_mpi = (Transport(None, timedelta(seconds=60), over) for over in ("auto", "mpi"))
+    x = torch.randn(10_007, generator=torch.Generator().manual_seed(dist.get_rank()))
+    for path in (ring, *several):
+        plan = Plan.load(path)
+        for schedule in plan.schedules:
+            pick = lambda _, candidates, label=schedule.label: next(c for c in candidates if c.label == label)  # noqa: E731
+            results = []
+            for transport in (over_gloo, over_mpi):
+                communicator = Communicator(plan, transport, choose=pick)
+                for _ in range(4):  # an address that comes back takes the shortest way
+                    result = x.clone()
+                    communicator.allreduce(result)
+                results.append(result)
+            assert torch.equal(*results), (path, schedule.label)
+            assert same_everywhere(results[1])
+    planned = Communicator(ring, over_mpi, choose="plan")
+    kept = torch.empty_like(x)
+    for op in (dist.ReduceOp.SUM, MEANS, dist.ReduceOp.MAX):
+        for communicator in (planned, Communicator(ring, over_mpi, choose=always_stock), Communicator(ring, over_mpi)):
+            for _ in range(4):
+                kept.copy_(x)
+                communicator.allreduce(kept, op)
+            expected = torch.stack(gathered(x))
+            wanted = {"SUM": expected.sum(0), "AVG": expected.mean(0), "MAX": expected.amax(0)}[op.name]
+            assert torch.allclose(kept, wanted, atol=1e-5), (op, communicator)
+    with refused("expected one of auto, mpi"):
+        Transport(None, timedelta(seconds=60), "smoke signals")
+    return {"name": over_mpi.name, "sent": planned.wire_bytes}
+
+
+def gathered(x: torch.Tensor) -> list[torch.Tensor]:
+    parts = [torch.empty_like(x) for _ in range(dist.get_world_size())]
+    dist.all_gather(parts, x)
+    return parts
+
+
+def one_stays_away(path: str) -> str:
+    """The last rank does not come to a call; return what the others raise, which comes soon after the deadline."""
+    deadline = patience.seconds(4)
+    communicator = Communicator(path, choose="plan", timeout=timedelta(seconds=deadline))
+    x = torch.ones(100_000)
+    communicator.allreduce(x)
+    dist.barrier()
+    last = dist.get_world_size() - 1
+    if dist.get_rank() == last:
+        time.sleep(2 * deadline)
+        return ""
+    try:
+        communicator.allreduce(x)
+    except ExecutionError as error:
+        with refused("an earlier call failed", ExecutionError):
+            communicator.allreduce(x)
+        time.sleep(deadline)
+        return str(error)
+    return "it did not fail"
