@@ -110,7 +110,7 @@ def _list_levers(explanation: Explanation) -> str:
     rows = []
     for x in explanation.levers[:_MOST_LEVERS]:
         gain = f"{float(x.gain_GBps):.4g}" if x.helps_alone else "none alone"
-        wider = "" if x.wider_GBps is None else f"{float(x.wider_GBps):.5g}"
+        wider = "not computed" if x.wider_GBps is None else f"{float(x.wider_GBps):.5g}"
         together = "" if x.together_GBps is None else f"{float(x.together_GBps):.5g} (all {x.peers})"
         rows.append((f"{x.a} - {x.b}", f"{float(x.bandwidth_GBps):.4g}", str(x.alike), gain, wider, together))
     titles = (
@@ -219,11 +219,11 @@ def _draw_schedule(plan: Plan) -> list[str]:
     """Return the trees (or other ways of chunks) of the plan's schedule for large buffers, and its timeline."""
     topology = plan.topology
     schedule = shown_schedule(plan, SHOWN_SIZE, _SHOWN_SEGMENTS)
-    sent = as_sent(schedule.uncut, topology)
     parts = [f"<h3>How {show_size(SHOWN_SIZE)} travel: {schedule.strategy}</h3>"]
     if len(topology.ranks) > MOST_GPUS:
         parts.append(make_paragraph(f"with more than {MOST_GPUS} GPUs trees and timeline are not drawn", soft=True))
         return parts
+    sent = as_sent(schedule.uncut, topology)
     ways = list_ways(sent)
     drawn = "".join(f"<figure>{draw_way(topology, way)}</figure>" for way in ways[:_MOST_WAYS])
     more = f"; {len(ways) - _MOST_WAYS} more are not drawn" if len(ways) > _MOST_WAYS else ""

@@ -52,6 +52,8 @@ def read_file(name: str, collective: str | None = None) -> Reading:
 
     `collective` is the one that was asked for; a table of others is refused.
     """
+    if not name:
+        raise InputError("the name of a file is empty; name a file, or - for standard input")
     try:
         if name == STANDARD_INPUT:
             raw = sys.stdin.buffer.read(MAX_FILE_BYTES + 1)
