@@ -18,7 +18,7 @@ from topoplan.synth.cost.segmentation import as_sent
 from topoplan.synth.cost.transfer_times import predict_times
 from topoplan.synth.ir.collective import Collective
 from topoplan.synth.pictures.curves import Curve, draw_curves
-from topoplan.synth.pictures.timeline import MOST_ROWS, draw_timeline
+from topoplan.synth.pictures.timeline import MOST_ROWS, draw_links, draw_timeline
 from topoplan.synth.pictures.trees import draw_way, list_ways
 from topoplan.synth.plan import Plan
 from topoplan.synth.report import gather
@@ -245,6 +245,11 @@ def test_a_timeline_draws_the_first_ranks_alone(plans: Callable[..., str]) -> No
     times = predict_times(schedule, plan.topology, 1 << 20)
     text = draw_timeline("timeline", times, 4)
     assert [f"rank {rank}</text>" in text for rank in range(5)] == [True] * 4 + [False]
+    links = draw_links("links", times, plan.topology)
+    gpu, switch = plan.topology.ranks[0], next(d.id for d in plan.topology.devices if d.kind == "switch")
+    shares = [int(x) for x in re.findall(r"(\d+)%</text>", links)]
+    assert f"{gpu} &gt; {switch}" in links and len(shares) == 8 == 2 * len(plan.topology.ranks)
+    assert shares == sorted(shares, reverse=True) and 0 < shares[0] <= 100
     many = [replace(time, src=time.src + 4 * i) for i in range(8) for time in times]
     text = draw_timeline("timeline", many, 32)
     assert f"rank {MOST_ROWS - 1}</text>" in text

@@ -12,7 +12,7 @@ from ..cost.segmentation import as_sent
 from ..cost.transfer_times import predict_times
 from ..describe import limit_text, why_text
 from ..explain import SIZES, Explanation, Part
-from ..pictures.timeline import MOST_ROWS, draw_timeline
+from ..pictures.timeline import MOST_ROWS, draw_links, draw_timeline
 from ..pictures.trees import MOST_GPUS, draw_way, list_ways
 from ..plan import Plan
 from ..sizes import show_size
@@ -249,4 +249,9 @@ def _draw_schedule(plan: Plan) -> list[str]:
         said += f"; the first {MOST_ROWS} of {len(topology.ranks)} ranks"
     picture = draw_timeline(f"timeline of {schedule.label}", times, len(topology.ranks))
     parts.append(make_figure(picture, f"{said}. topo-synth --trace writes it for Perfetto"))
+    links = draw_links(f"links of {schedule.label}", times, topology)
+    listed = (
+        f"the same link by link, the busiest {MOST_ROWS} at most, with the share of the time for which each is full"
+    )
+    parts.append(make_figure(links, listed))
     return parts
