@@ -85,6 +85,8 @@ def read_text(text: str, where: str, collective: str | None = None) -> Reading:
     skipped = _BEFORE_THE_ROOT.match(text[:_SNIFF_CHARACTERS])
     start = text[skipped.end() if skipped else 0 :][:200]
     if not start.strip():
+        if where == STANDARD_INPUT:
+            raise InputError(f"standard input is empty: the command before | printed nothing; {_EXPECTED}")
         raise InputError(f"{where}: the file is empty; {_EXPECTED}")
     if start.startswith("<graphs"):
         from .graph_dump import read_graph_dump
