@@ -23,7 +23,7 @@ EXAMPLES: tuple[Example, ...] = (
     ("topo-judge graph.xml", "NCCL_GRAPH_DUMP_FILE's, with NCCL_TOPO_DUMP_FILE's topology beside it"),
     ("topo-judge --topology dgx-a100 nccl.log", "a log of NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,GRAPH,TUNING"),
     ("all_reduce_perf -b 1M -e 1G -f 2 -g 8 | topo-judge --topology dgx-a100 -",
-        "nccl-tests or rccl-tests; without --topology on the machine at hand"),
+        "on a machine with GPUs and nccl-tests (or rccl-tests), whose table is judged"),
     ("topo-judge --topology dgx-a100 *.log --least 0.5 --csv shares.csv",
         "a health check: exit code 1 where a share is below; all shares as rows"),
     ("topo-judge --topology dgx-a100 nccl.log --prometheus -o topo.prom --force",

@@ -22,13 +22,16 @@ WIDTH = 140
 _LEAVE_OUT = ("epoch 1 s", "MB/epoch", "schedule", "vs serial")
 """Columns of the table that a narrow terminal goes without, in this order."""
 EXAMPLES: tuple[Example, ...] = (
-    ("topo-lab -o report.md", "digits, serially and on 2 and 4 ranks, loopback and a slow network"),
-    ("topo-lab --dataset mine.npz --epochs 20", "arrays x (a sample a row) and y (whole numbers)"),
-    ("topo-lab --dataset mine.csv --hidden 256,256", "the last column is the label"),
+    ("topo-lab -o report.md", "digits, serially and on 2 and 4 ranks, loopback and a slow network: minutes"),
+    ("topo-lab --dataset mine.npz --epochs 20 --ranks 2", "arrays x (a sample a row) and y (whole numbers)"),
+    (
+        "topo-lab --dataset mine.csv --hidden 64 --network loopback",
+        "the last column is the label; one small hidden layer",
+    ),
     ("topo-lab --network dgx1 --slowest 50Mbit --systems serial,stock,plan,plan-int8", "8 ranks on an emulated DGX-1"),
     ("topo-lab --systems all --ranks 4 --network slow", "all systems side by side"),
-    ("topo-lab --json > report.json", "all figures, for other programs"),
-    ("topo-lab --csv rows.csv", "the table as rows"),
+    ("topo-lab --network loopback --ranks 2 --json > report.json", "all figures, for other programs"),
+    ("topo-lab --network loopback --systems stock,plan --csv rows.csv", "the table as rows"),
 )
 ABOUT = """\
 Networks: loopback (this host's memory), slow (two hosts with half of the ranks each, joined by one link at the rate of

@@ -24,7 +24,7 @@ EXAMPLES: tuple[Example, ...] = (
     ("topo-synth --collective allreduce --topology topo.xml -o plan.json", "a plan ..."),
     ("topo-report plan.json -o plan.html", "... and the page about it, on its machine"),
     ("topo-report dgx1 -o dgx1.html --time-limit 60", "searches go on as long as those of topo-synth"),
-    ("topo-report local -o local.html", "this machine, which needs GPUs"),
+    ("topo-report local -o local.html", "this machine, as topo-probe finds it; without GPUs there is nothing to plan"),
 )
 ABOUT = "Writes one page that needs no network and no other file. Times in it are predicted; topo-run measures."
 

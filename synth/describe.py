@@ -180,18 +180,46 @@ def print_plan(console: Console, plan: Plan, size: int) -> None:
             f"{reached:.4g} at {show_size(end).replace(' ', '').rstrip('iB')}",
         )  # fmt: skip
         rows.append((cells, "green" if entry.covers(size) else None))
-    print_table(console, _COLUMNS, rows, _LEAVE_OUT)
+    print_table(
+        console, _COLUMNS, _show_segments(rows, [e.schedule.label for e in plan.entries], console.width), _LEAVE_OUT
+    )
     entry = plan.entry_for(size)
     time_s = plan.time_s(entry, size)
     algbw = size / time_s / 1e9 if time_s else 0.0
     console.print(
-        f"at {show_size(size)}: {entry.schedule.strategy}, predicted {time_s * 1e6:.4g} us, algbw {algbw:.4g} GB/s, "
+        f"at {show_size(size)}: {entry.schedule.strategy}, predicted {show_us(time_s)} us, algbw {algbw:.4g} GB/s, "
         f"busbw {algbw * float(collective.bus_factor()):.4g} GB/s", highlight=False, soft_wrap=not console.is_terminal,
     )  # fmt: skip
     if host_of(topology) is not None or step_us(topology):
         console.print(
             f"host costs: {describe_host(topology)}", highlight=False, soft_wrap=not console.is_terminal, markup=False
         )
+
+
+def _show_segments(
+    rows: list[tuple[Sequence[str], str | None]], labels: Sequence[str], width: int
+) -> list[tuple[Sequence[str], str | None]]:
+    """Return a plan's rows with segments behind strategies (`packing x64`) where there is no room for a column of them.
+
+    Without them, rows that differ in nothing else would look alike. No further column goes for it.
+    """
+    from ..topo.pictures.fit import choose_columns
+
+    titles = [title for title, _ in _COLUMNS]
+    kept = choose_columns(titles, [cells for cells, _ in rows], _LEAVE_OUT, width)
+    if titles.index("segments") in kept:
+        return rows
+    place = titles.index("strategy")
+    more: list[tuple[Sequence[str], str | None]] = [
+        ([*cells[:place], label, *cells[place + 1 :]], style)
+        for (cells, style), label in zip(rows, labels, strict=True)
+    ]
+    return more if choose_columns(titles, [cells for cells, _ in more], _LEAVE_OUT, width) == kept else rows
+
+
+def show_us(time_s: float) -> str:
+    """Return a time in microseconds without an exponent: four digits where it is small, whole where it is large."""
+    return f"{time_s * 1e6:,.0f}" if time_s * 1e6 >= 10_000 else f"{time_s * 1e6:.4g}"
 
 
 def count_bytes(size: int | str) -> int:

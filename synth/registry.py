@@ -118,12 +118,15 @@ def _guard(name: str, load: Callable[[], OwnStrategy]) -> Strategy:
 
     def build(request: Request) -> list[Schedule]:
         try:
-            schedules = list(load()(request))
+            returned: object = load()(request)
+            schedules = list(returned) if isinstance(returned, Iterable) else []
         except TopoplanError as error:
             error.args = (f"strategy {name!r}: {error}",)
             raise
         except Exception as error:
             raise StrategyError(f"strategy {name!r} failed: {_describe_failure(error)}") from error
+        if not isinstance(returned, Iterable):
+            raise StrategyError(f"strategy {name!r} returned {returned!r:.60}; expected a list of topoplan.Schedule")
         if not schedules:
             raise InfeasibleError(f"strategy {name!r} returned no schedule")
         return [_check_schedule(name, number, schedule, request) for number, schedule in enumerate(schedules, 1)]

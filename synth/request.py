@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any
 
-from ..topo.errors import InfeasibleError
+from ..topo.errors import InfeasibleError, InputError
 from ..topo.graph import Topology
 from ..topo.routes import Router, router_of
 from .bounds.certificate import Bound
@@ -104,7 +104,8 @@ def build_schedule(
     *,
     trees: int | None = None,
 ) -> Schedule:
-    """Return a schedule of sends, each on the system's own route. InfeasibleError where two ranks have no route.
+    """Return a schedule of sends, each on the system's own route. InfeasibleError where two ranks have no route, InputError
+    where a send names no rank or no operation.
 
     `chunks` are shares of the buffer (`request.collective.even_chunks(1)`); sends name them by their places. All sends of a
     step read what was there before it. The result has one segment; `dataclasses.replace(schedule, segments=16)` is the same
@@ -113,15 +114,20 @@ def build_schedule(
     routes: dict[tuple[int, int], int] = {}
     listed: list[tuple[str, ...]] = []
     rows = []
+    n = len(request.topology.ranks)
     for step, src, dst, chunk, op in sends:
         number = routes.get((src, dst))
         if number is None:
+            if not (0 <= src < n and 0 <= dst < n):
+                raise InputError(f"{name}: a send from rank {src!r} to rank {dst!r}; expected ranks from 0 to {n - 1}")
             route = request.router.route(src, dst)
             if route is None:
                 a, b = request.topology.ranks[src], request.topology.ranks[dst]
                 raise InfeasibleError(f"{name} needs {a} to send to {b}, and only other GPUs lie between them")
             number = routes[src, dst] = len(listed)
             listed.append(route[1:-1])
+        if op not in OPS:
+            raise InputError(f"{name}: a send with the operation {op!r:.40}; expected one of {', '.join(OPS)}")
         rows.append((step, src, dst, chunk, OPS.index(op), number))
     transfers = Transfers.from_columns(zip(*rows, strict=True) if rows else [()] * 6, listed).sorted()
     schedule = Schedule(request.collective, name, chunks, transfers, (), trees=trees)

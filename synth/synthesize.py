@@ -72,8 +72,12 @@ def collective_on(name: str, topology: Topology, root: int | None = None) -> Col
     """Return the collective over a topology's ranks. InputError where there are fewer than two."""
     n = len(topology.ranks)
     if n < 2:
+        # A machine without GPUs that was probed says why none was found.
+        notes = topology.extra.get("notes") if not n else None
+        whys = [str(note) for note in notes if "GPU" in str(note)] if isinstance(notes, (list, tuple)) else []
         raise InputError(
             f"topology {topology.name!r} has {n} GPU{'' if n == 1 else 's'}; a collective needs at least two ranks"
+            + (f" ({whys[0]})" if whys else "")
         )
     return Collective.with_default_root(name, n, root)
 

@@ -274,12 +274,19 @@ def test_entry_points_with_names_that_cannot_be_are_left_out(
     assert caplog.text.count("it is left out") == 3
 
 
+def _send(request: topoplan.Request, send: topoplan.Send) -> list[topoplan.Schedule]:
+    return [topoplan.build_schedule(request, "x", request.collective.even_chunks(1), [send])]
+
+
 @pytest.mark.usefixtures("own_strategies")
 @pytest.mark.parametrize(
     ("returned", "error", "message"),
     [
         (lambda request: 1 // 0, topoplan.StrategyError, r"ZeroDivisionError: .* \(test_api\.py, line \d+\)"),
-        (lambda request: None, topoplan.StrategyError, "'NoneType' object is not iterable"),
+        (lambda request: None, topoplan.StrategyError, "returned None; expected a list of topoplan.Schedule"),
+        (lambda request: _send(request, (0, 0, 9, 0, "copy")), topoplan.InputError, "rank 9; expected ranks from 0 to"),
+        (lambda request: _send(request, (0, 0, -1, 0, "copy")), topoplan.InputError, "rank -1; expected ranks from 0"),
+        (lambda request: _send(request, (0, 0, 1, 0, "add")), topoplan.InputError, "'add'; expected one of copy"),  # type: ignore[arg-type]
         (lambda request: [], topoplan.InfeasibleError, "returned no schedule"),
         (lambda request: ["ring"], topoplan.StrategyError, "returned 'ring'; expected a list of topoplan.Schedule"),
         (lambda request: send_around(request), topoplan.InfeasibleError, "it has only broadcast"),

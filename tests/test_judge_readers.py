@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from nccl_samples import DEVICES, GRAPH, HEADER, row, sign, write_log
 
 from topoplan.synth.judge.found import Measurement, Reading
-from topoplan.synth.judge.readers.detect import read_text
+from topoplan.synth.judge.readers.detect import read_file, read_text
 from topoplan.topo.errors import InputError
 
 
@@ -292,6 +293,14 @@ def test_what_cannot_be_judged_is_refused_by_name_in_one_line(what: str) -> None
     with pytest.raises(InputError) as caught:
         read(text)
     assert said in str(caught.value) and "\n" not in str(caught.value) and str(caught.value).startswith("file")
+
+
+def test_an_empty_name_and_an_empty_standard_input_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InputError, match="the name of a file is empty; name a file, or - for standard input"):
+        read_file("")
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO()))
+    with pytest.raises(InputError, match=r"^standard input is empty: the command before \| printed nothing"):
+        read_file("-")
 
 
 def test_a_table_of_another_collective_than_asked_for_is_refused() -> None:

@@ -18,18 +18,22 @@ from topoplan.synth.cost.segmentation import as_sent
 from topoplan.synth.cost.transfer_times import predict_times
 from topoplan.synth.ir.collective import Collective
 from topoplan.synth.pictures.curves import Curve, draw_curves
-from topoplan.synth.pictures.timeline import MOST_ROWS, draw_timeline
+from topoplan.synth.pictures.timeline import MOST_ROWS, draw_links, draw_timeline
 from topoplan.synth.pictures.trees import draw_way, list_ways
 from topoplan.synth.plan import Plan
+from topoplan.synth.report import gather
 from topoplan.synth.report.gather import gather_report, report_plan
+from topoplan.synth.report.machine import write_machine
 from topoplan.synth.report.page import write_page
 from topoplan.synth.report.stock import StockRing, build_ring, find_order
 from topoplan.synth.verify import verify
+from topoplan.topo.derived.hosts import join_hosts
 from topoplan.topo.derived.stripes import merge_nvswitches
 from topoplan.topo.graph import Device, Link, Topology, both_ways
 from topoplan.topo.pictures.cables import find_cables
 from topoplan.topo.pictures.collapse import MOST_CABLES, collapse
 from topoplan.topo.presets import preset
+from topoplan.topo.resolve import resolve
 
 INPUTS = Path(__file__).resolve().parents[1] / "../shared/inputs/nccl_graphs"
 _VOID = {"meta", "br", "hr", "img", "input", "link"}
@@ -133,9 +137,10 @@ def test_names_from_a_file_cannot_break_the_page() -> None:
 
 
 def test_a_machine_with_one_gpu_or_none_has_a_page_too() -> None:
-    for count in (0, 1):
+    for count, said in ((0, "<b>0</b><span>GPUs<"), (1, "<b>1</b><span>GPU<")):
         devices = (Device("cpu0", "cpu"), *(Device(f"gpu{i}", "gpu") for i in range(count)))
-        assert read(write_page(gather_report(Topology("small", devices, ()), 1))).sections == ["machine", "findings"]
+        text = write_page(gather_report(Topology("small", devices, ()), 1))
+        assert read(text).sections == ["machine", "findings"] and said in text
 
 
 @pytest.mark.parametrize("name", ["dgx-a100:128", "mesh:32x32"])
@@ -150,6 +155,36 @@ def test_a_thousand_gpus_make_a_page_of_less_than_a_thousand_lines() -> None:
     page = read(write_page(gather_report(preset("dgx-a100:128"), 1)))
     assert page.drawn < 1000
     assert page.sections == ["machine", "findings", "allreduce"]
+
+
+def test_more_gpus_than_usual_are_planned_for_where_there_is_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gather, "_LARGE_RANKS", 2)
+    monkeypatch.setattr(gather, "_PLANNED_RANKS", 4)
+    (section,) = gather_report(preset("ring:6"), 1).sections
+    assert section.plan is None and "topo-report --time-limit 60 has one" in str(section.missing)
+    monkeypatch.setattr(gather, "_LARGE_PLAN_S", 1)
+    (section,) = gather_report(preset("ring:6"), 1).sections
+    assert section.plan is not None and section.missing is None
+
+
+def test_alike_hosts_are_drawn_once_where_all_of_them_could_not_be_read(tmp_path: Path) -> None:
+    names = [f"{kind}{i}" for kind in ("GPU", "NIC") for i in range(8)]  # each GPU with a NIC below two PCIe switches
+    rows = [
+        [
+            a,
+            *(
+                "X" if a == b else "NV18" if a[:3] == b[:3] == "GPU" else "PXB" if a[3] == b[3] else "NODE"
+                for b in names
+            ),
+        ]
+        for a in names
+    ]
+    (tmp_path / "host.txt").write_text("\n".join("\t".join(row) for row in [["", *names], *rows]), encoding="utf-8")
+    page = write_machine(join_hosts([resolve(str(tmp_path / "host.txt"))] * 2))
+    found = re.search(r'<svg style="min-width:(\d+)px" width="(\d+)"', page)
+    assert found is not None and int(found[1]) > int(found[2]) / 2
+    assert "one box of each kind is drawn: there are 2 like that of host0/gpu0" in page
+    assert ">x16<" in page  # as in topo-probe's table
 
 
 def test_boxes_that_differ_are_both_drawn() -> None:
@@ -210,6 +245,11 @@ def test_a_timeline_draws_the_first_ranks_alone(plans: Callable[..., str]) -> No
     times = predict_times(schedule, plan.topology, 1 << 20)
     text = draw_timeline("timeline", times, 4)
     assert [f"rank {rank}</text>" in text for rank in range(5)] == [True] * 4 + [False]
+    links = draw_links("links", times, plan.topology)
+    gpu, switch = plan.topology.ranks[0], next(d.id for d in plan.topology.devices if d.kind == "switch")
+    shares = [int(x) for x in re.findall(r"(\d+)%</text>", links)]
+    assert f"{gpu} &gt; {switch}" in links and len(shares) == 8 == 2 * len(plan.topology.ranks)
+    assert shares == sorted(shares, reverse=True) and 0 < shares[0] <= 100
     many = [replace(time, src=time.src + 4 * i) for i in range(8) for time in times]
     text = draw_timeline("timeline", many, 32)
     assert f"rank {MOST_ROWS - 1}</text>" in text

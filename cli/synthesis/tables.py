@@ -6,8 +6,8 @@ import shutil
 import sys
 from typing import TYPE_CHECKING, Any, TextIO
 
-from ...synth.describe import bounds_text, limit_text, print_plan, reproducible_text
-from ...topo.pictures.cables import describe_rates
+from ...synth.describe import bounds_text, limit_text, print_plan, reproducible_text, show_us
+from ...topo.pictures.cables import describe_rates, format_rate
 from ...topo.pictures.fit import print_table
 from ..shared.sizes import show_size
 from .output import Report, healthy_json
@@ -107,7 +107,8 @@ def print_tables(report: Report, *, with_forests: bool) -> None:
     if report.placement is not None:
         console.print(order_text(report.placement), highlight=False, soft_wrap=not console.is_terminal, markup=False)
     for name, reason in report.declined.items() if with_forests or report.plan is None else ():
-        console.print(f"[dim]{name}: {reason}[/dim]", highlight=False, soft_wrap=not console.is_terminal)
+        said = reason if reason.startswith(name) else f"{name}: {reason}"
+        console.print(f"[dim]{said}[/dim]", highlight=False, soft_wrap=not console.is_terminal)
     if report.cut_short:
         console.print(
             f"[yellow]{cut_text(report.cut_short)}[/yellow]", highlight=False, soft_wrap=not console.is_terminal
@@ -119,7 +120,7 @@ def _print_healthy(console: Any, healthy: Plan, report: Report) -> None:
     figures = healthy_json(healthy, report)
     console.print(
         f"before the change, {healthy.topology.name}: at most {figures['bound_GBps']:.4g} GB/s, {figures['strategy']} "
-        f"predicted {figures['predicted_time_s'] * 1e6:.4g} us at {show_size(report.size)}; now the bound is "
+        f"predicted {show_us(figures['predicted_time_s'])} us at {show_size(report.size)}; now the bound is "
         f"{figures['bound_ratio']:.1%} of that, the time {figures['time_ratio']:.3g} times as long",
         highlight=False, soft_wrap=not console.is_terminal,
     )  # fmt: skip
@@ -153,7 +154,7 @@ def _print_explanation(console: Any, explanation: Explanation) -> None:
             else "the links between " + ", ".join(_name_part(p) for p in parts[:8]) + (" ..." if len(parts) > 8 else "")
         )
     console.print(
-        f"bottleneck: {what}; together they carry {float(explanation.across_GBps):.4g} GB/s "
+        f"bottleneck: {what}; together they carry {format_rate(explanation.across_GBps)} GB/s "
         + ("in the directions that have a price" if explanation.directed else "one way"),
         highlight=False, soft_wrap=not console.is_terminal,
     )  # fmt: skip

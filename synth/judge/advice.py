@@ -47,7 +47,8 @@ def describe_limit(rate: Rate) -> str:
         if crossing != rate.channels
         else ("by its one channel" if crossing == 1 else f"by each of its {crossing} channels")
     )
-    more = f"; {rate.alike - 1} more links are as busy" if rate.alike > 1 else ""
+    others = rate.alike - 1
+    more = f"; {others} more {'link is' if others == 1 else 'links are'} as busy" if others > 0 else ""
     return f"limited by {rate.link[0]} -> {rate.link[1]} ({gbps(rate.link_GBps)} GB/s{more}), crossed {times} {who}"
 
 

@@ -28,7 +28,9 @@ MAIN = ("allreduce", "allgather", "reduce-scatter", "broadcast", "alltoall")
 _SHARES = {"allreduce": 0.4, "allgather": 0.2, "reduce-scatter": 0.2, "broadcast": 0.12, "alltoall": 0.06}
 """Of the time limit; what is left over goes to those after."""
 _LARGE_RANKS, _PLANNED_RANKS = 64, 256
-"""With more GPUs, only allreduce is planned, by packing alone; with more still, only bounds are found."""
+"""With more GPUs, only allreduce is planned, by packing alone; with more still, only where there is time for it."""
+_LARGE_PLAN_S = 30
+"""Seconds that a report must be allowed so that more than _PLANNED_RANKS GPUs are planned for."""
 _EXPLAINED_RANKS = 128
 """With more GPUs, the bottleneck is not looked for: it takes as long as the bound, several times."""
 
@@ -75,10 +77,12 @@ def gather_report(
         begun = time.monotonic()
         if say is not None:
             say(f"{name} ...")
-        report.sections.append(_gather_section(name, topology, max(0.2, left * _SHARES[name] / rest)))
+        large = len(topology.ranks) > _LARGE_RANKS  # then there is nothing after allreduce that time could be kept for
+        seconds = left if large else max(0.2, left * _SHARES[name] / rest)
+        report.sections.append(_gather_section(name, topology, seconds))
         left -= time.monotonic() - begun
         rest -= _SHARES[name]
-        if len(topology.ranks) > _LARGE_RANKS:
+        if large:
             break
     report.seconds = time.monotonic() - started
     return report
@@ -100,9 +104,9 @@ def _gather_section(name: str, topology: Topology, seconds: float) -> Section:
     effort = Effort(seconds)
     section = Section(collective_on(name, topology))
     n = len(topology.ranks)
-    if n > _PLANNED_RANKS:
+    if n > _PLANNED_RANKS and seconds < _LARGE_PLAN_S:
         section.missing = (
-            f"with {n:,} GPUs a plan takes longer than this report may; topo-synth --strategy packing makes it"
+            f"with {n:,} GPUs it takes longer than this report may ({seconds:g} s); topo-report --time-limit 60 has one"
         )
     else:
         try:

@@ -23,7 +23,7 @@ nav{display:flex;flex-wrap:wrap;gap:4px 14px;margin:10px 0;font-size:14px}a{colo
 table{border-collapse:collapse;font-size:14px;font-variant-numeric:tabular-nums}
 th,td{padding:3px 12px 3px 0;text-align:left;white-space:nowrap;border-bottom:1px solid var(--line);vertical-align:top}
 th{color:var(--soft);font-weight:600}.n{text-align:right}td.wrap{white-space:normal;min-width:180px}
-figure{margin:10px 0}figure svg{display:block;height:auto}.fit svg{max-width:100%}.wide svg{max-width:100%;min-width:820px}
+figure{margin:10px 0}figure svg{display:block;height:auto}.fit svg{max-width:100%}.wide svg{max-width:100%}
 .curve svg{max-width:100%;min-width:440px}
 .grid{display:flex;flex-wrap:wrap;gap:8px}
 .facts{display:grid;grid-template-columns:repeat(auto-fit,minmax(150px,1fr));gap:8px;margin:12px 0}

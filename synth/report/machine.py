@@ -12,7 +12,15 @@ from ...topo.doctor.finding import Finding
 from ...topo.graph import Topology
 from ...topo.matrix import LABELS, Way, find_ways
 from ...topo.pictures import svg
-from ...topo.pictures.cables import FAMILY_NAMES, describe_rates, find_cables, format_rate, get_kind_name
+from ...topo.pictures.cables import (
+    FAMILY_NAMES,
+    Cable,
+    describe_rates,
+    find_cables,
+    find_widths,
+    format_rate,
+    get_kind_name,
+)
 from ...topo.pictures.collapse import collapse
 from ...topo.pictures.table import MOST_GPUS, list_adding
 from ..pictures.drawing import quote
@@ -23,6 +31,8 @@ _MOST_STEPS = 60_000
 _MOST_NOTES, _MOST_FINDINGS, _MOST_EVIDENCE, _MOST_DEVICES = 30, 40, 6, 80
 _FITS_A_PHONE = 820
 """Pixels; wider pictures scroll sideways where there is less room than that, since nobody could read them any more."""
+_DRAWN_WHOLE, _LEAST_SCALE = 2_400, 0.7
+"""Pixels beyond which alike boxes are drawn once; the share of its width to which a wide picture may shrink."""
 _MOST_IN_A_LINE = 8
 """With more GPUs, cells of their matrix have the rate below the way."""
 _MOST_PICTURE_BYTES = 900_000
@@ -30,13 +40,11 @@ _MOST_PICTURE_BYTES = 900_000
 
 def write_machine(machine: Topology) -> str:
     """Return the section about the machine: its picture, devices, links and notes."""
-    collapsed = collapse(machine)
-    picture = svg.write(collapsed.topology).replace(' xmlns="http://www.w3.org/2000/svg"', "", 1)
+    picture, left_out = _draw(machine)
     parts: list[str] = []
     if len(picture) <= _MOST_PICTURE_BYTES:
-        caption = "GB/s in one direction" + (f"; {collapsed.left_out}" if collapsed.left_out else "")
-        width = re.search(r'width="(\d+)"', picture)
-        look = "fit" if width is not None and int(width[1]) <= _FITS_A_PHONE else "wide"
+        caption = "GB/s in one direction" + (f"; {left_out}" if left_out else "")
+        look = "fit" if _read_width(picture) <= _FITS_A_PHONE else "wide"
         parts.append(f'<div class="machine">{make_figure(picture, caption, look)}</div>')
     else:
         parts.append(make_paragraph("too large to draw; topo-probe --format dot writes it for Graphviz", soft=True))
@@ -51,6 +59,24 @@ def write_machine(machine: Topology) -> str:
         items = "".join(f"<li>{quote(note)}</li>" for note in [*listed[:_MOST_NOTES], *more])
         parts.append(make_details(f"{len(listed)} notes on what could not be read or was assumed", f"<ul>{items}</ul>"))
     return make_section("machine", "The machine", *parts)
+
+
+def _draw(machine: Topology) -> tuple[str, str | None]:
+    """Return the machine as SVG, and what is left out of it: most of many GPUs, alike boxes where it gets wide."""
+    collapsed = collapse(machine)
+    picture = svg.write(collapsed.topology)
+    if _read_width(picture) > _DRAWN_WHOLE:
+        fewer = collapse(machine, most_boxes=1)
+        if fewer.left_out:
+            collapsed, picture = fewer, svg.write(fewer.topology)
+    width = _read_width(picture)
+    size = f' style="min-width:{round(width * _LEAST_SCALE)}px"' if width > _FITS_A_PHONE else ""
+    return picture.replace(' xmlns="http://www.w3.org/2000/svg"', size, 1), collapsed.left_out
+
+
+def _read_width(picture: str) -> int:
+    found = re.search(r'width="(\d+)"', picture)
+    return int(found[1]) if found else 0
 
 
 def write_findings(examination: Examination) -> str:
@@ -83,13 +109,15 @@ def _write_finding(finding: Finding) -> str:
 
 
 def _list_links(machine: Topology) -> str:
-    classes: Counter[tuple[str, Fraction, int, bool]] = Counter()
+    classes: dict[tuple[str, Fraction, int, bool], list[Cable]] = defaultdict(list)
     for cable in find_cables(machine):
-        classes[cable.kind, cable.GBps, cable.count, cable.one_way] += 1
+        classes[cable.kind, cable.GBps, cable.count, cable.one_way].append(cable)
+    widths = find_widths(machine)
     rows = []
-    for (kind, GBps, count, one_way), number in sorted(classes.items(), key=lambda item: (item[0][0], -item[0][1])):
+    for (kind, GBps, count, one_way), cables in sorted(classes.items(), key=lambda item: (item[0][0], -item[0][1])):
         ways = "one way" if one_way else "each way"
-        rows.append((get_kind_name(kind), f"{number:,}", f"{format_rate(GBps)} {ways}", str(count)))
+        lanes = dict.fromkeys(widths.get((c.a, c.b, c.kind), str(count)) for c in cables)
+        rows.append((get_kind_name(kind), f"{len(cables):,}", f"{format_rate(GBps)} {ways}", ", ".join(lanes)))
     return make_table(("links", "how many", "GB/s", "lanes"), rows[:_MOST_DEVICES], right=(1, 2, 3))
 
 

@@ -52,7 +52,8 @@ def _count_devices(report: Report) -> str:
 
 def _write_facts(report: Report) -> str:
     """Return the few figures that a reader wants first."""
-    facts = [(str(len(report.machine.ranks)), "GPUs")]
+    number = len(report.machine.ranks)
+    facts = [(f"{number:,}", "GPU" if number == 1 else "GPUs")]
     if report.sections:
         first = report.sections[0]
         name = first.collective.name
@@ -66,6 +67,8 @@ def _write_facts(report: Report) -> str:
                 facts.append((f"{size / time_s / 1e9:.4g} GB/s", f"{name} of 1 GiB, predicted"))
     counts = Counter(finding.severity for finding in report.examination.findings)
     listed = ", ".join(f"{counts[s]} {s}{'s' * (counts[s] > 1)}" for s in ("error", "warning", "note") if counts[s])
-    facts.append((str(sum(counts.values())), f"findings ({listed})" if listed else "findings"))
+    found = sum(counts.values())
+    what = "finding" if found == 1 else "findings"
+    facts.append((str(found), f"{what} ({listed})" if listed else what))
     cells = "".join(f"<div><b>{quote(value)}</b><span>{quote(what)}</span></div>" for value, what in facts)
     return f'<div class="facts">{cells}</div>'

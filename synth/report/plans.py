@@ -12,7 +12,7 @@ from ..cost.segmentation import as_sent
 from ..cost.transfer_times import predict_times
 from ..describe import limit_text, why_text
 from ..explain import SIZES, Explanation, Part
-from ..pictures.timeline import MOST_ROWS, draw_timeline
+from ..pictures.timeline import MOST_ROWS, draw_links, draw_timeline
 from ..pictures.trees import MOST_GPUS, draw_way, list_ways
 from ..plan import Plan
 from ..sizes import show_size
@@ -110,7 +110,7 @@ def _list_levers(explanation: Explanation) -> str:
     rows = []
     for x in explanation.levers[:_MOST_LEVERS]:
         gain = f"{float(x.gain_GBps):.4g}" if x.helps_alone else "none alone"
-        wider = "" if x.wider_GBps is None else f"{float(x.wider_GBps):.5g}"
+        wider = "not computed" if x.wider_GBps is None else f"{float(x.wider_GBps):.5g}"
         together = "" if x.together_GBps is None else f"{float(x.together_GBps):.5g} (all {x.peers})"
         rows.append((f"{x.a} - {x.b}", f"{float(x.bandwidth_GBps):.4g}", str(x.alike), gain, wider, together))
     titles = (
@@ -219,11 +219,11 @@ def _draw_schedule(plan: Plan) -> list[str]:
     """Return the trees (or other ways of chunks) of the plan's schedule for large buffers, and its timeline."""
     topology = plan.topology
     schedule = shown_schedule(plan, SHOWN_SIZE, _SHOWN_SEGMENTS)
-    sent = as_sent(schedule.uncut, topology)
     parts = [f"<h3>How {show_size(SHOWN_SIZE)} travel: {schedule.strategy}</h3>"]
     if len(topology.ranks) > MOST_GPUS:
         parts.append(make_paragraph(f"with more than {MOST_GPUS} GPUs trees and timeline are not drawn", soft=True))
         return parts
+    sent = as_sent(schedule.uncut, topology)
     ways = list_ways(sent)
     drawn = "".join(f"<figure>{draw_way(topology, way)}</figure>" for way in ways[:_MOST_WAYS])
     more = f"; {len(ways) - _MOST_WAYS} more are not drawn" if len(ways) > _MOST_WAYS else ""
@@ -249,4 +249,9 @@ def _draw_schedule(plan: Plan) -> list[str]:
         said += f"; the first {MOST_ROWS} of {len(topology.ranks)} ranks"
     picture = draw_timeline(f"timeline of {schedule.label}", times, len(topology.ranks))
     parts.append(make_figure(picture, f"{said}. topo-synth --trace writes it for Perfetto"))
+    links = draw_links(f"links of {schedule.label}", times, topology)
+    listed = (
+        f"the same link by link, the busiest {MOST_ROWS} at most, with the share of the time for which each is full"
+    )
+    parts.append(make_figure(links, listed))
     return parts

@@ -24,12 +24,14 @@ class Collapsed:
     left_out: str | None
 
 
-def collapse(topology: Topology, most_cables: int = MOST_CABLES) -> Collapsed:
-    """Return the machine itself where it has at most `most_cables` cables, else a part of it that stands for the rest."""
+def collapse(topology: Topology, most_cables: int = MOST_CABLES, most_boxes: int = _MOST_BOXES) -> Collapsed:
+    """Return the machine itself where it has at most so many cables, and boxes of several GPUs, else a part of it that
+    stands for the rest.
+    """
     cables = find_cables(topology)
     boxes = list_boxes(topology)
     large = [box for box in boxes if sum(d.kind == "gpu" for d in box) > 1]
-    if len(cables) <= most_cables and len(large) <= _MOST_BOXES:
+    if len(cables) <= most_cables and len(large) <= most_boxes:
         return Collapsed(topology, None)
     kinds: dict[object, list[list[Device]]] = defaultdict(list)
     for box in boxes:

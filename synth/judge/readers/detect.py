@@ -52,6 +52,8 @@ def read_file(name: str, collective: str | None = None) -> Reading:
 
     `collective` is the one that was asked for; a table of others is refused.
     """
+    if not name:
+        raise InputError("the name of a file is empty; name a file, or - for standard input")
     try:
         if name == STANDARD_INPUT:
             raw = sys.stdin.buffer.read(MAX_FILE_BYTES + 1)
@@ -83,6 +85,8 @@ def read_text(text: str, where: str, collective: str | None = None) -> Reading:
     skipped = _BEFORE_THE_ROOT.match(text[:_SNIFF_CHARACTERS])
     start = text[skipped.end() if skipped else 0 :][:200]
     if not start.strip():
+        if where == STANDARD_INPUT:
+            raise InputError(f"standard input is empty: the command before | printed nothing; {_EXPECTED}")
         raise InputError(f"{where}: the file is empty; {_EXPECTED}")
     if start.startswith("<graphs"):
         from .graph_dump import read_graph_dump
