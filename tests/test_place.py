@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from fractions import Fraction
+from itertools import pairwise
 from math import prod
 from pathlib import Path
 
@@ -125,6 +126,15 @@ def test_failed_and_reserved_gpus_get_no_rank() -> None:
     placed = place("dgx-a100:2", without_ranks=[3], reserve=[8, 12])
     assert sorted(placed.order) == [x for x in range(16) if x not in (3, 8, 12)]
     assert placed.gpus == tuple(preset("dgx-a100:2").ranks[x] for x in placed.order)
+
+
+def test_each_hosts_ranks_follow_each_other_where_that_is_as_good() -> None:
+    """As torchrun and hostfiles number them, even where the present order is as good."""
+    for present in ([8, 0, 9, 1, 10], [9, 5, 10, 4, 14]):
+        placed = place("dgx-a100:2", reserve=[x for x in range(16) if x not in present], order=present)
+        hosts = [gpu // 8 for gpu in placed.order]
+        assert placed.gain >= 1
+        assert sum(a != b for a, b in pairwise(hosts)) == 1
 
 
 def test_the_command_writes_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -35,6 +35,7 @@ _INSIDE_S, _IMPROVE_S, _RINGS_S, _SHAKE_S, _SHAKE_FEW_S, _PROOF_S = 1.5, 2.0, 2.
 """Work for each part of the search, in seconds of a quiet core at the usual time limit."""
 _STARTS = 4
 _MOST_SHAKEN = 256
+_MOST_TURNED = 256
 _SEED = 1
 
 
@@ -97,6 +98,7 @@ def place(
     apart_given, values, _ = search.judge(given[None, :])
     if not apart_given[0] and int(values[0]) == search.best[1]:
         found = given  # nothing is gained by another order
+    found = _keep_hosts_together(search, found)
     return Placement(
         name=machine.name,
         job=asked.job,
@@ -237,6 +239,25 @@ def _search(search: Search, asked: _Asked, tiers: Sequence[Tier], given: Ints, t
         if proved > bound.seconds:
             return PlaceBound(proved, SEARCH, {})
     return bound
+
+
+def _keep_hosts_together(search: Search, order: Ints) -> Ints:
+    """Return a best order, or for one group one that is as good and in which each host's ranks follow each other, as many
+    launchers number them: a ring may begin anywhere, and often pass all GPUs of a host at once.
+    """
+    hosts = search.host_of[order]
+    begins = np.flatnonzero(hosts != np.roll(hosts, 1))
+    together = len(begins) <= 1 or int((hosts[1:] != hosts[:-1]).sum()) == len(np.unique(hosts)) - 1
+    if together or len([size for _, size in search.job.dimensions if size > 1]) != 1:
+        return order
+    tried = []
+    for begin in begins[:_MOST_TURNED].tolist():
+        turned = np.roll(order, -begin)
+        _, first, host = np.unique(search.host_of[turned], return_index=True, return_inverse=True)
+        tried.append(turned[np.argsort(first[host], kind="stable")])
+    apart, values, _ = search.judge(np.array(tried))
+    as_good = np.flatnonzero((apart <= search.best[0]) & (values <= search.best[1]))
+    return tried[int(as_good[0])] if len(as_good) else order
 
 
 def _renumber(tiers: Sequence[Tier], gpus: Sequence[int]) -> list[Tier]:
