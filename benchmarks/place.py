@@ -24,11 +24,11 @@ from pathlib import Path
 
 from wire_speed import run, topo
 
-from topoplan.synth.place.bound import find_bound
-from topoplan.synth.place.check import check_place_bound
 from topoplan.synth.place.job import read_job
 from topoplan.synth.place.placement import Placement
 from topoplan.synth.place.placing import place
+from topoplan.synth.place.proof.bound import find_bound
+from topoplan.synth.place.proof.check import check_place_bound
 from topoplan.synth.place.tiers import find_tiers
 from topoplan.topo.derived.forwarding import Forwarding
 from topoplan.topo.derived.hosts import group_by_host

@@ -20,9 +20,9 @@ import topoplan
 from topoplan.cli.place import main
 from topoplan.synth.judge.rates import rate_rings
 from topoplan.synth.place import placing
-from topoplan.synth.place.check import check_place_bound
 from topoplan.synth.place.job import read_job
 from topoplan.synth.place.placing import place
+from topoplan.synth.place.proof.check import check_place_bound
 from topoplan.topo.derived.route_table import RouteTable
 from topoplan.topo.errors import InputError, VerificationError
 from topoplan.topo.graph import Device, Link, Topology, both_ways

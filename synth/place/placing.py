@@ -17,8 +17,6 @@ from ...topo.errors import InfeasibleError, InputError
 from ...topo.graph import Topology
 from ...topo.resolve import load
 from ..effort import USUAL_LIMIT_S, Effort
-from .bound import choose_parts, find_bound
-from .check import NOTHING, SEARCH, PlaceBound
 from .exhaustive import MOST_LISTED, MOST_PROVED, list_all, prove_best
 from .improve import Improver
 from .inside import arrange_inside
@@ -26,6 +24,8 @@ from .job import Ints, Job, Phase, read_job
 from .loads import OBJECTIVES, TIME, Loads, Ways
 from .patterns import PAIRS, RING, SPREAD, TARGETS
 from .placement import EQUAL, Placement, Step
+from .proof.bound import choose_parts, find_bound
+from .proof.check import NOTHING, SEARCH, PlaceBound
 from .search import Search
 from .starts import find_rings, offer_starts
 from .tiers import Tier, find_tiers
