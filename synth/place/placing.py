@@ -22,7 +22,7 @@ from .improve import Improver
 from .inside import arrange_inside
 from .job import Ints, Job, Phase, read_job
 from .loads import OBJECTIVES, TIME, Loads, Ways
-from .patterns import PAIRS, RING, SPREAD, TARGETS
+from .patterns import PAIRS, PLAN, RING, SPREAD, TARGETS
 from .placement import EQUAL, Placement, Step
 from .proof.bound import choose_parts, find_bound
 from .proof.check import NOTHING, SEARCH, PlaceBound
@@ -84,10 +84,12 @@ def place(
     given = _read_order(order, asked.numbers)
     hosts = _number_hosts(asked)
     tiers = find_tiers(asked.topology, asked.gpus, _list_hosts(asked.gpus, hosts))
-    loads = Loads(_make_ways(asked, tiers if target == "plan" else ()), asked.phases, objective)
+    loads = Loads(_make_ways(asked, tiers if target == PLAN else ()), asked.phases, objective)
     effort = Effort(time_limit_s)
     apart = tuple(asked.job.list_groups(name) for name in _check_names(together, asked.job))
-    search = Search(loads, asked.job, apart, hosts, effort)
+    forwarded = asked.table.forwarded[np.ix_(asked.gpus, asked.gpus)]
+    avoided = forwarded if forwarded.any() and target != PLAN else None
+    search = Search(loads, asked.job, apart, hosts, effort, forwarded=avoided)
     bound = _search(search, asked, tiers, given, together)
     if search.best[0]:
         raise InfeasibleError(
@@ -96,7 +98,8 @@ def place(
         )
     found = search.order
     apart_given, values, _ = search.judge(given[None, :])
-    if not apart_given[0] and int(values[0]) == search.best[1]:
+    as_good = not apart_given[0] and int(values[0]) == search.best[1]
+    if as_good and search.count_forwarded(given[None, :])[0] <= search.count_forwarded(found[None, :])[0]:
         found = given  # nothing is gained by another order
     found = _keep_hosts_together(search, found)
     return Placement(
@@ -118,7 +121,7 @@ def place(
         ),
         busiest=loads.find_busiest(found.tolist()) if asked.phases else "",
         search_complete=not effort.cut_short,
-        notes=_list_notes(asked, found, target, together if apart_given[0] else ()),
+        notes=_list_notes(int(search.count_forwarded(found[None, :])[0]), together if apart_given[0] else ()),
     )
 
 
@@ -255,8 +258,10 @@ def _keep_hosts_together(search: Search, order: Ints) -> Ints:
         turned = np.roll(order, -begin)
         _, first, host = np.unique(search.host_of[turned], return_index=True, return_inverse=True)
         tried.append(turned[np.argsort(first[host], kind="stable")])
-    apart, values, _ = search.judge(np.array(tried))
-    as_good = np.flatnonzero((apart <= search.best[0]) & (values <= search.best[1]))
+    orders = np.array(tried)
+    apart, values, _ = search.judge(orders)
+    is_direct = search.count_forwarded(orders) <= search.count_forwarded(order[None, :])[0]
+    as_good = np.flatnonzero((apart <= search.best[0]) & (values <= search.best[1]) & is_direct)
     return tried[int(as_good[0])] if len(as_good) else order
 
 
@@ -266,18 +271,15 @@ def _renumber(tiers: Sequence[Tier], gpus: Sequence[int]) -> list[Tier]:
     return [tuple(tuple(at[gpu] for gpu in part) for part in tier) for tier in tiers]
 
 
-def _list_notes(asked: _Asked, found: Ints, target: str, not_together: Sequence[str]) -> tuple[str, ...]:
-    """Return what a reader of the answer should know beside it; `not_together`: dimensions that the given order breaks up."""
+def _list_notes(forwarded: int, not_together: Sequence[str]) -> tuple[str, ...]:
+    """Return what a reader of the answer should know beside it: messages that are forwarded, and dimensions that the given
+    order breaks up.
+    """
     notes = []
     if not_together:
         notes.append(
             f"in the given order not every group of {', '.join(not_together)} shares a host, so it is no choice"
         )
-    forwarded = sum(
-        int(asked.table.forwarded[asked.gpus[a], asked.gpus[b]])
-        for phase in asked.phases
-        for a, b in zip(found[phase.src].tolist(), found[phase.dst].tolist(), strict=True)
-    )
-    if forwarded and target != "plan":
+    if forwarded:
         notes.append(f"{forwarded} messages go through other GPUs, which no direct way joins")
     return tuple(notes)
