@@ -12,7 +12,7 @@ import numpy as np
 from ...topo.derived.degrade import Change, degrade
 from ...topo.derived.hosts import group_by_host
 from ...topo.derived.route_table import RouteTable
-from ...topo.derived.stripes import merge_nvswitches
+from ...topo.derived.stripes import merge_nvswitches, merge_spines
 from ...topo.errors import InfeasibleError, InputError
 from ...topo.graph import Topology
 from ...topo.resolve import load
@@ -37,11 +37,14 @@ _STARTS = 4
 _MOST_SHAKEN = 256
 _MOST_TURNED = 256
 _SEED = 1
+_MOST_NOTES = 3
 
 
 @dataclass(frozen=True)
 class _Asked:
-    """What is to be placed: the GPUs that take part, by number in `topology` (without failed ones) and in the one given."""
+    """What is to be placed: the GPUs that take part, by number in `topology` (without failed ones, switches side by side made
+    one) and in the one given; `notes` say what that assumes.
+    """
 
     topology: Topology
     table: RouteTable
@@ -49,6 +52,7 @@ class _Asked:
     numbers: tuple[int, ...]
     job: Job
     phases: list[Phase]
+    notes: tuple[str, ...]
 
 
 def place(
@@ -121,7 +125,8 @@ def place(
         ),
         busiest=loads.find_busiest(found.tolist()) if asked.phases else "",
         search_complete=not effort.cut_short,
-        notes=_list_notes(int(search.count_forwarded(found[None, :])[0]), together if apart_given[0] else ()),
+        notes=asked.notes
+        + _list_notes(int(search.count_forwarded(found[None, :])[0]), together if apart_given[0] else ()),
     )
 
 
@@ -142,9 +147,18 @@ def _read(
     read = read_job(job, traffic, len(left))
     whole = degrade(machine, Change(without_ranks=tuple(sorted(set(failed))))) if failed else machine
     whole = merge_nvswitches(whole)
+    spread = merge_spines(whole)
+    merged = [d.extra["members"] for d in spread.devices if d.extra != whole.by_id[d.id].extra]
+    whole = spread
     ids = {gpu: i for i, gpu in enumerate(whole.ranks)}
     gpus = tuple(ids[machine.ranks[number]] for number in left)
-    return _Asked(whole, RouteTable(whole), gpus, tuple(left), read, read.list_phases(target))
+    notes = tuple(map(_note_merged, merged[:_MOST_NOTES]))
+    return _Asked(whole, RouteTable(whole), gpus, tuple(left), read, read.list_phases(target), notes)
+
+
+def _note_merged(switches: Sequence[str]) -> str:
+    more = f" and {len(switches) - 2} more" if len(switches) > 2 else ""
+    return f"{' and '.join(switches[:2])}{more} stand side by side: flows are assumed to be spread evenly over such switches"
 
 
 def _read_order(order: Sequence[int] | None, numbers: Sequence[int]) -> Ints:
