@@ -18,7 +18,7 @@ from ...topo.graph import Topology
 from ...topo.resolve import load
 from ..effort import USUAL_LIMIT_S, Effort
 from .exhaustive import MOST_LISTED, MOST_PROVED, list_all, prove_best
-from .improve import Improver
+from .improve import Improver, keep_hosts_together
 from .inside import arrange_inside
 from .job import Ints, Job, Phase, read_job
 from .loads import OBJECTIVES, TIME, Loads, Ways
@@ -35,7 +35,6 @@ _INSIDE_S, _IMPROVE_S, _RINGS_S, _SHAKE_S, _SHAKE_FEW_S, _PROOF_S = 1.5, 2.0, 2.
 """Work for each part of the search, in seconds of a quiet core at the usual time limit."""
 _STARTS = 4
 _MOST_SHAKEN = 256
-_MOST_TURNED = 256
 _SEED = 1
 _MOST_NOTES = 3
 
@@ -105,7 +104,7 @@ def place(
     as_good = not apart_given[0] and int(values[0]) == search.best[1]
     if as_good and search.count_forwarded(given[None, :])[0] <= search.count_forwarded(found[None, :])[0]:
         found = given  # nothing is gained by another order
-    found = _keep_hosts_together(search, found)
+    found = keep_hosts_together(search, found)
     return Placement(
         name=machine.name,
         job=asked.job,
@@ -234,14 +233,20 @@ def _search(search: Search, asked: _Asked, tiers: Sequence[Tier], given: Ints, t
     if rings:
         search.offer(np.array(rings))
     chance = np.random.default_rng(_SEED)
-    search.effort = effort.grant(_IMPROVE_S)
     improver = Improver(search, near, chance)
-    for start in [search.order.copy(), *starts[:_STARTS], given]:
-        improver.improve(start)
+
+    def find() -> PlaceBound:
+        unit = search.best[1] * loads.seconds_each
+        return find_bound(asked.table, asked.gpus, tiers, job, asked.phases, loads.objective, unit, together)
+
+    bound = None if search.best[0] else find()
+    if bound is None or search.best[1] > bound.seconds / loads.seconds_each * (1 + EQUAL):
+        search.effort = effort.grant(_IMPROVE_S)
+        for start in [search.order.copy(), *starts[:_STARTS], given]:
+            improver.improve(start)
     if search.best[0]:
         return PlaceBound(Fraction(0), NOTHING, {})
-    unit = search.best[1] * loads.seconds_each
-    bound = find_bound(asked.table, asked.gpus, tiers, job, asked.phases, loads.objective, unit, together)
+    bound = bound or find()
     least = bound.seconds / loads.seconds_each * (1 + EQUAL)
     if search.best[1] > least and job.ranks <= _MOST_SHAKEN:
         search.effort = effort.grant(_INSIDE_S)
@@ -256,27 +261,6 @@ def _search(search: Search, asked: _Asked, tiers: Sequence[Tier], given: Ints, t
         if proved > bound.seconds:
             return PlaceBound(proved, SEARCH, {})
     return bound
-
-
-def _keep_hosts_together(search: Search, order: Ints) -> Ints:
-    """Return a best order, or for one group one that is as good and in which each host's ranks follow each other, as many
-    launchers number them: a ring may begin anywhere, and often pass all GPUs of a host at once.
-    """
-    hosts = search.host_of[order]
-    begins = np.flatnonzero(hosts != np.roll(hosts, 1))
-    together = len(begins) <= 1 or int((hosts[1:] != hosts[:-1]).sum()) == len(np.unique(hosts)) - 1
-    if together or len([size for _, size in search.job.dimensions if size > 1]) != 1:
-        return order
-    tried = []
-    for begin in begins[:_MOST_TURNED].tolist():
-        turned = np.roll(order, -begin)
-        _, first, host = np.unique(search.host_of[turned], return_index=True, return_inverse=True)
-        tried.append(turned[np.argsort(first[host], kind="stable")])
-    orders = np.array(tried)
-    apart, values, _ = search.judge(orders)
-    is_direct = search.count_forwarded(orders) <= search.count_forwarded(order[None, :])[0]
-    as_good = np.flatnonzero((apart <= search.best[0]) & (values <= search.best[1]) & is_direct)
-    return tried[int(as_good[0])] if len(as_good) else order
 
 
 def _renumber(tiers: Sequence[Tier], gpus: Sequence[int]) -> list[Tier]:
