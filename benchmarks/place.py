@@ -24,15 +24,16 @@ from pathlib import Path
 
 from wire_speed import run, topo
 
-from topoplan.synth.place.bound import find_bound
-from topoplan.synth.place.check import check_place_bound
 from topoplan.synth.place.job import read_job
 from topoplan.synth.place.placement import Placement
 from topoplan.synth.place.placing import place
+from topoplan.synth.place.proof.bound import find_bound
+from topoplan.synth.place.proof.check import check_place_bound
 from topoplan.synth.place.tiers import find_tiers
 from topoplan.topo.derived.forwarding import Forwarding
 from topoplan.topo.derived.hosts import group_by_host
 from topoplan.topo.derived.route_table import RouteTable
+from topoplan.topo.derived.stripes import merge_spines
 from topoplan.topo.graph import Device, Link, Topology, both_ways
 from topoplan.topo.presets import preset
 from topoplan.topo.routes import Router, route_links
@@ -138,6 +139,7 @@ def write_job(sizes: Sequence[int], traffics: Traffics) -> tuple[str, str]:
 
 def check_against_all(topology: Topology, sizes: Sequence[int], traffics: Traffics, objective: str) -> Placement:
     """Place a job, hold the answer against all orders and the bound of tiers against the best; return the placement."""
+    topology = merge_spines(topology)
     job, traffic = write_job(sizes, traffics)
     placed = place(topology, job, traffic, objective=objective)
     seconds = dict(seconds_of_all([sends_of(sizes, *traffic) for traffic in traffics], topology, objective))
@@ -227,10 +229,12 @@ def known_machines() -> dict[str, tuple[Topology, list[int] | None]]:
 
 
 def print_large() -> None:
-    """Place 1,024 ranks on 128 boxes behind 16 leaves and 4 spines, for several traffics."""
+    """Place 1,024 ranks on 128 boxes behind 16 leaves and 4 spines, for several traffics; and with uplinks of a quarter, as if
+    flows were not spread over the spines.
+    """
     job = "dp=16,tp=8,pp=8"
-    for leaf_GBps in (400, 800):
-        machine = build_boxes(128, 8, 8, 4, leaf_GBps)
+    for spines, leaf_GBps in ((4, 400), (4, 800), (1, 400), (1, 800)):
+        machine = build_boxes(128, 8, 8, spines, leaf_GBps)
         for traffic in (
             "dp=allreduce:1G,tp=allreduce:4G,pp=sendrecv:64M",
             "dp=allreduce:1G,tp=allreduce:64M,pp=sendrecv:16M",

@@ -155,13 +155,22 @@ def run_emulated(
 class EmulatedRank(ForkedProcess):
     """A command's module as one rank of an emulated machine, forked; with what tests need of subprocess.Popen.
 
-    It differs from `topoplan.runtime.emulate.start_rank` in that its imports are done.
+    It differs from `topoplan.runtime.emulate.start_rank` in that its imports are done; `env` stands in for the variables that
+    say who the rank is.
     """
 
     def __init__(
-        self, network: Network, rank: int, folder: Path, module: str, arguments: Sequence[str], output: Path
+        self,
+        network: Network,
+        rank: int,
+        folder: Path,
+        module: str,
+        arguments: Sequence[str],
+        output: Path,
+        env: Mapping[str, str] | None = None,
     ) -> None:
-        told = {**os.environ, **patient_ranks(), **list_rank_variables(network, rank, folder)}
+        own = list_rank_variables(network, rank, folder) if env is None else env
+        told = {**os.environ, **patient_ranks(), **own}
         namespace = network.namespace_of(network.blueprint.home[rank])
         call = (module, list(arguments), told, str(Path.cwd()), output, output, namespace)
         super().__init__(_SERVER.Process(target=_command_main, args=call))

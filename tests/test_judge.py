@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from launch import run_command
 from nccl_samples import DEVICES, GRAPH, HEADER, row, sign, write_log
+from place import build_boxes
 
 from topoplan.cli import judge as command
 from topoplan.synth.channels.channels import CHAIN, RING, Channels, algbw_GBps, schedule_channels
@@ -29,6 +30,7 @@ from topoplan.synth.judge.rates import RINGS, TREES, rate_rings, rate_trees
 from topoplan.synth.judge.readers.detect import read_text
 from topoplan.synth.judge.report import write_json, write_text
 from topoplan.synth.judge.verdict import Verdict
+from topoplan.synth.place import placing
 from topoplan.synth.request import Request, Send, build_schedule
 from topoplan.topo.errors import InputError
 from topoplan.topo.graph import Topology
@@ -163,6 +165,20 @@ def test_a_log_is_held_against_the_bound_and_what_gives_more_is_said() -> None:
     assert "topo-synth --collective allreduce --topology pcie-2socket --format nccl-graph" in write_text(
         [verdict], None
     )
+
+
+def test_between_hosts_topo_place_is_named_with_what_it_needs(tmp_path: Path) -> None:
+    """A ring that crosses the spine at every hop, of ranks that were dealt to two leaves in turn; one GPU has no rank."""
+    machine = tmp_path / "leaves.json"
+    machine.write_text(build_boxes(9, 1, 3, leaf_GBps=50).dumps(), encoding="utf-8")
+    order = [0, 3, 1, 4, 2, 5, 6, 7]
+    verdict = judge(log([order], []), str(machine))
+    (finding,) = [f for f in verdict.findings if f.name == "order-allreduce"]
+    assert "one ring in the order h" in finding.message
+    assert finding.advice == f"start ranks in that order: topo-place {machine} --reserve 8"
+    placed = placing.place(build_boxes(9, 1, 3, leaf_GBps=50), reserve=[8])
+    (option,) = [o for o in verdict.channelled[0].options["allreduce"].options if o.name == "rank-order"]
+    assert option.algbw_GBps == Fraction(1 << 30, 10**9) / placed.seconds
 
 
 def test_what_the_tuner_takes_is_judged() -> None:

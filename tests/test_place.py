@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from fractions import Fraction
+from itertools import pairwise
 from math import prod
 from pathlib import Path
 
@@ -19,9 +20,9 @@ import topoplan
 from topoplan.cli.place import main
 from topoplan.synth.judge.rates import rate_rings
 from topoplan.synth.place import placing
-from topoplan.synth.place.check import check_place_bound
 from topoplan.synth.place.job import read_job
 from topoplan.synth.place.placing import place
+from topoplan.synth.place.proof.check import check_place_bound
 from topoplan.topo.derived.route_table import RouteTable
 from topoplan.topo.errors import InputError, VerificationError
 from topoplan.topo.graph import Device, Link, Topology, both_ways
@@ -125,6 +126,31 @@ def test_failed_and_reserved_gpus_get_no_rank() -> None:
     placed = place("dgx-a100:2", without_ranks=[3], reserve=[8, 12])
     assert sorted(placed.order) == [x for x in range(16) if x not in (3, 8, 12)]
     assert placed.gpus == tuple(preset("dgx-a100:2").ranks[x] for x in placed.order)
+
+
+def test_flows_are_spread_over_equal_spines_and_that_is_said() -> None:
+    """Two spines carry what one of twice the rate does; a spine that differs stands alone, and its way is one of several."""
+    traffic = "dp=4,tp=2", "dp=allreduce:1G,tp=allreduce:64M"
+    two, one = build_boxes(4, 2, 2, 2, 30), build_boxes(4, 2, 2, 1, 60)
+    given_order = [0, 4, 1, 5, 2, 6, 3, 7]
+    spread, alone = (place(machine, *traffic, order=given_order) for machine in (two, one))
+    assert (spread.seconds, spread.given_seconds) == (alone.seconds, alone.given_seconds)
+    assert spread.notes == (
+        "spine0 and spine1 stand side by side: flows are assumed to be spread evenly over such switches",
+    )
+    assert alone.notes == ()
+    uneven = [replace(x, bandwidth_GBps=Fraction(20)) if "spine1" in (x.src, x.dst) else x for x in two.links]
+    single = place(Topology("uneven", two.devices, tuple(uneven)), *traffic, order=given_order)
+    assert single.notes == () and single.given_seconds > spread.given_seconds
+
+
+def test_each_hosts_ranks_follow_each_other_where_that_is_as_good() -> None:
+    """As torchrun and hostfiles number them, even where the present order is as good."""
+    for present in ([8, 0, 9, 1, 10], [9, 5, 10, 4, 14]):
+        placed = place("dgx-a100:2", reserve=[x for x in range(16) if x not in present], order=present)
+        hosts = [gpu // 8 for gpu in placed.order]
+        assert placed.gain >= 1
+        assert sum(a != b for a, b in pairwise(hosts)) == 1
 
 
 def test_the_command_writes_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from topoplan.synth.bounds.any_way import bound
 from topoplan.synth.ir.collective import Collective
-from topoplan.topo.derived.stripes import merge_nvswitches
+from topoplan.topo.derived.stripes import merge_nvswitches, merge_spines
 from topoplan.topo.graph import Device, Link, Topology, both_ways
 from topoplan.topo.presets import preset
 from topoplan.topo.resolve import resolve
@@ -70,3 +70,21 @@ def test_the_recorded_dgx2_plans_as_the_preset(recorded: Callable[[str], Path]) 
     wanted = preset("dgx2").capacity_GBps
     assert {c for (a, b), c in merged.capacity_GBps.items() if "nvswitch" in b and "gpu" in a} == {Fraction(150)}
     assert merged.capacity_GBps["nvswitch0", "nvswitch6"] == wanted["nvswitch0", "nvswitch1"]
+
+
+def test_the_upper_levels_of_a_fat_tree_become_one_switch_each() -> None:
+    """Of each pod one, and of all cores one, with as much capacity between levels; leaves stay."""
+    pods, half = 4, 2
+    hosts = [(f"h{p}{e}{i}", f"edge{p}{e}") for p in range(pods) for e in range(half) for i in range(half)]
+    wires = [*hosts, *((f"edge{p}{e}", f"agg{p}{a}") for p in range(pods) for e in range(half) for a in range(half))]
+    wires += [(f"agg{p}{a}", f"core{a}{c}") for p in range(pods) for a in range(half) for c in range(half)]
+    names = dict.fromkeys(name for wire in wires for name in wire)
+    devices = [Device(x) if x[0] == "h" else Device(x, "switch", "network") for x in names]
+    tree = Topology("fat-tree", tuple(devices), tuple(x for a, b in wires for x in both_ways(Link(a, b, Fraction(10)))))
+    merged = merge_spines(tree)
+    assert sorted(d.id for d in merged.devices if d.id.startswith(("agg", "core"))) == [
+        "agg00", "agg10", "agg20", "agg30", "core00",
+    ]  # fmt: skip
+    assert merged.ranks == tree.ranks and {d.id for d in tree.devices if d.id.startswith("edge")} <= merged.by_id.keys()
+    assert merged.capacity_GBps["edge00", "agg00"] == 20 and merged.capacity_GBps["agg00", "core00"] == 40
+    assert merge_nvswitches(tree) == tree and merge_spines(merged) == merged

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from fractions import Fraction
 
+from ..place.job import WHOLE
 from .found import Finding
 from .options import GRAPH_FILE, PLAN, RANK_ORDER, Options
+from .places import Placed, count_hosts
 from .rates import RINGS, TREES, Rate
 from .verdict import Channelled, Measured, Verdict
 
@@ -104,39 +106,74 @@ def _advise_on_channels(channelled: Channelled, collective: str, verdict: Verdic
                 f"a graph file with true speeds lets the tuner choose by size; NCCL_ALGO={name} forces it at all sizes",
             )
         )
-    findings += _offer(collective, taken.algbw_GBps, f"what {taken.shape} reach", share, options, verdict)
+    findings += _offer(
+        collective, taken.algbw_GBps, f"what {taken.shape} reach", share, options, verdict, channelled.placed
+    )
     return findings
 
 
 def _offer(
-    collective: str, now: Fraction, what: str, share: float, options: Options, verdict: Verdict
+    collective: str,
+    now: Fraction,
+    what: str,
+    share: float,
+    options: Options,
+    verdict: Verdict,
+    placed: Placed | None,
 ) -> list[Finding]:
-    """Return what would give more than `now`, or that nothing would."""
+    """Return what would give more than `now`, or that nothing would; `placed`: where the ranks run."""
     file, plan, order = options.best(GRAPH_FILE), options.best(PLAN), options.best(RANK_ORDER)
     name, machine = f"offer-{collective}", verdict.machine.argument
     better = Fraction(_GAIN)
+    in_order = None if order is None or order.algbw_GBps <= now * better else order
     if file is not None and file.algbw_GBps > now * better:
         command = f"topo-synth --collective {collective} --topology {machine} --format nccl-graph -o graph.xml"
         text = (
             f"a graph file ({file.what}) would reach {gbps(file.algbw_GBps)} GB/s, {float(file.algbw_GBps / now):.2f} times "
             f"{what}"
         )
-        if order is not None and order.algbw_GBps > now * better:
-            text += f"; {order.what} alone would reach {gbps(order.algbw_GBps)}"
+        if in_order is not None:
+            text += f"; {in_order.what} alone would reach {gbps(in_order.algbw_GBps)}"
         return [Finding(name, text, f"{command}; then run with NCCL_GRAPH_FILE=graph.xml")]
+    findings = []
+    if in_order is not None and placed is not None and count_hosts(placed.topology) > 1:
+        times = f"{float(in_order.algbw_GBps / now):.2f} times"
+        text = f"{in_order.what} would reach {gbps(in_order.algbw_GBps)} GB/s, {times} {what}"
+        findings.append(
+            Finding(f"order-{collective}", text, f"start ranks in that order: {_place(collective, verdict, placed)}")
+        )
     if plan is not None and plan.algbw_GBps > now * better:
         return [
+            *findings,
             Finding(
                 name,
                 f"a plan would reach {gbps(plan.algbw_GBps)} GB/s, {float(plan.algbw_GBps / now):.2f} times {what}; no rings "
                 "or chains found here would",
                 f"topo-synth --collective {collective} --topology {machine} -o plan.json; then topo-run plan.json, or the "
                 "hook",
-            )
+            ),
         ]
+    if findings:
+        return findings
     if share >= 1 / _GAIN:
         return [Finding(name, f"{what} is {percent(min(share, 1.0))} of the bound", "nothing: leave it alone")]
     return [Finding(name, f"nothing was found that reaches {_GAIN:.2f} times {what}", "leave it alone")]
+
+
+def _place(collective: str, verdict: Verdict, placed: Placed) -> str:
+    """Return the topo-place command that finds an order of a file's ranks, against the one that they have."""
+    machine = verdict.machine.topology
+    numbers = {gpu: i for i, gpu in enumerate(machine.ranks)} if machine is not None else {}
+    present = [numbers[placed.topology.ranks[gpu]] for gpu in placed.gpu_of]
+    free = sorted(set(numbers.values()) - set(present))
+    words = ["topo-place", verdict.machine.argument]
+    if collective != "allreduce":
+        words += ["--traffic", f"{WHOLE}={collective}:1G"]
+    if free:
+        words += ["--reserve", ",".join(map(str, free))]
+    if present != sorted(present):
+        words += ["--order", ",".join(map(str, present))]
+    return " ".join(words)
 
 
 def _advise_on_measurement(measured: Measured, verdict: Verdict) -> list[Finding]:
@@ -171,7 +208,7 @@ def _advise_on_measurement(measured: Measured, verdict: Verdict) -> list[Finding
         return findings
     if measured.options is not None and peak.share < _NEAR:
         return _offer(name, Fraction(algbw).limit_denominator(10**6) or Fraction(1, 10**6), "what was measured",
-                      peak.share, measured.options, verdict)  # fmt: skip
+                      peak.share, measured.options, verdict, measured.placed)  # fmt: skip
     if peak.share >= _NEAR:
         findings.append(
             Finding(

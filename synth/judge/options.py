@@ -6,13 +6,15 @@ from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
 
-from ...topo.errors import TopoplanError
+from ...topo.errors import InfeasibleError, TopoplanError
 from ...topo.graph import Topology
-from ...topo.routes import Router
+from ...topo.routes import Router, router_of
 from ..channels.channels import CHAIN, RING, Channels
 from ..channels.search import find_channels
 from ..effort import Effort
 from ..ir.collective import Collective
+from ..place.job import WHOLE
+from ..place.placing import place
 from ..plan import Plan
 from ..request import Request
 from ..synthesize import synthesize
@@ -20,7 +22,8 @@ from .places import count_hosts
 from .rates import rate_rings, rate_trees
 
 _TIME_LIMIT_S = 20.0
-_MOST_CHANNEL_RANKS = 16
+_MOST_CHANNEL_RANKS, _MOST_CHANNELS = 16, 32
+_MOST_PLACED_RANKS, _MOST_NAMED = 64, 16
 _MOST_PLAN_RANKS = 64
 _SHAPED = ("allreduce", "allgather", "reduce-scatter")
 """Collectives that NCCL runs over rings (and, of allreduce, trees)."""
@@ -55,10 +58,10 @@ def find_options(collective: Collective, topology: Topology) -> Options:
     options: list[Option] = []
     missing: list[str] = []
     if collective.name in _SHAPED:
-        for shape, most, name in ((CHAIN, 32, GRAPH_FILE), (RING, 32, GRAPH_FILE), (RING, 1, RANK_ORDER)):
+        for shape in (CHAIN, RING):
             if shape == CHAIN and collective.name != "allreduce":
                 continue
-            if name == GRAPH_FILE and count_hosts(topology) > 1:
+            if count_hosts(topology) > 1:
                 missing.append(
                     "graph files say what happens inside a node; give the topology of one to see what they would do"
                 )
@@ -67,9 +70,18 @@ def find_options(collective: Collective, topology: Topology) -> Options:
                 missing.append(f"rings and chains are sought for at most {_MOST_CHANNEL_RANKS} GPUs")
                 continue
             try:
-                options.append(_find_channels(collective, topology, shape, most, name))
+                options.append(_find_channels(collective, topology, shape))
             except TopoplanError as error:
                 missing.append(f"{shape}s: {error}")
+        if collective.ranks > _MOST_PLACED_RANKS:
+            missing.append(
+                f"orders of ranks are sought here for at most {_MOST_PLACED_RANKS} GPUs (topo-place finds them for more)"
+            )
+        else:
+            try:
+                options.append(_place_ring(collective, topology))
+            except TopoplanError as error:
+                missing.append(f"rank order: {error}")
     plan = None
     if collective.ranks > _MOST_PLAN_RANKS:
         missing.append(f"plans are made here for at most {_MOST_PLAN_RANKS} GPUs (topo-synth makes them for more)")
@@ -84,16 +96,24 @@ def find_options(collective: Collective, topology: Topology) -> Options:
     return Options(tuple(options), plan, tuple(dict.fromkeys(missing)))
 
 
-def _find_channels(collective: Collective, topology: Topology, shape: str, most: int, name: str) -> Option:
+def _find_channels(collective: Collective, topology: Topology, shape: str) -> Option:
     """Return what the best channels of a shape reach."""
     request = Request(collective, topology, Effort(_TIME_LIMIT_S), quick=True)
-    channels = find_channels(request, shape, most)
+    channels = find_channels(request, shape, _MOST_CHANNELS)
     algbw = rate_channels(collective.name, channels, topology, request.router)
     count = len(channels.orders)
-    if name == RANK_ORDER:
-        gpus = ", ".join(topology.ranks[i] for i in channels.orders[0])
-        return Option(name, algbw, f"one ring in the order {gpus}")
-    return Option(name, algbw, f"{count} {shape}{'' if count == 1 else 's'} through all GPUs")
+    return Option(GRAPH_FILE, algbw, f"{count} {shape}{'' if count == 1 else 's'} through all GPUs")
+
+
+def _place_ring(collective: Collective, topology: Topology) -> Option:
+    """Return what one ring in the best order of ranks reaches, as topo-place finds it."""
+    placed = place(topology, traffic=f"{WHOLE}={collective.name}:1G", time_limit_s=_TIME_LIMIT_S)
+    try:
+        algbw = rate_rings(collective.name, [placed.order], topology, router_of(topology)).algbw_GBps
+    except InfeasibleError:
+        raise InfeasibleError("every ring through all GPUs has neighbours that only other GPUs join") from None
+    gpus = f"the order {', '.join(placed.gpus)}" if len(placed.gpus) <= _MOST_NAMED else "the best order of ranks"
+    return Option(RANK_ORDER, algbw, f"one ring in {gpus}")
 
 
 def rate_channels(collective: str, channels: Channels, topology: Topology, router: Router) -> Fraction:

@@ -19,6 +19,7 @@ _AT_ONCE = 64
 _MOST_MOVES = 4096
 _DRAWN = 512
 _MOST_SHAKES = 8
+_MOST_TURNED = 256
 _SEARCH = "placement of ranks"
 _SWAP, _TURN, _SHIFT, _SWAP_PARTS, _SWAP_SEATS = range(5)
 Move = tuple[int, int, int, int]
@@ -127,3 +128,24 @@ class Improver:
             other[parts[i]], other[parts[j]] = parts[j], parts[i]
             out = other[order]
         return out
+
+
+def keep_hosts_together(search: Search, order: Ints) -> Ints:
+    """Return a best order, or for one group one that is as good and in which each host's ranks follow each other, as many
+    launchers number them: a ring may begin anywhere, and often pass all GPUs of a host at once.
+    """
+    hosts = search.host_of[order]
+    begins = np.flatnonzero(hosts != np.roll(hosts, 1))
+    together = len(begins) <= 1 or int((hosts[1:] != hosts[:-1]).sum()) == len(np.unique(hosts)) - 1
+    if together or len([size for _, size in search.job.dimensions if size > 1]) != 1:
+        return order
+    tried = []
+    for begin in begins[:_MOST_TURNED].tolist():
+        turned = np.roll(order, -begin)
+        _, first, host = np.unique(search.host_of[turned], return_index=True, return_inverse=True)
+        tried.append(turned[np.argsort(first[host], kind="stable")])
+    orders = np.array(tried)
+    apart, values, _ = search.judge(orders)
+    is_direct = search.count_forwarded(orders) <= search.count_forwarded(order[None, :])[0]
+    as_good = np.flatnonzero((apart <= search.best[0]) & (values <= search.best[1]) & is_direct)
+    return tried[int(as_good[0])] if len(as_good) else order

@@ -7,8 +7,8 @@ from fractions import Fraction
 from typing import Any
 
 from ..sizes import show_size
-from .check import NOTHING, SEARCH, PlaceBound
 from .job import Job, Traffic
+from .proof.check import NOTHING, SEARCH, PlaceBound
 
 EQUAL = Fraction(1, 10**9)
 """A bound within this share of the time counts as met: its logarithms are rounded."""

@@ -12,20 +12,20 @@ import numpy as np
 from ...topo.derived.degrade import Change, degrade
 from ...topo.derived.hosts import group_by_host
 from ...topo.derived.route_table import RouteTable
-from ...topo.derived.stripes import merge_nvswitches
+from ...topo.derived.stripes import merge_nvswitches, merge_spines
 from ...topo.errors import InfeasibleError, InputError
 from ...topo.graph import Topology
 from ...topo.resolve import load
 from ..effort import USUAL_LIMIT_S, Effort
-from .bound import choose_parts, find_bound
-from .check import NOTHING, SEARCH, PlaceBound
 from .exhaustive import MOST_LISTED, MOST_PROVED, list_all, prove_best
-from .improve import Improver
+from .improve import Improver, keep_hosts_together
 from .inside import arrange_inside
 from .job import Ints, Job, Phase, read_job
 from .loads import OBJECTIVES, TIME, Loads, Ways
-from .patterns import PAIRS, RING, SPREAD, TARGETS
+from .patterns import PAIRS, PLAN, RING, SPREAD, TARGETS
 from .placement import EQUAL, Placement, Step
+from .proof.bound import choose_parts, find_bound
+from .proof.check import NOTHING, SEARCH, PlaceBound
 from .search import Search
 from .starts import find_rings, offer_starts
 from .tiers import Tier, find_tiers
@@ -36,11 +36,14 @@ _INSIDE_S, _IMPROVE_S, _RINGS_S, _SHAKE_S, _SHAKE_FEW_S, _PROOF_S = 1.5, 2.0, 2.
 _STARTS = 4
 _MOST_SHAKEN = 256
 _SEED = 1
+_MOST_NOTES = 3
 
 
 @dataclass(frozen=True)
 class _Asked:
-    """What is to be placed: the GPUs that take part, by number in `topology` (without failed ones) and in the one given."""
+    """What is to be placed: the GPUs that take part, by number in `topology` (without failed ones, switches side by side made
+    one) and in the one given; `notes` say what that assumes.
+    """
 
     topology: Topology
     table: RouteTable
@@ -48,6 +51,7 @@ class _Asked:
     numbers: tuple[int, ...]
     job: Job
     phases: list[Phase]
+    notes: tuple[str, ...]
 
 
 def place(
@@ -83,10 +87,12 @@ def place(
     given = _read_order(order, asked.numbers)
     hosts = _number_hosts(asked)
     tiers = find_tiers(asked.topology, asked.gpus, _list_hosts(asked.gpus, hosts))
-    loads = Loads(_make_ways(asked, tiers if target == "plan" else ()), asked.phases, objective)
+    loads = Loads(_make_ways(asked, tiers if target == PLAN else ()), asked.phases, objective)
     effort = Effort(time_limit_s)
     apart = tuple(asked.job.list_groups(name) for name in _check_names(together, asked.job))
-    search = Search(loads, asked.job, apart, hosts, effort)
+    forwarded = asked.table.forwarded[np.ix_(asked.gpus, asked.gpus)]
+    avoided = forwarded if forwarded.any() and target != PLAN else None
+    search = Search(loads, asked.job, apart, hosts, effort, forwarded=avoided)
     bound = _search(search, asked, tiers, given, together)
     if search.best[0]:
         raise InfeasibleError(
@@ -95,8 +101,10 @@ def place(
         )
     found = search.order
     apart_given, values, _ = search.judge(given[None, :])
-    if not apart_given[0] and int(values[0]) == search.best[1]:
+    as_good = not apart_given[0] and int(values[0]) == search.best[1]
+    if as_good and search.count_forwarded(given[None, :])[0] <= search.count_forwarded(found[None, :])[0]:
         found = given  # nothing is gained by another order
+    found = keep_hosts_together(search, found)
     return Placement(
         name=machine.name,
         job=asked.job,
@@ -116,7 +124,8 @@ def place(
         ),
         busiest=loads.find_busiest(found.tolist()) if asked.phases else "",
         search_complete=not effort.cut_short,
-        notes=_list_notes(asked, found, target, together if apart_given[0] else ()),
+        notes=asked.notes
+        + _list_notes(int(search.count_forwarded(found[None, :])[0]), together if apart_given[0] else ()),
     )
 
 
@@ -137,9 +146,18 @@ def _read(
     read = read_job(job, traffic, len(left))
     whole = degrade(machine, Change(without_ranks=tuple(sorted(set(failed))))) if failed else machine
     whole = merge_nvswitches(whole)
+    spread = merge_spines(whole)
+    merged = [d.extra["members"] for d in spread.devices if d.extra != whole.by_id[d.id].extra]
+    whole = spread
     ids = {gpu: i for i, gpu in enumerate(whole.ranks)}
     gpus = tuple(ids[machine.ranks[number]] for number in left)
-    return _Asked(whole, RouteTable(whole), gpus, tuple(left), read, read.list_phases(target))
+    notes = tuple(map(_note_merged, merged[:_MOST_NOTES]))
+    return _Asked(whole, RouteTable(whole), gpus, tuple(left), read, read.list_phases(target), notes)
+
+
+def _note_merged(switches: Sequence[str]) -> str:
+    more = f" and {len(switches) - 2} more" if len(switches) > 2 else ""
+    return f"{' and '.join(switches[:2])}{more} stand side by side: flows are assumed to be spread evenly over such switches"
 
 
 def _read_order(order: Sequence[int] | None, numbers: Sequence[int]) -> Ints:
@@ -215,14 +233,20 @@ def _search(search: Search, asked: _Asked, tiers: Sequence[Tier], given: Ints, t
     if rings:
         search.offer(np.array(rings))
     chance = np.random.default_rng(_SEED)
-    search.effort = effort.grant(_IMPROVE_S)
     improver = Improver(search, near, chance)
-    for start in [search.order.copy(), *starts[:_STARTS], given]:
-        improver.improve(start)
+
+    def find() -> PlaceBound:
+        unit = search.best[1] * loads.seconds_each
+        return find_bound(asked.table, asked.gpus, tiers, job, asked.phases, loads.objective, unit, together)
+
+    bound = None if search.best[0] else find()
+    if bound is None or search.best[1] > bound.seconds / loads.seconds_each * (1 + EQUAL):
+        search.effort = effort.grant(_IMPROVE_S)
+        for start in [search.order.copy(), *starts[:_STARTS], given]:
+            improver.improve(start)
     if search.best[0]:
         return PlaceBound(Fraction(0), NOTHING, {})
-    unit = search.best[1] * loads.seconds_each
-    bound = find_bound(asked.table, asked.gpus, tiers, job, asked.phases, loads.objective, unit, together)
+    bound = bound or find()
     least = bound.seconds / loads.seconds_each * (1 + EQUAL)
     if search.best[1] > least and job.ranks <= _MOST_SHAKEN:
         search.effort = effort.grant(_INSIDE_S)
@@ -245,18 +269,15 @@ def _renumber(tiers: Sequence[Tier], gpus: Sequence[int]) -> list[Tier]:
     return [tuple(tuple(at[gpu] for gpu in part) for part in tier) for tier in tiers]
 
 
-def _list_notes(asked: _Asked, found: Ints, target: str, not_together: Sequence[str]) -> tuple[str, ...]:
-    """Return what a reader of the answer should know beside it; `not_together`: dimensions that the given order breaks up."""
+def _list_notes(forwarded: int, not_together: Sequence[str]) -> tuple[str, ...]:
+    """Return what a reader of the answer should know beside it: messages that are forwarded, and dimensions that the given
+    order breaks up.
+    """
     notes = []
     if not_together:
         notes.append(
             f"in the given order not every group of {', '.join(not_together)} shares a host, so it is no choice"
         )
-    forwarded = sum(
-        int(asked.table.forwarded[asked.gpus[a], asked.gpus[b]])
-        for phase in asked.phases
-        for a, b in zip(found[phase.src].tolist(), found[phase.dst].tolist(), strict=True)
-    )
-    if forwarded and target != "plan":
+    if forwarded:
         notes.append(f"{forwarded} messages go through other GPUs, which no direct way joins")
     return tuple(notes)

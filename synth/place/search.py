@@ -16,13 +16,16 @@ from .patterns import AROUND, PAIRS, SPREAD
 _ENTRY_S = 2e-8
 """Seconds of a quiet core to touch a number while orders are valued."""
 _CALL_S = 1e-4
+_FORWARDED = 1e6
+"""What a forwarded message counts in unevenness."""
 
 
 @dataclass
 class Search:
     """Orders of one job on one machine, and the best that was seen: `order`, its `value`, its groups `apart`.
 
-    `together` are groups (rows of ranks) that must share a host; `host_of` has each GPU's.
+    `together` are groups (rows of ranks) that must share a host; `host_of` has each GPU's. `forwarded[u, v]`: other GPUs hand
+    on what GPU u sends to v (None: none do), which is avoided where that costs nothing.
     """
 
     loads: Loads
@@ -32,6 +35,7 @@ class Search:
     effort: Effort
     best: tuple[int, int, float] = (0, 0, 0.0)
     order: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    forwarded: NDArray[np.bool_] | None = None
 
     @property
     def is_turnable(self) -> bool:
@@ -39,14 +43,24 @@ class Search:
         return all(phase.pattern.shape in (AROUND, PAIRS, SPREAD) for phase in self.loads.phases)
 
     def judge(self, orders: Ints) -> tuple[Ints, NDArray[Any], NDArray[np.float64]]:
-        """Return the groups apart, the values and the unevenness of orders; that all are small counts in this order."""
+        """Return the groups apart, the values and the unevenness of orders (above all messages that GPUs forward); that all
+        are small counts in this order.
+        """
         self.effort.spend(_CALL_S + _ENTRY_S * self.loads.entries * len(orders))
         values, uneven = self.loads.values(orders)
         apart = np.zeros(len(orders), dtype=np.int64)
         for groups in self.together:
             hosts = self.host_of[orders[:, groups]]
             apart += (hosts != hosts[:, :, :1]).sum(axis=(1, 2))
-        return apart, values, uneven
+        return apart, values, uneven + _FORWARDED * self.count_forwarded(orders)
+
+    def count_forwarded(self, orders: Ints) -> Ints:
+        """Return how many messages go through other GPUs in each order."""
+        count = np.zeros(len(orders), dtype=np.int64)
+        if self.forwarded is not None:
+            for phase in self.loads.phases:
+                count += self.forwarded[orders[:, phase.src], orders[:, phase.dst]].sum(axis=1)
+        return count
 
     def offer(self, orders: Ints) -> bool:
         """Look at orders, keep the best of them where it is better than all before, and return whether it is."""

@@ -1,4 +1,5 @@
-"""Merge NVSwitches side by side: GPUs spread every message over all of them, so for a planner they are one.
+"""Merge switches side by side. NVSwitches: GPUs spread every message over all of them, so for a planner they are one.
+Spines, for those who take a network's many flows to be spread over all of its equal ways.
 
 A DGX-2 has six a board, and each GPU one link to each. A route names one way, though; through one of six switches it would
 have a sixth of what the hardware gives.
@@ -7,9 +8,10 @@ have a sixth of what the hardware gives.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import replace
 
-from ..graph import Link, Topology
+from ..graph import Device, Link, Topology
 
 
 def merge_nvswitches(topology: Topology) -> Topology:
@@ -19,7 +21,30 @@ def merge_nvswitches(topology: Topology) -> Topology:
     sort to switches that are themselves side by side: the coarsest such classes. Traffic that is spread evenly over a class
     loads all its links alike, so no plan for the merged machine asks more of a link than it has.
     """
-    classes = _classify_nvswitches(topology)
+    return _merge(topology, [d for d in topology.devices if d.family == "nvswitch"])
+
+
+def merge_spines(topology: Topology) -> Topology:
+    """Return the topology with switches of the network that stand side by side made one, of those that only join other
+    switches (leaves, and what hosts hang on, stay as they are).
+    """
+    joins_more = {
+        end
+        for link in topology.links
+        for end, other in ((link.src, link.dst), (link.dst, link.src))
+        if topology.by_id[other].kind != "switch"
+    }
+    spines = [
+        d
+        for d in topology.devices
+        if d.kind == "switch" and d.family not in ("nvswitch", "pcie") and d.id not in joins_more
+    ]
+    return _merge(topology, spines)
+
+
+def _merge(topology: Topology, switches: Sequence[Device]) -> Topology:
+    """Return the topology with those of the switches that stand side by side made one."""
+    classes = _classify(topology, switches)
     members_of_head = {members[0]: members for members in classes.values() if len(members) > 1}
     if not members_of_head:
         return topology
@@ -50,9 +75,8 @@ def merge_nvswitches(topology: Topology) -> Topology:
     return replace(topology, devices=tuple(devices), links=tuple(merged.values()))
 
 
-def _classify_nvswitches(topology: Topology) -> dict[object, list[str]]:
-    """Return NVSwitches by class: refined until all of a class have the same links to every device and to every class."""
-    switches = [d for d in topology.devices if d.family == "nvswitch"]
+def _classify(topology: Topology, switches: Sequence[Device]) -> dict[object, list[str]]:
+    """Return switches by class: refined until all of a class have the same links to every device and to every class."""
     label: dict[str, object] = {d.id: ("switch", d.can_reduce, d.can_copy) for d in switches}
     while True:
         rows: dict[str, list[tuple[str, ...]]] = defaultdict(list)

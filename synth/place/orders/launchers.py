@@ -71,7 +71,8 @@ def write_torchrun(seats: Seats, file: str) -> str:
     if len(hosts) > 1 and names == sorted(names):
         lines.append(
             f"# these names sort as the nodes count, so that a rendezvous by c10d, which sorts addresses, gives the same: "
-            f"--rdzv-backend=c10d --rdzv-endpoint={head}:{PORT} --rdzv-id=JOB --local-addr=HOST"
+            f"--rdzv-backend=c10d --rdzv-endpoint={head}:{PORT} --rdzv-id=JOB --rdzv-conf=is_host=1 --local-addr=HOST, "
+            f"with is_host=0 on all but {head}"
         )
     elif len(hosts) > 1:
         lines.append(

@@ -21,6 +21,10 @@ their size.
 at most log s: draw a rank of the part by chance; then log f is, in the mean, the entropy of one coordinate when all others
 are known, and for all coordinates together these are at most the entropy of the whole, log s (Han's inequality).
 
+*Shapes*: where all dimensions but two (or one) are whole in a tier, the part that has a certain rank, the one in the middle
+of a line, has one of the shapes that shapes.py lists, and each phase takes at least what that one sends, over the capacity of
+the part. So the phases together take at least the least over all shapes of what they do at once, other floors included.
+
 So with weights y of phases and theta of the logarithms, each order pays at least, over the dimensions, the least of y
 pay(f) + theta log f, less theta log s. The weights of a phase (for the objective "bottleneck" the largest of each tier) are
 together at most 1, so what is paid is at most the objective. The bound is the least of all cases.
@@ -31,17 +35,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from math import prod
 from typing import Any
 
-from ...topo.derived.hosts import group_by_host
-from ...topo.derived.route_table import RouteTable
-from ...topo.errors import VerificationError
-from ...topo.exact import parse_fraction
-from ...topo.graph import Topology
-from .job import Job, Phase
-from .loads import BOTTLENECK
-from .patterns import AROUND, LINE, PAIRS, SPREAD
-from .tiers import Part, TierParts, log_at_least, measure_part
+from ....topo.derived.hosts import group_by_host
+from ....topo.derived.route_table import RouteTable
+from ....topo.errors import VerificationError
+from ....topo.exact import parse_fraction
+from ....topo.graph import Topology
+from ..job import Job, Phase
+from ..loads import BOTTLENECK
+from ..patterns import AROUND, LINE, PAIRS, SPREAD
+from ..tiers import Part, TierParts, log_at_least, measure_part
+from .shapes import Costs, keep_least, list_shapes
 
 TIERS, SEARCH, NOTHING = "tiers", "search", "nothing"
 
@@ -155,6 +161,8 @@ class Proof:
 
     def _prove_case(self, node: Mapping[str, Any], cases: Cases) -> Fraction:
         """Return what is proved under some cases."""
+        if "shapes" in node:
+            return self.weigh_shapes(node["shapes"], cases)
         if "dimension" not in node:
             return self.weigh(node, cases)
         tier, name = int(node["tier"]), str(node["dimension"])
@@ -207,6 +215,57 @@ class Proof:
             if not whole and name == phase.traffic.dimension and phase.pattern.shape != SPREAD
         ]
         return phase.pattern.bytes_each / (min(divided) * 10**9) if divided else Fraction(0)
+
+    def weigh_shapes(self, rows: Sequence[Sequence[Any]], cases: Cases) -> Fraction:
+        """Return what a case pays for the shapes of parts: rows of a tier, its dimension across, and that along or None."""
+        floors = tuple(max(self.floor_of_gpus(p), self.floor_of_divided(p, cases)) for p in self.phases)
+        least, choices = max(floors, default=Fraction(0)), {floors}
+        for number, across, along in rows:
+            if not 0 <= int(number) < len(self.tiers):
+                raise VerificationError("bound: shapes of a tier that is not listed")
+            shapes = self.list_times(int(number), across, along, cases)
+            if not shapes:
+                raise VerificationError("bound: shapes of parts that cannot be")
+            least = max(least, min(sum(times, Fraction(0)) for times in shapes))
+            choices = keep_least({tuple(map(max, known, more)) for known in choices for more in shapes})
+        return least if self.objective == BOTTLENECK else min(sum(times, Fraction(0)) for times in choices)
+
+    def list_times(self, number: int, across: str | None, along: str | None, cases: Cases) -> set[Costs]:
+        """Return the seconds of each phase for the shapes of a tier's parts; none where shapes say nothing, or cannot be."""
+        tier, sizes = self.tiers[number], dict(self.job.dimensions)
+        whole = prod(sizes[name] for name in sizes if name not in (across, along))
+        if (
+            not tier.covers
+            or across == along
+            or not all(self.must_be_whole(number, name, cases) for name in sizes if name not in (across, along))
+        ):
+            return set()
+        patterns = {
+            name: [p.pattern.shape for p in self.phases if p.traffic.dimension == name] for name in (across, along)
+        }
+        found: set[Costs] = set()
+        for ranks, capacity in {(len(part.gpus), part.capacity_GBps) for part in tier.parts}:
+            if not capacity:
+                return set()
+            if ranks % whole:
+                continue
+            for first, second in list_shapes(
+                ranks // whole,
+                sizes[across] if across is not None else 1,
+                sizes[along] if along is not None else 1,
+                tuple(patterns[across]),
+                tuple(patterns[along]),
+            ):
+                counts = {across: iter(first), along: iter(second)}
+                found.add(
+                    tuple(
+                        next(counts[name]) * whole * phase.pattern.bytes_each / (capacity * 10**9)
+                        if (name := phase.traffic.dimension) in counts
+                        else Fraction(0)
+                        for phase in self.phases
+                    )
+                )
+        return keep_least(found)
 
     def weigh(self, weights: Mapping[str, Any], cases: Cases) -> Fraction:
         """Return what a case pays under the weights of one."""

@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from ...topo.derived.route_table import RouteTable
-from ...topo.exact import fraction_to_json
-from ..numeric.linear import Rows, minimise
+from ....topo.derived.route_table import RouteTable
+from ....topo.exact import fraction_to_json
+from ...numeric.linear import Rows, minimise
+from ..job import Job, Phase
+from ..loads import TIME
+from ..tiers import Part, Tier, TierParts, log_at_least, measure_part
 from .check import TIERS, Cases, PlaceBound, Proof, pay
-from .job import Job, Phase
-from .loads import TIME
-from .tiers import Part, Tier, TierParts, log_at_least, measure_part
 
 _MOST_CASES = 64
 _SLOWEST = 4
@@ -103,11 +103,12 @@ class _Finder:
     def prove(self, cases: Cases, questions: Sequence[tuple[int, str]]) -> dict[str, Any]:
         """Return a proof for some cases: by asking the next question, or by weights where none is left or it is enough."""
         proof = self.proof
-        weights = self._choose_weights(cases)
+        weights, shapes = self._choose_weights(cases), self._choose_shapes(cases)
+        by_weights, by_shapes = proof.weigh(weights, cases), proof.weigh_shapes(shapes, cases)
         self.cases += 1
-        if not questions or proof.weigh(weights, cases) >= self.unit or self.cases > _MOST_CASES:
-            self.used.update(number for number, _, _ in weights["tiers"])
-            return weights
+        if not questions or max(by_weights, by_shapes) >= self.unit or self.cases > _MOST_CASES:
+            self.used.update(row[0] for row in (weights["tiers"] if by_weights >= by_shapes else shapes))
+            return weights if by_weights >= by_shapes else {"shapes": shapes}
         (tier, name), rest = questions[0], questions[1:]
         self.used.add(tier)
         node: dict[str, Any] = {"tier": tier, "dimension": name}
@@ -116,6 +117,24 @@ class _Finder:
         if proof.can_be_whole(tier, name, cases):
             node["whole"] = self.prove({**cases, (tier, name): True}, rest)
         return node
+
+    def _choose_shapes(self, cases: Cases) -> list[list[Any]]:
+        """Return tiers whose parts' shapes prove most together, each with its dimensions across and along."""
+        proof = self.proof
+        names = [name for name, _ in proof.job.dimensions]
+        rows: list[list[Any]] = []
+        for number, tier in enumerate(proof.tiers):
+            free = [name for name in names if not proof.must_be_whole(number, name, cases)]
+            ways: list[tuple[str, str | None]] = [(free[0], free[-1]), (free[-1], free[0])] if len(free) == 2 else []
+            if len(free) == 1:
+                ways.append((free[0], None))
+            rows += [[number, *way] for way in ways if tier.covers and proof.list_times(number, *way, cases)]
+        proved = proof.weigh_shapes(rows, cases)
+        for row in list(rows):
+            fewer = [other for other in rows if other is not row]
+            if proof.weigh_shapes(fewer, cases) >= proved:
+                rows = fewer
+        return rows
 
     def _choose_weights(self, cases: Cases) -> dict[str, Any]:
         """Return the best weights for some cases."""
@@ -200,6 +219,9 @@ class _Weights:
 
 def _renumber(node: dict[str, Any], number: dict[int, int]) -> None:
     """Give tiers of a proof other numbers."""
+    if "shapes" in node:
+        node["shapes"] = [[number[tier], *names] for tier, *names in node["shapes"]]
+        return
     if "dimension" not in node:
         node["tiers"] = [[number[tier], each, theta] for tier, each, theta in node["tiers"]]
         return
