@@ -45,11 +45,13 @@ def make_collective(
 
 
 def _view(lane: Lane, tensor: torch.Tensor, collective: Collective) -> Any:
-    """Return a tensor's memory as MPI takes it: elements where they are added up, else bytes."""
+    """Return a tensor's memory as mpi4py takes it, which counts the elements (or bytes, where nothing is added up) itself, and
+    each rank's part of them.
+    """
     mpi = lane.mpi
     memory = mpi.buffer.fromaddress(tensor.data_ptr(), tensor.nbytes)
     kind = _name_types(lane)[tensor.dtype] if collective.reduces else mpi.BYTE
-    return [memory, tensor.numel() if collective.reduces else tensor.nbytes, kind]
+    return [memory, kind]
 
 
 def _name_types(lane: Lane) -> dict[torch.dtype, Any]:

@@ -10,8 +10,11 @@ import patience
 import torch
 import torch.distributed as dist
 
+import topoplan
 from ranks.checks import MEANS, always_stock, refused, same_everywhere
+from ranks.training import batch, distance, flat, network, wrapped
 from topoplan import Communicator, ExecutionError, Plan
+from topoplan.runtime.codecs import CODECS
 from topoplan.runtime.ranks.transport import Transport
 
 
@@ -32,6 +35,11 @@ def all_of_it(ring: str, several: list[str]) -> dict[str, Any]:
                 results.append(result)
             assert torch.equal(*results), (path, schedule.label)
             assert same_everywhere(results[1])
+    for codec in CODECS:
+        results = [x.clone(), x.clone()]
+        for transport, result in zip((over_gloo, over_mpi), results, strict=True):
+            Communicator(ring, transport, choose="plan", compress=codec).allreduce(result)
+        assert torch.equal(*results), codec
     planned = Communicator(ring, over_mpi, choose="plan")
     kept = torch.empty_like(x)
     for op in (dist.ReduceOp.SUM, MEANS, dist.ReduceOp.MAX):
@@ -47,6 +55,22 @@ def all_of_it(ring: str, several: list[str]) -> dict[str, Any]:
     return {"name": over_mpi.name, "sent": planned.wire_bytes}
 
 
+def training(path: str) -> None:
+    """DDP with the hook, which MPI carries as TOPOPLAN_TRANSPORT says, against DDP's own allreduce."""
+    hook = topoplan.ddp_hook(path)
+    stock, planned = (wrapped(network, used) for used in (None, hook))
+    for ddp in (stock, planned):
+        optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
+        for step in range(4):
+            inputs, targets = batch(dist.get_rank(), step)
+            optimizer.zero_grad()
+            torch.nn.functional.mse_loss(ddp(inputs), targets).backward()
+            optimizer.step()
+    assert hook.communicator.engine.transport.name == "mpi"
+    assert same_everywhere(flat(planned))
+    assert distance(flat(planned), flat(stock)) <= 1e-6
+
+
 def gathered(x: torch.Tensor) -> list[torch.Tensor]:
     parts = [torch.empty_like(x) for _ in range(dist.get_world_size())]
     dist.all_gather(parts, x)
@@ -55,7 +79,7 @@ def gathered(x: torch.Tensor) -> list[torch.Tensor]:
 
 def one_stays_away(path: str) -> str:
     """The last rank does not come to a call; return what the others raise, which comes soon after the deadline."""
-    deadline = patience.seconds(4)
+    deadline = patience.seconds(2)
     communicator = Communicator(path, choose="plan", timeout=timedelta(seconds=deadline))
     x = torch.ones(100_000)
     communicator.allreduce(x)
