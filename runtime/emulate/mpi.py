@@ -1,0 +1,138 @@
+"""Ranks that Open MPI starts inside an emulated machine: mpirun runs in rank 0's namespace, and reaches the other hosts by an
+agent in place of ssh, a script that enters the namespace of the host that it is asked for.
+
+Each host has a name of its own (a UTS namespace), so that Open MPI takes it for a machine of its own and sends by TCP,
+between identity addresses: these have each pair's own route. All processes die with the one that started them, as
+elsewhere on emulated machines: mpirun with this process, Open MPI's daemons with mpirun, a rank with its daemon.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from ..ranks.launch import run_together
+from .network import IDENTITY, EmulationError, Network, die_with_parent, why_not
+from .ranks import list_rank_variables, share_folder, show_code, write_topology
+
+_SETTINGS: Mapping[str, str] = {
+    "plm": "rsh",
+    "plm_rsh_no_tree_spawn": "1",  # mpirun itself starts all daemons ...
+    "orte_leave_session_attached": "1",  # ... and they stay its children
+    "pml": "ob1",
+    "btl": "tcp,self",
+    "btl_tcp_if_include": IDENTITY,
+    "btl_tcp_disable_family": "6",
+    "oob_tcp_if_include": IDENTITY,
+    "oob_tcp_disable_ipv6_family": "1",
+}
+"""What makes Open MPI send over emulated links and nothing else: not for the user to change."""
+_DEFAULTS: Mapping[str, str] = {
+    "OMPI_MCA_mpi_yield_when_idle": "1",  # all hosts share this one's cores
+    "OMPI_MCA_hwloc_base_binding_policy": "none",
+    "OMP_NUM_THREADS": "1",
+}
+_AS_ROOT: Mapping[str, str] = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+_EXPECTED = "expected Open MPI 4 (Debian: apt-get install openmpi-bin; in a checkout: sh scripts/system-packages.sh)"
+_ENTER = 'echo "$0" > /proc/sys/kernel/hostname && exec "$@"'
+_START_RANK = """\
+#!/bin/sh
+# The environment of this rank, and its command.
+. "${0%/*}/rank$OMPI_COMM_WORLD_RANK.env"
+exec setpriv --pdeathsig KILL "$@"
+"""
+
+
+def find_mpirun() -> str:
+    """Return the path of Open MPI's mpirun. Raises EmulationError, with what to install, where there is none."""
+    if shutil.which("setpriv") is None:
+        raise EmulationError("--mpi: setpriv: not found; install util-linux (Debian: apt-get install util-linux)")
+    refused = []
+    for name in ("mpirun", "mpirun.openmpi"):
+        path = shutil.which(name)
+        if path is None:
+            continue
+        asked = subprocess.run(
+            [path, "--version"], capture_output=True, text=True, check=False, env={**os.environ, **_AS_ROOT}
+        )
+        if "(Open MPI) 4." in asked.stdout:
+            return path
+        said = " ".join(asked.stdout.split()[:5]) or f"exit code {asked.returncode}"
+        refused.append(f"{path} is {'MPICH' if 'HYDRA' in asked.stdout else f'another ({said})'}")
+    raise EmulationError(f"--mpi: {refused[0] if refused else 'mpirun: not found'}; {_EXPECTED}")
+
+
+def why_not_mpi() -> str | None:
+    """Return why Open MPI can start no ranks on emulated machines here, or None."""
+    reason = why_not()
+    if reason is None:
+        try:
+            find_mpirun()
+        except EmulationError as error:
+            return str(error)
+    return reason
+
+
+def enter_host(namespace: str, name: str) -> list[str]:
+    """Return the prefix that makes a command run in a network namespace, given its file, on a host of that name."""
+    renamed = ["unshare", "--uts", "--", "sh", "-c", _ENTER, name]
+    return ["setpriv", "--pdeathsig", "KILL", "nsenter", f"--net={namespace}", "--", *renamed]
+
+
+def write_agent(folder: Path, hosts: Mapping[str, str]) -> Path:
+    """Write a script into a folder that takes ssh's place (`agent HOST COMMAND`), given hosts' names with the files of their
+    namespaces; return its path.
+    """
+    cases = [f'{host}) exec {shlex.join(enter_host(file, host))} sh -c "$*" ;;' for host, file in hosts.items()]
+    lines = ["#!/bin/sh", "host=$1; shift", 'case "$host" in', *cases, "esac"]
+    lines += ['echo "$host: no host of this emulated machine" >&2; exit 255']
+    return _write_script(folder / "agent", "\n".join(lines) + "\n")
+
+
+def list_mpirun(mpirun: str, folder: Path, hosts: Mapping[str, str], *arguments: str) -> list[str]:
+    """Return the command that runs mpirun on the first host, given names with files of namespaces. `folder` is for what
+    it needs.
+    """
+    settings = {**_SETTINGS, "plm_rsh_agent": str(write_agent(folder, hosts)), "orte_tmpdir_base": str(folder)}
+    first = next(iter(hosts))
+    options = [word for name, value in settings.items() for word in ("--mca", name, value)]
+    return [*enter_host(hosts[first], first), mpirun, *options, *arguments]
+
+
+def start_mpirun(command: Sequence[str]) -> subprocess.Popen[bytes]:
+    """Start what `list_mpirun` gives, in a session of its own."""
+    return subprocess.Popen(
+        command,
+        env={**_DEFAULTS, **os.environ, **_AS_ROOT},
+        stdin=subprocess.DEVNULL,
+        preexec_fn=die_with_parent,
+        start_new_session=True,
+    )
+
+
+def run_mpi_ranks(network: Network, mpirun: str, command: Sequence[str]) -> int:
+    """Run `command` once a rank, started by Open MPI, rank i of MPI in the namespace of rank i; 0, or mpirun's exit code,
+    which is that of the first failed rank.
+    """
+    ranks = range(len(network.blueprint.home))
+    hosts = {f"rank{rank}": network.namespace_of(network.blueprint.home[rank]) for rank in ranks}
+    with share_folder() as folder:
+        write_topology(network, folder)
+        for rank in ranks:
+            variables = list_rank_variables(network, rank, folder)
+            lines = [f"export {name}={shlex.quote(value)}\n" for name, value in variables.items()]
+            (folder / f"rank{rank}.env").write_text("".join(lines), encoding="utf-8")
+        start = _write_script(folder / "start", _START_RANK)
+        placed = ["-np", str(len(ranks)), "--host", ",".join(f"{host}:1" for host in hosts), "--map-by", "node"]
+        started = list_mpirun(mpirun, folder, hosts, "--quiet", *placed, str(start), *command)
+        return show_code(*run_together(lambda _: start_mpirun(started), 1))
+
+
+def _write_script(path: Path, text: str) -> Path:
+    path.write_text(text, encoding="utf-8")
+    path.chmod(0o700)
+    return path
