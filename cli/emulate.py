@@ -28,7 +28,7 @@ ABOUT = """\
 Every device becomes a network namespace, every link a rate-limited virtual cable, and each pair of ranks uses the route that
 it has on the machine. The command is started once for each rank, with RANK, WORLD_SIZE, MASTER_ADDR and GLOO_SOCKET_IFNAME
 set as by torchrun; with --mpi it is Open MPI that starts it, rank i as MPI's rank i. Everything is removed at the end,
-whatever happens. Needs Linux, root, iproute2 and util-linux, and Open MPI 4 with --mpi. The exit code is the command's.
+whatever happens. Needs Linux, root, iproute2 and util-linux, and Open MPI with --mpi. The exit code is the command's.
 """
 
 
@@ -68,7 +68,7 @@ def build_parser() -> Parser:
 
 def _run(args: argparse.Namespace, command: list[str]) -> int:
     from ..runtime.emulate.blueprint import parse_order, parse_rate
-    from ..runtime.emulate.mpi import find_mpirun, run_mpi_ranks
+    from ..runtime.emulate.mpi import find_open_mpi, run_mpi_ranks
     from ..runtime.emulate.network import emulate
     from ..runtime.emulate.ranks import run_ranks
     from ..runtime.ranks.launch import end_on_signals
@@ -80,7 +80,7 @@ def _run(args: argparse.Namespace, command: list[str]) -> int:
     listed = None if args.order is None else parse_order(args.order, len(topology.ranks))
     if not topology.links:
         raise InputError(f"topology {topology.name!r} has no links; there is nothing to emulate")
-    mpirun = find_mpirun() if args.mpi else None
+    mpi = find_open_mpi() if args.mpi else None
     with end_on_signals(), emulate(topology, rate, listed) as network:
         built = network.blueprint
         rates = [rate for c in built.cables for rate in (c.rate_ab, c.rate_ba) if rate is not None]
@@ -88,7 +88,7 @@ def _run(args: argparse.Namespace, command: list[str]) -> int:
             f"{PROG}: {built.topology.name}: {len(built.home)} ranks, {len(built.devices) - len(built.home)} other devices, "
             f"{len(built.cables)} links of {min(rates) / 1e6:.4g} to {max(rates) / 1e6:.4g} Mbit/s"
         )
-        return run_ranks(network, command) if mpirun is None else run_mpi_ranks(network, mpirun, command)
+        return run_ranks(network, command) if mpi is None else run_mpi_ranks(network, mpi, command)
 
 
 if __name__ == "__main__":

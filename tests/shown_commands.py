@@ -156,7 +156,7 @@ def _without_ranks() -> Iterator[None]:
             (launch, "launch", lambda *_: 0),
             (network, "emulate", plan_network),
             (ranks, "run_ranks", run_inside),
-            (mpi, "find_mpirun", lambda: "mpirun"),
+            (mpi, "find_open_mpi", lambda: mpi.OpenMpi("mpirun", 4)),
             (mpi, "run_mpi_ranks", lambda network, _, command: run_inside(network, command)),
             (Lab, "run", lambda self: []),
             (measure_links, "measure_topology", lambda named, **_: named or load("ring:2")),

@@ -1,43 +1,35 @@
-"""Ranks that Open MPI starts inside an emulated machine: mpirun runs in rank 0's namespace, and reaches the other hosts by an
-agent in place of ssh, a script that enters the namespace of the host that it is asked for.
+"""Ranks that Open MPI starts inside an emulated machine: mpirun runs in rank 0's namespace, and reaches the other hosts by
+an agent in place of ssh, a script that enters the namespace of the host that it is asked for.
 
 Each host has a name of its own (a UTS namespace), so that Open MPI takes it for a machine of its own and sends by TCP,
-between identity addresses: these have each pair's own route. All processes die with the one that started them, as
-elsewhere on emulated machines: mpirun with this process, Open MPI's daemons with mpirun, a rank with its daemon.
+between identity addresses: these have each pair's own route. All processes die with the one that started them, as elsewhere on
+emulated machines: mpirun with this process, Open MPI's daemons with mpirun, a rank with its daemon.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from ..ranks.launch import run_together
 from .network import IDENTITY, EmulationError, Network, die_with_parent, why_not
 from .ranks import list_rank_variables, share_folder, show_code, write_topology
 
-_SETTINGS: Mapping[str, str] = {
-    "plm": "rsh",
-    "plm_rsh_no_tree_spawn": "1",  # mpirun itself starts all daemons ...
-    "orte_leave_session_attached": "1",  # ... and they stay its children
-    "pml": "ob1",
-    "btl": "tcp,self",
-    "btl_tcp_if_include": IDENTITY,
-    "btl_tcp_disable_family": "6",
-    "oob_tcp_if_include": IDENTITY,
-    "oob_tcp_disable_ipv6_family": "1",
-}
-"""What makes Open MPI send over emulated links and nothing else: not for the user to change."""
 _DEFAULTS: Mapping[str, str] = {
     "OMPI_MCA_mpi_yield_when_idle": "1",  # all hosts share this one's cores
     "OMPI_MCA_hwloc_base_binding_policy": "none",
     "OMP_NUM_THREADS": "1",
 }
 _AS_ROOT: Mapping[str, str] = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-_EXPECTED = "expected Open MPI 4 (Debian: apt-get install openmpi-bin; in a checkout: sh scripts/system-packages.sh)"
+_EXPECTED = (
+    "expected Open MPI 4 or 5 (Debian: apt-get install openmpi-bin; in a checkout: sh scripts/system-packages.sh)"
+)
 _ENTER = 'echo "$0" > /proc/sys/kernel/hostname && exec "$@"'
 _START_RANK = """\
 #!/bin/sh
@@ -47,23 +39,56 @@ exec setpriv --pdeathsig KILL "$@"
 """
 
 
-def find_mpirun() -> str:
-    """Return the path of Open MPI's mpirun. Raises EmulationError, with what to install, where there is none."""
+@dataclass(frozen=True)
+class OpenMpi:
+    """An mpirun: its path, and the major version of its Open MPI."""
+
+    mpirun: str
+    version: int
+
+    def list_options(self, folder: Path, agent: Path) -> list[str]:
+        """Return the options that make it send over emulated links and nothing else, and reach hosts by the agent."""
+        remote, runtime = ("rsh", "orte") if self.version < 5 else ("ssh", "prte")
+        settings = {
+            "plm": remote,
+            f"plm_{remote}_agent": str(agent),
+            f"plm_{remote}_no_tree_spawn": "1",  # mpirun itself starts all daemons ...
+            f"{runtime}_leave_session_attached": "1",  # ... and they stay its children
+            f"{runtime}_tmpdir_base": str(folder),
+            "pml": "ob1",
+            "btl": "tcp,self",
+            "btl_tcp_if_include": IDENTITY,
+            "btl_tcp_disable_family": "6",
+            "oob_tcp_if_include": IDENTITY,
+            "oob_tcp_disable_ipv6_family": "1",
+        }
+        return [word for name, value in settings.items() for word in ("--mca", name, value)]
+
+    def list_hosts(self, hosts: Sequence[str]) -> list[str]:
+        """Return the options that put one rank on each host, in their order."""
+        quiet = ["--quiet"] if self.version < 5 else []
+        return [*quiet, "-np", str(len(hosts)), "--host", ",".join(f"{host}:1" for host in hosts), "--map-by", "node"]
+
+
+def find_open_mpi() -> OpenMpi:
+    """Return the Open MPI whose mpirun is found first. Raises EmulationError, with what to install, where there is none."""
     if shutil.which("setpriv") is None:
         raise EmulationError("--mpi: setpriv: not found; install util-linux (Debian: apt-get install util-linux)")
-    refused = []
-    for name in ("mpirun", "mpirun.openmpi"):
+    refused = ""
+    for name in ("mpirun", "mpirun.openmpi"):  # Debian has the second where MPICH is the first
         path = shutil.which(name)
         if path is None:
             continue
         asked = subprocess.run(
             [path, "--version"], capture_output=True, text=True, check=False, env={**os.environ, **_AS_ROOT}
         )
-        if "(Open MPI) 4." in asked.stdout:
-            return path
-        said = " ".join(asked.stdout.split()[:5]) or f"exit code {asked.returncode}"
-        refused.append(f"{path} is {'MPICH' if 'HYDRA' in asked.stdout else f'another ({said})'}")
-    raise EmulationError(f"--mpi: {refused[0] if refused else 'mpirun: not found'}; {_EXPECTED}")
+        found = re.search(r"\(Open MPI\) ([45])\.", asked.stdout)
+        if found is not None:
+            return OpenMpi(path, int(found[1]))
+        said = " ".join((asked.stdout or asked.stderr).split()[:6])
+        what = "MPICH's, which would send through memory" if "HYDRA" in asked.stdout else f"another ({said:.60})"
+        refused = refused or f"{path} is {what}"
+    raise EmulationError(f"--mpi: {refused or 'mpirun: not found'}; {_EXPECTED}")
 
 
 def why_not_mpi() -> str | None:
@@ -71,7 +96,7 @@ def why_not_mpi() -> str | None:
     reason = why_not()
     if reason is None:
         try:
-            find_mpirun()
+            find_open_mpi()
         except EmulationError as error:
             return str(error)
     return reason
@@ -93,14 +118,13 @@ def write_agent(folder: Path, hosts: Mapping[str, str]) -> Path:
     return _write_script(folder / "agent", "\n".join(lines) + "\n")
 
 
-def list_mpirun(mpirun: str, folder: Path, hosts: Mapping[str, str], *arguments: str) -> list[str]:
+def list_mpirun(mpi: OpenMpi, folder: Path, hosts: Mapping[str, str], *arguments: str) -> list[str]:
     """Return the command that runs mpirun on the first host, given names with files of namespaces. `folder` is for what
     it needs.
     """
-    settings = {**_SETTINGS, "plm_rsh_agent": str(write_agent(folder, hosts)), "orte_tmpdir_base": str(folder)}
+    agent = write_agent(folder, hosts)
     first = next(iter(hosts))
-    options = [word for name, value in settings.items() for word in ("--mca", name, value)]
-    return [*enter_host(hosts[first], first), mpirun, *options, *arguments]
+    return [*enter_host(hosts[first], first), mpi.mpirun, *mpi.list_options(folder, agent), *arguments]
 
 
 def start_mpirun(command: Sequence[str]) -> subprocess.Popen[bytes]:
@@ -114,8 +138,8 @@ def start_mpirun(command: Sequence[str]) -> subprocess.Popen[bytes]:
     )
 
 
-def run_mpi_ranks(network: Network, mpirun: str, command: Sequence[str]) -> int:
-    """Run `command` once a rank, started by Open MPI, rank i of MPI in the namespace of rank i; 0, or mpirun's exit code,
+def run_mpi_ranks(network: Network, mpi: OpenMpi, command: Sequence[str]) -> int:
+    """Run `command` once a rank, started by Open MPI, rank i of MPI in the namespace of rank i; 0, or the exit code of mpirun,
     which is that of the first failed rank.
     """
     ranks = range(len(network.blueprint.home))
@@ -127,8 +151,8 @@ def run_mpi_ranks(network: Network, mpirun: str, command: Sequence[str]) -> int:
             lines = [f"export {name}={shlex.quote(value)}\n" for name, value in variables.items()]
             (folder / f"rank{rank}.env").write_text("".join(lines), encoding="utf-8")
         start = _write_script(folder / "start", _START_RANK)
-        placed = ["-np", str(len(ranks)), "--host", ",".join(f"{host}:1" for host in hosts), "--map-by", "node"]
-        started = list_mpirun(mpirun, folder, hosts, "--quiet", *placed, str(start), *command)
+        placed = [*mpi.list_hosts(list(hosts)), str(start), *command]
+        started = list_mpirun(mpi, folder, hosts, *placed)
         return show_code(*run_together(lambda _: start_mpirun(started), 1))
 
 
