@@ -1,12 +1,13 @@
-"""Measures Open MPI's own allreduce on emulated machines, in its best algorithm and rank order: python benchmarks/mpi_emulated.py
+"""Measures Open MPI's own allreduce on emulated machines, algorithm by algorithm: python benchmarks/mpi_emulated.py
 
     python benchmarks/mpi_emulated.py                     dgx1, two hosts of 4, mesh 3x3, at 8 MiB (some 10 minutes)
     python benchmarks/mpi_emulated.py dgx1 --size 1M      one of them, another size
     python benchmarks/mpi_emulated.py mesh --algorithms 0,4 --order 0,1,2,5,4,3,6,7,8
 
-Every algorithm of Open MPI's coll_tuned (0 is its own choice) is timed in rank order, in topo-place's order for rings, and in the
-order that is given; beside them the plan, over gloo and, where topo-run has it, over MPI. Fractions are of the bound for one way
-a pair (`bound_one_way`), at the emulated rates. Needs root, iproute2, Open MPI and mpi4py (see topo-emulate --mpi).
+Every algorithm of Open MPI's coll_tuned (0 is its own choice) is timed in rank order, in topo-place's order for rings, and in
+the orders that are given; beside them the plan, over gloo and, where topo-run has it, over MPI. Fractions are of the bound
+for one way a pair (`bound_one_way`), at the emulated rates. Needs root, iproute2, Open MPI and mpi4py (see
+topo-emulate --mpi).
 """
 
 from __future__ import annotations
