@@ -96,6 +96,9 @@ def measure(
             us = time_mpi([*emulate, "--order", order], size, calls, number)
             print_row(f"Open MPI {number}, {ALGORITHMS[number]}", order, us, size, bound_GBps)
             best_us = min(best_us, us or best_us)
+    calibrated = folder / f"{name}.calibrated.json"
+    run([*emulate, "--", *topo("run"), plan, "--calibrate", "-o", str(calibrated)], parse=False)
+    plan = synthesize_to_file(name, str(calibrated), folder)
     for backend in list_backends():
         started = ["--mpi"] if backend == "mpi" else []
         options = ["--backend", backend, "--choose", "plan", "-b", size, "-e", size, "-n", calls, "-w", "1", "--json"]

@@ -81,40 +81,46 @@ def test_open_mpi_s_ranks_meet_over_emulated_links(
 
 
 @needs_mpi
-def test_open_mpi_places_ranks_by_the_printed_rankfile(
+def test_open_mpi_places_ranks_by_the_printed_files(
     two_hosts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Every rank is on the host and the core of its line; the order goes back and forth between the hosts."""
-    file = tmp_path / "order.ranks"
-    job = ("--job", "dp=2,tp=2", "--traffic", "dp=allreduce:1G")
-    assert place([str(two_hosts), *job, "--format", "rankfile", "-o", str(file)]) == 0
-    promised = dict(re.findall(r"^rank (\d+)=(\w+ slot=\d+)$", file.read_text(), re.MULTILINE))
-    assert [place.split()[0] for place in promised.values()] in (["alpha", "beta"] * 2, ["beta", "alpha"] * 2)
+    """By the line in a rankfile every rank is on its host and core, going back and forth between hosts; by that in a hostfile
+    hosts are filled in turn.
+    """
     enough = len(os.sched_getaffinity(0)) > 1
     if not enough:
         monkeypatch.setenv("HWLOC_SYNTHETIC", "node:1 core:2 pu:1")
+    ranks, hosts = tmp_path / "order.ranks", tmp_path / "order.hosts"
+    for dimension, file, form in (("dp", ranks, "rankfile"), ("tp", hosts, "hostfile")):
+        job = ("--job", "dp=2,tp=2", "--traffic", f"{dimension}=allreduce:1G")
+        assert place([str(two_hosts), *job, "--format", form, "-o", str(file)]) == 0
+    promised = dict(re.findall(r"^rank (\d+)=(\w+ slot=\d+)$", ranks.read_text(), re.MULTILINE))
+    assert [where.split()[0] for where in promised.values()] in (["alpha", "beta"] * 2, ["beta", "alpha"] * 2)
+    in_turn = re.findall(r"^(\w+) slots=2$", hosts.read_text(), re.MULTILINE)
+    assert sorted(in_turn) == list(HOSTS)
+
+    mpi = find_open_mpi()
+    seen = (
+        "$(uname -n) slot=$OMPI_COMM_WORLD_LOCAL_RANK $(ip -br addr show id0) $(grep Cpus_allowed: /proc/self/status)"
+    )
     with emulate(preset("path:2"), parse_rate("100Mbit")) as network:
         namespaces = dict(zip(HOSTS, map(network.namespace_of, network.blueprint.home), strict=True))
-        where = "$(uname -n) slot=$OMPI_COMM_WORLD_LOCAL_RANK"
-        body = (
-            f'echo "ran $OMPI_COMM_WORLD_RANK {where} $(ip -br addr show id0) $(grep Cpus_allowed: /proc/self/status)"'
-        )
-        mpi = find_open_mpi()
-        (told,) = re.findall(rf"^# Open MPI {mpi.version}: mpirun (.*) COMMAND$", file.read_text(), re.MULTILINE)
-        arguments = [*shlex.split(told), "sh", "-c", body]
-        started = start_mpirun(list_mpirun(mpi, tmp_path, namespaces, *arguments))
-        assert started.wait(patience.seconds(60)) == 0
-    printed = capfd.readouterr()
-    ran = re.findall(
-        r"^ran (\d+) (\w+) (slot=\d+) .*10\.99\.0\.(\d)/32.*Cpus_allowed:\s+([\w,]+)$", printed.out, re.MULTILINE
-    )
-    assert {rank: f"{host} {slot}" for rank, host, slot, _, _ in ran} == promised
-    assert all(HOSTS[int(address) - 1] == host for _, host, _, address, _ in ran)
+        for file in (ranks, hosts):
+            told = re.findall(rf"^# (?:Open MPI {mpi.version}: )?mpirun (.*) COMMAND$", file.read_text(), re.MULTILINE)
+            arguments = [*shlex.split(told[0]), "sh", "-c", f'echo "{file.suffix} $OMPI_COMM_WORLD_RANK {seen}"']
+            started = start_mpirun(list_mpirun(mpi, tmp_path, namespaces, *arguments))
+            assert started.wait(patience.seconds(60)) == 0
+    printed = capfd.readouterr().out
+    row = r"^\.(\w+) (\d+) (\w+) (slot=\d+) .*10\.99\.0\.(\d)/32.*Cpus_allowed:\s+([\w,]+)$"
+    ran = re.findall(row, printed, re.MULTILINE)
+    assert all(HOSTS[int(address) - 1] == host for _, _, host, _, address, _ in ran)
+    assert {rank: f"{host} {slot}" for file, rank, host, slot, _, _ in ran if file == "ranks"} == promised
+    filled = {int(rank): host for file, rank, host, *_ in ran if file == "hosts"}
+    assert [filled[rank] for rank in range(4)] == [host for host in in_turn for _ in range(2)]
     if enough:  # the kernel's word on the cores
-        first, second = (
-            sorted({int(cores.replace(",", ""), 16) for *_, it, _, cores in ran if it == f"slot={i}"}) for i in (0, 1)
-        )
-        assert len(first) == len(second) == 1 and 0 < first[0] < second[0] and not first[0] & second[0]
+        cores = {(slot, int(cpus.replace(",", ""), 16)) for file, *_, slot, _, cpus in ran if file == "ranks"}
+        (_, first), (_, second) = sorted(cores)
+        assert 0 < first < second and not first & second
 
 
 @needs_mpi

@@ -24,6 +24,7 @@ from .ranks import list_rank_variables, share_folder, show_code, write_topology
 _DEFAULTS: Mapping[str, str] = {
     "OMPI_MCA_mpi_yield_when_idle": "1",  # all hosts share this one's cores
     "OMPI_MCA_hwloc_base_binding_policy": "none",
+    "MPI4PY_MPIABI": "openmpi",  # its wheels take any MPI that they find
     "OMP_NUM_THREADS": "1",
 }
 _AS_ROOT: Mapping[str, str] = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}

@@ -75,7 +75,10 @@ def run_ranks(network: Network, command: list[str]) -> int:
 def share_folder() -> Iterator[Path]:
     """Make a folder for what the ranks of a run share; it is removed at the end, also where this process is killed."""
     with tempfile.TemporaryDirectory(prefix="topoplan-") as name:
-        remover = subprocess.Popen(["sh", "-c", _REMOVE, name], stdin=subprocess.PIPE, start_new_session=True)
+        nothing = subprocess.DEVNULL
+        remover = subprocess.Popen(
+            ["sh", "-c", _REMOVE, name], stdin=subprocess.PIPE, stdout=nothing, stderr=nothing, start_new_session=True
+        )
         try:
             yield Path(name)
         finally:
