@@ -82,7 +82,7 @@ def test_open_mpi_s_ranks_meet_over_emulated_links(
 
 @needs_mpi
 def test_open_mpi_places_ranks_by_the_printed_files(
-    two_hosts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    two_hosts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By the line in a rankfile every rank is on its host and core, going back and forth between hosts; by that in a hostfile
     hosts are filled in turn.
@@ -99,7 +99,7 @@ def test_open_mpi_places_ranks_by_the_printed_files(
     in_turn = re.findall(r"^(\w+) slots=2$", hosts.read_text(), re.MULTILINE)
     assert sorted(in_turn) == list(HOSTS)
 
-    mpi = find_open_mpi()
+    mpi, log = find_open_mpi(), tmp_path / "log"
     seen = (
         "$(uname -n) slot=$OMPI_COMM_WORLD_LOCAL_RANK $(ip -br addr show id0) $(grep Cpus_allowed: /proc/self/status)"
     )
@@ -107,12 +107,16 @@ def test_open_mpi_places_ranks_by_the_printed_files(
         namespaces = dict(zip(HOSTS, map(network.namespace_of, network.blueprint.home), strict=True))
         for file in (ranks, hosts):
             told = re.findall(rf"^# (?:Open MPI {mpi.version}: )?mpirun (.*) COMMAND$", file.read_text(), re.MULTILINE)
-            arguments = [*shlex.split(told[0]), "sh", "-c", f'echo "{file.suffix} $OMPI_COMM_WORLD_RANK {seen}"']
+            arguments = [
+                *shlex.split(told[0]),
+                "sh",
+                "-c",
+                f'echo "{file.suffix} $OMPI_COMM_WORLD_RANK {seen}" >> {log}',
+            ]
             started = start_mpirun(list_mpirun(mpi, tmp_path, namespaces, *arguments))
             assert started.wait(patience.seconds(60)) == 0
-    printed = capfd.readouterr().out
     row = r"^\.(\w+) (\d+) (\w+) (slot=\d+) .*10\.99\.0\.(\d)/32.*Cpus_allowed:\s+([\w,]+)$"
-    ran = re.findall(row, printed, re.MULTILINE)
+    ran = re.findall(row, log.read_text(), re.MULTILINE)
     assert all(HOSTS[int(address) - 1] == host for _, _, host, _, address, _ in ran)
     assert {rank: f"{host} {slot}" for file, rank, host, slot, _, _ in ran if file == "ranks"} == promised
     filled = {int(rank): host for file, rank, host, *_ in ran if file == "hosts"}

@@ -13,7 +13,8 @@ import re
 import shlex
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,9 +36,14 @@ _ENTER = 'echo "$0" > /proc/sys/kernel/hostname && exec "$@"'
 _START_RANK = """\
 #!/bin/sh
 # The environment of this rank, and its command.
-. "${0%/*}/rank$OMPI_COMM_WORLD_RANK.env"
+folder=${0%/*}
+. "$folder/rank$OMPI_COMM_WORLD_RANK.env"
+exec >"$folder/stdout" 2>"$folder/stderr"
 exec setpriv --pdeathsig KILL "$@"
 """
+
+
+_LAST_OUTPUT_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -154,7 +160,32 @@ def run_mpi_ranks(network: Network, mpi: OpenMpi, command: Sequence[str]) -> int
         start = _write_script(folder / "start", _START_RANK)
         placed = [*mpi.list_hosts(list(hosts)), str(start), *command]
         started = list_mpirun(mpi, folder, hosts, *placed)
-        return show_code(*run_together(lambda _: start_mpirun(started), 1))
+        with _forward_output(folder):
+            return show_code(*run_together(lambda _: start_mpirun(started), 1))
+
+
+@contextmanager
+def _forward_output(folder: Path) -> Iterator[None]:
+    """Print, where this process does, what ranks write into pipes in a folder: Open MPI 4 loses what one run in some
+    sixty prints.
+    """
+    ends, readers = [], []
+    try:
+        for number, name in ((1, "stdout"), (2, "stderr")):
+            pipe = folder / name
+            os.mkfifo(pipe, 0o600)
+            ends.append(os.open(pipe, os.O_RDWR | os.O_CLOEXEC))  # readers do not end before this is closed
+            readers.append(subprocess.Popen(["cat", pipe], stdout=number, preexec_fn=die_with_parent))
+        yield
+    finally:
+        for end in ends:
+            os.close(end)
+        for reader in readers:
+            try:
+                reader.wait(_LAST_OUTPUT_S)
+            except subprocess.TimeoutExpired:  # something that a rank started still holds the pipe
+                reader.kill()
+                reader.wait()
 
 
 def _write_script(path: Path, text: str) -> Path:
