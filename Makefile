@@ -85,7 +85,7 @@ $(VENV)/.docs: $(VENV)/.base
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.base
-	$(BIN)/python -m pip install --quiet --editable '.[demo,dev,docs]'
+	$(BIN)/python -m pip install --quiet --editable '.[demo,dev,docs,mpi]'
 	touch $@
 
 clean:

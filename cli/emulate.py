@@ -21,12 +21,14 @@ EXAMPLES: tuple[Example, ...] = (
     ("topo-emulate two-hosts.json -- topo-run plan.json --calibrate -o costs.json", "host costs on emulated links"),
     ("topo-emulate two-hosts.json -- python train_ddp.py --plan plan.json",
         "any program that torchrun could start: here examples/train_ddp.py"),
+    ("topo-emulate two-hosts.json --mpi -- python mpi_allreduce.py 8M",
+        "any program that mpirun could start: here examples/mpi_allreduce.py"),
 )  # fmt: skip
 ABOUT = """\
 Every device becomes a network namespace, every link a rate-limited virtual cable, and each pair of ranks uses the route that
 it has on the machine. The command is started once for each rank, with RANK, WORLD_SIZE, MASTER_ADDR and GLOO_SOCKET_IFNAME
-set as by torchrun. Everything is removed at the end, whatever happens. Needs Linux, root, iproute2 and util-linux. The exit
-code is the command's.
+set as by torchrun; with --mpi it is Open MPI that starts it, rank i as MPI's rank i. Everything is removed at the end,
+whatever happens. Needs Linux, root, iproute2 and util-linux, and Open MPI with --mpi. The exit code is the command's.
 """
 
 
@@ -47,7 +49,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def build_parser() -> Parser:
     """Return the parser of topo-emulate's command line, up to --."""
-    parser = Parser(PROG, EXAMPLES, ABOUT, "TOPOLOGY [--slowest RATE] [--order LIST] -- COMMAND ...")
+    parser = Parser(PROG, EXAMPLES, ABOUT, "TOPOLOGY [--slowest RATE] [--order LIST] [--mpi] -- COMMAND ...")
     add = parser.add_argument
     add("topology", metavar="TOPOLOGY", help="a preset, a file, or local (see topo-probe)")
     add(
@@ -56,11 +58,17 @@ def build_parser() -> Parser:
         help="scale all links so that the slowest has this rate (default: the fastest that this host can carry)",
     )
     add("--order", metavar="LIST", help="put rank i on the i-th GPU listed: 0,3,2,1 (default: the topology's order)")
+    add(
+        "--mpi",
+        action="store_true",
+        help="start the ranks by Open MPI's mpirun, over the emulated links alone; OMPI_MCA_... variables are Open MPI's",
+    )
     return parser
 
 
 def _run(args: argparse.Namespace, command: list[str]) -> int:
     from ..runtime.emulate.blueprint import parse_order, parse_rate
+    from ..runtime.emulate.mpi import find_open_mpi, run_mpi_ranks
     from ..runtime.emulate.network import emulate
     from ..runtime.emulate.ranks import run_ranks
     from ..runtime.ranks.launch import end_on_signals
@@ -72,6 +80,7 @@ def _run(args: argparse.Namespace, command: list[str]) -> int:
     listed = None if args.order is None else parse_order(args.order, len(topology.ranks))
     if not topology.links:
         raise InputError(f"topology {topology.name!r} has no links; there is nothing to emulate")
+    mpi = find_open_mpi() if args.mpi else None
     with end_on_signals(), emulate(topology, rate, listed) as network:
         built = network.blueprint
         rates = [rate for c in built.cables for rate in (c.rate_ab, c.rate_ba) if rate is not None]
@@ -79,7 +88,7 @@ def _run(args: argparse.Namespace, command: list[str]) -> int:
             f"{PROG}: {built.topology.name}: {len(built.home)} ranks, {len(built.devices) - len(built.home)} other devices, "
             f"{len(built.cables)} links of {min(rates) / 1e6:.4g} to {max(rates) / 1e6:.4g} Mbit/s"
         )
-        return run_ranks(network, command)
+        return run_ranks(network, command) if mpi is None else run_mpi_ranks(network, mpi, command)
 
 
 if __name__ == "__main__":

@@ -176,6 +176,15 @@ class EmulatedRank(ForkedProcess):
         super().__init__(_SERVER.Process(target=_command_main, args=call))
 
 
+def lives(pid: int) -> bool:
+    """Return whether a process runs: it exists and has not ended, though nobody may have taken notice yet."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state != "Z"
+
+
 def patient_ranks() -> dict[str, str]:
     """Return the variables by which all processes of a test, started now, are as patient as each other.
 

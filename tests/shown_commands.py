@@ -134,7 +134,7 @@ def _inside(folder: Path) -> Iterator[None]:
 @contextlib.contextmanager
 def _without_ranks() -> Iterator[None]:
     """Have commands check all that they can before they start ranks, namespaces or measurements, and end there with 0."""
-    from topoplan.runtime.emulate import network, ranks
+    from topoplan.runtime.emulate import mpi, network, ranks
     from topoplan.runtime.emulate.blueprint import blueprint
     from topoplan.runtime.lab.runs import Lab
     from topoplan.runtime.measuring import measure_links
@@ -156,6 +156,8 @@ def _without_ranks() -> Iterator[None]:
             (launch, "launch", lambda *_: 0),
             (network, "emulate", plan_network),
             (ranks, "run_ranks", run_inside),
+            (mpi, "find_open_mpi", lambda: mpi.OpenMpi("mpirun", 4)),
+            (mpi, "run_mpi_ranks", lambda network, _, command: run_inside(network, command)),
             (Lab, "run", lambda self: []),
             (measure_links, "measure_topology", lambda named, **_: named or load("ring:2")),
         ):

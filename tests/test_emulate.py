@@ -16,7 +16,7 @@ from pathlib import Path
 import patience
 import pytest
 from hypothesis import given, settings
-from launch import run_emulated
+from launch import lives, run_emulated
 from random_graphs import graphs
 from thorough import count_examples
 
@@ -261,7 +261,7 @@ def test_nothing_stays_whatever_ends_it(number: signal.Signals, tmp_path: Path, 
         running.send_signal(number)
         running.wait(patience.seconds(30))
         patience.wait_until(lambda: holders(mark) == 2, 20, "the end of all but the machine beside it")
-        patience.wait_until(lambda: not any(_lives(pid) for pid in ranks), 20, "the end of all ranks")
+        patience.wait_until(lambda: not any(lives(pid) for pid in ranks), 20, "the end of all ranks")
         assert "id0" in in_rank(beside, 0, "ip", "-br", "addr")
     assert holders(mark) == 0
 
@@ -269,14 +269,6 @@ def test_nothing_stays_whatever_ends_it(number: signal.Signals, tmp_path: Path, 
 def _heed_interrupts() -> None:
     """Undo what a shell does for a process in the background: it would ignore SIGINT."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
-def _lives(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return "Z" not in Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
 
 
 @needs_namespaces

@@ -17,7 +17,7 @@ from shown_commands import NAMES, build_parser, list_examples, make_folder, prin
 import topoplan
 from topoplan.cli.commands import COMMANDS, OWN
 from topoplan.cli.topoplan import main
-from topoplan.runtime.emulate import why_not
+from topoplan.runtime.emulate import why_not, why_not_mpi
 
 write_cli_docs = import_module("write_cli_docs")
 ALL = "TOPOPLAN_RUN_SHOWN"
@@ -31,7 +31,7 @@ def test_the_examples_of_every_help_run_in_their_order(name: str, tmp_path: Path
     assert lines
     for line in lines:
         if os.environ.get(ALL):
-            if line.startswith("topo-emulate") and why_not():
+            if line.startswith("topo-emulate") and (why_not_mpi() if "--mpi" in line else why_not()):
                 continue
             done = run_as_printed(line, folder)
         elif line.startswith("eval "):

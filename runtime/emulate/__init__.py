@@ -1,6 +1,7 @@
 """A machine rebuilt out of network namespaces with rate-limited links; ranks run inside, over real sockets."""
 
 from .blueprint import Blueprint, blueprint, parse_rate
+from .mpi import why_not_mpi
 from .network import EmulationError, Network, emulate, why_not
 from .ranks import start_rank
 
@@ -13,4 +14,5 @@ __all__ = [
     "parse_rate",
     "start_rank",
     "why_not",
+    "why_not_mpi",
 ]

@@ -6,6 +6,8 @@ import os
 import signal
 import subprocess
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import IO
@@ -15,6 +17,8 @@ from ..ranks.launch import EMULATED, RENDEZVOUS, run_together
 from .network import BURST_USED, IDENTITY, WIRE, Network, die_with_parent
 
 _PORT = 29500
+_REMOVE = 'read -r _; sleep 0.5; rm -rf -- "$0" || { sleep 5; rm -rf -- "$0"; }'
+"""Waits until its input is closed, and for those who still write to the folder to die."""
 
 
 def start_rank(
@@ -61,8 +65,27 @@ def write_topology(network: Network, folder: Path) -> None:
 
 def run_ranks(network: Network, command: list[str]) -> int:
     """Run `command` once a rank, their output going where this process's goes; 0, or the first failed rank's exit code."""
-    with tempfile.TemporaryDirectory(prefix="topoplan-") as name:
-        write_topology(network, Path(name))
+    with share_folder() as folder:
+        write_topology(network, folder)
         ranks = len(network.blueprint.home)
-        failed, code = run_together(lambda rank: start_rank(network, rank, command, Path(name)), ranks)
-        return 0 if failed is None else code if code >= 0 else 128 + signal.Signals(-code)
+        return show_code(*run_together(lambda rank: start_rank(network, rank, command, folder), ranks))
+
+
+@contextmanager
+def share_folder() -> Iterator[Path]:
+    """Make a folder for what the ranks of a run share; it is removed at the end, also where this process is killed."""
+    with tempfile.TemporaryDirectory(prefix="topoplan-") as name:
+        nothing = subprocess.DEVNULL
+        remover = subprocess.Popen(
+            ["sh", "-c", _REMOVE, name], stdin=subprocess.PIPE, stdout=nothing, stderr=nothing, start_new_session=True
+        )
+        try:
+            yield Path(name)
+        finally:
+            remover.kill()
+            remover.communicate()
+
+
+def show_code(failed: int | None, code: int) -> int:
+    """Return the exit code for what `run_together` returned: 128 and the number of the signal that ended a rank."""
+    return 0 if failed is None else code if code >= 0 else 128 + signal.Signals(-code)

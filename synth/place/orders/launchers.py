@@ -27,11 +27,12 @@ def write_hostfile(seats: Seats, file: str) -> str:
 def write_rankfile(seats: Seats, file: str) -> str:
     """Return Open MPI's rankfile: each rank's host, and a core of its own there."""
     quoted = shlex.quote(file)
+    slots = ",".join(f"{host}:{len(there)}" for host, there in _hosts(seats, "rankfile"))
     lines = [
-        f"# mpirun -np {len(seats.seats)} --map-by rankfile:file={quoted} COMMAND (Open MPI 4: --rankfile {quoted})",
+        f"# Open MPI 4: mpirun -np {len(seats.seats)} --rankfile {quoted} COMMAND",
+        f"# Open MPI 5: mpirun -np {len(seats.seats)} --host {slots} --map-by rankfile:file={quoted} COMMAND",
         *_comment_gpus(seats),
     ]
-    _hosts(seats, "rankfile")
     lines += [f"rank {seat.rank}={seat.host} slot={seat.local_rank}" for seat in seats.seats]
     return _join(lines)
 
