@@ -98,9 +98,9 @@ class Communicator:
         `residual` (with compression, of SUM and AVG) is error feedback: float32, as many elements as the tensor, zeros at
         first. It is added to the tensor and gets what rounding on this rank took away; over all ranks nothing is lost.
         """
-        again = None if residual is not None else self._kept.find_again(tensor, op)
+        again = None if residual is not None else self.find_again(tensor, op)
         if again is not None:
-            again(None)
+            again()
             return tensor
         self._check_name("allreduce")
         self.prepare(tensor, None, op, residual).run()
@@ -186,6 +186,10 @@ class Communicator:
             target = source = borrow(target)
             return self._kept.keep(key, Task(engine, numel, source, target, kind, residual, then))
         return Task(engine, numel, source, target, kind, residual, then)
+
+    def find_again(self, tensor: torch.Tensor, op: object) -> Callable[[], None] | None:
+        """Return the shortest way to make a call again, in place on a tensor at the same address; None where none is known."""
+        return self._kept.find_again(tensor, op)
 
     # -- what is used, and the end -------------------------------------------------------------------------------
 

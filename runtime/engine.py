@@ -174,9 +174,9 @@ class Engine:
         else:
             self._executor.run(schedule, numel, source, target, op, residual, number)
 
-    def make_again(self, numel: int, target: torch.Tensor, op: ReduceOp) -> Callable[[int | None], None] | None:
-        """Return `run`, in place on a CPU tensor whose memory stays where it is, as a function of the call's number; None
-        where that is not settled, or may change from call to call.
+    def make_again(self, numel: int, target: torch.Tensor, op: ReduceOp) -> Callable[..., None] | None:
+        """Return `run`, in place on a CPU tensor whose memory stays where it is, as a function of the call's number, if it was
+        drawn; None where that is not settled, or may change from call to call.
         """
         choice = None if self._chooser.changes else self._chooser.known(self.wire_size(numel, target.dtype))
         if choice is None:

@@ -75,9 +75,9 @@ class Executor:
 
     def make_again(
         self, schedule: Schedule, numel: int, target: torch.Tensor, op: ReduceOp
-    ) -> Callable[[int | None], None] | None:
-        """Return `run`, in place on a CPU tensor whose memory stays where it is, as a function of the call's number; None
-        where that is not to be had: with a codec, and where dividing comes after.
+    ) -> Callable[..., None] | None:
+        """Return `run`, in place on a CPU tensor whose memory stays where it is, as a function of the call's number, if it was
+        drawn; None where that is not to be had: with a codec, and where dividing comes after.
         """
         compiled = self._compile(schedule, numel, target, op, feedback=False)
         player = compiled.on_callers_tensor(target) if compiled.in_place and self.codec is None else None
@@ -85,11 +85,11 @@ class Executor:
             return None
         return partial(self._play, compiled, player) if self.transport.lane is None else self._bind(compiled, player)
 
-    def _bind(self, compiled: Compiled, player: Player) -> Callable[[int | None], None]:
+    def _bind(self, compiled: Compiled, player: Player) -> Callable[..., None]:
         """Return `_play` with as little as can be around the player: over MPI that is what a small message takes."""
         faults, what, sent_bytes, wait_s = self.faults, compiled.call, compiled.sent_bytes, self.faults.wait_s
 
-        def play(number: int | None) -> None:
+        def play(number: int | None = None) -> None:
             if faults.broken is not None:
                 faults.begin(what)  # which says so
             deadline = time.monotonic() + wait_s
@@ -159,7 +159,7 @@ class Executor:
             self._compiled.popitem(last=False)
         return compiled
 
-    def _play(self, compiled: Compiled, player: Player, number: int | None) -> None:
+    def _play(self, compiled: Compiled, player: Player, number: int | None = None) -> None:
         call = self.faults.begin(compiled.call, self.topology, number)
         try:
             with np.errstate(all="ignore"):  # overflow is the user's, as in torch

@@ -36,7 +36,7 @@ class Task:
     op: ReduceOp = dist.ReduceOp.SUM
     residual: torch.Tensor | None = None
     then: list[Callable[[], None]] = field(default_factory=list)
-    again: Callable[[int | None], None] | None = None
+    again: Callable[..., None] | None = None
     """How it is carried out where that is settled, and the tensors' addresses stay."""
     _attempts: int = 0
 
@@ -89,8 +89,8 @@ class KeptTasks:
             task.settle()
         return task
 
-    def find_again(self, tensor: torch.Tensor, op: object) -> Callable[[int | None], None] | None:
-        """Return how a kept call on a tensor is carried out, given its number or None; None where no short way is known."""
+    def find_again(self, tensor: torch.Tensor, op: object) -> Callable[[], None] | None:
+        """Return how a kept call on a tensor is carried out, numbered as the next one; None where no short way is known."""
         if not self._tasks or tensor.layout is not torch.strided or _profiler._is_profiler_enabled:
             return None
         task = self._tasks.get((tensor.data_ptr(), tensor.numel(), tensor.dtype, op))

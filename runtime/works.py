@@ -223,6 +223,11 @@ class ThreadQueue:
         self._line = _Line()
         self._thread: threading.Thread | None = None
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether no call waits or is under way."""
+        return not self._line.pending
+
     @_shown
     def carry_out(
         self, call: Call, tensors: list[torch.Tensor], *, waits: bool, reads: Sequence[torch.Tensor] = ()

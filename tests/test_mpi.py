@@ -22,7 +22,7 @@ def run_topo(*arguments: str, ranks: int, **env: str) -> Ended:
     return mpirun(ranks, sys.executable, "-m", "topoplan.cli.run", *arguments, env=env)
 
 
-def test_collectives_and_training_go_over_mpi(plans: Plans, folder_of_plans: Callable[..., Path]) -> None:
+def test_collectives_and_the_backend_go_over_mpi(plans: Plans, folder_of_plans: Callable[..., Path]) -> None:
     """What ranks over gloo are tested with; the same bits as over gloo, by every schedule and codec; and in the end a rank
     that stays away is named. One launch: four processes that import torch take longer than all of it.
     """
@@ -35,7 +35,6 @@ def test_collectives_and_training_go_over_mpi(plans: Plans, folder_of_plans: Cal
     ring, others = plans("ring:4"), [name for name in COLLECTIVES if name != "allreduce"]
     calls = [
         (over_mpi.all_of_it, ring, [plans("full:4"), plans("switch:4", "allreduce", "recursive-doubling")]),
-        (over_mpi.training, ring),
         (collectives.all_others, {name: plans("path:4", name) for name in others}),
         (backend.every_collective, str(folder)),
         (over_mpi.one_stays_away, ring),

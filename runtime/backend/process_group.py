@@ -43,6 +43,9 @@ class TopoGroup(BaseGroup):
         tensor = _single(tensors)
         if tensor is None or more or not isinstance(opts, AllreduceOptions):
             return self.plain.allreduce(tensors, opts, **more)
+        repeated = self._repeat("allreduce", tensor, opts)
+        if repeated is not None:
+            return repeated
         # DDP's join hands the work of its count of ranks on to C++, for which a GpuWork is not made.
         if tensor.is_cuda and tensor.numel() == 1:
             return self._reduce_by_plain(tensor, opts, [tensor], lambda: self.plain.allreduce(tensors, opts))

@@ -12,7 +12,6 @@ import torch.distributed as dist
 
 import topoplan
 from ranks.checks import MEANS, always_stock, refused, same_everywhere
-from ranks.training import batch, distance, flat, network, wrapped
 from topoplan import Communicator, ExecutionError, Plan
 from topoplan.runtime.codecs import CODECS
 from topoplan.runtime.ranks.transport import Transport
@@ -50,25 +49,10 @@ def all_of_it(ring: str, several: list[str]) -> dict[str, Any]:
             expected = torch.stack(gathered(x))
             wanted = {"SUM": expected.sum(0), "AVG": expected.mean(0), "MAX": expected.amax(0)}[op.name]
             assert torch.allclose(kept, wanted, atol=1e-5), (op, communicator)
+    assert topoplan.ddp_hook(ring).communicator.engine.transport.name == "mpi"  # as TOPOPLAN_TRANSPORT says
     with refused("expected one of auto, mpi"):
         Transport(None, timedelta(seconds=60), "smoke signals")
     return {"name": over_mpi.name, "sent": planned.wire_bytes}
-
-
-def training(path: str) -> None:
-    """DDP with the hook, which MPI carries as TOPOPLAN_TRANSPORT says, against DDP's own allreduce."""
-    hook = topoplan.ddp_hook(path)
-    stock, planned = (wrapped(network, used) for used in (None, hook))
-    for ddp in (stock, planned):
-        optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
-        for step in range(4):
-            inputs, targets = batch(dist.get_rank(), step)
-            optimizer.zero_grad()
-            torch.nn.functional.mse_loss(ddp(inputs), targets).backward()
-            optimizer.step()
-    assert hook.communicator.engine.transport.name == "mpi"
-    assert same_everywhere(flat(planned))
-    assert distance(flat(planned), flat(stock)) <= 1e-6
 
 
 def gathered(x: torch.Tensor) -> list[torch.Tensor]:

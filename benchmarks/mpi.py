@@ -1,0 +1,121 @@
+"""Plans and MPI's own allreduce on this host: `mpirun --oversubscribe -n 4 python benchmarks/mpi.py [-e 64M] [--json]`.
+
+Five ways take turns at each size: MPI's own allreduce by mpi4py alone; a Communicator (the plan, or MPI's own where that won
+the race); the same with plans alone; the backend "topo" through torch.distributed; and, with --gloo, plans alone over gloo. A time is
+the slowest rank's from MPI's barrier on, the median over the turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from topoplan import Communicator, Plan, backend_options, synthesize
+from topoplan.cli.shared.sizes import parse_size
+from topoplan.runtime.mpi.launched import join_mpi
+from topoplan.runtime.ranks.transport import Transport
+
+_TURNS = (9, 200)
+_PATIENCE_S = 1.5
+TIMEOUT = timedelta(seconds=120)
+
+
+def main() -> None:
+    """Measure, and print the table on rank 0."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("-b", default="1K", help="smallest size")
+    parser.add_argument("-e", default="64M", help="largest size")
+    parser.add_argument("--topology", help="the machine that plans are for (default: full:N)")
+    parser.add_argument("--gloo", action="store_true", help="plans over gloo as well")
+    parser.add_argument("--json", action="store_true")
+    args = parser.parse_args()
+    if not join_mpi():
+        raise SystemExit("start it by mpirun")
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory(prefix="topoplan-") as cache:
+        _measure(args, cache)
+
+
+def _measure(args: argparse.Namespace, cache: str) -> None:
+    dist.init_process_group("gloo")
+    plans: list[Plan | None] = [None]
+    if dist.get_rank() == 0:
+        topology = args.topology or f"full:{dist.get_world_size()}"
+        plans = [synthesize("allreduce", topology)]
+    dist.broadcast_object_list(plans, 0)
+    plan = plans[0]
+    assert plan is not None
+    dist.destroy_process_group()
+    options = backend_options(plans=plan, transport="mpi", cache=cache, least_bytes=0)
+    dist.init_process_group("topo", pg_options=options, timeout=TIMEOUT)
+    transport = Transport(None, TIMEOUT, "mpi")
+    lane = transport.lane
+    assert lane is not None
+    raced = Communicator(plan, transport, cache=cache)
+    planned = Communicator(plan, transport, choose="plan")
+    over_gloo = Communicator(plan, Transport(None, TIMEOUT, "auto"), choose="plan") if args.gloo else None
+    rows = []
+    size = parse_size(args.b)
+    while size <= parse_size(args.e):
+        x = torch.zeros(size // 4)
+        array = x.numpy()
+        ways: dict[str, Callable[[], object]] = {
+            "MPI's own": lambda array=array: lane.comm.Allreduce(lane.mpi.IN_PLACE, array),
+            "raced": lambda x=x: raced.allreduce(x),
+            "backend": lambda x=x: dist.all_reduce(x),
+            "plan": lambda x=x: planned.allreduce(x),
+        }
+        if over_gloo is not None:
+            ways["plan over gloo"] = lambda x=x: over_gloo.allreduce(x)
+        times = _time_in_turns(list(ways.values()), transport)
+        choice, entry = raced.choice(size), plan.entry_for(size)
+        rows.append({"size": size, "used": None if choice is None else choice.label, "by_plan": entry.schedule.label})
+        rows[-1] |= dict(zip(ways, times, strict=True))
+        size *= 4
+    if dist.get_rank() == 0:
+        _print(rows, args.json, lane.what, dist.get_world_size())
+    dist.destroy_process_group()
+
+
+def _time_in_turns(calls: list[Callable[[], object]], transport: Transport) -> list[float]:
+    """Return the median microseconds of each call."""
+    for call in calls * 4:
+        call()
+    begin = time.perf_counter()
+    for call in calls:
+        call()
+    (once,) = transport.find_slowest_s([time.perf_counter() - begin])
+    turns = max(_TURNS[0], min(_TURNS[1], int(_PATIENCE_S / once)))
+    times: list[list[float]] = [[] for _ in calls]
+    for _ in range(turns):
+        for call, own in zip(calls, times, strict=True):
+            transport.meet()
+            begin = time.perf_counter()
+            call()
+            own.append(time.perf_counter() - begin)
+    return [statistics.median(transport.find_slowest_s(own)) * 1e6 for own in times]
+
+
+def _print(rows: list[dict[str, object]], as_json: bool, what: str, ranks: int) -> None:
+    if as_json:
+        print(json.dumps({"mpi": what, "ranks": ranks, "rows": rows}))
+        return
+    ways = [key for key in rows[0] if key not in ("size", "used", "by_plan")]
+    print(f"# {what}, {ranks} ranks; microseconds, and in brackets MPI's own time as a part of it")
+    print(f"{'bytes':>10} " + " ".join(f"{way:>18}" for way in ways) + "  used, the plan's")
+    for row in rows:
+        own = float(str(row[ways[0]]))
+        cells = " ".join(f"{float(str(row[way])):>10.1f} ({own / float(str(row[way])):5.2f})" for way in ways)
+        print(f"{row['size']:>10} {cells}  {row['used']}, {row['by_plan']}")
+
+
+if __name__ == "__main__":
+    main()
