@@ -1,8 +1,8 @@
 """Plans and MPI's own allreduce on this host: `mpirun --oversubscribe -n 4 python benchmarks/mpi.py [-e 64M] [--json]`.
 
 Five ways take turns at each size: MPI's own allreduce by mpi4py alone; a Communicator (the plan, or MPI's own where that won
-the race); the same with plans alone; the backend "topo" through torch.distributed; and, with --gloo, plans alone over gloo. A time is
-the slowest rank's from MPI's barrier on, the median over the turns.
+the race); the same with plans alone; the backend "topo" through torch.distributed; and, with --gloo, plans alone over gloo.
+A time is the slowest rank's from MPI's barrier on, the median over the turns.
 """
 
 from __future__ import annotations
