@@ -47,7 +47,7 @@ class SentMessage:
     """A message between two ranks: read from the sender's buffer at any time from posting to awaiting, written likewise."""
 
     def __init__(self, length: int) -> None:
-        self.length, self.arrived = length, False
+        self.length, self.arrived, self.is_awaited = length, False, False
         self.data: Array | None = None
 
 
@@ -65,6 +65,7 @@ class PlayedRank:
         late: random.Random,
     ) -> None:
         self.program, self.ranks, self.work, self.wires, self.late = program, ranks, work, wires, late
+        self.meets = False
         self.staging = np.full(program.staging_numel, -1e9, work.dtype)
         self.posts: list[Post] = []
         self.open: list[int] = []
@@ -85,10 +86,13 @@ class PlayedRank:
         post, rank = self.posts[number], self.program.rank
         if post.kind == "send":
             wire = self.wires.setdefault((rank, post.peer, post.number), SentMessage(post.span.length))
+            if self.meets and not wire.is_awaited:
+                return False
             if wire.data is None:
                 wire.data = self.view(post.span).copy()
         else:
-            wire = self.wires.get((post.peer, rank, post.number), SentMessage(0))
+            wire = self.wires.setdefault((post.peer, rank, post.number), SentMessage(post.span.length))
+            wire.is_awaited = True
             if wire.data is None:
                 return False
             assert wire.length == post.span.length, "sender and receiver cut the message differently"
@@ -133,7 +137,8 @@ class PlayedRank:
                 self.view(span)[:] /= self.ranks
 
     def run_in_any_order(self) -> Iterator[None]:
-        """Play whatever has all that it needs, in a random order."""
+        """Play whatever has all that it needs, in a random order. No send ends before its receive is posted."""
+        self.meets = True
         instructions = self.program.instructions
         needs = [set(before) for before in find_dependencies(self.program)]
         waiting = {n for n, x in enumerate(instructions) if not isinstance(x, Await)}

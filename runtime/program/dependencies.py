@@ -13,6 +13,10 @@ import numpy as np
 from .instructions import Await, Combine, Copy, Decode, Divide, Encode, Instruction, Pack, Post, Program, Span
 
 ERRORS = "errors"
+WINDOW = 4
+"""Sends to one rank that are under way at once. MPI sends the parts of several messages in turn: of many, none would be there
+before all of them nearly are, and what the first is needed for would wait.
+"""
 _Region = tuple[str, int, int]
 """A buffer, and elements of it from one number to another."""
 
@@ -41,9 +45,11 @@ class _Touched:
 
 def find_dependencies(program: Program) -> list[tuple[int, ...]]:
     """Return, for each instruction of a program that is not batched, the numbers of those that must be through before it
-    begins: a message when it has been sent or has come. Awaits have none, and nothing depends on them.
+    begins: a message when it has been sent or has come. Awaits have none, and nothing depends on them. A send also waits for
+    the one WINDOW before it to the same rank.
     """
     touched: dict[str, _Touched] = {}
+    sends: dict[int, list[int]] = {}
     found: list[tuple[int, ...]] = [()] * len(program.instructions)
     for number in _order_by_effect(program):
         instruction = program.instructions[number]
@@ -56,6 +62,11 @@ def find_dependencies(program: Program) -> list[tuple[int, ...]]:
         for regions, is_write in ((reads, False), (writes, True)):
             for buffer, lo, hi in regions:
                 touched.setdefault(buffer, _Touched()).add(lo, hi, number, writes=is_write)
+        if isinstance(instruction, Post) and instruction.kind == "send":
+            sent = sends.setdefault(instruction.peer, [])
+            if len(sent) >= WINDOW:
+                before.add(sent[-WINDOW])
+            sent.append(number)
         found[number] = tuple(sorted(before))
     return found
 
