@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from .runtime.choose import Choice
     from .runtime.communicator import Communicator
     from .runtime.ddp import ddp_hook
+    from .runtime.mpi.launched import join_mpi
     from .runtime.ranks.mesh import device_mesh
     from .runtime.ranks.nccl_graph import nccl_graph
     from .synth.api import describe, synthesize, verify
@@ -86,6 +87,7 @@ _HOMES = {
     "ddp_hook": "runtime.ddp",
     "describe": "synth.api",
     "device_mesh": "runtime.ranks.mesh",
+    "join_mpi": "runtime.mpi.launched",
     "load": "topo.resolve",
     "nccl_graph": "runtime.ranks.nccl_graph",
     "place": "synth.place.placing",
@@ -129,6 +131,7 @@ __all__ = [
     "ddp_hook",
     "describe",
     "device_mesh",
+    "join_mpi",
     "load",
     "nccl_graph",
     "place",

@@ -101,7 +101,7 @@ def measure(
     plan = synthesize_to_file(name, str(calibrated), folder)
     for backend in list_backends():
         started = ["--mpi"] if backend == "mpi" else []
-        options = ["--backend", backend, "--choose", "plan", "-b", size, "-e", size, "-n", calls, "-w", "1", "--json"]
+        options = ["--backend", backend, "-b", size, "-e", size, "-n", calls, "-w", "1", "--json"]
         us = run([*emulate, *started, "--", *topo("run"), plan, *options])[0]["plan_us"]
         print_row(f"plan over {backend}", "rank order", us, size, bound_GBps, f"{best_us / us:.2f}x Open MPI's best")
 

@@ -24,7 +24,7 @@ SECTIONS = {
     "Plans": ("synthesize", "describe", "Plan", "Entry", "Limits", "Bound"),
     "Where ranks go": ("place", "Placement", "device_mesh"),
     "Collectives and schedules": ("Collective", "CollectiveName", "Chunk", "Schedule", "Transfer", "verify"),
-    "Running": ("Communicator", "Choice", "ddp_hook", "backend_options", "BackendOptions", "nccl_graph"),
+    "Running": ("Communicator", "Choice", "ddp_hook", "backend_options", "BackendOptions", "join_mpi", "nccl_graph"),
     "Strategies of one's own": ("strategy", "Request", "Send", "build_schedule"),
     "Errors": (
         "TopoplanError",

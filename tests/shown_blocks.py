@@ -8,7 +8,20 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-PROGRAMS = ("make", "nvidia-smi", "pip", "python", "python3", "set", "topo-", "topoplan", "torchrun")
+PROGRAMS = (
+    "apt-get",
+    "make",
+    "mpirun",
+    "nvidia-smi",
+    "pip",
+    "python",
+    "python3",
+    "set",
+    "srun",
+    "topo-",
+    "topoplan",
+    "torchrun",
+)
 """How a line of a block begins that is a command, where no `$ ` says so; variables may stand before it."""
 _MARK = re.compile(r"<!-- ((?:not run|slow): .+) -->")
 _LINK = re.compile(r"\[[^]]*\]\(([^)\s]+)\)")

@@ -89,6 +89,9 @@ def _run(line: str, folder: Path, piped: bytes) -> Done:
     if words[0] == "torchrun":
         assert words[1] == "--nproc-per-node" and words[3] == "-m", line
         words = ["topo-" + words[4].rpartition(".")[2], *words[5:]]
+    if words[0] == "mpirun":
+        assert words[1] == "-n", line
+        words = words[3:]
     if words[0] == "topoplan":
         module, arguments = "topoplan", words[1:]
         name = words[1]

@@ -162,6 +162,8 @@ class _ParsedError(Exception):
 def _check_words(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Fail where a command names a program, a file, a target or an option that does not exist."""
     first, *rest = words
+    if first in ("mpirun", "srun"):
+        first, *rest = words[next(i for i, word in enumerate(words) if word.startswith("topo-")) :]
     if first.startswith("topo-"):
         _parse(first, rest, monkeypatch)
     elif first in ("python", "torchrun") and "-m" in rest and rest[rest.index("-m") + 1].startswith("topoplan.cli."):
