@@ -108,7 +108,7 @@ def check_seats(seats: Sequence[Seat]) -> None:
     if alone:
         raise InputError(
             f"transport mpi: rank {alone[0]} is in an MPI world of {seats[alone[0]].world_size}, and the group has "
-            f"{len(seats)} ranks; start them by mpirun (or srun --mpi=pmix) of {describe_mpi()}"
+            f"{len(seats)} ranks; start them by one mpirun (or srun --mpi=pmix)"
         )
     other = [number for number, seat in enumerate(seats) if seat.world != seats[0].world]
     if other:
