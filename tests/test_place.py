@@ -122,6 +122,10 @@ def test_plans_do_not_depend_on_the_order_inside_a_group() -> None:
     assert mesh.is_optimal
 
 
+def test_one_gpu_alone_has_its_only_order() -> None:
+    assert place("full:1").order == (0,)
+
+
 def test_failed_and_reserved_gpus_get_no_rank() -> None:
     placed = place("dgx-a100:2", without_ranks=[3], reserve=[8, 12])
     assert sorted(placed.order) == [x for x in range(16) if x not in (3, 8, 12)]

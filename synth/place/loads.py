@@ -50,7 +50,7 @@ class Loads:
         bandwidths = ways.bandwidths_GBps
         rates = lcm(*(b.numerator for b in bandwidths))
         weights = [b.denominator * (rates // b.numerator) for b in bandwidths]
-        shared = reduce(gcd, weights)
+        shared = reduce(gcd, weights, 0) or 1
         self.weights = [weight // shared for weight in weights]
         self._fine = [
             lcm(*range(1, len(p.pattern.sends) + 1)) if p.pattern.shape == SPREAD else 1 for p in phases
@@ -100,7 +100,7 @@ class Loads:
 
     def values(self, orders: Ints) -> tuple[NDArray[Any], NDArray[np.float64]]:
         """Return the exact values of orders, and how unevenly they load links, which tells orders of the same value apart."""
-        each = max(1, _MOST_ENTRIES // self.entries)
+        each = max(1, _MOST_ENTRIES // max(1, self.entries))
         parts = [self._values(orders[i : i + each]) for i in range(0, len(orders), each)]
         return np.concatenate([value for value, _ in parts]), np.concatenate([soft for _, soft in parts])
 
