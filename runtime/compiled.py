@@ -14,10 +14,10 @@ from ..synth.ir.collective import Collective
 from ..synth.ir.schedule import Schedule
 from ..topo.errors import InputError
 from .codecs import Codec
-from .players import local
 from .players.as_they_come import PlayerAsTheyCome
 from .players.contract import AWAIT, EXCHANGE, LOCAL, RECEIVE, SEND, Operation, Player
 from .players.in_order import PlayerInOrder
+from .players.local import Local, LocalOperations
 from .program.dependencies import find_dependencies
 from .program.instructions import Await, Combine, Copy, Decode, Divide, Encode, Exchange, Pack, Post, Program, Span
 from .program.layout import IN_PLACE
@@ -126,7 +126,7 @@ class Compiled:
 
     def _slice(self, work: torch.Tensor) -> list[Operation]:
         """Return the program's instructions with views in place of ranges."""
-        encoding, width = self.encoding, work.element_size()
+        encoding, width, local = self.encoding, work.element_size(), LocalOperations(on_stream=self.transport.batched)
 
         def view(span: Span) -> torch.Tensor:
             buffer = work if span.buffer == "work" else self.staging
@@ -181,7 +181,7 @@ class Compiled:
         return self._signature << 16 | post.number
 
 
-def _local(action: local.Local, size_bytes: int) -> Operation:
+def _local(action: Local, size_bytes: int) -> Operation:
     return LOCAL, action, None, size_bytes
 
 

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..ranks.launch import run_together
+from ..ranks.launch import TRANSPORT, run_together
 from .network import IDENTITY, EmulationError, Network, die_with_parent, why_not
 from .ranks import list_rank_variables, share_folder, show_code, write_topology
 
@@ -154,7 +154,8 @@ def run_mpi_ranks(network: Network, mpi: OpenMpi, command: Sequence[str]) -> int
     with share_folder() as folder:
         write_topology(network, folder)
         for rank in ranks:
-            variables = list_rank_variables(network, rank, folder)
+            over = os.environ.get(TRANSPORT, "mpi")
+            variables = list_rank_variables(network, rank, folder) | {TRANSPORT: over}
             lines = [f"export {name}={shlex.quote(value)}\n" for name, value in variables.items()]
             (folder / f"rank{rank}.env").write_text("".join(lines), encoding="utf-8")
         start = _write_script(folder / "start", _START_RANK)

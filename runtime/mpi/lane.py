@@ -32,11 +32,13 @@ class Seat:
     cores: int
 
 
-def find_own_seat() -> Seat:
-    """Return this process's seat. Raises InputError where there is no MPI."""
+def find_own_seat(host: str | None = None) -> Seat:
+    """Return this process's seat; `host` stands for the hosts of an emulated machine, which share cores. Raises InputError
+    where there is no MPI.
+    """
     mpi = load_mpi()
     name = next((os.environ[key] for key in _JOBS if key in os.environ), "")
-    return Seat(mpi.COMM_WORLD.rank, mpi.COMM_WORLD.size, name, mpi.Get_processor_name(), count_cores())
+    return Seat(mpi.COMM_WORLD.rank, mpi.COMM_WORLD.size, name, host or mpi.Get_processor_name(), count_cores())
 
 
 class Lane:

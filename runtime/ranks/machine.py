@@ -74,5 +74,6 @@ def find_cores_of_hosts(group: dist.ProcessGroup) -> dict[str, int]:
     """Return the hosts of a group's ranks, with the cores that a rank there may use. Collective."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     found: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(found, (socket.gethostname(), cores), group=group)
+    host = os.environ.get(EMULATED) or socket.gethostname()  # hosts of an emulated machine share this one's cores
+    dist.all_gather_object(found, (host, cores), group=group)
     return dict(found)

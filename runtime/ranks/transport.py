@@ -16,11 +16,10 @@ from ..mpi.lane import Lane, find_own_seat
 from ..mpi.library import describe_mpi, takes_gpu_memory
 from .faults import Faults, grace_s
 from .groups import GroupMaker, destroy_group, device_of, make_private_group, uses_nccl
+from .launch import EMULATED, TRANSPORT
 from .machine import find_cores_of_hosts
 from .timing import find_slowest_s
 
-TRANSPORT = "TOPOPLAN_TRANSPORT"
-"""Environment variable: what carries messages: auto (gloo, or NCCL between GPUs), or mpi."""
 TRANSPORTS = ("auto", "mpi")
 
 
@@ -60,7 +59,7 @@ class Transport:
         """Return MPI's communicator over the group's ranks. Collective; what one rank refuses all refuse."""
         mine: Any
         try:
-            mine = find_own_seat()
+            mine = find_own_seat(os.environ.get(EMULATED))
             if self.device.type == "cuda" and not takes_gpu_memory():
                 mine = (
                     f"transport mpi: {describe_mpi()} does not say that it takes GPU memory; load a CUDA-aware "
