@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 import topoplan
 from ranks.checks import MEANS, always_stock, refused, same_everywhere
+from ranks.topo_backend import count_planned, end, start
 from topoplan import Communicator, ExecutionError, Plan
 from topoplan.runtime.codecs import CODECS
 from topoplan.runtime.ranks.transport import Transport
@@ -53,6 +54,32 @@ def all_of_it(ring: str, several: list[str]) -> dict[str, Any]:
     with refused("expected one of auto, mpi"):
         Transport(None, timedelta(seconds=60), "smoke signals")
     return {"name": over_mpi.name, "sent": planned.wire_bytes}
+
+
+def backend(folder: str) -> None:
+    """The backend "topo" over MPI: calls that wait and calls that go on, again and again, by plans and by MPI's own."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    for choose in ("plan", "race"):
+        planned = count_planned()
+        start(plans=folder, choose=choose, transport="mpi")
+        for numel in (300, 50_000):
+            x, y = torch.empty(numel), torch.empty(numel)
+            for turn in range(4):
+                x.fill_(rank + turn)
+                y.fill_(rank)
+                later = dist.all_reduce(y, async_op=True)
+                dist.all_reduce(x)
+                assert later is not None
+                later.wait()
+                assert (x == sum(range(world)) + world * turn).all()
+                assert (y == sum(range(world))).all()
+                dist.broadcast(x.fill_(rank), 1)
+                assert (x == 1).all()
+        parts = [torch.empty(1000) for _ in range(world)]
+        dist.all_gather(parts, torch.full((1000,), float(rank)))
+        assert [float(part[0]) for part in parts] == list(range(world))
+        assert choose == "race" or {name for name, _ in planned} == {"allreduce", "allgather", "broadcast"}
+        end()
 
 
 def gathered(x: torch.Tensor) -> list[torch.Tensor]:
