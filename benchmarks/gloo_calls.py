@@ -1,0 +1,106 @@
+"""Where a small allreduce over gloo spends its time: posting, waiting, adding, and the rest of Python.
+
+    torchrun --nproc-per-node 4 benchmarks/gloo_calls.py PLAN [-b 4K]
+
+By the plan alone, on rank 0: each post, wait and sum is timed by its own clock, which adds about a microsecond to each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from topoplan import Communicator
+from topoplan.cli.shared.sizes import parse_size
+from topoplan.runtime.players.contract import LOCAL, Operation
+from topoplan.runtime.players.in_order import PlayerInOrder
+from topoplan.runtime.program.instructions import Program
+
+_CALLS, _WARMUP = 300, 30
+spent: dict[str, float] = defaultdict(float)
+counts: dict[str, int] = defaultdict(int)
+
+
+def timed(what: str, call: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a call that adds its time to what is spent."""
+
+    def run(*args: Any) -> Any:
+        begin = time.perf_counter()
+        result = call(*args)
+        spent[what] += time.perf_counter() - begin
+        counts[what] += 1
+        return result
+
+    return run
+
+
+class TimedWork:
+    """A gloo work whose wait is timed."""
+
+    def __init__(self, work: dist.Work) -> None:
+        self.wait = timed("waiting for messages", work.wait)
+
+
+class TimedBackend:
+    """gloo's backend with posts that are timed."""
+
+    def __init__(self, backend: Any) -> None:
+        post = {name: timed("posting", getattr(backend, name)) for name in ("send", "recv")}
+        self.send = lambda *args: TimedWork(post["send"](*args))
+        self.recv = lambda *args: TimedWork(post["recv"](*args))
+
+
+class TimedPlayer(PlayerInOrder):
+    """A player of which each operation is timed."""
+
+    def __init__(self, backend: Any, program: Program, operations: list[Operation]) -> None:
+        own = [(x[0], timed("adding", x[1]), *x[2:]) if x[0] == LOCAL else x for x in operations]
+        super().__init__(TimedBackend(backend), program, own)
+
+
+def main() -> None:
+    """Measure, and print the shares on rank 0."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("plan")
+    parser.add_argument("-b", default="4K", help="size")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+    x = torch.zeros(parse_size(args.b) // 4)
+    communicator = Communicator(args.plan, choose="plan")
+
+    def measure() -> float:
+        times = []
+        for turn in range(_WARMUP + _CALLS):
+            if turn == _WARMUP:
+                spent.clear()
+                counts.clear()
+            begin = time.perf_counter()
+            communicator.allreduce(x)
+            times.append(time.perf_counter() - begin)
+        return statistics.mean(times[_WARMUP:]) * 1e6
+
+    plain_us = measure()
+    import topoplan.runtime.compiled as compiled
+
+    compiled.PlayerInOrder = TimedPlayer  # type: ignore[misc]
+    communicator = Communicator(args.plan, choose="plan")
+    whole_us = measure()
+    if dist.get_rank() == 0:
+        print(f"# {args.b}, {dist.get_world_size()} ranks: {plain_us:.0f} us a call, {whole_us:.0f} with the clocks")
+        for what, seconds in spent.items():
+            print(f"{what:22} {seconds / _CALLS * 1e6:8.1f} us in {counts[what] // _CALLS} operations")
+        print(f"{'the rest of Python':22} {whole_us - sum(spent.values()) / _CALLS * 1e6:8.1f} us")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
