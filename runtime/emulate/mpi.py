@@ -25,6 +25,11 @@ from .ranks import list_rank_variables, share_folder, show_code, write_topology
 _DEFAULTS: Mapping[str, str] = {
     "OMPI_MCA_mpi_yield_when_idle": "1",  # all hosts share this one's cores
     "OMPI_MCA_hwloc_base_binding_policy": "none",
+    # Up to 1 MiB goes without asking whether it may: on a loaded link the answer waits behind all that is queued there.
+    "OMPI_MCA_btl_tcp_eager_limit": "1048576",
+    "OMPI_MCA_btl_tcp_rndv_eager_limit": "1048576",
+    "OMPI_MCA_btl_tcp_max_send_size": "1048576",
+    "OMPI_MCA_btl_tcp_free_list_inc": "8",
     "MPI4PY_MPIABI": "openmpi",  # its wheels take any MPI that they find
     "OMP_NUM_THREADS": "1",
 }
