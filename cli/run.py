@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import sys
 import time
 from collections.abc import Sequence
@@ -75,7 +76,7 @@ def _run(args: argparse.Namespace, arguments: list[str]) -> int:
         _check(jobs, ranks)
         if options.resolve_backend(ranks) == "mpi":
             raise InputError(
-                f"--backend mpi: the ranks have to be started by MPI: mpirun -n {ranks} topo-run {' '.join(arguments)}"
+                f"over MPI ranks have to be started by mpirun: mpirun -n {ranks} topo-run {shlex.join(arguments)}"
             )
         package = (__package__ or "topoplan.cli").rpartition(".")[0]
         imports = [f"{package}.runtime.communicator", f"{package}.runtime.measuring.bench"]
@@ -109,7 +110,7 @@ def _run_rank(args: argparse.Namespace, jobs: Sequence[Job], world: int) -> int:
     for one, plan in jobs:
         one.settings_for(one.collective_over(plan, world))
     backend = options.resolve_backend(world)
-    over, backend = ("mpi", _choose_beside_mpi(world)) if backend == "mpi" else (None, backend)
+    over, backend = ("mpi", _choose_beside_mpi(world)) if backend == "mpi" else ("auto", backend)
     if backend == "nccl":
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))

@@ -19,7 +19,7 @@ from .kept_races import find_cache_folder
 from .ranks.faults import first_line
 from .ranks.groups import GroupMaker
 from .ranks.transport import Transport
-from .reductions import borrow, check_reduction, check_residual, check_tensors, copy_back, flatten
+from .reductions import ReduceOp, borrow, check_reduction, check_residual, check_tensors, copy_back, flatten
 from .task import KeptTasks, Task
 
 REDUCTIONS = ("hops", "once")
@@ -165,6 +165,7 @@ class Communicator:
         `output`. Raises InputError where they do not fit the collective, or each other.
         """
         is_simple = tensor is None and residual is None and output.device.type == "cpu" and output.is_contiguous()
+        is_simple &= op is None or isinstance(op, (ReduceOp, dist.ReduceOp))
         key = (output.data_ptr(), output.numel(), output.dtype, op) if is_simple else None
         kept = self._kept.find(key)
         if kept is not None:

@@ -6,7 +6,6 @@ over NCCL a tick's operations go out in batches on the current stream, and waiti
 
 from __future__ import annotations
 
-import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -67,7 +66,7 @@ class Executor:
         blame, when a peer fails or the deadline passes.
         """
         compiled = self._compile(schedule, numel, target, op, feedback=residual is not None)
-        if self.transport.batched:
+        if self.transport.device.type == "cuda" or self.transport.batched:
             self._follow_last_call(target.device)
         self._play_on(compiled, source, target, residual, number)
         if op == dist.ReduceOp.AVG and not compiled.divides and ends_with_result(schedule.collective, self.rank):
@@ -83,25 +82,7 @@ class Executor:
         player = compiled.on_callers_tensor(target) if compiled.in_place and self.codec is None else None
         if player is None or (op == dist.ReduceOp.AVG and not compiled.divides):
             return None
-        return partial(self._play, compiled, player) if self.transport.lane is None else self._bind(compiled, player)
-
-    def _bind(self, compiled: Compiled, player: Player) -> Callable[..., None]:
-        """Return `_play` with as little as can be around the player: over MPI that is what a small message takes."""
-        faults, what, sent_bytes, wait_s = self.faults, compiled.call, compiled.sent_bytes, self.faults.wait_s
-
-        def play(number: int | None = None) -> None:
-            if faults.broken is not None:
-                faults.begin(what)  # which says so
-            deadline = time.monotonic() + wait_s
-            number = number or faults.draw_number()
-            try:
-                with np.errstate(all="ignore"):
-                    player.play(deadline)
-            except PlayError as error:
-                raise self._explain(Call(what, number, deadline, self.topology), error) from error
-            self.sent_bytes += sent_bytes
-
-        return play
+        return partial(self._play, compiled, player)
 
     def _follow_last_call(self, device: torch.device) -> None:
         """Let the current stream wait for the one of the last call, where that is another: calls share buffers.

@@ -16,6 +16,7 @@ from .reductions import ReduceOp
 _MOST_KEPT, _MOST_SEEN = 16, 64
 """Calls on tensors at this many addresses are kept; this many addresses are remembered."""
 _MOST_ATTEMPTS = 4
+"""So often the shortest way is sought for a kept call: at first the choice may not be settled, and some calls have none."""
 _profiler = torch.autograd.profiler
 Key = tuple[int, int, torch.dtype, object]
 """A tensor's address, number of elements and dtype, and the reduction."""
@@ -93,7 +94,10 @@ class KeptTasks:
         """Return how a kept call on a tensor is carried out, numbered as the next one; None where no short way is known."""
         if not self._tasks or tensor.layout is not torch.strided or _profiler._is_profiler_enabled:
             return None
-        task = self._tasks.get((tensor.data_ptr(), tensor.numel(), tensor.dtype, op))
+        try:
+            task = self._tasks.get((tensor.data_ptr(), tensor.numel(), tensor.dtype, op))
+        except TypeError:  # what cannot be hashed is no reduction
+            return None
         return task.again if task is not None and tensor.is_contiguous() else None
 
     def is_again(self, key: Key) -> bool:

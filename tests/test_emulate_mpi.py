@@ -55,7 +55,7 @@ def test_open_mpi_s_ranks_meet_over_emulated_links(
     monkeypatch.setenv("OMPI_MCA_coll_tuned_use_dynamic_rules", "1")
     monkeypatch.setenv("OMPI_MCA_coll_tuned_allreduce_algorithm", "4")
     size_bytes, Mbit = 256 << 10, 20
-    program = [sys.executable, str(Path(__file__).with_name("mpi_rank.py")), str(size_bytes)]
+    program = [sys.executable, str(Path(__file__).with_name("emulated_mpi_rank.py")), str(size_bytes)]
     args = [str(two_hosts), "--slowest", f"{Mbit}Mbit", "--order", "3,1,2,0", "--mpi", "--", *program]
     assert command.main(args) == 7  # the exit code of rank 1
     printed = capfd.readouterr()

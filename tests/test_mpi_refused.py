@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import os
+import socket
 import sys
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -15,6 +18,7 @@ from topoplan.runtime.mpi.lane import Seat, check_seats
 from topoplan.runtime.mpi.launched import LAUNCHERS, find_launcher, join_mpi, number_of_launch
 from topoplan.topo.errors import InputError
 
+SET_BY_JOINING = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 SEATS = [Seat(rank, 4, "job", "host", 2) for rank in range(4)]
 
 
@@ -75,6 +79,33 @@ def test_another_mpi_than_the_launchers(monkeypatch: pytest.MonkeyPatch) -> None
         join_mpi()
 
 
+def test_ranks_of_several_hosts_meet_where_the_others_reach_rank_0(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not at the loopback, which is often what a host's own name stands for."""
+    on_host = SimpleNamespace(size=1, rank=0, Free=lambda: None)
+    world = SimpleNamespace(
+        size=2, rank=0, Split_type=lambda kind, key: on_host, gather=lambda own: [own, "127.0.0.9"], bcast=lambda x: x
+    )
+    give_mpi(monkeypatch, COMM_WORLD=world, COMM_TYPE_SHARED=0, Get_processor_name=lambda: "here")
+    for name in (*SET_BY_JOINING, "GLOO_SOCKET_IFNAME"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
+    monkeypatch.setattr(socket, "gethostbyname", lambda name: "127.0.1.1")
+    assert join_mpi()
+    told = [os.environ[name] for name in SET_BY_JOINING]
+    assert told[:5] == ["0", "2", "0", "1", "127.0.0.1"]  # the way to 127.0.0.9 begins there
+    assert int(told[5]) > 0
+    assert "GLOO_SOCKET_IFNAME" not in os.environ
+
+
+def test_gloo_that_is_asked_for_is_gloo(plans: Callable[..., str]) -> None:
+    env = {"TOPOPLAN_TRANSPORT": "mpi"}
+    done = run_module("topoplan.cli.run", plans("ring:2"), "--backend", "gloo", "-e", "1K", "--json", env=env)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["backend"] == "gloo"
+
+
 Change = Callable[[], list[Seat]]
 
 
@@ -96,7 +127,7 @@ def test_topo_run_says_how_ranks_are_started_by_mpi(plans: Callable[..., str]) -
     path = plans("ring:2")
     done = run_module("topoplan.cli.run", path, "--backend", "mpi")
     assert done.returncode == 2
-    assert f"the ranks have to be started by MPI: mpirun -n 2 topo-run {path} --backend mpi" in done.stderr
+    assert f"over MPI ranks have to be started by mpirun: mpirun -n 2 topo-run {path} --backend mpi" in done.stderr
     done = run_module("topoplan.cli.run", path, env={"TOPOPLAN_TRANSPORT": "pigeons"})
     assert done.returncode == 2
     assert "TOPOPLAN_TRANSPORT='pigeons': expected one of auto, mpi" in done.stderr

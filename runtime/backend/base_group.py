@@ -114,7 +114,7 @@ class BaseGroup(dist.ProcessGroup):
 
     def _repeat(self, name: str, tensor: torch.Tensor, opts: Any) -> dist.Work | None:
         """Carry out a call at once where the caller waits, the same call was made before on a tensor at the same address, and
-        no other is under way; None where it has to take the usual way, which for a small message is as long as the message's.
+        no other is under way. None otherwise: the usual way, which takes longer than a small message does.
         """
         communicator = self.planned.by_key.get((name, None, "cpu"))
         if communicator is None or opts.asyncOp or torch._C._len_torch_dispatch_stack():

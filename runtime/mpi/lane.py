@@ -11,10 +11,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...topo.errors import InputError
-from .library import count_cores, describe_mpi, load_mpi
+from .library import describe_mpi, load_mpi
 
 _MOST_IN_TAGS = 32767
 """The largest tag that every MPI has."""
+_LEAST_TAGS = 1 << 16
+"""Tags that are needed: a message's number between two ranks takes 16 bits of its tag."""
 _JOBS = ("PMIX_NAMESPACE", "OMPI_MCA_orte_ess_jobid", "PMI_JOBID", "SLURM_STEP_ID")
 """Environment variables by which launchers name what they have started."""
 
@@ -32,13 +34,11 @@ class Seat:
     cores: int
 
 
-def find_own_seat(host: str | None = None) -> Seat:
-    """Return this process's seat; `host` stands for the hosts of an emulated machine, which share cores. Raises InputError
-    where there is no MPI.
-    """
-    mpi = load_mpi()
+def find_own_seat(host: str, cores: int) -> Seat:
+    """Return this process's seat. Raises InputError where there is no MPI."""
+    world = load_mpi().COMM_WORLD
     name = next((os.environ[key] for key in _JOBS if key in os.environ), "")
-    return Seat(mpi.COMM_WORLD.rank, mpi.COMM_WORLD.size, name, host or mpi.Get_processor_name(), count_cores())
+    return Seat(world.rank, world.size, name, host, cores)
 
 
 class Lane:
@@ -52,12 +52,17 @@ class Lane:
         mpi = load_mpi()
         check_seats(seats)
         world = mpi.COMM_WORLD
+        self.most_in_tags = int(world.Get_attr(mpi.TAG_UB))
+        if self.most_in_tags < _LEAST_TAGS:
+            raise InputError(
+                f"transport mpi: tags of {describe_mpi()} end at {self.most_in_tags}, expected {_LEAST_TAGS} at least; "
+                "go over gloo"
+            )
         members = world.Get_group().Incl([seat.world_rank for seat in seats])
         self.mpi = mpi
         self.comm = world.Create_group(members, zlib.crc32(name.encode()) % _MOST_IN_TAGS)
         members.Free()
         self.rank, self.size = rank, len(seats)
-        self.most_in_tags = int(world.Get_attr(mpi.TAG_UB))
         hosts = [seat.host for seat in seats]
         self.yields = any(hosts.count(seat.host) > seat.cores for seat in seats)
         self.what = describe_mpi()
@@ -75,7 +80,7 @@ class Lane:
         self._own.Send([None, 0, self.mpi.BYTE], 0)
 
     def tag(self, tag: int) -> int:
-        """Return a message's tag among those that this MPI has."""
+        """Return a message's tag among those that this MPI has: other ones for the messages of a call."""
         return tag % self.most_in_tags
 
     def barrier(self, deadline: float) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from ...topo.errors import ExecutionError, InputError
 from .library import describe_mpi, load_mpi
@@ -63,7 +63,8 @@ def join_mpi() -> bool:
     own = {"RANK": world.rank, "WORLD_SIZE": world.size, "LOCAL_RANK": on_host.rank, "LOCAL_WORLD_SIZE": on_host.size}
     single = on_host.size == world.size
     on_host.Free()
-    meeting = world.bcast(_choose_meeting(world, single=single) if world.rank == 0 else None)
+    hosts = world.gather(mpi.Get_processor_name())
+    meeting = world.bcast(_choose_meeting(hosts) if world.rank == 0 else None)
     if isinstance(meeting, str):
         raise ExecutionError(meeting)
     defaults = {key: str(value) for key, value in own.items()} | meeting
@@ -74,12 +75,20 @@ def join_mpi() -> bool:
     return True
 
 
-def _choose_meeting(world: Any, *, single: bool) -> dict[str, str] | str:
-    """Return the address and a free port at which rank 0 can be met, or why there is none."""
+def _choose_meeting(hosts: Sequence[str]) -> dict[str, str] | str:
+    """Return the address and a free port at which rank 0, on the first of these hosts, can be met, or why there is none."""
+    other = next((host for host in hosts if host != hosts[0]), None)
     try:
-        address = "127.0.0.1" if single else socket.gethostbyname(socket.gethostname())
+        address = "127.0.0.1" if other is None else _find_address_towards(other)
         with socket.socket() as free:
-            free.bind(("127.0.0.1" if single else "", 0))
+            free.bind((address, 0))
             return {"MASTER_ADDR": address, "MASTER_PORT": str(free.getsockname()[1])}
     except OSError as error:
         return f"rank 0 has no address ({error}); set MASTER_ADDR and MASTER_PORT to where it can be reached"
+
+
+def _find_address_towards(host: str) -> str:
+    """Return this host's address on the way to another one: its own name is often that of the loopback alone."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as way:
+        way.connect((host, 9))  # sends nothing
+        return str(way.getsockname()[0])

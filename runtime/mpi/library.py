@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import os
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ def load_mpi() -> Any:
     try:
         from mpi4py import MPI
     except ImportError as error:
-        missing = "mpi4py is not installed" if error.name in ("mpi4py", None) and "mpi4py" in str(error) else str(error)
+        missing = "mpi4py is not installed" if error.name == "mpi4py" else str(error)
         raise InputError(f"transport mpi: {' '.join(missing.split())}; {_HOW}") from error
     except RuntimeError as error:  # mpi4py's wheels look for an MPI when they are imported
         raise InputError(f"transport mpi: mpi4py found no MPI ({' '.join(str(error).split())}); {_HOW}") from error
@@ -64,8 +63,3 @@ def _open_library() -> ctypes.CDLL | None:
             if hasattr(library, "MPI_Init_thread"):
                 return library
     return None
-
-
-def count_cores() -> int:
-    """Return the cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

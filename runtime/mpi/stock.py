@@ -41,7 +41,15 @@ def make_collective(
         "scatter": lambda: comm.Scatter(given if mine else None, got, root),
         "alltoall": lambda: comm.Alltoall(given, got),
     }
-    return calls[collective.name]
+    call = calls[collective.name]
+    if target.device.type != "cuda":
+        return call
+
+    def call_on_gpu() -> None:
+        torch.cuda.current_stream(target.device).synchronize()  # MPI knows nothing of streams
+        call()
+
+    return call_on_gpu
 
 
 def _view(lane: Lane, tensor: torch.Tensor, collective: Collective) -> Any:

@@ -1,1 +1,1 @@
-"""What plays compiled programs: in their own order over gloo and NCCL, as messages come over MPI."""
+"""What plays compiled programs: in order over gloo and NCCL, as messages come over MPI; and MPI's own collectives."""

@@ -48,7 +48,7 @@ class PlayerAsTheyCome:
         self._requests: list[Any] = []
         self._actions: list[Callable[[], object] | None] = []
         self._is_large: list[bool] = []
-        self._synchronize: Callable[[], object] | None = None
+        self._device: torch.device | None = None
         for number in kept:
             code, a, b, tag = operations[number]
             is_local = code == LOCAL
@@ -57,7 +57,7 @@ class PlayerAsTheyCome:
             self._actions.append(a if is_local else None)
             self._is_large.append(is_local and tag >= _LARGE_BYTES)
             if not is_local and a[0].device.type == "cuda":
-                self._synchronize = torch.cuda.current_stream(a[0].device).synchronize
+                self._device = a[0].device
         first = [i for i, needs in enumerate(self._needs) if not needs]
         self._first = sorted(first, key=lambda i: (self._posts[i] is None, _sends(self._posts[i]), i))
 
@@ -109,8 +109,8 @@ class PlayerAsTheyCome:
             if begun:
                 if stamp is not None:
                     self._tell(stamp, begun, "send")
-                if self._synchronize is not None:
-                    self._synchronize()
+                if self._device is not None:  # MPI knows nothing of streams
+                    torch.cuda.current_stream(self._device).synchronize()
                 starting = [requests[node] for node in begun]
                 request_type.Startall(starting)
                 active += starting

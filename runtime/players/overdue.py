@@ -26,25 +26,22 @@ def carry_out(
 
     Raises ExecutionError where it fails; where it is overdue, this process prints who is to blame, and ends with exit code 1.
     """
-    if faults.broken is not None:
-        faults.begin(what)  # which says so
-    deadline = time.monotonic() + faults.wait_s
-    number = number or faults.draw_number()
-    set_alarm(deadline, _end, (faults, what, number, deadline))
+    call = faults.begin(what, number=number)
+    set_alarm(call.deadline, _end, (faults, call))
     try:
         collective()
     except TopoplanError:
         raise
     except RuntimeError as error:
-        raise faults.stuck_in_stock(Call(what, number, deadline), error) from error
+        raise faults.stuck_in_stock(call, error) from error
     finally:
         stop_alarm()
     if finish is not None:
         finish()
 
 
-def _end(faults: Faults, what: str, number: int, deadline: float) -> None:
-    error = faults.stuck_in_stock(Call(what, number, deadline), RuntimeError("it did not end"))
+def _end(faults: Faults, call: Call) -> None:
+    error = faults.stuck_in_stock(call, RuntimeError("it did not end"))
     print(f"topoplan: {error}", file=sys.stderr, flush=True)
     time.sleep(_LAST_WORDS_S)
     os._exit(1)

@@ -74,7 +74,7 @@ def first_line(error: Exception) -> str:
     return first.split(". This is typically")[0]
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Call:
     """A call under way: what it is and its number among the calls over its group, alike on all ranks, and until when
     (time.monotonic) it may wait. `topology` has the names of links, for errors.

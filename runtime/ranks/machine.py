@@ -72,8 +72,14 @@ def _describe_machine(
 
 def find_cores_of_hosts(group: dist.ProcessGroup) -> dict[str, int]:
     """Return the hosts of a group's ranks, with the cores that a rank there may use. Collective."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     found: list[Any] = [None] * dist.get_world_size(group)
-    host = os.environ.get(EMULATED) or socket.gethostname()  # hosts of an emulated machine share this one's cores
-    dist.all_gather_object(found, (host, cores), group=group)
+    dist.all_gather_object(found, find_own_cores(), group=group)
     return dict(found)
+
+
+def find_own_cores() -> tuple[str, int]:
+    """Return this rank's host, and the cores that it may use there. The hosts of an emulated machine, which share this one's
+    cores, are one.
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return os.environ.get(EMULATED) or socket.gethostname(), cores

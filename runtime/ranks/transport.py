@@ -16,8 +16,8 @@ from ..mpi.lane import Lane, find_own_seat
 from ..mpi.library import describe_mpi, takes_gpu_memory
 from .faults import Faults, grace_s
 from .groups import GroupMaker, destroy_group, device_of, make_private_group, uses_nccl
-from .launch import EMULATED, TRANSPORT
-from .machine import find_cores_of_hosts
+from .launch import TRANSPORT
+from .machine import find_cores_of_hosts, find_own_cores
 from .timing import find_slowest_s
 
 TRANSPORTS = ("auto", "mpi")
@@ -59,7 +59,7 @@ class Transport:
         """Return MPI's communicator over the group's ranks. Collective; what one rank refuses all refuse."""
         mine: Any
         try:
-            mine = find_own_seat(os.environ.get(EMULATED))
+            mine = find_own_seat(*find_own_cores())
             if self.device.type == "cuda" and not takes_gpu_memory():
                 mine = (
                     f"transport mpi: {describe_mpi()} does not say that it takes GPU memory; load a CUDA-aware "

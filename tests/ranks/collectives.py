@@ -85,6 +85,7 @@ def what_is_refused(communicator: Communicator) -> None:
         ("AVG of", torch.ones(4, dtype=torch.int64), MEANS),
         ("cannot be reduced", torch.ones(4, dtype=torch.bool), SUMS),
         ("not supported", torch.ones(4), dist.ReduceOp.BXOR),
+        ("not supported", torch.ones(4), ["sum"]),
         ("cannot be reduced", torch.ones(4, dtype=torch.uint16), SUMS),
         ("cannot be reduced", torch.ones(4, dtype=torch.complex64), SUMS),
         ("share memory", torch.ones(1).expand(8), SUMS),

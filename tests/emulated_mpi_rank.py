@@ -1,5 +1,6 @@
-"""What a rank that Open MPI started sees and measures: mpi_rank.py BYTES. Rank 0 prints a line of JSON, a report a rank.
+"""What a rank that Open MPI started sees and measures: emulated_mpi_rank.py BYTES.
 
+Rank 0 prints a line of JSON, a report a rank.
 Rank 1 then ends with exit code 7.
 """
 
