@@ -1,8 +1,9 @@
 """Plans and MPI's own allreduce on this host: `mpirun --oversubscribe -n 4 python benchmarks/mpi.py [-e 64M] [--json]`.
 
-Five ways take turns at each size: MPI's own allreduce by mpi4py alone; a Communicator (the plan, or MPI's own where that won
-the race); the same with plans alone; the backend "topo" through torch.distributed; and, with --gloo, plans alone over gloo.
-A time is the slowest rank's from MPI's barrier on, the median over the turns.
+These ways take turns at each size: MPI's own allreduce by mpi4py alone; the same through torch.distributed with nothing else
+behind it, which is as fast as a backend in Python can be; a Communicator (the plan, or MPI's own where that won the race); the
+backend "topo" through torch.distributed; plans alone; and, with --gloo, plans alone over gloo. A time is the slowest rank's
+from MPI's barrier on, the median over the turns.
 """
 
 from __future__ import annotations
@@ -14,14 +15,18 @@ import tempfile
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from topoplan import Communicator, Plan, backend_options, synthesize
 from topoplan.cli.shared.sizes import parse_size
+from topoplan.runtime.mpi.lane import Lane
 from topoplan.runtime.mpi.launched import join_mpi
 from topoplan.runtime.ranks.transport import Transport
+from topoplan.runtime.works import get_done_work
 
 _TURNS = (9, 200)
 _PATIENCE_S = 1.5
@@ -59,6 +64,8 @@ def _measure(args: argparse.Namespace, cache: str) -> None:
     transport = Transport(None, TIMEOUT, "mpi")
     lane = transport.lane
     assert lane is not None
+    dist.Backend.register_backend("bare", partial(_BareGroup, lane), extended_api=True, devices=["cpu"])
+    bare = dist.new_group(backend="bare")
     raced = Communicator(plan, transport, cache=cache)
     planned = Communicator(plan, transport, choose="plan")
     over_gloo = Communicator(plan, Transport(None, TIMEOUT, "auto"), choose="plan") if args.gloo else None
@@ -69,6 +76,7 @@ def _measure(args: argparse.Namespace, cache: str) -> None:
         array = x.numpy()
         ways: dict[str, Callable[[], object]] = {
             "MPI's own": lambda array=array: lane.comm.Allreduce(lane.mpi.IN_PLACE, array),
+            "through torch": lambda x=x: dist.all_reduce(x, group=bare),
             "raced": lambda x=x: raced.allreduce(x),
             "backend": lambda x=x: dist.all_reduce(x),
             "plan": lambda x=x: planned.allreduce(x),
@@ -83,6 +91,19 @@ def _measure(args: argparse.Namespace, cache: str) -> None:
     if dist.get_rank() == 0:
         _print(rows, args.json, lane.what, dist.get_world_size())
     dist.destroy_process_group()
+
+
+class _BareGroup(dist.ProcessGroup):
+    """MPI's own allreduce on one tensor, and nothing that a backend needs besides."""
+
+    def __init__(self, lane: Lane, place: Any, _: object) -> None:
+        super().__init__(place.group_rank, place.group_size)
+        self.comm, self.in_place = lane.comm, lane.mpi.IN_PLACE
+        self.work = get_done_work()
+
+    def allreduce(self, tensors: list[torch.Tensor], _: object = None) -> dist.Work:
+        self.comm.Allreduce(self.in_place, tensors[0].numpy())
+        return self.work
 
 
 def _time_in_turns(calls: list[Callable[[], object]], transport: Transport) -> list[float]:

@@ -98,7 +98,7 @@ class Communicator:
         `residual` (with compression, of SUM and AVG) is error feedback: float32, as many elements as the tensor, zeros at
         first. It is added to the tensor and gets what rounding on this rank took away; over all ranks nothing is lost.
         """
-        again = None if residual is not None else self.find_again(tensor, op)
+        again = None if residual is not None else self._kept.find_again(tensor, op)
         if again is not None:
             again()
             return tensor

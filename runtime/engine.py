@@ -24,6 +24,7 @@ from .codecs import Codec
 from .compiled import describe_call
 from .executor import Executor
 from .mpi.stock import has_collective, make_collective
+from .players.local import in_inference_mode, is_numpys
 from .players.overdue import carry_out
 from .program.layout import IN_PLACE, ends_numel, ends_with_result
 from .ranks.machine import describe_machine
@@ -167,7 +168,7 @@ class Engine:
         if schedule is None and not self._has_stock(target.dtype, op):
             schedule = choice.own  # the race was run with another dtype
         if schedule is None:
-            self._run_stock(numel, source, target, op, number)
+            self._make_stock(numel, source, target, op)(number)
         elif torch.autograd.profiler._is_profiler_enabled:
             with torch.profiler.record_function(f"topo: {schedule.label}"):
                 self._executor.run(schedule, numel, source, target, op, residual, number)
@@ -183,15 +184,30 @@ class Engine:
             return None
         schedule, lane = choice.schedule, self.transport.lane
         if schedule is None and lane is not None and has_collective(lane, self.plan.collective, target.dtype, op):
-            call = make_collective(lane, self.plan.collective, target, target, op)
-            what = self._describe_stock_call(numel, target.dtype, op)
-            divides = op == dist.ReduceOp.AVG and ends_with_result(self.plan.collective, self.rank)
-            return partial(carry_out, call, self._faults, what, partial(target.div_, self.size) if divides else None)
-        return None if schedule is None else self._executor.make_again(schedule, numel, target, op)
+            return self._make_stock(numel, target, target, op)
+        return None if schedule is None else self._make_again_by_plan(schedule, numel, target, op)
 
-    def play(self, schedule: Schedule, numel: int, source: torch.Tensor, target: torch.Tensor) -> None:
-        """Run one of `variants` on flat tensors as `make_scratch` returns them."""
-        self._executor.run(schedule, numel, source, target)
+    def _make_again_by_plan(
+        self, schedule: Schedule, numel: int, target: torch.Tensor, op: ReduceOp
+    ) -> Callable[..., None] | None:
+        again = self._executor.make_again(schedule, numel, target, op)
+        uses_torch = self.transport.lane is None or not is_numpys(target.dtype)
+        return partial(in_inference_mode, again) if again is not None and uses_torch else again
+
+    def make_play(
+        self,
+        schedule: Schedule,
+        numel: int,
+        source: torch.Tensor,
+        target: torch.Tensor,
+        op: ReduceOp = dist.ReduceOp.SUM,
+    ) -> Callable[..., None]:
+        """Return how one of `variants` is run again and again on flat tensors as `make_scratch` returns them."""
+        again: Callable[..., None] | None = None
+        if source is target:
+            for _ in range(2):  # a way of its own is for an address that has come before
+                again = self._make_again_by_plan(schedule, numel, target, op)
+        return again or partial(self._executor.run, schedule, numel, source, target, op)
 
     def start_stock(
         self, numel: int, source: torch.Tensor, target: torch.Tensor, op: ReduceOp, finish: Callable[[], None]
@@ -211,17 +227,23 @@ class Engine:
 
         return StartedStock(self._faults, call, work, end)
 
-    def _run_stock(
-        self, numel: int, source: torch.Tensor, target: torch.Tensor, op: ReduceOp, number: int | None = None
-    ) -> None:
-        what = self._describe_stock_call(numel, target.dtype, op)
-        if self.transport.lane is None:
+    def _make_stock(self, numel: int, source: torch.Tensor, target: torch.Tensor, op: ReduceOp) -> Callable[..., None]:
+        """Return the stock collective as a function of the call's number, if it was drawn."""
+        what, lane = self._describe_stock_call(numel, target.dtype, op), self.transport.lane
+        if lane is not None:
+            divides = op == dist.ReduceOp.AVG and ends_with_result(self.plan.collective, self.rank)
+            finish = partial(in_inference_mode, target.div_, self.size) if divides else None
+            return partial(
+                carry_out, make_collective(lane, self.plan.collective, source, target, op), self._faults, what, finish
+            )
+        call = make_stock_call(self.plan.collective, self.group, source, target, op)
+
+        def run(number: int | None = None) -> None:
             with self._faults.stock(what, number):
-                make_stock_call(self.plan.collective, self.group, source, target, op)()
-        else:
-            call = make_collective(self.transport.lane, self.plan.collective, source, target, op)
-            carry_out(call, self._faults, what, None, number)
-        self._divide(target, op)
+                call()
+            self._divide(target, op)
+
+        return run
 
     def _divide(self, target: torch.Tensor, op: ReduceOp) -> None:
         """Divide a stock sum, where this rank has it, if it is to be an average."""
@@ -245,13 +267,22 @@ class Engine:
         return self._stock_works[dtype, op]
 
     def _race(self, numel: int, source: torch.Tensor, target: torch.Tensor, op: ReduceOp) -> Choice:
-        """Choose on scratch memory: the caller's tensors stay as they are."""
+        """Choose on scratch memory: the caller's tensors stay as they are. Each candidate runs as it would again and again."""
         scratch_target = torch.zeros_like(target)
         scratch_source = scratch_target if source is target else torch.zeros_like(source)
+        calls: dict[int | None, Callable[..., None]] = {}
+
+        def run(schedule: Schedule | None) -> None:
+            key = None if schedule is None else id(schedule)
+            if key not in calls:
+                make = self._make_stock if schedule is None else partial(self.make_play, schedule)
+                calls[key] = make(numel, scratch_source, scratch_target, op)
+            calls[key]()
+
         choice = self._chooser.choose(
             self.wire_size(numel, target.dtype),
-            lambda schedule: self._executor.run(schedule, numel, scratch_source, scratch_target, op),
-            lambda: self._run_stock(numel, scratch_source, scratch_target, op),
+            run,
+            partial(run, None),
             lambda: self.codec is None and self._has_stock(target.dtype, op),
         )
         self._executor.forget(numel, target.dtype, choice.schedule)

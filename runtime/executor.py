@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -22,6 +21,7 @@ from ..topo.graph import Topology
 from .codecs import Codec
 from .compiled import Compiled
 from .players.contract import Player, PlayError, Stamp
+from .players.local import make_quiet
 from .program.layout import ends_with_result
 from .ranks.faults import Call
 from .ranks.transport import Transport
@@ -47,6 +47,7 @@ class Executor:
         self._compiled: OrderedDict[tuple[Any, ...], Compiled] = OrderedDict()
         self._schedules: dict[int, Schedule] = {}
         self._stream: torch.cuda.Stream | None = None
+        self._quietly = make_quiet()
 
     def run(
         self,
@@ -143,8 +144,7 @@ class Executor:
     def _play(self, compiled: Compiled, player: Player, number: int | None = None) -> None:
         call = self.faults.begin(compiled.call, self.topology, number)
         try:
-            with np.errstate(all="ignore"):  # overflow is the user's, as in torch
-                player.play(call.deadline, self.stamp)
+            self._quietly(player.play, call.deadline, self.stamp)
         except PlayError as interrupted:
             raise self._explain(call, interrupted) from interrupted
         self.sent_bytes += compiled.sent_bytes

@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 from ..topo.errors import ExecutionError
+from .players.local import in_inference_mode
 from .task import Task
 
 Call = Callable[[], object]
@@ -155,6 +156,20 @@ class CpuWork(PlannedWork, _CallbackWork):  # type: ignore[misc]
         self._progress.future = _CallbackWork.get_future(self)
 
 
+def get_done_work() -> CpuWork:
+    """Return the work, one for all, of calls that were through when they returned: to nobody but a caller who waits, who asks
+    it for nothing else (NCCL gives such a caller none at all).
+    """
+    if not _done:
+        work = CpuWork([])
+        work.finish()
+        _done.append(work)
+    return _done[0]
+
+
+_done: list[CpuWork] = []
+
+
 class GpuWork(PlannedWork, dist.Work):
     """The work of a call on a GPU's tensors, which is on a stream.
 
@@ -239,7 +254,7 @@ class ThreadQueue:
         """
         work = CpuWork(tensors)
         if (waits and not self._line.pending) or threading.current_thread() is self._thread:
-            _run(call)
+            in_inference_mode(call)
             work.finish()
             return work
         if self._thread is None:
@@ -264,7 +279,7 @@ def _serve(line: _Line) -> None:
     while (task := line.calls.get()) is not None:
         call, work = task
         try:
-            _run(call)
+            in_inference_mode(call)
             error = None
         except Exception as raised:  # handed to whoever waits
             error = raised
@@ -272,12 +287,6 @@ def _serve(line: _Line) -> None:
         work.finish(error)
         del work, error
         line.mark_done()  # only now is the queue idle: callbacks of the work may have made calls of their own
-
-
-def _run(call: Call) -> None:
-    # Buffers are kept from call to call: made in inference mode, they serve callers inside and outside of it.
-    with torch.inference_mode():
-        call()
 
 
 class StreamQueue:
@@ -300,7 +309,7 @@ class StreamQueue:
         with torch.cuda.stream(self.stream):
             for tensor in (*tensors, *reads):
                 tensor.record_stream(self.stream)
-            _run(call)
+            in_inference_mode(call)
             work.finish()
         if waits:
             work.wait()

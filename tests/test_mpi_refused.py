@@ -19,7 +19,8 @@ from topoplan.runtime.mpi.launched import LAUNCHERS, find_launcher, join_mpi, nu
 from topoplan.topo.errors import InputError
 
 SET_BY_JOINING = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-SEATS = [Seat(rank, 4, "job", "host", 2) for rank in range(4)]
+CORES = frozenset({0, 1})
+SEATS = [Seat(rank, 4, "job", "host", CORES) for rank in range(4)]
 
 
 @pytest.fixture(autouse=True)
@@ -112,8 +113,8 @@ Change = Callable[[], list[Seat]]
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda: [*SEATS[:3], Seat(3, 1, "job", "host", 2)], "rank 3 is in an MPI world of 1, and the group has 4"),
-        (lambda: [*SEATS[:3], Seat(3, 4, "other", "host", 2)], "ranks 0 and 3 were started by two mpirun"),
+        (lambda: [*SEATS[:3], Seat(3, 1, "job", "host", CORES)], "rank 3 is in an MPI world of 1, and the group has 4"),
+        (lambda: [*SEATS[:3], Seat(3, 4, "other", "host", CORES)], "ranks 0 and 3 were started by two mpirun"),
         (lambda: [*SEATS[:3], SEATS[0]], "two ranks of the group are the same rank of MPI"),
     ],
 )

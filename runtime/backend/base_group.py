@@ -16,7 +16,7 @@ from ..communicator import Communicator
 from ..ranks.attempts import agree_on_attempt
 from ..reductions import kind_of_reduction
 from ..task import Task
-from ..works import ThreadQueue, start
+from ..works import get_done_work, start
 from . import NAME
 from .account import Account
 from .communicators import Communicators, Key
@@ -120,11 +120,11 @@ class BaseGroup(dist.ProcessGroup):
         if communicator is None or opts.asyncOp or torch._C._len_torch_dispatch_stack():
             return None
         again = communicator.find_again(tensor, opts.reduceOp)
-        queue = self.planned.queue(tensor) if again is not None else None
-        if again is None or not isinstance(queue, ThreadQueue) or not queue.is_idle:
+        if again is None or not self.planned.is_idle("cpu"):
             return None
         self._started += 1
-        return queue.carry_out(again, [tensor], waits=True)
+        again()
+        return get_done_work()
 
     def _start(
         self,

@@ -14,7 +14,7 @@ from ..communicator import Communicator
 from ..ranks.groups import make_group
 from ..ranks.transport import Transport
 from ..reductions import REDUCIBLE_DTYPES, can_reduce, dtype_name, kind_of_reduction
-from ..works import CallQueue, make_queue
+from ..works import CallQueue, ThreadQueue, make_queue
 from .plan_finder import PlanFinder
 
 Key = tuple[str, int | None, str]
@@ -123,6 +123,11 @@ class Communicators:
         if kind not in self._queues:
             self._queues[kind] = make_queue(tensor.device)
         return self._queues[kind]
+
+    def is_idle(self, device: str) -> bool:
+        """Return whether no call on tensors of a type of device waits or is under way; False where none was ever made."""
+        queue = self._queues.get(device)
+        return isinstance(queue, ThreadQueue) and queue.is_idle
 
     def close_queues(self) -> None:
         """Wait for all calls; nothing goes on in the background afterwards."""

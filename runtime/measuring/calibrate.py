@@ -86,18 +86,27 @@ def calibrate(communicator: Communicator, say: Callable[[str], None] = lambda _:
 
 def _measure_us(communicator: Communicator, schedule: Schedule, size: int) -> float:
     """Return the median, over the runs, of the slowest rank's time."""
-    group, device, meet = communicator.engine.group, communicator.engine.device, communicator.engine.transport.meet
+    group, device, transport = communicator.engine.group, communicator.engine.device, communicator.engine.transport
     numel = size // 4
     if communicator.plan.collective.name not in IN_PLACE:
         numel = max(1, numel // communicator.size) * communicator.size
     buffers = communicator.engine.make_scratch(numel, torch.float32)
+    play = communicator.engine.make_play(schedule, numel, *buffers)
     unrelated = torch.zeros(1024, device=device)
+
+    def call_another() -> None:
+        """Make an unrelated call: in training one seldom comes alone."""
+        if transport.lane is None:
+            dist.all_reduce(unrelated, group=group)
+        else:
+            transport.find_slowest_s([0.0])
+
     call = f"calibrating with {schedule.label} at {size} bytes"
 
     def run_once() -> float:
         with communicator.engine.guard(call):
-            dist.all_reduce(unrelated, group=group)  # in training a call seldom comes alone
-            return time_call_s(lambda: communicator.engine.play(schedule, numel, *buffers), meet, device)
+            call_another()
+            return time_call_s(play, transport.meet, device)
 
     run_once()
     elapsed = run_once()

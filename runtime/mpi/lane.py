@@ -23,18 +23,18 @@ _JOBS = ("PMIX_NAMESPACE", "OMPI_MCA_orte_ess_jobid", "PMI_JOBID", "SLURM_STEP_I
 
 @dataclass(frozen=True)
 class Seat:
-    """A rank's number in its MPI world, how many ranks that has, the launcher's name for it, the rank's host, and the cores
-    that it may use.
+    """A rank's number in its MPI world, how many ranks that has, the launcher's name for it, the rank's host, and the numbers
+    of the cores that it may use.
     """
 
     world_rank: int
     world_size: int
     world: str
     host: str
-    cores: int
+    cores: frozenset[int]
 
 
-def find_own_seat(host: str, cores: int) -> Seat:
+def find_own_seat(host: str, cores: frozenset[int]) -> Seat:
     """Return this process's seat. Raises InputError where there is no MPI."""
     world = load_mpi().COMM_WORLD
     name = next((os.environ[key] for key in _JOBS if key in os.environ), "")
@@ -48,7 +48,7 @@ class Lane:
     InputError where the ranks are not of one MPI world.
     """
 
-    def __init__(self, seats: Sequence[Seat], rank: int, name: str) -> None:
+    def __init__(self, seats: Sequence[Seat], rank: int, name: str, *, yields: bool) -> None:
         mpi = load_mpi()
         check_seats(seats)
         world = mpi.COMM_WORLD
@@ -63,8 +63,7 @@ class Lane:
         self.comm = world.Create_group(members, zlib.crc32(name.encode()) % _MOST_IN_TAGS)
         members.Free()
         self.rank, self.size = rank, len(seats)
-        hosts = [seat.host for seat in seats]
-        self.yields = any(hosts.count(seat.host) > seat.cores for seat in seats)
+        self.yields = yields
         self.what = describe_mpi()
         self._own = mpi.COMM_SELF.Dup()
         self.can_wait = mpi.Query_thread() == mpi.THREAD_MULTIPLE

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -23,6 +23,10 @@ from .contract import AWAIT, LOCAL, SEND, Operation, PlayError, Stamp
 _LARGE_BYTES = 32 << 10
 """After adding or copying at least so much, messages are looked for before the next: MPI moves them only when it is called."""
 _LATE = "it did not complete"
+_BELL, _ENDED = -1, -2
+"""What stands in place of a message's number for the lane's bell, and for a message that has ended."""
+_MOST_ENDED = 64
+"""So many requests that have ended stay among those that are waited for: MPI passes them over, and taking each out costs more."""
 
 
 class PlayerAsTheyCome:
@@ -46,7 +50,7 @@ class PlayerAsTheyCome:
         posts = iter(program.posts)
         self._posts: list[Post | None] = []
         self._requests: list[Any] = []
-        self._actions: list[Callable[[], object] | None] = []
+        self._actions: list[Any] = []  # None for messages
         self._is_large: list[bool] = []
         self._device: torch.device | None = None
         for number in kept:
@@ -59,12 +63,13 @@ class PlayerAsTheyCome:
             if not is_local and a[0].device.type == "cuda":
                 self._device = a[0].device
         first = [i for i, needs in enumerate(self._needs) if not needs]
-        self._first = sorted(first, key=lambda i: (self._posts[i] is None, _sends(self._posts[i]), i))
+        self._first_posts = sorted((i for i in first if self._actions[i] is None), key=lambda i: _sends(self._posts[i]))
+        self._first_local = [i for i in first if self._actions[i] is not None]
 
     def play(self, deadline: float, stamp: Stamp | None = None) -> None:
         """See Player. Raises PlayError with the earliest message of the program that did not end."""
         active: list[Any] = [self.lane.bell]
-        whose: list[int] = [-1]
+        whose: list[int] = [_BELL]
         needs = self._needs.copy()
         waits = self.lane.can_wait
         if waits:
@@ -83,61 +88,60 @@ class PlayerAsTheyCome:
         self, needs: list[int], active: list[Any], whose: list[int], deadline: float, stamp: Stamp | None
     ) -> None:
         requests, actions, followers, is_large = self._requests, self._actions, self._followers, self._is_large
-        request_type = self.lane.mpi.Prequest
-        wait = request_type.Waitsome if self.lane.can_wait else lambda some: self._look(some, deadline)
-        ready, at = self._first.copy(), 0
+        start, look = self.lane.mpi.Prequest.Startall, self.lane.mpi.Prequest.Testsome
+        wait = self.lane.mpi.Prequest.Waitsome if self.lane.can_wait else lambda some: self._look(some, deadline)
+        posts, ready, at, under_way = self._first_posts.copy(), self._first_local.copy(), 0, 0
         while True:
-            # What is ready, in the order in which it became so; `ready` grows meanwhile. Messages go before what takes long.
-            begun: list[int] = []
+            # What is ready, in the order in which it became so. Messages go before what takes long.
             while at < len(ready):
                 node = ready[at]
-                action = actions[node]
-                if action is None:
-                    begun.append(node)
-                    at += 1
-                    continue
-                if begun and is_large[node]:
+                if is_large[node] and posts:
                     break
                 at += 1
-                action()
+                actions[node]()
                 for after in followers[node]:
                     needs[after] -= 1
                     if not needs[after]:
-                        ready.append(after)
+                        (ready if actions[after] else posts).append(after)
                 if is_large[node]:
                     break
-            if begun:
+            if posts:
                 if stamp is not None:
-                    self._tell(stamp, begun, "send")
+                    self._tell(stamp, posts, "send")
                 if self._device is not None:  # MPI knows nothing of streams
                     torch.cuda.current_stream(self._device).synchronize()
-                starting = [requests[node] for node in begun]
-                request_type.Startall(starting)
+                starting = [requests[node] for node in posts]
+                start(starting)
                 active += starting
-                whose += begun
-            is_idle = at == len(ready)
-            if len(active) == 1:
-                if is_idle:
+                whose += posts
+                under_way += len(posts)
+                posts = []
+            if not under_way:
+                if at == len(ready):
                     return
                 continue
-            ended = sorted((wait(active) if is_idle else request_type.Testsome(active)) or ())
+            ended = (wait if at == len(ready) else look)(active)
             if not ended:
                 continue
-            nodes = [whose[place] for place in ended]
-            if -1 in nodes:
-                self.lane.hang_bell()
-                if time.monotonic() > deadline:
-                    raise RuntimeError(_LATE)
-                active[0], ended, nodes = self.lane.bell, ended[1:], nodes[1:]  # it was rung for an earlier call
             if stamp is not None:
-                self._tell(stamp, nodes, "receive")
-            for node in nodes:
+                self._tell(stamp, [whose[place] for place in ended], "receive")
+            for place in ended:
+                node = whose[place]
+                if node == _BELL:
+                    self.lane.hang_bell()
+                    active[place] = self.lane.bell
+                    if time.monotonic() > deadline:
+                        raise RuntimeError(_LATE)
+                    continue  # it was rung for an earlier call
+                under_way -= 1
+                whose[place] = _ENDED
                 for after in followers[node]:
                     needs[after] -= 1
                     if not needs[after]:
-                        ready.append(after)
-            for place in reversed(ended):
-                del active[place], whose[place]
+                        (ready if actions[after] else posts).append(after)
+            if len(active) > under_way + _MOST_ENDED:
+                kept = [place for place, node in enumerate(whose) if node != _ENDED]
+                active[:], whose[:] = [active[place] for place in kept], [whose[place] for place in kept]
 
     def _look(self, active: list[Any], deadline: float) -> list[int]:
         """Look for messages until one has ended, where no other thread may ring."""
@@ -150,7 +154,7 @@ class PlayerAsTheyCome:
 
     def _tell(self, stamp: Stamp, nodes: Sequence[int], kind: str) -> None:
         for node in nodes:
-            post = self._posts[node]
+            post = self._posts[node] if node >= 0 else None
             if post is not None and post.kind == kind:
                 stamp(post)
 

@@ -46,11 +46,12 @@ class _Touched:
 def find_dependencies(program: Program) -> list[tuple[int, ...]]:
     """Return, for each instruction of a program that is not batched, the numbers of those that must be through before it
     begins: a message when it has been sent or has come. Awaits have none, and nothing depends on them. A send also waits for
-    the one WINDOW before it to the same rank.
+    the one WINDOW before it to the same rank. Those that others of them wait for themselves are left out.
     """
     touched: dict[str, _Touched] = {}
     sends: dict[int, list[int]] = {}
-    found: list[tuple[int, ...]] = [()] * len(program.instructions)
+    found: list[set[int]] = [set() for _ in program.instructions]
+    least: list[tuple[int, ...]] = [()] * len(program.instructions)
     for number in _order_by_effect(program):
         instruction = program.instructions[number]
         reads, writes = list(_list_reads(instruction)), list(_list_writes(instruction))
@@ -67,8 +68,9 @@ def find_dependencies(program: Program) -> list[tuple[int, ...]]:
             if len(sent) >= WINDOW:
                 before.add(sent[-WINDOW])
             sent.append(number)
-        found[number] = tuple(sorted(before))
-    return found
+        found[number] = before
+        least[number] = tuple(sorted(before.difference(*(found[other] for other in before))))
+    return least
 
 
 def _order_by_effect(program: Program) -> Iterator[int]:

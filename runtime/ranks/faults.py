@@ -104,6 +104,7 @@ class Faults:
         self.wait_s = timeout.total_seconds() - self.grace_s
         self.broken: ExecutionError | None = None
         self._numbers = itertools.count(1)
+        self._groups = dist.distributed_c10d._world.pg_map  # one and the same for as long as the process lives
 
     def draw_number(self) -> int:
         """Return the number of a call that is being made: calls are made in one order on all ranks, and some of them are
@@ -117,7 +118,7 @@ class Faults:
             raise ExecutionError(
                 f"rank {self.rank}: an earlier call failed; destroy the process group and start anew ({self.broken})"
             )
-        if self.group not in dist.distributed_c10d._world.pg_map:
+        if self.group not in self._groups:
             raise ExecutionError(f"rank {self.rank}: the process group was destroyed; set one up, and make this anew")
         return Call(what, number or self.draw_number(), time.monotonic() + self.wait_s, topology)
 

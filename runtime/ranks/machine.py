@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -71,15 +72,30 @@ def _describe_machine(
 
 
 def find_cores_of_hosts(group: dist.ProcessGroup) -> dict[str, int]:
-    """Return the hosts of a group's ranks, with the cores that a rank there may use. Collective."""
+    """Return the hosts of a group's ranks, with the number of cores that these ranks may use there. Collective."""
     found: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(found, find_own_cores(), group=group)
-    return dict(found)
+    return count_cores(found)
 
 
-def find_own_cores() -> tuple[str, int]:
-    """Return this rank's host, and the cores that it may use there. The hosts of an emulated machine, which share this one's
-    cores, are one.
+def find_own_cores() -> tuple[str, frozenset[int]]:
+    """Return this rank's host, and the numbers of the cores that it may use there. The hosts of an emulated machine, which
+    share this one's cores, are one.
     """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return os.environ.get(EMULATED) or socket.gethostname(), cores
+    has_affinity = hasattr(os, "sched_getaffinity")
+    cores = os.sched_getaffinity(0) if has_affinity else range(os.cpu_count() or 1)
+    return os.environ.get(EMULATED) or socket.gethostname(), frozenset(cores)
+
+
+def count_cores(ranks: Iterable[tuple[str, frozenset[int]]]) -> dict[str, int]:
+    """Return the hosts of ranks, with the number of cores that these may use: launchers bind each rank to its own ones."""
+    of_hosts: dict[str, set[int]] = {}
+    for host, cores in ranks:
+        of_hosts.setdefault(host, set()).update(cores)
+    return {host: len(cores) for host, cores in of_hosts.items()}
+
+
+def are_crowded(ranks: Sequence[tuple[str, frozenset[int]]]) -> bool:
+    """Return whether a host has more ranks than cores that they may use."""
+    cores = count_cores(ranks)
+    return any(number > cores[host] for host, number in Counter(host for host, _ in ranks).items())

@@ -17,7 +17,7 @@ from ..mpi.library import describe_mpi, takes_gpu_memory
 from .faults import Faults, grace_s
 from .groups import GroupMaker, destroy_group, device_of, make_private_group, uses_nccl
 from .launch import TRANSPORT
-from .machine import find_cores_of_hosts, find_own_cores
+from .machine import are_crowded, find_cores_of_hosts, find_own_cores
 from .timing import find_slowest_s
 
 TRANSPORTS = ("auto", "mpi")
@@ -72,7 +72,8 @@ class Transport:
         refused = [f"rank {rank}: {seat}" for rank, seat in enumerate(seats) if isinstance(seat, str)]
         if refused:
             raise InputError(mine if isinstance(mine, str) else refused[0])
-        return Lane(seats, self.rank, self.group.group_name)
+        yields = are_crowded([(seat.host, seat.cores) for seat in seats])
+        return Lane(seats, self.rank, self.group.group_name, yields=yields)
 
     @cached_property
     def cores_of_hosts(self) -> dict[str, int]:
