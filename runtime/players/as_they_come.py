@@ -26,7 +26,7 @@ _LATE = "it did not complete"
 _BELL, _ENDED = -1, -2
 """What stands in place of a message's number for the lane's bell, and for a message that has ended."""
 _MOST_ENDED = 64
-"""So many requests that have ended stay among those that are waited for: MPI passes them over, and taking each out costs more."""
+"""So many requests that have ended stay among those that are waited for: MPI passes them over; taking each out costs more."""
 
 
 class PlayerAsTheyCome:

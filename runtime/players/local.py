@@ -30,7 +30,7 @@ def is_numpys(dtype: torch.dtype) -> bool:
 
 
 def in_inference_mode(function: Callable[..., Any], *arguments: Any) -> None:
-    """Call a function in inference mode: buffers are kept from call to call, and those made there serve callers outside of it too."""
+    """Call a function in inference mode: buffers are kept from call to call, and those made there serve all callers."""
     with torch.inference_mode():
         function(*arguments)
 
