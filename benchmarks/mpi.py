@@ -1,6 +1,6 @@
 """Plans and MPI's own allreduce on this host: `mpirun --oversubscribe -n 4 python benchmarks/mpi.py [-e 64M] [--json]`.
 
-These ways take turns at each size: MPI's own allreduce by mpi4py alone; the same through torch.distributed with nothing else
+These ways take turns at each size, in a random order: MPI's own allreduce by mpi4py alone; the same through torch.distributed with nothing else
 behind it, which is as fast as a backend in Python can be; a Communicator (the plan, or MPI's own where that won the race); the
 backend "topo" through torch.distributed; plans alone; and, with --gloo, plans alone over gloo. A time is the slowest rank's
 from MPI's barrier on, the median over the turns.
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import random
 import statistics
 import tempfile
 import time
@@ -116,12 +117,13 @@ def _time_in_turns(calls: list[Callable[[], object]], transport: Transport) -> l
     (once,) = transport.find_slowest_s([time.perf_counter() - begin])
     turns = max(_TURNS[0], min(_TURNS[1], int(_PATIENCE_S / once)))
     times: list[list[float]] = [[] for _ in calls]
-    for _ in range(turns):
-        for call, own in zip(calls, times, strict=True):
+    for turn in range(turns):
+        order = random.Random(turn).sample(range(len(calls)), len(calls))  # what comes before a call slows it down
+        for place in order:
             transport.meet()
             begin = time.perf_counter()
-            call()
-            own.append(time.perf_counter() - begin)
+            calls[place]()
+            times[place].append(time.perf_counter() - begin)
     return [statistics.median(transport.find_slowest_s(own)) * 1e6 for own in times]
 
 

@@ -42,6 +42,8 @@ _NEAR = 1.4
 _RACED = 4
 _WORTHWHILE = 0.95
 """A schedule must take less than this part of the stock collective's time: several stock ones can be under way at once."""
+_SHORT_S, _WORTHWHILE_SHORT = 1e-3, 0.85
+"""The same part for calls that are shorter than that: their times in a race are less certain."""
 _STEP = 4
 """The factor between a segmentation and the next coarser one that races."""
 _RACE_S = 0.5
@@ -304,7 +306,10 @@ class Chooser:
             if times_s[winner] <= times_s[coarser]:
                 break
             winner = coarser
-        if winner is not None and times_s[winner] > _WORTHWHILE * times_s.get(None, float("inf")):
+        stock_s = times_s.get(None, float("inf"))
+        if winner is not None and times_s[winner] > stock_s * (
+            _WORTHWHILE_SHORT if stock_s < _SHORT_S else _WORTHWHILE
+        ):
             winner = None
         own = winner or min((x for x in times_s if x is not None), key=times_s.__getitem__)
         raced = {"stock" if x is None else x.label: seconds * 1e6 for x, seconds in times_s.items()}

@@ -22,6 +22,7 @@ from .program.dependencies import find_dependencies
 from .program.instructions import Await, Combine, Copy, Decode, Divide, Encode, Exchange, Pack, Post, Program, Span
 from .program.layout import IN_PLACE
 from .program.lowering import lower
+from .program.waves import Wave, find_waves
 from .ranks.transport import Transport
 from .reductions import ReduceOp, borrow, dtype_name
 
@@ -114,7 +115,7 @@ class Compiled:
     def _make_player(self, work: torch.Tensor) -> Player:
         operations, transport = self._slice(work), self.transport
         if transport.lane is not None:
-            return PlayerAsTheyCome(transport.lane, self.program, self.dependencies, operations)
+            return PlayerAsTheyCome(transport.lane, self.program, self.dependencies, operations, self.waves)
         # gloo's backend itself: posting through the group costs 5 us more.
         backend = self.group if transport.batched else self.group._get_backend(torch.device("cpu"))
         return PlayerInOrder(backend, self.program, operations)
@@ -123,6 +124,11 @@ class Compiled:
     def dependencies(self) -> list[tuple[int, ...]]:
         """Which instructions must be through before each of them (see program/dependencies.py)."""
         return find_dependencies(self.program)
+
+    @cached_property
+    def waves(self) -> list[Wave] | None:
+        """The program as waves (see program/waves.py), if it is small."""
+        return find_waves(self.program, self.dependencies)
 
     def _slice(self, work: torch.Tensor) -> list[Operation]:
         """Return the program's instructions with views in place of ranges."""

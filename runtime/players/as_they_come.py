@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -18,6 +18,7 @@ from ...topo.errors import TopoplanError
 from ..mpi.alarm import set_alarm, stop_alarm
 from ..mpi.lane import Lane
 from ..program.instructions import Post, Program
+from ..program.waves import Wave
 from .contract import AWAIT, LOCAL, SEND, Operation, PlayError, Stamp
 
 _LARGE_BYTES = 32 << 10
@@ -29,8 +30,15 @@ _MOST_ENDED = 64
 """So many requests that have ended stay among those that are waited for: MPI passes them over; taking each out costs more."""
 
 
+_Wave = tuple[list[Any], list[int], list[Any]]
+"""Requests that start together, which messages they are, and what is done once all are through."""
+
+
 class PlayerAsTheyCome:
-    """Plays operations on one set of buffers over `lane`; `dependencies` are those of the program's instructions."""
+    """Plays operations on one set of buffers over `lane`; `dependencies` are those of the program's instructions.
+
+    A small program may be played in `waves`, which takes the host less.
+    """
 
     def __init__(
         self,
@@ -38,8 +46,10 @@ class PlayerAsTheyCome:
         program: Program,
         dependencies: Sequence[Sequence[int]],
         operations: Sequence[Operation],
+        waves: Sequence[Wave] | None = None,
     ) -> None:
         self.lane = lane
+        self._waves: list[_Wave] = []
         kept = [number for number, operation in enumerate(operations) if operation[0] != AWAIT]
         place = {number: i for i, number in enumerate(kept)}
         self._needs = [len(dependencies[number]) for number in kept]
@@ -62,6 +72,8 @@ class PlayerAsTheyCome:
             self._is_large.append(is_local and tag >= _LARGE_BYTES)
             if not is_local and a[0].device.type == "cuda":
                 self._device = a[0].device
+        if waves is not None and lane.can_wait and self._device is None:
+            self._waves = [self._bind(wave, place) for wave in waves]
         first = [i for i, needs in enumerate(self._needs) if not needs]
         self._first_posts = sorted((i for i in first if self._actions[i] is None), key=lambda i: _sends(self._posts[i]))
         self._first_local = [i for i in first if self._actions[i] is not None]
@@ -70,19 +82,62 @@ class PlayerAsTheyCome:
         """See Player. Raises PlayError with the earliest message of the program that did not end."""
         active: list[Any] = [self.lane.bell]
         whose: list[int] = [_BELL]
-        needs = self._needs.copy()
+        in_waves = bool(self._waves) and stamp is None
+        needs = [] if in_waves else self._needs.copy()
         waits = self.lane.can_wait
         if waits:
             set_alarm(deadline, self.lane.ring)
         try:
-            self._play(needs, active, whose, deadline, stamp)
+            if in_waves:
+                self._play_in_waves(active, whose, deadline)
+            else:
+                self._play(needs, active, whose, deadline, stamp)
         except TopoplanError:
             raise
         except RuntimeError as error:
-            raise self._give_up(active, whose, needs, str(error)) from error
+            begun = {node for node, count in enumerate(needs) if not count} if needs else self._list_begun(whose)
+            raise self._give_up(active, whose, begun, str(error)) from error
         finally:
             if waits:
                 stop_alarm()
+
+    def _bind(self, wave: Wave, place: Mapping[int, int]) -> _Wave:
+        nodes = [place[number] for number in wave.posts]
+        nodes.sort(key=lambda node: _sends(self._posts[node]))
+        return [self._requests[node] for node in nodes], nodes, [self._actions[place[number]] for number in wave.local]
+
+    def _play_in_waves(self, active: list[Any], whose: list[int], deadline: float) -> None:
+        start, wait = self.lane.mpi.Prequest.Startall, self.lane.mpi.Prequest.Waitsome
+        for requests, nodes, actions in self._waves:
+            if requests:
+                active[1:], whose[1:] = requests, nodes
+                start(requests)
+                left = len(requests)
+                while left:
+                    for place in wait(active):
+                        if place:
+                            left -= 1
+                            whose[place] = _ENDED
+                        else:
+                            self._answer_bell(active, deadline)
+            for action in actions:
+                action()
+
+    def _list_begun(self, whose: list[int]) -> set[int]:
+        """Return the messages of all waves up to the one in which some of `whose` did not end."""
+        begun: set[int] = set()
+        for _, nodes, _ in self._waves:
+            begun.update(nodes)
+            if not begun.isdisjoint(whose):
+                break
+        return begun
+
+    def _answer_bell(self, active: list[Any], deadline: float) -> None:
+        """Raise RuntimeError if the bell, which is first of what is waited for, was rung for this call."""
+        self.lane.hang_bell()
+        active[0] = self.lane.bell
+        if time.monotonic() > deadline:
+            raise RuntimeError(_LATE)
 
     def _play(
         self, needs: list[int], active: list[Any], whose: list[int], deadline: float, stamp: Stamp | None
@@ -128,10 +183,7 @@ class PlayerAsTheyCome:
             for place in ended:
                 node = whose[place]
                 if node == _BELL:
-                    self.lane.hang_bell()
-                    active[place] = self.lane.bell
-                    if time.monotonic() > deadline:
-                        raise RuntimeError(_LATE)
+                    self._answer_bell(active, deadline)
                     continue  # it was rung for an earlier call
                 under_way -= 1
                 whose[place] = _ENDED
@@ -158,7 +210,7 @@ class PlayerAsTheyCome:
             if post is not None and post.kind == kind:
                 stamp(post)
 
-    def _give_up(self, active: list[Any], whose: list[int], needs: list[int], reason: str) -> PlayError:
+    def _give_up(self, active: list[Any], whose: list[int], begun_nodes: set[int], reason: str) -> PlayError:
         """Return what is to be raised; nothing arrives any more in memory that the caller lets go."""
         for request, node in zip(active, whose, strict=True):
             post = self._posts[node] if node >= 0 else None
@@ -166,7 +218,7 @@ class PlayerAsTheyCome:
                 with suppress(RuntimeError):
                     request.Cancel()
                     request.Wait()
-        begun = [post for node, post in enumerate(self._posts) if post is not None and not needs[node]]
+        begun = [post for node, post in enumerate(self._posts) if post is not None and node in begun_nodes]
         stuck = [post for node in sorted(whose) if node >= 0 and (post := self._posts[node]) is not None]
         return PlayError((stuck or begun)[0], begun, reason)
 

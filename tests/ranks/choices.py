@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -102,7 +103,11 @@ def stock_is_chosen(path: str) -> None:
 
 
 def calibrated(path: str) -> str:
-    """Return the host costs that were fitted."""
+    """Return the host costs that were fitted. Launchers bind each rank to its own cores: a host has those of all ranks."""
+    own = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {sorted(own)[dist.get_rank() % len(own)]})
+    assert Communicator(path).engine.machine.host.cores == min(len(own), dist.get_world_size())
+    os.sched_setaffinity(0, own)
     communicator = Communicator(path)
     before = communicator.engine.machine.host
     host = calibrate(communicator)
