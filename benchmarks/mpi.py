@@ -1,9 +1,9 @@
 """Plans and MPI's own allreduce on this host: `mpirun --oversubscribe -n 4 python benchmarks/mpi.py [-e 64M] [--json]`.
 
-These ways take turns at each size, in a random order: MPI's own allreduce by mpi4py alone; the same through torch.distributed with nothing else
-behind it, which is as fast as a backend in Python can be; a Communicator (the plan, or MPI's own where that won the race); the
-backend "topo" through torch.distributed; plans alone; and, with --gloo, plans alone over gloo. A time is the slowest rank's
-from MPI's barrier on, the median over the turns.
+These ways take turns at each size, in a random order: MPI's own allreduce by mpi4py alone; the same through torch.distributed
+with nothing else behind it, which is as fast as a backend in Python can be; a Communicator (the plan, or MPI's own where that
+won the race); the backend "topo" through torch.distributed; plans alone; and, with --gloo, plans alone over gloo. A time is
+the slowest rank's from MPI's barrier on, the median over the turns.
 """
 
 from __future__ import annotations

@@ -22,6 +22,7 @@ from topoplan.runtime.program.instructions import (
     Program,
     Span,
 )
+from topoplan.runtime.program.waves import find_waves
 
 Array = np.ndarray
 PARTED = ("allgather", "reduce-scatter", "gather", "scatter", "alltoall")
@@ -164,6 +165,25 @@ class PlayedRank:
                 self.move(self.late.choice(self.open))
             yield
 
+    def run_in_waves(self) -> Iterator[None]:
+        """Play in waves, if the program has them, and this rank is not one that plays as messages come all the same."""
+        waves = find_waves(self.program, find_dependencies(self.program))
+        if waves is None or self.late.random() < 0.2:
+            yield from self.run_in_any_order()
+            return
+        self.meets = True
+        instructions = self.program.instructions
+        for wave in waves:
+            for number in self.late.sample(wave.posts, len(wave.posts)):
+                post = instructions[number]
+                assert isinstance(post, Post)
+                self.post(post)
+            while self.open:
+                self.move(self.late.choice(self.open))
+                yield
+            for number in wave.local:
+                self.do_locally(instructions[number])
+
 
 def advance(steps: Iterator[None]) -> bool:
     """Let a rank go on until it waits; return whether it is not done."""
@@ -178,9 +198,9 @@ def play(
     in_place: bool,
     out_numel: int,
     seed: int,
-    any_order: bool = False,
+    how: str = "run",
 ) -> list[Array]:
-    """Ranks in random turns; when none can go on and some are not done it is a deadlock."""
+    """Ranks in random turns, by a method of PlayedRank; when none can go on and some are not done it is a deadlock."""
     late = random.Random(seed)
     wires: dict[tuple[int, int, int], SentMessage] = {}
     players = []
@@ -189,7 +209,7 @@ def play(
         for f in program.fills:
             work[f.to : f.to + f.hi - f.lo] = x[f.lo : f.hi]
         players.append(PlayedRank(program, len(programs), work, wires, late))
-    going = {rank: p.run_in_any_order() if any_order else p.run() for rank, p in enumerate(players)}
+    going = {rank: getattr(p, how)() for rank, p in enumerate(players)}
     idle = 0
     while going and idle < 2000:
         rank = late.choice(list(going))

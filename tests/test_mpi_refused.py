@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import socket
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import Any
 
@@ -63,6 +66,20 @@ def test_without_mpi4py(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mpi4py", None)
     with pytest.raises(InputError, match=r"^transport mpi: .*mpi4py.*pip install 'topoplan\[mpi\]'$"):
         library.load_mpi()
+
+
+@pytest.mark.skipif(find_spec("mpi4py") is None, reason="mpi4py is not installed")
+def test_an_mpich_under_another_name(plans: Callable[..., str]) -> None:
+    with suppress(OSError):
+        ctypes.CDLL("libmpi.so.12")
+        pytest.skip("MPICH is there under the name that mpi4py looks for")
+    done = run_module(
+        "topoplan.cli.run", plans("ring:2"), env={"MPI4PY_MPIABI": "mpich", "PMI_RANK": "0", "PMI_SIZE": "1"}
+    )
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert "libmpi.so.12: cannot open" in line
+    assert "Debian calls it libmpich.so.12" in line
 
 
 @pytest.mark.parametrize(("level", "name"), [(0, "SINGLE"), (1, "FUNNELED")])

@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 from played import PARTED, expected, play
 from thorough import count_examples
 
+from topoplan.runtime.program.dependencies import find_dependencies
 from topoplan.runtime.program.instructions import Await, Divide, Pack, Post
 from topoplan.runtime.program.lowering import lower
+from topoplan.runtime.program.waves import find_waves
 from topoplan.synth.effort import Effort
 from topoplan.synth.ir.addition_order import is_uniform
 from topoplan.synth.ir.collective import Collective
@@ -122,9 +124,21 @@ def test_any_order_that_keeps_to_the_dependencies_gives_the_same_bits(
     inputs = [data.standard_normal(brings).astype(np.float32) for _ in range(n)]
     programs = [lower(schedule, rank, numel) for rank in range(n)]
     wanted = play(programs, inputs, not is_parted, gets, seed)
-    got = play(programs, inputs, not is_parted, gets, seed + 1, any_order=True)
-    for rank in range(n):
-        np.testing.assert_array_equal(got[rank], wanted[rank])
+    for how in ("run_in_any_order", "run_in_waves"):
+        got = play(programs, inputs, not is_parted, gets, seed + 1, how)
+        for rank in range(n):
+            np.testing.assert_array_equal(got[rank], wanted[rank])
+
+
+def test_most_small_programs_go_in_waves() -> None:
+    in_waves = {name: [has_waves(SCHEDULES[name], rank, 400) for rank in range(2)] for name in ALLREDUCES}
+    assert sum(map(all, in_waves.values())) > len(in_waves) / 2, in_waves
+    assert not has_waves(SCHEDULES["ring"], 0, 1 << 20)
+
+
+def has_waves(schedule: Schedule, rank: int, numel: int) -> bool:
+    program = lower(schedule, rank, numel)
+    return find_waves(program, find_dependencies(program)) is not None
 
 
 @pytest.mark.parametrize("rounds", [False, True], ids=["flow", "rounds"])

@@ -23,7 +23,9 @@ def all_of_it(ring: str, several: list[str]) -> dict[str, Any]:
     """The same bits as over gloo by every schedule, averages, and MPI's own collective."""
     over_gloo, over_mpi = (Transport(None, timedelta(seconds=60), over) for over in ("auto", "mpi"))
     assert over_mpi.lane is not None
-    assert over_mpi.lane.yields == (dist.get_world_size() > len(os.sched_getaffinity(0)))  # mpirun bound them to no core
+    assert over_mpi.lane.yields == (
+        dist.get_world_size() > len(os.sched_getaffinity(0))
+    )  # mpirun bound them to no core
     x = torch.randn(10_007, generator=torch.Generator().manual_seed(dist.get_rank()))
     for path in (ring, *several):
         plan = Plan.load(path)
