@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-import numpy as np
-
 from .instructions import Await, Combine, Copy, Decode, Divide, Encode, Instruction, Pack, Post, Program, Span
 
 ERRORS = "errors"
@@ -21,26 +19,33 @@ _Region = tuple[str, int, int]
 """A buffer, and elements of it from one number to another."""
 
 
-class _Touched:
-    """The regions of one buffer that instructions have touched so far, and which instructions these are."""
+class _Buffer:
+    """Who wrote each part of a buffer last, and who has read it since. `ends` are all places where regions begin or end:
+    between two of them, all elements are touched together.
+    """
 
-    def __init__(self) -> None:
-        self._rows = np.empty((64, 4), dtype=np.int64)
-        self._count = 0
+    def __init__(self, ends: Iterable[int]) -> None:
+        self._parts = {end: part for part, end in enumerate(sorted(ends))}
+        self._writers: list[int | None] = [None] * len(self._parts)
+        self._readers: list[list[int]] = [[] for _ in self._parts]
 
-    def add(self, lo: int, hi: int, number: int, *, writes: bool) -> None:
-        if self._count == len(self._rows):
-            self._rows = np.concatenate([self._rows, np.empty_like(self._rows)])
-        self._rows[self._count] = lo, hi, number, writes
-        self._count += 1
+    def read(self, lo: int, hi: int, number: int, before: set[int]) -> None:
+        """Add to `before` whom an instruction must wait for that reads elements from `lo` to `hi`."""
+        for part in range(self._parts[lo], self._parts[hi]):
+            writer = self._writers[part]
+            if writer is not None:
+                before.add(writer)
+            self._readers[part].append(number)
 
-    def find(self, lo: int, hi: int, *, writes: bool) -> Iterator[int]:
-        """Return the instructions that touched elements from `lo` to `hi`; for a read only those that wrote them."""
-        rows = self._rows[: self._count]
-        meets = (rows[:, 0] < hi) & (rows[:, 1] > lo)
-        if not writes:
-            meets &= rows[:, 3] == 1
-        return iter(rows[meets, 2].tolist())
+    def write(self, lo: int, hi: int, number: int, before: set[int]) -> None:
+        """The same for one that writes: also those that read what was there. They are forgotten: later ones wait for this."""
+        for part in range(self._parts[lo], self._parts[hi]):
+            writer = self._writers[part]
+            if writer is not None:
+                before.add(writer)
+            before.update(self._readers[part])
+            self._writers[part] = number
+            self._readers[part].clear()
 
 
 def find_dependencies(program: Program) -> list[tuple[int, ...]]:
@@ -48,27 +53,30 @@ def find_dependencies(program: Program) -> list[tuple[int, ...]]:
     begins: a message when it has been sent or has come. Awaits have none, and nothing depends on them. A send also waits for
     the one WINDOW before it to the same rank. Those that others of them wait for themselves are left out.
     """
-    touched: dict[str, _Touched] = {}
+    order = list(_order_by_effect(program))
+    reads = {number: list(_list_reads(program.instructions[number])) for number in order}
+    writes = {number: list(_list_writes(program.instructions[number])) for number in order}
+    ends: dict[str, set[int]] = {}
+    for regions in (*reads.values(), *writes.values()):
+        for name, lo, hi in regions:
+            ends.setdefault(name, set()).update((lo, hi))
+    buffers = {name: _Buffer(places) for name, places in ends.items()}
     sends: dict[int, list[int]] = {}
     found: list[set[int]] = [set() for _ in program.instructions]
     least: list[tuple[int, ...]] = [()] * len(program.instructions)
-    for number in _order_by_effect(program):
+    for number in order:
+        before = found[number]
+        for name, lo, hi in reads[number]:
+            buffers[name].read(lo, hi, number, before)
+        for name, lo, hi in writes[number]:
+            buffers[name].write(lo, hi, number, before)
+        before.discard(number)
         instruction = program.instructions[number]
-        reads, writes = list(_list_reads(instruction)), list(_list_writes(instruction))
-        before: set[int] = set()
-        for regions, is_write in ((reads, False), (writes, True)):
-            for buffer, lo, hi in regions:
-                if buffer in touched:
-                    before.update(touched[buffer].find(lo, hi, writes=is_write))
-        for regions, is_write in ((reads, False), (writes, True)):
-            for buffer, lo, hi in regions:
-                touched.setdefault(buffer, _Touched()).add(lo, hi, number, writes=is_write)
         if isinstance(instruction, Post) and instruction.kind == "send":
             sent = sends.setdefault(instruction.peer, [])
             if len(sent) >= WINDOW:
                 before.add(sent[-WINDOW])
             sent.append(number)
-        found[number] = before
         least[number] = tuple(sorted(before.difference(*(found[other] for other in before))))
     return least
 
