@@ -32,6 +32,9 @@ from .ranks.stock import StartedStock, is_possible, make_stock_call
 from .ranks.transport import Transport
 from .reductions import ReduceOp, dtype_name
 
+_SHORT_BYTES = 1 << 20
+"""Up to this size it counts how a call is begun; beyond, what it holds meanwhile."""
+
 
 class Engine:
     """Runs the collective of `plan` over a transport, on tensors of its device.
@@ -204,7 +207,7 @@ class Engine:
     ) -> Callable[..., None]:
         """Return how one of `variants` is run again and again on flat tensors as `make_scratch` returns them."""
         again: Callable[..., None] | None = None
-        if source is target:
+        if source is target and target.nbytes <= _SHORT_BYTES:
             for _ in range(2):  # a way of its own is for an address that has come before
                 again = self._make_again_by_plan(schedule, numel, target, op)
         return again or partial(self._executor.run, schedule, numel, source, target, op)
