@@ -24,13 +24,13 @@ from .codecs import Codec
 from .compiled import describe_call
 from .executor import Executor
 from .mpi.stock import has_collective, make_collective
-from .players.local import in_inference_mode, is_numpys
+from .players.local import is_numpys
 from .players.overdue import carry_out
 from .program.layout import IN_PLACE, ends_numel, ends_with_result
 from .ranks.machine import describe_machine
 from .ranks.stock import StartedStock, is_possible, make_stock_call
 from .ranks.transport import Transport
-from .reductions import ReduceOp, dtype_name
+from .reductions import ReduceOp, dtype_name, in_inference_mode
 
 _SHORT_BYTES = 1 << 20
 """Up to this size it counts how a call is begun; beyond, what it holds meanwhile."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -109,6 +110,12 @@ def borrow(tensor: torch.Tensor) -> torch.Tensor:
     with torch.inference_mode(False):
         raw = (ctypes.c_uint8 * tensor.nbytes).from_address(tensor.data_ptr())
         return torch.from_numpy(np.ctypeslib.as_array(raw)).view(tensor.dtype)
+
+
+def in_inference_mode(function: Callable[..., Any], *arguments: Any) -> None:
+    """Call a function in inference mode: buffers are kept from call to call, and those made there serve all callers."""
+    with torch.inference_mode():
+        function(*arguments)
 
 
 def copy_back(tensor: torch.Tensor, flat: torch.Tensor) -> None:

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from ..topo.errors import ExecutionError
-from .players.local import in_inference_mode
+from .reductions import in_inference_mode
 from .task import Task
 
 Call = Callable[[], object]

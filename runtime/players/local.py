@@ -29,12 +29,6 @@ def is_numpys(dtype: torch.dtype) -> bool:
     return dtype in _DTYPES
 
 
-def in_inference_mode(function: Callable[..., Any], *arguments: Any) -> None:
-    """Call a function in inference mode: buffers are kept from call to call, and those made there serve all callers."""
-    with torch.inference_mode():
-        function(*arguments)
-
-
 def make_quiet() -> Callable[..., Any]:
     """Return a function that calls another one with numpy's floating-point warnings off: overflow is the user's, as in torch.
 
