@@ -51,6 +51,7 @@ _MOST_TURNS = 9
 _SHORT_RACE_S = 0.03
 """A race has up to _MOST_TURNS turns, and more where so many take less time than this: short calls are easily disturbed."""
 _FIRST_TURNS = 3
+"""So many turns decide whether a short call is hopeless: its best one counts."""
 FAR_OFF = 0.5
 """A kept winner whose time differs by more than this part of the kept one, at every try, races again."""
 _TRIES = 3
@@ -307,9 +308,8 @@ class Chooser:
                 break
             winner = coarser
         stock_s = times_s.get(None, float("inf"))
-        if winner is not None and times_s[winner] > stock_s * (
-            _WORTHWHILE_SHORT if stock_s < _SHORT_S else _WORTHWHILE
-        ):
+        worthwhile = _WORTHWHILE_SHORT if stock_s < _SHORT_S else _WORTHWHILE
+        if winner is not None and times_s[winner] > worthwhile * stock_s:
             winner = None
         own = winner or min((x for x in times_s if x is not None), key=times_s.__getitem__)
         raced = {"stock" if x is None else x.label: seconds * 1e6 for x, seconds in times_s.items()}

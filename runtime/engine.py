@@ -33,7 +33,7 @@ from .ranks.transport import Transport
 from .reductions import ReduceOp, dtype_name, in_inference_mode
 
 _SHORT_BYTES = 1 << 20
-"""Up to this size it counts how a call is begun; beyond, what it holds meanwhile."""
+"""Calls of at most this size race by their shortest way. With larger ones all candidates would hold buffers at once."""
 
 
 class Engine:

@@ -10,7 +10,7 @@ import queue
 import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from functools import wraps
+from functools import cache, wraps
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
@@ -156,18 +156,14 @@ class CpuWork(PlannedWork, _CallbackWork):  # type: ignore[misc]
         self._progress.future = _CallbackWork.get_future(self)
 
 
+@cache
 def get_done_work() -> CpuWork:
-    """Return the work, one for all, of calls that were through when they returned: to nobody but a caller who waits, who asks
-    it for nothing else (NCCL gives such a caller none at all).
+    """Return the one finished work that every call gets whose caller waited for it. It has no tensors: such a caller asks it
+    for nothing (over NCCL it gets no work at all).
     """
-    if not _done:
-        work = CpuWork([])
-        work.finish()
-        _done.append(work)
-    return _done[0]
-
-
-_done: list[CpuWork] = []
+    work = CpuWork([])
+    work.finish()
+    return work
 
 
 class GpuWork(PlannedWork, dist.Work):

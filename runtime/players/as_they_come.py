@@ -1,7 +1,8 @@
 """Plays a program over MPI as its messages come: whatever has all that it needs goes on, in no fixed order.
 
 Which instruction needs which is in program/dependencies.py: those that touch the same elements keep their order, so the
-result has the same bits as in the program's own order. Messages are persistent requests, made once.
+result has the same bits as in the program's own order. Messages are persistent requests, made once. Small programs go in waves
+(program/waves.py).
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from .instructions import Await, Exchange, Post, Program
 
 _MOST_ELEMENTS = 1 << 14
+"""In all messages that a rank sends and receives."""
 _MOST_WAVES = 8
 _FIRST = -1
 """The wave of what needs no message."""
