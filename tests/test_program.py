@@ -139,7 +139,7 @@ def test_most_small_programs_go_in_waves() -> None:
 def test_messages_of_one_tick_that_wait_for_each_other_are_no_wave() -> None:
     program = lower(SCHEDULES["ring"], 0, 400)
     assert find_waves(program, find_dependencies(program)) is not None
-    at_once = [replace(x, tick=0) if isinstance(x, Post) else x for x in program.instructions]
+    at_once = tuple(replace(x, tick=0) if isinstance(x, Post) else x for x in program.instructions)
     squeezed = replace(program, instructions=at_once)
     assert find_waves(squeezed, find_dependencies(squeezed)) is None
 
