@@ -160,12 +160,17 @@ class Communicator:
         tensor: torch.Tensor | None = None,
         op: object = None,
         residual: torch.Tensor | None = None,
+        *,
+        is_scratch: bool = False,
     ) -> Task:
         """Return a call of the plan's collective, to be carried out later: from `tensor` to `output`, or in place in
         `output`. Raises InputError where they do not fit the collective, or each other.
+
+        Who makes the call holds `output` until it is through: a call that comes again holds no memory. Where nobody does,
+        `is_scratch` says so, and the call holds it.
         """
         is_simple = tensor is None and residual is None and output.device.type == "cpu" and output.is_contiguous()
-        is_simple &= op is None or isinstance(op, (ReduceOp, dist.ReduceOp))
+        is_simple &= not is_scratch and (op is None or isinstance(op, (ReduceOp, dist.ReduceOp)))
         key = (output.data_ptr(), output.numel(), output.dtype, op) if is_simple else None
         kept = self._kept.find(key)
         if kept is not None:

@@ -73,7 +73,8 @@ class TopoGroup(BaseGroup):
         if communicator is None:
             results = [tensor] if at_root else []
             return self._reduce_by_plain(tensor, opts, results, lambda: self.plain.reduce(tensors, opts))
-        task = communicator.prepare(tensor if at_root else tensor.detach().clone(), op=opts.reduceOp)
+        own = tensor if at_root else tensor.detach().clone()
+        task = communicator.prepare(own, op=opts.reduceOp, is_scratch=not at_root)
         return self._start("reduce", task, [tensor], opts)
 
     def broadcast(self, tensors: Any, opts: Any = None, **more: Any) -> dist.Work:  # type: ignore[override]

@@ -59,6 +59,7 @@ def every_collective(folder: str) -> None:
     order_of_calls()
     one_by_one(planned)
     roots(planned)
+    memory()
     by_gloo(planned)
     end()
     start(plans=folder, compress="int8", choose="model")
@@ -143,6 +144,31 @@ def roots(planned: Calls) -> None:
     names = [name for name, _ in planned]
     assert names.count("broadcast") == 2
     assert names.count("reduce") == 4
+
+
+def memory() -> None:
+    """The memory of a call is its own until it is through, also where the caller holds none of it, and calls come again."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    whole, part, parts = torch.empty(world * N), torch.empty(N // world), of_all().sum(0).chunk(world)
+    mine = own()
+    calls: list[Callable[[], Any]] = [
+        lambda: dist.all_reduce(own(), async_op=True),
+        lambda: dist.broadcast(own(), 1, async_op=True),
+        lambda: dist.reduce(mine, 2, async_op=True),
+        lambda: all_gather_single(whole, own(), async_op=True),
+        lambda: reduce_scatter_single(part, own(), async_op=True),
+        lambda: dist.reduce_scatter(part, list(own().chunk(world)), async_op=True),
+    ]
+    for call in calls:
+        for _ in range(6):
+            mine.copy_(own())
+            work = call()
+            others = [torch.full((numel,), 7.0) for numel in (N, N // world) for _ in range(40)]
+            work.wait()
+            assert all((other == 7).all() for other in others)
+            assert_close(mine, of_all().sum(0) if rank == 2 and call is calls[2] else own())
+    assert_close(whole, of_all().reshape(-1))
+    assert_close(part, parts[rank])
 
 
 def by_gloo(planned: Calls) -> None:
