@@ -12,9 +12,9 @@ export PYTHONDONTWRITEBYTECODE :=
 demo: $(VENV)/.demo
 	$(BIN)/python examples/demo.py
 
-# A worker more than the two cores that it is meant for: tests of real ranks wait for each other, and for deadlines.
+# Twice as many workers as the two cores that it is meant for: tests of real ranks wait for each other, and for deadlines.
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest -m "not gpu" -n 3 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m "not gpu" -n 4 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 gpu-test: $(VENV)/.dev
 	$(BIN)/python -m pytest -m gpu $(PYTEST_ARGS)

@@ -280,7 +280,7 @@ def test_a_plan_runs_on_the_links_and_on_nothing_else(tmp_path: Path) -> None:
         synthesize(collective_on("allreduce", machine), machine, "auto", 20).plan.save(tmp_path / f"{name}.json")
     calibrated = tmp_path / "calibrated.json"
     run = [sys.executable, "-m", "topoplan.cli.run"]
-    args = ["path:3", "--slowest", "40Mbit", "--", *run]
+    args = ["path:3", "--slowest", "80Mbit", "--", *run]
     done = subprocess.run(
         command(*args, str(tmp_path / "known.json"), "-b", "4K", "-e", "1M", "-f", "256", "-n", "2", "-w", "1", "--json"),
         capture_output=True, text=True, check=False, timeout=patience.seconds(200),
@@ -290,10 +290,10 @@ def test_a_plan_runs_on_the_links_and_on_nothing_else(tmp_path: Path) -> None:
     assert small["wrong"] == large["wrong"] == 0
     assert 0 < large["bound_fraction"] < 1.3
     assert large["predicted_us"] is None or large["predicted_us"] > 0
-    with emulate(topology, parse_rate("40Mbit")) as network:
+    with emulate(topology, parse_rate("80Mbit")) as network:
         calibrate = (str(tmp_path / "plan.json"), "--calibrate", "-o", str(calibrated))
         ended = run_emulated(network, tmp_path, "topoplan.cli.run", *calibrate)
     assert [rank.returncode for rank in ended] == [0, 0, 0], ended[0].stdout
     written = Topology.load(calibrated)
     assert written.extra["host"]["source"] == "topo-run --calibrate"
-    assert max(written.capacity_GBps.values()) == Fraction(40, 8000)
+    assert max(written.capacity_GBps.values()) == Fraction(80, 8000)
