@@ -25,7 +25,7 @@ from .compiled import describe_call
 from .executor import Executor
 from .mpi.stock import has_collective, make_collective
 from .players.local import is_numpys
-from .players.overdue import carry_out
+from .players.overdue import WatchedCollective
 from .program.layout import IN_PLACE, ends_numel, ends_with_result
 from .ranks.machine import describe_machine
 from .ranks.stock import StartedStock, is_possible, make_stock_call
@@ -236,9 +236,8 @@ class Engine:
         if lane is not None:
             divides = op == dist.ReduceOp.AVG and ends_with_result(self.plan.collective, self.rank)
             finish = partial(in_inference_mode, target.div_, self.size) if divides else None
-            return partial(
-                carry_out, make_collective(lane, self.plan.collective, source, target, op), self._faults, what, finish
-            )
+            collective = make_collective(lane, self.plan.collective, source, target, op)
+            return WatchedCollective(collective, self._faults, what, finish).run
         call = make_stock_call(self.plan.collective, self.group, source, target, op)
 
         def run(number: int | None = None) -> None:

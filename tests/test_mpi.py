@@ -32,12 +32,15 @@ def test_collectives_and_the_backend_go_over_mpi(plans: Plans, folder_of_plans: 
         (collectives.all_others, {name: plans("path:4", name) for name in others}),
         (over_mpi.backend, str(folder)),
         (over_mpi.one_stays_away, ring, [100_000, 1000]),
+        (over_mpi.one_stays_away, plans("path:4", "broadcast"), [8000]),
     ]
-    for rank, (used, _, _, said) in enumerate(run_mpi_ranks(4, calls)):
+    for rank, (used, _, _, said, of_sender) in enumerate(run_mpi_ranks(4, calls)):
         assert used["name"] == "mpi"
         assert used["sent"] > 0
         assert len(said) == (2 if rank < 3 else 0)
         assert all("rank 3 does not answer" in one for one in said), said
+        # Rank 2 alone has something to do with rank 3: a send that is too large to go before it is received.
+        assert [("sending to rank 3" in one) for one in of_sender] == {2: [True], 3: []}.get(rank, [False]), of_sender
 
 
 def test_topo_run_joins_what_mpirun_started(plans: Plans) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from ...topo.errors import TopoplanError
-from ..mpi.alarm import set_alarm, stop_alarm
+from ..mpi.alarm import Watched
 from ..mpi.lane import Lane
 from ..program.instructions import Post, Program
 from ..program.waves import Wave
@@ -31,11 +31,14 @@ _MOST_ENDED = 64
 """So many requests that have ended stay among those that are waited for: MPI passes them over; taking each out costs more."""
 
 
-_Wave = tuple[list[Any], list[int], list[Any]]
-"""Requests that start together, which messages they are, and what is done once all are through."""
+_BoundWave = tuple[list[Any], list[Any], list[Any], list[Any], list[Any], list[int]]
+"""Requests that start together, receives first; the receives among them, and room for what becomes of each; the sends; what is
+done once all are through; and which messages the requests are."""
+_AGAIN_S = 0.01
+"""So often it is looked whether a call whose deadline has passed has gone on to another wave, to be interrupted there."""
 
 
-class PlayerAsTheyCome:
+class PlayerAsTheyCome(Watched):
     """Plays operations on one set of buffers over `lane`; `dependencies` are those of the program's instructions.
 
     A small program may be played in `waves`, which takes the host less.
@@ -49,8 +52,10 @@ class PlayerAsTheyCome:
         operations: Sequence[Operation],
         waves: Sequence[Wave] | None = None,
     ) -> None:
+        super().__init__()
         self.lane = lane
-        self._waves: list[_Wave] = []
+        self._waves: list[_BoundWave] = []
+        self._wave: _BoundWave | None = None
         kept = [number for number, operation in enumerate(operations) if operation[0] != AWAIT]
         place = {number: i for i, number in enumerate(kept)}
         self._needs = [len(dependencies[number]) for number in kept]
@@ -81,57 +86,108 @@ class PlayerAsTheyCome:
 
     def play(self, deadline: float, stamp: Stamp | None = None) -> None:
         """See Player. Raises PlayError with the earliest message of the program that did not end."""
+        if self._waves and stamp is None:
+            self._play_in_waves(deadline)
+            return
         active: list[Any] = [self.lane.bell]
         whose: list[int] = [_BELL]
-        in_waves = bool(self._waves) and stamp is None
-        needs = [] if in_waves else self._needs.copy()
-        waits = self.lane.can_wait
-        if waits:
-            set_alarm(deadline, self.lane.ring)
+        needs = self._needs.copy()
+        self._wave = None
+        self.deadline = deadline if self.lane.can_wait else 0.0
         try:
-            if in_waves:
-                self._play_in_waves(active, whose, deadline)
-            else:
-                self._play(needs, active, whose, deadline, stamp)
+            self._play(needs, active, whose, deadline, stamp)
         except TopoplanError:
             raise
         except RuntimeError as error:
-            begun = {node for node, count in enumerate(needs) if not count} if needs else self._list_begun(whose)
-            raise self._give_up(active, whose, begun, str(error)) from error
+            self._cancel([request for request, node in zip(active, whose, strict=True) if self._receives(node)])
+            begun = {node for node, count in enumerate(needs) if not count}
+            raise self._explain([node for node in whose if node >= 0], begun, str(error)) from error
         finally:
-            if waits:
-                stop_alarm()
+            self._end_watch(deadline)
 
-    def _bind(self, wave: Wave, place: Mapping[int, int]) -> _Wave:
+    def ring(self) -> None:
+        """End whatever the call waits for: by the bell, and in a wave by cancelling its receives."""
+        self.lane.ring()
+        cancelled: _BoundWave | None = None
+        while self.deadline:
+            wave = self._wave
+            if wave is not None and wave is not cancelled:
+                cancelled = wave
+                for request in wave[1]:
+                    with suppress(RuntimeError):  # it is through
+                        request.Cancel()
+            time.sleep(_AGAIN_S)
+
+    # -- in waves: all receives of one are waited for at once, which takes the host less than one by one -------------
+
+    def _bind(self, wave: Wave, place: Mapping[int, int]) -> _BoundWave:
         nodes = [place[number] for number in wave.posts]
         nodes.sort(key=lambda node: _sends(self._posts[node]))
-        return [self._requests[node] for node in nodes], nodes, [self._actions[place[number]] for number in wave.local]
+        requests = [self._requests[node] for node in nodes]
+        receives = sum(map(self._receives, nodes))
+        statuses = [self.lane.mpi.Status() for _ in range(receives)]
+        actions = [self._actions[place[number]] for number in wave.local]
+        return requests, requests[:receives], statuses, requests[receives:], actions, nodes
 
-    def _play_in_waves(self, active: list[Any], whose: list[int], deadline: float) -> None:
-        start, wait = self.lane.mpi.Prequest.Startall, self.lane.mpi.Prequest.Waitsome
-        for requests, nodes, actions in self._waves:
-            if requests:
-                active[1:], whose[1:] = requests, nodes
-                start(requests)
-                left = len(requests)
-                while left:
-                    for place in wait(active):
-                        if place:
-                            left -= 1
-                            whose[place] = _ENDED
-                        else:
-                            self._answer_bell(active, deadline)
-            for action in actions:
-                action()
+    def _play_in_waves(self, deadline: float) -> None:
+        prequest = self.lane.mpi.Prequest
+        start, wait, look = prequest.Startall, prequest.Waitall, prequest.Testall
+        stuck: list[int] = []
+        self._wave = None
+        self.deadline = deadline
+        try:
+            for wave in self._waves:
+                requests, receives, statuses, sends, actions, nodes = wave
+                if requests:
+                    start(requests)
+                    self._wave = wave
+                    wait(receives, statuses)
+                    if self.struck == deadline:
+                        stuck = [nodes[place] for place, status in enumerate(statuses) if status.Is_cancelled()]
+                        if stuck:
+                            raise RuntimeError(_LATE)
+                    if not look(sends):
+                        self._await_sends(sends, nodes[len(receives) :], stuck, deadline)
+                for action in actions:
+                    action()
+        except TopoplanError:
+            raise
+        except RuntimeError as error:
+            self._end_watch(deadline)
+            if self._wave is not None and self.struck != deadline:  # Open MPI breaks where one is cancelled twice
+                self._cancel(self._wave[1])
+            raise self._explain(stuck, self._list_begun(self._wave), str(error)) from error
+        finally:
+            self._end_watch(deadline)
 
-    def _list_begun(self, whose: list[int]) -> set[int]:
-        """Return the messages of all waves up to the one in which some of `whose` did not end."""
+    def _end_watch(self, deadline: float) -> None:
+        self.deadline = 0.0
+        if self.struck == deadline:
+            self.meet_ringer()
+
+    def _await_sends(self, sends: list[Any], nodes: list[int], stuck: list[int], deadline: float) -> None:
+        """Wait for sends, which MPI does not cancel: the bell ends the wait, and `stuck` has those that did not end."""
+        active = [self.lane.bell, *sends]
+        left = dict(enumerate(nodes, 1))
+        while left:
+            for place in self.lane.mpi.Prequest.Waitsome(active) or ():
+                if place:
+                    del left[place]
+                else:
+                    stuck[:] = left.values()
+                    self._answer_bell(active, deadline)
+        stuck.clear()
+
+    def _list_begun(self, last: _BoundWave | None) -> set[int]:
+        """Return the messages of all waves up to `last`."""
         begun: set[int] = set()
-        for _, nodes, _ in self._waves:
-            begun.update(nodes)
-            if not begun.isdisjoint(whose):
+        for wave in self._waves:
+            begun.update(wave[-1])
+            if wave is last:
                 break
         return begun
+
+    # -- as they come -----------------------------------------------------------------------------------------------
 
     def _answer_bell(self, active: list[Any], deadline: float) -> None:
         """Raise RuntimeError if the bell, which is first of what is waited for, was rung for this call."""
@@ -211,16 +267,20 @@ class PlayerAsTheyCome:
             if post is not None and post.kind == kind:
                 stamp(post)
 
-    def _give_up(self, active: list[Any], whose: list[int], begun_nodes: set[int], reason: str) -> PlayError:
-        """Return what is to be raised; nothing arrives any more in memory that the caller lets go."""
-        for request, node in zip(active, whose, strict=True):
-            post = self._posts[node] if node >= 0 else None
-            if post is not None and post.kind == "receive":
-                with suppress(RuntimeError):
-                    request.Cancel()
-                    request.Wait()
+    def _receives(self, node: int) -> bool:
+        post = self._posts[node] if node >= 0 else None
+        return post is not None and post.kind == "receive"
+
+    def _cancel(self, receives: list[Any]) -> None:
+        """Let nothing arrive any more in memory that the caller lets go."""
+        for request in receives:
+            with suppress(RuntimeError):
+                request.Cancel()
+                request.Wait()
+
+    def _explain(self, stuck_nodes: list[int], begun_nodes: set[int], reason: str) -> PlayError:
         begun = [post for node, post in enumerate(self._posts) if post is not None and node in begun_nodes]
-        stuck = [post for node in sorted(whose) if node >= 0 and (post := self._posts[node]) is not None]
+        stuck = [post for node in sorted(stuck_nodes) if (post := self._posts[node]) is not None]
         return PlayError((stuck or begun)[0], begun, reason)
 
     def __del__(self) -> None:

@@ -8,40 +8,46 @@ import time
 from collections.abc import Callable
 
 from ...topo.errors import TopoplanError
-from ..mpi.alarm import set_alarm, stop_alarm
+from ..mpi.alarm import Watched
 from ..ranks.faults import Call, Faults
 
 _LAST_WORDS_S = 1.0
 """Seconds before this process ends, so that others can say what they are stuck in: mpirun ends them with the first."""
 
 
-def carry_out(
-    collective: Callable[[], object],
-    faults: Faults,
-    what: str,
-    finish: Callable[[], object] | None = None,
-    number: int | None = None,
-) -> None:
-    """Call `collective`, which cannot be interrupted, then `finish`; `what` names it, `number` is the call's, if it was drawn.
+class WatchedCollective(Watched):
+    """Calls `collective`, which cannot be interrupted, then `finish`; `what` names it."""
 
-    Raises ExecutionError where it fails; where it is overdue, this process prints who is to blame, and ends with exit code 1.
-    """
-    call = faults.begin(what, number=number)
-    set_alarm(call.deadline, _end, (faults, call))
-    try:
-        collective()
-    except TopoplanError:
-        raise
-    except RuntimeError as error:
-        raise faults.stuck_in_stock(call, error) from error
-    finally:
-        stop_alarm()
-    if finish is not None:
-        finish()
+    def __init__(
+        self, collective: Callable[[], object], faults: Faults, what: str, finish: Callable[[], object] | None = None
+    ) -> None:
+        super().__init__()
+        self._collective, self._faults, self._what, self._finish = collective, faults, what, finish
+        self._call: Call | None = None
 
+    def run(self, number: int | None = None) -> None:
+        """Carry it out; `number` is the call's, if it was drawn.
 
-def _end(faults: Faults, call: Call) -> None:
-    error = faults.stuck_in_stock(call, RuntimeError("it did not end"))
-    print(f"topoplan: {error}", file=sys.stderr, flush=True)
-    time.sleep(_LAST_WORDS_S)
-    os._exit(1)
+        Raises ExecutionError where it fails; where it is overdue, this process prints who is to blame, and ends with exit
+        code 1.
+        """
+        self._call = call = self._faults.begin(self._what, None, number)
+        self.deadline = call.deadline
+        try:
+            self._collective()
+        except TopoplanError:
+            raise
+        except RuntimeError as error:
+            raise self._faults.stuck_in_stock(call, error) from error
+        finally:
+            self.deadline = 0.0
+        if self._finish is not None:
+            self._finish()
+
+    def ring(self) -> None:
+        """End the process, with a line that says who is to blame."""
+        if self._call is not None:
+            error = self._faults.stuck_in_stock(self._call, RuntimeError("it did not end"))
+            print(f"topoplan: {error}", file=sys.stderr, flush=True)
+            time.sleep(_LAST_WORDS_S)
+            os._exit(1)

@@ -100,21 +100,25 @@ def one_stays_away(path: str, numels: list[int]) -> list[str]:
     calls = [
         (Communicator(path, choose="plan", timeout=timedelta(seconds=deadline)), torch.ones(numel)) for numel in numels
     ]
-    for communicator, x in calls:
-        communicator.allreduce(x)
+    for communicator, x in calls * 3:  # in the end they take the shortest way
+        make_call(communicator, x)
     dist.barrier()
-    last = dist.get_world_size() - 1
-    if dist.get_rank() == last:
+    if dist.get_rank() == dist.get_world_size() - 1:
         time.sleep((len(calls) + 1) * deadline)
         return []
     said = []
     for communicator, x in calls:
         try:
-            communicator.allreduce(x)
+            make_call(communicator, x)
             said.append("it did not fail")
         except ExecutionError as error:
             said.append(str(error))
-        with refused("an earlier call failed", ExecutionError):
-            communicator.allreduce(x)
+            with refused("an earlier call failed", ExecutionError):
+                make_call(communicator, x)
     time.sleep(deadline)
     return said
+
+
+def make_call(communicator: Communicator, x: torch.Tensor) -> None:
+    """Make the call that the plan is for."""
+    (communicator.broadcast if communicator.plan.collective.name == "broadcast" else communicator.allreduce)(x)
