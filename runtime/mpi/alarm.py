@@ -7,52 +7,53 @@ from __future__ import annotations
 
 import threading
 import time
-from weakref import WeakSet
+from collections.abc import Callable
+from weakref import WeakMethod, WeakSet
 
 _LOOK_S = 0.2
 
-_watched: WeakSet[Watched] = WeakSet()
+_alarms: WeakSet[Alarm] = WeakSet()
 _guard = threading.Lock()
 _started: list[bool] = []
 
 
-class Watched:
-    """Something that waits inside MPI: until `deadline` (time.monotonic), while that is not 0.
+class Alarm:
+    """The deadline of whoever waits inside MPI: `deadline` (time.monotonic) is set before, and `stop` is called after.
 
-    Once it has passed, another thread sets `struck` to it and calls `ring`, up to _LOOK_S late. Who waited sets `deadline`
-    to 0, and calls `meet_ringer` where `struck` is the deadline: after that nobody rings for this call any more.
+    In between, once the deadline has passed, another thread sets `struck` to it and calls `ring`, a method, which may find
+    the wait over. It may come _LOOK_S late. The alarm does not keep the method's object.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, ring: Callable[[], object]) -> None:
         self.deadline = self.struck = 0.0
+        self._ring = WeakMethod(ring)
         self._rung = threading.Event()
         with _guard:
-            _watched.add(self)
+            _alarms.add(self)
             if not _started:
                 _started.append(True)
                 threading.Thread(target=_watch, name="topoplan-alarm", daemon=True).start()
 
-    def ring(self) -> None:
-        """End the wait; it may be over already."""
-        raise NotImplementedError
-
-    def meet_ringer(self) -> None:
-        """Wait until `ring`, which was or is about to be called, has returned, or will not be called."""
-        self._rung.wait()
+    def stop(self, deadline: float) -> None:
+        """End the watch over `deadline`. After this nobody rings for it any more."""
+        self.deadline = 0.0
+        if self.struck == deadline:
+            self._rung.wait()
 
     def look(self, now: float) -> None:
         """Ring if the deadline has passed.
 
         Each side first sets its own variable and then reads the other's, so at least one of them sees the other: either
-        nobody rings, or who waited hears of it.
+        nobody rings, or who stops the alarm waits for it.
         """
         deadline = self.deadline
         if deadline and deadline < now and self.struck != deadline:
             self._rung.clear()
             self.struck = deadline
             try:
-                if self.deadline == deadline:
-                    self.ring()
+                ring = self._ring()
+                if self.deadline == deadline and ring is not None:
+                    ring()
             finally:
                 self._rung.set()
 
@@ -61,8 +62,8 @@ def _watch() -> None:
     while True:
         time.sleep(_LOOK_S)
         with _guard:
-            watched = list(_watched)
+            alarms = list(_alarms)
         now = time.monotonic()
-        for one in watched:
-            one.look(now)
-        del watched
+        for alarm in alarms:
+            alarm.look(now)
+        del alarms

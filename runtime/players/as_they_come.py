@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from ...topo.errors import TopoplanError
-from ..mpi.alarm import Watched
+from ..mpi.alarm import Alarm
 from ..mpi.lane import Lane
 from ..program.instructions import Post, Program
 from ..program.waves import Wave
@@ -38,7 +38,7 @@ _AGAIN_S = 0.01
 """So often it is looked whether a call whose deadline has passed has gone on to another wave, to be interrupted there."""
 
 
-class PlayerAsTheyCome(Watched):
+class PlayerAsTheyCome:
     """Plays operations on one set of buffers over `lane`; `dependencies` are those of the program's instructions.
 
     A small program may be played in `waves`, which takes the host less.
@@ -52,8 +52,8 @@ class PlayerAsTheyCome(Watched):
         operations: Sequence[Operation],
         waves: Sequence[Wave] | None = None,
     ) -> None:
-        super().__init__()
         self.lane = lane
+        self._alarm = Alarm(self._interrupt)
         self._waves: list[_BoundWave] = []
         self._wave: _BoundWave | None = None
         kept = [number for number, operation in enumerate(operations) if operation[0] != AWAIT]
@@ -93,7 +93,7 @@ class PlayerAsTheyCome(Watched):
         whose: list[int] = [_BELL]
         needs = self._needs.copy()
         self._wave = None
-        self.deadline = deadline if self.lane.can_wait else 0.0
+        self._alarm.deadline = deadline if self.lane.can_wait else 0.0
         try:
             self._play(needs, active, whose, deadline, stamp)
         except TopoplanError:
@@ -103,13 +103,13 @@ class PlayerAsTheyCome(Watched):
             begun = {node for node, count in enumerate(needs) if not count}
             raise self._explain([node for node in whose if node >= 0], begun, str(error)) from error
         finally:
-            self._end_watch(deadline)
+            self._alarm.stop(deadline)
 
-    def ring(self) -> None:
-        """End whatever the call waits for: by the bell, and in a wave by cancelling its receives."""
+    def _interrupt(self) -> None:
+        """From another thread, end whatever the call waits for: by the bell, and in a wave by cancelling its receives."""
         self.lane.ring()
         cancelled: _BoundWave | None = None
-        while self.deadline:
+        while self._alarm.deadline:
             wave = self._wave
             if wave is not None and wave is not cancelled:
                 cancelled = wave
@@ -133,8 +133,9 @@ class PlayerAsTheyCome(Watched):
         prequest = self.lane.mpi.Prequest
         start, wait, look = prequest.Startall, prequest.Waitall, prequest.Testall
         stuck: list[int] = []
+        alarm = self._alarm
         self._wave = None
-        self.deadline = deadline
+        alarm.deadline = deadline
         try:
             for wave in self._waves:
                 requests, receives, statuses, sends, actions, nodes = wave
@@ -142,7 +143,7 @@ class PlayerAsTheyCome(Watched):
                     start(requests)
                     self._wave = wave
                     wait(receives, statuses)
-                    if self.struck == deadline:
+                    if alarm.struck == deadline:
                         stuck = [nodes[place] for place, status in enumerate(statuses) if status.Is_cancelled()]
                         if stuck:
                             raise RuntimeError(_LATE)
@@ -153,17 +154,12 @@ class PlayerAsTheyCome(Watched):
         except TopoplanError:
             raise
         except RuntimeError as error:
-            self._end_watch(deadline)
-            if self._wave is not None and self.struck != deadline:  # Open MPI breaks where one is cancelled twice
+            alarm.stop(deadline)
+            if self._wave is not None and alarm.struck != deadline:  # Open MPI breaks where one is cancelled twice
                 self._cancel(self._wave[1])
             raise self._explain(stuck, self._list_begun(self._wave), str(error)) from error
         finally:
-            self._end_watch(deadline)
-
-    def _end_watch(self, deadline: float) -> None:
-        self.deadline = 0.0
-        if self.struck == deadline:
-            self.meet_ringer()
+            alarm.stop(deadline)
 
     def _await_sends(self, sends: list[Any], nodes: list[int], stuck: list[int], deadline: float) -> None:
         """Wait for sends, which MPI does not cancel: the bell ends the wait, and `stuck` has those that did not end."""
