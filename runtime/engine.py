@@ -25,7 +25,7 @@ from .compiled import describe_call
 from .executor import Executor
 from .mpi.stock import has_collective, make_collective
 from .players.local import is_numpys
-from .players.overdue import WatchedCollective
+from .players.overdue import CollectivePlayer
 from .program.layout import IN_PLACE, ends_numel, ends_with_result
 from .ranks.machine import describe_machine
 from .ranks.stock import StartedStock, is_possible, make_stock_call
@@ -69,6 +69,7 @@ class Engine:
             plan.topology, transport.cores_of_hosts, batched=transport.batched, mpi=None if lane is None else lane.what
         )
         self._faults = transport.faults
+        self._of_mpi = None if lane is None else CollectivePlayer(transport.faults)
         self._executor = Executor(transport, plan.topology, codec)
         self._chooser = Chooser(plan, self.machine, transport, choose, cache, self._is_usable, codec)
         self._stock_works: dict[tuple[torch.dtype, ReduceOp], bool] = {}
@@ -233,11 +234,11 @@ class Engine:
     def _make_stock(self, numel: int, source: torch.Tensor, target: torch.Tensor, op: ReduceOp) -> Callable[..., None]:
         """Return the stock collective as a function of the call's number, if it was drawn."""
         what, lane = self._describe_stock_call(numel, target.dtype, op), self.transport.lane
-        if lane is not None:
+        if lane is not None and self._of_mpi is not None:
             divides = op == dist.ReduceOp.AVG and ends_with_result(self.plan.collective, self.rank)
             finish = partial(in_inference_mode, target.div_, self.size) if divides else None
             collective = make_collective(lane, self.plan.collective, source, target, op)
-            return WatchedCollective(collective, self._faults, what, finish).run
+            return partial(self._of_mpi.carry_out, collective, what, finish)
         call = make_stock_call(self.plan.collective, self.group, source, target, op)
 
         def run(number: int | None = None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ ReduceOp = dist.ReduceOp.RedOpType
 
 def has_collective(lane: Lane, collective: Collective, dtype: torch.dtype, op: ReduceOp) -> bool:
     """Return whether MPI has a collective for a dtype and a reduction: it adds no half-precision numbers."""
-    return not collective.reduces or (dtype in _name_types(lane) and op in _name_operations(lane))
+    return not collective.reduces or (dtype in _name_types(lane.mpi) and op in _name_operations(lane.mpi))
 
 
 def make_collective(
@@ -30,7 +31,7 @@ def make_collective(
     mpi, comm, root = lane.mpi, lane.comm, collective.root or 0
     given, got = _view(lane, source, collective), _view(lane, target, collective)
     mine = lane.rank == root
-    operation = _name_operations(lane)[op] if collective.reduces else None
+    operation = _name_operations(lane.mpi)[op] if collective.reduces else None
     calls: dict[str, Callable[[], None]] = {
         "allreduce": lambda: comm.Allreduce(mpi.IN_PLACE, got, operation),
         "reduce": lambda: comm.Reduce(mpi.IN_PLACE if mine else got, got if mine else None, operation, root),
@@ -58,12 +59,12 @@ def _view(lane: Lane, tensor: torch.Tensor, collective: Collective) -> Any:
     """
     mpi = lane.mpi
     memory = mpi.buffer.fromaddress(tensor.data_ptr(), tensor.nbytes)
-    kind = _name_types(lane)[tensor.dtype] if collective.reduces else mpi.BYTE
+    kind = _name_types(lane.mpi)[tensor.dtype] if collective.reduces else mpi.BYTE
     return [memory, kind]
 
 
-def _name_types(lane: Lane) -> dict[torch.dtype, Any]:
-    mpi = lane.mpi
+@cache
+def _name_types(mpi: Any) -> dict[torch.dtype, Any]:
     return {
         torch.float32: mpi.FLOAT,
         torch.float64: mpi.DOUBLE,
@@ -75,8 +76,8 @@ def _name_types(lane: Lane) -> dict[torch.dtype, Any]:
     }
 
 
-def _name_operations(lane: Lane) -> dict[ReduceOp, Any]:
-    mpi = lane.mpi
+@cache
+def _name_operations(mpi: Any) -> dict[ReduceOp, Any]:
     return {
         dist.ReduceOp.SUM: mpi.SUM,
         dist.ReduceOp.AVG: mpi.SUM,

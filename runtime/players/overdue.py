@@ -15,35 +15,39 @@ _LAST_WORDS_S = 1.0
 """Seconds before this process ends, so that others can say what they are stuck in: mpirun ends them with the first."""
 
 
-class WatchedCollective:
-    """Calls `collective`, which cannot be interrupted, then `finish`; `what` names it."""
+class CollectivePlayer:
+    """Carries out MPI's own collectives over one group, one at a time."""
 
-    def __init__(
-        self, collective: Callable[[], object], faults: Faults, what: str, finish: Callable[[], object] | None = None
-    ) -> None:
-        self._collective, self._faults, self._what, self._finish = collective, faults, what, finish
+    def __init__(self, faults: Faults) -> None:
+        self._faults = faults
         self._call: Call | None = None
         self._alarm = Alarm(self._end)
 
-    def run(self, number: int | None = None) -> None:
-        """Carry it out; `number` is the call's, if it was drawn.
+    def carry_out(
+        self,
+        collective: Callable[[], object],
+        what: str,
+        finish: Callable[[], object] | None = None,
+        number: int | None = None,
+    ) -> None:
+        """Call `collective`, then `finish`; `what` names it, `number` is the call's, if it was drawn.
 
         Raises ExecutionError where it fails; where it is overdue, this process prints who is to blame, and ends with exit
         code 1.
         """
-        self._call = call = self._faults.begin(self._what, None, number)
         alarm = self._alarm
+        self._call = call = self._faults.begin(what, None, number)
         alarm.deadline = call.deadline
         try:
-            self._collective()
+            collective()
         except TopoplanError:
             raise
         except RuntimeError as error:
             raise self._faults.stuck_in_stock(call, error) from error
         finally:
             alarm.stop(call.deadline)
-        if self._finish is not None:
-            self._finish()
+        if finish is not None:
+            finish()
 
     def _end(self) -> None:
         """End the process, with a line that says who is to blame."""
