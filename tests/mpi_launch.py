@@ -55,10 +55,20 @@ def run_mpi_ranks(ranks: int, calls: Sequence[tuple[Any, ...]], **env: str) -> l
     """
     with tempfile.TemporaryDirectory(prefix="mpi-") as name:
         folder = Path(name)
-        listed = [(body.__module__, body.__name__, arguments) for body, *arguments in calls]
-        (folder / "calls.json").write_text(json.dumps(listed), encoding="utf-8")
-        told = {"TOPOPLAN_TRANSPORT": "mpi", "TOPOPLAN_CACHE": str(folder / "cache"), **env}
-        told |= {"TOPOPLAN_TEST_MEETING": str(folder / "meeting"), "TOPOPLAN_TEST_RESULT": str(folder / "none")}
-        done = mpirun(ranks, sys.executable, str(_OWN / "mpi_ranks.py"), str(folder / "calls.json"), env=told)
+        done = _run(folder, ranks, calls, env)
         assert done.returncode == 0, f"mpirun ended with {done.returncode}:\n{done.stdout}\n{done.stderr}"
         return [json.loads((folder / f"{rank}.json").read_text(encoding="utf-8")) for rank in range(ranks)]
+
+
+def run_mpi_ranks_to_their_end(ranks: int, *call: Any) -> Ended:
+    """Run a function of `ranks/` with its arguments on ranks that mpirun starts; return how mpirun ended."""
+    with tempfile.TemporaryDirectory(prefix="mpi-") as name:
+        return _run(Path(name), ranks, [call], {})
+
+
+def _run(folder: Path, ranks: int, calls: Sequence[tuple[Any, ...]], env: Mapping[str, str]) -> Ended:
+    listed = [(body.__module__, body.__name__, arguments) for body, *arguments in calls]
+    (folder / "calls.json").write_text(json.dumps(listed), encoding="utf-8")
+    told = {"TOPOPLAN_TRANSPORT": "mpi", "TOPOPLAN_CACHE": str(folder / "cache"), **env}
+    told |= {"TOPOPLAN_TEST_MEETING": str(folder / "meeting"), "TOPOPLAN_TEST_RESULT": str(folder / "none")}
+    return mpirun(ranks, sys.executable, str(_OWN / "mpi_ranks.py"), str(folder / "calls.json"), env=told)

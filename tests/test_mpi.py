@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from launch import Ended
-from mpi_launch import NEEDS_MPI, mpirun, run_mpi_ranks
+from mpi_launch import NEEDS_MPI, mpirun, run_mpi_ranks, run_mpi_ranks_to_their_end
 from ranks import collectives, over_mpi
 
 from topoplan.synth.ir.collective import COLLECTIVES
@@ -41,6 +41,12 @@ def test_collectives_and_the_backend_go_over_mpi(plans: Plans, folder_of_plans: 
         assert all("rank 3 does not answer" in one for one in said), said
         # Rank 2 alone has something to do with rank 3: a send that is too large to go before it is received.
         assert [("sending to rank 3" in one) for one in of_sender] == {2: [True], 3: []}.get(rank, [False]), of_sender
+
+
+def test_who_stays_away_from_mpis_own_collective_is_named_before_the_job_ends(plans: Plans) -> None:
+    done = run_mpi_ranks_to_their_end(2, over_mpi.one_stays_away_from_mpis_own, plans("ring:2"))
+    assert done.returncode == 1
+    assert "topoplan: rank 0: rank 1 does not answer" in done.stderr, done.stderr
 
 
 def test_topo_run_joins_what_mpirun_started(plans: Plans) -> None:

@@ -119,6 +119,17 @@ def one_stays_away(path: str, numels: list[int]) -> list[str]:
     return said
 
 
+def one_stays_away_from_mpis_own(path: str) -> None:
+    """The last rank does not come to a call of MPI's own collective, which ends the others."""
+    communicator = Communicator(path, choose=always_stock, timeout=patience.deadline(1))
+    x = torch.ones(1000)
+    communicator.allreduce(x)
+    dist.barrier()
+    if dist.get_rank() == dist.get_world_size() - 1:
+        time.sleep(patience.seconds(60))
+    communicator.allreduce(x)
+
+
 def make_call(communicator: Communicator, x: torch.Tensor) -> None:
     """Make the call that the plan is for."""
     (communicator.broadcast if communicator.plan.collective.name == "broadcast" else communicator.allreduce)(x)
