@@ -17,7 +17,9 @@ from .codecs import Codec
 from .players.as_they_come import PlayerAsTheyCome
 from .players.contract import AWAIT, EXCHANGE, LOCAL, RECEIVE, SEND, Operation, Player
 from .players.in_order import PlayerInOrder
+from .players.in_waves import PlayerInWaves, can_play_in_waves
 from .players.local import Local, LocalOperations
+from .players.requests import Requests
 from .program.dependencies import find_dependencies
 from .program.instructions import Await, Combine, Copy, Decode, Divide, Encode, Exchange, Pack, Post, Program, Span
 from .program.layout import IN_PLACE
@@ -115,7 +117,10 @@ class Compiled:
     def _make_player(self, work: torch.Tensor) -> Player:
         operations, transport = self._slice(work), self.transport
         if transport.lane is not None:
-            return PlayerAsTheyCome(transport.lane, self.program, self.dependencies, operations, self.waves)
+            requests = Requests(transport.lane, self.program, operations)
+            as_they_come = PlayerAsTheyCome(requests, self.dependencies)
+            waves = self.waves if can_play_in_waves(requests) else None
+            return as_they_come if waves is None else PlayerInWaves(requests, waves, as_they_come)
         # gloo's backend itself: posting through the group costs 5 us more.
         backend = self.group if transport.batched else self.group._get_backend(torch.device("cpu"))
         return PlayerInOrder(backend, self.program, operations)
