@@ -1,8 +1,8 @@
 """Which of a plan's schedules to use at a size, segmented how, or the stock collective: predicted and raced.
 
 All ranks must choose alike. Rank 0 predicts, with the host costs and links at hand, and tells the others which candidates
-are worth trying; all of them run these, and the stock collective, a few times on scratch memory the first time that a
-size (a power of two) turns up; the slowest rank's median decides. While a coarser segmentation wins, a still coarser one
+are worth trying, of which the plan's own schedule for the size is always one; all of them run these, and the stock
+collective, a few times on scratch memory the first time that a size (a power of two) turns up; the slowest rank's median decides. While a coarser segmentation wins, a still coarser one
 races it. What won is kept for the next start, which tries it alone, and races again only where its time is far off.
 """
 
@@ -19,7 +19,7 @@ from typing import Any
 import torch.distributed as dist
 
 from ..synth.cost.host_costs import HostCosts
-from ..synth.cost.segmentation import Family, families, fastest, time_us
+from ..synth.cost.segmentation import Family, as_sent, families, fastest, time_us
 from ..synth.ir.schedule import Schedule
 from ..synth.plan import Plan
 from ..topo.errors import InputError
@@ -47,9 +47,10 @@ _SHORT_S, _WORTHWHILE_SHORT = 1e-3, 0.85
 _STEP = 4
 """The factor between a segmentation and the next coarser one that races."""
 _RACE_S = 0.5
-_MOST_TURNS = 9
+_LEAST_TURNS, _MOST_TURNS = 3, 9
 _SHORT_RACE_S = 0.03
-"""A race has up to _MOST_TURNS turns, and more where so many take less time than this: short calls are easily disturbed."""
+"""A race has as many turns as fit into _RACE_S, within these limits: of two times neither is the median. Where the most take
+less than _SHORT_RACE_S it has more: short calls are easily disturbed."""
 _FIRST_TURNS = 3
 """So many turns decide whether a short call is hopeless: its best one counts."""
 FAR_OFF = 0.5
@@ -273,7 +274,9 @@ class Chooser:
         return None
 
     def _find_near_best(self, size_bytes: int) -> list[int]:
-        """Return the best segmentation of each near schedule, and a coarser one: the costs of messages may be off."""
+        """Return the best segmentation of each near schedule, and a coarser one, since the costs of messages may be off; and
+        last what the plan says.
+        """
         machine = self.machine
         ranking = fastest(self.families, machine.topology, self.host, size_bytes, _NEAR, batched=machine.batched)
         candidates: dict[Schedule, None] = {}
@@ -282,6 +285,8 @@ class Chooser:
             if schedule.uncut not in seen and len(candidates) < _RACED:
                 seen.add(schedule.uncut)
                 candidates |= dict.fromkeys(x for x in (schedule, _coarser(schedule)) if x is not None)
+        # What the plan itself says races too: the prediction knows this machine's hosts, the plan what its wires can do.
+        candidates |= {as_sent(self.plan.entry_for(size_bytes).schedule, self.plan.topology): None}
         return [self.variants.index(schedule) for schedule in candidates if schedule in self.variants]
 
     def _race(
@@ -336,7 +341,7 @@ class Chooser:
         times: dict[int, list[float]] = {i: [first[i]] for i in running}
         turn_s = best * len(running)
         most = max(_MOST_TURNS, int(_SHORT_RACE_S / turn_s))
-        turns = 0 if len(running) == 1 else max(1, min(most, int(_RACE_S / turn_s)))
+        turns = 0 if len(running) == 1 else max(_LEAST_TURNS - 1, min(most, int(_RACE_S / turn_s)))
         for _ in range(turns):
             for i, seconds in zip(running, self._measure_turn(size_bytes, [calls[i] for i in running]), strict=True):
                 times[i].append(seconds)

@@ -36,14 +36,14 @@ class Communicator:
     where they do not, or their number is not the plan's, every rank raises PlanMismatchError.
 
     `choose` says how a schedule is picked for a size: `race` (at the first call of each power of two, the candidates that
-    are predicted to be near the best, and the stock collective, are run on scratch memory; the fastest stays), `model`
-    (by prediction alone, so the same in every run), `plan` (the plan's own ranges of sizes), `same-bits` (for plans made
-    with topo-synth --reproducible: their schedules alone race, all of which add every element up in one bracketing, so that
-    its bits do not depend on the size of the buffer or its place in it), or a function of the size in bytes and the list
-    of candidates that returns, alike on all ranks, one of them, None for the stock collective, or one of these names for
-    that size. `timeout` is the deadline of a call: by then it is through, or has raised ExecutionError on every rank that is
-    still alive. What a race finds is kept in the folder `cache` (default: TOPOPLAN_CACHE, else topoplan in the user's cache
-    folder), so that the next start tries the winner alone.
+    are predicted to be near the best, what the plan itself says for the size, and the stock collective are run on scratch
+    memory; the fastest stays), `model` (by prediction alone, so the same in every run), `plan` (the plan's own ranges of
+    sizes), `same-bits` (for plans made with topo-synth --reproducible: their schedules alone race, all of which add every
+    element up in one bracketing, so that its bits do not depend on the size of the buffer or its place in it), or a
+    function of the size in bytes and the list of candidates that returns, alike on all ranks, one of them, None for the
+    stock collective, or one of these names for that size. `timeout` is the deadline of a call: by then it is through, or
+    has raised ExecutionError on every rank that is still alive. What a race finds is kept in the folder `cache` (default:
+    TOPOPLAN_CACHE, else topoplan in the user's cache folder), so that the next start tries the winner alone.
 
     `compress` names a codec (fp16, bf16, fp8, fp8-e5m2, int8) in which floating-point values travel, whatever the schedule;
     they are summed in float32, and all ranks end with the same bits. `reduction` says where they are rounded: `hops`

@@ -40,6 +40,7 @@ def by_race_and_by_model(path: str) -> list[tuple[str, int, str, list[str]]]:
             assert (x == 6).all()
             choice = chosen(communicator, x.nbytes)
             choices.append((mode, numel, choice.label, sorted(choice.raced)))
+            assert mode == "model" or communicator.plan.entry_for(x.nbytes).schedule.label in choice.raced
     with refused("expected one of race, model, plan"):
         Communicator(path, choose="fastest")
     return choices
