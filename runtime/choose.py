@@ -2,8 +2,9 @@
 
 All ranks must choose alike. Rank 0 predicts, with the host costs and links at hand, and tells the others which candidates
 are worth trying, of which the plan's own schedule for the size is always one; all of them run these, and the stock
-collective, a few times on scratch memory the first time that a size (a power of two) turns up; the slowest rank's median decides. While a coarser segmentation wins, a still coarser one
-races it. What won is kept for the next start, which tries it alone, and races again only where its time is far off.
+collective, a few times on scratch memory the first time that a size (a power of two) turns up; the slowest rank's median
+decides. While a coarser segmentation wins, a still coarser one races it. What won is kept for the next start, which tries
+it alone, and races again only where its time is far off.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ FAR_OFF = 0.5
 """A kept winner whose time differs by more than this part of the kept one, at every try, races again."""
 _TRIES = 3
 _HOPELESS = 1.6
-"""A candidate that takes this many times the best one's time at its first run is out of the race."""
+"""A candidate that takes this many times the best one's time twice, at its very first run and in the first turn, is out."""
 
 
 def check_choose_mode(mode: object) -> None:
@@ -328,16 +329,15 @@ class Chooser:
     def _measure_medians(self, size_bytes: int, calls: list[Callable[[], None]]) -> list[float]:
         """Return each call's median seconds over several turns, alike on all ranks.
 
-        A call that is hopeless in its first turn gets no second one.
+        A call that is hopeless at its very first run and in its first turn gets no second one.
         """
-        for call in calls:  # compiled, and buffers touched
-            call()
+        unprepared = self._measure_turn(size_bytes, calls)  # the run in which it is compiled, and buffers are touched
         first = self._measure_turn(size_bytes, calls)
         if sum(first) * _MOST_TURNS < _SHORT_RACE_S:
             more = [self._measure_turn(size_bytes, calls) for _ in range(1, _FIRST_TURNS)]
             first = [min(times) for times in zip(first, *more, strict=True)]
         best = min(first)
-        running = [i for i, seconds in enumerate(first) if seconds <= best * _HOPELESS]
+        running = [i for i, seconds in enumerate(map(min, first, unprepared)) if seconds <= best * _HOPELESS]
         times: dict[int, list[float]] = {i: [first[i]] for i in running}
         turn_s = best * len(running)
         most = max(_MOST_TURNS, int(_SHORT_RACE_S / turn_s))
