@@ -142,10 +142,11 @@ class Executor:
         return compiled
 
     def _play(self, compiled: Compiled, player: Player, number: int | None = None) -> None:
-        call = self.faults.begin(compiled.call, self.topology, number)
+        number, deadline = self.faults.admit(number)
         try:
-            self._quietly(player.play, call.deadline, self.stamp)
+            self._quietly(player.play, deadline, self.stamp)
         except PlayError as interrupted:
+            call = Call(compiled.call, number, deadline, self.topology)
             raise self._explain(call, interrupted) from interrupted
         self.sent_bytes += compiled.sent_bytes
 

@@ -20,7 +20,7 @@ class CollectivePlayer:
 
     def __init__(self, faults: Faults) -> None:
         self._faults = faults
-        self._call: Call | None = None
+        self._call: tuple[str, int] | None = None
         self._alarm = Alarm(self._end)
 
     def carry_out(
@@ -36,23 +36,25 @@ class CollectivePlayer:
         code 1.
         """
         alarm = self._alarm
-        self._call = call = self._faults.begin(what, None, number)
-        alarm.deadline = call.deadline
+        number, deadline = self._faults.admit(number)
+        self._call = what, number
+        alarm.deadline = deadline
         try:
             collective()
         except TopoplanError:
             raise
         except RuntimeError as error:
-            raise self._faults.stuck_in_stock(call, error) from error
+            raise self._faults.stuck_in_stock(Call(what, number, deadline), error) from error
         finally:
-            alarm.stop(call.deadline)
+            alarm.stop(deadline)
         if finish is not None:
             finish()
 
     def _end(self) -> None:
         """End the process, with a line that says who is to blame."""
         if self._call is not None:
-            error = self._faults.stuck_in_stock(self._call, RuntimeError("it did not end"))
+            call = Call(*self._call, self._alarm.struck)
+            error = self._faults.stuck_in_stock(call, RuntimeError("it did not end"))
             print(f"topoplan: {error}", file=sys.stderr, flush=True)
             time.sleep(_LAST_WORDS_S)
             os._exit(1)

@@ -114,13 +114,18 @@ class Faults:
 
     def begin(self, what: str, topology: Topology | None = None, number: int | None = None) -> Call:
         """Begin a call, whose `number` was drawn or is the next one. Raises ExecutionError after an earlier failure."""
+        number, deadline = self.admit(number)
+        return Call(what, number, deadline, topology)
+
+    def admit(self, number: int | None = None) -> tuple[int, float]:
+        """Return the number and the deadline of a call that begins: `begin` without the words, for who has no time."""
         if self.broken is not None:
             raise ExecutionError(
                 f"rank {self.rank}: an earlier call failed; destroy the process group and start anew ({self.broken})"
             )
         if self.group not in self._groups:
             raise ExecutionError(f"rank {self.rank}: the process group was destroyed; set one up, and make this anew")
-        return Call(what, number or self.draw_number(), time.monotonic() + self.wait_s, topology)
+        return number or next(self._numbers), time.monotonic() + self.wait_s
 
     @contextmanager
     def stock(self, what: str, number: int | None = None) -> Iterator[None]:
