@@ -10,6 +10,7 @@ it alone, and races again only where its time is far off.
 from __future__ import annotations
 
 import logging
+import random
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -342,8 +343,10 @@ class Chooser:
         turn_s = best * len(running)
         most = max(_MOST_TURNS, int(_SHORT_RACE_S / turn_s))
         turns = 0 if len(running) == 1 else max(_LEAST_TURNS - 1, min(most, int(_RACE_S / turn_s)))
-        for _ in range(turns):
-            for i, seconds in zip(running, self._measure_turn(size_bytes, [calls[i] for i in running]), strict=True):
+        for turn in range(turns):
+            # What was called before slows a call down: each turn has another order, alike on all ranks.
+            order = random.Random(turn).sample(running, len(running))
+            for i, seconds in zip(order, self._measure_turn(size_bytes, [calls[i] for i in order]), strict=True):
                 times[i].append(seconds)
         return [statistics.median(times[i]) if i in times else seconds for i, seconds in enumerate(first)]
 
