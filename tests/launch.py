@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import signal
 import subprocess
 import tempfile
 import time
@@ -231,12 +232,11 @@ def _run(
             call = (body.__module__, body.__name__, args, backend, told, folder / f"{rank}.out")
             ranks.append(context.Process(target=_main, args=call))
         _run_to_end(ranks, quiet_s)
-        results: list[T] = []
-        for number, process in enumerate(ranks):
-            printed, result = folder / f"{number}.out", folder / f"{number}.json"
-            assert process.exitcode == 0, f"rank {number} ended with {process.exitcode}:\n{_read(printed)}"
-            results.append(json.loads(result.read_text(encoding="utf-8")))
-        return results
+        codes = {number: process.exitcode for number, process in enumerate(ranks) if process.exitcode}
+        for number, code in sorted(codes.items(), key=lambda rank: rank[1] == -signal.SIGKILL):
+            # Whoever had to be killed has waited in vain for one that ended by itself.
+            raise AssertionError(f"rank {number} ended with {code}:\n{_read(folder / f'{number}.out')}")
+        return [json.loads((folder / f"{number}.json").read_text(encoding="utf-8")) for number in range(len(ranks))]
 
 
 def _main(*call: object) -> None:

@@ -34,6 +34,8 @@ def main(
     if backend == "nccl":
         torch.cuda.set_device(0)
     init(backend=backend)
+    if backend == "gloo":
+        dist.barrier()  # a body that begins by ending this group would hang up on ranks that still join it
     result = getattr(importlib.import_module(module), function)(*arguments)
     if dist.is_initialized():
         dist.destroy_process_group()
