@@ -61,7 +61,9 @@ def test_open_mpi_s_ranks_meet_over_emulated_links(
     printed = capfd.readouterr()
     reports: list[dict[str, Any]] = json.loads(printed.out)
     if find_open_mpi().version < 5:  # later ones cannot be told to leave the failed rank to itself
-        assert len(printed.err.splitlines()) == 1, printed.err
+        # Where an agent has begun before Open MPI gives it a process group, as a busy machine has it, Open MPI says that too.
+        said = [line for line in printed.err.splitlines() if "plm:rsh: Warning: setpgid" not in line]
+        assert len(said) == 1, printed.err
     assert [report["rank"] for report in reports] == [0, 1, 2, 3]
     for rank, report in enumerate(reports):
         told = report["variables"]
