@@ -169,7 +169,8 @@ class Communicator:
         Who makes the call holds `output` until it is through: a call that comes again holds no memory. Where nobody does,
         `is_scratch` says so, and the call holds it.
         """
-        is_simple = tensor is None and residual is None and output.device.type == "cpu" and output.is_contiguous()
+        is_simple = tensor is None and residual is None and output.device.type == "cpu"
+        is_simple = is_simple and output.layout is torch.strided and output.is_contiguous()
         is_simple &= not is_scratch and (op is None or isinstance(op, (ReduceOp, dist.ReduceOp)))
         key = (output.data_ptr(), output.numel(), output.dtype, op) if is_simple else None
         kept = self._kept.find(key)

@@ -90,6 +90,7 @@ def what_is_refused(communicator: Communicator) -> None:
         ("cannot be reduced", torch.ones(4, dtype=torch.complex64), SUMS),
         ("share memory", torch.ones(1).expand(8), SUMS),
         ("expected a dense one", torch.ones(4).to_sparse(), SUMS),
+        ("expected a dense one", torch.ones(2, 2).to_sparse_csr(), SUMS),
         ("the tensor is on meta", torch.ones(4, device="meta"), SUMS),
     )
     for text, tensor, op in cases:
