@@ -51,8 +51,8 @@ _STEP = 4
 _RACE_S = 0.5
 _LEAST_TURNS, _MOST_TURNS = 3, 9
 _SHORT_RACE_S = 0.03
-"""A race has as many turns as fit into _RACE_S, within these limits: of two times neither is the median. Where the most take
-less than _SHORT_RACE_S it has more: short calls are easily disturbed."""
+"""A race has as many turns as fit into _RACE_S, within these limits. Two would not do: neither time is the median. Where
+_MOST_TURNS turns take less than _SHORT_RACE_S there are more: short calls are easily disturbed."""
 _FIRST_TURNS = 3
 """So many turns decide whether a short call is hopeless: its best one counts."""
 FAR_OFF = 0.5
@@ -287,7 +287,7 @@ class Chooser:
             if schedule.uncut not in seen and len(candidates) < _RACED:
                 seen.add(schedule.uncut)
                 candidates |= dict.fromkeys(x for x in (schedule, _coarser(schedule)) if x is not None)
-        # What the plan itself says races too: the prediction knows this machine's hosts, the plan what its wires can do.
+        # Predictions are off where ranks share cores: whatever they say, the plan's own choice gets a chance.
         candidates |= {as_sent(self.plan.entry_for(size_bytes).schedule, self.plan.topology): None}
         return [self.variants.index(schedule) for schedule in candidates if schedule in self.variants]
 
@@ -330,7 +330,7 @@ class Chooser:
     def _measure_medians(self, size_bytes: int, calls: list[Callable[[], None]]) -> list[float]:
         """Return each call's median seconds over several turns, alike on all ranks.
 
-        A call that is hopeless at its very first run and in its first turn gets no second one.
+        A call that is hopeless both at its very first run and in the first turn gets no more turns.
         """
         unprepared = self._measure_turn(size_bytes, calls)  # the run in which it is compiled, and buffers are touched
         first = self._measure_turn(size_bytes, calls)

@@ -96,14 +96,14 @@ class KeptTasks:
     def find_again(self, tensor: torch.Tensor, op: object) -> Callable[[], None] | None:
         """Return how a kept call on a tensor is carried out, numbered as the next one; None where no short way is known.
 
-        As little as possible is asked of the tensor: in a small call each answer costs as much as a hundredth of it. And a
-        reduction is compared, which is several times as fast as finding it by its hash.
+        The tensor is asked for as little as possible: each answer takes some hundredths of a small call. The reduction is
+        compared, which is several times as fast as finding it by its hash.
         """
         if not self._shortest or _profiler._is_profiler_enabled:
             return None
         try:
             task = self._shortest.get((tensor.data_ptr(), tensor.numel(), tensor.dtype))
-        except RuntimeError:  # a sparse tensor: it has no address
+        except RuntimeError:  # a tensor without an address, such as a sparse one
             return None
         if task is None or not (op is task.op or op == task.op) or not tensor.is_contiguous():
             return None

@@ -232,10 +232,10 @@ def _run(
             call = (body.__module__, body.__name__, args, backend, told, folder / f"{rank}.out")
             ranks.append(context.Process(target=_main, args=call))
         _run_to_end(ranks, quiet_s)
-        codes = {number: process.exitcode for number, process in enumerate(ranks) if process.exitcode}
-        for number, code in sorted(codes.items(), key=lambda rank: rank[1] == -signal.SIGKILL):
-            # Whoever had to be killed has waited in vain for one that ended by itself.
-            raise AssertionError(f"rank {number} ended with {code}:\n{_read(folder / f'{number}.out')}")
+        failed = [(process.exitcode, number) for number, process in enumerate(ranks) if process.exitcode]
+        # Who had to be killed has waited in vain for one that ended by itself: that one says more.
+        code, number = min(failed, key=lambda rank: rank[0] == -signal.SIGKILL, default=(0, 0))
+        assert code == 0, f"rank {number} ended with {code}:\n{_read(folder / f'{number}.out')}"
         return [json.loads((folder / f"{number}.json").read_text(encoding="utf-8")) for number in range(len(ranks))]
 
 

@@ -118,7 +118,10 @@ class Faults:
         return Call(what, number, deadline, topology)
 
     def admit(self, number: int | None = None) -> tuple[int, float]:
-        """Return the number and the deadline of a call that begins: `begin` without the words, for who has no time."""
+        """Return the number and the deadline (time.monotonic) of a call that begins; raises as `begin`.
+
+        Small calls make a Call of them only where they fail, which takes less time.
+        """
         if self.broken is not None:
             raise ExecutionError(
                 f"rank {self.rank}: an earlier call failed; destroy the process group and start anew ({self.broken})"
