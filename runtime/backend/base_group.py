@@ -22,6 +22,7 @@ from .account import Account
 from .communicators import Communicators, Key
 from .options import BackendOptions, backend_options
 from .plain import backend_type, make_plain_group
+from .plain_calls import PlainCalls
 from .plan_finder import PlanFinder
 from .seen import hide, show_as
 
@@ -36,8 +37,8 @@ _OPERATORS = {
 """What torch calls the operator of a collective, where there is only one."""
 
 
-class BaseGroup(dist.ProcessGroup):
-    """The parts of a TopoGroup, its beginning and its end. Collectives that it does not have are the plain backends'."""
+class BaseGroup(PlainCalls):
+    """The parts of a TopoGroup, its beginning and its end. What it does not define is done by the plain group."""
 
     def __init__(self, place: Any, options: BackendOptions | None) -> None:
         super().__init__(place.group_rank, place.group_size)  # type: ignore[call-arg]
