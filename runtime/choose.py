@@ -12,13 +12,11 @@ from __future__ import annotations
 import logging
 import random
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
-
-import torch.distributed as dist
 
 from ..synth.cost.host_costs import HostCosts
 from ..synth.cost.segmentation import Family, as_sent, families, fastest, time_us
@@ -30,6 +28,7 @@ from .kept_races import KeptRace, KeptRaces, today
 from .ranks.machine import Machine
 from .ranks.timing import time_call_s
 from .ranks.transport import Transport
+from .trial import MOST_ENTRANTS, Trial
 
 log = logging.getLogger("topoplan")
 
@@ -134,10 +133,8 @@ class Chooser:
     ) -> None:
         self.plan, self.machine, self.mode, self.cache = plan, machine, mode, cache
         self.is_usable, self.codec = is_usable, codec
-        self.group, self.faults, self.device, self.rank, self.meet, self.find_slowest_s = (
-            transport.group, transport.faults, transport.device, transport.rank, transport.meet,
-            transport.find_slowest_s,
-        )  # fmt: skip
+        self.faults, self.device, self.rank = transport.faults, transport.device, transport.rank
+        self.meet, self.find_slowest_s, self.exchange = transport.meet, transport.find_slowest_s, transport.exchange
         self.choices: dict[int, Choice] = {}
         if mode == SAME_BITS:
             plan.check_one_bracketing()
@@ -220,7 +217,9 @@ class Chooser:
         self.choices[size_bytes.bit_length()] = choice
         return choice
 
-    def _rank_candidates(self, size_bytes: int, *, finds_kept: bool) -> tuple[list[int], KeptRace | None]:
+    def _rank_candidates(
+        self, size_bytes: int, *, finds_kept: bool, number: int | None = None
+    ) -> tuple[list[int], KeptRace | None]:
         """Return the numbers of the variants worth trying, best first, as rank 0 predicts them, and what won before, if that
         is known. Collective.
         """
@@ -228,9 +227,8 @@ class Chooser:
         if self.rank == 0:
             kept = self._kept.find(size_bytes) if finds_kept else None
             answers = [(self._find_near_best(size_bytes), kept if kept is not None and self._fits(kept) else None)]
-        with self.faults.stock(f"what to try at {size_bytes} bytes"):
-            dist.broadcast_object_list(answers, dist.get_global_rank(self.group, 0), self.group, self.device)
-        order, kept = answers[0]
+        with self.faults.stock(f"what to try at {size_bytes} bytes", number):
+            order, kept = self.exchange(answers[0])[0]
         return order, kept
 
     @property
@@ -314,6 +312,45 @@ class Chooser:
             if times_s[winner] <= times_s[coarser]:
                 break
             winner = coarser
+        return self._conclude(size_bytes, times_s, winner)
+
+    def begin_trial(self, size_bytes: int, *, has_stock: bool, number: int | None) -> Trial | None:
+        """Return a trial of the candidates for a size on the calls that users make, the `number`-th of which begins it; None
+        where there is nothing to try, and the choice is made. Collective.
+
+        Of a cached race only the winner is tried, beside the stock collective; all are where it loses.
+        """
+        mode = self.mode(size_bytes, self.variants) if callable(self.mode) else self.mode
+        is_cached = mode in ("race", SAME_BITS)
+        order, cached = self._rank_candidates(size_bytes, finds_kept=is_cached, number=number)
+        with_stock: list[Schedule | None] = [None] if mode == "race" and has_stock else []
+        schedules = [self.variants[place] for place in order]
+        if mode == "model" or len(with_stock) + len(schedules) == 1:
+            self.choices[size_bytes.bit_length()] = self._choice_of(schedules[0])
+            return None
+        # The plan's own choice comes last in the list, and must stay in it.
+        most = MOST_ENTRANTS - len(with_stock)
+        everybody = [*with_stock, *schedules[: most - 1], *schedules[most - 1 :][-1:]]
+        if cached is None or (cached.winner is None and not with_stock):
+            return Trial(everybody)
+        best = self.variants[cached.own if cached.winner is None else cached.winner]
+        expected = None if cached.winner is None else best
+        return Trial([*with_stock, best], expected=expected, others=everybody)
+
+    def end_trial(self, size_bytes: int, trial: Trial) -> Trial | None:
+        """Make the choice for a size from the times of a trial that is over. Returns another trial where the winner of an
+        earlier launch has lost, and nothing is chosen yet.
+        """
+        times_s = trial.best_s()
+        winner = min(times_s, key=times_s.__getitem__)
+        choice = self._conclude(size_bytes, times_s, winner)
+        if trial.others and choice.schedule != trial.expected:
+            return Trial(trial.others)
+        self.choices[size_bytes.bit_length()] = choice
+        return None
+
+    def _conclude(self, size_bytes: int, times_s: Mapping[Schedule | None, float], winner: Schedule | None) -> Choice:
+        """Return the choice where `winner` took the shortest time, unless the stock collective takes hardly longer."""
         stock_s = times_s.get(None, float("inf"))
         worthwhile = _WORTHWHILE_SHORT if stock_s < _SHORT_S else _WORTHWHILE
         if winner is not None and times_s[winner] > worthwhile * stock_s:

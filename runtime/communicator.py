@@ -194,7 +194,7 @@ class Communicator:
             return self._kept.keep(key, Task(engine, numel, source, target, kind, residual, then))
         return Task(engine, numel, source, target, kind, residual, then)
 
-    def find_again(self, tensor: torch.Tensor, op: object) -> Callable[[], None] | None:
+    def find_again(self, tensor: torch.Tensor, op: object) -> Callable[..., None] | None:
         """Return the shortest way to make a call again, in place on a tensor at the same address; None where none is known."""
         return self._kept.find_again(tensor, op)
 
@@ -218,7 +218,7 @@ class Communicator:
 
     @property
     def _is_root(self) -> bool:
-        return self.plan.collective.root == self.rank
+        return bool(self.plan.collective.root == self.rank)
 
     def _check_name(self, name: str) -> None:
         if self.plan.collective.name != name:

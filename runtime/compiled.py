@@ -35,7 +35,8 @@ for itself: sends and their receives can come to lie in kernels that wait for ea
 _MOST_BORROWED, _MOST_SEEN = 4, 16
 """Views on callers' tensors are kept for this many addresses; this many addresses are remembered without views."""
 _MOST_MESSAGES = 1 << 16
-"""Message numbers take 16 bits of a tag, a checksum of the call 15."""
+FIRST_TAG = 1 << 30
+"""Tags of plans' messages begin here: a number of 16 bits, below it a checksum of the call of 14, and this bit."""
 
 
 class Compiled:
@@ -74,7 +75,7 @@ class Compiled:
         if codec is not None:
             self.call += f", {codec.name} on the wire"
         # Ranks whose calls differ have different tags: their messages never meet, let alone add up.
-        self._signature = zlib.crc32(f"{self.call}, {len(schedule.transfers)} transfers".encode()) & 0x7FFF
+        self._signature = zlib.crc32(f"{self.call}, {len(schedule.transfers)} transfers".encode()) & 0x3FFF
         sent = sum(post.span.length for post in program.posts if post.kind == "send")
         self.sent_bytes = sent if codec is not None else sent * like.element_size()
         self._own: tuple[torch.Tensor, Player] | None = None
@@ -189,7 +190,7 @@ class Compiled:
 
     def _tag(self, post: Post) -> int:
         """Return the tag of a message, alike at both its ends. NCCL takes no notice of it: there the order alone counts."""
-        return self._signature << 16 | post.number
+        return FIRST_TAG | self._signature << 16 | post.number
 
 
 def _local(action: Local, size_bytes: int) -> Operation:

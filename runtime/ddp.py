@@ -86,6 +86,7 @@ class DdpHook:
             raise InputError(f"DDP needs a plan for allreduce, this one is for {communicator.plan.collective.name}")
         if self.compress is None:
             communicator.plan.check_same_bits()
+        communicator.engine.times_calls = True
         calls = make_queue(communicator.engine.device)
         weakref.finalize(self, calls.close)  # the thread ends with the model that had the hook
         account = Account("ddp_hook", dist.get_process_group_ranks(group), is_first=communicator.rank == 0)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -28,9 +29,10 @@ from .players.local import is_numpys
 from .players.overdue import CollectivePlayer
 from .program.layout import IN_PLACE, ends_numel, ends_with_result
 from .ranks.machine import describe_machine
-from .ranks.stock import StartedStock, is_possible, make_stock_call
+from .ranks.stock import StartedStock, has_stock, make_stock_call
 from .ranks.transport import Transport
-from .reductions import ReduceOp, dtype_name, in_inference_mode
+from .reductions import ReduceOp, in_inference_mode
+from .trial import Trial
 
 _SHORT_BYTES = 1 << 20
 """Calls of at most this size race by their shortest way. With larger ones all candidates would hold buffers at once."""
@@ -72,7 +74,9 @@ class Engine:
         self._of_mpi = None if lane is None else CollectivePlayer(transport.faults)
         self._executor = Executor(transport, plan.topology, codec)
         self._chooser = Chooser(plan, self.machine, transport, choose, cache, self._is_usable, codec)
-        self._stock_works: dict[tuple[torch.dtype, ReduceOp], bool] = {}
+        self.times_calls = False
+        """Whether candidates are timed on the calls that users make (trial.py), not on scratch memory before the first."""
+        self._trials: dict[int, Trial] = {}
 
     # -- compression ---------------------------------------------------------------------------------------------
 
@@ -166,11 +170,31 @@ class Engine:
         (see Executor.run), `number` the call's, where it was drawn before.
         """
         choice = self._chooser.known(self.wire_size(numel, target.dtype))
+        if choice is None and self.times_calls:
+            number = number or self.draw_number()
+            trial = self._find_trial(numel, target.dtype, op, number)
+            if trial is not None:
+                self._run_trial_call(trial, numel, source, target, op, residual, number)
+                return
+            choice = self._chooser.known(self.wire_size(numel, target.dtype))
         if choice is None:
             choice = self._race(numel, source, target, op)
         schedule = choice.schedule
         if schedule is None and not self._has_stock(target.dtype, op):
             schedule = choice.own  # the race was run with another dtype
+        self._run_by(schedule, numel, source, target, op, residual, number)
+
+    def _run_by(
+        self,
+        schedule: Schedule | None,
+        numel: int,
+        source: torch.Tensor,
+        target: torch.Tensor,
+        op: ReduceOp,
+        residual: torch.Tensor | None,
+        number: int | None,
+    ) -> None:
+        """Carry out a call by a schedule, or (None) by the stock collective."""
         if schedule is None:
             self._make_stock(numel, source, target, op)(number)
         elif torch.autograd.profiler._is_profiler_enabled:
@@ -178,6 +202,53 @@ class Engine:
                 self._executor.run(schedule, numel, source, target, op, residual, number)
         else:
             self._executor.run(schedule, numel, source, target, op, residual, number)
+
+    def _find_trial(self, numel: int, dtype: torch.dtype, op: ReduceOp, number: int) -> Trial | None:
+        """Return the trial that a call of a size belongs to; None where it made the choice at once. Collective."""
+        size_bytes = self.wire_size(numel, dtype)
+        bits = size_bytes.bit_length()
+        if bits not in self._trials:
+            has_stock = self.codec is None and self._has_stock(dtype, op)
+            trial = self._chooser.begin_trial(size_bytes, has_stock=has_stock, number=number)
+            if trial is None:
+                return None
+            self._trials[bits] = trial
+        return self._trials[bits]
+
+    def _run_trial_call(
+        self,
+        trial: Trial,
+        numel: int,
+        source: torch.Tensor,
+        target: torch.Tensor,
+        op: ReduceOp,
+        residual: torch.Tensor | None,
+        number: int,
+    ) -> None:
+        """Carry out a call by the candidate whose turn it is, time it on all ranks, and choose after the last one."""
+        schedule, is_timed = trial.entrant, True
+        if schedule is None and not self._has_stock(target.dtype, op):
+            schedule, is_timed = trial.first_schedule, False
+        on_gpu = self.device.type == "cuda"
+        if on_gpu:
+            torch.cuda.current_stream(self.device).synchronize()
+        began = time.monotonic()
+        self._run_by(schedule, numel, source, target, op, residual, number)
+        if on_gpu:
+            torch.cuda.current_stream(self.device).synchronize()
+        ended = time.monotonic()
+        if not is_timed:
+            return
+        size_bytes = self.wire_size(numel, target.dtype)
+        with self._faults.stock(f"the times of a trial at {size_bytes} bytes", number):
+            trial.record(self.transport.find_span_s(began, ended))
+        if trial.is_over:
+            another = self._chooser.end_trial(size_bytes, trial)
+            if another is not None:
+                self._trials[size_bytes.bit_length()] = another
+            else:
+                del self._trials[size_bytes.bit_length()]
+                self._executor.forget(numel, target.dtype, self._chooser.choices[size_bytes.bit_length()].schedule)
 
     def make_again(self, numel: int, target: torch.Tensor, op: ReduceOp) -> Callable[..., None] | None:
         """Return `run`, in place on a CPU tensor whose memory stays where it is, as a function of the call's number, if it was
@@ -214,14 +285,20 @@ class Engine:
         return again or partial(self._executor.run, schedule, numel, source, target, op)
 
     def start_stock(
-        self, numel: int, source: torch.Tensor, target: torch.Tensor, op: ReduceOp, finish: Callable[[], None]
+        self,
+        numel: int,
+        source: torch.Tensor,
+        target: torch.Tensor,
+        op: ReduceOp,
+        finish: Callable[[], None],
+        number: int | None = None,
     ) -> StartedStock:
         """Start the stock collective as `run` would carry it out; `finish` is called when it is through.
 
         Several may be under way at once. All stock collectives and all calls that settle a size must be made in one order
         on all ranks.
         """
-        call = self._faults.begin(self._describe_stock_call(numel, target.dtype, op))
+        call = self._faults.begin(self._describe_stock_call(numel, target.dtype, op), number=number)
         work = make_stock_call(self.plan.collective, self.group, source, target, op)(asynchronous=True)
         assert work is not None
 
@@ -259,15 +336,11 @@ class Engine:
     def _has_stock(self, dtype: torch.dtype, op: ReduceOp) -> bool:
         """Return whether the backend has the collective for a dtype and reduction.
 
-        All ranks try it once, on scratch memory, and agree on the answer.
+        It is alike on all ranks, and asks none of them.
         """
         if self.transport.lane is not None:
             return has_collective(self.transport.lane, self.plan.collective, dtype, op)
-        if (dtype, op) not in self._stock_works:
-            call = make_stock_call(self.plan.collective, self.group, *self.make_scratch(self.size, dtype), op)
-            with self._faults.stock(f"{op.name} of {dtype_name(dtype)}: whether there is a stock one"):
-                self._stock_works[dtype, op] = is_possible(call, self.group, self.device)
-        return self._stock_works[dtype, op]
+        return has_stock(dtype, is_nccl=self.transport.batched)
 
     def _race(self, numel: int, source: torch.Tensor, target: torch.Tensor, op: ReduceOp) -> Choice:
         """Choose on scratch memory: the caller's tensors stay as they are. Each candidate runs as it would again and again."""

@@ -105,6 +105,12 @@ def flatten(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.view(-1) if tensor.is_contiguous() else tensor.reshape(-1).contiguous()
 
 
+def make_contiguous(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a dense tensor itself if its elements are contiguous, else a copy that is."""
+    is_strided = tensor.layout == torch.strided and not tensor.is_contiguous()
+    return tensor.detach().contiguous() if is_strided else tensor
+
+
 def borrow(tensor: torch.Tensor) -> torch.Tensor:
     """Return a flat view of a contiguous CPU tensor that owns nothing: good for as long as the tensor's memory is there."""
     with torch.inference_mode(False):

@@ -65,9 +65,9 @@ class Task:
             self._attempts += 1
             self.again = self.engine.make_again(self.numel, self.target, self.op)
 
-    def start_stock(self) -> StartedStock:
-        """Start the stock collective; see Engine.start_stock."""
-        return self.engine.start_stock(self.numel, self.source, self.target, self.op, self._finish)
+    def start_stock(self, number: int) -> StartedStock:
+        """Start the stock collective as the `number`-th call; see Engine.start_stock."""
+        return self.engine.start_stock(self.numel, self.source, self.target, self.op, self._finish, number)
 
     def _finish(self) -> None:
         for step in self.then:
@@ -93,7 +93,7 @@ class KeptTasks:
                 self._shortest[key[:3]] = task
         return task
 
-    def find_again(self, tensor: torch.Tensor, op: object) -> Callable[[], None] | None:
+    def find_again(self, tensor: torch.Tensor, op: object) -> Callable[..., None] | None:
         """Return how a kept call on a tensor is carried out, numbered as the next one; None where no short way is known.
 
         The tensor is asked for as little as possible: each answer takes some hundredths of a small call. The reduction is

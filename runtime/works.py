@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from functools import cache, wraps
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -43,22 +44,26 @@ class Failed:
         raise self.error
 
 
-class _Progress:
+class Progress:
     """How far a call is. It knows nothing of the work, so that C++ may keep hold of it (see CpuWork)."""
 
-    __slots__ = ("error", "future", "under_way")
+    __slots__ = ("__weakref__", "_ending", "error", "future", "has_ended", "under_way")
 
     def __init__(self) -> None:
         self.error: BaseException | None = None
         self.future: torch.futures.Future[Any]
         self.under_way = threading.Lock()
         self.under_way.acquire()
+        self._ending, self.has_ended = threading.Lock(), False
 
     def finish(self, value: object, error: BaseException | None) -> None:
-        """Mark the call as through, or as failed, and give the future its value."""
-        self.error = error
-        # Released first: a callback of the future may wait for this very work.
-        self.under_way.release()
+        """Mark the call as through, or as failed, and give the future its value; a call that ended before stays as it is."""
+        with self._ending:
+            if self.has_ended:
+                return
+            self.has_ended, self.error = True, error
+            # Released first: a callback of the future may wait for this very work.
+            self.under_way.release()
         try:
             self.future.set_result(value)
         except RuntimeError:
@@ -89,15 +94,24 @@ class PlannedWork(dist.Work if TYPE_CHECKING else object):  # type: ignore[misc]
     """A call under way, or done. `wait` raises what went wrong, as itself."""
 
     _tensors: list[torch.Tensor]
-    _progress: _Progress
+    progress: Progress
 
     def finish(self, error: BaseException | None = None) -> None:
         """Mark the call as through, or as failed with an error."""
-        self._progress.finish(self._tensors if error is None else Failed(error), error)
+        self.progress.finish(self._tensors if error is None else Failed(error), error)
+
+    def carry_out(self, call: Call) -> None:
+        """Carry out the call that this is the work of; what goes wrong is for whoever waits."""
+        try:
+            in_inference_mode(call)
+            error = None
+        except Exception as raised:  # handed to whoever waits
+            error = raised
+        self.finish(error)
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Wait until the call is through; on GPUs the current stream waits. Raises ExecutionError after `timeout`."""
-        return self._progress.wait(timeout)
+        return self.progress.wait(timeout)
 
     def synchronize(self) -> None:
         """Wait until the call is through."""
@@ -105,15 +119,15 @@ class PlannedWork(dist.Work if TYPE_CHECKING else object):  # type: ignore[misc]
 
     def is_completed(self) -> bool:
         """Return whether the call is through, or has failed (on GPUs: whether all of it is on its stream)."""
-        return not self._progress.under_way.locked()
+        return not self.progress.under_way.locked()
 
     def is_success(self) -> bool:
         """Return whether the call is through."""
-        return self.is_completed() and self._progress.error is None
+        return self.is_completed() and self.progress.error is None
 
     def exception(self) -> BaseException | None:
         """Return what went wrong, if anything has."""
-        return self._progress.error
+        return self.progress.error
 
     def result(self) -> list[torch.Tensor]:
         """Return the tensors that hold, or will hold, the result."""
@@ -121,11 +135,11 @@ class PlannedWork(dist.Work if TYPE_CHECKING else object):  # type: ignore[misc]
 
     def outcome(self) -> torch.futures.Future[list[torch.Tensor] | Failed]:
         """Return a future of the tensors, or of the error as a value."""
-        return self._progress.future
+        return self.progress.future
 
     def get_future(self) -> torch.futures.Future[Any]:
         """Return a future of the tensors."""
-        return self._progress.future.then(tensors_or_raise)
+        return self.progress.future.then(tensors_or_raise)
 
 
 class _OlderWork(dist.Work):
@@ -151,9 +165,9 @@ class CpuWork(PlannedWork, _CallbackWork):  # type: ignore[misc]
     """
 
     def __init__(self, tensors: list[torch.Tensor]) -> None:
-        self._tensors, self._progress = tensors, _Progress()
-        _CallbackWork.__init__(self, self._progress.wait_for_future)
-        self._progress.future = _CallbackWork.get_future(self)
+        self._tensors, self.progress = tensors, Progress()
+        _CallbackWork.__init__(self, self.progress.wait_for_future)
+        self.progress.future = _CallbackWork.get_future(self)
 
 
 @cache
@@ -172,15 +186,33 @@ class GpuWork(PlannedWork, dist.Work):
     Its future has streams wait, as that of a CpuWork would not: it is good for as long as Python keeps hold of it.
     """
 
-    def __init__(self, tensors: list[torch.Tensor], device: torch.device) -> None:
+    def __init__(self, tensors: list[torch.Tensor], reads: Sequence[torch.Tensor], stream: torch.cuda.Stream) -> None:
         dist.Work.__init__(self)
-        self._tensors, self._progress = tensors, _Progress()
-        self._progress.future = torch.futures.Future(devices=[device])
+        self._tensors, self.progress = tensors, Progress()
+        self.progress.future = torch.futures.Future(devices=[stream.device])
+        self._stream, self._used = stream, [*tensors, *reads]
+        self._ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._ready.record(torch.cuda.current_stream(stream.device))
+
+    @contextmanager
+    def on_stream(self) -> Iterator[None]:
+        """Work on the call's stream, after what the caller's stream was doing when the call was made."""
+        with torch.cuda.stream(self._stream):
+            self._stream.wait_event(self._ready)
+            for tensor in self._used:
+                tensor.record_stream(self._stream)
+            yield
+        self._used = []
+
+    def carry_out(self, call: Call) -> None:
+        """Carry out the call on its stream: also its future must be completed there, which has other streams wait."""
+        with self.on_stream():
+            super().carry_out(call)
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Have the current stream wait."""
-        self._progress.wait(timeout)
-        self._progress.future.wait()
+        self.progress.wait(timeout)
+        self.progress.future.wait()
         return True
 
 
@@ -207,28 +239,37 @@ def _shown(carry_out: Callable[..., PlannedWork]) -> Callable[..., PlannedWork]:
 
 
 class _Line:
-    """Calls that wait for a thread, and how many of them are not through; its owner may go while the thread is in a call."""
+    """Calls that wait for a thread: how many of them are not through, and how many of these may start stock collectives.
+
+    Its owner may go while the thread is in a call.
+    """
 
     def __init__(self) -> None:
         # SimpleQueue, not Queue: that one's locks are Python's, and cost a call as much again.
-        self.calls: queue.SimpleQueue[tuple[Call, PlannedWork] | None] = queue.SimpleQueue()
-        self.pending = 0
+        self.calls: queue.SimpleQueue[tuple[Call, PlannedWork, bool] | None] = queue.SimpleQueue()
+        self.pending = self.pending_stock = 0
         self._lock = threading.Lock()
 
-    def add(self, call: Call, work: PlannedWork) -> None:
+    def add(self, call: Call, work: PlannedWork, *, may_be_stock: bool) -> None:
         """Have a call wait."""
         with self._lock:
             self.pending += 1
-        self.calls.put((call, work))
+            self.pending_stock += may_be_stock
+        self.calls.put((call, work, may_be_stock))
 
-    def mark_done(self) -> None:
+    def mark_done(self, *, may_be_stock: bool) -> None:
         """Count a call as through."""
         with self._lock:
             self.pending -= 1
+            self.pending_stock -= may_be_stock
 
 
 class ThreadQueue:
-    """Calls on CPU tensors, carried out by a thread that starts with the first of them."""
+    """Calls of one group on CPU tensors, carried out in order by a thread that starts with the first of them.
+
+    Only calls that may start a stock collective need keep an order with others that do (`holds_stock`): stock collectives
+    must start in one order on all ranks, and whether a call is one may not be known when it is made.
+    """
 
     def __init__(self) -> None:
         self._line = _Line()
@@ -239,27 +280,44 @@ class ThreadQueue:
         """Whether no call waits or is under way."""
         return not self._line.pending
 
+    @property
+    def holds_stock(self) -> bool:
+        """Whether a call waits or is under way that stock collectives must not overtake."""
+        return bool(self._line.pending_stock)
+
     @_shown
     def carry_out(
-        self, call: Call, tensors: list[torch.Tensor], *, waits: bool, reads: Sequence[torch.Tensor] = ()
+        self,
+        call: Call,
+        tensors: list[torch.Tensor],
+        *,
+        waits: bool,
+        reads: Sequence[torch.Tensor] = (),
+        may_be_stock: bool = False,
     ) -> PlannedWork:
         """Carry out `call` after those before it; at once, in the caller's thread, where the caller waits and none is before.
 
         A call that is made by the queue's own thread (in a future's callback) is carried out at once too: nobody else
         could.
         """
-        work = CpuWork(tensors)
+        work = self._make_work(tensors, reads)
         if (waits and not self._line.pending) or threading.current_thread() is self._thread:
-            in_inference_mode(call)
-            work.finish()
+            self._carry_out_now(call, work)
             return work
         if self._thread is None:
             self._thread = threading.Thread(target=_serve, args=(self._line,), name="topoplan", daemon=True)
             self._thread.start()
-        self._line.add(call, work)
+        self._line.add(call, work, may_be_stock=may_be_stock)
         if waits:
             work.wait()
         return work
+
+    def _make_work(self, tensors: list[torch.Tensor], reads: Sequence[torch.Tensor]) -> PlannedWork:
+        return CpuWork(tensors)
+
+    def _carry_out_now(self, call: Call, work: PlannedWork) -> None:
+        in_inference_mode(call)
+        work.finish()
 
     def close(self) -> None:
         """End the thread."""
@@ -272,51 +330,64 @@ class ThreadQueue:
 
 def _serve(line: _Line) -> None:
     """Carry out one call after the other. Nothing is kept between them: groups must be free to be destroyed."""
-    while (task := line.calls.get()) is not None:
-        call, work = task
-        try:
-            in_inference_mode(call)
-            error = None
-        except Exception as raised:  # handed to whoever waits
-            error = raised
-        del task, call
-        work.finish(error)
-        del work, error
-        line.mark_done()  # only now is the queue idle: callbacks of the work may have made calls of their own
+    while (entry := line.calls.get()) is not None:
+        call, work, may_be_stock = entry
+        work.carry_out(call)
+        del entry, call, work
+        # Only now is the queue idle: callbacks of the work may have made calls of their own.
+        line.mark_done(may_be_stock=may_be_stock)
 
 
-class StreamQueue:
-    """Calls on CUDA tensors. One stream for all, as they share buffers."""
+class StreamQueue(ThreadQueue):
+    """Calls of one group on CUDA tensors. One stream for all, as they share buffers.
+
+    The caller puts a call on the stream at once, unless it may have to wait for other ranks first (`may_be_stock`: what is
+    used is not settled), or one before it does: that is left to the thread.
+    """
 
     def __init__(self, device: torch.device) -> None:
+        super().__init__()
         self.device = device
         self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     @_shown
     def carry_out(
-        self, call: Call, tensors: list[torch.Tensor], *, waits: bool, reads: Sequence[torch.Tensor] = ()
+        self,
+        call: Call,
+        tensors: list[torch.Tensor],
+        *,
+        waits: bool,
+        reads: Sequence[torch.Tensor] = (),
+        may_be_stock: bool = False,
     ) -> PlannedWork:
         """Put `call` on the stream, after what the current stream is doing; the latter waits if the caller does.
 
         The stream uses the memory of `tensors`, which get the result, and of what the call `reads`.
         """
-        work = GpuWork(tensors, self.device)
-        self.stream.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(self.stream):
-            for tensor in (*tensors, *reads):
-                tensor.record_stream(self.stream)
-            in_inference_mode(call)
-            work.finish()
+        if not may_be_stock and self.is_idle:
+            work = self._make_work(tensors, reads)
+            self._carry_out_now(call, work)
+        else:
+            work = super().carry_out(call, tensors, waits=False, reads=reads, may_be_stock=may_be_stock)
         if waits:
             work.wait()
         return work
 
+    def _make_work(self, tensors: list[torch.Tensor], reads: Sequence[torch.Tensor]) -> PlannedWork:
+        return GpuWork(tensors, reads, self.stream)
+
+    def _carry_out_now(self, call: Call, work: PlannedWork) -> None:
+        assert isinstance(work, GpuWork)
+        with work.on_stream():
+            super()._carry_out_now(call, work)
+
     def close(self) -> None:
         """Wait for what is on the stream."""
+        super().close()
         self.stream.synchronize()
 
 
-CallQueue = ThreadQueue | StreamQueue
+CallQueue = ThreadQueue
 
 
 def make_queue(device: torch.device) -> CallQueue:
@@ -333,27 +404,30 @@ def start(
     name: str,
     reads: Sequence[torch.Tensor] = (),
     first: Call | None = None,
+    number: int | None = None,
 ) -> PlannedWork:
     """Start a collective whose result will be in `results`, and which also `reads` others; `first` comes before anything else.
 
-    On CPUs the stock collective, where it is what is used, goes on by itself, several at a time. Stock collectives, races
-    among them, are made in one order on all ranks: while the caller waits.
+    On CPUs the stock collective, where it is settled that it is used, is started at once and goes on by itself, several at a
+    time, unless a call that may be a stock one waits before it. All else is the queue's: nothing here waits for other ranks.
+    `number` is the call's, where it was drawn before.
     """
-    is_settled = task.is_settled
-    if is_settled and task.engine.device.type == "cpu" and task.uses_stock:
+    number = number or task.engine.draw_number()
+    uses_stock = task.is_settled and task.uses_stock
+    if uses_stock and task.engine.device.type == "cpu" and not calls.holds_stock:
         if first is not None:
             first()
-        stock = task.start_stock()
+        stock = task.start_stock(number)
         work = CpuWork(results)
         if stock.call_when_done(work.finish):
             return work
         return calls.carry_out(stock.wait, results, waits=waits, name=name)
-    number = task.engine.draw_number()
 
     def carry_out() -> None:
         if first is not None:
             first()
         task.run(number)
 
+    may_be_stock = not task.is_settled or (uses_stock and not calls.is_idle)
     reads = [task.source, task.target, *reads]
-    return calls.carry_out(carry_out, results, waits=waits or not is_settled, reads=reads, name=name)
+    return calls.carry_out(carry_out, results, waits=waits, reads=reads, name=name, may_be_stock=may_be_stock)

@@ -77,6 +77,10 @@ def _arguments(name: str) -> tuple[object, ...]:
         return one, one, [], []
     if name in ("allreduce", "broadcast", "reduce"):
         return ([one, one],)
+    if name in ("recv", "send"):
+        return [one], 0, 1
+    if name == "recv_anysource":
+        return [one], 1
     if name in ("allgather", "reduce_scatter"):
         return [one, one], [one, one]
     return ()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import atexit
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,27 +15,26 @@ from torch._C._distributed_c10d import PrefixStore
 from ...topo.errors import InputError
 from ..communicator import Communicator
 from ..ranks.attempts import agree_on_attempt
-from ..reductions import kind_of_reduction
+from ..ranks.stock import StartedStock
+from ..ranks.store import find_client
+from ..reductions import kind_of_reduction, make_contiguous
 from ..task import Task
-from ..works import get_done_work, start
+from ..works import CpuWork, get_done_work, start
 from . import NAME
 from .account import Account
-from .communicators import Communicators, Key
+from .call_check import CallCheck
+from .communicators import Communicators
 from .options import BackendOptions, backend_options
 from .plain import backend_type, make_plain_group
 from .plain_calls import PlainCalls
 from .plan_finder import PlanFinder
-from .seen import hide, show_as
+from .seen import show_as
+from .sizes import LAST_NEW_CALL, Key, Size
 
-_OPERATORS = {
-    "all_reduce": "allreduce_",
-    "reduce": "reduce_",
-    "broadcast": "broadcast_",
-    "all_gather": "allgather_",
-    "reduce_scatter": "reduce_scatter_",
-    "all_to_all": "alltoall_base_",
-}
-"""What torch calls the operator of a collective, where there is only one."""
+StartPlain = Callable[[list[torch.Tensor]], dist.Work]
+"""Starts a collective of the plain group on tensors."""
+_COMPARED = 64
+"""So many calls of a group are compared between its ranks, whatever they are: a mismatch is mostly there from the start."""
 
 
 class BaseGroup(PlainCalls):
@@ -47,7 +47,7 @@ class BaseGroup(PlainCalls):
                 f"pg_options is {type(options).__name__}; the backend topo expects topoplan.backend_options()"
             )
         ranks = list(place.global_ranks_in_group)
-        self.whole = not ranks or len(ranks) == dist.get_world_size()
+        self.whole = not ranks or not dist.is_initialized() or len(ranks) == dist.get_world_size()
         self.ranks = ranks or list(range(place.group_size))
         self.options = options or _inherit_options() or backend_options()
         self.attempt = agree_on_attempt(place.store, place.group_rank, place.group_size, place.timeout)
@@ -56,23 +56,28 @@ class BaseGroup(PlainCalls):
         for device in self.plain._device_types:
             self._register_backend(device, backend_type(self.transports[device.type]), self.plain._get_backend(device))
         self._set_default_backend(backend_type(self.transports["cuda"]))
-        own_store = PrefixStore("topoplan", store)
+        self._client = find_client(place.store)
+        own_store = PrefixStore(f"topoplan/{self.attempt}/{place.group_id}", self._client.store)
         plans = PlanFinder(self.options, own_store, place.group_rank, self.ranks, place.timeout, whole=self.whole)
-        self.planned = Communicators(f"{place.group_id}{self.attempt}", plans, self.transports)
+        name = f"{place.group_id}{self.attempt}"
+        self.planned = Communicators(name, plans, self.plain, self.transports, own_store)
+        self.check = CallCheck(own_store, place.group_rank, self.ranks, self._hang_up)
         self.account = Account(f"group {place.group_id}", self.ranks, is_first=place.group_rank == 0)
-        self._started = 0
+        self._number = 0
         self._devices_are_known, self._refused = False, dict[str, str]()
         atexit.register(_close, weakref.ref(self))
 
     @property
     def communicators(self) -> dict[Key, Communicator | None]:
-        """The communicator of each collective that was used, by its name, root and type of device; None without a plan."""
+        """The communicator of each collective that uses a plan, by its name, root and type of device; None without a plan."""
         return self.planned.by_key
 
     def _get_sequence_number_for_group(self) -> int:
-        """Return how many collectives were called: it must rise alike on all ranks."""
-        plain: Any = self.plain
-        return self._started + int(plain._get_sequence_number_for_group())
+        """Return how many collectives were called: it rises alike on all ranks."""
+        return self._number
+
+    def _hang_up(self) -> None:
+        self.planned.transport("cpu").faults.hang_up()
 
     # -- which way -----------------------------------------------------------------------------------------------
 
@@ -85,18 +90,17 @@ class BaseGroup(PlainCalls):
         op: object = None,
         *,
         fits: bool = True,
-    ) -> Communicator | None:
-        """Return the communicator for a collective whose tensors fit each other; None where it is left to the plain group."""
+    ) -> Size | None:
+        """Return a collective's calls at the size of its tensors; None where the plain group is to make them."""
         if not self._devices_are_known:
             self._learn_devices()
         if tensor.device.type in self._refused:
             raise InputError(self._refused[tensor.device.type])
-        with hide():
-            communicator = self.planned.find(name, root, tensor, parts, op) if fits else None
-        if communicator is None and self.account.is_kept:
+        size = self.planned.find_size(name, root, tensor, parts, op) if fits else None
+        if self.account.is_kept and (size is None or size.key in self.planned.without_plan):
             why = self.planned.why_plain(name, tensor, parts, op) if fits else "parts of different sizes"
             self.account.leave(name, why or f"no plan: {self.planned.plans.whys.get(name, '')}")
-        return communicator
+        return size
 
     def _learn_devices(self) -> None:
         """Learn which devices are this backend's: torch makes it the whole group, also of "cpu:topo,cuda:nccl"."""
@@ -111,11 +115,23 @@ class BaseGroup(PlainCalls):
             if backend != self.transports.get(device, backend)
         }
 
+    def _begin(self, what: str, *, is_new: bool = False) -> int:
+        """Return the number of a collective that is called now. Raises ExecutionError where the ranks are known to differ.
+
+        What the first calls of a group are, and those of a size that is not settled (`is_new`), is compared on the side.
+        """
+        self._number += 1
+        if self.check.error is not None:
+            raise self.check.error
+        if (is_new or self._number <= _COMPARED) and len(self.ranks) > 1 and not self.planned.plans.off:
+            self.check.post(self._number, what)
+        return self._number
+
     # -- how -------------------------------------------------------------------------------------------------------
 
     def _repeat(self, name: str, tensor: torch.Tensor, opts: Any) -> dist.Work | None:
         """Carry out a call at once where the caller waits, the same call was made before on a tensor at the same address, and
-        no other is under way. None otherwise: the usual way, which takes longer than a small message does.
+        no other is under way. None otherwise: the usual road, which takes longer than a small message does.
         """
         communicator = self.planned.by_key.get((name, None, "cpu"))
         if communicator is None or opts.asyncOp or torch._C._len_torch_dispatch_stack():
@@ -123,76 +139,176 @@ class BaseGroup(PlainCalls):
         again = communicator.find_again(tensor, opts.reduceOp)
         if again is None or not self.planned.is_idle("cpu"):
             return None
-        self._started += 1
-        again()
+        self._number += 1
+        again(self._number)
         return get_done_work()
 
-    def _start(
+    def _call(
         self,
-        name: str,
-        task: Task,
+        size: Size,
+        tensor: torch.Tensor,
         results: list[torch.Tensor],
         opts: Any,
+        prepare: Callable[[Communicator], Task],
+        stock: Callable[[], dist.Work],
+        what: str,
         reads: Sequence[torch.Tensor] = (),
         operator: str = "",
     ) -> dist.Work:
-        """Start a planned call, which counts as one call of the user's; torch knows it as `operator`."""
-        self._started += 1
-        queue, waits = self.planned.queue(results[0]), not opts.asyncOp
-        return show_as(
-            operator or _OPERATORS[name],
-            lambda: start(task, queue, results, waits=waits, name=f"{NAME}:{name}", reads=reads),
-        )
+        """Start a collective for which plans are: `prepare` makes it a task of a communicator, `stock` starts it without.
 
-    def _start_together(
-        self, name: str, tasks: Sequence[Task], results: list[torch.Tensor], opts: Any, operator: str
-    ) -> dist.Work:
-        """Start planned calls, none of which uses the stock collective, as one."""
-        self._started += 1
-        queue = self.planned.queue(results[0])
-        waits = not opts.asyncOp or not all(task.is_settled for task in tasks)  # races: while the caller waits
-        numbers = [task.engine.draw_number() for task in tasks]
-        reads = [tensor for task in tasks for tensor in (task.source, task.target)]
+        Nothing here waits for another rank, unless the caller does: what has to is left to the queue.
+        """
+        call = size.draw_call()
+        number = self._begin(what, is_new=call <= LAST_NEW_CALL)
+        known = self.planned.by_key.get(size.key)
+        holds_stock = self.planned.holds_stock(tensor.device.type)
+        if known is None or not size.begun:
+            has_none = size.key in self.planned.without_plan
+            if not holds_stock and (has_none or (size.is_known(call) and not size.uses_plan(call))):
+                return self._explain(stock(), number, what, results)
+        queue, waits = self.planned.queue(tensor), not opts.asyncOp
+        name = f"{NAME}:{operator.strip('_')}"
+        if known is not None and size.begun:
+            task = prepare(known)
+            return show_as(
+                operator, lambda: start(task, queue, results, waits=waits, name=name, reads=reads, number=number)
+            )
 
         def carry_out() -> None:
-            for task, number in zip(tasks, numbers, strict=True):
-                task.run(number)
+            communicator = self.planned.open(size.key, number) if size.uses_plan(call) else None
+            if communicator is None:
+                stock().wait()
+            else:
+                prepare(communicator).run(number)
 
         return show_as(
-            operator, lambda: queue.carry_out(carry_out, results, waits=waits, reads=reads, name=f"{NAME}:{name}")
+            operator,
+            lambda: queue.carry_out(
+                carry_out, results, waits=waits, reads=[tensor, *reads], name=name, may_be_stock=True
+            ),
         )
 
-    def _reduce_by_plain(
-        self, tensor: torch.Tensor, opts: Any, results: Sequence[torch.Tensor], start: Callable[[], dist.Work]
+    def _call_together(
+        self,
+        sizes: Sequence[Size],
+        tensors: Sequence[torch.Tensor],
+        results: list[torch.Tensor],
+        opts: Any,
+        prepare: Callable[[Communicator, int], Task],
+        what: str,
+        operator: str,
     ) -> dist.Work:
-        """Start a reduction by the plain group; gloo has no AVG, so that is a sum, after which `results` are divided."""
-        op = opts.reduceOp
-        self.planned.check_plain(tensor, op)
-        averages = kind_of_reduction(op) == dist.ReduceOp.AVG and tensor.is_floating_point()
-        if not averages or self.transports.get(tensor.device.type) != "gloo":
+        """Start collectives on several tensors as one, all of which go through plans: `prepare` gets each one's place."""
+        number = self._begin(what)
+        queue = self.planned.queue(tensors[0])
+
+        def carry_out() -> None:
+            for place, (size, tensor) in enumerate(zip(sizes, tensors, strict=True)):
+                communicator = self.planned.open(size.key, number)
+                if communicator is None:
+                    self.planned.check_plain(tensor, dist.ReduceOp.SUM)
+                    raise InputError(f"{what}: there is no plan")
+                prepare(communicator, place).run(number)
+
+        return show_as(
+            operator,
+            lambda: queue.carry_out(
+                carry_out, results, waits=not opts.asyncOp, reads=tensors, name=f"{NAME}:{operator.strip('_')}",
+                may_be_stock=True,
+            ),
+        )  # fmt: skip
+
+    def _leave(self, name: str, *args: Any, **kwargs: Any) -> dist.Work:
+        """Call a collective of the plain group, after all calls before it that may be collectives of the plain group."""
+        tensor = next(_find_tensors(args), None)
+        start = partial(getattr(self.plain, name), *args, **kwargs)
+        if name == "monitored_barrier":  # it has no work: it is over when it returns
+            self._begin(name)
+            self.planned.queue(torch.empty(0)).carry_out(start, [], waits=True, may_be_stock=True)
+            return None  # type: ignore[return-value]
+        return self._call_plain(name, tensor, start, after_all=name == "barrier")
+
+    def _call_plain(
+        self, what: str, tensor: torch.Tensor | None, start: Callable[[], dist.Work], *, after_all: bool = False
+    ) -> dist.Work:
+        """Start a collective of the plain group, after all calls before it that may be collectives of the plain group, or,
+        as gloo's barriers do, `after_all` calls.
+        """
+        self._begin(what)
+        device = "cpu" if tensor is None else tensor.device.type
+        waits_for_others = not self.planned.is_idle(device) if after_all else self.planned.holds_stock(device)
+        if not waits_for_others:
             return start()
-        opts.reduceOp = dist.ReduceOp.SUM
-        work = start()
+        queue = self.planned.queue(torch.empty(0) if tensor is None else tensor)
+        return queue.carry_out(lambda: start().wait(), [], waits=False, may_be_stock=True)
+
+    def _copy_by_plain(self, tensor: torch.Tensor, start: Callable[[torch.Tensor], dist.Work]) -> dist.Work:
+        """Start a broadcast by the plain group: gloo takes tensors for contiguous that are not."""
+        given = make_contiguous(tensor) if self.transports.get(tensor.device.type) == "gloo" else tensor
+        work = start(given)
+        if given is tensor:
+            return work
+
+        def finish() -> None:
+            work.wait()
+            tensor.detach().copy_(given)
+
+        return self.planned.queue(tensor).carry_out(finish, [tensor], waits=False)
+
+    def _explain(self, work: dist.Work, number: int, what: str, results: list[torch.Tensor]) -> dist.Work:
+        """Return the work of a stock collective under way whose failure says which rank is to blame."""
+        if results and results[0].is_cuda:
+            return work
+        faults = self.planned.transport("cpu").faults
+        stock = StartedStock(faults, faults.begin(f"{what} by gloo", number=number), work, lambda: None)
+        explained = CpuWork(results)
+        self.check.watch(explained)
+        if stock.call_when_done(explained.finish):
+            return explained
+        return self.planned.queue(torch.empty(0)).carry_out(stock.wait, results, waits=False)
+
+    def _reduce_by_plain(
+        self, tensors: Sequence[torch.Tensor], opts: Any, results: Sequence[torch.Tensor], start: StartPlain
+    ) -> dist.Work:
+        """Start a reduction by the plain group on `tensors`, of which `results` are those that hold the result.
+
+        gloo has no AVG, so that is a sum, which is divided afterwards; and it takes tensors for contiguous that are not.
+        """
+        op, device = opts.reduceOp, tensors[0].device.type
+        self.planned.check_plain(tensors[0], op)
+        by_gloo = self.transports.get(device) == "gloo"
+        averages = by_gloo and kind_of_reduction(op) == dist.ReduceOp.AVG and tensors[0].is_floating_point()
+        given = [make_contiguous(tensor) if by_gloo else tensor for tensor in tensors]
+        if not averages and all(a is b for a, b in zip(given, tensors, strict=True)):
+            return start(given)
+        opts.reduceOp = dist.ReduceOp.SUM if averages else op
+        work = start(given)
         opts.reduceOp = op
 
-        def call() -> None:
+        def finish() -> None:
             work.wait()
-            for result in results:
-                result.detach().div_(self.size())
+            for tensor, own in zip(tensors, given, strict=True):
+                if averages and any(tensor is result for result in results):
+                    own.detach().div_(self.size())
+                if own is not tensor:
+                    tensor.detach().copy_(own)
 
-        return self.planned.queue(tensor).carry_out(call, list(results), waits=not opts.asyncOp)
+        return self.planned.queue(tensors[0]).carry_out(finish, list(tensors), waits=False)
 
     # -- the end -------------------------------------------------------------------------------------------------
 
     def shutdown(self) -> None:
         """End the thread, and destroy all groups."""
         self._tell()
+        self.check.close()
         self.planned.close()
         self.plain.shutdown()
 
     def abort(self) -> None:
         """End the thread, and abort all groups: what is under way fails."""
         self._tell()
+        self.check.close()
         self.planned.close()
         self.plain.abort()
 
@@ -204,6 +320,15 @@ class BaseGroup(PlainCalls):
                 way = "from" if name == "broadcast" else "to"
                 used[name if root is None else f"{name} {way} {root}"] = communicator
         self.account.tell(used, self.options.choose)
+
+
+def _find_tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
+    """Yield the tensors among arguments, also those in lists of lists."""
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from _find_tensors(value)
 
 
 def _split_config(config: str) -> list[tuple[str, str]]:
@@ -222,4 +347,5 @@ def _close(group: weakref.ref[BaseGroup]) -> None:
     alive = group()
     if alive is not None:
         alive._tell()
+        alive.check.close()
         alive.planned.close_queues()

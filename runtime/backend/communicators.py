@@ -1,62 +1,100 @@
-"""The communicators of one process group, made when a collective is first used, and the queues that its calls wait in."""
+"""The plans and communicators of one process group, and the queues that its calls wait in.
+
+What a collective needs is made when it is used: the search for a plan begins at its first call, beside the calls; the
+communicator is made by the queue, at the first call that uses the plan.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
+from functools import partial
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store
 
 from ...synth.plan import Plan
 from ...topo.errors import InputError
 from ..communicator import Communicator
 from ..ranks.groups import make_group
-from ..ranks.transport import Transport
+from ..ranks.stock import has_stock
+from ..ranks.transport import SharedTransport, Transport
 from ..reductions import REDUCIBLE_DTYPES, can_reduce, dtype_name, kind_of_reduction
-from ..works import CallQueue, ThreadQueue, make_queue
+from ..works import CallQueue, make_queue
+from .options import AUTO
 from .plan_finder import PlanFinder
+from .preparation import Preparation
+from .sizes import Key, Size
 
-Key = tuple[str, int | None, str]
-"""A communicator's collective, root, and type of device."""
 _COMPRESSED = ("allreduce", "reduce-scatter")
 _LEAST_INTEGER_BYTES = 1 << 20
 """Integers are mostly control messages (sizes, flags, pickled objects); from this many bytes on they are data."""
 
 
 class Communicators:
-    """Communicators of the group called `name`; `transports` says what moves the data of each type of device."""
+    """The plans of the group called `name` over `plain`; `transports` says what moves the data of each type of device."""
 
-    def __init__(self, name: str, plans: PlanFinder, transports: Mapping[str, str]) -> None:
-        self.name, self.plans, self.transports = name, plans, transports
+    def __init__(
+        self, name: str, plans: PlanFinder, plain: dist.ProcessGroup, transports: Mapping[str, str], store: Store
+    ) -> None:
+        self.name, self.plans, self.plain, self.transports = name, plans, plain, transports
         self.options = plans.options
         self.by_key: dict[Key, Communicator | None] = {}
+        self._store = store
+        self._preparations: dict[Key, Preparation] = {}
+        self._sizes: dict[tuple[Key, int, bool], Size] = {}
         self._shared: dict[str, Transport] = {}
         self._queues: dict[str, CallQueue] = {}
 
-    def find(
+    def find_size(
         self, name: str, root: int | None, tensor: torch.Tensor, parts: int = 1, op: object = None
-    ) -> Communicator | None:
-        """Return the communicator for a collective on `parts` such tensors; None where the plain group is to do it.
-
-        Collective the first time; raises as PlanFinder.find and Communicator.
-        """
+    ) -> Size | None:
+        """Return the calls on `parts` such tensors, of their size; None where the plain group is to do them."""
         if self.why_plain(name, tensor, parts, op):
             return None
         key = name, root, tensor.device.type
-        if key not in self.by_key:
-            plan = self.plans.find(name, root, tensor.device)
-            self.by_key[key] = None if plan is None else self._make(key, plan)
-        return self.by_key[key]
+        has_own = has_stock(tensor.dtype, is_nccl=tensor.is_cuda)
+        place = key, (tensor.nbytes * parts).bit_length(), has_own
+        size = self._sizes.get(place)
+        if size is None:
+            device = tensor.device
+            if key not in self._preparations:
+                self._preparations[key] = Preparation(partial(self.plans.find, name, root, device))
+            is_ready = lambda: self._preparations[key].is_ready  # noqa: E731
+            at_once = not has_own or self._uses_plans_at_once(name, tensor, op)
+            gloo = self.plain._get_backend(torch.device("cpu"))
+            size = self._sizes[place] = Size(key, gloo, is_ready, at_once=at_once)
+        return size
 
-    def find_all(self, name: str, tensors: Sequence[torch.Tensor], op: object) -> list[Communicator]:
-        """Return the communicator of each of several tensors that must not be left to the plain group; nothing where they may,
-        or one has none.
+    def find_all(self, name: str, tensors: Sequence[torch.Tensor], op: object) -> list[Size]:
+        """Return the calls on each of several tensors that must not be left to the plain group; nothing where they may be,
+        or plans are not for one of them.
         """
         if not self.must_plan(tensors[0], op):
             return []
-        found = [self.find(name, None, tensor, op=op) for tensor in tensors]
+        found = [self.find_size(name, None, tensor, op=op) for tensor in tensors]
         return [one for one in found if one is not None] if None not in found else []
+
+    def _uses_plans_at_once(self, name: str, tensor: torch.Tensor, op: object) -> bool:
+        """Return whether the first call must go through a plan: one was named, or the stock collective is no choice."""
+        options = self.options
+        stock_first = options.plans == AUTO and options.choose in ("race", "model") and self._codec(name) is None
+        return not stock_first or self.must_plan(tensor, op)
+
+    @property
+    def without_plan(self) -> set[Key]:
+        """The collectives that turned out to have no plan."""
+        return {key for key, communicator in self.by_key.items() if communicator is None}
+
+    def open(self, key: Key, number: int) -> Communicator | None:
+        """Return the communicator for a collective, waiting for its plan; None where there is no plan. The queue's.
+
+        Collective the first time, as part of the `number`-th call; raises as PlanFinder.find and Communicator.
+        """
+        if key not in self.by_key:
+            plan = self._preparations[key].wait()
+            self.by_key[key] = None if plan is None else self._make(key, plan, number)
+        return self.by_key[key]
 
     def must_plan(self, tensor: torch.Tensor, op: object) -> bool:
         """Return whether a reduction must not be left to the plain group: values that are rounded, where bits shall be the
@@ -99,22 +137,26 @@ class Communicators:
         """Return the codec of a collective's values; what is not added up travels as it is."""
         return self.options.compress if name in _COMPRESSED else None
 
-    def _make(self, key: Key, plan: Plan) -> Communicator:
+    def _make(self, key: Key, plan: Plan, number: int) -> Communicator:
         collective, _, device = key
-        options, transport = self.options, self._transport(device)
-        return Communicator(
-            plan, transport, self.plans.timeout, options.choose, self._codec(collective), cache=options.cache
-        )
+        options, transport = self.options, self.transport(device)
+        with transport.faults.stock(f"setting up {collective} by plans", number):
+            if isinstance(transport, SharedTransport):
+                transport.open(options.transport)
+            codec = self._codec(collective)
+            communicator = Communicator(plan, transport, self.plans.timeout, options.choose, codec, cache=options.cache)
+        communicator.engine.times_calls = True
+        return communicator
 
-    def _transport(self, device: str) -> Transport:
-        """Return what all communicators for a type of device share. Collective the first time."""
+    def transport(self, device: str) -> Transport:
+        """Return what all communicators for a type of device share. Collective the first time for GPUs."""
         if device not in self._shared:
-            name, transport = f"topoplan/{self.name}/{device}", self.transports[device]
-
-            def make(timeout: timedelta) -> dist.ProcessGroup:
-                return make_group(name, self.plans.ranks, transport, timeout)
-
-            self._shared[device] = Transport(make, self.plans.timeout, self.options.transport)
+            name, transport, timeout = f"topoplan/{self.name}/{device}", self.transports[device], self.plans.timeout
+            if transport == "gloo":
+                self._shared[device] = SharedTransport(self.plain, timeout, PrefixStore(device, self._store), name)
+            else:
+                make = partial(make_group, name, self.plans.ranks, transport, store=self._store)
+                self._shared[device] = Transport(make, timeout, self.options.transport)
         return self._shared[device]
 
     def queue(self, tensor: torch.Tensor) -> CallQueue:
@@ -125,12 +167,20 @@ class Communicators:
         return self._queues[kind]
 
     def is_idle(self, device: str) -> bool:
-        """Return whether no call on tensors of a type of device waits or is under way; False where none was ever made."""
+        """Return whether no call on tensors of a type of device waits or is under way."""
         queue = self._queues.get(device)
-        return isinstance(queue, ThreadQueue) and queue.is_idle
+        return queue is None or queue.is_idle
+
+    def holds_stock(self, device: str) -> bool:
+        """Return whether stock collectives on tensors of a type of device must wait for calls before them."""
+        queue = self._queues.get(device)
+        return queue is not None and queue.holds_stock
 
     def close_queues(self) -> None:
         """Wait for all calls; nothing goes on in the background afterwards."""
+        self.plans.stop.set()
+        for preparation in self._preparations.values():
+            preparation.join()
         for queue in self._queues.values():
             queue.close()
         self._queues.clear()
@@ -138,6 +188,8 @@ class Communicators:
     def close(self) -> None:
         """End the threads, and destroy the groups."""
         self.close_queues()
+        self._preparations.clear()
+        self._sizes.clear()
         self.by_key.clear()
         for transport in self._shared.values():
             transport.close()

@@ -13,9 +13,23 @@ from typing import Any
 
 import torch.distributed as dist
 
+from ...topo.errors import InputError
+from ..compiled import FIRST_TAG
+
+
+def _leave(name: str) -> Callable[..., Any]:
+    """Return a method that leaves a collective to the plain group, in the order of the group's calls."""
+
+    def method(self: PlainCalls, *args: Any, **kwargs: Any) -> Any:
+        return self._leave(name, *args, **kwargs)
+
+    method.__name__, method.__qualname__ = name, f"PlainCalls.{name}"
+    method.__doc__ = f"See torch.distributed.ProcessGroup.{name}."
+    return method
+
 
 def _forward(name: str) -> Callable[..., Any]:
-    """Return a method that calls the plain group's method of the same name."""
+    """Return a method that calls the plain group's method of the same name at once."""
 
     def method(self: PlainCalls, *args: Any, **kwargs: Any) -> Any:
         return getattr(self.plain, name)(*args, **kwargs)
@@ -30,9 +44,33 @@ class PlainCalls(dist.ProcessGroup):
 
     plain: dist.ProcessGroup
 
+    def _leave(self, name: str, *args: Any, **kwargs: Any) -> dist.Work:
+        """Call the collective `name` of the plain group, in the order of this group's calls."""
+        raise NotImplementedError
 
-FORWARDED = (
-    # collectives
+    def send(self, tensors: Any, dstRank: int, tag: int = 0) -> dist.Work:
+        """See torch.distributed.send."""
+        check_tag(tag)
+        return self.plain.send(tensors, dstRank, tag)
+
+    def recv(self, tensors: Any, srcRank: int, tag: int = 0) -> dist.Work:
+        """See torch.distributed.recv."""
+        check_tag(tag)
+        return self.plain.recv(tensors, srcRank, tag)
+
+    def recv_anysource(self, tensors: Any, tag: int = 0) -> dist.Work:
+        """See torch.distributed.recv."""
+        check_tag(tag)
+        return self.plain.recv_anysource(tensors, tag)
+
+
+def check_tag(tag: int) -> None:
+    """Raise InputError for a tag of a user's message that a plan's message may have: they share connections."""
+    if tag >= FIRST_TAG:
+        raise InputError(f"tag {tag}: the backend topo has tags from {FIRST_TAG} on for itself; use a smaller one")
+
+
+COLLECTIVES = (
     "all_gather_single",
     "all_gather_single_coalesced",
     "all_to_all_single",
@@ -55,24 +93,23 @@ FORWARDED = (
     "scatter",
     "_allgather_base",
     "_reduce_scatter_base",
-    "_start_coalescing",
-    "_end_coalescing",
-    # point-to-point operations
-    "recv",
-    "recv_anysource",
-    "send",
-    # settings and the rest
+)
+"""Names of the methods that all ranks must call in one order."""
+FORWARDED = (
     "_enable_collectives_timing",
+    "_end_coalescing",
     "_register_on_completion_hook",
     "_set_sequence_number_for_group",
+    "_start_coalescing",
     "_wait_for_pending_works",
     "get_group_store",
     "merge_remote_group",
     "set_timeout",
     "split_group",
 )
-"""Names of the methods that communicate, wait or change what the plain group does; those that torch lacks are left out."""
+"""Names of the other methods that wait, or change what the plain group does."""
 
-for _name in FORWARDED:
-    if hasattr(dist.ProcessGroup, _name):
-        setattr(PlainCalls, _name, _forward(_name))
+for _names, _make in ((COLLECTIVES, _leave), (FORWARDED, _forward)):
+    for _name in _names:
+        if hasattr(dist.ProcessGroup, _name):  # torch 2.13 has names that older ones lack
+            setattr(PlainCalls, _name, _make(_name))

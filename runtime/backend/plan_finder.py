@@ -1,13 +1,15 @@
 """Which plan a process group uses for a collective: rank 0 finds or synthesizes it, and tells the others.
 
-Everything goes through the group's store, so only the ranks of the group take part, and all but rank 0 need neither files nor
-time. What reads, joins and changes machines is imported only where there is one: with plans from files there is none.
+Everything goes through the group's store, by a thread beside the calls, so only the ranks of the group take part, and all but
+rank 0 need neither files nor time. What reads, joins and changes machines is imported only where there is one: with plans
+from files there is none.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import threading
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -28,6 +30,8 @@ from .plan_cache import load_or_synthesize
 from .plan_files import PlanFiles, is_plan_file
 
 log = logging.getLogger("topoplan")
+_SYNTHESIZES = threading.Lock()
+"""Held by the thread that makes a plan: several at once would take as long, and more memory. It never waits for a rank."""
 
 
 class PlanFinder:
@@ -42,6 +46,8 @@ class PlanFinder:
     ) -> None:
         self.options, self.store, self.timeout, self.whole = options, store, timeout, whole
         self.rank, self.ranks = rank, list(ranks)
+        self.stop = threading.Event()
+        self._finds_machine, self._reads_source = threading.Lock(), threading.Lock()
         self._machines: dict[str, Topology | TopoplanError | None] = {}
         self._source: PlanFiles | Topology | None = None
         self.whys: dict[str, str] = {}
@@ -72,7 +78,8 @@ class PlanFinder:
                 if "error" not in answer:
                     return plan
             else:
-                answer = take(self.store, key, self.timeout + timedelta(seconds=2 * self.options.time_limit_s))
+                limit = self.timeout + timedelta(seconds=2 * self.options.time_limit_s)
+                answer = take(self.store, key, limit, self.stop)
         except TopoplanError:
             raise
         except RuntimeError as error:
@@ -85,16 +92,19 @@ class PlanFinder:
 
     def _find_machine(self, device: torch.device) -> Topology | TopoplanError | None:
         """Return the group's machine, or why it is not known, on rank 0. Collective once for each type of device."""
-        if device.type not in self._machines:
-            from ..ranks.places import find_machine
+        with self._finds_machine:
+            if device.type not in self._machines:
+                from ..ranks.places import find_machine
 
-            store = PrefixStore(device.type, self.store)
-            index = torch.cuda.current_device() if device.type == "cuda" else None
-            try:
-                self._machines[device.type] = find_machine(store, self.rank, self.ranks, index, self.timeout)
-            except TopoplanError as error:
-                self._machines[device.type] = error
-        return self._machines[device.type]
+                store = PrefixStore(device.type, self.store)
+                index = device.index if device.type == "cuda" else None
+                found: Topology | TopoplanError | None
+                try:
+                    found = find_machine(store, self.rank, self.ranks, index, self.timeout, self.stop)
+                except TopoplanError as error:
+                    found = error
+                self._machines[device.type] = found
+            return self._machines[device.type]
 
     def _make_answer(
         self, wanted: Collective, machine: Topology | TopoplanError | None
@@ -122,18 +132,20 @@ class PlanFinder:
         assert machine is not None
         from ...topo.derived.stripes import merge_nvswitches
 
-        return load_or_synthesize(
-            wanted,
-            merge_nvswitches(machine),
-            self.options.cache,
-            self.options.time_limit_s,
-            reproducible=self.options.keeps_bits and wanted.reduces,
-        )
+        with _SYNTHESIZES:
+            return load_or_synthesize(
+                wanted,
+                merge_nvswitches(machine),
+                self.options.cache,
+                self.options.time_limit_s,
+                reproducible=self.options.keeps_bits and wanted.reduces,
+            )
 
     def _pick_named(self, wanted: Collective) -> Plan | None:
         """Return the plan from what the user named; None where nothing of it fits a subgroup."""
-        if self._source is None:
-            self._source = _read_source(self.options.plans)
+        with self._reads_source:
+            if self._source is None:
+                self._source = _read_source(self.options.plans)
         if isinstance(self._source, PlanFiles):
             return self._source.find(wanted, strict=self.whole)
         machine = self._source

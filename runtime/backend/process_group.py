@@ -23,9 +23,14 @@ from torch._C._distributed_c10d import (
 )
 
 from ...topo.errors import InputError
+from ..communicator import Communicator
+from ..reductions import dtype_name, kind_of_reduction
+from ..task import Task
 from .base_group import BaseGroup
+from .untraced import leave_untraced
 
 
+@leave_untraced
 class TopoGroup(BaseGroup):
     """The ranks of one process group under the backend "topo".
 
@@ -42,83 +47,107 @@ class TopoGroup(BaseGroup):
         opts = AllreduceOptions() if opts is None else opts
         tensor = _single(tensors)
         if tensor is None or more or not isinstance(opts, AllreduceOptions):
-            return self.plain.allreduce(tensors, opts, **more)
+            return self._leave("allreduce", tensors, opts, **more)
         repeated = self._repeat("allreduce", tensor, opts)
         if repeated is not None:
             return repeated
+        stock = lambda: self._reduce_by_plain(  # noqa: E731
+            [tensor], opts, [tensor], lambda given: self.plain.allreduce(given, opts)
+        )
         # DDP's join hands the work of its count of ranks on to C++, for which a GpuWork is not made.
-        if tensor.is_cuda and tensor.numel() == 1:
-            return self._reduce_by_plain(tensor, opts, [tensor], lambda: self.plain.allreduce(tensors, opts))
-        communicator = self._find("allreduce", None, tensor, op=opts.reduceOp)
-        if communicator is None:
-            return self._reduce_by_plain(tensor, opts, [tensor], lambda: self.plain.allreduce(tensors, opts))
-        return self._start("all_reduce", communicator.prepare(tensor, op=opts.reduceOp), [tensor], opts)
+        is_count = tensor.is_cuda and tensor.numel() == 1
+        size = None if is_count else self._find("allreduce", None, tensor, op=opts.reduceOp)
+        what = _describe("allreduce", tensor, opts.reduceOp)
+        if size is None:
+            return self._call_plain(what, tensor, stock)
+        prepare = lambda one: one.prepare(tensor, op=opts.reduceOp)  # noqa: E731
+        return self._call(size, tensor, [tensor], opts, prepare, stock, what, operator="allreduce_")
 
     def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> dist.Work:
         """See torch.distributed.all_reduce_coalesced."""
         opts = AllreduceCoalescedOptions() if opts is None else opts
-        planned, op = self.planned.find_all("allreduce", tensors, opts.reduceOp), opts.reduceOp
-        if planned:
-            tasks = [one.prepare(tensor, op=op) for one, tensor in zip(planned, tensors, strict=True)]
-            return self._start_together("all_reduce", tasks, list(tensors), opts, "allreduce_coalesced_")
-        return self._reduce_by_plain(tensors[0], opts, tensors, lambda: self.plain.allreduce_coalesced(tensors, opts))
+        sizes, op = self.planned.find_all("allreduce", tensors, opts.reduceOp), opts.reduceOp
+        what = f"allreduce_coalesced of {len(tensors)} tensors"
+        if sizes:
+            return self._call_together(
+                sizes, list(tensors), list(tensors), opts, lambda one, i: one.prepare(tensors[i], op=op), what,
+                operator="allreduce_coalesced_",
+            )  # fmt: skip
+        stock = lambda: self._reduce_by_plain(  # noqa: E731
+            tensors, opts, tensors, lambda given: self.plain.allreduce_coalesced(given, opts)
+        )
+        return self._call_plain(what, tensors[0], stock)
 
     def reduce(self, tensors: Any, opts: Any = None, **more: Any) -> dist.Work:  # type: ignore[override]
         """See torch.distributed.reduce. Tensors of ranks that are not the root stay as they are."""
         tensor = _single(tensors)
         if tensor is None or more or not isinstance(opts, ReduceOptions) or opts.rootRank < 0:
-            return self.plain.reduce(tensors, opts, **more)
-        communicator = self._find("reduce", opts.rootRank, tensor, op=opts.reduceOp)
+            return self._leave("reduce", tensors, opts, **more)
         at_root = opts.rootRank == self.rank()
-        if communicator is None:
-            results = [tensor] if at_root else []
-            return self._reduce_by_plain(tensor, opts, results, lambda: self.plain.reduce(tensors, opts))
-        own = tensor if at_root else tensor.detach().clone()
-        task = communicator.prepare(own, op=opts.reduceOp, is_scratch=not at_root)
-        return self._start("reduce", task, [tensor], opts)
+        stock = lambda: self._reduce_by_plain(  # noqa: E731
+            [tensor], opts, [tensor] if at_root else [], lambda given: self.plain.reduce(given, opts)
+        )
+        size = self._find("reduce", opts.rootRank, tensor, op=opts.reduceOp)
+        what = _describe("reduce", tensor, opts.reduceOp, opts.rootRank)
+        if size is None:
+            return self._call_plain(what, tensor, stock)
+
+        def prepare(communicator: Communicator) -> Task:
+            own = tensor if at_root else tensor.detach().clone()
+            return communicator.prepare(own, op=opts.reduceOp, is_scratch=not at_root)
+
+        return self._call(size, tensor, [tensor], opts, prepare, stock, what, operator="reduce_")
 
     def broadcast(self, tensors: Any, opts: Any = None, **more: Any) -> dist.Work:  # type: ignore[override]
         """See torch.distributed.broadcast."""
         tensor = _single(tensors)
         if tensor is None or more or not isinstance(opts, BroadcastOptions) or opts.rootRank < 0:
-            return self.plain.broadcast(tensors, opts, **more)
-        communicator = self._find("broadcast", opts.rootRank, tensor)
-        if communicator is None:
-            return self.plain.broadcast(tensors, opts)
-        return self._start("broadcast", communicator.prepare(tensor), [tensor], opts)
+            return self._leave("broadcast", tensors, opts, **more)
+        stock = lambda: self._copy_by_plain(tensor, lambda given: self.plain.broadcast([given], opts))  # noqa: E731
+        size = self._find("broadcast", opts.rootRank, tensor)
+        what = _describe("broadcast", tensor, root=opts.rootRank)
+        if size is None:
+            return self._call_plain(what, tensor, stock)
+        prepare = lambda one: one.prepare(tensor)  # noqa: E731
+        return self._call(size, tensor, [tensor], opts, prepare, stock, what, operator="broadcast_")
 
-    def allgather(  # type: ignore[override]
-        self, output_tensors: Any, input_tensors: Any, opts: Any = None, **more: Any
-    ) -> dist.Work:
+    def allgather(self, output_tensors: Any, input_tensors: Any, opts: Any = None, **more: Any) -> dist.Work:  # type: ignore[override]
         """See torch.distributed.all_gather."""
         opts = AllgatherOptions() if opts is None else opts
         parts, tensor = _single(output_tensors), _single(input_tensors)
         if parts is None or tensor is None or more or not isinstance(opts, AllgatherOptions):
-            return self.plain.allgather(output_tensors, input_tensors, opts, **more)
+            return self._leave("allgather", output_tensors, input_tensors, opts, **more)
         fits = all(part.numel() == tensor.numel() and part.dtype == tensor.dtype for part in parts)
-        communicator = self._find("allgather", None, tensor, self.size(), fits=fits)
-        if communicator is None:
-            return self.plain.allgather(output_tensors, input_tensors, opts)
+        stock = lambda: self.plain.allgather(output_tensors, input_tensors, opts)  # noqa: E731
+        size = self._find("allgather", None, tensor, self.size(), fits=fits)
+        what = _describe("allgather", tensor) if fits else "allgather of different sizes"
+        if size is None:
+            return self._call_plain(what, tensor, stock)
 
-        whole = tensor.new_empty(len(parts) * tensor.numel())
-        task = communicator.prepare(whole, tensor)
+        def prepare(communicator: Communicator) -> Task:
+            whole = tensor.new_empty(len(parts) * tensor.numel())
+            task = communicator.prepare(whole, tensor)
 
-        def hand_out() -> None:
-            for part, got in zip(parts, whole.chunk(len(parts)), strict=True):
-                part.detach().copy_(got.view(part.shape))
+            def hand_out() -> None:
+                for part, got in zip(parts, whole.chunk(len(parts)), strict=True):
+                    part.detach().copy_(got.view(part.shape))
 
-        task.then.append(hand_out)
-        return self._start("all_gather", task, list(parts), opts, [tensor])
+            task.then.append(hand_out)
+            return task
+
+        return self._call(size, tensor, list(parts), opts, prepare, stock, what, [tensor], "allgather_")
 
     def all_gather_single(self, output: Any, input: Any, opts: Any = None) -> dist.Work:
         """See torch.distributed.all_gather_into_tensor."""
         opts = AllgatherOptions() if opts is None else opts
         fits = output.numel() == input.numel() * self.size() and output.dtype == input.dtype
-        communicator = self._find("allgather", None, input, self.size(), fits=fits)
-        if communicator is None:
-            return self.plain._allgather_base(output, input, opts)
-        task = communicator.prepare(output, input)
-        return self._start("all_gather", task, [output], opts, [input], operator="_allgather_base_")
+        stock = lambda: self.plain._allgather_base(output, input, opts)  # noqa: E731
+        size = self._find("allgather", None, input, self.size(), fits=fits)
+        what = _describe("allgather", input)
+        if size is None:
+            return self._call_plain(what, input, stock)
+        prepare = lambda one: one.prepare(output, input)  # noqa: E731
+        return self._call(size, input, [output], opts, prepare, stock, what, [input], "_allgather_base_")
 
     _allgather_base = all_gather_single
 
@@ -127,38 +156,44 @@ class TopoGroup(BaseGroup):
         opts = AllgatherOptions() if opts is None else opts
         if len(inputs) == 1:
             return self.all_gather_single(outputs[0], inputs[0], opts)
-        return self.plain.allgather_into_tensor_coalesced(outputs, inputs, opts)
+        return self._leave("allgather_into_tensor_coalesced", outputs, inputs, opts)
 
     all_gather_single_coalesced = allgather_into_tensor_coalesced  # type: ignore[assignment]
 
-    def reduce_scatter(  # type: ignore[override]
-        self, output_tensors: Any, input_tensors: Any, opts: Any = None, **more: Any
-    ) -> dist.Work:
+    def reduce_scatter(self, output_tensors: Any, input_tensors: Any, opts: Any = None, **more: Any) -> dist.Work:  # type: ignore[override]
         """See torch.distributed.reduce_scatter."""
         opts = ReduceScatterOptions() if opts is None else opts
         output, parts = _single(output_tensors), _single(input_tensors)
         if output is None or parts is None or more or not isinstance(opts, ReduceScatterOptions):
-            return self.plain.reduce_scatter(output_tensors, input_tensors, opts, **more)
+            return self._leave("reduce_scatter", output_tensors, input_tensors, opts, **more)
         fits = all(part.numel() == output.numel() and part.dtype == output.dtype for part in parts)
-        communicator = self._find("reduce-scatter", None, output, self.size(), opts.reduceOp, fits=fits)
-        if communicator is None:
-            start = lambda: self.plain.reduce_scatter(output_tensors, input_tensors, opts)  # noqa: E731
-            return self._reduce_by_plain(output, opts, [output], start)
-        whole = torch.cat([part.detach().reshape(-1) for part in parts])
-        task = communicator.prepare(output, whole, opts.reduceOp)
-        return self._start("reduce_scatter", task, [output], opts, parts)
+        stock = lambda: self._reduce_by_plain(  # noqa: E731
+            [output], opts, [output], lambda given: self.plain.reduce_scatter(given, input_tensors, opts)
+        )
+        size = self._find("reduce-scatter", None, output, self.size(), opts.reduceOp, fits=fits)
+        what = _describe("reduce-scatter", output, opts.reduceOp) if fits else "reduce-scatter of different sizes"
+        if size is None:
+            return self._call_plain(what, output, stock)
+
+        def prepare(communicator: Communicator) -> Task:
+            whole = torch.cat([part.detach().reshape(-1) for part in parts])
+            return communicator.prepare(output, whole, opts.reduceOp)
+
+        return self._call(size, output, [output], opts, prepare, stock, what, parts, "reduce_scatter_")
 
     def reduce_scatter_single(self, output: Any, input: Any, opts: Any = None) -> dist.Work:
         """See torch.distributed.reduce_scatter_tensor."""
         opts = ReduceScatterOptions() if opts is None else opts
         fits = input.numel() == output.numel() * self.size() and output.dtype == input.dtype
-        communicator = self._find("reduce-scatter", None, input, op=opts.reduceOp, fits=fits)
-        if communicator is None:
-            return self._reduce_by_plain(
-                output, opts, [output], lambda: self.plain._reduce_scatter_base(output, input, opts)
-            )
-        task = communicator.prepare(output, input, opts.reduceOp)
-        return self._start("reduce_scatter", task, [output], opts, [input], operator="_reduce_scatter_base_")
+        stock = lambda: self._reduce_by_plain(  # noqa: E731
+            [output], opts, [output], lambda given: self.plain._reduce_scatter_base(given[0], input, opts)
+        )
+        size = self._find("reduce-scatter", None, input, op=opts.reduceOp, fits=fits)
+        what = _describe("reduce-scatter", output, opts.reduceOp)
+        if size is None:
+            return self._call_plain(what, output, stock)
+        prepare = lambda one: one.prepare(output, input, opts.reduceOp)  # noqa: E731
+        return self._call(size, input, [output], opts, prepare, stock, what, [input], "_reduce_scatter_base_")
 
     _reduce_scatter_base = reduce_scatter_single  # type: ignore[assignment]
 
@@ -167,14 +202,17 @@ class TopoGroup(BaseGroup):
         opts = ReduceScatterOptions() if opts is None else opts
         if len(inputs) == 1:
             return self.reduce_scatter_single(outputs[0], inputs[0], opts)
-        planned, op = self.planned.find_all("reduce-scatter", inputs, opts.reduceOp), opts.reduceOp
-        if planned:
-            tasks = [one.prepare(a, b, op) for one, a, b in zip(planned, outputs, inputs, strict=True)]
-            return self._start_together(
-                "reduce_scatter", tasks, list(outputs), opts, "reduce_scatter_tensor_coalesced_"
-            )
-        start = lambda: self.plain.reduce_scatter_tensor_coalesced(outputs, inputs, opts)  # noqa: E731
-        return self._reduce_by_plain(outputs[0], opts, outputs, start)
+        sizes, op = self.planned.find_all("reduce-scatter", inputs, opts.reduceOp), opts.reduceOp
+        what = f"reduce_scatter_tensor_coalesced of {len(inputs)} tensors"
+        if sizes:
+            return self._call_together(
+                sizes, list(inputs), list(outputs), opts, lambda one, i: one.prepare(outputs[i], inputs[i], op), what,
+                operator="reduce_scatter_tensor_coalesced_",
+            )  # fmt: skip
+        stock = lambda: self._reduce_by_plain(  # noqa: E731
+            outputs, opts, outputs, lambda given: self.plain.reduce_scatter_tensor_coalesced(given, inputs, opts)
+        )
+        return self._call_plain(what, outputs[0], stock)
 
     reduce_scatter_single_coalesced = reduce_scatter_tensor_coalesced  # type: ignore[assignment]
 
@@ -189,17 +227,20 @@ class TopoGroup(BaseGroup):
         """
         opts = AllToAllOptions() if opts is None else opts
         splits = output_split_sizes, input_split_sizes
-        communicator = None
+        size = None
         if more or not isinstance(opts, AllToAllOptions):
-            self.account.leave("alltoall", "called in another way")
+            self.account.leave("alltoall", "called in another form")
         elif not self.options.even_alltoall:
             self.account.leave("alltoall", "parts may differ, even_alltoall is not promised")
         else:
             self._check_even(output, input, splits)
-            communicator = self._find("alltoall", None, input)
-        if communicator is None:
-            return self.plain.alltoall_base(output, input, *splits, opts, **more)
-        return self._start("all_to_all", communicator.prepare(output, input), [output], opts, [input])
+            size = self._find("alltoall", None, input)
+        stock = lambda: self.plain.alltoall_base(output, input, *splits, opts, **more)  # noqa: E731
+        if size is None:
+            return self._call_plain(f"alltoall of {dtype_name(input.dtype)}", input, stock)
+        prepare = lambda one: one.prepare(output, input)  # noqa: E731
+        what = _describe("alltoall", input)
+        return self._call(size, input, [output], opts, prepare, stock, what, [input], "alltoall_base_")
 
     alltoall_base = all_to_all_single  # type: ignore[assignment]
 
@@ -219,6 +260,14 @@ class TopoGroup(BaseGroup):
 def _single(tensors: Any) -> Any:
     """Return the only item of a list; None where it is no list, or has several."""
     return tensors[0] if isinstance(tensors, (list, tuple)) and len(tensors) == 1 else None
+
+
+def _describe(name: str, tensor: torch.Tensor, op: object = None, root: int | None = None) -> str:
+    """Return what a call is, alike on all ranks that make the same one: "allreduce (SUM) of 8 elements of float32"."""
+    kind = kind_of_reduction(op)
+    reduction = "" if op is None else f" ({getattr(kind, 'name', kind)})"
+    at = "" if root is None else f" at {root}"
+    return f"{name}{reduction}{at} of {tensor.numel()} elements of {dtype_name(tensor.dtype)}"
 
 
 def _allreduce_options(op: Any = None, timeout: timedelta | None = None, **more: Any) -> AllreduceOptions:

@@ -18,7 +18,7 @@ from ..communicator import Communicator
 from ..mpi.stock import has_collective, make_collective
 from ..ranks.faults import first_line
 from ..ranks.groups import device_of
-from ..ranks.stock import is_possible, make_stock_call
+from ..ranks.stock import has_stock, make_stock_call
 from ..ranks.timing import find_slowest_s, time_call_s
 from ..ranks.transport import Transport
 from .bench_data import OPS, BenchBuffers, BenchSettings
@@ -176,6 +176,8 @@ def _prepare_stock(buffers: BenchBuffers, transport: Transport) -> Callable[[], 
         if not has_collective(lane, settings.collective, settings.dtype, op):
             return None
         call = make_collective(lane, settings.collective, buffers.input, buffers.output, op)
+    elif not has_stock(settings.dtype, is_nccl=transport.batched):
+        return None
     else:
         group = dist.group.WORLD
         assert group is not None
@@ -187,7 +189,7 @@ def _prepare_stock(buffers: BenchBuffers, transport: Transport) -> Callable[[], 
             buffers.output.div_(buffers.ranks)
 
     buffers.reset()
-    return run if lane is not None or is_possible(run, None, buffers.device) else None
+    return run
 
 
 def _find_scale(communicator: Communicator) -> float | None:

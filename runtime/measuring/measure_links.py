@@ -22,8 +22,9 @@ from ...topo.errors import InputError
 from ...topo.graph import Topology
 from ...topo.measured.believe import believe
 from ...topo.measured.flows import Experiment, Measurements, Pair
-from ..ranks.groups import uses_nccl
-from ..ranks.machine import describe_machine, emulated, find_cores_of_hosts
+from ..ranks.exchange import exchange
+from ..ranks.groups import device_of, uses_nccl
+from ..ranks.machine import count_cores, describe_machine, emulated, find_own_cores
 from ..ranks.places import Meeting, meeting
 from .experiments import find_routes, group_contending, group_disjoint, list_shifts
 from .rates import Arrivals, Endpoint, MessageLimits, PairRate, choose_chunk_bytes, estimate_rates_GBps
@@ -102,7 +103,8 @@ class _LinkMeasurement:
         if self.batched or not self.declared:
             return "all", ""
         world = dist.group.WORLD or dist.new_group()
-        at_hand = describe_machine(self.topology, find_cores_of_hosts(world), batched=uses_nccl(world))
+        cores_of_hosts = count_cores(exchange(world, world.size(), device_of(world), find_own_cores()))
+        at_hand = describe_machine(self.topology, cores_of_hosts, batched=uses_nccl(world))
         if at_hand.topology is None:
             return "none", "measured over gloo in one host's memory: the data was not on this link"
         reason = "measured over gloo between hosts' memories: the data was not on this link"

@@ -27,7 +27,6 @@ from torch._C._distributed_c10d import Store
 from ...topo.errors import ExecutionError, TopoplanError
 from ...topo.graph import Topology
 from ...topo.routes import Router
-from .groups import uses_nccl
 
 _GRACE = 0.25
 """The part of a timeout that is kept for finding the culprit; at most _GRACE_S."""
@@ -95,16 +94,19 @@ class Call:
 
 
 class Faults:
-    """The deadlines of calls over one group, and the search for a culprit. `store` is shared by the group's ranks."""
+    """The deadlines of calls over one group, and the search for a culprit. `store` is shared by the group's ranks; `is_open`
+    says whether the group still works.
+    """
 
-    def __init__(self, group: dist.ProcessGroup, timeout: timedelta, store: Store) -> None:
-        self.group, self.store = group, store
-        self.rank, self.ranks = dist.get_rank(group), dist.get_world_size(group)
+    def __init__(
+        self, group: dist.ProcessGroup, timeout: timedelta, store: Store, is_open: Callable[[], bool] = lambda: True
+    ) -> None:
+        self.group, self.store, self._is_open = group, store, is_open
+        self.rank, self.ranks = group.rank(), group.size()
         self.grace_s = grace_s(timeout)
         self.wait_s = timeout.total_seconds() - self.grace_s
         self.broken: ExecutionError | None = None
         self._numbers = itertools.count(1)
-        self._groups = dist.distributed_c10d._world.pg_map  # one and the same for as long as the process lives
 
     def draw_number(self) -> int:
         """Return the number of a call that is being made: calls are made in one order on all ranks, and some of them are
@@ -126,7 +128,7 @@ class Faults:
             raise ExecutionError(
                 f"rank {self.rank}: an earlier call failed; destroy the process group and start anew ({self.broken})"
             )
-        if self.group not in self._groups:
+        if not self._is_open():
             raise ExecutionError(f"rank {self.rank}: the process group was destroyed; set one up, and make this anew")
         return number or next(self._numbers), time.monotonic() + self.wait_s
 
@@ -171,7 +173,7 @@ class Faults:
         def exchange() -> None:
             try:
                 self.store.set(f"stuck/{self.rank}", json.dumps(asdict(report)))
-                self._hang_up()
+                self.hang_up()
                 begun = time.monotonic()
                 while True:
                     for rank in range(self.ranks):
@@ -189,15 +191,15 @@ class Faults:
         threading.Thread(target=exchange, name="topoplan-faults", daemon=True).start()
         done.wait(0.9 * self.grace_s)
         done.set()
-        self._hang_up()  # whatever became of the thread: nothing may arrive any more in memory that the caller lets go
+        self.hang_up()  # whatever became of the thread: nothing may arrive any more in memory that the caller lets go
         return dict(reports)
 
-    def _hang_up(self) -> None:
+    def hang_up(self) -> None:
         """Close this rank's connections, so that its peers learn of it at once.
 
         ProcessGroupGloo.abort leaves them open (torch 2.13), but gloo closes all of them when a wait times out.
         """
-        if uses_nccl(self.group):
+        if torch.device("cpu") not in self.group._device_types:
             return
         backend: Any = self.group._get_backend(torch.device("cpu"))
         nothing = torch.empty(1)

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import Store
 
 from ...topo.errors import InputError
 from ..torch_version import check_torch
@@ -48,14 +49,17 @@ def make_private_group(group: dist.ProcessGroup | GroupMaker | None, timeout: ti
     return private
 
 
-def make_group(name: str, ranks: Sequence[int], transport: str, timeout: timedelta) -> dist.ProcessGroup:
-    """Make a plain group over `ranks`, in their order. No other rank takes part: `name` is all that its ranks share.
+def make_group(
+    name: str, ranks: Sequence[int], transport: str, timeout: timedelta, store: Store | None = None
+) -> dist.ProcessGroup:
+    """Make a plain group over `ranks`, in their order. No other rank takes part: `name` is all that its ranks share, and a
+    `store` (default: that of the default group).
 
     torch's own way to that (new_group with use_local_synchronization) names a group by how many groups a rank is in
     already, which differs between ranks.
     """
     c10d = dist.distributed_c10d
-    own_number, store = list(ranks).index(dist.get_rank()), c10d._get_default_store()
+    own_number, store = list(ranks).index(dist.get_rank()), store or c10d._get_default_store()
     group: dist.ProcessGroup
     called: Any = name  # for the type checker torch's GroupName, which is a str, and older torch does not have it
     group, _ = c10d._new_process_group_helper(

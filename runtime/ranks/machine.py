@@ -8,9 +8,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
-
-import torch.distributed as dist
 
 from ...synth.cost.host_costs import OVER_MPI, OVER_NCCL, HostCosts, host_of
 from ...topo.errors import InputError
@@ -69,13 +66,6 @@ def _describe_machine(
     if batched or topology is None or len(cores_of_hosts) > 1:
         return Machine(topology, host, batched, "as in the topology")
     return Machine(None, host, False, "one host's memory")
-
-
-def find_cores_of_hosts(group: dist.ProcessGroup) -> dict[str, int]:
-    """Return the hosts of a group's ranks, with the number of cores that these ranks may use there. Collective."""
-    found: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(found, find_own_cores(), group=group)
-    return count_cores(found)
 
 
 def find_own_cores() -> tuple[str, frozenset[int]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -125,18 +126,24 @@ def join_ranks(timeout_s: float = 60.0) -> Topology:
 
 
 def find_machine(
-    store: Store, rank: int, ranks: Sequence[int], device: int | None, timeout: timedelta
+    store: Store,
+    rank: int,
+    ranks: Sequence[int],
+    device: int | None,
+    timeout: timedelta,
+    stop: threading.Event | None = None,
 ) -> Topology | None:
     """Return, on its rank 0, the machine that the group of the global `ranks` is on, in their order; None elsewhere.
 
     Collective over these ranks alone, by their store. `device` is this rank's CUDA device, None where data lies in the
-    hosts' memory. Raises InputError where ranks cannot be told apart, RuntimeError where one does not answer in time.
+    hosts' memory. Raises InputError where ranks cannot be told apart, RuntimeError where one does not answer in time, or
+    `stop` is set.
     """
     emulated_machine = emulated()
     if emulated_machine is not None:
         return restrict(emulated_machine, ranks) if rank == 0 else None
     put(store, f"place/{rank}", asdict(place_of(device)))
-    places = [Place(**take(store, f"place/{other}", timeout)) for other in range(len(ranks))]
+    places = [Place(**take(store, f"place/{other}", timeout, stop)) for other in range(len(ranks))]
     first_on_host = {place.host: number for number, place in reversed(list(enumerate(places)))}
     if device is not None and rank in first_on_host.values():
         put(store, f"host/{rank}", _probe_host())
@@ -145,7 +152,7 @@ def find_machine(
     texts: list[str | None] = [None] * len(ranks)
     if device is not None:
         for number in first_on_host.values():
-            answer = take(store, f"host/{number}", timeout)
+            answer = take(store, f"host/{number}", timeout, stop)
             if "error" in answer:
                 raise InputError(f"host {places[number].host}: {answer['error']}")
             texts[number] = answer["topology"]

@@ -3,77 +3,96 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import AllreduceOptions
+from torch._C._distributed_c10d import (
+    AllgatherOptions,
+    AllreduceOptions,
+    AllToAllOptions,
+    BroadcastOptions,
+    GatherOptions,
+    ReduceOptions,
+    ReduceScatterOptions,
+    ScatterOptions,
+)
 
 from ...synth.ir.collective import Collective
 from .faults import Call, Faults
 
+_NOT_IN_GLOO = frozenset({torch.int16})
+_NOT_IN_NCCL = frozenset({torch.int16})
+"""The dtypes of REDUCIBLE_DTYPES that they refuse, in all collectives (torch 2.9 to 2.13)."""
+
 StockCall = Callable[..., dist.Work | None]
 """Makes a stock collective: waits for it, or returns its Work where it is called with `asynchronous=True`."""
-
-# the new names are torch 2.13's, where the old ones warn
-_ALL_GATHER: Callable[..., dist.Work | None] = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
-_REDUCE_SCATTER: Callable[..., dist.Work | None] = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
 
 
 def make_stock_call(
     collective: Collective,
-    group: dist.ProcessGroup,
+    group: Any,
     source: torch.Tensor,
     target: torch.Tensor,
     op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM,
 ) -> StockCall:
-    """Return a function that calls the stock collective over `group`, reading flat `source` and writing flat `target`.
+    """Return a function that calls the stock collective of `group`, reading flat `source` and writing flat `target`.
 
     Both are the same tensor for allreduce, reduce and broadcast. AVG is a sum: the caller divides. With `asynchronous` it
-    returns the Work of what it has started.
+    returns the Work of what it has started. The group's own methods are called: it need not be registered with torch, whose
+    functions also take longer to check and log a small call than the group to start it.
     """
-    rank, ranks, name = dist.get_rank(group), collective.ranks, collective.name
-    is_root = rank == collective.root
-    root = dist.get_global_rank(group, collective.root or 0)
-    op = dist.ReduceOp.SUM if op == dist.ReduceOp.AVG else op
-    if name == "allreduce":
-        return _make_allreduce(group, target, op)
+    name, root, is_root = collective.name, collective.root or 0, group.rank() == collective.root
+    kind = dist.ReduceOp(dist.ReduceOp.SUM if op == dist.ReduceOp.AVG else op)
+    options = _make_options(name, root, kind)
 
-    def parts(tensor: torch.Tensor) -> list[torch.Tensor] | None:
-        return list(tensor.chunk(ranks)) if is_root else None
+    def parts(tensor: torch.Tensor) -> list[list[torch.Tensor]]:
+        return [list(tensor.chunk(collective.ranks))] if is_root else []
 
-    calls: dict[str, Callable[[bool], dist.Work | None]] = {
-        "reduce": lambda later: dist.reduce(target, root, op, group, later),
-        "broadcast": lambda later: dist.broadcast(target, root, group, later),
-        "allgather": lambda later: _ALL_GATHER(target, source, group, later),
-        "reduce-scatter": lambda later: _REDUCE_SCATTER(target, source, op, group, later),
-        "gather": lambda later: dist.gather(source, parts(target), root, group, later),
-        "scatter": lambda later: dist.scatter(target, parts(source), root, group, later),
-        "alltoall": lambda later: dist.all_to_all_single(target, source, group=group, async_op=later),
+    calls: dict[str, Callable[[], dist.Work | None]] = {
+        "allreduce": lambda: group.allreduce([target], options),
+        "reduce": lambda: group.reduce([target], options),
+        "broadcast": lambda: group.broadcast([target], options),
+        "allgather": lambda: _newest(group, "all_gather_single", "_allgather_base")(target, source, options),
+        "reduce-scatter": lambda: _newest(group, "reduce_scatter_single", "_reduce_scatter_base")(
+            target, source, options
+        ),
+        "gather": lambda: group.gather(parts(target), [source], options),
+        "scatter": lambda: group.scatter([target], parts(source), options),
+        "alltoall": lambda: group.alltoall_base(target, source, [], [], options),
     }
     call = calls[name]
 
     def run(*, asynchronous: bool = False) -> dist.Work | None:
-        return call(asynchronous)
-
-    return run
-
-
-def _make_allreduce(group: dist.ProcessGroup, target: torch.Tensor, op: dist.ReduceOp.RedOpType) -> StockCall:
-    """Return an allreduce of `target`, right at the group: DDP makes one for every bucket, and torch's own function takes
-    longer to check and to log it than the group to start it.
-    """
-    options = AllreduceOptions()
-    options.reduceOp = dist.ReduceOp(op)
-
-    def run(*, asynchronous: bool = False) -> dist.Work | None:
         options.asyncOp = asynchronous
-        work: dist.Work | None = group.allreduce([target], options)  # None where C++ has waited already
+        work = call()  # None where C++ has waited already
         if asynchronous or work is None:
             return work
         work.wait()
         return None
 
     return run
+
+
+def _make_options(name: str, root: int, op: dist.ReduceOp) -> Any:
+    """Return torch's options of a collective, by our name for it."""
+    makers: dict[str, Callable[[], Any]] = {
+        "allreduce": AllreduceOptions, "reduce": ReduceOptions, "broadcast": BroadcastOptions,
+        "allgather": AllgatherOptions, "reduce-scatter": ReduceScatterOptions, "gather": GatherOptions,
+        "scatter": ScatterOptions, "alltoall": AllToAllOptions,
+    }  # fmt: skip
+    options = makers[name]()
+    if name in ("allreduce", "reduce", "reduce-scatter"):
+        options.reduceOp = op
+    if name in ("reduce", "broadcast", "gather", "scatter"):
+        options.rootRank = root
+    return options
+
+
+def _newest(group: Any, name: str, older: str) -> Callable[..., dist.Work | None]:
+    """Return a method by its name since torch 2.13, or by the older one, which warns there."""
+    method: Callable[..., dist.Work | None] = getattr(group, name, None) or getattr(group, older)
+    return method
 
 
 class StartedStock:
@@ -116,19 +135,6 @@ class StartedStock:
         self._finish()
 
 
-def is_possible(call: Callable[[], object], group: dist.ProcessGroup | None, device: torch.device) -> bool:
-    """Return whether the backend can make a stock `call` at all: tried, and agreed on by all ranks of `group` (None: all).
-
-    Raises RuntimeError where the ranks no longer reach each other: then a failed call says nothing of the backend.
-    """
-    failed: Exception | None = None
-    try:
-        call()
-    except (RuntimeError, ValueError) as error:
-        failed = error
-    any_failed = torch.tensor([failed is not None], dtype=torch.int32, device=device)
-    try:
-        dist.all_reduce(any_failed, dist.ReduceOp.MAX, group)
-        return not any_failed.item()
-    except RuntimeError as error:
-        raise (failed if isinstance(failed, RuntimeError) else error) from None
+def has_stock(dtype: torch.dtype, *, is_nccl: bool) -> bool:
+    """Return whether gloo or NCCL has collectives for a dtype that plans are for: known, so that no rank need be asked."""
+    return dtype not in (_NOT_IN_NCCL if is_nccl else _NOT_IN_GLOO)

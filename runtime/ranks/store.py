@@ -1,15 +1,23 @@
-"""JSON of any length through a store: TCPStore breaks off its connections at values above 8 MiB."""
+"""JSON of any length through a store, and connections to a store that no wait of the user's keeps busy.
+
+TCPStore breaks off its connections at values above 8 MiB, and serves one request of a client at a time, waits included.
+"""
 
 from __future__ import annotations
 
 import json
+import threading
+import time
 import zlib
 from datetime import timedelta
 from typing import Any
+from weakref import WeakValueDictionary
 
-from torch._C._distributed_c10d import Store
+from torch._C._distributed_c10d import PrefixStore, Store
 
 PART_BYTES = 4 << 20
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.05
+"""Pauses between two questions to the store: asking takes some 70 us of a core, and 8 ranks may share two cores."""
 
 
 def put(store: Store, key: str, value: Any) -> None:
@@ -21,8 +29,46 @@ def put(store: Store, key: str, value: Any) -> None:
     store.set(key, str(len(parts)))
 
 
-def take(store: Store, key: str, timeout: timedelta) -> Any:
-    """Return a value that a rank puts, waiting for it. Raises RuntimeError where that takes longer than `timeout`."""
-    store.wait([key], timeout)
+def take(store: Store, key: str, timeout: timedelta, stop: threading.Event | None = None) -> Any:
+    """Return a value that a rank puts, waiting for it. Raises RuntimeError where that takes longer than `timeout`, or `stop`
+    is set.
+    """
+    wait_for(store, key, timeout, stop)
     data = b"".join(store.get(f"{key}/{number}") for number in range(int(store.get(key))))
     return json.loads(zlib.decompress(data))
+
+
+def wait_for(store: Store, key: str, timeout: timedelta, stop: threading.Event | None = None) -> None:
+    """Wait until a key is in the store, by asking again and again; raises as `take`.
+
+    `Store.wait` would hold the connection for as long as it waits, so that other threads could not use it.
+    """
+    stop = stop or threading.Event()
+    deadline, pause_s = time.monotonic() + timeout.total_seconds(), _FIRST_PAUSE_S
+    while not store.check([key]):
+        if stop.wait(pause_s):
+            raise RuntimeError("the group was shut down")
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"nothing came within {timeout.total_seconds():g} s")
+        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+
+class StoreClient:
+    """A connection of this process's own to a store, shared by its groups; only for requests that do not wait."""
+
+    def __init__(self, original: Store) -> None:
+        self._original = original  # its id is the key under which the client is found
+        self.store: Store = original.clone()  # type: ignore[attr-defined]
+
+
+_clients: WeakValueDictionary[int, StoreClient] = WeakValueDictionary()
+
+
+def find_client(store: Store) -> StoreClient:
+    """Return the connection to the store under `store`, whose prefixes it does not have; it lasts as long as it is held."""
+    under: Any = store
+    original = under._underlying_non_prefix_store if isinstance(store, PrefixStore) else under
+    client = _clients.get(id(original))
+    if client is None:
+        client = _clients[id(original)] = StoreClient(original)
+    return client

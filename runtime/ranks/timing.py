@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import AllreduceOptions
 
 
 def time_call_s(call: Callable[[], object], meet: Callable[[], object], device: torch.device) -> float:
@@ -24,8 +26,11 @@ def time_call_s(call: Callable[[], object], meet: Callable[[], object], device: 
     return time.perf_counter() - started
 
 
-def find_slowest_s(seconds: list[float], group: dist.ProcessGroup | None, device: torch.device) -> list[float]:
+def find_slowest_s(seconds: list[float], group: Any, device: torch.device) -> list[float]:
     """Return, for each of the times, the longest of any rank of `group` (None: of all). Collective, alike on all ranks."""
     times = torch.tensor(seconds, dtype=torch.float64, device=device)
-    dist.all_reduce(times, dist.ReduceOp.MAX, group)
+    options = AllreduceOptions()
+    options.reduceOp = dist.ReduceOp(dist.ReduceOp.MAX)
+    everybody: Any = group or dist.group.WORLD
+    everybody.allreduce([times], options).wait()
     return [float(x) for x in times.tolist()]

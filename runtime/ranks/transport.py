@@ -5,19 +5,20 @@ from __future__ import annotations
 import os
 import time
 from datetime import timedelta
-from functools import cached_property
 from typing import Any
 
+import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore
+from torch._C._distributed_c10d import BarrierOptions, PrefixStore, Store
 
 from ...topo.errors import InputError
 from ..mpi.lane import Lane, find_own_seat
 from ..mpi.library import describe_mpi, takes_gpu_memory
+from .exchange import exchange
 from .faults import Faults, grace_s
 from .groups import GroupMaker, destroy_group, device_of, make_private_group, uses_nccl
 from .launch import TRANSPORT
-from .machine import are_crowded, find_cores_of_hosts, find_own_cores
+from .machine import are_crowded, count_cores, find_own_cores
 from .timing import find_slowest_s
 
 TRANSPORTS = ("auto", "mpi")
@@ -42,20 +43,30 @@ class Transport:
     on ranks that are not in the group, and where MPI is not there, or cannot reach the device's memory.
     """
 
+    lane: Lane | None
+
     def __init__(
         self, group: dist.ProcessGroup | GroupMaker | None, timeout: timedelta, over: str | None = None
     ) -> None:
         is_mpi = check_transport(over) == "mpi"
-        self.group = make_private_group(group, timeout - timedelta(seconds=grace_s(timeout)))
-        self.device = device_of(self.group)
-        self.rank, self.size = dist.get_rank(self.group), dist.get_world_size(self.group)
-        self.timeout_s = timeout.total_seconds()
-        self.lane = self._open_lane() if is_mpi else None
-        self.batched = self.lane is None and uses_nccl(self.group)
-        store = PrefixStore(f"topoplan/{self.group.group_name}", dist.distributed_c10d._get_default_store())
-        self.faults = Faults(self.group, timeout, store)
+        private = make_private_group(group, timeout - timedelta(seconds=grace_s(timeout)))
+        store = PrefixStore(f"topoplan/{private.group_name}", dist.distributed_c10d._get_default_store())
+        is_registered = lambda: private in dist.distributed_c10d._world.pg_map  # noqa: E731
+        self._begin(private, device_of(private), timeout, Faults(private, timeout, store, is_registered))
+        if is_mpi:
+            self.lane = self._open_lane(private.group_name)
+        self.batched = self.lane is None and uses_nccl(private)
+        self._is_private = True
 
-    def _open_lane(self) -> Lane:
+    def _begin(self, group: Any, device: torch.device, timeout: timedelta, faults: Faults) -> None:
+        self.group, self.device, self.faults = group, device, faults
+        self.rank, self.size = group.rank(), group.size()
+        self.timeout_s = timeout.total_seconds()
+        self.lane = None
+        self.batched = False
+        self._places: list[tuple[str, frozenset[int]]] | None = None
+
+    def _open_lane(self, name: str) -> Lane:
         """Return MPI's communicator over the group's ranks. Collective; what one rank refuses all refuse."""
         mine: Any
         try:
@@ -67,23 +78,37 @@ class Transport:
                 )
         except InputError as error:
             mine = str(error)
-        seats: list[Any] = [None] * self.size
-        dist.all_gather_object(seats, mine, group=self.group)
+        seats = self.exchange(mine)
         refused = [f"rank {rank}: {seat}" for rank, seat in enumerate(seats) if isinstance(seat, str)]
         if refused:
             raise InputError(mine if isinstance(mine, str) else refused[0])
         yields = are_crowded([(seat.host, seat.cores) for seat in seats])
-        return Lane(seats, self.rank, self.group.group_name, yields=yields)
+        return Lane(seats, self.rank, name, yields=yields)
 
-    @cached_property
+    @property
     def cores_of_hosts(self) -> dict[str, int]:
         """The hosts of the ranks, with the cores that a rank there may use. Collective the first time."""
-        return find_cores_of_hosts(self.group)
+        return count_cores(self._find_places())
+
+    @property
+    def shares_clock(self) -> bool:
+        """Whether time.monotonic is one clock for all ranks: on one host. Collective the first time."""
+        return len({host for host, _ in self._find_places()}) == 1
+
+    def _find_places(self) -> list[tuple[str, frozenset[int]]]:
+        # No functools.cached_property: before Python 3.12 that holds one lock for all transports while it waits for ranks.
+        if self._places is None:
+            self._places = self.exchange(find_own_cores())
+        return self._places
 
     @property
     def name(self) -> str:
         """What carries the messages: "gloo", "nccl" or "mpi"."""
         return "mpi" if self.lane is not None else "nccl" if self.batched else "gloo"
+
+    def exchange(self, value: object) -> list[Any]:
+        """Return the values of all ranks, by rank. Collective; raises RuntimeError where a rank does not answer."""
+        return exchange(self.group, self.size, self.device, value)
 
     def find_slowest_s(self, seconds: list[float]) -> list[float]:
         """Return, for each of the times, the longest of any rank. Collective, alike on all ranks; raises as `meet`."""
@@ -91,15 +116,56 @@ class Transport:
             return self.lane.find_largest(seconds, time.monotonic() + self.timeout_s)
         return find_slowest_s(seconds, self.group, self.device)
 
+    def find_span_s(self, began: float, ended: float) -> float:
+        """Return the seconds from when the last rank began a call to when the last one ended it, alike on all ranks.
+
+        `began` and `ended` are this rank's (time.monotonic). Where ranks have clocks of their own it is the shortest time
+        of any rank: who comes last waits for nobody.
+        """
+        last_began, last_ended, shortest = self.find_slowest_s([began, ended, began - ended])
+        return last_ended - last_began if self.shares_clock else -shortest
+
     def meet(self) -> None:
         """Wait for all ranks, as nearly at once as the transport can. Raises RuntimeError where one does not come."""
         if self.lane is None:
-            dist.barrier(self.group)
+            self.group.barrier(_barrier_options(self.device)).wait()
         else:
             self.lane.barrier(time.monotonic() + self.timeout_s)
 
     def close(self) -> None:
-        """Destroy the group; a later call over it raises ExecutionError."""
+        """Destroy the group, if it is the transport's own; a later call over it raises ExecutionError."""
         if self.lane is not None:
             self.lane.close()
-        destroy_group(self.group)
+        if self._is_private:
+            destroy_group(self.group)
+
+
+class SharedTransport(Transport):
+    """A transport over the connections that a backend's plain group of gloo has already: making it involves no other rank.
+
+    Messages of plans have tags from FIRST_TAG on, which users' own must not have. `store` is a client of its own, so that
+    no thread of the user's keeps it waiting; `name` is the group's. With `over` mpi `open` must be called on all ranks.
+    """
+
+    def __init__(self, plain: dist.ProcessGroup, timeout: timedelta, store: Store, name: str) -> None:
+        self._name, self._is_private, self.is_open = name, False, True
+        faults = Faults(plain, timeout, PrefixStore("faults", store), lambda: self.is_open)
+        self._begin(plain, torch.device("cpu"), timeout, faults)
+
+    def open(self, over: str) -> None:
+        """Join MPI, if it is to carry messages, unless that is done. Collective the first time."""
+        if check_transport(over) == "mpi" and self.lane is None:
+            self.lane = self._open_lane(self._name)
+
+    def close(self) -> None:
+        """End it; the connections stay the plain group's."""
+        super().close()
+        self.is_open = False
+
+
+def _barrier_options(device: torch.device) -> BarrierOptions:
+    """Return the options of a barrier: NCCL's must know the device, else it guesses one."""
+    options = BarrierOptions()
+    if device.type == "cuda":
+        options.device_ids = [device.index]
+    return options

@@ -1,0 +1,131 @@
+"""Whether all ranks of a group make the same calls, compared beside the calls themselves.
+
+Each rank posts what it calls in the group's store, and waits for nothing. The first rank compares, and posts who differs;
+then calls that wait fail with that, on all ranks, even where gloo would have gone on with wrong numbers, or waited. Only the
+first calls of a group and of each size are posted: later ones have tags that differ where the calls do.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from weakref import WeakSet
+
+from torch._C._distributed_c10d import Store
+
+from ...topo.errors import ExecutionError
+from ..works import Failed, PlannedWork, Progress
+
+_MISMATCH = "mismatch"
+_PAUSE_S = 0.02
+"""Between two questions to the store: shorter than people notice, and less than a hundredth of a core for a rank."""
+_LINGER_S = 2.0
+"""Seconds for which a thread stays after the last call, so that a training loop does not start one a call."""
+
+
+class CallCheck:
+    """The calls of one rank of a group of the global `ranks`; `hang_up` closes this rank's connections.
+
+    `error` says which ranks differ, once that is known.
+    """
+
+    def __init__(self, store: Store, rank: int, ranks: Sequence[int], hang_up: Callable[[], None]) -> None:
+        self.error: ExecutionError | None = None
+        self._store, self._rank, self._ranks, self._hang_up = store, rank, list(ranks), hang_up
+        self._waiting: WeakSet[Progress] = WeakSet()
+        self._numbers: deque[int] = deque()
+        self._guard = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._last_post_s = 0.0
+        self._stop = threading.Event()
+
+    def post(self, number: int, what: str) -> None:
+        """Tell the other ranks that this one makes its `number`-th call, and compare it on the side."""
+        self._store.set(f"call/{number}/{self._rank}", what)
+        with self._guard:
+            if self._rank == 0:
+                self._numbers.append(number)
+            self._last_post_s = time.monotonic()
+            if self._thread is None and not self._stop.is_set():
+                self._thread = threading.Thread(target=self._look, name="topoplan-check", daemon=True)
+                self._thread.start()
+
+    def watch(self, work: PlannedWork) -> None:
+        """Have a call fail where the ranks turn out to differ."""
+        self._waiting.add(work.progress)
+
+    def find_error(self, wait_s: float) -> ExecutionError | None:
+        """Return who differs, after a call has failed: what has been posted may not have been compared yet."""
+        deadline = time.monotonic() + wait_s
+        while self.error is None and self._thread is not None and time.monotonic() < deadline:
+            time.sleep(_PAUSE_S)
+        return self.error
+
+    def close(self) -> None:
+        """End the thread."""
+        self._stop.set()
+        thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join()
+
+    def _look(self) -> None:
+        """Compare calls, or wait for the first rank to have done so, for as long as there is something to wait for."""
+        while not self._stop.is_set():
+            try:
+                text = self._compare() if self._rank == 0 else self._hear()
+            except RuntimeError:  # the store is gone: calls fail by themselves, and are explained without it
+                self._stop.set()
+                break
+            if text:
+                self._fail(ExecutionError(text))
+                break
+            with self._guard:
+                waits = bool(self._numbers) if self._rank == 0 else any(not x.has_ended for x in self._waiting)
+                if not waits and time.monotonic() > self._last_post_s + _LINGER_S:
+                    self._thread = None
+                    return
+            self._stop.wait(_PAUSE_S)
+        self._thread = None
+
+    def _compare(self) -> str:
+        """Compare the calls that all ranks have posted; return who differs, if anybody does."""
+        while self._numbers:
+            number = self._numbers[0]
+            keys = [f"call/{number}/{rank}" for rank in range(len(self._ranks))]
+            if not self._store.check(keys):
+                return ""
+            text = explain_difference(number, self._ranks, [self._store.get(key).decode() for key in keys])
+            if text:
+                self._store.set(_MISMATCH, text)
+                return text
+            for key in keys:
+                self._store.delete_key(key)
+            self._numbers.popleft()
+        return ""
+
+    def _hear(self) -> str:
+        """Return what the first rank has found, if it has found anything."""
+        return self._store.get(_MISMATCH).decode() if self._store.check([_MISMATCH]) else ""
+
+    def _fail(self, error: ExecutionError) -> None:
+        self.error = error
+        for progress in list(self._waiting):
+            progress.finish(Failed(error), error)
+        self._hang_up()  # gloo's own works would go on waiting, and the process with them at its end
+
+
+def explain_difference(number: int, ranks: Sequence[int], calls: Sequence[str]) -> str:
+    """Return which ranks make another call than most as the `number`-th of their group; nothing where all make the same."""
+    counts = Counter(calls)
+    if len(counts) == 1:
+        return ""
+    (usual, most), (_, next_most) = counts.most_common(2)
+    others = [(rank, call) for rank, call in zip(ranks, calls, strict=True) if call != usual or most == next_most]
+    said = ", ".join(f"rank {rank} calls {call}" for rank, call in others)
+    rest = "" if most == next_most else f", where the other ranks call {usual}"
+    return (
+        f"call {number} of the process group differs between ranks: {said}{rest}; all ranks must make the same calls in the "
+        "same order"
+    )

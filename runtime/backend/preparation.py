@@ -1,0 +1,44 @@
+"""A plan found or made by a thread of its own, while the calls that it is for go on without it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from ...synth.plan import Plan
+
+
+class Preparation:
+    """The search for one plan by `find`, which begins at once."""
+
+    def __init__(self, find: Callable[[], Plan | None]) -> None:
+        self._find = find
+        self._plan: Plan | None = None
+        self._error: Exception | None = None
+        self._thread = threading.Thread(target=self._search, name="topoplan-plans", daemon=True)
+        self._ended = threading.Event()
+        self._thread.start()
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the search has ended."""
+        return self._ended.is_set()
+
+    def wait(self) -> Plan | None:
+        """Return the plan, or None where there is none. Raises what the search has raised."""
+        self._ended.wait()
+        if self._error is not None:
+            raise self._error
+        return self._plan
+
+    def join(self) -> None:
+        """Wait for the thread to end."""
+        self._thread.join()
+
+    def _search(self) -> None:
+        try:
+            self._plan = self._find()
+        except Exception as error:  # raised where the plan is waited for
+            self._error = error
+        finally:
+            self._ended.set()
