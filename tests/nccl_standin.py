@@ -305,7 +305,7 @@ class StandInTransport(Transport):
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
         self.faults = Faults(group, timedelta(seconds=60), HashStore())
         self.lane = None
-        self.cores_of_hosts = {"host": 8}
+        self._places = [("host", frozenset(range(8)))]
 
 
 class NcclStandIn:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -33,6 +34,11 @@ from .sizes import LAST_NEW_CALL, Key, Size
 
 StartPlain = Callable[[list[torch.Tensor]], dist.Work]
 """Starts a collective of the plain group on tensors."""
+_NAMES = {
+    "allreduce": "all_reduce", "reduce": "reduce", "broadcast": "broadcast", "allgather": "all_gather",
+    "reduce-scatter": "reduce_scatter", "alltoall": "all_to_all",
+}  # fmt: skip
+"""What torch's users call a collective, as profiles show it."""
 _COMPARED = 64
 """So many calls of a group are compared between its ranks, whatever they are: a mismatch is mostly there from the start."""
 
@@ -97,10 +103,15 @@ class BaseGroup(PlainCalls):
         if tensor.device.type in self._refused:
             raise InputError(self._refused[tensor.device.type])
         size = self.planned.find_size(name, root, tensor, parts, op) if fits else None
-        if self.account.is_kept and (size is None or size.key in self.planned.without_plan):
-            why = self.planned.why_plain(name, tensor, parts, op) if fits else "parts of different sizes"
-            self.account.leave(name, why or f"no plan: {self.planned.plans.whys.get(name, '')}")
+        if self.account.is_kept and size is None:
+            self.account.leave(
+                name, self.planned.why_plain(name, tensor, parts, op) if fits else "parts of different sizes"
+            )
         return size
+
+    def _note_no_plan(self, size: Size) -> None:
+        name = size.key[0]
+        self.account.leave(name, f"no plan: {self.planned.plans.whys.get(name, '')}")
 
     def _learn_devices(self) -> None:
         """Learn which devices are this backend's: torch makes it the whole group, also of "cpu:topo,cuda:nccl"."""
@@ -161,14 +172,19 @@ class BaseGroup(PlainCalls):
         """
         call = size.draw_call()
         number = self._begin(what, is_new=call <= LAST_NEW_CALL)
+
+        def without_plan() -> dist.Work:
+            self._note_no_plan(size)
+            return stock()
+
         known = self.planned.by_key.get(size.key)
         holds_stock = self.planned.holds_stock(tensor.device.type)
         if known is None or not size.begun:
             has_none = size.key in self.planned.without_plan
             if not holds_stock and (has_none or (size.is_known(call) and not size.uses_plan(call))):
-                return self._explain(stock(), number, what, results)
+                return self._explain(without_plan() if has_none else stock(), number, what, results)
         queue, waits = self.planned.queue(tensor), not opts.asyncOp
-        name = f"{NAME}:{operator.strip('_')}"
+        name = f"{NAME}:{_NAMES[size.key[0]]}"
         if known is not None and size.begun:
             task = prepare(known)
             return show_as(
@@ -178,7 +194,7 @@ class BaseGroup(PlainCalls):
         def carry_out() -> None:
             communicator = self.planned.open(size.key, number) if size.uses_plan(call) else None
             if communicator is None:
-                stock().wait()
+                (without_plan() if size.begun else stock()).wait()
             else:
                 prepare(communicator).run(number)
 
@@ -241,7 +257,15 @@ class BaseGroup(PlainCalls):
         if not waits_for_others:
             return start()
         queue = self.planned.queue(torch.empty(0) if tensor is None else tensor)
-        return queue.carry_out(lambda: start().wait(), [], waits=False, may_be_stock=True)
+        results: list[torch.Tensor] = []
+
+        def carry_out() -> None:
+            work = start()
+            work.wait()
+            with suppress(RuntimeError):  # reduce-scatter and barriers of gloo have no future
+                results.extend(_find_tensors([work.get_future().value()]))
+
+        return queue.carry_out(carry_out, results, waits=False, may_be_stock=True)
 
     def _copy_by_plain(self, tensor: torch.Tensor, start: Callable[[torch.Tensor], dist.Work]) -> dist.Work:
         """Start a broadcast by the plain group: gloo takes tensors for contiguous that are not."""

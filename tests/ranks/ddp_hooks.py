@@ -17,6 +17,7 @@ import topoplan
 from ranks.checks import same_everywhere
 from ranks.ddp_options import MANY, Comparison, backward, data, fixed_order
 from ranks.training import Hook, distance, flat, network, preparing, wrapped
+from topoplan.runtime.trial import MOST_CALLS
 
 Errors = dict[str, tuple[str, str]]
 """By use: the type and the first line of what was raised."""
@@ -58,11 +59,16 @@ def train_two(hook_a: Hook | None, hook_b: Hook | None) -> torch.Tensor:
 
 
 def choice_of_a_race(hook: Any) -> None:
-    """It is made at the first backward, alike on all ranks, and can be asked for."""
+    """It is made within the first backwards, at the same one on all ranks, and can be asked for."""
     ddp = wrapped(network, hook)
     size_bytes = 4 * flat(ddp).numel()
-    assert hook.communicator.choice(size_bytes) is None
-    backward(ddp, 0)
+    settled: list[bool] = []
+    for step in range(MOST_CALLS):
+        settled.append(hook.communicator.choice(size_bytes) is not None)
+        backward(ddp, step)
+    settled_on_all: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(settled_on_all, settled)
+    assert settled_on_all == [settled] * len(settled_on_all) and not settled[0]
     choice = hook.communicator.choice(size_bytes)
     labels: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(labels, (choice.label, choice.raced))
