@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
 
 from topoplan.runtime.backend.process_group import TopoGroup
 from topoplan.runtime.register import register
@@ -31,7 +32,7 @@ def methods() -> list[str]:
 def group() -> Iterator[TopoGroup]:
     """Return the group of a launch of one rank."""
     register()
-    dist.init_process_group("topo", store=dist.HashStore(), rank=0, world_size=1)
+    dist.init_process_group("topo", store=HashStore(), rank=0, world_size=1)
     world = dist.group.WORLD
     assert isinstance(world, TopoGroup)
     yield world

@@ -30,7 +30,7 @@ from .plain import backend_type, make_plain_group
 from .plain_calls import PlainCalls
 from .plan_finder import PlanFinder
 from .seen import show_as
-from .sizes import LAST_NEW_CALL, Key, Size
+from .sizes import Key, Size
 
 StartPlain = Callable[[list[torch.Tensor]], dist.Work]
 """Starts a collective of the plain group on tensors."""
@@ -171,7 +171,7 @@ class BaseGroup(PlainCalls):
         Nothing here waits for another rank, unless the caller does: what has to is left to the queue.
         """
         call = size.draw_call()
-        number = self._begin(what, is_new=call <= LAST_NEW_CALL)
+        number = self._begin(what, is_new=size.is_new(call))
 
         def without_plan() -> dist.Work:
             self._note_no_plan(size)

@@ -11,6 +11,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from itertools import islice
 from weakref import WeakSet
 
 from torch._C._distributed_c10d import Store
@@ -21,6 +22,8 @@ from ..works import Failed, PlannedWork, Progress
 _MISMATCH = "mismatch"
 _PAUSE_S = 0.02
 """Between two questions to the store: shorter than people notice, and less than a hundredth of a core for a rank."""
+_COMPARED_AT_ONCE, _MOST_NUMBERS = 16, 256
+"""Calls that are looked for at a time, and that are remembered: some are never posted by all ranks."""
 _LINGER_S = 2.0
 """Seconds for which a thread stays after the last call, so that a training loop does not start one a call."""
 
@@ -82,7 +85,7 @@ class CallCheck:
                 self._fail(ExecutionError(text))
                 break
             with self._guard:
-                waits = bool(self._numbers) if self._rank == 0 else any(not x.has_ended for x in self._waiting)
+                waits = any(not progress.has_ended for progress in list(self._waiting))
                 if not waits and time.monotonic() > self._last_post_s + _LINGER_S:
                     self._thread = None
                     return
@@ -90,19 +93,22 @@ class CallCheck:
         self._thread = None
 
     def _compare(self) -> str:
-        """Compare the calls that all ranks have posted; return who differs, if anybody does."""
-        while self._numbers:
-            number = self._numbers[0]
+        """Compare the oldest calls that all ranks have posted; return who differs, if anybody does.
+
+        Ranks learn at different calls that a size is settled, so that some calls are not posted by all of them.
+        """
+        for number in list(islice(self._numbers, _COMPARED_AT_ONCE)):
             keys = [f"call/{number}/{rank}" for rank in range(len(self._ranks))]
-            if not self._store.check(keys):
-                return ""
-            text = explain_difference(number, self._ranks, [self._store.get(key).decode() for key in keys])
-            if text:
-                self._store.set(_MISMATCH, text)
-                return text
-            for key in keys:
-                self._store.delete_key(key)
-            self._numbers.popleft()
+            if self._store.check(keys):
+                text = explain_difference(number, self._ranks, [self._store.get(key).decode() for key in keys])
+                if text:
+                    self._store.set(_MISMATCH, text)
+                    return text
+                for key in keys:
+                    self._store.delete_key(key)
+                self._numbers.remove(number)
+        while len(self._numbers) > _MOST_NUMBERS:
+            self._store.delete_key(f"call/{self._numbers.popleft()}/0")
         return ""
 
     def _hear(self) -> str:

@@ -24,7 +24,7 @@ from ..works import CallQueue, make_queue
 from .options import AUTO
 from .plan_finder import PlanFinder
 from .preparation import Preparation
-from .sizes import Key, Size
+from .sizes import Key, Passes, Size
 
 _COMPRESSED = ("allreduce", "reduce-scatter")
 _LEAST_INTEGER_BYTES = 1 << 20
@@ -43,6 +43,7 @@ class Communicators:
         self._store = store
         self._preparations: dict[Key, Preparation] = {}
         self._sizes: dict[tuple[Key, int, bool], Size] = {}
+        self._passes = Passes()
         self._shared: dict[str, Transport] = {}
         self._queues: dict[str, CallQueue] = {}
 
@@ -63,7 +64,7 @@ class Communicators:
             is_ready = lambda: self._preparations[key].is_ready  # noqa: E731
             at_once = not has_own or self._uses_plans_at_once(name, tensor, op)
             gloo = self.plain._get_backend(torch.device("cpu"))
-            size = self._sizes[place] = Size(key, gloo, is_ready, at_once=at_once)
+            size = self._sizes[place] = Size(key, gloo, is_ready, self._passes, at_once=at_once)
         return size
 
     def find_all(self, name: str, tensors: Sequence[torch.Tensor], op: object) -> list[Size]:

@@ -1,9 +1,9 @@
 """From which call on a collective of one size goes through its plan, alike on all ranks.
 
 The first calls of a size are left to the stock collective, which starts at once, while a thread of its own finds or makes the
-plan. At two of these calls the ranks ask each other whether all of them have it, by a small reduction of gloo's that nobody
-waits for. Two calls later the answer, which is the same on all ranks, says whether the plan is used from there on. At the
-last of the first calls the queue waits for the plan, so that a training script that runs for some twenty steps gets to it.
+plan. Again and again the ranks ask each other whether all of them have it, by a small reduction of gloo's that nobody waits
+for; two calls later the answer, which is the same on all ranks, says whether the plan is used from there on. After some
+training steps it is used all the same: then the queue waits for the plan, so that a short script gets to it as well.
 """
 
 from __future__ import annotations
@@ -19,41 +19,57 @@ from ..trial import MOST_CALLS
 
 Key = tuple[str, int | None, str]
 """A collective, its root, and the type of device of its tensors."""
-
-ASKED_AT = (1, 3)
-"""Numbers of the calls of a size at which ranks ask whether all have the plan."""
 _ANSWERED_AFTER = 2
 """Calls from a question to its answer: by then it has come, where ranks are not far apart."""
-WAITED_AT = 7
-"""Number of the call at which a plan is waited for. With the trial's calls all is settled at step 20 of DDP's."""
+_OFTEN, _SELDOM, _OFTEN_UNTIL = 2, 8, 32
+"""Calls from one question to the next, up to a call and after it: a question costs about as much as a small call."""
+_WAITED_AFTER = 6
+"""Backward passes after which a plan is waited for. With a trial of MOST_CALLS, DDP's buckets are settled at step 20."""
 
 
-LAST_NEW_CALL = WAITED_AT + MOST_CALLS
-"""Number of the call of a size at which it is settled, or was before."""
+class Passes:
+    """How many backward passes have made collectives of a group: its training steps, as far as a group can know."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._last = -1
+
+    def note(self) -> None:
+        """Note that a collective is called, maybe in a backward pass."""
+        current = torch._C._current_graph_task_id()
+        if current >= 0 and current != self._last:
+            self._last = current
+            self.count += 1
 
 
 class Size:
     """The calls of the collective `key` at one size. `is_ready` says whether this rank has its plan; `gloo` carries questions.
 
-    With `at_once` all calls go through the plan: where the stock collective must not be used, or plans were named.
+    With `at_once` all calls go through the plan: where the stock collective must not be used, or plans were named. `begun` says
+    whether calls that are made now do.
     """
 
-    def __init__(self, key: Key, gloo: Any, is_ready: Callable[[], bool], *, at_once: bool) -> None:
+    def __init__(self, key: Key, gloo: Any, is_ready: Callable[[], bool], passes: Passes, *, at_once: bool) -> None:
         self.key, self.begun = key, at_once
-        self._gloo, self._is_ready = gloo, is_ready
+        self._first_planned = 0
+        self._gloo, self._is_ready, self._passes = gloo, is_ready, passes
         self._calls = 0
-        self._question: tuple[dist.Work, torch.Tensor] | None = None
+        self._questions: dict[int, tuple[dist.Work, torch.Tensor]] = {}
 
     def draw_call(self) -> int:
         """Return the number of a call of this size that is being made."""
+        self._passes.note()
         self._calls += 1
         return self._calls - 1
 
+    def is_new(self, call: int) -> bool:
+        """Return whether what a call uses may not be settled yet."""
+        return not self.begun or call <= self._first_planned + MOST_CALLS
+
     def is_known(self, call: int) -> bool:
         """Return whether `uses_plan` need not wait for an answer."""
-        if self.begun or call - _ANSWERED_AFTER not in ASKED_AT:
-            return True
-        return self._question is not None and self._question[0].is_completed()
+        question = self._questions.get(call - _ANSWERED_AFTER)
+        return self.begun or question is None or question[0].is_completed()
 
     def uses_plan(self, call: int) -> bool:
         """Return whether a call goes through the plan. Collective: called for all calls of the size, in their order.
@@ -61,20 +77,25 @@ class Size:
         Raises RuntimeError where a rank does not answer.
         """
         if not self.begun:
-            self.begun = call >= WAITED_AT or (call - _ANSWERED_AFTER in ASKED_AT and self._hear_answer())
-        if not self.begun and call in ASKED_AT:
-            self._ask()
+            self._hear_answer(call)
+        if not self.begun and call % (_OFTEN if call < _OFTEN_UNTIL else _SELDOM) == 1:
+            self._ask(call)
         return self.begun
 
-    def _ask(self) -> None:
-        answer = torch.tensor([int(self._is_ready())], dtype=torch.int32)
+    def _ask(self, call: int) -> None:
+        # The least of both is of interest: one rank that has no plan, and the rank that has come furthest.
+        answer = torch.tensor([int(self._is_ready()), -self._passes.count], dtype=torch.int32)
         options = AllreduceOptions()
         options.reduceOp = dist.ReduceOp(dist.ReduceOp.MIN)
-        self._question = self._gloo.allreduce([answer], options), answer
+        self._questions[call] = self._gloo.allreduce([answer], options), answer
 
-    def _hear_answer(self) -> bool:
-        assert self._question is not None
-        work, answer = self._question
-        self._question = None
+    def _hear_answer(self, call: int) -> None:
+        question = self._questions.pop(call - _ANSWERED_AFTER, None)
+        if question is None:
+            return
+        work, answer = question
         work.wait()
-        return bool(answer.item())
+        all_ready, passes = answer.tolist()
+        if all_ready or -passes >= _WAITED_AFTER:
+            self._first_planned = call
+            self.begun = True
