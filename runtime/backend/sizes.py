@@ -43,10 +43,10 @@ class Passes:
 
 
 class Size:
-    """The calls of the collective `key` at one size. `is_ready` says whether this rank has its plan; `gloo` carries questions.
+    """The calls of the collective `key` at one size.
 
-    With `at_once` all calls go through the plan: where the stock collective must not be used, or plans were named. `begun` says
-    whether calls that are made now do.
+    `is_ready` says whether this rank has its plan; `gloo` carries questions. With `at_once` all calls go through the plan:
+    where the stock collective must not be used, or plans were named. `begun` says whether calls that are made now do.
     """
 
     def __init__(self, key: Key, gloo: Any, is_ready: Callable[[], bool], passes: Passes, *, at_once: bool) -> None:
