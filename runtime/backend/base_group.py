@@ -14,6 +14,7 @@ from torch._C._distributed_c10d import PrefixStore
 from ...topo.errors import InputError
 from ..communicator import Communicator
 from ..ranks.attempts import agree_on_attempt
+from ..ranks.groups import list_members
 from ..reductions import kind_of_reduction
 from ..task import Task
 from ..works import get_done_work, start
@@ -45,9 +46,7 @@ class BaseGroup(dist.ProcessGroup):
             raise InputError(
                 f"pg_options is {type(options).__name__}; the backend topo expects topoplan.backend_options()"
             )
-        ranks = list(place.global_ranks_in_group)
-        self.whole = not ranks or len(ranks) == dist.get_world_size()
-        self.ranks = ranks or list(range(place.group_size))
+        self.ranks, self.whole = list_members(place)
         self.options = options or _inherit_options() or backend_options()
         self.attempt = agree_on_attempt(place.store, place.group_rank, place.group_size, place.timeout)
         store = PrefixStore(f"attempt/{self.attempt}", place.store)

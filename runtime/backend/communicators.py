@@ -112,7 +112,7 @@ class Communicators:
             name, transport = f"topoplan/{self.name}/{device}", self.transports[device]
 
             def make(timeout: timedelta) -> dist.ProcessGroup:
-                return make_group(name, self.plans.ranks, transport, timeout)
+                return make_group(name, self.plans.ranks, transport, timeout, self.plans.store, self.plans.rank)
 
             self._shared[device] = Transport(make, self.plans.timeout, self.options.transport)
         return self._shared[device]

@@ -99,7 +99,7 @@ class Faults:
 
     def __init__(self, group: dist.ProcessGroup, timeout: timedelta, store: Store) -> None:
         self.group, self.store = group, store
-        self.rank, self.ranks = dist.get_rank(group), dist.get_world_size(group)
+        self.rank, self.ranks = group.rank(), group.size()
         self.grace_s = grace_s(timeout)
         self.wait_s = timeout.total_seconds() - self.grace_s
         self.broken: ExecutionError | None = None

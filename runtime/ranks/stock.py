@@ -31,7 +31,7 @@ def make_stock_call(
     Both are the same tensor for allreduce, reduce and broadcast. AVG is a sum: the caller divides. With `asynchronous` it
     returns the Work of what it has started.
     """
-    rank, ranks, name = dist.get_rank(group), collective.ranks, collective.name
+    rank, ranks, name = group.rank(), collective.ranks, collective.name
     is_root = rank == collective.root
     root = dist.get_global_rank(group, collective.root or 0)
     op = dist.ReduceOp.SUM if op == dist.ReduceOp.AVG else op

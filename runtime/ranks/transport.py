@@ -15,9 +15,10 @@ from ...topo.errors import InputError
 from ..mpi.lane import Lane, find_own_seat
 from ..mpi.library import describe_mpi, takes_gpu_memory
 from .faults import Faults, grace_s
-from .groups import GroupMaker, destroy_group, device_of, make_private_group, uses_nccl
+from .groups import GroupMaker, destroy_group, device_of, find_store, make_private_group, uses_nccl
 from .launch import TRANSPORT
 from .machine import are_crowded, find_cores_of_hosts, find_own_cores
+from .plain_backends import find_engine
 from .timing import find_slowest_s
 
 TRANSPORTS = ("auto", "mpi")
@@ -48,12 +49,11 @@ class Transport:
         is_mpi = check_transport(over) == "mpi"
         self.group = make_private_group(group, timeout - timedelta(seconds=grace_s(timeout)))
         self.device = device_of(self.group)
-        self.rank, self.size = dist.get_rank(self.group), dist.get_world_size(self.group)
+        self.rank, self.size = self.group.rank(), self.group.size()
         self.timeout_s = timeout.total_seconds()
         self.lane = self._open_lane() if is_mpi else None
         self.batched = self.lane is None and uses_nccl(self.group)
-        store = PrefixStore(f"topoplan/{self.group.group_name}", dist.distributed_c10d._get_default_store())
-        self.faults = Faults(self.group, timeout, store)
+        self.faults = Faults(self.group, timeout, PrefixStore("topoplan", find_store(self.group)))
 
     def _open_lane(self) -> Lane:
         """Return MPI's communicator over the group's ranks. Collective; what one rank refuses all refuse."""
@@ -84,6 +84,11 @@ class Transport:
     def name(self) -> str:
         """What carries the messages: "gloo", "nccl" or "mpi"."""
         return "mpi" if self.lane is not None else "nccl" if self.batched else "gloo"
+
+    @property
+    def stock_engine(self) -> str:
+        """What carries out the stock collectives: "gloo", "mpi", or torch's name of the NCCL engine ("nccl", "nccl2")."""
+        return "mpi" if self.lane is not None else find_engine(self.group, self.device)
 
     def find_slowest_s(self, seconds: list[float]) -> list[float]:
         """Return, for each of the times, the longest of any rank. Collective, alike on all ranks; raises as `meet`."""
