@@ -15,6 +15,7 @@ from ...topo.errors import InputError
 from ..communicator import Communicator
 from ..ranks.attempts import agree_on_attempt
 from ..ranks.groups import list_members
+from ..ranks.plain_backends import find_engine
 from ..reductions import kind_of_reduction
 from ..task import Task
 from ..works import get_done_work, start
@@ -57,7 +58,8 @@ class BaseGroup(dist.ProcessGroup):
         own_store = PrefixStore("topoplan", store)
         plans = PlanFinder(self.options, own_store, place.group_rank, self.ranks, place.timeout, whole=self.whole)
         self.planned = Communicators(f"{place.group_id}{self.attempt}", plans, self.transports)
-        self.account = Account(f"group {place.group_id}", self.ranks, is_first=place.group_rank == 0)
+        stock = find_engine(self.plain, torch.device("cuda"))
+        self.account = Account(f"group {place.group_id}", self.ranks, is_first=place.group_rank == 0, stock=stock)
         self._started = 0
         self._devices_are_known, self._refused = False, dict[str, str]()
         atexit.register(_close, weakref.ref(self))
