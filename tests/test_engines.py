@@ -35,7 +35,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
     for engine in ("nccl", "nccl2", "nccl-legacy"):
         entry = SimpleNamespace(creator_fn=lambda place, options, engine=engine: record(engine, place, options))
-        monkeypatch.setitem(dist.Backend._plugins, engine.upper(), entry)  # type: ignore[arg-type]
+        monkeypatch.setitem(dist.Backend._plugins, engine.upper(), entry)
     return seen
 
 
