@@ -1,4 +1,6 @@
-"""Which torch is imported: the oldest that topoplan works with, its refusal of older ones, and what newer ones do."""
+"""Which torch is imported: the oldest that topoplan works with, its refusal of older ones, and what
+newer ones do.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ OLDEST = (2, 9)
 
 
 def is_torch_at_least(major: int, minor: int) -> bool:
-    """Return whether the torch that is imported is this version or a newer one; true where its version is not a number."""
+    """Return whether the torch that is imported is this version or a newer one; true where its
+    version is not a number.
+    """
     found = re.match(r"(\d+)\.(\d+)", torch.__version__)
     return found is None or (int(found[1]), int(found[2])) >= (major, minor)
 

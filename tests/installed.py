@@ -1,4 +1,6 @@
-"""topoplan as it is found where it is installed: a folder for PYTHONPATH with its metadata, beside the checkout itself."""
+"""topoplan as it is found where it is installed: a folder for PYTHONPATH with its metadata, beside
+the checkout itself.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ _GROUP = re.compile(r'^\[project\.entry-points\."([\w.]+)"\].*\n((?:[\w-]+ = ".*
 
 
 def install_metadata(folder: Path) -> dict[str, str]:
-    """Write metadata with the entry points of pyproject.toml into a folder; return the environment that finds them."""
+    """Write metadata with the entry points of pyproject.toml into a folder; return the environment
+    that finds them.
+    """
     info = folder / "topoplan-0.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: topoplan\nVersion: 0\n", encoding="utf-8")

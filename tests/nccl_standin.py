@@ -1,8 +1,9 @@
 """NCCL's rules for point-to-point operations, for one process that plays all ranks without a GPU.
 
-CPU tensors stand for device tensors. While a rank's host runs (`host_of`), none of its operations is carried out: torch's
-are put on the rank's current stream, batches on its communicator's, and the host never waits. `play` then carries out all
-streams, in any order that NCCL and the waits between streams allow. What NCCL leaves undefined, or hangs at, is an NcclError:
+CPU tensors stand for device tensors. While a rank's host runs (`host_of`), none of its operations
+is carried out: torch's are put on the rank's current stream, batches on its communicator's, and the
+host never waits. `play` then carries out all streams, in any order that NCCL and the waits between
+streams allow. What NCCL leaves undefined, or hangs at, is an NcclError:
 
 - operations between two ranks are matched in the order in which they are posted. Tags play no part, but the product gives
   each operation the one that its partner must have, so a wrong match is seen even where sizes are alike;
@@ -12,9 +13,10 @@ streams, in any order that NCCL and the waits between streams allow. What NCCL l
   operations read and write is held against the batches that are open. Buffers hold NaN (other bytes for integers) when they
   are made, and again from the posting of a receive until its data comes; sums that read NaN are faults.
 
-The rules are those of both of torch's engines, nccl-legacy and nccl2 (torch 2.15), the stricter one where they differ: the
-caller holds what is received into until it has waited. nccl-legacy holds it; nccl2 holds what a batch sends, and its
-allocator could give the rest to the next tensor of the caller's stream while data still comes in.
+The rules are those of both of torch's engines, nccl-legacy and nccl2 (torch 2.15), the stricter one
+where they differ: the caller holds what is received into until it has waited. nccl-legacy holds it;
+nccl2 holds what a batch sends, and its allocator could give the rest to the next tensor of the
+caller's stream while data still comes in.
 """
 
 from __future__ import annotations
@@ -295,7 +297,9 @@ class Host(TorchDispatchMode):
         return batch
 
     def count_holders(self, tensor: torch.Tensor) -> int:
-        """Return how many tensors, besides those of operations that were posted, are in the memory of a tensor."""
+        """Return how many tensors, besides those of operations that were posted, are in the memory
+        of a tensor.
+        """
         storage = tensor.untyped_storage()
         return int(torch._C._storage_Use_Count(storage._cdata)) - 1 - len(self._aliases[storage._cdata])
 

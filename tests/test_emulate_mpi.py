@@ -150,7 +150,9 @@ def test_nothing_stays_of_open_mpi_after_sigkill(tmp_path: Path) -> None:
 
 @needs_mpi
 def test_mpirun_does_not_outlive_its_ranks_behind_a_cut(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """Its daemon on the far host can report nothing: neither is left, nor what a rank left in the background."""
+    """Its daemon on the far host can report nothing: neither is left, nor what a rank left in the
+    background.
+    """
     body = 'sleep 1000 & echo $! > "$1/child$OMPI_COMM_WORLD_RANK"; echo $$ > "$1/rank$OMPI_COMM_WORLD_RANK.pid"; '
     body += 'while [ ! -e "$1/cut" ]; do sleep 0.1; done'
     files = [tmp_path / name for name in ("child0", "child1", "rank0.pid", "rank1.pid")]

@@ -1,4 +1,6 @@
-"""A group of the backend "topo" from a store, a rank and a size alone: what torchft and other managers of groups have."""
+"""A group of the backend "topo" from a store, a rank and a size alone: what torchft and other
+managers of groups have.
+"""
 
 from __future__ import annotations
 

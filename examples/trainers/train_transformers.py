@@ -1,4 +1,5 @@
-"""Hugging Face's Trainer under the backend "topo": the group is made before the TrainingArguments, which then take it.
+"""Hugging Face's Trainer under the backend "topo": the group is made before the TrainingArguments,
+which then take it.
 
 torchrun --nproc-per-node 4 examples/trainers/train_transformers.py
 """

@@ -33,9 +33,11 @@ def heed_log_level() -> None:
 
 
 class Account:
-    """The account of the group called `name`, kept by its first rank alone, and only where it will be read.
+    """The account of the group called `name`, kept by its first rank alone, and only where it will
+    be read.
 
-    `stock` is the engine of its stock collectives on GPUs: torch has several for NCCL, which differ in speed.
+    `stock` is the engine of its stock collectives on GPUs: torch has several for NCCL, which differ
+    in speed.
     """
 
     def __init__(self, name: str, ranks: Iterable[int], *, is_first: bool, stock: str = "") -> None:

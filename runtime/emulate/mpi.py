@@ -1,10 +1,12 @@
-"""Ranks that Open MPI starts inside an emulated machine: mpirun runs in rank 0's namespace, and reaches the other hosts by
-an agent in place of ssh, a script that enters the namespace of the host that it is asked for.
+"""Ranks that Open MPI starts inside an emulated machine: mpirun runs in rank 0's namespace, and
+reaches the other hosts by an agent in place of ssh, a script that enters the namespace of the
+host that it is asked for.
 
-Each host has a name of its own (a UTS namespace), so that Open MPI takes it for a machine of its own and sends by TCP,
-between identity addresses: these have each pair's own route. All processes die with the one that started them, as elsewhere on
-emulated machines: mpirun with this process, Open MPI's daemons with mpirun, a rank with its daemon. Where a link is cut Open
-MPI does not notice by itself: mpirun would wait for daemons that cannot reach it, and they for mpirun.
+Each host has a name of its own (a UTS namespace), so that Open MPI takes it for a machine of its
+own and sends by TCP, between identity addresses: these have each pair's own route. All processes
+die with the one that started them, as elsewhere on emulated machines: mpirun with this process,
+Open MPI's daemons with mpirun, a rank with its daemon. Where a link is cut Open MPI does not notice
+by itself: mpirun would wait for daemons that cannot reach it, and they for mpirun.
 """
 
 from __future__ import annotations
@@ -54,7 +56,9 @@ exec setpriv --pdeathsig KILL "$@"
 _LAST_OUTPUT_S = 2.0
 """For output that is in the pipes when mpirun has ended; reading it takes milliseconds."""
 _LAST_REPORT_S = 10.0
-"""For mpirun to end after its last rank: it takes less than a second, unless no daemon's report reaches it any more."""
+"""For mpirun to end after its last rank: it takes less than a second, unless no daemon's report
+reaches it any more.
+"""
 _LOOK_S = 0.5
 """Between looks at the ranks, each of which reads a file of every rank's."""
 
@@ -153,8 +157,8 @@ def list_mpirun(mpi: OpenMpi, folder: Path, hosts: Mapping[str, str], *arguments
 class Mpirun(subprocess.Popen[bytes]):
     """A running mpirun, in a session of its own, which its daemons and ranks are in too.
 
-    With `watch`, a folder in which each of `ranks` ranks writes its process id (`rank0.pid`), it does not outlive its ranks by
-    more than `last_report_s`.
+    With `watch`, a folder in which each of `ranks` ranks writes its process id (`rank0.pid`), it
+    does not outlive its ranks by more than `last_report_s`.
     """
 
     def __init__(
@@ -172,7 +176,9 @@ class Mpirun(subprocess.Popen[bytes]):
         )
 
     def poll(self) -> int | None:
-        """Return the exit code, None while it runs; end it where its ranks have ended and it does not."""
+        """Return the exit code, None while it runs; end it where its ranks have ended and it does
+        not.
+        """
         code = super().poll()
         if code is None and self._outlives_its_ranks():
             print(
@@ -196,14 +202,18 @@ class Mpirun(subprocess.Popen[bytes]):
         return now - self._gone_since > self._last_report_s
 
     def end_session(self) -> None:
-        """End all that is left of what it started: daemons that it cannot reach, and what ranks left behind."""
+        """End all that is left of what it started: daemons that it cannot reach, and what ranks
+        left behind.
+        """
         for process in _list_session(self.pid):
             with suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)
 
 
 def _has_ended(file: Path) -> bool:
-    """Return whether the process has ended whose id is in a file; False where that is not written yet."""
+    """Return whether the process has ended whose id is in a file; False where that is not written
+    yet.
+    """
     try:
         process = int(file.read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError):
@@ -218,7 +228,9 @@ def _list_session(leader: int) -> list[int]:
 
 
 def _read_status(process: int) -> tuple[str, int]:
-    """Return the state of a process (Z: it has ended and nobody has taken notice) and its session; ("", 0) without it."""
+    """Return the state of a process (Z: it has ended and nobody has taken notice) and its session;
+    ("", 0) without it.
+    """
     try:
         after_name = (
             Path(f"/proc/{process}/stat").read_text(encoding="utf-8", errors="replace").rsplit(")", 1)[1].split()

@@ -58,12 +58,15 @@ def make_group(
     store: Store | None = None,
     number: int | None = None,
 ) -> dist.ProcessGroup:
-    """Make a plain group over `ranks`, in their order. No other rank takes part: `name` is all that its ranks share.
+    """Make a plain group over `ranks`, in their order. No other rank takes part: `name` is all that
+    its ranks share.
 
-    They meet in `store`, where this rank is `ranks[number]`; without them in the default group's, by the number there. torch's
-    own functions cannot do that: all need a default group, new_group with use_local_synchronization names a group by how
-    many groups a rank is in already, which differs between ranks, and where the default group is bound to a GPU (nccl2 binds
-    it without being asked) they split the new group off it, for which NCCL needs all ranks of the default group.
+    They meet in `store`, where this rank is `ranks[number]`; without them in the default group's,
+    by the number there. torch's own functions cannot do that: all need a default group, new_group
+    with use_local_synchronization names a group by how many groups a rank is in already, which
+    differs between ranks, and where the default group is bound to a GPU (nccl2 binds it without
+    being asked) they split the new group off it, for which NCCL needs all ranks of the default
+    group.
     """
     if store is None:
         store = dist.distributed_c10d._get_default_store()
@@ -91,7 +94,9 @@ def make_group(
 
 
 def _enter(group: dist.ProcessGroup, name: str, ranks: Sequence[int], transport: str, store: Store) -> None:
-    """Enter a group where torch's functions look groups up, as torch itself does after it has made one."""
+    """Enter a group where torch's functions look groups up, as torch itself does after it has made
+    one.
+    """
     c10d: Any = dist.distributed_c10d
     c10d._world.pg_map[group] = (transport, store)
     c10d._world.pg_names[group] = name
@@ -102,10 +107,11 @@ def _enter(group: dist.ProcessGroup, name: str, ranks: Sequence[int], transport:
 
 
 def describe_place(store: Store, rank: int, size: int, timeout: timedelta, name: str) -> Any:
-    """Return what torch gives a backend to make a group, for ranks that share a store and no default group.
+    """Return what torch gives a backend to make a group, for ranks that share a store and no
+    default group.
 
-    So are torchft's groups: `TopoGroup(describe_place(store, rank, size, timeout, name), None)`. The ranks of such a group are
-    numbered from 0, whatever numbers they have in a default group.
+    So are torchft's groups: `TopoGroup(describe_place(store, rank, size, timeout, name), None)`.
+    The ranks of such a group are numbered from 0, whatever numbers they have in a default group.
     """
     place = _DistributedBackendOptions()
     place.store, place.group_rank, place.group_size = store, rank, size
@@ -114,7 +120,9 @@ def describe_place(store: Store, rank: int, size: int, timeout: timedelta, name:
 
 
 def list_members(place: Any) -> tuple[list[int], bool]:
-    """Return the global ranks of the group that a place describes, and whether they are all ranks of the launch."""
+    """Return the global ranks of the group that a place describes, and whether they are all ranks
+    of the launch.
+    """
     ranks = list(place.global_ranks_in_group)
     if not ranks:  # the default group, or one without any
         return list(range(place.group_size)), True
@@ -155,7 +163,9 @@ def destroy_group(group: dist.ProcessGroup) -> None:
 
 
 def _transport(group: dist.ProcessGroup | None) -> str:
-    """Return the backend for a plain group beside `group`: gloo, nccl, or the engine of NCCL that the user has named."""
+    """Return the backend for a plain group beside `group`: gloo, nccl, or the engine of NCCL that
+    the user has named.
+    """
     named = dist.get_backend(group)
     if named == "nccl-lazy":
         return "nccl2"  # the engine of its collectives; batches need one communicator for all ranks

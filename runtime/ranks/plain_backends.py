@@ -1,7 +1,9 @@
-"""torch's own backends, gloo and NCCL, as topoplan makes them for groups of its own, and which engine each one is.
+"""torch's own backends, gloo and NCCL, as topoplan makes them for groups of its own, and which
+engine each one is.
 
-torch 2.15 has several NCCL engines. "nccl" makes nccl2 there, unless TORCH_DIST_USE_NCCL2=0; "nccl-legacy" is the only
-engine of older torch, "nccl-lazy" is nccl2 with a communicator for each pair of ranks that send to each other.
+torch 2.15 has several NCCL engines. "nccl" makes nccl2 there, unless TORCH_DIST_USE_NCCL2=0;
+"nccl-legacy" is the only engine of older torch, "nccl-lazy" is nccl2 with a communicator for each
+pair of ranks that send to each other.
 """
 
 from __future__ import annotations
@@ -19,16 +21,20 @@ _PLACE = ("group_rank", "group_size", "timeout", "group_id", "global_ranks_in_gr
 
 
 def make_gloo(place: Any, store: Store) -> Any:
-    """Return gloo for the group that `place`, torch's DistributedBackendOptions, describes; ranks meet in `store`."""
+    """Return gloo for the group that `place`, torch's DistributedBackendOptions, describes; ranks
+    meet in `store`.
+    """
     gloo = dist.ProcessGroupGloo(store, place.group_rank, place.group_size, place.timeout)
     _number_calls(gloo)
     return gloo
 
 
 def make_nccl(place: Any, store: Store, engine: str = "nccl", device: torch.device | None = None) -> Any:
-    """Return NCCL for the group that `place` describes; `engine` as torch names its backends, "nccl" as torch chooses.
+    """Return NCCL for the group that `place` describes; `engine` as torch names its backends,
+    "nccl" as torch chooses.
 
-    An engine that is bound to one GPU (nccl2) takes `device`, else the group's, else the one of this rank's number.
+    An engine that is bound to one GPU (nccl2) takes `device`, else the group's, else the one of
+    this rank's number.
     """
     if is_torch_at_least(2, 15):
         return _ask_torch_for_nccl(place, store, engine, device)
@@ -42,7 +48,9 @@ def make_nccl(place: Any, store: Store, engine: str = "nccl", device: torch.devi
 
 
 def _ask_torch_for_nccl(place: Any, store: Store, engine: str, device: torch.device | None) -> Any:
-    """Return what torch's own creator of a backend makes: that of "nccl" depends on the environment at its first use."""
+    """Return what torch's own creator of a backend makes: that of "nccl" depends on the environment
+    at its first use.
+    """
     own = type(place)()
     for name in _PLACE:
         setattr(own, name, getattr(place, name))
@@ -56,7 +64,8 @@ def _ask_torch_for_nccl(place: Any, store: Store, engine: str, device: torch.dev
 
 
 def find_engine(group: dist.ProcessGroup, device: torch.device) -> str:
-    """Return the engine that carries out a group's stock collectives on a type of device: gloo, nccl, nccl2, nccl-lazy.
+    """Return the engine that carries out a group's stock collectives on a type of device: gloo,
+    nccl, nccl2, nccl-lazy.
 
     "nccl" is the engine of torch before 2.15, which later ones call nccl-legacy.
     """
@@ -64,6 +73,8 @@ def find_engine(group: dist.ProcessGroup, device: torch.device) -> str:
 
 
 def _number_calls(backend: Any) -> None:
-    """Have a backend count its calls from 0; torch 2.15 does so by itself, and warns of being asked to."""
+    """Have a backend count its calls from 0; torch 2.15 does so by itself, and warns of being asked
+    to.
+    """
     if not is_torch_at_least(2, 15):
         backend._set_sequence_number_for_group()

@@ -87,7 +87,9 @@ class Transport:
 
     @property
     def stock_engine(self) -> str:
-        """What carries out the stock collectives: "gloo", "mpi", or torch's name of the NCCL engine ("nccl", "nccl2")."""
+        """What carries out the stock collectives: "gloo", "mpi", or torch's name of the NCCL engine
+        ("nccl", "nccl2").
+        """
         return "mpi" if self.lane is not None else find_engine(self.group, self.device)
 
     def find_slowest_s(self, seconds: list[float]) -> list[float]:

@@ -1,4 +1,6 @@
-"""Groups of the backend "topo" whose ranks share a store and no default group, as torchft makes its groups."""
+"""Groups of the backend "topo" whose ranks share a store and no default group, as torchft makes its
+groups.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ TIMEOUT = timedelta(seconds=60)
 
 
 def without_a_default_group(plans: list[str]) -> list[str]:
-    """Make a group in a store, use it through its plans and past them, and make a second one after its end."""
+    """Make a group in a store, use it through its plans and past them, and make a second one after
+    its end.
+    """
     store, rank, size = dist.distributed_c10d._get_default_store(), dist.get_rank(), dist.get_world_size()
     dist.destroy_process_group()
     said = []
@@ -34,7 +38,9 @@ def without_a_default_group(plans: list[str]) -> list[str]:
 
 
 def numbered_otherwise_than_the_default_group(plans: list[str]) -> list[int]:
-    """Beside a default group: ranks count in the store's group, in which their order is the reverse."""
+    """Beside a default group: ranks count in the store's group, in which their order is the
+    reverse.
+    """
     rank, size = dist.get_rank(), dist.get_world_size()
     store = PrefixStore("reverse", dist.distributed_c10d._get_default_store())
     group = TopoGroup(
