@@ -172,7 +172,7 @@ def _run_job(
         from ..runtime.measuring.trace import trace_largest
 
         trace = trace_largest(settings, communicator)
-    return Run(options, settings, transport.name, plan, rows), trace, calibrated
+    return Run(options, settings, transport.name, transport.stock_engine, plan, rows), trace, calibrated
 
 
 def _choose_beside_mpi(world: int) -> str:

@@ -68,7 +68,7 @@ class Communicator:
             raise InputError("reduction='once' without compress: nothing is rounded; name a codec")
         codec = None if compress is None else find_codec(compress)
         check_lossless(choose, compress)
-        if not dist.is_initialized():
+        if not isinstance(group, Transport) and not dist.is_initialized():
             raise InputError("torch.distributed is not initialised; call init_process_group first")
         plan_or_error = _load_plan(plan)
         try:
@@ -80,8 +80,9 @@ class Communicator:
         except TopoplanError:
             raise
         except RuntimeError as error:
+            rank = group.rank if isinstance(group, Transport) else dist.get_rank()
             raise ExecutionError(
-                f"rank {dist.get_rank()}: the ranks could not set up a group for the plan: {first_line(error)}; "
+                f"rank {rank}: the ranks could not set up a group for the plan: {first_line(error)}; "
                 "are all of them running, and can they reach each other?"
             ) from error
         self._shares_transport = self._transport is group

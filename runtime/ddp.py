@@ -89,7 +89,8 @@ class DdpHook:
         communicator.engine.times_calls = True
         calls = make_queue(communicator.engine.device)
         weakref.finalize(self, calls.close)  # the thread ends with the model that had the hook
-        account = Account("ddp_hook", dist.get_process_group_ranks(group), is_first=communicator.rank == 0)
+        ranks, stock = dist.get_process_group_ranks(group), communicator.engine.transport.stock_engine
+        account = Account("ddp_hook", ranks, is_first=communicator.rank == 0, stock=stock)
         if account.is_kept:
             weakref.finalize(self, account.tell, {"allreduce": communicator}, self.choose)
         self._met = communicator, calls

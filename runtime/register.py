@@ -1,7 +1,9 @@
 """Makes the backend "topo" known to torch: `import topoplan.runtime.register`, or nothing at all.
 
-Where topoplan is installed, torch imports this module itself (entry point in the group torch.backends), so an unmodified
-script need only say init_process_group("topo"). Nothing else is imported until then.
+Where topoplan is installed, an unmodified script need only say init_process_group("topo"). From
+torch 2.15 on, torch loads this module when it meets that name for the first time (entry point in
+the group torch.distributed.backends); older ones load it with `import torch` (see
+backend/autoload.py). Nothing else is imported until a group is made.
 """
 
 from __future__ import annotations
@@ -16,21 +18,25 @@ if TYPE_CHECKING:
 
 
 def register() -> None:
-    """Register the backend, if that was not done. Whatever goes wrong is a warning: `import torch` must not fail of it."""
+    """Register the backend once; a second call does nothing.
+
+    Any failure is a warning: `import torch` must not fail because of it.
+    """
     try:
         import torch.distributed as dist
 
+        if not dist.is_available() or NAME.upper() in dist.Backend._plugins:
+            return
         from .torch_version import check_torch
 
         check_torch()
-        if dist.is_available() and NAME.upper() not in dist.Backend._plugins:
-            dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu", "cuda"])
+        dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu", "cuda"])
     except (ImportError, AttributeError, TypeError, ValueError, RuntimeError) as error:
         warnings.warn(f"topoplan could not register its backend {NAME!r} with torch: {error}", stacklevel=2)
 
 
 def _create(place: Any, options: Any) -> ProcessGroup:
-    """What torch calls to make a group."""
+    """Make a group, as torch asks the backend to."""
     from .backend.process_group import TopoGroup
 
     return TopoGroup(place, options)

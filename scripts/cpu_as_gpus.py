@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
+import torch.distributed
 from torch.nn.parallel import DistributedDataParallel
 from torch.overrides import TorchFunctionMode
 
@@ -14,6 +15,8 @@ _SILENT = ("set_device", "synchronize", "manual_seed", "manual_seed_all", "empty
 
 def pretend(devices: int) -> None:
     """Let torch say from now on that there are as many GPUs, which are all the CPU. For a process that does nothing else."""
+    distributed: Any = torch.distributed
+    distributed.is_nccl_available = lambda: False  # a CUDA build of torch has NCCL, which refuses to run without a GPU
     cuda: Any = torch.cuda
     cuda.is_available = lambda: True
     cuda.device_count = lambda: devices

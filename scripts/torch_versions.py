@@ -27,7 +27,7 @@ from collections import defaultdict
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-TESTS = ["tests/test_ddp.py", "tests/test_backend.py"]
+TESTS = ["tests/test_ddp.py", "tests/test_backend.py", "tests/test_engines.py", "tests/test_store_alone.py"]
 LEAST_DISK_BYTES = 6 << 30
 _NVIDIA = re.compile(r"(lib)?(_*cu|nv|nccl)")
 _NO_DEVICE = 100

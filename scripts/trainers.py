@@ -35,7 +35,7 @@ rounds otherwise, and a few dozen steps of training carry that on. Two ranks hav
 """
 _MARK = "# gloo: "
 _NO_LINE = "no such line"
-_ROW = "{:<12}{:<13}{:<22}{:>6}{:>7}  {:<24}{}"
+_ROW = "{:<14}{:<13}{:<22}{:>6}{:>7}  {:<24}{}"
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,7 @@ TRAINERS = (
     Trainer("lightning", "hook", "train_lightning_hook.py", by_torchrun=False),
     Trainer("accelerate", "backend", "train_accelerate.py"),
     Trainer("accelerate", "hook", "train_accelerate_hook.py"),
+    Trainer("transformers", "backend", "train_transformers.py"),
     Trainer("deepspeed", "backend, ZeRO 1", "train_deepspeed.py", ("--stage", "1")),
     Trainer("deepspeed", "backend, ZeRO 2", "train_deepspeed.py", ("--stage", "2")),
     Trainer("deepspeed", "backend, ZeRO 3", "train_deepspeed.py", ("--stage", "3")),

@@ -1,8 +1,9 @@
 """NCCL's rules for point-to-point operations, for one process that plays all ranks without a GPU.
 
-CPU tensors stand for device tensors. While a rank's host runs (`host_of`), none of its operations is carried out: torch's
-are put on the rank's current stream, batches on its communicator's, and the host never waits. `play` then carries out all
-streams, in any order that NCCL and the waits between streams allow. What NCCL leaves undefined, or hangs at, is an NcclError:
+CPU tensors stand for device tensors. While a rank's host runs (`host_of`), none of its operations
+is carried out: torch's are put on the rank's current stream, batches on its communicator's, and the
+host never waits. `play` then carries out all streams, in any order that NCCL and the waits between
+streams allow. What NCCL leaves undefined, or hangs at, is an NcclError:
 
 - operations between two ranks are matched in the order in which they are posted. Tags play no part, but the product gives
   each operation the one that its partner must have, so a wrong match is seen even where sizes are alike;
@@ -11,6 +12,11 @@ streams, in any order that NCCL and the waits between streams allow. What NCCL l
 - what is received is there once the stream has waited for the batch, and what is sent must stay until then: what torch's
   operations read and write is held against the batches that are open. Buffers hold NaN (other bytes for integers) when they
   are made, and again from the posting of a receive until its data comes; sums that read NaN are faults.
+
+The rules are those of both of torch's engines, nccl-legacy and nccl2 (torch 2.15), the stricter one
+where they differ: the caller holds what is received into until it has waited. nccl-legacy holds it;
+nccl2 holds what a batch sends, and its allocator could give the rest to the next tensor of the
+caller's stream while data still comes in.
 """
 
 from __future__ import annotations
@@ -23,6 +29,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 from unittest import mock
+from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
@@ -100,6 +107,9 @@ class Batch:
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Let the current stream wait; the host goes on."""
+        for operation in self.operations:
+            if operation.kind == "receive" and self.stream.host.count_holders(operation.tensor) == 0:
+                raise NcclError(f"{operation}: its buffer was let go before anything has waited for the batch")
         current = self.stream.host.current
         current.open.remove(self)
         current.entries.append(Entry(lambda: None, self))
@@ -200,6 +210,7 @@ class Host(TorchDispatchMode):
         self.current = self.streams[0]
         self.communicator: deque[Batch] = deque()
         self.posted = 0
+        self._aliases: defaultdict[int, WeakSet[Operation]] = defaultdict(WeakSet)
 
     # -- torch's operations ----------------------------------------------------------------------------------------
 
@@ -265,7 +276,9 @@ class Host(TorchDispatchMode):
         self.posted += 1
         for place, x in enumerate(operations):
             kind = "send" if x.op is dist.isend else "receive"
-            operation = Operation(batch, place, kind, x.group_peer, x.tensor, x.tag)
+            # An alias of its own, so that it can be told who else holds the memory.
+            operation = Operation(batch, place, kind, x.group_peer, x.tensor.detach(), x.tag)
+            self._aliases[x.tensor.untyped_storage()._cdata].add(operation)
             batch.operations.append(operation)
             batch.left += 1
             if x.group is None or x.group.rank() != self.rank or x.group_peer == self.rank:
@@ -282,6 +295,13 @@ class Host(TorchDispatchMode):
         for stream in self.streams:
             stream.open.append(batch)
         return batch
+
+    def count_holders(self, tensor: torch.Tensor) -> int:
+        """Return how many tensors, besides those of operations that were posted, are in the memory
+        of a tensor.
+        """
+        storage = tensor.untyped_storage()
+        return int(torch._C._storage_Use_Count(storage._cdata)) - 1 - len(self._aliases[storage._cdata])
 
     def _launch(self, batch: Batch) -> None:
         self.communicator.append(batch)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from installed import install_metadata
 from launch import run_module, run_on_one_gpu, run_ranks
 from ranks import backend_training, gpu, plain_script
-
-import topoplan
 
 
 def test_what_is_built_on_torch_distributed_runs_through_plans(folder_of_plans: Callable[..., Path]) -> None:
@@ -22,18 +20,12 @@ def test_what_is_built_on_torch_distributed_runs_through_plans(folder_of_plans: 
 
 
 def test_an_unmodified_script_needs_the_backends_name_alone(tmp_path: Path) -> None:
-    """With torchrun; torch finds the backend through the entry point, as of an installed package."""
-    info = tmp_path / "site" / "topoplan-0.dist-info"
-    info.mkdir(parents=True)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: topoplan\nVersion: 0\n", encoding="utf-8")
-    points = "[torch.backends]\ntopo = topoplan.runtime.register:register\n"
-    (info / "entry_points.txt").write_text(points, encoding="utf-8")
+    """With torchrun; torch finds the backend through the entry points, as of an installed package."""
     script = Path(str(plain_script.__file__)).read_text(encoding="utf-8")
     assert script.count("gloo") == 1
     (tmp_path / "script.py").write_text(script.replace("gloo", "topo"), encoding="utf-8")
-    home = Path(topoplan.__file__).parent.parent
     environment = {
-        "PYTHONPATH": os.pathsep.join([str(info.parent), str(home)]),
+        **install_metadata(tmp_path / "site"),
         "OMP_NUM_THREADS": "1",
         "TOPOPLAN_CACHE": str(tmp_path / "cache"),
     }

@@ -9,6 +9,7 @@ import re
 import shlex
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from launch import lives
 from topoplan.cli import emulate as command
 from topoplan.cli.place import main as place
 from topoplan.runtime.emulate import emulate, parse_rate, why_not_mpi
-from topoplan.runtime.emulate.mpi import find_open_mpi, list_mpirun, start_mpirun
+from topoplan.runtime.emulate.mpi import Mpirun, find_open_mpi, list_mpirun
 from topoplan.topo.presets import preset
 
 REASON = why_not_mpi()
@@ -115,7 +116,7 @@ def test_open_mpi_places_ranks_by_the_printed_files(
                 "-c",
                 f'echo "{file.suffix} $OMPI_COMM_WORLD_RANK {seen}" >> {log}',
             ]
-            started = start_mpirun(list_mpirun(mpi, tmp_path, namespaces, *arguments))
+            started = Mpirun(list_mpirun(mpi, tmp_path, namespaces, *arguments))
             assert started.wait(patience.seconds(60)) == 0
     row = r"^\.(\w+) (\d+) (\w+) (slot=\d+) .*10\.99\.0\.(\d)/32.*Cpus_allowed:\s+([\w,]+)$"
     ran = re.findall(row, log.read_text(), re.MULTILINE)
@@ -145,6 +146,41 @@ def test_nothing_stays_of_open_mpi_after_sigkill(tmp_path: Path) -> None:
     running.wait()
     patience.wait_until(lambda: not folder.exists(), 20, "the end of the folder")
     patience.wait_until(lambda: not any(lives(pid) for pid in processes), 20, "the end of all processes")
+
+
+@needs_mpi
+def test_mpirun_does_not_outlive_its_ranks_behind_a_cut(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Its daemon on the far host can report nothing: neither is left, nor what a rank left in the
+    background.
+    """
+    body = 'sleep 1000 & echo $! > "$1/child$OMPI_COMM_WORLD_RANK"; echo $$ > "$1/rank$OMPI_COMM_WORLD_RANK.pid"; '
+    body += 'while [ ! -e "$1/cut" ]; do sleep 0.1; done'
+    files = [tmp_path / name for name in ("child0", "child1", "rank0.pid", "rank1.pid")]
+    with emulate(preset("path:2"), parse_rate("100Mbit")) as network:
+        namespaces = dict(zip(HOSTS, map(network.namespace_of, network.blueprint.home), strict=True))
+        mpi = find_open_mpi()
+        command = list_mpirun(mpi, tmp_path, namespaces, *mpi.list_hosts(HOSTS), "sh", "-c", body, "sh", str(tmp_path))
+        mpirun = Mpirun(command, tmp_path, 2, last_report_s=0.5)
+        patience.wait_until(lambda: all(file.exists() and file.read_text() for file in files), 60, "two ranks")
+        network.cut(*network.blueprint.devices)
+        (tmp_path / "cut").touch()
+        patience.wait_until(lambda: mpirun.poll() is not None, 60, "the end of mpirun")
+        assert mpirun.returncode == 1
+        assert "all ranks have ended and mpirun has not" in capfd.readouterr().err
+        mpirun.end_session()
+        patience.wait_until(lambda: not _list_alive(mpirun.pid), 20, "the end of the daemons")
+        assert not any(lives(int(file.read_text())) for file in files)
+
+
+def _list_alive(session: int) -> list[str]:
+    """Return the status lines of the processes of a session that have not ended."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(FileNotFoundError, ProcessLookupError):
+            line = (process / "stat").read_text().rsplit(")", 1)[1]
+            if line.split()[3] == str(session) and line.split()[0] != "Z":
+                found.append(line)
+    return found
 
 
 @pytest.mark.parametrize(

@@ -426,3 +426,18 @@ def test_what_is_under_way_may_not_be_touched_or_forgotten() -> None:
         post(transport, 1, {"send": torch.ones(3), "receive": torch.empty(3)}, ["send", "receive"])
     with pytest.raises(NcclError, match="rank 1, batch 0 is never awaited"):
         standin.play()
+
+
+def test_what_is_received_into_is_held_until_it_is_there() -> None:
+    """By the caller: torch's engine nccl2 holds what is sent alone."""
+    standin = NcclStandIn(2)
+    for rank, kinds in enumerate((["receive"], ["send"])):
+        with standin.host_of(rank) as transport:
+            work = post(transport, rank, {kinds[0]: torch.zeros(3)}, kinds)
+            if rank == 1:
+                work.wait()
+                continue
+            with pytest.raises(
+                NcclError, match=r"operation 0: receive .*: its buffer was let go before anything has waited"
+            ):
+                work.wait()

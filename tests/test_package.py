@@ -13,6 +13,7 @@ from pathlib import Path
 
 import patience
 import pytest
+from installed import install_metadata
 from launch import run_command
 
 import topoplan
@@ -85,7 +86,7 @@ def test_what_a_wheel_says_of_itself(distributions: tuple[Path, Path]) -> None:
 
 def test_commands_and_entry_points_are_there() -> None:
     named = re.findall(r'^[\w-]+ = "(topoplan[\w.]*):(\w+)"$', PYPROJECT, re.MULTILINE)
-    assert len(named) == 10
+    assert len(named) == 11
     for module, name in named:
         assert callable(getattr(import_module(module), name)), f"{module}:{name}"
 
@@ -102,6 +103,29 @@ def test_importing_topoplan_imports_nothing_heavy() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=patience.seconds(60)
     )
     assert done.stdout.strip() == "[]"
+
+
+def test_torch_finds_the_backend_once_and_by_its_name_where_it_can(tmp_path: Path) -> None:
+    """From torch 2.15 on, `import torch` imports next to nothing of ours; older ones register the backend with it."""
+    code = (
+        "import sys, torch, torch.distributed as dist\n"
+        "by_name = hasattr(dist.Backend, '_ensure_backend_registered')\n"
+        "early, calls, register = 'topoplan.runtime.register' in sys.modules, [], dist.Backend.register_backend\n"
+        "def count(name, *args, **kwargs): calls.append(name); register(name, *args, **kwargs)\n"
+        "dist.Backend.register_backend = count\n"
+        "assert dist.is_backend_available('topo') and dist.is_backend_available('cpu:topo,cuda:topo')\n"
+        "import topoplan.runtime.register\n"
+        "topoplan.runtime.register.register()\n"
+        "print(early != by_name, calls.count('topo') == by_name, dist.Backend.backend_capability['topo'])\n"
+        "for name in [name for name in sys.modules if name.startswith('topoplan')]: del sys.modules[name]\n"
+        "dist.Backend._ensure_backend_registered, dist.Backend._plugins = None, {}\n"
+        "from topoplan.runtime.backend.autoload import register_with_older_torch\n"
+        "register_with_older_torch()\n"
+        "print('topoplan.runtime.register' in sys.modules)\n"
+    )
+    environment = {**install_metadata(tmp_path), "TORCH_DEVICE_BACKEND_AUTOLOAD": "1"}
+    done = run_command(sys.executable, "-c", code, env=environment, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "True True ['cpu', 'cuda']\nFalse\n"), done.stderr
 
 
 def test_an_older_torch_is_refused_in_one_line_and_can_be_imported(tmp_path: Path) -> None:

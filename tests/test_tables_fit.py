@@ -90,7 +90,7 @@ def test_a_runs_table_fits_and_keeps_bound_and_wrong_elements(
         predicted_us=19262.0, algbw_GBps=0.22, busbw_GBps=0.38, bound_fraction=1.26, wrong=0, wire_bytes=1 << 20,
         rms_error=0.01,
     )  # fmt: skip
-    run = Run(BenchOptions(place="both", compress="int8"), cast(Any, settings), "gloo", None, [cast(Any, row)])
+    run = Run(BenchOptions(place="both", compress="int8"), cast(Any, settings), "gloo", "gloo", None, [cast(Any, row)])
     print_run(run)
     wide = capsys.readouterr().out
     assert all(word in wide for word in ("predicted", "place", "on the wire", "count"))

@@ -28,18 +28,20 @@ def driver() -> Any:
 
 
 def test_frameworks_that_are_not_installed_are_left_out() -> None:
-    ended = run_command(sys.executable, "-I", "-S", str(DRIVER), "lightning", "accelerate", "deepspeed", "ray")
+    ended = run_command(
+        sys.executable, "-I", "-S", str(DRIVER), "lightning", "accelerate", "transformers", "deepspeed", "ray"
+    )
     assert ended.returncode == 0, ended.stderr
     rows = ended.stdout.splitlines()[1:]
-    assert len(rows) == 8 and all(row.endswith("not installed: left out") for row in rows), ended.stdout
+    assert len(rows) == 9 and all(row.endswith("not installed: left out") for row in rows), ended.stdout
     ended = run_command(sys.executable, "-I", "-S", str(DRIVER), "horovod")
     assert ended.returncode == 2 and "horovod: expected some of lightning, " in ended.stderr
 
 
 def test_every_trainer_is_a_script_and_every_script_is_run(driver: Any) -> None:
     assert {trainer.script for trainer in driver.TRAINERS} == {script.name for script in SCRIPTS}
-    named = list(driver._read_requirements(["lightning", "accelerate", "deepspeed", "ray"]))
-    assert len(named) == 4
+    named = list(driver._read_requirements(["lightning", "accelerate", "transformers", "deepspeed", "ray"]))
+    assert len(named) == 5
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)

@@ -49,6 +49,7 @@ class Run:
     options: BenchOptions
     settings: BenchSettings
     backend: str
+    stock_engine: str
     plan: Plan | None
     rows: Sequence[BenchRow]
 
@@ -71,8 +72,10 @@ def print_run(run: Run) -> None:
     options, plan, settings = run.options, run.plan, run.settings
     width = find_width() + 2 if sys.stdout.isatty() else None
     where = f" on {plan.topology.name}" if plan is not None else ""
+    # NCCL alone has engines of several names: "nccl (stock by nccl2)".
+    moved = run.backend if run.stock_engine == run.backend else f"{run.backend} (stock by {run.stock_engine})"
     lines = [
-        f"{settings.collective.name}{where}, {settings.collective.ranks} ranks, {run.backend}, {options.dtype}, {options.op}"
+        f"{settings.collective.name}{where}, {settings.collective.ranks} ranks, {moved}, {options.dtype}, {options.op}"
     ]
     if options.compress:
         how = "partial sums too" if options.reduction == "hops" else "each contribution once, each complete sum once"
@@ -182,6 +185,7 @@ def _write_run(run: Run) -> dict[str, Any]:
         "collective": collective.name,
         "ranks": collective.ranks,
         "backend": run.backend,
+        "stock_engine": run.stock_engine,
         "dtype": run.options.dtype,
         "op": run.options.op,
         "compress": run.options.compress,

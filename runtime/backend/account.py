@@ -33,10 +33,16 @@ def heed_log_level() -> None:
 
 
 class Account:
-    """The account of the group called `name`, kept by its first rank alone, and only where it will be read."""
+    """The account of the group called `name`, kept by its first rank alone, and only where it will
+    be read.
 
-    def __init__(self, name: str, ranks: Iterable[int], *, is_first: bool) -> None:
-        self._title = f"{name}, ranks {_shorten(list(ranks))}"
+    `stock` is the engine of its stock collectives on GPUs: torch has several for NCCL, which differ
+    in speed.
+    """
+
+    def __init__(self, name: str, ranks: Iterable[int], *, is_first: bool, stock: str = "") -> None:
+        engine = f", stock by {stock}" if stock.startswith("nccl") else ""
+        self._title = f"{name}, ranks {_shorten(list(ranks))}{engine}"
         self.is_kept = is_first and log.isEnabledFor(logging.INFO)
         self._left: Counter[tuple[str, str]] = Counter()
 

@@ -16,6 +16,8 @@ from torch._C._distributed_c10d import PrefixStore
 from ...topo.errors import InputError
 from ..communicator import Communicator
 from ..ranks.attempts import agree_on_attempt
+from ..ranks.groups import list_members
+from ..ranks.plain_backends import find_engine
 from ..ranks.stock import StartedStock
 from ..ranks.store import find_client
 from ..reductions import kind_of_reduction, make_contiguous
@@ -52,9 +54,7 @@ class BaseGroup(PlainCalls):
             raise InputError(
                 f"pg_options is {type(options).__name__}; the backend topo expects topoplan.backend_options()"
             )
-        ranks = list(place.global_ranks_in_group)
-        self.whole = not ranks or not dist.is_initialized() or len(ranks) == dist.get_world_size()
-        self.ranks = ranks or list(range(place.group_size))
+        self.ranks, self.whole = list_members(place)
         self.options = options or _inherit_options() or backend_options()
         self.attempt = agree_on_attempt(place.store, place.group_rank, place.group_size, place.timeout)
         store = PrefixStore(f"attempt/{self.attempt}", place.store)
@@ -68,7 +68,8 @@ class BaseGroup(PlainCalls):
         name = f"{place.group_id}{self.attempt}"
         self.planned = Communicators(name, plans, self.plain, self.transports, own_store)
         self.check = CallCheck(own_store, place.group_rank, self.ranks, self._hang_up)
-        self.account = Account(f"group {place.group_id}", self.ranks, is_first=place.group_rank == 0)
+        stock = find_engine(self.plain, torch.device("cuda"))
+        self.account = Account(f"group {place.group_id}", self.ranks, is_first=place.group_rank == 0, stock=stock)
         self._number = 0
         self._devices_are_known, self._refused = False, dict[str, str]()
         atexit.register(_close, weakref.ref(self))

@@ -156,7 +156,8 @@ class Communicators:
             if transport == "gloo":
                 self._shared[device] = SharedTransport(self.plain, timeout, PrefixStore(device, self._store), name)
             else:
-                make = partial(make_group, name, self.plans.ranks, transport, store=self._store)
+                ranks, number = self.plans.ranks, self.plans.rank
+                make = partial(make_group, name, ranks, transport, store=self._store, number=number)
                 self._shared[device] = Transport(make, timeout, self.options.transport)
         return self._shared[device]
 

@@ -8,6 +8,8 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
+from ..ranks.plain_backends import make_gloo, make_nccl
+
 
 def backend_type(transport: str) -> Any:
     """Return torch's own constant for gloo or nccl."""
@@ -18,23 +20,12 @@ def backend_type(transport: str) -> Any:
 def make_plain_group(place: Any, store: Store) -> tuple[dist.ProcessGroup, dict[str, str]]:
     """Return a group of gloo for CPUs and NCCL for GPUs (gloo without NCCL), and which of them is for which device."""
     plain = dist.ProcessGroup(store, place.group_rank, place.group_size)
-    gloo = dist.ProcessGroupGloo(PrefixStore("gloo", store), place.group_rank, place.group_size, place.timeout)
-    gloo._set_sequence_number_for_group()
+    gloo = make_gloo(place, PrefixStore("gloo", store))
     backends: dict[str, tuple[str, Any]] = {"cpu": ("gloo", gloo), "cuda": ("gloo", gloo)}
     if torch.cuda.is_available() and dist.is_nccl_available():
-        backends["cuda"] = "nccl", _make_nccl(place, PrefixStore("nccl", store))
+        backends["cuda"] = "nccl", make_nccl(place, PrefixStore("nccl", store))
     for device, (transport, backend) in backends.items():
         plain._register_backend(torch.device(device), backend_type(transport), backend)
     plain._set_default_backend(backend_type(backends["cuda"][0]))
     plain._set_group_name(place.group_id)
     return plain, {device: transport for device, (transport, _) in backends.items()}
-
-
-def _make_nccl(place: Any, store: Store) -> Any:
-    options = dist.ProcessGroupNCCL.Options()
-    options._timeout = place.timeout
-    options.global_ranks_in_group = place.global_ranks_in_group
-    options.group_name = place.group_id
-    nccl = dist.ProcessGroupNCCL(store, place.group_rank, place.group_size, options)
-    nccl._set_sequence_number_for_group()
-    return nccl

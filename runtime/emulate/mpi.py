@@ -1,9 +1,12 @@
-"""Ranks that Open MPI starts inside an emulated machine: mpirun runs in rank 0's namespace, and reaches the other hosts by
-an agent in place of ssh, a script that enters the namespace of the host that it is asked for.
+"""Ranks that Open MPI starts inside an emulated machine: mpirun runs in rank 0's namespace, and
+reaches the other hosts by an agent in place of ssh, a script that enters the namespace of the
+host that it is asked for.
 
-Each host has a name of its own (a UTS namespace), so that Open MPI takes it for a machine of its own and sends by TCP,
-between identity addresses: these have each pair's own route. All processes die with the one that started them, as elsewhere on
-emulated machines: mpirun with this process, Open MPI's daemons with mpirun, a rank with its daemon.
+Each host has a name of its own (a UTS namespace), so that Open MPI takes it for a machine of its
+own and sends by TCP, between identity addresses: these have each pair's own route. All processes
+die with the one that started them, as elsewhere on emulated machines: mpirun with this process,
+Open MPI's daemons with mpirun, a rank with its daemon. Where a link is cut Open MPI does not notice
+by itself: mpirun would wait for daemons that cannot reach it, and they for mpirun.
 """
 
 from __future__ import annotations
@@ -12,9 +15,12 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
+import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,13 +48,19 @@ _START_RANK = """\
 #!/bin/sh
 # The environment of this rank, and its command.
 folder=${0%/*}
+echo $$ > "$folder/rank$OMPI_COMM_WORLD_RANK.pid"
 . "$folder/rank$OMPI_COMM_WORLD_RANK.env"
 exec >"$folder/stdout" 2>"$folder/stderr"
 exec setpriv --pdeathsig KILL "$@"
 """
-
-
 _LAST_OUTPUT_S = 2.0
+"""For output that is in the pipes when mpirun has ended; reading it takes milliseconds."""
+_LAST_REPORT_S = 10.0
+"""For mpirun to end after its last rank: it takes less than a second, unless no daemon's report
+reaches it any more.
+"""
+_LOOK_S = 0.5
+"""Between looks at the ranks, each of which reads a file of every rank's."""
 
 
 @dataclass(frozen=True)
@@ -74,12 +86,14 @@ class OpenMpi:
             "oob_tcp_if_include": IDENTITY,
             "oob_tcp_disable_ipv6_family": "1",
         }
-        return [word for name, value in settings.items() for word in ("--mca", name, value)]
+        # Without a prefix the agent is given one command, which can take the shell's place.
+        return ["--noprefix", *(word for name, value in settings.items() for word in ("--mca", name, value))]
 
     def list_hosts(self, hosts: Sequence[str]) -> list[str]:
         """Return the options that put one rank on each host, in their order."""
         quiet = ["--quiet"] if self.version < 5 else []
-        return [*quiet, "-np", str(len(hosts)), "--host", ",".join(f"{host}:1" for host in hosts), "--map-by", "node"]
+        placed = ["--host", ",".join(f"{host}:1" for host in hosts), "--map-by", "node"]
+        return [*quiet, "-np", str(len(hosts)), *placed]
 
 
 def find_open_mpi() -> OpenMpi:
@@ -124,7 +138,8 @@ def write_agent(folder: Path, hosts: Mapping[str, str]) -> Path:
     """Write a script into a folder that takes ssh's place (`agent HOST COMMAND`), given hosts' names with the files of their
     namespaces; return its path.
     """
-    cases = [f'{host}) exec {shlex.join(enter_host(file, host))} sh -c "$*" ;;' for host, file in hosts.items()]
+    # A shell that forked would keep for itself that it dies with mpirun: the daemon takes its place.
+    cases = [f'{host}) exec {shlex.join(enter_host(file, host))} sh -c "exec $*" ;;' for host, file in hosts.items()]
     lines = ["#!/bin/sh", "host=$1; shift", 'case "$host" in', *cases, "esac"]
     lines += ['echo "$host: no host of this emulated machine" >&2; exit 255']
     return _write_script(folder / "agent", "\n".join(lines) + "\n")
@@ -139,15 +154,90 @@ def list_mpirun(mpi: OpenMpi, folder: Path, hosts: Mapping[str, str], *arguments
     return [*enter_host(hosts[first], first), mpi.mpirun, *mpi.list_options(folder, agent), *arguments]
 
 
-def start_mpirun(command: Sequence[str]) -> subprocess.Popen[bytes]:
-    """Start what `list_mpirun` gives, in a session of its own."""
-    return subprocess.Popen(
-        command,
-        env={**_DEFAULTS, **os.environ, **_AS_ROOT},
-        stdin=subprocess.DEVNULL,
-        preexec_fn=die_with_parent,
-        start_new_session=True,
-    )
+class Mpirun(subprocess.Popen[bytes]):
+    """A running mpirun, in a session of its own, which its daemons and ranks are in too.
+
+    With `watch`, a folder in which each of `ranks` ranks writes its process id (`rank0.pid`), it
+    does not outlive its ranks by more than `last_report_s`.
+    """
+
+    def __init__(
+        self, command: Sequence[str], watch: Path | None = None, ranks: int = 0, last_report_s: float = _LAST_REPORT_S
+    ) -> None:
+        self._last_report_s = last_report_s
+        self._files = [] if watch is None else [watch / f"rank{rank}.pid" for rank in range(ranks)]
+        self._looks_at = self._gone_since = 0.0
+        super().__init__(
+            command,
+            env={**_DEFAULTS, **os.environ, **_AS_ROOT},
+            stdin=subprocess.DEVNULL,
+            preexec_fn=die_with_parent,
+            start_new_session=True,
+        )
+
+    def poll(self) -> int | None:
+        """Return the exit code, None while it runs; end it where its ranks have ended and it does
+        not.
+        """
+        code = super().poll()
+        if code is None and self._outlives_its_ranks():
+            print(
+                "topo-emulate: all ranks have ended and mpirun has not, since a link between them is cut; it was ended",
+                file=sys.stderr,
+            )
+            self.kill()
+            self.wait()
+            self.returncode = code = 1
+        return code
+
+    def _outlives_its_ranks(self) -> bool:
+        now = time.monotonic()
+        if not self._files or now < self._looks_at:
+            return False
+        self._looks_at = now + _LOOK_S
+        if not all(map(_has_ended, self._files)):
+            self._gone_since = 0.0
+            return False
+        self._gone_since = self._gone_since or now
+        return now - self._gone_since > self._last_report_s
+
+    def end_session(self) -> None:
+        """End all that is left of what it started: daemons that it cannot reach, and what ranks
+        left behind.
+        """
+        for process in _list_session(self.pid):
+            with suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+
+
+def _has_ended(file: Path) -> bool:
+    """Return whether the process has ended whose id is in a file; False where that is not written
+    yet.
+    """
+    try:
+        process = int(file.read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):
+        return False
+    return _read_status(process)[0] in ("", "Z")
+
+
+def _list_session(leader: int) -> list[int]:
+    """Return the processes of a session that are alive."""
+    processes = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal()]
+    return [process for process in processes if _read_status(process)[1] == leader]
+
+
+def _read_status(process: int) -> tuple[str, int]:
+    """Return the state of a process (Z: it has ended and nobody has taken notice) and its session;
+    ("", 0) without it.
+    """
+    try:
+        after_name = (
+            Path(f"/proc/{process}/stat").read_text(encoding="utf-8", errors="replace").rsplit(")", 1)[1].split()
+        )
+    except (FileNotFoundError, ProcessLookupError):
+        return "", 0
+    return after_name[0], int(after_name[3])
 
 
 def run_mpi_ranks(network: Network, mpi: OpenMpi, command: Sequence[str]) -> int:
@@ -167,7 +257,22 @@ def run_mpi_ranks(network: Network, mpi: OpenMpi, command: Sequence[str]) -> int
         placed = [*mpi.list_hosts(list(hosts)), str(start), *command]
         started = list_mpirun(mpi, folder, hosts, *placed)
         with _forward_output(folder):
-            return show_code(*run_together(lambda _: start_mpirun(started), 1))
+            return show_code(*_run_to_end(started, folder, len(ranks)))
+
+
+def _run_to_end(command: Sequence[str], folder: Path, ranks: int) -> tuple[int | None, int]:
+    """Run mpirun, and end all that it started with it; return what `run_together` does."""
+    running: list[Mpirun] = []
+
+    def start(_: int) -> Mpirun:
+        running.append(Mpirun(command, folder, ranks))
+        return running[0]
+
+    try:
+        return run_together(start, 1)
+    finally:
+        for mpirun in running:
+            mpirun.end_session()
 
 
 @contextmanager

@@ -9,10 +9,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import Store
+from torch._C._distributed_c10d import PrefixStore, Store, _DistributedBackendOptions
 
 from ...topo.errors import InputError
 from ..torch_version import check_torch
+from .plain_backends import make_gloo, make_nccl
 
 check_torch()  # here, as all that needs torch.distributed imports this module
 
@@ -50,23 +51,88 @@ def make_private_group(group: dist.ProcessGroup | GroupMaker | None, timeout: ti
 
 
 def make_group(
-    name: str, ranks: Sequence[int], transport: str, timeout: timedelta, store: Store | None = None
+    name: str,
+    ranks: Sequence[int],
+    transport: str,
+    timeout: timedelta,
+    store: Store | None = None,
+    number: int | None = None,
 ) -> dist.ProcessGroup:
-    """Make a plain group over `ranks`, in their order. No other rank takes part: `name` is all that its ranks share, and a
-    `store` (default: that of the default group).
+    """Make a plain group over `ranks`, in their order. No other rank takes part: `name` is all that
+    its ranks share.
 
-    torch's own way to that (new_group with use_local_synchronization) names a group by how many groups a rank is in
-    already, which differs between ranks.
+    They meet in `store`, where this rank is `ranks[number]`; without them in the default group's,
+    by the number there. torch's own functions cannot do that: all need a default group, new_group
+    with use_local_synchronization names a group by how many groups a rank is in already, which
+    differs between ranks, and where the default group is bound to a GPU (nccl2 binds it without
+    being asked) they split the new group off it, for which NCCL needs all ranks of the default
+    group.
     """
-    c10d = dist.distributed_c10d
-    own_number, store = list(ranks).index(dist.get_rank()), store or c10d._get_default_store()
-    group: dist.ProcessGroup
+    if store is None:
+        store = dist.distributed_c10d._get_default_store()
+    if number is None:
+        number = list(ranks).index(dist.get_rank())
+    store = PrefixStore(f"{name}/", store)
+    group = dist.ProcessGroup(store, number, len(ranks))
+    place = describe_place(store, number, len(ranks), timeout, name)
+    place.global_ranks_in_group = list(ranks)
+    kinds, is_nccl = dist.ProcessGroup.BackendType, transport.startswith("nccl")
+    group._set_default_backend(kinds.NCCL if is_nccl else kinds.GLOO)
+    if is_nccl:
+        backend, devices = (
+            make_nccl(place, store, transport, torch.device("cuda", torch.cuda.current_device())),
+            ["cuda"],
+        )
+    else:
+        backend, devices = make_gloo(place, store), ["cpu", "cuda"]
+    for device in devices:
+        group._register_backend(torch.device(device), kinds.NCCL if is_nccl else kinds.GLOO, backend)
     called: Any = name  # for the type checker torch's GroupName, which is a str, and older torch does not have it
-    group, _ = c10d._new_process_group_helper(
-        len(ranks), own_number, list(ranks), c10d.Backend(transport), store, called, timeout=timeout
-    )
-    c10d._world.pg_group_ranks[group] = {rank: number for number, rank in enumerate(ranks)}
+    group._set_group_name(called)
+    _enter(group, name, ranks, transport, store)
     return group
+
+
+def _enter(group: dist.ProcessGroup, name: str, ranks: Sequence[int], transport: str, store: Store) -> None:
+    """Enter a group where torch's functions look groups up, as torch itself does after it has made
+    one.
+    """
+    c10d: Any = dist.distributed_c10d
+    c10d._world.pg_map[group] = (transport, store)
+    c10d._world.pg_names[group] = name
+    c10d._world.pg_group_ranks[group] = {rank: number for number, rank in enumerate(ranks)}
+    c10d._world.pg_to_tag[group] = f"topoplan:{name}"  # no tag that torch searches for groups of equal ranks
+    c10d._world.pg_backend_config[group] = str(c10d.BackendConfig(c10d.Backend(transport)))
+    c10d._register_process_group(name, group)
+
+
+def describe_place(store: Store, rank: int, size: int, timeout: timedelta, name: str) -> Any:
+    """Return what torch gives a backend to make a group, for ranks that share a store and no
+    default group.
+
+    So are torchft's groups: `TopoGroup(describe_place(store, rank, size, timeout, name), None)`.
+    The ranks of such a group are numbered from 0, whatever numbers they have in a default group.
+    """
+    place = _DistributedBackendOptions()
+    place.store, place.group_rank, place.group_size = store, rank, size
+    place.timeout, place.group_id, place.global_ranks_in_group = timeout, name, []
+    return place
+
+
+def list_members(place: Any) -> tuple[list[int], bool]:
+    """Return the global ranks of the group that a place describes, and whether they are all ranks
+    of the launch.
+    """
+    ranks = list(place.global_ranks_in_group)
+    if not ranks:  # the default group, or one without any
+        return list(range(place.group_size)), True
+    return ranks, len(ranks) == dist.get_world_size()
+
+
+def find_store(group: dist.ProcessGroup) -> Store:
+    """Return the store of a plain group's own, which only its members use."""
+    store: Store = dist.distributed_c10d._world.pg_map[group][1]
+    return store
 
 
 def make_group_maker(group: dist.ProcessGroup) -> GroupMaker:
@@ -97,6 +163,13 @@ def destroy_group(group: dist.ProcessGroup) -> None:
 
 
 def _transport(group: dist.ProcessGroup | None) -> str:
-    """Return what moves the data under a group: gloo or nccl."""
-    backend_has_nccl = dist.get_backend(group) == "topo" and torch.cuda.is_available() and dist.is_nccl_available()
+    """Return the backend for a plain group beside `group`: gloo, nccl, or the engine of NCCL that
+    the user has named.
+    """
+    named = dist.get_backend(group)
+    if named == "nccl-lazy":
+        return "nccl2"  # the engine of its collectives; batches need one communicator for all ranks
+    if named.startswith("nccl"):
+        return named
+    backend_has_nccl = named == "topo" and torch.cuda.is_available() and dist.is_nccl_available()
     return "nccl" if uses_nccl(group) or backend_has_nccl else "gloo"

@@ -16,9 +16,11 @@ from ..mpi.lane import Lane, find_own_seat
 from ..mpi.library import describe_mpi, takes_gpu_memory
 from .exchange import exchange
 from .faults import Faults, grace_s
-from .groups import GroupMaker, destroy_group, device_of, make_private_group, uses_nccl
+from .groups import GroupMaker, destroy_group, device_of, find_store, make_private_group, uses_nccl
 from .launch import TRANSPORT
 from .machine import are_crowded, count_cores, find_own_cores
+from .plain_backends import find_engine
+from .store import find_client
 from .timing import find_slowest_s
 
 TRANSPORTS = ("auto", "mpi")
@@ -50,7 +52,8 @@ class Transport:
     ) -> None:
         is_mpi = check_transport(over) == "mpi"
         private = make_private_group(group, timeout - timedelta(seconds=grace_s(timeout)))
-        store = PrefixStore(f"topoplan/{private.group_name}", dist.distributed_c10d._get_default_store())
+        self._client = find_client(find_store(private))
+        store = PrefixStore(f"topoplan/{private.group_name}", self._client.store)
         is_registered = lambda: private in dist.distributed_c10d._world.pg_map  # noqa: E731
         self._begin(private, device_of(private), timeout, Faults(private, timeout, store, is_registered))
         if is_mpi:
@@ -109,6 +112,13 @@ class Transport:
     def exchange(self, value: object) -> list[Any]:
         """Return the values of all ranks, by rank. Collective; raises RuntimeError where a rank does not answer."""
         return exchange(self.group, self.size, self.device, value)
+
+    @property
+    def stock_engine(self) -> str:
+        """What carries out the stock collectives: "gloo", "mpi", or torch's name of the NCCL engine
+        ("nccl", "nccl2").
+        """
+        return "mpi" if self.lane is not None else find_engine(self.group, self.device)
 
     def find_slowest_s(self, seconds: list[float]) -> list[float]:
         """Return, for each of the times, the longest of any rank. Collective, alike on all ranks; raises as `meet`."""
