@@ -1,0 +1,154 @@
+"""The one socket of a process at which other ranks' reports arrive, and where the others' sockets are.
+
+The socket is made, and its address published in the default group's store, once per process, before there is any trouble:
+afterwards the store may be out of reach. No thread serves it until then: the kernel accepts connections and holds what
+arrives. So a refused connection also shows that a process has ended.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import socket
+import struct
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import cache
+
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store
+
+_BACKLOG = 1024
+"""Connections that the kernel holds until this rank is in trouble too; beyond, it lets others wait, and refuses none."""
+_SIOCGIFADDR = 0x8915
+_NONCE_BYTES = 8
+
+
+@dataclass(frozen=True)
+class Door:
+    """Where a rank's process listens; `nonce` is known to those that can read the store alone."""
+
+    host: str
+    port: int
+    nonce: str
+
+    def to_json(self) -> str:
+        """Return the text that is published."""
+        return json.dumps([self.host, self.port, self.nonce])
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Door:
+        """Return the door that a rank published."""
+        host, port, nonce = json.loads(text)
+        return cls(host, port, nonce)
+
+
+Doors = Mapping[int, Door | None]
+"""The doors of a group's ranks, by rank; None for a rank that could not open one."""
+
+
+class _Published:
+    """What this process has published and read in the store of the default group at hand."""
+
+    def __init__(self) -> None:
+        self.store: Store | None = None
+        self.doors: dict[int, Door | None] = {}
+
+
+_published = _Published()
+_own_nonces: list[str] = []
+"""One for each store: groups that are made anew in another store are others, though they have the same names."""
+
+
+def is_own_nonce(line: bytes) -> bool:
+    """Return whether a connection begins with a nonce that this process has published."""
+    return any(secrets.compare_digest(line, nonce.encode()) for nonce in _own_nonces)
+
+
+@cache
+def open_listener() -> socket.socket | None:
+    """Return the process's listening socket; None where no address can be bound."""
+    for host in _list_own_hosts():
+        with suppress(OSError):  # not an address of this machine: the next one may be
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            listener = socket.create_server((host, 0), family=family, backlog=_BACKLOG)
+            listener.setblocking(False)
+            # A forked worker would hold the socket open after this process has ended, which then would seem alive.
+            os.register_at_fork(after_in_child=listener.close)
+            return listener
+    return None
+
+
+def publish_door() -> None:
+    """Publish where this process listens, once for each store of the default group. Waits for nobody."""
+    store = dist.distributed_c10d._get_default_store()
+    if _published.store is store:
+        return
+    listener = open_listener()
+    _own_nonces.append(secrets.token_hex(_NONCE_BYTES))
+    door = None if listener is None else Door(*listener.getsockname()[:2], _own_nonces[-1])
+    _published.store, _published.doors = store, {dist.get_rank(): door}
+    _find_place().set(str(dist.get_rank()), "null" if door is None else door.to_json())
+
+
+def find_doors(group: dist.ProcessGroup, timeout: timedelta) -> Doors:
+    """Return the doors of the ranks of a group. Waits until all have published theirs.
+
+    Raises RuntimeError where that takes longer than `timeout`.
+    """
+    ranks = dist.get_process_group_ranks(group)
+    publish_door()
+    known, place = _published.doors, _find_place()
+    missing = [rank for rank in ranks if rank not in known]
+    if missing:
+        place.wait([str(rank) for rank in missing], timeout)
+        for rank in missing:
+            known[rank] = _read(place.get(str(rank)))
+    return {number: known[rank] for number, rank in enumerate(ranks)}
+
+
+def find_known_doors(ranks: Sequence[int]) -> Doors:
+    """Return the doors of those of some global ranks that have published one by now, by their place among these."""
+    publish_door()
+    known, place = _published.doors, _find_place()
+    for rank in ranks:
+        if rank not in known and place.check([str(rank)]):
+            known[rank] = _read(place.get(str(rank)))
+    return {number: known[rank] for number, rank in enumerate(ranks) if rank in known}
+
+
+def _find_place() -> Store:
+    """Return the part of the store where doors are; each attempt of a launch has its own (attempts.py)."""
+    assert _published.store is not None
+    return PrefixStore(f"topoplan/doors/{getattr(dist.group.WORLD, 'attempt', '')}", _published.store)
+
+
+def _read(text: bytes) -> Door | None:
+    return None if text == b"null" else Door.from_json(text)
+
+
+def _list_own_hosts() -> list[str]:
+    """Return this machine's addresses, that which gloo takes too first."""
+    named = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
+    hosts = [] if not named else [host for host in [_find_address(named)] if host is not None]
+    with suppress(OSError):  # the hostname has no address: gloo takes the loopback then, too
+        hosts += [str(info[4][0]) for info in socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)]
+    return [*dict.fromkeys(hosts), "127.0.0.1"]
+
+
+def _find_address(interface: str) -> str | None:
+    """Return an interface's IPv4 address; None where it has none."""
+    if sys.platform != "linux":
+        return None
+    import fcntl
+
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+        try:
+            answer = fcntl.ioctl(asked, _SIOCGIFADDR, struct.pack("256s", interface.encode()[:15]))
+        except OSError:
+            return None
+    return socket.inet_ntoa(answer[20:24])

@@ -1,0 +1,103 @@
+"""One rank's part in the exchange of reports after a failure: report, listen, and stop once it is clear who is to blame."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import threading
+import time
+from dataclasses import asdict, replace
+
+from torch._C._distributed_c10d import Store
+
+from .blame import Stuck, find_culprit, is_settled
+from .doors import Doors
+from .reports import POLL_S, relay
+
+log = logging.getLogger("topoplan")
+
+_SETTLE_S = 0.5
+"""A peer that hung up may not have reported yet: gloo closes connections the moment that a wait times out."""
+_UNHEARD_S = 1.5
+"""After this time a peer that hung up before its deadline, and of which no report has come by any route, is named."""
+_REACH_S = 1.0
+"""A connection that is not made within this time counts as not to be had: a lost SYN is sent again after 1 s."""
+_FLUSH_S = 0.3
+"""Time for the relay to pass on what led to the verdict, before this process may end: a few of its turns."""
+
+
+class Exchange:
+    """The exchange over the group called `name`, in which this rank reports `own`; it takes at most `seconds`."""
+
+    def __init__(self, name: str, rank: int, ranks: int, doors: Doors, own: Stuck, seconds: float) -> None:
+        self._rank, self._ranks, self._own, self._edition = rank, ranks, own, 0
+        self._key = _make_key(name, doors)
+        self._begun, self._seconds = time.monotonic(), seconds
+        relay.join(self._key, rank, doors, seconds)
+        self._report(own)
+
+    def use_store(self, store: Store) -> None:
+        """Report through a store too, and hear there, for as long as the exchange lasts.
+
+        In a thread of its own: the store may be on a machine that is gone, or behind the link that is cut.
+        """
+        threading.Thread(target=self._follow_store, args=(store,), name="topoplan-faults", daemon=True).start()
+
+    def wait_for_verdict(self) -> dict[int, Stuck]:
+        """Return the reports of the ranks, once they show whose fault it is, or time is over."""
+        while True:
+            reports = self._hear()
+            elapsed = time.monotonic() - self._begun
+            if elapsed >= self._seconds or self._is_over(reports, elapsed):
+                break
+            time.sleep(POLL_S)
+        ends = time.monotonic() + _FLUSH_S
+        while relay.is_behind(self._key) and time.monotonic() < ends:
+            time.sleep(POLL_S)
+        return reports
+
+    def _is_over(self, reports: dict[int, Stuck], elapsed: float) -> bool:
+        chain, link, _ = find_culprit(self._rank, reports)
+        if link is None and elapsed < min(_SETTLE_S, self._seconds):
+            return False
+        if is_settled(self._rank, reports, self._ranks):
+            return True
+        waits_in_vain = chain[-1] not in reports
+        if waits_in_vain:
+            relay.dial(self._key, [chain[-1]])  # in a large group it may not be among those dialed at first
+        return waits_in_vain and not reports[chain[-2]].timed_out and elapsed > _UNHEARD_S
+
+    def _hear(self) -> dict[int, Stuck]:
+        """Return all reports; add to the own one what became of the connections, once that is known."""
+        reach = relay.list_reach(self._key)
+        ended = tuple(sorted(rank for rank, state in reach.items() if state == "ended"))
+        unreached = tuple(sorted(rank for rank, state in reach.items() if state == "trying"))
+        is_known = not unreached or time.monotonic() - self._begun > min(_REACH_S, self._seconds / 2)
+        found = replace(self._own, ended=ended, unreached=unreached if is_known else None)
+        if found != self._own:
+            self._own, self._edition = found, self._edition + 1
+            self._report(found)
+        return {rank: Stuck(**report) for rank, report in relay.hear(self._key).items()}
+
+    def _report(self, own: Stuck) -> None:
+        relay.add(self._key, self._rank, self._edition, asdict(own))
+
+    def _follow_store(self, store: Store) -> None:
+        try:
+            store.set(f"stuck/{self._rank}", json.dumps(asdict(self._own)))
+            missing = set(range(self._ranks)) - {self._rank}
+            while time.monotonic() < self._begun + self._seconds:
+                for rank in sorted(missing):
+                    if store.check([f"stuck/{rank}"]):
+                        relay.add(self._key, rank, 0, json.loads(store.get(f"stuck/{rank}")))
+                        missing.discard(rank)
+                time.sleep(POLL_S)
+        except RuntimeError as error:
+            log.info("rank %d: no reports through the store: %s", self._rank, error)
+
+
+def _make_key(name: str, doors: Doors) -> str:
+    """Return the group's name for the relay, alike on its ranks; another one where a group of that name is made again."""
+    nonces = " ".join(door.nonce for _, door in sorted(doors.items()) if door is not None)
+    return f"{name} {hashlib.sha256(nonces.encode()).hexdigest()[:16]}"
