@@ -11,13 +11,13 @@ import torch
 import torch.distributed as dist
 
 from ..synth.plan import Plan
-from ..topo.errors import ExecutionError, InputError, PlanMismatchError, TopoplanError
+from ..topo.errors import InputError, PlanMismatchError, TopoplanError
 from .choose import Choice, ChooseMode, check_choose_mode, check_lossless
 from .codecs import find_codec
 from .engine import Engine
 from .kept_races import find_cache_folder
-from .ranks.faults import first_line
-from .ranks.groups import GroupMaker
+from .ranks.groups import GroupMaker, list_members
+from .ranks.roll_call import explain_set_up
 from .ranks.transport import Transport
 from .reductions import ReduceOp, borrow, check_reduction, check_residual, check_tensors, copy_back, flatten
 from .task import KeptTasks, Task
@@ -73,17 +73,16 @@ class Communicator:
         plan_or_error = _load_plan(plan)
         try:
             self._transport = group if isinstance(group, Transport) else Transport(group, timeout)
+        except TopoplanError:
+            raise
+        except RuntimeError as error:
+            members = list_members(None if isinstance(group, Transport) else group)
+            raise explain_set_up(members, "setting up a group for the plan", error, timeout) from error
+        with self._transport.faults.stock("what the ranks agree on before a plan is used"):
             self.plan = _agree_on_plan(plan_or_error, self._transport)
             self.engine = Engine(
                 self.plan, self._transport, choose, codec, find_cache_folder(cache), rounds_once=reduction == "once"
             )
-        except TopoplanError:
-            raise
-        except RuntimeError as error:
-            raise ExecutionError(
-                f"rank {dist.get_rank()}: the ranks could not set up a group for the plan: {first_line(error)}; "
-                "are all of them running, and can they reach each other?"
-            ) from error
         self._shares_transport = self._transport is group
         self._kept = KeptTasks()
         self.rank, self.size = self.engine.rank, self.engine.size

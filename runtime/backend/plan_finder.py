@@ -19,9 +19,10 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from ...synth.ir.collective import Collective
 from ...synth.plan import Plan
 from ...topo import errors
-from ...topo.errors import ExecutionError, InfeasibleError, PlanMismatchError, TimeLimitError, TopoplanError
+from ...topo.errors import InfeasibleError, PlanMismatchError, TimeLimitError, TopoplanError
 from ...topo.graph import Topology
-from ..ranks.faults import first_line
+from ..ranks.doors import publish_door
+from ..ranks.roll_call import explain_set_up
 from ..ranks.store import put, take
 from .options import AUTO, OFF, BackendOptions, Plans
 from .plan_cache import load_or_synthesize
@@ -65,6 +66,7 @@ class PlanFinder:
         wanted = Collective(name, len(self.ranks), root)
         key = f"plan/{device.type}/{name}/{root}"
         try:
+            publish_door()  # before ranks wait for each other
             machine = self._find_machine(device) if self._auto else None
             if self.rank == 0:
                 plan, answer = self._make_answer(wanted, machine)
@@ -76,9 +78,7 @@ class PlanFinder:
         except TopoplanError:
             raise
         except RuntimeError as error:
-            raise ExecutionError(
-                f"rank {self.ranks[self.rank]}: no plan for {name}: a rank has died or does not answer ({first_line(error)})"
-            ) from error
+            raise explain_set_up(self.ranks, f"finding a plan for {name}", error, self.timeout) from error
         if "error" in answer:
             raise getattr(errors, answer["error"])(answer["message"])
         return Plan.loads(answer["plan"], f"rank 0's plan for {name}") if "plan" in answer else None

@@ -111,11 +111,11 @@ def _find_verdict(rank: int, reports: Mapping[int, Stuck], ranks: int, find_rout
     if link is not None:
         return f"{describe_route(find_route, *link)} carries nothing from rank {link[0]} to rank {link[1]}"
     if chain[-1] not in reports:
-        return _explain_silence([chain[-1]], reports)
+        return explain_silence([chain[-1]], reports)
     # In a stock collective: nobody knows who waits for whom.
     ended, silent = list_ended(reports), [other for other in range(ranks) if other not in reports]
     if ended:
-        return _explain_silence(ended, reports)
+        return explain_silence(ended, reports)
     cut = _explain_cut(reports, ranks, find_route)
     if cut:
         return cut
@@ -123,7 +123,7 @@ def _find_verdict(rank: int, reports: Mapping[int, Stuck], ranks: int, find_rout
         return "all ranks are stuck: a link is cut or too slow, which one is not known"
     if len(silent) == ranks - 1 > 1:
         return "no other rank reports anything: who is to blame is not known, this rank may be cut off itself"
-    return _explain_silence(silent, reports)
+    return explain_silence(silent, reports)
 
 
 def _find_other_calls(reports: Mapping[int, Stuck], number: int) -> dict[str, list[int]]:
@@ -139,11 +139,11 @@ def _find_other_calls(reports: Mapping[int, Stuck], number: int) -> dict[str, li
 
 def _explain_other_calls(calls: Mapping[str, list[int]]) -> str:
     *few, (usual, most) = calls.items()
-    odd = ", ".join(f"{_list(ranks)} {_be(ranks)} in another call ({call})" for call, ranks in few)
-    return f"{odd} than {_list(most)} ({usual})"
+    odd = ", ".join(f"{list_ranks(ranks)} {_be(ranks)} in another call ({call})" for call, ranks in few)
+    return f"{odd} than {list_ranks(most)} ({usual})"
 
 
-def _explain_silence(silent: Sequence[int], reports: Mapping[int, Stuck]) -> str:
+def explain_silence(silent: Sequence[int], reports: Mapping[int, Stuck]) -> str:
     """Say that ranks do not answer, and what is known of why."""
     tried = [report for report in reports.values() if report.unreached is not None]
     if set(silent) <= set(list_ended(reports)):
@@ -157,7 +157,7 @@ def _explain_silence(silent: Sequence[int], reports: Mapping[int, Stuck]) -> str
     else:
         why = "stopped or busy: its host accepts connections"
     doubt = "" if len(silent) == 1 or why == "process ended" else ", which of them is to blame is not known"
-    return f"{_list(silent)} {'does' if len(silent) == 1 else 'do'} not answer ({why}){doubt}"
+    return f"{list_ranks(silent)} {'does' if len(silent) == 1 else 'do'} not answer ({why}){doubt}"
 
 
 def _explain_cut(reports: Mapping[int, Stuck], ranks: int, find_route: FindRoute) -> str:
@@ -216,10 +216,11 @@ def _describe_sources(rank: int, reports: Mapping[int, Stuck], ranks: int) -> st
         return "all ranks reported"
     if len(reports) == 1:
         return f"no report but that of rank {rank}"
-    return f"reports of {_list(sorted(reports))}"
+    return f"reports of {list_ranks(sorted(reports))}"
 
 
-def _list(ranks: Sequence[int]) -> str:
+def list_ranks(ranks: Sequence[int]) -> str:
+    """Return ranks in words."""
     shown = [str(rank) for rank in ranks[:_MOST_NAMED]]
     more = f" and {len(ranks) - _MOST_NAMED} more" if len(ranks) > _MOST_NAMED else ""
     return f"rank {', '.join(shown)}{more}"

@@ -90,7 +90,10 @@ def publish_door() -> None:
         return
     listener = open_listener()
     _own_nonces.append(secrets.token_hex(_NONCE_BYTES))
-    door = None if listener is None else Door(*listener.getsockname()[:2], _own_nonces[-1])
+    door = None
+    if listener is not None:
+        host, port = listener.getsockname()[:2]
+        door = Door(host, port, _own_nonces[-1])
     _published.store, _published.doors = store, {dist.get_rank(): door}
     _find_place().set(str(dist.get_rank()), "null" if door is None else door.to_json())
 
@@ -112,13 +115,18 @@ def find_doors(group: dist.ProcessGroup, timeout: timedelta) -> Doors:
 
 
 def find_known_doors(ranks: Sequence[int]) -> Doors:
-    """Return the doors of those of some global ranks that have published one by now, by their place among these."""
+    """Return the doors of those of some global ranks that have published one by now, by global rank."""
     publish_door()
     known, place = _published.doors, _find_place()
     for rank in ranks:
         if rank not in known and place.check([str(rank)]):
             known[rank] = _read(place.get(str(rank)))
-    return {number: known[rank] for number, rank in enumerate(ranks) if rank in known}
+    return list_cached_doors(ranks)
+
+
+def list_cached_doors(ranks: Sequence[int]) -> Doors:
+    """Return those of the doors that this process has read before, by global rank; for when the store is gone."""
+    return {rank: _published.doors[rank] for rank in ranks if rank in _published.doors}
 
 
 def _find_place() -> Store:
