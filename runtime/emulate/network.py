@@ -99,7 +99,10 @@ class Network:
             self._batch(device, "ip", self._list_routes(device))
 
     def slow_down(self, a: str, b: str, rate_bps: int) -> None:
-        """Give the cable between two devices another rate, in bit/s, in both directions. Raises KeyError where there is none."""
+        """Give the cable between two devices another rate, in both directions.
+
+        Raises KeyError where there is none.
+        """
         x, y = (self.blueprint.devices.index(d) for d in (a, b))
         self.blueprint.cable_between(x, y)
         for device, peer in ((x, y), (y, x)):

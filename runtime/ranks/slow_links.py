@@ -1,8 +1,9 @@
 """Warn of a link that has become slow: it fails no call, but all ranks wait for it.
 
-A call of a program that takes several times as long as its fastest, which is what the race found, is suspicious. Where that
-happens a few times in a row, messages of the next calls are stamped, and ranks compare in the background when one was sent with
-how long its receiver was blocked on it. So a rank that is late itself, or waits for another, blames no link.
+A call of a program that takes several times as long as its fastest, which is what the race found,
+is suspicious. Where that happens a few times in a row, the messages of the next calls are stamped,
+and ranks compare in the background when one was sent with how long its receiver was blocked on it.
+So a rank that is late itself, or waits for another, blames no link.
 """
 
 from __future__ import annotations
@@ -52,9 +53,10 @@ class _Pace:
 
 @dataclass
 class Record:
-    """One stamped call: when messages were sent, and when this rank was blocked on others (time.time), by peer and number.
+    """One stamped call: when messages were sent, and when this rank was blocked on others.
 
-    The hosts' clocks must agree to well within the time that a slow call takes.
+    By peer and number, in seconds of time.time: the hosts' clocks must agree to well within the
+    time that a slow call takes.
     """
 
     sent: dict[str, float] = field(default_factory=dict)
@@ -130,8 +132,8 @@ class SlowLinks:
             for peer, blocked_s in self._find_blocked(peers, records):
                 if blocked_s > _BLAMED * best_s:
                     log.warning(
-                        "rank %d: %s is slow: a call (%s) takes %.0f ms where the fastest took %.0f, and %.0f ms of it this rank "
-                        "was blocked on what rank %d had sent", self._rank, self._describe(peer, self._rank), what,
+                        "rank %d: %s is slow: a call (%s) takes %.0f ms where the fastest took %.0f, "
+                        "and %.0f ms of it this rank was blocked on what rank %d had sent", self._rank, self._describe(peer, self._rank), what,
                         seconds * 1e3, best_s * 1e3, blocked_s * 1e3, peer,
                     )  # fmt: skip
         except RuntimeError as error:  # the store is gone: the job ends, or has worse to report
