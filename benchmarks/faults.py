@@ -6,9 +6,9 @@
 Each run emulates a ring of four ranks with the store on the same wires (rank 0 hosts a TCPStore, as
 under torchrun and MPI), and causes one fault at a moment and place drawn by --seed: a kill during
 set-up, a kill or stop in the middle of calls, a call that differs from the others' in its dtype,
-order, reduction or size (with sizes settled by race, and by plan), a cut link, or one that becomes
-slow. RESULTS has a line for each run; a second start with the same seed goes on where the first
-ended. Needs root and iproute2 (see topo-emulate).
+order, reduction or size (with sizes settled by race, and by plan), a cut link (with a plan, and with
+the stock collective), or one that becomes slow. RESULTS has a line for each run; a second start with
+the same seed goes on where the first ended. Needs root and iproute2 (see topo-emulate).
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ MISMATCHES = ("dtype", "order", "op", "size")
 CASES = (
     "setup-kill", "kill", "stop",
     *(f"{what}-{how}" for what in MISMATCHES for how in ("race", "plan")),
-    "cut", "slow",
+    "cut", "cut-stock", "slow",
 )  # fmt: skip
 
 
@@ -133,7 +133,7 @@ def carry_out(case: str, run: int, seed: int, plan: str, context: Any) -> Run | 
             text = "".join(log.read_text() for log in logs)
             named = int(names_slow_link(fault, text))
             last = re.findall(r"WARNING.*", text)
-        culprit = f"{fault.rank}-{fault.other}" if case in ("cut", "slow") else str(fault.rank)
+        culprit = f"{fault.rank}-{fault.other}" if case in ("cut", "cut-stock", "slow") else str(fault.rank)
         return Run(case, run, seed, culprit, seconds, len(judged), named, len(hung), last)
 
 
@@ -142,9 +142,9 @@ def _strike(case: str, fault: Fault, network: Network, ranks: Sequence[Any]) -> 
     from topoplan.runtime.emulate import parse_rate
 
     devices = network.blueprint.devices
-    if case in ("cut", "slow"):
+    if case in ("cut", "cut-stock", "slow"):
         ends = devices[fault.rank], devices[fault.other]
-        if case == "cut":
+        if case != "slow":
             network.cut(*ends)
         else:
             network.slow_down(*ends, int(Fraction(parse_rate(RATE)) / _SLOWER))
@@ -182,7 +182,7 @@ def judge(case: str, fault: Fault, line: str) -> bool:
     blamed = line.split(";")[0]
     if not line.startswith("ERROR"):
         return False
-    if case == "cut":
+    if case in ("cut", "cut-stock"):
         ends = f"gpu{fault.rank}", f"gpu{fault.other}"
         return any(f"{a} {arrow} {b} " in f"{blamed} " for a, b in (ends, ends[::-1]) for arrow in ("->", "-"))
     if case in ("setup-kill", "kill", "stop"):
@@ -227,7 +227,9 @@ def work(case: str, odd: int, plan: str) -> int:
     dist.init_process_group("gloo", init_method="env://", rank=rank, world_size=RANKS, timeout=patience)
     print("joined", flush=True)
     try:
-        settled_by = "race" if case.endswith("race") or case == "setup-kill" else "plan"
+        settled_by: Any = "race" if case.endswith("race") or case == "setup-kill" else "plan"
+        if case == "cut-stock":
+            settled_by = choose_stock
         communicator = Communicator(plan, timeout=patience, choose=settled_by)
         x = torch.zeros(_NUMEL)
         for number in range(10**9):
@@ -241,6 +243,10 @@ def work(case: str, odd: int, plan: str) -> int:
         print(f"ERROR {error}", flush=True)
         return 3
     return 0
+
+
+def choose_stock(size_bytes: int, candidates: Sequence[object]) -> None:
+    """Choose the stock collective, as a race may."""
 
 
 def make_other_call(communicator: Any, what: str, *, is_odd: bool) -> None:

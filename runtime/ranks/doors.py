@@ -13,6 +13,7 @@ import secrets
 import socket
 import struct
 import sys
+import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -52,11 +53,22 @@ Doors = Mapping[int, Door | None]
 
 
 class _Published:
-    """What this process has published and read in the store of the default group at hand."""
+    """What this process has published and read in the store of the default group at hand.
+
+    The store is not held: rank 0 hosts it, and may make another one at the same port later.
+    """
 
     def __init__(self) -> None:
-        self.store: Store | None = None
+        self._store: weakref.ref[Store] | None = None
         self.doors: dict[int, Door | None] = {}
+
+    def is_in(self, store: Store) -> bool:
+        """Return whether this process has published its door in a store."""
+        return self._store is not None and self._store() is store
+
+    def begin(self, store: Store, own: Door | None) -> None:
+        """Note that this process has published its own door in a store, where it has read no others."""
+        self._store, self.doors = weakref.ref(store), {dist.get_rank(): own}
 
 
 _published = _Published()
@@ -86,7 +98,7 @@ def open_listener() -> socket.socket | None:
 def publish_door() -> None:
     """Publish where this process listens, once for each store of the default group. Waits for nobody."""
     store = dist.distributed_c10d._get_default_store()
-    if _published.store is store:
+    if _published.is_in(store):
         return
     listener = open_listener()
     _own_nonces.append(secrets.token_hex(_NONCE_BYTES))
@@ -94,7 +106,7 @@ def publish_door() -> None:
     if listener is not None:
         host, port = listener.getsockname()[:2]
         door = Door(host, port, _own_nonces[-1])
-    _published.store, _published.doors = store, {dist.get_rank(): door}
+    _published.begin(store, door)
     _find_place().set(str(dist.get_rank()), "null" if door is None else door.to_json())
 
 
@@ -131,8 +143,8 @@ def list_cached_doors(ranks: Sequence[int]) -> Doors:
 
 def _find_place() -> Store:
     """Return the part of the store where doors are; each attempt of a launch has its own (attempts.py)."""
-    assert _published.store is not None
-    return PrefixStore(f"topoplan/doors/{getattr(dist.group.WORLD, 'attempt', '')}", _published.store)
+    attempt, store = getattr(dist.group.WORLD, "attempt", ""), dist.distributed_c10d._get_default_store()
+    return PrefixStore(f"topoplan/doors/{attempt}", store)
 
 
 def _read(text: bytes) -> Door | None:

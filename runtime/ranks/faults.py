@@ -90,6 +90,8 @@ class Faults:
         self.rank, self.ranks = dist.get_rank(group), dist.get_world_size(group)
         self.grace_s = grace_s(timeout)
         self.wait_s = timeout.total_seconds() - self.grace_s
+        self.topology: Topology | None = None
+        """Has the names of links, for calls that have no topology of their own."""
         self.broken: ExecutionError | None = None
         self._blaming = threading.Lock()
         self._numbers = itertools.count(1)
@@ -104,7 +106,7 @@ class Faults:
     def begin(self, what: str, topology: Topology | None = None, number: int | None = None) -> Call:
         """Begin a call, whose `number` was drawn or is the next one. Raises ExecutionError after an earlier failure."""
         number, deadline = self.admit(number)
-        return Call(what, number, deadline, topology)
+        return Call(what, number, deadline, topology or self.topology)
 
     def admit(self, number: int | None = None) -> tuple[int, float]:
         """Return the number and the deadline (time.monotonic) of a call that begins; raises as `begin`.

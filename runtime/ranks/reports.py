@@ -185,20 +185,29 @@ class Relay:
         connection.is_trusted = True
         connection.sent[key] = 0
         connection.outbox += door.nonce.encode() + b"\n"
-        connection.socket.connect_ex((door.host, door.port))  # what becomes of it, the selector reports
+        failed = connection.socket.connect_ex((door.host, door.port))
+        if failed not in (0, errno.EINPROGRESS):  # else the selector reports what becomes of it
+            self._note_failure(connection, failed)
         selector.register(connection.socket, selectors.EVENT_READ | selectors.EVENT_WRITE, connection)
         return connection
 
+    def _note_failure(self, connection: _Connection, failed: int) -> None:
+        """Note that a connection could not be made, by the number of the error."""
+        connection.is_over = True
+        if failed in (errno.ECONNREFUSED, errno.ECONNRESET):
+            with self._lock:
+                self._note_end(connection, refused=True)
+
     def _progress(self, connection: _Connection, events: int) -> None:
         """Take note that a connection is made or has failed, and read what has arrived."""
+        if connection.is_over:
+            return
         if not connection.is_open and connection.dialed is not None:
             failed = connection.socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+            if failed:
+                self._note_failure(connection, failed)
+                return
             with self._lock:
-                if failed:
-                    connection.is_over = True
-                    if failed in (errno.ECONNREFUSED, errno.ECONNRESET):
-                        self._note_end(connection, refused=True)
-                    return
                 key, rank = connection.dialed
                 self._groups[key].reach[rank] = "reached"
             connection.is_open = True

@@ -133,9 +133,15 @@ class SlowLinks:
                 if blocked_s > _BLAMED * best_s:
                     log.warning(
                         "rank %d: %s is slow: a call (%s) takes %.0f ms where the fastest took %.0f, "
-                        "and %.0f ms of it this rank was blocked on what rank %d had sent", self._rank, self._describe(peer, self._rank), what,
-                        seconds * 1e3, best_s * 1e3, blocked_s * 1e3, peer,
-                    )  # fmt: skip
+                        "and %.0f ms of it this rank was blocked on what rank %d had sent",
+                        self._rank,
+                        self._describe(peer, self._rank),
+                        what,
+                        seconds * 1e3,
+                        best_s * 1e3,
+                        blocked_s * 1e3,
+                        peer,
+                    )
         except RuntimeError as error:  # the store is gone: the job ends, or has worse to report
             log.info("rank %d: slow calls, but no other rank's stamps: %s", self._rank, error)
 
