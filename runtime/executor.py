@@ -51,7 +51,9 @@ class Executor:
         self._stream: torch.cuda.Stream | None = None
         self._quietly = make_quiet()
         is_watched = transport.device.type == "cpu" and not transport.batched  # on GPUs calls are through later
-        self._watch = SlowLinks(self.rank, self.faults.store, self._describe_link) if is_watched else None
+        self._watch = (
+            SlowLinks(self.rank, transport.size, self.faults.store, self._describe_link) if is_watched else None
+        )
 
     def run(
         self,

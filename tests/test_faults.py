@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import fault_table
@@ -14,7 +15,8 @@ from launch import EmulatedRank, run_ranks
 from ranks import faults
 
 from topoplan.runtime.emulate import Network, why_not
-from topoplan.runtime.ranks.blame import Stuck, explain_blame, find_culprit
+from topoplan.runtime.ranks.blame import Stuck, explain_blame, find_culprit, is_settled, list_ended
+from topoplan.runtime.ranks.faults import Call
 from topoplan.synth.synthesize import collective_on, synthesize
 from topoplan.topo.derived.degrade import Change, degrade
 from topoplan.topo.presets import preset
@@ -95,9 +97,7 @@ def test_any_set_of_reports_ends_in_a_verdict(drawn: dict[int, tuple[int, int, b
 
 
 @pytest.mark.skipif(REASON is not None, reason=f"nothing can be emulated here: {REASON}")
-@pytest.mark.parametrize(
-    "fault", [fault_table.Fault("kill", 2), fault_table.Fault("stop", 1), fault_table.Fault("cut", 1, 3)], ids=str
-)
+@pytest.mark.parametrize("fault", [fault_table.Fault("kill", 2), fault_table.Fault("stop", 1)], ids=str)
 def test_survivors_name_the_culprit_in_time(plans: Plans, fault: fault_table.Fault) -> None:
     """On an emulated machine, in the middle of adding up; benchmarks/fault_table.py does this to every rank and link."""
 
@@ -137,4 +137,78 @@ def test_different_reductions_never_mix(plans: Plans) -> None:
 
 def test_a_communicator_that_not_everybody_makes_is_an_error(plans: Plans) -> None:
     errors = run_ranks(faults.not_everybody_sets_up, 4, plans("mesh:2x2"))
-    assert all("could not set up a group for the plan" in str(error) for error in errors[:3])
+    for error in errors[:3]:
+        assert "rank 3 did not come" in str(error)
+        assert "setting up a group for the plan failed" in str(error)
+
+
+# -- what the connections show -----------------------------------------------------------------------------------------
+
+
+def stock(ended: Sequence[int] = (), unreached: Sequence[int] | None = ()) -> Stuck:
+    """Stuck in a stock collective, after trying to connect to all others."""
+    return Stuck("stock", -1, 0, 0, True, "reason", ended=ended, unreached=unreached)
+
+
+def route_in(name: str) -> Callable[[int, int], Sequence[str] | None]:
+    return Call("", 0, 0.0, preset(name)).find_route
+
+
+def test_the_pairs_that_do_not_reach_each_other_show_which_link_is_cut() -> None:
+    """Ranks 0 and 2 of the ring reach each other by way of rank 1, or of rank 3."""
+    route = route_in("ring:4")
+    cut = {frozenset(("gpu0", "gpu1"))}
+
+    def list_unreached(rank: int) -> list[int]:
+        routes = {other: (route(rank, other), route(other, rank)) for other in range(4) if other != rank}
+        return [
+            other
+            for other, both in routes.items()
+            if any(frozenset(link) in cut for path in both for link in pairwise(path or ()))
+        ]
+
+    reports = {rank: stock(unreached=list_unreached(rank)) for rank in range(4)}
+    assert 1 in (reports[0].unreached or ())
+    for rank in reports:
+        said = explain_blame(rank, reports, 4, route)
+        assert said == "link gpu0 - gpu1 carries nothing (all ranks reported)"
+
+
+def test_a_pair_that_does_not_connect_is_named_where_no_topology_is_known() -> None:
+    reports = {0: stock(unreached=[2]), 1: stock(), 2: stock(unreached=[0])}
+    said = explain_blame(1, reports, 3, no_names)
+    assert said.startswith("rank 0 and rank 2 do not reach each other: the link from rank 0 to rank 2 is cut")
+
+
+def test_a_refused_connection_blames_the_rank_whose_process_has_ended() -> None:
+    """Rank 3 is silent too, but lives: it may not have noticed yet."""
+    reports = {0: stock(ended=[2]), 1: stock()}
+    assert is_settled(0, reports, 4)
+    for rank in reports:
+        said = explain_blame(rank, reports, 4, no_names)
+        assert said == "rank 2 does not answer (process ended) (reports of rank 0, 1)"
+
+
+def test_nobody_is_blamed_where_it_cannot_be_known() -> None:
+    alone = {0: stock(unreached=[1, 2, 3])}
+    assert "who is to blame is not known" in explain_blame(0, alone, 4, no_names)
+    two_silent = {0: stock(), 1: stock()}
+    assert "which of them is to blame is not known" in explain_blame(0, two_silent, 4, no_names)
+
+
+def test_a_rank_that_was_heard_of_has_not_ended() -> None:
+    """It has reported, and left, before another rank looked."""
+    assert list_ended({0: stock(ended=[1]), 1: stock()}) == []
+
+
+@pytest.mark.skipif(REASON is not None, reason=f"nothing can be emulated here: {REASON}")
+def test_a_cut_link_is_named_though_the_store_is_behind_it(plans: Plans) -> None:
+    """Rank 0 hosts the store; rank 1 reaches it over the cut link alone."""
+
+    def start(network: Network, rank: int, folder: Path, arguments: list[str], output: Path) -> EmulatedRank:
+        return EmulatedRank(network, rank, folder, "fault_table", arguments, output)
+
+    cut = fault_table.Fault("cut", 0, 1)
+    outcome = fault_table.run("ring:4", plans("ring:4"), cut, 0.1, patience.seconds(3), start, "wires")
+    assert outcome.hung == outcome.wrong == 0, outcome
+    assert outcome.named == outcome.survivors == 4, outcome

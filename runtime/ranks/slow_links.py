@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import logging
+import statistics
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -33,6 +34,11 @@ _STAMPED = 3
 """Calls that are stamped: ranks may become suspicious one or two calls apart, and compare those that they share."""
 _BLAMED = 2.0
 """A link is slow where its receiver was blocked on it for this many times the usual duration of the whole call."""
+_STANDS_OUT = 3.0
+"""And for this many times as long as the median rank on its worst link: on a host with too many
+processes all ranks are blocked on messages that were sent long ago."""
+_MOST_ASKED = 64
+"""Ranks whose worst links are read for that median."""
 _PAUSE_S = 60.0
 """After a comparison nothing is stamped for this long, and so no link warned of."""
 _COMPARE_S = 5.0
@@ -88,8 +94,8 @@ class Record:
 class SlowLinks:
     """The watch over the calls of one group's executor. `store` is shared by the group's ranks."""
 
-    def __init__(self, rank: int, store: Store, describe: Describe) -> None:
-        self._rank, self._store, self._describe = rank, store, describe
+    def __init__(self, rank: int, ranks: int, store: Store, describe: Describe) -> None:
+        self._rank, self._ranks, self._store, self._describe = rank, ranks, store, describe
         self._paces: WeakKeyDictionary[object, _Pace] = WeakKeyDictionary()
         self._records: dict[int, Record] = {}
         self._pause_until = 0.0
@@ -125,25 +131,44 @@ class SlowLinks:
         threading.Thread(target=self._warn, args=arguments, name="topoplan-slow", daemon=True).start()
 
     def _warn(self, what: str, best_s: float, seconds: float, records: Mapping[int, Record]) -> None:
+        """Compare this rank's records with the others', and warn of links on which it was blocked for long."""
         try:
             sent = {str(number): record.sent for number, record in records.items()}
             self._store.set(f"sent/{self._rank}", json.dumps(sent))
             peers = sorted({peer for record in records.values() for peer, _ in record.blocked})
-            for peer, blocked_s in self._find_blocked(peers, records):
-                if blocked_s > _BLAMED * best_s:
-                    log.warning(
-                        "rank %d: %s is slow: a call (%s) takes %.0f ms where the fastest took %.0f, "
-                        "and %.0f ms of it this rank was blocked on what rank %d had sent",
-                        self._rank,
-                        self._describe(peer, self._rank),
-                        what,
-                        seconds * 1e3,
-                        best_s * 1e3,
-                        blocked_s * 1e3,
-                        peer,
-                    )
+            blocked = self._find_blocked(peers, records)
+            worst_s = max((blocked_s for _, blocked_s in blocked), default=0.0)
+            self._store.set(f"blocked/{self._rank}", json.dumps([list(records), worst_s]))
+            usual_s = self._find_median_worst_s(records) if worst_s > _BLAMED * best_s else 0.0
         except RuntimeError as error:  # the store is gone: the job ends, or has worse to report
             log.info("rank %d: slow calls, but no other rank's stamps: %s", self._rank, error)
+            return
+        for peer, blocked_s in blocked:
+            if blocked_s > max(_BLAMED * best_s, _STANDS_OUT * usual_s):
+                log.warning(
+                    "rank %d: %s is slow: a call (%s) takes %.0f ms where the fastest took %.0f, "
+                    "and %.0f ms of it this rank was blocked on what rank %d had sent",
+                    self._rank,
+                    self._describe(peer, self._rank),
+                    what,
+                    seconds * 1e3,
+                    best_s * 1e3,
+                    blocked_s * 1e3,
+                    peer,
+                )
+
+    def _find_median_worst_s(self, records: Mapping[int, Record]) -> float:
+        """Return the median over the other ranks of how long each was blocked on its worst link."""
+        ends, worst = time.monotonic() + _COMPARE_S, dict[int, float]()
+        others = [rank for rank in range(min(self._ranks, _MOST_ASKED)) if rank != self._rank]
+        while len(worst) < len(others) and time.monotonic() < ends:
+            for rank in others:
+                if rank not in worst and self._store.check([f"blocked/{rank}"]):
+                    numbers, worst_s = json.loads(self._store.get(f"blocked/{rank}"))
+                    if set(numbers) & set(records):
+                        worst[rank] = worst_s
+            time.sleep(_POLL_S)
+        return statistics.median(worst.values()) if worst else 0.0
 
     def _find_blocked(self, peers: Sequence[int], records: Mapping[int, Record]) -> list[tuple[int, float]]:
         """Return the peers, and for how long a call was blocked on them, by the calls that both stamped."""
