@@ -1,6 +1,6 @@
 """Count how often surviving ranks name who is to blame: python benchmarks/faults.py RESULTS.jsonl
 
-    python benchmarks/faults.py faults.jsonl                      every case 20 times (about 1.5 hours on 2 cores)
+    python benchmarks/faults.py faults.jsonl                  every case 20 times (about 40 minutes)
     python benchmarks/faults.py faults.jsonl --runs 2 --cases cut slow
 
 Each run emulates a ring of four ranks with the store on the same wires (rank 0 hosts a TCPStore, as
@@ -42,7 +42,9 @@ _START_S = 90.0
 _SLACK_S = 4.0
 """Beyond the deadline, for processes to be scheduled on a busy host and to end."""
 _SET_UP_S = 0.6
-"""Kills in set-up strike within this time after all ranks have joined; setting up takes about as long."""
+"""Kills in set-up strike within this time after all ranks have joined; setting up takes about as
+long.
+"""
 _NUMEL = 50_000
 _CALLS_BEFORE = 5
 """Calls that are alike, before one differs."""
@@ -61,7 +63,9 @@ CASES = (
 
 @dataclass(frozen=True)
 class Run:
-    """How one run ended: how many of the ranks that had to name the culprit did so, and what they printed last."""
+    """How one run ended: how many of the ranks that had to name the culprit did so, and what they
+    printed last.
+    """
 
     case: str
     run: int
@@ -76,7 +80,9 @@ class Run:
 
 @dataclass(frozen=True)
 class Fault:
-    """What is drawn for a run: the rank that is at fault (also the first end of the link), and when."""
+    """What is drawn for a run: the rank that is at fault (also the first end of the link), and
+    when.
+    """
 
     rank: int
     after_s: float
@@ -87,7 +93,7 @@ class Fault:
         return (self.rank + 1) % RANKS
 
 
-# -- one run ------------------------------------------------------------------------------------------------------------
+# -- one run ---------------------------------------------------------------------------------------
 
 
 def carry_out(case: str, run: int, seed: int, plan: str, context: Any) -> Run | None:
@@ -99,14 +105,20 @@ def carry_out(case: str, run: int, seed: int, plan: str, context: Any) -> Run | 
     draw = random.Random(f"{seed} {case} {run}")
     in_set_up = case == "setup-kill"
     fault = Fault(draw.randrange(RANKS), draw.uniform(0, _SET_UP_S if in_set_up else 1.0))
-    with emulate(resolve(TOPOLOGY), parse_rate(RATE)) as network, tempfile.TemporaryDirectory() as name:
+    with (
+        emulate(resolve(TOPOLOGY), parse_rate(RATE)) as network,
+        tempfile.TemporaryDirectory() as name,
+    ):
         folder = Path(name)
         write_topology(network, folder)
         logs = [folder / f"{rank}.log" for rank in range(RANKS)]
         ranks = []
         for rank, log in enumerate(logs):
             log.touch()
-            variables = {**list_rank_variables(network, rank, folder), "TOPOPLAN_CACHE": str(folder / "cache")}
+            variables = {
+                **list_rank_variables(network, rank, folder),
+                "TOPOPLAN_CACHE": str(folder / "cache"),
+            }
             namespace = network.namespace_of(network.blueprint.home[rank])
             arguments = (case, fault.rank, plan, variables, namespace, str(log))
             ranks.append(context.Process(target=be_rank, args=arguments))
@@ -197,7 +209,7 @@ def names_slow_link(fault: Fault, text: str) -> bool:
     return bool(links) and links <= {ends, ends[::-1]}
 
 
-# -- a rank -------------------------------------------------------------------------------------------------------------
+# -- a rank ----------------------------------------------------------------------------------------
 
 
 def be_rank(case: str, odd: int, plan: str, variables: Mapping[str, str], namespace: str, log: str) -> None:
@@ -265,7 +277,7 @@ def make_other_call(communicator: Any, what: str, *, is_odd: bool) -> None:
     communicator.allreduce(torch.zeros(numel, dtype=dtype), op)
 
 
-# -- all runs -----------------------------------------------------------------------------------------------------------
+# -- all runs --------------------------------------------------------------------------------------
 
 
 def main() -> None:

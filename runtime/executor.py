@@ -22,10 +22,10 @@ from .codecs import Codec
 from .compiled import Compiled
 from .players.contract import Player, PlayError, Stamp
 from .players.local import make_quiet
+from .players.slow_links import LEAST_WATCHED_BYTES, SlowLinks
 from .program.layout import ends_with_result
 from .ranks.blame import describe_route
 from .ranks.faults import Call
-from .ranks.slow_links import LEAST_WATCHED_BYTES, SlowLinks
 from .ranks.transport import Transport
 from .reductions import ReduceOp
 

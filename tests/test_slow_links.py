@@ -8,8 +8,8 @@ import time
 import pytest
 from torch._C._distributed_c10d import HashStore
 
+from topoplan.runtime.players.slow_links import SlowLinks
 from topoplan.runtime.program.instructions import Post, Span
-from topoplan.runtime.ranks.slow_links import SlowLinks
 
 SENT = Post("send", 1, 0, 0, 0, Span("work", 0, 0))
 RECEIVED = Post("receive", 0, 0, 0, 0, Span("work", 0, 0))

@@ -21,7 +21,7 @@ from ...synth.plan import Plan
 from ...topo import errors
 from ...topo.errors import InfeasibleError, PlanMismatchError, TimeLimitError, TopoplanError
 from ...topo.graph import Topology
-from ..ranks.doors import publish_door
+from ..ranks.addresses import publish_address
 from ..ranks.roll_call import explain_set_up
 from ..ranks.store import put, take
 from .options import AUTO, OFF, BackendOptions, Plans
@@ -66,7 +66,7 @@ class PlanFinder:
         wanted = Collective(name, len(self.ranks), root)
         key = f"plan/{device.type}/{name}/{root}"
         try:
-            publish_door()  # before ranks wait for each other
+            publish_address()  # before ranks wait for each other
             machine = self._find_machine(device) if self._auto else None
             if self.rank == 0:
                 plan, answer = self._make_answer(wanted, machine)

@@ -1,8 +1,9 @@
 """Decide from the ranks' reports who is to blame when a call cannot go on.
 
-Pure functions: faults.py gathers the reports. They follow the reports from peer to peer, as long as each waits for the next,
-to a rank that reported nothing, or to a message that both ends had posted, whose link carries nothing. Where the backend
-does not say for whom it waits, the pairs of ranks that no longer reach each other show which link is cut.
+Pure functions: faults.py gathers the reports. They follow the reports from peer to peer, as long as
+each waits for the next, to a rank that reported nothing, or to a message that both ends had posted,
+whose link carries nothing. Where the backend does not say for whom it waits, the pairs of ranks
+that no longer reach each other show which link is cut.
 """
 
 from __future__ import annotations
@@ -21,20 +22,22 @@ _MOST_ROUTED = 64
 
 Route = Sequence[str]
 FindRoute = Callable[[int, int], Route | None]
-"""Returns the devices from one rank to another, both included; None where no topology names them."""
+"""Returns the devices from one rank to another, both included; None where no topology names them.
+"""
 
 
 @dataclass(frozen=True)
 class Stuck:
     """A rank's report of what it was doing when it could not go on.
 
-    It was at the `number`-th message to (`kind` "send") or from ("receive") `peer`, of a step. `timed_out` says whether its
-    own deadline had passed, `call` which call it was in, `calls` the number of that call, and `posted` how many messages it
-    had posted in it, by kind and peer ("send 3"). In a stock collective (kind "stock") the peer is NOBODY: the backend does
-    not say with whom it was stuck.
+    It was at the `number`-th message to (`kind` "send") or from ("receive") `peer`, of a step.
+    `timed_out` says whether its own deadline had passed, `call` which call it was in, `calls` the
+    number of that call, and `posted` how many messages it had posted in it, by kind and peer ("send
+    3"). In a stock collective (kind "stock") the peer is NOBODY: the backend does not say with whom
+    it was stuck.
 
-    `ended` are the ranks whose processes have ended without a report, and `unreached` those to which this rank could not
-    connect although it tried for some time (None: it does not know yet).
+    `ended` are the ranks whose processes have ended without a report, and `unreached` those to
+    which this rank could not connect although it tried for some time (None: it does not know yet).
     """
 
     kind: str
@@ -53,8 +56,8 @@ class Stuck:
 def find_culprit(rank: int, reports: Mapping[int, Stuck]) -> tuple[list[int], tuple[int, int] | None, bool]:
     """Follow the reports from `rank` on, each to the peer that it waits for.
 
-    Returns the ranks on the way (the last is to blame, unless a link is), that link as source and destination, and whether
-    further reports could not change the answer.
+    Returns the ranks on the way (the last is to blame, unless a link is), that link as source and
+    destination, and whether further reports could not change the answer.
     """
     chain = [rank]
     while chain[-1] in reports:
@@ -63,7 +66,8 @@ def find_culprit(rank: int, reports: Mapping[int, Stuck]) -> tuple[list[int], tu
             return chain, None, False
         peer_report = reports.get(report.peer)
         if peer_report is None:
-            # A rank that gives up reports before it hangs up: one that hung up and reported nothing is gone.
+            # A rank that gives up reports before it hangs up: one that hung up and reported nothing
+            # is gone.
             return [*chain, report.peer], None, not report.timed_out
         link = (chain[-1], report.peer) if report.kind == "send" else (report.peer, chain[-1])
         other = "receive" if report.kind == "send" else "send"
@@ -94,7 +98,9 @@ def is_settled(rank: int, reports: Mapping[int, Stuck], ranks: int) -> bool:
 
 
 def list_ended(reports: Mapping[int, Stuck]) -> list[int]:
-    """Return the ranks whose processes have ended without a report, as any of the reporting ranks has seen."""
+    """Return the ranks whose processes have ended without a report, as any of the reporting ranks
+    has seen.
+    """
     return sorted({rank for report in reports.values() for rank in report.ended} - set(reports))
 
 
@@ -127,7 +133,9 @@ def _find_verdict(rank: int, reports: Mapping[int, Stuck], ranks: int, find_rout
 
 
 def _find_other_calls(reports: Mapping[int, Stuck], number: int) -> dict[str, list[int]]:
-    """Return the ranks in each of the calls with a number, where these differ, the most common call last."""
+    """Return the ranks in each of the calls with a number, where these differ, the most common call
+    last.
+    """
     ranks_in: dict[str, list[int]] = defaultdict(list)
     for rank, report in sorted(reports.items()):
         if report.calls == number:
@@ -161,7 +169,9 @@ def explain_silence(silent: Sequence[int], reports: Mapping[int, Stuck]) -> str:
 
 
 def _explain_cut(reports: Mapping[int, Stuck], ranks: int, find_route: FindRoute) -> str:
-    """Name the link that is cut, from the pairs of reporting ranks that do not reach each other; "" where all do."""
+    """Name the link that is cut, from the pairs of reporting ranks that do not reach each other; ""
+    where all do.
+    """
     unreached = sorted(
         {
             (min(rank, other), max(rank, other))
@@ -183,7 +193,9 @@ def _explain_cut(reports: Mapping[int, Stuck], ranks: int, find_route: FindRoute
 def _find_cut_links(
     unreached: set[tuple[int, int]], reports: Mapping[int, Stuck], find_route: FindRoute
 ) -> list[tuple[str, ...]]:
-    """Return the links that the routes of all unreached pairs share, and no route of a pair that reach each other has."""
+    """Return the links that the routes of all unreached pairs share, and no route of a pair that
+    reach each other has.
+    """
     tried = {rank for rank, report in reports.items() if report.unreached is not None}
     suspects: set[tuple[str, ...]] | None = None
     sound: set[tuple[str, ...]] = set()

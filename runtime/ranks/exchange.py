@@ -1,4 +1,6 @@
-"""One rank's part in the exchange of reports after a failure: report, listen, and stop once it is clear who is to blame."""
+"""One rank's part in the exchange of reports after a failure: report, listen, and stop once it is
+clear who is to blame.
+"""
 
 from __future__ import annotations
 
@@ -11,36 +13,47 @@ from dataclasses import asdict, replace
 
 from torch._C._distributed_c10d import Store
 
+from .addresses import Addresses
 from .blame import Stuck, find_culprit, is_settled
-from .doors import Doors
-from .reports import POLL_S, relay
+from .reports import POLL_S, Report, relay
 
 log = logging.getLogger("topoplan")
 
 _SETTLE_S = 0.5
-"""A peer that hung up may not have reported yet: gloo closes connections the moment that a wait times out."""
+"""A peer that hung up may not have reported yet: gloo closes connections the moment that a wait
+times out.
+"""
 _UNHEARD_S = 1.5
-"""After this time a peer that hung up before its deadline, and of which no report has come by any route, is named."""
+"""After this time a peer that hung up before its deadline, and of which no report has come by any
+route, is named.
+"""
 _REACH_S = 1.0
-"""A connection that is not made within this time counts as not to be had: a lost SYN is sent again after 1 s."""
+"""A connection that is not made within this time counts as not to be had: a lost SYN is sent again
+after 1 s.
+"""
 _FLUSH_S = 0.3
-"""Time for the relay to pass on what led to the verdict, before this process may end: a few of its turns."""
+"""Time for the relay to pass on what led to the verdict, before this process may end: a few of its
+turns.
+"""
 
 
 class Exchange:
-    """The exchange over the group called `name`, in which this rank reports `own`; it takes at most `seconds`."""
+    """The exchange of the ranks that know the same `key`, in which this rank reports `own`; it
+    takes at most `seconds`.
+    """
 
-    def __init__(self, name: str, rank: int, ranks: int, doors: Doors, own: Stuck, seconds: float) -> None:
+    def __init__(self, key: str, rank: int, ranks: int, addresses: Addresses, own: Stuck, seconds: float) -> None:
         self._rank, self._ranks, self._own, self._edition = rank, ranks, own, 0
-        self._key = _make_key(name, doors)
+        self._key = key
         self._begun, self._seconds = time.monotonic(), seconds
-        relay.join(self._key, rank, doors, seconds)
+        relay.join(self._key, rank, addresses, seconds)
         self._report(own)
 
     def use_store(self, store: Store) -> None:
         """Report through a store too, and hear there, for as long as the exchange lasts.
 
-        In a thread of its own: the store may be on a machine that is gone, or behind the link that is cut.
+        In a thread of its own: the store may be on a machine that is gone, or behind the link that
+        is cut.
         """
         threading.Thread(target=self._follow_store, args=(store,), name="topoplan-faults", daemon=True).start()
 
@@ -69,7 +82,9 @@ class Exchange:
         return waits_in_vain and not reports[chain[-2]].timed_out and elapsed > _UNHEARD_S
 
     def _hear(self) -> dict[int, Stuck]:
-        """Return all reports; add to the own one what became of the connections, once that is known."""
+        """Return all reports; add to the own one what became of the connections, once that is
+        known.
+        """
         reach = relay.list_reach(self._key)
         ended = tuple(sorted(rank for rank, state in reach.items() if state == "ended"))
         unreached = tuple(sorted(rank for rank, state in reach.items() if state == "trying"))
@@ -78,7 +93,8 @@ class Exchange:
         if found != self._own:
             self._own, self._edition = found, self._edition + 1
             self._report(found)
-        return {rank: Stuck(**report) for rank, report in relay.hear(self._key).items()}
+        reports = {rank: read_report(report) for rank, report in relay.hear(self._key).items()}
+        return {rank: report for rank, report in reports.items() if report is not None}
 
     def _report(self, own: Stuck) -> None:
         relay.add(self._key, self._rank, self._edition, asdict(own))
@@ -97,7 +113,18 @@ class Exchange:
             log.info("rank %d: no reports through the store: %s", self._rank, error)
 
 
-def _make_key(name: str, doors: Doors) -> str:
-    """Return the group's name for the relay, alike on its ranks; another one where a group of that name is made again."""
-    nonces = " ".join(door.nonce for _, door in sorted(doors.items()) if door is not None)
+def read_report(report: Report) -> Stuck | None:
+    """Return a report that another rank made; None for one of another version of topoplan."""
+    try:
+        return Stuck(**report)
+    except TypeError as error:
+        log.warning("a rank's report of a failure cannot be read (%s); run one version on all", error)
+        return None
+
+
+def make_key(name: str, addresses: Addresses) -> str:
+    """Return the group's name for the relay, alike on its ranks; another one where a group of that
+    name is made again.
+    """
+    nonces = " ".join(address.nonce for _, address in sorted(addresses.items()) if address is not None)
     return f"{name} {hashlib.sha256(nonces.encode()).hexdigest()[:16]}"

@@ -1,9 +1,11 @@
-"""Find who is to blame when a call cannot go on: deadlines, reports between ranks, and an error that names the culprit.
+"""Find who is to blame when a call cannot go on: deadlines, reports between ranks, and an error
+that names the culprit.
 
-A rank that fails sees only its own peers: one that stopped, or one that waits for another itself. So each rank that
-fails reports for which message it was waiting and how many it had posted to and from whom, closes its connections so that
-its peers need not wait for their own deadlines, and judges by the reports of all (blame.py). Reports travel from rank to
-rank by every route that still works (reports.py), and through the store, which may be behind the very link that is cut.
+A rank that fails sees only its own peers: one that stopped, or one that waits for another itself.
+So each rank that fails reports for which message it was waiting and how many it had posted to and
+from whom, closes its connections so that its peers need not wait for their own deadlines, and
+judges by the reports of all (blame.py). Reports travel from rank to rank by every route that still
+works (reports.py), and through the store, which may be behind the very link that is cut.
 """
 
 from __future__ import annotations
@@ -26,9 +28,9 @@ from ...topo.derived.forwarding import Forwarding
 from ...topo.errors import ExecutionError, TopoplanError
 from ...topo.graph import Topology
 from ...topo.routes import Router
+from .addresses import Addresses, find_addresses
 from .blame import NOBODY, Route, Stuck, describe_route, explain_blame
-from .doors import Doors, find_doors
-from .exchange import Exchange
+from .exchange import Exchange, make_key
 from .groups import uses_nccl
 
 _GRACE = 0.25
@@ -45,7 +47,9 @@ def grace_s(timeout: timedelta) -> float:
 
 
 def first_line(error: Exception) -> str:
-    """Return the first line of an error's message, without the source location that gloo puts before it."""
+    """Return the first line of an error's message, without the source location that gloo puts
+    before it.
+    """
     text = _SOURCE_LINE.sub("", str(error).strip())
     first = text.splitlines()[0] if text else type(error).__name__
     return first.split(". This is typically")[0]
@@ -53,8 +57,9 @@ def first_line(error: Exception) -> str:
 
 @dataclass(slots=True)
 class Call:
-    """A call under way: what it is and its number among the calls over its group, alike on all ranks, and until when
-    (time.monotonic) it may wait. `topology` has the names of links, for errors.
+    """A call under way: what it is and its number among the calls over its group, alike on all
+    ranks, and until when (time.monotonic) it may wait. `topology` has the names of links, for
+    errors.
     """
 
     what: str
@@ -79,14 +84,22 @@ class Call:
 
 
 class Faults:
-    """The deadlines of calls over one group, and the search for a culprit. `store` is shared by the group's ranks.
+    """The deadlines of calls over one group, and the search for a culprit. `store` is shared by the
+    group's ranks.
 
-    `doors` are where the ranks' reports arrive (None: as they have published them, for which the ranks wait).
+    `addresses` are where the ranks' reports arrive (None: as they have published them, for which
+    the ranks wait).
     """
 
-    def __init__(self, group: dist.ProcessGroup, timeout: timedelta, store: Store, doors: Doors | None = None) -> None:
+    def __init__(
+        self,
+        group: dist.ProcessGroup,
+        timeout: timedelta,
+        store: Store,
+        addresses: Addresses | None = None,
+    ) -> None:
         self.group, self.store = group, store
-        self._doors = find_doors(group, timeout) if doors is None else doors
+        self._addresses = find_addresses(group, timeout) if addresses is None else addresses
         self.rank, self.ranks = dist.get_rank(group), dist.get_world_size(group)
         self.grace_s = grace_s(timeout)
         self.wait_s = timeout.total_seconds() - self.grace_s
@@ -98,18 +111,21 @@ class Faults:
         self._groups = dist.distributed_c10d._world.pg_map  # one and the same for as long as the process lives
 
     def draw_number(self) -> int:
-        """Return the number of a call that is being made: calls are made in one order on all ranks, and some of them are
-        carried out later, side by side with others.
+        """Return the number of a call that is being made: calls are made in one order on all ranks,
+        and some of them are carried out later, side by side with others.
         """
         return next(self._numbers)
 
     def begin(self, what: str, topology: Topology | None = None, number: int | None = None) -> Call:
-        """Begin a call, whose `number` was drawn or is the next one. Raises ExecutionError after an earlier failure."""
+        """Begin a call, whose `number` was drawn or is the next one. Raises ExecutionError after an
+        earlier failure.
+        """
         number, deadline = self.admit(number)
         return Call(what, number, deadline, topology or self.topology)
 
     def admit(self, number: int | None = None) -> tuple[int, float]:
-        """Return the number and the deadline (time.monotonic) of a call that begins; raises as `begin`.
+        """Return the number and the deadline (time.monotonic) of a call that begins; raises as
+        `begin`.
 
         Small calls make a Call of them only where they fail, which takes less time.
         """
@@ -137,9 +153,17 @@ class Faults:
         return self.stuck(call, "stock", NOBODY, 0, 0, error, {})
 
     def stuck(
-        self, call: Call, kind: str, peer: int, number: int, step: int, error: Exception, posted: Mapping[str, int]
+        self,
+        call: Call,
+        kind: str,
+        peer: int,
+        number: int,
+        step: int,
+        error: Exception,
+        posted: Mapping[str, int],
     ) -> ExecutionError:
-        """Report that this rank cannot go on, hear the other ranks, and return the error that names the culprit.
+        """Report that this rank cannot go on, hear the other ranks, and return the error that names
+        the culprit.
 
         Of several calls that fail side by side the first is reported; its error is that of all.
         """
@@ -165,8 +189,11 @@ class Faults:
         return f"here step {report.step}, {doing} rank {report.peer} over {route}, failed ({why})"
 
     def _exchange_reports(self, report: Stuck) -> dict[int, Stuck]:
-        """Return the reports of all ranks, once they show whose fault it is, or no more come in time."""
-        exchange = Exchange(self.group.group_name, self.rank, self.ranks, self._doors, report, 0.9 * self.grace_s)
+        """Return the reports of all ranks, once they show whose fault it is, or no more come in
+        time.
+        """
+        key = make_key(self.group.group_name, self._addresses)
+        exchange = Exchange(key, self.rank, self.ranks, self._addresses, report, 0.9 * self.grace_s)
         exchange.use_store(self.store)
         self._hang_up()
         return exchange.wait_for_verdict()
@@ -174,7 +201,8 @@ class Faults:
     def _hang_up(self) -> None:
         """Close this rank's connections, so that its peers learn of it at once.
 
-        ProcessGroupGloo.abort leaves them open (torch 2.13), but gloo closes all of them when a wait times out.
+        ProcessGroupGloo.abort leaves them open (torch 2.13), but gloo closes all of them when a
+        wait times out.
         """
         if uses_nccl(self.group):
             return

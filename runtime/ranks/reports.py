@@ -1,8 +1,8 @@
 """Pass reports of trouble among the ranks of a group by every route that still works.
 
-Each rank in trouble connects to the doors of the others (doors.py) and hands on every report that it has or gets, so that a
-report reaches also those to which its author has no route. There is one thread per process, from the first trouble until
-some seconds after the last.
+Each rank in trouble connects to the addresses of the others (addresses.py) and hands on every
+report that it has or gets, so that a report reaches also those to which its author has no route.
+There is one thread per process, from the first trouble until some seconds after the last.
 """
 
 from __future__ import annotations
@@ -17,31 +17,40 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from .doors import Doors, is_own_nonce, open_listener
+from .addresses import Addresses, is_own_nonce, open_listener
 
 POLL_S = 0.02
-"""Polling interval of the thread and of those who wait for reports: short beside a deadline, long beside a wake-up."""
+"""Polling interval of the thread and of those who wait for reports: short beside a deadline, long
+beside a wake-up.
+"""
 _LINGER_S = 5.0
-"""The thread goes on relaying for this long after a verdict: ranks that were in trouble later need the reports too."""
+"""The thread goes on relaying for this long after a verdict: ranks that were in trouble later need
+the reports too.
+"""
 _MOST_DIALED = 64
-"""In larger groups a rank connects to those at distances of powers of two: all are reached in log2(ranks) hops."""
+"""In larger groups a rank connects to those at distances of powers of two: all are reached in
+log2(ranks) hops.
+"""
 _MOST_LINE_BYTES = 1 << 20
 """The longest report: with 10,000 peers in `posted` it has 250 kB."""
 _READ_BYTES = 1 << 16
 
 Report = Mapping[str, Any]
 Reach = Literal["trying", "reached", "ended"]
-"""What became of the connection to a rank: `ended` where it was refused, or closed without a report."""
+"""What became of the connection to a rank: `ended` where it was refused, or closed without a
+report.
+"""
 
 
 @dataclass
 class _Group:
-    """A group in trouble: its members' doors, and the reports heard, in the order of their arrival."""
+    """A group in trouble: its members' addresses, and the reports heard, as they arrived."""
 
-    doors: Doors = field(default_factory=dict)
+    addresses: Addresses = field(default_factory=dict)
     lines: list[bytes] = field(default_factory=list)
     heard: dict[int, tuple[int, Report]] = field(default_factory=dict)
-    """By rank: the edition of its report, and the report; a later edition replaces an earlier one."""
+    """By rank: the edition of its report, and the report; a later edition replaces an earlier one.
+    """
     reach: dict[int, Reach] = field(default_factory=dict)
     redialed: set[int] = field(default_factory=set)
 
@@ -50,7 +59,8 @@ class _Group:
 class _Connection:
     """A connection to or from another rank; `sent` counts the lines of each group that went out.
 
-    The rank that dials first sends the nonce of the other's door: it has read the store, as no stranger can.
+    The rank that dials first sends the nonce of the other's address: it has read the store, as no
+    stranger can.
     """
 
     socket: socket.socket
@@ -75,12 +85,12 @@ class Relay:
         self._until = 0.0
         self._thread: threading.Thread | None = None
 
-    def join(self, key: str, rank: int, doors: Doors, seconds: float) -> None:
-        """Pass on the reports of a group, of which this process is `rank`, for some seconds at least."""
+    def join(self, key: str, rank: int, addresses: Addresses, seconds: float) -> None:
+        """Pass on the reports of a group, in which this process is `rank`, for some seconds."""
         with self._lock:
             group = self._groups.setdefault(key, _Group())
-            group.doors = doors
-            self._dial(key, choose_contacts(rank, doors))
+            group.addresses = addresses
+            self._dial(key, choose_contacts(rank, addresses))
             self._until = max(self._until, time.monotonic() + seconds + _LINGER_S)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._serve, name="topoplan-reports", daemon=True)
@@ -112,12 +122,12 @@ class Relay:
             count = len(self._groups[key].lines)
             return any(one.outbox or one.sent.get(key, count) < count for one in self._connections if one.is_open)
 
-    # -- with the lock held --------------------------------------------------------------------------------------
+    # -- with the lock held ------------------------------------------------------------------------
 
     def _dial(self, key: str, ranks: Iterable[int]) -> None:
         group = self._groups[key]
         for rank in ranks:
-            if rank not in group.reach and group.doors.get(rank) is not None:
+            if rank not in group.reach and group.addresses.get(rank) is not None:
                 group.reach[rank] = "trying"
                 self._to_dial.append((key, rank))
 
@@ -129,8 +139,8 @@ class Relay:
             group.lines.append(line.encode() + b"\n")
 
     def _note_end(self, connection: _Connection, *, refused: bool) -> None:
-        """Note that a dialed rank refused the connection, so that its process has ended; if it only closed the connection,
-        dial once more to see.
+        """Note that a dialed rank refused the connection, so that its process has ended; if it only
+        closed the connection, dial once more to see.
         """
         if connection.dialed is None:
             return
@@ -143,7 +153,7 @@ class Relay:
             del group.reach[rank]
             self._dial(key, [rank])
 
-    # -- the thread ----------------------------------------------------------------------------------------------
+    # -- the thread --------------------------------------------------------------------------------
 
     def _serve(self) -> None:
         listener = open_listener()
@@ -162,30 +172,31 @@ class Relay:
                     for one in self._connections:
                         self._flush(selector, one)
                     self._connections = [one for one in self._connections if not one.is_over]
-            for one in self._connections:
-                one.socket.close()
-            self._connections = []
 
     def _draw_to_dial(self) -> list[tuple[str, int]] | None:
-        """Return the groups and ranks that are to be dialed; None when the thread is to end."""
+        """Return the groups and ranks that are to be dialed; None when the thread is to end, and
+        has no connections any more.
+        """
         with self._lock:
             if time.monotonic() > self._until:
-                self._thread = None
+                for connection in self._connections:
+                    connection.socket.close()
+                self._connections, self._thread = [], None
                 return None
             to_dial, self._to_dial = self._to_dial, []
             return to_dial
 
     def _open(self, selector: selectors.BaseSelector, key: str, rank: int) -> _Connection:
         with self._lock:
-            door = self._groups[key].doors[rank]
-        assert door is not None
-        family = socket.AF_INET6 if ":" in door.host else socket.AF_INET
+            address = self._groups[key].addresses[rank]
+        assert address is not None
+        family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
         connection = _Connection(socket.socket(family, socket.SOCK_STREAM), (key, rank), is_open=False)
         connection.socket.setblocking(False)
         connection.is_trusted = True
         connection.sent[key] = 0
-        connection.outbox += door.nonce.encode() + b"\n"
-        failed = connection.socket.connect_ex((door.host, door.port))
+        connection.outbox += address.nonce.encode() + b"\n"
+        failed = connection.socket.connect_ex((address.host, address.port))
         if failed not in (0, errno.EINPROGRESS):  # else the selector reports what becomes of it
             self._note_failure(connection, failed)
         selector.register(connection.socket, selectors.EVENT_READ | selectors.EVENT_WRITE, connection)
@@ -245,8 +256,8 @@ class Relay:
         return True
 
     def _flush(self, selector: selectors.BaseSelector, connection: _Connection) -> None:
-        """Send what a connection's other end may not know yet; close the connection where it is of no more use. Never waits,
-        though the lock is held.
+        """Send what a connection's other end may not know yet; close the connection where it is of
+        no more use. Never waits, though the lock is held.
         """
         if connection.is_open and not connection.is_over:
             for key, sent in connection.sent.items():
@@ -281,9 +292,9 @@ def _accept(selector: selectors.BaseSelector, listener: socket.socket | None) ->
         yield connection
 
 
-def choose_contacts(rank: int, doors: Doors) -> list[int]:
+def choose_contacts(rank: int, addresses: Addresses) -> list[int]:
     """Return the ranks that a rank connects to, so that reports spread to all."""
-    ranks = sorted(doors)
+    ranks = sorted(addresses)
     if len(ranks) <= _MOST_DIALED:
         return [other for other in ranks if other != rank]
     at, steps = ranks.index(rank), [1 << power for power in range(len(ranks).bit_length())]
@@ -291,4 +302,4 @@ def choose_contacts(rank: int, doors: Doors) -> list[int]:
 
 
 relay = Relay()
-"""The one of this process, as there is one door."""
+"""The one of this process, as there is one address."""

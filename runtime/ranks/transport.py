@@ -14,7 +14,7 @@ from torch._C._distributed_c10d import PrefixStore
 from ...topo.errors import InputError
 from ..mpi.lane import Lane, find_own_seat
 from ..mpi.library import describe_mpi, takes_gpu_memory
-from .doors import publish_door
+from .addresses import publish_address
 from .faults import Faults, grace_s
 from .groups import GroupMaker, destroy_group, device_of, make_private_group, uses_nccl
 from .launch import TRANSPORT
@@ -47,7 +47,7 @@ class Transport:
         self, group: dist.ProcessGroup | GroupMaker | None, timeout: timedelta, over: str | None = None
     ) -> None:
         is_mpi = check_transport(over) == "mpi"
-        publish_door()  # before the ranks wait for each other: whoever never comes has none
+        publish_address()  # before the ranks wait for each other: whoever never comes has none
         self.group = make_private_group(group, timeout - timedelta(seconds=grace_s(timeout)))
         self.device = device_of(self.group)
         self.rank, self.size = dist.get_rank(self.group), dist.get_world_size(self.group)

@@ -1,8 +1,10 @@
-"""The one socket of a process at which other ranks' reports arrive, and where the others' sockets are.
+"""The one socket of a process at which other ranks' reports arrive, and where the others' sockets
+are.
 
-The socket is made, and its address published in the default group's store, once per process, before there is any trouble:
-afterwards the store may be out of reach. No thread serves it until then: the kernel accepts connections and holds what
-arrives. So a refused connection also shows that a process has ended.
+The socket is made, and its address published in the default group's store, once per process, before
+there is any trouble: afterwards the store may be out of reach. No thread serves it until then: the
+kernel accepts connections and holds what arrives. So a refused connection also shows that a process
+has ended.
 """
 
 from __future__ import annotations
@@ -24,13 +26,15 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
 _BACKLOG = 1024
-"""Connections that the kernel holds until this rank is in trouble too; beyond, it lets others wait, and refuses none."""
+"""Connections that the kernel holds until this rank is in trouble too; beyond, it lets others wait,
+and refuses none.
+"""
 _SIOCGIFADDR = 0x8915
 _NONCE_BYTES = 8
 
 
 @dataclass(frozen=True)
-class Door:
+class Address:
     """Where a rank's process listens; `nonce` is known to those that can read the store alone."""
 
     host: str
@@ -42,14 +46,14 @@ class Door:
         return json.dumps([self.host, self.port, self.nonce])
 
     @classmethod
-    def from_json(cls, text: str | bytes) -> Door:
-        """Return the door that a rank published."""
+    def from_json(cls, text: str | bytes) -> Address:
+        """Return the address that a rank published."""
         host, port, nonce = json.loads(text)
         return cls(host, port, nonce)
 
 
-Doors = Mapping[int, Door | None]
-"""The doors of a group's ranks, by rank; None for a rank that could not open one."""
+Addresses = Mapping[int, Address | None]
+"""The addresses of a group's ranks, by rank; None for a rank that could bind none."""
 
 
 class _Published:
@@ -60,20 +64,24 @@ class _Published:
 
     def __init__(self) -> None:
         self._store: weakref.ref[Store] | None = None
-        self.doors: dict[int, Door | None] = {}
+        self.addresses: dict[int, Address | None] = {}
 
     def is_in(self, store: Store) -> bool:
-        """Return whether this process has published its door in a store."""
+        """Return whether this process has published its address in a store."""
         return self._store is not None and self._store() is store
 
-    def begin(self, store: Store, own: Door | None) -> None:
-        """Note that this process has published its own door in a store, where it has read no others."""
-        self._store, self.doors = weakref.ref(store), {dist.get_rank(): own}
+    def begin(self, store: Store, own: Address | None) -> None:
+        """Note that this process has published its own address in a store, where it has read no
+        others.
+        """
+        self._store, self.addresses = weakref.ref(store), {dist.get_rank(): own}
 
 
 _published = _Published()
 _own_nonces: list[str] = []
-"""One for each store: groups that are made anew in another store are others, though they have the same names."""
+"""One for each store: groups that are made anew in another store are others, though they have the
+same names.
+"""
 
 
 def is_own_nonce(line: bytes) -> bool:
@@ -89,35 +97,38 @@ def open_listener() -> socket.socket | None:
             family = socket.AF_INET6 if ":" in host else socket.AF_INET
             listener = socket.create_server((host, 0), family=family, backlog=_BACKLOG)
             listener.setblocking(False)
-            # A forked worker would hold the socket open after this process has ended, which then would seem alive.
+            # A forked worker would hold the socket open after this process has ended, which then
+            # would seem alive.
             os.register_at_fork(after_in_child=listener.close)
             return listener
     return None
 
 
-def publish_door() -> None:
-    """Publish where this process listens, once for each store of the default group. Waits for nobody."""
+def publish_address() -> None:
+    """Publish where this process listens, once for each store of the default group. Waits for
+    nobody.
+    """
     store = dist.distributed_c10d._get_default_store()
     if _published.is_in(store):
         return
     listener = open_listener()
     _own_nonces.append(secrets.token_hex(_NONCE_BYTES))
-    door = None
+    address = None
     if listener is not None:
         host, port = listener.getsockname()[:2]
-        door = Door(host, port, _own_nonces[-1])
-    _published.begin(store, door)
-    _find_place().set(str(dist.get_rank()), "null" if door is None else door.to_json())
+        address = Address(host, port, _own_nonces[-1])
+    _published.begin(store, address)
+    _find_place().set(str(dist.get_rank()), "null" if address is None else address.to_json())
 
 
-def find_doors(group: dist.ProcessGroup, timeout: timedelta) -> Doors:
-    """Return the doors of the ranks of a group. Waits until all have published theirs.
+def find_addresses(group: dist.ProcessGroup, timeout: timedelta) -> Addresses:
+    """Return the addresses of the ranks of a group. Waits until all have published theirs.
 
     Raises RuntimeError where that takes longer than `timeout`.
     """
     ranks = dist.get_process_group_ranks(group)
-    publish_door()
-    known, place = _published.doors, _find_place()
+    publish_address()
+    known, place = _published.addresses, _find_place()
     missing = [rank for rank in ranks if rank not in known]
     if missing:
         place.wait([str(rank) for rank in missing], timeout)
@@ -126,29 +137,38 @@ def find_doors(group: dist.ProcessGroup, timeout: timedelta) -> Doors:
     return {number: known[rank] for number, rank in enumerate(ranks)}
 
 
-def find_known_doors(ranks: Sequence[int]) -> Doors:
-    """Return the doors of those of some global ranks that have published one by now, by global rank."""
-    publish_door()
-    known, place = _published.doors, _find_place()
+def find_known_addresses(ranks: Sequence[int]) -> Addresses:
+    """Return the addresses of those of some global ranks that have published one by now, by global
+    rank.
+    """
+    publish_address()
+    known, place = _published.addresses, _find_place()
     for rank in ranks:
         if rank not in known and place.check([str(rank)]):
             known[rank] = _read(place.get(str(rank)))
-    return list_cached_doors(ranks)
+    return list_cached_addresses(ranks)
 
 
-def list_cached_doors(ranks: Sequence[int]) -> Doors:
-    """Return those of the doors that this process has read before, by global rank; for when the store is gone."""
-    return {rank: _published.doors[rank] for rank in ranks if rank in _published.doors}
+def list_cached_addresses(ranks: Sequence[int]) -> Addresses:
+    """Return those of the addresses that this process has read before, by global rank; for when the
+    store is gone.
+    """
+    return {rank: _published.addresses[rank] for rank in ranks if rank in _published.addresses}
 
 
 def _find_place() -> Store:
-    """Return the part of the store where doors are; each attempt of a launch has its own (attempts.py)."""
-    attempt, store = getattr(dist.group.WORLD, "attempt", ""), dist.distributed_c10d._get_default_store()
-    return PrefixStore(f"topoplan/doors/{attempt}", store)
+    """Return the part of the store where addresses are; each attempt of a launch has its own
+    (attempts.py).
+    """
+    attempt, store = (
+        getattr(dist.group.WORLD, "attempt", ""),
+        dist.distributed_c10d._get_default_store(),
+    )
+    return PrefixStore(f"topoplan/addresses/{attempt}", store)
 
 
-def _read(text: bytes) -> Door | None:
-    return None if text == b"null" else Door.from_json(text)
+def _read(text: bytes) -> Address | None:
+    return None if text == b"null" else Address.from_json(text)
 
 
 def _list_own_hosts() -> list[str]:

@@ -26,14 +26,19 @@ log = logging.getLogger("topoplan")
 LEAST_WATCHED_BYTES = 1 << 16
 """Calls that send less are not timed: it would cost them a part that can be measured."""
 _SLOW = 3.0
-"""A call is suspicious from this many times its fastest on: on busy hosts twice as long is common."""
+"""A call is suspicious from this many times its fastest on: on busy hosts twice as long is common.
+"""
 _LEAST_EXTRA_S = 0.01
 """And only if it took this much longer, which a scheduler's pause seldom takes."""
 _IN_A_ROW = 3
 _STAMPED = 3
-"""Calls that are stamped: ranks may become suspicious one or two calls apart, and compare those that they share."""
+"""Calls that are stamped: ranks may become suspicious one or two calls apart, and compare those
+that they share.
+"""
 _BLAMED = 2.0
-"""A link is slow where its receiver was blocked on it for this many times the usual duration of the whole call."""
+"""A link is slow where its receiver was blocked on it for this many times the usual duration of the
+whole call.
+"""
 _STANDS_OUT = 3.0
 """And for this many times as long as the median rank on its worst link: on a host with too many
 processes all ranks are blocked on messages that were sent long ago."""
@@ -51,7 +56,9 @@ Describe = Callable[[int, int], str]
 
 @dataclass
 class _Pace:
-    """How fast the calls of one program are: the fastest in seconds, and how many slow ones there were in a row."""
+    """How fast the calls of one program are: the fastest in seconds, and how many slow ones there
+    were in a row.
+    """
 
     best_s: float = float("inf")
     slow: int = 0
@@ -103,7 +110,9 @@ class SlowLinks:
         self._begun = 0.0
 
     def begin(self, program: object) -> Record | None:
-        """Note that a call of a program begins; return what is to stamp its messages, if they are to be stamped."""
+        """Note that a call of a program begins; return what is to stamp its messages, if they are
+        to be stamped.
+        """
         self._begun = time.monotonic()
         return Record() if self._stamps is program else None
 
@@ -131,7 +140,9 @@ class SlowLinks:
         threading.Thread(target=self._warn, args=arguments, name="topoplan-slow", daemon=True).start()
 
     def _warn(self, what: str, best_s: float, seconds: float, records: Mapping[int, Record]) -> None:
-        """Compare this rank's records with the others', and warn of links on which it was blocked for long."""
+        """Compare this rank's records with the others', and warn of links on which it was blocked
+        for long.
+        """
         try:
             sent = {str(number): record.sent for number, record in records.items()}
             self._store.set(f"sent/{self._rank}", json.dumps(sent))
@@ -171,7 +182,9 @@ class SlowLinks:
         return statistics.median(worst.values()) if worst else 0.0
 
     def _find_blocked(self, peers: Sequence[int], records: Mapping[int, Record]) -> list[tuple[int, float]]:
-        """Return the peers, and for how long a call was blocked on them, by the calls that both stamped."""
+        """Return the peers, and for how long a call was blocked on them, by the calls that both
+        stamped.
+        """
         found: list[tuple[int, float]] = []
         waiting, ends = list(peers), time.monotonic() + _COMPARE_S
         while waiting and time.monotonic() < ends:
@@ -186,7 +199,9 @@ class SlowLinks:
         return found
 
     def _read_sent(self, peer: int) -> dict[str, dict[str, float]]:
-        """Return when a peer sent its messages, by the number of the call; nothing where it has reported none."""
+        """Return when a peer sent its messages, by the number of the call; nothing where it has
+        reported none.
+        """
         if not self._store.check([f"sent/{peer}"]):
             return {}
         sent: dict[str, dict[str, float]] = json.loads(self._store.get(f"sent/{peer}"))
