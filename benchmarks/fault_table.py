@@ -165,7 +165,7 @@ def _names(line: str, fault: Fault, devices: tuple[str, ...], alone: Sequence[in
         return f"rank {fault.a} does not answer" in blamed
     a, b = devices[fault.a], devices[fault.b]
     return any(f"{x} {arrow} {y}" in blamed for x, y in ((a, b), (b, a)) for arrow in ("->", "-")) or any(
-        f"rank {rank} does not answer" in blamed for rank in alone
+        f"rank {rank} {what}" in blamed for rank in alone for what in ("does not answer", "reaches no other rank")
     )
 
 

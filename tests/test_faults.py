@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -190,10 +191,16 @@ def test_a_refused_connection_blames_the_rank_whose_process_has_ended() -> None:
 
 
 def test_nobody_is_blamed_where_it_cannot_be_known() -> None:
-    alone = {0: stock(unreached=[1, 2, 3])}
+    alone = {0: stock(unreached=[1])}
     assert "who is to blame is not known" in explain_blame(0, alone, 4, no_names)
     two_silent = {0: stock(), 1: stock()}
     assert "which of them is to blame is not known" in explain_blame(0, two_silent, 4, no_names)
+
+
+def test_a_rank_that_reaches_nobody_blames_nobody_else() -> None:
+    alone = {2: replace(waits(3), unreached=[0, 1, 3])}
+    said = explain_blame(2, alone, 4, route_in("switch:4"))
+    assert said.startswith("rank 2 reaches no other rank: it is cut off (all its routes have link gpu2 - ")
 
 
 def test_a_rank_that_was_heard_of_has_not_ended() -> None:

@@ -20,6 +20,9 @@ _MOST_NAMED = 8
 _MOST_ROUTED = 64
 """Ranks whose pairs' routes are all searched for a cut link: 4,032 routes take about 0.1 s."""
 
+_LEAST_TRIED = 12
+"""In a larger group each rank tries at least this many others (see reports.py)."""
+
 Route = Sequence[str]
 FindRoute = Callable[[int, int], Route | None]
 """Returns the devices from one rank to another, both included; None where no topology names them.
@@ -113,6 +116,8 @@ def _find_verdict(rank: int, reports: Mapping[int, Stuck], ranks: int, find_rout
     calls = _find_other_calls(reports, reports[rank].calls)
     if calls:
         return _explain_other_calls(calls)
+    if _is_cut_off(rank, reports, ranks):
+        return _explain_cut_off(rank, ranks, find_route)
     chain, link, _ = find_culprit(rank, reports)
     if link is not None:
         return f"{describe_route(find_route, *link)} carries nothing from rank {link[0]} to rank {link[1]}"
@@ -130,6 +135,20 @@ def _find_verdict(rank: int, reports: Mapping[int, Stuck], ranks: int, find_rout
     if len(silent) == ranks - 1 > 1:
         return "no other rank reports anything: who is to blame is not known, this rank may be cut off itself"
     return explain_silence(silent, reports)
+
+
+def _is_cut_off(rank: int, reports: Mapping[int, Stuck], ranks: int) -> bool:
+    """Return whether a rank has heard of no other, and reached none of those that it tried."""
+    least = ranks - 1 if ranks <= _MOST_ROUTED else _LEAST_TRIED
+    return ranks > 2 and len(reports) == 1 and len(reports[rank].unreached or ()) >= least
+
+
+def _explain_cut_off(rank: int, ranks: int, find_route: FindRoute) -> str:
+    """Say that a rank is cut off, and where that must be: at a link that all its routes have."""
+    routes = [find_route(rank, other) for other in range(ranks) if other != rank]
+    shared = set.intersection(*map(_list_links, routes))
+    where = f" (all its routes have {' and '.join(map(describe_link, sorted(shared)))})" if shared else ""
+    return f"rank {rank} reaches no other rank: it is cut off{where}"
 
 
 def _find_other_calls(reports: Mapping[int, Stuck], number: int) -> dict[str, list[int]]:
@@ -184,7 +203,7 @@ def _explain_cut(reports: Mapping[int, Stuck], ranks: int, find_route: FindRoute
         return ""
     links = _find_cut_links(set(unreached), reports, find_route) if ranks <= _MOST_ROUTED else []
     if len(links) == 1:
-        return f"link {' - '.join(links[0])} carries nothing"
+        return f"{describe_link(links[0])} carries nothing"
     a, b = unreached[0]
     more = f", nor {len(unreached) - 1} other pairs" if len(unreached) > 1 else ""
     return f"rank {a} and rank {b} do not reach each other{more}: {describe_route(find_route, a, b)} is cut"
@@ -214,6 +233,11 @@ def _find_cut_links(
 
 def _list_links(route: Route | None) -> set[tuple[str, ...]]:
     return {tuple(sorted(link)) for link in pairwise(route or ())}
+
+
+def describe_link(link: Sequence[str]) -> str:
+    """Return a link, of which it is not known in which direction it fails, in words."""
+    return f"link {' - '.join(link)}"
 
 
 def describe_route(find_route: FindRoute, src: int, dst: int) -> str:
