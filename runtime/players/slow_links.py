@@ -28,8 +28,10 @@ LEAST_WATCHED_BYTES = 1 << 16
 _SLOW = 3.0
 """A call is suspicious from this many times its fastest on: on busy hosts twice as long is common.
 """
-_LEAST_EXTRA_S = 0.01
-"""And only if it took this much longer, which a scheduler's pause seldom takes."""
+_LEAST_EXTRA_S = 0.025
+"""And only if it took this much longer: on a host with ten times as many running processes as cores,
+ranks were blocked for 20 ms on messages that were sent long ago.
+"""
 _IN_A_ROW = 3
 _STAMPED = 3
 """Calls that are stamped: ranks may become suspicious one or two calls apart, and compare those
@@ -155,7 +157,7 @@ class SlowLinks:
             log.info("rank %d: slow calls, but no other rank's stamps: %s", self._rank, error)
             return
         for peer, blocked_s in blocked:
-            if blocked_s > max(_BLAMED * best_s, _STANDS_OUT * usual_s):
+            if blocked_s > max(_BLAMED * best_s, best_s + _LEAST_EXTRA_S, _STANDS_OUT * usual_s):
                 log.warning(
                     "rank %d: %s is slow: a call (%s) takes %.0f ms where the fastest took %.0f, "
                     "and %.0f ms of it this rank was blocked on what rank %d had sent",
