@@ -19,17 +19,19 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 if TYPE_CHECKING:
-    from topoplan.runtime.emulate import Network
+    from topoplan.runtime.emulate import Blueprint, Network
 
 MACHINES = {"mesh:2x2": 4, "switch:4": 1, "dgx1": 1}
 """The number of runs of each fault, by machine."""
+STORES = ("beside", "wires")
+"""Where ranks meet: a file, which no fault of the network reaches, or rank 0's TCPStore, as under torchrun and MPI."""
 RATE = "100Mbit"
 TIMEOUT_S = 8.0
 _START_S = 90.0
@@ -101,8 +103,12 @@ def run(
     after_s: float,
     timeout_s: float = TIMEOUT_S,
     start: Start = start_process,
+    store: str = "beside",
 ) -> Outcome:
-    """Emulate a machine, cause one fault after `after_s`, and return how the survivors ended."""
+    """Emulate a machine, cause one fault after `after_s`, and return how the survivors ended.
+
+    `store` says where the ranks meet: "beside" the network, in a file, or on its "wires", in a TCPStore that rank 0 hosts.
+    """
     from topoplan.runtime.emulate import emulate, parse_rate
     from topoplan.runtime.emulate.ranks import write_topology
     from topoplan.topo.resolve import resolve
@@ -115,7 +121,7 @@ def run(
         logs = [folder / f"{rank}.log" for rank in range(ranks)]
         for log in logs:
             log.touch()
-        arguments = ["--worker", plan, "--timeout", str(timeout_s)]
+        arguments = ["--worker", plan, "--timeout", str(timeout_s), "--store", store]
         workers = [start(network, rank, folder, arguments, logs[rank]) for rank in range(ranks)]
         try:
             _wait_until(lambda: all("ready" in log.read_text() for log in logs), _START_S, logs)
@@ -137,18 +143,30 @@ def run(
                 worker.wait()
         last_lines = [logs[r].read_text().strip().splitlines()[-1] for r in survivors]
         wrong = sum("WRONG" in logs[r].read_text() for r in range(ranks))
-        named = sum(line.startswith("ERROR") and _names(line, fault, built.devices) for line in last_lines)
+        alone = _find_cut_off(built, fault)
+        named = sum(line.startswith("ERROR") and _names(line, fault, built.devices, alone) for line in last_lines)
         return Outcome(seconds, len(survivors), len(hung), wrong, named, last_lines)
 
 
-def _names(line: str, fault: Fault, devices: tuple[str, ...]) -> bool:
-    """Return whether an error names the culprit; its first half does, its second says what the rank itself saw."""
+def _find_cut_off(built: Blueprint, fault: Fault) -> list[int]:
+    """Return the ranks whose only link is the one that is cut."""
+    links = Counter(device for cable in built.cables for device in (cable.a, cable.b))
+    ends = {fault.a, fault.b} if fault.kind == "cut" else set()
+    return [rank for rank, home in enumerate(built.home) if home in ends and links[home] == 1]
+
+
+def _names(line: str, fault: Fault, devices: tuple[str, ...], alone: Sequence[int]) -> bool:
+    """Return whether an error names the culprit; its first half does, its second says what the rank itself saw.
+
+    A cut cuts off the ranks `alone`: naming one of them is as good as naming their only link.
+    """
     blamed = line.split(";")[0]
     if fault.kind != "cut":
         return f"rank {fault.a} does not answer" in blamed
     a, b = devices[fault.a], devices[fault.b]
-    alone = [f"rank {r} does not answer" for r in (fault.a, fault.b)]  # a rank with one link is cut off with it
-    return f"{a} -> {b}" in blamed or f"{b} -> {a}" in blamed or any(x in blamed for x in alone)
+    return any(f"{x} {arrow} {y}" in blamed for x, y in ((a, b), (b, a)) for arrow in ("->", "-")) or any(
+        f"rank {rank} {what}" in blamed for rank in alone for what in ("does not answer", "reaches no other rank")
+    )
 
 
 def _wait_until(condition: object, patience_s: float, logs: list[Path]) -> None:
@@ -159,7 +177,7 @@ def _wait_until(condition: object, patience_s: float, logs: list[Path]) -> None:
         time.sleep(0.05)
 
 
-def work(plan: str, timeout_s: float) -> int:
+def work(plan: str, timeout_s: float, store: str) -> int:
     """Be a rank: allreduce and check until a fault; then print the error and leave the group."""
     import torch
     import torch.distributed as dist
@@ -170,9 +188,8 @@ def work(plan: str, timeout_s: float) -> int:
     torch.set_num_threads(1)
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     patience = timedelta(seconds=timeout_s)
-    dist.init_process_group(
-        "gloo", init_method=init_method(), rank=rank, world_size=world, timeout=timedelta(seconds=60)
-    )
+    where = init_method() if store == "beside" else "env://"
+    dist.init_process_group("gloo", init_method=where, rank=rank, world_size=world, timeout=timedelta(seconds=60))
     communicator = Communicator(plan, timeout=patience, choose="plan")
     x = torch.empty(50_000)
     total = world * (world + 1) / 2
@@ -201,9 +218,10 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--worker", metavar="PLAN", help=argparse.SUPPRESS)
     parser.add_argument("--timeout", type=float, default=TIMEOUT_S)
+    parser.add_argument("--store", choices=STORES, default=STORES[0], help="where the ranks meet")
     args = parser.parse_args(argv)
     if args.worker:
-        code = work(args.worker, args.timeout)
+        code = work(args.worker, args.timeout, args.store)
         sys.stdout.flush()
         os._exit(code)
     from topoplan.runtime.emulate import blueprint, parse_rate
@@ -223,7 +241,7 @@ def main(argv: list[str] | None = None) -> None:
             rows: dict[str, list[Outcome]] = {}
             for _ in range(args.repeat or MACHINES.get(name, 1)):
                 for fault in list_faults(blueprint(topology, parse_rate(RATE))):
-                    outcome = run(name, plan, fault, moments.uniform(0, 1.5), args.timeout)
+                    outcome = run(name, plan, fault, moments.uniform(0, 1.5), args.timeout, store=args.store)
                     rows.setdefault(fault.kind, []).append(outcome)
                     if outcome.hung or outcome.wrong or outcome.named < outcome.survivors:
                         print(f"  {fault}: {outcome}", file=sys.stderr, flush=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -11,14 +12,14 @@ import torch
 import torch.distributed as dist
 
 from ..synth.plan import Plan
-from ..topo.errors import ExecutionError, InputError, PlanMismatchError, TopoplanError
+from ..topo.errors import InputError, PlanMismatchError, TopoplanError
 from .choose import Choice, ChooseMode, check_choose_mode, check_lossless
 from .codecs import find_codec
 from .engine import Engine
 from .kept_races import find_cache_folder
-from .ranks.faults import first_line
-from .ranks.groups import GroupMaker
-from .ranks.transport import Transport
+from .ranks.groups import GroupMaker, find_members
+from .ranks.roll_call import explain_set_up
+from .ranks.transport import SharedTransport, Transport
 from .reductions import ReduceOp, borrow, check_reduction, check_residual, check_tensors, copy_back, flatten
 from .task import KeptTasks, Task
 
@@ -73,19 +74,20 @@ class Communicator:
         plan_or_error = _load_plan(plan)
         try:
             self._transport = group if isinstance(group, Transport) else Transport(group, timeout)
+        except TopoplanError:
+            raise
+        except RuntimeError as error:
+            members = find_members(None if isinstance(group, Transport) else group)
+            raise explain_set_up(members, "setting up a group for the plan", error, timeout) from error
+        self._shares_transport = self._transport is group
+        # The backend makes communicators as part of a call of the user's, whose number they have.
+        is_in_call = isinstance(group, SharedTransport)
+        agreeing = "what the ranks agree on before a plan is used"
+        with nullcontext() if is_in_call else self._transport.faults.stock(agreeing):
             self.plan = _agree_on_plan(plan_or_error, self._transport)
             self.engine = Engine(
                 self.plan, self._transport, choose, codec, find_cache_folder(cache), rounds_once=reduction == "once"
             )
-        except TopoplanError:
-            raise
-        except RuntimeError as error:
-            rank = group.rank if isinstance(group, Transport) else dist.get_rank()
-            raise ExecutionError(
-                f"rank {rank}: the ranks could not set up a group for the plan: {first_line(error)}; "
-                "are all of them running, and can they reach each other?"
-            ) from error
-        self._shares_transport = self._transport is group
         self._kept = KeptTasks()
         self.rank, self.size = self.engine.rank, self.engine.size
 

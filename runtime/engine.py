@@ -71,6 +71,7 @@ class Engine:
             plan.topology, transport.cores_of_hosts, batched=transport.batched, mpi=None if lane is None else lane.what
         )
         self._faults = transport.faults
+        self._faults.topology = plan.topology
         self._of_mpi = None if lane is None else CollectivePlayer(transport.faults)
         self._executor = Executor(transport, plan.topology, codec)
         self._chooser = Chooser(plan, self.machine, transport, choose, cache, self._is_usable, codec)

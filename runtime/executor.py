@@ -22,7 +22,9 @@ from .codecs import Codec
 from .compiled import Compiled
 from .players.contract import Player, PlayError, Stamp
 from .players.local import make_quiet
+from .players.slow_links import LEAST_WATCHED_BYTES, SlowLinks
 from .program.layout import ends_with_result
+from .ranks.blame import describe_route
 from .ranks.faults import Call
 from .ranks.transport import Transport
 from .reductions import ReduceOp
@@ -48,6 +50,10 @@ class Executor:
         self._schedules: dict[int, Schedule] = {}
         self._stream: torch.cuda.Stream | None = None
         self._quietly = make_quiet()
+        is_watched = transport.device.type == "cpu" and not transport.batched  # on GPUs calls are through later
+        self._watch = (
+            SlowLinks(self.rank, transport.size, self.faults.store, self._describe_link) if is_watched else None
+        )
 
     def run(
         self,
@@ -143,12 +149,19 @@ class Executor:
 
     def _play(self, compiled: Compiled, player: Player, number: int | None = None) -> None:
         number, deadline = self.faults.admit(number)
+        watch = self._watch if compiled.sent_bytes >= LEAST_WATCHED_BYTES and self.stamp is None else None
+        record = None if watch is None else watch.begin(compiled)
         try:
-            self._quietly(player.play, deadline, self.stamp)
+            self._quietly(player.play, deadline, self.stamp or record)
         except PlayError as interrupted:
             call = Call(compiled.call, number, deadline, self.topology)
             raise self._explain(call, interrupted) from interrupted
+        if watch is not None:
+            watch.end(compiled, compiled.call, number, record)
         self.sent_bytes += compiled.sent_bytes
+
+    def _describe_link(self, src: int, dst: int) -> str:
+        return describe_route(Call("", 0, 0.0, self.topology).find_route, src, dst)
 
     def _explain(self, call: Call, interrupted: PlayError) -> ExecutionError:
         """Return the error that names who is to blame for a failed post or wait."""

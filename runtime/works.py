@@ -32,15 +32,28 @@ class Failed:
     An exception raised while a future is chained would come out of C++ as a RuntimeError with a C++ trace in its message, and
     one stored in it as an object that is no tensor. Whatever C++ does with this, to find tensors in it or to put into words
     what it is, raises the error as itself.
+
+    Only DDP's reducer would raise a RuntimeError ("Cannot extract tensors from value") in the error's place. It looks for
+    tensors at the end of a backward pass, so there it gets those of the call, and the pass raises the error as its very last.
     """
 
-    def __init__(self, error: BaseException) -> None:
-        self.error = error
+    def __init__(self, error: BaseException, tensors: Sequence[torch.Tensor] = ()) -> None:
+        self.error, self._tensors = error, tensors
 
-    def __reduce__(self) -> NoReturn:
-        raise self.error
+    def __reduce__(self) -> tuple[type[list[torch.Tensor]], tuple[list[torch.Tensor]]]:
+        engine: Any = torch.autograd.Variable._execution_engine
+        if not self._tensors:
+            raise self.error
+        try:
+            engine.queue_callback(self._fail)
+        except RuntimeError:  # no backward pass is under way in this thread
+            raise self.error from None
+        return list, (list(self._tensors),)
 
     def __str__(self) -> str:
+        raise self.error
+
+    def _fail(self) -> NoReturn:
         raise self.error
 
 
@@ -98,7 +111,7 @@ class PlannedWork(dist.Work if TYPE_CHECKING else object):  # type: ignore[misc]
 
     def finish(self, error: BaseException | None = None) -> None:
         """Mark the call as through, or as failed with an error."""
-        self.progress.finish(self._tensors if error is None else Failed(error), error)
+        self.progress.finish(self._tensors if error is None else Failed(error, self._tensors), error)
 
     def carry_out(self, call: Call) -> None:
         """Carry out the call that this is the work of; what goes wrong is for whoever waits."""

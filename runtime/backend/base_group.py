@@ -13,8 +13,9 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore
 
-from ...topo.errors import InputError
+from ...topo.errors import ExecutionError, InputError
 from ..communicator import Communicator
+from ..ranks.addresses import publish_in
 from ..ranks.attempts import agree_on_attempt
 from ..ranks.groups import list_members
 from ..ranks.plain_backends import find_engine
@@ -58,16 +59,17 @@ class BaseGroup(PlainCalls):
         self.options = options or _inherit_options() or backend_options()
         self.attempt = agree_on_attempt(place.store, place.group_rank, place.group_size, place.timeout)
         store = PrefixStore(f"attempt/{self.attempt}", place.store)
+        self._client = find_client(place.store)
+        own_store = PrefixStore(f"topoplan/{self.attempt}/{place.group_id}", self._client.store)
+        publish_in(own_store, place.group_rank)  # before ranks wait for each other: whoever never comes has none
         self.plain, self.transports = make_plain_group(place, store)
         for device in self.plain._device_types:
             self._register_backend(device, backend_type(self.transports[device.type]), self.plain._get_backend(device))
         self._set_default_backend(backend_type(self.transports["cuda"]))
-        self._client = find_client(place.store)
-        own_store = PrefixStore(f"topoplan/{self.attempt}/{place.group_id}", self._client.store)
         plans = PlanFinder(self.options, own_store, place.group_rank, self.ranks, place.timeout, whole=self.whole)
         name = f"{place.group_id}{self.attempt}"
         self.planned = Communicators(name, plans, self.plain, self.transports, own_store)
-        self.check = CallCheck(own_store, place.group_rank, self.ranks, self._hang_up)
+        self.check = CallCheck(own_store, place.group_rank, self.ranks, self._break_off)
         stock = find_engine(self.plain, torch.device("cuda"))
         self.account = Account(f"group {place.group_id}", self.ranks, is_first=place.group_rank == 0, stock=stock)
         self._number = 0
@@ -83,8 +85,8 @@ class BaseGroup(PlainCalls):
         """Return how many collectives were called: it rises alike on all ranks."""
         return self._number
 
-    def _hang_up(self) -> None:
-        self.planned.transport("cpu").faults.hang_up()
+    def _break_off(self, error: ExecutionError) -> None:
+        self.planned.transport("cpu").faults.break_off(error)
 
     # -- which way -----------------------------------------------------------------------------------------------
 
@@ -286,6 +288,7 @@ class BaseGroup(PlainCalls):
         if results and results[0].is_cuda:
             return work
         faults = self.planned.transport("cpu").faults
+        faults.find_mismatch = self.check.find_error
         stock = StartedStock(faults, faults.begin(f"{what} by gloo", number=number), work, lambda: None)
         explained = CpuWork(results)
         self.check.watch(explained)

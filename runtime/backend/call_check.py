@@ -24,19 +24,23 @@ _PAUSE_S = 0.02
 """Between two questions to the store: shorter than people notice, and less than a hundredth of a core for a rank."""
 _COMPARED_AT_ONCE, _MOST_NUMBERS = 16, 256
 """Calls that are looked for at a time, and that are remembered: some are never posted by all ranks."""
+_COMPARED_WITHIN_S = 0.5
+"""Seconds within which calls are compared once all ranks have posted them, also on a busy machine."""
 _LINGER_S = 2.0
 """Seconds for which a thread stays after the last call, so that a training loop does not start one a call."""
 
 
 class CallCheck:
-    """The calls of one rank of a group of the global `ranks`; `hang_up` closes this rank's connections.
+    """The calls of one rank of a group of the global `ranks`; `break_off` ends what is under way.
 
     `error` says which ranks differ, once that is known.
     """
 
-    def __init__(self, store: Store, rank: int, ranks: Sequence[int], hang_up: Callable[[], None]) -> None:
+    def __init__(
+        self, store: Store, rank: int, ranks: Sequence[int], break_off: Callable[[ExecutionError], None]
+    ) -> None:
         self.error: ExecutionError | None = None
-        self._store, self._rank, self._ranks, self._hang_up = store, rank, list(ranks), hang_up
+        self._store, self._rank, self._ranks, self._break_off = store, rank, list(ranks), break_off
         self._waiting: WeakSet[Progress] = WeakSet()
         self._numbers: deque[int] = deque()
         self._guard = threading.Lock()
@@ -59,9 +63,9 @@ class CallCheck:
         """Have a call fail where the ranks turn out to differ."""
         self._waiting.add(work.progress)
 
-    def find_error(self, wait_s: float) -> ExecutionError | None:
+    def find_error(self) -> ExecutionError | None:
         """Return who differs, after a call has failed: what has been posted may not have been compared yet."""
-        deadline = time.monotonic() + wait_s
+        deadline = time.monotonic() + _COMPARED_WITHIN_S
         while self.error is None and self._thread is not None and time.monotonic() < deadline:
             time.sleep(_PAUSE_S)
         return self.error
@@ -119,7 +123,7 @@ class CallCheck:
         self.error = error
         for progress in list(self._waiting):
             progress.finish(Failed(error), error)
-        self._hang_up()  # gloo's own works would go on waiting, and the process with them at its end
+        self._break_off(error)  # gloo's own works would go on waiting, and the process with them at its end
 
 
 def explain_difference(number: int, ranks: Sequence[int], calls: Sequence[str]) -> str:

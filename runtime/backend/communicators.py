@@ -11,11 +11,12 @@ from functools import partial
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore, Store
+from torch._C._distributed_c10d import Store
 
 from ...synth.plan import Plan
 from ...topo.errors import InputError
 from ..communicator import Communicator
+from ..ranks.addresses import read_published
 from ..ranks.groups import make_group
 from ..ranks.stock import has_stock
 from ..ranks.transport import SharedTransport, Transport
@@ -154,7 +155,8 @@ class Communicators:
         if device not in self._shared:
             name, transport, timeout = f"topoplan/{self.name}/{device}", self.transports[device], self.plans.timeout
             if transport == "gloo":
-                self._shared[device] = SharedTransport(self.plain, timeout, PrefixStore(device, self._store), name)
+                addresses = read_published(self._store, len(self.plans.ranks))
+                self._shared[device] = SharedTransport(self.plain, timeout, self._store, addresses, name)
             else:
                 ranks, number = self.plans.ranks, self.plans.rank
                 make = partial(make_group, name, ranks, transport, store=self._store, number=number)

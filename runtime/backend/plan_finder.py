@@ -23,7 +23,8 @@ from ...synth.plan import Plan
 from ...topo import errors
 from ...topo.errors import ExecutionError, InfeasibleError, PlanMismatchError, TimeLimitError, TopoplanError
 from ...topo.graph import Topology
-from ..ranks.faults import first_line
+from ..ranks.addresses import Addresses, read_published
+from ..ranks.roll_call import explain_set_up
 from ..ranks.store import put, take
 from .options import AUTO, OFF, BackendOptions, Plans
 from .plan_cache import load_or_synthesize
@@ -83,12 +84,17 @@ class PlanFinder:
         except TopoplanError:
             raise
         except RuntimeError as error:
-            raise ExecutionError(
-                f"rank {self.ranks[self.rank]}: no plan for {name}: a rank has died or does not answer ({first_line(error)})"
-            ) from error
+            if self.stop.is_set():
+                raise ExecutionError("the process group was shut down while a plan was looked for") from error
+            what = f"finding a plan for {name}"
+            raise explain_set_up(self.ranks, what, error, self.timeout, self._look_up_addresses) from error
         if "error" in answer:
             raise getattr(errors, answer["error"])(answer["message"])
         return Plan.loads(answer["plan"], f"rank 0's plan for {name}") if "plan" in answer else None
+
+    def _look_up_addresses(self) -> Addresses:
+        published = read_published(self.store, len(self.ranks))
+        return {self.ranks[number]: address for number, address in published.items()}
 
     def _find_machine(self, device: torch.device) -> Topology | TopoplanError | None:
         """Return the group's machine, or why it is not known, on rank 0. Collective once for each type of device."""

@@ -98,6 +98,16 @@ class Network:
         for device in (devices.index(a), devices.index(b)):
             self._batch(device, "ip", self._list_routes(device))
 
+    def slow_down(self, a: str, b: str, rate_bps: int) -> None:
+        """Give the cable between two devices another rate, in both directions.
+
+        Raises KeyError where there is none.
+        """
+        x, y = (self.blueprint.devices.index(d) for d in (a, b))
+        self.blueprint.cable_between(x, y)
+        for device, peer in ((x, y), (y, x)):
+            self._batch(device, "tc", [_describe_bucket(f"to{peer}", rate_bps)])
+
     def _set_cable(self, a: str, b: str, state: str) -> None:
         x, y = (self.blueprint.devices.index(d) for d in (a, b))
         self.blueprint.cable_between(x, y)
@@ -169,9 +179,7 @@ class Network:
                 name = f"to{cable.other(device)}"
                 lines += [f"addr add {cable.address(device)}/31 dev {name}", f"link set {name} up"]
                 if (rate := cable.rate_out_of(device)) is not None:
-                    buckets.append(
-                        f"qdisc replace dev {name} root tbf rate {rate}bit burst {_choose_burst(rate)} limit {_QUEUE_BYTES}"
-                    )
+                    buckets.append(_describe_bucket(name, rate))
         self._batch(device, "ip", lines)
         # The other end may not be up yet, which does not matter: routes only need this one.
         self._batch(device, "ip", self._list_routes(device))
@@ -244,6 +252,11 @@ class Network:
         for holder in self._holders:
             holder.wait()
         self._holders = []
+
+
+def _describe_bucket(interface: str, rate_bps: int) -> str:
+    """Return the line for tc that gives an interface a rate."""
+    return f"qdisc replace dev {interface} root tbf rate {rate_bps}bit burst {_choose_burst(rate_bps)} limit {_QUEUE_BYTES}"
 
 
 def _choose_burst(rate_bps: int) -> int:

@@ -22,7 +22,7 @@ from ...topo.errors import InputError
 from ...topo.graph import Topology
 from ...topo.measured.believe import believe
 from ...topo.measured.flows import Experiment, Measurements, Pair
-from ..ranks.exchange import exchange
+from ..ranks.gather_objects import gather_objects
 from ..ranks.groups import device_of, uses_nccl
 from ..ranks.machine import count_cores, describe_machine, emulated, find_own_cores
 from ..ranks.places import Meeting, meeting
@@ -103,7 +103,7 @@ class _LinkMeasurement:
         if self.batched or not self.declared:
             return "all", ""
         world = dist.group.WORLD or dist.new_group()
-        cores_of_hosts = count_cores(exchange(world, world.size(), device_of(world), find_own_cores()))
+        cores_of_hosts = count_cores(gather_objects(world, world.size(), device_of(world), find_own_cores()))
         at_hand = describe_machine(self.topology, cores_of_hosts, batched=uses_nccl(world))
         if at_hand.topology is None:
             return "none", "measured over gloo in one host's memory: the data was not on this link"

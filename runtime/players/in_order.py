@@ -26,11 +26,14 @@ class PlayerInOrder:
         send, receive, now = self.backend.send, self.backend.recv, time.monotonic
         posts = self.program.posts if stamp is not None else []
         works: list[dist.Work] = []
+        before_wait = getattr(stamp, "before_wait", None)  # of a stamp that tells waiting from being elsewhere
         current = 0  # the post that is being posted or awaited, for the error
         try:
             for code, a, b, tag in self.operations:
                 if code == AWAIT:
                     current = tag
+                    if before_wait is not None:
+                        before_wait()
                     if not works[tag].wait(timedelta(seconds=max(0.001, deadline - now()))):
                         raise RuntimeError("it did not complete")
                     if stamp is not None and posts[tag].kind == "receive":

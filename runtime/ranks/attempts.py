@@ -15,7 +15,7 @@ from torch._C._distributed_c10d import Store
 
 from ...topo.errors import ExecutionError
 
-_KEPT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
+KEPT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
 """Environment variable: "True" where torchrun itself keeps the store that its workers meet in."""
 _LOOK_AGAIN = timedelta(seconds=0.25)
 _PAUSE_S = 0.02
@@ -26,7 +26,7 @@ def agree_on_attempt(store: Store, rank: int, ranks: int, timeout: timedelta) ->
 
     Collective over the ranks that share `store`. Raises ExecutionError where one of them does not come in time.
     """
-    if os.environ.get(_KEPT_STORE) != "True":
+    if os.environ.get(KEPT_STORE) != "True":
         return ""
     own_name = uuid.uuid4().hex
     try:

@@ -1,26 +1,130 @@
-"""Small objects shown to all ranks of a group, also of one that torch.distributed has not registered."""
+"""One rank's part in the exchange of reports after a failure: report, listen, and stop once it is
+clear who is to blame.
+"""
 
 from __future__ import annotations
 
-import pickle
-from typing import Any
+import hashlib
+import json
+import logging
+import threading
+import time
+from dataclasses import asdict, replace
 
-import torch
-from torch._C._distributed_c10d import AllgatherOptions
+from torch._C._distributed_c10d import Store
+
+from .addresses import Addresses
+from .blame import Stuck, find_culprit, is_settled
+from .reports import POLL_S, Report, relay
+
+log = logging.getLogger("topoplan")
+
+_SETTLE_S = 0.5
+"""A peer that hung up may not have reported yet: gloo closes connections the moment that a wait
+times out.
+"""
+_UNHEARD_S = 1.5
+"""After this time a peer that hung up before its deadline, and of which no report has come by any
+route, is named.
+"""
+_REACH_S = 1.0
+"""A connection that is not made within this time counts as not to be had: a lost SYN is sent again
+after 1 s.
+"""
+_FLUSH_S = 0.3
+"""Time for the relay to pass on what led to the verdict, before this process may end: a few of its
+turns.
+"""
 
 
-def exchange(group: Any, size: int, device: torch.device, value: object) -> list[Any]:
-    """Return the values of all ranks, by rank. Collective; raises RuntimeError where a rank does not answer."""
-    data = pickle.dumps(value)
-    lengths = _gather(group, torch.tensor([len(data)], device=device), size).tolist()
-    padded = torch.zeros(max(lengths), dtype=torch.uint8)
-    padded[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-    rows = _gather(group, padded.to(device), size).cpu().view(size, -1)
-    return [pickle.loads(row[:length].numpy().tobytes()) for row, length in zip(rows, lengths, strict=True)]
+class Exchange:
+    """The exchange of the ranks that know the same `key`, in which this rank reports `own`; it
+    takes at most `seconds`.
+    """
+
+    def __init__(self, key: str, rank: int, ranks: int, addresses: Addresses, own: Stuck, seconds: float) -> None:
+        self._rank, self._ranks, self._own, self._edition = rank, ranks, own, 0
+        self._key = key
+        self._begun, self._seconds = time.monotonic(), seconds
+        relay.join(self._key, rank, addresses, seconds)
+        self._report(own)
+
+    def use_store(self, store: Store) -> None:
+        """Report through a store too, and hear there, for as long as the exchange lasts.
+
+        In a thread of its own: the store may be on a machine that is gone, or behind the link that
+        is cut.
+        """
+        threading.Thread(target=self._follow_store, args=(store,), name="topoplan-faults", daemon=True).start()
+
+    def wait_for_verdict(self) -> dict[int, Stuck]:
+        """Return the reports of the ranks, once they show whose fault it is, or time is over."""
+        while True:
+            reports = self._hear()
+            elapsed = time.monotonic() - self._begun
+            if elapsed >= self._seconds or self._is_over(reports, elapsed):
+                break
+            time.sleep(POLL_S)
+        ends = time.monotonic() + _FLUSH_S
+        while relay.is_behind(self._key) and time.monotonic() < ends:
+            time.sleep(POLL_S)
+        return reports
+
+    def _is_over(self, reports: dict[int, Stuck], elapsed: float) -> bool:
+        chain, link, _ = find_culprit(self._rank, reports)
+        if link is None and elapsed < min(_SETTLE_S, self._seconds):
+            return False
+        if is_settled(self._rank, reports, self._ranks):
+            return True
+        waits_in_vain = chain[-1] not in reports
+        if waits_in_vain:
+            relay.dial(self._key, [chain[-1]])  # in a large group it may not be among those dialed at first
+        return waits_in_vain and not reports[chain[-2]].timed_out and elapsed > _UNHEARD_S
+
+    def _hear(self) -> dict[int, Stuck]:
+        """Return all reports; add to the own one what became of the connections, once that is
+        known.
+        """
+        reach = relay.list_reach(self._key)
+        ended = tuple(sorted(rank for rank, state in reach.items() if state == "ended"))
+        unreached = tuple(sorted(rank for rank, state in reach.items() if state == "trying"))
+        is_known = not unreached or time.monotonic() - self._begun > min(_REACH_S, self._seconds / 2)
+        found = replace(self._own, ended=ended, unreached=unreached if is_known else None)
+        if found != self._own:
+            self._own, self._edition = found, self._edition + 1
+            self._report(found)
+        reports = {rank: read_report(report) for rank, report in relay.hear(self._key).items()}
+        return {rank: report for rank, report in reports.items() if report is not None}
+
+    def _report(self, own: Stuck) -> None:
+        relay.add(self._key, self._rank, self._edition, asdict(own))
+
+    def _follow_store(self, store: Store) -> None:
+        try:
+            store.set(f"stuck/{self._rank}", json.dumps(asdict(self._own)))
+            missing = set(range(self._ranks)) - {self._rank}
+            while time.monotonic() < self._begun + self._seconds:
+                for rank in sorted(missing):
+                    if store.check([f"stuck/{rank}"]):
+                        relay.add(self._key, rank, 0, json.loads(store.get(f"stuck/{rank}")))
+                        missing.discard(rank)
+                time.sleep(POLL_S)
+        except RuntimeError as error:
+            log.info("rank %d: no reports through the store: %s", self._rank, error)
 
 
-def _gather(group: Any, tensor: torch.Tensor, size: int) -> torch.Tensor:
-    result = tensor.new_empty(size * tensor.numel())
-    gather = getattr(group, "all_gather_single", None) or group._allgather_base  # the new name is torch 2.13's
-    gather(result, tensor, AllgatherOptions()).wait()
-    return result
+def read_report(report: Report) -> Stuck | None:
+    """Return a report that another rank made; None for one of another version of topoplan."""
+    try:
+        return Stuck(**report)
+    except TypeError as error:
+        log.warning("a rank's report of a failure cannot be read (%s); run one version on all", error)
+        return None
+
+
+def make_key(name: str, addresses: Addresses) -> str:
+    """Return the group's name for the relay, alike on its ranks; another one where a group of that
+    name is made again.
+    """
+    nonces = " ".join(address.nonce for _, address in sorted(addresses.items()) if address is not None)
+    return f"{name} {hashlib.sha256(nonces.encode()).hexdigest()[:16]}"

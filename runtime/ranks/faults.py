@@ -1,22 +1,22 @@
-"""Finding who is to blame when a call cannot go on: deadlines, reports between ranks, and an error that names the culprit.
+"""Find who is to blame when a call cannot go on: deadlines, reports between ranks, and an error
+that names the culprit.
 
-A rank that fails sees only its own peers: one that stopped, or one that waits for another itself. So each rank that
-fails says in the store (which the process group was set up with) for which message it was waiting and how many it had
-posted to and from whom, closes its connections so that its peers need not wait for their own deadlines, and follows the
-reports: from peer to peer, as long as the peer was behind itself, to the first that says nothing, which is dead or stopped,
-or to a message that both ends had posted, whose link is cut.
+A rank that fails sees only its own peers: one that stopped, or one that waits for another itself.
+So each rank that fails reports for which message it was waiting and how many it had posted to and
+from whom, closes its connections so that its peers need not wait for their own deadlines, and
+judges by the reports of all (blame.py). Reports travel from rank to rank by every route that still
+works (reports.py), and through the store, which may be behind the very link that is cut.
 """
 
 from __future__ import annotations
 
 import itertools
-import json
 import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -24,41 +24,20 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
+from ...topo.derived.forwarding import Forwarding
 from ...topo.errors import ExecutionError, TopoplanError
 from ...topo.graph import Topology
 from ...topo.routes import Router
+from .addresses import Addresses, find_addresses
+from .blame import NOBODY, Route, Stuck, describe_route, explain_blame
+from .exchange import Exchange, make_key
 
 _GRACE = 0.25
 """The part of a timeout that is kept for finding the culprit; at most _GRACE_S."""
 _GRACE_S = 5.0
-_POLL_S = 0.02
-_SETTLE_S = 0.5
-"""A peer that hung up may not have reported yet: gloo closes connections the moment that a wait times out."""
-NOBODY = -1
 _SOURCE_LINE = re.compile(r"^\[[^\]]*\.(?:cc|cpp|h):\d+\]\s*")
 _NEVER_SENT = (1 << 31) - 1
 """A tag that no message has."""
-
-
-@dataclass(frozen=True)
-class Stuck:
-    """A rank's report of what it was doing when it could not go on.
-
-    It was at the `number`-th message to (`kind` "send") or from ("receive") `peer`, of a step. `timed_out` says whether its
-    own deadline had passed, `call` which call it was in, `calls` the number of that call, and `posted` how many messages it
-    had posted in it, by kind and peer ("send 3"). In a stock collective (kind "stock") the peer is NOBODY: the backend does
-    not say with whom it was stuck.
-    """
-
-    kind: str
-    peer: int
-    number: int
-    step: int
-    timed_out: bool
-    reason: str
-    call: str = ""
-    calls: int = 0
-    posted: Mapping[str, int] = field(default_factory=dict)
 
 
 def grace_s(timeout: timedelta) -> float:
@@ -67,7 +46,9 @@ def grace_s(timeout: timedelta) -> float:
 
 
 def first_line(error: Exception) -> str:
-    """Return the first line of an error's message, without the source location that gloo puts before it."""
+    """Return the first line of an error's message, without the source location that gloo puts
+    before it.
+    """
     text = _SOURCE_LINE.sub("", str(error).strip())
     first = text.splitlines()[0] if text else type(error).__name__
     return first.split(". This is typically")[0]
@@ -75,52 +56,77 @@ def first_line(error: Exception) -> str:
 
 @dataclass(slots=True)
 class Call:
-    """A call under way: what it is and its number among the calls over its group, alike on all ranks, and until when
-    (time.monotonic) it may wait. `topology` has the names of links, for errors.
+    """A call under way: what it is and its number among the calls over its group, alike on all
+    ranks, and until when (time.monotonic) it may wait. `topology` has the names of links, for
+    errors.
     """
 
     what: str
     number: int
     deadline: float
     topology: Topology | None = None
+    _router: Router | None = None
+    _forwarding: Forwarding | None = None
 
-    def between(self, src: int, dst: int) -> str:
-        """Return the route from one rank to another, in the topology's names."""
+    def find_route(self, src: int, dst: int) -> Route | None:
+        """Return the devices from one rank to another; None where no topology names them."""
         topology = self.topology
         if topology is None or max(src, dst) >= len(topology.ranks):
-            return f"the link from rank {src} to rank {dst}"
-        route = Router(topology).route(src, dst) or (topology.ranks[src], topology.ranks[dst])
-        return f"link {' -> '.join(route)}"
+            return None
+        router = self._router = self._router or Router(topology)
+        route = router.route(src, dst)
+        if route is None:  # GPUs forward
+            forwarding = self._forwarding = self._forwarding or Forwarding(topology)
+            start, end = topology.ranks[src], topology.ranks[dst]
+            route = forwarding.routes_from(start).get(end, (start, end))
+        return route
 
 
 class Faults:
-    """The deadlines of calls over one group, and the search for a culprit. `store` is shared by the group's ranks; `is_open`
-    says whether the group still works.
+    """The deadlines of calls over one group, and the search for a culprit. `store` is shared by the
+    group's ranks; `is_open` says whether the group still works.
+
+    `addresses` are where the ranks' reports arrive (None: as they have published them, for which
+    the ranks wait).
     """
 
     def __init__(
-        self, group: dist.ProcessGroup, timeout: timedelta, store: Store, is_open: Callable[[], bool] = lambda: True
+        self,
+        group: dist.ProcessGroup,
+        timeout: timedelta,
+        store: Store,
+        addresses: Addresses | None = None,
+        is_open: Callable[[], bool] = lambda: True,
     ) -> None:
         self.group, self.store, self._is_open = group, store, is_open
+        self._addresses = find_addresses(group, timeout) if addresses is None else addresses
         self.rank, self.ranks = group.rank(), group.size()
+        self.find_mismatch: Callable[[], ExecutionError | None] = lambda: None
+        """Says, after a call has failed, which ranks are known to make other calls than the rest."""
         self.grace_s = grace_s(timeout)
         self.wait_s = timeout.total_seconds() - self.grace_s
+        self.topology: Topology | None = None
+        """Has the names of links, for calls that have no topology of their own."""
         self.broken: ExecutionError | None = None
+        self._blaming = threading.Lock()
         self._numbers = itertools.count(1)
 
     def draw_number(self) -> int:
-        """Return the number of a call that is being made: calls are made in one order on all ranks, and some of them are
-        carried out later, side by side with others.
+        """Return the number of a call that is being made: calls are made in one order on all ranks,
+        and some of them are carried out later, side by side with others.
         """
         return next(self._numbers)
 
     def begin(self, what: str, topology: Topology | None = None, number: int | None = None) -> Call:
-        """Begin a call, whose `number` was drawn or is the next one. Raises ExecutionError after an earlier failure."""
+        """Begin a call, whose `number` was drawn or is the next one. Raises ExecutionError after an
+        earlier failure.
+        """
         number, deadline = self.admit(number)
-        return Call(what, number, deadline, topology)
+        return Call(what, number, deadline, topology or self.topology)
 
     def admit(self, number: int | None = None) -> tuple[int, float]:
-        """Return the number and the deadline (time.monotonic) of a call that begins; raises as `begin`.
+        """Return the number and the deadline (time.monotonic) of a call that begins; raises as
+        `begin`.
 
         Small calls make a Call of them only where they fail, which takes less time.
         """
@@ -148,56 +154,63 @@ class Faults:
         return self.stuck(call, "stock", NOBODY, 0, 0, error, {})
 
     def stuck(
-        self, call: Call, kind: str, peer: int, number: int, step: int, error: Exception, posted: Mapping[str, int]
+        self,
+        call: Call,
+        kind: str,
+        peer: int,
+        number: int,
+        step: int,
+        error: Exception,
+        posted: Mapping[str, int],
     ) -> ExecutionError:
-        """Report that this rank cannot go on, hear the other ranks, and return the error that names the culprit."""
-        timed_out = time.monotonic() >= call.deadline - 0.01
-        report = Stuck(kind, peer, number, step, timed_out, first_line(error), call.what, call.number, posted)
-        reports = self._exchange_reports(report)
-        verdict = f"rank {self.rank}: {explain_blame(self.rank, reports, self.ranks, call.between)}"
-        if kind == "stock":
-            symptom = f"here the stock collective failed ({call.what}: {report.reason})"
-        else:
-            src, dst = (self.rank, peer) if kind == "send" else (peer, self.rank)
-            doing = "sending to" if kind == "send" else "receiving from"
-            why = f"no end within {self.wait_s:.3g} s" if timed_out else reports[self.rank].reason
-            symptom = f"here step {step}, {doing} rank {peer} over {call.between(src, dst)}, failed ({why})"
-        self.broken = ExecutionError(f"{verdict}; {symptom}")
-        return self.broken
+        """Report that this rank cannot go on, hear the other ranks, and return the error that names
+        the culprit.
+
+        Of several calls that fail side by side the first is reported; its error is that of all.
+        """
+        with self._blaming:
+            if self.broken is None:
+                self.broken = self.find_mismatch()
+            if self.broken is None:
+                timed_out = time.monotonic() >= call.deadline - 0.01
+                reason = first_line(error)
+                report = Stuck(kind, peer, number, step, timed_out, reason, call.what, call.number, posted)
+                reports = self._exchange_reports(report)
+                verdict = explain_blame(self.rank, reports, self.ranks, call.find_route)
+                symptom = self._describe_symptom(call, report)
+                self.broken = ExecutionError(f"rank {self.rank}: {verdict}; {symptom}")
+            return self.broken
+
+    def _describe_symptom(self, call: Call, report: Stuck) -> str:
+        """Return in words what this rank itself saw."""
+        if report.kind == "stock":
+            return f"here the stock collective failed ({call.what}: {report.reason})"
+        src, dst = (self.rank, report.peer) if report.kind == "send" else (report.peer, self.rank)
+        doing = "sending to" if report.kind == "send" else "receiving from"
+        why = f"no end within {self.wait_s:.3g} s" if report.timed_out else report.reason
+        route = describe_route(call.find_route, src, dst)
+        return f"here step {report.step}, {doing} rank {report.peer} over {route}, failed ({why})"
 
     def _exchange_reports(self, report: Stuck) -> dict[int, Stuck]:
-        """Return the reports of all ranks, once they tell whose fault it is, or no more come in time."""
-        reports = {self.rank: report}
-        done = threading.Event()
+        """Return the reports of all ranks, once they show whose fault it is, or no more come in
+        time.
+        """
+        key = make_key(self.group.group_name, self._addresses)
+        exchange = Exchange(key, self.rank, self.ranks, self._addresses, report, 0.9 * self.grace_s)
+        exchange.use_store(self.store)
+        self.hang_up()
+        return exchange.wait_for_verdict()
 
-        def exchange() -> None:
-            try:
-                self.store.set(f"stuck/{self.rank}", json.dumps(asdict(report)))
-                self.hang_up()
-                begun = time.monotonic()
-                while True:
-                    for rank in range(self.ranks):
-                        if rank not in reports and self.store.check([f"stuck/{rank}"]):
-                            reports[rank] = Stuck(**json.loads(self.store.get(f"stuck/{rank}")))
-                    _, link, settled = find_culprit(self.rank, reports)
-                    early = link is None and time.monotonic() < begun + _SETTLE_S
-                    if (settled and not early) or done.wait(_POLL_S):
-                        break
-            except (RuntimeError, ValueError, TypeError) as error:
-                reports[self.rank] = replace(report, reason=f"{report.reason}; no reports: {first_line(error)}")
-            done.set()
-
-        # In a thread of its own: the store may be on a machine that is gone, and gets no more than the time there is.
-        threading.Thread(target=exchange, name="topoplan-faults", daemon=True).start()
-        done.wait(0.9 * self.grace_s)
-        done.set()
-        self.hang_up()  # whatever became of the thread: nothing may arrive any more in memory that the caller lets go
-        return dict(reports)
+    def break_off(self, error: ExecutionError) -> None:
+        """Have all further calls fail with an error that is known, and those under way end."""
+        self.broken = error
+        self.hang_up()
 
     def hang_up(self) -> None:
         """Close this rank's connections, so that its peers learn of it at once.
 
-        ProcessGroupGloo.abort leaves them open (torch 2.13), but gloo closes all of them when a wait times out.
+        ProcessGroupGloo.abort leaves them open (torch 2.13), but gloo closes all of them when a
+        wait times out.
         """
         if torch.device("cpu") not in self.group._device_types:
             return
@@ -207,49 +220,3 @@ class Faults:
             if peer != self.rank:
                 with suppress(RuntimeError):  # the timeout that is wanted, or a connection that is closed already
                     backend.recv([nothing], peer, _NEVER_SENT).wait(timedelta(milliseconds=1))
-
-
-def find_culprit(rank: int, reports: Mapping[int, Stuck]) -> tuple[list[int], tuple[int, int] | None, bool]:
-    """Follow the reports from `rank` on, each to the peer that it waits for.
-
-    Returns the ranks on the way (the last is to blame, unless a link is), that link as source and destination, and whether
-    further reports could not change the answer.
-    """
-    chain = [rank]
-    while chain[-1] in reports:
-        report = reports[chain[-1]]
-        if report.kind == "stock":
-            return chain, None, False
-        peer_report = reports.get(report.peer)
-        if peer_report is None:
-            # A rank that gives up reports before it hangs up: one that hung up and said nothing is gone.
-            return [*chain, report.peer], None, not report.timed_out
-        link = (chain[-1], report.peer) if report.kind == "send" else (report.peer, chain[-1])
-        other = "receive" if report.kind == "send" else "send"
-        # Of two ranks in different calls, the one ahead has posted all of the earlier one.
-        both = peer_report.calls > report.calls or (
-            peer_report.calls == report.calls and peer_report.posted.get(f"{other} {chain[-1]}", 0) > report.number
-        )
-        if report.timed_out and (both or report.peer in chain):
-            return chain, link, True
-        if report.peer in chain:
-            return chain, link, False
-        chain.append(report.peer)
-    return chain, None, False
-
-
-def explain_blame(rank: int, reports: Mapping[int, Stuck], ranks: int, between: Callable[[int, int], str]) -> str:
-    """Return in words whose fault it is that `rank` is stuck, given the reports of all ranks."""
-    own = reports[rank]
-    for other, report in sorted(reports.items()):
-        if report.calls == own.calls and report.call != own.call:
-            return f"rank {other} is in another call ({report.call}) than this one ({own.call})"
-    chain, link, _ = find_culprit(rank, reports)
-    if link is not None:
-        return f"{between(*link)} carries nothing from rank {link[0]} to rank {link[1]}"
-    if chain[-1] in reports:  # in a stock collective
-        silent = [str(other) for other in range(ranks) if other not in reports]
-        if not silent:
-            return "all ranks are stuck: a link is cut or too slow"
-        return f"rank {', '.join(silent)} does not answer (dead, stopped or cut off)"
-    return f"rank {chain[-1]} does not answer (dead, stopped or cut off)"

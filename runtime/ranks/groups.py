@@ -50,6 +50,13 @@ def make_private_group(group: dist.ProcessGroup | GroupMaker | None, timeout: ti
     return private
 
 
+def find_members(group: dist.ProcessGroup | GroupMaker | None) -> list[int]:
+    """Return the global ranks of a group; of a maker those that it is said to be for, else all."""
+    if isinstance(group, partial):
+        return list(group.args[1])  # one of make_group_maker
+    return dist.get_process_group_ranks(group if isinstance(group, dist.ProcessGroup) else None)
+
+
 def make_group(
     name: str,
     ranks: Sequence[int],

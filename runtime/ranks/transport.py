@@ -14,8 +14,9 @@ from torch._C._distributed_c10d import BarrierOptions, PrefixStore, Store
 from ...topo.errors import InputError
 from ..mpi.lane import Lane, find_own_seat
 from ..mpi.library import describe_mpi, takes_gpu_memory
-from .exchange import exchange
+from .addresses import Addresses, publish_address
 from .faults import Faults, grace_s
+from .gather_objects import gather_objects
 from .groups import GroupMaker, destroy_group, device_of, find_store, make_private_group, uses_nccl
 from .launch import TRANSPORT
 from .machine import are_crowded, count_cores, find_own_cores
@@ -51,11 +52,15 @@ class Transport:
         self, group: dist.ProcessGroup | GroupMaker | None, timeout: timedelta, over: str | None = None
     ) -> None:
         is_mpi = check_transport(over) == "mpi"
+        has_default = dist.is_initialized()
+        if has_default:
+            publish_address()  # before the ranks wait for each other: whoever never comes has none
         private = make_private_group(group, timeout - timedelta(seconds=grace_s(timeout)))
         self._client = find_client(find_store(private))
         store = PrefixStore(f"topoplan/{private.group_name}", self._client.store)
         is_registered = lambda: private in dist.distributed_c10d._world.pg_map  # noqa: E731
-        self._begin(private, device_of(private), timeout, Faults(private, timeout, store, is_registered))
+        faults = Faults(private, timeout, store, None if has_default else {}, is_registered)
+        self._begin(private, device_of(private), timeout, faults)
         if is_mpi:
             self.lane = self._open_lane(private.group_name)
         self.batched = self.lane is None and uses_nccl(private)
@@ -111,7 +116,7 @@ class Transport:
 
     def exchange(self, value: object) -> list[Any]:
         """Return the values of all ranks, by rank. Collective; raises RuntimeError where a rank does not answer."""
-        return exchange(self.group, self.size, self.device, value)
+        return gather_objects(self.group, self.size, self.device, value)
 
     @property
     def stock_engine(self) -> str:
@@ -154,12 +159,15 @@ class SharedTransport(Transport):
     """A transport over the connections that a backend's plain group of gloo has already: making it involves no other rank.
 
     Messages of plans have tags from FIRST_TAG on, which users' own must not have. `store` is a client of its own, so that
-    no thread of the user's keeps it waiting; `name` is the group's. With `over` mpi `open` must be called on all ranks.
+    no thread of the user's keeps it waiting; `addresses` are where reports of trouble arrive; `name` is the group's. With
+    `over` mpi `open` must be called on all ranks.
     """
 
-    def __init__(self, plain: dist.ProcessGroup, timeout: timedelta, store: Store, name: str) -> None:
+    def __init__(
+        self, plain: dist.ProcessGroup, timeout: timedelta, store: Store, addresses: Addresses, name: str
+    ) -> None:
         self._name, self._is_private, self.is_open = name, False, True
-        faults = Faults(plain, timeout, PrefixStore("faults", store), lambda: self.is_open)
+        faults = Faults(plain, timeout, PrefixStore("faults", store), addresses, lambda: self.is_open)
         self._begin(plain, torch.device("cpu"), timeout, faults)
 
     def open(self, over: str) -> None:

@@ -1,0 +1,210 @@
+"""Warn of a link that has become slow: it fails no call, but all ranks wait for it.
+
+A call of a program that takes several times as long as its fastest, which is what the race found,
+is suspicious. Where that happens a few times in a row, the messages of the next calls are stamped,
+and ranks compare in the background when one was sent with how long its receiver was blocked on it.
+So a rank that is late itself, or waits for another, blames no link.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import statistics
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from weakref import WeakKeyDictionary
+
+from torch._C._distributed_c10d import Store
+
+from ..program.instructions import Post
+
+log = logging.getLogger("topoplan")
+
+LEAST_WATCHED_BYTES = 1 << 16
+"""Calls that send less are not timed: it would cost them a part that can be measured."""
+_SLOW = 3.0
+"""A call is suspicious from this many times its fastest on: on busy hosts twice as long is common.
+"""
+_LEAST_EXTRA_S = 0.025
+"""And only if it took this much longer: on a host with ten times as many running processes as cores,
+ranks were blocked for 20 ms on messages that were sent long ago.
+"""
+_IN_A_ROW = 3
+_STAMPED = 3
+"""Calls that are stamped: ranks may become suspicious one or two calls apart, and compare those
+that they share.
+"""
+_BLAMED = 2.0
+"""A link is slow where its receiver was blocked on it for this many times the usual duration of the
+whole call.
+"""
+_STANDS_OUT = 3.0
+"""And for this many times as long as the median rank on its worst link: on a host with too many
+processes all ranks are blocked on messages that were sent long ago."""
+_MOST_ASKED = 64
+"""Ranks whose worst links are read for that median."""
+_PAUSE_S = 60.0
+"""After a comparison nothing is stamped for this long, and so no link warned of."""
+_COMPARE_S = 5.0
+"""Time for the other ranks' stamps to come."""
+_POLL_S = 0.1
+
+Describe = Callable[[int, int], str]
+"""Names the link from one rank to another."""
+
+
+@dataclass
+class _Pace:
+    """How fast the calls of one program are: the fastest in seconds, and how many slow ones there
+    were in a row.
+    """
+
+    best_s: float = float("inf")
+    slow: int = 0
+
+
+@dataclass
+class Record:
+    """One stamped call: when messages were sent, and when this rank was blocked on others.
+
+    By peer and number, in seconds of time.time: the hosts' clocks must agree to well within the
+    time that a slow call takes.
+    """
+
+    sent: dict[str, float] = field(default_factory=dict)
+    blocked: dict[tuple[int, int], tuple[float, float]] = field(default_factory=dict)
+    _waits_since: float = field(default_factory=time.time)
+
+    def before_wait(self) -> None:
+        """Note that the program begins to wait for a message."""
+        self._waits_since = time.time()
+
+    def __call__(self, post: Post) -> None:
+        """Note a message that is about to be sent, or has come; see Stamp."""
+        now = time.time()
+        if post.kind == "send":
+            self.sent[f"{post.peer} {post.number}"] = now
+        else:
+            self.blocked[post.peer, post.number] = self._waits_since, now
+        self._waits_since = now
+
+    def sum_blocked_s(self, rank: int, peer: int, sent: Mapping[str, float]) -> float:
+        """Return how long this rank was blocked on messages of a peer after they were `sent`."""
+        total = 0.0
+        for (src, number), (since, until) in self.blocked.items():
+            if src == peer and f"{rank} {number}" in sent:
+                total += max(0.0, until - max(since, sent[f"{rank} {number}"]))
+        return total
+
+
+class SlowLinks:
+    """The watch over the calls of one group's executor. `store` is shared by the group's ranks."""
+
+    def __init__(self, rank: int, ranks: int, store: Store, describe: Describe) -> None:
+        self._rank, self._ranks, self._store, self._describe = rank, ranks, store, describe
+        self._paces: WeakKeyDictionary[object, _Pace] = WeakKeyDictionary()
+        self._records: dict[int, Record] = {}
+        self._pause_until = 0.0
+        self._stamps: object | None = None
+        self._begun = 0.0
+
+    def begin(self, program: object) -> Record | None:
+        """Note that a call of a program begins; return what is to stamp its messages, if they are
+        to be stamped.
+        """
+        self._begun = time.monotonic()
+        return Record() if self._stamps is program else None
+
+    def end(self, program: object, what: str, number: int, record: Record | None) -> None:
+        """Note that the call is through; `what` it is, and its number."""
+        seconds = time.monotonic() - self._begun
+        pace = self._paces.setdefault(program, _Pace())
+        if record is not None:
+            self._records[number] = record
+            if len(self._records) == _STAMPED:
+                self._compare(what, pace.best_s, seconds)
+        elif seconds > _SLOW * pace.best_s and seconds > pace.best_s + _LEAST_EXTRA_S:
+            pace.slow += 1
+            if pace.slow >= _IN_A_ROW and self._stamps is None and time.monotonic() > self._pause_until:
+                self._stamps = program
+        else:
+            pace.slow = 0
+            pace.best_s = min(pace.best_s, seconds)
+
+    def _compare(self, what: str, best_s: float, seconds: float) -> None:
+        """Have the records compared with those of other ranks, in the background."""
+        records, self._records, self._stamps = self._records, {}, None
+        self._pause_until = time.monotonic() + _PAUSE_S
+        arguments = (what, best_s, seconds, records)
+        threading.Thread(target=self._warn, args=arguments, name="topoplan-slow", daemon=True).start()
+
+    def _warn(self, what: str, best_s: float, seconds: float, records: Mapping[int, Record]) -> None:
+        """Compare this rank's records with the others', and warn of links on which it was blocked
+        for long.
+        """
+        try:
+            sent = {str(number): record.sent for number, record in records.items()}
+            self._store.set(f"sent/{self._rank}", json.dumps(sent))
+            peers = sorted({peer for record in records.values() for peer, _ in record.blocked})
+            blocked = self._find_blocked(peers, records)
+            worst_s = max((blocked_s for _, blocked_s in blocked), default=0.0)
+            self._store.set(f"blocked/{self._rank}", json.dumps([list(records), worst_s]))
+            usual_s = self._find_median_worst_s(records) if worst_s > _BLAMED * best_s else 0.0
+        except RuntimeError as error:  # the store is gone: the job ends, or has worse to report
+            log.info("rank %d: slow calls, but no other rank's stamps: %s", self._rank, error)
+            return
+        for peer, blocked_s in blocked:
+            if blocked_s > max(_BLAMED * best_s, best_s + _LEAST_EXTRA_S, _STANDS_OUT * usual_s):
+                log.warning(
+                    "rank %d: %s is slow: a call (%s) takes %.0f ms where the fastest took %.0f, "
+                    "and %.0f ms of it this rank was blocked on what rank %d had sent",
+                    self._rank,
+                    self._describe(peer, self._rank),
+                    what,
+                    seconds * 1e3,
+                    best_s * 1e3,
+                    blocked_s * 1e3,
+                    peer,
+                )
+
+    def _find_median_worst_s(self, records: Mapping[int, Record]) -> float:
+        """Return the median over the other ranks of how long each was blocked on its worst link."""
+        ends, worst = time.monotonic() + _COMPARE_S, dict[int, float]()
+        others = [rank for rank in range(min(self._ranks, _MOST_ASKED)) if rank != self._rank]
+        while len(worst) < len(others) and time.monotonic() < ends:
+            for rank in others:
+                if rank not in worst and self._store.check([f"blocked/{rank}"]):
+                    numbers, worst_s = json.loads(self._store.get(f"blocked/{rank}"))
+                    if set(numbers) & set(records):
+                        worst[rank] = worst_s
+            time.sleep(_POLL_S)
+        return statistics.median(worst.values()) if worst else 0.0
+
+    def _find_blocked(self, peers: Sequence[int], records: Mapping[int, Record]) -> list[tuple[int, float]]:
+        """Return the peers, and for how long a call was blocked on them, by the calls that both
+        stamped.
+        """
+        found: list[tuple[int, float]] = []
+        waiting, ends = list(peers), time.monotonic() + _COMPARE_S
+        while waiting and time.monotonic() < ends:
+            for peer in list(waiting):
+                sent = self._read_sent(peer)
+                shared = [number for number in records if str(number) in sent]
+                if shared:
+                    totals = [records[x].sum_blocked_s(self._rank, peer, sent[str(x)]) for x in shared]
+                    found.append((peer, sum(totals) / len(totals)))
+                    waiting.remove(peer)
+            time.sleep(_POLL_S)
+        return found
+
+    def _read_sent(self, peer: int) -> dict[str, dict[str, float]]:
+        """Return when a peer sent its messages, by the number of the call; nothing where it has
+        reported none.
+        """
+        if not self._store.check([f"sent/{peer}"]):
+            return {}
+        sent: dict[str, dict[str, float]] = json.loads(self._store.get(f"sent/{peer}"))
+        return sent

@@ -1,0 +1,213 @@
+"""The one socket of a process at which other ranks' reports arrive, and where the others' sockets
+are.
+
+The socket is made, and its address published in the default group's store, once per process, before
+there is any trouble: afterwards the store may be out of reach. No thread serves it until then: the
+kernel accepts connections and holds what arrives. So a refused connection also shows that a process
+has ended.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import socket
+import struct
+import sys
+import weakref
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import cache
+
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store
+
+_BACKLOG = 1024
+"""Connections that the kernel holds until this rank is in trouble too; beyond, it lets others wait,
+and refuses none.
+"""
+_SIOCGIFADDR = 0x8915
+_NONCE_BYTES = 8
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where a rank's process listens; `nonce` is known to those that can read the store alone."""
+
+    host: str
+    port: int
+    nonce: str
+
+    def to_json(self) -> str:
+        """Return the text that is published."""
+        return json.dumps([self.host, self.port, self.nonce])
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Address:
+        """Return the address that a rank published."""
+        host, port, nonce = json.loads(text)
+        return cls(host, port, nonce)
+
+
+Addresses = Mapping[int, Address | None]
+"""The addresses of a group's ranks, by rank; None for a rank that could bind none."""
+
+
+class _Published:
+    """What this process has published and read in the store of the default group at hand.
+
+    The store is not held: rank 0 hosts it, and may make another one at the same port later.
+    """
+
+    def __init__(self) -> None:
+        self._store: weakref.ref[Store] | None = None
+        self.addresses: dict[int, Address | None] = {}
+
+    def is_in(self, store: Store) -> bool:
+        """Return whether this process has published its address in a store."""
+        return self._store is not None and self._store() is store
+
+    def begin(self, store: Store, own: Address | None) -> None:
+        """Note that this process has published its own address in a store, where it has read no
+        others.
+        """
+        self._store, self.addresses = weakref.ref(store), {dist.get_rank(): own}
+
+
+_published = _Published()
+_own_nonces: list[str] = []
+"""One for each store: groups that are made anew in another store are others, though they have the
+same names.
+"""
+
+
+def is_own_nonce(line: bytes) -> bool:
+    """Return whether a connection begins with a nonce that this process has published."""
+    return any(secrets.compare_digest(line, nonce.encode()) for nonce in _own_nonces)
+
+
+@cache
+def open_listener() -> socket.socket | None:
+    """Return the process's listening socket; None where no address can be bound."""
+    for host in _list_own_hosts():
+        with suppress(OSError):  # not an address of this machine: the next one may be
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            listener = socket.create_server((host, 0), family=family, backlog=_BACKLOG)
+            listener.setblocking(False)
+            # A forked worker would hold the socket open after this process has ended, which then
+            # would seem alive.
+            os.register_at_fork(after_in_child=listener.close)
+            return listener
+    return None
+
+
+def _make_address() -> Address | None:
+    """Return this process's address with a nonce of its own; None where none can be bound."""
+    listener = open_listener()
+    _own_nonces.append(secrets.token_hex(_NONCE_BYTES))
+    if listener is None:
+        return None
+    host, port = listener.getsockname()[:2]
+    return Address(host, port, _own_nonces[-1])
+
+
+def publish_address() -> None:
+    """Publish where this process listens, once for each store of the default group. Waits for
+    nobody.
+    """
+    store = dist.distributed_c10d._get_default_store()
+    if _published.is_in(store):
+        return
+    address = _make_address()
+    _published.begin(store, address)
+    _find_place().set(str(dist.get_rank()), "null" if address is None else address.to_json())
+
+
+def find_addresses(group: dist.ProcessGroup, timeout: timedelta) -> Addresses:
+    """Return the addresses of the ranks of a group. Waits until all have published theirs.
+
+    Raises RuntimeError where that takes longer than `timeout`.
+    """
+    ranks = dist.get_process_group_ranks(group)
+    publish_address()
+    known, place = _published.addresses, _find_place()
+    missing = [rank for rank in ranks if rank not in known]
+    if missing:
+        place.wait([str(rank) for rank in missing], timeout)
+        for rank in missing:
+            known[rank] = _read(place.get(str(rank)))
+    return {number: known[rank] for number, rank in enumerate(ranks)}
+
+
+def publish_in(store: Store, rank: int) -> None:
+    """Publish where this process listens in the store of one group, in which it has number `rank`.
+    Waits for nobody.
+    """
+    address = _make_address()
+    store.set(f"address/{rank}", "null" if address is None else address.to_json())
+
+
+def read_published(store: Store, ranks: int) -> Addresses:
+    """Return the addresses that the ranks of a group have published in its store by now."""
+    keys = {rank: f"address/{rank}" for rank in range(ranks)}
+    return {rank: _read(store.get(key)) for rank, key in keys.items() if store.check([key])}
+
+
+def find_known_addresses(ranks: Sequence[int]) -> Addresses:
+    """Return the addresses of those of some global ranks that have published one by now, by global
+    rank.
+    """
+    publish_address()
+    known, place = _published.addresses, _find_place()
+    for rank in ranks:
+        if rank not in known and place.check([str(rank)]):
+            known[rank] = _read(place.get(str(rank)))
+    return list_cached_addresses(ranks)
+
+
+def list_cached_addresses(ranks: Sequence[int]) -> Addresses:
+    """Return those of the addresses that this process has read before, by global rank; for when the
+    store is gone.
+    """
+    return {rank: _published.addresses[rank] for rank in ranks if rank in _published.addresses}
+
+
+def _find_place() -> Store:
+    """Return the part of the store where addresses are; each attempt of a launch has its own
+    (attempts.py).
+    """
+    attempt, store = (
+        getattr(dist.group.WORLD, "attempt", ""),
+        dist.distributed_c10d._get_default_store(),
+    )
+    return PrefixStore(f"topoplan/addresses/{attempt}", store)
+
+
+def _read(text: bytes) -> Address | None:
+    return None if text == b"null" else Address.from_json(text)
+
+
+def _list_own_hosts() -> list[str]:
+    """Return this machine's addresses, that which gloo takes too first."""
+    named = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
+    hosts = [] if not named else [host for host in [_find_address(named)] if host is not None]
+    with suppress(OSError):  # the hostname has no address: gloo takes the loopback then, too
+        hosts += [str(info[4][0]) for info in socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)]
+    return [*dict.fromkeys(hosts), "127.0.0.1"]
+
+
+def _find_address(interface: str) -> str | None:
+    """Return an interface's IPv4 address; None where it has none."""
+    if sys.platform != "linux":
+        return None
+    import fcntl
+
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+        try:
+            answer = fcntl.ioctl(asked, _SIOCGIFADDR, struct.pack("256s", interface.encode()[:15]))
+        except OSError:
+            return None
+    return socket.inet_ntoa(answer[20:24])

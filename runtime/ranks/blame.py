@@ -1,0 +1,266 @@
+"""Decide from the ranks' reports who is to blame when a call cannot go on.
+
+Pure functions: faults.py gathers the reports. They follow the reports from peer to peer, as long as
+each waits for the next, to a rank that reported nothing, or to a message that both ends had posted,
+whose link carries nothing. Where the backend does not say for whom it waits, the pairs of ranks
+that no longer reach each other show which link is cut.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+NOBODY = -1
+"""The peer of a rank that is stuck in a stock collective."""
+_MOST_NAMED = 8
+"""Ranks listed in one message; more would hide the rest of the line."""
+_MOST_ROUTED = 64
+"""Ranks whose pairs' routes are all searched for a cut link: 4,032 routes take about 0.1 s."""
+
+_LEAST_TRIED = 12
+"""In a larger group each rank tries at least this many others (see reports.py)."""
+
+Route = Sequence[str]
+FindRoute = Callable[[int, int], Route | None]
+"""Returns the devices from one rank to another, both included; None where no topology names them.
+"""
+
+
+@dataclass(frozen=True)
+class Stuck:
+    """A rank's report of what it was doing when it could not go on.
+
+    It was at the `number`-th message to (`kind` "send") or from ("receive") `peer`, of a step.
+    `timed_out` says whether its own deadline had passed, `call` which call it was in, `calls` the
+    number of that call, and `posted` how many messages it had posted in it, by kind and peer ("send
+    3"). In a stock collective (kind "stock") the peer is NOBODY: the backend does not say with whom
+    it was stuck.
+
+    `ended` are the ranks whose processes have ended without a report, and `unreached` those to
+    which this rank could not connect although it tried for some time (None: it does not know yet).
+    """
+
+    kind: str
+    peer: int
+    number: int
+    step: int
+    timed_out: bool
+    reason: str
+    call: str = ""
+    calls: int = 0
+    posted: Mapping[str, int] = field(default_factory=dict)
+    ended: Sequence[int] = ()
+    unreached: Sequence[int] | None = None
+
+
+def find_culprit(rank: int, reports: Mapping[int, Stuck]) -> tuple[list[int], tuple[int, int] | None, bool]:
+    """Follow the reports from `rank` on, each to the peer that it waits for.
+
+    Returns the ranks on the way (the last is to blame, unless a link is), that link as source and
+    destination, and whether further reports could not change the answer.
+    """
+    chain = [rank]
+    while chain[-1] in reports:
+        report = reports[chain[-1]]
+        if report.kind == "stock":
+            return chain, None, False
+        peer_report = reports.get(report.peer)
+        if peer_report is None:
+            # A rank that gives up reports before it hangs up: one that hung up and reported nothing
+            # is gone.
+            return [*chain, report.peer], None, not report.timed_out
+        link = (chain[-1], report.peer) if report.kind == "send" else (report.peer, chain[-1])
+        other = "receive" if report.kind == "send" else "send"
+        # Of two ranks in different calls, the one ahead has posted all of the earlier one.
+        both = peer_report.calls > report.calls or (
+            peer_report.calls == report.calls and peer_report.posted.get(f"{other} {chain[-1]}", 0) > report.number
+        )
+        if report.timed_out and (both or report.peer in chain):
+            return chain, link, True
+        if report.peer in chain:
+            return chain, link, False
+        chain.append(report.peer)
+    return chain, None, False
+
+
+def is_settled(rank: int, reports: Mapping[int, Stuck], ranks: int) -> bool:
+    """Return whether it is clear who is to blame, and further reports could not change the verdict."""
+    complete = len(reports) == ranks
+    if complete and all(report.unreached is not None for report in reports.values()):
+        return True
+    if _find_other_calls(reports, reports[rank].calls):
+        return complete
+    chain, link, settled = find_culprit(rank, reports)
+    if link is not None:
+        return settled
+    ended = list_ended(reports)
+    return bool(ended) if chain[-1] in reports else chain[-1] in ended
+
+
+def list_ended(reports: Mapping[int, Stuck]) -> list[int]:
+    """Return the ranks whose processes have ended without a report, as any of the reporting ranks
+    has seen.
+    """
+    return sorted({rank for report in reports.values() for rank in report.ended} - set(reports))
+
+
+def explain_blame(rank: int, reports: Mapping[int, Stuck], ranks: int, find_route: FindRoute) -> str:
+    """Return in words whose fault it is that `rank` is stuck, and whose reports that rests on."""
+    return f"{_find_verdict(rank, reports, ranks, find_route)} ({_describe_sources(rank, reports, ranks)})"
+
+
+def _find_verdict(rank: int, reports: Mapping[int, Stuck], ranks: int, find_route: FindRoute) -> str:
+    calls = _find_other_calls(reports, reports[rank].calls)
+    if calls:
+        return _explain_other_calls(calls)
+    if _is_cut_off(rank, reports, ranks):
+        return _explain_cut_off(rank, ranks, find_route)
+    chain, link, _ = find_culprit(rank, reports)
+    if link is not None:
+        return f"{describe_route(find_route, *link)} carries nothing from rank {link[0]} to rank {link[1]}"
+    if chain[-1] not in reports:
+        return explain_silence([chain[-1]], reports)
+    # In a stock collective: nobody knows who waits for whom.
+    ended, silent = list_ended(reports), [other for other in range(ranks) if other not in reports]
+    if ended:
+        return explain_silence(ended, reports)
+    cut = _explain_cut(reports, ranks, find_route)
+    if cut:
+        return cut
+    if not silent:
+        return "all ranks are stuck: a link is cut or too slow, which one is not known"
+    if len(silent) == ranks - 1 > 1:
+        return "no other rank reports anything: who is to blame is not known, this rank may be cut off itself"
+    return explain_silence(silent, reports)
+
+
+def _is_cut_off(rank: int, reports: Mapping[int, Stuck], ranks: int) -> bool:
+    """Return whether a rank has heard of no other, and reached none of those that it tried."""
+    least = ranks - 1 if ranks <= _MOST_ROUTED else _LEAST_TRIED
+    return ranks > 2 and len(reports) == 1 and len(reports[rank].unreached or ()) >= least
+
+
+def _explain_cut_off(rank: int, ranks: int, find_route: FindRoute) -> str:
+    """Say that a rank is cut off, and where that must be: at a link that all its routes have."""
+    routes = [find_route(rank, other) for other in range(ranks) if other != rank]
+    shared = set.intersection(*map(_list_links, routes))
+    where = f" (all its routes have {' and '.join(map(describe_link, sorted(shared)))})" if shared else ""
+    return f"rank {rank} reaches no other rank: it is cut off{where}"
+
+
+def _find_other_calls(reports: Mapping[int, Stuck], number: int) -> dict[str, list[int]]:
+    """Return the ranks in each of the calls with a number, where these differ, the most common call
+    last.
+    """
+    ranks_in: dict[str, list[int]] = defaultdict(list)
+    for rank, report in sorted(reports.items()):
+        if report.calls == number:
+            ranks_in[report.call].append(rank)
+    if len(ranks_in) < 2:
+        return {}
+    return dict(sorted(ranks_in.items(), key=lambda item: (len(item[1]), -item[1][0])))
+
+
+def _explain_other_calls(calls: Mapping[str, list[int]]) -> str:
+    *few, (usual, most) = calls.items()
+    odd = ", ".join(f"{list_ranks(ranks)} {_be(ranks)} in another call ({call})" for call, ranks in few)
+    return f"{odd} than {list_ranks(most)} ({usual})"
+
+
+def explain_silence(silent: Sequence[int], reports: Mapping[int, Stuck]) -> str:
+    """Say that ranks do not answer, and what is known of why."""
+    tried = [report for report in reports.values() if report.unreached is not None]
+    if set(silent) <= set(list_ended(reports)):
+        why = "process ended"
+    elif not tried:
+        why = "dead, stopped or cut off"
+    elif all(rank in (report.unreached or ()) for rank in silent for report in tried):
+        why = "host down or cut off"
+    elif any(rank in (report.unreached or ()) for rank in silent for report in tried):
+        why = "dead, stopped or cut off"
+    else:
+        why = "stopped or busy: its host accepts connections"
+    doubt = "" if len(silent) == 1 or why == "process ended" else ", which of them is to blame is not known"
+    return f"{list_ranks(silent)} {'does' if len(silent) == 1 else 'do'} not answer ({why}){doubt}"
+
+
+def _explain_cut(reports: Mapping[int, Stuck], ranks: int, find_route: FindRoute) -> str:
+    """Name the link that is cut, from the pairs of reporting ranks that do not reach each other; ""
+    where all do.
+    """
+    unreached = sorted(
+        {
+            (min(rank, other), max(rank, other))
+            for rank, report in reports.items()
+            for other in report.unreached or ()
+            if other in reports
+        }
+    )
+    if not unreached:
+        return ""
+    links = _find_cut_links(set(unreached), reports, find_route) if ranks <= _MOST_ROUTED else []
+    if len(links) == 1:
+        return f"{describe_link(links[0])} carries nothing"
+    a, b = unreached[0]
+    more = f", nor {len(unreached) - 1} other pairs" if len(unreached) > 1 else ""
+    return f"rank {a} and rank {b} do not reach each other{more}: {describe_route(find_route, a, b)} is cut"
+
+
+def _find_cut_links(
+    unreached: set[tuple[int, int]], reports: Mapping[int, Stuck], find_route: FindRoute
+) -> list[tuple[str, ...]]:
+    """Return the links that the routes of all unreached pairs share, and no route of a pair that
+    reach each other has.
+    """
+    tried = {rank for rank, report in reports.items() if report.unreached is not None}
+    suspects: set[tuple[str, ...]] | None = None
+    sound: set[tuple[str, ...]] = set()
+    for a in sorted(tried):
+        for b in sorted(reports):
+            if a == b:
+                continue
+            # Either direction's failure stops a connection, so a pair is both its routes.
+            crossed = _list_links(find_route(a, b)) | _list_links(find_route(b, a))
+            if (min(a, b), max(a, b)) in unreached:
+                suspects = crossed if suspects is None else suspects & crossed
+            else:
+                sound |= crossed
+    return sorted((suspects or set()) - sound)
+
+
+def _list_links(route: Route | None) -> set[tuple[str, ...]]:
+    return {tuple(sorted(link)) for link in pairwise(route or ())}
+
+
+def describe_link(link: Sequence[str]) -> str:
+    """Return a link, of which it is not known in which direction it fails, in words."""
+    return f"link {' - '.join(link)}"
+
+
+def describe_route(find_route: FindRoute, src: int, dst: int) -> str:
+    """Return the route from one rank to another in words, in the topology's names where it has any."""
+    route = find_route(src, dst)
+    return f"the link from rank {src} to rank {dst}" if route is None else f"link {' -> '.join(route)}"
+
+
+def _describe_sources(rank: int, reports: Mapping[int, Stuck], ranks: int) -> str:
+    """Say which ranks' reports a verdict rests on."""
+    if len(reports) == ranks:
+        return "all ranks reported"
+    if len(reports) == 1:
+        return f"no report but that of rank {rank}"
+    return f"reports of {list_ranks(sorted(reports))}"
+
+
+def list_ranks(ranks: Sequence[int]) -> str:
+    """Return ranks in words."""
+    shown = [str(rank) for rank in ranks[:_MOST_NAMED]]
+    more = f" and {len(ranks) - _MOST_NAMED} more" if len(ranks) > _MOST_NAMED else ""
+    return f"rank {', '.join(shown)}{more}"
+
+
+def _be(ranks: Iterable[int]) -> str:
+    return "is" if len(list(ranks)) == 1 else "are"

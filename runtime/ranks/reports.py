@@ -1,0 +1,305 @@
+"""Pass reports of trouble among the ranks of a group by every route that still works.
+
+Each rank in trouble connects to the addresses of the others (addresses.py) and hands on every
+report that it has or gets, so that a report reaches also those to which its author has no route.
+There is one thread per process, from the first trouble until some seconds after the last.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from .addresses import Addresses, is_own_nonce, open_listener
+
+POLL_S = 0.02
+"""Polling interval of the thread and of those who wait for reports: short beside a deadline, long
+beside a wake-up.
+"""
+_LINGER_S = 5.0
+"""The thread goes on relaying for this long after a verdict: ranks that were in trouble later need
+the reports too.
+"""
+_MOST_DIALED = 64
+"""In larger groups a rank connects to those at distances of powers of two: all are reached in
+log2(ranks) hops.
+"""
+_MOST_LINE_BYTES = 1 << 20
+"""The longest report: with 10,000 peers in `posted` it has 250 kB."""
+_READ_BYTES = 1 << 16
+
+Report = Mapping[str, Any]
+Reach = Literal["trying", "reached", "ended"]
+"""What became of the connection to a rank: `ended` where it was refused, or closed without a
+report.
+"""
+
+
+@dataclass
+class _Group:
+    """A group in trouble: its members' addresses, and the reports heard, as they arrived."""
+
+    addresses: Addresses = field(default_factory=dict)
+    lines: list[bytes] = field(default_factory=list)
+    heard: dict[int, tuple[int, Report]] = field(default_factory=dict)
+    """By rank: the edition of its report, and the report; a later edition replaces an earlier one.
+    """
+    reach: dict[int, Reach] = field(default_factory=dict)
+    redialed: set[int] = field(default_factory=set)
+
+
+@dataclass(eq=False)
+class _Connection:
+    """A connection to or from another rank; `sent` counts the lines of each group that went out.
+
+    The rank that dials first sends the nonce of the other's address: it has read the store, as no
+    stranger can.
+    """
+
+    socket: socket.socket
+    dialed: tuple[str, int] | None = None
+    """The group and rank that was dialed; None where the other rank dialed."""
+    is_open: bool = True
+    is_over: bool = False
+    is_trusted: bool = False
+    sent: dict[str, int] = field(default_factory=dict)
+    inbox: bytearray = field(default_factory=bytearray)
+    outbox: bytearray = field(default_factory=bytearray)
+
+
+class Relay:
+    """The reports of all groups of this process, and the thread that passes them on."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._groups: dict[str, _Group] = {}
+        self._connections: list[_Connection] = []
+        self._to_dial: list[tuple[str, int]] = []
+        self._until = 0.0
+        self._thread: threading.Thread | None = None
+
+    def join(self, key: str, rank: int, addresses: Addresses, seconds: float) -> None:
+        """Pass on the reports of a group, in which this process is `rank`, for some seconds."""
+        with self._lock:
+            group = self._groups.setdefault(key, _Group())
+            group.addresses = addresses
+            self._dial(key, choose_contacts(rank, addresses))
+            self._until = max(self._until, time.monotonic() + seconds + _LINGER_S)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._serve, name="topoplan-reports", daemon=True)
+                self._thread.start()
+
+    def add(self, key: str, rank: int, edition: int, report: Report) -> None:
+        """Add the report of a rank, unless it is known, so that it is passed on."""
+        with self._lock:
+            self._add(key, rank, edition, report)
+
+    def dial(self, key: str, ranks: Iterable[int]) -> None:
+        """Connect to ranks, where that was not tried yet, to see whether their processes are alive."""
+        with self._lock:
+            self._dial(key, ranks)
+
+    def hear(self, key: str) -> dict[int, Report]:
+        """Return the reports of a group that are known by now, by rank."""
+        with self._lock:
+            return {rank: report for rank, (_, report) in self._groups[key].heard.items()}
+
+    def list_reach(self, key: str) -> dict[int, Reach]:
+        """Return what became of the connections to the ranks that were dialed."""
+        with self._lock:
+            return dict(self._groups[key].reach)
+
+    def is_behind(self, key: str) -> bool:
+        """Return whether a report is not yet on its way to a rank that can be reached."""
+        with self._lock:
+            count = len(self._groups[key].lines)
+            return any(one.outbox or one.sent.get(key, count) < count for one in self._connections if one.is_open)
+
+    # -- with the lock held ------------------------------------------------------------------------
+
+    def _dial(self, key: str, ranks: Iterable[int]) -> None:
+        group = self._groups[key]
+        for rank in ranks:
+            if rank not in group.reach and group.addresses.get(rank) is not None:
+                group.reach[rank] = "trying"
+                self._to_dial.append((key, rank))
+
+    def _add(self, key: str, rank: int, edition: int, report: Report) -> None:
+        group = self._groups.setdefault(key, _Group())
+        if rank not in group.heard or group.heard[rank][0] < edition:
+            group.heard[rank] = edition, report
+            line = json.dumps({"group": key, "rank": rank, "edition": edition, "report": report})
+            group.lines.append(line.encode() + b"\n")
+
+    def _note_end(self, connection: _Connection, *, refused: bool) -> None:
+        """Note that a dialed rank refused the connection, so that its process has ended; if it only
+        closed the connection, dial once more to see.
+        """
+        if connection.dialed is None:
+            return
+        key, rank = connection.dialed
+        group = self._groups[key]
+        if refused:
+            group.reach[rank] = "ended"
+        elif rank not in group.redialed:
+            group.redialed.add(rank)
+            del group.reach[rank]
+            self._dial(key, [rank])
+
+    # -- the thread --------------------------------------------------------------------------------
+
+    def _serve(self) -> None:
+        listener = open_listener()
+        with selectors.DefaultSelector() as selector:
+            if listener is not None:
+                selector.register(listener, selectors.EVENT_READ)
+            while (to_dial := self._draw_to_dial()) is not None:
+                made = [self._open(selector, key, rank) for key, rank in to_dial]
+                for ready, events in selector.select(POLL_S):
+                    if ready.data is None:
+                        made += _accept(selector, listener)
+                    else:
+                        self._progress(ready.data, events)
+                with self._lock:
+                    self._connections += made
+                    for one in self._connections:
+                        self._flush(selector, one)
+                    self._connections = [one for one in self._connections if not one.is_over]
+
+    def _draw_to_dial(self) -> list[tuple[str, int]] | None:
+        """Return the groups and ranks that are to be dialed; None when the thread is to end, and
+        has no connections any more.
+        """
+        with self._lock:
+            if time.monotonic() > self._until:
+                for connection in self._connections:
+                    connection.socket.close()
+                self._connections, self._thread = [], None
+                return None
+            to_dial, self._to_dial = self._to_dial, []
+            return to_dial
+
+    def _open(self, selector: selectors.BaseSelector, key: str, rank: int) -> _Connection:
+        with self._lock:
+            address = self._groups[key].addresses[rank]
+        assert address is not None
+        family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+        connection = _Connection(socket.socket(family, socket.SOCK_STREAM), (key, rank), is_open=False)
+        connection.socket.setblocking(False)
+        connection.is_trusted = True
+        connection.sent[key] = 0
+        connection.outbox += address.nonce.encode() + b"\n"
+        failed = connection.socket.connect_ex((address.host, address.port))
+        if failed not in (0, errno.EINPROGRESS):  # else the selector reports what becomes of it
+            self._note_failure(connection, failed)
+        selector.register(connection.socket, selectors.EVENT_READ | selectors.EVENT_WRITE, connection)
+        return connection
+
+    def _note_failure(self, connection: _Connection, failed: int) -> None:
+        """Note that a connection could not be made, by the number of the error."""
+        connection.is_over = True
+        if failed in (errno.ECONNREFUSED, errno.ECONNRESET):
+            with self._lock:
+                self._note_end(connection, refused=True)
+
+    def _progress(self, connection: _Connection, events: int) -> None:
+        """Take note that a connection is made or has failed, and read what has arrived."""
+        if connection.is_over:
+            return
+        if not connection.is_open and connection.dialed is not None:
+            failed = connection.socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+            if failed:
+                self._note_failure(connection, failed)
+                return
+            with self._lock:
+                key, rank = connection.dialed
+                self._groups[key].reach[rank] = "reached"
+            connection.is_open = True
+        if events & selectors.EVENT_READ:
+            self._read(connection)
+
+    def _read(self, connection: _Connection) -> None:
+        try:
+            data = connection.socket.recv(_READ_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:  # reset: as good as closed
+            data = b""
+        connection.inbox += data
+        *lines, rest = bytes(connection.inbox).split(b"\n")
+        connection.inbox = bytearray(rest)
+        with self._lock:
+            is_sound = len(rest) <= _MOST_LINE_BYTES and all(self._take(connection, line) for line in lines)
+            if not data:
+                self._note_end(connection, refused=False)
+        connection.is_over = not data or not is_sound
+
+    def _take(self, connection: _Connection, line: bytes) -> bool:
+        """Take in a line; return whether it is a nonce or report as expected."""
+        if not connection.is_trusted:
+            connection.is_trusted = is_own_nonce(line)
+            return connection.is_trusted
+        try:
+            message = json.loads(line)
+            key, rank, edition, report = (message[name] for name in ("group", "rank", "edition", "report"))
+            self._add(str(key), int(rank), int(edition), dict(report))
+        except (ValueError, TypeError, KeyError):
+            return False
+        connection.sent.setdefault(str(key), 0)
+        return True
+
+    def _flush(self, selector: selectors.BaseSelector, connection: _Connection) -> None:
+        """Send what a connection's other end may not know yet; close the connection where it is of
+        no more use. Never waits, though the lock is held.
+        """
+        if connection.is_open and not connection.is_over:
+            for key, sent in connection.sent.items():
+                lines = self._groups[key].lines
+                connection.outbox += b"".join(lines[sent:])
+                connection.sent[key] = len(lines)
+            try:
+                if connection.outbox:
+                    del connection.outbox[: connection.socket.send(connection.outbox)]
+            except BlockingIOError:  # its buffer is full: the rest goes later
+                wanted = selectors.EVENT_READ | selectors.EVENT_WRITE
+            except OSError:  # closed by the other end: reading says so
+                wanted = selectors.EVENT_READ
+            else:
+                wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.outbox else 0)
+            selector.modify(connection.socket, wanted, connection)
+        elif connection.is_over:
+            selector.unregister(connection.socket)  # before its number can be another's
+            connection.socket.close()
+
+
+def _accept(selector: selectors.BaseSelector, listener: socket.socket | None) -> Iterable[_Connection]:
+    """Accept all connections that wait."""
+    while listener is not None:
+        try:
+            accepted, _ = listener.accept()
+        except OSError:  # none waits
+            return
+        accepted.setblocking(False)
+        connection = _Connection(accepted)
+        selector.register(accepted, selectors.EVENT_READ, connection)
+        yield connection
+
+
+def choose_contacts(rank: int, addresses: Addresses) -> list[int]:
+    """Return the ranks that a rank connects to, so that reports spread to all."""
+    ranks = sorted(addresses)
+    if len(ranks) <= _MOST_DIALED:
+        return [other for other in ranks if other != rank]
+    at, steps = ranks.index(rank), [1 << power for power in range(len(ranks).bit_length())]
+    return sorted({ranks[(at + sign * step) % len(ranks)] for step in steps for sign in (1, -1)} - {rank})
+
+
+relay = Relay()
+"""The one of this process, as there is one address."""

@@ -1,0 +1,102 @@
+"""Find which rank is missing when a group cannot be set up: nobody has its connections yet, so each
+looks for all others.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import threading
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+
+from ...topo.errors import ExecutionError
+from .addresses import Addresses, find_known_addresses, list_cached_addresses
+from .attempts import KEPT_STORE
+from .blame import NOBODY, Stuck, explain_silence, list_ended, list_ranks
+from .exchange import Exchange
+from .faults import first_line, grace_s
+
+log = logging.getLogger("topoplan")
+
+_STORE_S = 1.0
+"""Patience with a store that may be gone; one that is there answers within milliseconds."""
+_failures = itertools.count(1)
+"""Numbers failed set-ups, alike on the ranks that survive them: reports of one must not be taken
+for another's.
+"""
+
+
+def explain_set_up(
+    ranks: Sequence[int],
+    what: str,
+    error: Exception,
+    timeout: timedelta,
+    look_up: Callable[[], Addresses] | None = None,
+) -> ExecutionError:
+    """Return the error to raise where setting up `what` among these global ranks failed by `error`.
+
+    It names the ranks that have ended, or never came, where that can be seen; it takes a part of
+    `timeout` (see grace_s). `look_up` finds the addresses that the ranks have published (None: in
+    the default group's store).
+    """
+    own, symptom = dist.get_rank(), f"here {what} failed ({first_line(error)})"
+    addresses, is_store_gone = _look_up_addresses(ranks, look_up)
+    if is_store_gone and own != 0 and _is_hosted_by_rank_0():
+        verdict = "rank 0 does not answer: the store, which it hosts, has gone"
+    else:
+        verdict = _call_roll(ranks, what, addresses, is_store_gone, first_line(error), 0.9 * grace_s(timeout))
+    return ExecutionError(f"rank {own}: {verdict}; {symptom}")
+
+
+def _call_roll(
+    ranks: Sequence[int],
+    what: str,
+    addresses: Addresses,
+    is_store_gone: bool,
+    reason: str,
+    seconds: float,
+) -> str:
+    """Return in words who is missing."""
+    report = Stuck("stock", NOBODY, 0, 0, timed_out=False, reason=reason, call=what)
+    key = f"{what} among {ranks}, failure {next(_failures)}"
+    reports = Exchange(key, dist.get_rank(), len(ranks), addresses, report, seconds).wait_for_verdict()
+    ended, silent = list_ended(reports), [rank for rank in ranks if rank not in reports]
+    if ended:
+        return explain_silence(ended, reports)
+    absent = [rank for rank in silent if rank not in addresses]
+    if absent and not is_store_gone:
+        return f"{list_ranks(absent)} did not come (not started, ended before, or in another call)"
+    if not silent:
+        return "all ranks run, and report a failure: which link or rank is to blame is not known"
+    if len(silent) == 1 < len(reports):
+        return explain_silence(silent, reports)
+    return f"nothing is heard of {list_ranks(silent)}: who of them is to blame is not known"
+
+
+def _look_up_addresses(ranks: Sequence[int], find: Callable[[], Addresses] | None) -> tuple[Addresses, bool]:
+    """Return the addresses that are known, and whether the store has gone."""
+    found: list[Addresses] = []
+
+    def look_up() -> None:
+        try:
+            found.append(find_known_addresses(ranks) if find is None else find())
+        except RuntimeError as error:
+            log.info("rank %d: the store: %s", dist.get_rank(), error)
+
+    looking = threading.Thread(target=look_up, name="topoplan-roll-call", daemon=True)
+    looking.start()
+    looking.join(_STORE_S)
+    return (found[0], False) if found else (list_cached_addresses(ranks), True)
+
+
+def _is_hosted_by_rank_0() -> bool:
+    """Return whether rank 0's process hosts the default group's store, and not torchrun's."""
+    store: Store = dist.distributed_c10d._get_default_store()
+    while isinstance(store, PrefixStore):
+        store = store.underlying_store
+    return isinstance(store, TCPStore) and os.environ.get(KEPT_STORE) != "True"
