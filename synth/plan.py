@@ -267,7 +267,7 @@ class Plan:
             raise InputError(
                 f"{where}: not JSON at line {error.lineno}: {error.msg}; the file is cut off or is not a plan"
             ) from None
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             raise InputError(f"{where}: not usable JSON: {error}") from None
         if not isinstance(data, dict) or data.get("format") != FORMAT:
             raise InputError(f"{where}: not a plan; expected a file written by topo-synth -o")
