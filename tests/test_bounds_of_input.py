@@ -7,14 +7,18 @@ import io
 import json
 import os
 import tarfile
+import tempfile
 from fractions import Fraction
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
+from topoplan.synth.judge.readers.json_results import read_json
+from topoplan.synth.plan import Plan
 from topoplan.topo.errors import InputError
 from topoplan.topo.exact import load_json, parse_fraction
+from topoplan.topo.formats.detect import read_topology_text
 from topoplan.topo.graph import Topology
 from topoplan.topo.pictures import table
 from topoplan.topo.pictures import text_tree as tree
@@ -112,6 +116,33 @@ def test_an_archive_that_unfolds_without_end_is_refused(tmp_path: Path) -> None:
         resolve(str(archive(tmp_path / "big.tar.gz", {"sys/large": bytes(capture.MAX_BYTES + 1)})))
 
 
+def folders(path: Path, names: list[str]) -> Path:
+    with tarfile.open(path, "w:gz") as tar:
+        for name in names:
+            member = tarfile.TarInfo(name)
+            member.type = tarfile.DIRTYPE
+            tar.addfile(member)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("names", "says"),
+    [
+        (["a/" * depth + "sys" for depth in (1, 700, 1450)], "nested deeper than 64"),
+        ([f"{i}/" + "a/" * 60 for i in range(900)], "more than 50000 files"),
+    ],
+)
+def test_an_archive_of_folders_without_end_leaves_nothing_behind(
+    names: list[str], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    with pytest.raises(InputError, match=says) as error:
+        resolve(str(folders(tmp_path / "deep.tar.gz", names)))
+    assert len(str(error.value)) < 300 and not list(temporary.iterdir())
+
+
 @pytest.mark.parametrize("cut", [10, 60])
 def test_a_broken_archive_is_one_line(cut: int, tmp_path: Path) -> None:
     whole = archive(tmp_path / "whole.tar.gz", {"sys/bus/x": b"1" * 1000}).read_bytes()
@@ -146,3 +177,41 @@ def test_a_pipe_in_a_captured_machine_is_not_waited_for(tmp_path: Path) -> None:
         read_start(pipe, 10)
     with pytest.raises(InputError, match="neither a file nor a folder"):
         resolve(str(pipe))
+
+
+@pytest.mark.parametrize("depth", [65, 500, 100_000])
+@pytest.mark.parametrize(("opening", "closing"), [("[", "]"), ('{"a":', "}")])
+def test_deep_json_is_one_line(depth: int, opening: str, closing: str) -> None:
+    deep = opening * depth + "1" + closing * depth
+    with pytest.raises(ValueError, match="nested deeper than 64"):
+        load_json(deep)
+    for read in (Topology.loads, Plan.loads, read_topology_text, read_json):
+        for text in (f'{{"{name}": {deep}}}' for name in ("devices", "instances", "items")):
+            with pytest.raises(InputError, match="nested deeper than 64") as error:
+                read(text, "deep.json")  # type: ignore[operator]
+            assert str(error.value).startswith("deep.json: ")
+    load_json(opening * 64 + "1" + closing * 64)
+
+
+def test_deep_yaml_is_one_line() -> None:
+    text = "- topology: x\n  cluster_default: true\n  tree: " + "[" * 100_000
+    with pytest.raises(InputError, match="line 3: deeper than any topology"):
+        read_topology_text(text, "topology.yaml")
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "begins"),
+    [
+        ('{"devices": [{"id": "a", "kind": "gpu", "id": "b"}]}', "id", "id: a"),
+        ('{"devices": [{"id": "a"}], "devices": [{"id": "b"}]}', "devices", "devices"),
+        ('{"devices": [{"id": "a", "pci": {"x": 1, "x": 2}}]}', "x", "x: 1"),
+    ],
+)
+def test_a_name_twice_in_an_object_is_refused(text: str, name: str, begins: str) -> None:
+    for read in (Topology.loads, Plan.loads):
+        with pytest.raises(InputError) as error:
+            read(text, "box.json")
+        assert str(error.value) == (
+            f"box.json: not usable JSON: {name!r} is there twice in the object that begins with "
+            f"{begins!r}; give it once"
+        )
