@@ -19,6 +19,7 @@ from topoplan.synth.plan import Plan
 from topoplan.topo.errors import InputError
 from topoplan.topo.exact import load_json, parse_fraction
 from topoplan.topo.formats.detect import read_topology_text
+from topoplan.topo.formats.safe_xml import parse_xml
 from topoplan.topo.graph import Topology
 from topoplan.topo.pictures import table
 from topoplan.topo.pictures import text_tree as tree
@@ -215,3 +216,12 @@ def test_a_name_twice_in_an_object_is_refused(text: str, name: str, begins: str)
             f"box.json: not usable JSON: {name!r} is there twice in the object that begins with "
             f"{begins!r}; give it once"
         )
+
+
+@pytest.mark.parametrize("between", [" ", "\n"])
+def test_an_element_with_too_many_attributes_is_refused_before_it_is_built(between: str) -> None:
+    attributes = [f"a{i}='>'" for i in range(700_000)]
+    with pytest.raises(InputError, match="line 2: an element with more than 256 attributes"):
+        parse_xml(f"<system>\n<gpu {between.join(attributes)}/></system>", "large.xml")
+    read = parse_xml(f"<system><gpu {between.join(attributes[:256])}/></system>", "most.xml")
+    assert len(read.children[0].attributes) == 256
