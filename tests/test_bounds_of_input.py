@@ -8,14 +8,20 @@ import json
 import os
 import tarfile
 import tempfile
+from collections.abc import Callable
 from fractions import Fraction
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from topoplan.synth import plan as plan_module
+from topoplan.synth.ir.collective import Collective
 from topoplan.synth.judge.readers.json_results import read_json
 from topoplan.synth.plan import Plan
+from topoplan.synth.plan_file import PlanFile
+from topoplan.synth.synthesize import synthesize
 from topoplan.topo.errors import InputError
 from topoplan.topo.exact import load_json, parse_fraction
 from topoplan.topo.formats.detect import read_topology_text
@@ -23,10 +29,12 @@ from topoplan.topo.formats.safe_xml import parse_xml
 from topoplan.topo.graph import Topology
 from topoplan.topo.pictures import table
 from topoplan.topo.pictures import text_tree as tree
+from topoplan.topo.presets import preset
 from topoplan.topo.probe import capture
 from topoplan.topo.probe.linux.files import read_start
 from topoplan.topo.probe.linux.sysfs import MAX_GPUS_AND_NICS, list_gpus_and_nics
 from topoplan.topo.resolve import resolve
+from topoplan.topo.schema import read_as
 from topoplan.topo.topology_file import MAX_LINKS
 
 
@@ -225,3 +233,48 @@ def test_an_element_with_too_many_attributes_is_refused_before_it_is_built(betwe
         parse_xml(f"<system>\n<gpu {between.join(attributes)}/></system>", "large.xml")
     read = parse_xml(f"<system><gpu {between.join(attributes[:256])}/></system>", "most.xml")
     assert len(read.children[0].attributes) == 256
+
+
+def repeat_entries(plan: dict[str, Any]) -> None:
+    first = plan["entries"][0]
+    rows = [{**first, "min_bytes": i, "max_bytes": i + 1} for i in range(200_000)]
+    plan["entries"] = [*rows[:-1], {**rows[-1], "max_bytes": None}]
+
+
+def add_empty_steps(plan: dict[str, Any]) -> None:
+    plan["schedules"][0]["step_s_per_GB"] += [0] * 1_000_000
+
+
+def repeat_alternatives(plan: dict[str, Any]) -> None:
+    plan["alternatives"] = [0] * 200_000
+
+
+def repeat_schedules(plan: dict[str, Any]) -> None:
+    plan["schedules"] += plan["schedules"][:1] * 5_000
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (repeat_entries, "entries: expected at most 256, got 200000"),
+        (add_empty_steps, r"schedules\[0\].step_s_per_GB: expected at most 16384, got 10000"),
+        (repeat_alternatives, "alternatives: expected at most 256, got 200000"),
+        (repeat_schedules, "schedules: expected at most 512, got 500"),
+    ],
+)
+def test_a_plan_that_lists_too_much_is_refused_before_it_is_hashed(
+    change: Callable[[dict[str, Any]], None], says: str
+) -> None:
+    plan = synthesize(Collective("allreduce", 2), preset("ring:2"), "ring").plan.to_json()
+    change(plan)
+    with pytest.raises(InputError, match=f"large.json: {says}"):
+        Plan.loads(json.dumps(plan), "large.json")  # its hash is wrong too, which costs time to say
+    with pytest.raises(InputError, match="expected a list of at most"):
+        read_as(plan, PlanFile, "large.json")
+
+
+@pytest.mark.skipif(not Path("/dev/zero").exists(), reason="no /dev/zero on this system")
+def test_a_device_that_never_ends_is_no_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan_module, "MAX_PLAN_BYTES", 2**20)
+    with pytest.raises(InputError, match="/dev/zero: larger than"):
+        Plan.load("/dev/zero")
