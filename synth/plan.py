@@ -241,10 +241,14 @@ class Plan:
         """The SHA-256 of the plan's content, in hex."""
         return str(self.to_json()["hash"])
 
-    def save(self, path: str | Path, *, overwrite: bool = False) -> None:
-        """Verify, then write the file whole. Raises InputError where it exists and `overwrite` is off."""
+    def save(self, path: str | Path, *, overwrite: bool = False, follow_links: bool = True) -> None:
+        """Verify, then write the file whole. Raises InputError where it exists and `overwrite` is off.
+
+        With `follow_links=False`, for cached plans, it is also raised where a link is there.
+        """
         self.verify()
-        write_whole(path, _dumps(self.to_json()), overwrite=overwrite)
+        text = _dumps(self.to_json())
+        write_whole(path, text, overwrite=overwrite, follow_links=follow_links)
 
     @classmethod
     def load(cls, path: str | Path) -> Plan:
