@@ -152,6 +152,19 @@ def test_an_archive_of_folders_without_end_leaves_nothing_behind(
     assert len(str(error.value)) < 300 and not list(temporary.iterdir())
 
 
+def test_members_are_counted_without_the_headers_that_only_extend_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(capture, "MAX_MEMBERS", 100)
+    names = [f"sys/{'long' * 30}/{i}" for i in range(101)]
+    for mode in ("w", "w:gz"):
+        most = archive(tmp_path / "most.tar", dict.fromkeys(names[:100], b"x" * 600), mode)
+        assert not resolve(str(most)).ranks
+        more = archive(tmp_path / "more.tar", dict.fromkeys(names, b"x" * 600), mode)
+        with pytest.raises(InputError, match="more than 100 files"):
+            resolve(str(more))
+
+
 @pytest.mark.parametrize("cut", [10, 60])
 def test_a_broken_archive_is_one_line(cut: int, tmp_path: Path) -> None:
     whole = archive(tmp_path / "whole.tar.gz", {"sys/bus/x": b"1" * 1000}).read_bytes()
