@@ -7,6 +7,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from ..topo.pictures.fit import wrap_text
+from ..topo.printable import printable_lines
 from .shared.common import Example, Parser, find_width, run_command, say_error
 from .shared.outputs import OUTPUT, add_csv, add_force, check_outputs, write_rows
 from .shared.progress import Progress, Say
@@ -123,7 +124,7 @@ def _judge(arguments: argparse.Namespace) -> int:
     else:
         from ..synth.judge.report import write_text
 
-        text = write_text(verdicts, arguments.least)
+        text = printable_lines(write_text(verdicts, arguments.least))
     if arguments.output is None:
         is_table = sys.stdout.isatty() and not (arguments.json or arguments.prometheus)
         sys.stdout.write(wrap_text(text, find_width()) if is_table else text)

@@ -146,13 +146,13 @@ def _print(report: Report, as_json: bool) -> None:
         print(json.dumps(report.json()))
         return
     from rich.box import SIMPLE
-    from rich.console import Console
     from rich.table import Table
 
     from ..runtime.lab.report.page import HEAD
+    from ..topo.pictures.console import SafeConsole
     from ..topo.pictures.fit import choose_columns
 
-    console = Console(width=None if sys.stdout.isatty() else WIDTH, highlight=False, markup=False)
+    console = SafeConsole(width=None if sys.stdout.isatty() else WIDTH, highlight=False, markup=False)
     console.print(report.task)
     lines = report.cells()
     kept = choose_columns(HEAD, lines, _LEAVE_OUT if console.is_terminal else (), console.width)

@@ -7,7 +7,8 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from .shared.common import Example, Parser, run_command
+from ..topo.printable import printable_lines
+from .shared.common import Example, Parser, print_error, run_command
 from .shared.outputs import OUTPUT, add_force, check_outputs
 
 if TYPE_CHECKING:
@@ -180,13 +181,13 @@ def _place(arguments: argparse.Namespace) -> int:
         named = arguments.format, machine, placement, arguments.output or "FILE"
         text = write_order(*named)
         for hint in list_hints(*named):
-            print(f"{PROG}: {hint}", file=sys.stderr)
+            print_error(f"{PROG}: {hint}")
     elif arguments.json:
         import json
 
         text = json.dumps(placement.to_json()) + "\n"
     else:
-        text = placement.describe()
+        text = printable_lines(placement.describe())
     if arguments.output is None:
         sys.stdout.write(text)
     else:

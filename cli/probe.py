@@ -6,6 +6,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
+from ..topo.printable import printable, printable_lines
 from .shared.common import Example, Parser, find_width, print_error, run_command
 from .shared.outputs import OUTPUT, add_csv, add_force, check_outputs, write_rows
 from .shared.progress import Progress
@@ -187,7 +188,8 @@ def _render(topology: Topology, form: str, colour: bool, for_vm: bool) -> str:
         from ..topo.doctor import examine, report
         from ..topo.pictures.fit import wrap_text
 
-        text = "\n".join(report(examine(topology), *([find_width()] if colour else []))) + "\n"
+        lines = report(examine(topology), *([find_width()] if colour else []))
+        text = "\n".join(map(printable, lines)) + "\n"
         return wrap_text(text, find_width()) if colour else text
     if form == "nccl-xml":
         from ..topo.formats import nccl_xml
@@ -211,7 +213,7 @@ def _render(topology: Topology, form: str, colour: bool, for_vm: bool) -> str:
     if form == "smi":
         from ..topo.formats import smi
 
-        return smi.write(topology)
+        return printable_lines(smi.write(topology))
     if form == "tree":
         from ..topo.pictures import text_tree as tree
 

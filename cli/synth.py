@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from ..topo.errors import InfeasibleError, TimeLimitError
 from ..topo.pictures.cables import describe_rates
+from ..topo.printable import printable
 from .shared.common import run_command
 from .shared.outputs import write_rows
 from .shared.progress import Progress, Say
@@ -250,11 +251,10 @@ def _print_bound(args: argparse.Namespace, bounds: Bounds, report: Report) -> in
         print(json.dumps(body))
         return 0
     collective, topology = report.collective, report.topology
-    print(f"{collective.name} on {topology.name}, {collective.ranks} ranks: {bounds_text(bounds)}")
-    for line in [*switch_lines(report), *describe_rates(topology)]:
-        print(line)
-    if collective.root is not None:
-        print(root_text(report))
+    head = f"{collective.name} on {topology.name}, {collective.ranks} ranks: {bounds_text(bounds)}"
+    roots = [] if collective.root is None else [root_text(report)]
+    for line in [head, *switch_lines(report), *describe_rates(topology), *roots]:
+        print(printable(line))
     if report.cut_short:
         print(cut_text(report.cut_short))
     return 0

@@ -6,6 +6,7 @@ import io
 from typing import TYPE_CHECKING
 
 from ..topo.errors import InputError
+from ..topo.printable import printable
 from .sizes import parse_size, show_size
 
 if TYPE_CHECKING:
@@ -33,14 +34,13 @@ _LEAVE_OUT = ("rounds", "trees", "segments", "chunks", "steps", "latency us", "a
 
 def describe_plan(plan: Plan, size: int) -> str:
     """Return what `print_plan` prints, with what a plan promises and assumes beside it."""
-    from rich.console import Console
-
     from ..topo.pictures.cables import describe_rates
+    from ..topo.pictures.console import SafeConsole
     from .bounds.in_network import describe_assumption
     from .cost.innetwork import computes_in_network
 
     buffer = io.StringIO()
-    print_plan(Console(file=buffer, width=WIDTH, color_system=None), plan, size)
+    print_plan(SafeConsole(file=buffer, width=WIDTH, color_system=None), plan, size)
     lines = [*describe_rates(plan.topology), *buffer.getvalue().splitlines()]
     if plan.bracketing is not None:
         lines.append(reproducible_text(plan.bracketing))
@@ -53,8 +53,9 @@ def describe_plan(plan: Plan, size: int) -> str:
 
 def describe_schedule(schedule: Schedule) -> str:
     """Return a schedule's figures, and a row for each of its first transfers."""
-    from rich.console import Console
     from rich.table import Table
+
+    from ..topo.pictures.console import SafeConsole
 
     table = Table(box=None, header_style="bold", pad_edge=False)
     for title in ("step", "from", "to", "chunk", "share", "operation", "through"):
@@ -64,7 +65,7 @@ def describe_schedule(schedule: Schedule) -> str:
         share = str(schedule.chunks[t.chunk].share)
         table.add_row(str(t.step), str(t.src), str(t.dst), str(t.chunk), share, t.op, ", ".join(t.route))
     buffer = io.StringIO()
-    Console(file=buffer, width=WIDTH, color_system=None, markup=False).print(table)
+    SafeConsole(file=buffer, width=WIDTH, color_system=None, markup=False).print(table)
     figures = [
         f"{schedule.label}: {describe_collective(schedule)}",
         count(len(schedule.chunks), "chunk"),
@@ -94,8 +95,8 @@ def count(number: int, what: str) -> str:
 
 
 def _join(lines: Iterable[str]) -> str:
-    """Return lines as one text, without blanks at their ends."""
-    return "\n".join(line.rstrip() for line in lines)
+    """Return lines as one text, without blanks at their ends; see `printable`."""
+    return "\n".join(printable(line.rstrip()) for line in lines)
 
 
 def reproducible_text(bracketing: str) -> str:

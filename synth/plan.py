@@ -33,7 +33,7 @@ from .cost.segmentation import on_own_routes, time_us
 from .ir.addition_order import find_bracketing, is_uniform, shorten_bracketing
 from .ir.collective import Collective
 from .ir.schedule import MAX_SEGMENTS, Schedule
-from .plan_file import FORMAT, MAX_PLAN_BYTES, VERSION, PlanFile
+from .plan_file import FORMAT, MAX_PLAN_BYTES, VERSION, PlanFile, check_counts
 from .verify import verify
 
 _SPELLED_ONE_WAY = frozenset({int, str, bool, type(None)})
@@ -241,22 +241,19 @@ class Plan:
         """The SHA-256 of the plan's content, in hex."""
         return str(self.to_json()["hash"])
 
-    def save(self, path: str | Path, *, overwrite: bool = False) -> None:
-        """Verify, then write the file whole. Raises InputError where it exists and `overwrite` is off."""
+    def save(self, path: str | Path, *, overwrite: bool = False, follow_links: bool = True) -> None:
+        """Verify, then write the file whole. Raises InputError where it exists and `overwrite` is off.
+
+        With `follow_links=False`, for cached plans, it is also raised where a link is there.
+        """
         self.verify()
-        write_whole(path, _dumps(self.to_json()), overwrite=overwrite)
+        text = _dumps(self.to_json())
+        write_whole(path, text, overwrite=overwrite, follow_links=follow_links)
 
     @classmethod
     def load(cls, path: str | Path) -> Plan:
         """Read and verify a plan file. InputError: no such file, or not a plan; VerificationError: it does not hold."""
-        try:
-            if Path(path).stat().st_size > MAX_PLAN_BYTES:
-                raise InputError(f"{path}: larger than {MAX_PLAN_BYTES >> 20} MiB; not a plan")
-            text = Path(path).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-            raise InputError(f"{path}: cannot be read: {reason}; expected a plan written by topo-synth -o") from None
-        return cls.loads(text, str(path))
+        return cls.loads(_read_text(Path(path)), str(path))
 
     @classmethod
     def loads(cls, text: str, where: str = "plan") -> Plan:
@@ -267,12 +264,13 @@ class Plan:
             raise InputError(
                 f"{where}: not JSON at line {error.lineno}: {error.msg}; the file is cut off or is not a plan"
             ) from None
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             raise InputError(f"{where}: not usable JSON: {error}") from None
         if not isinstance(data, dict) or data.get("format") != FORMAT:
             raise InputError(f"{where}: not a plan; expected a file written by topo-synth -o")
         if data.get("version") != VERSION:
             raise InputError(f"{where}: plan version {data.get('version')!r}; this topoplan reads version {VERSION}")
+        check_counts(data, where)
         try:
             same = data.pop("hash", None) == _hash(data)
         except ValueError as error:  # numbers that no plan holds
@@ -318,6 +316,19 @@ class Plan:
             alternatives=tuple(schedules[number] for number in file.alternatives),
             bracketing=None if file.reproducible is UNSET else file.reproducible.bracketing,
         )
+
+
+def _read_text(path: Path) -> str:
+    """Return the text of a plan file. Raises InputError where there is none, or it is too large."""
+    try:
+        with path.open("rb") as file:  # bounded here, since a device's stat says nothing of size
+            raw = file.read(MAX_PLAN_BYTES + 1)
+        if len(raw) > MAX_PLAN_BYTES:
+            raise InputError(f"{path}: larger than {MAX_PLAN_BYTES >> 20} MiB; not a plan")
+        return raw.decode("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        raise InputError(f"{path}: cannot be read: {reason}; expected a plan written by topo-synth -o") from None
 
 
 def _canonical(value: Any) -> Any:

@@ -15,6 +15,8 @@ import pytest
 from launch import Ended, run_module
 
 from topoplan.cli.probe import main
+from topoplan.synth.ir.collective import Collective
+from topoplan.synth.synthesize import synthesize
 from topoplan.topo.errors import InputError
 from topoplan.topo.files import write_whole
 from topoplan.topo.graph import Topology
@@ -208,6 +210,29 @@ def test_a_link_is_followed_and_stays_a_link(tmp_path: Path) -> None:
     write_whole(tmp_path / "link", "new")
     assert (tmp_path / "link").is_symlink()
     assert (tmp_path / "real").read_text() == "new"
+
+
+@pytest.mark.parametrize("target", ["real", "absent"])
+def test_a_link_among_cached_files_is_not_followed(target: str, tmp_path: Path) -> None:
+    (tmp_path / "real").write_text("old")
+    (tmp_path / "link").symlink_to(tmp_path / target)
+    os.mkfifo(tmp_path / "pipe")
+    for name, what in (("link", "a symbolic link"), ("pipe", "no regular file")):
+        with pytest.raises(InputError, match=f"{name}: is {what}, so nothing is written there"):
+            write_whole(tmp_path / name, "new", follow_links=False)
+    plan = synthesize(Collective("allreduce", 2), preset("ring:2"), "ring").plan
+    with pytest.raises(InputError, match="is a symbolic link"):
+        plan.save(tmp_path / "link", overwrite=True, follow_links=False)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["link", "pipe", "real"]
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "real").read_text() == "old"
+
+
+def test_cached_files_are_written_below_a_folder_that_is_a_link(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "cache").symlink_to(tmp_path / "disk")
+    for text in ("new", "newer"):
+        write_whole(tmp_path / "cache/plan", text, follow_links=False)
+        assert (tmp_path / "disk/plan").read_text() == text
 
 
 def test_a_failure_on_the_way_leaves_the_old_file_and_no_draft(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

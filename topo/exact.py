@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from decimal import Decimal
 from fractions import Fraction
 from math import gcd, lcm
 from typing import Any
 
 _TOO_LARGE = 10**31
+MAX_DEPTH = 64
+"""The deepest that JSON values are nested; plans need 5 levels, facts of machines fewer than 10."""
+
+_TOO_DEEP = f"it is nested deeper than {MAX_DEPTH} levels"
+_CONTAINERS = frozenset({dict, list})
 
 
 def parse_fraction(value: object) -> Fraction:
@@ -48,19 +54,59 @@ def fraction_to_json(value: Fraction) -> int | float | str:
     return f"{value.numerator}/{value.denominator}"
 
 
-def load_json(text: str, most_values: int | None = None) -> Any:
-    """Read JSON text like json.loads, with decimals as Decimal, which is exact.
+def load_json(text: str | bytes, most_values: int | None = None, *, exact: bool = True) -> Any:
+    """Read JSON text like json.loads, with decimals as Decimal, or as float unless `exact`.
 
-    Raises ValueError for NaN, Infinity and texts of more than `most_values` values. These are counted by commas and
-    brackets, before memory is taken for them.
+    Raises ValueError for a name that an object has twice, values nested deeper than `MAX_DEPTH`,
+    texts of more than `most_values` values and, if `exact`, NaN and Infinity. Values are counted
+    by commas and brackets, before memory is taken for them.
     """
+    if isinstance(text, bytes):
+        text = text.decode(json.detect_encoding(text))
     if most_values is not None and sum(map(text.count, ",[{")) > most_values:
         raise ValueError(f"it holds more than {most_values} values")
 
     def refuse(name: str) -> Any:
         raise ValueError(f"{name} is not a number that a file may hold")
 
-    return json.loads(text, parse_float=Decimal, parse_constant=refuse)
+    try:
+        data = json.loads(
+            text,
+            parse_float=Decimal if exact else None,
+            parse_constant=refuse if exact else None,
+            object_pairs_hook=_join_once,
+        )
+    except RecursionError:
+        raise ValueError(_TOO_DEEP) from None
+    _check_depth(data)
+    return data
+
+
+def _join_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object's fields. Raises ValueError where a name is there twice."""
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        name = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
+        first, value = pairs[0]
+        begins = first if type(value) in _CONTAINERS else f"{first}: {value}"
+        raise ValueError(f"{name!r:.60} is there twice in the object that begins with {begins!r:.60}; give it once")
+    return fields
+
+
+def _check_depth(data: Any) -> None:
+    """Raise ValueError beyond MAX_DEPTH: what walks the values later may recurse at every level."""
+    level = [data]
+    for _ in range(MAX_DEPTH):
+        level = [
+            value
+            for outer in level
+            if type(outer) in _CONTAINERS
+            for value in (outer.values() if type(outer) is dict else outer)
+            if type(value) in _CONTAINERS
+        ]
+        if not level:
+            return
+    raise ValueError(_TOO_DEEP)
 
 
 def fraction_gcd(values: list[Fraction]) -> Fraction:

@@ -12,14 +12,19 @@ from .errors import InputError
 _NEW_FILE_MODE = 0o666
 
 
-def write_whole(path: str | Path, text: str, *, overwrite: bool = True) -> None:
+def write_whole(path: str | Path, text: str, *, overwrite: bool = True, follow_links: bool = True) -> None:
     """Write `text` to `path`: to a file beside it first, then moved over it, so that no reader sees half of it.
 
     An existing file keeps its permissions; a link is followed, and what is no regular file (/dev/stdout) is written
     to as it is. Raises InputError where the folder is missing, the file cannot be written, or it is a regular file already
     and `overwrite` is off.
+
+    Pass `follow_links=False` for files whose names the program makes up, such as cached ones: others
+    may have put a link there. Then InputError is raised too where a link or no regular file is there.
     """
-    target = Path(os.path.realpath(path))
+    if not follow_links:
+        _refuse_links(Path(path))
+    target = Path(os.path.realpath(path)) if follow_links else Path(path)
     if not overwrite and target.is_file():
         raise InputError(f"{path}: exists already and was left as it is; name another file, or give --force")
     if not target.parent.is_dir():
@@ -27,12 +32,26 @@ def write_whole(path: str | Path, text: str, *, overwrite: bool = True) -> None:
     if target.is_dir():
         raise InputError(f"{path}: is a folder; give the name of a file")
     try:
-        if target.exists() and not target.is_file():
+        if follow_links and target.exists() and not target.is_file():
             target.write_text(text, encoding="utf-8")
         else:
             _replace(target, text)
     except OSError as error:
         raise InputError(f"{path}: cannot be written: {error.strerror or error}") from None
+
+
+def _refuse_links(path: Path) -> None:
+    """Raise InputError where something else than a regular file is in a file's place.
+
+    The user's own folders may be links, so folders are not looked at.
+    """
+    try:
+        mode = path.lstat().st_mode
+    except OSError:
+        return  # there is nothing, or writing will say what is wrong
+    if not stat.S_ISREG(mode):
+        what = "a symbolic link" if stat.S_ISLNK(mode) else "no regular file"
+        raise InputError(f"{path}: is {what}, so nothing is written there; remove it")
 
 
 def _replace(target: Path, text: str) -> None:

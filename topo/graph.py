@@ -222,7 +222,7 @@ class Topology:
             return cls.from_json(load_json(text, _MOST_VALUES), where)
         except json.JSONDecodeError as error:
             raise InputError(f"{where}: not JSON at line {error.lineno}: {error.msg}; is the file whole?") from None
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             raise InputError(f"{where}: not usable JSON: {error}") from None
 
     @classmethod

@@ -160,7 +160,7 @@ def _describe_one(info: inspect.Type, value: object) -> str:
     if isinstance(info, inspect.TupleType):
         return f"a list of {len(info.item_types)} values"
     if isinstance(info, (inspect.ListType, inspect.VarTupleType)):
-        if info.min_length:
+        if info.min_length and not (isinstance(value, (list, tuple)) and value):
             return "a list that is not empty"
         of_type = value is _MISSING or isinstance(value, (list, tuple))
         most = f" of at most {info.max_length} items" if info.max_length is not None and of_type else ""

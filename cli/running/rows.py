@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from ...topo.pictures.fit import choose_columns, wrap_line
+from ...topo.printable import printable
 from ..shared.common import find_width
 from ..shared.sizes import show_size
 
@@ -90,7 +91,7 @@ def print_run(run: Run) -> None:
     lines.append(f"medians of {settings.iterations} iterations; ratio = stock / plan: above 1 the plan is faster")
     _print_notes(lines, width)
     for line in _lay_out(run, width):
-        print(line)
+        print(printable(line))
     above, averages = _above_bound_text(run.rows), run.average_busbw_GBps
     said = ", ".join(f"{name} {value:.4g} GB/s" for name, value in averages.items() if value is not None)
     lines = [f"average busbw: {said}"] if said else []
@@ -100,7 +101,7 @@ def print_run(run: Run) -> None:
 def _print_notes(lines: Sequence[str], width: int | None) -> None:
     for line in lines:
         for part in wrap_line(line, None if width is None else width - 2):
-            print(f"# {part}")
+            print(f"# {printable(part)}")
 
 
 def _lay_out(run: Run, width: int | None) -> list[str]:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ...topo.errors import InputError, TopoplanError, VerificationError, suggest
+from ...topo.printable import printable
 from ...topo.version import VERSION
 
 if TYPE_CHECKING:
@@ -153,9 +154,9 @@ def say_error(prog: str, message: str) -> None:
 
 
 def print_error(line: str) -> None:
-    """Print a line on standard error, where it can be written."""
+    """Print a line on standard error, where it can be written; see `printable`."""
     with contextlib.suppress(OSError):
-        print(line, file=sys.stderr, flush=True)
+        print(printable(line), file=sys.stderr, flush=True)
 
 
 def run_command(prog: str, body: Callable[[], int], *, quiet: bool = False) -> int:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from ...topo.printable import printable
 from .common import print_error, shown_name
 
 if TYPE_CHECKING:
@@ -92,7 +93,7 @@ class Work:
         """Draw one line, anew each time that the spinner turns."""
         from rich.text import Text
 
-        yield Text(self.describe(), no_wrap=True, overflow="ellipsis")
+        yield Text(printable(self.describe()), no_wrap=True, overflow="ellipsis")
 
     def __rich_measure__(self, console: Any, options: Any) -> Any:
         """Take one line's width."""

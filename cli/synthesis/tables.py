@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from ...synth.describe import bounds_text, limit_text, print_plan, reproducible_text, show_us
 from ...topo.pictures.cables import describe_rates, format_rate
 from ...topo.pictures.fit import print_table
+from ...topo.printable import printable
 from ..shared.sizes import show_size
 from .output import Report, healthy_json
 
@@ -38,9 +39,9 @@ def print_export(report: Report, made: Export, file: TextIO) -> None:
     """Print what a text of another format than plans reaches."""
     collective, topology = report.collective, report.topology
     bound = "" if made.bounds is None else f": {bounds_text(made.bounds)}"
-    print(f"{collective.name} on {topology.name}, {collective.ranks} ranks{bound}", file=file)
-    for line in [*made.lines, *describe_rates(topology)]:
-        print(line, file=file)
+    head = f"{collective.name} on {topology.name}, {collective.ranks} ranks{bound}"
+    for line in [head, *made.lines, *describe_rates(topology)]:
+        print(printable(line), file=file)
     if report.cut_short:
         print(cut_text(report.cut_short), file=file)
 
@@ -82,9 +83,9 @@ def order_text(placement: Placement) -> str:
 
 def print_tables(report: Report, *, with_forests: bool) -> None:
     """Print everything for people on standard output."""
-    from rich.console import Console
+    from ...topo.pictures.console import SafeConsole
 
-    console = Console(width=None if sys.stdout.isatty() else shutil.get_terminal_size((WIDTH, 24)).columns)
+    console = SafeConsole(width=None if sys.stdout.isatty() else shutil.get_terminal_size((WIDTH, 24)).columns)
     for line in describe_rates(report.topology):
         console.print(line, highlight=False, soft_wrap=not console.is_terminal, markup=False)
     if report.front is not None:
@@ -108,7 +109,7 @@ def print_tables(report: Report, *, with_forests: bool) -> None:
         console.print(order_text(report.placement), highlight=False, soft_wrap=not console.is_terminal, markup=False)
     for name, reason in report.declined.items() if with_forests or report.plan is None else ():
         said = reason if reason.startswith(name) else f"{name}: {reason}"
-        console.print(f"[dim]{said}[/dim]", highlight=False, soft_wrap=not console.is_terminal)
+        console.print(said, style="dim", highlight=False, soft_wrap=not console.is_terminal, markup=False)
     if report.cut_short:
         console.print(
             f"[yellow]{cut_text(report.cut_short)}[/yellow]", highlight=False, soft_wrap=not console.is_terminal
@@ -122,7 +123,7 @@ def _print_healthy(console: Any, healthy: Plan, report: Report) -> None:
         f"before the change, {healthy.topology.name}: at most {figures['bound_GBps']:.4g} GB/s, {figures['strategy']} "
         f"predicted {show_us(figures['predicted_time_s'])} us at {show_size(report.size)}; now the bound is "
         f"{figures['bound_ratio']:.1%} of that, the time {figures['time_ratio']:.3g} times as long",
-        highlight=False, soft_wrap=not console.is_terminal,
+        highlight=False, soft_wrap=not console.is_terminal, markup=False,
     )  # fmt: skip
 
 
@@ -140,6 +141,8 @@ def _print_forests(console: Any, rows: list[dict[str, Any]]) -> None:
 
 
 def _print_explanation(console: Any, explanation: Explanation) -> None:
+    from rich.markup import escape
+
     from ...synth.explain import SIZES
 
     parts = explanation.parts
@@ -156,14 +159,14 @@ def _print_explanation(console: Any, explanation: Explanation) -> None:
     console.print(
         f"bottleneck: {what}; together they carry {format_rate(explanation.across_GBps)} GB/s "
         + ("in the directions that have a price" if explanation.directed else "one way"),
-        highlight=False, soft_wrap=not console.is_terminal,
+        highlight=False, soft_wrap=not console.is_terminal, markup=False,
     )  # fmt: skip
     together = any(x.together_GBps is not None for x in explanation.levers[:8])
     titles = ("link", "GB/s", "alike", "bound rises per GB/s more", "bound with 10 % more", "all alike with 10 % more")
     links: list[tuple[Sequence[str], str | None]] = []
     for x in explanation.levers[:8]:
         cells = [
-            f"{x.a} - {x.b}",
+            escape(printable(f"{x.a} - {x.b}")),
             f"{float(x.bandwidth_GBps):.4g}",
             str(x.alike),
             f"{float(x.gain_GBps):.4g}" if x.helps_alone else "none alone",

@@ -7,13 +7,13 @@ carried on. The number of channels has to be named: where it is -1, or no line c
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ...topo.errors import InfeasibleError, InputError
+from ...topo.exact import load_json
 from ...topo.graph import Topology
 from ...topo.version import VERSION
 from ..ir.collective import Collective
@@ -72,8 +72,8 @@ def _read_times(path: str, collective: Collective) -> dict[int, float]:
     if len(raw) > _MOST_FILE_BYTES:
         raise InputError(f"--measured: {path}: larger than {_MOST_FILE_BYTES >> 20} MiB; no output of topo-run is")
     try:
-        body = json.loads(raw)
-    except (ValueError, RecursionError):
+        body = load_json(raw, exact=False)
+    except ValueError:
         body = None
     if not isinstance(body, dict) or not isinstance(body.get("rows"), list):
         raise InputError(f"--measured: {path}: not what topo-run --json prints; expected an object with rows")

@@ -30,6 +30,9 @@ __all__ = ["Op", "Schedule", "Transfer", "Transfers"]
 MAX_SEGMENTS = 2048
 """The most segments that a chunk is cut into."""
 
+MAX_STEPS = 16_384
+"""The most steps that a file may hold: a ring over 8,192 ranks has 16,382."""
+
 Segments = Annotated[int, Meta(ge=1, le=MAX_SEGMENTS)]
 
 
@@ -45,7 +48,13 @@ class ScheduleFields(Struct):
     strategy: Label
     segments: Segments
     trees: Count | None
-    step_s_per_GB: Annotated[list[Fraction], Meta(description="how long each step may last, for each GB of buffer")]
+    step_s_per_GB: Annotated[
+        list[Fraction],
+        Meta(
+            max_length=MAX_STEPS,
+            description="how long each step may last, for each GB of buffer",
+        ),
+    ]
     chunks: Annotated[
         list[tuple[Fraction, Index | None, Index | None]],
         Meta(description="share of the buffer, source rank, target rank"),

@@ -5,6 +5,7 @@ Nothing is ever fetched: where a format has a document type, its name is read ov
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,6 +20,11 @@ MAX_CHARACTERS = 16 * 2**20
 MAX_DEPTH = 64
 MAX_ELEMENTS = 200_000
 MAX_TEXT = 2**20
+MAX_ATTRIBUTES = 256
+"""Of one element; hwloc writes some 30. The parser builds all of them before it calls anybody."""
+
+_ATTRIBUTE = r"""\s+[^\s=<>"']+\s*=\s*(?:"[^"<]*"|'[^'<]*')"""
+_MANY_ATTRIBUTES = re.compile(rf"<[^\s<>/!?]+(?:{_ATTRIBUTE}){{{MAX_ATTRIBUTES + 1}}}")
 _CUT_OFF = ("no element found", "unclosed token", "partial character")
 
 
@@ -126,6 +132,12 @@ def parse_xml(text: str, where: str, doctype: bool = False) -> Element:
     """
     if len(text) > MAX_CHARACTERS:
         raise InputError(f"{where}: {len(text)} characters; more than {MAX_CHARACTERS} are refused")
+    many = _MANY_ATTRIBUTES.search(text)
+    if many is not None:
+        line = text.count("\n", 0, many.start()) + 1
+        raise InputError(
+            f"{where}, line {line}: an element with more than {MAX_ATTRIBUTES} attributes; no topology has such"
+        )
     builder = _Builder(where)
     try:
         parser = DefusedXMLParser(target=builder, forbid_dtd=not doctype)

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from ..graph import Device, Topology
+from ..printable import printable_lines
 from .cables import Cable, find_cables, format_rate, get_kind_name
 
 _SHAPES = {"gpu": "box", "cpu": "box3d", "switch": "hexagon", "nic": "component"}
@@ -62,6 +63,6 @@ def _write_edges(cables: tuple[Cable, ...]) -> Iterator[str]:
 
 
 def _quote(text: str) -> str:
-    """Return a dot string: quotes and backslashes escaped, line breaks as \\n, other control characters left out."""
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-    return '"' + "".join(c for c in escaped if c.isprintable()) + '"'
+    """Return a dot string: quotes and backslashes escaped, line breaks as \\n, the rest as printable."""
+    escaped = printable_lines(text).replace("\\", "\\\\").replace('"', '\\"')
+    return '"' + escaped.replace("\n", "\\n") + '"'

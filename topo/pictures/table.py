@@ -12,12 +12,12 @@ from fractions import Fraction
 from rich import box
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from ..errors import InputError
 from ..gpudirect import format_verdicts, judge_pairs
 from ..graph import Device, Topology
 from ..matrix import LABELS, Way, find_ways
+from ..printable import printable
 from .cables import (
     FAMILY_NAMES,
     Cable,
@@ -28,6 +28,7 @@ from .cables import (
     format_rate,
     get_kind_name,
 )
+from .console import SafeConsole, safe_text
 from .hosts import number_ranks, show_hosts_once
 
 MOST_GPUS = 16
@@ -49,32 +50,32 @@ def write(topology: Topology, colour: bool = False) -> str:
     buffer = io.StringIO()
     columns = shutil.get_terminal_size((_COLUMNS, 24)).columns
     width = columns if colour else _WIDEST
-    console = Console(file=buffer, width=width, force_terminal=colour, highlight=False, emoji=False, markup=False)
+    console = SafeConsole(file=buffer, width=width, force_terminal=colour, highlight=False, emoji=False, markup=False)
     ranks = len(topology.ranks)
-    console.print(Text(topology.name, style="bold"))
+    console.print(safe_text(topology.name, style="bold"))
     console.print(f"{ranks} rank{'' if ranks == 1 else 's'}, fingerprint {topology.fingerprint}")
     if topology.source:
-        console.print(Text(f"source: {topology.source}"), soft_wrap=not console.is_terminal)
+        console.print(safe_text(f"source: {topology.source}"), soft_wrap=not console.is_terminal)
     console.print()
     shown = show_hosts_once(topology)
     console.print(_list_devices(shown.topology))
     if shown.left_out is not None:
-        console.print(Text(f"one host of each kind is listed; {shown.left_out}"), soft_wrap=True)
+        console.print(safe_text(f"one host of each kind is listed; {shown.left_out}"), soft_wrap=True)
     for line in list_adding(topology):
-        console.print(Text(line), soft_wrap=not console.is_terminal)
+        console.print(safe_text(line), soft_wrap=not console.is_terminal)
     if ranks > 1:
         _print_gpus(console, topology, columns)
     if topology.links:
         console.print(_list_links(topology))
         for line in describe_rates(topology):
-            console.print(Text(line), soft_wrap=not console.is_terminal)
+            console.print(safe_text(line), soft_wrap=not console.is_terminal)
         measured = _list_measured(topology)
         if measured.row_count:
             console.print(measured)
     _print_gpudirect(console, topology, columns)
     notes = _get_notes(topology)
     for note in notes[:_MOST_NOTES]:
-        console.print(Text(f"note: {note}"), soft_wrap=not console.is_terminal)
+        console.print(safe_text(f"note: {note}"), soft_wrap=not console.is_terminal)
     if len(notes) > _MOST_NOTES:
         console.print(f"and {len(notes) - _MOST_NOTES} more notes, which --json has")
     lines = (line.rstrip() for line in buffer.getvalue().splitlines())
@@ -86,7 +87,8 @@ def _say_that_there_are_no_gpus(topology: Topology) -> str:
     kinds = Counter(_describe_kind(device) for device in topology.devices)
     listed = ", ".join(f"{count} {kind}{'' if count == 1 else 's'}" for kind, count in kinds.items()) or "nothing else"
     whys = [f"{note}; " for note in _get_notes(topology) if "GPU" in note][:1]
-    return f"{topology.name}: no GPUs; {listed}\n{''.join(whys)}--format tree shows what there is, --json all that was asked\n"
+    more = f"{''.join(whys)}--format tree shows what there is, --json all that was asked"
+    return f"{printable(topology.name)}: no GPUs; {listed}\n{more}\n"
 
 
 def _make_table(title: str | None, *columns: str, right: Iterable[str] = ()) -> Table:
@@ -110,7 +112,7 @@ def _list_devices(topology: Topology) -> Table:
         node = "" if device.numa_node is None else str(device.numa_node)
         name = device.extra.get("name")
         cells = (rank.get(device.id, ""), device.id, _describe_kind(device), node, device.bus_id or "", str(name or ""))
-        table.add_row(*(Text(cell) for cell in cells))
+        table.add_row(*(safe_text(cell) for cell in cells))
     return table
 
 
@@ -142,21 +144,21 @@ def _print_gpus(console: Console, topology: Topology, columns: int) -> None:
         heading = (
             f"GPU to GPU: pairs counted from the first {len(rows)} of {len(topology.ranks)} GPUs, all would take long"
         )
-        console.print(Text(heading, style="bold"))
+        console.print(safe_text(heading, style="bold"))
         console.print(_count_pairs(pairs_by_way))
     elif len(rows) <= MOST_GPUS and not (console.is_terminal and _measure_line(rows, "\n") > columns):
-        console.print(Text("GPU to GPU: the way, and GB/s of the route used alone", style="bold"))
+        console.print(safe_text("GPU to GPU: the way, and GB/s of the route used alone", style="bold"))
         console.print(_make_matrix(rows, _name_gpus(topology), stacked=_measure_line(rows) > columns))
     else:
         why = (
             f"there are more than {MOST_GPUS} GPUs" if len(rows) > MOST_GPUS else "lines would be too long for a matrix"
         )
-        console.print(Text(f"GPU to GPU: pairs counted, since {why}", style="bold"))
+        console.print(safe_text(f"GPU to GPU: pairs counted, since {why}", style="bold"))
         console.print(_count_pairs(pairs_by_way))
     used_labels = dict.fromkeys(way.label.rstrip("0123456789") for way in pairs_by_way)
     known = {label.rstrip("#"): (label, meaning) for label, meaning in LABELS.items()}
     for label, meaning in (known[m] for m in used_labels):
-        console.print(Text(f"  {label:6} {meaning}", style="dim"))
+        console.print(safe_text(f"  {label:6} {meaning}", style="dim"))
     console.print()
 
 
@@ -206,12 +208,12 @@ def _print_gpudirect(console: Console, topology: Topology, columns: int) -> None
             else ()
         )
     except InputError as error:
-        console.print(Text(f"GPUDirect: {error}"), soft_wrap=not console.is_terminal)
+        console.print(safe_text(f"GPUDirect: {error}"), soft_wrap=not console.is_terminal)
         return
     if pair_verdicts:
-        console.print(Text("GPUDirect", style="bold"))
+        console.print(safe_text("GPUDirect", style="bold"))
         for line in format_verdicts(pair_verdicts, columns - 2):
-            console.print(Text(f"  {line}"), soft_wrap=True)
+            console.print(safe_text(f"  {line}"), soft_wrap=True)
         console.print()
 
 
@@ -228,7 +230,7 @@ def _list_links(topology: Topology) -> Table:
         said = list(dict.fromkeys(source for c in cables for source in sources.get((c.a, c.b, c.kind), ())))
         by = "; ".join(said[:_MOST_SOURCES]) + (" ..." if len(said) > _MOST_SOURCES else "")
         lanes = dict.fromkeys(widths.get((c.a, c.b, c.kind), str(count)) for c in cables)
-        table.add_row(Text(get_kind_name(kind)), str(len(cables)), rate, ", ".join(lanes), Text(by))
+        table.add_row(safe_text(get_kind_name(kind)), str(len(cables)), rate, ", ".join(lanes), safe_text(by))
     return table
 
 
@@ -246,11 +248,11 @@ def _list_measured(topology: Topology) -> Table:
             rows.setdefault((*sorted((link.src, link.dst)), *cells), []).append((link.src, link.dst))
     for row, ends in list(rows.items())[:_MOST_DEVICES]:
         back = "" if len(ends) == 1 else " and back"
-        table.add_row(Text(ends[0][0]), Text(ends[0][1] + back), *(Text(cell) for cell in row[2:]))
+        table.add_row(safe_text(ends[0][0]), safe_text(ends[0][1] + back), *(safe_text(cell) for cell in row[2:]))
     return table
 
 
 def _get_notes(topology: Topology) -> list[str]:
-    """Return the notes of a topology as texts."""
+    """Return the notes of a topology as texts of one line each."""
     notes = topology.extra.get("notes")
-    return [str(note) for note in notes] if isinstance(notes, (list, tuple)) else []
+    return [printable(str(note)) for note in notes] if isinstance(notes, (list, tuple)) else []

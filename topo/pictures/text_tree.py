@@ -8,13 +8,14 @@ from collections import defaultdict
 from collections.abc import Iterable
 from itertools import islice
 
-from rich.console import Console
 from rich.text import Text
 from rich.tree import Tree
 
 from ..errors import InputError
 from ..graph import Device, Topology
+from ..printable import printable
 from .cables import FAMILY_NAMES, Cable, find_cables, format_rate, get_kind_name
+from .console import SafeConsole, safe_text
 from .hosts import number_ranks, show_hosts_once
 
 _WIDEST = 400
@@ -34,7 +35,7 @@ def write(topology: Topology, colour: bool = False) -> str:
     topology = shown.topology
     below, tree_cables, crossing = _build_tree(topology)
     rank = number_ranks(topology)
-    root = Tree(Text(topology.name, style="bold"))
+    root = Tree(safe_text(topology.name, style="bold"))
     stack: list[tuple[Tree, Cable | None, str, int]] = [(root, None, top, 1) for top in reversed(below[""])]
     while stack:
         tree, cable, ident, depth = stack.pop()
@@ -45,7 +46,7 @@ def write(topology: Topology, colour: bool = False) -> str:
             (branch, tree_cables.get((ident, child)), child, depth + 1) for child in reversed(below.get(ident, []))
         ]
     buffer = io.StringIO()
-    Console(
+    SafeConsole(
         file=buffer,
         width=shutil.get_terminal_size().columns if colour else _WIDEST,
         force_terminal=colour,
@@ -54,9 +55,9 @@ def write(topology: Topology, colour: bool = False) -> str:
         markup=False,
     ).print(root)
     lines = [line.rstrip() for line in buffer.getvalue().splitlines()]
-    return (
-        "\n".join([*lines, *([f"one host of each kind is shown; {shown.left_out}"] if shown.left_out else [])]) + "\n"
-    )
+    if shown.left_out:
+        lines.append(printable(f"one host of each kind is shown; {shown.left_out}"))
+    return "\n".join(lines) + "\n"
 
 
 Below = dict[str, list[str]]
@@ -109,7 +110,7 @@ def _may_hang(device: Device, upper: Device) -> bool:
 
 def _format_line(device: Device, rank: int | None, cable: Cable | None, crossing: Iterable[Cable]) -> Text:
     """Return the line of a device: what it is, the cable above it, and the links that cross the tree."""
-    text = Text(device.id, style="bold" if device.kind == "gpu" else "")
+    text = safe_text(device.id, style="bold" if device.kind == "gpu" else "")
     name = device.extra.get("name")
     facts = [] if rank is None else [f"rank {rank}"]
     facts += [FAMILY_NAMES.get(str(device.family), "switch")] if device.kind == "switch" else []
@@ -119,7 +120,7 @@ def _format_line(device: Device, rank: int | None, cable: Cable | None, crossing
         facts.append(
             f"{get_kind_name(cable.kind)} {format_rate(cable.GBps)} GB/s" + (" one way" if cable.one_way else "")
         )
-    text.append("".join(f" · {fact}" for fact in facts))
+    text.append(printable("".join(f" · {fact}" for fact in facts)))
     peers: dict[tuple[str, str], list[str]] = defaultdict(list)
     for other in crossing:
         peer = other.b if other.a == device.id else other.a
@@ -127,7 +128,7 @@ def _format_line(device: Device, rank: int | None, cable: Cable | None, crossing
     for (kind, rate), names in islice(peers.items(), _MOST_KINDS):
         many = device.kind == "switch" and len(names) > 1
         peer_text = f"{len(names)} devices" if many or len(names) > _MOST_PEERS else ", ".join(names)
-        text.append(f" · {kind} {rate} to {peer_text}", style="dim")
+        text.append(printable(f" · {kind} {rate} to {peer_text}"), style="dim")
     if len(peers) > _MOST_KINDS:
         text.append(f" · and links of {len(peers) - _MOST_KINDS} more kinds and rates", style="dim")
     return text

@@ -5,12 +5,14 @@ from __future__ import annotations
 import bz2
 import gzip
 import lzma
+import mmap
 import os
 import tarfile
 import tempfile
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import IO
@@ -30,8 +32,19 @@ MAX_ENTRIES: Mapping[str, int] = {
 }
 """Limits on the entries of the folders that the probe reads, beyond the PCI functions, NICs and nodes of any machine."""
 
+MAX_DEPTH = 64
+"""Folders within folders; the deepest of any machine's /sys are some 25."""
+
+_NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+_OWN_FILE_MODE = 0o600
 _MEMBER_BYTES = 1024  # the header of a member, and what its last block is filled up with
 _PIECE = 2**20
+_BLOCK, _SIZE, _KIND = 512, slice(124, 136), 156
+"""Of the tar format: bytes of a block, and where a header has its member's size and kind."""
+
+_EXTENSIONS = (b"x", b"g", b"L", b"K")
+"""Kinds of headers that say more of the member that follows."""
+
 _BROKEN = (tarfile.TarError, OSError, EOFError, ValueError, zlib.error, lzma.LZMAError)
 
 
@@ -71,28 +84,85 @@ def _has_more(folder: Path, most: int) -> bool:
 
 
 def _unpack(path: Path, folder: Path) -> None:
-    """Unpack regular files, folders and links that stay inside, within the limits. Raises InputError beyond them."""
-    data_filter = getattr(tarfile, "data_filter", None)
-    if data_filter is None:
+    """Unpack regular files, folders and links that stay inside, within the limits.
+
+    Raises InputError beyond them, before anything is written. Links are made last: no file is
+    written through one.
+    """
+    if getattr(tarfile, "data_filter", None) is None:
         raise InputError(f"{path}: this Python cannot unpack archives safely; unpack it and give the folder")
     if path.stat().st_size > MAX_ARCHIVE_BYTES:
         raise InputError(f"{path}: an archive larger than {MAX_ARCHIVE_BYTES >> 20} MiB; no captured machine is")
-    size = 0
     try:
-        with tempfile.TemporaryFile() as plain, tarfile.open(fileobj=_decompress(path, plain), mode="r:") as archive:
-            for number, member in enumerate(archive):
-                size += member.size
-                if member.size < 0 or number >= MAX_MEMBERS or size > MAX_BYTES:
-                    raise _make_size_error(path)
-                if not (member.isreg() or member.isdir() or member.issym()):
-                    continue
-                try:
-                    archive.extract(data_filter(member, str(folder)), folder, filter="data")
-                except (tarfile.FilterError, FileExistsError):
-                    continue  # it leads out of the folder, or stands where another does: not part of the machine
+        with (
+            tempfile.TemporaryFile() as plain,
+            tarfile.open(fileobj=_decompress(path, plain), mode="r:") as archive,
+        ):
+            _write(archive, _list_members(path, archive), folder)
     except (*_BROKEN, RecursionError) as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
+        said = getattr(error, "strerror", None) or str(error)  # without the temporary folder's name
+        reason = " ".join(said.split()) or type(error).__name__
         raise InputError(f"{path}: not a whole archive: {reason}; pack the captured folder again") from None
+
+
+@dataclass(frozen=True)
+class _Members:
+    """What is unpacked, by name: folders (each after the one that it is in), files and links."""
+
+    folders: dict[str, None]
+    files: dict[str, tarfile.TarInfo]
+    links: dict[str, tarfile.TarInfo]
+
+
+def _list_members(path: Path, archive: tarfile.TarFile) -> _Members:
+    """Return what an archive holds; of two of one name the first.
+
+    Raises InputError beyond the limits.
+    """
+    found = _Members({}, {}, {})
+    size = 0
+    for number, member in enumerate(archive):
+        size += member.size
+        if member.size < 0 or size > MAX_BYTES or max(number, len(found.folders)) >= MAX_MEMBERS:
+            raise _make_size_error(path)
+        parts = [part for part in member.name.split("/") if part not in ("", ".")]
+        if len(parts) > MAX_DEPTH:
+            raise InputError(
+                f"{path}: folders nested deeper than {MAX_DEPTH} ({member.name!r:.40} ...); "
+                "no captured machine has such"
+            )
+        if ".." in parts or not (member.isreg() or member.isdir() or member.issym()):
+            continue  # it leads out of the folder, or is a device: not part of the machine
+        name = "/".join(parts)
+        for end in range(1, len(parts) + member.isdir()):
+            found.folders.setdefault("/".join(parts[:end]))
+        if not member.isdir():
+            (found.links if member.issym() else found.files).setdefault(name, member)
+    return found
+
+
+def _write(archive: tarfile.TarFile, members: _Members, folder: Path) -> None:
+    """Write the members below a folder that is empty.
+
+    Links come last, so that nothing is written through one. TarFile.extract would look up every
+    part of every name on the disk, where nothing can be but what was written before.
+    """
+    for name in members.folders:
+        os.mkdir(f"{folder}/{name}")  # noqa: PTH102 (Path takes longer than the call)
+    for name, member in members.files.items():
+        if name not in members.folders:
+            file = os.open(f"{folder}/{name}", _NEW_FILE, _OWN_FILE_MODE)
+            source = archive.extractfile(member) if member.size else None
+            with os.fdopen(file, "wb") as out:
+                out.write(source.read() if source is not None else b"")
+    for name, member in members.links.items():
+        if name in members.folders or name in members.files:
+            continue
+        try:
+            filtered = tarfile.data_filter(member, str(folder))
+        except tarfile.FilterError:
+            continue  # it leads out of the folder: not part of the machine
+        os.symlink(filtered.linkname, f"{folder}/{name}")  # noqa: PTH211 (as above)
 
 
 def _make_size_error(path: Path) -> InputError:
@@ -113,4 +183,25 @@ def _decompress(path: Path, plain: IO[bytes]) -> IO[bytes]:
                 raise _make_size_error(path)
             plain.write(piece)
     plain.seek(0)
+    if _count_members(plain) > MAX_MEMBERS:
+        raise _make_size_error(path)
     return plain
+
+
+def _count_members(plain: IO[bytes]) -> int:
+    """Return how many members an archive has, as far as its headers are usual ones.
+
+    This takes a tenth of the time that tarfile needs, so that an archive of very many members
+    is refused at once; tarfile says what is wrong with headers.
+    """
+    count = at = 0
+    if os.fstat(plain.fileno()).st_size == 0:
+        return count
+    with mmap.mmap(plain.fileno(), 0, access=mmap.ACCESS_READ) as blocks:
+        while at < len(blocks) and blocks[at]:  # a header begins with a name; zeros end the archive
+            count += blocks[at + _KIND : at + _KIND + 1] not in _EXTENSIONS
+            octal = blocks[at + _SIZE.start : at + _SIZE.stop].strip(b"\0 ")
+            if not octal.isdigit() or b"8" in octal or b"9" in octal:
+                break
+            at += _BLOCK * (1 - -int(octal, 8) // _BLOCK)
+    return count

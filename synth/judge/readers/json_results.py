@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ....topo.errors import InputError
+from ....topo.exact import load_json
 from ..found import Measurement, Place, Reading
 from .log_lines import name_collective
 from .tests_table import read_bus, read_version
@@ -73,11 +74,11 @@ def unwrap_log(text: str) -> str | None:
 
 def _load(text: str, where: str, line: int | None = None) -> Any:
     try:
-        return json.loads(text)
+        return load_json(text, exact=False)
     except json.JSONDecodeError as error:
         at = line if line is not None else error.lineno
         raise InputError(f"{where}, line {at}: not whole JSON: {error.msg}; is the file cut off?") from None
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise InputError(f"{where}: not usable JSON: {error}") from None
 
 

@@ -48,7 +48,5 @@ def parse_json(text: str, where: str) -> object:
     """Return the value of JSON text. Raises InputError where it is none."""
     try:
         return load_json(text, 5_000_000)
-    except RecursionError:
-        raise InputError(f"{where}: no JSON that is understood: nested too deeply") from None
     except ValueError as error:
         raise InputError(f"{where}: no JSON that is understood: {error}") from None

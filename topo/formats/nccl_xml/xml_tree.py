@@ -11,6 +11,7 @@ from xml.sax.saxutils import escape
 
 from ...errors import InputError
 from ...graph import Device, Topology
+from ...printable import printable
 from ..safe_xml import MAX_DEPTH
 
 _ADDRESS = re.compile(r"(?:([0-9a-f]{1,8}):)?([0-9a-f]{2}):([01][0-9a-f])\.([0-9a-f])")
@@ -20,8 +21,14 @@ _DEEPEST = MAX_DEPTH - 6
 
 
 def quote(value: str) -> str:
-    """Return a value between double quotes: RCCL's parser knows no others."""
-    return f'"{escape(value, {chr(34): "&quot;", chr(10): "&#10;", chr(13): "&#13;", chr(9): "&#9;"})}"'
+    """Return a value between double quotes: RCCL's parser knows no others.
+
+    What a terminal would obey or hide is written by its number, which XML reads as the same.
+    """
+    text = escape(value, {'"': "&quot;"})
+    if printable(text) != text:
+        text = "".join(c if printable(c) == c else f"&#{ord(c)};" for c in text)
+    return f'"{text}"'
 
 
 @dataclass(eq=False)
