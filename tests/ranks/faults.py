@@ -15,6 +15,7 @@ import topoplan
 from ranks.checks import SUMS, refused
 from topoplan import Communicator
 from topoplan.runtime.measuring.calibrate import calibrate
+from topoplan.runtime.ranks.transport import Transport
 
 
 def die() -> NoReturn:
@@ -133,14 +134,14 @@ def not_everybody_sets_up(path: str) -> str | None:
 def dies_in_a_race(path: str, function: str, number: int) -> str | None:
     communicator = Communicator(path, timeout=patience.deadline(4))
     if dist.get_rank() == 1:
-        die_at_call(dist, function, number)
+        die_at_call(Transport, function, number)
     survive(lambda: communicator.allreduce(torch.ones(1000)))
 
 
 def dies_in_calibration(path: str) -> str | None:
     communicator = Communicator(path, timeout=patience.deadline(4))
     if dist.get_rank() == 1:
-        die_at_call(dist, "barrier", 5)
+        die_at_call(Transport, "meet", 5)
     survive(lambda: calibrate(communicator))
 
 
@@ -158,24 +159,3 @@ def stops_in_a_race(path: str) -> str | None:
         events.tell(f"rank {dist.get_rank()} has given up")
         leave(str(error))
     raise AssertionError("went on with a rank that stopped")
-
-
-def stock_fails_on_one_rank(path: str) -> tuple[str, list[str]]:
-    """Rank 1's stock allreduce raises; return the choice's label and its entrants."""
-    communicator = Communicator(path, timeout=patience.deadline(20))
-    allreduce = dist.ProcessGroup.allreduce
-
-    def flaky(group: dist.ProcessGroup, tensors: list[torch.Tensor], *args: Any, **kwargs: Any) -> object:
-        work = allreduce(group, tensors, *args, **kwargs)
-        if tensors[0].dtype == torch.float32:  # a trial of the collective, not what ranks agree on
-            raise RuntimeError("not here")
-        return work
-
-    if dist.get_rank() == 1:
-        setattr(dist.ProcessGroup, "allreduce", flaky)  # noqa: B010  (mypy takes no assignment to a method)
-    x = torch.full((1000,), float(dist.get_rank()))
-    communicator.allreduce(x)
-    assert (x == 3).all()
-    choice = communicator.choice(4000)
-    assert choice is not None
-    return choice.label, sorted(choice.raced)
