@@ -12,10 +12,10 @@ import torch.distributed as dist
 
 from ..synth.plan import Plan
 from ..topo.errors import ExecutionError, InputError, PlanMismatchError, TopoplanError
+from .cache.folder import find_cache_folder
 from .choose import Choice, ChooseMode, check_choose_mode, check_lossless
 from .codecs import find_codec
 from .engine import Engine
-from .kept_races import find_cache_folder
 from .ranks.faults import first_line
 from .ranks.groups import GroupMaker
 from .ranks.transport import Transport

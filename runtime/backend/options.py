@@ -10,9 +10,9 @@ from pathlib import Path
 
 from ...synth.plan import Plan
 from ...topo.errors import InputError
+from ..cache.folder import find_cache_folder
 from ..choose import MODES, SAME_BITS, ChooseMode, check_choose_mode, check_lossless
 from ..codecs import find_codec
-from ..kept_races import find_cache_folder
 from ..ranks.transport import check_transport
 from .account import heed_log_level
 
@@ -30,7 +30,7 @@ class BackendOptions:
     plans: Plans
     choose: ChooseMode
     time_limit_s: float
-    cache: Path
+    cache: Path | None
     least_bytes: int
     compress: str | None
     even_alltoall: bool = False
