@@ -46,7 +46,5 @@ def warn_of_no_home() -> None:
 
 
 def describe_problem(error: Exception) -> str:
-    """Return what is wrong with a file or folder, without the errno."""
-    if isinstance(error, OSError) and error.strerror:
-        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
-    return str(error)
+    """Return what is wrong with the folder or a file in it, without errno and path."""
+    return (isinstance(error, OSError) and error.strerror) or str(error)

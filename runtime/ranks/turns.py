@@ -57,7 +57,8 @@ class Turns:
     def measure_medians_s(self, calls: Sequence[Callable[[], None]]) -> list[float]:
         """Return each call's median seconds over several turns, alike on all ranks. Collective.
 
-        A call that is hopeless at its very first run and in the first turns gets no more turns.
+        A call that is hopeless at its very first run and in the first turns gets no more turns. If
+        only one is not, these are the shortest times of the first turns.
         """
         unprepared = self.measure_turn_s(calls)  # compiles the calls, and touches their buffers
         first = [self.measure_turn_s(calls)]
@@ -66,10 +67,12 @@ class Turns:
         shortest = [min(times) for times in zip(*first, strict=True)]
         best = min(shortest)
         is_hopeless = [min(x) > best * _HOPELESS for x in zip(shortest, unprepared, strict=True)]
-        times = {i: [turn[i] for turn in first] for i, out in enumerate(is_hopeless) if not out}
-        if len(times) > 1:
-            self._race_on(calls, times, best * len(times))
-        return [statistics.median(times.get(i, [least])) for i, least in enumerate(shortest)]
+        times = {i: [turn[i] for turn in first] for i in range(len(calls))}
+        racing = {i: times[i] for i, out in enumerate(is_hopeless) if not out}
+        if len(racing) == 1:
+            return shortest  # medians of so few turns may have another order
+        self._race_on(calls, racing, best * len(racing))
+        return [statistics.median(times[i]) for i in range(len(calls))]
 
     def _race_on(self, calls: Sequence[Callable[[], None]], times: dict[int, list[float]], turn_s: float) -> None:
         """Add to `times` those of more turns, of about `turn_s` seconds each. Collective."""
