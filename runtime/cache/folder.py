@@ -42,7 +42,7 @@ def warn_without_cache(folder: Path | None, reason: object) -> None:
 
 def warn_of_no_home() -> None:
     """Warn that `find_cache_folder` returned None."""
-    warn_without_cache(None, "this user has neither HOME nor a passwd entry")
+    warn_without_cache(None, "no home directory is known (no HOME, no passwd entry)")
 
 
 def describe_problem(error: Exception) -> str:
