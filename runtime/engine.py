@@ -41,9 +41,8 @@ class Engine:
 
     Making it is collective over the transport's ranks. `codec` encodes what is sent; with `rounds_once` only schedules are
     used in which each contribution is rounded once, then their sum once. What races find is cached in
-    the folder `cache`; with None, nowhere. Raises
-    InputError where the plan has no schedule that keeps what compression promises, ExecutionError where a rank does not
-    answer.
+    the folder `cache`; with None, nowhere. Raises InputError where the plan has no schedule that
+    keeps what compression promises, ExecutionError where a rank does not answer.
     """
 
     def __init__(
