@@ -24,8 +24,9 @@ _EXTENSIONS = 3
 as many turns as before, within _RACE_S altogether: long calls are seldom disturbed as much."""
 _FIRST_TURNS = 3
 _FIRST_RACE_S = 0.1
-"""So many turns decide whether a call is hopeless if they take less than that; otherwise one does.
-On a crowded host a call of 1 ms is held up for several ms, twice in a row often enough."""
+"""So many turns decide whether a call is hopeless if they take less than that, by the best call's
+time; otherwise one does. On a crowded host a call of 1 ms is often held up for several ms, and MPI's
+own collective was for 400 ms: a single turn that is so long says nothing of the call."""
 _HOPELESS = 1.6
 """A candidate that takes this many times the best one's time, both at its very first run and at
 best in the first turns, is out."""
@@ -62,7 +63,7 @@ class Turns:
         """
         unprepared = self.measure_turn_s(calls)  # compiles the calls, and touches their buffers
         first = [self.measure_turn_s(calls)]
-        if sum(first[0]) * _FIRST_TURNS < _FIRST_RACE_S:
+        if min(first[0]) * len(calls) * _FIRST_TURNS < _FIRST_RACE_S:
             first += [self.measure_turn_s(calls) for _ in range(1, _FIRST_TURNS)]
         shortest = [min(times) for times in zip(*first, strict=True)]
         best = min(shortest)
