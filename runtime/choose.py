@@ -329,7 +329,9 @@ class Chooser:
         stock_s = times_s.get(None, float("inf"))
         worthwhile = _WORTHWHILE_SHORT if stock_s < _SHORT_S else _WORTHWHILE
         winner = own if times_s[own] <= worthwhile * stock_s else None
-        raced_us = {_label(x): seconds * 1e6 for x, seconds in times_s.items()}
+        # Two schedules of a strategy have one label: the faster one's time comes last, and stays.
+        slowest_first = sorted(times_s.items(), key=lambda item: -item[1])
+        raced_us = {_label(x): seconds * 1e6 for x, seconds in slowest_first}
         if self.transport.rank == 0:
             place = self.variants.index(own)
             race = CachedRace(
