@@ -3,18 +3,17 @@
 All ranks must choose alike. Rank 0 predicts, with the host costs and links at hand, and tells the others which candidates
 are worth trying, of which the plan's own schedule for the size is always one; all of them run these, and the stock
 collective, a few times on scratch memory the first time that a size (a power of two) turns up; the slowest rank's median
-decides. While a coarser segmentation wins, a still coarser one races it. What won is kept for the next start, which tries
-it alone, and races again only where its time is far off.
+decides. While a coarser segmentation wins, a still coarser one races it. What won is cached for the
+next start, which tries it beside the stock collective, and races again only if it loses to that, or
+its time is far off.
 """
 
 from __future__ import annotations
 
 import logging
-import random
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +22,11 @@ from ..synth.cost.segmentation import Family, as_sent, families, fastest, time_u
 from ..synth.ir.schedule import Schedule
 from ..synth.plan import Plan
 from ..topo.errors import InputError
+from .cache.races import CachedRace, CachedRaces, today
 from .codecs import Codec
-from .kept_races import KeptRace, KeptRaces, today
 from .ranks.machine import Machine
-from .ranks.timing import time_call_s
 from .ranks.transport import Transport
+from .ranks.turns import Turns
 from .trial import MOST_ENTRANTS, Trial
 
 log = logging.getLogger("topoplan")
@@ -47,18 +46,15 @@ _SHORT_S, _WORTHWHILE_SHORT = 1e-3, 0.85
 """The same part for calls that are shorter than that: their times in a race are less certain."""
 _STEP = 4
 """The factor between a segmentation and the next coarser one that races."""
-_RACE_S = 0.5
-_LEAST_TURNS, _MOST_TURNS = 3, 9
-_SHORT_RACE_S = 0.03
-"""A race has as many turns as fit into _RACE_S, within these limits. Two would not do: neither time is the median. Where
-_MOST_TURNS turns take less than _SHORT_RACE_S there are more: short calls are easily disturbed."""
-_FIRST_TURNS = 3
-"""So many turns decide whether a short call is hopeless: its best one counts."""
 FAR_OFF = 0.5
-"""A kept winner whose time differs by more than this part of the kept one, at every try, races again."""
+"""A cached winner races again if, at every try, its time is this part of the cached one off."""
 _TRIES = 3
-_HOPELESS = 1.6
-"""A candidate that takes this many times the best one's time twice, at its very first run and in the first turn, is out."""
+"""Tries of a cached winner beside stock. The shortest times count: a busy host holds up one call in
+three."""
+_LONG_TRY_S = 0.1
+"""A try that takes longer and is passed is the last: such calls are seldom held up for as long."""
+_STOCK = "stock"
+"""The stock collective's name among the times of a race."""
 
 
 def check_choose_mode(mode: object) -> None:
@@ -96,7 +92,7 @@ class Choice:
     @property
     def label(self) -> str:
         """Its name in tables."""
-        return "stock" if self.schedule is None else self.schedule.label
+        return _label(self.schedule)
 
     def describe(self) -> str:
         """Return what is used, and a row for each candidate that raced, the fastest first, as text."""
@@ -118,7 +114,7 @@ class Chooser:
     """The choices of one communicator, by size on the wire.
 
     `mode` is one of MODES or a function; `is_usable` says which of the plan's schedules may be used; `codec` encodes what
-    is sent. What races find is kept in `cache`, where rank 0 reads it.
+    is sent. Rank 0 caches what races find in the folder `cache`; with None, nowhere.
     """
 
     def __init__(
@@ -127,14 +123,12 @@ class Chooser:
         machine: Machine,
         transport: Transport,
         mode: ChooseMode,
-        cache: Path,
+        cache: Path | None,
         is_usable: Callable[[Schedule], bool] = lambda _: True,
         codec: Codec | None = None,
     ) -> None:
         self.plan, self.machine, self.mode, self.cache = plan, machine, mode, cache
-        self.is_usable, self.codec = is_usable, codec
-        self.faults, self.device, self.rank = transport.faults, transport.device, transport.rank
-        self.meet, self.find_slowest_s, self.exchange = transport.meet, transport.find_slowest_s, transport.exchange
+        self.transport, self.is_usable, self.codec = transport, is_usable, codec
         self.choices: dict[int, Choice] = {}
         if mode == SAME_BITS:
             plan.check_one_bracketing()
@@ -207,70 +201,85 @@ class Chooser:
         collective. Collective; raises ExecutionError on every rank where one of them fails.
         """
         mode = self.mode(size_bytes, self.variants) if callable(self.mode) else self.mode
-        order, kept = self._rank_candidates(size_bytes, finds_kept=mode in ("race", SAME_BITS))
-        with_stock = mode == "race" and has_stock()
-        if mode == "model" or (len(order) == 1 and not with_stock):
+        entrant = stock if mode == "race" and has_stock() else None
+        order, cached = self.rank_candidates(
+            size_bytes, is_raced=mode in ("race", SAME_BITS), with_stock=entrant is not None
+        )
+        if mode == "model" or (len(order) == 1 and entrant is None):
             choice = self._choice_of(self.variants[order[0]])
         else:
-            entrant = stock if with_stock else None
-            choice = self._try_kept(kept, size_bytes, run, entrant) or self._race(size_bytes, order, run, entrant)
+            tried = None if cached is None else self._try_cached(cached, size_bytes, run, entrant)
+            choice = tried or self._race(size_bytes, order, run, entrant)
         self.choices[size_bytes.bit_length()] = choice
         return choice
 
-    def _rank_candidates(
-        self, size_bytes: int, *, finds_kept: bool, number: int | None = None
-    ) -> tuple[list[int], KeptRace | None]:
-        """Return the numbers of the variants worth trying, best first, as rank 0 predicts them, and what won before, if that
-        is known. Collective.
+    def rank_candidates(
+        self, size_bytes: int, *, is_raced: bool, with_stock: bool, number: int | None = None
+    ) -> tuple[list[int], CachedRace | None]:
+        """Return the numbers of the variants worth trying, best first, as rank 0 predicts them, and
+        what won such a race (`with_stock` or without) before, if that is cached. Collective, as
+        part of the `number`-th call where that is given.
         """
-        answers: list[Any] = [None]
-        if self.rank == 0:
-            kept = self._kept.find(size_bytes) if finds_kept else None
-            answers = [(self._find_near_best(size_bytes), kept if kept is not None and self._fits(kept) else None)]
-        with self.faults.stock(f"what to try at {size_bytes} bytes", number):
-            order, kept = self.exchange(answers[0])[0]
-        return order, kept
+        answer: Any = None
+        transport = self.transport
+        if transport.rank == 0:
+            cached = self._races(with_stock=with_stock).find(size_bytes) if is_raced else None
+            fits = cached is not None and self._fits(cached, with_stock=with_stock)
+            answer = self._find_near_best(size_bytes), cached if fits else None
+        with transport.faults.stock(f"what to try at {size_bytes} bytes", number):
+            order, cached = transport.exchange(answer)[0]
+        return order, cached
 
-    @property
-    def _kept(self) -> KeptRaces:
+    def _races(self, *, with_stock: bool) -> CachedRaces:
         codec = None if self.codec is None else self.codec.name
-        return KeptRaces(self.cache, self.plan.hash, self.machine, self.device, codec)
+        device, plan_hash = self.transport.device, self.plan.hash
+        return CachedRaces(self.cache, plan_hash, self.machine, device, codec, with_stock=with_stock)
 
-    def _fits(self, kept: KeptRace) -> bool:
-        """Return whether a kept race is one of these candidates."""
-        places = [place for place in (kept.winner, kept.own) if place is not None]
-        if any(place >= len(self.variants) for place in places):
+    def _fits(self, cached: CachedRace, *, with_stock: bool) -> bool:
+        """Return whether a cached race is one of these candidates."""
+        if cached.winner is None and not with_stock:
             return False
-        return kept.labels == self._label(kept.winner, kept.own) and kept.labels[0] in kept.raced_us
+        if max(cached.own, cached.winner or 0) >= len(self.variants):
+            return False
+        own = self.variants[cached.own]
+        winner = None if cached.winner is None else self.variants[cached.winner]
+        return cached.labels == (_label(winner), own.label) and cached.labels[0] in cached.raced_us
 
-    def _label(self, winner: int | None, own: int) -> tuple[str, str]:
-        return "stock" if winner is None else self.variants[winner].label, self.variants[own].label
-
-    def _try_kept(
+    def _try_cached(
         self,
-        kept: KeptRace | None,
+        cached: CachedRace,
         size_bytes: int,
         run: Callable[[Schedule], None],
         stock: Callable[[], None] | None,
     ) -> Choice | None:
-        """Return what won before, if it still takes about as long; None where a race must decide. Collective."""
-        if kept is None or (kept.winner is None and stock is None):
-            return None
-        winner = None if kept.winner is None else self.variants[kept.winner]
-
-        def call() -> None:
-            if winner is not None:
-                run(winner)
-            elif stock is not None:
-                stock()
-
-        call()  # compiled, and buffers touched
+        """Return what won before, if it still takes about as long and beats stock, which is tried
+        beside it; None if a race must decide. Collective.
+        """
+        winner = None if cached.winner is None else self.variants[cached.winner]
+        calls: list[Callable[[], None]] = [] if winner is None else [partial(run, winner)]
+        calls += [] if stock is None else [stock]
+        turns = Turns(self.transport, f"the try at {size_bytes} bytes")
+        turns.measure_turn_s(calls)  # compiled, and buffers touched
+        tries_us: list[list[float]] = []
+        is_near = is_beaten = False
         for _ in range(_TRIES):
-            time_us = self._measure_turn(size_bytes, [call])[0] * 1e6
-            if abs(time_us - kept.time_us) <= FAR_OFF * kept.time_us:
-                return replace(self._choice_of(winner), own=self.variants[kept.own], raced=kept.raced_us)
-        log.info("%d bytes: %s took %.0f us where a kept race has %.0f; they race again",
-                 size_bytes, kept.labels[0], time_us, kept.time_us)  # fmt: skip
+            tries_us.append([seconds * 1e6 for seconds in turns.measure_turn_s(calls)])
+            own_us, *stock_us = map(min, zip(*tries_us, strict=True))
+            is_near |= abs(tries_us[-1][0] - cached.time_us) <= FAR_OFF * cached.time_us
+            is_beaten = any(own_us > other_us for other_us in stock_us)
+            if is_near and not is_beaten and sum(tries_us[-1]) > _LONG_TRY_S * 1e6:
+                break
+        if is_near and not is_beaten:
+            own = self.variants[cached.own]
+            return replace(self._choice_of(winner), own=own, raced=cached.raced_us)
+        log.info(
+            "%d bytes: %s took %.0f us%s, and %.0f when it was cached; they race again",
+            size_bytes,
+            _label(winner),
+            own_us,
+            f", stock {stock_us[0]:.0f}" if stock_us else "",
+            cached.time_us,
+        )
         return None
 
     def _find_near_best(self, size_bytes: int) -> list[int]:
@@ -293,108 +302,85 @@ class Chooser:
         self, size_bytes: int, order: list[int], run: Callable[[Schedule], None], stock: Callable[[], None] | None
     ) -> Choice:
         """Measure the candidates, and the stock collective where there is one, and return the fastest. Collective."""
+        turns = Turns(self.transport, f"the race at {size_bytes} bytes")
 
-        def call_of(schedule: Schedule) -> Callable[[], None]:
-            return lambda: run(schedule)
+        def measure(*raced: Schedule | None) -> dict[Schedule | None, float]:
+            calls = [stock if x is None else partial(run, x) for x in raced]
+            medians = turns.measure_medians_s([call for call in calls if call is not None])
+            return dict(zip(raced, medians, strict=True))
 
-        entrants: dict[Schedule | None, Callable[[], None]] = {
-            schedule: call_of(schedule) for schedule in map(self.variants.__getitem__, order)
-        }
-        if stock is not None:
-            entrants[None] = stock
-        times_s = dict(zip(entrants, self._measure_medians(size_bytes, list(entrants.values())), strict=True))
-        winner = min(times_s, key=times_s.__getitem__)
+        entrants = [self.variants[number] for number in order]
+        times_s = measure(*entrants, *([] if stock is None else [None]))
         # While a coarser segmentation wins, a still coarser one races it: what a message costs may not be known well.
-        while winner is not None and (coarser := _coarser(winner)) in self.variants and coarser not in times_s:
-            assert coarser is not None
-            entrants[coarser] = call_of(coarser)
-            times_s[winner], times_s[coarser] = self._measure_medians(size_bytes, [entrants[winner], entrants[coarser]])
-            if times_s[winner] <= times_s[coarser]:
-                break
-            winner = coarser
-        return self._conclude(size_bytes, times_s, winner)
+        while True:
+            winner = min(times_s, key=times_s.__getitem__)
+            coarser = None if winner is None else _coarser(winner)
+            if coarser is None or coarser in times_s or coarser not in self.variants:
+                return self.decide(size_bytes, times_s)
+            times_s |= measure(winner, coarser)
 
     def begin_trial(self, size_bytes: int, *, has_stock: bool, number: int | None) -> Trial | None:
-        """Return a trial of the candidates for a size on the calls that users make, the `number`-th of which begins it; None
-        where there is nothing to try, and the choice is made. Collective.
+        """Return a trial of the candidates for a size on the calls that users make, the `number`-th
+        of which begins it; None where there is nothing to try, and the choice is made. Collective.
 
-        Of a cached race only the winner is tried, beside the stock collective; all are where it loses.
+        Of a cached race only the winner is tried, beside the stock collective; all are where it
+        loses.
         """
         mode = self.mode(size_bytes, self.variants) if callable(self.mode) else self.mode
-        is_cached = mode in ("race", SAME_BITS)
-        order, cached = self._rank_candidates(size_bytes, finds_kept=is_cached, number=number)
-        with_stock: list[Schedule | None] = [None] if mode == "race" and has_stock else []
+        with_stock = mode == "race" and has_stock
+        is_raced = mode in ("race", SAME_BITS)
+        order, cached = self.rank_candidates(size_bytes, is_raced=is_raced, with_stock=with_stock, number=number)
+        stock: list[Schedule | None] = [None] if with_stock else []
         schedules = [self.variants[place] for place in order]
-        if mode == "model" or len(with_stock) + len(schedules) == 1:
+        if mode == "model" or len(stock) + len(schedules) == 1:
             self.choices[size_bytes.bit_length()] = self._choice_of(schedules[0])
             return None
         # The plan's own choice comes last in the list, and must stay in it.
-        most = MOST_ENTRANTS - len(with_stock)
-        everybody = [*with_stock, *schedules[: most - 1], *schedules[most - 1 :][-1:]]
-        if cached is None or (cached.winner is None and not with_stock):
+        most = MOST_ENTRANTS - len(stock)
+        everybody = [*stock, *schedules[: most - 1], *schedules[most - 1 :][-1:]]
+        if cached is None:
             return Trial(everybody)
-        best = self.variants[cached.own if cached.winner is None else cached.winner]
-        expected = None if cached.winner is None else best
-        return Trial([*with_stock, best], expected=expected, others=everybody)
+        own = self.variants[cached.own]
+        expected = None if cached.winner is None else own
+        return Trial([*stock, own], expected=expected, others=everybody)
 
     def end_trial(self, size_bytes: int, trial: Trial) -> Trial | None:
-        """Make the choice for a size from the times of a trial that is over. Returns another trial where the winner of an
-        earlier launch has lost, and nothing is chosen yet.
+        """Make the choice for a size from the times of a trial that is over. Returns another trial
+        where the winner of an earlier launch has lost, and nothing is chosen yet.
         """
-        times_s = trial.best_s()
-        winner = min(times_s, key=times_s.__getitem__)
-        choice = self._conclude(size_bytes, times_s, winner)
+        choice = self.decide(size_bytes, trial.best_s())
         if trial.others and choice.schedule != trial.expected:
             return Trial(trial.others)
         self.choices[size_bytes.bit_length()] = choice
         return None
 
-    def _conclude(self, size_bytes: int, times_s: Mapping[Schedule | None, float], winner: Schedule | None) -> Choice:
-        """Return the choice where `winner` took the shortest time, unless the stock collective takes hardly longer."""
+    def decide(self, size_bytes: int, times_s: Mapping[Schedule | None, float]) -> Choice:
+        """Return the choice that follows from the candidates' medians in seconds, alike on all ranks;
+        None stands for the stock collective. Rank 0 caches it for the next start.
+        """
+        own = min((x for x in times_s if x is not None), key=times_s.__getitem__)
         stock_s = times_s.get(None, float("inf"))
         worthwhile = _WORTHWHILE_SHORT if stock_s < _SHORT_S else _WORTHWHILE
-        if winner is not None and times_s[winner] > worthwhile * stock_s:
-            winner = None
-        own = winner or min((x for x in times_s if x is not None), key=times_s.__getitem__)
-        raced = {"stock" if x is None else x.label: seconds * 1e6 for x, seconds in times_s.items()}
-        if self.rank == 0:
-            place = None if winner is None else self.variants.index(winner)
-            labels = self._label(place, self.variants.index(own))
-            kept = KeptRace(place, self.variants.index(own), labels, times_s[winner] * 1e6, raced, today())
-            self._kept.keep(size_bytes, kept)
-        return replace(self._choice_of(winner), own=own, raced=raced)
+        winner = own if times_s[own] <= worthwhile * stock_s else None
+        # Two schedules of a strategy have one label: the faster one's time comes last, and stays.
+        slowest_first = sorted(times_s.items(), key=lambda item: -item[1])
+        raced_us = {_label(x): seconds * 1e6 for x, seconds in slowest_first}
+        if self.transport.rank == 0:
+            place = self.variants.index(own)
+            race = CachedRace(
+                winner=None if winner is None else place,
+                own=place,
+                labels=(_label(winner), own.label),
+                time_us=times_s[winner] * 1e6,
+                raced_us=raced_us,
+                raced_on=today(),
+            )
+            self._races(with_stock=None in times_s).save(size_bytes, race)
+        return replace(self._choice_of(winner), own=own, raced=raced_us)
 
-    def _measure_medians(self, size_bytes: int, calls: list[Callable[[], None]]) -> list[float]:
-        """Return each call's median seconds over several turns, alike on all ranks.
 
-        A call that is hopeless both at its very first run and in the first turn gets no more turns.
-        """
-        unprepared = self._measure_turn(size_bytes, calls)  # the run in which it is compiled, and buffers are touched
-        first = self._measure_turn(size_bytes, calls)
-        if sum(first) * _MOST_TURNS < _SHORT_RACE_S:
-            more = [self._measure_turn(size_bytes, calls) for _ in range(1, _FIRST_TURNS)]
-            first = [min(times) for times in zip(first, *more, strict=True)]
-        best = min(first)
-        running = [i for i, seconds in enumerate(map(min, first, unprepared)) if seconds <= best * _HOPELESS]
-        times: dict[int, list[float]] = {i: [first[i]] for i in running}
-        turn_s = best * len(running)
-        most = max(_MOST_TURNS, int(_SHORT_RACE_S / turn_s))
-        turns = 0 if len(running) == 1 else max(_LEAST_TURNS - 1, min(most, int(_RACE_S / turn_s)))
-        for turn in range(turns):
-            # What was called before slows a call down: each turn has another order, alike on all ranks.
-            order = random.Random(turn).sample(running, len(running))
-            for i, seconds in zip(order, self._measure_turn(size_bytes, [calls[i] for i in order]), strict=True):
-                times[i].append(seconds)
-        return [statistics.median(times[i]) if i in times else seconds for i, seconds in enumerate(first)]
-
-    def _measure_turn(self, size_bytes: int, calls: list[Callable[[], None]]) -> list[float]:
-        """Return the slowest rank's seconds for each call, made once."""
-        seconds = []
-        for call in calls:
-            with self.faults.stock(f"the race at {size_bytes} bytes"):
-                seconds.append(time_call_s(call, self.meet, self.device))
-        with self.faults.stock(f"the times of the race at {size_bytes} bytes"):
-            return self.find_slowest_s(seconds)
+def _label(schedule: Schedule | None) -> str:
+    return _STOCK if schedule is None else schedule.label
 
 
 def _coarser(schedule: Schedule) -> Schedule | None:

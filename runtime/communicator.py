@@ -13,10 +13,10 @@ import torch.distributed as dist
 
 from ..synth.plan import Plan
 from ..topo.errors import InputError, PlanMismatchError, TopoplanError
+from .cache.folder import find_cache_folder
 from .choose import Choice, ChooseMode, check_choose_mode, check_lossless
 from .codecs import find_codec
 from .engine import Engine
-from .kept_races import find_cache_folder
 from .ranks.groups import GroupMaker, find_members
 from .ranks.roll_call import explain_set_up
 from .ranks.transport import SharedTransport, Transport
@@ -43,8 +43,9 @@ class Communicator:
     element up in one bracketing, so that its bits do not depend on the size of the buffer or its place in it), or a
     function of the size in bytes and the list of candidates that returns, alike on all ranks, one of them, None for the
     stock collective, or one of these names for that size. `timeout` is the deadline of a call: by then it is through, or
-    has raised ExecutionError on every rank that is still alive. What a race finds is kept in the folder `cache` (default:
-    TOPOPLAN_CACHE, else topoplan in the user's cache folder), so that the next start tries the winner alone.
+    has raised ExecutionError on every rank that is still alive. What a race finds is cached in the folder `cache`
+    (default: TOPOPLAN_CACHE, else topoplan in the user's cache folder), so that the next start tries the winner first; if
+    that folder cannot be used, a warning says so.
 
     `compress` names a codec (fp16, bf16, fp8, fp8-e5m2, int8) in which floating-point values travel, whatever the schedule;
     they are summed in float32, and all ranks end with the same bits. `reduction` says where they are rounded: `hops`

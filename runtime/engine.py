@@ -42,9 +42,9 @@ class Engine:
     """Runs the collective of `plan` over a transport, on tensors of its device.
 
     Making it is collective over the transport's ranks. `codec` encodes what is sent; with `rounds_once` only schedules are
-    used in which each contribution is rounded once, then their sum once. What races find is kept in `cache`. Raises
-    InputError where the plan has no schedule that keeps what compression promises, ExecutionError where a rank does not
-    answer.
+    used in which each contribution is rounded once, then their sum once. What races find is cached in
+    the folder `cache`; with None, nowhere. Raises InputError where the plan has no schedule that
+    keeps what compression promises, ExecutionError where a rank does not answer.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Engine:
         transport: Transport,
         choose: ChooseMode,
         codec: Codec | None,
-        cache: Path,
+        cache: Path | None,
         *,
         rounds_once: bool,
     ) -> None:

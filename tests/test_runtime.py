@@ -71,8 +71,8 @@ def test_choices_are_alike_on_all_ranks_and_keep_what_the_caller_brought(plans: 
         assert "stock" in entrants and len(entrants) >= 2 if mode == "race" else not entrants
 
 
-def test_what_a_race_found_is_kept_and_raced_again_where_it_is_far_off(plans: Plans, tmp_path: Path) -> None:
-    winners = run_ranks(choices.raced_and_kept, 3, plans("ring:3"), str(tmp_path))
+def test_a_cached_race_is_used_and_raced_again_where_it_is_wrong(plans: Plans, tmp_path: Path) -> None:
+    winners = run_ranks(choices.raced_and_cached, 3, plans("ring:3"), str(tmp_path))
     assert all(of_rank == winners[0] for of_rank in winners)
 
 

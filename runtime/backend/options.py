@@ -10,9 +10,9 @@ from pathlib import Path
 
 from ...synth.plan import Plan
 from ...topo.errors import InputError
+from ..cache.folder import find_cache_folder
 from ..choose import MODES, SAME_BITS, ChooseMode, check_choose_mode, check_lossless
 from ..codecs import find_codec
-from ..kept_races import find_cache_folder
 from ..ranks.transport import check_transport
 from .account import heed_log_level
 
@@ -30,7 +30,7 @@ class BackendOptions:
     plans: Plans
     choose: ChooseMode
     time_limit_s: float
-    cache: Path
+    cache: Path | None
     least_bytes: int
     compress: str | None
     even_alltoall: bool = False
@@ -66,8 +66,8 @@ def backend_options(
     `off`: none, gloo or NCCL do everything. `choose` (TOPOPLAN_CHOOSE): as for Communicator; with `same-bits` reproducible
     plans are synthesized, floating-point sums of all sizes go through them, and what cannot is refused. `time_limit_s`
     (TOPOPLAN_TIME_LIMIT, 20): for one synthesis, which rank 0 does while the others wait. `cache` (TOPOPLAN_CACHE): the
-    folder where synthesized plans, and what races found, are kept (default: topoplan in the user's cache folder, on Linux
-    $XDG_CACHE_HOME or ~/.cache). `least_bytes`
+    folder where synthesized plans, and what races found, are cached (default: topoplan in the user's cache folder, on
+    Linux $XDG_CACHE_HOME or ~/.cache); if it cannot be used, nothing is, and a warning says so. `least_bytes`
     (TOPOPLAN_LEAST_BYTES, 1024): floating-point buffers smaller than that are left to gloo or NCCL. `compress`
     (TOPOPLAN_COMPRESS, none): the codec in which sums and averages travel (allreduce, reduce-scatter), as for Communicator.
     `even_alltoall` (TOPOPLAN_EVEN_ALLTOALL, no): a promise that all_to_all_single always has equal parts on all ranks, which

@@ -11,25 +11,32 @@ from typing import Any
 from ...synth.cost.host_costs import FIELD as HOST
 from ...synth.ir.collective import Collective
 from ...synth.plan import Plan
-from ...topo.errors import TopoplanError
+from ...topo.errors import InputError, TopoplanError
 from ...topo.graph import Topology
 from ...topo.version import VERSION
+from ..cache.folder import describe_problem, warn_of_no_home, warn_without_cache
 
 log = logging.getLogger("topoplan")
 
 
 def load_or_synthesize(
-    collective: Collective, topology: Topology, folder: Path, time_limit_s: float, *, reproducible: bool = False
+    collective: Collective,
+    topology: Topology,
+    folder: Path | None,
+    time_limit_s: float,
+    *,
+    reproducible: bool = False,
 ) -> Plan:
     """Return the plan in `folder`, verified, or else synthesize one and save it there.
 
-    A plan whose search the time limit cut short is not saved. A file that is damaged, or for another machine, is
-    replaced. Raises what `synthesize` raises.
+    A plan whose search the time limit cut short is not saved. A file that is damaged, or for another
+    machine, is replaced. A folder that is None or cannot be used costs one warning. Raises what
+    `synthesize` raises.
     """
-    path = folder / _make_file_name(collective, topology, reproducible=reproducible)
-    loaded = _load_fitting(path, collective, topology)
+    name = _make_file_name(collective, topology, reproducible=reproducible)
+    loaded = None if folder is None else _load_fitting(folder / name, collective, topology)
     if loaded is not None and (loaded.bracketing is not None) == reproducible:
-        log.info("%s: plan %s from %s", _describe(collective), loaded.hash[:16], path)
+        log.info("%s: plan %s from %s", _describe(collective), loaded.hash[:16], folder)
         return loaded
     # The planner's imports take more than a second of a core, and only the first rank of the first start needs them.
     from ...synth.synthesize import synthesize
@@ -38,24 +45,37 @@ def load_or_synthesize(
     log.info("%s: plan %s synthesized in %.1f s", _describe(collective), result.plan.hash[:16], result.seconds)
     if result.cut_short:
         log.warning(
-            "%s: search cut short by the time limit of %g s (%s); plan %s is not kept, the next start searches again",
+            "%s: search cut short by the time limit of %g s (%s); plan %s is not cached, the next start searches again",
             _describe(collective), time_limit_s, ", ".join(result.cut_short), result.plan.hash[:16],
         )  # fmt: skip
         return result.plan
+    _save(result.plan, folder, name)
+    return result.plan
+
+
+def _save(plan: Plan, folder: Path | None, name: str) -> None:
+    """Save a plan in the folder; warn, once a folder, where that fails."""
+    if folder is None:
+        warn_of_no_home()
+        return
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        result.plan.save(path, overwrite=True)
-    except (OSError, TopoplanError) as error:
-        log.warning("the plan for %s is not kept: %s", _describe(collective), error)
-    return result.plan
+        plan.save(folder / name, overwrite=True, follow_links=False)
+    except (OSError, ValueError, TopoplanError) as error:
+        warn_without_cache(folder, describe_problem(error))
 
 
 def _load_fitting(path: Path, collective: Collective, topology: Topology) -> Plan | None:
     """Return the plan in a file, or None where there is none, it is damaged, or it is for another machine or collective."""
-    if not path.exists():
-        return None
     try:
+        if not path.exists():
+            return None
+        if not path.is_file():  # reading a FIFO would wait for ever
+            raise InputError(f"{path}: not a regular file")
         plan = Plan.load(path)
+    except (OSError, ValueError) as error:  # this user cannot enter the folder; an impossible name
+        warn_without_cache(path.parent, describe_problem(error))
+        return None
     except TopoplanError as error:
         log.warning("%s; it is replaced", error)
         return None

@@ -18,6 +18,7 @@ from topoplan import Communicator, ExecutionError
 from topoplan.runtime import choose
 from topoplan.runtime.choose import Choice
 from topoplan.runtime.measuring.calibrate import calibrate
+from topoplan.runtime.ranks.transport import Transport
 from topoplan.synth.ir.schedule import Schedule
 
 
@@ -46,8 +47,8 @@ def by_race_and_by_model(path: str) -> list[tuple[str, int, str, list[str]]]:
     return choices
 
 
-def raced_and_kept(path: str, folder: str) -> list[str]:
-    """Race, start anew, and start anew with what was kept wrong, damaged, or for other candidates; return the winners."""
+def raced_and_cached(path: str, folder: str) -> list[str]:
+    """Race, start anew, and start anew with what was cached wrong, damaged, or for other candidates; return the winners."""
     x = torch.ones(60_000)
 
     def race() -> Choice:
@@ -57,31 +58,36 @@ def raced_and_kept(path: str, folder: str) -> list[str]:
         return chosen(communicator, x.nbytes)
 
     first = race()
-    (kept,) = Path(folder).glob("races/*.json")
-    text = kept.read_text()
+    (cached_file,) = Path(folder).glob("races/*.json")
+    text = cached_file.read_text()
     dist.barrier()
     # So that it can be told from a new race: a time that nobody takes.
     found = json.loads(text) | {"raced_us": {first.label: 1.0}}
     winners = [first.label]
     for wrong in ({"time_us": 1e12}, {"labels": ["another", "another"]}, {"winner": 10**6}):
         if dist.get_rank() == 0:
-            kept.write_text(json.dumps(found | wrong))
+            cached_file.write_text(json.dumps(found | wrong))
         dist.barrier()
         choice = race()
         assert len(choice.raced) > 1, wrong
-        assert json.loads(kept.read_text())["raced_us"] == pytest.approx(choice.raced)
+        assert json.loads(cached_file.read_text())["raced_us"] == pytest.approx(choice.raced)
         dist.barrier()
         winners.append(choice.label)
     if dist.get_rank() == 0:
-        kept.write_text(json.dumps(found))
+        cached_file.write_text(json.dumps(found))
     dist.barrier()
-    choose.FAR_OFF, usual = 1e9, choose.FAR_OFF  # the machine may be busier now than it was
+    # The machine may be busier now than it was: the times of the try are made up, those of the winner first.
+    choose.FAR_OFF, usual = 1e9, choose.FAR_OFF
+    Transport.find_slowest_s, own = (  # type: ignore[method-assign]
+        lambda self, seconds: [float(number) for number, _ in enumerate(seconds, start=1)],
+        Transport.find_slowest_s,
+    )
     choice = race()
-    choose.FAR_OFF = usual
+    choose.FAR_OFF, Transport.find_slowest_s = usual, own  # type: ignore[method-assign]
     assert (choice.label, choice.raced) == (first.label, {first.label: 1.0})
     dist.barrier()
     if dist.get_rank() == 0:
-        kept.write_text("{")
+        cached_file.write_text("{")
     dist.barrier()
     assert len(race().raced) > 1
     return winners

@@ -1,0 +1,50 @@
+"""The folder of cached plans and races, and the one warning if nothing can be cached there."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+
+from platformdirs import user_cache_path
+
+log = logging.getLogger("topoplan")
+
+VARIABLE = "TOPOPLAN_CACHE"
+"""Environment variable: the cache folder."""
+_warned: set[Path | None] = set()
+"""Folders of which this process has warned: it looks into the cache at every new size."""
+
+
+def find_cache_folder(named: str | Path | None = None) -> Path | None:
+    """Return the folder for plans and races: `named`, else TOPOPLAN_CACHE, else topoplan in the
+    user's cache folder; None if that is in a home directory which is not known.
+    """
+    folder = named or os.environ.get(VARIABLE)
+    try:
+        return Path(folder or user_cache_path("topoplan", appauthor=False)).expanduser()
+    except RuntimeError:  # no HOME and no passwd entry, as for `docker run --user 1234`
+        return None
+
+
+def warn_without_cache(folder: Path | None, reason: object) -> None:
+    """Warn that a cache folder cannot be used, once a process and folder: training goes on."""
+    if folder in _warned:
+        return
+    _warned.add(folder)
+    where = "no cache folder" if folder is None else f"cache folder {folder}"
+    log.warning(
+        "%s: %s; what is synthesized and raced is not cached, so the next start does it again; "
+        "set %s to a folder that this user can write to",
+        where, reason, VARIABLE,
+    )  # fmt: skip
+
+
+def warn_of_no_home() -> None:
+    """Warn that `find_cache_folder` returned None."""
+    warn_without_cache(None, "no home directory is known (no HOME, no passwd entry)")
+
+
+def describe_problem(error: Exception) -> str:
+    """Return what is wrong with the folder or a file in it, without errno and path."""
+    return (isinstance(error, OSError) and error.strerror) or str(error)

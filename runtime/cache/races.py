@@ -1,0 +1,159 @@
+"""Results of races, cached in a folder, so that the next start need not race again."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import re
+from datetime import date
+from pathlib import Path
+from typing import Annotated
+
+import torch
+from msgspec import Meta, Struct, structs
+
+from ...topo.errors import InputError, TopoplanError
+from ...topo.files import write_whole
+from ...topo.graph import Topology
+from ...topo.schema import Index, Label, read_as
+from ...topo.version import VERSION
+from ..ranks.machine import Machine
+from .folder import describe_problem, warn_of_no_home, warn_without_cache
+
+log = logging.getLogger("topoplan")
+
+MOST_FILES = 1024
+"""Cached races, of which the oldest are removed: some 25 sizes of 40 plans, in 1 MiB altogether."""
+_MOST_CHARS = 1 << 16
+"""Longest file that is read: a race of all candidates takes under 4,000 characters."""
+_OWN_NAME = re.compile(r"\.?[0-9a-f]{32}-\d+\.json(\..*\.tmp)?")
+"""Names of cached races, and of those that a process which was killed left half written."""
+
+_Time = Annotated[float, Meta(gt=0, le=1e12)]
+"""Microseconds. The upper bound keeps out infinity, to which every time would be near."""
+
+
+class CachedRace(Struct, frozen=True):
+    """What won a race for a size: places in the plan's list of candidates, and all times.
+
+    `winner` is None for the stock collective; `own` is the best of the plan's schedules. `labels`
+    are the names of both, `raced_us` the medians in us by name, and `time_us` is the winner's.
+    """
+
+    winner: Index | None
+    own: Index
+    labels: tuple[Label, Label]
+    time_us: _Time
+    raced_us: dict[Label, _Time]
+    raced_on: Label
+
+
+class CachedRaces:
+    """The races of one plan on one machine, in `folder`; with None nothing is cached.
+
+    The files' names are made of what is the same at every start and decides which schedule wins.
+    Host costs are not part of it: they are measured, so they differ from start to start, and they
+    only say which schedules race. `with_stock` says whether the stock collective raced too.
+    """
+
+    def __init__(
+        self,
+        folder: Path | None,
+        plan_hash: str,
+        machine: Machine,
+        device: torch.device,
+        codec: str | None,
+        *,
+        with_stock: bool,
+    ) -> None:
+        gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+        host = machine.host
+        known = [
+            plan_hash,
+            _describe(machine.topology),
+            machine.what,
+            machine.batched,
+            [host.cores, host.wire, host.burst_bytes],  # of the machine; never fitted
+            gpu,
+            codec,
+            with_stock,
+            torch.__version__,
+            VERSION,
+        ]
+        self.folder = folder
+        self._key = hashlib.sha256(json.dumps(known, default=str).encode()).hexdigest()[:32]
+
+    def find(self, size_bytes: int) -> CachedRace | None:
+        """Return what won at a size (a power of two); None if no race is cached, or its file is
+        damaged or of somebody else's, which is one warning.
+        """
+        if self.folder is None:
+            warn_of_no_home()
+            return None
+        path = self._path(self.folder, size_bytes)
+        try:
+            return _read(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return None  # nothing is cached yet; if a file is in the folder's place, `save` warns
+        except OSError as error:
+            warn_without_cache(self.folder, describe_problem(error))
+        except (ValueError, RecursionError, TopoplanError) as error:
+            log.warning("%s: not a cached race (%s); it is raced again", path, error)
+        return None
+
+    def save(self, size_bytes: int, race: CachedRace) -> None:
+        """Cache what won at a size, in place of what was there. If that fails, warn once."""
+        if self.folder is None:
+            warn_of_no_home()
+            return
+        path = self._path(self.folder, size_bytes)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(path, json.dumps(structs.asdict(race)) + "\n", follow_links=False)
+            _remove_oldest(path.parent)
+        except (OSError, ValueError, TopoplanError) as error:
+            warn_without_cache(self.folder, describe_problem(error))
+
+    def _path(self, folder: Path, size_bytes: int) -> Path:
+        return folder / "races" / f"{self._key}-{size_bytes.bit_length()}.json"
+
+
+def today() -> str:
+    """Return the date, as cached races have it."""
+    return date.today().isoformat()
+
+
+def _read(path: Path) -> CachedRace:
+    if not path.is_file() and path.exists():  # reading a FIFO would wait for ever
+        raise InputError("not a regular file")
+    with path.open(encoding="utf-8") as file:
+        text = file.read(_MOST_CHARS + 1)
+    if len(text) > _MOST_CHARS:
+        raise InputError(f"longer than {_MOST_CHARS} characters")
+    return read_as(json.loads(text), CachedRace, "its content")
+
+
+def _remove_oldest(folder: Path) -> None:
+    """Remove the oldest races beyond MOST_FILES. Files with other names are not touched.
+
+    Races that nothing looks for any more (of another version, or another machine) go this way.
+    """
+    own = [path for path in folder.iterdir() if _OWN_NAME.fullmatch(path.name)]
+    if len(own) <= MOST_FILES:
+        return
+    written: list[tuple[float, Path]] = []
+    for path in own:
+        try:
+            written.append((path.stat().st_mtime, path))
+        except FileNotFoundError:
+            continue  # another process removed it
+    for _, path in sorted(written)[: max(0, len(written) - MOST_FILES)]:
+        path.unlink(missing_ok=True)
+
+
+def _describe(topology: Topology | None) -> object:
+    if topology is None:
+        return None
+    data = topology.to_json()
+    return [data["devices"], data["links"]]

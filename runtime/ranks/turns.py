@@ -1,0 +1,118 @@
+"""Time several calls against each other on all ranks: in turns, and more of them while it is open
+which call is the fastest.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from .timing import time_call_s
+from .transport import Transport
+
+_RACE_S = 0.5
+_LEAST_TURNS, _MOST_TURNS = 3, 9
+_SHORT_RACE_S = 0.03
+"""A race has as many turns as fit into _RACE_S, within these limits. Two would not do: neither
+time is the median. If _MOST_TURNS turns take less than _SHORT_RACE_S there are more: short calls
+are easily disturbed."""
+_EXTENSIONS = 3
+"""Where the spread of the times leaves the winner open, a race is extended up to so many times, by
+as many turns as before, within _RACE_S altogether: long calls are seldom disturbed as much."""
+_FIRST_TURNS = 3
+_FIRST_RACE_S = 0.1
+"""So many turns decide whether a call is hopeless if they take less than that, by the best call's
+time; otherwise one does. On a crowded host a call of 1 ms is often held up for several ms, and MPI's
+own collective was for 400 ms: a single turn that is so long says nothing of the call."""
+_HOPELESS = 1.6
+"""A candidate that takes this many times the best one's time, both at its very first run and at
+best in the first turns, is out."""
+_FINE = 0.05
+"""Part of the winner's time that is too small to race on for: stock must be beaten by as much."""
+_SIGMAS = 2.0
+"""Standard errors by which medians must differ: the winner is then right 97 times of 100."""
+_ERROR_OF_MEDIAN = 1.2533 / 1.349
+"""Standard error of the median of n normally distributed times, times sqrt(n), in interquartile
+ranges: sqrt(pi / 2) sigma, and the range is 1.349 sigma."""
+
+
+@dataclass(frozen=True)
+class Turns:
+    """Times calls that all ranks of a transport make. `what` says in errors what they are for."""
+
+    transport: Transport
+    what: str
+
+    def measure_turn_s(self, calls: Sequence[Callable[[], None]]) -> list[float]:
+        """Return the slowest rank's seconds for each call, made once. Collective."""
+        transport, seconds = self.transport, []
+        for call in calls:
+            with transport.faults.stock(self.what):
+                seconds.append(time_call_s(call, transport.meet, transport.device))
+        with transport.faults.stock(f"the times of {self.what}"):
+            return transport.find_slowest_s(seconds)
+
+    def measure_medians_s(self, calls: Sequence[Callable[[], None]]) -> list[float]:
+        """Return each call's median seconds over several turns, alike on all ranks. Collective.
+
+        A call that is hopeless at its very first run and in the first turns gets no more turns. If
+        only one is not, these are the shortest times of the first turns.
+        """
+        unprepared = self.measure_turn_s(calls)  # compiles the calls, and touches their buffers
+        first = [self.measure_turn_s(calls)]
+        if min(first[0]) * len(calls) * _FIRST_TURNS < _FIRST_RACE_S:
+            first += [self.measure_turn_s(calls) for _ in range(1, _FIRST_TURNS)]
+        shortest = [min(times) for times in zip(*first, strict=True)]
+        best = min(shortest)
+        is_hopeless = [min(x) > best * _HOPELESS for x in zip(shortest, unprepared, strict=True)]
+        times = {i: [turn[i] for turn in first] for i in range(len(calls))}
+        racing = {i: times[i] for i, out in enumerate(is_hopeless) if not out}
+        if len(racing) == 1:
+            return shortest  # medians of so few turns may have another order
+        self._race_on(calls, racing, best * len(racing))
+        return [statistics.median(times[i]) for i in range(len(calls))]
+
+    def _race_on(self, calls: Sequence[Callable[[], None]], times: dict[int, list[float]], turn_s: float) -> None:
+        """Add to `times` those of more turns, of about `turn_s` seconds each. Collective."""
+        fitting = min(max(_MOST_TURNS, int(_SHORT_RACE_S / turn_s)), int(_RACE_S / turn_s))
+        planned = max(_LEAST_TURNS - 1, fitting)
+        extension = min(planned, int(_RACE_S / turn_s / _EXTENSIONS))
+        for turns in (planned, *[extension] * _EXTENSIONS):
+            for _ in range(turns):
+                self._add_turn(calls, times)
+            if not is_open(list(times.values())):
+                return
+
+    def _add_turn(self, calls: Sequence[Callable[[], None]], times: dict[int, list[float]]) -> None:
+        """Add to `times` those of one more turn."""
+        # What was called before slows a call down: each turn has another order, alike on all ranks.
+        number = len(next(iter(times.values())))
+        order = random.Random(number).sample(sorted(times), len(times))
+        seconds = self.measure_turn_s([calls[i] for i in order])
+        for i, taken in zip(order, seconds, strict=True):
+            times[i].append(taken)
+
+
+def is_open(times_s: Sequence[Sequence[float]]) -> bool:
+    """Return whether the spread of several calls' times leaves open which call is the fastest.
+
+    It does where a median is not _SIGMAS standard errors above the smallest one, and these errors
+    are not small themselves. Each call needs two times or more.
+    """
+    medians = [statistics.median(times) for times in times_s]
+    errors = [_find_error_of_median(times) for times in times_s]
+    winner = min(range(len(medians)), key=medians.__getitem__)
+    for i, median in enumerate(medians):
+        doubt = _SIGMAS * math.hypot(errors[i], errors[winner])
+        lead = median - medians[winner]
+        if i != winner and lead < doubt and doubt > _FINE * medians[winner]:
+            return True
+    return False
+
+
+def _find_error_of_median(times_s: Sequence[float]) -> float:
+    lower, _, upper = statistics.quantiles(times_s, n=4, method="inclusive")
+    return _ERROR_OF_MEDIAN * (upper - lower) / math.sqrt(len(times_s))
