@@ -99,6 +99,12 @@ def check_residual(tensor: torch.Tensor, reduction: ReduceOp, residual: torch.Te
         )
 
 
+def share_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Return whether two contiguous tensors have bytes in common."""
+    first = max(a.data_ptr(), b.data_ptr())
+    return first < min(a.data_ptr() + a.nbytes, b.data_ptr() + b.nbytes)
+
+
 def flatten(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor's elements in one dimension: a view where the tensor is contiguous, else a copy."""
     tensor = tensor.detach()
@@ -108,6 +114,8 @@ def flatten(tensor: torch.Tensor) -> torch.Tensor:
 def borrow(tensor: torch.Tensor) -> torch.Tensor:
     """Return a flat view of a contiguous CPU tensor that owns nothing: good for as long as the tensor's memory is there."""
     with torch.inference_mode(False):
+        if not tensor.numel():  # without elements there is no address to make a view of
+            return torch.empty(0, dtype=tensor.dtype)
         raw = (ctypes.c_uint8 * tensor.nbytes).from_address(tensor.data_ptr())
         return torch.from_numpy(np.ctypeslib.as_array(raw)).view(tensor.dtype)
 
