@@ -27,6 +27,7 @@ from ..synth.plan import Plan
 from ..topo.errors import InputError
 from .codecs import Codec
 from .kept_races import KeptRace, KeptRaces, today
+from .program.footprint import find_staging
 from .ranks.machine import Machine
 from .ranks.timing import time_call_s
 from .ranks.transport import Transport
@@ -58,6 +59,10 @@ _FIRST_TURNS = 3
 FAR_OFF = 0.5
 """A kept winner whose time differs by more than this part of the kept one, at every try, races again."""
 _TRIES = 3
+_LEAN_BYTES = 16 << 20
+_MOST_STAGING = 1.5
+"""From _LEAN_BYTES on, candidates that receive more than this many buffers into staging on some rank do not race: with the
+copy of the buffer that they race on, the first call takes 2.5 at most. Smaller calls take little memory anyway."""
 _HOPELESS = 1.6
 """A candidate that takes this many times the best one's time twice, at its very first run and in the first turn, is out."""
 
@@ -138,6 +143,7 @@ class Chooser:
             transport.group, transport.faults, transport.device, transport.rank, transport.meet,
             transport.find_slowest_s,
         )  # fmt: skip
+        self._batched = transport.batched
         self.choices: dict[int, Choice] = {}
         if mode == SAME_BITS:
             plan.check_one_bracketing()
@@ -227,7 +233,8 @@ class Chooser:
         answers: list[Any] = [None]
         if self.rank == 0:
             kept = self._kept.find(size_bytes) if finds_kept else None
-            answers = [(self._find_near_best(size_bytes), kept if kept is not None and self._fits(kept) else None)]
+            fits = kept is not None and self._fits(kept, size_bytes)
+            answers = [(self._find_near_best(size_bytes), kept if fits else None)]
         with self.faults.stock(f"what to try at {size_bytes} bytes"):
             dist.broadcast_object_list(answers, dist.get_global_rank(self.group, 0), self.group, self.device)
         order, kept = answers[0]
@@ -238,10 +245,12 @@ class Chooser:
         codec = None if self.codec is None else self.codec.name
         return KeptRaces(self.cache, self.plan.hash, self.machine, self.device, codec)
 
-    def _fits(self, kept: KeptRace) -> bool:
+    def _fits(self, kept: KeptRace, size_bytes: int) -> bool:
         """Return whether a kept race is one of these candidates."""
         places = [place for place in (kept.winner, kept.own) if place is not None]
         if any(place >= len(self.variants) for place in places):
+            return False
+        if not self._is_lean(self.variants[places[0]], size_bytes):
             return False
         return kept.labels == self._label(kept.winner, kept.own) and kept.labels[0] in kept.raced_us
 
@@ -289,7 +298,15 @@ class Chooser:
                 candidates |= dict.fromkeys(x for x in (schedule, _coarser(schedule)) if x is not None)
         # Predictions are off where ranks share cores: whatever they say, the plan's own choice gets a chance.
         candidates |= {as_sent(self.plan.entry_for(size_bytes).schedule, self.plan.topology): None}
-        return [self.variants.index(schedule) for schedule in candidates if schedule in self.variants]
+        usable = [schedule for schedule in candidates if schedule in self.variants]
+        lean = [schedule for schedule in usable if self._is_lean(schedule, size_bytes)]
+        return [self.variants.index(schedule) for schedule in lean or usable]
+
+    def _is_lean(self, schedule: Schedule, size_bytes: int) -> bool:
+        """Return whether a schedule takes as little memory as a candidate for a size may; alike on all ranks."""
+        if size_bytes < _LEAN_BYTES:
+            return True
+        return find_staging(schedule, batched=self._batched) <= _MOST_STAGING
 
     def _race(
         self, size_bytes: int, order: list[int], run: Callable[[Schedule], None], stock: Callable[[], None] | None
@@ -309,6 +326,8 @@ class Chooser:
         # While a coarser segmentation wins, a still coarser one races it: what a message costs may not be known well.
         while winner is not None and (coarser := _coarser(winner)) in self.variants and coarser not in times_s:
             assert coarser is not None
+            if not self._is_lean(coarser, size_bytes):
+                break
             entrants[coarser] = call_of(coarser)
             times_s[winner], times_s[coarser] = self._measure_medians(size_bytes, [entrants[winner], entrants[coarser]])
             if times_s[winner] <= times_s[coarser]:

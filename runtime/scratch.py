@@ -145,7 +145,7 @@ class Arena:
             for bound in self._bound:
                 bound.unbind()
             self._bound.clear()
-            if self._stream is not None and self.nbytes:
+            if self._stream is not None and self._block.is_cuda:
                 self._block.record_stream(self._stream)
             self._block, self.is_over = allocate(0, self.device), False
 
