@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -60,6 +60,15 @@ def check_reduction(op: object, dtype: torch.dtype) -> ReduceOp:
     if not can_reduce(dtype, kind):
         raise InputError(f"AVG of {dtype} is not a whole number; use SUM, or a floating-point type")
     return kind
+
+
+def check_are_tensors(call: str, values: Sequence[object]) -> None:
+    """Raise InputError where a value that a collective is called on is no tensor."""
+    for value in values:
+        if not isinstance(value, torch.Tensor):
+            what = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
+            how = "; pass torch.from_numpy(array), which shares its memory" if isinstance(value, np.ndarray) else ""
+            raise InputError(f"{call}: got {what}, expected a torch.Tensor{how}")
 
 
 def check_tensors(call: str, tensors: tuple[torch.Tensor, ...], device_type: str, *, compressed: bool) -> None:

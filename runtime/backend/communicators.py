@@ -14,6 +14,7 @@ from ..communicator import Communicator
 from ..ranks.groups import make_group
 from ..ranks.transport import Transport
 from ..reductions import REDUCIBLE_DTYPES, can_reduce, dtype_name, kind_of_reduction
+from ..scratch import set_scratch
 from ..works import CallQueue, ThreadQueue, make_queue
 from .plan_finder import PlanFinder
 
@@ -30,6 +31,8 @@ class Communicators:
     def __init__(self, name: str, plans: PlanFinder, transports: Mapping[str, str]) -> None:
         self.name, self.plans, self.transports = name, plans, transports
         self.options = plans.options
+        if self.options.scratch_bytes is not None:
+            set_scratch(self.options.scratch_bytes)
         self.by_key: dict[Key, Communicator | None] = {}
         self._shared: dict[str, Transport] = {}
         self._queues: dict[str, CallQueue] = {}
