@@ -119,6 +119,11 @@ class Compiled:
         self._borrowed: OrderedDict[int, Binding] = OrderedDict()
         self._seen: deque[int] = deque(maxlen=_MOST_SEEN)
 
+    def count_objects(self) -> int:
+        """Return how many instructions are cached, as such and bound to memory."""
+        bindings = (self.own, *self._borrowed.values())
+        return len(self.program.instructions) * (1 + sum(x.bound is not None for x in bindings))
+
     def find_binding(self, target: torch.Tensor) -> Binding:
         """Return where to play a call whose result goes to `target`: right there, or on a work buffer of the program's."""
         on_target = self.on_callers_tensor(target) if self._fits_target and target.dtype == self.dtype else None
