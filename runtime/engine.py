@@ -31,6 +31,7 @@ from .ranks.machine import describe_machine
 from .ranks.stock import StartedStock, is_possible, make_stock_call
 from .ranks.transport import Transport
 from .reductions import ReduceOp, dtype_name, in_inference_mode, share_memory
+from .scratch import allocate_zeros_like
 
 
 class Engine:
@@ -272,8 +273,8 @@ class Engine:
         They run on the caller's own tensors where the last of them leaves there what the first did, else on copies.
         """
         repeats = self._can_repeat(source, target)
-        scratch_target = target if repeats else torch.zeros_like(target)
-        scratch_source = source if repeats else scratch_target if source is target else torch.zeros_like(source)
+        scratch_target = target if repeats else allocate_zeros_like(target)
+        scratch_source = source if repeats else scratch_target if source is target else allocate_zeros_like(source)
         calls: dict[int | None, Callable[..., None]] = {}
 
         def run(schedule: Schedule | None) -> None:

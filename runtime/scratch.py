@@ -8,6 +8,7 @@ grows, or is freed, drops them, and the next call takes new ones.
 from __future__ import annotations
 
 import itertools
+import mmap
 import os
 import threading
 from typing import Protocol
@@ -26,6 +27,9 @@ _LEAST_BUDGET_BYTES = 16 << 20
 """The default budget is at least this: less is not worth allocating anew at each call, a process takes 300 MB anyway."""
 _ALIGN_BYTES = 256
 """Views begin at multiples of this: of a cache line, of a GPU's widest load, and of every dtype."""
+_MAPPED_BYTES = 1 << 20
+"""CPU memory from this size on is mapped: below, the system call and the page faults would show."""
+_PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 _STEPS = 8
 """An arena grows to the next eighth of a power of two, so that buffers of slowly rising sizes seldom move it."""
 
@@ -214,7 +218,19 @@ def free_arenas(transport: Transport) -> None:
 def allocate(nbytes: int, device: torch.device) -> torch.Tensor:
     """Return new memory; while a CUDA graph is captured it comes from the graph's own pool."""
     with torch.inference_mode(False):  # what is made in inference mode cannot be written to outside of it
-        return torch.empty(nbytes, dtype=torch.uint8, device=device)
+        if device.type != "cpu" or nbytes < _MAPPED_BYTES:
+            return torch.empty(nbytes, dtype=torch.uint8, device=device)
+        # Right from the system, to which it goes back when it is freed: up to 32 MiB malloc would
+        # leave it in the heap, where a larger block does not fit in.
+        return torch.frombuffer(mmap.mmap(-1, nbytes, _PRIVATE), dtype=torch.uint8)
+
+
+def allocate_zeros_like(tensor: torch.Tensor) -> torch.Tensor:
+    """Return zeros that go back to the system as soon as they are freed, as many as `tensor` has elements."""
+    flat = allocate(tensor.nbytes, tensor.device)
+    if tensor.device.type != "cpu" or tensor.nbytes < _MAPPED_BYTES:
+        flat.zero_()
+    return flat.view(tensor.dtype)
 
 
 def _round_up(nbytes: int) -> int:
