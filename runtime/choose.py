@@ -24,6 +24,7 @@ from ..synth.plan import Plan
 from ..topo.errors import InputError
 from .cache.races import CachedRace, CachedRaces, today
 from .codecs import Codec
+from .program.footprint import find_staging
 from .ranks.machine import Machine
 from .ranks.transport import Transport
 from .ranks.turns import Turns
@@ -55,6 +56,10 @@ _LONG_TRY_S = 0.1
 """A try that takes longer and is passed is the last: such calls are seldom held up for as long."""
 _STOCK = "stock"
 """The stock collective's name among the times of a race."""
+_LEAN_BYTES = 16 << 20
+_MOST_STAGING = 1.5
+"""From _LEAN_BYTES on, candidates that receive more than this many buffers into staging on some rank do not race: with the
+copy of the buffer that they race on, the first call takes 2.5 at most. Smaller calls take little memory anyway."""
 
 
 def check_choose_mode(mode: object) -> None:
@@ -224,7 +229,7 @@ class Chooser:
         transport = self.transport
         if transport.rank == 0:
             cached = self._races(with_stock=with_stock).find(size_bytes) if is_raced else None
-            fits = cached is not None and self._fits(cached, with_stock=with_stock)
+            fits = cached is not None and self._fits(cached, size_bytes, with_stock=with_stock)
             answer = self._find_near_best(size_bytes), cached if fits else None
         with transport.faults.stock(f"what to try at {size_bytes} bytes", number):
             order, cached = transport.exchange(answer)[0]
@@ -235,7 +240,7 @@ class Chooser:
         device, plan_hash = self.transport.device, self.plan.hash
         return CachedRaces(self.cache, plan_hash, self.machine, device, codec, with_stock=with_stock)
 
-    def _fits(self, cached: CachedRace, *, with_stock: bool) -> bool:
+    def _fits(self, cached: CachedRace, size_bytes: int, *, with_stock: bool) -> bool:
         """Return whether a cached race is one of these candidates."""
         if cached.winner is None and not with_stock:
             return False
@@ -243,6 +248,8 @@ class Chooser:
             return False
         own = self.variants[cached.own]
         winner = None if cached.winner is None else self.variants[cached.winner]
+        if not self._is_lean(own, size_bytes):
+            return False
         return cached.labels == (_label(winner), own.label) and cached.labels[0] in cached.raced_us
 
     def _try_cached(
@@ -296,7 +303,15 @@ class Chooser:
                 candidates |= dict.fromkeys(x for x in (schedule, _coarser(schedule)) if x is not None)
         # Predictions are off where ranks share cores: whatever they say, the plan's own choice gets a chance.
         candidates |= {as_sent(self.plan.entry_for(size_bytes).schedule, self.plan.topology): None}
-        return [self.variants.index(schedule) for schedule in candidates if schedule in self.variants]
+        usable = [schedule for schedule in candidates if schedule in self.variants]
+        lean = [schedule for schedule in usable if self._is_lean(schedule, size_bytes)]
+        return [self.variants.index(schedule) for schedule in lean or usable]
+
+    def _is_lean(self, schedule: Schedule, size_bytes: int) -> bool:
+        """Return whether a schedule takes as little memory as a candidate for a size may; alike on all ranks."""
+        if size_bytes < _LEAN_BYTES:
+            return True
+        return find_staging(schedule, batched=self.transport.batched) <= _MOST_STAGING
 
     def _race(
         self, size_bytes: int, order: list[int], run: Callable[[Schedule], None], stock: Callable[[], None] | None
@@ -315,7 +330,8 @@ class Chooser:
         while True:
             winner = min(times_s, key=times_s.__getitem__)
             coarser = None if winner is None else _coarser(winner)
-            if coarser is None or coarser in times_s or coarser not in self.variants:
+            is_new = coarser is not None and coarser not in times_s and coarser in self.variants
+            if coarser is None or not is_new or not self._is_lean(coarser, size_bytes):
                 return self.decide(size_bytes, times_s)
             times_s |= measure(winner, coarser)
 

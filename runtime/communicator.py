@@ -20,7 +20,16 @@ from .engine import Engine
 from .ranks.groups import GroupMaker, find_members
 from .ranks.roll_call import explain_set_up
 from .ranks.transport import SharedTransport, Transport
-from .reductions import ReduceOp, borrow, check_reduction, check_residual, check_tensors, copy_back, flatten
+from .reductions import (
+    ReduceOp,
+    borrow,
+    check_are_tensors,
+    check_reduction,
+    check_residual,
+    check_tensors,
+    copy_back,
+    flatten,
+)
 from .task import KeptTasks, Task
 
 REDUCTIONS = ("hops", "once")
@@ -106,31 +115,31 @@ class Communicator:
         if again is not None:
             again()
             return tensor
-        self._check_name("allreduce")
+        self._check_call("allreduce", tensor, tensor if residual is None else residual)
         self.prepare(tensor, None, op, residual).run()
         return tensor
 
     def reduce(self, tensor: torch.Tensor, op: object = dist.ReduceOp.SUM) -> torch.Tensor:
         """Reduce the tensors of all ranks, in place at the plan's root; other ranks' tensors hold partial results."""
-        self._check_name("reduce")
+        self._check_call("reduce", tensor)
         self.prepare(tensor, None, op).run()
         return tensor
 
     def broadcast(self, tensor: torch.Tensor) -> torch.Tensor:
         """Copy the tensor of the plan's root to every rank, in place."""
-        self._check_name("broadcast")
+        self._check_call("broadcast", tensor)
         self.prepare(tensor).run()
         return tensor
 
     def allgather(self, output: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
         """Concatenate the tensors of all ranks in `output` (ranks times as long)."""
-        self._check_name("allgather")
+        self._check_call("allgather", output, tensor)
         self.prepare(output, tensor).run()
         return output
 
     def gather(self, output: torch.Tensor | None, tensor: torch.Tensor) -> torch.Tensor | None:
         """Concatenate the tensors of all ranks in `output` at the plan's root; elsewhere `output` is None."""
-        self._check_name("gather")
+        self._check_call("gather", tensor if output is None else output, tensor)
         if self._is_root != (output is not None):
             raise InputError("gather: give an output at the root, and None at the other ranks")
         self.prepare(tensor.new_empty(0) if output is None else output, tensor).run()
@@ -140,13 +149,13 @@ class Communicator:
         self, output: torch.Tensor, tensor: torch.Tensor, op: object = dist.ReduceOp.SUM
     ) -> torch.Tensor:
         """Reduce the tensors of all ranks (ranks times as long as `output`) and write this rank's part to `output`."""
-        self._check_name("reduce-scatter")
+        self._check_call("reduce-scatter", output, tensor)
         self.prepare(output, tensor, op).run()
         return output
 
     def scatter(self, output: torch.Tensor, tensor: torch.Tensor | None) -> torch.Tensor:
         """Write this rank's part of the root's tensor to `output`; elsewhere than at the root `tensor` is None."""
-        self._check_name("scatter")
+        self._check_call("scatter", output, output if tensor is None else tensor)
         if self._is_root != (tensor is not None):
             raise InputError("scatter: give a tensor at the root, and None at the other ranks")
         self.prepare(output, output.new_empty(0) if tensor is None else tensor).run()
@@ -154,7 +163,7 @@ class Communicator:
 
     def alltoall(self, output: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
         """Send part j of `tensor` to rank j, and write what comes from it to part j of `output`."""
-        self._check_name("alltoall")
+        self._check_call("alltoall", output, tensor)
         self.prepare(output, tensor).run()
         return output
 
@@ -224,9 +233,11 @@ class Communicator:
     def _is_root(self) -> bool:
         return bool(self.plan.collective.root == self.rank)
 
-    def _check_name(self, name: str) -> None:
+    def _check_call(self, name: str, *tensors: object) -> None:
+        """Raise InputError where the plan is for another collective, or what it is called on is no tensor."""
         if self.plan.collective.name != name:
             raise InputError(f"the plan is for {self.plan.collective.name}, not for {name}; synthesize one for it")
+        check_are_tensors(name, tensors)
 
     def _count_elements(self, output: torch.Tensor, tensor: torch.Tensor) -> int:
         """Return the elements of the whole buffer. Raises InputError where input and output do not fit together."""

@@ -1,10 +1,11 @@
-"""A program with its buffers: every instruction with its views sliced, so that a call only posts, waits and adds."""
+"""A program with its views: every instruction bound to memory, so that a call only posts, waits and adds."""
 
 from __future__ import annotations
 
 import zlib
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 
 import torch
@@ -22,11 +23,12 @@ from .players.local import Local, LocalOperations
 from .players.requests import Requests
 from .program.dependencies import find_dependencies
 from .program.instructions import Await, Combine, Copy, Decode, Divide, Encode, Exchange, Pack, Post, Program, Span
-from .program.layout import IN_PLACE
+from .program.layout import IN_PLACE, Move
 from .program.lowering import lower
 from .program.waves import Wave, find_waves
 from .ranks.transport import Transport
 from .reductions import ReduceOp, borrow, dtype_name
+from .scratch import Slicer, allocate, count_aligned, find_arena
 
 NCCL_BATCH = 256
 """Most operations in one batch. NCCL takes 2048 in a group, but launches a large one as several kernels, which each rank cuts
@@ -34,13 +36,46 @@ for itself: sends and their receives can come to lie in kernels that wait for ea
 256 do not)."""
 _MOST_BORROWED, _MOST_SEEN = 4, 16
 """Views on callers' tensors are kept for this many addresses; this many addresses are remembered without views."""
+_SLICED_AT_ONCE_BYTES = 1 << 20
+"""From this size on, slicing views of a tensor that may never come again takes less than copying it (and its memory)."""
 _MOST_MESSAGES = 1 << 16
 FIRST_TAG = 1 << 30
 """Tags of plans' messages begin here: a number of 16 bits, below it a checksum of the call of 14, and this bit."""
 
 
+@dataclass(frozen=True)
+class Bound:
+    """A program bound to memory, ready to be played: its player, its work buffer, and room for rounding errors.
+
+    `is_callers` says that the work buffer is a caller's tensor. A call holds this until it ends, whatever becomes of the arena
+    that its views are of.
+    """
+
+    player: Player
+    work: torch.Tensor
+    errors: torch.Tensor
+    is_callers: bool
+
+
+class Binding:
+    """Where a program is played: on its own work buffer (None) or right on a caller's tensor. It owns no memory.
+
+    `bound` is there while the arena, of which the program has its scratch memory, stays where it is.
+    """
+
+    __slots__ = ("__weakref__", "borrowed", "bound")
+
+    def __init__(self, borrowed: torch.Tensor | None = None) -> None:
+        self.borrowed = borrowed
+        self.bound: Bound | None = None
+
+    def unbind(self) -> None:
+        """Let the views of the arena go."""
+        self.bound = None
+
+
 class Compiled:
-    """The program of one rank for a schedule, a length, a dtype and a device, with its buffers.
+    """The program of one rank for a schedule, a length, a dtype and a device; see `bind` for the memory that it works on.
 
     Raises InputError where two ranks have too many messages for each other.
     """
@@ -57,7 +92,7 @@ class Compiled:
         feedback: bool,
     ) -> None:
         self.transport, self.group = transport, transport.group
-        self.op = op
+        self.op, self.codec = op, codec
         self.in_place = schedule.collective.name in IN_PLACE
         # An average is divided where sums are completed: elsewhere than in an allreduce that is the end anyway, and encoded
         # sums are rounded there.
@@ -68,9 +103,8 @@ class Compiled:
         )
         if any(post.number >= _MOST_MESSAGES for post in program.posts):
             raise InputError(f"{schedule.label} sends more than {_MOST_MESSAGES} messages between two ranks")
-        dtype = like.dtype if codec is None else torch.float32
-        self.staging = torch.empty(program.staging_numel, dtype=dtype, device=like.device)
-        self.encoding = None if codec is None else EncodingBuffers(program, codec, like.device, feedback=feedback)
+        self.dtype = like.dtype if codec is None else torch.float32
+        self.encoding = None if codec is None else EncodingSizes.of(program, feedback=feedback)
         self.call = describe_call(schedule.collective, op, numel, like.dtype, schedule.label)
         if codec is not None:
             self.call += f", {codec.name} on the wire"
@@ -78,45 +112,79 @@ class Compiled:
         self._signature = zlib.crc32(f"{self.call}, {len(schedule.transfers)} transfers".encode()) & 0x3FFF
         sent = sum(post.span.length for post in program.posts if post.kind == "send")
         self.sent_bytes = sent if codec is not None else sent * like.element_size()
-        self._own: tuple[torch.Tensor, Player] | None = None
-        self._borrowed: OrderedDict[int, Player] = OrderedDict()
+        # The work buffer can be the output itself where all of it is the result: the input is not to be written to.
+        whole = (Move(0, program.work_numel, 0),)
+        self._fits_target = self.in_place or program.drains == whole
+        self.arena = find_arena(transport, like.device)
+        self.own = Binding()
+        self._borrowed: OrderedDict[int, Binding] = OrderedDict()
         self._seen: deque[int] = deque(maxlen=_MOST_SEEN)
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes that the buffers take."""
-        encoding = 0 if self.encoding is None else self.encoding.nbytes
-        return self.staging.nbytes + encoding + (self._own[0].nbytes if self._own is not None else 0)
+    def count_objects(self) -> int:
+        """Return how many instructions are cached, as such and bound to memory."""
+        bindings = (self.own, *self._borrowed.values())
+        return len(self.program.instructions) * (1 + sum(x.bound is not None for x in bindings))
 
-    def on_own_buffer(self) -> tuple[torch.Tensor, Player]:
-        """Return a work buffer that belongs to the program, and the player on it."""
-        if self._own is None:
-            work = torch.empty(self.program.work_numel, dtype=self.staging.dtype, device=self.staging.device)
-            self._own = work, self._make_player(work)
-        return self._own
+    def find_binding(self, target: torch.Tensor) -> Binding:
+        """Return where to play a call whose result goes to `target`: right there, or on a work buffer of the program's."""
+        on_target = self.on_callers_tensor(target) if self._fits_target and target.dtype == self.dtype else None
+        return on_target or self.own
 
-    def on_callers_tensor(self, tensor: torch.Tensor) -> Player | None:
-        """Return a player right on a CPU tensor of the caller once its address comes back; None the first time.
+    def on_callers_tensor(self, tensor: torch.Tensor) -> Binding | None:
+        """Return where to play right on a CPU tensor of the caller: a large one, or one whose address comes back. None for
+        others, for which slicing costs more than copying.
 
-        Slicing costs more than copying once. The views own nothing and are used only while the caller's tensor, at that
-        address, is in the call.
+        The views own nothing and are used only while the caller's tensor, at that address, is in the call.
         """
         if tensor.device.type != "cpu":
             return None
         address = tensor.data_ptr()
-        player = self._borrowed.pop(address, None)
-        if player is None:
-            if address not in self._seen:
+        binding = self._borrowed.pop(address, None)
+        if binding is None:
+            if tensor.nbytes < _SLICED_AT_ONCE_BYTES and address not in self._seen:
                 self._seen.append(address)
                 return None
-            player = self._make_player(borrow(tensor))
-        self._borrowed[address] = player
+            binding = Binding(borrow(tensor))
+        self._borrowed[address] = binding
         if len(self._borrowed) > _MOST_BORROWED:
             self._borrowed.popitem(last=False)
-        return player
+        return binding
 
-    def _make_player(self, work: torch.Tensor) -> Player:
-        operations, transport = self._slice(work), self.transport
+    def bind(self, binding: Binding) -> Bound:
+        """Return a binding's program bound to memory of the arena, and have it cached there while the arena stays."""
+        size = self._count_scratch(binding)
+        with self.arena.budget.lock:
+            block = self.arena.reserve(size, binding) if size else allocate(0, self.arena.device)
+            bound = self._bind(block, binding.borrowed)
+            binding.bound = bound
+        return bound
+
+    def bind_apart(self) -> Bound:
+        """Return the program bound to memory of its own, for one call that a CUDA graph captures.
+
+        The graph plays the call in that memory for as long as it lives, which an arena is not to be promised for.
+        """
+        return self._bind(allocate(self._count_scratch(self.own), self.arena.device), None)
+
+    def _count_scratch(self, binding: Binding) -> int:
+        """Return the bytes of scratch memory that a binding takes."""
+        width, program = self.dtype.itemsize, self.program
+        work = 0 if binding.borrowed is not None else program.work_numel * width
+        encoding = 0 if self.encoding is None else self.encoding.nbytes
+        return count_aligned(program.staging_numel * width) + count_aligned(work) + encoding
+
+    def _bind(self, block: torch.Tensor, borrowed: torch.Tensor | None) -> Bound:
+        slicer = Slicer(block)
+        staging = slicer.take(self.program.staging_numel, self.dtype)
+        work = slicer.take(self.program.work_numel, self.dtype) if borrowed is None else borrowed
+        encoding = None
+        if self.codec is not None and self.encoding is not None:
+            encoding = EncodingBuffers(self.codec, self.encoding, slicer)
+        errors = staging[:0] if encoding is None else encoding.errors
+        return Bound(self._make_player(work, staging, encoding), work, errors, borrowed is not None)
+
+    def _make_player(self, work: torch.Tensor, staging: torch.Tensor, encoding: EncodingBuffers | None) -> Player:
+        operations, transport = self._slice(work, staging, encoding), self.transport
         if transport.lane is not None:
             requests = Requests(transport.lane, self.program, operations)
             as_they_come = PlayerAsTheyCome(requests, self.dependencies)
@@ -136,12 +204,12 @@ class Compiled:
         """The program as waves (see program/waves.py), if it is small."""
         return find_waves(self.program, self.dependencies)
 
-    def _slice(self, work: torch.Tensor) -> list[Operation]:
+    def _slice(self, work: torch.Tensor, staging: torch.Tensor, encoding: EncodingBuffers | None) -> list[Operation]:
         """Return the program's instructions with views in place of ranges."""
-        encoding, width, local = self.encoding, work.element_size(), LocalOperations(on_stream=self.transport.batched)
+        width, local = work.element_size(), LocalOperations(on_stream=self.transport.batched)
 
         def view(span: Span) -> torch.Tensor:
-            buffer = work if span.buffer == "work" else self.staging
+            buffer = work if span.buffer == "work" else staging
             if span.buffer == "wire" and encoding is not None:
                 buffer = encoding.wire
             return buffer[span.start : span.start + span.length]
@@ -166,7 +234,7 @@ class Compiled:
             elif isinstance(x, Encode) and encoding is not None:
                 operations.append(_local(encoding.make_encoder(x, work), x.padded * width))
             elif isinstance(x, Decode) and encoding is not None:
-                operations.append(_local(encoding.make_decoder(x, self.staging), x.into.length * width))
+                operations.append(_local(encoding.make_decoder(x, staging), x.into.length * width))
             elif isinstance(x, Exchange):
                 operations.append((EXCHANGE, self.make_batches(x, view), x, 0))
         return operations
@@ -204,21 +272,38 @@ def describe_call(collective: Collective, op: ReduceOp, numel: int, dtype: torch
     return f"{collective.name}{reduction}{root} of {numel} elements of {dtype_name(dtype)} by {how}"
 
 
-class EncodingBuffers:
-    """The buffers that encoding takes: bytes on the wire, values to encode and decoded ones, and, with feedback, errors."""
+@dataclass(frozen=True)
+class EncodingSizes:
+    """What encoding takes: bytes on the wire, values to encode and decoded ones, and errors (none without feedback)."""
 
-    def __init__(self, program: Program, codec: Codec, device: torch.device, *, feedback: bool) -> None:
+    wire_bytes: int
+    values: int
+    errors: int
+
+    @classmethod
+    def of(cls, program: Program, *, feedback: bool) -> EncodingSizes:
+        """Return what a program's encoding takes."""
         most = max((x.padded for x in program.instructions if isinstance(x, Encode)), default=0)
-        self.codec = codec
-        self.wire = torch.empty(program.wire_bytes, dtype=torch.uint8, device=device)
-        self.values = torch.empty(most, dtype=torch.float32, device=device)
-        self.rounded = torch.empty(most, dtype=torch.float32, device=device)
-        self.errors = torch.empty(program.work_numel if feedback else 0, dtype=torch.float32, device=device)
+        return cls(program.wire_bytes, most, program.work_numel if feedback else 0)
 
     @property
     def nbytes(self) -> int:
-        """Bytes that the buffers take."""
-        return self.wire.nbytes + self.values.nbytes + self.rounded.nbytes + self.errors.nbytes
+        """Bytes that the buffers take in an arena."""
+        width = torch.float32.itemsize
+        return (
+            count_aligned(self.wire_bytes) + 2 * count_aligned(self.values * width) + count_aligned(self.errors * width)
+        )
+
+
+class EncodingBuffers:
+    """The buffers that encoding takes, cut from scratch memory."""
+
+    def __init__(self, codec: Codec, sizes: EncodingSizes, slicer: Slicer) -> None:
+        self.codec = codec
+        self.wire = slicer.take(sizes.wire_bytes, torch.uint8)
+        self.values = slicer.take(sizes.values, torch.float32)
+        self.rounded = slicer.take(sizes.values, torch.float32)
+        self.errors = slicer.take(sizes.errors, torch.float32)
 
     def make_encoder(self, x: Encode, work: torch.Tensor) -> Callable[[], None]:
         """Return one Encode on a work buffer as a function, with all views sliced."""

@@ -31,11 +31,9 @@ from .program.layout import IN_PLACE, ends_numel, ends_with_result
 from .ranks.machine import describe_machine
 from .ranks.stock import StartedStock, has_stock, make_stock_call
 from .ranks.transport import Transport
-from .reductions import ReduceOp, in_inference_mode
+from .reductions import ReduceOp, in_inference_mode, share_memory
+from .scratch import allocate_zeros_like
 from .trial import Trial
-
-_SHORT_BYTES = 1 << 20
-"""Calls of at most this size race by their shortest way. With larger ones all candidates would hold buffers at once."""
 
 
 class Engine:
@@ -280,8 +278,8 @@ class Engine:
     ) -> Callable[..., None]:
         """Return how one of `variants` is run again and again on flat tensors as `make_scratch` returns them."""
         again: Callable[..., None] | None = None
-        if source is target and target.nbytes <= _SHORT_BYTES:
-            for _ in range(2):  # a way of its own is for an address that has come before
+        if source is target:
+            for _ in range(2):  # a small tensor's address must have come before
                 again = self._make_again_by_plan(schedule, numel, target, op)
         return again or partial(self._executor.run, schedule, numel, source, target, op)
 
@@ -344,9 +342,13 @@ class Engine:
         return has_stock(dtype, is_nccl=self.transport.batched)
 
     def _race(self, numel: int, source: torch.Tensor, target: torch.Tensor, op: ReduceOp) -> Choice:
-        """Choose on scratch memory: the caller's tensors stay as they are. Each candidate runs as it would again and again."""
-        scratch_target = torch.zeros_like(target)
-        scratch_source = scratch_target if source is target else torch.zeros_like(source)
+        """Choose by running the candidates one after the other, in the same scratch memory, each as it would again and again.
+
+        They run on the caller's own tensors where the last of them leaves there what the first did, else on copies.
+        """
+        repeats = self._can_repeat(source, target)
+        scratch_target = target if repeats else allocate_zeros_like(target)
+        scratch_source = source if repeats else scratch_target if source is target else allocate_zeros_like(source)
         calls: dict[int | None, Callable[..., None]] = {}
 
         def run(schedule: Schedule | None) -> None:
@@ -356,14 +358,23 @@ class Engine:
                 calls[key] = make(numel, scratch_source, scratch_target, op)
             calls[key]()
 
-        choice = self._chooser.choose(
-            self.wire_size(numel, target.dtype),
-            run,
-            partial(run, None),
-            lambda: self.codec is None and self._has_stock(target.dtype, op),
-        )
+        try:
+            choice = self._chooser.choose(
+                self.wire_size(numel, target.dtype),
+                run,
+                partial(run, None),
+                lambda: self.codec is None and self._has_stock(target.dtype, op),
+            )
+        finally:
+            self._executor.free_scratch()  # the winner may need much less
         self._executor.forget(numel, target.dtype, choice.schedule)
         return choice
+
+    def _can_repeat(self, source: torch.Tensor, target: torch.Tensor) -> bool:
+        """Return whether the collective can be run again and again on these tensors: it reads nothing that it has written."""
+        if self.plan.collective.name in IN_PLACE:
+            return self.plan.collective.name == "broadcast"
+        return not share_memory(source, target)
 
     # -- for measurements ----------------------------------------------------------------------------------------
 

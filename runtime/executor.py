@@ -1,7 +1,8 @@
 """Runs one rank's program on tensors, with point-to-point messages over gloo, NCCL or MPI.
 
-A program is compiled once for each size, dtype and device, and played by what the transport has for that (see players.py):
-over NCCL a tick's operations go out in batches on the current stream, and waiting does not stop the host.
+A program is compiled once for each size, dtype and device, and played by what the transport has for
+that (see players/), in the scratch memory that the transport's programs share (see scratch.py): over
+NCCL a tick's operations go out in batches on the current stream, and waiting does not stop the host.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from ..synth.ir.schedule import Schedule
 from ..topo.errors import ExecutionError
 from ..topo.graph import Topology
 from .codecs import Codec
-from .compiled import Compiled
+from .compiled import Binding, Bound, Compiled
 from .players.contract import Player, PlayError, Stamp
 from .players.local import make_quiet
 from .players.slow_links import LEAST_WATCHED_BYTES, SlowLinks
@@ -28,10 +29,13 @@ from .ranks.blame import describe_route
 from .ranks.faults import Call
 from .ranks.transport import Transport
 from .reductions import ReduceOp
+from .scratch import find_budget, free_arenas
 
 MOST_COMPILED = 64
-MOST_COMPILED_BYTES = 1 << 30
-"""Limits on the compiled programs that are kept: their number, and what their buffers take. The least recently used go."""
+_MOST_OBJECTS = 1 << 17
+"""Limits on the programs that are cached: their number, and their instructions, those that are bound to
+memory counted again. Each takes about 300 bytes of Python's (measured): 40 MB. The least recently used
+programs go."""
 
 
 class Executor:
@@ -46,9 +50,10 @@ class Executor:
         self.sent_bytes = 0
         self.stamp: Stamp | None = None
         self.rank = transport.rank
+        self._budget = find_budget()
+        self._budget.read_environment()
         self._compiled: OrderedDict[tuple[Any, ...], Compiled] = OrderedDict()
         self._schedules: dict[int, Schedule] = {}
-        self._stream: torch.cuda.Stream | None = None
         self._quietly = make_quiet()
         is_watched = transport.device.type == "cpu" and not transport.batched  # on GPUs calls are through later
         self._watch = (
@@ -73,9 +78,20 @@ class Executor:
         blame, when a peer fails or the deadline passes.
         """
         compiled = self._compile(schedule, numel, target, op, feedback=residual is not None)
-        if self.transport.device.type == "cuda" or self.transport.batched:
-            self._follow_last_call(target.device)
-        self._play_on(compiled, source, target, residual, number)
+        arena = compiled.arena
+        if target.is_cuda and torch.cuda.is_current_stream_capturing():
+            # Nothing of a graph waits for what is outside it: the capturing code must order its replays with other calls.
+            self._play_on(compiled, compiled.bind_apart(), source, target, residual, number)
+        else:
+            if self.transport.device.type == "cuda" or self.transport.batched:
+                arena.follow_last_call()
+            arena.busy = True
+            try:
+                binding = compiled.find_binding(target)
+                bound = binding.bound or compiled.bind(binding)
+                self._play_on(compiled, bound, source, target, residual, number)
+            finally:
+                arena.finish_call()
         if op == dist.ReduceOp.AVG and not compiled.divides and ends_with_result(schedule.collective, self.rank):
             target.div_(schedule.collective.ranks)
 
@@ -86,47 +102,45 @@ class Executor:
         drawn; None where that is not to be had: with a codec, and where dividing comes after.
         """
         compiled = self._compile(schedule, numel, target, op, feedback=False)
-        player = compiled.on_callers_tensor(target) if compiled.in_place and self.codec is None else None
-        if player is None or (op == dist.ReduceOp.AVG and not compiled.divides):
+        binding = compiled.on_callers_tensor(target) if compiled.in_place and self.codec is None else None
+        if binding is None or (op == dist.ReduceOp.AVG and not compiled.divides):
             return None
-        return partial(self._play, compiled, player)
+        return partial(self._play_again, compiled, binding)
 
-    def _follow_last_call(self, device: torch.device) -> None:
-        """Let the current stream wait for the one of the last call, where that is another: calls share buffers.
-
-        A capture cannot wait for what is outside it; there it is for who captures to keep calls apart.
-        """
-        stream = torch.cuda.current_stream(device)
-        if self._stream is not None and stream != self._stream and not torch.cuda.is_current_stream_capturing():
-            stream.wait_stream(self._stream)
-        self._stream = stream
+    def _play_again(self, compiled: Compiled, binding: Binding, number: int | None = None) -> None:
+        arena = compiled.arena
+        arena.busy = True
+        try:
+            self._play(compiled, (binding.bound or compiled.bind(binding)).player, number)
+        finally:
+            arena.finish_call()
 
     def _play_on(
         self,
         compiled: Compiled,
+        bound: Bound,
         source: torch.Tensor,
         target: torch.Tensor,
         residual: torch.Tensor | None,
         number: int | None,
     ) -> None:
-        in_place = compiled.in_place
-        if in_place and target.dtype == compiled.staging.dtype:
-            player = compiled.on_callers_tensor(target)
-            if player is not None:
-                with _feeding_back(compiled, target, residual):
-                    self._play(compiled, player, number)
-                return
-        work, player = compiled.on_own_buffer()
-        if in_place:
+        """Play a program on a work buffer of its own, between copying to and from it, or right on `target`."""
+        work, program = bound.work, compiled.program
+        copies = not bound.is_callers
+        if copies and compiled.in_place:
             work.copy_(source)
-        for fill in compiled.program.fills:
+        for fill in program.fills:
             work[fill.to : fill.to + fill.hi - fill.lo].copy_(source[fill.lo : fill.hi])
-        with _feeding_back(compiled, work, residual):
-            self._play(compiled, player, number)
-        if in_place:
+        with _feeding_back(bound, residual):
+            self._play(compiled, bound.player, number)
+        if copies and compiled.in_place:
             target.copy_(work)
-        for drain in compiled.program.drains:
+        for drain in program.drains if copies else ():
             target[drain.to : drain.to + drain.hi - drain.lo].copy_(work[drain.lo : drain.hi])
+
+    def free_scratch(self) -> None:
+        """Give back the scratch memory of the transport; calls take memory anew as they need it."""
+        free_arenas(self.transport)
 
     def forget(self, numel: int, dtype: torch.dtype, keep: Schedule | None) -> None:
         """Drop the programs compiled for a length and dtype, except those of one schedule."""
@@ -140,12 +154,17 @@ class Executor:
         if compiled is None:
             self._schedules[id(schedule)] = schedule  # keeps the id from being used again
             compiled = Compiled(schedule, numel, like, op, self.transport, codec=self.codec, feedback=feedback)
+            self._budget.note_buffer(numel * like.element_size())
+            self._make_room()
         self._compiled[key] = compiled
-        while len(self._compiled) > 1 and (
-            len(self._compiled) > MOST_COMPILED or sum(c.nbytes for c in self._compiled.values()) > MOST_COMPILED_BYTES
-        ):
-            self._compiled.popitem(last=False)
         return compiled
+
+    def _make_room(self) -> None:
+        """Drop programs, the least recently used first, until one more is within the limits."""
+        objects = sum(compiled.count_objects() for compiled in self._compiled.values())
+        while self._compiled and (len(self._compiled) >= MOST_COMPILED or objects > _MOST_OBJECTS):
+            _, dropped = self._compiled.popitem(last=False)
+            objects -= dropped.count_objects()
 
     def _play(self, compiled: Compiled, player: Player, number: int | None = None) -> None:
         number, deadline = self.faults.admit(number)
@@ -171,13 +190,13 @@ class Executor:
 
 
 @contextmanager
-def _feeding_back(compiled: Compiled, work: torch.Tensor, residual: torch.Tensor | None) -> Iterator[None]:
+def _feeding_back(bound: Bound, residual: torch.Tensor | None) -> Iterator[None]:
     """Add the residual before a call, and fill it with what the call loses."""
-    if residual is None or compiled.encoding is None:
+    if residual is None or not len(bound.errors):
         yield
         return
-    work.add_(residual)
-    compiled.encoding.errors.zero_()
+    bound.work.add_(residual)
+    bound.errors.zero_()
     yield
     # an overflow, which a gradient scaler skips the step for, must not stay: what was lost of it is nothing to feed back
-    torch.nan_to_num(compiled.encoding.errors, nan=0.0, posinf=0.0, neginf=0.0, out=residual)
+    torch.nan_to_num(bound.errors, nan=0.0, posinf=0.0, neginf=0.0, out=residual)

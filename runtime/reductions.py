@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -62,6 +62,15 @@ def check_reduction(op: object, dtype: torch.dtype) -> ReduceOp:
     return kind
 
 
+def check_are_tensors(call: str, values: Sequence[object]) -> None:
+    """Raise InputError where a value that a collective is called on is no tensor."""
+    for value in values:
+        if not isinstance(value, torch.Tensor):
+            what = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
+            how = "; pass torch.from_numpy(array), which shares its memory" if isinstance(value, np.ndarray) else ""
+            raise InputError(f"{call}: got {what}, expected a torch.Tensor{how}")
+
+
 def check_tensors(call: str, tensors: tuple[torch.Tensor, ...], device_type: str, *, compressed: bool) -> None:
     """Raise InputError where a collective cannot work on a tensor, or the tensors differ in dtype.
 
@@ -99,6 +108,12 @@ def check_residual(tensor: torch.Tensor, reduction: ReduceOp, residual: torch.Te
         )
 
 
+def share_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Return whether two contiguous tensors have bytes in common."""
+    first = max(a.data_ptr(), b.data_ptr())
+    return first < min(a.data_ptr() + a.nbytes, b.data_ptr() + b.nbytes)
+
+
 def flatten(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor's elements in one dimension: a view where the tensor is contiguous, else a copy."""
     tensor = tensor.detach()
@@ -114,6 +129,8 @@ def make_contiguous(tensor: torch.Tensor) -> torch.Tensor:
 def borrow(tensor: torch.Tensor) -> torch.Tensor:
     """Return a flat view of a contiguous CPU tensor that owns nothing: good for as long as the tensor's memory is there."""
     with torch.inference_mode(False):
+        if not tensor.numel():  # without elements there is no address to make a view of
+            return torch.empty(0, dtype=tensor.dtype)
         raw = (ctypes.c_uint8 * tensor.nbytes).from_address(tensor.data_ptr())
         return torch.from_numpy(np.ctypeslib.as_array(raw)).view(tensor.dtype)
 

@@ -103,7 +103,7 @@ class KeptTasks:
             return None
         try:
             task = self._shortest.get((tensor.data_ptr(), tensor.numel(), tensor.dtype))
-        except RuntimeError:  # a tensor without an address, such as a sparse one
+        except (RuntimeError, AttributeError):  # a sparse tensor, which has no address, or no tensor at all
             return None
         if task is None or not (op is task.op or op == task.op) or not tensor.is_contiguous():
             return None

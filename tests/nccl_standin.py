@@ -51,7 +51,8 @@ _SUMS = {
 _SUMS |= {"aten::_foreach_div_", "aten::_foreach_sub_"}
 _COPIES = {"aten::copy_", "aten::_foreach_copy_", "aten::fill_", "aten::zero_", "aten::_foreach_zero_"}
 _EMPTY = {"aten::empty", "aten::empty_like", "aten::new_empty", "aten::empty_strided"}
-_POISON = 0x5B
+_POISON = 0xFF
+"""As bytes: NaN in all floating-point types, which views of scratch memory are read as."""
 
 
 class NcclError(AssertionError):

@@ -21,6 +21,7 @@ from ..ranks.groups import make_group
 from ..ranks.stock import has_stock
 from ..ranks.transport import SharedTransport, Transport
 from ..reductions import REDUCIBLE_DTYPES, can_reduce, dtype_name, kind_of_reduction
+from ..scratch import set_scratch
 from ..works import CallQueue, make_queue
 from .options import AUTO
 from .plan_finder import PlanFinder
@@ -40,6 +41,8 @@ class Communicators:
     ) -> None:
         self.name, self.plans, self.plain, self.transports = name, plans, plain, transports
         self.options = plans.options
+        if self.options.scratch_bytes is not None:
+            set_scratch(self.options.scratch_bytes)
         self.by_key: dict[Key, Communicator | None] = {}
         self._store = store
         self._preparations: dict[Key, Preparation] = {}

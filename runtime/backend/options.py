@@ -14,6 +14,7 @@ from ..cache.folder import find_cache_folder
 from ..choose import MODES, SAME_BITS, ChooseMode, check_choose_mode, check_lossless
 from ..codecs import find_codec
 from ..ranks.transport import check_transport
+from ..scratch import parse_scratch
 from .account import heed_log_level
 
 AUTO, OFF = "auto", "off"
@@ -35,6 +36,7 @@ class BackendOptions:
     compress: str | None
     even_alltoall: bool = False
     transport: str = "auto"
+    scratch_bytes: int | None = None
 
     @property
     def keeps_bits(self) -> bool:
@@ -56,6 +58,7 @@ def backend_options(
     compress: str | None = None,
     even_alltoall: bool | None = None,
     transport: str | None = None,
+    scratch: str | int | None = None,
 ) -> BackendOptions:
     """Options of the backend "topo": `init_process_group("topo", pg_options=topoplan.backend_options(...))`.
 
@@ -73,7 +76,9 @@ def backend_options(
     `even_alltoall` (TOPOPLAN_EVEN_ALLTOALL, no): a promise that all_to_all_single always has equal parts on all ranks, which
     no rank can know of the others; only then it goes through plans, whether or not the sizes are spelled out. `transport`
     (TOPOPLAN_TRANSPORT, auto): what plans are played over: auto (gloo on CPUs, NCCL on GPUs) or mpi, for ranks that mpirun has
-    started; MPI's own collectives race beside the plan then.
+    started; MPI's own collectives race beside the plan then. `scratch` (TOPOPLAN_SCRATCH, twice the
+    largest buffer that was used): bytes of scratch memory, such as "512M", that this process may hold
+    between calls; a call that needs more gets it and gives it back.
 
     Raises InputError. Rank 0's plans are everybody's; the rest must be the same on all ranks.
     """
@@ -103,6 +108,7 @@ def backend_options(
         compress=codec,
         even_alltoall=even_alltoall if even_alltoall is not None else _yes_or_no("TOPOPLAN_EVEN_ALLTOALL"),
         transport=check_transport(transport),
+        scratch_bytes=parse_scratch(scratch),
     )
 
 

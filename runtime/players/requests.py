@@ -32,6 +32,8 @@ class Requests:
         self.actions: list[Any] = []
         self.sizes: list[int] = []
         self.device: torch.device | None = None
+        # MPI knows addresses alone: what lies there must stay for as long as the requests do.
+        self._views = [operation[1] for operation in operations if operation[0] not in (AWAIT, LOCAL)]
         posts = iter(program.posts)
         for number in kept:
             code, a, b, tag = operations[number]

@@ -1,0 +1,238 @@
+"""Scratch memory: one arena for all programs of a transport, which run one after the other, in one budget for the process.
+
+A program takes views of its transport's arena when it is played: for messages under way, for encoding, and for a work buffer
+where it cannot work on the caller's tensor. The views are cached for as long as the arena stays where it is; an arena that
+grows, or is freed, drops them, and the next call takes new ones.
+"""
+
+from __future__ import annotations
+
+import itertools
+import mmap
+import os
+import threading
+from typing import Protocol
+from weakref import WeakKeyDictionary, WeakSet
+
+import torch
+
+from ..synth.sizes import parse_size
+from ..topo.errors import InputError
+from .ranks.transport import Transport
+
+VARIABLE = "TOPOPLAN_SCRATCH"
+_BUFFERS = 2
+"""The default budget in largest buffers: a program's staging takes up to one or so, its work buffer another."""
+_LEAST_BUDGET_BYTES = 16 << 20
+"""The default budget is at least this: less is not worth allocating anew at each call, a process takes 300 MB anyway."""
+_ALIGN_BYTES = 256
+"""Views begin at multiples of this: of a cache line, of a GPU's widest load, and of every dtype."""
+_MAPPED_BYTES = 1 << 20
+"""CPU memory from this size on is mapped: below, the system call and the page faults would show."""
+_PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+_STEPS = 8
+"""An arena grows to the next eighth of a power of two, so that buffers of slowly rising sizes seldom move it."""
+
+
+def parse_scratch(value: str | int | None) -> int | None:
+    """Return a budget in bytes from an option, else from TOPOPLAN_SCRATCH; None for the default. Raises InputError."""
+    where, given = ("scratch", value) if value is not None else (VARIABLE, os.environ.get(VARIABLE) or None)
+    if given is None:
+        return None
+    if isinstance(given, int) and not isinstance(given, bool) and given >= 0:
+        return given
+    try:
+        return parse_size(given if isinstance(given, str) else "")
+    except InputError:
+        raise InputError(
+            f"{where}={given!r}: expected the bytes of scratch memory to keep between calls, such as 0, 64M or 2GiB"
+        ) from None
+
+
+class Bound(Protocol):
+    """What has views of an arena, and lets them go when the arena moves."""
+
+    def unbind(self) -> None:
+        """Let the views go."""
+
+
+class Budget:
+    """The scratch memory that a process may hold between calls, over all its arenas.
+
+    `given_bytes` is what the user asked for in Python, which goes before TOPOPLAN_SCRATCH; the default is twice the largest
+    buffer that was used. A call that needs more gets it, and gives it back at its end.
+    """
+
+    def __init__(self) -> None:
+        self.given_bytes: int | None = None
+        self._environment_bytes: int | None = None
+        # Arenas move under this lock alone: one transport's call may free the idle arena of another.
+        self.lock = threading.RLock()
+        self._largest_bytes = 0
+        self._arenas: WeakSet[Arena] = WeakSet()
+
+    @property
+    def limit_bytes(self) -> int:
+        """The bytes that arenas may hold between calls."""
+        given = self.given_bytes if self.given_bytes is not None else self._environment_bytes
+        if given is not None:
+            return given
+        return max(_LEAST_BUDGET_BYTES, _BUFFERS * self._largest_bytes)
+
+    @property
+    def held_bytes(self) -> int:
+        """The bytes that all arenas hold now."""
+        with self.lock:
+            return sum(arena.nbytes for arena in self._arenas)
+
+    def read_environment(self) -> None:
+        """Take on what TOPOPLAN_SCRATCH says. Raises InputError."""
+        self._environment_bytes = parse_scratch(None)
+
+    def note_buffer(self, nbytes: int) -> None:
+        """Take note of a buffer that a collective is used on."""
+        self._largest_bytes = max(self._largest_bytes, nbytes)
+
+    def add(self, arena: Arena) -> None:
+        """Count an arena."""
+        with self.lock:
+            self._arenas.add(arena)
+
+    def make_room(self, arena: Arena, nbytes: int) -> bool:
+        """Free idle arenas, the one that grew longest ago first, until `arena` may hold `nbytes`; return whether it may."""
+        others = sorted((x for x in self._arenas if x is not arena and x.nbytes), key=lambda x: x.last_move)
+        held = nbytes + sum(x.nbytes for x in others)
+        for other in others:
+            if held <= self.limit_bytes:
+                break
+            if not other.busy:
+                held -= other.nbytes
+                other.free()
+        return held <= self.limit_bytes
+
+
+class Arena:
+    """Scratch memory on one device for calls that run one after the other.
+
+    `busy` is set by a call for as long as it is under way, `is_over` says that the call must `free` the arena at its end.
+    """
+
+    def __init__(self, device: torch.device, budget: Budget) -> None:
+        self.device, self.budget = device, budget
+        self.busy = self.is_over = False
+        self.last_move = 0
+        """When the arena moved last, as a count of all moves in the process."""
+        self._block = allocate(0, device)
+        self._bound: WeakSet[Bound] = WeakSet()
+        self._stream: torch.cuda.Stream | None = None
+        budget.add(self)
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes that the arena holds."""
+        return self._block.nbytes
+
+    def reserve(self, nbytes: int, bound: Bound) -> torch.Tensor:
+        """Return memory of `nbytes` at least, whose views `bound` has from now on. The caller must hold the budget's lock."""
+        if nbytes > self.nbytes:
+            self.free()  # before there is more: the two would add up
+            size = _round_up(nbytes)
+            self.is_over = not self.budget.make_room(self, size)
+            self._block = allocate(size, self.device)
+            self.last_move = next(_moves)
+        self._bound.add(bound)
+        return self._block
+
+    def free(self) -> None:
+        """Give the memory back; a call that is under way has its views until it ends."""
+        with self.budget.lock:
+            for bound in self._bound:
+                bound.unbind()
+            self._bound.clear()
+            if self._stream is not None and self._block.is_cuda:
+                self._block.record_stream(self._stream)
+            self._block, self.is_over = allocate(0, self.device), False
+
+    def finish_call(self) -> None:
+        """End a call that was under way."""
+        self.busy = False
+        if self.is_over:
+            self.free()
+
+    def follow_last_call(self) -> None:
+        """Let the current stream wait for the one of the last call, where that is another: all calls share the memory."""
+        stream = torch.cuda.current_stream(self.device)
+        if self._stream is not None and stream != self._stream:
+            stream.wait_stream(self._stream)
+        self._stream = stream
+
+
+class Slicer:
+    """Cuts one block of memory into buffers, one after the other, each aligned."""
+
+    def __init__(self, block: torch.Tensor) -> None:
+        self._block, self._at = block, 0
+
+    def take(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
+        """Return the next `numel` elements."""
+        nbytes = numel * dtype.itemsize
+        lo, self._at = self._at, self._at + count_aligned(nbytes)
+        return self._block[lo : lo + nbytes].view(dtype)
+
+
+def count_aligned(nbytes: int) -> int:
+    """Return the bytes that a buffer of `nbytes` takes in an arena."""
+    return -(-nbytes // _ALIGN_BYTES) * _ALIGN_BYTES
+
+
+_budget = Budget()
+_arenas: WeakKeyDictionary[Transport, dict[torch.device, Arena]] = WeakKeyDictionary()
+_moves = itertools.count(1)
+
+
+def find_budget() -> Budget:
+    """Return the budget of the process."""
+    return _budget
+
+
+def set_scratch(budget_bytes: int | None) -> None:
+    """Set the budget of the process; None: the default."""
+    _budget.given_bytes = budget_bytes
+
+
+def find_arena(transport: Transport, device: torch.device) -> Arena:
+    """Return the arena that all programs of a transport share on a device."""
+    with _budget.lock:
+        arenas = _arenas.setdefault(transport, {})
+        if device not in arenas:
+            arenas[device] = Arena(device, _budget)
+        return arenas[device]
+
+
+def free_arenas(transport: Transport) -> None:
+    """Give back the scratch memory of a transport; its calls take memory anew as they need it."""
+    for arena in list(_arenas.get(transport, {}).values()):
+        arena.free()
+
+
+def allocate(nbytes: int, device: torch.device) -> torch.Tensor:
+    """Return new memory; while a CUDA graph is captured it comes from the graph's own pool."""
+    with torch.inference_mode(False):  # what is made in inference mode cannot be written to outside of it
+        if device.type != "cpu" or nbytes < _MAPPED_BYTES:
+            return torch.empty(nbytes, dtype=torch.uint8, device=device)
+        # Right from the system, to which it goes back when it is freed: up to 32 MiB malloc would
+        # leave it in the heap, where a larger block does not fit in.
+        return torch.frombuffer(mmap.mmap(-1, nbytes, _PRIVATE), dtype=torch.uint8)
+
+
+def allocate_zeros_like(tensor: torch.Tensor) -> torch.Tensor:
+    """Return zeros that go back to the system as soon as they are freed, as many as `tensor` has elements."""
+    flat = allocate(tensor.nbytes, tensor.device)
+    if tensor.device.type != "cpu" or tensor.nbytes < _MAPPED_BYTES:
+        flat.zero_()
+    return flat.view(tensor.dtype)
+
+
+def _round_up(nbytes: int) -> int:
+    step = max(_ALIGN_BYTES, (1 << nbytes.bit_length()) // (2 * _STEPS))
+    return -(-nbytes // step) * step
