@@ -76,7 +76,5 @@ def run_ranks(
         if any(codes):
             texts = [path.read_text("utf-8", "replace") for path in sorted(folder.glob("*.err"))]
             shown = [f"exit codes by rank: {codes}", *(text[-1500:] for text in texts)]
-            raise SystemExit(f"{script} {' '.join(arguments)}
-" + "
-".join(shown))
+            raise SystemExit("\n".join([f"{script} {' '.join(arguments)}", *shown]))
         return [(folder / f"{rank}.out").read_text("utf-8") for rank in range(ranks)]

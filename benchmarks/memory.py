@@ -3,8 +3,8 @@
     python benchmarks/memory.py                                 all cases, in all modes
     python benchmarks/memory.py --cases all_reduce --modes gloo,race --runs 3
 
-Cases: the first 50 calls of all_reduce, all_gather_into_tensor and reduce_scatter_tensor on a buffer
-of 96 MiB; `ddp`, ten steps of DDP with 25 million parameters; `sizes`, all_reduce of 96 sizes of
+Cases: the first 50 calls of all_reduce, all_gather_into_tensor and reduce_scatter_tensor on 96 MiB;
+`ddp`, ten steps of DDP with 25 million parameters; `sizes`, all_reduce of 96 sizes of
 about 4 MiB, each three times. Modes: gloo, race (the backend by default), plan (the backend, by
 plans alone) and hook (topoplan.ddp_hook, DDP only). Each is a launch of its own. The peak is what
 the kernel recorded (VmHWM, reset before the first call), `held` what is resident after the last
@@ -18,7 +18,6 @@ import argparse
 import json
 import os
 import statistics
-import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -37,7 +36,7 @@ MODES = {
 _MiB = 1 << 20
 _FLOAT_BYTES = 4
 _WARM_NUMEL = 3 << 12
-"""Elements of the calls before: they connect the ranks and find the plan, as any first call does."""
+"""Elements of the calls before: they connect the ranks and find the plan."""
 _STEPS = 10
 _WIDTH, _LAYERS = 1024, 24
 """Of the model: 25 million parameters."""
@@ -96,9 +95,8 @@ def measure(
 def format_row(row: dict[str, Any]) -> str:
     """Return a row of the table."""
     over = "" if row["over_gloo_x"] is None else f"{row['over_gloo_x']:.2f}"
-    return (
-        f"{row['case']:>22} {row['mode']:>5} {row['peak_x']:>7.2f} {row['held_x']:>7.2f} {over:>16}"
-    )
+    multiples = f"{row['peak_x']:>7.2f} {row['held_x']:>7.2f} {over:>16}"
+    return f"{row['case']:>22} {row['mode']:>5} {multiples}"
 
 
 def _make_plan(args: argparse.Namespace, folder: Path) -> str:
@@ -225,4 +223,4 @@ def _arguments() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
