@@ -1,6 +1,6 @@
-"""Counts what a process group of two ranks costs on gloo and the backend: python benchmarks/groups.py
+"""Counts what a process group of two ranks costs: python benchmarks/groups.py
 
-    python benchmarks/groups.py                     20 groups each, and how many fit 1,024 descriptors
+    python benchmarks/groups.py                 20 groups each, and how many fit 1,024 descriptors
     python benchmarks/groups.py --modes topo --groups 50 --json
 
 Descriptors, threads, seconds and KiB (resident) per group, of the rank with more: before its first
@@ -90,7 +90,8 @@ def measure_fit(args: argparse.Namespace, mode: str, folder: Path) -> dict[str, 
         processes = start_ranks(__file__, arguments, RANKS, own, variables)
         codes = wait_for_ranks(processes, _FIT_LIMIT_S)
         lines = [(own / f"{rank}.out").read_text("utf-8").split("\n") for rank in range(RANKS)]
-        errors = "\n".join((own / f"{rank}.err").read_text("utf-8", "replace") for rank in range(RANKS))
+        files = sorted(own.glob("*.err"))
+        errors = "\n".join(file.read_text("utf-8", "replace") for file in files)
     fit = min(sum(line == "made" for line in of_rank) for of_rank in lines)
     said = [line for line in errors.splitlines() if "Error" in line]
     why = (said or errors.strip().splitlines() or ["it hung"])[-1] if any(codes) else ""
@@ -101,7 +102,8 @@ def format_row(row: dict[str, Any]) -> str:
     """Return a row of the table."""
     head = f"{row['mode']:>5} {row['moment']:>10} "
     if row["moment"] == "fit":
-        return (head + f"{row['fit']} of at most {row['most']}; then {row['why'][:120] or 'none failed'}",)
+        failed = f"then {row['why'][:120]}" if row["why"] else "none failed"
+        return head + f"{row['fit']} of at most {row['most']}; {failed}"
     return head + " ".join(f"{row[name]:>11.3f}" for name in FIGURES)
 
 

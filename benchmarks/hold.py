@@ -111,7 +111,10 @@ def format_row(row: dict[str, Any]) -> str:
 
 @contextmanager
 def _keep_busy(count: int) -> Iterator[None]:
-    processes = [subprocess.Popen([sys.executable, "-c", _BUSY]) for _ in range(count)]
+    from topoplan.runtime.emulate.network import die_with_parent
+
+    command = [sys.executable, "-c", _BUSY]
+    processes = [subprocess.Popen(command, preexec_fn=die_with_parent) for _ in range(count)]
     try:
         yield
     finally:

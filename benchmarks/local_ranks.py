@@ -24,6 +24,8 @@ def start_ranks(
     variables: Mapping[str, str] | None = None,
 ) -> list[subprocess.Popen[bytes]]:
     """Start `script` once a rank, printing to `<rank>.out` and `<rank>.err` in `folder`."""
+    from topoplan.runtime.emulate.network import die_with_parent
+
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -42,7 +44,14 @@ def start_ranks(
         with out.open("wb") as output, err.open("wb") as errors:
             command = [sys.executable, script, *arguments]
             own = {**common, "RANK": str(rank), "LOCAL_RANK": str(rank)}
-            processes.append(subprocess.Popen(command, env=own, stdout=output, stderr=errors))
+            started = subprocess.Popen(
+                command,
+                env=own,
+                stdout=output,
+                stderr=errors,
+                preexec_fn=die_with_parent,
+            )
+            processes.append(started)
     return processes
 
 
