@@ -19,8 +19,8 @@ MODES: dict[str, tuple[str, dict[str, str]]] = {
     "plan": ("topo", {"TOPOPLAN_CHOOSE": "plan", "TOPOPLAN_LEAST_BYTES": "0"}),
 }
 """Backends, and the environment variables of their ranks, by name."""
-_IN_A_LAUNCH = 40
-"""Programs that the same processes run; a launch may take 150 s, a program seldom takes 2 s."""
+_IN_A_LAUNCH = 25
+"""Programs that the same processes run: a launch may take 150 s, a program seldom takes 3 s."""
 
 
 @dataclass(frozen=True)
