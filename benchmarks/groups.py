@@ -93,7 +93,11 @@ def measure_fit(args: argparse.Namespace, mode: str, folder: Path) -> dict[str, 
         files = sorted(own.glob("*.err"))
         errors = "\n".join(file.read_text("utf-8", "replace") for file in files)
     fit = min(sum(line == "made" for line in of_rank) for of_rank in lines)
-    said = [line for line in errors.splitlines() if "Error" in line]
+    # A rank out of descriptors says so; the other one only that it lost its peer.
+    said = sorted(
+        (line for line in errors.splitlines() if "Error" in line or "open files" in line),
+        key=lambda line: "open files" in line,
+    )
     why = (said or errors.strip().splitlines() or ["it hung"])[-1] if any(codes) else ""
     return {"mode": mode, "moment": "fit", "fit": fit, "most": args.most, "why": why}
 
