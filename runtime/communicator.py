@@ -34,7 +34,6 @@ from .task import KeptTasks, Task
 
 REDUCTIONS = ("hops", "once")
 DEFAULT_TIMEOUT = timedelta(seconds=300)
-_DIGEST_BYTES = 32
 
 
 class Communicator:
@@ -269,17 +268,15 @@ def _load_plan(plan: Plan | str | Path) -> Plan | TopoplanError:
 
 
 def _agree_on_plan(plan: Plan | TopoplanError, transport: Transport) -> Plan:
-    """Return the plan once all ranks have shown each other its hash (zeros: a rank has none), and their number fits."""
-    group, device, size = transport.group, transport.device, transport.size
-    digest = bytes.fromhex(plan.hash) if isinstance(plan, Plan) else bytes(_DIGEST_BYTES)
-    digests = [torch.empty(_DIGEST_BYTES, dtype=torch.uint8, device=device) for _ in range(size)]
-    dist.all_gather(digests, torch.tensor(list(digest), dtype=torch.uint8, device=device), group=group)
+    """Return the plan once all ranks have shown each other its hash (empty: a rank has none), and their number fits."""
+    size = transport.size
+    hashes = transport.exchange(plan.hash if isinstance(plan, Plan) else "")
     if isinstance(plan, TopoplanError):
         raise plan
-    without = [str(rank) for rank, digest in enumerate(digests) if not digest.any()]
+    without = [str(rank) for rank, found in enumerate(hashes) if not found]
     if without:
         raise PlanMismatchError(f"rank {', '.join(without)} could not read its plan; see its own error")
-    others = [str(rank) for rank, digest in enumerate(digests) if not torch.equal(digest, digests[0])]
+    others = [str(rank) for rank, found in enumerate(hashes) if found != hashes[0]]
     if others:
         raise PlanMismatchError(
             f"the ranks do not hold the same plan: rank{'s' if len(others) > 1 else ''} "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import uuid
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -15,7 +16,7 @@ from torch._C._distributed_c10d import PrefixStore
 
 from ...topo.errors import ExecutionError, InputError
 from ..communicator import Communicator
-from ..ranks.addresses import publish_in
+from ..ranks.addresses import publish_in, read_published
 from ..ranks.attempts import agree_on_attempt
 from ..ranks.groups import list_members
 from ..ranks.plain_backends import find_engine
@@ -59,16 +60,22 @@ class BaseGroup(PlainCalls):
         self.options = options or _inherit_options() or backend_options()
         self.attempt = agree_on_attempt(place.store, place.group_rank, place.group_size, place.timeout)
         store = PrefixStore(f"attempt/{self.attempt}", place.store)
-        self._client = find_client(place.store)
-        own_store = PrefixStore(f"topoplan/{self.attempt}/{place.group_id}", self._client.store)
-        publish_in(own_store, place.group_rank)  # before ranks wait for each other: whoever never comes has none
+        shown = PrefixStore("topoplan", store)
+        publish_in(shown, place.group_rank)
+        if place.group_rank == 0:
+            shown.set("nonce", uuid.uuid4().hex)
         self.plain, self.transports = make_plain_group(place, store)
+        # Making the plain group has taken all ranks here: what they show is there, and the store is not waited for any more.
+        addresses = read_published(shown, place.group_size)
+        self._client = find_client(place.store)
+        own_store = PrefixStore(f"topoplan/{shown.get('nonce').decode()}", self._client.store)
         for device in self.plain._device_types:
             self._register_backend(device, backend_type(self.transports[device.type]), self.plain._get_backend(device))
         self._set_default_backend(backend_type(self.transports["cuda"]))
         plans = PlanFinder(self.options, own_store, place.group_rank, self.ranks, place.timeout, whole=self.whole)
+        plans.addresses = {self.ranks[number]: address for number, address in addresses.items()}
         name = f"{place.group_id}{self.attempt}"
-        self.planned = Communicators(name, plans, self.plain, self.transports, own_store)
+        self.planned = Communicators(name, plans, self.plain, self.transports, own_store, addresses)
         self.check = CallCheck(own_store, place.group_rank, self.ranks, self._break_off)
         stock = find_engine(self.plain, torch.device("cuda"))
         self.account = Account(f"group {place.group_id}", self.ranks, is_first=place.group_rank == 0, stock=stock)

@@ -16,7 +16,7 @@ from torch._C._distributed_c10d import Store
 from ...synth.plan import Plan
 from ...topo.errors import InputError
 from ..communicator import Communicator
-from ..ranks.addresses import read_published
+from ..ranks.addresses import Addresses
 from ..ranks.groups import make_group
 from ..ranks.stock import has_stock
 from ..ranks.transport import SharedTransport, Transport
@@ -37,14 +37,20 @@ class Communicators:
     """The plans of the group called `name` over `plain`; `transports` says what moves the data of each type of device."""
 
     def __init__(
-        self, name: str, plans: PlanFinder, plain: dist.ProcessGroup, transports: Mapping[str, str], store: Store
+        self,
+        name: str,
+        plans: PlanFinder,
+        plain: dist.ProcessGroup,
+        transports: Mapping[str, str],
+        store: Store,
+        addresses: Addresses,
     ) -> None:
         self.name, self.plans, self.plain, self.transports = name, plans, plain, transports
         self.options = plans.options
         if self.options.scratch_bytes is not None:
             set_scratch(self.options.scratch_bytes)
         self.by_key: dict[Key, Communicator | None] = {}
-        self._store = store
+        self._store, self._addresses = store, addresses
         self._preparations: dict[Key, Preparation] = {}
         self._sizes: dict[tuple[Key, int, bool], Size] = {}
         self._passes = Passes()
@@ -158,8 +164,7 @@ class Communicators:
         if device not in self._shared:
             name, transport, timeout = f"topoplan/{self.name}/{device}", self.transports[device], self.plans.timeout
             if transport == "gloo":
-                addresses = read_published(self._store, len(self.plans.ranks))
-                self._shared[device] = SharedTransport(self.plain, timeout, self._store, addresses, name)
+                self._shared[device] = SharedTransport(self.plain, timeout, self._store, self._addresses, name)
             else:
                 ranks, number = self.plans.ranks, self.plans.rank
                 make = partial(make_group, name, ranks, transport, store=self._store, number=number)

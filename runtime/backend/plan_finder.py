@@ -23,7 +23,7 @@ from ...synth.plan import Plan
 from ...topo import errors
 from ...topo.errors import ExecutionError, InfeasibleError, PlanMismatchError, TimeLimitError, TopoplanError
 from ...topo.graph import Topology
-from ..ranks.addresses import Addresses, read_published
+from ..ranks.addresses import Addresses
 from ..ranks.roll_call import explain_set_up
 from ..ranks.store import put, take
 from .options import AUTO, OFF, BackendOptions, Plans
@@ -48,6 +48,8 @@ class PlanFinder:
         self.options, self.store, self.timeout, self.whole = options, store, timeout, whole
         self.rank, self.ranks = rank, list(ranks)
         self.stop = threading.Event()
+        self.addresses: Addresses | None = None
+        """Where the ranks hear of trouble, by their global numbers."""
         self._finds_machine, self._reads_source = threading.Lock(), threading.Lock()
         self._machines: dict[str, Topology | TopoplanError | None] = {}
         self._source: PlanFiles | Topology | None = None
@@ -87,14 +89,10 @@ class PlanFinder:
             if self.stop.is_set():
                 raise ExecutionError("the process group was shut down while a plan was looked for") from error
             what = f"finding a plan for {name}"
-            raise explain_set_up(self.ranks, what, error, self.timeout, self._look_up_addresses) from error
+            raise explain_set_up(self.ranks, what, error, self.timeout, self.addresses) from error
         if "error" in answer:
             raise getattr(errors, answer["error"])(answer["message"])
         return Plan.loads(answer["plan"], f"rank 0's plan for {name}") if "plan" in answer else None
-
-    def _look_up_addresses(self) -> Addresses:
-        published = read_published(self.store, len(self.ranks))
-        return {self.ranks[number]: address for number, address in published.items()}
 
     def _find_machine(self, device: torch.device) -> Topology | TopoplanError | None:
         """Return the group's machine, or why it is not known, on rank 0. Collective once for each type of device."""

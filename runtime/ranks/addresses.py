@@ -151,9 +151,8 @@ def publish_in(store: Store, rank: int) -> None:
 
 
 def read_published(store: Store, ranks: int) -> Addresses:
-    """Return the addresses that the ranks of a group have published in its store by now."""
-    keys = {rank: f"address/{rank}" for rank in range(ranks)}
-    return {rank: _read(store.get(key)) for rank, key in keys.items() if store.check([key])}
+    """Return the addresses that the ranks of a group have published in its store."""
+    return {rank: _read(store.get(f"address/{rank}")) for rank in range(ranks)}
 
 
 def find_known_addresses(ranks: Sequence[int]) -> Addresses:

@@ -8,7 +8,7 @@ import itertools
 import logging
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 
 import torch.distributed as dist
@@ -36,16 +36,16 @@ def explain_set_up(
     what: str,
     error: Exception,
     timeout: timedelta,
-    look_up: Callable[[], Addresses] | None = None,
+    known: Addresses | None = None,
 ) -> ExecutionError:
     """Return the error to raise where setting up `what` among these global ranks failed by `error`.
 
     It names the ranks that have ended, or never came, where that can be seen; it takes a part of
-    `timeout` (see grace_s). `look_up` finds the addresses that the ranks have published (None: in
-    the default group's store).
+    `timeout` (see grace_s). `known` are the addresses that the ranks have published (None: they are
+    looked up in the default group's store).
     """
     own, symptom = dist.get_rank(), f"here {what} failed ({first_line(error)})"
-    addresses, is_store_gone = _look_up_addresses(ranks, look_up)
+    addresses, is_store_gone = (known, False) if known is not None else _look_up_addresses(ranks)
     if is_store_gone and own != 0 and _is_hosted_by_rank_0():
         verdict = "rank 0 does not answer: the store, which it hosts, has gone"
     else:
@@ -78,13 +78,13 @@ def _call_roll(
     return f"nothing is heard of {list_ranks(silent)}: who of them is to blame is not known"
 
 
-def _look_up_addresses(ranks: Sequence[int], find: Callable[[], Addresses] | None) -> tuple[Addresses, bool]:
+def _look_up_addresses(ranks: Sequence[int]) -> tuple[Addresses, bool]:
     """Return the addresses that are known, and whether the store has gone."""
     found: list[Addresses] = []
 
     def look_up() -> None:
         try:
-            found.append(find_known_addresses(ranks) if find is None else find())
+            found.append(find_known_addresses(ranks))
         except RuntimeError as error:
             log.info("rank %d: the store: %s", dist.get_rank(), error)
 

@@ -43,11 +43,14 @@ class ScriptedTransport:
     def faults(self) -> Any:
         return self
 
-    def stock(self, what: str) -> nullcontext[None]:
+    def stock(self, what: str, number: int | None = None) -> nullcontext[None]:
         return nullcontext()
 
     def meet(self) -> None:
         """Nobody else is there."""
+
+    def exchange(self, value: object) -> list[object]:
+        return [value]
 
     def call(self, name: str) -> None:
         self.calls[name] += 1
