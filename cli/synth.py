@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ..topo.errors import InfeasibleError, TimeLimitError
 from ..topo.pictures.cables import describe_rates
-from ..topo.printable import printable
+from ..topo.printable import printable_lines
 from .shared.common import run_command
 from .shared.outputs import write_rows
 from .shared.progress import Progress, Say
@@ -254,7 +254,7 @@ def _print_bound(args: argparse.Namespace, bounds: Bounds, report: Report) -> in
     head = f"{collective.name} on {topology.name}, {collective.ranks} ranks: {bounds_text(bounds)}"
     roots = [] if collective.root is None else [root_text(report)]
     for line in [head, *switch_lines(report), *describe_rates(topology), *roots]:
-        print(printable(line))
+        print(printable_lines(line))
     if report.cut_short:
         print(cut_text(report.cut_short))
     return 0

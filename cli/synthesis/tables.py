@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from ...synth.describe import bounds_text, limit_text, print_plan, reproducible_text, show_us
 from ...topo.pictures.cables import describe_rates, format_rate
 from ...topo.pictures.fit import print_table
-from ...topo.printable import printable
+from ...topo.printable import printable, printable_lines
 from ..shared.sizes import show_size
 from .output import Report, healthy_json
 
@@ -41,7 +41,7 @@ def print_export(report: Report, made: Export, file: TextIO) -> None:
     bound = "" if made.bounds is None else f": {bounds_text(made.bounds)}"
     head = f"{collective.name} on {topology.name}, {collective.ranks} ranks{bound}"
     for line in [head, *made.lines, *describe_rates(topology)]:
-        print(printable(line), file=file)
+        print(printable_lines(line), file=file)
     if report.cut_short:
         print(cut_text(report.cut_short), file=file)
 
