@@ -8,6 +8,7 @@ takes integers, decimals and strings such as "64/3" (see exact.parse_fraction).
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Sequence
 from decimal import Decimal
 from fractions import Fraction
@@ -36,6 +37,9 @@ Index = Annotated[int, Meta(ge=0, le=MOST)]
 Count = Annotated[int, Meta(ge=1, le=MOST)]
 """A whole number from 1."""
 
+CONVERTING = threading.RLock()
+"""Held while msgspec converts: it looks into a type at its first use, running Python in between, and another thread that uses
+the type meanwhile crashes the process (msgspec 0.19 to 0.21; seen where two plans were read side by side)."""
 _LABEL = re.compile(_PRINTABLE)
 _PLACE = re.compile(r" - at `\$?(.*)`$")
 _PART = re.compile(r"\.(\w+)|\[(\d+)\]")
@@ -50,7 +54,8 @@ def read_as(data: object, declared: type[T], where: str) -> T:
     Raises InputError with `where` and the place in the data: "box.json: devices[3].kind: expected one of ..., got 'tpu'".
     """
     try:
-        return msgspec.convert(data, declared, dec_hook=_decode)
+        with CONVERTING:
+            return msgspec.convert(data, declared, dec_hook=_decode)
     except msgspec.ValidationError as error:
         raise InputError(_explain(str(error), data, declared, where)) from None
 

@@ -12,6 +12,7 @@ from ...synth.ir.collective import Collective
 from ...synth.plan import Plan
 from ...synth.plan_file import FORMAT, MAX_PLAN_BYTES, PlanHead
 from ...topo.errors import InputError, PlanMismatchError
+from ...topo.schema import CONVERTING
 
 _HEAD_BYTES = 4096
 
@@ -86,7 +87,9 @@ def _read_head(path: Path) -> _PlanEntry:
     try:
         if path.stat().st_size > MAX_PLAN_BYTES:
             raise InputError(f"{path}: larger than {MAX_PLAN_BYTES >> 20} MiB; not a plan")
-        head = msgspec.json.decode(path.read_bytes(), type=PlanHead)
+        text = path.read_bytes()
+        with CONVERTING:
+            head = msgspec.json.decode(text, type=PlanHead)
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror}") from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

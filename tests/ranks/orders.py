@@ -93,6 +93,7 @@ def _watch(stacks: TextIO, hang_s: float) -> Iterator[None]:
 
     Both work where a thread that hangs holds the interpreter's lock.
     """
+    faulthandler.enable(stacks)  # also for what crashes
     faulthandler.dump_traceback_later(hang_s, file=stacks)
     signal.setitimer(signal.ITIMER_REAL, _END_S_PER_HANG_S * hang_s)
     try:
