@@ -39,7 +39,7 @@ Count = Annotated[int, Meta(ge=1, le=MOST)]
 
 CONVERTING = threading.RLock()
 """Held while msgspec converts: it looks into a type at its first use, running Python in between, and another thread that uses
-the type meanwhile crashes the process (msgspec 0.19 to 0.21; seen where two plans were read side by side)."""
+the type meanwhile crashes the process (msgspec 0.22; seen where two plans were read side by side)."""
 _LABEL = re.compile(_PRINTABLE)
 _PLACE = re.compile(r" - at `\$?(.*)`$")
 _PART = re.compile(r"\.(\w+)|\[(\d+)\]")
