@@ -24,7 +24,7 @@ from ..ranks.stock import StartedStock
 from ..ranks.store import find_client
 from ..reductions import kind_of_reduction, make_contiguous
 from ..task import Task
-from ..works import CpuWork, get_done_work, start
+from ..works import CpuWork, PlannedWork, get_done_work, start
 from . import NAME
 from .account import Account
 from .call_check import CallCheck
@@ -191,7 +191,8 @@ class BaseGroup(PlainCalls):
         holds_stock = self.planned.holds_stock(tensor.device.type)
         if known is None or not size.begun:
             has_none = size.key in self.planned.without_plan
-            if not holds_stock and (has_none or (size.is_known(call) and not size.uses_plan(call))):
+            is_free = not holds_stock and not size.is_first(call)
+            if is_free and (has_none or (size.is_known(call) and not size.uses_plan(call))):
                 return self._explain(without_plan() if has_none else stock(), number, what, results)
         queue, waits = self.planned.queue(tensor), not opts.asyncOp
         name = f"{NAME}:{_NAMES[size.key[0]]}"
@@ -202,7 +203,9 @@ class BaseGroup(PlainCalls):
             )
 
         def carry_out() -> None:
-            communicator = self.planned.open(size.key, number) if size.uses_plan(call) else None
+            if size.is_first(call) and not self.planned.plans.off:
+                self.check.wait_until_same(number)
+            communicator = self.planned.open(size.key, number, self.check) if size.uses_plan(call) else None
             if communicator is None:
                 (without_plan() if size.begun else stock()).wait()
             else:
@@ -231,7 +234,7 @@ class BaseGroup(PlainCalls):
 
         def carry_out() -> None:
             for place, (size, tensor) in enumerate(zip(sizes, tensors, strict=True)):
-                communicator = self.planned.open(size.key, number)
+                communicator = self.planned.open(size.key, number, self.check)
                 if communicator is None:
                     self.planned.check_plain(tensor, dist.ReduceOp.SUM)
                     raise InputError(f"{what}: there is no plan")
@@ -261,11 +264,12 @@ class BaseGroup(PlainCalls):
         """Start a collective of the plain group, after all calls before it that may be collectives of the plain group, or,
         as gloo's barriers do, `after_all` calls.
         """
-        self._begin(what)
+        number = self._begin(what)
         device = "cpu" if tensor is None else tensor.device.type
         waits_for_others = not self.planned.is_idle(device) if after_all else self.planned.holds_stock(device)
         if not waits_for_others:
-            return start()
+            is_compared = number <= _COMPARED and len(self.ranks) > 1 and not self.planned.plans.off
+            return self._explain(start(), number, what, None) if is_compared else start()
         queue = self.planned.queue(torch.empty(0) if tensor is None else tensor)
         results: list[torch.Tensor] = []
 
@@ -290,18 +294,30 @@ class BaseGroup(PlainCalls):
 
         return self.planned.queue(tensor).carry_out(finish, [tensor], waits=False)
 
-    def _explain(self, work: dist.Work, number: int, what: str, results: list[torch.Tensor]) -> dist.Work:
-        """Return the work of a stock collective under way whose failure says which rank is to blame."""
-        if results and results[0].is_cuda:
+    def _explain(self, work: dist.Work, number: int, what: str, results: list[torch.Tensor] | None) -> dist.Work:
+        """Return the work of a stock collective under way whose failure says which rank is to blame.
+
+        `results` are its tensors; None: those that the backend's own work has. Without a future it stays as it is.
+        """
+        try:
+            future = work.get_future()
+        except RuntimeError:  # gloo's reduce-scatter and barriers have none
+            return work
+        if isinstance(work, PlannedWork) or any(tensor.is_cuda for tensor in results or []):
             return work
         faults = self.planned.transport("cpu").faults
         faults.find_mismatch = self.check.find_error
-        stock = StartedStock(faults, faults.begin(f"{what} by gloo", number=number), work, lambda: None)
-        explained = CpuWork(results)
+        found: list[torch.Tensor] = [] if results is None else results
+        explained = CpuWork(found)
+
+        def fill() -> None:
+            if results is None:
+                found.extend(_find_tensors([future.value()]))
+
+        stock = StartedStock(faults, faults.begin(f"{what} by gloo", number=number), work, fill)
         self.check.watch(explained)
-        if stock.call_when_done(explained.finish):
-            return explained
-        return self.planned.queue(torch.empty(0)).carry_out(stock.wait, results, waits=False)
+        stock.call_when_done(explained.finish)
+        return explained
 
     def _reduce_by_plain(
         self, tensors: Sequence[torch.Tensor], opts: Any, results: Sequence[torch.Tensor], start: StartPlain

@@ -22,6 +22,10 @@ from ..works import Failed, PlannedWork, Progress
 _MISMATCH = "mismatch"
 _PAUSE_S = 0.02
 """Between two questions to the store: shorter than people notice, and less than a hundredth of a core for a rank."""
+_HURRY_S = 0.002
+"""The same where a call waits for the answer: a few of these are what the first call of a size takes longer."""
+_AWAITED_S = 2.0
+"""Seconds for which a call waits for other ranks to make it too: who comes later compares before it starts anything."""
 _COMPARED_AT_ONCE, _MOST_NUMBERS = 16, 256
 """Calls that are looked for at a time, and that are remembered: some are never posted by all ranks."""
 _COMPARED_WITHIN_S = 0.5
@@ -42,6 +46,8 @@ class CallCheck:
         self.error: ExecutionError | None = None
         self._store, self._rank, self._ranks, self._break_off = store, rank, list(ranks), break_off
         self._waiting: WeakSet[Progress] = WeakSet()
+        self._awaited: set[int] = set()
+        self._same: set[int] = set()
         self._numbers: deque[int] = deque()
         self._guard = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -58,6 +64,25 @@ class CallCheck:
             if self._thread is None and not self._stop.is_set():
                 self._thread = threading.Thread(target=self._look, name="topoplan-check", daemon=True)
                 self._thread.start()
+
+    def wait_until_same(self, number: int) -> None:
+        """Wait until all ranks are known to make the `number`-th call, which this one has posted, for a short while.
+
+        gloo ends the process where two ranks' calls of a size differ. Who comes later than that finds the difference before
+        it starts anything. Raises ExecutionError where the ranks differ.
+        """
+        deadline, key = time.monotonic() + _AWAITED_S, f"same/{number}"
+        with self._guard:
+            self._awaited.add(number)
+        while time.monotonic() < deadline and not self._stop.is_set():
+            is_same = number in self._same if self._rank == 0 else self._store.check([key])
+            if self.error is not None:
+                raise self.error
+            if is_same:
+                break
+            time.sleep(_HURRY_S)
+        with self._guard:
+            self._awaited.discard(number)
 
     def watch(self, work: PlannedWork) -> None:
         """Have a call fail where the ranks turn out to differ."""
@@ -93,7 +118,7 @@ class CallCheck:
                 if not waits and time.monotonic() > self._last_post_s + _LINGER_S:
                     self._thread = None
                     return
-            self._stop.wait(_PAUSE_S)
+            self._stop.wait(_HURRY_S if self._awaited else _PAUSE_S)
         self._thread = None
 
     def _compare(self) -> str:
@@ -108,6 +133,9 @@ class CallCheck:
                 if text:
                     self._store.set(_MISMATCH, text)
                     return text
+                if number in self._awaited:
+                    self._store.set(f"same/{number}", "")
+                    self._same.add(number)
                 for key in keys:
                     self._store.delete_key(key)
                 self._numbers.remove(number)

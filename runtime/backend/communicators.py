@@ -23,6 +23,7 @@ from ..ranks.transport import SharedTransport, Transport
 from ..reductions import REDUCIBLE_DTYPES, can_reduce, dtype_name, kind_of_reduction
 from ..scratch import set_scratch
 from ..works import CallQueue, make_queue
+from .call_check import CallCheck
 from .options import AUTO
 from .plan_finder import PlanFinder
 from .preparation import Preparation
@@ -97,13 +98,13 @@ class Communicators:
         """The collectives that turned out to have no plan."""
         return {key for key, communicator in self.by_key.items() if communicator is None}
 
-    def open(self, key: Key, number: int) -> Communicator | None:
+    def open(self, key: Key, number: int, check: CallCheck) -> Communicator | None:
         """Return the communicator for a collective, waiting for its plan; None where there is no plan. The queue's.
 
         Collective the first time, as part of the `number`-th call; raises as PlanFinder.find and Communicator.
         """
         if key not in self.by_key:
-            plan = self._preparations[key].wait()
+            plan = self._preparations[key].wait(lambda: check.error)
             self.by_key[key] = None if plan is None else self._make(key, plan, number)
         return self.by_key[key]
 

@@ -23,7 +23,7 @@ from ...synth.plan import Plan
 from ...topo import errors
 from ...topo.errors import ExecutionError, InfeasibleError, PlanMismatchError, TimeLimitError, TopoplanError
 from ...topo.graph import Topology
-from ..ranks.addresses import Addresses
+from ..ranks.addresses import Addresses, find_ended
 from ..ranks.roll_call import explain_set_up
 from ..ranks.store import put, take
 from .options import AUTO, OFF, BackendOptions, Plans
@@ -82,7 +82,7 @@ class PlanFinder:
                     return plan
             else:
                 limit = self.timeout + timedelta(seconds=2 * self.options.time_limit_s)
-                answer = take(self.store, key, limit, self.stop)
+                answer = take(self.store, key, limit, self.stop, self._look_for_rank_0)
         except TopoplanError:
             raise
         except RuntimeError as error:
@@ -93,6 +93,12 @@ class PlanFinder:
         if "error" in answer:
             raise getattr(errors, answer["error"])(answer["message"])
         return Plan.loads(answer["plan"], f"rank 0's plan for {name}") if "plan" in answer else None
+
+    def _look_for_rank_0(self) -> None:
+        """Raise RuntimeError if the process of rank 0, which gives the plan, has ended."""
+        first = self.ranks[0]
+        if self.addresses is not None and find_ended({first: self.addresses[first]}):
+            raise RuntimeError(f"rank {first} has ended")
 
     def _find_machine(self, device: torch.device) -> Topology | TopoplanError | None:
         """Return the group's machine, or why it is not known, on rank 0. Collective once for each type of device."""

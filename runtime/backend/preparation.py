@@ -7,6 +7,9 @@ from collections.abc import Callable
 
 from ...synth.plan import Plan
 
+_PAUSE_S = 0.05
+"""Between two looks for an error that makes waiting vain: shorter than people notice."""
+
 
 class Preparation:
     """The search for one plan by `find`, which begins at once."""
@@ -24,9 +27,12 @@ class Preparation:
         """Whether the search has ended."""
         return self._ended.is_set()
 
-    def wait(self) -> Plan | None:
-        """Return the plan, or None where there is none. Raises what the search has raised."""
-        self._ended.wait()
+    def wait(self, find_error: Callable[[], Exception | None]) -> Plan | None:
+        """Return the plan, or None where there is none. Raises what the search has raised, or what `find_error` finds."""
+        while not self._ended.wait(_PAUSE_S):
+            error = find_error()
+            if error is not None:
+                raise error
         if self._error is not None:
             raise self._error
         return self._plan

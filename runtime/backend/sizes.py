@@ -23,6 +23,8 @@ _ANSWERED_AFTER = 2
 """Calls from a question to its answer: by then it has come, where ranks are not far apart."""
 _OFTEN, _SELDOM, _OFTEN_UNTIL = 2, 8, 32
 """Calls from one question to the next, up to a call and after it: a question costs about as much as a small call."""
+_ALL_WAIT = ("allreduce", "allgather", "reduce-scatter", "alltoall")
+"""Collectives that end on no rank before all ranks have called them."""
 _WAITED_AFTER = 6
 """Backward passes after which a plan is waited for. With a trial of MOST_CALLS, DDP's buckets are settled at step 20."""
 
@@ -65,6 +67,10 @@ class Size:
     def is_new(self, call: int) -> bool:
         """Return whether what a call uses may not be settled yet."""
         return not self.begun or call <= self._first_planned + MOST_CALLS
+
+    def is_first(self, call: int) -> bool:
+        """Return whether a call is the first of this size, and may wait until all ranks make it."""
+        return call == 0 and (self.begun or self.key[0] in _ALL_WAIT)
 
     def is_known(self, call: int) -> bool:
         """Return whether `uses_plan` need not wait for an answer."""

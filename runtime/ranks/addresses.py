@@ -10,6 +10,7 @@ has ended.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import secrets
 import socket
@@ -25,12 +26,15 @@ from functools import cache
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
+log = logging.getLogger("topoplan")
 _BACKLOG = 1024
 """Connections that the kernel holds until this rank is in trouble too; beyond, it lets others wait,
 and refuses none.
 """
 _SIOCGIFADDR = 0x8915
 _NONCE_BYTES = 8
+_REACHED_WITHIN_S = 0.2
+"""A machine that is there answers a connection within a few milliseconds."""
 
 
 @dataclass(frozen=True)
@@ -153,6 +157,20 @@ def publish_in(store: Store, rank: int) -> None:
 def read_published(store: Store, ranks: int) -> Addresses:
     """Return the addresses that the ranks of a group have published in its store."""
     return {rank: _read(store.get(f"address/{rank}")) for rank in range(ranks)}
+
+
+def find_ended(addresses: Addresses) -> list[int]:
+    """Return the ranks whose processes have ended: nobody listens at their address any more."""
+    ended = []
+    for rank, address in addresses.items():
+        if address is not None:
+            try:
+                socket.create_connection((address.host, address.port), _REACHED_WITHIN_S).close()
+            except ConnectionRefusedError:
+                ended.append(rank)
+            except OSError as error:  # out of reach, which says nothing of the process
+                log.debug("rank %d at %s: %s", rank, address.host, error)
+    return ended
 
 
 def find_known_addresses(ranks: Sequence[int]) -> Addresses:

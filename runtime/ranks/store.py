@@ -9,6 +9,7 @@ import json
 import threading
 import time
 import zlib
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 from weakref import WeakValueDictionary
@@ -16,6 +17,7 @@ from weakref import WeakValueDictionary
 from torch._C._distributed_c10d import PrefixStore, Store
 
 PART_BYTES = 4 << 20
+_LOOK_S = 1.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.05
 """Pauses between two questions to the store: asking takes some 70 us of a core, and 8 ranks may share two cores."""
 
@@ -29,23 +31,39 @@ def put(store: Store, key: str, value: Any) -> None:
     store.set(key, str(len(parts)))
 
 
-def take(store: Store, key: str, timeout: timedelta, stop: threading.Event | None = None) -> Any:
-    """Return a value that a rank puts, waiting for it. Raises RuntimeError where that takes longer than `timeout`, or `stop`
-    is set.
+def take(
+    store: Store,
+    key: str,
+    timeout: timedelta,
+    stop: threading.Event | None = None,
+    look: Callable[[], object] = lambda: None,
+) -> Any:
+    """Return a value that a rank puts, waiting for it. Raises RuntimeError where that takes longer than `timeout`, `stop` is
+    set, or `look`, which is called every second, raises it.
     """
-    wait_for(store, key, timeout, stop)
+    wait_for(store, key, timeout, stop, look)
     data = b"".join(store.get(f"{key}/{number}") for number in range(int(store.get(key))))
     return json.loads(zlib.decompress(data))
 
 
-def wait_for(store: Store, key: str, timeout: timedelta, stop: threading.Event | None = None) -> None:
+def wait_for(
+    store: Store,
+    key: str,
+    timeout: timedelta,
+    stop: threading.Event | None = None,
+    look: Callable[[], object] = lambda: None,
+) -> None:
     """Wait until a key is in the store, by asking again and again; raises as `take`.
 
     `Store.wait` would hold the connection for as long as it waits, so that other threads could not use it.
     """
     stop = stop or threading.Event()
     deadline, pause_s = time.monotonic() + timeout.total_seconds(), _FIRST_PAUSE_S
+    next_look = time.monotonic() + _LOOK_S
     while not store.check([key]):
+        if time.monotonic() > next_look:
+            look()
+            next_look = time.monotonic() + _LOOK_S
         if stop.wait(pause_s):
             raise RuntimeError("the group was shut down")
         if time.monotonic() > deadline:
