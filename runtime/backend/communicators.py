@@ -163,7 +163,11 @@ class Communicators:
     def transport(self, device: str) -> Transport:
         """Return what all communicators for a type of device share. Collective the first time for GPUs."""
         if device not in self._shared:
-            name, transport, timeout = f"topoplan/{self.name}/{device}", self.transports[device], self.plans.timeout
+            name, transport, timeout = (
+                f"topoplan/{self.name}/{device}",
+                self.transports.get(device, "gloo"),
+                self.plans.timeout,
+            )
             if transport == "gloo":
                 self._shared[device] = SharedTransport(self.plain, timeout, self._store, self._addresses, name)
             else:
