@@ -27,8 +27,8 @@ from .codecs import Codec
 from .program.footprint import find_staging
 from .ranks.machine import Machine
 from .ranks.transport import Transport
+from .ranks.trial import MOST_ENTRANTS, Trial
 from .ranks.turns import Turns
-from .trial import MOST_ENTRANTS, Trial
 
 log = logging.getLogger("topoplan")
 

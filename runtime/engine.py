@@ -31,9 +31,9 @@ from .program.layout import IN_PLACE, ends_numel, ends_with_result
 from .ranks.machine import describe_machine
 from .ranks.stock import StartedStock, has_stock, make_stock_call
 from .ranks.transport import Transport
+from .ranks.trial import Trial
 from .reductions import ReduceOp, in_inference_mode, share_memory
 from .scratch import allocate_zeros_like
-from .trial import Trial
 
 
 class Engine:
@@ -74,7 +74,7 @@ class Engine:
         self._executor = Executor(transport, plan.topology, codec)
         self._chooser = Chooser(plan, self.machine, transport, choose, cache, self._is_usable, codec)
         self.times_calls = False
-        """Whether candidates are timed on the calls that users make (trial.py), not on scratch memory before the first."""
+        """Whether candidates are timed on the calls that users make (ranks/trial.py), and not before the first."""
         self._trials: dict[int, Trial] = {}
 
     # -- compression ---------------------------------------------------------------------------------------------

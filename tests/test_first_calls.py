@@ -8,7 +8,7 @@ from ranks import first_calls
 
 import topoplan
 from topoplan.runtime.backend.call_check import explain_difference
-from topoplan.runtime.trial import MOST_CALLS, ROUNDS, Trial
+from topoplan.runtime.ranks.trial import MOST_CALLS, ROUNDS, Trial
 from topoplan.synth.ir.schedule import Schedule
 
 

@@ -136,16 +136,17 @@ class BaseGroup(PlainCalls):
             if backend != self.transports.get(device, backend)
         }
 
-    def _begin(self, what: str, *, is_new: bool = False) -> int:
+    def _begin(self, what: str, *, is_new: bool = False, is_awaited: bool = False) -> int:
         """Return the number of a collective that is called now. Raises ExecutionError where the ranks are known to differ.
 
-        What the first calls of a group are, and those of a size that is not settled (`is_new`), is compared on the side.
+        What the first calls of a group are, and those of a size that is not settled (`is_new`), is compared on the side;
+        `is_awaited` says that the call waits for the answer.
         """
         self._number += 1
         if self.check.error is not None:
             raise self.check.error
         if (is_new or self._number <= _COMPARED) and len(self.ranks) > 1 and not self.planned.plans.off:
-            self.check.post(self._number, what)
+            self.check.post(self._number, what, is_awaited=is_awaited)
         return self._number
 
     # -- how -------------------------------------------------------------------------------------------------------
@@ -181,7 +182,8 @@ class BaseGroup(PlainCalls):
         Nothing here waits for another rank, unless the caller does: what has to is left to the queue.
         """
         call = size.draw_call()
-        number = self._begin(what, is_new=size.is_new(call))
+        is_first = size.is_first(call) and not self.planned.plans.off
+        number = self._begin(what, is_new=size.is_new(call), is_awaited=is_first)
 
         def without_plan() -> dist.Work:
             self._note_no_plan(size)
@@ -191,7 +193,7 @@ class BaseGroup(PlainCalls):
         holds_stock = self.planned.holds_stock(tensor.device.type)
         if known is None or not size.begun:
             has_none = size.key in self.planned.without_plan
-            is_free = not holds_stock and not size.is_first(call)
+            is_free = not holds_stock and not is_first
             if is_free and (has_none or (size.is_known(call) and not size.uses_plan(call))):
                 return self._explain(without_plan() if has_none else stock(), number, what, results)
         queue, waits = self.planned.queue(tensor), not opts.asyncOp
@@ -203,7 +205,7 @@ class BaseGroup(PlainCalls):
             )
 
         def carry_out() -> None:
-            if size.is_first(call) and not self.planned.plans.off:
+            if is_first:
                 self.check.wait_until_same(number)
             communicator = self.planned.open(size.key, number, self.check) if size.uses_plan(call) else None
             if communicator is None:
@@ -299,11 +301,11 @@ class BaseGroup(PlainCalls):
 
         `results` are its tensors; None: those that the backend's own work has. Without a future it stays as it is.
         """
+        if isinstance(work, PlannedWork) or any(tensor.is_cuda for tensor in results or []):
+            return work
         try:
             future = work.get_future()
         except RuntimeError:  # gloo's reduce-scatter and barriers have none
-            return work
-        if isinstance(work, PlannedWork) or any(tensor.is_cuda for tensor in results or []):
             return work
         faults = self.planned.transport("cpu").faults
         faults.find_mismatch = self.check.find_error
@@ -357,11 +359,11 @@ class BaseGroup(PlainCalls):
         self.plain.shutdown()
 
     def abort(self) -> None:
-        """End the thread, and abort all groups: what is under way fails."""
+        """Abort all groups: what is under way fails, and then the threads end."""
         self._tell()
+        self.plain.abort()
         self.check.close()
         self.planned.close()
-        self.plain.abort()
 
     def _tell(self) -> None:
         """Log what was used."""

@@ -54,10 +54,14 @@ class CallCheck:
         self._last_post_s = 0.0
         self._stop = threading.Event()
 
-    def post(self, number: int, what: str) -> None:
-        """Tell the other ranks that this one makes its `number`-th call, and compare it on the side."""
+    def post(self, number: int, what: str, *, is_awaited: bool = False) -> None:
+        """Tell the other ranks that this one makes its `number`-th call, and compare it on the side. Where it `is_awaited`,
+        `wait_until_same` is called for it on all ranks.
+        """
         self._store.set(f"call/{number}/{self._rank}", what)
         with self._guard:
+            if is_awaited:
+                self._awaited.add(number)
             if self._rank == 0:
                 self._numbers.append(number)
             self._last_post_s = time.monotonic()
@@ -72,8 +76,6 @@ class CallCheck:
         it starts anything. Raises ExecutionError where the ranks differ.
         """
         deadline, key = time.monotonic() + _AWAITED_S, f"same/{number}"
-        with self._guard:
-            self._awaited.add(number)
         while time.monotonic() < deadline and not self._stop.is_set():
             is_same = number in self._same if self._rank == 0 else self._store.check([key])
             if self.error is not None:

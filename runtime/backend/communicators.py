@@ -173,7 +173,7 @@ class Communicators:
             else:
                 ranks, number = self.plans.ranks, self.plans.rank
                 make = partial(make_group, name, ranks, transport, store=self._store, number=number)
-                self._shared[device] = Transport(make, timeout, self.options.transport)
+                self._shared[device] = Transport(make, timeout, self.options.transport, self._addresses)
         return self._shared[device]
 
     def queue(self, tensor: torch.Tensor) -> CallQueue:

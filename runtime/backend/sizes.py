@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import AllreduceOptions
 
-from ..trial import MOST_CALLS
+from ..ranks.trial import MOST_CALLS
 
 Key = tuple[str, int | None, str]
 """A collective, its root, and the type of device of its tensors."""

@@ -49,17 +49,20 @@ class Transport:
     lane: Lane | None
 
     def __init__(
-        self, group: dist.ProcessGroup | GroupMaker | None, timeout: timedelta, over: str | None = None
+        self,
+        group: dist.ProcessGroup | GroupMaker | None,
+        timeout: timedelta,
+        over: str | None = None,
+        addresses: Addresses | None = None,
     ) -> None:
         is_mpi = check_transport(over) == "mpi"
-        has_default = dist.is_initialized()
-        if has_default:
+        if addresses is None:
             publish_address()  # before the ranks wait for each other: whoever never comes has none
         private = make_private_group(group, timeout - timedelta(seconds=grace_s(timeout)))
         self._client = find_client(find_store(private))
         store = PrefixStore(f"topoplan/{private.group_name}", self._client.store)
         is_registered = lambda: private in dist.distributed_c10d._world.pg_map  # noqa: E731
-        faults = Faults(private, timeout, store, None if has_default else {}, is_registered)
+        faults = Faults(private, timeout, store, addresses, is_registered)
         self._begin(private, device_of(private), timeout, faults)
         if is_mpi:
             self.lane = self._open_lane(private.group_name)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..synth.ir.schedule import Schedule
+from ...synth.ir.schedule import Schedule
 
 ROUNDS = 3
 """Times that a candidate is tried: the first run is also the one in which it is compiled and connections warm up."""
