@@ -29,7 +29,7 @@ from .ranks.blame import describe_route
 from .ranks.faults import Call
 from .ranks.transport import Transport
 from .reductions import ReduceOp
-from .scratch import find_budget, free_arenas
+from .scratch import MAPPED_BYTES, find_budget, free_arenas, trim_heap
 
 MOST_COMPILED = 64
 _MOST_OBJECTS = 1 << 17
@@ -154,7 +154,10 @@ class Executor:
         if compiled is None:
             self._schedules[id(schedule)] = schedule  # keeps the id from being used again
             compiled = Compiled(schedule, numel, like, op, self.transport, codec=self.codec, feedback=feedback)
-            self._budget.note_buffer(numel * like.element_size())
+            nbytes = numel * like.element_size()
+            self._budget.note_buffer(nbytes)
+            if like.device.type == "cpu" and nbytes >= MAPPED_BYTES:
+                trim_heap()
             self._make_room()
         self._compiled[key] = compiled
         return compiled

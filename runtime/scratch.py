@@ -7,6 +7,7 @@ grows, or is freed, drops them, and the next call takes new ones.
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import mmap
 import os
@@ -27,7 +28,7 @@ _LEAST_BUDGET_BYTES = 16 << 20
 """The default budget is at least this: less is not worth allocating anew at each call, a process takes 300 MB anyway."""
 _ALIGN_BYTES = 256
 """Views begin at multiples of this: of a cache line, of a GPU's widest load, and of every dtype."""
-_MAPPED_BYTES = 1 << 20
+MAPPED_BYTES = 1 << 20
 """CPU memory from this size on is mapped: below, the system call and the page faults would show."""
 _PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 _STEPS = 8
@@ -47,6 +48,17 @@ def parse_scratch(value: str | int | None) -> int | None:
         raise InputError(
             f"{where}={given!r}: expected the bytes of scratch memory to keep between calls, such as 0, 64M or 2GiB"
         ) from None
+
+
+def trim_heap() -> None:
+    """Give back the pages that malloc holds free between memory in use; does nothing where the C library has no such call.
+
+    Programs live long and are allocated between users' tensors: without this, the places of tensors whose sizes rise slowly
+    stay resident (96 sizes of 4 MiB, by plan: 640 MB, with it 15).
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it
+    if trim is not None:
+        trim(0)
 
 
 class Bound(Protocol):
@@ -218,7 +230,7 @@ def free_arenas(transport: Transport) -> None:
 def allocate(nbytes: int, device: torch.device) -> torch.Tensor:
     """Return new memory; while a CUDA graph is captured it comes from the graph's own pool."""
     with torch.inference_mode(False):  # what is made in inference mode cannot be written to outside of it
-        if device.type != "cpu" or nbytes < _MAPPED_BYTES:
+        if device.type != "cpu" or nbytes < MAPPED_BYTES:
             return torch.empty(nbytes, dtype=torch.uint8, device=device)
         # Right from the system, to which it goes back when it is freed: up to 32 MiB malloc would
         # leave it in the heap, where a larger block does not fit in.
@@ -228,7 +240,7 @@ def allocate(nbytes: int, device: torch.device) -> torch.Tensor:
 def allocate_zeros_like(tensor: torch.Tensor) -> torch.Tensor:
     """Return zeros that go back to the system as soon as they are freed, as many as `tensor` has elements."""
     flat = allocate(tensor.nbytes, tensor.device)
-    if tensor.device.type != "cpu" or tensor.nbytes < _MAPPED_BYTES:
+    if tensor.device.type != "cpu" or tensor.nbytes < MAPPED_BYTES:
         flat.zero_()
     return flat.view(tensor.dtype)
 
