@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from typing import Any
 
 import torch
@@ -15,6 +17,15 @@ def backend_type(transport: str) -> Any:
     """Return torch's own constant for gloo or nccl."""
     types = dist.ProcessGroup.BackendType
     return types.NCCL if transport == "nccl" else types.GLOO
+
+
+def is_out_of_descriptors() -> bool:
+    """Return whether this process can open no more files: gloo's own error does not always say so."""
+    try:
+        os.close(os.open(os.devnull, os.O_RDONLY))
+    except OSError as error:
+        return error.errno == errno.EMFILE
+    return False
 
 
 def make_plain_group(place: Any, store: Store) -> tuple[dist.ProcessGroup, dict[str, str]]:
