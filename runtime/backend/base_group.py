@@ -30,7 +30,7 @@ from .account import Account
 from .call_check import CallCheck
 from .communicators import Communicators
 from .options import BackendOptions, backend_options
-from .plain import backend_type, is_out_of_descriptors, make_plain_group
+from .plain import backend_type, make_plain_group
 from .plain_calls import PlainCalls
 from .plan_finder import PlanFinder
 from .seen import show_as
@@ -43,8 +43,6 @@ _NAMES = {
     "reduce-scatter": "reduce_scatter", "alltoall": "all_to_all",
 }  # fmt: skip
 """What torch's users call a collective, as profiles show it."""
-_DESCRIPTORS = 4
-"""Descriptors of one of gloo's groups beside its connections (measured with torch 2.13)."""
 _COMPARED = 64
 """So many calls of a group are compared between its ranks, whatever they are: a mismatch is mostly there from the start."""
 
@@ -66,15 +64,7 @@ class BaseGroup(PlainCalls):
         publish_in(shown, place.group_rank)
         if place.group_rank == 0:
             shown.set("nonce", uuid.uuid4().hex)
-        try:
-            self.plain, self.transports = make_plain_group(place, store)
-        except RuntimeError as error:
-            if is_out_of_descriptors():
-                raise ExecutionError(
-                    f"rank {place.group_rank}: this process has no file descriptors left for another process group, which takes "
-                    f"{_DESCRIPTORS} and one a rank; raise the limit (ulimit -n), or make fewer groups"
-                ) from error
-            raise
+        self.plain, self.transports = make_plain_group(place, store)
         # Making the plain group has taken all ranks here: what they show is there, and the store is not waited for any more.
         addresses = read_published(shown, place.group_size)
         self._client = find_client(place.store)

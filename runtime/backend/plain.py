@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-import errno
-import os
+import resource
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
+from ...topo.errors import ExecutionError
 from ..ranks.plain_backends import make_gloo, make_nccl
+
+_DESCRIPTORS = 4
+"""File descriptors of one of gloo's groups beside its connections (measured with torch 2.13)."""
 
 
 def backend_type(transport: str) -> Any:
@@ -19,17 +23,26 @@ def backend_type(transport: str) -> Any:
     return types.NCCL if transport == "nccl" else types.GLOO
 
 
-def is_out_of_descriptors() -> bool:
-    """Return whether this process can open no more files: gloo's own error does not always say so."""
+def check_descriptors(ranks: int) -> None:
+    """Raise ExecutionError where this process may not open the files that one more group of gloo's takes.
+
+    gloo itself ends the process then: its listening thread throws.
+    """
     try:
-        os.close(os.open(os.devnull, os.O_RDONLY))
-    except OSError as error:
-        return error.errno == errno.EMFILE
-    return False
+        in_use = sum(1 for _ in Path("/proc/self/fd").iterdir())
+    except OSError:  # not Linux
+        return
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limit != resource.RLIM_INFINITY and in_use + _DESCRIPTORS + ranks > limit:
+        raise ExecutionError(
+            f"a process group of {ranks} ranks takes {_DESCRIPTORS + ranks} file descriptors, and this process has {in_use} "
+            f"of at most {limit} in use; raise the limit (ulimit -n), or make fewer groups"
+        )
 
 
 def make_plain_group(place: Any, store: Store) -> tuple[dist.ProcessGroup, dict[str, str]]:
     """Return a group of gloo for CPUs and NCCL for GPUs (gloo without NCCL), and which of them is for which device."""
+    check_descriptors(place.group_size)
     plain = dist.ProcessGroup(store, place.group_rank, place.group_size)
     gloo = make_gloo(place, PrefixStore("gloo", store))
     backends: dict[str, tuple[str, Any]] = {"cpu": ("gloo", gloo), "cuda": ("gloo", gloo)}
