@@ -7,6 +7,7 @@ first calls of a group and of each size are posted: later ones have tags that di
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import Counter, deque
@@ -19,7 +20,9 @@ from torch._C._distributed_c10d import Store
 from ...topo.errors import ExecutionError
 from ..works import Failed, PlannedWork, Progress
 
+log = logging.getLogger("topoplan")
 _MISMATCH = "mismatch"
+"""The key under which the first rank says who differs."""
 _PAUSE_S = 0.02
 """Between two questions to the store: shorter than people notice, and less than a hundredth of a core for a rank."""
 _HURRY_S = 0.002
@@ -109,7 +112,8 @@ class CallCheck:
         while not self._stop.is_set():
             try:
                 text = self._compare() if self._rank == 0 else self._hear()
-            except RuntimeError:  # the store is gone: calls fail by themselves, and are explained without it
+            except RuntimeError as error:  # calls fail by themselves then, and are explained without the store
+                log.debug("calls are not compared any more, the store is gone: %s", error)
                 self._stop.set()
                 break
             if text:
