@@ -64,7 +64,7 @@ man: $(VENV)/.dev
 
 # Every example of every help, as it is printed: some minutes.
 shown: $(VENV)/.dev
-	TOPOPLAN_RUN_SHOWN=1 $(BIN)/python -m pytest tests/test_help.py -k examples $(PYTEST_ARGS)
+	TOPOPLAN_RUN_SHOWN=1 $(BIN)/python -m pytest tests/cli/test_help.py -k examples $(PYTEST_ARGS)
 
 setup: $(VENV)/.base
 

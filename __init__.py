@@ -9,7 +9,8 @@
     with topoplan.nccl_graph("local"): ...                          stock NCCL on the best rings and chains
     topoplan.place("dgx1").order                                    which GPU each rank should get
 
-What needs torch is imported when it is first used; topologies and plans do without. docs/api.md is the reference.
+What needs torch is imported when it is first used; topologies and plans do without. docs/api.md is
+the reference.
 """
 
 from __future__ import annotations
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
 
 __version__ = VERSION
 
+# The module that each public name is in.
 _HOMES = {
     "BackendOptions": "runtime.backend.options",
     "Bound": "synth.bounds.certificate",
@@ -97,7 +99,6 @@ _HOMES = {
     "synthesize": "synth.api",
     "verify": "synth.api",
 }
-"""The module that each public name is in."""
 
 __all__ = [
     "BackendOptions",

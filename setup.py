@@ -1,4 +1,6 @@
-"""The list of packages: every folder of the four rooms that is one. All else about the package is in pyproject.toml."""
+"""The list of packages: every folder of the four rooms that is one. All else about the package is
+in pyproject.toml.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +15,20 @@ class BuildModules(build_py):
 
     def find_package_modules(self, package: str, package_dir: str) -> list[tuple[str, str, str]]:
         """Return (package, module, file) for each module of a package."""
-        return [module for module in super().find_package_modules(package, package_dir) if module[1] != "setup"]
+        return [
+            module
+            for module in super().find_package_modules(package, package_dir)
+            if module[1] != "setup"
+        ]
 
 
 setup(
     packages=[
         "topoplan",
-        *(f"topoplan.{name}" for name in find_packages(include=[*ROOMS, *(f"{x}.*" for x in ROOMS)])),
+        *(
+            f"topoplan.{name}"
+            for name in find_packages(include=[*ROOMS, *(f"{x}.*" for x in ROOMS)])
+        ),
     ],
     package_dir={"topoplan": "."},
     cmdclass={"build_py": BuildModules},

@@ -1,8 +1,9 @@
 """Measures how long exact synthesis takes, beside SCCL's own code: python benchmarks/exact_rows.py
 
-Prints, for the rows that SCCL's paper and code were measured on (DGX-1, and the AMD machine z52), whether they are
-feasible and the seconds that finding or refuting them took here; then the seconds of whole Pareto fronts. The column
-"SCCL" holds seconds measured with SCCL's public code and z3 4.13 on a machine with 2 cores, or "paper".
+Prints, for the rows that SCCL's paper and code were measured on (DGX-1, and the AMD machine z52),
+whether they are feasible and the seconds that finding or refuting them took here; then the seconds
+of whole Pareto fronts. The column "SCCL" holds seconds measured with SCCL's public code and z3 4.13
+on a machine with 2 cores, or "paper".
 """
 
 import time
@@ -29,7 +30,12 @@ ROWS = [
     ("dgx1", "alltoall", (3, 3, 8), "none in 300"), ("dgx1", "alltoall", (3, 8, 8), "133.7 (paper)"),
     ("z52", "allgather", (1, 4, 4), ""), ("z52", "allgather", (2, 4, 7), ""),
 ]  # fmt: skip
-FRONTS = [("dgx1", "allgather", "19.5"), ("dgx1", "allreduce", ""), ("dgx1", "alltoall", ""), ("z52", "allgather", "")]
+FRONTS = [
+    ("dgx1", "allgather", "19.5"),
+    ("dgx1", "allreduce", ""),
+    ("dgx1", "alltoall", ""),
+    ("z52", "allgather", ""),
+]
 
 
 def main() -> None:
@@ -37,11 +43,19 @@ def main() -> None:
     print(f"{'machine':8} {'collective':15} {'C,S,R':10} {'answer':11} {'seconds':>8}  SCCL")
     for machine, name, triple, sccl in ROWS:
         topology = preset(machine)
-        (row,) = decide(collective_on(name, topology), topology, [triple], Effort(300.0, 300.0)).rows
+        (row,) = decide(
+            collective_on(name, topology), topology, [triple], Effort(300.0, 300.0)
+        ).rows
         if row.schedule is not None:
             verify(row.schedule, topology)
-        print(f"{machine:8} {name:15} {','.join(map(str, triple)):10} {row.status:11} {row.synthesis_s:8.2f}  {sccl}")
-    print(f"\n{'machine':8} {'collective':15} {'wall s':>7} {'solving s':>9}  {'SCCL':6} front (chunks, steps, rounds)")
+        print(
+            f"{machine:8} {name:15} {','.join(map(str, triple)):10} {row.status:11} "
+            f"{row.synthesis_s:8.2f}  {sccl}"
+        )
+    print(
+        f"\n{'machine':8} {'collective':15} {'wall s':>7} {'solving s':>9}  {'SCCL':6} front "
+        "(chunks, steps, rounds)"
+    )
     for machine, name, sccl in FRONTS:
         topology = preset(machine)
         started = time.perf_counter()
@@ -50,7 +64,8 @@ def main() -> None:
         shown = " ".join(str((r.chunks, r.steps, r.rounds)) for r in front.front)
         solving = sum(row.synthesis_s for row in front.rows)
         print(
-            f"{machine:8} {name:15} {wall:7.2f} {solving:9.2f}  {sccl:6} {shown}{'' if front.complete else ' (open)'}"
+            f"{machine:8} {name:15} {wall:7.2f} {solving:9.2f}  {sccl:6} "
+            f"{shown}{'' if front.complete else ' (open)'}"
         )
 
 

@@ -1,12 +1,13 @@
-"""Measures whether surviving ranks name a killed or stopped rank or a cut link in time: python benchmarks/fault_table.py
+"""Measures whether surviving ranks name a killed or stopped rank or a cut link in time: python
+benchmarks/fault_table.py
 
     python benchmarks/fault_table.py                  about 100 runs: every rank killed and stopped, every link cut, on
                                                       three machines (20 minutes on 2 cores)
     python benchmarks/fault_table.py mesh:2x2 --repeat 3
 
-Ranks add up tensors through a plan and check every element, until at a random moment one of them gets SIGKILL or SIGSTOP,
-or a cable goes down. Each survivor must end with an error that names the culprit, within its deadline. Needs root and
-iproute2 (see topo-emulate).
+Ranks add up tensors through a plan and check every element, until at a random moment one of them
+gets SIGKILL or SIGSTOP, or a cable goes down. Each survivor must end with an error that names the
+culprit, within its deadline. Needs root and iproute2 (see topo-emulate).
 """
 
 from __future__ import annotations
@@ -28,20 +29,23 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 if TYPE_CHECKING:
     from topoplan.runtime.emulate import Blueprint, Network
 
+# The number of runs of each fault, by machine.
 MACHINES = {"mesh:2x2": 4, "switch:4": 1, "dgx1": 1}
-"""The number of runs of each fault, by machine."""
+# Where ranks meet: a file, which no fault of the network reaches, or rank 0's TCPStore, as under
+# torchrun and MPI.
 STORES = ("beside", "wires")
-"""Where ranks meet: a file, which no fault of the network reaches, or rank 0's TCPStore, as under torchrun and MPI."""
 RATE = "100Mbit"
 TIMEOUT_S = 8.0
 _START_S = 90.0
+# Beyond the deadline, for processes to be scheduled on a busy host and to end.
 _SLACK_S = 4.0
-"""Beyond the deadline, for processes to be scheduled on a busy host and to end."""
 
 
 @dataclass(frozen=True)
 class Fault:
-    """`kind` is kill or stop (of rank `a`), or cut (of the cable between ranks or devices `a` and `b`)."""
+    """`kind` is kill or stop (of rank `a`), or cut (of the cable between ranks or devices `a` and
+    `b`).
+    """
 
     kind: str
     a: int
@@ -50,8 +54,9 @@ class Fault:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended: seconds from the fault to the last survivor's end, and how many of the `survivors` hung, computed a
-    wrong sum, or named the culprit. `last_lines` are what they printed last.
+    """How a run ended: seconds from the fault to the last survivor's end, and how many of the
+    `survivors` hung, computed a wrong sum, or named the culprit. `last_lines` are what they printed
+    last.
     """
 
     seconds: float
@@ -84,11 +89,14 @@ class Worker(Protocol):
         """Wait for the end, and return the exit code."""
 
 
+# Starts a rank of a network: its number, the ranks' folder, the arguments of `main`, and the file
+# that it prints to.
 Start: TypeAlias = "Callable[[Network, int, Path, list[str], Path], Worker]"
-"""Starts a rank of a network: its number, the ranks' folder, the arguments of `main`, and the file that it prints to."""
 
 
-def start_process(network: Network, rank: int, folder: Path, arguments: list[str], output: Path) -> Worker:
+def start_process(
+    network: Network, rank: int, folder: Path, arguments: list[str], output: Path
+) -> Worker:
     """Start a rank as topo-emulate does, by a new interpreter."""
     from topoplan.runtime.emulate import start_rank
 
@@ -107,13 +115,17 @@ def run(
 ) -> Outcome:
     """Emulate a machine, cause one fault after `after_s`, and return how the survivors ended.
 
-    `store` says where the ranks meet: "beside" the network, in a file, or on its "wires", in a TCPStore that rank 0 hosts.
+    `store` says where the ranks meet: "beside" the network, in a file, or on its "wires", in a
+    TCPStore that rank 0 hosts.
     """
     from topoplan.runtime.emulate import emulate, parse_rate
     from topoplan.runtime.emulate.ranks import write_topology
     from topoplan.topo.resolve import resolve
 
-    with emulate(resolve(topology), parse_rate(RATE)) as network, tempfile.TemporaryDirectory() as name:
+    with (
+        emulate(resolve(topology), parse_rate(RATE)) as network,
+        tempfile.TemporaryDirectory() as name,
+    ):
         folder = Path(name)
         write_topology(network, folder)
         built = network.blueprint
@@ -130,7 +142,9 @@ def run(
             if fault.kind == "cut":
                 network.cut(built.devices[fault.a], built.devices[fault.b])
             else:
-                os.kill(workers[fault.a].pid, signal.SIGKILL if fault.kind == "kill" else signal.SIGSTOP)
+                os.kill(
+                    workers[fault.a].pid, signal.SIGKILL if fault.kind == "kill" else signal.SIGSTOP
+                )
             survivors = [rank for rank in range(ranks) if fault.kind == "cut" or rank != fault.a]
             ends = began + timeout_s + _SLACK_S
             while any(workers[r].poll() is None for r in survivors) and time.monotonic() < ends:
@@ -144,7 +158,10 @@ def run(
         last_lines = [logs[r].read_text().strip().splitlines()[-1] for r in survivors]
         wrong = sum("WRONG" in logs[r].read_text() for r in range(ranks))
         alone = _find_cut_off(built, fault)
-        named = sum(line.startswith("ERROR") and _names(line, fault, built.devices, alone) for line in last_lines)
+        named = sum(
+            line.startswith("ERROR") and _names(line, fault, built.devices, alone)
+            for line in last_lines
+        )
         return Outcome(seconds, len(survivors), len(hung), wrong, named, last_lines)
 
 
@@ -156,7 +173,8 @@ def _find_cut_off(built: Blueprint, fault: Fault) -> list[int]:
 
 
 def _names(line: str, fault: Fault, devices: tuple[str, ...], alone: Sequence[int]) -> bool:
-    """Return whether an error names the culprit; its first half does, its second says what the rank itself saw.
+    """Return whether an error names the culprit; its first half does, its second says what the rank
+    itself saw.
 
     A cut cuts off the ranks `alone`: naming one of them is as good as naming their only link.
     """
@@ -164,8 +182,12 @@ def _names(line: str, fault: Fault, devices: tuple[str, ...], alone: Sequence[in
     if fault.kind != "cut":
         return f"rank {fault.a} does not answer" in blamed
     a, b = devices[fault.a], devices[fault.b]
-    return any(f"{x} {arrow} {y}" in blamed for x, y in ((a, b), (b, a)) for arrow in ("->", "-")) or any(
-        f"rank {rank} {what}" in blamed for rank in alone for what in ("does not answer", "reaches no other rank")
+    return any(
+        f"{x} {arrow} {y}" in blamed for x, y in ((a, b), (b, a)) for arrow in ("->", "-")
+    ) or any(
+        f"rank {rank} {what}" in blamed
+        for rank in alone
+        for what in ("does not answer", "reaches no other rank")
     )
 
 
@@ -173,7 +195,9 @@ def _wait_until(condition: object, patience_s: float, logs: list[Path]) -> None:
     ends = time.monotonic() + patience_s
     while not condition():  # type: ignore[operator]
         if time.monotonic() > ends:
-            raise SystemExit("ranks did not start: " + " | ".join(log.read_text()[-500:] for log in logs))
+            raise SystemExit(
+                "ranks did not start: " + " | ".join(log.read_text()[-500:] for log in logs)
+            )
         time.sleep(0.05)
 
 
@@ -189,7 +213,9 @@ def work(plan: str, timeout_s: float, store: str) -> int:
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     patience = timedelta(seconds=timeout_s)
     where = init_method() if store == "beside" else "env://"
-    dist.init_process_group("gloo", init_method=where, rank=rank, world_size=world, timeout=timedelta(seconds=60))
+    dist.init_process_group(
+        "gloo", init_method=where, rank=rank, world_size=world, timeout=timedelta(seconds=60)
+    )
     communicator = Communicator(plan, timeout=patience, choose="plan")
     x = torch.empty(50_000)
     total = world * (world + 1) / 2
@@ -212,7 +238,9 @@ def work(plan: str, timeout_s: float, store: str) -> int:
 
 def main(argv: list[str] | None = None) -> None:
     """Print the table; or be a rank."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("machines", nargs="*")
     parser.add_argument("--repeat", type=int)
     parser.add_argument("--seed", type=int, default=1)
@@ -231,7 +259,8 @@ def main(argv: list[str] | None = None) -> None:
     moments = random.Random(args.seed)
     total: Counter[str] = Counter()
     print(
-        f"{'machine':>10} {'fault':>14} {'runs':>5} {'hung':>5} {'wrong':>6} {'errors':>7} {'naming it':>10} {'slowest':>8}"
+        f"{'machine':>10} {'fault':>14} {'runs':>5} {'hung':>5} {'wrong':>6} {'errors':>7} "
+        f"{'naming it':>10} {'slowest':>8}"
     )
     for name in args.machines or MACHINES:
         topology = resolve(name)
@@ -241,19 +270,28 @@ def main(argv: list[str] | None = None) -> None:
             rows: dict[str, list[Outcome]] = {}
             for _ in range(args.repeat or MACHINES.get(name, 1)):
                 for fault in list_faults(blueprint(topology, parse_rate(RATE))):
-                    outcome = run(name, plan, fault, moments.uniform(0, 1.5), args.timeout, store=args.store)
+                    outcome = run(
+                        name, plan, fault, moments.uniform(0, 1.5), args.timeout, store=args.store
+                    )
                     rows.setdefault(fault.kind, []).append(outcome)
                     if outcome.hung or outcome.wrong or outcome.named < outcome.survivors:
                         print(f"  {fault}: {outcome}", file=sys.stderr, flush=True)
         for kind, outcomes in rows.items():
-            counts = {k: sum(getattr(x, k) for x in outcomes) for k in ("hung", "wrong", "survivors", "named")}
+            counts = {
+                k: sum(getattr(x, k) for x in outcomes)
+                for k in ("hung", "wrong", "survivors", "named")
+            }
             total.update(counts, runs=len(outcomes))
             print(
-                f"{name:>10} {kind:>14} {len(outcomes):>5} {counts['hung']:>5} {counts['wrong']:>6} {counts['survivors']:>7} "
+                f"{name:>10} {kind:>14} {len(outcomes):>5} {counts['hung']:>5} "
+                f"{counts['wrong']:>6} {counts['survivors']:>7} "
                 f"{counts['named']:>10} {max(x.seconds for x in outcomes):>7.1f}s",
                 flush=True,
             )
-    sums = (f"{total[k]:>{w}}" for k, w in (("runs", 5), ("hung", 5), ("wrong", 6), ("survivors", 7), ("named", 10)))
+    sums = (
+        f"{total[k]:>{w}}"
+        for k, w in (("runs", 5), ("hung", 5), ("wrong", 6), ("survivors", 7), ("named", 10))
+    )
     print(f"{'all':>10} {'':>14} {' '.join(sums)}")
 
 

@@ -6,9 +6,9 @@
 Each run emulates a ring of four ranks with the store on the same wires (rank 0 hosts a TCPStore, as
 under torchrun and MPI), and causes one fault at a moment and place drawn by --seed: a kill during
 set-up, a kill or stop in the middle of calls, a call that differs from the others' in its dtype,
-order, reduction or size (with sizes settled by race, and by plan), a cut link (with a plan, and with
-the stock collective), or one that becomes slow. RESULTS has a line for each run; a second start with
-the same seed goes on where the first ended. Needs root and iproute2 (see topo-emulate).
+order, reduction or size (with sizes settled by race, and by plan), a cut link (with a plan, and
+with the stock collective), or one that becomes slow. RESULTS has a line for each run; a second
+start with the same seed goes on where the first ended. Needs root and iproute2 (see topo-emulate).
 """
 
 from __future__ import annotations
@@ -39,19 +39,18 @@ if TYPE_CHECKING:
 TOPOLOGY, RANKS, RATE = "ring:4", 4, "100Mbit"
 TIMEOUT_S = 6.0
 _START_S = 90.0
+# Beyond the deadline, for processes to be scheduled on a busy host and to end.
 _SLACK_S = 4.0
-"""Beyond the deadline, for processes to be scheduled on a busy host and to end."""
+# Kills in set-up strike within this time after all ranks have joined; setting up takes about as
+# long.
 _SET_UP_S = 0.6
-"""Kills in set-up strike within this time after all ranks have joined; setting up takes about as
-long.
-"""
 _NUMEL = 50_000
+# Calls that are alike, before one differs.
 _CALLS_BEFORE = 5
-"""Calls that are alike, before one differs."""
+# How many times slower the slow link gets.
 _SLOWER = 10
-"""How many times slower the slow link gets."""
+# Time for a slow link to be named: ten calls, and the comparison in the background.
 _WATCH_S = 14.0
-"""Time for a slow link to be named: ten calls, and the comparison in the background."""
 _CLONE_NEWNET = 0x40000000
 MISMATCHES = ("dtype", "order", "op", "size")
 CASES = (
@@ -145,7 +144,11 @@ def carry_out(case: str, run: int, seed: int, plan: str, context: Any) -> Run | 
             text = "".join(log.read_text() for log in logs)
             named = int(names_slow_link(fault, text))
             last = re.findall(r"WARNING.*", text)
-        culprit = f"{fault.rank}-{fault.other}" if case in ("cut", "cut-stock", "slow") else str(fault.rank)
+        culprit = (
+            f"{fault.rank}-{fault.other}"
+            if case in ("cut", "cut-stock", "slow")
+            else str(fault.rank)
+        )
         return Run(case, run, seed, culprit, seconds, len(judged), named, len(hung), last)
 
 
@@ -167,7 +170,9 @@ def _strike(case: str, fault: Fault, network: Network, ranks: Sequence[Any]) -> 
     return list(range(RANKS))  # a rank makes another call by itself
 
 
-def _wait_for_end(case: str, judged: Sequence[int], ranks: Sequence[Any], logs: Sequence[Path]) -> list[int]:
+def _wait_for_end(
+    case: str, judged: Sequence[int], ranks: Sequence[Any], logs: Sequence[Path]
+) -> list[int]:
     """Wait for ranks to end, or a slow link to be named; return those that hang."""
     if case == "slow":
         ends = time.monotonic() + _WATCH_S
@@ -185,7 +190,9 @@ def _wait_until(condition: Callable[[], bool], logs: Sequence[Path]) -> None:
     ends = time.monotonic() + _START_S
     while not condition():
         if time.monotonic() > ends:
-            raise SystemExit("ranks did not start: " + " | ".join(log.read_text()[-500:] for log in logs))
+            raise SystemExit(
+                "ranks did not start: " + " | ".join(log.read_text()[-500:] for log in logs)
+            )
         time.sleep(0.01)
 
 
@@ -196,7 +203,11 @@ def judge(case: str, fault: Fault, line: str) -> bool:
         return False
     if case in ("cut", "cut-stock"):
         ends = f"gpu{fault.rank}", f"gpu{fault.other}"
-        return any(f"{a} {arrow} {b} " in f"{blamed} " for a, b in (ends, ends[::-1]) for arrow in ("->", "-"))
+        return any(
+            f"{a} {arrow} {b} " in f"{blamed} "
+            for a, b in (ends, ends[::-1])
+            for arrow in ("->", "-")
+        )
     if case in ("setup-kill", "kill", "stop"):
         return re.search(rf": rank {fault.rank} (does not answer|did not come)", blamed) is not None
     return f": rank {fault.rank} is in another call" in blamed
@@ -212,7 +223,9 @@ def names_slow_link(fault: Fault, text: str) -> bool:
 # -- a rank ----------------------------------------------------------------------------------------
 
 
-def be_rank(case: str, odd: int, plan: str, variables: Mapping[str, str], namespace: str, log: str) -> None:
+def be_rank(
+    case: str, odd: int, plan: str, variables: Mapping[str, str], namespace: str, log: str
+) -> None:
     """Be a rank of a run, in a process forked for it."""
     with Path(namespace).open() as entered:
         if ctypes.CDLL(None, use_errno=True).setns(entered.fileno(), _CLONE_NEWNET):
@@ -236,7 +249,9 @@ def work(case: str, odd: int, plan: str) -> int:
     torch.set_num_threads(1)
     logging.basicConfig(format="%(levelname)s %(message)s")
     rank, patience = int(os.environ["RANK"]), timedelta(seconds=TIMEOUT_S)
-    dist.init_process_group("gloo", init_method="env://", rank=rank, world_size=RANKS, timeout=patience)
+    dist.init_process_group(
+        "gloo", init_method="env://", rank=rank, world_size=RANKS, timeout=patience
+    )
     print("joined", flush=True)
     try:
         settled_by: Any = "race" if case.endswith("race") or case == "setup-kill" else "plan"
@@ -282,7 +297,9 @@ def make_other_call(communicator: Any, what: str, *, is_odd: bool) -> None:
 
 def main() -> None:
     """Carry out the runs that the results file lacks, and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("results", type=Path)
     parser.add_argument("--cases", nargs="*", choices=CASES, default=CASES)
     parser.add_argument("--runs", type=int, default=20)
@@ -327,7 +344,10 @@ def print_table(runs: Sequence[Run]) -> None:
     of_case: dict[str, list[Run]] = defaultdict(list)
     for run in runs:
         of_case[run.case].append(run)
-    print(f"{'case':>12} {'runs':>5} {'all named':>10} {'ranks':>6} {'named':>6} {'hung':>5} {'slowest':>8}")
+    print(
+        f"{'case':>12} {'runs':>5} {'all named':>10} {'ranks':>6} {'named':>6} {'hung':>5} "
+        f"{'slowest':>8}"
+    )
     for case in CASES:
         if rows := of_case.get(case):
             full = sum(run.named == run.judged for run in rows)

@@ -29,17 +29,17 @@ from typing import Any
 from local_ranks import start_ranks, wait_for_ranks
 
 LOOPBACK, LOOPBACK_RANKS = "loopback", 4
+# The rate of the slowest link of each emulated machine.
 MACHINES = {LOOPBACK: "", "dgx1": "50Mbit", "pcie-2socket": "50Mbit"}
-"""The rate of the slowest link of each emulated machine."""
 SCRIPTS = ("ddp", "fsdp2")
 BACKENDS = ("gloo", "topo")
 FIRST_BAR, SETTLED_BAR = 2.0, 20
+# Steps at the end that the steady time is of.
 _STEADY = 5
-"""Steps at the end that the steady time is of."""
+# From the ranks' stacks to the end of a launch that hangs.
 _END_S = 15.0
-"""From the ranks' stacks to the end of a launch that hangs."""
+# Sizes are settled by powers of two; none here is larger.
 _BITS = range(1, 40)
-"""Sizes are settled by powers of two; none here is larger."""
 _WIDTH, _BATCH, _BUCKET_MB = 512, 4, 2
 
 

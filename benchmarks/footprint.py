@@ -1,11 +1,13 @@
-"""What the backend costs a rank beside gloo: threads, sockets, memory, and seconds to import and to start.
+"""What the backend costs a rank beside gloo: threads, sockets, memory, and seconds to import and to
+start.
 
     python benchmarks/footprint.py             8 ranks in a mesh of 4 x 2, all collectives, broadcasts from every root
     python benchmarks/footprint.py --repeats 5
 
-Every way is a launch of its own, in turns. Plans come from files and are used for every call; what is counted is the most
-of any rank, after the last collective. The rest are medians over ranks and launches: processor seconds of the imports, of
-init_process_group up to the first barrier, and of both (ready_s); and memory (RSS) then (ready_MiB) and at the end.
+Every way is a launch of its own, in turns. Plans come from files and are used for every call; what
+is counted is the most of any rank, after the last collective. The rest are medians over ranks and
+launches: processor seconds of the imports, of init_process_group up to the first barrier, and of
+both (ready_s); and memory (RSS) then (ready_MiB) and at the end.
 """
 
 from __future__ import annotations
@@ -22,8 +24,8 @@ import time
 from pathlib import Path
 
 RANKS, ROWS, COLUMNS = 8, 4, 2
+# The most of gloo's figure that topo may have.
 BARS = {"threads": 2.0, "sockets": 2.0, "ready_s": 1.15, "ready_MiB": 1.15}
-"""The most of gloo's figure that topo may have."""
 FORCED = {"TOPOPLAN_CHOOSE": "plan", "TOPOPLAN_LEAST_BYTES": "0"}
 
 
@@ -39,7 +41,11 @@ def run_rank(backend: str) -> None:
     dist.init_process_group(backend)
     dist.barrier()
     started = time.process_time()
-    figures = {"import_s": imported - begun, "init_s": started - imported, "ready_s": started - begun}
+    figures = {
+        "import_s": imported - begun,
+        "init_s": started - imported,
+        "ready_s": started - begun,
+    }
     figures["ready_MiB"] = count_memory_MiB()
 
     from torch.distributed.device_mesh import init_device_mesh
@@ -72,7 +78,11 @@ def count_sockets() -> int:
 
 def count_memory_MiB() -> float:
     """Return the resident memory of this process."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / (1 << 20)
+    return (
+        int(Path("/proc/self/statm").read_text().split()[1])
+        * os.sysconf("SC_PAGE_SIZE")
+        / (1 << 20)
+    )
 
 
 def make_plans(folder: Path) -> None:
@@ -92,7 +102,9 @@ def make_plans(folder: Path) -> None:
                 command += ["--strategy", "ring" if root is None else "packing"]
                 command += [] if root is None else ["--root", str(root)]
                 command += ["-o", str(folder / f"{collective}-{size}-{root}.json")]
-                subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+                subprocess.run(
+                    command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+                )
 
 
 def launch(backend: str, plans: Path) -> list[dict[str, float]]:
@@ -144,7 +156,10 @@ def main() -> None:
         gloo, topo = (take(x[name] for x in found[backend]) for backend in found)
         bar = BARS.get(name)
         met = "" if bar is None else "yes" if topo <= bar * gloo else "NO"
-        print(f"{name:12} {gloo:10.3g} {topo:10.3g} {topo / gloo:7.2f} {bar or '':>6}  {met}", flush=True)
+        print(
+            f"{name:12} {gloo:10.3g} {topo:10.3g} {topo / gloo:7.2f} {bar or '':>6}  {met}",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

@@ -1,8 +1,10 @@
-"""Where a small allreduce over gloo spends its time: posting, waiting, adding, and the rest of Python.
+"""Where a small allreduce over gloo spends its time: posting, waiting, adding, and the rest of
+Python.
 
     torchrun --nproc-per-node 4 benchmarks/gloo_calls.py PLAN [-b 4K]
 
-By the plan alone, on rank 0: each post, wait and sum is timed by its own clock, which adds about a microsecond to each.
+By the plan alone, on rank 0: each post, wait and sum is timed by its own clock, which adds about a
+microsecond to each.
 """
 
 from __future__ import annotations
@@ -68,7 +70,9 @@ class TimedPlayer(PlayerInOrder):
 
 def main() -> None:
     """Measure, and print the shares on rank 0."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("plan")
     parser.add_argument("-b", default="4K", help="size")
     args = parser.parse_args()
@@ -95,9 +99,14 @@ def main() -> None:
     communicator = Communicator(args.plan, choose="plan")
     whole_us = measure()
     if dist.get_rank() == 0:
-        print(f"# {args.b}, {dist.get_world_size()} ranks: {plain_us:.0f} us a call, {whole_us:.0f} with the clocks")
+        print(
+            f"# {args.b}, {dist.get_world_size()} ranks: {plain_us:.0f} us a call, {whole_us:.0f} "
+            "with the clocks"
+        )
         for what, seconds in spent.items():
-            print(f"{what:22} {seconds / _CALLS * 1e6:8.1f} us in {counts[what] // _CALLS} operations")
+            print(
+                f"{what:22} {seconds / _CALLS * 1e6:8.1f} us in {counts[what] // _CALLS} operations"
+            )
         print(f"{'the rest of Python':22} {whole_us - sum(spent.values()) / _CALLS * 1e6:8.1f} us")
     dist.destroy_process_group()
 

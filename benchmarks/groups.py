@@ -35,10 +35,10 @@ MODES = {
     },
 }
 FIGURES = ("descriptors", "threads", "s", "KiB")
+# 16 KiB: a size that goes through plans by default.
 _NUMEL = 4096
-"""16 KiB: a size that goes through plans by default."""
+# Of each group, before what it has in use is counted.
 _CALLS = 8
-"""Of each group, before what it has in use is counted."""
 _LIMIT_S = 300.0
 _FIT_LIMIT_S = 600.0
 _TIMEOUT = timedelta(seconds=60)

@@ -32,13 +32,13 @@ from hold_methods import Calls
 from local_ranks import start_ranks, wait_for_ranks
 from results import Results
 
+# A round takes a second at most, beside four busy processes a core.
 _HANG_S = 60.0
-"""A round takes a second at most, beside four busy processes a core."""
+# When a rank that hangs is ended: all have left their stacks by then.
 _END_S = 75.0
-"""When a rank that hangs is ended: all have left their stacks by then."""
 _TIMEOUT = timedelta(seconds=300)
+# What four ranks may take to start beside busy processes.
 _START_S = 120.0
-"""What four ranks may take to start beside busy processes."""
 _DROPPED = 8
 _BUSY = "while True: pass"
 

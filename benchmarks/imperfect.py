@@ -1,9 +1,11 @@
-"""Plans for machines that are not perfect, at scale: python benchmarks/imperfect.py [--command] [WORD ...]
+"""Plans for machines that are not perfect, at scale: python benchmarks/imperfect.py [--command]
+[WORD ...]
 
-For machines with a slow link, a lost link or a lost GPU, large meshes, and machines on which only some switches compute: the
-bound, the best bound of a cut (around a GPU or a group for alltoall), the gap of the plan, the seconds, and whether the row's
-bar is met. With words, only the rows in which all of them occur are run. With --command, each row is what `topo-synth` does
-with its usual time limit, from its start to the plan's file.
+For machines with a slow link, a lost link or a lost GPU, large meshes, and machines on which only
+some switches compute: the bound, the best bound of a cut (around a GPU or a group for alltoall),
+the gap of the plan, the seconds, and whether the row's bar is met. With words, only the rows in
+which all of them occur are run. With --command, each row is what `topo-synth` does with its usual
+time limit, from its start to the plan's file.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ SLOW = Change(scale_links=("gpu0:network0=0.9",))
 CUT_OFF = Change(without_links=("gpu0:network0",))
 LOST = Change(without_ranks=(3,))
 NONE = Change()
+# Machine, change, collective, seconds and gap that are the bar.
 ROWS: list[tuple[str, Change, str, float, float]] = [
     ("dgx-a100:16", SLOW, "alltoall", 60, 0.02), ("dgx-h100:16", LOST, "alltoall", 60, 0.02),
     ("dgx-a100:16", CUT_OFF, "alltoall", 60, 0.02), ("dgx-a100:8", SLOW, "allgather", 60, 0.02),
@@ -41,21 +44,28 @@ ROWS: list[tuple[str, Change, str, float, float]] = [
     ("dgx-a100:128", SLOW, "allreduce", 120, 0.02), ("dgx-a100:128", SLOW, "allgather", 120, 0.02),
     ("dgx-a100:128", SLOW, "alltoall", 120, 0.02),
 ]  # fmt: skip
-"""Machine, change, collective, seconds and gap that are the bar."""
 
 
 def make_mixed_switches(GBps: Fraction) -> Topology:
     """Return two switches of four GPUs each, one of which adds and copies, joined by a link."""
     devices = [Device(f"gpu{i}") for i in range(8)]
     devices += [Device("adder", "switch", can_reduce=True), Device("plain", "switch")]
-    links = [x for i in range(8) for x in both_ways(Link(f"gpu{i}", "adder" if i < 4 else "plain", Fraction(1)))]
-    return Topology(f"mixed:{GBps}", tuple(devices), (*links, *both_ways(Link("adder", "plain", GBps))))
+    links = [
+        x
+        for i in range(8)
+        for x in both_ways(Link(f"gpu{i}", "adder" if i < 4 else "plain", Fraction(1)))
+    ]
+    return Topology(
+        f"mixed:{GBps}", tuple(devices), (*links, *both_ways(Link("adder", "plain", GBps)))
+    )
 
 
 def find_machine(name: str, change: Change) -> Topology:
     """Return a row's machine."""
     family, _, size = name.partition(":")
-    return degrade(make_mixed_switches(Fraction(size)) if family == "mixed" else preset(name), change)
+    return degrade(
+        make_mixed_switches(Fraction(size)) if family == "mixed" else preset(name), change
+    )
 
 
 def make_plan(name: str, change: Change, collective: str, limit_s: float) -> tuple[Plan, float]:
@@ -67,14 +77,32 @@ def make_plan(name: str, change: Change, collective: str, limit_s: float) -> tup
 
 
 def run_command(name: str, change: Change, collective: str) -> tuple[Plan, float]:
-    """Return the plan that topo-synth writes for a row, and the seconds from its start to its end."""
-    changes = [f"--scale-link={x}" for x in change.scale_links] + [f"--without-link={x}" for x in change.without_links]
+    """Return the plan that topo-synth writes for a row, and the seconds from its start to its
+    end.
+    """
+    changes = [f"--scale-link={x}" for x in change.scale_links] + [
+        f"--without-link={x}" for x in change.without_links
+    ]
     changes += [f"--without-rank={x}" for x in change.without_ranks]
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "topoplan.cli.synth", "--collective", collective, "--topology", name, *changes]
+        command = [
+            sys.executable,
+            "-m",
+            "topoplan.cli.synth",
+            "--collective",
+            collective,
+            "--topology",
+            name,
+            *changes,
+        ]
         file = Path(folder) / "plan.json"
         started = time.perf_counter()
-        subprocess.run([*command, "-o", str(file)], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        subprocess.run(
+            [*command, "-o", str(file)],
+            check=True,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
         took = time.perf_counter() - started
         return Plan.load(file), took
 
@@ -83,7 +111,10 @@ def main() -> None:
     """Print the table."""
     words = [word for word in sys.argv[1:] if word != "--command"]
     by_command = len(words) < len(sys.argv) - 1
-    print(f"{'machine':46} {'collective':15} {'bound':>8} {'cut':>8} {'gap':>7} {'seconds':>8}  bar met")
+    print(
+        f"{'machine':46} {'collective':15} {'bound':>8} {'cut':>8} {'gap':>7} {'seconds':>8}  bar "
+        "met"
+    )
     for name, change, collective_name, seconds, gap in ROWS:
         topology = find_machine(name, change)
         if not all(word in f"{topology.name} {collective_name}" for word in words):
@@ -94,12 +125,16 @@ def main() -> None:
         row = name, change, collective_name
         plan, took = run_command(*row) if by_command else make_plan(*row, seconds)
         check_bound(plan.bound, collective, topology)
-        reached = min(bandwidth_s_per_GB(replace(entry.schedule, segments=2), topology) for entry in plan.entries)
+        reached = min(
+            bandwidth_s_per_GB(replace(entry.schedule, segments=2), topology)
+            for entry in plan.entries
+        )
         cut = cut_bound(collective, topology)
         away = max(0.0, float(1 - plan.bound.s_per_GB / reached))
         met = away <= gap and took <= seconds
         print(
-            f"{topology.name:46} {collective_name:15} {float(plan.bound.algbw_GBps):8.4g} {float(cut.algbw_GBps):8.4g} "
+            f"{topology.name:46} {collective_name:15} {float(plan.bound.algbw_GBps):8.4g} "
+            f"{float(cut.algbw_GBps):8.4g} "
             f"{away:7.2%} {took:8.1f}  {'yes' if met else 'NO'}", flush=True,
         )  # fmt: skip
 

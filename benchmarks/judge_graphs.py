@@ -1,7 +1,8 @@
-"""What topo-judge says of the graphs that NCCL itself found, beside known figures: python benchmarks/judge_graphs.py
+"""What topo-judge says of the graphs that NCCL itself found, beside known figures: python
+benchmarks/judge_graphs.py
 
-The graphs and topologies are those of ../shared/inputs/nccl_graphs, where it is present; the figures are GB/s algbw of NCCL's
-rings and chains, to two digits. Ends with 1 where one differs.
+The graphs and topologies are those of ../shared/inputs/nccl_graphs, where it is present; the
+figures are GB/s algbw of NCCL's rings and chains, to two digits. Ends with 1 where one differs.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import sys
 from pathlib import Path
 
 GRAPHS = Path(__file__).resolve().parents[2] / "shared" / "inputs" / "nccl_graphs"
+# Where the table says that rings are at the optimum, that is the figure.
 KNOWN: dict[str, tuple[float | None, float | None]] = {
     # machine: NCCL's rings, its chains (None: not in the table)
     "ncv4-bridged": (8.00, 12.00),
@@ -21,7 +23,6 @@ KNOWN: dict[str, tuple[float | None, float | None]] = {
     "dgx-a100": (171.43, None),
     "pcie-8gpu-2socket": (6.86, None),
 }
-"""Where the table says that rings are at the optimum, that is the figure."""
 _WITHIN = 0.005
 
 
@@ -34,25 +35,35 @@ def main() -> int:
     if not GRAPHS.is_dir():
         print(f"{GRAPHS} is not here")
         return 0
-    columns = (
-        f"{'rings':>9}{'known':>9}{'chains':>9}{'known':>9}{'one way':>9}{'share':>7}{'graph file':>12}{'plan':>9}"
-    )
+    columns = f"{'rings':>9}{'known':>9}{'chains':>9}{'known':>9}{'one way':>9}{'share':>7}{'graph file':>12}{'plan':>9}"
     print(f"{'machine':<26}{columns}")
     wrong = 0
     for name, known in KNOWN.items():
         judge = Judge(Machines(None, []), "allreduce")
         (channelled,) = judge.judge(read_file(str(GRAPHS / f"{name}.graph.xml"))).channelled
-        rates = [float(rate.algbw_GBps) if (rate := channelled.rate("allreduce", s)) else None for s in (RINGS, TREES)]
+        rates = [
+            float(rate.algbw_GBps) if (rate := channelled.rate("allreduce", s)) else None
+            for s in (RINGS, TREES)
+        ]
         options = channelled.options["allreduce"]
-        best = [option.algbw_GBps if (option := options.best(what)) else 0 for what in ("graph-file", "plan")]
+        best = [
+            option.algbw_GBps if (option := options.best(what)) else 0
+            for what in ("graph-file", "plan")
+        ]
         cells = "".join(
             f"{'-' if value is None else f'{value:.2f}':>9}"
             for pair in zip(rates, known, strict=True)
             for value in pair
         )
-        differs = any(k is not None and (r is None or abs(r - k) > _WITHIN) for r, k in zip(rates, known, strict=True))
+        differs = any(
+            k is not None and (r is None or abs(r - k) > _WITHIN)
+            for r, k in zip(rates, known, strict=True)
+        )
         wrong += differs
-        limit, share = channelled.limits["allreduce"].one_way_GBps, channelled.share("allreduce") or 0.0
+        limit, share = (
+            channelled.limits["allreduce"].one_way_GBps,
+            channelled.share("allreduce") or 0.0,
+        )
         print(
             f"{name:<26}{cells}{float(limit):>9.2f}{share:>7.3f}{float(best[0]):>12.2f}{float(best[1]):>9.2f}"
             f"{'  differs' if differs else ''}"

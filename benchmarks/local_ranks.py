@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 _POLL_S = 0.05
+# After the first rank has failed the others may say what they saw.
 _LAST_WORDS_S = 2.0
-"""After the first rank has failed the others may say what they saw."""
 
 
 def start_ranks(

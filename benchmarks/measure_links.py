@@ -1,12 +1,14 @@
-"""Measures whether links slower than declared are found, on emulated machines: python benchmarks/measure_links.py
+"""Measures whether links slower than declared are found, on emulated machines: python
+benchmarks/measure_links.py
 
     python benchmarks/measure_links.py                 all machines, three times each
     python benchmarks/measure_links.py dgx1 --repeats 1  one of them, once
 
-Needs root (see topo-emulate). Each row is one direction of a slow link: its declared, true, measured and believed rates in
-Mbit/s, and the errors of the measured and the believed rate. Of all other links, `others` is the largest error of a believed
-rate, `wrong` the number that are not believed as declared, `alike` the number of these that no traffic can tell from a slow
-link (between two hosts all traffic takes both uplinks); these do not count in `others`.
+Needs root (see topo-emulate). Each row is one direction of a slow link: its declared, true,
+measured and believed rates in Mbit/s, and the errors of the measured and the believed rate. Of all
+other links, `others` is the largest error of a believed rate, `wrong` the number that are not
+believed as declared, `alike` the number of these that no traffic can tell from a slow link (between
+two hosts all traffic takes both uplinks); these do not count in `others`.
 """
 
 from __future__ import annotations
@@ -34,11 +36,21 @@ Mbps_PER_GBps = 8000
 
 
 def two_hosts() -> Topology:
-    """Return two hosts with four GPUs each on a PCIe switch; a host's network link carries what two GPUs send."""
-    devices = [Device(f"gpu{i}") for i in range(8)] + [Device(f"host{h}", "switch", "pcie") for h in range(2)]
+    """Return two hosts with four GPUs each on a PCIe switch; a host's network link carries what two
+    GPUs send.
+    """
+    devices = [Device(f"gpu{i}") for i in range(8)] + [
+        Device(f"host{h}", "switch", "pcie") for h in range(2)
+    ]
     devices.append(Device("net", "switch", "network"))
-    links = [x for i in range(8) for x in both_ways(Link(f"gpu{i}", f"host{i // 4}", Fraction(1), kind="pcie"))]
-    links += [x for h in range(2) for x in both_ways(Link(f"host{h}", "net", Fraction(2), kind="network"))]
+    links = [
+        x
+        for i in range(8)
+        for x in both_ways(Link(f"gpu{i}", f"host{i // 4}", Fraction(1), kind="pcie"))
+    ]
+    links += [
+        x for h in range(2) for x in both_ways(Link(f"host{h}", "net", Fraction(2), kind="network"))
+    ]
     return Topology("two hosts", tuple(devices), tuple(links))
 
 
@@ -58,9 +70,17 @@ def measure(declared: Topology, slow: tuple[str, ...]) -> dict[str, object]:
         folder = Path(name)
         write_topology(network, folder)
         (folder / "declared.json").write_text(scaled.dumps())
-        command = [sys.executable, __file__, str(folder / "declared.json"), "--out", str(folder / "believed.json")]
+        command = [
+            sys.executable,
+            __file__,
+            str(folder / "declared.json"),
+            "--out",
+            str(folder / "believed.json"),
+        ]
         started = time.monotonic()
-        failed, code = run_together(lambda rank: start_rank(network, rank, command, folder), len(true.ranks))
+        failed, code = run_together(
+            lambda rank: start_rank(network, rank, command, folder), len(true.ranks)
+        )
         if failed is not None:
             raise SystemExit(f"rank {failed} ended with {code}")
         seconds = time.monotonic() - started
@@ -95,14 +115,17 @@ def show(name: str, result: dict[str, object]) -> None:
         counts = " ".join(f"{result[key]:>6}" for key in ("wrong", "alike", "links"))
         print(
             f"{name:<22} {row['link']:<16} {row['how']:<9}", *(f"{rate:>9.1f}" for rate in rates),
-            *(f"{error:>+9.1%}" for error in errors), f"{result['others']:>8.1%} {counts} {result['seconds']:>8.1f}",
+            *(f"{error:>+9.1%}" for error in errors), f"{result['others']:>8.1%} {counts} "
+                                                      f"{result['seconds']:>8.1f}",
             flush=True,
         )  # fmt: skip
 
 
 def main() -> int:
     """Run the table, or be a rank."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("machines", nargs="*", metavar="MACHINE", help=", ".join(MACHINES))
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--json", action="store_true")
@@ -115,8 +138,10 @@ def main() -> int:
         return 0
     if not args.json:
         print(
-            f"{'machine':<22} {'slow link':<16} {'how':<9} {'declared':>9} {'true':>9} {'measured':>9} {'believed':>9} "
-            f"{'error':>9} {'error':>9} {'others':>8} {'wrong':>6} {'alike':>6} {'links':>6} {'seconds':>8}"
+            f"{'machine':<22} {'slow link':<16} {'how':<9} {'declared':>9} {'true':>9} "
+            f"{'measured':>9} {'believed':>9} "
+            f"{'error':>9} {'error':>9} {'others':>8} {'wrong':>6} {'alike':>6} {'links':>6} "
+            f"{'seconds':>8}"
         )
     for name, (declared, slow) in MACHINES.items():
         if args.machines and name not in args.machines:

@@ -35,15 +35,15 @@ MODES = {
 }
 _MiB = 1 << 20
 _FLOAT_BYTES = 4
+# Elements of the calls before: they connect the ranks and find the plan.
 _WARM_NUMEL = 3 << 12
-"""Elements of the calls before: they connect the ranks and find the plan."""
 _STEPS = 10
+# Of the model: 25 million parameters.
 _WIDTH, _LAYERS = 1024, 24
-"""Of the model: 25 million parameters."""
 _SIZES, _SIZE_STEP_BYTES, _CALLS_A_SIZE = 96, 4096, 3
 _SIZE_BYTES = 4 * _MiB
+# A launch takes a minute on two quiet cores; longer than this it hangs.
 _LIMIT_S = 900.0
-"""A launch takes a minute on two quiet cores; longer than this it hangs."""
 
 
 def main() -> None:

@@ -1,9 +1,11 @@
-"""Plans and MPI's own allreduce on this host: `mpirun --oversubscribe -n 4 python benchmarks/mpi.py [-e 64M] [--json]`.
+"""Plans and MPI's own allreduce on this host: `mpirun --oversubscribe -n 4 python benchmarks/mpi.py
+[-e 64M] [--json]`.
 
-These ways take turns at each size, in a random order: MPI's own allreduce by mpi4py alone; the same through torch.distributed
-with nothing else behind it, which is as fast as a backend in Python can be; a Communicator (the plan, or MPI's own where that
-won the race); the backend "topo" through torch.distributed; plans alone; and, with --gloo, plans alone over gloo. A time is
-the slowest rank's from MPI's barrier on, the median over the turns.
+These ways take turns at each size, in a random order: MPI's own allreduce by mpi4py alone; the same
+through torch.distributed with nothing else behind it, which is as fast as a backend in Python can
+be; a Communicator (the plan, or MPI's own where that won the race); the backend "topo" through
+torch.distributed; plans alone; and, with --gloo, plans alone over gloo. A time is the slowest
+rank's from MPI's barrier on, the median over the turns.
 """
 
 from __future__ import annotations
@@ -36,7 +38,9 @@ TIMEOUT = timedelta(seconds=120)
 
 def main() -> None:
     """Measure, and print the table on rank 0."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("-b", default="1K", help="smallest size")
     parser.add_argument("-e", default="64M", help="largest size")
     parser.add_argument("--topology", help="the machine that plans are for (default: full:N)")
@@ -65,11 +69,15 @@ def _measure(args: argparse.Namespace, cache: str) -> None:
     transport = Transport(None, TIMEOUT, "mpi")
     lane = transport.lane
     assert lane is not None
-    dist.Backend.register_backend("bare", partial(_BareGroup, lane), extended_api=True, devices=["cpu"])
+    dist.Backend.register_backend(
+        "bare", partial(_BareGroup, lane), extended_api=True, devices=["cpu"]
+    )
     bare = dist.new_group(backend="bare")
     raced = Communicator(plan, transport, cache=cache)
     planned = Communicator(plan, transport, choose="plan")
-    over_gloo = Communicator(plan, Transport(None, TIMEOUT, "auto"), choose="plan") if args.gloo else None
+    over_gloo = (
+        Communicator(plan, Transport(None, TIMEOUT, "auto"), choose="plan") if args.gloo else None
+    )
     rows = []
     size = parse_size(args.b)
     while size <= parse_size(args.e):
@@ -86,7 +94,13 @@ def _measure(args: argparse.Namespace, cache: str) -> None:
             ways["plan over gloo"] = lambda x=x: over_gloo.allreduce(x)
         times = _time_in_turns(list(ways.values()), transport)
         choice, entry = raced.choice(size), plan.entry_for(size)
-        rows.append({"size": size, "used": None if choice is None else choice.label, "by_plan": entry.schedule.label})
+        rows.append(
+            {
+                "size": size,
+                "used": None if choice is None else choice.label,
+                "by_plan": entry.schedule.label,
+            }
+        )
         rows[-1] |= dict(zip(ways, times, strict=True))
         size *= 4
     if dist.get_rank() == 0:
@@ -118,7 +132,9 @@ def _time_in_turns(calls: list[Callable[[], object]], transport: Transport) -> l
     turns = max(_TURNS[0], min(_TURNS[1], int(_PATIENCE_S / once)))
     times: list[list[float]] = [[] for _ in calls]
     for turn in range(turns):
-        order = random.Random(turn).sample(range(len(calls)), len(calls))  # what comes before a call slows it down
+        order = random.Random(turn).sample(
+            range(len(calls)), len(calls)
+        )  # what comes before a call slows it down
         for place in order:
             transport.meet()
             begin = time.perf_counter()
@@ -136,7 +152,9 @@ def _print(rows: list[dict[str, object]], as_json: bool, what: str, ranks: int) 
     print(f"{'bytes':>10} " + " ".join(f"{way:>18}" for way in ways) + "  used, the plan's")
     for row in rows:
         own = float(str(row[ways[0]]))
-        cells = " ".join(f"{float(str(row[way])):>10.1f} ({own / float(str(row[way])):5.2f})" for way in ways)
+        cells = " ".join(
+            f"{float(str(row[way])):>10.1f} ({own / float(str(row[way])):5.2f})" for way in ways
+        )
         print(f"{row['size']:>10} {cells}  {row['used']}, {row['by_plan']}")
 
 

@@ -1,13 +1,14 @@
-"""Measures Open MPI's own allreduce on emulated machines, algorithm by algorithm: python benchmarks/mpi_emulated.py
+"""Measures Open MPI's own allreduce on emulated machines, algorithm by algorithm: python
+benchmarks/mpi_emulated.py
 
     python benchmarks/mpi_emulated.py                     dgx1, two hosts of 4, mesh 3x3, at 8 MiB (some 10 minutes)
     python benchmarks/mpi_emulated.py dgx1 --size 1M      one of them, another size
     python benchmarks/mpi_emulated.py mesh --algorithms 0,4 --order 0,1,2,5,4,3,6,7,8
 
-Every algorithm of Open MPI's coll_tuned (0 is its own choice) is timed in rank order, in topo-place's order for rings, and in
-the orders that are given; beside them the plan, over gloo and, where topo-run has it, over MPI. Fractions are of the bound
-for one way a pair (`bound_one_way`), at the emulated rates. Needs root, iproute2, Open MPI and mpi4py (see
-topo-emulate --mpi).
+Every algorithm of Open MPI's coll_tuned (0 is its own choice) is timed in rank order, in
+topo-place's order for rings, and in the orders that are given; beside them the plan, over gloo and,
+where topo-run has it, over MPI. Fractions are of the bound for one way a pair (`bound_one_way`), at
+the emulated rates. Needs root, iproute2, Open MPI and mpi4py (see topo-emulate --mpi).
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from topoplan.synth.plan import Plan
 from topoplan.topo.resolve import resolve
 
 ALLREDUCE = Path(__file__).resolve().parents[1] / "examples" / "mpi_allreduce.py"
+# The names of OMPI_MCA_coll_tuned_allreduce_algorithm's values.
 ALGORITHMS = (
     "its choice",
     "basic linear",
@@ -39,24 +41,31 @@ ALGORITHMS = (
     "segmented ring",
     "Rabenseifner",
 )
-"""The names of OMPI_MCA_coll_tuned_allreduce_algorithm's values."""
 _LIMIT_S = 300
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument(
-        "machines", nargs="*", help="those whose names begin so (default: dgx1, two-hosts and mesh:3x3)"
+        "machines",
+        nargs="*",
+        help="those whose names begin so (default: dgx1, two-hosts and mesh:3x3)",
     )
     parser.add_argument("--size", default="8M")
     parser.add_argument("--rate", help="of the slowest link, instead of each machine's own")
     parser.add_argument("--algorithms", default="0,1,2,3,4,5,6", help="numbers of coll_tuned")
-    parser.add_argument("--order", action="append", default=[], help="a rank order to be tried as well")
+    parser.add_argument(
+        "--order", action="append", default=[], help="a rank order to be tried as well"
+    )
     parser.add_argument("-n", default="3", help="calls that are timed")
     args = parser.parse_args()
     numbers = [int(number) for number in args.algorithms.split(",")]
     names = [
-        name for name in ("dgx1", "two-hosts", "mesh:3x3") if not args.machines or name.startswith(tuple(args.machines))
+        name
+        for name in ("dgx1", "two-hosts", "mesh:3x3")
+        if not args.machines or name.startswith(tuple(args.machines))
     ]
     with tempfile.TemporaryDirectory() as folder:
         for name in names:
@@ -65,7 +74,9 @@ def main() -> None:
             if isinstance(machine, dict):
                 path = str(Path(folder) / "machine.json")
                 Path(path).write_text(json.dumps(machine), encoding="utf-8")
-            measure(name, path, args.rate or rate, Path(folder), args.size, args.n, numbers, args.order)
+            measure(
+                name, path, args.rate or rate, Path(folder), args.size, args.n, numbers, args.order
+            )
 
 
 def measure(
@@ -86,7 +97,8 @@ def measure(
     bound_GBps = float(Plan.load(plan).bound_one_way.algbw_GBps * built.scale)
     rates = [r for cable in built.cables for r in (cable.rate_ab, cable.rate_ba) if r]
     print(
-        f"\n{name}, {size}: {min(rates) / 1e6:.4g} to {max(rates) / 1e6:.4g} Mbit/s, bound {bound_GBps * 1e3:.4g} MB/s algbw"
+        f"\n{name}, {size}: {min(rates) / 1e6:.4g} to {max(rates) / 1e6:.4g} Mbit/s, bound "
+        f"{bound_GBps * 1e3:.4g} MB/s algbw"
     )
     print(f"{'what':>32} {'order':>18} {'ms':>9} {'MB/s algbw':>10} {'of bound':>8}")
     ring = ",".join(map(str, place(machine, target="ring").order))
@@ -103,7 +115,14 @@ def measure(
         started = ["--mpi"] if backend == "mpi" else []
         options = ["--backend", backend, "-b", size, "-e", size, "-n", calls, "-w", "1", "--json"]
         us = run([*emulate, *started, "--", *topo("run"), plan, *options])[0]["plan_us"]
-        print_row(f"plan over {backend}", "rank order", us, size, bound_GBps, f"{best_us / us:.2f}x Open MPI's best")
+        print_row(
+            f"plan over {backend}",
+            "rank order",
+            us,
+            size,
+            bound_GBps,
+            f"{best_us / us:.2f}x Open MPI's best",
+        )
 
 
 def list_backends() -> list[str]:
@@ -116,7 +135,10 @@ def list_backends() -> list[str]:
 
 def time_mpi(emulate: list[str], size: str, calls: str, algorithm: int) -> float | None:
     """Return the microseconds of MPI's own allreduce, or None where it does not end in time."""
-    chosen = {"OMPI_MCA_coll_tuned_use_dynamic_rules": "1", "OMPI_MCA_coll_tuned_allreduce_algorithm": str(algorithm)}
+    chosen = {
+        "OMPI_MCA_coll_tuned_use_dynamic_rules": "1",
+        "OMPI_MCA_coll_tuned_allreduce_algorithm": str(algorithm),
+    }
     command = [*emulate, "--mpi", "--", sys.executable, str(ALLREDUCE), size, "-n", calls, "--json"]
     try:
         done = subprocess.run(
@@ -130,14 +152,17 @@ def time_mpi(emulate: list[str], size: str, calls: str, algorithm: int) -> float
     return float(json.loads(done.stdout)["us"])
 
 
-def print_row(what: str, order: str, us: float | None, size: str, bound_GBps: float, more: str = "") -> None:
+def print_row(
+    what: str, order: str, us: float | None, size: str, bound_GBps: float, more: str = ""
+) -> None:
     """Print one measurement."""
     if us is None:
         print(f"{what:>32} {order:>18} no end in {_LIMIT_S} s", flush=True)
         return
     algbw_GBps = int(Fraction(size[:-1]) * {"K": 1 << 10, "M": 1 << 20}[size[-1]]) / us / 1e3
     print(
-        f"{what:>32} {order:>18} {us / 1e3:>9.0f} {algbw_GBps * 1e3:>10.4g} {algbw_GBps / bound_GBps:>8.3f} {more}",
+        f"{what:>32} {order:>18} {us / 1e3:>9.0f} {algbw_GBps * 1e3:>10.4g} "
+        f"{algbw_GBps / bound_GBps:>8.3f} {more}",
         flush=True,
     )
 

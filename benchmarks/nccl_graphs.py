@@ -1,11 +1,14 @@
-"""What equal rings and chains reach as NCCL_GRAPH_FILE can say them, machine by machine: python benchmarks/nccl_graphs.py
+"""What equal rings and chains reach as NCCL_GRAPH_FILE can say them, machine by machine: python
+benchmarks/nccl_graphs.py
 
-First come machines whose one-way optima were found by other means ("wanted"), then presets and recorded machines with at
-most 16 GPUs (in ../shared, where it is present). Rates are of an allreduce, in GB/s of algbw, from the exact loads of
-the links: of at most 32 equal channels ("of K"), and beside them of the best free shares. "fraction" is the better of rings
-and chains over the bound for one way a pair; the least that it must be is .97 up to 8 GPUs, and .95 up to 16. A sparse mesh
-of direct links has no such chains: there the bound is for trees, and nothing is asked. "prefix" is the least that any prefix
-of the channels reaches of what so many of them could at best, each limited by its own busiest link, or by the bound.
+First come machines whose one-way optima were found by other means ("wanted"), then presets and
+recorded machines with at most 16 GPUs (in ../shared, where it is present). Rates are of an
+allreduce, in GB/s of algbw, from the exact loads of the links: of at most 32 equal channels ("of
+K"), and beside them of the best free shares. "fraction" is the better of rings and chains over the
+bound for one way a pair; the least that it must be is .97 up to 8 GPUs, and .95 up to 16. A sparse
+mesh of direct links has no such chains: there the bound is for trees, and nothing is asked.
+"prefix" is the least that any prefix of the channels reaches of what so many of them could at best,
+each limited by its own busiest link, or by the bound.
 """
 
 from __future__ import annotations
@@ -25,17 +28,29 @@ from one_way import MACHINES, SHARED, open_machine
 if TYPE_CHECKING:
     from topoplan.topo.graph import Topology
 
-PRESETS = ("dgx1", "dgx2", "dgx-a100", "dgx-h100", "mi250", "mi300x", "pcie-2socket", "z52", "dgx-a100:2")
+PRESETS = (
+    "dgx1",
+    "dgx2",
+    "dgx-a100",
+    "dgx-h100",
+    "mi250",
+    "mi300x",
+    "pcie-2socket",
+    "z52",
+    "dgx-a100:2",
+)
+# Graphs of direct links, some without good chains: nothing is asked of them.
 GRAPHS = ("ring:8", "torus:4x4", "hypercube:4", "mesh:3x3", "mesh:4x4", "path:8")
-"""Graphs of direct links, some without good chains: nothing is asked of them."""
 MOST_RANKS = 16
+# The least fraction of the bound, up to so many GPUs.
 LEAST = {8: 0.97, 16: 0.95}
-"""The least fraction of the bound, up to so many GPUs."""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """A machine, with the one-way optimum that is wanted of it where one is known, and whether something is asked of it."""
+    """A machine, with the one-way optimum that is wanted of it where one is known, and whether
+    something is asked of it.
+    """
 
     name: str
     topology: Topology
@@ -71,7 +86,9 @@ def list_machines() -> Iterator[Machine]:
         if 2 <= len(topology.ranks) <= MOST_RANKS:
             yield Machine(path.name[:28], topology)
         if path.name == "topo_16p1h.xml":
-            yield Machine("  its GCDs 0 to 7", degrade(topology, Change(without_ranks=tuple(range(8, 16)))))
+            yield Machine(
+                "  its GCDs 0 to 7", degrade(topology, Change(without_ranks=tuple(range(8, 16))))
+            )
 
 
 def measure(machine: Machine, collective_name: str = "allreduce") -> dict[str, Any]:
@@ -108,7 +125,9 @@ def measure(machine: Machine, collective_name: str = "allreduce") -> dict[str, A
         verify(schedule, topology)
         rate = algbw_GBps(schedule, topology)
         alone = [rate_of(request, Channels(shape, (order,))) for order in channels.orders]
-        prefixes = [rate_of(request, Channels(shape, channels.orders[:m])) for m in range(1, len(alone))]
+        prefixes = [
+            rate_of(request, Channels(shape, channels.orders[:m])) for m in range(1, len(alone))
+        ]
         best = [min(bound.algbw_GBps, m * max(alone)) for m in range(1, len(alone))]
         row[shape] = {
             "algbw_GBps": float(rate), "channels": len(channels.orders), "seconds": seconds,
@@ -118,7 +137,9 @@ def measure(machine: Machine, collective_name: str = "allreduce") -> dict[str, A
         }  # fmt: skip
     row["fraction"] = max((row[shape]["fraction"] for shape in SHAPES if row[shape]), default=0.0)
     asked = machine.asked and collective_name == "allreduce"
-    row["least"] = next((least for most, least in LEAST.items() if asked and collective.ranks <= most), 0.0)
+    row["least"] = next(
+        (least for most, least in LEAST.items() if asked and collective.ranks <= most), 0.0
+    )
     return row
 
 
@@ -136,21 +157,31 @@ def tell(row: dict[str, Any]) -> str:
     for shape in ("ring", "chain"):
         found = row[shape]
         cells.append(
-            f"{found['algbw_GBps']:8.2f} {found['channels']:3d} {found['free_shares_GBps']:8.2f} {found['prefix']:6.3f} "
+            f"{found['algbw_GBps']:8.2f} {found['channels']:3d} {found['free_shares_GBps']:8.2f} "
+            f"{found['prefix']:6.3f} "
             f"{found['seconds']:5.1f}"
             if found
             else f"{'none':>8} {'':3} {'':8} {'':6} {'':5}"
         )
-    return "  ".join([*cells, f"{row['fraction']:.4f}" + (" TOO LITTLE" if row["fraction"] < row["least"] else "")])
+    return "  ".join(
+        [
+            *cells,
+            f"{row['fraction']:.4f}" + (" TOO LITTLE" if row["fraction"] < row["least"] else ""),
+        ]
+    )
 
 
 def main() -> int:
     """Print the table; return 1 where a fraction is too little."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object a machine")
     parser.add_argument("--only", default="", help="machines whose name contains this")
     parser.add_argument(
-        "--collective", default="allreduce", help="allreduce, or allgather or reduce-scatter: rings alone"
+        "--collective",
+        default="allreduce",
+        help="allreduce, or allgather or reduce-scatter: rings alone",
     )
     args = parser.parse_args()
     if not args.json:

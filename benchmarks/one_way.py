@@ -1,8 +1,10 @@
-"""The bound for one way a pair of GPUs, machine by machine, beside what is wanted: python benchmarks/one_way.py
+"""The bound for one way a pair of GPUs, machine by machine, beside what is wanted: python
+benchmarks/one_way.py
 
-Wanted are the one-way optima of recorded machines that were found by other means (in ../shared, where it is present), and
-of three whose matrices are written here. Where NCCL's rings are the optimum, what is wanted is what a ring reaches as it is
-sent. Every certificate is checked; "sent" is what the plan at 1 GiB and more reaches on the system's own routes.
+Wanted are the one-way optima of recorded machines that were found by other means (in ../shared,
+where it is present), and of three whose matrices are written here. Where NCCL's rings are the
+optimum, what is wanted is what a ring reaches as it is sent. Every certificate is checked; "sent"
+is what the plan at 1 GiB and more reaches on the system's own routes.
 """
 
 from __future__ import annotations
@@ -20,29 +22,46 @@ if TYPE_CHECKING:
     from topoplan.topo.graph import Topology
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
+# How far, as a share, a figure may be from one that is given to two digits.
 _WITHIN = 5e-4
-"""How far, as a share, a figure may be from one that is given to two digits."""
 
 
-def matrix(links: dict[tuple[int, int], str], numa: list[int], cpus: int, far: str = "SYS", near: str = "NODE") -> str:
-    """Return the text of `nvidia-smi topo -m` for GPUs on NUMA nodes; of the same node they are `near`, else `far`."""
+def matrix(
+    links: dict[tuple[int, int], str],
+    numa: list[int],
+    cpus: int,
+    far: str = "SYS",
+    near: str = "NODE",
+) -> str:
+    """Return the text of `nvidia-smi topo -m` for GPUs on NUMA nodes; of the same node they are
+    `near`, else `far`.
+    """
     n = len(numa)
     rows = ["\t" + "\t".join(f"GPU{i}" for i in range(n)) + "\tCPU Affinity\tNUMA Affinity"]
     for i in range(n):
         cells = [
-            " X " if i == j else links.get((min(i, j), max(i, j)), near if numa[i] == numa[j] else far)
+            " X "
+            if i == j
+            else links.get((min(i, j), max(i, j)), near if numa[i] == numa[j] else far)
             for j in range(n)
         ]
-        rows.append("\t".join([f"GPU{i}", *cells, f"{numa[i] * cpus}-{numa[i] * cpus + cpus - 1}", str(numa[i])]))
+        rows.append(
+            "\t".join(
+                [f"GPU{i}", *cells, f"{numa[i] * cpus}-{numa[i] * cpus + cpus - 1}", str(numa[i])]
+            )
+        )
     return "\n".join(rows) + "\n"
 
 
+# Eight A40 in four bridged pairs, each pair on a NUMA node of its own.
 A40 = matrix({(i, i + 1): "NV4" for i in range(0, 8, 2)}, [0, 0, 2, 2, 4, 4, 6, 6], 8)
-"""Eight A40 in four bridged pairs, each pair on a NUMA node of its own."""
+# Two bridged pairs on one socket or two.
 TWO_PAIRS = {
-    sockets: matrix({(0, 1): "NV4", (2, 3): "NV4"}, [0, 0, sockets - 1, sockets - 1], 16) for sockets in (1, 2)
+    sockets: matrix({(0, 1): "NV4", (2, 3): "NV4"}, [0, 0, sockets - 1, sockets - 1], 16)
+    for sockets in (1, 2)
 }
-"""Two bridged pairs on one socket or two."""
+# Two pairs of a CPU and a GPU: what goes between the GPUs takes their own links, though the CPUs
+# are joined as well.
 C2C: dict[str, Any] = {
     "format": "topoplan-topology", "version": 1, "name": "two superchips",
     "devices": [*({"id": f"gpu{i}", "kind": "gpu"} for i in range(2)), *({"id": f"cpu{i}", "kind": "cpu"} for i in range(2))],
@@ -52,25 +71,45 @@ C2C: dict[str, Any] = {
         {"src": "cpu0", "dst": "cpu1", "kind": "smp", "bandwidth_GBps": 448, "bidirectional": True},
     ],
 }  # fmt: skip
-"""Two pairs of a CPU and a GPU: what goes between the GPUs takes their own links, though the CPUs are joined as well."""
 
 Machine = tuple[str, str | None, str | None, float | None]
 MACHINES: tuple[Machine, ...] = (
-    # name, file in ../shared or preset, text written here, wanted in GB/s (None: what a ring reaches)
+    # name, file in ../shared or preset, text written here, wanted in GB/s (None: what a ring
+    # reaches)
     ("ncv4, bridges 0-1 and 2-3", "inputs/nccl_graphs/ncv4-bridged.topology.xml", None, 24.0),
     ("8x A40, 4 bridges, NPS4", None, A40, 16.0),
     ("2 bridged pairs, 2 sockets", None, TWO_PAIRS[2], 19.2),
     ("2 bridged pairs, 1 socket", None, TWO_PAIRS[1], 24.0),
-    ("a100, one bridge missing", "inputs/nccl_graphs/a100-one-bridge-missing.topology.xml", None, 10.8),
+    (
+        "a100, one bridge missing",
+        "inputs/nccl_graphs/a100-one-bridge-missing.topology.xml",
+        None,
+        10.8,
+    ),
     ("pcie-3gpu", "inputs/nccl_graphs/pcie-3gpu.topology.xml", None, 16.0),
     ("pcie-2socket", "inputs/nccl_graphs/pcie-2socket.topology.xml", None, 96 / 7),
     ("DGX-1V (smi 01)", "machines/smi/01-dgx1v-8xV100-mlx5x4_msccl-tools.txt", None, 88.46),
     ("dgx1", "inputs/nccl_graphs/dgx1.topology.xml", None, None),
     ("dgx2", "dgx2", None, None),
     ("dgx-a100", "inputs/nccl_graphs/dgx-a100.topology.xml", None, None),
-    ("plain PCIe (smi 08)", "machines/smi/08-l40s-4gpu-2nic-2numa_warpem-miss-alignment-106.txt", None, None),
-    ("plain PCIe (smi 09)", "machines/smi/09-pcie-8gpu-mlx5-2socket_lattice-quda-669.txt", None, None),
-    ("plain PCIe (smi 19)", "machines/smi/19-7gpu-PIX-PHB-mlx4_find_string37354995983.txt", None, None),
+    (
+        "plain PCIe (smi 08)",
+        "machines/smi/08-l40s-4gpu-2nic-2numa_warpem-miss-alignment-106.txt",
+        None,
+        None,
+    ),
+    (
+        "plain PCIe (smi 09)",
+        "machines/smi/09-pcie-8gpu-mlx5-2socket_lattice-quda-669.txt",
+        None,
+        None,
+    ),
+    (
+        "plain PCIe (smi 19)",
+        "machines/smi/19-7gpu-PIX-PHB-mlx4_find_string37354995983.txt",
+        None,
+        None,
+    ),
     ("oci-h100", "inputs/nccl_graphs/oci-h100.topology.xml", None, 211.89),
     ("GB300, two trays", "inputs/nccl_xml/GB300MP-2hosts.xml", None, 412.46),
     ("two superchips, C2C", None, json.dumps(C2C), 384.0),
@@ -80,7 +119,9 @@ MACHINES: tuple[Machine, ...] = (
 
 
 def open_machine(file: str | None, text: str | None) -> Topology | None:
-    """Return a machine by its file in SHARED, its preset's name, or the text of a matrix; None where its file is absent."""
+    """Return a machine by its file in SHARED, its preset's name, or the text of a matrix; None
+    where its file is absent.
+    """
     from topoplan.topo.derived.stripes import merge_nvswitches
     from topoplan.topo.resolve import resolve
 
@@ -127,7 +168,9 @@ def measure_all() -> Iterator[tuple[Machine, dict[str, Any] | None]]:
 
 def main() -> int:
     """Print the table; return 1 where a bound is not what is wanted."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object a machine")
     args = parser.parse_args()
     if not args.json:
@@ -141,9 +184,13 @@ def main() -> int:
         if args.json:
             print(json.dumps(row), flush=True)
             continue
-        figures = " ".join(f"{row[key]:>9.2f}" for key in ("any_way_GBps", "one_way_GBps", "sent_GBps", "wanted_GBps"))
+        figures = " ".join(
+            f"{row[key]:>9.2f}"
+            for key in ("any_way_GBps", "one_way_GBps", "sent_GBps", "wanted_GBps")
+        )
         print(
-            f"{row['machine']:<28} {row['ranks']:>5} {figures}  {'yes' if row['met'] else 'NO':<4} {row['kind']}",
+            f"{row['machine']:<28} {row['ranks']:>5} {figures}  "
+            f"{'yes' if row['met'] else 'NO':<4} {row['kind']}",
             flush=True,
         )
     return int(missed)

@@ -27,8 +27,8 @@ from results import Results
 if TYPE_CHECKING:
     from call_programs import Program
 
+# Programs of one mode before the next mode has its turn: as many as a launch runs.
 _AT_ONCE = 25
-"""Programs of one mode before the next mode has its turn: as many as a launch runs."""
 _MODES = ("gloo", "race", "plan")
 
 

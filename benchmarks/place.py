@@ -5,7 +5,8 @@
     python benchmarks/place.py --emulate    stock gloo on emulated machines, given order beside the best (root, iproute2)
     python benchmarks/place.py --emulate dgx1 -b 4M -e 4M
 
-The brute force counts message by message, with routes looked up one by one, and knows nothing of how orders are found.
+The brute force counts message by message, with routes looked up one by one, and knows nothing of
+how orders are found.
 """
 
 from __future__ import annotations
@@ -40,14 +41,18 @@ from topoplan.topo.routes import Router, route_links
 
 Sends = list[tuple[int, int, Fraction]]
 Routes = dict[tuple[int, int], tuple[tuple[str, str], ...]]
+# The number of a dimension, a collective and bytes, each.
 Traffics = Sequence[tuple[int, str, int]]
-"""The number of a dimension, a collective and bytes, each."""
 _KINDS = ("allreduce", "allgather", "alltoall", "sendrecv")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("only", nargs="*", help="emulated machines whose names begin so (default: all)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "only", nargs="*", help="emulated machines whose names begin so (default: all)"
+    )
     parser.add_argument("--machines", type=int, default=50)
     parser.add_argument("--emulate", action="store_true")
     parser.add_argument("-b", default="1M")
@@ -72,11 +77,14 @@ def main() -> None:
     print_large()
 
 
-# -- brute force -----------------------------------------------------------------------------------------------------
+# -- brute force
+# -----------------------------------------------------------------------------------------------------
 
 
 def routes_of(topology: Topology) -> Routes:
-    """Return the links between all GPUs, one by one: own routes, or over other GPUs where there is none."""
+    """Return the links between all GPUs, one by one: own routes, or over other GPUs where there is
+    none.
+    """
     router, forwarding = Router(topology), Forwarding(topology)
     out = {}
     for u, gpu in enumerate(topology.ranks):
@@ -88,7 +96,9 @@ def routes_of(topology: Topology) -> Routes:
 
 
 def sends_of(sizes: Sequence[int], dimension: int, collective: str, size_bytes: int) -> Sends:
-    """Return who sends how much to whom for rings in the order of ranks, by coordinates in the mesh."""
+    """Return who sends how much to whom for rings in the order of ranks, by coordinates in the
+    mesh.
+    """
     n = sizes[dimension]
     coordinates = list(product(*map(range, sizes)))
     out: Sends = []
@@ -101,7 +111,13 @@ def sends_of(sizes: Sequence[int], dimension: int, collective: str, size_bytes: 
             if collective == "sendrecv" and abs(distance) == 1:
                 out.append((rank, other, Fraction(size_bytes)))
             if collective in ("allreduce", "allgather") and distance % n == 1 % n and n > 1:
-                out.append((rank, other, Fraction((n - 1) * size_bytes, n) * (2 if collective == "allreduce" else 1)))
+                out.append(
+                    (
+                        rank,
+                        other,
+                        Fraction((n - 1) * size_bytes, n) * (2 if collective == "allreduce" else 1),
+                    )
+                )
     return out
 
 
@@ -114,8 +130,13 @@ def seconds_of_all(
     number = {link: i for i, link in enumerate(links)}
     crossed = {pair: [number[link] for link in way] for pair, way in routes.items()}
     rates = [topology.capacity_GBps[link] * 10**9 for link in links]
-    scale = lcm(*((size / rate).denominator for sends in phases for _, _, size in sends for rate in rates))
-    costs = [[(src, dst, [int(size * scale / rate) for rate in rates]) for src, dst, size in sends] for sends in phases]
+    scale = lcm(
+        *((size / rate).denominator for sends in phases for _, _, size in sends for rate in rates)
+    )
+    costs = [
+        [(src, dst, [int(size * scale / rate) for rate in rates]) for src, dst, size in sends]
+        for sends in phases
+    ]
     for order in permutations(range(len(topology.ranks))):
         each = []
         for sends in costs:
@@ -124,7 +145,9 @@ def seconds_of_all(
                 for link in crossed[order[src], order[dst]]:
                     busy[link] += cost[link]
             each.append(busy)
-        value = sum(map(max, each)) if objective == "time" else max(map(sum, zip(*each, strict=True)))
+        value = (
+            sum(map(max, each)) if objective == "time" else max(map(sum, zip(*each, strict=True)))
+        )
         yield order, Fraction(value, scale)
 
 
@@ -137,12 +160,18 @@ def write_job(sizes: Sequence[int], traffics: Traffics) -> tuple[str, str]:
     )
 
 
-def check_against_all(topology: Topology, sizes: Sequence[int], traffics: Traffics, objective: str) -> Placement:
-    """Place a job, hold the answer against all orders and the bound of tiers against the best; return the placement."""
+def check_against_all(
+    topology: Topology, sizes: Sequence[int], traffics: Traffics, objective: str
+) -> Placement:
+    """Place a job, hold the answer against all orders and the bound of tiers against the best;
+    return the placement.
+    """
     topology = merge_spines(topology)
     job, traffic = write_job(sizes, traffics)
     placed = place(topology, job, traffic, objective=objective)
-    seconds = dict(seconds_of_all([sends_of(sizes, *traffic) for traffic in traffics], topology, objective))
+    seconds = dict(
+        seconds_of_all([sends_of(sizes, *traffic) for traffic in traffics], topology, objective)
+    )
     best = min(seconds.values())
     assert placed.seconds == best == seconds[placed.order], (placed, best)
     assert placed.given_seconds == seconds[tuple(range(len(placed.order)))]
@@ -150,7 +179,9 @@ def check_against_all(topology: Topology, sizes: Sequence[int], traffics: Traffi
     gpus = range(len(topology.ranks))
     read = read_job(job, traffic, len(gpus))
     phases = read.list_phases("ring")
-    tiers = find_tiers(topology, gpus, group_by_host([topology.by_id[gpu] for gpu in topology.ranks]))
+    tiers = find_tiers(
+        topology, gpus, group_by_host([topology.by_id[gpu] for gpu in topology.ranks])
+    )
     bound = find_bound(RouteTable(topology), gpus, tiers, read, phases, objective, best)
     assert bound.seconds <= best, (bound.seconds, best)
     check_place_bound(bound, topology, gpus, read, phases, objective)
@@ -169,8 +200,13 @@ def draw_machine(chance: random.Random, gpus: int = 8) -> Topology:
     for a, b in sorted({(min(pair), max(pair)) for pair in joined}):
         there = chance.randint(1, 4)
         back = there if chance.random() < 0.7 else chance.randint(1, 4)
-        links += [Link(nodes[a], nodes[b], Fraction(there)), Link(nodes[b], nodes[a], Fraction(back))]
-    return Topology("random", tuple(Device(x, "gpu" if x[0] == "g" else "switch") for x in nodes), tuple(links))
+        links += [
+            Link(nodes[a], nodes[b], Fraction(there)),
+            Link(nodes[b], nodes[a], Fraction(back)),
+        ]
+    return Topology(
+        "random", tuple(Device(x, "gpu" if x[0] == "g" else "switch") for x in nodes), tuple(links)
+    )
 
 
 def print_random(machines: int) -> None:
@@ -185,52 +221,97 @@ def print_random(machines: int) -> None:
         gains.append(float(placed.gain))
         shares.append(float(placed.bound.seconds / placed.seconds))
     print(
-        f"{machines} random machines of 8 GPUs: every answer is the best of 40,320 orders, no bound above it; gains "
-        f"{min(gains):.2f} to {max(gains):.2f}, median {sorted(gains)[machines // 2]:.2f}; the bound of tiers alone is "
-        f"{min(shares):.2f} to {max(shares):.2f} of the best, median {sorted(shares)[machines // 2]:.2f}"
+        f"{machines} random machines of 8 GPUs: every answer is the best of 40,320 orders, no "
+        "bound above it; gains "
+        f"{min(gains):.2f} to {max(gains):.2f}, median {sorted(gains)[machines // 2]:.2f}; the "
+        "bound of tiers alone is "
+        f"{min(shares):.2f} to {max(shares):.2f} of the best, median "
+        f"{sorted(shares)[machines // 2]:.2f}"
     )
 
 
-# -- known machines --------------------------------------------------------------------------------------------------
+# -- known machines
+# --------------------------------------------------------------------------------------------------
 
 
 def build_boxes(
-    count: int, per_box: int, per_leaf: int, spines: int = 1, leaf_GBps: int = 400, box_GBps: int = 450
+    count: int,
+    per_box: int,
+    per_leaf: int,
+    spines: int = 1,
+    leaf_GBps: int = 400,
+    box_GBps: int = 450,
 ) -> Topology:
-    """Return boxes of GPUs on a switch each, with a port of 50 GB/s a GPU to a leaf, and leaves joined by spines."""
-    gpus = [Device(f"h{b}g{i}", extra={"host": f"h{b}"}) for b in range(count) for i in range(per_box)]
+    """Return boxes of GPUs on a switch each, with a port of 50 GB/s a GPU to a leaf, and leaves
+    joined by spines.
+    """
+    gpus = [
+        Device(f"h{b}g{i}", extra={"host": f"h{b}"}) for b in range(count) for i in range(per_box)
+    ]
     leaves = count // per_leaf
-    switches = [Device(f"h{b}nv", "switch", "nvswitch") for b in range(count)] if per_box > 1 else []
+    switches = (
+        [Device(f"h{b}nv", "switch", "nvswitch") for b in range(count)] if per_box > 1 else []
+    )
     switches += [Device(f"leaf{i}", "switch", "network") for i in range(leaves)]
     switches += [Device(f"spine{i}", "switch", "network") for i in range(spines)]
     inside = [
-        (f"h{b}g{i}", f"h{b}nv", box_GBps, Fraction(7, 10)) for b in range(count) for i in range(per_box) if per_box > 1
+        (f"h{b}g{i}", f"h{b}nv", box_GBps, Fraction(7, 10))
+        for b in range(count)
+        for i in range(per_box)
+        if per_box > 1
     ]
-    ports = [(f"h{b}g{i}", f"leaf{b // per_leaf}", 50, Fraction(5)) for b in range(count) for i in range(per_box)]
-    uplinks = [(f"leaf{leaf}", f"spine{s}", leaf_GBps, Fraction(5)) for leaf in range(leaves) for s in range(spines)]
-    links = (x for a, b, rate, us in (*inside, *ports, *uplinks) for x in both_ways(Link(a, b, Fraction(rate), us)))
-    return Topology(f"{count} boxes of {per_box}, {leaves} leaves, {spines} spines", (*gpus, *switches), tuple(links))
+    ports = [
+        (f"h{b}g{i}", f"leaf{b // per_leaf}", 50, Fraction(5))
+        for b in range(count)
+        for i in range(per_box)
+    ]
+    uplinks = [
+        (f"leaf{leaf}", f"spine{s}", leaf_GBps, Fraction(5))
+        for leaf in range(leaves)
+        for s in range(spines)
+    ]
+    links = (
+        x
+        for a, b, rate, us in (*inside, *ports, *uplinks)
+        for x in both_ways(Link(a, b, Fraction(rate), us))
+    )
+    return Topology(
+        f"{count} boxes of {per_box}, {leaves} leaves, {spines} spines",
+        (*gpus, *switches),
+        tuple(links),
+    )
 
 
 def build_two_hosts() -> Topology:
-    """Return two hosts of four GPUs, with one link between the hosts of a quarter of a GPU's rate."""
-    devices = [Device(f"gpu{i}") for i in range(8)] + [Device(f"host{i}", "switch", "network") for i in range(2)]
+    """Return two hosts of four GPUs, with one link between the hosts of a quarter of a GPU's
+    rate.
+    """
+    devices = [Device(f"gpu{i}") for i in range(8)] + [
+        Device(f"host{i}", "switch", "network") for i in range(2)
+    ]
     links = [x for i in range(8) for x in both_ways(Link(f"gpu{i}", f"host{i // 4}", Fraction(4)))]
-    return Topology("two-hosts", tuple(devices), (*links, *both_ways(Link("host0", "host1", Fraction(1)))))
+    return Topology(
+        "two-hosts", tuple(devices), (*links, *both_ways(Link("host0", "host1", Fraction(1))))
+    )
 
 
 def known_machines() -> dict[str, tuple[Topology, list[int] | None]]:
-    """Return machines, each with the order that is given: the DGX-1's, scattered ranks, ranks dealt round-robin."""
+    """Return machines, each with the order that is given: the DGX-1's, scattered ranks, ranks dealt
+    round-robin.
+    """
     return {
         "dgx1": (preset("dgx1"), None),
         "two-hosts": (build_two_hosts(), [0, 4, 1, 5, 2, 6, 3, 7]),
-        "leaf-spine": (build_boxes(16, 1, 4, leaf_GBps=50), [leaf * 4 + i for i in range(4) for leaf in range(4)]),
+        "leaf-spine": (
+            build_boxes(16, 1, 4, leaf_GBps=50),
+            [leaf * 4 + i for i in range(4) for leaf in range(4)],
+        ),
     }
 
 
 def print_large() -> None:
-    """Place 1,024 ranks on 128 boxes behind 16 leaves and 4 spines, for several traffics; and with uplinks of a quarter, as if
-    flows were not spread over the spines.
+    """Place 1,024 ranks on 128 boxes behind 16 leaves and 4 spines, for several traffics; and with
+    uplinks of a quarter, as if flows were not spread over the spines.
     """
     job = "dp=16,tp=8,pp=8"
     for spines, leaf_GBps in ((4, 400), (4, 800), (1, 400), (1, 800)):
@@ -244,18 +325,25 @@ def print_large() -> None:
             began, core = time.monotonic(), time.process_time()
             placed = place(machine, job, traffic)
             print(
-                f"{machine.name} of {leaf_GBps} GB/s, {job}, {traffic}: gain {float(placed.gain):.2f}, "
-                f"{float(placed.gap):.1%} above the bound at most, {time.monotonic() - began:.1f} s "
+                f"{machine.name} of {leaf_GBps} GB/s, {job}, {traffic}: gain "
+                f"{float(placed.gain):.2f}, "
+                f"{float(placed.gap):.1%} above the bound at most, {time.monotonic() - began:.1f} "
+                "s "
                 f"({time.process_time() - core:.1f} s of a core)",
                 flush=True,
             )
 
 
-# -- emulated --------------------------------------------------------------------------------------------------------
+# -- emulated
+# --------------------------------------------------------------------------------------------------------
 
 
-def measure(name: str, machine: Topology, given: list[int] | None, rate: str, sizes: list[str]) -> None:
-    """Run stock gloo's allreduce in the given and in the best order on the emulated machine; print the times."""
+def measure(
+    name: str, machine: Topology, given: list[int] | None, rate: str, sizes: list[str]
+) -> None:
+    """Run stock gloo's allreduce in the given and in the best order on the emulated machine; print
+    the times.
+    """
     placed = place(machine, target="stock", order=given)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "machine.json"
@@ -263,12 +351,26 @@ def measure(name: str, machine: Topology, given: list[int] | None, rate: str, si
         rows = []
         for order in (placed.given, placed.order):
             listed = ",".join(map(str, order))
-            command = [*topo("emulate"), str(path), "--slowest", rate, "--order", listed, "--", *topo("run"), "--stock"]
+            command = [
+                *topo("emulate"),
+                str(path),
+                "--slowest",
+                rate,
+                "--order",
+                listed,
+                "--",
+                *topo("run"),
+                "--stock",
+            ]
             rows.append(run([*command, *sizes]))
-    print(f"{name}: best order {','.join(map(str, placed.order))}, predicted gain {float(placed.gain):.3f}")
+    print(
+        f"{name}: best order {','.join(map(str, placed.order))}, predicted gain "
+        f"{float(placed.gain):.3f}"
+    )
     for before, after in zip(*rows, strict=True):
         print(
-            f"{before['size_bytes']:>10} B  given {before['stock_us']:>10.0f} us  best {after['stock_us']:>10.0f} us  "
+            f"{before['size_bytes']:>10} B  given {before['stock_us']:>10.0f} us  best "
+            f"{after['stock_us']:>10.0f} us  "
             f"gain {before['stock_us'] / after['stock_us']:.2f}",
             flush=True,
         )

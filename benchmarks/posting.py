@@ -1,6 +1,8 @@
-"""Measures the time to post a send or a receive, by the executor and by torch.distributed: python benchmarks/posting.py
+"""Measures the time to post a send or a receive, by the executor and by torch.distributed: python
+benchmarks/posting.py
 
-Two ranks on loopback, 4 KiB each way, medians over 60 repeats of 100 messages; only the posting is timed, not the waiting.
+Two ranks on loopback, 4 KiB each way, medians over 60 repeats of 100 messages; only the posting is
+timed, not the waiting.
 """
 
 from __future__ import annotations
@@ -44,7 +46,10 @@ def main(arguments: list[str]) -> None:
         ),
         "dist.batch_isend_irecv, one each": (
             lambda i: dist.batch_isend_irecv(
-                [dist.P2POp(dist.irecv, incoming[i], other, tag=i), dist.P2POp(dist.isend, outgoing[i], other, tag=i)]
+                [
+                    dist.P2POp(dist.irecv, incoming[i], other, tag=i),
+                    dist.P2POp(dist.isend, outgoing[i], other, tag=i),
+                ]
             ),
             lambda i: [],
         ),

@@ -1,12 +1,14 @@
-"""How many elements differ between a tensor reduced whole and in pieces, and what plans without that cost.
+"""How many elements differ between a tensor reduced whole and in pieces, and what plans without
+that cost.
 
     python benchmarks/same_bits.py               all of it: ranks, replay, cost (some minutes on 2 cores)
     python benchmarks/same_bits.py --only ranks  gloo, a usual plan and a reproducible one on 4 real ranks
     python benchmarks/same_bits.py --only replay elements of generated cases whose bits are not those of the plan's bracketing
     python benchmarks/same_bits.py --only cost   the reproducible plan beside the best one, machine by machine
 
-A case of the replay is a machine, one of its plan's schedules, a segmentation and a size; all ranks' programs are played in
-float32, and every element is compared with its contributions added up in the bracketing.
+A case of the replay is a machine, one of its plan's schedules, a segmentation and a size; all
+ranks' programs are played in float32, and every element is compared with its contributions added up
+in the bracketing.
 """
 
 from __future__ import annotations
@@ -40,7 +42,8 @@ def make_plan(topology: str, collective: str, *, reproducible: bool) -> Any:
     return synthesize(collective_on(collective, machine), machine, reproducible=reproducible).plan
 
 
-# -- on ranks --------------------------------------------------------------------------------------------------------
+# -- on ranks
+# --------------------------------------------------------------------------------------------------------
 
 
 def compare_on_ranks(topology: str) -> dict[str, float]:
@@ -48,11 +51,19 @@ def compare_on_ranks(topology: str) -> dict[str, float]:
     with tempfile.TemporaryDirectory(prefix="same-bits-") as folder:
         for kind in (False, True):
             make_plan(topology, "allreduce", reproducible=kind).save(Path(folder) / f"{kind}.json")
-        common = {"WORLD_SIZE": str(RANKS), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "SAME_BITS": folder}
+        common = {
+            "WORLD_SIZE": str(RANKS),
+            "GLOO_SOCKET_IFNAME": "lo",
+            "OMP_NUM_THREADS": "1",
+            "SAME_BITS": folder,
+        }
         command = [sys.executable, __file__, "--only", "one-rank"]
         ranks = [
             subprocess.Popen(
-                command, env={**os.environ, **common, "RANK": str(rank)}, stdout=subprocess.PIPE, text=True
+                command,
+                env={**os.environ, **common, "RANK": str(rank)},
+                stdout=subprocess.PIPE,
+                text=True,
             )
             for rank in range(RANKS)
         ]
@@ -70,7 +81,9 @@ def run_rank() -> None:
     from topoplan import Communicator
 
     folder, rank = Path(os.environ["SAME_BITS"]), int(os.environ["RANK"])
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=RANKS)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=RANKS
+    )
     values = torch.randn(NUMEL, generator=torch.Generator().manual_seed(rank))
     ways = {
         "gloo": dist.all_reduce,
@@ -88,7 +101,9 @@ def run_rank() -> None:
             for low in range(0, min(NUMEL, 400 * piece), piece):
                 reduce(pieces[low : low + piece])
             reached = min(NUMEL, 400 * piece)
-            differs[:reached] |= pieces[:reached].view(torch.int32) != whole[:reached].view(torch.int32)
+            differs[:reached] |= pieces[:reached].view(torch.int32) != whole[:reached].view(
+                torch.int32
+            )
         shares[name] = float(differs.double().mean())
     if rank == 0:
         print(json.dumps(shares))
@@ -96,7 +111,8 @@ def run_rank() -> None:
     dist.destroy_process_group()
 
 
-# -- replayed --------------------------------------------------------------------------------------------------------
+# -- replayed
+# --------------------------------------------------------------------------------------------------------
 
 
 def replay(cases: int) -> tuple[int, int, int]:
@@ -110,7 +126,9 @@ def replay(cases: int) -> tuple[int, int, int]:
     from topoplan.synth.cost.segmentation import families
     from topoplan.synth.reproducible.bracket import add_up
 
-    plans = [make_plan(topology, name, reproducible=True) for topology in REPLAYED for name in ADDING]
+    plans = [
+        make_plan(topology, name, reproducible=True) for topology in REPLAYED for name in ADDING
+    ]
     variants = [
         (plan, schedule)
         for plan in plans
@@ -124,7 +142,10 @@ def replay(cases: int) -> tuple[int, int, int]:
         n, parted = plan.collective.ranks, plan.collective.name == "reduce-scatter"
         numel = n * chance.randrange(1, 300) if parted else chance.randrange(1, 2400)
         data = np.random.default_rng(case)
-        inputs = [(data.normal(size=numel) * 2.0 ** data.integers(-8, 8, numel)).astype(np.float32) for _ in range(n)]
+        inputs = [
+            (data.normal(size=numel) * 2.0 ** data.integers(-8, 8, numel)).astype(np.float32)
+            for _ in range(n)
+        ]
         programs = [lower(schedule, rank, numel, batched=case % 2 == 0) for rank in range(n)]
         outputs = play(programs, inputs, not parted, numel // n, case)
         wanted = add_up(plan.bracketing, inputs).view(np.int32)
@@ -135,11 +156,14 @@ def replay(cases: int) -> tuple[int, int, int]:
     return cases, elements, differing
 
 
-# -- cost ------------------------------------------------------------------------------------------------------------
+# -- cost
+# ------------------------------------------------------------------------------------------------------------
 
 
 def compare_cost(topology: str, collective: str) -> dict[str, Any]:
-    """Return predicted GB/s at 1 GiB and us at 64 KiB of the best plan and of the reproducible one."""
+    """Return predicted GB/s at 1 GiB and us at 64 KiB of the best plan and of the reproducible
+    one.
+    """
     out: dict[str, Any] = {"topology": topology, "collective": collective}
     for kind in (False, True):
         started = time.monotonic()
@@ -159,16 +183,21 @@ def print_cost(rows: list[dict[str, Any]]) -> None:
     print(f"{'':<30}    best   same  ratio    bound   best   same      best   same")
     for row in rows:
         print(
-            f"{row['topology']:<14} {row['collective']:<15} {row['best_GBps']:>7.4g} {row['reproducible_GBps']:>6.4g} "
-            f"{row['reproducible_GBps'] / row['best_GBps']:>6.3f}  {row['bound_GBps']:>7.4g} {row['best_limit_GBps']:>6.4g} "
-            f"{row['reproducible_limit_GBps']:>6.4g}   {row['best_64K_us']:>7.4g} {row['reproducible_64K_us']:>6.4g} "
+            f"{row['topology']:<14} {row['collective']:<15} {row['best_GBps']:>7.4g} "
+            f"{row['reproducible_GBps']:>6.4g} "
+            f"{row['reproducible_GBps'] / row['best_GBps']:>6.3f}  {row['bound_GBps']:>7.4g} "
+            f"{row['best_limit_GBps']:>6.4g} "
+            f"{row['reproducible_limit_GBps']:>6.4g}   {row['best_64K_us']:>7.4g} "
+            f"{row['reproducible_64K_us']:>6.4g} "
             f"{row['reproducible_s']:>6.1f}",
             flush=True,
         )
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--only", choices=("ranks", "replay", "cost", "one-rank"))
     parser.add_argument("--cases", type=int, default=10_000)
     parser.add_argument("--topology", default="ring:4", help="of the plans on ranks (4 GPUs)")
@@ -180,7 +209,10 @@ def main() -> int:
     differing = 0
     if args.only in (None, "ranks"):
         shares = compare_on_ranks(args.topology)
-        print(f"{args.topology}, {RANKS} ranks over gloo, {NUMEL} float32, whole and in pieces of {PIECES}:")
+        print(
+            f"{args.topology}, {RANKS} ranks over gloo, {NUMEL} float32, whole and in pieces of "
+            f"{PIECES}:"
+        )
         for name, share in shares.items():
             print(f"  {name:<18} {share:>7.2%} of the elements differ")
         differing += round(shares["reproducible plan"] * NUMEL)

@@ -1,16 +1,18 @@
-"""Measures training steps of DDP: with a plan, the backend or compression, and stock: python benchmarks/step_time.py
+"""Measures training steps of DDP: with a plan, the backend or compression, and stock: python
+benchmarks/step_time.py
 
     python benchmarks/step_time.py                                  loopback: 4 ranks, 1 and 25 million parameters
     python benchmarks/step_time.py --ways stock,hook                some of the ways
     python benchmarks/step_time.py --machine dgx1 --slowest 20Mbit  emulated; needs root and iproute2 (see topo-emulate)
     python benchmarks/step_time.py --machine two-hosts --slowest 25Mbit --ways stock,hook,fp16,fp8,int8 --repeats 1
 
-On loopback all ways run in the same processes, in blocks of steps that take turns: a ratio is the median, over the turns,
-of a block's time to that of the stock block of the same turn. On an emulated machine stock has its ranks in the order that is
-best for a ring (see wire_speed.py) and the plan in the topology's, so they are launches of their own, taking turns
+On loopback all ways run in the same processes, in blocks of steps that take turns: a ratio is the
+median, over the turns, of a block's time to that of the stock block of the same turn. On an
+emulated machine stock has its ranks in the order that is best for a ring (see wire_speed.py) and
+the plan in the topology's, so they are launches of their own, taking turns
 --repeats times; the ratio is that of the medians, and compression's, in one launch with the plan's, that of the turns
-again. A block's time is the slowest rank's. Models are square linear layers; communication is meant to dominate on
-emulated machines: the slower the links against the cores at hand, the more it does.
+again. A block's time is the slowest rank's. Models are square linear layers; communication is meant
+to dominate on emulated machines: the slower the links against the cores at hand, the more it does.
 """
 
 from __future__ import annotations
@@ -31,14 +33,15 @@ from wire_speed import MACHINES, find_best_order, run, synthesize_to_file, topo
 
 LOOPBACK = "loopback"
 LOOPBACK_PLAN = "switch:4"
+# How many times as fast as the plan's own a compressed step must be where communication dominates.
 COMPRESSED = {"fp16": 1.7, "bf16": 1.7, "fp8": 2.5, "fp8-e5m2": 2.5, "int8": 2.5}
-"""How many times as fast as the plan's own a compressed step must be where communication dominates."""
+# The most of the uncompressed bytes that may go over the wire; 16 bits: headers may add a
+# hundredth.
 BYTES = {"fp16": 0.5, "bf16": 0.5, "fp8": 0.27, "fp8-e5m2": 0.27, "int8": 0.27}
-"""The most of the uncompressed bytes that may go over the wire; 16 bits: headers may add a hundredth."""
+# How many times as fast as stock in its best order a step must be.
 FASTER = {"two-hosts": 1.5, "dgx1": 2.5}
-"""How many times as fast as stock in its best order a step must be."""
+# The most that a step may take on loopback, in stock steps.
 OWN_COST = 1.03
-"""The most that a step may take on loopback, in stock steps."""
 PARAMETERS = {LOOPBACK: (1_000_000, 25_000_000)}
 _BATCH = 8
 _WARM = 3
@@ -46,8 +49,8 @@ _WARM = 3
 
 @dataclass(frozen=True)
 class StepTime:
-    """One way of averaging on one model: milliseconds a step, the ratio of times (`of` says which) and of bytes to those of
-    the way it is compared with, and whether it meets its bar.
+    """One way of averaging on one model: milliseconds a step, the ratio of times (`of` says which)
+    and of bytes to those of the way it is compared with, and whether it meets its bar.
     """
 
     machine: str
@@ -81,23 +84,47 @@ def main() -> None:
                 if not args.json:
                     print(_format_row(row), flush=True)
     if args.json:
-        print(json.dumps({"rows": [asdict(row) for row in rows], "load": os.getloadavg()}, indent=1))
+        print(
+            json.dumps({"rows": [asdict(row) for row in rows], "load": os.getloadavg()}, indent=1)
+        )
     else:
         print(f"load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     add = parser.add_argument
-    add("--machine", default=LOOPBACK, help=f"loopback (default), {', '.join(MACHINES)}, or a topology")
-    add("--slowest", metavar="RATE", help="of the slowest link of an emulated machine, instead of its own")
+    add(
+        "--machine",
+        default=LOOPBACK,
+        help=f"loopback (default), {', '.join(MACHINES)}, or a topology",
+    )
+    add(
+        "--slowest",
+        metavar="RATE",
+        help="of the slowest link of an emulated machine, instead of its own",
+    )
     add("--params", type=int, nargs="+", metavar="N", help="parameters of the model")
     add("--steps", type=int, help="in a block (default: as many as take about half a second)")
-    add("--turns", type=int, help="blocks of each way in a launch (default: 9 on loopback, 3 emulated)")
+    add(
+        "--turns",
+        type=int,
+        help="blocks of each way in a launch (default: 9 on loopback, 3 emulated)",
+    )
     add("--repeats", type=int, default=2, help="launches of each rank order, emulated (default: 2)")
-    add("--ways", default="stock,hook,backend", help="stock, hook, backend, and compressions: fp16, fp8, int8, ...")
+    add(
+        "--ways",
+        default="stock,hook,backend",
+        help="stock, hook, backend, and compressions: fp16, fp8, int8, ...",
+    )
     add("--choose", default="race", help="how the hook picks schedules (default: race)")
-    add("--uncalibrated", action="store_true", help="emulated: do not measure host costs before synthesizing")
+    add(
+        "--uncalibrated",
+        action="store_true",
+        help="emulated: do not measure host costs before synthesizing",
+    )
     add(
         "--views",
         action="store_true",
@@ -114,18 +141,25 @@ def _arguments() -> argparse.Namespace:
     return args
 
 
-# -- measuring -------------------------------------------------------------------------------------------------------
+# -- measuring
+# -------------------------------------------------------------------------------------------------------
 
 
-def measure_on_loopback(args: argparse.Namespace, parameters: int, ways: list[str], folder: Path) -> list[StepTime]:
+def measure_on_loopback(
+    args: argparse.Namespace, parameters: int, ways: list[str], folder: Path
+) -> list[StepTime]:
     """Measure all ways in one launch of four ranks."""
     plan = synthesize_to_file(LOOPBACK_PLAN, LOOPBACK_PLAN, folder)
     measured = _launch(_wrap_for_loopback, _worker_command(args, plan, parameters, ways))
     return [_compare(args, parameters, measured, way) for way in measured["s"]]
 
 
-def measure_emulated(args: argparse.Namespace, parameters: int, ways: list[str], folder: Path) -> list[StepTime]:
-    """Measure stock in its best order and the others in the topology's, in launches that take turns."""
+def measure_emulated(
+    args: argparse.Namespace, parameters: int, ways: list[str], folder: Path
+) -> list[StepTime]:
+    """Measure stock in its best order and the others in the topology's, in launches that take
+    turns.
+    """
     from topoplan.topo.resolve import resolve
 
     topology, own_rate = MACHINES.get(args.machine, (args.machine, None))
@@ -144,10 +178,15 @@ def measure_emulated(args: argparse.Namespace, parameters: int, ways: list[str],
     planned = [way for way in ways if way != "stock"]
     both: dict[str, dict[str, Any]] = {}
     for _ in range(args.repeats):
-        for listed, some in (([], planned), (["--order", order], [way for way in ways if way == "stock"])):
+        for listed, some in (
+            ([], planned),
+            (["--order", order], [way for way in ways if way == "stock"]),
+        ):
             if some:
                 command = _worker_command(args, plan, parameters, some)
-                _append(both, _launch(lambda c, listed=listed: [*inside, *listed, "--", *c], command))  # type: ignore[misc]
+                _append(
+                    both, _launch(lambda c, listed=listed: [*inside, *listed, "--", *c], command)
+                )  # type: ignore[misc]
     merged: dict[str, dict[str, Any]] = {"s": {}, "bytes": {}, "choices": {}}
     for measured in both.values():
         for key in merged:
@@ -165,18 +204,31 @@ def _append(both: dict[str, dict[str, Any]], measured: dict[str, Any]) -> None:
         both[key]["s"][way] += seconds
 
 
-def _compare(args: argparse.Namespace, parameters: int, measured: dict[str, Any], way: str) -> StepTime:
+def _compare(
+    args: argparse.Namespace, parameters: int, measured: dict[str, Any], way: str
+) -> StepTime:
     seconds: dict[str, list[float]] = measured["s"]
     base = "hook" if way in COMPRESSED else "stock"
     ms = statistics.median(seconds[way]) * 1e3
-    note = "; ".join(f"{size} B: {label}" for size, label in measured["choices"].get(way, {}).items())
+    note = "; ".join(
+        f"{size} B: {label}" for size, label in measured["choices"].get(way, {}).items()
+    )
     share = None
     if way == base or base not in seconds:
         return StepTime(args.machine, parameters, way, ms, None, "", "", None, share, note)
     if args.machine == LOOPBACK and way not in COMPRESSED:
         ratio = statistics.median(a / b for a, b in zip(seconds[way], seconds[base], strict=True))
         return StepTime(
-            args.machine, parameters, way, ms, ratio, "of stock", f"<= {OWN_COST}", ratio <= OWN_COST, share, note
+            args.machine,
+            parameters,
+            way,
+            ms,
+            ratio,
+            "of stock",
+            f"<= {OWN_COST}",
+            ratio <= OWN_COST,
+            share,
+            note,
         )
     if way in COMPRESSED:
         share = measured["bytes"][way] / measured["bytes"][base]
@@ -189,13 +241,23 @@ def _compare(args: argparse.Namespace, parameters: int, measured: dict[str, Any]
     least = FASTER.get(args.machine)
     bar = "" if least is None else f">= {least}"
     return StepTime(
-        args.machine, parameters, way, ms, ratio, "x stock", bar, None if least is None else ratio >= least, share, note
+        args.machine,
+        parameters,
+        way,
+        ms,
+        ratio,
+        "x stock",
+        bar,
+        None if least is None else ratio >= least,
+        share,
+        note,
     )
 
 
 def _head() -> str:
     return (
-        f"{'machine':>10} {'parameters':>10} {'way':>9} {'ms/step':>9} {'ratio':>6} {'':>8} {'bytes':>6} {'bar':>22} met  "
+        f"{'machine':>10} {'parameters':>10} {'way':>9} {'ms/step':>9} {'ratio':>6} {'':>8} "
+        f"{'bytes':>6} {'bar':>22} met  "
         "schedules"
     )
 
@@ -205,16 +267,27 @@ def _format_row(row: StepTime) -> str:
     share = "" if row.bytes_share is None else f"{row.bytes_share:.3f}"
     met = "" if row.met is None else "yes" if row.met else "NO"
     return (
-        f"{row.machine:>10} {row.parameters:>10} {row.way:>9} {row.ms:>9.2f} {ratio:>6} {row.of:>8} {share:>6} "
+        f"{row.machine:>10} {row.parameters:>10} {row.way:>9} {row.ms:>9.2f} {ratio:>6} "
+        f"{row.of:>8} {share:>6} "
         f"{row.bar:>22} {met:>3}  {row.note}"
     )
 
 
-# -- launching -------------------------------------------------------------------------------------------------------
+# -- launching
+# -------------------------------------------------------------------------------------------------------
 
 
-def _worker_command(args: argparse.Namespace, plan: str, parameters: int, ways: list[str]) -> list[str]:
-    command = [sys.executable, str(Path(__file__).resolve()), "--worker", plan, "--params", str(parameters)]
+def _worker_command(
+    args: argparse.Namespace, plan: str, parameters: int, ways: list[str]
+) -> list[str]:
+    command = [
+        sys.executable,
+        str(Path(__file__).resolve()),
+        "--worker",
+        plan,
+        "--params",
+        str(parameters),
+    ]
     command += ["--ways", ",".join(ways), "--turns", str(args.turns), "--choose", args.choose]
     command += [] if args.steps is None else ["--steps", str(args.steps)]
     command += ["--views"] if args.views else []
@@ -222,7 +295,15 @@ def _worker_command(args: argparse.Namespace, plan: str, parameters: int, ways: 
 
 
 def _wrap_for_loopback(command: list[str]) -> list[str]:
-    return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4", *command[1:]]
+    return [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "4",
+        *command[1:],
+    ]
 
 
 def _launch(around: Callable[[list[str]], list[str]], command: list[str]) -> dict[str, Any]:
@@ -234,11 +315,14 @@ def _launch(around: Callable[[list[str]], list[str]], command: list[str]) -> dic
     return measured
 
 
-# -- one rank --------------------------------------------------------------------------------------------------------
+# -- one rank
+# --------------------------------------------------------------------------------------------------------
 
 
 def work(args: argparse.Namespace) -> None:
-    """Train one model for each way, block after block; rank 0 prints seconds a step, bytes a step, and choices."""
+    """Train one model for each way, block after block; rank 0 prints seconds a step, bytes a step,
+    and choices.
+    """
     import torch
     import torch.distributed as dist
 
@@ -253,23 +337,33 @@ def work(args: argparse.Namespace) -> None:
     for way in ways.values():
         for _ in range(_WARM):  # buckets are rebuilt, races run
             way.step()
-    once = min(find_slowest_s([time_call_s(way.step, dist.barrier, cpu) for way in ways.values()], None, cpu))
+    once = min(
+        find_slowest_s(
+            [time_call_s(way.step, dist.barrier, cpu) for way in ways.values()], None, cpu
+        )
+    )
     steps = args.steps or max(1, int(0.5 / once))
     sent = {name: way.wire_bytes for name, way in ways.items()}
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     for turn in range(args.turns):
         order = list(ways) if turn % 2 == 0 else list(ways)[::-1]
         block = find_slowest_s(
-            [time_call_s(lambda n=n: ways[n].steps(steps), dist.barrier, cpu) for n in order], None, cpu
+            [time_call_s(lambda n=n: ways[n].steps(steps), dist.barrier, cpu) for n in order],
+            None,
+            cpu,
         )  # type: ignore[misc]
         for name, s in zip(order, block, strict=True):
             seconds[name].append(s / steps)
     if rank == 0:
-        bytes_a_step = {name: (way.wire_bytes - sent[name]) / (steps * args.turns) for name, way in ways.items()}
+        bytes_a_step = {
+            name: (way.wire_bytes - sent[name]) / (steps * args.turns) for name, way in ways.items()
+        }
         choices = {name: way.choices for name, way in ways.items()}
         print(json.dumps({"s": seconds, "bytes": bytes_a_step, "choices": choices}), flush=True)
     dist.barrier()
-    os._exit(0)  # gloo may abort an interpreter that ends while something still holds on to a process group
+    os._exit(
+        0
+    )  # gloo may abort an interpreter that ends while something still holds on to a process group
 
 
 class Way:
@@ -286,7 +380,9 @@ class Way:
             from topoplan.runtime.register import register
 
             register()
-            group = dist.new_group(backend="topo", pg_options=backend_options(args.worker, args.choose))
+            group = dist.new_group(
+                backend="topo", pg_options=backend_options(args.worker, args.choose)
+            )
         layers = _layers(args.params[0])
         torch.manual_seed(0)
         self.model = DistributedDataParallel(
@@ -296,7 +392,9 @@ class Way:
         if name not in ("stock", "backend"):
             from topoplan import ddp_hook
 
-            more = {} if name == "hook" else {"compress": name, "error_feedback": args.error_feedback}
+            more = (
+                {} if name == "hook" else {"compress": name, "error_feedback": args.error_feedback}
+            )
             hook = ddp_hook(args.worker, choose=args.choose, **more)
             self.communicator = hook.communicator
             self.model.register_comm_hook(None, hook)
@@ -333,7 +431,10 @@ def _layers(parameters: int) -> list[Any]:
     import torch
 
     width = 512 if parameters < 4_000_000 else 1024
-    return [torch.nn.Linear(width, width) for _ in range(max(1, round(parameters / (width * width + width))))]
+    return [
+        torch.nn.Linear(width, width)
+        for _ in range(max(1, round(parameters / (width * width + width))))
+    ]
 
 
 if __name__ == "__main__":

@@ -1,12 +1,14 @@
-"""Measures throughput-optimal synthesis on known machines (gap, seconds, memory): python benchmarks/throughput.py
+"""Measures throughput-optimal synthesis on known machines (gap, seconds, memory): python
+benchmarks/throughput.py
 
     python benchmarks/throughput.py                      the whole table (a few minutes on 2 cores)
     python benchmarks/throughput.py dgx1 mesh:8x8        only rows whose topology is named
     python benchmarks/throughput.py --json               the same as JSON lines
 
-Each row is synthesized in a process of its own with the strategy packing, schedule, verification and costs included;
-`seconds` leaves out the start of Python. "equal shards" is the best that reduce-scatter followed by allgather can do
-(the two cut bounds one after the other), for allreduce. Recorded machines are taken from ../shared/machines where present.
+Each row is synthesized in a process of its own with the strategy packing, schedule, verification
+and costs included; `seconds` leaves out the start of Python. "equal shards" is the best that
+reduce-scatter followed by allgather can do (the two cut bounds one after the other), for allreduce.
+Recorded machines are taken from ../shared/machines where present.
 """
 
 from __future__ import annotations
@@ -31,7 +33,10 @@ UNEVEN = {
 }  # fmt: skip
 
 ROWS: list[dict[str, object]] = [
-    *({"topology": t} for t in ("dgx1", "mesh:3x3", "mesh:4x4", "mesh:5x5", "mesh:8x8", "path:8", "star:5")),
+    *(
+        {"topology": t}
+        for t in ("dgx1", "mesh:3x3", "mesh:4x4", "mesh:5x5", "mesh:8x8", "path:8", "star:5")
+    ),
     {"topology": "switch, one slow"},
     {"topology": "pcie-2socket"},
     {"topology": "pcie-2socket", "in_network": True},
@@ -73,7 +78,10 @@ def measure(row: dict[str, object]) -> dict[str, object]:
     if row.get("without"):
         topology = degrade(topology, Change(without_ranks=tuple(row["without"])))  # type: ignore[arg-type]
     if row.get("in_network"):
-        capable = (d if d.kind == "gpu" else replace(d, can_reduce=True, can_copy=True) for d in topology.devices)
+        capable = (
+            d if d.kind == "gpu" else replace(d, can_reduce=True, can_copy=True)
+            for d in topology.devices
+        )
         topology = replace(topology, devices=tuple(capable))
     collective = collective_on(str(row.get("collective", "allreduce")), topology)
     started = time.monotonic()
@@ -83,9 +91,13 @@ def measure(row: dict[str, object]) -> dict[str, object]:
     else:
         epsilon = Fraction(str(row["epsilon"])) if row.get("epsilon") else None
         limits = Limits(epsilon, row.get("max_trees"), row.get("max_depth"))  # type: ignore[arg-type]
-        result = synthesize(collective, topology, str(row.get("strategy", "packing")), 300, limits=limits)
+        result = synthesize(
+            collective, topology, str(row.get("strategy", "packing")), 300, limits=limits
+        )
         best_bound = result.plan.bound_one_way
-        best = min(result.plan.entries, key=lambda e: (result.plan.gap_of(e), e.schedule.trees or 0))
+        best = min(
+            result.plan.entries, key=lambda e: (result.plan.gap_of(e), e.schedule.trees or 0)
+        )
         gap = result.plan.gap_of(best)
         out |= {"plan_GBps": float(best_bound.algbw_GBps * (1 - gap)), "gap": float(gap), "trees": best.schedule.trees,
                 "depth": best.schedule.depth, "forests": result.table}  # fmt: skip
@@ -96,14 +108,23 @@ def measure(row: dict[str, object]) -> dict[str, object]:
     }
     out["peak_MB"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     if collective.name == "allreduce" and collective.ranks <= 256:
-        halves = (bound(collective_on(half, topology), topology).s_per_GB for half in ("allgather", "reduce-scatter"))
+        halves = (
+            bound(collective_on(half, topology), topology).s_per_GB
+            for half in ("allgather", "reduce-scatter")
+        )
         out["equal_shards_GBps"] = float(1 / sum(halves))
     return out
 
 
 def format_row(out: dict[str, object]) -> str:
-    asked = [f"--{key.replace('_', '-')} {out[key]}" for key in ("epsilon", "max_trees", "max_depth") if out.get(key)]
-    asked += ["in-network"] * bool(out.get("in_network")) + ["bound only"] * bool(out.get("bound_only"))
+    asked = [
+        f"--{key.replace('_', '-')} {out[key]}"
+        for key in ("epsilon", "max_trees", "max_depth")
+        if out.get(key)
+    ]
+    asked += ["in-network"] * bool(out.get("in_network")) + ["bound only"] * bool(
+        out.get("bound_only")
+    )
     asked += [f"without {len(out['without'])} ranks"] if out.get("without") else []  # type: ignore[arg-type]
     name = f"{out['topology']} {' '.join(asked)}".strip()
     gap = out.get("gap")
@@ -118,22 +139,32 @@ def format_row(out: dict[str, object]) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("topologies", nargs="*")
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--forests", action="store_true", help="also print all forests met on the way")
+    parser.add_argument(
+        "--forests", action="store_true", help="also print all forests met on the way"
+    )
     parser.add_argument("--row", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.row:
         print(json.dumps(measure(json.loads(args.row))))
         return 0
     if not args.json:
-        print(f"{'topology':<46} ranks collective     bound      plan      gap   equal  trees  depth  seconds     MB")
+        print(
+            f"{'topology':<46} ranks collective     bound      plan      gap   equal  trees  "
+            "depth  seconds     MB"
+        )
         print(f"{'':<46}                       GB/s      GB/s            shards")
     for row in ROWS:
         if args.topologies and row["topology"] not in args.topologies:
             continue
-        if str(row["topology"]).endswith(".xml") and not (RECORDED / str(row["topology"])).is_file():
+        if (
+            str(row["topology"]).endswith(".xml")
+            and not (RECORDED / str(row["topology"])).is_file()
+        ):
             print(f"{row['topology']}: recorded machine not here, left out", file=sys.stderr)
             continue
         command = [sys.executable, __file__, "--row", json.dumps(row)]
@@ -142,7 +173,10 @@ def main() -> int:
         print(json.dumps(out) if args.json else format_row(out), flush=True)
         if args.forests and not args.json:
             for forest in out.get("forests", []):
-                print(f"    {forest['trees']} trees, {forest['depth']} deep, gap {forest['gap']:.2%}: {forest['how']}")
+                print(
+                    f"    {forest['trees']} trees, {forest['depth']} deep, gap "
+                    f"{forest['gap']:.2%}: {forest['how']}"
+                )
     return 0
 
 

@@ -1,12 +1,13 @@
-"""Measures plans on emulated machines against bound, prediction and stock: python benchmarks/wire_speed.py
+"""Measures plans on emulated machines against bound, prediction and stock: python
+benchmarks/wire_speed.py
 
     python benchmarks/wire_speed.py                        every machine, 4 KiB to 16 MiB (about 25 minutes on 2 cores)
     python benchmarks/wire_speed.py dgx1 mesh -b 1M -e 8M  some of them, some sizes
     python benchmarks/wire_speed.py --loopback             4 and 8 ranks on this host, nothing emulated
     python benchmarks/wire_speed.py --recorded FOLDER      recorded machines from there as well
 
-Needs root and iproute2 (see topo-emulate). Stock is gloo's all_reduce, in rank order and in the order that topo-place
-gives. Each time is a median, the slowest rank's.
+Needs root and iproute2 (see topo-emulate). Stock is gloo's all_reduce, in rank order and in the
+order that topo-place gives. Each time is a median, the slowest rank's.
 """
 
 from __future__ import annotations
@@ -57,7 +58,9 @@ RECORDED: dict[str, tuple[str, str | None]] = {
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("machines", nargs="*", help="those whose names begin so (default: all)")
     parser.add_argument("-b", default="4K")
     parser.add_argument("-e", default="16M")
@@ -78,7 +81,11 @@ def main() -> None:
         machines = dict(MACHINES)
         if args.recorded:
             machines |= {k: (str(args.recorded / v), rate) for k, (v, rate) in RECORDED.items()}
-        wanted = {k: v for k, v in machines.items() if not args.machines or any(k.startswith(x) for x in args.machines)}
+        wanted = {
+            k: v
+            for k, v in machines.items()
+            if not args.machines or any(k.startswith(x) for x in args.machines)
+        }
         for number, (name, (topology, rate)) in enumerate(wanted.items()):
             if isinstance(topology, dict):
                 path = folder / f"{number}.json"
@@ -88,33 +95,64 @@ def main() -> None:
 
 
 def measure(name: str, topology: str, rate: str | None, folder: Path, sizes: list[str]) -> None:
-    """Calibrate a machine, synthesize for it, run the plan, and run stock in its best order; print the rows."""
+    """Calibrate a machine, synthesize for it, run the plan, and run stock in its best order; print
+    the rows.
+    """
     slowest = [] if rate is None else ["--slowest", rate]
     machine = resolve(topology)
     built = blueprint(machine, None if rate is None else parse_rate(rate))
     plan = synthesize_to_file(name, topology, folder)
     calibrated = folder / f"{name}.calibrated.json"
     run(
-        [*topo("emulate"), topology, *slowest, "--", *topo("run"), plan, "--calibrate", "-o", str(calibrated)],
+        [
+            *topo("emulate"),
+            topology,
+            *slowest,
+            "--",
+            *topo("run"),
+            plan,
+            "--calibrate",
+            "-o",
+            str(calibrated),
+        ],
         parse=False,
     )
     plan = synthesize_to_file(name, str(calibrated), folder)
     order = find_best_order(machine)
     rows = run([*topo("emulate"), topology, *slowest, "--", *topo("run"), plan, *sizes])
     listed = ",".join(map(str, order))
-    best = run([*topo("emulate"), topology, *slowest, "--order", listed, "--", *topo("run"), "--stock", *sizes])
+    best = run(
+        [
+            *topo("emulate"),
+            topology,
+            *slowest,
+            "--order",
+            listed,
+            "--",
+            *topo("run"),
+            "--stock",
+            *sizes,
+        ]
+    )
     rates = [r for c in built.cables for r in (c.rate_ab, c.rate_ba) if r]
-    print(f"\n{name}: {min(rates) / 1e6:.4g} to {max(rates) / 1e6:.4g} Mbit/s, stock's best order {listed}")
     print(
-        f"{'size':>10} {'schedule':>20} {'us':>10} {'of bound':>8} {'predicted':>9} {'/ measured':>10} {'x rank order':>12} "
+        f"\n{name}: {min(rates) / 1e6:.4g} to {max(rates) / 1e6:.4g} Mbit/s, stock's best order "
+        f"{listed}"
+    )
+    print(
+        f"{'size':>10} {'schedule':>20} {'us':>10} {'of bound':>8} {'predicted':>9} "
+        f"{'/ measured':>10} {'x rank order':>12} "
         f"{'x best order':>12}"
     )
     for row, other in zip(rows, best, strict=True):
         predicted = row["predicted_us"]
         print(
-            f"{row['size_bytes']:>10} {row['schedule']:>20} {row['plan_us']:>10.0f} {row['bound_fraction']:>8.3f} "
-            f"{predicted or 0:>9.0f} {(predicted or 0) / row['plan_us']:>10.2f} {row['ratio']:>12.2f} "
-            f"{other['stock_us'] / row['plan_us']:>12.2f}" + (f"  {row['wrong']} WRONG" if row["wrong"] else ""),
+            f"{row['size_bytes']:>10} {row['schedule']:>20} {row['plan_us']:>10.0f} "
+            f"{row['bound_fraction']:>8.3f} "
+            f"{predicted or 0:>9.0f} {(predicted or 0) / row['plan_us']:>10.2f} "
+            f"{row['ratio']:>12.2f} "
+            f"{other['stock_us'] / row['plan_us']:>12.2f}"
+            + (f"  {row['wrong']} WRONG" if row["wrong"] else ""),
             flush=True,
         )
 
@@ -122,10 +160,14 @@ def measure(name: str, topology: str, rate: str | None, folder: Path, sizes: lis
 def print_loopback(name: str, rows: list[dict[str, Any]]) -> None:
     """Print the rows of a run over this host's memory."""
     print(f"\n{name} on loopback")
-    print(f"{'size':>10} {'schedule':>20} {'us':>10} {'stock us':>10} {'ratio':>6} {'predicted / measured':>20}")
+    print(
+        f"{'size':>10} {'schedule':>20} {'us':>10} {'stock us':>10} {'ratio':>6} "
+        f"{'predicted / measured':>20}"
+    )
     for row in rows:
         print(
-            f"{row['size_bytes']:>10} {row['schedule']:>20} {row['plan_us']:>10.0f} {row['stock_us']:>10.0f} "
+            f"{row['size_bytes']:>10} {row['schedule']:>20} {row['plan_us']:>10.0f} "
+            f"{row['stock_us']:>10.0f} "
             f"{row['ratio']:>6.2f} {(row['predicted_us'] or 0) / row['plan_us']:>20.2f}"
         )
 
@@ -146,7 +188,19 @@ def run(command: list[str], *, parse: bool = True) -> list[dict[str, Any]]:
 def synthesize_to_file(name: str, topology: str, folder: Path) -> str:
     """Synthesize an allreduce plan and return its path."""
     path = folder / f"{name}.plan.json"
-    run([*topo("synth"), "--collective", "allreduce", "--topology", topology, "-o", str(path), "--force"], parse=False)
+    run(
+        [
+            *topo("synth"),
+            "--collective",
+            "allreduce",
+            "--topology",
+            topology,
+            "-o",
+            str(path),
+            "--force",
+        ],
+        parse=False,
+    )
     return str(path)
 
 

@@ -1,5 +1,6 @@
 """topoplan's subcommands by name, and what each is for."""
 
+# By name: `topoplan NAME` is `cli/NAME.py`, and topo-NAME where that is a command of its own.
 COMMANDS = {
     "probe": "show a machine's topology, check it, measure its links",
     "synth": "synthesize a plan for a collective on a topology, with its bound",
@@ -11,6 +12,5 @@ COMMANDS = {
     "report": "one HTML page about a machine or a plan",
     "completion": "print a script by which a shell completes these commands",
 }
-"""By name: `topoplan NAME` is `cli/NAME.py`, and topo-NAME where that is a command of its own."""
+# Those that are commands of their own as well.
 OWN = ("probe", "synth", "run", "emulate", "lab", "judge", "place", "report")
-"""Those that are commands of their own as well."""

@@ -1,4 +1,6 @@
-"""topoplan completion: print the script by which a shell completes topoplan and the topo-* commands."""
+"""topoplan completion: print the script by which a shell completes topoplan and the topo-*
+commands.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,8 @@ from .commands import OWN
 from .shared.common import Example, Parser, call_as, run_command
 
 PROG = "topoplan completion"
-_TOPOLOGIES = "_topoplan_topology_or_file"  # bash takes what a function of such a name gives as names of files
+# bash takes what a function of such a name gives as names of files
+_TOPOLOGIES = "_topoplan_topology_or_file"
 SHELLS = ("bash", "zsh", "tcsh")
 EXAMPLES: tuple[Example, ...] = (
     ('eval "$(topoplan completion bash)"', "in this shell; the same line in ~/.bashrc is for all"),
@@ -32,7 +35,9 @@ def main(argv: list[str] | None = None) -> int:
 def build_parser() -> Parser:
     """Return the parser of topoplan completion."""
     parser = Parser(PROG, EXAMPLES, ABOUT, "bash|zsh|tcsh")
-    parser.add_argument("shell", choices=SHELLS, metavar="SHELL", help=f"{', '.join(SHELLS[:-1])} or {SHELLS[-1]}")
+    parser.add_argument(
+        "shell", choices=SHELLS, metavar="SHELL", help=f"{', '.join(SHELLS[:-1])} or {SHELLS[-1]}"
+    )
     return parser
 
 
@@ -58,7 +63,8 @@ def write_script(shell: str) -> str:
     named = " ".join(topologies)
     function = {
         "bash": f'{_TOPOLOGIES}() {{ compgen -W "{named}" -- "$1"; compgen -f -- "$1"; }}\n',
-        "zsh": f"{_TOPOLOGIES}() {{ _alternative 'presets:preset:({named})' 'files:file:_files' }}\n",
+        "zsh": f"{_TOPOLOGIES}() {{ _alternative 'presets:preset:({named})' 'files:file:_files' "
+        "}\n",
         "tcsh": "",
     }[shell]
     # zsh's first line says which command a file is for.
@@ -73,7 +79,9 @@ def _list_topologies() -> list[str]:
 
 
 def _name_values(parser: argparse.ArgumentParser, topologies: list[str]) -> None:
-    """Give the options of a parser the values that can be named: words, and files where a file is expected."""
+    """Give the options of a parser the values that can be named: words, and files where a file is
+    expected.
+    """
     from ..runtime.measuring.spelling import CODEC_NAMES, DTYPE_NAMES, OP_NAMES
     from ..synth.ir.collective import COLLECTIVES
     from .synthesis.options import STRATEGY_NAMES

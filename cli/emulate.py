@@ -11,14 +11,18 @@ from .shared.progress import Progress
 
 PROG = "topo-emulate"
 EXAMPLES: tuple[Example, ...] = (
-    ("topo-synth --collective allreduce --topology two-hosts.json -o plan.json", "a plan to be tried"),
-    ("topo-emulate two-hosts.json -- topo-run plan.json -b 1M -e 32M -f 8", "on its machine, whose links are slowed down "
+    ("topo-synth --collective allreduce --topology two-hosts.json -o "
+     "plan.json", "a plan to be tried"),
+    ("topo-emulate two-hosts.json -- topo-run plan.json -b 1M -e 32M -f 8", "on its machine, "
+                                                                            "whose links are "
+                                                                            "slowed down "
         "alike until this host can carry them"),
     ("topo-emulate two-hosts.json --slowest 100Mbit -- topo-run --stock -b 8M -e 8M",
         "the stock allreduce, at a rate of your choice"),
     ("topo-emulate two-hosts.json --order 0,2,1,3 -- topo-run --stock -b 8M -e 8M",
         "the same with ranks that go back and forth between the hosts"),
-    ("topo-emulate two-hosts.json -- topo-run plan.json --calibrate -o costs.json", "host costs on emulated links"),
+    ("topo-emulate two-hosts.json -- topo-run plan.json --calibrate -o costs.json", "host costs "
+                                                                                    "on emulated links"),
     ("topo-emulate two-hosts.json -- python train_ddp.py --plan plan.json",
         "any program that torchrun could start: here examples/train_ddp.py"),
     ("topo-emulate two-hosts.json --mpi -- python mpi_allreduce.py 8M",
@@ -49,19 +53,27 @@ def main(argv: list[str] | None = None) -> int:
 
 def build_parser() -> Parser:
     """Return the parser of topo-emulate's command line, up to --."""
-    parser = Parser(PROG, EXAMPLES, ABOUT, "TOPOLOGY [--slowest RATE] [--order LIST] [--mpi] -- COMMAND ...")
+    parser = Parser(
+        PROG, EXAMPLES, ABOUT, "TOPOLOGY [--slowest RATE] [--order LIST] [--mpi] -- COMMAND ..."
+    )
     add = parser.add_argument
     add("topology", metavar="TOPOLOGY", help="a preset, a file, or local (see topo-probe)")
     add(
         "--slowest",
         metavar="RATE",
-        help="scale all links so that the slowest has this rate (default: the fastest that this host can carry)",
+        help="scale all links so that the slowest has this rate (default: the fastest that this "
+        "host can carry)",
     )
-    add("--order", metavar="LIST", help="put rank i on the i-th GPU listed: 0,3,2,1 (default: the topology's order)")
+    add(
+        "--order",
+        metavar="LIST",
+        help="put rank i on the i-th GPU listed: 0,3,2,1 (default: the topology's order)",
+    )
     add(
         "--mpi",
         action="store_true",
-        help="start the ranks by Open MPI's mpirun, over the emulated links alone; OMPI_MCA_... variables are Open MPI's",
+        help="start the ranks by Open MPI's mpirun, over the emulated links alone; OMPI_MCA_... "
+        "variables are Open MPI's",
     )
     return parser
 
@@ -85,7 +97,8 @@ def _run(args: argparse.Namespace, command: list[str]) -> int:
         built = network.blueprint
         rates = [rate for c in built.cables for rate in (c.rate_ab, c.rate_ba) if rate is not None]
         Progress(PROG, args).tell(
-            f"{PROG}: {built.topology.name}: {len(built.home)} ranks, {len(built.devices) - len(built.home)} other devices, "
+            f"{PROG}: {built.topology.name}: {len(built.home)} ranks, "
+            f"{len(built.devices) - len(built.home)} other devices, "
             f"{len(built.cables)} links of {min(rates) / 1e6:.4g} to {max(rates) / 1e6:.4g} Mbit/s"
         )
         return run_ranks(network, command) if mpi is None else run_mpi_ranks(network, mpi, command)

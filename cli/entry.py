@@ -1,4 +1,6 @@
-"""Where the console commands begin: before anything slow is imported, so that Ctrl-C is one line from the first moment."""
+"""Where the console commands begin: before anything slow is imported, so that Ctrl-C is one line
+from the first moment.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,9 @@ if TYPE_CHECKING:
 
 _INTERRUPTED = 130
 _SOON_S = 0.01
+# A search makes millions of small objects and hardly a cycle: looking for garbage at Python's 700
+# costs it a tenth.
 _OBJECTS_BEFORE_GARBAGE = 50_000
-"""A search makes millions of small objects and hardly a cycle: looking for garbage at Python's 700 costs it a tenth."""
 
 
 def topoplan() -> int:
@@ -64,7 +67,9 @@ def report() -> int:
 
 
 def _run(prog: str, module: str) -> int:
-    """Import a command's module and return the exit code of its main; Ctrl-C ends it with one line and 130."""
+    """Import a command's module and return the exit code of its main; Ctrl-C ends it with one line
+    and 130.
+    """
     gc.set_threshold(_OBJECTS_BEFORE_GARBAGE, 20, 20)
     normal = signal.getsignal(signal.SIGINT)
     if normal is not signal.default_int_handler:  # ignored, as in a shell's background jobs
@@ -72,7 +77,9 @@ def _run(prog: str, module: str) -> int:
     interrupted = False
 
     def leave(signum: int, frame: FrameType | None) -> None:
-        """Nothing has begun yet that needs an orderly end; an exception inside an import may be taken for another."""
+        """Nothing has begun yet that needs an orderly end; an exception inside an import may be
+        taken for another.
+        """
         _say_interrupted(prog)
         os._exit(_INTERRUPTED)
 
@@ -82,7 +89,9 @@ def _run(prog: str, module: str) -> int:
         raise KeyboardInterrupt
 
     def repeat(problem: sys.UnraisableHookArgs) -> None:
-        """Ctrl-C inside a callback whose exceptions nobody sees: interrupt again, once the callback is over."""
+        """Ctrl-C inside a callback whose exceptions nobody sees: interrupt again, once the callback
+        is over.
+        """
         if isinstance(problem.exc_value, KeyboardInterrupt):
             signal.signal(signal.SIGALRM, interrupt)
             signal.setitimer(signal.ITIMER_REAL, _SOON_S)

@@ -1,4 +1,6 @@
-"""topo-judge: hold what runs today, logs, graph dumps and measurements, against the certified bound of the machine."""
+"""topo-judge: hold what runs today, logs, graph dumps and measurements, against the certified bound
+of the machine.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +19,23 @@ if TYPE_CHECKING:
     from ..synth.judge.verdict import Verdict
 
 PROG = "topo-judge"
-COLLECTIVES = ("allreduce", "allgather", "reduce-scatter", "broadcast", "reduce", "gather", "scatter", "alltoall")
+COLLECTIVES = (
+    "allreduce",
+    "allgather",
+    "reduce-scatter",
+    "broadcast",
+    "reduce",
+    "gather",
+    "scatter",
+    "alltoall",
+)
 _FAILED, _USAGE = 1, 2
 
 EXAMPLES: tuple[Example, ...] = (
-    ("topo-judge graph.xml", "NCCL_GRAPH_DUMP_FILE's, with NCCL_TOPO_DUMP_FILE's topology beside it"),
-    ("topo-judge --topology dgx-a100 nccl.log", "a log of NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,GRAPH,TUNING"),
+    ("topo-judge graph.xml", "NCCL_GRAPH_DUMP_FILE's, with NCCL_TOPO_DUMP_FILE's topology beside "
+                             "it"),
+    ("topo-judge --topology dgx-a100 nccl.log", "a log of NCCL_DEBUG=INFO "
+                                                "NCCL_DEBUG_SUBSYS=INIT,GRAPH,TUNING"),
     ("all_reduce_perf -b 1M -e 1G -f 2 -g 8 | topo-judge --topology dgx-a100 -",
         "on a machine with GPUs and nccl-tests (or rccl-tests), whose table is judged"),
     ("topo-judge --topology dgx-a100 *.log --least 0.5 --csv shares.csv",
@@ -39,7 +52,9 @@ apart by what is in them. Rates are in GB/s (1e9 bytes a second).
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command and return its exit code (0 done, 1 below --least, 2 bad input, 130 interrupted)."""
+    """Run the command and return its exit code (0 done, 1 below --least, 2 bad input, 130
+    interrupted).
+    """
     parser = build_parser()
     arguments = parser.parse_args(argv)
     return run_command(PROG, lambda: _judge(arguments))
@@ -47,25 +62,36 @@ def main(argv: list[str] | None = None) -> int:
 
 def build_parser() -> Parser:
     """Return the parser of topo-judge's command line."""
-    parser = Parser(PROG, EXAMPLES, ABOUT, "[--topology T] FILE... [--collective C] [--least F] [-o FILE] ...")
+    parser = Parser(
+        PROG, EXAMPLES, ABOUT, "[--topology T] FILE... [--collective C] [--least F] [-o FILE] ..."
+    )
     add = parser.add_argument
     add(
         "files",
         metavar="FILE",
         nargs="+",
-        help="a log, graph dump, table or JSON, - for standard input; a topology among them counts as T",
+        help="a log, graph dump, table or JSON, - for standard input; a topology among them "
+        "counts as T",
     )
     add(
         "--topology",
         metavar="T",
-        help="the machine, as topo-probe takes it: a file, a preset such as dgx-a100:2, or local (default: the dump beside "
+        help="the machine, as topo-probe takes it: a file, a preset such as dgx-a100:2, or local "
+        "(default: the dump beside "
         "the file, else local)",
     )
     add("--collective", choices=COLLECTIVES, type=_spell_collective, metavar="C",
         help="judge this collective only; a table of others is refused")  # fmt: skip
-    add("--least", type=_share, metavar="F", help="exit with code 1 where less than this share of the bound is reached")
+    add(
+        "--least",
+        type=_share,
+        metavar="F",
+        help="exit with code 1 where less than this share of the bound is reached",
+    )
     form = parser.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="one JSON object on standard output (docs/judge.md)")
+    form.add_argument(
+        "--json", action="store_true", help="one JSON object on standard output (docs/judge.md)"
+    )
     form.add_argument("--prometheus", action="store_true", help="Prometheus' text format")
     add("-o", "--output", **OUTPUT, help="write to FILE, whole or not at all, instead of printing")
     add_csv(parser, "a row for each share of the bound")
@@ -87,7 +113,9 @@ def _share(text: str) -> float:
     except ValueError:
         value = -1.0
     if not 0 < value <= 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a share; expected a number above 0 and up to 1, such as 0.8")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a share; expected a number above 0 and up to 1, such as 0.8"
+        )
     return value
 
 
@@ -100,13 +128,18 @@ def _judge(arguments: argparse.Namespace) -> int:
     given = [name for name in arguments.files if is_topology_file(name)]
     files = [name for name in arguments.files if name not in given]
     if len(given) > 1:
-        raise InputError(f"{', '.join(given[:3])}: several topologies among the files; name one by --topology")
+        raise InputError(
+            f"{', '.join(given[:3])}: several topologies among the files; name one by --topology"
+        )
     if not files:
         raise InputError(
-            f"{given[0]}: a topology, which says what the machine is; give a graph dump, log or table with it"
+            f"{given[0]}: a topology, which says what the machine is; give a graph dump, log or "
+            "table with it"
         )
     with progress.follow("judging ...") as work:
-        verdicts, refused = _judge_files(arguments, files, Machines(arguments.topology, given), work.say)
+        verdicts, refused = _judge_files(
+            arguments, files, Machines(arguments.topology, given), work.say
+        )
     for _, message in refused:
         say_error(PROG, message)
     if not verdicts:
@@ -141,18 +174,29 @@ def _judge(arguments: argparse.Namespace) -> int:
         for verdict in verdicts:
             if not verdict.shares:
                 where, why = verdict.reading.where, _why_not(verdict)
-                say_error(PROG, f"{where}: nothing in it could be held against a bound, so --least says nothing: {why}")
+                say_error(
+                    PROG,
+                    f"{where}: nothing in it could be held against a bound, so --least says "
+                    f"nothing: {why}",
+                )
                 refused.append((where, why))
     if refused:
         return _USAGE
-    below = [share for verdict in verdicts for _, share in verdict.shares if share < (arguments.least or 0)]
+    below = [
+        share
+        for verdict in verdicts
+        for _, share in verdict.shares
+        if share < (arguments.least or 0)
+    ]
     return _FAILED if below else 0
 
 
 def _judge_files(
     arguments: argparse.Namespace, files: list[str], machines: Machines, say: Say
 ) -> tuple[list[Verdict], list[tuple[str, str]]]:
-    """Return the verdicts on those files that can be judged, and the others, each with the reason."""
+    """Return the verdicts on those files that can be judged, and the others, each with the
+    reason.
+    """
     from ..synth.judge.readers.detect import read_file
     from ..topo.errors import InputError
 

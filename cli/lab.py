@@ -1,4 +1,6 @@
-"""topo-lab: train on real data serially and on several ranks, with several systems, and report on them."""
+"""topo-lab: train on real data serially and on several ranks, with several systems, and report on
+them.
+"""
 
 from __future__ import annotations
 
@@ -17,20 +19,32 @@ if TYPE_CHECKING:
     from ..runtime.lab.report.page import Report
 
 PROG = "topo-lab"
+# Columns of a table that is not printed to a terminal.
 WIDTH = 140
-"""Columns of a table that is not printed to a terminal."""
+# Columns of the table that a narrow terminal goes without, in this order.
 _LEAVE_OUT = ("epoch 1 s", "MB/epoch", "schedule", "vs serial")
-"""Columns of the table that a narrow terminal goes without, in this order."""
 EXAMPLES: tuple[Example, ...] = (
-    ("topo-lab -o report.md", "digits, serially and on 2 and 4 ranks, loopback and a slow network: minutes"),
-    ("topo-lab --dataset mine.npz --epochs 20 --ranks 2", "arrays x (a sample a row) and y (whole numbers)"),
+    (
+        "topo-lab -o report.md",
+        "digits, serially and on 2 and 4 ranks, loopback and a slow network: minutes",
+    ),
+    (
+        "topo-lab --dataset mine.npz --epochs 20 --ranks 2",
+        "arrays x (a sample a row) and y (whole numbers)",
+    ),
     (
         "topo-lab --dataset mine.csv --hidden 64 --network loopback",
         "the last column is the label; one small hidden layer",
     ),
-    ("topo-lab --network dgx1 --slowest 50Mbit --systems serial,stock,plan,plan-int8", "8 ranks on an emulated DGX-1"),
+    (
+        "topo-lab --network dgx1 --slowest 50Mbit --systems serial,stock,plan,plan-int8",
+        "8 ranks on an emulated DGX-1",
+    ),
     ("topo-lab --systems all --ranks 4 --network slow", "all systems side by side"),
-    ("topo-lab --network loopback --ranks 2 --json > report.json", "all figures, for other programs"),
+    (
+        "topo-lab --network loopback --ranks 2 --json > report.json",
+        "all figures, for other programs",
+    ),
     ("topo-lab --network loopback --systems stock,plan --csv rows.csv", "the table as rows"),
 )
 ABOUT = """\
@@ -48,10 +62,18 @@ def main(argv: list[str] | None = None) -> int:
 
 def build_parser() -> Parser:
     """Return the parser of topo-lab's command line."""
-    parser = Parser(PROG, EXAMPLES, ABOUT, "[--dataset D] [--systems LIST] [--network LIST] [-o FILE] ...")
+    parser = Parser(
+        PROG, EXAMPLES, ABOUT, "[--dataset D] [--systems LIST] [--network LIST] [-o FILE] ..."
+    )
     add = parser.add_argument
-    add("--dataset", default="digits", metavar="D", help="digits (default, from scikit-learn), FILE.npz or FILE.csv")
-    add("--systems", metavar="LIST", help="systems to compare, or all (default: serial, stock, ring, plan, plan-fp16 and "
+    add(
+        "--dataset",
+        default="digits",
+        metavar="D",
+        help="digits (default, from scikit-learn), FILE.npz or FILE.csv",
+    )
+    add("--systems", metavar="LIST", help="systems to compare, or all (default: serial, stock, "
+                                          "ring, plan, plan-fp16 and "
         "plan-int8)")  # fmt: skip
     add(
         "--network",
@@ -59,7 +81,12 @@ def build_parser() -> Parser:
         metavar="LIST",
         help="networks to train on (default loopback,slow); may be repeated",
     )
-    add("--ranks", default="2,4", metavar="LIST", help="numbers of ranks on loopback and slow (default 2,4)")
+    add(
+        "--ranks",
+        default="2,4",
+        metavar="LIST",
+        help="numbers of ranks on loopback and slow (default 2,4)",
+    )
     add(
         "--slowest",
         default="100Mbit",
@@ -67,7 +94,13 @@ def build_parser() -> Parser:
         help="rate of an emulated network's slowest link (default 100Mbit)",
     )
     add("--epochs", type=int, default=8, metavar="N", help="passes over the data (default 8)")
-    add("--batch", type=int, default=128, metavar="N", help="samples of a step, all ranks together (default 128)")
+    add(
+        "--batch",
+        type=int,
+        default=128,
+        metavar="N",
+        help="samples of a step, all ranks together (default 128)",
+    )
     add(
         "--learning-rate",
         type=float,
@@ -75,8 +108,19 @@ def build_parser() -> Parser:
         metavar="R",
         help="initial learning rate, which falls to zero (default 0.2)",
     )
-    add("--hidden", default="512,512", metavar="LIST", help="widths of the hidden layers, or none (default 512,512)")
-    add("--seed", type=int, default=0, metavar="N", help="seed of the split, the weights and the order (default 0)")
+    add(
+        "--hidden",
+        default="512,512",
+        metavar="LIST",
+        help="widths of the hidden layers, or none (default 512,512)",
+    )
+    add(
+        "--seed",
+        type=int,
+        default=0,
+        metavar="N",
+        help="seed of the split, the weights and the order (default 0)",
+    )
     add(
         "-o",
         "--output",
@@ -86,7 +130,11 @@ def build_parser() -> Parser:
     add("--plot", **OUTPUT, help="write the epochs' times as bars, as SVG")
     add_csv(parser, "the table's rows")
     add_force(parser, "--plot", "--csv")
-    add("--json", action="store_true", help="one JSON object on standard output, instead of the table")
+    add(
+        "--json",
+        action="store_true",
+        help="one JSON object on standard output, instead of the table",
+    )
     return parser
 
 
@@ -98,9 +146,15 @@ def _run(args: argparse.Namespace) -> int:
     from ..runtime.lab.systems import DEFAULT, parse_systems
     from ..runtime.lab.training.dataset import load
 
-    settings = Settings(args.epochs, args.batch, args.learning_rate, parse_hidden(args.hidden), args.seed)
+    settings = Settings(
+        args.epochs, args.batch, args.learning_rate, parse_hidden(args.hidden), args.seed
+    )
     systems = parse_systems(args.systems if args.systems is not None else ",".join(DEFAULT))
-    networks = [part.strip() for given in args.network or [f"{LOOPBACK},{SLOW}"] for part in given.split(",")]
+    networks = [
+        part.strip()
+        for given in args.network or [f"{LOOPBACK},{SLOW}"]
+        for part in given.split(",")
+    ]
     sites = list_sites(networks, parse_ranks(args.ranks), parse_rate(args.slowest))
     check_outputs(args, "output", "plot", "csv")
     progress = Progress(PROG, args)
@@ -121,7 +175,11 @@ def _run(args: argparse.Namespace) -> int:
         from ..runtime.lab.report.bars import draw_bars
         from ..topo.files import write_whole
 
-        write_whole(args.plot, draw_bars(f"Lab report: {dataset.name}", rows, alone=True), overwrite=args.force)
+        write_whole(
+            args.plot,
+            draw_bars(f"Lab report: {dataset.name}", rows, alone=True),
+            overwrite=args.force,
+        )
         progress.tell(f"bars written to {args.plot}")
     if args.csv is not None:
         write_rows(args.csv, report.json()["rows"], overwrite=args.force)
@@ -134,10 +192,21 @@ def _repeat_command(args: argparse.Namespace) -> str:
     parts = [PROG]
     defaults = vars(build_parser().parse_args([]))
     for name, value in vars(args).items():
-        if value != defaults[name] and name not in ("output", "plot", "csv", "force", "json", "verbose", "quiet"):
+        if value != defaults[name] and name not in (
+            "output",
+            "plot",
+            "csv",
+            "force",
+            "json",
+            "verbose",
+            "quiet",
+        ):
             for one in value if isinstance(value, list) else [value]:
                 text = str(one)
-                parts += [f"--{name.replace('_', '-')}", Path(text).name if Path(text).exists() else text]
+                parts += [
+                    f"--{name.replace('_', '-')}",
+                    Path(text).name if Path(text).exists() else text,
+                ]
     return shlex.join(parts)
 
 
@@ -152,13 +221,17 @@ def _print(report: Report, as_json: bool) -> None:
     from ..topo.pictures.console import SafeConsole
     from ..topo.pictures.fit import choose_columns
 
-    console = SafeConsole(width=None if sys.stdout.isatty() else WIDTH, highlight=False, markup=False)
+    console = SafeConsole(
+        width=None if sys.stdout.isatty() else WIDTH, highlight=False, markup=False
+    )
     console.print(report.task)
     lines = report.cells()
     kept = choose_columns(HEAD, lines, _LEAVE_OUT if console.is_terminal else (), console.width)
     table = Table(box=SIMPLE, pad_edge=False)
     for number in kept:
-        table.add_column(HEAD[number], justify="left" if number in (0, 2, 3) else "right", no_wrap=True)
+        table.add_column(
+            HEAD[number], justify="left" if number in (0, 2, 3) else "right", no_wrap=True
+        )
     last_site = None
     for row, cells in zip(report.rows, lines, strict=True):
         if last_site not in (None, row.site):

@@ -1,4 +1,6 @@
-"""topo-place: which GPU each rank gets, so that a job's communication takes the least time, with a bound on any order."""
+"""topo-place: which GPU each rank gets, so that a job's communication takes the least time, with a
+bound on any order.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ EXAMPLES: tuple[Example, ...] = (
     ("topo-place dgx-a100:4 --job dp=4,tp=8 --traffic dp=allreduce:1G",
         "a mesh of dimensions, with what their groups send in a step"),
     ("topo-place two-hosts.json --order 0,2,1,3", "the gain against the order that there is"),
-    ("topo-place dgx-a100:2 --without-rank 3 --reserve 8 --json -o order.json", "GPUs that failed or stay free"),
+    ("topo-place dgx-a100:2 --without-rank 3 --reserve 8 --json -o order.json", "GPUs that failed "
+                                                                                "or stay free"),
     ("topo-place topology.conf --box dgx-h100 --format slurm -o order.hosts",
         "hosts where Slurm's file says, each a DGX H100; the order as a SLURM_HOSTFILE"),
 )  # fmt: skip
@@ -33,7 +36,9 @@ changes fastest.
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command and return its exit code (0 done, 2 bad input, 3 no order can exist, 130 interrupted)."""
+    """Run the command and return its exit code (0 done, 2 bad input, 3 no order can exist, 130
+    interrupted).
+    """
     arguments = build_parser().parse_args(argv)
     return run_command(PROG, lambda: _place(arguments))
 
@@ -41,17 +46,30 @@ def main(argv: list[str] | None = None) -> int:
 def build_parser() -> Parser:
     """Return the parser of topo-place's command line."""
     parser = Parser(
-        PROG, EXAMPLES, ABOUT, "TOPOLOGY [--job MESH] [--traffic LIST] [--for F] [--format F] [-o FILE] ..."
+        PROG,
+        EXAMPLES,
+        ABOUT,
+        "TOPOLOGY [--job MESH] [--traffic LIST] [--for F] [--format F] [-o FILE] ...",
     )
     add = parser.add_argument
-    add("topology", metavar="TOPOLOGY", help="a file, a preset such as dgx-a100:2, or local, as topo-probe takes it")
+    add(
+        "topology",
+        metavar="TOPOLOGY",
+        help="a file, a preset such as dgx-a100:2, or local, as topo-probe takes it",
+    )
     add(
         "--box",
         metavar="BOX",
-        help="what each host is, where TOPOLOGY only says where hosts are (Slurm's topology.conf or topology.yaml, "
-        "topograph's JSON, kubectl get nodes -o json, lines of host rack spine): a preset such as dgx-h100, or a file",
+        help="what each host is, where TOPOLOGY only says where hosts are (Slurm's topology.conf "
+        "or topology.yaml, "
+        "topograph's JSON, kubectl get nodes -o json, lines of host rack spine): a preset such as "
+        "dgx-h100, or a file",
     )
-    add("--network", metavar="GBps", help="rate of each network link that no file gives, in place of assumed ones")
+    add(
+        "--network",
+        metavar="GBps",
+        help="rate of each network link that no file gives, in place of assumed ones",
+    )
     add(
         "--job",
         metavar="MESH",
@@ -60,7 +78,8 @@ def build_parser() -> Parser:
     add(
         "--traffic",
         metavar="LIST",
-        help="what a group of each dimension does in a step: dp=allreduce:1G,tp=allreduce:64M (default, for one group: "
+        help="what a group of each dimension does in a step: dp=allreduce:1G,tp=allreduce:64M "
+        "(default, for one group: "
         "an allreduce of 1 GiB)",
     )
     add(
@@ -68,14 +87,16 @@ def build_parser() -> Parser:
         dest="target",
         choices=("ring", "stock", "plan"),
         default="ring",
-        help="rings in the order of ranks (NCCL's between hosts), gloo's own algorithms, or topoplan's plans, to which the "
+        help="rings in the order of ranks (NCCL's between hosts), gloo's own algorithms, or "
+        "topoplan's plans, to which the "
         "order inside a group is all the same (default: ring)",
     )
     add(
         "--objective",
         choices=("time", "bottleneck"),
         default="time",
-        help="the time of a step's traffics one after the other, or that of the link which is busy longest (default: time)",
+        help="the time of a step's traffics one after the other, or that of the link which is "
+        "busy longest (default: time)",
     )
     add(
         "--order",
@@ -91,7 +112,14 @@ def build_parser() -> Parser:
         default=[],
         help="GPUs, by number, that failed",
     )
-    add("--reserve", type=_numbers, metavar="LIST", action="extend", default=[], help="GPUs, by number, that stay free")
+    add(
+        "--reserve",
+        type=_numbers,
+        metavar="LIST",
+        action="extend",
+        default=[],
+        help="GPUs, by number, that stay free",
+    )
     add(
         "--together",
         type=_names,
@@ -108,13 +136,25 @@ def build_parser() -> Parser:
         help="stop the search after so many seconds (default: 60)",
     )
     form = parser.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="one JSON object on standard output (docs/place.md)")
+    form.add_argument(
+        "--json", action="store_true", help="one JSON object on standard output (docs/place.md)"
+    )
     form.add_argument(
         "--format",
         metavar="F",
-        choices=("hostfile", "rankfile", "slurm", "torchrun", "cuda-visible-devices", "device-mesh", "json"),
-        help="the order as a launcher or script takes it: hostfile or rankfile (Open MPI), slurm (a SLURM_HOSTFILE), torchrun "
-        "(a line a host), cuda-visible-devices (each host's GPUs), device-mesh (its tensor), json (as --json, with each "
+        choices=(
+            "hostfile",
+            "rankfile",
+            "slurm",
+            "torchrun",
+            "cuda-visible-devices",
+            "device-mesh",
+            "json",
+        ),
+        help="the order as a launcher or script takes it: hostfile or rankfile (Open MPI), slurm "
+        "(a SLURM_HOSTFILE), torchrun "
+        "(a line a host), cuda-visible-devices (each host's GPUs), device-mesh (its tensor), json "
+        "(as --json, with each "
         "rank's host and GPU there)",
     )
     add("-o", "--output", **OUTPUT, help="write to FILE, whole or not at all, instead of printing")
@@ -127,7 +167,9 @@ def _numbers(text: str) -> list[int]:
     try:
         return [int(part) for part in text.split(",")]
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a list of GPUs; expected numbers such as 0,3,2") from None
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a list of GPUs; expected numbers such as 0,3,2"
+        ) from None
 
 
 def _names(text: str) -> list[str]:
@@ -198,8 +240,14 @@ def _place(arguments: argparse.Namespace) -> int:
 
 
 def _list_assumed(machine: Topology) -> list[str]:
-    """Return the machine's notes on rates of its network that are only assumed: the answer rests on them."""
-    return [str(note) for note in machine.extra.get("notes", ()) if str(note).endswith("into the network")]
+    """Return the machine's notes on rates of its network that are only assumed: the answer rests on
+    them.
+    """
+    return [
+        str(note)
+        for note in machine.extra.get("notes", ())
+        if str(note).endswith("into the network")
+    ]
 
 
 if __name__ == "__main__":

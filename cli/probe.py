@@ -23,17 +23,24 @@ EXAMPLES: tuple[Example, ...] = (
     ("topo-probe", "this machine, as tables"),
     ("topo-probe --check", "find what is wrong with it, with advice; exit code 1 on errors"),
     ("topo-probe --json -o machine.json", "this machine as a file that topo-synth reads"),
-    ("topo-probe matrix.txt --format svg -o matrix.svg", "a picture of a machine from its nvidia-smi topo -m"),
-    ("topo-probe topo.xml --for-vm -o vm.xml", "a file for NCCL_TOPO_FILE inside a virtual machine; on that machine itself "
+    ("topo-probe matrix.txt --format svg -o matrix.svg", "a picture of a machine from its "
+                                                         "nvidia-smi topo -m"),
+    ("topo-probe topo.xml --for-vm -o vm.xml", "a file for NCCL_TOPO_FILE inside a virtual "
+                                               "machine; on that machine itself "
         "leave topo.xml out"),
     ("topo-probe dgx-a100:2 --format tree", "a preset, as a tree"),
-    ("topo-probe dgx1 --format heat-map -o rates.svg", "the rate from each GPU to each other: measured, or as declared"),
+    ("topo-probe dgx1 --format heat-map -o rates.svg", "the rate from each GPU to each other: "
+                                                       "measured, or as declared"),
     ("topo-probe dgx1 --csv links.csv", "the links as rows, for spreadsheets and programs"),
-    ("topo-probe matrix.txt topo.xml --network 25 --json -o both.json", "several hosts' files as one machine; what files "
+    ("topo-probe matrix.txt topo.xml --network 25 --json -o both.json", "several hosts' files as "
+                                                                        "one machine; what files "
         "do not say is given, also with --rate pcie=48 --rate nic=50"),
-    ("torchrun --nproc-per-node 2 -m topoplan.cli.probe --json", "started by torchrun, on several hosts "
-        "(--nnodes 2 --rdzv-endpoint HOST:PORT), each host probed by its own ranks: one topology of all"),
-    ("torchrun --nproc-per-node 2 -m topoplan.cli.probe --measure", "measure every link, alone and together with "
+    ("torchrun --nproc-per-node 2 -m topoplan.cli.probe --json", "started by torchrun, on several "
+                                                                 "hosts "
+        "(--nnodes 2 --rdzv-endpoint HOST:PORT), each host probed by its own ranks: one topology "
+        "of all"),
+    ("torchrun --nproc-per-node 2 -m topoplan.cli.probe --measure", "measure every link, alone "
+                                                                    "and together with "
         "others, and correct rates; one rank a GPU"),
 )  # fmt: skip
 ABOUT = """\
@@ -43,7 +50,9 @@ note, and everything else is shown. Bandwidths are in GB/s (1e9 bytes a second),
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command and return its exit code (0 done, 1 failed or errors found, 2 usage, 130 interrupted)."""
+    """Run the command and return its exit code (0 done, 1 failed or errors found, 2 usage, 130
+    interrupted).
+    """
     parser = build_parser()
     arguments = parser.parse_args(argv)
     if arguments.for_vm and arguments.format not in (None, "nccl-xml"):
@@ -57,24 +66,42 @@ def main(argv: list[str] | None = None) -> int:
 
 def build_parser() -> Parser:
     """Return the parser of topo-probe's command line."""
-    parser = Parser(PROG, EXAMPLES, ABOUT, "[TOPOLOGY ...] [--format F] [--check] [--for-vm] [--measure] [-o FILE]")
+    parser = Parser(
+        PROG,
+        EXAMPLES,
+        ABOUT,
+        "[TOPOLOGY ...] [--format F] [--check] [--for-vm] [--measure] [-o FILE]",
+    )
     parser.add_argument(
         "topologies",
         metavar="TOPOLOGY",
         nargs="*",
-        help="local (this machine, the default); a file: topoplan JSON, NCCL or RCCL XML, hwloc XML, text of nvidia-smi topo "
-        "-m or nvlink -R, rocm-smi --showtopo or amd-smi topology; a folder or tar archive with a copy of another machine's "
-        "/sys and /proc; or a preset such as dgx1, dgx-a100:2, mesh:4x4, ring:8@25. Several are hosts of one machine, joined "
+        help="local (this machine, the default); a file: topoplan JSON, NCCL or RCCL XML, hwloc "
+        "XML, text of nvidia-smi topo "
+        "-m or nvlink -R, rocm-smi --showtopo or amd-smi topology; a folder or tar archive with a "
+        "copy of another machine's "
+        "/sys and /proc; or a preset such as dgx1, dgx-a100:2, mesh:4x4, ring:8@25. Several are "
+        "hosts of one machine, joined "
         "by a network and, where their GPUs are in one NVLink fabric, by that",
     )
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--format", choices=FORMATS, help="what to write (default: table)")
-    form.add_argument("--json", dest="format", action="store_const", const="json", help="the same as --format json")
-    parser.add_argument("-o", "--output", **OUTPUT, help="write to FILE, whole or not at all, instead of printing")
+    form.add_argument(
+        "--json",
+        dest="format",
+        action="store_const",
+        const="json",
+        help="the same as --format json",
+    )
+    parser.add_argument(
+        "-o", "--output", **OUTPUT, help="write to FILE, whole or not at all, instead of printing"
+    )
     add_csv(parser, "a row for each link")
     add_force(parser, "--csv")
     parser.add_argument(
-        "--check", action="store_true", help="list what is wrong: severity, evidence, advice; exit code 1 on errors"
+        "--check",
+        action="store_true",
+        help="list what is wrong: severity, evidence, advice; exit code 1 on errors",
     )
     parser.add_argument(
         "--for-vm",
@@ -82,29 +109,41 @@ def build_parser() -> Parser:
         help="write NCCL XML for use inside a VM: the VM's addresses, plausible link speeds",
     )
     parser.add_argument(
-        "--network", metavar="GBps", help="rate of each way from a host into the network that no file gives"
+        "--network",
+        metavar="GBps",
+        help="rate of each way from a host into the network that no file gives",
     )
     parser.add_argument(
         "--rate",
         action="append",
         default=[],
         metavar="KIND=GBps",
-        help="rate of links that files leave open: pcie=48, nic=50, nvlink=50 (of one), xgmi, c2c, smp; may be repeated",
+        help="rate of links that files leave open: pcie=48, nic=50, nvlink=50 (of one), xgmi, "
+        "c2c, smp; may be repeated",
     )
     parser.add_argument(
         "--box",
         metavar="BOX",
-        help="what each host is, of files that only say where hosts are: a preset such as dgx-h100, or a file",
+        help="what each host is, of files that only say where hosts are: a preset such as "
+        "dgx-h100, or a file",
     )
-    parser.add_argument("--sysfs-root", metavar="DIR", help="read /sys and /proc below DIR (a folder or a tar archive)")
     parser.add_argument(
-        "--measure", action="store_true", help="under torchrun: measure the links by sending, one rank a GPU"
+        "--sysfs-root",
+        metavar="DIR",
+        help="read /sys and /proc below DIR (a folder or a tar archive)",
+    )
+    parser.add_argument(
+        "--measure",
+        action="store_true",
+        help="under torchrun: measure the links by sending, one rank a GPU",
     )
     return parser
 
 
 def _is_launched() -> bool:
-    """Return whether this process is one of several ranks, as torchrun starts them; rank 0 reports for all."""
+    """Return whether this process is one of several ranks, as torchrun starts them; rank 0 reports
+    for all.
+    """
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
@@ -120,7 +159,11 @@ def _probe(arguments: argparse.Namespace) -> int:
     if _is_launched() and not _is_rank_0():
         return 0
     to_terminal = arguments.output is None and sys.stdout.isatty()
-    form = "nccl-xml" if arguments.for_vm else arguments.format or ("check" if arguments.check else "table")
+    form = (
+        "nccl-xml"
+        if arguments.for_vm
+        else arguments.format or ("check" if arguments.check else "table")
+    )
     text = _render(topology, form, to_terminal, arguments.for_vm)
     if arguments.output is None:
         sys.stdout.write(text)
@@ -136,7 +179,9 @@ def _probe(arguments: argparse.Namespace) -> int:
 
 
 def _named_topology(arguments: argparse.Namespace) -> Topology:
-    """Return the topology that the arguments name, or that of the hosts that the ranks are on, with the rates they give."""
+    """Return the topology that the arguments name, or that of the hosts that the ranks are on, with
+    the rates they give.
+    """
     topologies = _list_topologies(arguments)
     if len(topologies) == 1 and arguments.network is None and not arguments.rate:
         return topologies[0]
@@ -169,7 +214,9 @@ def _list_topologies(arguments: argparse.Namespace) -> list[Topology]:
 
 
 def _measure(arguments: argparse.Namespace, progress: Progress) -> Topology:
-    """Return the named topology, or that of the hosts that the ranks are on, with measured rates."""
+    """Return the named topology, or that of the hosts that the ranks are on, with measured
+    rates.
+    """
     from ..runtime.measuring.measure_links import measure_topology
 
     at_hand = arguments.topologies in ([], ["local"]) and arguments.sysfs_root is None
@@ -179,7 +226,9 @@ def _measure(arguments: argparse.Namespace, progress: Progress) -> Topology:
 
 
 def _render(topology: Topology, form: str, colour: bool, for_vm: bool) -> str:
-    """Return the topology in one of FORMATS, or the findings of --check; each writer is only imported when it is used."""
+    """Return the topology in one of FORMATS, or the findings of --check; each writer is only
+    imported when it is used.
+    """
     if form == "json":
         from ..topo.formats import probe_json
 
@@ -224,7 +273,9 @@ def _render(topology: Topology, form: str, colour: bool, for_vm: bool) -> str:
 
 
 def _list_link_rows(topology: Topology) -> list[dict[str, object]]:
-    """Return a row for each link, one direction a row; what else is known of it, measurements too, beside it."""
+    """Return a row for each link, one direction a row; what else is known of it, measurements too,
+    beside it.
+    """
     return [
         {
             "src": link.src,
@@ -241,7 +292,9 @@ def _list_link_rows(topology: Topology) -> list[dict[str, object]]:
 
 
 def _report_errors(topology: Topology, printed: bool) -> int:
-    """Return exit code 1 where there are errors, 0 otherwise; print each on standard error unless the table did."""
+    """Return exit code 1 where there are errors, 0 otherwise; print each on standard error unless
+    the table did.
+    """
     from ..topo.doctor import examine
 
     errors = [finding for finding in examine(topology).findings if finding.severity == "error"]

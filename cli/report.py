@@ -19,12 +19,24 @@ if TYPE_CHECKING:
 
 PROG = "topo-report"
 EXAMPLES: tuple[Example, ...] = (
-    ("topo-report dgx-a100:2 -o a100.html", "a preset: the machine, findings, bounds, plans, curves, trees, timeline"),
-    ("topo-report topo.xml -o topo.html", "a machine from a file of NCCL, RCCL, hwloc, nvidia-smi or topoplan"),
+    (
+        "topo-report dgx-a100:2 -o a100.html",
+        "a preset: the machine, findings, bounds, plans, curves, trees, timeline",
+    ),
+    (
+        "topo-report topo.xml -o topo.html",
+        "a machine from a file of NCCL, RCCL, hwloc, nvidia-smi or topoplan",
+    ),
     ("topo-synth --collective allreduce --topology topo.xml -o plan.json", "a plan ..."),
     ("topo-report plan.json -o plan.html", "... and the page about it, on its machine"),
-    ("topo-report dgx1 -o dgx1.html --time-limit 60", "searches go on as long as those of topo-synth"),
-    ("topo-report local -o local.html", "this machine, as topo-probe finds it; without GPUs there is nothing to plan"),
+    (
+        "topo-report dgx1 -o dgx1.html --time-limit 60",
+        "searches go on as long as those of topo-synth",
+    ),
+    (
+        "topo-report local -o local.html",
+        "this machine, as topo-probe finds it; without GPUs there is nothing to plan",
+    ),
 )
 ABOUT = "Writes one page that needs no network and no other file. Times in it are predicted; topo-run measures."
 
@@ -68,7 +80,9 @@ def _report(arguments: argparse.Namespace) -> int:
 
 
 def _gather(subject: str, time_limit_s: float, say: Say) -> Report:
-    """Return the report on what the argument names: a plan where it is a plan's file, else a topology."""
+    """Return the report on what the argument names: a plan where it is a plan's file, else a
+    topology.
+    """
     from ..synth.plan import Plan
     from ..synth.report.gather import gather_report, report_plan
     from ..topo.resolve import resolve

@@ -13,7 +13,14 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from ..topo.errors import ExecutionError, InputError, PlanMismatchError, VerificationError
-from .running.options import PROG, build_parser, check_files, list_collectives, load_plans, read_options
+from .running.options import (
+    PROG,
+    build_parser,
+    check_files,
+    list_collectives,
+    load_plans,
+    read_options,
+)
 from .shared.common import run_command
 from .shared.outputs import write_rows
 from .shared.progress import Progress, Say, Work
@@ -41,7 +48,9 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _leaves_errors_to_another_rank() -> bool:
-    """Whether another rank of this host says what is wrong with the arguments or the plan, to the same standard error."""
+    """Whether another rank of this host says what is wrong with the arguments or the plan, to the
+    same standard error.
+    """
     from ..runtime.mpi.launched import number_of_launch
     from ..runtime.ranks.launch import has_own_log
 
@@ -49,7 +58,9 @@ def _leaves_errors_to_another_rank() -> bool:
 
 
 def _choose_under_mpirun() -> str:
-    """Return what `--backend auto` is for ranks that mpirun started: mpi between CPUs, nccl between GPUs."""
+    """Return what `--backend auto` is for ranks that mpirun started: mpi between CPUs, nccl between
+    GPUs.
+    """
     import torch
 
     return "auto" if torch.cuda.is_available() else "mpi"
@@ -71,19 +82,23 @@ def _run(args: argparse.Namespace, arguments: list[str]) -> int:
     if not is_rank():
         if plans and args.nproc is not None and args.nproc != ranks:
             raise InputError(
-                f"--nproc {args.nproc}: the plan is for {ranks} ranks; leave --nproc out, or synthesize for {args.nproc}"
+                f"--nproc {args.nproc}: the plan is for {ranks} ranks; leave --nproc out, or "
+                f"synthesize for {args.nproc}"
             )
         _check(jobs, ranks)
         if options.resolve_backend(ranks) == "mpi":
             raise InputError(
-                f"over MPI ranks have to be started by mpirun: mpirun -n {ranks} topo-run {shlex.join(arguments)}"
+                f"over MPI ranks have to be started by mpirun: mpirun -n {ranks} topo-run "
+                f"{shlex.join(arguments)}"
             )
         package = (__package__ or "topoplan.cli").rpartition(".")[0]
         imports = [f"{package}.runtime.communicator", f"{package}.runtime.measuring.bench"]
         return launch(f"{package}.cli.run", arguments, ranks, imports)
     world = int(os.environ["WORLD_SIZE"])
     if plans and world != ranks:
-        raise PlanMismatchError(f"the plan is for {ranks} ranks, {world} were started; start {ranks}")
+        raise PlanMismatchError(
+            f"the plan is for {ranks} ranks, {world} were started; start {ranks}"
+        )
     _check(jobs, world)
     return _run_rank(args, jobs, world)
 
@@ -95,7 +110,9 @@ def _check(jobs: Sequence[Job], ranks: int) -> None:
 
 
 def _run_rank(args: argparse.Namespace, jobs: Sequence[Job], world: int) -> int:
-    """Join the other ranks, measure or calibrate with them, and print on rank 0; return the exit code."""
+    """Join the other ranks, measure or calibrate with them, and print on rank 0; return the exit
+    code.
+    """
     from datetime import timedelta
 
     import torch
@@ -105,7 +122,8 @@ def _run_rank(args: argparse.Namespace, jobs: Sequence[Job], world: int) -> int:
     from ..runtime.ranks.launch import init_method, keep_output_clean, meet_before_leaving
     from ..runtime.ranks.transport import Transport
 
-    # All that needs no other rank comes first, so that bad input ends every rank before any of them connects.
+    # All that needs no other rank comes first, so that bad input ends every rank before any of them
+    # connects.
     options = jobs[0][0]
     for one, plan in jobs:
         one.settings_for(one.collective_over(plan, world))
@@ -119,15 +137,21 @@ def _run_rank(args: argparse.Namespace, jobs: Sequence[Job], world: int) -> int:
     progress = Progress(PROG, args, speaks=rank == 0)
     with keep_output_clean():
         try:
-            dist.init_process_group(backend, init_method=init_method(), rank=rank, world_size=world, timeout=timeout)
+            dist.init_process_group(
+                backend, init_method=init_method(), rank=rank, world_size=world, timeout=timeout
+            )
         except RuntimeError as error:
             raise ExecutionError(
-                f"rank {rank}: the ranks did not find each other: {first_line(error)}; were all {world} started, and with the "
+                f"rank {rank}: the ranks did not find each other: {first_line(error)}; were all "
+                f"{world} started, and with the "
                 "same rendezvous?"
             ) from error
         try:
             with progress.follow("starting ...") as work:
-                measured = [_run_job(args, job, Transport(None, timeout, over), timeout, work) for job in jobs]
+                measured = [
+                    _run_job(args, job, Transport(None, timeout, over), timeout, work)
+                    for job in jobs
+                ]
             dist.barrier()
         except (InputError, VerificationError):
             meet_before_leaving(world)
@@ -148,7 +172,8 @@ def _run_rank(args: argparse.Namespace, jobs: Sequence[Job], world: int) -> int:
 def _run_job(
     args: argparse.Namespace, job: Job, transport: Transport, timeout: timedelta, work: Work
 ) -> tuple[Run, str | None, tuple[Topology, HostCosts] | None]:
-    """Measure one collective; return its rows, the trace, and with --calibrate the topology and what sending costs.
+    """Measure one collective; return its rows, the trace, and with --calibrate the topology and
+    what sending costs.
 
     Nothing holds on to a group when it returns: gloo may abort at exit otherwise.
     """
@@ -160,7 +185,9 @@ def _run_job(
     settings = options.settings_for(options.collective_over(plan, transport.size))
     communicator = None
     if plan is not None:
-        communicator = Communicator(plan, transport, timeout, options.choose, options.compress, options.reduction)
+        communicator = Communicator(
+            plan, transport, timeout, options.choose, options.compress, options.reduction
+        )
     work.advance(f"{settings.collective.name} ...", 0, 0)
     host = _host_costs(args.calibrate, communicator, transport, timeout, work.say)
     calibrated, trace = None, None
@@ -172,25 +199,36 @@ def _run_job(
         from ..runtime.measuring.trace import trace_largest
 
         trace = trace_largest(settings, communicator)
-    return Run(options, settings, transport.name, transport.stock_engine, plan, rows), trace, calibrated
+    return (
+        Run(options, settings, transport.name, transport.stock_engine, plan, rows),
+        trace,
+        calibrated,
+    )
 
 
 def _choose_beside_mpi(world: int) -> str:
-    """Return the backend of the groups in which ranks agree on things where MPI carries the data, which says where that is:
-    nccl where MPI takes GPU memory and each rank of this host has a GPU, else gloo.
+    """Return the backend of the groups in which ranks agree on things where MPI carries the data,
+    which says where that is: nccl where MPI takes GPU memory and each rank of this host has a GPU,
+    else gloo.
     """
     import torch
 
     from ..runtime.mpi.library import takes_gpu_memory
 
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    return "nccl" if gpus >= int(os.environ.get("LOCAL_WORLD_SIZE", str(world))) and takes_gpu_memory() else "gloo"
+    return (
+        "nccl"
+        if gpus >= int(os.environ.get("LOCAL_WORLD_SIZE", str(world))) and takes_gpu_memory()
+        else "gloo"
+    )
 
 
 def _follow_sizes(work: Work, what: str, sizes: int) -> Say:
-    """Return what is called when each of so many sizes begins: it passes on how much of the work is done.
+    """Return what is called when each of so many sizes begins: it passes on how much of the work is
+    done.
 
-    Sizes grow by a factor, and so do their times, from some size on: the last ratio of two times stands for those to come.
+    Sizes grow by a factor, and so do their times, from some size on: the last ratio of two times
+    stands for those to come.
     """
     began: list[float] = []
 
@@ -198,7 +236,9 @@ def _follow_sizes(work: Work, what: str, sizes: int) -> Say:
         began.append(time.monotonic())
         spent = [b - a for a, b in pairwise(began)]
         growth = max(1.0, spent[-1] / spent[-2]) if len(spent) > 1 and spent[-2] > 0 else 1.0
-        left = sum(spent[-1] * growth**k for k in range(1, sizes - len(spent) + 1)) if spent else 0.0
+        left = (
+            sum(spent[-1] * growth**k for k in range(1, sizes - len(spent) + 1)) if spent else 0.0
+        )
         done = began[-1] - began[0]
         work.restart(began[0])
         work.advance(what + message, done, done + left)
@@ -207,9 +247,15 @@ def _follow_sizes(work: Work, what: str, sizes: int) -> Say:
 
 
 def _host_costs(
-    calibrates: bool, communicator: Communicator | None, transport: Transport, timeout: timedelta, say: Say
+    calibrates: bool,
+    communicator: Communicator | None,
+    transport: Transport,
+    timeout: timedelta,
+    say: Say,
 ) -> HostCosts | None:
-    """Measure what sending costs the hosts, where --calibrate asks for it or the plan's topology does not say; else None."""
+    """Measure what sending costs the hosts, where --calibrate asks for it or the plan's topology
+    does not say; else None.
+    """
     from ..runtime.communicator import Communicator
     from ..runtime.measuring.calibrate import calibrate
     from ..synth.cost.host_costs import host_of
@@ -218,14 +264,19 @@ def _host_costs(
         return None
     if communicator.engine.codec is None:
         return calibrate(communicator, say)
-    # Without the codec: what encoding costs is known, and added to these costs where messages are encoded.
+    # Without the codec: what encoding costs is known, and added to these costs where messages are
+    # encoded.
     costs = calibrate(Communicator(communicator.plan, transport, timeout), say)
     communicator.engine.set_host_costs(costs)
     return costs
 
 
-def _write_calibrated(args: argparse.Namespace, topology: Topology, host: HostCosts, progress: Progress) -> None:
-    """Write the topology (an emulated one with its own rates) and its host costs to a file or to standard output."""
+def _write_calibrated(
+    args: argparse.Namespace, topology: Topology, host: HostCosts, progress: Progress
+) -> None:
+    """Write the topology (an emulated one with its own rates) and its host costs to a file or to
+    standard output.
+    """
     from ..synth.cost.host_costs import with_host
     from ..topo.files import write_whole
 
@@ -234,10 +285,14 @@ def _write_calibrated(args: argparse.Namespace, topology: Topology, host: HostCo
         print(text, end="")
     else:
         write_whole(args.output, text, overwrite=args.force)
-        progress.tell(f"topology with host costs written to {args.output}; give it to topo-synth --topology")
+        progress.tell(
+            f"topology with host costs written to {args.output}; give it to topo-synth --topology"
+        )
 
 
-def _write_all(args: argparse.Namespace, runs: Sequence[Run], trace: str | None, progress: Progress) -> None:
+def _write_all(
+    args: argparse.Namespace, runs: Sequence[Run], trace: str | None, progress: Progress
+) -> None:
     """Print the rows, and write the files that were asked for."""
     from ..topo.files import write_whole
     from .running.rows import list_rows, print_run, write_json
@@ -253,7 +308,11 @@ def _write_all(args: argparse.Namespace, runs: Sequence[Run], trace: str | None,
     if args.plot is not None:
         from ..runtime.measuring.bench_curves import draw_rows
 
-        write_whole(args.plot, draw_rows(runs[0].settings.collective.name, runs[0].rows), overwrite=args.force)
+        write_whole(
+            args.plot,
+            draw_rows(runs[0].settings.collective.name, runs[0].rows),
+            overwrite=args.force,
+        )
         progress.tell(f"curves written to {args.plot}")
     if trace is not None:
         write_whole(args.trace, trace, overwrite=args.force)

@@ -17,8 +17,23 @@ from .shared.outputs import write_rows
 from .shared.progress import Progress, Say
 from .shared.sizes import parse_size
 from .synthesis.options import PLAN, PROG, build_parser, check_options, parse_instance, parse_limits
-from .synthesis.output import Report, bound_json, export_json, head_json, list_rows, switches_json, synthesis_json
-from .synthesis.tables import bounds_text, cut_text, print_export, print_tables, root_text, switch_lines
+from .synthesis.output import (
+    Report,
+    bound_json,
+    export_json,
+    head_json,
+    list_rows,
+    switches_json,
+    synthesis_json,
+)
+from .synthesis.tables import (
+    bounds_text,
+    cut_text,
+    print_export,
+    print_tables,
+    root_text,
+    switch_lines,
+)
 
 if TYPE_CHECKING:
     from ..synth.bounds.one_way import Bounds
@@ -29,14 +44,16 @@ if TYPE_CHECKING:
     from ..synth.plan import Plan
     from ..topo.graph import Topology
 
+# How many rows without a schedule a message names.
 _LISTED = 4
-"""How many rows without a schedule a message names."""
+# Share of the time limit for the changed machine; the rest is for the one that it is compared with.
 _CHANGED_SHARE = 0.6
-"""Share of the time limit for the changed machine; the rest is for the one that it is compared with."""
+# --explain says in which order of ranks the stock collective is fastest: up to so many GPUs, in so
+# many seconds at most.
 _ORDERED_RANKS, _ORDERING_S = 128, 10.0
-"""--explain says in which order of ranks the stock collective is fastest: up to so many GPUs, in so many seconds at most."""
+# With more GPUs, a changed machine is not compared with the one before: that takes as long as its
+# own plan.
 _COMPARED_RANKS = 512
-"""With more GPUs, a changed machine is not compared with the one before: that takes as long as its own plan."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -83,7 +100,8 @@ def _run(args: argparse.Namespace) -> int:
             effort = Effort(args.time_limit)
             report.front = _find_front(args, collective, topology, effort, say)
             report.bounds = Bounds(
-                report.front.bound, bound_one_way(collective, topology, report.front.bound, effort, say)
+                report.front.bound,
+                bound_one_way(collective, topology, report.front.bound, effort, say),
             )
             report.cut_short = effort.cut_short
             report.plan = _plan_for_front(report.front, report.bounds, collective, topology)
@@ -100,7 +118,13 @@ def _run(args: argparse.Namespace) -> int:
             if compared:
                 seconds = args.time_limit - seconds
                 healthy = synthesize(
-                    before, machine, args.strategy, seconds, say, limits, reproducible=args.reproducible
+                    before,
+                    machine,
+                    args.strategy,
+                    seconds,
+                    say,
+                    limits,
+                    reproducible=args.reproducible,
                 )
                 report.healthy = healthy.plan
                 report.cut_short += healthy.cut_short
@@ -108,7 +132,9 @@ def _run(args: argparse.Namespace) -> int:
                 from ..synth.explain import explain
 
                 effort = Effort(started + args.time_limit - time.monotonic())
-                report.explanation = explain(collective, topology, result.plan.bound_one_way, result.candidates, effort)
+                report.explanation = explain(
+                    collective, topology, result.plan.bound_one_way, result.candidates, effort
+                )
                 report.cut_short += effort.cut_short
                 report.placement = _try_orders(collective, topology)
     source = report.plan or report.front
@@ -133,17 +159,23 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _try_orders(collective: Collective, topology: Topology) -> Placement | None:
-    """Return in which order of ranks the stock collective is fastest; None where that is not known of it."""
+    """Return in which order of ranks the stock collective is fastest; None where that is not known
+    of it.
+    """
     from ..synth.place.patterns import COLLECTIVES, STOCK
     from ..synth.place.placing import place
 
     if len(topology.ranks) > _ORDERED_RANKS or collective.name not in COLLECTIVES:
         return None
-    traffic = f"all={collective.name}:1G"  # any size: which order is fastest depends on bandwidths alone
+    traffic = (
+        f"all={collective.name}:1G"  # any size: which order is fastest depends on bandwidths alone
+    )
     return place(topology, traffic=traffic, target=STOCK, time_limit_s=_ORDERING_S)
 
 
-def _write_pictures(args: argparse.Namespace, report: Report, size: int, progress: Progress) -> None:
+def _write_pictures(
+    args: argparse.Namespace, report: Report, size: int, progress: Progress
+) -> None:
     """Write the trace of the plan that was asked for, and its curves, or the front."""
     from ..topo.files import write_whole
 
@@ -166,7 +198,9 @@ def _write_pictures(args: argparse.Namespace, report: Report, size: int, progres
         progress.tell(f"curves written to {args.plot}")
 
 
-def _export(args: argparse.Namespace, report: Report, progress: Progress, say: Say, started: float) -> int:
+def _export(
+    args: argparse.Namespace, report: Report, progress: Progress, say: Say, started: float
+) -> int:
     """Write what --format names to the file of -o, or print it."""
     from ..synth.effort import Effort
     from ..synth.export.formats import export
@@ -175,7 +209,15 @@ def _export(args: argparse.Namespace, report: Report, progress: Progress, say: S
 
     version = parse_nccl_version(args.nccl_version) if args.nccl_version else NEWEST
     effort = Effort(args.time_limit)
-    made = export(args.format, report.collective, report.topology, effort, say, version=version, measured=args.measured)
+    made = export(
+        args.format,
+        report.collective,
+        report.topology,
+        effort,
+        say,
+        version=version,
+        measured=args.measured,
+    )
     report.seconds, report.cut_short = time.monotonic() - started, effort.cut_short
     if args.output:
         write_whole(args.output, made.text, overwrite=args.force)
@@ -202,12 +244,16 @@ def _find_front(
     from ..synth.ksync.pareto import decide, pareto
 
     if args.instance:
-        return decide(collective, topology, [parse_instance(text) for text in args.instance], effort, say)
+        return decide(
+            collective, topology, [parse_instance(text) for text in args.instance], effort, say
+        )
     return pareto(collective, topology, effort, args.max_steps, args.slack, say)
 
 
 def _report_missing(front: Front, report: Report) -> None:
-    """Say in one line what has no schedule. Raises InfeasibleError or TimeLimitError where nothing has one."""
+    """Say in one line what has no schedule. Raises InfeasibleError or TimeLimitError where nothing
+    has one.
+    """
     from ..synth.ksync.pareto import FEASIBLE, INFEASIBLE
 
     without = [row for row in front.rows if row.status == INFEASIBLE]
@@ -216,27 +262,45 @@ def _report_missing(front: Front, report: Report) -> None:
     if any(row.status == FEASIBLE for row in front.rows):
         return
     if undecided or not without:
-        listed = "; ".join(f"{row.chunks},{row.steps},{row.rounds}: {row.proof}" for row in undecided)
+        listed = "; ".join(
+            f"{row.chunks},{row.steps},{row.rounds}: {row.proof}" for row in undecided
+        )
         raise TimeLimitError(
-            f"{where}: no schedule was found, and none was proved impossible{listed and f' ({listed})'}"
+            f"{where}: no schedule was found, and none was proved "
+            f"impossible{listed and f' ({listed})'}"
         )
     listed = "; ".join(
-        f"{row.chunks} chunks, {row.steps} steps and {row.rounds} rounds ({row.proof})" for row in without[:_LISTED]
+        f"{row.chunks} chunks, {row.steps} steps and {row.rounds} rounds ({row.proof})"
+        for row in without[:_LISTED]
     )
     raise InfeasibleError(f"{where}: no schedule has {listed}" + " ..." * (len(without) > _LISTED))
 
 
-def _plan_for_front(front: Front, bounds: Bounds, collective: Collective, topology: Topology) -> Plan | None:
+def _plan_for_front(
+    front: Front, bounds: Bounds, collective: Collective, topology: Topology
+) -> Plan | None:
     from ..synth.synthesize import cost_all, plan_of
 
     schedules = [row.schedule for row in front.front if row.schedule is not None]
-    return plan_of(collective, topology, bounds, cost_all(topology, schedules)) if schedules else None
+    return (
+        plan_of(collective, topology, bounds, cost_all(topology, schedules)) if schedules else None
+    )
 
 
 def _print_bound(args: argparse.Namespace, bounds: Bounds, report: Report) -> int:
     if args.json:
         empty = dict.fromkeys(
-            ("strategy", "chunks", "steps", "rounds", "trees", "depth", "predicted", "gap", "gap_any_way")
+            (
+                "strategy",
+                "chunks",
+                "steps",
+                "rounds",
+                "trees",
+                "depth",
+                "predicted",
+                "gap",
+                "gap_any_way",
+            )
         )
         body = head_json(report) | empty
         body |= {

@@ -11,11 +11,14 @@ from .commands import COMMANDS
 from .shared.common import Example, Parser, call_as, run_command
 
 PROG = "topoplan"
+# Options that may stand before the subcommand too.
 _FLAGS = ("-v", "--verbose", "-q", "--quiet")
-"""Options that may stand before the subcommand too."""
 EXAMPLES: tuple[Example, ...] = (
     ("topoplan probe", "this machine: GPUs, links, what is wrong with it"),
-    ("topoplan synth --collective allreduce --topology dgx1 -o plan.json", "a plan for a DGX-1, with its bound"),
+    (
+        "topoplan synth --collective allreduce --topology dgx1 -o plan.json",
+        "a plan for a DGX-1, with its bound",
+    ),
     ("topoplan run plan.json", "the plan on processes of this host, beside the stock allreduce"),
     ("topoplan report dgx1 -o report.html", "a page about a machine, to look at and to send"),
     ('eval "$(topoplan completion bash)"', "from now on the shell completes these commands"),
@@ -49,10 +52,16 @@ def _run(name: str, arguments: list[str]) -> int:
 
 
 def build_parser(*, with_options: bool = False) -> Parser:
-    """Return the parser of what comes before a subcommand's own options; `with_options`: of those too, as completion needs."""
+    """Return the parser of what comes before a subcommand's own options; `with_options`: of those
+    too, as completion needs.
+    """
     parser = Parser(PROG, EXAMPLES, ABOUT, "COMMAND ...")
     commands = parser.add_subparsers(
-        title="commands", metavar="COMMAND", dest="command", required=True, parser_class=argparse.ArgumentParser
+        title="commands",
+        metavar="COMMAND",
+        dest="command",
+        required=True,
+        parser_class=argparse.ArgumentParser,
     )
     for name, what in COMMANDS.items():
         own = [import_module(f".{name}", __package__).build_parser()] if with_options else []

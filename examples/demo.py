@@ -1,4 +1,6 @@
-"""Probe this machine, synthesize a plan, run it and train with it: python examples/demo.py (`make demo`)."""
+"""Probe this machine, synthesize a plan, run it and train with it: python examples/demo.py (`make
+demo`).
+"""
 
 import os
 import subprocess
@@ -26,7 +28,12 @@ README.md goes on from here. The plan of this demo is {plan}.
 def step(title: str, shown: str, command: list[str]) -> None:
     """Say what is run, run it, and stop the demo where it fails."""
     print(f"\n\033[1m{title}\033[0m\n$ {shown}\n", flush=True)
-    done = subprocess.run([sys.executable, *command], check=False, cwd=ROOT, env={"OMP_NUM_THREADS": "1", **os.environ})
+    done = subprocess.run(
+        [sys.executable, *command],
+        check=False,
+        cwd=ROOT,
+        env={"OMP_NUM_THREADS": "1", **os.environ},
+    )
     if done.returncode:
         sys.exit(f"the demo stopped: `{shown}` ended with exit code {done.returncode}")
 
@@ -43,7 +50,17 @@ def main() -> None:
     step(
         "3. The allreduce to use at each size, and how far it is from the bound",
         f"topo-synth --collective allreduce --topology dgx1 -o {PLAN} --force",
-        ["-m", "topoplan.cli.synth", "--collective", "allreduce", "--topology", "dgx1", "-o", PLAN, "--force"],
+        [
+            "-m",
+            "topoplan.cli.synth",
+            "--collective",
+            "allreduce",
+            "--topology",
+            "dgx1",
+            "-o",
+            PLAN,
+            "--force",
+        ],
     )
     step(
         "4. Eight processes carry it out; every element is checked",
@@ -53,7 +70,8 @@ def main() -> None:
     reason = why_not()
     if reason is None:
         step(
-            "5. The same on a DGX-1 rebuilt out of network namespaces: real links, at 50 Mbit/s each",
+            "5. The same on a DGX-1 rebuilt out of network namespaces: real links, at 50 Mbit/s "
+            "each",
             f"topo-emulate dgx1 --slowest 50Mbit -- topo-run {PLAN} -b 64K -e 1M -f 16 -n 3 -w 1",
             ["-m", "topoplan.cli.emulate", "dgx1", "--slowest", "50Mbit", "--", sys.executable, "-m", "topoplan.cli.run", PLAN,
              "-b", "64K", "-e", "1M", "-f", "16", "-n", "3", "-w", "1"],
@@ -63,7 +81,11 @@ def main() -> None:
     script = "examples/train_ddp.py"
     shown = "torchrun --standalone --nproc-per-node 8 examples/train_ddp.py"
     step("6. Training on handwritten digits, stock DDP", shown, [*TORCHRUN, script])
-    step("7. The same with one line more", f"{shown} --plan {PLAN}", [*TORCHRUN, script, "--plan", PLAN])
+    step(
+        "7. The same with one line more",
+        f"{shown} --plan {PLAN}",
+        [*TORCHRUN, script, "--plan", PLAN],
+    )
     lab = ["--ranks", "4", "--epochs", "4", "--systems", "stock,plan,plan-int8"]
     if reason is None:
         title = "8. What it is for: training over a slow network, two hosts with 100 Mbit/s between them"

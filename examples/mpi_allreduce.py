@@ -1,4 +1,5 @@
-"""Time MPI's own allreduce by mpi4py (extra `mpi`): a line a size, with the median of the slowest rank's times.
+"""Time MPI's own allreduce by mpi4py (extra `mpi`): a line a size, with the median of the slowest
+rank's times.
 
 mpirun -n 4 python examples/mpi_allreduce.py 64K 8M
 topo-emulate examples/two-hosts.json --mpi -- python examples/mpi_allreduce.py 8M    as root, on emulated links
@@ -16,8 +17,12 @@ UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 def main() -> None:
     """Time each size and print it on rank 0."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("sizes", nargs="*", default=["8M"], help="bytes, in binary multiples: 64K, 8M (default: 8M)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "sizes", nargs="*", default=["8M"], help="bytes, in binary multiples: 64K, 8M (default: 8M)"
+    )
     parser.add_argument("-n", type=int, default=5, help="calls that are timed (default: 5)")
     parser.add_argument("--json", action="store_true", help="a JSON object a line")
     args = parser.parse_args()
@@ -38,7 +43,9 @@ def main() -> None:
 
 
 def time_allreduce(size_bytes: int, calls: int) -> list[float]:
-    """Return the slowest rank's seconds of each call, after one that is not counted; check what was added up."""
+    """Return the slowest rank's seconds of each call, after one that is not counted; check what was
+    added up.
+    """
     world = MPI.COMM_WORLD
     times = []
     buffer = np.empty(size_bytes // 4, dtype=np.float32)

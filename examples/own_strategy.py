@@ -1,4 +1,5 @@
-"""A strategy of one's own: sums meet in the middle of a line of ranks and go back from there, in pipelined segments.
+"""A strategy of one's own: sums meet in the middle of a line of ranks and go back from there, in
+pipelined segments.
 
 python examples/own_strategy.py [TOPOLOGY]             default: path:8
 """
@@ -11,7 +12,9 @@ import topoplan
 
 @topoplan.strategy("middle")
 def meet_in_the_middle(request: topoplan.Request) -> list[topoplan.Schedule]:
-    """Return the schedule in several numbers of segments; which of them is best at a size, the cost model says."""
+    """Return the schedule in several numbers of segments; which of them is best at a size, the cost
+    model says.
+    """
     if request.collective.name != "allreduce":
         raise topoplan.InfeasibleError(f"it has only allreduce, not {request.collective.name}")
     last = request.collective.ranks - 1
@@ -36,7 +39,8 @@ def main() -> None:
     print(topoplan.describe(mine, "16M"))
     print(topoplan.describe(best, "16M"))
 
-    # Whatever a strategy returns is replayed before it counts; a schedule can also be checked by itself.
+    # Whatever a strategy returns is replayed before it counts; a schedule can also be checked by
+    # itself.
     schedule = mine.entries[-1].schedule
     topoplan.verify(schedule, machine)
     print(topoplan.describe(schedule))

@@ -1,4 +1,5 @@
-"""Plan an allreduce for a machine that is known by a text, and save the plan. No GPU is needed, and no torch.
+"""Plan an allreduce for a machine that is known by a text, and save the plan. No GPU is needed, and
+no torch.
 
 nvidia-smi topo -m > matrix.txt                     on the machine
 python examples/plan_a_machine.py matrix.txt        anywhere; without a file: a box with four GPUs
@@ -32,7 +33,10 @@ def main() -> None:
     print(topoplan.describe(machine))
     for link in machine.links:
         if link.kind == "nvlink":
-            print(f"{link.src} -> {link.dst}: {link.count} NVLinks, {float(link.bandwidth_GBps):g} GB/s")
+            print(
+                f"{link.src} -> {link.dst}: {link.count} NVLinks, {float(link.bandwidth_GBps):g} "
+                "GB/s"
+            )
 
     plan = topoplan.synthesize("allreduce", machine)
     print(topoplan.describe(plan, "64M"))
@@ -41,7 +45,10 @@ def main() -> None:
     again = topoplan.Plan.load(PLAN)  # verified when it is written, and when it is read
     entry = again.entry_for(64 << 20)
     gap = float(again.gap_of(entry))
-    print(f"{PLAN}: {again}; at 64 MiB {entry.schedule.label}, {gap:.1%} from what its links can do at best")
+    print(
+        f"{PLAN}: {again}; at 64 MiB {entry.schedule.label}, {gap:.1%} from what its links can do "
+        "at best"
+    )
 
 
 if __name__ == "__main__":

@@ -20,7 +20,8 @@ def main() -> None:
     """Join the other ranks, run the plan, and compare."""
     dist.init_process_group("gloo")
     rank, world = dist.get_rank(), dist.get_world_size()
-    # All ranks make the same plan; they compare its hash before any data moves. Plan.load("plan.json") reads one.
+    # All ranks make the same plan; they compare its hash before any data moves.
+    # Plan.load("plan.json") reads one.
     communicator = topoplan.Communicator(topoplan.synthesize("allreduce", f"full:{world}"))
 
     tensor = torch.arange(ELEMENTS, dtype=torch.float32) * (rank + 1)
@@ -31,7 +32,10 @@ def main() -> None:
     same = torch.equal(tensor, expected)
     choice = communicator.choice(tensor.nbytes)
     if rank == 0:
-        print(f"{communicator.plan}: sum over {world} ranks, {'as' if same else 'NOT as'} dist.all_reduce has it")
+        print(
+            f"{communicator.plan}: sum over {world} ranks, {'as' if same else 'NOT as'} "
+            "dist.all_reduce has it"
+        )
         if choice is not None:
             print(topoplan.describe(choice))
     communicator.close()

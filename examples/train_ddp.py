@@ -1,4 +1,5 @@
-"""Train a small network on scikit-learn's handwritten digits with DDP, through a plan or with the stock allreduce.
+"""Train a small network on scikit-learn's handwritten digits with DDP, through a plan or with the
+stock allreduce.
 
     torchrun --nproc-per-node 8 examples/train_ddp.py                        stock
     torchrun --nproc-per-node 8 examples/train_ddp.py --plan plan.json       through the plan
@@ -26,14 +27,20 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import topoplan
-import topoplan.runtime.register  # not needed where topoplan is installed: torch finds the backend itself
+
+# not needed where topoplan is installed: torch finds the backend itself
+import topoplan.runtime.register
 
 
 def main() -> None:
     """Join the other ranks, train, and print loss and test accuracy from rank 0."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--plan", help="a plan for allreduce, written by topo-synth -o")
-    parser.add_argument("--compress", help="with a plan, gradients travel as fp16, bf16, fp8, fp8-e5m2 or int8")
+    parser.add_argument(
+        "--compress", help="with a plan, gradients travel as fp16, bf16, fp8, fp8-e5m2 or int8"
+    )
     parser.add_argument("--backend", help="default: nccl with a GPU a rank, else gloo")
     parser.add_argument("--epochs", type=int, default=8)
     args = parser.parse_args()
@@ -49,7 +56,8 @@ def main() -> None:
         how = f"plan {args.plan}" if args.plan else f"backend {backend}"
         print(f"{how}{f', {args.compress} on the wire' if args.compress else ''}: {result}")
     dist.barrier()
-    dist.destroy_process_group()  # when nothing holds on to a group any more: gloo may abort at exit otherwise
+    # when nothing holds on to a group any more: gloo may abort at exit otherwise
+    dist.destroy_process_group()
 
 
 def train(plan: str | None, compress: str | None, epochs: int, device: torch.device) -> str:
@@ -63,7 +71,9 @@ def train(plan: str | None, compress: str | None, epochs: int, device: torch.dev
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(1))
     held_out, seen = order[:360], order[360:]
 
-    net = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 128), nn.ReLU(), nn.Linear(128, 10)).to(device)
+    net = nn.Sequential(
+        nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 128), nn.ReLU(), nn.Linear(128, 10)
+    ).to(device)
     model = DistributedDataParallel(net)
     if plan:
         options = {"compress": compress, "error_feedback": True} if compress else {}

@@ -1,4 +1,5 @@
-"""Train a transformer with FSDP2 (HSDP with --replicas 2), through plans, by the name of the backend alone.
+"""Train a transformer with FSDP2 (HSDP with --replicas 2), through plans, by the name of the
+backend alone.
 
     torchrun --nproc-per-node 4 examples/train_fsdp.py                        plans for the machine at hand
     torchrun --nproc-per-node 4 examples/train_fsdp.py --backend gloo         stock
@@ -7,8 +8,9 @@
 On several hosts, the same on each:
     torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint HOST:29500 examples/train_fsdp.py
 
-FSDP gathers parameters before a layer and scatters the sums of gradients after it; HSDP averages those between replicas.
-The backend "topo" carries all three out by plans, which rank 0 synthesizes when they are first needed, and keeps.
+FSDP gathers parameters before a layer and scatters the sums of gradients after it; HSDP averages
+those between replicas. The backend "topo" carries all three out by plans, which rank 0 synthesizes
+when they are first needed, and keeps.
 """
 
 import argparse
@@ -34,7 +36,9 @@ class Transformer(nn.Module):
         self.embed = nn.Embedding(VOCABULARY, WIDTH)
         self.place = nn.Parameter(torch.randn(CONTEXT, WIDTH) * 0.02)
         self.layers = nn.ModuleList(
-            nn.TransformerEncoderLayer(WIDTH, 4, 4 * WIDTH, dropout=0.0, batch_first=True, norm_first=True)
+            nn.TransformerEncoderLayer(
+                WIDTH, 4, 4 * WIDTH, dropout=0.0, batch_first=True, norm_first=True
+            )
             for _ in range(layers)
         )
         self.head = nn.Linear(WIDTH, VOCABULARY)
@@ -50,7 +54,9 @@ class Transformer(nn.Module):
 
 def main() -> None:
     """Join the other ranks, train, and print losses from rank 0."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--backend", default="topo", help="topo (default), gloo or nccl")
     parser.add_argument("--replicas", type=int, default=1, help="more than 1: HSDP")
     parser.add_argument("--layers", type=int, default=2)
@@ -65,7 +71,9 @@ def main() -> None:
     world = dist.get_world_size()
     if args.replicas > 1:
         mesh = init_device_mesh(
-            device.type, (args.replicas, world // args.replicas), mesh_dim_names=("replicas", "shards")
+            device.type,
+            (args.replicas, world // args.replicas),
+            mesh_dim_names=("replicas", "shards"),
         )
     else:
         mesh = init_device_mesh(device.type, (world,))
@@ -75,7 +83,9 @@ def main() -> None:
 
 
 def train(args: argparse.Namespace, mesh: dist.DeviceMesh, device: torch.device) -> None:
-    """Train on sequences that count up from a random number in random steps, so that the next number can be learnt."""
+    """Train on sequences that count up from a random number in random steps, so that the next
+    number can be learnt.
+    """
     torch.set_num_threads(1)
     torch.manual_seed(0)
     model = Transformer(args.layers).to(device)
@@ -100,7 +110,10 @@ def train(args: argparse.Namespace, mesh: dist.DeviceMesh, device: torch.device)
     seconds = (time.perf_counter() - started) / max(1, args.steps - 5)
     if dist.get_rank() == 0:
         how = f"{args.replicas} replicas of {dist.get_world_size() // args.replicas} shards"
-        print(f"{args.backend}, {how}: loss {losses[0]:.3f} -> {losses[-1]:.3f}, {seconds * 1e3:.0f} ms a step")
+        print(
+            f"{args.backend}, {how}: loss {losses[0]:.3f} -> {losses[-1]:.3f}, "
+            f"{seconds * 1e3:.0f} ms a step"
+        )
 
 
 if __name__ == "__main__":

@@ -1,11 +1,12 @@
-"""Which of a plan's schedules to use at a size, segmented how, or the stock collective: predicted and raced.
+"""Which of a plan's schedules to use at a size, segmented how, or the stock collective: predicted
+and raced.
 
-All ranks must choose alike. Rank 0 predicts, with the host costs and links at hand, and tells the others which candidates
-are worth trying, of which the plan's own schedule for the size is always one; all of them run these, and the stock
-collective, a few times on scratch memory the first time that a size (a power of two) turns up; the slowest rank's median
-decides. While a coarser segmentation wins, a still coarser one races it. What won is cached for the
-next start, which tries it beside the stock collective, and races again only if it loses to that, or
-its time is far off.
+All ranks must choose alike. Rank 0 predicts, with the host costs and links at hand, and tells the
+others which candidates are worth trying, of which the plan's own schedule for the size is always
+one; all of them run these, and the stock collective, a few times on scratch memory the first time
+that a size (a power of two) turns up; the slowest rank's median decides. While a coarser
+segmentation wins, a still coarser one races it. What won is cached for the next start, which tries
+it beside the stock collective, and races again only if it loses to that, or its time is far off.
 """
 
 from __future__ import annotations
@@ -34,32 +35,34 @@ log = logging.getLogger("topoplan")
 
 SAME_BITS = "same-bits"
 MODES = ("race", "model", "plan", SAME_BITS)
+# From a size in bytes and the candidates to one of them, None for the stock collective, or one of
+# MODES to use; alike on all ranks.
 ChooseFunction = Callable[[int, Sequence[Schedule]], Schedule | str | None]
-"""From a size in bytes and the candidates to one of them, None for the stock collective, or one of MODES to use;
-alike on all ranks."""
 ChooseMode = str | ChooseFunction
+# Candidates that are predicted to take more than this many times the best one's time are not raced.
 _NEAR = 1.4
-"""Candidates that are predicted to take more than this many times the best one's time are not raced."""
 _RACED = 4
+# A schedule must take less than this part of the stock collective's time: several stock ones can be
+# under way at once.
 _WORTHWHILE = 0.95
-"""A schedule must take less than this part of the stock collective's time: several stock ones can be under way at once."""
+# The same part for calls that are shorter than that: their times in a race are less certain.
 _SHORT_S, _WORTHWHILE_SHORT = 1e-3, 0.85
-"""The same part for calls that are shorter than that: their times in a race are less certain."""
+# The factor between a segmentation and the next coarser one that races.
 _STEP = 4
-"""The factor between a segmentation and the next coarser one that races."""
+# A cached winner races again if, at every try, its time is this part of the cached one off.
 FAR_OFF = 0.5
-"""A cached winner races again if, at every try, its time is this part of the cached one off."""
+# Tries of a cached winner beside stock. The shortest times count: a busy host holds up one call in
+# three.
 _TRIES = 3
-"""Tries of a cached winner beside stock. The shortest times count: a busy host holds up one call in
-three."""
+# A try that takes longer and is passed is the last: such calls are seldom held up for as long.
 _LONG_TRY_S = 0.1
-"""A try that takes longer and is passed is the last: such calls are seldom held up for as long."""
+# The stock collective's name among the times of a race.
 _STOCK = "stock"
-"""The stock collective's name among the times of a race."""
 _LEAN_BYTES = 16 << 20
+# From _LEAN_BYTES on, candidates that receive more than this many buffers into staging on some rank
+# do not race: with the copy of the buffer that they race on, the first call takes 2.5 at most.
+# Smaller calls take little memory anyway.
 _MOST_STAGING = 1.5
-"""From _LEAN_BYTES on, candidates that receive more than this many buffers into staging on some rank do not race: with the
-copy of the buffer that they race on, the first call takes 2.5 at most. Smaller calls take little memory anyway."""
 
 
 def check_choose_mode(mode: object) -> None:
@@ -72,7 +75,8 @@ def check_lossless(choose: ChooseMode, compress: str | None) -> None:
     """Raise InputError where the same bits are asked for of compressed values."""
     if choose == SAME_BITS and compress is not None:
         raise InputError(
-            f"choose={SAME_BITS!r} with compress={compress!r}: values are rounded in blocks, so an element's bits depend on "
+            f"choose={SAME_BITS!r} with compress={compress!r}: values are rounded in blocks, so "
+            "an element's bits depend on "
             "its place in the buffer; leave one of them out"
         )
 
@@ -81,8 +85,8 @@ def check_lossless(choose: ChooseMode, compress: str | None) -> None:
 class Choice:
     """What is used at a size: `schedule`, or None for the stock collective.
 
-    `own` is the best of the plan's schedules, used where the backend has no stock collective for a dtype. `raced` has the
-    measured times in us, by label.
+    `own` is the best of the plan's schedules, used where the backend has no stock collective for a
+    dtype. `raced` has the measured times in us, by label.
     """
 
     schedule: Schedule | None
@@ -100,7 +104,9 @@ class Choice:
         return _label(self.schedule)
 
     def describe(self) -> str:
-        """Return what is used, and a row for each candidate that raced, the fastest first, as text."""
+        """Return what is used, and a row for each candidate that raced, the fastest first, as
+        text.
+        """
         if not self.raced:
             return f"used: {self.label}, chosen without a race"
         width = max(len("schedule"), *map(len, self.raced))
@@ -118,8 +124,9 @@ class Choice:
 class Chooser:
     """The choices of one communicator, by size on the wire.
 
-    `mode` is one of MODES or a function; `is_usable` says which of the plan's schedules may be used; `codec` encodes what
-    is sent. Rank 0 caches what races find in the folder `cache`; with None, nowhere.
+    `mode` is one of MODES or a function; `is_usable` says which of the plan's schedules may be
+    used; `codec` encodes what is sent. Rank 0 caches what races find in the folder `cache`; with
+    None, nowhere.
     """
 
     def __init__(
@@ -151,7 +158,9 @@ class Chooser:
     @cached_property
     def variants(self) -> list[Schedule]:
         """All candidates, the same list on every rank."""
-        return [schedule for family in self.families for schedule in (*family.stepwise, *family.piped)]
+        return [
+            schedule for family in self.families for schedule in (*family.stepwise, *family.piped)
+        ]
 
     def known(self, size_bytes: int) -> Choice | None:
         """Return the choice for a size, if it was made; by a plan's ranges it always is."""
@@ -175,11 +184,14 @@ class Chooser:
         """Raise InputError where a user's function returned what cannot be used."""
         if schedule is not None and schedule not in self.variants:
             raise InputError(
-                f"choose: the function returned {schedule.label} for {size_bytes} bytes; expected one of the schedules that "
+                f"choose: the function returned {schedule.label} for {size_bytes} bytes; expected "
+                "one of the schedules that "
                 "it was given, None, or the name of a mode"
             )
         if schedule is None and self.codec is not None:
-            raise InputError("choose: the function returned None, but the stock collective does not compress")
+            raise InputError(
+                "choose: the function returned None, but the stock collective does not compress"
+            )
 
     def _choice_of(self, schedule: Schedule | None) -> Choice:
         def predict(size_bytes: int) -> float | None:
@@ -190,7 +202,10 @@ class Chooser:
     def predict(self, schedule: Schedule, size_bytes: int) -> float | None:
         """Return the predicted microseconds on the machine at hand."""
         machine = self.machine
-        return time_us(schedule, machine.topology, self.host, size_bytes, batched=machine.batched) or None
+        return (
+            time_us(schedule, machine.topology, self.host, size_bytes, batched=machine.batched)
+            or None
+        )
 
     @property
     def host(self) -> HostCosts:
@@ -198,12 +213,17 @@ class Chooser:
         return self.machine.host if self.codec is None else self.codec.add_costs(self.machine.host)
 
     def choose(
-        self, size_bytes: int, run: Callable[[Schedule], None], stock: Callable[[], None], has_stock: Callable[[], bool]
+        self,
+        size_bytes: int,
+        run: Callable[[Schedule], None],
+        stock: Callable[[], None],
+        has_stock: Callable[[], bool],
     ) -> Choice:
         """Make the choice for a size, and remember it.
 
-        `run` and `stock` work on scratch memory; `has_stock` says, alike on all ranks, whether there is a stock
-        collective. Collective; raises ExecutionError on every rank where one of them fails.
+        `run` and `stock` work on scratch memory; `has_stock` says, alike on all ranks, whether
+        there is a stock collective. Collective; raises ExecutionError on every rank where one of
+        them fails.
         """
         mode = self.mode(size_bytes, self.variants) if callable(self.mode) else self.mode
         entrant = stock if mode == "race" and has_stock() else None
@@ -238,7 +258,9 @@ class Chooser:
     def _races(self, *, with_stock: bool) -> CachedRaces:
         codec = None if self.codec is None else self.codec.name
         device, plan_hash = self.transport.device, self.plan.hash
-        return CachedRaces(self.cache, plan_hash, self.machine, device, codec, with_stock=with_stock)
+        return CachedRaces(
+            self.cache, plan_hash, self.machine, device, codec, with_stock=with_stock
+        )
 
     def _fits(self, cached: CachedRace, size_bytes: int, *, with_stock: bool) -> bool:
         """Return whether a cached race is one of these candidates."""
@@ -290,33 +312,46 @@ class Chooser:
         return None
 
     def _find_near_best(self, size_bytes: int) -> list[int]:
-        """Return the best segmentation of each near schedule, and a coarser one, since the costs of messages may be off; and
-        last what the plan says.
+        """Return the best segmentation of each near schedule, and a coarser one, since the costs of
+        messages may be off; and last what the plan says.
         """
         machine = self.machine
-        ranking = fastest(self.families, machine.topology, self.host, size_bytes, _NEAR, batched=machine.batched)
+        ranking = fastest(
+            self.families, machine.topology, self.host, size_bytes, _NEAR, batched=machine.batched
+        )
         candidates: dict[Schedule, None] = {}
         seen: set[Schedule] = set()
         for _, schedule in ranking:
             if schedule.uncut not in seen and len(candidates) < _RACED:
                 seen.add(schedule.uncut)
-                candidates |= dict.fromkeys(x for x in (schedule, _coarser(schedule)) if x is not None)
-        # Predictions are off where ranks share cores: whatever they say, the plan's own choice gets a chance.
+                candidates |= dict.fromkeys(
+                    x for x in (schedule, _coarser(schedule)) if x is not None
+                )
+        # Predictions are off where ranks share cores: whatever they say, the plan's own choice gets
+        # a chance.
         candidates |= {as_sent(self.plan.entry_for(size_bytes).schedule, self.plan.topology): None}
         usable = [schedule for schedule in candidates if schedule in self.variants]
         lean = [schedule for schedule in usable if self._is_lean(schedule, size_bytes)]
         return [self.variants.index(schedule) for schedule in lean or usable]
 
     def _is_lean(self, schedule: Schedule, size_bytes: int) -> bool:
-        """Return whether a schedule takes as little memory as a candidate for a size may; alike on all ranks."""
+        """Return whether a schedule takes as little memory as a candidate for a size may; alike on
+        all ranks.
+        """
         if size_bytes < _LEAN_BYTES:
             return True
         return find_staging(schedule, batched=self.transport.batched) <= _MOST_STAGING
 
     def _race(
-        self, size_bytes: int, order: list[int], run: Callable[[Schedule], None], stock: Callable[[], None] | None
+        self,
+        size_bytes: int,
+        order: list[int],
+        run: Callable[[Schedule], None],
+        stock: Callable[[], None] | None,
     ) -> Choice:
-        """Measure the candidates, and the stock collective where there is one, and return the fastest. Collective."""
+        """Measure the candidates, and the stock collective where there is one, and return the
+        fastest. Collective.
+        """
         turns = Turns(self.transport, f"the race at {size_bytes} bytes")
 
         def measure(*raced: Schedule | None) -> dict[Schedule | None, float]:
@@ -326,7 +361,8 @@ class Chooser:
 
         entrants = [self.variants[number] for number in order]
         times_s = measure(*entrants, *([] if stock is None else [None]))
-        # While a coarser segmentation wins, a still coarser one races it: what a message costs may not be known well.
+        # While a coarser segmentation wins, a still coarser one races it: what a message costs may
+        # not be known well.
         while True:
             winner = min(times_s, key=times_s.__getitem__)
             coarser = None if winner is None else _coarser(winner)
@@ -345,7 +381,9 @@ class Chooser:
         mode = self.mode(size_bytes, self.variants) if callable(self.mode) else self.mode
         with_stock = mode == "race" and has_stock
         is_raced = mode in ("race", SAME_BITS)
-        order, cached = self.rank_candidates(size_bytes, is_raced=is_raced, with_stock=with_stock, number=number)
+        order, cached = self.rank_candidates(
+            size_bytes, is_raced=is_raced, with_stock=with_stock, number=number
+        )
         stock: list[Schedule | None] = [None] if with_stock else []
         schedules = [self.variants[place] for place in order]
         if mode == "model" or len(stock) + len(schedules) == 1:
@@ -371,8 +409,8 @@ class Chooser:
         return None
 
     def decide(self, size_bytes: int, times_s: Mapping[Schedule | None, float]) -> Choice:
-        """Return the choice that follows from the candidates' medians in seconds, alike on all ranks;
-        None stands for the stock collective. Rank 0 caches it for the next start.
+        """Return the choice that follows from the candidates' medians in seconds, alike on all
+        ranks; None stands for the stock collective. Rank 0 caches it for the next start.
         """
         own = min((x for x in times_s if x is not None), key=times_s.__getitem__)
         stock_s = times_s.get(None, float("inf"))

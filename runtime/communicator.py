@@ -39,26 +39,31 @@ DEFAULT_TIMEOUT = timedelta(seconds=300)
 class Communicator:
     """Carries out one plan's collective over the ranks of `group` (default: all).
 
-    Constructing it is collective: every rank of the default group must do so, in the same order (it makes a process
-    group of its own, so that its messages never mix with others'; communicators that are given one Transport share its
-    group, and are called in one order on all ranks). Before any data moves the ranks agree on the plan;
-    where they do not, or their number is not the plan's, every rank raises PlanMismatchError.
+    Constructing it is collective: every rank of the default group must do so, in the same order (it
+    makes a process group of its own, so that its messages never mix with others'; communicators
+    that are given one Transport share its group, and are called in one order on all ranks). Before
+    any data moves the ranks agree on the plan; where they do not, or their number is not the
+    plan's, every rank raises PlanMismatchError.
 
-    `choose` says how a schedule is picked for a size: `race` (at the first call of each power of two, the candidates that
-    are predicted to be near the best, what the plan itself says for the size, and the stock collective are run on scratch
-    memory; the fastest stays), `model` (by prediction alone, so the same in every run), `plan` (the plan's own ranges of
-    sizes), `same-bits` (for plans made with topo-synth --reproducible: their schedules alone race, all of which add every
-    element up in one bracketing, so that its bits do not depend on the size of the buffer or its place in it), or a
-    function of the size in bytes and the list of candidates that returns, alike on all ranks, one of them, None for the
-    stock collective, or one of these names for that size. `timeout` is the deadline of a call: by then it is through, or
-    has raised ExecutionError on every rank that is still alive. What a race finds is cached in the folder `cache`
-    (default: TOPOPLAN_CACHE, else topoplan in the user's cache folder), so that the next start tries the winner first; if
-    that folder cannot be used, a warning says so.
+    `choose` says how a schedule is picked for a size: `race` (at the first call of each power of
+    two, the candidates that are predicted to be near the best, what the plan itself says for the
+    size, and the stock collective are run on scratch memory; the fastest stays), `model` (by
+    prediction alone, so the same in every run), `plan` (the plan's own ranges of sizes),
+    `same-bits` (for plans made with topo-synth --reproducible: their schedules alone race, all of
+    which add every element up in one bracketing, so that its bits do not depend on the size of the
+    buffer or its place in it), or a function of the size in bytes and the list of candidates that
+    returns, alike on all ranks, one of them, None for the stock collective, or one of these names
+    for that size. `timeout` is the deadline of a call: by then it is through, or has raised
+    ExecutionError on every rank that is still alive. What a race finds is cached in the folder
+    `cache` (default: TOPOPLAN_CACHE, else topoplan in the user's cache folder), so that the next
+    start tries the winner first; if that folder cannot be used, a warning says so.
 
-    `compress` names a codec (fp16, bf16, fp8, fp8-e5m2, int8) in which floating-point values travel, whatever the schedule;
-    they are summed in float32, and all ranks end with the same bits. `reduction` says where they are rounded: `hops`
-    (whenever they are sent, partial sums too), or `once` (each contribution once, then their whole sum once: schedules that
-    bring all contributions to one rank in one hop). The stock collective, which does not compress, is out of the race.
+    `compress` names a codec (fp16, bf16, fp8, fp8-e5m2, int8) in which floating-point values
+    travel, whatever the schedule; they are summed in float32, and all ranks end with the same bits.
+    `reduction` says where they are rounded: `hops` (whenever they are sent, partial sums too), or
+    `once` (each contribution once, then their whole sum once: schedules that bring all
+    contributions to one rank in one hop). The stock collective, which does not compress, is out of
+    the race.
     """
 
     def __init__(
@@ -87,7 +92,9 @@ class Communicator:
             raise
         except RuntimeError as error:
             members = find_members(None if isinstance(group, Transport) else group)
-            raise explain_set_up(members, "setting up a group for the plan", error, timeout) from error
+            raise explain_set_up(
+                members, "setting up a group for the plan", error, timeout
+            ) from error
         self._shares_transport = self._transport is group
         # The backend makes communicators as part of a call of the user's, whose number they have.
         is_in_call = isinstance(group, SharedTransport)
@@ -95,20 +102,31 @@ class Communicator:
         with nullcontext() if is_in_call else self._transport.faults.stock(agreeing):
             self.plan = _agree_on_plan(plan_or_error, self._transport)
             self.engine = Engine(
-                self.plan, self._transport, choose, codec, find_cache_folder(cache), rounds_once=reduction == "once"
+                self.plan,
+                self._transport,
+                choose,
+                codec,
+                find_cache_folder(cache),
+                rounds_once=reduction == "once",
             )
         self._kept = KeptTasks()
         self.rank, self.size = self.engine.rank, self.engine.size
 
-    # -- collectives ---------------------------------------------------------------------------------------------
+    # -- collectives
+    # ---------------------------------------------------------------------------------------------
 
     def allreduce(
-        self, tensor: torch.Tensor, op: object = dist.ReduceOp.SUM, residual: torch.Tensor | None = None
+        self,
+        tensor: torch.Tensor,
+        op: object = dist.ReduceOp.SUM,
+        residual: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Reduce the tensors of all ranks, in place on every rank. Shapes and dtypes must be alike on all ranks.
+        """Reduce the tensors of all ranks, in place on every rank. Shapes and dtypes must be alike
+        on all ranks.
 
-        `residual` (with compression, of SUM and AVG) is error feedback: float32, as many elements as the tensor, zeros at
-        first. It is added to the tensor and gets what rounding on this rank took away; over all ranks nothing is lost.
+        `residual` (with compression, of SUM and AVG) is error feedback: float32, as many elements
+        as the tensor, zeros at first. It is added to the tensor and gets what rounding on this rank
+        took away; over all ranks nothing is lost.
         """
         again = None if residual is not None else self._kept.find_again(tensor, op)
         if again is not None:
@@ -119,7 +137,9 @@ class Communicator:
         return tensor
 
     def reduce(self, tensor: torch.Tensor, op: object = dist.ReduceOp.SUM) -> torch.Tensor:
-        """Reduce the tensors of all ranks, in place at the plan's root; other ranks' tensors hold partial results."""
+        """Reduce the tensors of all ranks, in place at the plan's root; other ranks' tensors hold
+        partial results.
+        """
         self._check_call("reduce", tensor)
         self.prepare(tensor, None, op).run()
         return tensor
@@ -137,7 +157,9 @@ class Communicator:
         return output
 
     def gather(self, output: torch.Tensor | None, tensor: torch.Tensor) -> torch.Tensor | None:
-        """Concatenate the tensors of all ranks in `output` at the plan's root; elsewhere `output` is None."""
+        """Concatenate the tensors of all ranks in `output` at the plan's root; elsewhere `output`
+        is None.
+        """
         self._check_call("gather", tensor if output is None else output, tensor)
         if self._is_root != (output is not None):
             raise InputError("gather: give an output at the root, and None at the other ranks")
@@ -147,13 +169,17 @@ class Communicator:
     def reduce_scatter(
         self, output: torch.Tensor, tensor: torch.Tensor, op: object = dist.ReduceOp.SUM
     ) -> torch.Tensor:
-        """Reduce the tensors of all ranks (ranks times as long as `output`) and write this rank's part to `output`."""
+        """Reduce the tensors of all ranks (ranks times as long as `output`) and write this rank's
+        part to `output`.
+        """
         self._check_call("reduce-scatter", output, tensor)
         self.prepare(output, tensor, op).run()
         return output
 
     def scatter(self, output: torch.Tensor, tensor: torch.Tensor | None) -> torch.Tensor:
-        """Write this rank's part of the root's tensor to `output`; elsewhere than at the root `tensor` is None."""
+        """Write this rank's part of the root's tensor to `output`; elsewhere than at the root
+        `tensor` is None.
+        """
         self._check_call("scatter", output, output if tensor is None else tensor)
         if self._is_root != (tensor is not None):
             raise InputError("scatter: give a tensor at the root, and None at the other ranks")
@@ -175,11 +201,12 @@ class Communicator:
         *,
         is_scratch: bool = False,
     ) -> Task:
-        """Return a call of the plan's collective, to be carried out later: from `tensor` to `output`, or in place in
-        `output`. Raises InputError where they do not fit the collective, or each other.
+        """Return a call of the plan's collective, to be carried out later: from `tensor` to
+        `output`, or in place in `output`. Raises InputError where they do not fit the collective,
+        or each other.
 
-        Who makes the call holds `output` until it is through: a call that comes again holds no memory. Where nobody does,
-        `is_scratch` says so, and the call holds it.
+        Who makes the call holds `output` until it is through: a call that comes again holds no
+        memory. Where nobody does, `is_scratch` says so, and the call holds it.
         """
         is_simple = tensor is None and residual is None and output.device.type == "cpu"
         is_simple = is_simple and output.layout is torch.strided and output.is_contiguous()
@@ -194,52 +221,73 @@ class Communicator:
         kind = dist.ReduceOp.SUM if op is None else check_reduction(op, output.dtype)
         if residual is not None:
             if engine.codec is None:
-                raise InputError("residual without compression: nothing is lost that could be fed back")
+                raise InputError(
+                    "residual without compression: nothing is lost that could be fed back"
+                )
             check_residual(output, kind, residual)
             residual = residual.view(-1)
         numel = output.numel() if tensor is None else self._count_elements(output, tensor)
         target = flatten(output)
         source = target if tensor is None else flatten(tensor)
-        then: list[Callable[[], None]] = [] if output.is_contiguous() else [partial(copy_back, output, target)]
+        then: list[Callable[[], None]] = (
+            [] if output.is_contiguous() else [partial(copy_back, output, target)]
+        )
         if key is not None and self._kept.is_again(key):
             target = source = borrow(target)
             return self._kept.keep(key, Task(engine, numel, source, target, kind, residual, then))
         return Task(engine, numel, source, target, kind, residual, then)
 
     def find_again(self, tensor: torch.Tensor, op: object) -> Callable[..., None] | None:
-        """Return the shortest way to make a call again, in place on a tensor at the same address; None where none is known."""
+        """Return the shortest way to make a call again, in place on a tensor at the same address;
+        None where none is known.
+        """
         return self._kept.find_again(tensor, op)
 
-    # -- what is used, and the end -------------------------------------------------------------------------------
+    # -- what is used, and the end
+    # -------------------------------------------------------------------------------
 
     def choice(self, size_bytes: int) -> Choice | None:
-        """Return what is used at a size on the wire; None before the first call of that size (a power of two)."""
+        """Return what is used at a size on the wire; None before the first call of that size (a
+        power of two).
+        """
         return self.engine.choice(size_bytes)
 
     @property
     def wire_bytes(self) -> int:
-        """Bytes that this rank has sent through schedules since the communicator was made, races included."""
+        """Bytes that this rank has sent through schedules since the communicator was made, races
+        included.
+        """
         return self.engine.wire_bytes
 
     def close(self) -> None:
-        """Destroy the communicator's process group, unless it is shared; a later call raises ExecutionError."""
+        """Destroy the communicator's process group, unless it is shared; a later call raises
+        ExecutionError.
+        """
         if not self._shares_transport:
             self._transport.close()
 
-    # -- how -----------------------------------------------------------------------------------------------------
+    # -- how
+    # -----------------------------------------------------------------------------------------------------
 
     @property
     def _is_root(self) -> bool:
         return bool(self.plan.collective.root == self.rank)
 
     def _check_call(self, name: str, *tensors: object) -> None:
-        """Raise InputError where the plan is for another collective, or what it is called on is no tensor."""
+        """Raise InputError where the plan is for another collective, or what it is called on is no
+        tensor.
+        """
         if self.plan.collective.name != name:
-            raise InputError(f"the plan is for {self.plan.collective.name}, not for {name}; synthesize one for it")
+            raise InputError(
+                f"the plan is for {self.plan.collective.name}, not for {name}; synthesize one for "
+                "it"
+            )
         check_are_tensors(name, tensors)
 
     def _count_elements(self, output: torch.Tensor, tensor: torch.Tensor) -> int:
-        """Return the elements of the whole buffer. Raises InputError where input and output do not fit together."""
+        """Return the elements of the whole buffer. Raises InputError where input and output do not
+        fit together.
+        """
         name, size, at_root = self.plan.collective.name, self.size, self._is_root
         of_input, of_output = tensor.numel(), output.numel()
         if name == "allgather" or (name == "gather" and at_root):
@@ -252,13 +300,16 @@ class Communicator:
             numel = wanted = (of_input if name == "gather" else of_output) * size
         if numel != wanted or numel % size:
             raise InputError(
-                f"{name} over {size} ranks: input of {of_input} and output of {of_output} elements do not fit together"
+                f"{name} over {size} ranks: input of {of_input} and output of {of_output} "
+                "elements do not fit together"
             )
         return numel
 
 
 def _load_plan(plan: Plan | str | Path) -> Plan | TopoplanError:
-    """Return the plan, or why it could not be read: it is raised once the other ranks, which are waiting, know."""
+    """Return the plan, or why it could not be read: it is raised once the other ranks, which are
+    waiting, know.
+    """
     if isinstance(plan, Plan):
         return plan
     try:
@@ -268,14 +319,18 @@ def _load_plan(plan: Plan | str | Path) -> Plan | TopoplanError:
 
 
 def _agree_on_plan(plan: Plan | TopoplanError, transport: Transport) -> Plan:
-    """Return the plan once all ranks have shown each other its hash (empty: a rank has none), and their number fits."""
+    """Return the plan once all ranks have shown each other its hash (empty: a rank has none), and
+    their number fits.
+    """
     size = transport.size
     hashes = transport.exchange(plan.hash if isinstance(plan, Plan) else "")
     if isinstance(plan, TopoplanError):
         raise plan
     without = [str(rank) for rank, found in enumerate(hashes) if not found]
     if without:
-        raise PlanMismatchError(f"rank {', '.join(without)} could not read its plan; see its own error")
+        raise PlanMismatchError(
+            f"rank {', '.join(without)} could not read its plan; see its own error"
+        )
     others = [str(rank) for rank, found in enumerate(hashes) if found != hashes[0]]
     if others:
         raise PlanMismatchError(

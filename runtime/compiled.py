@@ -1,4 +1,6 @@
-"""A program with its views: every instruction bound to memory, so that a call only posts, waits and adds."""
+"""A program with its views: every instruction bound to memory, so that a call only posts, waits and
+adds.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,19 @@ from .players.in_waves import PlayerInWaves, can_play_in_waves
 from .players.local import Local, LocalOperations
 from .players.requests import Requests
 from .program.dependencies import find_dependencies
-from .program.instructions import Await, Combine, Copy, Decode, Divide, Encode, Exchange, Pack, Post, Program, Span
+from .program.instructions import (
+    Await,
+    Combine,
+    Copy,
+    Decode,
+    Divide,
+    Encode,
+    Exchange,
+    Pack,
+    Post,
+    Program,
+    Span,
+)
 from .program.layout import IN_PLACE, Move
 from .program.lowering import lower
 from .program.waves import Wave, find_waves
@@ -30,25 +44,29 @@ from .ranks.transport import Transport
 from .reductions import ReduceOp, borrow, dtype_name
 from .scratch import Slicer, allocate, count_aligned, find_arena
 
+# Most operations in one batch. NCCL takes 2048 in a group, but launches a large one as several
+# kernels, which each rank cuts for itself: sends and their receives can come to lie in kernels that
+# wait for each other (pytorch/pytorch#174288: 1000 hang, 256 do not).
 NCCL_BATCH = 256
-"""Most operations in one batch. NCCL takes 2048 in a group, but launches a large one as several kernels, which each rank cuts
-for itself: sends and their receives can come to lie in kernels that wait for each other (pytorch/pytorch#174288: 1000 hang,
-256 do not)."""
+# Views on callers' tensors are kept for this many addresses; this many addresses are remembered
+# without views.
 _MOST_BORROWED, _MOST_SEEN = 4, 16
-"""Views on callers' tensors are kept for this many addresses; this many addresses are remembered without views."""
+# From this size on, slicing views of a tensor that may never come again takes less than copying it
+# (and its memory).
 _SLICED_AT_ONCE_BYTES = 1 << 20
-"""From this size on, slicing views of a tensor that may never come again takes less than copying it (and its memory)."""
 _MOST_MESSAGES = 1 << 16
+# Tags of plans' messages begin here: a number of 16 bits, below it a checksum of the call of 14,
+# and this bit.
 FIRST_TAG = 1 << 30
-"""Tags of plans' messages begin here: a number of 16 bits, below it a checksum of the call of 14, and this bit."""
 
 
 @dataclass(frozen=True)
 class Bound:
-    """A program bound to memory, ready to be played: its player, its work buffer, and room for rounding errors.
+    """A program bound to memory, ready to be played: its player, its work buffer, and room for
+    rounding errors.
 
-    `is_callers` says that the work buffer is a caller's tensor. A call holds this until it ends, whatever becomes of the arena
-    that its views are of.
+    `is_callers` says that the work buffer is a caller's tensor. A call holds this until it ends,
+    whatever becomes of the arena that its views are of.
     """
 
     player: Player
@@ -58,9 +76,11 @@ class Bound:
 
 
 class Binding:
-    """Where a program is played: on its own work buffer (None) or right on a caller's tensor. It owns no memory.
+    """Where a program is played: on its own work buffer (None) or right on a caller's tensor. It
+    owns no memory.
 
-    `bound` is there while the arena, of which the program has its scratch memory, stays where it is.
+    `bound` is there while the arena, of which the program has its scratch memory, stays where it
+    is.
     """
 
     __slots__ = ("__weakref__", "borrowed", "bound")
@@ -75,7 +95,8 @@ class Binding:
 
 
 class Compiled:
-    """The program of one rank for a schedule, a length, a dtype and a device; see `bind` for the memory that it works on.
+    """The program of one rank for a schedule, a length, a dtype and a device; see `bind` for the
+    memory that it works on.
 
     Raises InputError where two ranks have too many messages for each other.
     """
@@ -94,25 +115,37 @@ class Compiled:
         self.transport, self.group = transport, transport.group
         self.op, self.codec = op, codec
         self.in_place = schedule.collective.name in IN_PLACE
-        # An average is divided where sums are completed: elsewhere than in an allreduce that is the end anyway, and encoded
-        # sums are rounded there.
-        self.divides = op == dist.ReduceOp.AVG and schedule.collective.name == "allreduce" and codec is None
+        # An average is divided where sums are completed: elsewhere than in an allreduce that is the
+        # end anyway, and encoded sums are rounded there.
+        self.divides = (
+            op == dist.ReduceOp.AVG and schedule.collective.name == "allreduce" and codec is None
+        )
         self.ranks = schedule.collective.ranks
         self.program = program = lower(
-            schedule, transport.rank, numel, batched=transport.batched, codec=codec, averages=self.divides
+            schedule,
+            transport.rank,
+            numel,
+            batched=transport.batched,
+            codec=codec,
+            averages=self.divides,
         )
         if any(post.number >= _MOST_MESSAGES for post in program.posts):
-            raise InputError(f"{schedule.label} sends more than {_MOST_MESSAGES} messages between two ranks")
+            raise InputError(
+                f"{schedule.label} sends more than {_MOST_MESSAGES} messages between two ranks"
+            )
         self.dtype = like.dtype if codec is None else torch.float32
         self.encoding = None if codec is None else EncodingSizes.of(program, feedback=feedback)
         self.call = describe_call(schedule.collective, op, numel, like.dtype, schedule.label)
         if codec is not None:
             self.call += f", {codec.name} on the wire"
         # Ranks whose calls differ have different tags: their messages never meet, let alone add up.
-        self._signature = zlib.crc32(f"{self.call}, {len(schedule.transfers)} transfers".encode()) & 0x3FFF
+        self._signature = (
+            zlib.crc32(f"{self.call}, {len(schedule.transfers)} transfers".encode()) & 0x3FFF
+        )
         sent = sum(post.span.length for post in program.posts if post.kind == "send")
         self.sent_bytes = sent if codec is not None else sent * like.element_size()
-        # The work buffer can be the output itself where all of it is the result: the input is not to be written to.
+        # The work buffer can be the output itself where all of it is the result: the input is not
+        # to be written to.
         whole = (Move(0, program.work_numel, 0),)
         self._fits_target = self.in_place or program.drains == whole
         self.arena = find_arena(transport, like.device)
@@ -126,15 +159,22 @@ class Compiled:
         return len(self.program.instructions) * (1 + sum(x.bound is not None for x in bindings))
 
     def find_binding(self, target: torch.Tensor) -> Binding:
-        """Return where to play a call whose result goes to `target`: right there, or on a work buffer of the program's."""
-        on_target = self.on_callers_tensor(target) if self._fits_target and target.dtype == self.dtype else None
+        """Return where to play a call whose result goes to `target`: right there, or on a work
+        buffer of the program's.
+        """
+        on_target = (
+            self.on_callers_tensor(target)
+            if self._fits_target and target.dtype == self.dtype
+            else None
+        )
         return on_target or self.own
 
     def on_callers_tensor(self, tensor: torch.Tensor) -> Binding | None:
-        """Return where to play right on a CPU tensor of the caller: a large one, or one whose address comes back. None for
-        others, for which slicing costs more than copying.
+        """Return where to play right on a CPU tensor of the caller: a large one, or one whose
+        address comes back. None for others, for which slicing costs more than copying.
 
-        The views own nothing and are used only while the caller's tensor, at that address, is in the call.
+        The views own nothing and are used only while the caller's tensor, at that address, is in
+        the call.
         """
         if tensor.device.type != "cpu":
             return None
@@ -151,7 +191,9 @@ class Compiled:
         return binding
 
     def bind(self, binding: Binding) -> Bound:
-        """Return a binding's program bound to memory of the arena, and have it cached there while the arena stays."""
+        """Return a binding's program bound to memory of the arena, and have it cached there while
+        the arena stays.
+        """
         size = self._count_scratch(binding)
         with self.arena.budget.lock:
             block = self.arena.reserve(size, binding) if size else allocate(0, self.arena.device)
@@ -162,7 +204,8 @@ class Compiled:
     def bind_apart(self) -> Bound:
         """Return the program bound to memory of its own, for one call that a CUDA graph captures.
 
-        The graph plays the call in that memory for as long as it lives, which an arena is not to be promised for.
+        The graph plays the call in that memory for as long as it lives, which an arena is not to be
+        promised for.
         """
         return self._bind(allocate(self._count_scratch(self.own), self.arena.device), None)
 
@@ -183,7 +226,9 @@ class Compiled:
         errors = staging[:0] if encoding is None else encoding.errors
         return Bound(self._make_player(work, staging, encoding), work, errors, borrowed is not None)
 
-    def _make_player(self, work: torch.Tensor, staging: torch.Tensor, encoding: EncodingBuffers | None) -> Player:
+    def _make_player(
+        self, work: torch.Tensor, staging: torch.Tensor, encoding: EncodingBuffers | None
+    ) -> Player:
         operations, transport = self._slice(work, staging, encoding), self.transport
         if transport.lane is not None:
             requests = Requests(transport.lane, self.program, operations)
@@ -204,7 +249,9 @@ class Compiled:
         """The program as waves (see program/waves.py), if it is small."""
         return find_waves(self.program, self.dependencies)
 
-    def _slice(self, work: torch.Tensor, staging: torch.Tensor, encoding: EncodingBuffers | None) -> list[Operation]:
+    def _slice(
+        self, work: torch.Tensor, staging: torch.Tensor, encoding: EncodingBuffers | None
+    ) -> list[Operation]:
         """Return the program's instructions with views in place of ranges."""
         width, local = work.element_size(), LocalOperations(on_stream=self.transport.batched)
 
@@ -217,16 +264,25 @@ class Compiled:
         operations: list[Operation] = []
         for x in self.program.instructions:
             if isinstance(x, Post):
-                operations.append((SEND if x.kind == "send" else RECEIVE, [view(x.span)], x.peer, self._tag(x)))
+                operations.append(
+                    (SEND if x.kind == "send" else RECEIVE, [view(x.span)], x.peer, self._tag(x))
+                )
             elif isinstance(x, Await):
                 operations.append((AWAIT, None, None, x.post))
             elif isinstance(x, Pack):
                 operations.append(
-                    _local(local.pack([view(part) for part in x.parts], view(x.into)), x.into.length * width)
+                    _local(
+                        local.pack([view(part) for part in x.parts], view(x.into)),
+                        x.into.length * width,
+                    )
                 )
             elif isinstance(x, (Combine, Copy)):
                 into, others = [view(a) for a, _ in x.pairs], [view(b) for _, b in x.pairs]
-                action = local.combine(self.op, into, others) if isinstance(x, Combine) else local.copy(into, others)
+                action = (
+                    local.combine(self.op, into, others)
+                    if isinstance(x, Combine)
+                    else local.copy(into, others)
+                )
                 operations.append(_local(action, sum(a.length for a, _ in x.pairs) * width))
             elif isinstance(x, Divide):
                 action = local.divide([view(span) for span in x.spans], self.ranks)
@@ -239,25 +295,34 @@ class Compiled:
                 operations.append((EXCHANGE, self.make_batches(x, view), x, 0))
         return operations
 
-    def make_batches(self, exchange: Exchange, view: Callable[[Span], torch.Tensor]) -> list[list[dist.P2POp]]:
-        """Return a tick's operations in batches of at most NCCL_BATCH; there is one message a tick and direction for a pair.
+    def make_batches(
+        self, exchange: Exchange, view: Callable[[Span], torch.Tensor]
+    ) -> list[list[dist.P2POp]]:
+        """Return a tick's operations in batches of at most NCCL_BATCH; there is one message a tick
+        and direction for a pair.
 
-        Both ends of a message must find the same batch for it: its number follows from the distance between them, of which
-        each stands for one send and one receive of a rank.
+        Both ends of a message must find the same batch for it: its number follows from the distance
+        between them, of which each stands for one send and one receive of a rank.
         """
         batches: dict[int, list[dist.P2POp]] = defaultdict(list)
         for post in exchange.posts:
             sends = post.kind == "send"
             peer = dist.get_global_rank(self.group, post.peer)
-            distance = (post.peer - self.program.rank if sends else self.program.rank - post.peer) % self.ranks
+            distance = (
+                post.peer - self.program.rank if sends else self.program.rank - post.peer
+            ) % self.ranks
             # As bytes: NCCL has no type for all that can be sent (int16).
             data = view(post.span).view(torch.uint8)
-            operation = dist.P2POp(dist.isend if sends else dist.irecv, data, peer, self.group, self._tag(post))
+            operation = dist.P2POp(
+                dist.isend if sends else dist.irecv, data, peer, self.group, self._tag(post)
+            )
             batches[(distance - 1) // (NCCL_BATCH // 2)].append(operation)
         return [batches[number] for number in sorted(batches)]
 
     def _tag(self, post: Post) -> int:
-        """Return the tag of a message, alike at both its ends. NCCL takes no notice of it: there the order alone counts."""
+        """Return the tag of a message, alike at both its ends. NCCL takes no notice of it: there
+        the order alone counts.
+        """
         return FIRST_TAG | self._signature << 16 | post.number
 
 
@@ -265,8 +330,12 @@ def _local(action: Local, size_bytes: int) -> Operation:
     return LOCAL, action, None, size_bytes
 
 
-def describe_call(collective: Collective, op: ReduceOp, numel: int, dtype: torch.dtype, how: str) -> str:
-    """Return what a call is, alike on all ranks that make the same one: "allreduce (SUM) of 8 elements of float32 by ring"."""
+def describe_call(
+    collective: Collective, op: ReduceOp, numel: int, dtype: torch.dtype, how: str
+) -> str:
+    """Return what a call is, alike on all ranks that make the same one: "allreduce (SUM) of 8
+    elements of float32 by ring".
+    """
     reduction = f" ({op.name})" if collective.reduces else ""
     root = "" if collective.root is None else f" at {collective.root}"
     return f"{collective.name}{reduction}{root} of {numel} elements of {dtype_name(dtype)} by {how}"
@@ -274,7 +343,9 @@ def describe_call(collective: Collective, op: ReduceOp, numel: int, dtype: torch
 
 @dataclass(frozen=True)
 class EncodingSizes:
-    """What encoding takes: bytes on the wire, values to encode and decoded ones, and errors (none without feedback)."""
+    """What encoding takes: bytes on the wire, values to encode and decoded ones, and errors (none
+    without feedback).
+    """
 
     wire_bytes: int
     values: int
@@ -291,7 +362,9 @@ class EncodingSizes:
         """Bytes that the buffers take in an arena."""
         width = torch.float32.itemsize
         return (
-            count_aligned(self.wire_bytes) + 2 * count_aligned(self.values * width) + count_aligned(self.errors * width)
+            count_aligned(self.wire_bytes)
+            + 2 * count_aligned(self.values * width)
+            + count_aligned(self.errors * width)
         )
 
 
@@ -308,7 +381,9 @@ class EncodingBuffers:
     def make_encoder(self, x: Encode, work: torch.Tensor) -> Callable[[], None]:
         """Return one Encode on a work buffer as a function, with all views sliced."""
 
-        def views(of: torch.Tensor, rows: Sequence[tuple[Span, int]], *, laid: bool) -> list[torch.Tensor]:
+        def views(
+            of: torch.Tensor, rows: Sequence[tuple[Span, int]], *, laid: bool
+        ) -> list[torch.Tensor]:
             starts = [start if laid else span.start for span, start in rows]
             return [of[lo : lo + span.length] for lo, (span, _) in zip(starts, rows, strict=True)]
 

@@ -1,4 +1,5 @@
-"""The plug-in for DDP: model.register_comm_hook(None, topoplan.ddp_hook(plan)), or ddp_hook(plan, compress="int8", ...).
+"""The plug-in for DDP: model.register_comm_hook(None, topoplan.ddp_hook(plan)), or ddp_hook(plan,
+compress="int8", ...).
 
 No postponed annotations here: DDP compares the annotations of a hook with the types themselves.
 """
@@ -33,24 +34,28 @@ def ddp_hook(
     error_feedback: bool = False,
     reduction: str = "hops",
 ) -> "DdpHook":
-    """Return a communication hook that averages gradients through an allreduce plan; arguments as for Communicator.
+    """Return a communication hook that averages gradients through an allreduce plan; arguments as
+    for Communicator.
 
-    Making it is collective over the ranks of `group` (default: all) alone; before init_process_group it is not: then the
-    ranks meet at the first bucket. Buckets are handled in the order in which DDP hands them over, while backward goes on:
-    by a thread on CPUs, on a stream of its own on GPUs. All ranks end with the same bits: plans whose schedules do not
-    ensure that are refused. With `compress` gradients travel in another format, and `error_feedback` adds what that took
-    away to the next step's (four bytes a parameter). The hook's `communicator` says what is used at which size, and what
-    was sent. DDP leaves dividing to its hook, and this one divides by the number of ranks: join() with
-    divide_by_initial_world_size=False changes nothing. Raises InputError and PlanMismatchError.
+    Making it is collective over the ranks of `group` (default: all) alone; before
+    init_process_group it is not: then the ranks meet at the first bucket. Buckets are handled in
+    the order in which DDP hands them over, while backward goes on: by a thread on CPUs, on a stream
+    of its own on GPUs. All ranks end with the same bits: plans whose schedules do not ensure that
+    are refused. With `compress` gradients travel in another format, and `error_feedback` adds what
+    that took away to the next step's (four bytes a parameter). The hook's `communicator` says what
+    is used at which size, and what was sent. DDP leaves dividing to its hook, and this one divides
+    by the number of ranks: join() with divide_by_initial_world_size=False changes nothing. Raises
+    InputError and PlanMismatchError.
     """
     return DdpHook(plan, group, timeout, choose, compress, error_feedback, reduction)
 
 
 class DdpHook:
-    """What `ddp_hook` returns: for register_comm_hook(None, hook), and for frameworks that take DDP's hooks.
+    """What `ddp_hook` returns: for register_comm_hook(None, hook), and for frameworks that take
+    DDP's hooks.
 
-    It can be pickled, and a model with it saved: a copy has the plan and the options, no error feedback, and meets the
-    ranks of the default group at its first bucket.
+    It can be pickled, and a model with it saved: a copy has the plan and the options, no error
+    feedback, and meets the ranks of the default group at its first bucket.
     """
 
     def __init__(
@@ -64,7 +69,10 @@ class DdpHook:
         reduction: str,
     ) -> None:
         if error_feedback and compress is None:
-            raise InputError("error_feedback without compress: nothing is lost that could be fed back; name a codec")
+            raise InputError(
+                "error_feedback without compress: nothing is lost that could be fed back; name a "
+                "codec"
+            )
         self.plan, self.timeout, self.choose = plan, timeout, choose
         self.compress, self.error_feedback, self.reduction = compress, error_feedback, reduction
         self._prepare()
@@ -81,15 +89,23 @@ class DdpHook:
     def _meet(self, group: dist.ProcessGroup | None = None) -> tuple[Communicator, CallQueue]:
         """Make the communicator and its queue. Collective over the ranks of the group."""
         own_group = None if group is None else make_group_maker(group)
-        communicator = Communicator(self.plan, own_group, self.timeout, self.choose, self.compress, self.reduction)
+        communicator = Communicator(
+            self.plan, own_group, self.timeout, self.choose, self.compress, self.reduction
+        )
         if communicator.plan.collective.name != "allreduce":
-            raise InputError(f"DDP needs a plan for allreduce, this one is for {communicator.plan.collective.name}")
+            raise InputError(
+                "DDP needs a plan for allreduce, this one is for "
+                f"{communicator.plan.collective.name}"
+            )
         if self.compress is None:
             communicator.plan.check_same_bits()
         communicator.engine.times_calls = True
         calls = make_queue(communicator.engine.device)
         weakref.finalize(self, calls.close)  # the thread ends with the model that had the hook
-        ranks, stock = dist.get_process_group_ranks(group), communicator.engine.transport.stock_engine
+        ranks, stock = (
+            dist.get_process_group_ranks(group),
+            communicator.engine.transport.stock_engine,
+        )
         account = Account("ddp_hook", ranks, is_first=communicator.rank == 0, stock=stock)
         if account.is_kept:
             weakref.finalize(self, account.tell, {"allreduce": communicator}, self.choose)
@@ -101,11 +117,17 @@ class DdpHook:
         """What carries out the collectives. Collective where the ranks have not met yet."""
         return (self._met or self._meet())[0]
 
-    def __call__(self, state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # type: ignore[name-defined]
+    def __call__(
+        self,
+        state: object,
+        bucket: dist.GradBucket,  # type: ignore[name-defined]
+    ) -> torch.futures.Future[torch.Tensor]:
         """Return a future of the bucket's average over all ranks."""
         tensor = bucket.buffer()
         residual = None if self._residuals is None else self._residuals.of(bucket)
-        in_backward = torch._C._current_graph_task_id() >= 0  # else it is a join() that has DDP call its hook
+        in_backward = (
+            torch._C._current_graph_task_id() >= 0
+        )  # else it is a join() that has DDP call its hook
         convert = _tensor_or_failure if in_backward else _tensor_or_raise
         try:
             work = show_as("allreduce_", lambda: self._start(tensor, residual))
@@ -117,19 +139,30 @@ class DdpHook:
 
     def _start(self, tensor: torch.Tensor, residual: torch.Tensor | None) -> PlannedWork:
         communicator, calls = self._met or self._meet()
-        # Half-precision sums could overflow, and encoded ones: they are divided first, as DDP itself does.
+        # Half-precision sums could overflow, and encoded ones: they are divided first, as DDP
+        # itself does.
         is_first = self.compress is not None or tensor.dtype == torch.float16
         op = dist.ReduceOp.SUM if is_first else dist.ReduceOp.AVG
         task = communicator.prepare(tensor, op=op, residual=residual)
         first = partial(tensor.div_, communicator.size) if is_first else None
         reads = [] if residual is None else [residual]
-        return start(task, calls, [tensor], waits=False, name="topo:all_reduce", reads=reads, first=first)
+        return start(
+            task, calls, [tensor], waits=False, name="topo:all_reduce", reads=reads, first=first
+        )
 
     def __repr__(self) -> str:
         plan = self.plan if self._met is None else self._met[0].plan
-        what = f"{plan.collective.name} on {plan.topology.name}" if isinstance(plan, Plan) else str(plan)
+        what = (
+            f"{plan.collective.name} on {plan.topology.name}"
+            if isinstance(plan, Plan)
+            else str(plan)
+        )
         options = [f"choose={self.choose!r}"]
-        options += [f"compress={self.compress!r}", f"reduction={self.reduction!r}"] if self.compress else []
+        options += (
+            [f"compress={self.compress!r}", f"reduction={self.reduction!r}"]
+            if self.compress
+            else []
+        )
         options += ["error_feedback=True"] if self.error_feedback else []
         return f"<topoplan.ddp_hook of {what}: {', '.join(options)}>"
 
@@ -143,7 +176,9 @@ class DdpHook:
 
 
 def _tensor_or_failure(future: torch.futures.Future[Any]) -> torch.Tensor:
-    """Return the only tensor. DDP puts a failure, which it cannot cast to a tensor, into words for its own error."""
+    """Return the only tensor. DDP puts a failure, which it cannot cast to a tensor, into words for
+    its own error.
+    """
     result = future.value()
     return result if isinstance(result, Failed) else result[0]  # type: ignore[return-value]
 
@@ -155,7 +190,9 @@ def _tensor_or_raise(future: torch.futures.Future[Any]) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class _Share:
-    """A parameter's part of a bucket's residual, from `start` on; `layout` are the ids of the bucket's parameters."""
+    """A parameter's part of a bucket's residual, from `start` on; `layout` are the ids of the
+    bucket's parameters.
+    """
 
     residual: torch.Tensor
     start: int
@@ -163,10 +200,11 @@ class _Share:
 
 
 class Residuals:
-    """The error feedback of a model: for each bucket a residual, flat float32, laid out as the bucket.
+    """The error feedback of a model: for each bucket a residual, flat float32, laid out as the
+    bucket.
 
-    DDP puts parameters into other buckets after the first step; their residuals go with them. Those of parameters that are
-    gone are forgotten.
+    DDP puts parameters into other buckets after the first step; their residuals go with them. Those
+    of parameters that are gone are forgotten.
     """
 
     def __init__(self) -> None:

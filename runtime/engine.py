@@ -1,6 +1,8 @@
-"""What carries out one plan's collective: it picks a schedule or the stock collective for each size, and runs it.
+"""What carries out one plan's collective: it picks a schedule or the stock collective for each
+size, and runs it.
 
-`Communicator` is what users hold; the benchmark, the calibration, the backend and the DDP hook work with its engine.
+`Communicator` is what users hold; the benchmark, the calibration, the backend and the DDP hook work
+with its engine.
 """
 
 from __future__ import annotations
@@ -39,10 +41,11 @@ from .scratch import allocate_zeros_like
 class Engine:
     """Runs the collective of `plan` over a transport, on tensors of its device.
 
-    Making it is collective over the transport's ranks. `codec` encodes what is sent; with `rounds_once` only schedules are
-    used in which each contribution is rounded once, then their sum once. What races find is cached in
-    the folder `cache`; with None, nowhere. Raises InputError where the plan has no schedule that
-    keeps what compression promises, ExecutionError where a rank does not answer.
+    Making it is collective over the transport's ranks. `codec` encodes what is sent; with
+    `rounds_once` only schedules are used in which each contribution is rounded once, then their sum
+    once. What races find is cached in the folder `cache`; with None, nowhere. Raises InputError
+    where the plan has no schedule that keeps what compression promises, ExecutionError where a rank
+    does not answer.
     """
 
     def __init__(
@@ -66,18 +69,26 @@ class Engine:
         self._check_compression(choose)
         lane = transport.lane
         self.machine = describe_machine(
-            plan.topology, transport.cores_of_hosts, batched=transport.batched, mpi=None if lane is None else lane.what
+            plan.topology,
+            transport.cores_of_hosts,
+            batched=transport.batched,
+            mpi=None if lane is None else lane.what,
         )
         self._faults = transport.faults
         self._faults.topology = plan.topology
         self._of_mpi = None if lane is None else CollectivePlayer(transport.faults)
         self._executor = Executor(transport, plan.topology, codec)
-        self._chooser = Chooser(plan, self.machine, transport, choose, cache, self._is_usable, codec)
+        self._chooser = Chooser(
+            plan, self.machine, transport, choose, cache, self._is_usable, codec
+        )
         self.times_calls = False
-        """Whether candidates are timed on the calls that users make (ranks/trial.py), and not before the first."""
+        """Whether candidates are timed on the calls that users make (ranks/trial.py), and not
+        before the first.
+        """
         self._trials: dict[int, Trial] = {}
 
-    # -- compression ---------------------------------------------------------------------------------------------
+    # -- compression
+    # ---------------------------------------------------------------------------------------------
 
     def _is_usable(self, schedule: Schedule) -> bool:
         """Return whether a schedule keeps what compression promises."""
@@ -87,38 +98,55 @@ class Engine:
         return rounding.uniform and (rounding.once or not self._rounds_once)
 
     def _check_compression(self, choose: ChooseMode) -> None:
-        candidates = [entry.schedule for entry in self.plan.entries] if choose == "plan" else self.plan.schedules
+        candidates = (
+            [entry.schedule for entry in self.plan.entries]
+            if choose == "plan"
+            else self.plan.schedules
+        )
         unusable = [schedule for schedule in candidates if not self._is_usable(schedule)]
         if not unusable or (choose != "plan" and len(unusable) < len(candidates)):
             return
         names = ", ".join(sorted({schedule.strategy for schedule in unusable}))
         if not self._rounds_once:
             raise InputError(
-                f"compress: ranks that round what they send would end with different sums by {names}; synthesize without it"
+                "compress: ranks that round what they send would end with different sums by "
+                f"{names}; synthesize without it"
             )
         raise InputError(
-            f"reduction='once': {names} adds up what was added up before, so sums are rounded on their way; synthesize with "
+            f"reduction='once': {names} adds up what was added up before, so sums are rounded on "
+            "their way; synthesize with "
             "--strategy direct, or use reduction='hops'"
         )
 
     @property
     def most_roundings(self) -> int:
-        """The largest number of rounded values that one contribution is part of, over all usable schedules; 0 without a
-        codec.
+        """The largest number of rounded values that one contribution is part of, over all usable
+        schedules; 0 without a codec.
         """
         if self.codec is None:
             return 0
-        return max(rounded(schedule.uncut).most for schedule in self.plan.schedules if self._is_usable(schedule))
+        return max(
+            rounded(schedule.uncut).most
+            for schedule in self.plan.schedules
+            if self._is_usable(schedule)
+        )
 
-    # -- what is used --------------------------------------------------------------------------------------------
+    # -- what is used
+    # --------------------------------------------------------------------------------------------
 
     def wire_size(self, numel: int, dtype: torch.dtype) -> int:
         """Return the bytes that a buffer of `numel` elements has on the wire."""
-        return numel * dtype.itemsize if self.codec is None else self.codec.nbytes(self.codec.padded(numel))
+        return (
+            numel * dtype.itemsize
+            if self.codec is None
+            else self.codec.nbytes(self.codec.padded(numel))
+        )
 
     @property
     def wire_bytes(self) -> int:
-        """Bytes that this rank has sent through schedules since the engine was made, races included."""
+        """Bytes that this rank has sent through schedules since the engine was made, races
+        included.
+        """
         return self._executor.sent_bytes
 
     @property
@@ -127,32 +155,41 @@ class Engine:
         return self._chooser.variants
 
     def choice(self, size_bytes: int) -> Choice | None:
-        """Return what is used at a size on the wire; None before the first call of that size (a power of two)."""
+        """Return what is used at a size on the wire; None before the first call of that size (a
+        power of two).
+        """
         return self._chooser.known(size_bytes)
 
     def is_settled(self, numel: int, dtype: torch.dtype) -> bool:
-        """Return whether it is settled what is used for a buffer; if not, the next call settles it, by a race."""
+        """Return whether it is settled what is used for a buffer; if not, the next call settles it,
+        by a race.
+        """
         return numel == 0 or self._chooser.known(self.wire_size(numel, dtype)) is not None
 
     def uses_stock(self, numel: int, dtype: torch.dtype, op: ReduceOp) -> bool:
-        """Return whether the stock collective is used for a buffer, and `start_stock` may be called.
+        """Return whether the stock collective is used for a buffer, and `start_stock` may be
+        called.
 
         Collective the first time for a dtype and reduction.
         """
         if self.transport.lane is not None:
-            return False  # MPI's own collectives are not started and left: they go on only while somebody waits
+            # MPI's own collectives are not started and left: they go on only while somebody waits
+            return False
         choice = self._chooser.known(self.wire_size(numel, dtype))
         return choice is not None and choice.schedule is None and self._has_stock(dtype, op)
 
     def draw_number(self) -> int:
-        """Return the number of a call that is made now and carried out later; see Faults.draw_number."""
+        """Return the number of a call that is made now and carried out later; see
+        Faults.draw_number.
+        """
         return self._faults.draw_number()
 
     def set_host_costs(self, costs: HostCosts) -> None:
         """Predict with these host costs from now on. They must be the same on every rank."""
         self.machine = self._chooser.machine = replace(self.machine, host=costs)
 
-    # -- running -------------------------------------------------------------------------------------------------
+    # -- running
+    # -------------------------------------------------------------------------------------------------
 
     def run(
         self,
@@ -163,10 +200,12 @@ class Engine:
         residual: torch.Tensor | None = None,
         number: int | None = None,
     ) -> None:
-        """Carry out the collective on a buffer of `numel` elements, reading flat `source` and writing flat `target`.
+        """Carry out the collective on a buffer of `numel` elements, reading flat `source` and
+        writing flat `target`.
 
-        Where the collective works in place both are the same tensor; averages come divided. `residual` is error feedback
-        (see Executor.run), `number` the call's, where it was drawn before.
+        Where the collective works in place both are the same tensor; averages come divided.
+        `residual` is error feedback (see Executor.run), `number` the call's, where it was drawn
+        before.
         """
         choice = self._chooser.known(self.wire_size(numel, target.dtype))
         if choice is None and self.times_calls:
@@ -202,8 +241,12 @@ class Engine:
         else:
             self._executor.run(schedule, numel, source, target, op, residual, number)
 
-    def _find_trial(self, numel: int, dtype: torch.dtype, op: ReduceOp, number: int) -> Trial | None:
-        """Return the trial that a call of a size belongs to; None where it made the choice at once. Collective."""
+    def _find_trial(
+        self, numel: int, dtype: torch.dtype, op: ReduceOp, number: int
+    ) -> Trial | None:
+        """Return the trial that a call of a size belongs to; None where it made the choice at once.
+        Collective.
+        """
         size_bytes = self.wire_size(numel, dtype)
         bits = size_bytes.bit_length()
         if bits not in self._trials:
@@ -224,7 +267,9 @@ class Engine:
         residual: torch.Tensor | None,
         number: int,
     ) -> None:
-        """Carry out a call by the candidate whose turn it is, time it on all ranks, and choose after the last one."""
+        """Carry out a call by the candidate whose turn it is, time it on all ranks, and choose
+        after the last one.
+        """
         schedule, is_timed = trial.entrant, True
         if schedule is None and not self._has_stock(target.dtype, op):
             schedule, is_timed = trial.first_schedule, False
@@ -247,17 +292,30 @@ class Engine:
                 self._trials[size_bytes.bit_length()] = another
             else:
                 del self._trials[size_bytes.bit_length()]
-                self._executor.forget(numel, target.dtype, self._chooser.choices[size_bytes.bit_length()].schedule)
+                self._executor.forget(
+                    numel, target.dtype, self._chooser.choices[size_bytes.bit_length()].schedule
+                )
 
-    def make_again(self, numel: int, target: torch.Tensor, op: ReduceOp) -> Callable[..., None] | None:
-        """Return `run`, in place on a CPU tensor whose memory stays where it is, as a function of the call's number, if it was
-        drawn; None where that is not settled, or may change from call to call.
+    def make_again(
+        self, numel: int, target: torch.Tensor, op: ReduceOp
+    ) -> Callable[..., None] | None:
+        """Return `run`, in place on a CPU tensor whose memory stays where it is, as a function of
+        the call's number, if it was drawn; None where that is not settled, or may change from call
+        to call.
         """
-        choice = None if self._chooser.changes else self._chooser.known(self.wire_size(numel, target.dtype))
+        choice = (
+            None
+            if self._chooser.changes
+            else self._chooser.known(self.wire_size(numel, target.dtype))
+        )
         if choice is None:
             return None
         schedule, lane = choice.schedule, self.transport.lane
-        if schedule is None and lane is not None and has_collective(lane, self.plan.collective, target.dtype, op):
+        if (
+            schedule is None
+            and lane is not None
+            and has_collective(lane, self.plan.collective, target.dtype, op)
+        ):
             return self._make_stock(numel, target, target, op)
         return None if schedule is None else self._make_again_by_plan(schedule, numel, target, op)
 
@@ -276,7 +334,9 @@ class Engine:
         target: torch.Tensor,
         op: ReduceOp = dist.ReduceOp.SUM,
     ) -> Callable[..., None]:
-        """Return how one of `variants` is run again and again on flat tensors as `make_scratch` returns them."""
+        """Return how one of `variants` is run again and again on flat tensors as `make_scratch`
+        returns them.
+        """
         again: Callable[..., None] | None = None
         if source is target:
             for _ in range(2):  # a small tensor's address must have come before
@@ -292,13 +352,16 @@ class Engine:
         finish: Callable[[], None],
         number: int | None = None,
     ) -> StartedStock:
-        """Start the stock collective as `run` would carry it out; `finish` is called when it is through.
+        """Start the stock collective as `run` would carry it out; `finish` is called when it is
+        through.
 
-        Several may be under way at once. All stock collectives and all calls that settle a size must be made in one order
-        on all ranks.
+        Several may be under way at once. All stock collectives and all calls that settle a size
+        must be made in one order on all ranks.
         """
         call = self._faults.begin(self._describe_stock_call(numel, target.dtype, op), number=number)
-        work = make_stock_call(self.plan.collective, self.group, source, target, op)(asynchronous=True)
+        work = make_stock_call(self.plan.collective, self.group, source, target, op)(
+            asynchronous=True
+        )
         assert work is not None
 
         def end() -> None:
@@ -307,7 +370,9 @@ class Engine:
 
         return StartedStock(self._faults, call, work, end)
 
-    def _make_stock(self, numel: int, source: torch.Tensor, target: torch.Tensor, op: ReduceOp) -> Callable[..., None]:
+    def _make_stock(
+        self, numel: int, source: torch.Tensor, target: torch.Tensor, op: ReduceOp
+    ) -> Callable[..., None]:
         """Return the stock collective as a function of the call's number, if it was drawn."""
         what, lane = self._describe_stock_call(numel, target.dtype, op), self.transport.lane
         if lane is not None and self._of_mpi is not None:
@@ -330,7 +395,9 @@ class Engine:
             target.div_(self.size)
 
     def _describe_stock_call(self, numel: int, dtype: torch.dtype, op: ReduceOp) -> str:
-        return describe_call(self.plan.collective, op, numel, dtype, f"the stock {self.plan.collective.name}")
+        return describe_call(
+            self.plan.collective, op, numel, dtype, f"the stock {self.plan.collective.name}"
+        )
 
     def _has_stock(self, dtype: torch.dtype, op: ReduceOp) -> bool:
         """Return whether the backend has the collective for a dtype and reduction.
@@ -342,13 +409,21 @@ class Engine:
         return has_stock(dtype, is_nccl=self.transport.batched)
 
     def _race(self, numel: int, source: torch.Tensor, target: torch.Tensor, op: ReduceOp) -> Choice:
-        """Choose by running the candidates one after the other, in the same scratch memory, each as it would again and again.
+        """Choose by running the candidates one after the other, in the same scratch memory, each as
+        it would again and again.
 
-        They run on the caller's own tensors where the last of them leaves there what the first did, else on copies.
+        They run on the caller's own tensors where the last of them leaves there what the first did,
+        else on copies.
         """
         repeats = self._can_repeat(source, target)
         scratch_target = target if repeats else allocate_zeros_like(target)
-        scratch_source = source if repeats else scratch_target if source is target else allocate_zeros_like(source)
+        scratch_source = (
+            source
+            if repeats
+            else scratch_target
+            if source is target
+            else allocate_zeros_like(source)
+        )
         calls: dict[int | None, Callable[..., None]] = {}
 
         def run(schedule: Schedule | None) -> None:
@@ -371,12 +446,15 @@ class Engine:
         return choice
 
     def _can_repeat(self, source: torch.Tensor, target: torch.Tensor) -> bool:
-        """Return whether the collective can be run again and again on these tensors: it reads nothing that it has written."""
+        """Return whether the collective can be run again and again on these tensors: it reads
+        nothing that it has written.
+        """
         if self.plan.collective.name in IN_PLACE:
             return self.plan.collective.name == "broadcast"
         return not share_memory(source, target)
 
-    # -- for measurements ----------------------------------------------------------------------------------------
+    # -- for measurements
+    # ----------------------------------------------------------------------------------------
 
     def make_scratch(self, numel: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
         """Return a flat input and output of zeros for a buffer of `numel` elements."""
@@ -387,7 +465,7 @@ class Engine:
         return torch.zeros(input_numel, dtype=dtype, device=self.device), output
 
     def guard(self, call: str) -> AbstractContextManager[None]:
-        """Return a context for stock collectives that all ranks make over the group: a fault in them is an ExecutionError
-        on every rank. `call` says, alike on all ranks, what they are for.
+        """Return a context for stock collectives that all ranks make over the group: a fault in
+        them is an ExecutionError on every rank. `call` says, alike on all ranks, what they are for.
         """
         return self._faults.stock(call)

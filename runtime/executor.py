@@ -1,8 +1,9 @@
 """Runs one rank's program on tensors, with point-to-point messages over gloo, NCCL or MPI.
 
 A program is compiled once for each size, dtype and device, and played by what the transport has for
-that (see players/), in the scratch memory that the transport's programs share (see scratch.py): over
-NCCL a tick's operations go out in batches on the current stream, and waiting does not stop the host.
+that (see players/), in the scratch memory that the transport's programs share (see scratch.py):
+over NCCL a tick's operations go out in batches on the current stream, and waiting does not stop the
+host.
 """
 
 from __future__ import annotations
@@ -32,21 +33,28 @@ from .reductions import ReduceOp
 from .scratch import MAPPED_BYTES, find_budget, free_arenas, trim_heap
 
 MOST_COMPILED = 64
+# Limits on the programs that are cached: their number, and their instructions, those that are bound
+# to memory counted again. Each takes about 300 bytes of Python's (measured): 40 MB. The least
+# recently used programs go.
 _MOST_OBJECTS = 1 << 17
-"""Limits on the programs that are cached: their number, and their instructions, those that are bound to
-memory counted again. Each takes about 300 bytes of Python's (measured): 40 MB. The least recently used
-programs go."""
 
 
 class Executor:
     """Plays schedules over `transport`; all its ranks must make the same calls in the same order.
 
-    `topology` names the links in errors, `codec` encodes what is sent. `sent_bytes` counts what this rank has sent;
-    `stamp`, where it is set, is told when messages go and come.
+    `topology` names the links in errors, `codec` encodes what is sent. `sent_bytes` counts what
+    this rank has sent; `stamp`, where it is set, is told when messages go and come.
     """
 
-    def __init__(self, transport: Transport, topology: Topology | None, codec: Codec | None = None) -> None:
-        self.transport, self.faults, self.topology, self.codec = transport, transport.faults, topology, codec
+    def __init__(
+        self, transport: Transport, topology: Topology | None, codec: Codec | None = None
+    ) -> None:
+        self.transport, self.faults, self.topology, self.codec = (
+            transport,
+            transport.faults,
+            topology,
+            codec,
+        )
         self.sent_bytes = 0
         self.stamp: Stamp | None = None
         self.rank = transport.rank
@@ -55,9 +63,13 @@ class Executor:
         self._compiled: OrderedDict[tuple[Any, ...], Compiled] = OrderedDict()
         self._schedules: dict[int, Schedule] = {}
         self._quietly = make_quiet()
-        is_watched = transport.device.type == "cpu" and not transport.batched  # on GPUs calls are through later
+        is_watched = (
+            transport.device.type == "cpu" and not transport.batched
+        )  # on GPUs calls are through later
         self._watch = (
-            SlowLinks(self.rank, transport.size, self.faults.store, self._describe_link) if is_watched else None
+            SlowLinks(self.rank, transport.size, self.faults.store, self._describe_link)
+            if is_watched
+            else None
         )
 
     def run(
@@ -70,17 +82,20 @@ class Executor:
         residual: torch.Tensor | None = None,
         number: int | None = None,
     ) -> None:
-        """Play `schedule` for a buffer of `numel` elements, reading flat `source` and writing flat `target`.
+        """Play `schedule` for a buffer of `numel` elements, reading flat `source` and writing flat
+        `target`.
 
-        Where the collective works in place (allreduce, broadcast, reduce) both are the same elements. With a codec the sums
-        are float32; `residual` (flat float32, in place) is added to the input and gets what rounding took away here.
-        Averages come divided. `number` is the call's, where it was drawn before. Raises ExecutionError, naming who is to
-        blame, when a peer fails or the deadline passes.
+        Where the collective works in place (allreduce, broadcast, reduce) both are the same
+        elements. With a codec the sums are float32; `residual` (flat float32, in place) is added to
+        the input and gets what rounding took away here. Averages come divided. `number` is the
+        call's, where it was drawn before. Raises ExecutionError, naming who is to blame, when a
+        peer fails or the deadline passes.
         """
         compiled = self._compile(schedule, numel, target, op, feedback=residual is not None)
         arena = compiled.arena
         if target.is_cuda and torch.cuda.is_current_stream_capturing():
-            # Nothing of a graph waits for what is outside it: the capturing code must order its replays with other calls.
+            # Nothing of a graph waits for what is outside it: the capturing code must order its
+            # replays with other calls.
             self._play_on(compiled, compiled.bind_apart(), source, target, residual, number)
         else:
             if self.transport.device.type == "cuda" or self.transport.batched:
@@ -92,17 +107,24 @@ class Executor:
                 self._play_on(compiled, bound, source, target, residual, number)
             finally:
                 arena.finish_call()
-        if op == dist.ReduceOp.AVG and not compiled.divides and ends_with_result(schedule.collective, self.rank):
+        if (
+            op == dist.ReduceOp.AVG
+            and not compiled.divides
+            and ends_with_result(schedule.collective, self.rank)
+        ):
             target.div_(schedule.collective.ranks)
 
     def make_again(
         self, schedule: Schedule, numel: int, target: torch.Tensor, op: ReduceOp
     ) -> Callable[..., None] | None:
-        """Return `run`, in place on a CPU tensor whose memory stays where it is, as a function of the call's number, if it was
-        drawn; None where that is not to be had: with a codec, and where dividing comes after.
+        """Return `run`, in place on a CPU tensor whose memory stays where it is, as a function of
+        the call's number, if it was drawn; None where that is not to be had: with a codec, and
+        where dividing comes after.
         """
         compiled = self._compile(schedule, numel, target, op, feedback=False)
-        binding = compiled.on_callers_tensor(target) if compiled.in_place and self.codec is None else None
+        binding = (
+            compiled.on_callers_tensor(target) if compiled.in_place and self.codec is None else None
+        )
         if binding is None or (op == dist.ReduceOp.AVG and not compiled.divides):
             return None
         return partial(self._play_again, compiled, binding)
@@ -124,7 +146,9 @@ class Executor:
         residual: torch.Tensor | None,
         number: int | None,
     ) -> None:
-        """Play a program on a work buffer of its own, between copying to and from it, or right on `target`."""
+        """Play a program on a work buffer of its own, between copying to and from it, or right on
+        `target`.
+        """
         work, program = bound.work, compiled.program
         copies = not bound.is_callers
         if copies and compiled.in_place:
@@ -147,13 +171,19 @@ class Executor:
         for key in [k for k in self._compiled if k[1:3] == (numel, dtype) and k[0] != id(keep)]:
             del self._compiled[key]
 
-    def _compile(self, schedule: Schedule, numel: int, like: torch.Tensor, op: ReduceOp, *, feedback: bool) -> Compiled:
-        """Return the compiled program for a call, from those that are kept where it is among them."""
+    def _compile(
+        self, schedule: Schedule, numel: int, like: torch.Tensor, op: ReduceOp, *, feedback: bool
+    ) -> Compiled:
+        """Return the compiled program for a call, from those that are kept where it is among
+        them.
+        """
         key = id(schedule), numel, like.dtype, like.device, op, feedback
         compiled = self._compiled.pop(key, None)
         if compiled is None:
             self._schedules[id(schedule)] = schedule  # keeps the id from being used again
-            compiled = Compiled(schedule, numel, like, op, self.transport, codec=self.codec, feedback=feedback)
+            compiled = Compiled(
+                schedule, numel, like, op, self.transport, codec=self.codec, feedback=feedback
+            )
             nbytes = numel * like.element_size()
             self._budget.note_buffer(nbytes)
             if like.device.type == "cpu" and nbytes >= MAPPED_BYTES:
@@ -171,7 +201,11 @@ class Executor:
 
     def _play(self, compiled: Compiled, player: Player, number: int | None = None) -> None:
         number, deadline = self.faults.admit(number)
-        watch = self._watch if compiled.sent_bytes >= LEAST_WATCHED_BYTES and self.stamp is None else None
+        watch = (
+            self._watch
+            if compiled.sent_bytes >= LEAST_WATCHED_BYTES and self.stamp is None
+            else None
+        )
         record = None if watch is None else watch.begin(compiled)
         try:
             self._quietly(player.play, deadline, self.stamp or record)
@@ -189,7 +223,9 @@ class Executor:
         """Return the error that names who is to blame for a failed post or wait."""
         post = interrupted.post
         counts = dict(Counter(f"{x.kind} {x.peer}" for x in interrupted.posted))
-        return self.faults.stuck(call, post.kind, post.peer, post.number, post.step, interrupted, counts)
+        return self.faults.stuck(
+            call, post.kind, post.peer, post.number, post.step, interrupted, counts
+        )
 
 
 @contextmanager
@@ -201,5 +237,6 @@ def _feeding_back(bound: Bound, residual: torch.Tensor | None) -> Iterator[None]
     bound.work.add_(residual)
     bound.errors.zero_()
     yield
-    # an overflow, which a gradient scaler skips the step for, must not stay: what was lost of it is nothing to feed back
+    # an overflow, which a gradient scaler skips the step for, must not stay: what was lost of it is
+    # nothing to feed back
     torch.nan_to_num(bound.errors, nan=0.0, posinf=0.0, neginf=0.0, out=residual)

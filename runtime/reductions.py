@@ -1,4 +1,6 @@
-"""Reductions of tensors: which there are, and which tensors they take. AVG is a sum that is divided by the number of ranks."""
+"""Reductions of tensors: which there are, and which tensors they take. AVG is a sum that is divided
+by the number of ranks.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +14,14 @@ import torch.distributed as dist
 
 from ..topo.errors import InputError
 
+# SUM, AVG and so on, as torch enumerates them.
 ReduceOp = dist.ReduceOp.RedOpType
-"""SUM, AVG and so on, as torch enumerates them."""
 
 REDUCIBLE_DTYPES = (
     torch.float16, torch.bfloat16, torch.float32, torch.float64,
     torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
 )  # fmt: skip
+# For each reduction, the operation that reduces a list of tensors into another list, in place.
 IN_PLACE_REDUCTIONS: dict[ReduceOp, Callable[[list[torch.Tensor], list[torch.Tensor]], object]] = {
     dist.ReduceOp.SUM: torch._foreach_add_,
     dist.ReduceOp.AVG: torch._foreach_add_,
@@ -26,8 +29,8 @@ IN_PLACE_REDUCTIONS: dict[ReduceOp, Callable[[list[torch.Tensor], list[torch.Ten
     dist.ReduceOp.MAX: torch._foreach_maximum_,
     dist.ReduceOp.MIN: torch._foreach_minimum_,
 }
-"""For each reduction, the operation that reduces a list of tensors into another list, in place."""
 
+# The same for arrays: of two arrays, into a third.
 REDUCTIONS_BY_NUMPY: dict[ReduceOp, Callable[..., object]] = {
     dist.ReduceOp.SUM: np.add,
     dist.ReduceOp.AVG: np.add,
@@ -35,7 +38,6 @@ REDUCTIONS_BY_NUMPY: dict[ReduceOp, Callable[..., object]] = {
     dist.ReduceOp.MAX: np.maximum,
     dist.ReduceOp.MIN: np.minimum,
 }
-"""The same for arrays: of two arrays, into a third."""
 
 
 def kind_of_reduction(op: object) -> object:
@@ -50,10 +52,14 @@ def can_reduce(dtype: torch.dtype, op: object) -> bool:
 
 
 def check_reduction(op: object, dtype: torch.dtype) -> ReduceOp:
-    """Return a reduction as its enumeration value. Raises InputError where it is not supported for the dtype."""
+    """Return a reduction as its enumeration value. Raises InputError where it is not supported for
+    the dtype.
+    """
     kind = kind_of_reduction(op)
     if not isinstance(kind, ReduceOp) or kind not in IN_PLACE_REDUCTIONS:
-        raise InputError(f"reduction {kind} is not supported; expected SUM, AVG, PRODUCT, MAX or MIN")
+        raise InputError(
+            f"reduction {kind} is not supported; expected SUM, AVG, PRODUCT, MAX or MIN"
+        )
     if dtype not in REDUCIBLE_DTYPES:
         names = ", ".join(map(dtype_name, REDUCIBLE_DTYPES))
         raise InputError(f"{dtype} tensors cannot be reduced; expected one of {names}")
@@ -67,27 +73,43 @@ def check_are_tensors(call: str, values: Sequence[object]) -> None:
     for value in values:
         if not isinstance(value, torch.Tensor):
             what = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
-            how = "; pass torch.from_numpy(array), which shares its memory" if isinstance(value, np.ndarray) else ""
+            how = (
+                "; pass torch.from_numpy(array), which shares its memory"
+                if isinstance(value, np.ndarray)
+                else ""
+            )
             raise InputError(f"{call}: got {what}, expected a torch.Tensor{how}")
 
 
-def check_tensors(call: str, tensors: tuple[torch.Tensor, ...], device_type: str, *, compressed: bool) -> None:
+def check_tensors(
+    call: str, tensors: tuple[torch.Tensor, ...], device_type: str, *, compressed: bool
+) -> None:
     """Raise InputError where a collective cannot work on a tensor, or the tensors differ in dtype.
 
-    `call` names the collective; the first tensor is written to, others are only read. `compressed` says whether values are
-    encoded on the wire, which takes floating-point ones.
+    `call` names the collective; the first tensor is written to, others are only read. `compressed`
+    says whether values are encoded on the wire, which takes floating-point ones.
     """
     for number, tensor in enumerate(tensors):
         if tensor.layout != torch.strided:
-            raise InputError(f"{call}: {tensor.layout} tensors are not supported; expected a dense one")
+            raise InputError(
+                f"{call}: {tensor.layout} tensors are not supported; expected a dense one"
+            )
         if not number and not tensor.is_contiguous() and _is_expanded(tensor):
-            raise InputError(f"{call}: the tensor is expanded, its elements share memory; pass a clone")
+            raise InputError(
+                f"{call}: the tensor is expanded, its elements share memory; pass a clone"
+            )
         if tensor.device.type != device_type:
-            raise InputError(f"{call}: the tensor is on {tensor.device}, the group works on {device_type}")
+            raise InputError(
+                f"{call}: the tensor is on {tensor.device}, the group works on {device_type}"
+            )
         if tensor.dtype != tensors[0].dtype:
-            raise InputError(f"{call}: input and output differ in dtype: {tensor.dtype} and {tensors[0].dtype}")
+            raise InputError(
+                f"{call}: input and output differ in dtype: {tensor.dtype} and {tensors[0].dtype}"
+            )
         if compressed and not tensor.dtype.is_floating_point:
-            raise InputError(f"{call}: {tensor.dtype} is not compressed; expected floating-point tensors")
+            raise InputError(
+                f"{call}: {tensor.dtype} is not compressed; expected floating-point tensors"
+            )
 
 
 def _is_expanded(tensor: torch.Tensor) -> bool:
@@ -95,16 +117,20 @@ def _is_expanded(tensor: torch.Tensor) -> bool:
 
 
 def check_residual(tensor: torch.Tensor, reduction: ReduceOp, residual: torch.Tensor) -> None:
-    """Raise InputError where `residual` cannot hold the error feedback of a reduction of `tensor`."""
+    """Raise InputError where `residual` cannot hold the error feedback of a reduction of
+    `tensor`.
+    """
     if reduction not in (dist.ReduceOp.SUM, dist.ReduceOp.AVG):
         raise InputError(f"error feedback is for sums and averages, not for {reduction}")
     if residual.dtype != torch.float32 or residual.numel() != tensor.numel():
         raise InputError(
-            f"residual: {residual.numel()} elements of {residual.dtype}; expected {tensor.numel()} of torch.float32"
+            f"residual: {residual.numel()} elements of {residual.dtype}; expected "
+            f"{tensor.numel()} of torch.float32"
         )
     if residual.device != tensor.device or not residual.is_contiguous():
         raise InputError(
-            f"residual: on {residual.device}, strides {residual.stride()}; expected it contiguous on {tensor.device}"
+            f"residual: on {residual.device}, strides {residual.stride()}; expected it contiguous "
+            f"on {tensor.device}"
         )
 
 
@@ -115,7 +141,9 @@ def share_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def flatten(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor's elements in one dimension: a view where the tensor is contiguous, else a copy."""
+    """Return a tensor's elements in one dimension: a view where the tensor is contiguous, else a
+    copy.
+    """
     tensor = tensor.detach()
     return tensor.view(-1) if tensor.is_contiguous() else tensor.reshape(-1).contiguous()
 
@@ -127,7 +155,9 @@ def make_contiguous(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def borrow(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a flat view of a contiguous CPU tensor that owns nothing: good for as long as the tensor's memory is there."""
+    """Return a flat view of a contiguous CPU tensor that owns nothing: good for as long as the
+    tensor's memory is there.
+    """
     with torch.inference_mode(False):
         if not tensor.numel():  # without elements there is no address to make a view of
             return torch.empty(0, dtype=tensor.dtype)
@@ -136,7 +166,9 @@ def borrow(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def in_inference_mode(function: Callable[..., Any], *arguments: Any) -> None:
-    """Call a function in inference mode: buffers are kept from call to call, and those made there serve all callers."""
+    """Call a function in inference mode: buffers are kept from call to call, and those made there
+    serve all callers.
+    """
     with torch.inference_mode():
         function(*arguments)
 

@@ -32,7 +32,9 @@ def register() -> None:
         check_torch()
         dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu", "cuda"])
     except (ImportError, AttributeError, TypeError, ValueError, RuntimeError) as error:
-        warnings.warn(f"topoplan could not register its backend {NAME!r} with torch: {error}", stacklevel=2)
+        warnings.warn(
+            f"topoplan could not register its backend {NAME!r} with torch: {error}", stacklevel=2
+        )
 
 
 def _create(place: Any, options: Any) -> ProcessGroup:

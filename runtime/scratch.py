@@ -1,8 +1,10 @@
-"""Scratch memory: one arena for all programs of a transport, which run one after the other, in one budget for the process.
+"""Scratch memory: one arena for all programs of a transport, which run one after the other, in one
+budget for the process.
 
-A program takes views of its transport's arena when it is played: for messages under way, for encoding, and for a work buffer
-where it cannot work on the caller's tensor. The views are cached for as long as the arena stays where it is; an arena that
-grows, or is freed, drops them, and the next call takes new ones.
+A program takes views of its transport's arena when it is played: for messages under way, for
+encoding, and for a work buffer where it cannot work on the caller's tensor. The views are cached
+for as long as the arena stays where it is; an arena that grows, or is freed, drops them, and the
+next call takes new ones.
 """
 
 from __future__ import annotations
@@ -22,22 +24,29 @@ from ..topo.errors import InputError
 from .ranks.transport import Transport
 
 VARIABLE = "TOPOPLAN_SCRATCH"
+# The default budget in largest buffers: a program's staging takes up to one or so, its work buffer
+# another.
 _BUFFERS = 2
-"""The default budget in largest buffers: a program's staging takes up to one or so, its work buffer another."""
+# The default budget is at least this: less is not worth allocating anew at each call, a process
+# takes 300 MB anyway.
 _LEAST_BUDGET_BYTES = 16 << 20
-"""The default budget is at least this: less is not worth allocating anew at each call, a process takes 300 MB anyway."""
+# Views begin at multiples of this: of a cache line, of a GPU's widest load, and of every dtype.
 _ALIGN_BYTES = 256
-"""Views begin at multiples of this: of a cache line, of a GPU's widest load, and of every dtype."""
+# CPU memory from this size on is mapped: below, the system call and the page faults would show.
 MAPPED_BYTES = 1 << 20
-"""CPU memory from this size on is mapped: below, the system call and the page faults would show."""
 _PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+# An arena grows to the next eighth of a power of two, so that buffers of slowly rising sizes seldom
+# move it.
 _STEPS = 8
-"""An arena grows to the next eighth of a power of two, so that buffers of slowly rising sizes seldom move it."""
 
 
 def parse_scratch(value: str | int | None) -> int | None:
-    """Return a budget in bytes from an option, else from TOPOPLAN_SCRATCH; None for the default. Raises InputError."""
-    where, given = ("scratch", value) if value is not None else (VARIABLE, os.environ.get(VARIABLE) or None)
+    """Return a budget in bytes from an option, else from TOPOPLAN_SCRATCH; None for the default.
+    Raises InputError.
+    """
+    where, given = (
+        ("scratch", value) if value is not None else (VARIABLE, os.environ.get(VARIABLE) or None)
+    )
     if given is None:
         return None
     if isinstance(given, int) and not isinstance(given, bool) and given >= 0:
@@ -46,15 +55,17 @@ def parse_scratch(value: str | int | None) -> int | None:
         return parse_size(given if isinstance(given, str) else "")
     except InputError:
         raise InputError(
-            f"{where}={given!r}: expected the bytes of scratch memory to keep between calls, such as 0, 64M or 2GiB"
+            f"{where}={given!r}: expected the bytes of scratch memory to keep between calls, such "
+            "as 0, 64M or 2GiB"
         ) from None
 
 
 def trim_heap() -> None:
-    """Give back the pages that malloc holds free between memory in use; does nothing where the C library has no such call.
+    """Give back the pages that malloc holds free between memory in use; does nothing where the C
+    library has no such call.
 
-    Programs live long and are allocated between users' tensors: without this, the places of tensors whose sizes rise slowly
-    stay resident (96 sizes of 4 MiB, by plan: 640 MB, with it 15).
+    Programs live long and are allocated between users' tensors: without this, the places of tensors
+    whose sizes rise slowly stay resident (96 sizes of 4 MiB, by plan: 640 MB, with it 15).
     """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it
     if trim is not None:
@@ -71,14 +82,16 @@ class Bound(Protocol):
 class Budget:
     """The scratch memory that a process may hold between calls, over all its arenas.
 
-    `given_bytes` is what the user asked for in Python, which goes before TOPOPLAN_SCRATCH; the default is twice the largest
-    buffer that was used. A call that needs more gets it, and gives it back at its end.
+    `given_bytes` is what the user asked for in Python, which goes before TOPOPLAN_SCRATCH; the
+    default is twice the largest buffer that was used. A call that needs more gets it, and gives it
+    back at its end.
     """
 
     def __init__(self) -> None:
         self.given_bytes: int | None = None
         self._environment_bytes: int | None = None
-        # Arenas move under this lock alone: one transport's call may free the idle arena of another.
+        # Arenas move under this lock alone: one transport's call may free the idle arena of
+        # another.
         self.lock = threading.RLock()
         self._largest_bytes = 0
         self._arenas: WeakSet[Arena] = WeakSet()
@@ -111,8 +124,12 @@ class Budget:
             self._arenas.add(arena)
 
     def make_room(self, arena: Arena, nbytes: int) -> bool:
-        """Free idle arenas, the one that grew longest ago first, until `arena` may hold `nbytes`; return whether it may."""
-        others = sorted((x for x in self._arenas if x is not arena and x.nbytes), key=lambda x: x.last_move)
+        """Free idle arenas, the one that grew longest ago first, until `arena` may hold `nbytes`;
+        return whether it may.
+        """
+        others = sorted(
+            (x for x in self._arenas if x is not arena and x.nbytes), key=lambda x: x.last_move
+        )
         held = nbytes + sum(x.nbytes for x in others)
         for other in others:
             if held <= self.limit_bytes:
@@ -126,7 +143,8 @@ class Budget:
 class Arena:
     """Scratch memory on one device for calls that run one after the other.
 
-    `busy` is set by a call for as long as it is under way, `is_over` says that the call must `free` the arena at its end.
+    `busy` is set by a call for as long as it is under way, `is_over` says that the call must `free`
+    the arena at its end.
     """
 
     def __init__(self, device: torch.device, budget: Budget) -> None:
@@ -145,7 +163,9 @@ class Arena:
         return self._block.nbytes
 
     def reserve(self, nbytes: int, bound: Bound) -> torch.Tensor:
-        """Return memory of `nbytes` at least, whose views `bound` has from now on. The caller must hold the budget's lock."""
+        """Return memory of `nbytes` at least, whose views `bound` has from now on. The caller must
+        hold the budget's lock.
+        """
         if nbytes > self.nbytes:
             self.free()  # before there is more: the two would add up
             size = _round_up(nbytes)
@@ -172,7 +192,9 @@ class Arena:
             self.free()
 
     def follow_last_call(self) -> None:
-        """Let the current stream wait for the one of the last call, where that is another: all calls share the memory."""
+        """Let the current stream wait for the one of the last call, where that is another: all
+        calls share the memory.
+        """
         stream = torch.cuda.current_stream(self.device)
         if self._stream is not None and stream != self._stream:
             stream.wait_stream(self._stream)
@@ -229,7 +251,9 @@ def free_arenas(transport: Transport) -> None:
 
 def allocate(nbytes: int, device: torch.device) -> torch.Tensor:
     """Return new memory; while a CUDA graph is captured it comes from the graph's own pool."""
-    with torch.inference_mode(False):  # what is made in inference mode cannot be written to outside of it
+    with torch.inference_mode(
+        False
+    ):  # what is made in inference mode cannot be written to outside of it
         if device.type != "cpu" or nbytes < MAPPED_BYTES:
             return torch.empty(nbytes, dtype=torch.uint8, device=device)
         # Right from the system, to which it goes back when it is freed: up to 32 MiB malloc would
@@ -238,7 +262,9 @@ def allocate(nbytes: int, device: torch.device) -> torch.Tensor:
 
 
 def allocate_zeros_like(tensor: torch.Tensor) -> torch.Tensor:
-    """Return zeros that go back to the system as soon as they are freed, as many as `tensor` has elements."""
+    """Return zeros that go back to the system as soon as they are freed, as many as `tensor` has
+    elements.
+    """
     flat = allocate(tensor.nbytes, tensor.device)
     if tensor.device.type != "cpu" or tensor.nbytes < MAPPED_BYTES:
         flat.zero_()

@@ -1,4 +1,6 @@
-"""One call of a collective, checked and laid flat: it can be carried out later, or begun by the stock collective."""
+"""One call of a collective, checked and laid flat: it can be carried out later, or begun by the
+stock collective.
+"""
 
 from __future__ import annotations
 
@@ -13,21 +15,23 @@ from .engine import Engine
 from .ranks.stock import StartedStock
 from .reductions import ReduceOp
 
+# Calls on tensors at this many addresses are kept; this many addresses are remembered.
 _MOST_KEPT, _MOST_SEEN = 16, 64
-"""Calls on tensors at this many addresses are kept; this many addresses are remembered."""
+# So often the shortest way is sought for a kept call: at first the choice may not be settled, and
+# some calls have none.
 _MOST_ATTEMPTS = 4
-"""So often the shortest way is sought for a kept call: at first the choice may not be settled, and some calls have none."""
 _profiler = torch.autograd.profiler
+# A tensor's address, number of elements and dtype, and the reduction.
 Key = tuple[int, int, torch.dtype, object]
-"""A tensor's address, number of elements and dtype, and the reduction."""
 
 
 @dataclass
 class Task:
-    """A collective on a buffer of `numel` elements, from flat `source` to flat `target` (the same one where it is in place).
+    """A collective on a buffer of `numel` elements, from flat `source` to flat `target` (the same
+    one where it is in place).
 
-    `residual` is error feedback. `then` are called in turn once the result is in `target`: division, and the way back into
-    tensors that are not contiguous.
+    `residual` is error feedback. `then` are called in turn once the result is in `target`:
+    division, and the way back into tensors that are not contiguous.
     """
 
     engine: Engine
@@ -48,7 +52,9 @@ class Task:
 
     @property
     def uses_stock(self) -> bool:
-        """Whether the stock collective is used. Collective the first time for a dtype and reduction."""
+        """Whether the stock collective is used. Collective the first time for a dtype and
+        reduction.
+        """
         return bool(self.numel) and self.engine.uses_stock(self.numel, self.target.dtype, self.op)
 
     def run(self, number: int | None = None) -> None:
@@ -60,14 +66,18 @@ class Task:
         self._finish()
 
     def settle(self) -> None:
-        """Let later runs take the shortest way there is, for a task in place in memory that stays where it is."""
+        """Let later runs take the shortest way there is, for a task in place in memory that stays
+        where it is.
+        """
         if self.numel and self.again is None and self._attempts < _MOST_ATTEMPTS:
             self._attempts += 1
             self.again = self.engine.make_again(self.numel, self.target, self.op)
 
     def start_stock(self, number: int) -> StartedStock:
         """Start the stock collective as the `number`-th call; see Engine.start_stock."""
-        return self.engine.start_stock(self.numel, self.source, self.target, self.op, self._finish, number)
+        return self.engine.start_stock(
+            self.numel, self.source, self.target, self.op, self._finish, number
+        )
 
     def _finish(self) -> None:
         for step in self.then:
@@ -75,8 +85,9 @@ class Task:
 
 
 class KeptTasks:
-    """The tasks of calls that come again and again, in place on tensors at the same addresses: checking and laying flat takes
-    longer than a small message. What is kept holds no memory of the caller's.
+    """The tasks of calls that come again and again, in place on tensors at the same addresses:
+    checking and laying flat takes longer than a small message. What is kept holds no memory of the
+    caller's.
     """
 
     def __init__(self) -> None:
@@ -85,7 +96,9 @@ class KeptTasks:
         self._shortest: dict[tuple[int, int, torch.dtype], Task] = {}
 
     def find(self, key: Key | None) -> Task | None:
-        """Return the task of a call, made ready to run by the shortest way; None where none is kept."""
+        """Return the task of a call, made ready to run by the shortest way; None where none is
+        kept.
+        """
         task = self._tasks.get(key) if key is not None else None
         if task is not None and key is not None:
             task.settle()
@@ -94,16 +107,20 @@ class KeptTasks:
         return task
 
     def find_again(self, tensor: torch.Tensor, op: object) -> Callable[..., None] | None:
-        """Return how a kept call on a tensor is carried out, numbered as the next one; None where no short way is known.
+        """Return how a kept call on a tensor is carried out, numbered as the next one; None where
+        no short way is known.
 
-        The tensor is asked for as little as possible: each answer takes some hundredths of a small call. The reduction is
-        compared, which is several times as fast as finding it by its hash.
+        The tensor is asked for as little as possible: each answer takes some hundredths of a small
+        call. The reduction is compared, which is several times as fast as finding it by its hash.
         """
         if not self._shortest or _profiler._is_profiler_enabled:
             return None
         try:
             task = self._shortest.get((tensor.data_ptr(), tensor.numel(), tensor.dtype))
-        except (RuntimeError, AttributeError):  # a sparse tensor, which has no address, or no tensor at all
+        except (
+            RuntimeError,
+            AttributeError,
+        ):  # a sparse tensor, which has no address, or no tensor at all
             return None
         if task is None or not (op is task.op or op == task.op) or not tensor.is_contiguous():
             return None

@@ -11,8 +11,8 @@ import torch
 
 from ..topo.errors import InputError
 
+# As in pyproject.toml; `make torch-versions` runs tests of hook and backend on it.
 OLDEST = (2, 9)
-"""As in pyproject.toml; `make torch-versions` runs tests of hook and backend on it."""
 
 
 def is_torch_at_least(major: int, minor: int) -> bool:
@@ -28,6 +28,7 @@ def check_torch() -> None:
     if not is_torch_at_least(*OLDEST):
         oldest = ".".join(map(str, OLDEST))
         raise InputError(
-            f"torch {torch.__version__} in {Path(torch.__file__).parent}: topoplan needs {oldest} or newer; "
+            f"torch {torch.__version__} in {Path(torch.__file__).parent}: topoplan needs {oldest} "
+            "or newer; "
             f"pip install 'torch>={oldest}'"
         )

@@ -1,7 +1,9 @@
-"""Calls that go on while the caller does: carried out in the order in which they were made, with a Work for each.
+"""Calls that go on while the caller does: carried out in the order in which they were made, with a
+Work for each.
 
-On CPUs a thread carries calls out; what the caller waits for anyway it does itself, if no call is before it. On GPUs they
-are put on a stream, and only streams wait. The DDP hook and the backend both make their calls here.
+On CPUs a thread carries calls out; what the caller waits for anyway it does itself, if no call is
+before it. On GPUs they are put on a stream, and only streams wait. The DDP hook and the backend
+both make their calls here.
 """
 
 from __future__ import annotations
@@ -22,19 +24,20 @@ from .reductions import in_inference_mode
 from .task import Task
 
 Call = Callable[[], object]
+# Seconds that a thread may take to come to its end: it may be in a call whose peers are gone.
 _END_S = 5.0
-"""Seconds that a thread may take to come to its end: it may be in a call whose peers are gone."""
 
 
 class Failed:
     """What stands in a future for the tensors of a call that failed.
 
-    An exception raised while a future is chained would come out of C++ as a RuntimeError with a C++ trace in its message, and
-    one stored in it as an object that is no tensor. Whatever C++ does with this, to find tensors in it or to put into words
-    what it is, raises the error as itself.
+    An exception raised while a future is chained would come out of C++ as a RuntimeError with a C++
+    trace in its message, and one stored in it as an object that is no tensor. Whatever C++ does
+    with this, to find tensors in it or to put into words what it is, raises the error as itself.
 
-    Only DDP's reducer would raise a RuntimeError ("Cannot extract tensors from value") in the error's place. It looks for
-    tensors at the end of a backward pass, so there it gets those of the call, and the pass raises the error as its very last.
+    Only DDP's reducer would raise a RuntimeError ("Cannot extract tensors from value") in the
+    error's place. It looks for tensors at the end of a backward pass, so there it gets those of the
+    call, and the pass raises the error as its very last.
     """
 
     def __init__(self, error: BaseException, tensors: Sequence[torch.Tensor] = ()) -> None:
@@ -58,7 +61,9 @@ class Failed:
 
 
 class Progress:
-    """How far a call is. It knows nothing of the work, so that C++ may keep hold of it (see CpuWork)."""
+    """How far a call is. It knows nothing of the work, so that C++ may keep hold of it (see
+    CpuWork).
+    """
 
     __slots__ = ("__weakref__", "_ending", "error", "future", "has_ended", "under_way")
 
@@ -70,7 +75,9 @@ class Progress:
         self._ending, self.has_ended = threading.Lock(), False
 
     def finish(self, value: object, error: BaseException | None) -> None:
-        """Mark the call as through, or as failed, and give the future its value; a call that ended before stays as it is."""
+        """Mark the call as through, or as failed, and give the future its value; a call that ended
+        before stays as it is.
+        """
         with self._ending:
             if self.has_ended:
                 return
@@ -84,14 +91,18 @@ class Progress:
                 raise
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Return True once the call is through. Raises what went wrong, or ExecutionError after `timeout`."""
+        """Return True once the call is through. Raises what went wrong, or ExecutionError after
+        `timeout`.
+        """
         self._wait_for_end(timeout)
         if self.error is not None:
             raise self.error
         return True
 
     def wait_for_future(self, timeout: timedelta | None = None) -> bool:
-        """Wait until the future has its value as well: C++ fills one that has none when a wait is over."""
+        """Wait until the future has its value as well: C++ fills one that has none when a wait is
+        over.
+        """
         self._wait_for_end(timeout)
         self.future.wait()
         return self.wait()
@@ -111,7 +122,9 @@ class PlannedWork(dist.Work if TYPE_CHECKING else object):  # type: ignore[misc]
 
     def finish(self, error: BaseException | None = None) -> None:
         """Mark the call as through, or as failed with an error."""
-        self.progress.finish(self._tensors if error is None else Failed(error, self._tensors), error)
+        self.progress.finish(
+            self._tensors if error is None else Failed(error, self._tensors), error
+        )
 
     def carry_out(self, call: Call) -> None:
         """Carry out the call that this is the work of; what goes wrong is for whoever waits."""
@@ -123,7 +136,9 @@ class PlannedWork(dist.Work if TYPE_CHECKING else object):  # type: ignore[misc]
         self.finish(error)
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Wait until the call is through; on GPUs the current stream waits. Raises ExecutionError after `timeout`."""
+        """Wait until the call is through; on GPUs the current stream waits. Raises ExecutionError
+        after `timeout`.
+        """
         return self.progress.wait(timeout)
 
     def synchronize(self) -> None:
@@ -131,7 +146,9 @@ class PlannedWork(dist.Work if TYPE_CHECKING else object):  # type: ignore[misc]
         self.wait()
 
     def is_completed(self) -> bool:
-        """Return whether the call is through, or has failed (on GPUs: whether all of it is on its stream)."""
+        """Return whether the call is through, or has failed (on GPUs: whether all of it is on its
+        stream).
+        """
         return not self.progress.under_way.locked()
 
     def is_success(self) -> bool:
@@ -156,7 +173,9 @@ class PlannedWork(dist.Work if TYPE_CHECKING else object):  # type: ignore[misc]
 
 
 class _OlderWork(dist.Work):
-    """What stands in for torch's PythonCallbackWork where there is none: good for as long as Python keeps hold of it."""
+    """What stands in for torch's PythonCallbackWork where there is none: good for as long as Python
+    keeps hold of it.
+    """
 
     def __init__(self, wait: Callable[..., bool]) -> None:
         super().__init__()
@@ -173,8 +192,9 @@ _CallbackWork: Any = getattr(torch._C._distributed_c10d, "PythonCallbackWork", _
 class CpuWork(PlannedWork, _CallbackWork):  # type: ignore[misc]
     """The work of a call on CPU tensors.
 
-    Torch hands works on to C++ (DDP those of join, functional collectives those of their tensors), where Python's part of an
-    object ends when Python lets go of it. So C++'s part, which has a future and a function to wait with, serves alone.
+    Torch hands works on to C++ (DDP those of join, functional collectives those of their tensors),
+    where Python's part of an object ends when Python lets go of it. So C++'s part, which has a
+    future and a function to wait with, serves alone.
     """
 
     def __init__(self, tensors: list[torch.Tensor]) -> None:
@@ -185,8 +205,8 @@ class CpuWork(PlannedWork, _CallbackWork):  # type: ignore[misc]
 
 @cache
 def get_done_work() -> CpuWork:
-    """Return the one finished work that every call gets whose caller waited for it. It has no tensors: such a caller asks it
-    for nothing (over NCCL it gets no work at all).
+    """Return the one finished work that every call gets whose caller waited for it. It has no
+    tensors: such a caller asks it for nothing (over NCCL it gets no work at all).
     """
     work = CpuWork([])
     work.finish()
@@ -196,10 +216,13 @@ def get_done_work() -> CpuWork:
 class GpuWork(PlannedWork, dist.Work):
     """The work of a call on a GPU's tensors, which is on a stream.
 
-    Its future has streams wait, as that of a CpuWork would not: it is good for as long as Python keeps hold of it.
+    Its future has streams wait, as that of a CpuWork would not: it is good for as long as Python
+    keeps hold of it.
     """
 
-    def __init__(self, tensors: list[torch.Tensor], reads: Sequence[torch.Tensor], stream: torch.cuda.Stream) -> None:
+    def __init__(
+        self, tensors: list[torch.Tensor], reads: Sequence[torch.Tensor], stream: torch.cuda.Stream
+    ) -> None:
         dist.Work.__init__(self)
         self._tensors, self.progress = tensors, Progress()
         self.progress.future = torch.futures.Future(devices=[stream.device])
@@ -209,7 +232,9 @@ class GpuWork(PlannedWork, dist.Work):
 
     @contextmanager
     def on_stream(self) -> Iterator[None]:
-        """Work on the call's stream, after what the caller's stream was doing when the call was made."""
+        """Work on the call's stream, after what the caller's stream was doing when the call was
+        made.
+        """
         with torch.cuda.stream(self._stream):
             self._stream.wait_event(self._ready)
             for tensor in self._used:
@@ -218,7 +243,9 @@ class GpuWork(PlannedWork, dist.Work):
         self._used = []
 
     def carry_out(self, call: Call) -> None:
-        """Carry out the call on its stream: also its future must be completed there, which has other streams wait."""
+        """Carry out the call on its stream: also its future must be completed there, which has
+        other streams wait.
+        """
         with self.on_stream():
             super().carry_out(call)
 
@@ -238,13 +265,16 @@ def tensors_or_raise(future: torch.futures.Future[Any]) -> Any:
 
 
 def _shown(carry_out: Callable[..., PlannedWork]) -> Callable[..., PlannedWork]:
-    """Let calls have a `name`, under which torch.profiler shows them for as long as the caller is in them."""
+    """Let calls have a `name`, under which torch.profiler shows them for as long as the caller is
+    in them.
+    """
 
     @wraps(carry_out)
     def show(*args: Any, name: str = "", **kwargs: Any) -> PlannedWork:
         if not name or not torch.autograd.profiler._is_profiler_enabled:
             return carry_out(*args, **kwargs)
-        # Not until the work's future is there: a profile that ends before that crashes (torch 2.13).
+        # Not until the work's future is there: a profile that ends before that crashes (torch
+        # 2.13).
         with torch.profiler.record_function(name):
             return carry_out(*args, **kwargs)
 
@@ -252,7 +282,8 @@ def _shown(carry_out: Callable[..., PlannedWork]) -> Callable[..., PlannedWork]:
 
 
 class _Line:
-    """Calls that wait for a thread: how many of them are not through, and how many of these may start stock collectives.
+    """Calls that wait for a thread: how many of them are not through, and how many of these may
+    start stock collectives.
 
     Its owner may go while the thread is in a call.
     """
@@ -278,10 +309,12 @@ class _Line:
 
 
 class ThreadQueue:
-    """Calls of one group on CPU tensors, carried out in order by a thread that starts with the first of them.
+    """Calls of one group on CPU tensors, carried out in order by a thread that starts with the
+    first of them.
 
-    Only calls that may start a stock collective need keep an order with others that do (`holds_stock`): stock collectives
-    must start in one order on all ranks, and whether a call is one may not be known when it is made.
+    Only calls that may start a stock collective need keep an order with others that do
+    (`holds_stock`): stock collectives must start in one order on all ranks, and whether a call is
+    one may not be known when it is made.
     """
 
     def __init__(self) -> None:
@@ -308,17 +341,20 @@ class ThreadQueue:
         reads: Sequence[torch.Tensor] = (),
         may_be_stock: bool = False,
     ) -> PlannedWork:
-        """Carry out `call` after those before it; at once, in the caller's thread, where the caller waits and none is before.
+        """Carry out `call` after those before it; at once, in the caller's thread, where the caller
+        waits and none is before.
 
-        A call that is made by the queue's own thread (in a future's callback) is carried out at once too: nobody else
-        could.
+        A call that is made by the queue's own thread (in a future's callback) is carried out at
+        once too: nobody else could.
         """
         work = self._make_work(tensors, reads)
         if (waits and not self._line.pending) or threading.current_thread() is self._thread:
             self._carry_out_now(call, work)
             return work
         if self._thread is None:
-            self._thread = threading.Thread(target=_serve, args=(self._line,), name="topoplan", daemon=True)
+            self._thread = threading.Thread(
+                target=_serve, args=(self._line,), name="topoplan", daemon=True
+            )
             self._thread.start()
         self._line.add(call, work, may_be_stock=may_be_stock)
         if waits:
@@ -342,7 +378,9 @@ class ThreadQueue:
 
 
 def _serve(line: _Line) -> None:
-    """Carry out one call after the other. Nothing is kept between them: groups must be free to be destroyed."""
+    """Carry out one call after the other. Nothing is kept between them: groups must be free to be
+    destroyed.
+    """
     while (entry := line.calls.get()) is not None:
         call, work, may_be_stock = entry
         work.carry_out(call)
@@ -354,8 +392,9 @@ def _serve(line: _Line) -> None:
 class StreamQueue(ThreadQueue):
     """Calls of one group on CUDA tensors. One stream for all, as they share buffers.
 
-    The caller puts a call on the stream at once, unless it may have to wait for other ranks first (`may_be_stock`: what is
-    used is not settled), or one before it does: that is left to the thread.
+    The caller puts a call on the stream at once, unless it may have to wait for other ranks first
+    (`may_be_stock`: what is used is not settled), or one before it does: that is left to the
+    thread.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -373,7 +412,8 @@ class StreamQueue(ThreadQueue):
         reads: Sequence[torch.Tensor] = (),
         may_be_stock: bool = False,
     ) -> PlannedWork:
-        """Put `call` on the stream, after what the current stream is doing; the latter waits if the caller does.
+        """Put `call` on the stream, after what the current stream is doing; the latter waits if the
+        caller does.
 
         The stream uses the memory of `tensors`, which get the result, and of what the call `reads`.
         """
@@ -381,7 +421,9 @@ class StreamQueue(ThreadQueue):
             work = self._make_work(tensors, reads)
             self._carry_out_now(call, work)
         else:
-            work = super().carry_out(call, tensors, waits=False, reads=reads, may_be_stock=may_be_stock)
+            work = super().carry_out(
+                call, tensors, waits=False, reads=reads, may_be_stock=may_be_stock
+            )
         if waits:
             work.wait()
         return work
@@ -419,11 +461,13 @@ def start(
     first: Call | None = None,
     number: int | None = None,
 ) -> PlannedWork:
-    """Start a collective whose result will be in `results`, and which also `reads` others; `first` comes before anything else.
+    """Start a collective whose result will be in `results`, and which also `reads` others; `first`
+    comes before anything else.
 
-    On CPUs the stock collective, where it is settled that it is used, is started at once and goes on by itself, several at a
-    time, unless a call that may be a stock one waits before it. All else is the queue's: nothing here waits for other ranks.
-    `number` is the call's, where it was drawn before.
+    On CPUs the stock collective, where it is settled that it is used, is started at once and goes
+    on by itself, several at a time, unless a call that may be a stock one waits before it. All else
+    is the queue's: nothing here waits for other ranks. `number` is the call's, where it was drawn
+    before.
     """
     number = number or task.engine.draw_number()
     uses_stock = task.is_settled and task.uses_stock
@@ -443,4 +487,6 @@ def start(
 
     may_be_stock = not task.is_settled or (uses_stock and not calls.is_idle)
     reads = [task.source, task.target, *reads]
-    return calls.carry_out(carry_out, results, waits=waits, reads=reads, name=name, may_be_stock=may_be_stock)
+    return calls.carry_out(
+        carry_out, results, waits=waits, reads=reads, name=name, may_be_stock=may_be_stock
+    )

@@ -1,8 +1,10 @@
-"""Build the source distribution, the wheel from that, and try the wheel in a fresh environment: `make package`.
+"""Build the source distribution, the wheel from that, and try the wheel in a fresh environment:
+`make package`.
 
-The environment sees the libraries that are installed beside this Python, but no checkout. It is tried in another folder:
-topoplan --version, completion in bash, the three programs of docs/api.md, mypy --strict over them, `topo-report dgx1`, and
-all that each page shows which has commands that are too slow for the tests.
+The environment sees the libraries that are installed beside this Python, but no checkout. It is
+tried in another folder: topoplan --version, completion in bash, the three programs of docs/api.md,
+mypy --strict over them, `topo-report dgx1`, and all that each page shows which has commands that
+are too slow for the tests.
 """
 
 from __future__ import annotations
@@ -61,9 +63,13 @@ def main() -> None:
 
 
 def build(folder: Path) -> Path:
-    """Return the wheel made in `folder` from the source distribution of the checkout, not from the checkout itself."""
+    """Return the wheel made in `folder` from the source distribution of the checkout, not from the
+    checkout itself.
+    """
     source = folder / "source"
-    listed = _run(["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], ROOT).stdout.split("\0")
+    listed = _run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], ROOT
+    ).stdout.split("\0")
     for name in filter(None, listed):
         if (ROOT / name).is_file():
             (source / name).parent.mkdir(parents=True, exist_ok=True)
@@ -71,23 +77,45 @@ def build(folder: Path) -> Path:
     _run([sys.executable, "-c", BUILD, "sdist", str(folder)], source)
     (archive,) = folder.glob("topoplan-*.tar.gz")
     _run(["tar", "xzf", archive.name], folder)
-    _run([sys.executable, "-c", BUILD, "wheel", str(folder)], folder / archive.name.removesuffix(".tar.gz"))
+    _run(
+        [sys.executable, "-c", BUILD, "wheel", str(folder)],
+        folder / archive.name.removesuffix(".tar.gz"),
+    )
     (wheel,) = folder.glob("topoplan-*.whl")
     print(
-        f"built {archive.name} ({archive.stat().st_size / 1e6:.1f} MB) and {wheel.name} ({wheel.stat().st_size / 1e6:.1f} MB)"
+        f"built {archive.name} ({archive.stat().st_size / 1e6:.1f} MB) and {wheel.name} "
+        f"({wheel.stat().st_size / 1e6:.1f} MB)"
     )
     return wheel
 
 
 def install(wheel: Path, folder: Path) -> str:
-    """Return the Python of a new environment in `folder`: it has the wheel, and the libraries beside this Python."""
+    """Return the Python of a new environment in `folder`: it has the wheel, and the libraries
+    beside this Python.
+    """
     venv.create(folder)
     python = str(folder / "bin/python")
-    site = _run([python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"], folder).stdout.strip()
+    site = _run(
+        [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"], folder
+    ).stdout.strip()
     own = Path(sysconfig.get_path("purelib"))
     beside = [str(own), *(line for pth in own.glob("*.pth") for line in _list_folders(pth))]
-    _run([sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-deps", str(wheel)], folder)
-    # Appended to sys.path after the environment's own folder; not by a .pth in it, so that no editable checkout comes along.
+    _run(
+        [
+            sys.executable,
+            "-m",
+            "pip",
+            "--python",
+            python,
+            "install",
+            "--quiet",
+            "--no-deps",
+            str(wheel),
+        ],
+        folder,
+    )
+    # Appended to sys.path after the environment's own folder; not by a .pth in it, so that no
+    # editable checkout comes along.
     (Path(site) / "beside.pth").write_text("\n".join(beside) + "\n", encoding="utf-8")
     return python
 
@@ -104,7 +132,11 @@ def follow(document: Path, programs: Path, folder: Path) -> None:
                 (folder / shown[0]).write_text(shown[1], encoding="utf-8")
             continue
         words = shown.words
-        if not words[0].startswith("topo-") or shown.mark.startswith("not run") or words[0] == "topo-lab":
+        if (
+            not words[0].startswith("topo-")
+            or shown.mark.startswith("not run")
+            or words[0] == "topo-lab"
+        ):
             continue
         started = time.monotonic()
         printed = _run([str(programs / words[0]), *words[1:]], folder).stdout
@@ -127,7 +159,9 @@ def copy(program: str, folder: Path) -> Path:
 
 
 def _try(title: str, command: list[str], folder: Path, expected: str = "") -> None:
-    """Run a command and print how long it took; exit where it fails or does not print what is expected."""
+    """Run a command and print how long it took; exit where it fails or does not print what is
+    expected.
+    """
     started = time.monotonic()
     printed = _run(command, folder).stdout
     if expected not in printed:
@@ -137,11 +171,18 @@ def _try(title: str, command: list[str], folder: Path, expected: str = "") -> No
 
 def _run(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
     """Return what a command printed; exit with its output where it fails."""
-    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "MYPYPATH")}
+    environment = {
+        name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "MYPYPATH")
+    }
     environment["COLUMNS"] = "200"
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
     if done.returncode:
-        sys.exit(f"{' '.join(command)} ended with exit code {done.returncode}:\n{done.stdout}{done.stderr}")
+        sys.exit(
+            f"{' '.join(command)} ended with exit code "
+            f"{done.returncode}:\n{done.stdout}{done.stderr}"
+        )
     return done
 
 

@@ -10,19 +10,34 @@ import torch.distributed
 from torch.nn.parallel import DistributedDataParallel
 from torch.overrides import TorchFunctionMode
 
-_SILENT = ("set_device", "synchronize", "manual_seed", "manual_seed_all", "empty_cache", "_sleep", "init", "_lazy_init")
+_SILENT = (
+    "set_device",
+    "synchronize",
+    "manual_seed",
+    "manual_seed_all",
+    "empty_cache",
+    "_sleep",
+    "init",
+    "_lazy_init",
+)
 
 
 def pretend(devices: int) -> None:
-    """Let torch say from now on that there are as many GPUs, which are all the CPU. For a process that does nothing else."""
+    """Let torch say from now on that there are as many GPUs, which are all the CPU. For a process
+    that does nothing else.
+    """
     distributed: Any = torch.distributed
-    distributed.is_nccl_available = lambda: False  # a CUDA build of torch has NCCL, which refuses to run without a GPU
+    distributed.is_nccl_available = lambda: (
+        False
+    )  # a CUDA build of torch has NCCL, which refuses to run without a GPU
     cuda: Any = torch.cuda
     cuda.is_available = lambda: True
     cuda.device_count = lambda: devices
     cuda.current_device = lambda: 0
     for name in _SILENT:
-        setattr(cuda, name, lambda *_, **__: None)  # each its own: torch.compile tells functions apart
+        setattr(
+            cuda, name, lambda *_, **__: None
+        )  # each its own: torch.compile tells functions apart
     cuda.device = cuda.stream = _enter_nothing
     cuda.Stream = cuda.Event = cuda.current_stream = cuda.default_stream = _Stream
     tensor: Any = torch.Tensor
@@ -77,15 +92,23 @@ def _to_cpu(move: Any) -> Any:
     """Return a Module.to that keeps to the CPU."""
 
     def to(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return move(self, *map(_find_place, args), **{name: _find_place(value) for name, value in kwargs.items()})
+        return move(
+            self,
+            *map(_find_place, args),
+            **{name: _find_place(value) for name, value in kwargs.items()},
+        )
 
     return to
 
 
 def _without_devices(init: Any) -> Any:
-    """Return a constructor that takes the devices of a model on GPUs, and makes one of a model on the CPU."""
+    """Return a constructor that takes the devices of a model on GPUs, and makes one of a model on
+    the CPU.
+    """
 
-    def make(self: Any, *args: Any, device_ids: Any = None, output_device: Any = None, **kwargs: Any) -> None:
+    def make(
+        self: Any, *args: Any, device_ids: Any = None, output_device: Any = None, **kwargs: Any
+    ) -> None:
         init(self, args[0] if args else kwargs.pop("module"), **kwargs)
 
     return make

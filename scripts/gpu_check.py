@@ -1,6 +1,7 @@
 """Probes this machine and records the result, for `make gpu-check`: a section in docs/hardware.md.
 
-A machine with the same GPUs and driver replaces its own section. Ends with 1 where there is no GPU that answers.
+A machine with the same GPUs and driver replaces its own section. Ends with 1 where there is no GPU
+that answers.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ def main(page: Path) -> int:
     other_sections = [part for part in text.split("\n## ")[1:] if part.splitlines()[0] != title]
     head = text.split("\n## ")[0].rstrip()
     write_whole(
-        page, "\n\n## ".join([head, *(part.strip() for part in other_sections), f"{title}\n\n{section}"]) + "\n"
+        page,
+        "\n\n## ".join([head, *(part.strip() for part in other_sections), f"{title}\n\n{section}"])
+        + "\n",
     )
     print(section)
     print(f"gpu-check: recorded in {page}", file=sys.stderr)
@@ -50,7 +53,10 @@ def _format_section(topology: Topology, facts: Facts) -> tuple[str, str]:
     title = f"{', '.join(f'{n} x {name}' for name, n in names.items())}, driver {facts.get_text(NVML, NVML_DRIVER)}"
     missing = Counter((fact.key, fact.source, fact.missing) for fact in facts.missing)
     known = sum(fact.value is not None for fact in facts.items)
-    lines = [f"Seen on {date.today().isoformat()}: {known} facts known, {sum(missing.values())} not.", ""]
+    lines = [
+        f"Seen on {date.today().isoformat()}: {known} facts known, {sum(missing.values())} not.",
+        "",
+    ]
     lines += [
         "```text",
         *tree.write(topology).splitlines()[1:],

@@ -1,4 +1,6 @@
-"""What mkdocs calls while it builds the site (`make docs`): pages from outside docs/, and links to them."""
+"""What mkdocs calls while it builds the site (`make docs`): pages from outside docs/, and links to
+them.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +12,7 @@ from typing import Any
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parents[1]
+# Where the site has what stands outside docs/: files of the checkout, and pages.
 PAGES = {
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
@@ -18,7 +21,6 @@ PAGES = {
     "README.md": "readme.md",
     "docs/schemas": "files.md",
 }
-"""Where the site has what stands outside docs/: files of the checkout, and pages."""
 _COPIES = "files/"
 _LINK = re.compile(r"(\]\()([^)\s#]+)((?:#[^)\s]*)?\))")
 _NAMED = re.compile(r"\[`?([\w./-]+\.md)`?\]\(([^)\s#]+)((?:#[^)\s]*)?)\)")
@@ -30,12 +32,24 @@ def on_files(files: Files, config: Any) -> Files:
     for source, target in PAGES.items():
         if not source.endswith(".md"):
             continue
-        files.append(File.generated(config, target, content=(ROOT / source).read_text(encoding="utf-8")))
+        files.append(
+            File.generated(config, target, content=(ROOT / source).read_text(encoding="utf-8"))
+        )
     texts = {
-        f"docs/{file.src_uri}": file.content_string for file in files.documentation_pages() if not file.generated_by
+        f"docs/{file.src_uri}": file.content_string
+        for file in files.documentation_pages()
+        if not file.generated_by
     }
-    texts |= {source: (ROOT / source).read_text(encoding="utf-8") for source in PAGES if source.endswith(".md")}
-    linked = {_resolve(source, link) for source, text in texts.items() for _, link, _ in _LINK.findall(text)}
+    texts |= {
+        source: (ROOT / source).read_text(encoding="utf-8")
+        for source in PAGES
+        if source.endswith(".md")
+    }
+    linked = {
+        _resolve(source, link)
+        for source, text in texts.items()
+        for _, link, _ in _LINK.findall(text)
+    }
     for name in sorted(linked - set(PAGES)):
         if not name.startswith(("docs/", "http")) and (ROOT / name).is_file():
             files.append(File.generated(config, _copy_of(name), abs_src_path=str(ROOT / name)))
@@ -45,25 +59,38 @@ def on_files(files: Files, config: Any) -> Files:
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
     """Return a page as the site needs it: its links and its lists."""
     target = page.file.src_uri
-    source = next((file for file, name in PAGES.items() if name == target and file.endswith(".md")), f"docs/{target}")
+    source = next(
+        (file for file, name in PAGES.items() if name == target and file.endswith(".md")),
+        f"docs/{target}",
+    )
     parts = _FENCE.split(markdown)
-    return "".join(part if part.startswith("```") else _adapt(part, source, target) for part in parts)
+    return "".join(
+        part if part.startswith("```") else _adapt(part, source, target) for part in parts
+    )
 
 
 def _adapt(text: str, source: str, target: str) -> str:
-    """Return prose with links as the site has them, and what Python's Markdown reads otherwise than GitHub's."""
+    """Return prose with links as the site has them, and what Python's Markdown reads otherwise than
+    GitHub's.
+    """
 
     def relink(match: re.Match[str]) -> str:
         name = _resolve(source, match[2])
         if "://" in match[2]:
             return match[0]
-        site = PAGES.get(name) or (name.removeprefix("docs/") if name.startswith("docs/") else _copy_of(name))
+        site = PAGES.get(name) or (
+            name.removeprefix("docs/") if name.startswith("docs/") else _copy_of(name)
+        )
         return f"{match[1]}{posixpath.relpath(site, posixpath.dirname(target) or '.')}{match[3]}"
 
     def name_page(match: re.Match[str]) -> str:
         """A link whose text is a file's name has the page's title on the site."""
         file = ROOT / _resolve(source, match[2])
-        title = re.search(r"^# (.*)$", file.read_text(encoding="utf-8"), re.MULTILINE) if file.is_file() else None
+        title = (
+            re.search(r"^# (.*)$", file.read_text(encoding="utf-8"), re.MULTILINE)
+            if file.is_file()
+            else None
+        )
         return f"[{title[1] if title else match[1]}]({match[2]}{match[3]})"
 
     text = _LINK.sub(relink, _NAMED.sub(name_page, text))
@@ -77,7 +104,11 @@ def _adapt(text: str, source: str, target: str) -> str:
         elif line[:1].strip():
             in_list = in_list and bool(lines) and bool(lines[-1].strip())
         if line.startswith("|"):
-            line = line.replace("\\|", "&#124;") if "`" not in line else re.sub(r"`[^`]*`", _unescape, line)
+            line = (
+                line.replace("\\|", "&#124;")
+                if "`" not in line
+                else re.sub(r"`[^`]*`", _unescape, line)
+            )
         elif in_list and re.match(r" {2,3}\S", line):
             line = "    " + line.lstrip(" ")
         lines.append(line)
@@ -90,9 +121,15 @@ def _unescape(code: re.Match[str]) -> str:
 
 def _resolve(source: str, link: str) -> str:
     """Return the path in the checkout that a link in a file of it means."""
-    return link if "://" in link else posixpath.normpath(posixpath.join(posixpath.dirname(source), link))
+    return (
+        link
+        if "://" in link
+        else posixpath.normpath(posixpath.join(posixpath.dirname(source), link))
+    )
 
 
 def _copy_of(name: str) -> str:
-    """Return where the site has a file that is no page; a text without a suffix is shown, not downloaded."""
+    """Return where the site has a file that is no page; a text without a suffix is shown, not
+    downloaded.
+    """
     return f"{_COPIES}{name}" if "." in posixpath.basename(name) else f"{_COPIES}{name}.txt"

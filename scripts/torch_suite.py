@@ -1,15 +1,18 @@
-"""Runs torch's own tests of torch.distributed through gloo and through the backend "topo", and prints what differs.
+"""Runs torch's own tests of torch.distributed through gloo and through the backend "topo", and
+prints what differs.
 
     python scripts/torch_suite.py                                 all tests, 4 ranks, gloo, then topo by race and by plan
     python scripts/torch_suite.py -k all_reduce -k DDP            tests whose name contains one of these
     python scripts/torch_suite.py --ways gloo,plan --ranks 2      gloo, and topo with every call through its plan
     python scripts/torch_suite.py --json > suite.json             outcomes as JSON
 
-The tests are those of the installed torch (torch/testing/_internal/distributed/distributed_test.py), unchanged: they ask for
-gloo, and get the backend "topo" instead. Those for GPUs run on the CPU, where they do not need one (cpu_as_gpus.py).
+The tests are those of the installed torch
+(torch/testing/_internal/distributed/distributed_test.py), unchanged: they ask for gloo, and get the
+backend "topo" instead. Those for GPUs run on the CPU, where they do not need one (cpu_as_gpus.py).
 
-Ways: gloo; race (topo as it is by default); plan (every collective of any size that has a plan goes through it). Exit code 1
-where a test that passes on gloo does not pass on topo, the known ones aside.
+Ways: gloo; race (topo as it is by default); plan (every collective of any size that has a plan goes
+through it). Exit code 1 where a test that passes on gloo does not pass on topo, the known ones
+aside.
 """
 
 from __future__ import annotations
@@ -29,23 +32,32 @@ from typing import Any
 
 import cpu_as_gpus
 
+# Tests that pass on gloo alone, and why.
 KNOWN = {
     "test_monitored_barrier_gloo": "torch asks for gloo by name",
     "test_monitored_barrier_gloo_subgroup": "torch asks for gloo by name",
     "test_ddp_logging_data_cpu": "compares the backend's name",
     "test_get_backend": "compares the backend's name",
-    "test_ddp_profiling_torch_profiler": "wants ranges that end with the call: torch 2.13 crashes where a profile ends first",
+    "test_ddp_profiling_torch_profiler": "wants ranges that end with the call: torch 2.13 crashes "
+    "where a profile ends first",
 }
-"""Tests that pass on gloo alone, and why."""
 WAYS = ("gloo", "race", "plan")
+# A test that takes longer than this hangs.
 MOST_SECONDS = 120
-"""A test that takes longer than this hangs."""
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run the tests each way, print what differs, and return the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("-k", dest="names", action="append", metavar="TEXT", help="only tests whose name contains TEXT")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "-k",
+        dest="names",
+        action="append",
+        metavar="TEXT",
+        help="only tests whose name contains TEXT",
+    )
     parser.add_argument("--ranks", type=int, default=4, help="processes a test (default 4)")
     parser.add_argument("--ways", default=",".join(WAYS), help="gloo, race, plan (default all)")
     parser.add_argument("--json", action="store_true", help="outcomes of every test as JSON")
@@ -68,7 +80,10 @@ def _report(outcomes: dict[str, dict[str, str]], *, quiet: bool) -> int:
         passed = sum(outcome == "passed" for outcome in found.values())
         skipped = sum(outcome == "skipped" for outcome in found.values())
         if not quiet:
-            print(f"{way}: {passed} passed, {skipped} skipped, {len(found) - passed - skipped} failed of {len(found)}")
+            print(
+                f"{way}: {passed} passed, {skipped} skipped, {len(found) - passed - skipped} "
+                f"failed of {len(found)}"
+            )
         for name, outcome in found.items():
             if outcome in ("passed", "skipped") or by_gloo.get(name, "passed") != "passed":
                 continue
@@ -79,7 +94,9 @@ def _report(outcomes: dict[str, dict[str, str]], *, quiet: bool) -> int:
 
 
 class Suite:
-    """The installed torch's tests, run by forked ranks: importing torch takes longer than most tests."""
+    """The installed torch's tests, run by forked ranks: importing torch takes longer than most
+    tests.
+    """
 
     def __init__(self, ranks: int, names: list[str]) -> None:
         self.folder = tempfile.TemporaryDirectory(prefix="torch-suite-")
@@ -102,7 +119,8 @@ class Suite:
                     outcome = _run_one(case, as_if_gpus=True)
                 outcomes[name] = outcome
                 print(
-                    f"{way} {number + 1}/{len(self.cases)} {name}: {outcome} ({time.monotonic() - started:.1f} s)",
+                    f"{way} {number + 1}/{len(self.cases)} {name}: {outcome} "
+                    f"({time.monotonic() - started:.1f} s)",
                     file=sys.stderr,
                     flush=True,
                 )
@@ -115,7 +133,10 @@ def _find_tests(names: list[str]) -> Iterator[Any]:
     import torch._dynamo
     import torch.distributed.fsdp
     import torch.testing._internal.common_distributed as common
-    from torch.testing._internal.distributed.distributed_test import DistributedTest, TestDistBackend
+    from torch.testing._internal.distributed.distributed_test import (
+        DistributedTest,
+        TestDistBackend,
+    )
 
     import topoplan.runtime.register
 
@@ -162,7 +183,9 @@ def _run_one(case: Any, *, as_if_gpus: bool = False) -> str:
 
 @contextmanager
 def _as_backend(way: str) -> Iterator[None]:
-    """Have torch make groups of the backend "topo" where gloo, or nothing, is asked for, while the context lasts."""
+    """Have torch make groups of the backend "topo" where gloo, or nothing, is asked for, while the
+    context lasts.
+    """
     import torch.distributed as dist
 
     from topoplan.runtime.backend.options import backend_options

@@ -1,14 +1,16 @@
-"""Runs other people's trainers on gloo and through topoplan, on this host's CPUs, and prints whether the same comes out.
+"""Runs other people's trainers on gloo and through topoplan, on this host's CPUs, and prints
+whether the same comes out.
 
     python scripts/trainers.py                      what is installed, one after the other
     python scripts/trainers.py --install            with pip, what examples/trainers/requirements.txt names, first
     python scripts/trainers.py lightning torch      only these
     python scripts/trainers.py --json               what came out as JSON
 
-Each script in examples/trainers is run as it stands, through topoplan, and as it would be written for gloo: a comment
-`# gloo:` says how the line after it reads then. Every collective of a floating-point tensor is made to go through a plan: on
-one host the stock collective would mostly win the race. A framework that is not installed, or does not run on gloo, is said
-and left out. Exit code 1 where results differ, or a trainer fails that runs on gloo.
+Each script in examples/trainers is run as it stands, through topoplan, and as it would be written
+for gloo: a comment `# gloo:` says how the line after it reads then. Every collective of a
+floating-point tensor is made to go through a plan: on one host the stock collective would mostly
+win the race. A framework that is not installed, or does not run on gloo, is said and left out. Exit
+code 1 where results differ, or a trainer fails that runs on gloo.
 """
 
 from __future__ import annotations
@@ -29,10 +31,10 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parents[1] / "examples" / "trainers"
+# How far losses and parameters may be from gloo's, beside the largest parameter: another order of
+# additions in float32 rounds otherwise, and a few dozen steps of training carry that on. Two ranks
+# have one order, and so the same bits.
 TOLERANCE = 1e-5
-"""How far losses and parameters may be from gloo's, beside the largest parameter: another order of additions in float32
-rounds otherwise, and a few dozen steps of training carry that on. Two ranks have one order, and so the same bits.
-"""
 _MARK = "# gloo: "
 _NO_LINE = "no such line"
 _ROW = "{:<14}{:<13}{:<22}{:>6}{:>7}  {:<24}{}"
@@ -66,7 +68,9 @@ TRAINERS = (
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a trainer: its table row. `equal` is None where it could not be run on gloo either."""
+    """What came of a trainer: its table row. `equal` is None where it could not be run on gloo
+    either.
+    """
 
     package: str
     version: str | None
@@ -85,16 +89,29 @@ class TrainerError(Exception):
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the trainers, print the table, and return the exit code."""
     names = list(dict.fromkeys(trainer.package for trainer in TRAINERS))
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("packages", nargs="*", metavar="PACKAGE", help=f"only these of {', '.join(names)}")
-    parser.add_argument("--install", action="store_true", help="install the frameworks with pip first")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument(
-        "--timeout", type=float, default=600.0, metavar="S", help="seconds a run may take (default 600)"
+        "packages", nargs="*", metavar="PACKAGE", help=f"only these of {', '.join(names)}"
+    )
+    parser.add_argument(
+        "--install", action="store_true", help="install the frameworks with pip first"
+    )
+    parser.add_argument(
+        "--timeout",
+        type=float,
+        default=600.0,
+        metavar="S",
+        help="seconds a run may take (default 600)",
     )
     parser.add_argument("--json", action="store_true", help="the table as JSON")
     args = parser.parse_args(argv)
     if not set(args.packages) <= set(names):
-        parser.error(f"{', '.join(sorted(set(args.packages) - set(names)))}: expected some of {', '.join(names)}")
+        parser.error(
+            f"{', '.join(sorted(set(args.packages) - set(names)))}: expected some of "
+            f"{', '.join(names)}"
+        )
     wanted = args.packages or names
     if args.install:
         _install(wanted)
@@ -113,17 +130,34 @@ def _print_table(outcomes: Sequence[Outcome], *, as_json: bool) -> None:
     if as_json:
         print(json.dumps([asdict(outcome) for outcome in outcomes], indent=1))
         return
-    print(_ROW.format("framework", "version", "what", "ranks", "lines", "result, beside gloo's", "through plans"))
+    print(
+        _ROW.format(
+            "framework",
+            "version",
+            "what",
+            "ranks",
+            "lines",
+            "result, beside gloo's",
+            "through plans",
+        )
+    )
     for x in outcomes:
         lines = str(x.lines) if x.equal is not None else ""
-        print(_ROW.format(x.package, x.version or "-", x.what, x.ranks, lines, x.result, "; ".join(x.planned)).rstrip())
+        print(
+            _ROW.format(
+                x.package, x.version or "-", x.what, x.ranks, lines, x.result, "; ".join(x.planned)
+            ).rstrip()
+        )
 
 
-# -- pip -------------------------------------------------------------------------------------------------------------
+# -- pip
+# -------------------------------------------------------------------------------------------------------------
 
 
 def _install(packages: Sequence[str]) -> None:
-    """Install frameworks, each by itself, so that one that cannot be does not keep others away; torch stays as it is."""
+    """Install frameworks, each by itself, so that one that cannot be does not keep others away;
+    torch stays as it is.
+    """
     with tempfile.TemporaryDirectory() as folder:
         kept = Path(folder, "constraints.txt")
         kept.write_text(f"torch=={version('torch')}\n", encoding="utf-8")
@@ -131,11 +165,17 @@ def _install(packages: Sequence[str]) -> None:
             print(f"installing {requirement} ...", file=sys.stderr, flush=True)
             pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
             ended = subprocess.run(
-                [*pip, "--constraint", str(kept), requirement], capture_output=True, text=True, check=False
+                [*pip, "--constraint", str(kept), requirement],
+                capture_output=True,
+                text=True,
+                check=False,
             )
             if ended.returncode:
                 errors = [line for line in ended.stderr.splitlines() if line.startswith("ERROR")]
-                print(f"{requirement}: cannot be installed: {(errors or ['pip fails'])[-1]}", file=sys.stderr)
+                print(
+                    f"{requirement}: cannot be installed: {(errors or ['pip fails'])[-1]}",
+                    file=sys.stderr,
+                )
 
 
 def _read_requirements(packages: Sequence[str]) -> Iterator[str]:
@@ -145,11 +185,14 @@ def _read_requirements(packages: Sequence[str]) -> Iterator[str]:
             yield line
 
 
-# -- scripts ---------------------------------------------------------------------------------------------------------
+# -- scripts
+# ---------------------------------------------------------------------------------------------------------
 
 
 def write_for_gloo(script: str) -> str:
-    """Return a script as it reads for stock gloo: comments that begin with `# gloo:` say what the line after them is then."""
+    """Return a script as it reads for stock gloo: comments that begin with `# gloo:` say what the
+    line after them is then.
+    """
     lines: list[str] = []
     stock = None
     for line in script.splitlines():
@@ -179,7 +222,9 @@ class Runner:
         self._runs = 0
         self._environment = {
             **os.environ,
-            "PYTHONPATH": os.pathsep.join([str(FOLDER), *filter(None, [os.environ.get("PYTHONPATH")])]),
+            "PYTHONPATH": os.pathsep.join(
+                [str(FOLDER), *filter(None, [os.environ.get("PYTHONPATH")])]
+            ),
             "OMP_NUM_THREADS": "1",
             "TOPOPLAN_CACHE": str(folder / "cache"),
             "TOPOPLAN_CHOOSE": "plan",
@@ -196,13 +241,27 @@ class Runner:
         try:
             release = version(trainer.package)
         except PackageNotFoundError:
-            return Outcome(trainer.package, None, trainer.what, trainer.ranks, lines, None, "not installed: left out")
+            return Outcome(
+                trainer.package,
+                None,
+                trainer.what,
+                trainer.ranks,
+                lines,
+                None,
+                "not installed: left out",
+            )
         try:
             stock = self._run(trainer, write_for_gloo(script))
         except TrainerError as error:
             print(error, file=sys.stderr)
             return Outcome(
-                trainer.package, release, trainer.what, trainer.ranks, lines, None, "fails on gloo: left out"
+                trainer.package,
+                release,
+                trainer.what,
+                trainer.ranks,
+                lines,
+                None,
+                "fails on gloo: left out",
             )
         try:
             if trainer.what == "hook":
@@ -210,31 +269,61 @@ class Runner:
             ours = self._run(trainer, script)
         except TrainerError as error:
             print(error, file=sys.stderr)
-            return Outcome(trainer.package, release, trainer.what, trainer.ranks, lines, False, "FAILS")
+            return Outcome(
+                trainer.package, release, trainer.what, trainer.ranks, lines, False, "FAILS"
+            )
         equal, result = compare_results(stock, ours)
         return Outcome(
-            trainer.package, release, trainer.what, trainer.ranks, lines, equal, result, tuple(ours[0]["planned"])
+            trainer.package,
+            release,
+            trainer.what,
+            trainer.ranks,
+            lines,
+            equal,
+            result,
+            tuple(ours[0]["planned"]),
         )
 
     def _make_plan(self, ranks: int) -> None:
         plan = self.folder / "plan.json"
         if not plan.exists():
             synth = [sys.executable, "-m", "topoplan.cli.synth", "--collective", "allreduce"]
-            self._run_command([*synth, "--topology", f"full:{ranks}", "-o", str(plan)], self._environment)
+            self._run_command(
+                [*synth, "--topology", f"full:{ranks}", "-o", str(plan)], self._environment
+            )
 
     def _run(self, trainer: Trainer, script: str) -> list[dict]:
         """Run a script, and return what its ranks report, by rank."""
         self._runs += 1
-        file, results = self.folder / f"{self._runs}_{trainer.script}", self.folder / str(self._runs)
+        file, results = (
+            self.folder / f"{self._runs}_{trainer.script}",
+            self.folder / str(self._runs),
+        )
         file.write_text(script, encoding="utf-8")
         results.mkdir()
-        torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(trainer.ranks)]
-        command = [sys.executable, *(torchrun if trainer.by_torchrun else []), str(file), *trainer.args]
+        torchrun = [
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "--nproc-per-node",
+            str(trainer.ranks),
+        ]
+        command = [
+            sys.executable,
+            *(torchrun if trainer.by_torchrun else []),
+            str(file),
+            *trainer.args,
+        ]
         self._run_command(command, {**self._environment, "TRAINERS_RESULT": str(results)})
         try:
-            return [json.loads((results / f"{rank}.json").read_text(encoding="utf-8")) for rank in range(trainer.ranks)]
+            return [
+                json.loads((results / f"{rank}.json").read_text(encoding="utf-8"))
+                for rank in range(trainer.ranks)
+            ]
         except FileNotFoundError as error:
-            raise TrainerError(f"{trainer.script}: rank {Path(error.filename).stem} has reported nothing") from None
+            raise TrainerError(
+                f"{trainer.script}: rank {Path(error.filename).stem} has reported nothing"
+            ) from None
 
     def _run_command(self, command: Sequence[str], environment: dict[str, str]) -> None:
         log = self.folder / "log"
@@ -256,7 +345,9 @@ class Runner:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a process, and what it started: politely, so that launchers end their ranks, and then at once."""
+    """End a process, and what it started: politely, so that launchers end their ranks, and then at
+    once.
+    """
     for number, patience_s in ((signal.SIGTERM, 10.0), (signal.SIGKILL, 10.0)):
         with suppress(ProcessLookupError):
             os.killpg(process.pid, number)
@@ -270,16 +361,27 @@ def compare_results(stock: Sequence[dict], ours: Sequence[dict]) -> tuple[bool, 
         return False, "NOTHING WAS PLANNED"
     if any(rank["parameters"] != ours[0]["parameters"] for rank in ours):
         return False, "RANKS DIFFER"
-    if any(a["losses"] != b["losses"] or a["parameters"] != b["parameters"] for a, b in zip(stock, ours, strict=True)):
+    if any(
+        a["losses"] != b["losses"] or a["parameters"] != b["parameters"]
+        for a, b in zip(stock, ours, strict=True)
+    ):
         error = max(_relative_error(a, b) for a, b in zip(stock, ours, strict=True))
-        return error <= TOLERANCE, f"{'equal' if error <= TOLERANCE else 'DIFFERENT'}, {error:.0e} off"
+        return (
+            error <= TOLERANCE,
+            f"{'equal' if error <= TOLERANCE else 'DIFFERENT'}, {error:.0e} off",
+        )
     return True, "equal, the same bits"
 
 
 def _relative_error(stock: dict, ours: dict) -> float:
-    """Return the largest difference of a loss or parameter, beside the largest one; infinite where they do not fit."""
+    """Return the largest difference of a loss or parameter, beside the largest one; infinite where
+    they do not fit.
+    """
     errors = []
-    for a, b in ((stock["losses"], ours["losses"]), (_join(stock["parameters"]), _join(ours["parameters"]))):
+    for a, b in (
+        (stock["losses"], ours["losses"]),
+        (_join(stock["parameters"]), _join(ours["parameters"])),
+    ):
         if len(a) != len(b) or not all(map(math.isfinite, (*a, *b))):
             return math.inf
         errors.append(max(abs(x - y) for x, y in zip(a, b, strict=True)) / max(map(abs, a)))

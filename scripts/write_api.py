@@ -1,11 +1,13 @@
-"""Write docs/api.md, the reference of the Python API, from the docstrings of the public names: `make api`."""
+"""Write docs/api.md, the reference of the Python API, from the docstrings of the public names:
+`make api`.
+"""
 
 from __future__ import annotations
 
 import ast
-import inspect
 from collections.abc import Iterator
 from functools import cache
+from itertools import takewhile
 from pathlib import Path
 
 import topoplan
@@ -13,18 +15,33 @@ import topoplan
 ROOT = Path(__file__).resolve().parents[1]
 QUOTE = "'"
 PAGE = ROOT / "docs/api.md"
+# The whole programs of the page, files in examples/, with their headings.
 PROGRAMS = {
     "plan_a_machine.py": "Plan for a machine that is known by a text, and save the plan",
     "run_a_collective.py": "Run a collective through a plan",
     "own_strategy.py": "A strategy of one's own",
 }
-"""The whole programs of the page, files in examples/, with their headings."""
 SECTIONS = {
     "Machines": ("probe", "load", "resolve", "Topology", "Device", "Link"),
     "Plans": ("synthesize", "describe", "Plan", "Entry", "Limits", "Bound"),
     "Where ranks go": ("place", "Placement", "device_mesh"),
-    "Collectives and schedules": ("Collective", "CollectiveName", "Chunk", "Schedule", "Transfer", "verify"),
-    "Running": ("Communicator", "Choice", "ddp_hook", "backend_options", "BackendOptions", "join_mpi", "nccl_graph"),
+    "Collectives and schedules": (
+        "Collective",
+        "CollectiveName",
+        "Chunk",
+        "Schedule",
+        "Transfer",
+        "verify",
+    ),
+    "Running": (
+        "Communicator",
+        "Choice",
+        "ddp_hook",
+        "backend_options",
+        "BackendOptions",
+        "join_mpi",
+        "nccl_graph",
+    ),
     "Strategies of one's own": ("strategy", "Request", "Send", "build_schedule"),
     "Errors": (
         "TopoplanError",
@@ -56,6 +73,7 @@ Every error that is raised on purpose is a `TopoplanError`, and its message one 
 failed, 2 bad input, 3 infeasible, 4 out of time, 5 a plan or schedule that does not hold.
 """,
 }
+# Members that only topoplan itself needs, and for which nothing is promised.
 INSIDE = {
     "Bound": ("from_fields",),
     "Collective": ("problem_with", "contributors"),
@@ -63,7 +81,6 @@ INSIDE = {
     "Schedule": ("from_fields", "tick"),
     "Topology": ("for_plans",),
 }
-"""Members that only topoplan itself needs, and for which nothing is promised."""
 HEAD = """\
 # The Python API
 
@@ -102,7 +119,11 @@ def text() -> str:
     listed = {name for names in SECTIONS.values() for name in names}
     others = tuple(name for name in topoplan.__all__ if name not in listed)
     for title, names in {**SECTIONS, **({"Other names": others} if others else {})}.items():
-        parts.append("\n".join([f"## {title}\n", *([INTRODUCTIONS[title]] if title in INTRODUCTIONS else [])]))
+        parts.append(
+            "\n".join(
+                [f"## {title}\n", *([INTRODUCTIONS[title]] if title in INTRODUCTIONS else [])]
+            )
+        )
         parts += [_describe(name) for name in names]
     return "\n".join(parts)
 
@@ -122,15 +143,19 @@ def find_definition(name: str) -> tuple[ast.stmt, str]:
     """Return where a public name is defined, and its docstring."""
     file = _find_file(name)
     body = _read(file)
-    for place, node in enumerate(body):
+    for node in body:
         if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and node.name == name:
             return node, ast.get_docstring(node) or ""
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name:
-            after = body[place + 1]
-            constant = after.value if isinstance(after, ast.Expr) else None
-            is_text = isinstance(constant, ast.Constant) and isinstance(constant.value, str)
-            return node, inspect.cleandoc(constant.value) if is_text else ""
+            return node, _read_comment_above(file, node.lineno)
     raise SystemExit(f"{name} is not defined in {file}")
+
+
+def _read_comment_above(file: Path, line: int) -> str:
+    """Return the comment that ends on the line before `line` (from 1), without its marks."""
+    lines = file.read_text(encoding="utf-8").splitlines()[: line - 1]
+    comment = list(takewhile(lambda text: text.startswith("#"), reversed(lines)))
+    return "\n".join(text.removeprefix("#").strip() for text in reversed(comment))
 
 
 def _find_file(name: str) -> Path:
@@ -147,7 +172,11 @@ def _read(file: Path) -> list[ast.stmt]:
 def _describe_class(name: str, node: ast.ClassDef, doc: str) -> str:
     """Return a class, with its fields or what makes one, and its public methods and properties."""
     head = _code(_heading(name, node))
-    members = [_describe_member(m, _find_file(name)) for m in _list_members(node) if m.name not in INSIDE.get(name, ())]
+    members = [
+        _describe_member(m, _find_file(name))
+        for m in _list_members(node)
+        if m.name not in INSIDE.get(name, ())
+    ]
     return "\n".join([f"### {name}\n", head, "", _prose(doc), "", *members])
 
 
@@ -168,20 +197,32 @@ def _describe_field(node: ast.AnnAssign, file: Path) -> str:
     default = node.value
     if isinstance(default, ast.Call) and ast.unparse(default.func) == "field":
         made_by = {word.arg: word.value for word in default.keywords}.get("default_factory")
-        default = None if made_by is None else ast.Constant(...) if isinstance(made_by, ast.Lambda) else _call(made_by)
+        default = (
+            None
+            if made_by is None
+            else ast.Constant(...)
+            if isinstance(made_by, ast.Lambda)
+            else _call(made_by)
+        )
     shown = "" if default is None else f" = {_describe_default(default, file)}"
     return f"{ast.unparse(node.target)}: {ast.unparse(node.annotation)}{shown}"
 
 
 def _call(made_by: ast.expr) -> ast.expr:
     """Return the call of a function without arguments; `{}` and `[]` as they are written."""
-    return {"dict": ast.Dict([], []), "list": ast.List([])}.get(ast.unparse(made_by), ast.Call(made_by, [], []))
+    return {"dict": ast.Dict([], []), "list": ast.List([])}.get(
+        ast.unparse(made_by), ast.Call(made_by, [], [])
+    )
 
 
 def _list_members(node: ast.ClassDef) -> Iterator[ast.FunctionDef]:
     """Yield the public methods and properties of a class that have a docstring."""
     for member in node.body:
-        if isinstance(member, ast.FunctionDef) and not member.name.startswith("_") and ast.get_docstring(member):
+        if (
+            isinstance(member, ast.FunctionDef)
+            and not member.name.startswith("_")
+            and ast.get_docstring(member)
+        ):
             yield member
 
 
@@ -201,29 +242,49 @@ def _signature(node: ast.FunctionDef, file: Path, name: str | None = None) -> st
     args = node.args
     positional = [*args.posonlyargs, *args.args]
     defaults = [None] * (len(positional) - len(args.defaults)) + [*args.defaults]
-    shown = [_parameter(a, d, file) for a, d in zip(positional, defaults, strict=True) if a.arg not in ("self", "cls")]
+    shown = [
+        _parameter(a, d, file)
+        for a, d in zip(positional, defaults, strict=True)
+        if a.arg not in ("self", "cls")
+    ]
     if args.vararg:
         shown.append(f"*{args.vararg.arg}")
     elif args.kwonlyargs:
         shown.append("*")
-    shown += [_parameter(a, d, file) for a, d in zip(args.kwonlyargs, args.kw_defaults, strict=True)]
-    result = f" -> {ast.unparse(node.returns).strip(QUOTE)}" if node.returns and node.name != "__init__" else ""
+    shown += [
+        _parameter(a, d, file) for a, d in zip(args.kwonlyargs, args.kw_defaults, strict=True)
+    ]
+    result = (
+        f" -> {ast.unparse(node.returns).strip(QUOTE)}"
+        if node.returns and node.name != "__init__"
+        else ""
+    )
     return _lay_out(name or node.name, shown, result)
 
 
 def _parameter(arg: ast.arg, default: ast.expr | None, file: Path) -> str:
     """Return a parameter with its type and default."""
     annotation = f": {ast.unparse(arg.annotation)}" if arg.annotation else ""
-    return arg.arg + annotation + (f" = {_describe_default(default, file)}" if default is not None else "")
+    return (
+        arg.arg
+        + annotation
+        + (f" = {_describe_default(default, file)}" if default is not None else "")
+    )
 
 
 def _describe_default(default: ast.expr, file: Path) -> str:
-    """Return a default; of a name that its module gives a value, or imports from ours, the value."""
+    """Return a default; of a name that its module gives a value, or imports from ours, the
+    value.
+    """
     if isinstance(default, ast.Name):
         for node in _read(file):
             if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == default.id:
                 return ast.unparse(node.value)
-            if isinstance(node, ast.ImportFrom) and node.level and default.id in {alias.name for alias in node.names}:
+            if (
+                isinstance(node, ast.ImportFrom)
+                and node.level
+                and default.id in {alias.name for alias in node.names}
+            ):
                 home = file.parents[node.level - 1] / f"{(node.module or '').replace('.', '/')}.py"
                 return _describe_default(default, home)
     return ast.unparse(default)

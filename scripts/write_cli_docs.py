@@ -1,4 +1,5 @@
-"""Write docs/cli.md from the commands' parsers, and with --man their pages for man: `make cli-docs`, `make man`.
+"""Write docs/cli.md from the commands' parsers, and with --man their pages for man: `make
+cli-docs`, `make man`.
 
 python scripts/write_cli_docs.py                 docs/cli.md
 python scripts/write_cli_docs.py --check         exit code 1 where docs/cli.md is not what would be written
@@ -67,7 +68,9 @@ def write_man(folder: Path) -> list[Path]:
         parser.man_short_description = COMMANDS.get(name, "a topology-aware communication planner")  # type: ignore[attr-defined]
         data = {"project_name": "topoplan", "version": VERSION, "manual_title": "topoplan"}
         page = Manpage(parser, _data=data)
-        page.add_section("examples", "=", "\n".join(_write_example(*example) for example in parser.examples))
+        page.add_section(
+            "examples", "=", "\n".join(_write_example(*example) for example in parser.examples)
+        )
         path = folder / f"{parser.prog}.1"
         path.write_text(str(page), encoding="utf-8")
         written.append(path)
@@ -76,13 +79,18 @@ def write_man(folder: Path) -> list[Path]:
 
 def _write_example(command: str, meaning: str) -> str:
     """Return an example as roff: the command as it is, what it is for below."""
-    escaped = [text.replace("\\", "\\e").replace("-", "\\-").replace("'", "\\(aq") for text in (command, meaning)]
+    escaped = [
+        text.replace("\\", "\\e").replace("-", "\\-").replace("'", "\\(aq")
+        for text in (command, meaning)
+    ]
     return f".PP\n.nf\n\\fB{escaped[0]}\\fR\n.fi\n.RS\n\\&{escaped[1]}\n.RE"
 
 
 def main() -> int:
     """Write what the arguments ask for; return the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--man", type=Path, metavar="DIR")
     args = parser.parse_args()

@@ -1,4 +1,6 @@
-"""Write the JSON Schemas of topoplan's files to docs/schemas/, from the types that read them: `make schemas`."""
+"""Write the JSON Schemas of topoplan's files to docs/schemas/, from the types that read them: `make
+schemas`.
+"""
 
 from __future__ import annotations
 
@@ -13,19 +15,20 @@ from topoplan.topo.schema import json_schema
 from topoplan.topo.topology_file import TopologyFile
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs/schemas"
+# The type that each file is read as, and the schema's title.
 DECLARED = {
     "topology": (TopologyFile, "a topology: --topology FILE, topo-probe --json"),
     "plan": (PlanFile, "a plan: topo-synth -o"),
     "host-costs": (HostCosts, 'the field "host" of a topology: topo-run --calibrate'),
     "lab-settings": (Settings, "what topo-lab trains"),
 }
-"""The type that each file is read as, and the schema's title."""
 
 
 def texts() -> dict[str, str]:
     """Return the text of each schema, by its file's name."""
     schemas: dict[str, dict[str, Any]] = {
-        f"{name}.schema.json": json_schema(declared, title) for name, (declared, title) in DECLARED.items()
+        f"{name}.schema.json": json_schema(declared, title)
+        for name, (declared, title) in DECLARED.items()
     }
     return {name: json.dumps(schema, indent=2) + "\n" for name, schema in schemas.items()}
 

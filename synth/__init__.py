@@ -1,1 +1,3 @@
-"""Which transfers, in which order: collectives, schedules, their verification, bounds, costs and plans. No torch."""
+"""Which transfers, in which order: collectives, schedules, their verification, bounds, costs and
+plans. No torch.
+"""

@@ -1,4 +1,6 @@
-"""What the top level offers of planning, for names as well as objects: `topoplan.synthesize("allreduce", "dgx1")`."""
+"""What the top level offers of planning, for names as well as objects:
+`topoplan.synthesize("allreduce", "dgx1")`.
+"""
 
 from __future__ import annotations
 
@@ -34,9 +36,9 @@ class Describes(Protocol):
 
 
 def describe(thing: Topology | Plan | Schedule | Describes, size: int | str = "1G") -> str:
-    """Return what people are told of a thing, as text: of a topology the tables of topo-probe, of a plan the table of
-    topo-synth with the prediction for `size` (bytes, or text such as "64M"), of a schedule its figures and first transfers,
-    of a choice the race.
+    """Return what people are told of a thing, as text: of a topology the tables of topo-probe, of a
+    plan the table of topo-synth with the prediction for `size` (bytes, or text such as "64M"), of a
+    schedule its figures and first transfers, of a choice the race.
     """
     if isinstance(thing, Topology):
         from ..topo.pictures import table  # rich, which nothing else here needs
@@ -60,19 +62,21 @@ def synthesize(
     time_limit_s: float = USUAL_LIMIT_S,
     progress: Callable[[str], None] | None = None,
 ) -> Plan:
-    """Return the verified plan for a collective on a machine: for each size the schedule predicted to be the fastest.
+    """Return the verified plan for a collective on a machine: for each size the schedule predicted
+    to be the fastest.
 
-    `collective` and `topology` are names, as for topo-synth (the topology may be whatever `load` takes), or objects.
-    `strategy` is "auto", one of topoplan's or one of your own (see `strategy`).
+    `collective` and `topology` are names, as for topo-synth (the topology may be whatever `load`
+    takes), or objects. `strategy` is "auto", one of topoplan's or one of your own (see `strategy`).
 
-    `size`, in bytes or as text ("64M"), asks for the schedule that is the fastest at this size alone: the plan has that one
-    for all sizes. `root` is the root of broadcast, reduce, gather and scatter (default: rank 0). `limits` restrict trees.
-    `reproducible`: an element's bits depend neither on the size of the buffer nor on its place in it. `thorough`: auto also
-    tries strategies that it expects to lose. `time_limit_s` stops the search, and a warning is logged where it did; with
-    more than a minute, searches go further. `progress` is called with a line now and then.
+    `size`, in bytes or as text ("64M"), asks for the schedule that is the fastest at this size
+    alone: the plan has that one for all sizes. `root` is the root of broadcast, reduce, gather and
+    scatter (default: rank 0). `limits` restrict trees. `reproducible`: an element's bits depend
+    neither on the size of the buffer nor on its place in it. `thorough`: auto also tries strategies
+    that it expects to lose. `time_limit_s` stops the search, and a warning is logged where it did;
+    with more than a minute, searches go further. `progress` is called with a line now and then.
 
-    Raises InputError where names or options are wrong, InfeasibleError where there is no such schedule (with the reason),
-    TimeLimitError where none was found in time.
+    Raises InputError where names or options are wrong, InfeasibleError where there is no such
+    schedule (with the reason), TimeLimitError where none was found in time.
     """
     if not isinstance(time_limit_s, (int, float)) or not time_limit_s > 0:
         raise InputError(f"time_limit_s is {time_limit_s!r}; expected seconds above 0")
@@ -80,7 +84,14 @@ def synthesize(
     machine = merge_nvswitches(_find_topology(topology))
     wanted = _find_collective(collective, machine, root)
     result = synthesize_plan(
-        wanted, machine, strategy, time_limit_s, progress, limits, thorough=thorough, reproducible=reproducible
+        wanted,
+        machine,
+        strategy,
+        time_limit_s,
+        progress,
+        limits,
+        thorough=thorough,
+        reproducible=reproducible,
     )
     if result.cut_short:
         log.warning(
@@ -91,13 +102,18 @@ def synthesize(
 
 
 def verify(schedule: Schedule, topology: str | PathLike[str] | Topology) -> None:
-    """Replay a schedule and raise VerificationError unless it is right: every receiver ends with every contribution exactly
-    once, routes exist, and no link carries more in a step than its bandwidth allows.
+    """Replay a schedule and raise VerificationError unless it is right: every receiver ends with
+    every contribution exactly once, routes exist, and no link carries more in a step than its
+    bandwidth allows.
 
-    Knows nothing of how the schedule was made. `Plan.verify` does this for all schedules of a plan, and checks its bounds.
+    Knows nothing of how the schedule was made. `Plan.verify` does this for all schedules of a plan,
+    and checks its bounds.
     """
     if not isinstance(schedule, Schedule):
-        raise InputError(f"verify: expected a Schedule, got {type(schedule).__name__}; a Plan has verify() of its own")
+        raise InputError(
+            f"verify: expected a Schedule, got {type(schedule).__name__}; a Plan has verify() of "
+            "its own"
+        )
     verify_schedule(schedule.uncut, _find_topology(topology))
 
 
@@ -106,15 +122,22 @@ def _find_topology(topology: str | PathLike[str] | Topology) -> Topology:
     return topology if isinstance(topology, Topology) else load(topology)
 
 
-def _find_collective(collective: str | Collective, topology: Topology, root: int | None) -> Collective:
-    """Return the collective over a topology's ranks. InputError where one was given that does not fit."""
+def _find_collective(
+    collective: str | Collective, topology: Topology, root: int | None
+) -> Collective:
+    """Return the collective over a topology's ranks. InputError where one was given that does not
+    fit.
+    """
     if not isinstance(collective, Collective):
         return collective_on(collective, topology, root)
     if root is not None and root != collective.root:
-        raise InputError(f"root={root}, but the collective has root {collective.root}; leave one of them out")
+        raise InputError(
+            f"root={root}, but the collective has root {collective.root}; leave one of them out"
+        )
     if collective.ranks != len(topology.ranks):
         raise InputError(
-            f"the collective is over {collective.ranks} ranks, topology {topology.name!r} has {len(topology.ranks)} GPUs; "
+            f"the collective is over {collective.ranks} ranks, topology {topology.name!r} has "
+            f"{len(topology.ranks)} GPUs; "
             "they must be as many"
         )
     return collective_on(collective.name, topology, collective.root)

@@ -1,4 +1,6 @@
-"""What people are told of plans and schedules: the tables of topo-synth, and the texts of `describe()`."""
+"""What people are told of plans and schedules: the tables of topo-synth, and the texts of
+`describe()`.
+"""
 
 from __future__ import annotations
 
@@ -19,17 +21,17 @@ if TYPE_CHECKING:
     from .ir.schedule import Schedule
     from .plan import Entry, Plan
 
+# Columns that a table may have; it takes what it needs.
 WIDTH = 200
-"""Columns that a table may have; it takes what it needs."""
+# Bytes at which a range without an end is reported on.
 _LARGE = 1 << 30
-"""Bytes at which a range without an end is reported on."""
 _MOST_ROWS = 64
+# The table of a plan, and which columns are aligned to the left.
 _COLUMNS = (("sizes from", False), ("to", False), ("strategy", True), ("chunks", False), ("steps", False),
             ("rounds", False), ("trees", False), ("segments", False), ("latency us", False), ("GB/s at most", False),
             ("gap", False), ("at size", False))  # fmt: skip
-"""The table of a plan, and which columns are aligned to the left."""
+# Columns that a narrow terminal goes without, in this order.
 _LEAVE_OUT = ("rounds", "trees", "segments", "chunks", "steps", "latency us", "at size", "to")
-"""Columns that a narrow terminal goes without, in this order."""
 
 
 def describe_plan(plan: Plan, size: int) -> str:
@@ -47,7 +49,9 @@ def describe_plan(plan: Plan, size: int) -> str:
     if computes_in_network(plan.topology):
         lines.append(f"that bound assumes: {describe_assumption(plan.topology)}")
     if plan.collective.root is not None:
-        lines.append(f"root: {plan.topology.ranks[plan.collective.root]}, rank {plan.collective.root}")
+        lines.append(
+            f"root: {plan.topology.ranks[plan.collective.root]}, rank {plan.collective.root}"
+        )
     return _join(lines)
 
 
@@ -63,7 +67,9 @@ def describe_schedule(schedule: Schedule) -> str:
         table.add_column(title, justify="left" if left else "right", no_wrap=True)
     for t in schedule.transfers[:_MOST_ROWS]:
         share = str(schedule.chunks[t.chunk].share)
-        table.add_row(str(t.step), str(t.src), str(t.dst), str(t.chunk), share, t.op, ", ".join(t.route))
+        table.add_row(
+            str(t.step), str(t.src), str(t.dst), str(t.chunk), share, t.op, ", ".join(t.route)
+        )
     buffer = io.StringIO()
     SafeConsole(file=buffer, width=WIDTH, color_system=None, markup=False).print(table)
     figures = [
@@ -131,29 +137,37 @@ def bounds_text(bounds: Bounds) -> str:
     """Return what is said of the bounds: one line where they are the same, else two."""
     lines = [f"at most {limit_text(bounds.any_way)} GB/s algbw; {why_text(bounds.any_way)}"]
     if bounds.one_way != bounds.any_way:
-        lines[0] = f"at most {limit_text(bounds.any_way)} GB/s algbw if senders could divide data over all ways; " + (
-            why_text(bounds.any_way)
+        lines[0] = (
+            f"at most {limit_text(bounds.any_way)} GB/s algbw if senders could divide data over "
+            "all ways; " + (why_text(bounds.any_way))
         )
         lines.append(
-            f"at most {limit_text(bounds.one_way)} GB/s algbw with one way a pair of GPUs, as hardware sends; "
-            + why_text(bounds.one_way)
+            f"at most {limit_text(bounds.one_way)} GB/s algbw with one way a pair of GPUs, as "
+            "hardware sends; " + why_text(bounds.one_way)
         )
     return "\n".join(lines)
 
 
 def reach_at(plan: Plan, entry: Entry, size: int) -> tuple[int, float]:
-    """Return a size in bytes in an entry's range, and the algbw in GB/s that the entry is predicted to reach at it.
+    """Return a size in bytes in an entry's range, and the algbw in GB/s that the entry is predicted
+    to reach at it.
 
     It is the given size where the entry has it, else the end of the entry's range.
     """
     if not entry.covers(size):
-        size = max(entry.min_bytes, _LARGE) if entry.max_bytes is None else max(entry.min_bytes, entry.max_bytes - 1)
+        size = (
+            max(entry.min_bytes, _LARGE)
+            if entry.max_bytes is None
+            else max(entry.min_bytes, entry.max_bytes - 1)
+        )
     time_s = plan.time_s(entry, size)
     return size, size / time_s / 1e9 if time_s else 0.0
 
 
 def print_plan(console: Console, plan: Plan, size: int) -> None:
-    """Print what topo-synth says of a plan: the bound, a row for each range of sizes, the prediction for `size` bytes."""
+    """Print what topo-synth says of a plan: the bound, a row for each range of sizes, the
+    prediction for `size` bytes.
+    """
     from rich.markup import escape
 
     from ..topo.pictures.fit import print_table
@@ -163,15 +177,18 @@ def print_plan(console: Console, plan: Plan, size: int) -> None:
 
     collective, topology = plan.collective, plan.topology
     console.print(
-        f"[bold]{collective.name}[/bold] on [bold]{escape(topology.name)}[/bold] ({collective.ranks} ranks, fingerprint "
-        f"{topology.fingerprint[:12]}): {escape(bounds_text(Bounds(plan.bound, plan.bound_one_way)))}",
+        f"[bold]{collective.name}[/bold] on [bold]{escape(topology.name)}[/bold] "
+        f"({collective.ranks} ranks, fingerprint "
+        f"{topology.fingerprint[:12]}): "
+        f"{escape(bounds_text(Bounds(plan.bound, plan.bound_one_way)))}",
         highlight=False, soft_wrap=not console.is_terminal,
     )  # fmt: skip
     rows: list[tuple[Sequence[str], str | None]] = []
     for entry in plan.entries:
         s, cost = entry.schedule, plan.cost_of(entry)
         total = rounds(s, topology)
-        # A pipeline's limit and its gap are for large sizes; what its filling leaves at a size stands in a column of its own.
+        # A pipeline's limit and its gap are for large sizes; what its filling leaves at a size
+        # stands in a column of its own.
         limit, (end, reached) = plan.limit_GBps(entry), reach_at(plan, entry, size)
         cells = (
             show_size(entry.min_bytes), show_size(entry.max_bytes) if entry.max_bytes is not None else "",
@@ -182,25 +199,34 @@ def print_plan(console: Console, plan: Plan, size: int) -> None:
         )  # fmt: skip
         rows.append((cells, "green" if entry.covers(size) else None))
     print_table(
-        console, _COLUMNS, _show_segments(rows, [e.schedule.label for e in plan.entries], console.width), _LEAVE_OUT
+        console,
+        _COLUMNS,
+        _show_segments(rows, [e.schedule.label for e in plan.entries], console.width),
+        _LEAVE_OUT,
     )
     entry = plan.entry_for(size)
     time_s = plan.time_s(entry, size)
     algbw = size / time_s / 1e9 if time_s else 0.0
     console.print(
-        f"at {show_size(size)}: {entry.schedule.strategy}, predicted {show_us(time_s)} us, algbw {algbw:.4g} GB/s, "
-        f"busbw {algbw * float(collective.bus_factor()):.4g} GB/s", highlight=False, soft_wrap=not console.is_terminal,
+        f"at {show_size(size)}: {entry.schedule.strategy}, predicted {show_us(time_s)} us, algbw "
+        f"{algbw:.4g} GB/s, "
+        f"busbw {algbw * float(collective.bus_factor()):.4g} "
+        "GB/s", highlight=False, soft_wrap=not console.is_terminal,
     )  # fmt: skip
     if host_of(topology) is not None or step_us(topology):
         console.print(
-            f"host costs: {describe_host(topology)}", highlight=False, soft_wrap=not console.is_terminal, markup=False
+            f"host costs: {describe_host(topology)}",
+            highlight=False,
+            soft_wrap=not console.is_terminal,
+            markup=False,
         )
 
 
 def _show_segments(
     rows: list[tuple[Sequence[str], str | None]], labels: Sequence[str], width: int
 ) -> list[tuple[Sequence[str], str | None]]:
-    """Return a plan's rows with segments behind strategies (`packing x64`) where there is no room for a column of them.
+    """Return a plan's rows with segments behind strategies (`packing x64`) where there is no room
+    for a column of them.
 
     Without them, rows that differ in nothing else would look alike. No further column goes for it.
     """
@@ -215,18 +241,28 @@ def _show_segments(
         ([*cells[:place], label, *cells[place + 1 :]], style)
         for (cells, style), label in zip(rows, labels, strict=True)
     ]
-    return more if choose_columns(titles, [cells for cells, _ in more], _LEAVE_OUT, width) == kept else rows
+    return (
+        more
+        if choose_columns(titles, [cells for cells, _ in more], _LEAVE_OUT, width) == kept
+        else rows
+    )
 
 
 def show_us(time_s: float) -> str:
-    """Return a time in microseconds without an exponent: four digits where it is small, whole where it is large."""
+    """Return a time in microseconds without an exponent: four digits where it is small, whole where
+    it is large.
+    """
     return f"{time_s * 1e6:,.0f}" if time_s * 1e6 >= 10_000 else f"{time_s * 1e6:.4g}"
 
 
 def count_bytes(size: int | str) -> int:
-    """Return a size as a number of bytes. InputError where it is no text that `parse_size` reads, or below 0."""
+    """Return a size as a number of bytes. InputError where it is no text that `parse_size` reads,
+    or below 0.
+    """
     if isinstance(size, str):
         return parse_size(size)
     if isinstance(size, bool) or not isinstance(size, int) or size < 0:
-        raise InputError(f"size is {size!r}; expected bytes as a whole number, or a text such as '64M'")
+        raise InputError(
+            f"size is {size!r}; expected bytes as a whole number, or a text such as '64M'"
+        )
     return size

@@ -1,28 +1,33 @@
-"""Limits of a search: an amount of work that does not depend on the machine's load, and a time limit.
+"""Limits of a search: an amount of work that does not depend on the machine's load, and a time
+limit.
 
-Work is counted, never measured: trees priced, simplex iterations, CP-SAT's deterministic time, schedules judged. Each
-search turns its counts into seconds of a quiet core by a rate of its own, so that allowances read like times; only the
-counts decide. The clock only stops a search that is still running at the user's time limit, and each search that it
-stopped is recorded: where nothing is recorded, the same request gives the same plan.
+Work is counted, never measured: trees priced, simplex iterations, CP-SAT's deterministic time,
+schedules judged. Each search turns its counts into seconds of a quiet core by a rate of its own, so
+that allowances read like times; only the counts decide. The clock only stops a search that is still
+running at the user's time limit, and each search that it stopped is recorded: where nothing is
+recorded, the same request gives the same plan.
 """
 
 from __future__ import annotations
 
 import time
 
+# The time limit at which work allowances hold as they are written. A longer one raises them all in
+# proportion; a shorter one leaves them as they are, and the clock may stop the search first.
 USUAL_LIMIT_S = 60.0
-"""The time limit at which work allowances hold as they are written. A longer one raises them all in proportion; a shorter
-one leaves them as they are, and the clock may stop the search first."""
 
 
 class Effort:
     """An allowance of work, with a time limit.
 
-    `left_s` is the work left in seconds of a quiet core, `ends_at` the time limit on time.monotonic, and `cut_short` the names
-    of the searches that the clock has stopped, in one list for all allowances that come from the same one.
+    `left_s` is the work left in seconds of a quiet core, `ends_at` the time limit on
+    time.monotonic, and `cut_short` the names of the searches that the clock has stopped, in one
+    list for all allowances that come from the same one.
     """
 
-    def __init__(self, time_limit_s: float = USUAL_LIMIT_S, usual_limit_s: float = USUAL_LIMIT_S) -> None:
+    def __init__(
+        self, time_limit_s: float = USUAL_LIMIT_S, usual_limit_s: float = USUAL_LIMIT_S
+    ) -> None:
         self.scale = max(1.0, time_limit_s / usual_limit_s)
         self.ends_at = time.monotonic() + time_limit_s
         self.cut_short: list[str] = []
@@ -31,7 +36,9 @@ class Effort:
 
     @property
     def left_s(self) -> float:
-        """Work that may still be done, in seconds of a quiet core; negative where more was done than allowed."""
+        """Work that may still be done, in seconds of a quiet core; negative where more was done
+        than allowed.
+        """
         return self._left_s if self._parent is None else min(self._left_s, self._parent.left_s)
 
     @property
@@ -40,7 +47,9 @@ class Effort:
         return self.ends_at - time.monotonic()
 
     def grant(self, work_s: float, share_of_clock: float = 1.0) -> Effort:
-        """Return an allowance of `work_s` (at the usual time limit) out of this one, with a share of the time left."""
+        """Return an allowance of `work_s` (at the usual time limit) out of this one, with a share
+        of the time left.
+        """
         part = Effort.__new__(Effort)
         part.scale, part.cut_short, part._parent = self.scale, self.cut_short, self
         part._left_s = work_s * self.scale
@@ -48,8 +57,8 @@ class Effort:
         return part
 
     def extend(self, work_s: float) -> Effort:
-        """Return an allowance of `work_s` (at the usual time limit) beyond this one, with the same end: for a cheap last step
-        that what was spent before must not take away.
+        """Return an allowance of `work_s` (at the usual time limit) beyond this one, with the same
+        end: for a cheap last step that what was spent before must not take away.
         """
         part = self.grant(work_s)
         part._parent = None
@@ -62,7 +71,9 @@ class Effort:
             self._parent.spend(work_s)
 
     def is_over(self, search: str) -> bool:
-        """Return whether `search` must stop: its work is used up, or its time is over, which is recorded."""
+        """Return whether `search` must stop: its work is used up, or its time is over, which is
+        recorded.
+        """
         if self.left_s <= 0:
             return True
         if self.clock_s > 0:

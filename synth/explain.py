@@ -1,4 +1,6 @@
-"""Explain a bound: the bottleneck, what each strategy would reach, and which links to improve first."""
+"""Explain a bound: the bottleneck, what each strategy would reach, and which links to improve
+first.
+"""
 
 from __future__ import annotations
 
@@ -23,14 +25,14 @@ from .forest.machine.symmetry import colours
 from .ir.collective import Collective
 from .ir.schedule import Schedule
 
+# 1 KiB to 1 GiB.
 SIZES = tuple(1 << bits for bits in (10, 13, 16, 19, 22, 25, 28, 30))
-"""1 KiB to 1 GiB."""
 _TRIED_LINKS = 4
+# Work that is allowed for the bound of each wider link.
 _WIDER_WORK_S = 10.0
-"""Work that is allowed for the bound of each wider link."""
 _WIDER = Fraction(11, 10)
+# A rise by at most this counts as none.
 _NOTHING = Fraction(1, 10**6)
-"""A rise by at most this counts as none."""
 
 
 @dataclass(frozen=True)
@@ -45,10 +47,11 @@ class Part:
 class Lever:
     """A link that the bound depends on.
 
-    `gain_GBps` is how much the bound rises at most for each GB/s added to the link in both directions (the dual's price, until
-    other links become the bottleneck); `wider_GBps` is the bound with this link a tenth wider, where it was computed; `alike`
-    is the number of links with the same price and bandwidth. Where the link alone brings nothing, `together_GBps` is the
-    bound with all `peers` links of its role in the machine a tenth wider.
+    `gain_GBps` is how much the bound rises at most for each GB/s added to the link in both
+    directions (the dual's price, until other links become the bottleneck); `wider_GBps` is the
+    bound with this link a tenth wider, where it was computed; `alike` is the number of links with
+    the same price and bandwidth. Where the link alone brings nothing, `together_GBps` is the bound
+    with all `peers` links of its role in the machine a tenth wider.
     """
 
     a: str
@@ -66,10 +69,11 @@ class Lever:
 class Explanation:
     """The bottleneck, the links to improve, and what every strategy reaches.
 
-    `kind` and `parts` are the bottleneck: the two sides of a cut, or the groups of GPUs that are left when priced links are
-    taken away. `across_GBps` is what the links between the parts carry in one direction; where prices differ by direction
-    (`directed`), what all priced links between the parts carry, each in the directions that have a price. `reached[strategy]`
-    are algbw in GB/s at SIZES.
+    `kind` and `parts` are the bottleneck: the two sides of a cut, or the groups of GPUs that are
+    left when priced links are taken away. `across_GBps` is what the links between the parts carry
+    in one direction; where prices differ by direction (`directed`), what all priced links between
+    the parts carry, each in the directions that have a price. `reached[strategy]` are algbw in GB/s
+    at SIZES.
     """
 
     kind: str
@@ -110,39 +114,57 @@ def explain(
     candidates: Sequence[tuple[Schedule, Cost]],
     effort: Effort,
 ) -> Explanation:
-    """Explain the bound `limit` by its certificate, and compare `candidates`; wider links are tried with the `effort` left."""
+    """Explain the bound `limit` by its certificate, and compare `candidates`; wider links are tried
+    with the `effort` left.
+    """
     # A cut is the special case of prices that are 1 on the links that leave it.
     inside = set(limit.certificate["inside"]) if limit.kind == "cut" else None
-    prices = _cut_prices(inside, topology) if inside is not None else _read_prices(limit, collective, topology)
+    prices = (
+        _cut_prices(inside, topology)
+        if inside is not None
+        else _read_prices(limit, collective, topology)
+    )
     directed = inside is None and any(prices.get((b, a)) != p for (a, b), p in prices.items())
     if inside is not None:
         parts = _cut_sides(inside, topology)
         across = sum((topology.capacity_GBps[link] for link in prices), Fraction(0))
     elif limit.kind.startswith(ONE_WAY):  # only the system's own routes lead between the parts
         parts = _parts_without_routes(set(prices), topology)
-        across = sum((topology.capacity_GBps[link] for link in prices), Fraction(0)) / (1 if directed else 2)
+        across = sum((topology.capacity_GBps[link] for link in prices), Fraction(0)) / (
+            1 if directed else 2
+        )
     else:
         parts, part_of = _parts_without(set(prices), topology, directed=directed)
         priced = {link for link, p in prices.items() if p}
         # Where other links lead around all priced ones, these are the bottleneck as they are.
         between = {(a, b) for a, b in priced if part_of[a] != part_of[b]} or priced
-        across = sum((topology.capacity_GBps[link] for link in between), Fraction(0)) / (1 if directed else 2)
+        across = sum((topology.capacity_GBps[link] for link in between), Fraction(0)) / (
+            1 if directed else 2
+        )
     levers = _levers(prices, collective, topology, limit, effort)
     return Explanation(limit.kind, parts, across, levers, _best_algbw(candidates), directed)
 
 
 def _cut_prices(inside: set[str], topology: Topology) -> dict[tuple[str, str], Fraction]:
-    return {(a, b): Fraction(1) for a, b in topology.capacity_GBps if a in inside and b not in inside}
+    return {
+        (a, b): Fraction(1) for a, b in topology.capacity_GBps if a in inside and b not in inside
+    }
 
 
-def _read_prices(limit: Bound, collective: Collective, topology: Topology) -> dict[tuple[str, str], Fraction]:
-    """Return the price of each directed link; of kind "prices", allreduce's stand for both directions."""
+def _read_prices(
+    limit: Bound, collective: Collective, topology: Topology
+) -> dict[tuple[str, str], Fraction]:
+    """Return the price of each directed link; of kind "prices", allreduce's stand for both
+    directions.
+    """
     both_ways = (limit.kind, collective.name) == ("prices", "allreduce")
     if "joined" in limit.certificate:
         # Links of a device that is taken as one with a GPU have the prices of those of the GPU.
         gpu_of = dict(limit.certificate["joined"])
         alone = {key: value for key, value in limit.certificate.items() if key != "joined"}
-        merged = _read_prices(replace(limit, certificate=alone), collective, join_devices(topology, gpu_of))
+        merged = _read_prices(
+            replace(limit, certificate=alone), collective, join_devices(topology, gpu_of)
+        )
         ends = {(a, b): (gpu_of.get(a, a), gpu_of.get(b, b)) for a, b in topology.capacity_GBps}
         return {link: merged[pair] for link, pair in ends.items() if pair in merged}
     out: dict[tuple[str, str], Fraction] = {}
@@ -155,7 +177,8 @@ def _read_prices(limit: Bound, collective: Collective, topology: Topology) -> di
 
 def _cut_sides(inside: set[str], topology: Topology) -> tuple[Part, ...]:
     return tuple(
-        _part([d.id for d in topology.devices if (d.id in inside) == side], topology) for side in (True, False)
+        _part([d.id for d in topology.devices if (d.id in inside) == side], topology)
+        for side in (True, False)
     )
 
 
@@ -167,7 +190,8 @@ def _part(members: Sequence[str], topology: Topology) -> Part:
 def _parts_without(
     priced: set[tuple[str, str]], topology: Topology, *, directed: bool
 ) -> tuple[tuple[Part, ...], dict[str, int]]:
-    """Return the connected groups that contain GPUs when the priced links are taken away, and the group of every device.
+    """Return the connected groups that contain GPUs when the priced links are taken away, and the
+    group of every device.
 
     `directed`: the groups in which the links that are left lead from each device to each.
     """
@@ -193,15 +217,22 @@ def _parts_without_routes(priced: set[tuple[str, str]], topology: Topology) -> t
             route = router.route(u, v) if u != v and joined[u] != joined[v] else None
             if route is not None and priced.isdisjoint(route_links(route)):
                 joined.union(u, v)
-    return tuple(_part([topology.ranks[r] for r in sorted(group)], topology) for group in joined.to_sets())
+    return tuple(
+        _part([topology.ranks[r] for r in sorted(group)], topology) for group in joined.to_sets()
+    )
 
 
 def _levers(
-    prices: dict[tuple[str, str], Fraction], collective: Collective, topology: Topology, limit: Bound, effort: Effort
+    prices: dict[tuple[str, str], Fraction],
+    collective: Collective,
+    topology: Topology,
+    limit: Bound,
+    effort: Effort,
 ) -> tuple[Lever, ...]:
     """Return the priced links, one of each class, by what widening them brings.
 
-    algbw = sum(bandwidth * price) / needed, so each GB/s of a link raises it by algbw times the link's share of that sum.
+    algbw = sum(bandwidth * price) / needed, so each GB/s of a link raises it by algbw times the
+    link's share of that sum.
     """
     paid = sum((topology.capacity_GBps[link] * p for link, p in prices.items()), Fraction(0))
     price_of_pair: dict[tuple[str, str], Fraction] = {}
@@ -214,7 +245,9 @@ def _levers(
             gain = limit.algbw_GBps * p / paid
             classes.setdefault((gain, topology.capacity_GBps[a, b]), []).append((a, b))
     out = []
-    for number, ((gain, width), links) in enumerate(sorted(classes.items(), key=lambda item: -item[0][0])):
+    for number, ((gain, width), links) in enumerate(
+        sorted(classes.items(), key=lambda item: -item[0][0])
+    ):
         a, b = links[0]
         wider_GBps = together_GBps = None
         peers = {(a, b)}
@@ -222,36 +255,53 @@ def _levers(
             share = 1 / (_TRIED_LINKS - number)
             wider_GBps = _bound_with_wider({(a, b)}, collective, topology, effort, share)
             # Where other links are as narrow, only all of them together bring something.
-            if wider_GBps <= limit.algbw_GBps * (1 + _NOTHING) and not effort.is_over("wider links"):
+            if wider_GBps <= limit.algbw_GBps * (1 + _NOTHING) and not effort.is_over(
+                "wider links"
+            ):
                 peers = _find_peers((a, b), topology)
                 if len(peers) > 1:
                     together_GBps = _bound_with_wider(peers, collective, topology, effort, share)
         alone = wider_GBps is None or wider_GBps > limit.algbw_GBps * (1 + _NOTHING)
-        out.append(Lever(a, b, width, gain, len(links), wider_GBps, alone, len(peers), together_GBps))
+        out.append(
+            Lever(a, b, width, gain, len(links), wider_GBps, alone, len(peers), together_GBps)
+        )
     return tuple(out)
 
 
 def _bound_with_wider(
-    pairs: set[tuple[str, str]], collective: Collective, topology: Topology, effort: Effort, share_of_clock: float
+    pairs: set[tuple[str, str]],
+    collective: Collective,
+    topology: Topology,
+    effort: Effort,
+    share_of_clock: float,
 ) -> Fraction:
     """Return the bound in GB/s with all links between some pairs of devices a tenth wider."""
     ends = {frozenset(pair) for pair in pairs}
     links = tuple(
-        replace(x, bandwidth_GBps=x.bandwidth_GBps * _WIDER) if frozenset((x.src, x.dst)) in ends else x
+        replace(x, bandwidth_GBps=x.bandwidth_GBps * _WIDER)
+        if frozenset((x.src, x.dst)) in ends
+        else x
         for x in topology.links
     )
     widened = replace(topology, links=links)
-    return find_bounds(collective, widened, effort.grant(_WIDER_WORK_S, share_of_clock)).one_way.algbw_GBps
+    return find_bounds(
+        collective, widened, effort.grant(_WIDER_WORK_S, share_of_clock)
+    ).one_way.algbw_GBps
 
 
 def _find_peers(pair: tuple[str, str], topology: Topology) -> set[tuple[str, str]]:
-    """Return the pairs of devices whose links play the same role in the machine as those of this pair."""
+    """Return the pairs of devices whose links play the same role in the machine as those of this
+    pair.
+    """
     colour = dict(zip((d.id for d in topology.devices), colours(topology).tolist(), strict=True))
     capacity = topology.capacity_GBps
 
     def name_role(a: str, b: str) -> tuple[object, ...]:
         """Return what links of one role have in common, whichever end is named first."""
-        ways = [(colour[x], colour[y], capacity.get((x, y)), capacity.get((y, x))) for x, y in ((a, b), (b, a))]
+        ways = [
+            (colour[x], colour[y], capacity.get((x, y)), capacity.get((y, x)))
+            for x, y in ((a, b), (b, a))
+        ]
         return min(ways, key=str)
 
     role = name_role(*pair)

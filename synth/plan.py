@@ -1,11 +1,14 @@
-"""A plan: for each range of sizes the schedule to use, with the topology it is for, its bounds, and a hash.
+"""A plan: for each range of sizes the schedule to use, with the topology it is for, its bounds, and
+a hash.
 
-It has two bounds: `bound` for any use of the links, and `bound_one_way` for schedules that keep to the system's own route
-between two GPUs, as whatever is sent does. Times and gaps are of schedules as they are sent. A file that was written before
-there was `bound_one_way` is read as if it were the same as `bound`, which holds for one way as well.
+It has two bounds: `bound` for any use of the links, and `bound_one_way` for schedules that keep to
+the system's own route between two GPUs, as whatever is sent does. Times and gaps are of schedules
+as they are sent. A file that was written before there was `bound_one_way` is read as if it were the
+same as `bound`, which holds for one way as well.
 
-A plan file is self-contained: it carries its topology, so that it can be replayed by whoever reads it. Every schedule
-is verified before a plan is saved and again after one is loaded, and so are the bounds' certificates.
+A plan file is self-contained: it carries its topology, so that it can be replayed by whoever reads
+it. Every schedule is verified before a plan is saved and again after one is loaded, and so are the
+bounds' certificates.
 """
 
 from __future__ import annotations
@@ -41,7 +44,9 @@ _SPELLED_ONE_WAY = frozenset({int, str, bool, type(None)})
 
 @dataclass(frozen=True)
 class Entry:
-    """The schedule for buffers of at least `min_bytes` and less than `max_bytes` (None: no upper end)."""
+    """The schedule for buffers of at least `min_bytes` and less than `max_bytes` (None: no upper
+    end).
+    """
 
     min_bytes: int
     max_bytes: int | None
@@ -50,22 +55,28 @@ class Entry:
     def __post_init__(self) -> None:
         segments = self.schedule.segments
         if not 1 <= segments <= MAX_SEGMENTS:
-            raise InputError(f"plan: an entry has {segments} segments; expected from 1 to {MAX_SEGMENTS}")
+            raise InputError(
+                f"plan: an entry has {segments} segments; expected from 1 to {MAX_SEGMENTS}"
+            )
 
     def covers(self, size_bytes: int) -> bool:
         """Return whether a buffer of that size is in this entry's range."""
-        return self.min_bytes <= size_bytes and (self.max_bytes is None or size_bytes < self.max_bytes)
+        return self.min_bytes <= size_bytes and (
+            self.max_bytes is None or size_bytes < self.max_bytes
+        )
 
 
 @dataclass(frozen=True)
 class Plan:
-    """For each range of sizes the schedule to use for one collective on one topology, with the bounds, and a hash.
+    """For each range of sizes the schedule to use for one collective on one topology, with the
+    bounds, and a hash.
 
-    Made by `synthesize`, or read by `load`. Entries cover all sizes from 0 up, in order and without gaps. `bound` holds for
-    any use of the links, `bound_one_way` for schedules that keep to the system's own route between two GPUs, as whatever is
-    sent does. `alternatives` are other schedules that may win where sending costs the hosts more than the topology says:
-    the runtime chooses among all. `bracketing` is that of a reproducible plan, in which all its schedules add every element
-    up; None where nothing is promised.
+    Made by `synthesize`, or read by `load`. Entries cover all sizes from 0 up, in order and without
+    gaps. `bound` holds for any use of the links, `bound_one_way` for schedules that keep to the
+    system's own route between two GPUs, as whatever is sent does. `alternatives` are other
+    schedules that may win where sending costs the hosts more than the topology says: the runtime
+    chooses among all. `bracketing` is that of a reproducible plan, in which all its schedules add
+    every element up; None where nothing is promised.
     """
 
     topology: Topology
@@ -79,13 +90,24 @@ class Plan:
     def __post_init__(self) -> None:
         edge: int | None = 0
         for entry in self.entries:
-            if edge is None or entry.min_bytes != edge or not (entry.max_bytes is None or entry.max_bytes > edge):
-                raise InputError(f"plan: the ranges of sizes have a gap or overlap at {entry.min_bytes} bytes")
+            if (
+                edge is None
+                or entry.min_bytes != edge
+                or not (entry.max_bytes is None or entry.max_bytes > edge)
+            ):
+                raise InputError(
+                    f"plan: the ranges of sizes have a gap or overlap at {entry.min_bytes} bytes"
+                )
             if entry.schedule.collective != self.collective:
-                raise InputError(f"plan: for {self.collective}, but holds a schedule for {entry.schedule.collective}")
+                raise InputError(
+                    f"plan: for {self.collective}, but holds a schedule for "
+                    f"{entry.schedule.collective}"
+                )
             edge = entry.max_bytes
         if any(schedule.collective != self.collective for schedule in self.alternatives):
-            raise InputError(f"plan: for {self.collective}, but an alternative is for another collective")
+            raise InputError(
+                f"plan: for {self.collective}, but an alternative is for another collective"
+            )
         if edge is not None:
             raise InputError(f"plan: no schedule for buffers of {edge} bytes and more")
 
@@ -111,9 +133,14 @@ class Plan:
             base = on_own_routes(given, self.topology, router)
             piped = bandwidth_s_per_GB(replace(base, segments=2, stepwise=False), self.topology)
             alone = bandwidth_s_per_GB(base, self.topology)
-            by_segments = costs_between_gpus(base, self.topology, [e.schedule.segments for e in entries])
+            by_segments = costs_between_gpus(
+                base, self.topology, [e.schedule.segments for e in entries]
+            )
             for entry, cost in zip(entries, by_segments, strict=True):
-                out[entry] = cost, piped if entry.schedule.segments > 1 and not base.stepwise else alone
+                out[entry] = (
+                    cost,
+                    piped if entry.schedule.segments > 1 and not base.stepwise else alone,
+                )
         return out
 
     def cost_of(self, entry: Entry) -> Cost:
@@ -121,20 +148,24 @@ class Plan:
         return self._figures[entry][0]
 
     def time_s(self, entry: Entry, size_bytes: int) -> float:
-        """Return predicted seconds: simulated with the hosts' costs where the topology has them, else alpha-beta."""
+        """Return predicted seconds: simulated with the hosts' costs where the topology has them,
+        else alpha-beta.
+        """
         host = host_of(self.topology)
         if host is None:
             return self.cost_of(entry).time_s(size_bytes)
         return time_us(entry.schedule, self.topology, host, size_bytes) * 1e-6
 
     def limit_GBps(self, entry: Entry) -> Fraction | None:
-        """Return the algbw that an entry comes near at large sizes: bandwidth-only, in many segments; None without links."""
+        """Return the algbw that an entry comes near at large sizes: bandwidth-only, in many
+        segments; None without links.
+        """
         needed = self._figures[entry][1]
         return 1 / needed if needed else None
 
     def gap_of(self, entry: Entry) -> Fraction:
-        """Return 1 - (bandwidth-only algbw from the entry's exact link loads, as sent) / bound for one way a pair; 0 is at
-        the bound.
+        """Return 1 - (bandwidth-only algbw from the entry's exact link loads, as sent) / bound for
+        one way a pair; 0 is at the bound.
         """
         return self._gap_to(self.bound_one_way, entry)
 
@@ -149,17 +180,18 @@ class Plan:
     def __repr__(self) -> str:
         labels = ", ".join(dict.fromkeys(entry.schedule.strategy for entry in self.entries))
         at_most = f"at most {float(self.bound_one_way.algbw_GBps):.4g} GB/s"
-        return (
-            f"<Plan {self.collective.name} on {self.topology.name}: {self.collective.ranks} ranks, {labels}, {at_most}>"
-        )
+        return f"<Plan {self.collective.name} on {self.topology.name}: {self.collective.ranks} ranks, {labels}, {at_most}>"
 
     def verify(self) -> None:
-        """Replay every schedule on the topology and redo the bounds' arithmetic; VerificationError if any fails."""
+        """Replay every schedule on the topology and redo the bounds' arithmetic; VerificationError
+        if any fails.
+        """
         for schedule in dict.fromkeys(schedule.uncut for schedule in self.schedules):
             verify(schedule, self.topology)
             if self.bracketing is not None and find_bracketing(schedule) != self.bracketing:
                 raise VerificationError(
-                    f"the plan says that it is reproducible, but its {schedule.label} schedule does not add in the bracketing "
+                    f"the plan says that it is reproducible, but its {schedule.label} schedule "
+                    "does not add in the bracketing "
                     f"{shorten_bracketing(self.bracketing)} everywhere"
                 )
         check_bound(self.bound, self.collective, self.topology)
@@ -170,35 +202,45 @@ class Plan:
         """Raise PlanMismatchError unless the plan is for `topology`, rank order included."""
         if topology.fingerprint != self.topology.fingerprint:
             raise PlanMismatchError(
-                f"the plan is for topology {self.topology.name!r} (fingerprint {self.topology.fingerprint}), "
-                f"not for {topology.name!r} (fingerprint {topology.fingerprint}); synthesize one for it"
+                f"the plan is for topology {self.topology.name!r} (fingerprint "
+                f"{self.topology.fingerprint}), "
+                f"not for {topology.name!r} (fingerprint {topology.fingerprint}); synthesize one "
+                "for it"
             )
         try:
             replace(self, topology=topology).verify()
         except VerificationError as error:
             raise PlanMismatchError(
-                f"the plan is for a machine like {topology.name!r}, but with its GPUs or devices in another order or "
+                f"the plan is for a machine like {topology.name!r}, but with its GPUs or devices "
+                "in another order or "
                 f"under other names ({error}); synthesize one for it"
             ) from None
 
     def check_same_bits(self) -> None:
-        """Raise InputError unless all ranks end with the same bits: unless every schedule adds in one order everywhere."""
+        """Raise InputError unless all ranks end with the same bits: unless every schedule adds in
+        one order everywhere.
+        """
         for schedule in self.schedules:
             if not is_uniform(schedule):
                 raise InputError(
-                    f"the plan's {schedule.label} schedule adds in different orders on different ranks, so replicas would "
+                    f"the plan's {schedule.label} schedule adds in different orders on different "
+                    "ranks, so replicas would "
                     "drift apart; synthesize without it"
                 )
 
     def check_one_bracketing(self) -> None:
-        """Raise InputError unless an element's bits are the same in buffers of all sizes, at every place in them."""
+        """Raise InputError unless an element's bits are the same in buffers of all sizes, at every
+        place in them.
+        """
         if self.collective.reduces and self.bracketing is None:
             raise InputError(
-                f"the plan for {self.collective.name} is not reproducible: its schedules add in different bracketings; "
+                f"the plan for {self.collective.name} is not reproducible: its schedules add in "
+                "different bracketings; "
                 "synthesize one with topo-synth --reproducible"
             )
 
-    # -- files ---------------------------------------------------------------------------------------------------
+    # -- files
+    # ---------------------------------------------------------------------------------------------------
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan as a JSON object, with `hash` over all the rest."""
@@ -216,7 +258,9 @@ class Plan:
                     **({"stepwise": True} if entry.schedule.stepwise else {}),
                 }
             )
-        alternatives = [schedules.setdefault(schedule, len(schedules)) for schedule in self.alternatives]
+        alternatives = [
+            schedules.setdefault(schedule, len(schedules)) for schedule in self.alternatives
+        ]
         body = {
             "format": FORMAT,
             "version": VERSION,
@@ -230,7 +274,9 @@ class Plan:
             "bound_one_way": self.bound_one_way.to_json(),
             "entries": entries,
             "alternatives": alternatives,
-            **({} if self.bracketing is None else {"reproducible": {"bracketing": self.bracketing}}),
+            **(
+                {} if self.bracketing is None else {"reproducible": {"bracketing": self.bracketing}}
+            ),
             "schedules": [schedule.to_json() for schedule in schedules],
             "topology": self.topology.to_json(),
         }
@@ -242,7 +288,8 @@ class Plan:
         return str(self.to_json()["hash"])
 
     def save(self, path: str | Path, *, overwrite: bool = False, follow_links: bool = True) -> None:
-        """Verify, then write the file whole. Raises InputError where it exists and `overwrite` is off.
+        """Verify, then write the file whole. Raises InputError where it exists and `overwrite` is
+        off.
 
         With `follow_links=False`, for cached plans, it is also raised where a link is there.
         """
@@ -252,7 +299,9 @@ class Plan:
 
     @classmethod
     def load(cls, path: str | Path) -> Plan:
-        """Read and verify a plan file. InputError: no such file, or not a plan; VerificationError: it does not hold."""
+        """Read and verify a plan file. InputError: no such file, or not a plan; VerificationError:
+        it does not hold.
+        """
         return cls.loads(_read_text(Path(path)), str(path))
 
     @classmethod
@@ -262,27 +311,35 @@ class Plan:
             data = load_json(text)
         except json.JSONDecodeError as error:
             raise InputError(
-                f"{where}: not JSON at line {error.lineno}: {error.msg}; the file is cut off or is not a plan"
+                f"{where}: not JSON at line {error.lineno}: {error.msg}; the file is cut off or "
+                "is not a plan"
             ) from None
         except ValueError as error:
             raise InputError(f"{where}: not usable JSON: {error}") from None
         if not isinstance(data, dict) or data.get("format") != FORMAT:
             raise InputError(f"{where}: not a plan; expected a file written by topo-synth -o")
         if data.get("version") != VERSION:
-            raise InputError(f"{where}: plan version {data.get('version')!r}; this topoplan reads version {VERSION}")
+            raise InputError(
+                f"{where}: plan version {data.get('version')!r}; this topoplan reads version "
+                f"{VERSION}"
+            )
         check_counts(data, where)
         try:
             same = data.pop("hash", None) == _hash(data)
         except ValueError as error:  # numbers that no plan holds
             raise VerificationError(f"{where}: {error}; the plan was changed or damaged") from None
         if not same:
-            raise VerificationError(f"{where}: the plan's content does not match its hash; it was changed or damaged")
+            raise VerificationError(
+                f"{where}: the plan's content does not match its hash; it was changed or damaged"
+            )
         try:
             plan = cls._from_json(data, where)
             plan.verify()
         except TopoplanError as error:
             message = str(error)
-            raise VerificationError(message if message.startswith(f"{where}: ") else f"{where}: {message}") from None
+            raise VerificationError(
+                message if message.startswith(f"{where}: ") else f"{where}: {message}"
+            ) from None
         return plan
 
     @classmethod
@@ -291,15 +348,23 @@ class Plan:
         topology = Topology.from_json(data["topology"], f"{where}: topology")
         if topology.fingerprint != file.fingerprint:
             raise VerificationError(
-                f"{where}: the plan says it is for fingerprint {file.fingerprint}, its topology has {topology.fingerprint}"
+                f"{where}: the plan says it is for fingerprint {file.fingerprint}, its topology "
+                f"has {topology.fingerprint}"
             )
-        schedules = [Schedule.from_fields(s, f"{where}: schedules[{i}]") for i, s in enumerate(file.schedules)]
+        schedules = [
+            Schedule.from_fields(s, f"{where}: schedules[{i}]")
+            for i, s in enumerate(file.schedules)
+        ]
         for i, schedule in enumerate(schedules):
             if schedule.segments != 1 or schedule.stepwise:
-                raise VerificationError(f"{where}: schedules[{i}]: it is cut into segments; only entries say how")
+                raise VerificationError(
+                    f"{where}: schedules[{i}]: it is cut into segments; only entries say how"
+                )
         for number in (*(entry.schedule for entry in file.entries), *file.alternatives):
             if number >= len(schedules):
-                raise VerificationError(f"{where}: an entry names schedule {number}; {len(schedules)} are listed")
+                raise VerificationError(
+                    f"{where}: an entry names schedule {number}; {len(schedules)} are listed"
+                )
         return cls(
             topology=topology,
             collective=Collective(file.collective, file.ranks, file.root),
@@ -307,12 +372,16 @@ class Plan:
                 Entry(
                     entry.min_bytes,
                     entry.max_bytes,
-                    replace(schedules[entry.schedule], segments=entry.segments, stepwise=entry.stepwise),
+                    replace(
+                        schedules[entry.schedule], segments=entry.segments, stepwise=entry.stepwise
+                    ),
                 )
                 for entry in file.entries
             ),
             bound=Bound.from_fields(file.bound),
-            bound_one_way=Bound.from_fields(file.bound if file.bound_one_way is UNSET else file.bound_one_way),
+            bound_one_way=Bound.from_fields(
+                file.bound if file.bound_one_way is UNSET else file.bound_one_way
+            ),
             alternatives=tuple(schedules[number] for number in file.alternatives),
             bracketing=None if file.reproducible is UNSET else file.reproducible.bracketing,
         )
@@ -328,14 +397,20 @@ def _read_text(path: Path) -> str:
         return raw.decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        raise InputError(f"{path}: cannot be read: {reason}; expected a plan written by topo-synth -o") from None
+        raise InputError(
+            f"{path}: cannot be read: {reason}; expected a plan written by topo-synth -o"
+        ) from None
 
 
 def _canonical(value: Any) -> Any:
-    """Return JSON values with every number in one spelling, whether it comes from Python or from a file."""
+    """Return JSON values with every number in one spelling, whether it comes from Python or from a
+    file.
+    """
     if isinstance(value, dict):
         return {k: _canonical(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):  # most of a large plan: rows of indices, which are left as they are
+    if isinstance(
+        value, (list, tuple)
+    ):  # most of a large plan: rows of indices, which are left as they are
         return [v if type(v) in _SPELLED_ONE_WAY else _canonical(v) for v in value]
     if isinstance(value, bool) or value is None or isinstance(value, (int, str)):
         return value

@@ -1,4 +1,6 @@
-"""The JSON of a plan: its declared fields. Chunks and transfers are rows, so that large plans stay short."""
+"""The JSON of a plan: its declared fields. Chunks and transfers are rows, so that large plans stay
+short.
+"""
 
 from __future__ import annotations
 
@@ -16,17 +18,19 @@ from .ir.schedule import MAX_STEPS, ScheduleFields, Segments
 FORMAT = "topoplan-plan"
 VERSION = 1
 MAX_PLAN_BYTES = 512 << 20
+# Sizes double from one entry to the next where they change most often, so 64 would do.
 MAX_ENTRIES = 256
-"""Sizes double from one entry to the next where they change most often, so 64 would do."""
 
+# Each is a candidate of a race; the synthesizer lists some 10.
 MAX_ALTERNATIVES = 256
-"""Each is a candidate of a race; the synthesizer lists some 10."""
 
 MAX_SCHEDULES = MAX_ENTRIES + MAX_ALTERNATIVES
 
 
 class EntryFields(Struct):
-    """The schedule for buffers of at least `min_bytes` and less than `max_bytes` (null: no upper end)."""
+    """The schedule for buffers of at least `min_bytes` and less than `max_bytes` (null: no upper
+    end).
+    """
 
     min_bytes: Annotated[int, Meta(ge=0)]
     max_bytes: Annotated[int, Meta(ge=1)] | None
@@ -36,15 +40,23 @@ class EntryFields(Struct):
 
 
 class ReproducibleFields(Struct):
-    """What a reproducible plan promises: all its schedules add every element up in one bracketing of ranks."""
+    """What a reproducible plan promises: all its schedules add every element up in one bracketing
+    of ranks.
+    """
 
     bracketing: Annotated[
-        Label, Meta(description='such as "((0+1)+(2+3))"; of two operands that with the lowest rank comes first')
+        Label,
+        Meta(
+            description='such as "((0+1)+(2+3))"; of two operands that with the lowest rank comes '
+            "first"
+        ),
     ]
 
 
 class PlanFile(Struct):
-    """For each range of sizes a schedule, with the topology and the bound; `hash` is over all the rest."""
+    """For each range of sizes a schedule, with the topology and the bound; `hash` is over all the
+    rest.
+    """
 
     format: Literal["topoplan-plan"]
     version: Literal[1]
@@ -58,9 +70,14 @@ class PlanFile(Struct):
     topology: Annotated[dict[str, Any], Meta(extra_json_schema={"$ref": "topology.schema.json"})]
     bound_one_way: Annotated[
         OneWayBoundFields | UnsetType,
-        Meta(description="for schedules that keep to the system's own routes; absent in older files: as bound"),
+        Meta(
+            description="for schedules that keep to the system's own routes; absent in older "
+            "files: as bound"
+        ),
     ] = UNSET
-    alternatives: Annotated[list[Index], Meta(max_length=MAX_ALTERNATIVES, description="places in `schedules`")] = []
+    alternatives: Annotated[
+        list[Index], Meta(max_length=MAX_ALTERNATIVES, description="places in `schedules`")
+    ] = []
     reproducible: Annotated[
         ReproducibleFields | UnsetType,
         Meta(description="absent where an element's bits depend on its place in the buffer"),

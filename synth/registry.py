@@ -8,8 +8,8 @@ or, in the pyproject.toml of an installed package,
     [project.entry-points."topoplan.strategies"]
     mine = "package.module:build"
 
-A strategy of a user's own is asked as ours are: by its name, and by auto, after ours. Its schedules are verified and costed
-alike. Whatever goes wrong in it is an error of one line that names it.
+A strategy of a user's own is asked as ours are: by its name, and by auto, after ours. Its schedules
+are verified and costed alike. Whatever goes wrong in it is an error of one line that names it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,14 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import TypeVar
 
-from ..topo.errors import InfeasibleError, InputError, StrategyError, TopoplanError, VerificationError, suggest
+from ..topo.errors import (
+    InfeasibleError,
+    InputError,
+    StrategyError,
+    TopoplanError,
+    VerificationError,
+    suggest,
+)
 from .ir.schedule import MAX_SEGMENTS, Schedule
 from .request import Request
 from .strategies import STRATEGIES, Strategy
@@ -35,30 +42,35 @@ log = logging.getLogger("topoplan")
 GROUP = "topoplan.strategies"
 AUTO = "auto"
 _NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,39}")
+# The strategies that `strategy` has registered in this process.
 DECORATED: dict[str, Strategy] = {}
-"""The strategies that `strategy` has registered in this process."""
 
+# What a user writes: from a request to schedules; InfeasibleError where it has none.
 OwnStrategy = Callable[[Request], Iterable[Schedule]]
-"""What a user writes: from a request to schedules; InfeasibleError where it has none."""
 S = TypeVar("S", bound=OwnStrategy)
 
 
 def strategy(name: str) -> Callable[[S], S]:
     """Return a decorator that makes a function known as the strategy `name`, in this process.
 
-    The function takes a Request and returns schedules for its collective on its topology (`build_schedule` makes them of
-    sends); it raises InfeasibleError where it has none. It is asked where a plan is synthesized with `strategy=name`, and by
-    "auto" after our own strategies. Its schedules are verified and costed like ours. A later function of the same name
-    takes the place of an earlier one. For all processes, topo-synth too, name the function in the entry point group
+    The function takes a Request and returns schedules for its collective on its topology
+    (`build_schedule` makes them of sends); it raises InfeasibleError where it has none. It is asked
+    where a plan is synthesized with `strategy=name`, and by "auto" after our own strategies. Its
+    schedules are verified and costed like ours. A later function of the same name takes the place
+    of an earlier one. For all processes, topo-synth too, name the function in the entry point group
     `topoplan.strategies` of a package. Raises InputError where the name is one of ours, or no name.
     """
     if not isinstance(name, str):
-        raise InputError(f'strategy({name!r:.60}): expected a name, as in @topoplan.strategy("mine")')
+        raise InputError(
+            f'strategy({name!r:.60}): expected a name, as in @topoplan.strategy("mine")'
+        )
     _check_name(name, "the decorator")
 
     def register(build: S) -> S:
         if not callable(build):
-            raise InputError(f"strategy {name!r} is {build!r:.60}; expected a function that takes a Request")
+            raise InputError(
+                f"strategy {name!r} is {build!r:.60}; expected a function that takes a Request"
+            )
         DECORATED[name] = _guard(name, lambda: build)
         return build
 
@@ -77,13 +89,17 @@ def find_strategy(name: str) -> Strategy:
     if found is None:
         known = list_strategies()
         near = suggest(name, [AUTO, *known])
-        raise InputError(f"unknown strategy {name!r}{near}; expected auto or one of {', '.join(known)}")
+        raise InputError(
+            f"unknown strategy {name!r}{near}; expected auto or one of {', '.join(known)}"
+        )
     return found
 
 
 @cache
 def list_installed() -> Mapping[str, Strategy]:
-    """Return the strategies of installed packages by name; each is imported when it is first asked."""
+    """Return the strategies of installed packages by name; each is imported when it is first
+    asked.
+    """
     by_name: dict[str, EntryPoint] = {}
     # Another package's fault must not keep anybody from planning.
     for point in sorted(entry_points(group=GROUP), key=lambda point: (point.name, point.value)):
@@ -92,7 +108,8 @@ def list_installed() -> Mapping[str, Strategy]:
             _check_name(point.name, f"the entry point {point.value}")
             if other.value != point.value:
                 raise InputError(
-                    f"strategy {point.name!r} of the entry point {point.value}: {other.value} has that name, too"
+                    f"strategy {point.name!r} of the entry point {point.value}: {other.value} has "
+                    "that name, too"
                 )
         except InputError as error:
             log.warning("%s; it is left out", error)
@@ -104,16 +121,19 @@ def list_installed() -> Mapping[str, Strategy]:
 def _check_name(name: str, where: str) -> None:
     """Raise InputError unless a user's strategy may have that name."""
     if name in STRATEGIES or name == AUTO:
-        raise InputError(f"strategy {name!r} of {where}: topoplan has one of that name; choose another")
+        raise InputError(
+            f"strategy {name!r} of {where}: topoplan has one of that name; choose another"
+        )
     if not _NAME.fullmatch(name):
         raise InputError(
-            f"strategy {name!r:.60} of {where}: expected at most 40 lower-case letters, digits and - _ . as a name"
+            f"strategy {name!r:.60} of {where}: expected at most 40 lower-case letters, digits "
+            "and - _ . as a name"
         )
 
 
 def _guard(name: str, load: Callable[[], OwnStrategy]) -> Strategy:
-    """Return a user's strategy whose schedules bear its name and are verified, and whose errors are one line each with its
-    name.
+    """Return a user's strategy whose schedules bear its name and are verified, and whose errors are
+    one line each with its name.
     """
 
     def build(request: Request) -> list[Schedule]:
@@ -126,27 +146,36 @@ def _guard(name: str, load: Callable[[], OwnStrategy]) -> Strategy:
         except Exception as error:
             raise StrategyError(f"strategy {name!r} failed: {_describe_failure(error)}") from error
         if not isinstance(returned, Iterable):
-            raise StrategyError(f"strategy {name!r} returned {returned!r:.60}; expected a list of topoplan.Schedule")
+            raise StrategyError(
+                f"strategy {name!r} returned {returned!r:.60}; expected a list of topoplan.Schedule"
+            )
         if not schedules:
             raise InfeasibleError(f"strategy {name!r} returned no schedule")
-        return [_check_schedule(name, number, schedule, request) for number, schedule in enumerate(schedules, 1)]
+        return [
+            _check_schedule(name, number, schedule, request)
+            for number, schedule in enumerate(schedules, 1)
+        ]
 
     return build
 
 
 def _check_schedule(name: str, number: int, schedule: object, request: Request) -> Schedule:
-    """Return a schedule of a user's strategy under its name. Raises StrategyError where it is none, and VerificationError
-    where it is wrong.
+    """Return a schedule of a user's strategy under its name. Raises StrategyError where it is none,
+    and VerificationError where it is wrong.
     """
     if not isinstance(schedule, Schedule):
-        raise StrategyError(f"strategy {name!r} returned {schedule!r:.60}; expected a list of topoplan.Schedule")
+        raise StrategyError(
+            f"strategy {name!r} returned {schedule!r:.60}; expected a list of topoplan.Schedule"
+        )
     if schedule.collective != request.collective:
         raise StrategyError(
-            f"strategy {name!r}: schedule {number} is for {schedule.collective}, asked for was {request.collective}"
+            f"strategy {name!r}: schedule {number} is for {schedule.collective}, asked for was "
+            f"{request.collective}"
         )
     if not 1 <= schedule.segments <= MAX_SEGMENTS:
         raise StrategyError(
-            f"strategy {name!r}: schedule {number} has {schedule.segments} segments; expected from 1 to {MAX_SEGMENTS}"
+            f"strategy {name!r}: schedule {number} has {schedule.segments} segments; expected "
+            f"from 1 to {MAX_SEGMENTS}"
         )
     try:
         verify(schedule.uncut, request.topology)

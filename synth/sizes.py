@@ -1,4 +1,6 @@
-"""Sizes in bytes as people write them: 4096, 64K, 1MiB, 2G (binary multiples, as nccl-tests reads them)."""
+"""Sizes in bytes as people write them: 4096, 64K, 1MiB, 2G (binary multiples, as nccl-tests reads
+them).
+"""
 
 from __future__ import annotations
 

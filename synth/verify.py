@@ -1,9 +1,10 @@
 """An independent verifier of schedules: it replays them, without knowing how they were built.
 
-For every rank and chunk it counts how often each rank's contribution is in what that rank holds (0, 1, or 2 for "more than
-once"), plays all transfers, and in the end requires each receiver to hold every contribution exactly once. Flags that are
-ORed, as in other checkers of the field, cannot see double counting. Where a collective only copies, a rank has a chunk or
-does not. Transfers are played a step at a time, as arrays.
+For every rank and chunk it counts how often each rank's contribution is in what that rank holds (0,
+1, or 2 for "more than once"), plays all transfers, and in the end requires each receiver to hold
+every contribution exactly once. Flags that are ORed, as in other checkers of the field, cannot see
+double counting. Where a collective only copies, a rank has a chunk or does not. Transfers are
+played a step at a time, as arrays.
 """
 
 from __future__ import annotations
@@ -25,14 +26,16 @@ from .ir.transfers import COPY, REDUCE, Transfers
 
 Counts = NDArray[np.uint8]
 Mask = NDArray[np.bool_]
+# Stands for "more than once".
 _MANY = 2
-"""Stands for "more than once"."""
+# Sums below this fit into 64-bit integers.
 _SAFE = 1 << 62
-"""Sums below this fit into 64-bit integers."""
 
 
 def verify(schedule: Schedule, topology: Topology) -> None:
-    """Raise VerificationError unless `schedule` is well-formed, correct, and overloads no link of `topology`."""
+    """Raise VerificationError unless `schedule` is well-formed, correct, and overloads no link of
+    `topology`.
+    """
     _check_form(schedule, topology)
     _check_routes(schedule, topology)
     replay(schedule)
@@ -41,9 +44,7 @@ def verify(schedule: Schedule, topology: Topology) -> None:
 
 def _describe(transfer: Transfer) -> str:
     """Return what errors call a transfer."""
-    return (
-        f"step {transfer.step}: {transfer.op} of chunk {transfer.chunk} from rank {transfer.src} to rank {transfer.dst}"
-    )
+    return f"step {transfer.step}: {transfer.op} of chunk {transfer.chunk} from rank {transfer.src} to rank {transfer.dst}"
 
 
 def _refuse_any(transfers: Transfers, wrong: Mask, why: str) -> None:
@@ -57,7 +58,9 @@ def _check_form(schedule: Schedule, topology: Topology) -> None:
     collective, t = schedule.collective, schedule.transfers
     n = collective.ranks
     if n != len(topology.ranks):
-        raise VerificationError(f"the schedule is for {n} ranks, topology {topology.name!r} has {len(topology.ranks)}")
+        raise VerificationError(
+            f"the schedule is for {n} ranks, topology {topology.name!r} has {len(topology.ranks)}"
+        )
     problem = collective.problem_with(schedule.chunks)
     if problem:
         raise VerificationError(f"{collective.name}: {problem}")
@@ -69,7 +72,9 @@ def _check_form(schedule: Schedule, topology: Topology) -> None:
     _refuse_any(t, no_such_rank, f"no such rank; ranks are 0 to {n - 1}")
     _refuse_any(t, t.src == t.dst, "a rank sends to itself")
     chunks = len(schedule.chunks)
-    _refuse_any(t, (t.chunk < 0) | (t.chunk >= chunks), f"no such chunk; chunks are 0 to {chunks - 1}")
+    _refuse_any(
+        t, (t.chunk < 0) | (t.chunk >= chunks), f"no such chunk; chunks are 0 to {chunks - 1}"
+    )
     if not collective.reduces:
         _refuse_any(t, t.op == REDUCE, f"{collective.name} adds nothing up")
     before = np.concatenate([[0], t.step[:-1]])
@@ -82,7 +87,14 @@ def _check_routes(schedule: Schedule, topology: Topology) -> None:
     gpus = frozenset(topology.ranks)
     ways, way = schedule.transfers.ways()
     for number, (src, dst, route) in enumerate(ways):
-        wrong = next((f"its route passes through {d!r}, a GPU; GPUs do not forward" for d in route if d in gpus), None)
+        wrong = next(
+            (
+                f"its route passes through {d!r}, a GPU; GPUs do not forward"
+                for d in route
+                if d in gpus
+            ),
+            None,
+        )
         for a, b in pairwise((topology.ranks[src], *route, topology.ranks[dst])):
             if (a, b) not in topology.capacity_GBps:
                 wrong = wrong or f"no link {a!r} -> {b!r} in topology {topology.name!r}"
@@ -93,14 +105,17 @@ def _check_routes(schedule: Schedule, topology: Topology) -> None:
 def replay(schedule: Schedule) -> None:
     """Play the transfers and check the result; see the module's docstring.
 
-    Raises VerificationError where a rank sends what it does not have, where a step copies to a chunk at a rank and writes to
-    it otherwise too, and where a receiver lacks a contribution, has it more than once, or has one it should not.
+    Raises VerificationError where a rank sends what it does not have, where a step copies to a
+    chunk at a rank and writes to it otherwise too, and where a receiver lacks a contribution, has
+    it more than once, or has one it should not.
     """
     _check_single_writes(schedule)
     if schedule.collective.reduces:
         # Chunk by chunk: ranks x ranks counts are held at a time, not ranks x ranks x chunks.
         by_chunk = np.argsort(schedule.transfers.chunk, kind="stable")
-        edges = np.searchsorted(schedule.transfers.chunk[by_chunk], np.arange(len(schedule.chunks) + 1))
+        edges = np.searchsorted(
+            schedule.transfers.chunk[by_chunk], np.arange(len(schedule.chunks) + 1)
+        )
         for c, (low, high) in enumerate(pairwise(edges.tolist())):
             _replay_sums(schedule, c, schedule.transfers.taken(by_chunk[low:high]))
     else:
@@ -143,21 +158,30 @@ def _replay_copies(schedule: Schedule) -> None:
 
 
 def _replay_sums(schedule: Schedule, c: int, transfers: Transfers) -> None:
-    """Replay one chunk of a collective that reduces: how often each contribution (column) is in what each rank (row) holds."""
+    """Replay one chunk of a collective that reduces: how often each contribution (column) is in
+    what each rank (row) holds.
+    """
     collective = schedule.collective
     held: Counts = np.eye(collective.ranks, dtype=np.uint8)
     for now in _steps(transfers):
-        # All transfers of a step read what was held before it, so this copy is taken before anything is written.
+        # All transfers of a step read what was held before it, so this copy is taken before
+        # anything is written.
         sent = held[now.src]
         copies = now.op == COPY
-        # Several transfers may add to one rank: grouped by destination they are summed at once. Counts are capped, so that
-        # 8 bits are enough.
+        # Several transfers may add to one rank: grouped by destination they are summed at once.
+        # Counts are capped, so that 8 bits are enough.
         order = np.argsort(now.dst[~copies], kind="stable")
-        targets, starts, count = np.unique(now.dst[~copies][order], return_index=True, return_counts=True)
+        targets, starts, count = np.unique(
+            now.dst[~copies][order], return_index=True, return_counts=True
+        )
         if len(targets):
             arriving = sent[~copies][order]
             single = bool((count == 1).all())
-            total = arriving if single else np.add.reduceat(arriving, starts, axis=0, dtype=_sum_type(len(arriving)))
+            total = (
+                arriving
+                if single
+                else np.add.reduceat(arriving, starts, axis=0, dtype=_sum_type(len(arriving)))
+            )
             held[targets] = np.minimum(held[targets] + total, _MANY)
         held[now.dst[copies]] = sent[copies]
     # The first contribution that differs says what is wrong.
@@ -169,8 +193,12 @@ def _replay_sums(schedule: Schedule, c: int, transfers: Transfers) -> None:
         rank = receivers[place]
         other = int(np.flatnonzero(held[rank] != wanted)[0])
         if held[rank, other] < wanted[other]:
-            raise VerificationError(f"rank {rank} ends without the contribution of rank {other} to chunk {c}")
-        raise VerificationError(f"rank {rank} ends with the contribution of rank {other} to chunk {c} more than once")
+            raise VerificationError(
+                f"rank {rank} ends without the contribution of rank {other} to chunk {c}"
+            )
+        raise VerificationError(
+            f"rank {rank} ends with the contribution of rank {other} to chunk {c} more than once"
+        )
 
 
 def _sum_type(rows: int) -> type[np.unsignedinteger[Any]]:
@@ -184,14 +212,18 @@ def _check_loads(schedule: Schedule, topology: Topology) -> None:
         allowed = schedule.step_s_per_GB[step]
         if share > topology.capacity_GBps[link] * allowed:
             raise VerificationError(
-                f"step {step}: link {link[0]!r} -> {link[1]!r} is overloaded: it carries {share} of the buffer, "
+                f"step {step}: link {link[0]!r} -> {link[1]!r} is overloaded: it carries {share} "
+                "of the buffer, "
                 f"{float(topology.capacity_GBps[link]):g} GB/s for {float(allowed):g} s a GB carry "
                 f"{topology.capacity_GBps[link] * allowed}"
             )
 
 
-def _loads(schedule: Schedule, topology: Topology) -> Iterator[tuple[int, tuple[str, str], Fraction]]:
-    """Yield (step, link, share of the buffer) for the most loaded link of each bandwidth in each step.
+def _loads(
+    schedule: Schedule, topology: Topology
+) -> Iterator[tuple[int, tuple[str, str], Fraction]]:
+    """Yield (step, link, share of the buffer) for the most loaded link of each bandwidth in each
+    step.
 
     If these are not overloaded, no link is.
     """
@@ -210,13 +242,18 @@ def _loads(schedule: Schedule, topology: Topology) -> Iterator[tuple[int, tuple[
     number = {link: i for i, link in enumerate(links)}
     ways, way = transfers.ways()
     ranks = topology.ranks
-    paths = [[number[link] for link in pairwise((ranks[a], *route, ranks[b]))] for a, b, route in ways]
+    paths = [
+        [number[link] for link in pairwise((ranks[a], *route, ranks[b]))] for a, b, route in ways
+    ]
     exact = np.int64 if max(shares) * len(transfers) * max(map(len, paths)) < _SAFE else object
     share_of = np.array(shares, dtype=exact)
     group = {c: i for i, c in enumerate(sorted(set(topology.capacity_GBps.values())))}
     groups = np.array([group[topology.capacity_GBps[link]] for link in links])
-    for low, high in pairwise([0, *(np.flatnonzero(np.diff(transfers.step)) + 1).tolist(), len(transfers)]):
-        # Step by step, as one array: every link on a transfer's route carries the chunk's whole share.
+    for low, high in pairwise(
+        [0, *(np.flatnonzero(np.diff(transfers.step)) + 1).tolist(), len(transfers)]
+    ):
+        # Step by step, as one array: every link on a transfer's route carries the chunk's whole
+        # share.
         load = np.zeros(len(links), dtype=exact)
         crossed = [paths[w] for w in way[low:high].tolist()]
         times = np.repeat(share_of[transfers.chunk[low:high]], [len(path) for path in crossed])

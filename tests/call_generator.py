@@ -25,16 +25,16 @@ from call_programs import (
     parse_steps,
 )
 
+# A step and its time, in operations.
 Timed = tuple[float, Step]
-"""A step and its time, in operations."""
+# How often each kind comes: DDP's own more often, so that sizes come again and are settled.
 _KINDS = dict.fromkeys(COLLECTIVES, 2) | {"all_reduce": 8, MESSAGE: 6, KEY: 2}
-"""How often each kind comes: DDP's own more often, so that sizes come again and are settled."""
+# Elements a part: below the backend's least bytes, just below 1 KiB, and sizes that race.
 _NUMELS = (16, 240, 16384, 65536)
-"""Elements a part: below the backend's least bytes, just below 1 KiB, and sizes that race."""
+# Operations by which a call starts earlier, or is waited for later, on average.
 _SPREAD = 3.0
-"""Operations by which a call starts earlier, or is waited for later, on average."""
+# Kinds of which gloo's works are never completed before somebody waits for them.
 _UNPOLLED = (MESSAGE, "reduce_scatter_tensor")
-"""Kinds of which gloo's works are never completed before somebody waits for them."""
 _NEW_SHAPE = 0.25
 _LATE_PAUSE = 0.08
 _LONGEST_PAUSE_ms = 15

@@ -26,10 +26,10 @@ COLLECTIVES = (
 )
 ROOTED = ("broadcast", "reduce", "gather", "scatter")
 REDUCING = ("all_reduce", "reduce_scatter_tensor", "reduce")
+# Steps that make a call: without waiting, waiting, and without ever waiting.
 POSTS = ("start", "run", "drop")
-"""Steps that make a call: without waiting, waiting, and without ever waiting."""
+# Steps that wait for a call that was started: by its work, or by asking until it is done.
 WAITS = ("wait", "poll")
-"""Steps that wait for a call that was started: by its work, or by asking until it is done."""
 
 
 @dataclass(frozen=True)
@@ -58,8 +58,8 @@ class Step:
 
 
 Groups = tuple[tuple[int, ...], ...]
+# The steps of one thread of one rank, in order.
 Strand = tuple[Step, ...]
-"""The steps of one thread of one rank, in order."""
 
 
 @dataclass(frozen=True)

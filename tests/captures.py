@@ -42,7 +42,10 @@ class Tree:
         write(self.root / "proc/cpuinfo", "\n".join(("processor : 0", *CPUINFO[kind])))
         for node in range(nodes):
             self.node(node, f"{node * each}-{node * each + each - 1}")
-            write(self.root / f"sys/devices/system/cpu/cpu{node * each}/topology/physical_package_id", str(node))
+            write(
+                self.root / f"sys/devices/system/cpu/cpu{node * each}/topology/physical_package_id",
+                str(node),
+            )
         return self
 
     def node(self, number: int, cpus: str) -> None:
@@ -59,11 +62,17 @@ class Tree:
         root: str = ROOT,
         **more: str,
     ) -> Path:
-        """A function at the end of `chain`, such as "00:01.0 01:00.0"; bridges are made by calls of their own."""
+        """A function at the end of `chain`, such as "00:01.0 01:00.0"; bridges are made by calls of
+        their own.
+        """
         ids = [part if part.count(":") == 2 else f"0000:{part}" for part in chain.split()]
         folder = self.root / "sys/devices" / root / "/".join(ids)
         files = {"class": kind, "vendor": "0x10de", "device": "0x1db1", "numa_node": str(node)}
-        files |= {"max_link_speed": speed, "max_link_width": width, "current_link_speed": "2.5 GT/s PCIe"}
+        files |= {
+            "max_link_speed": speed,
+            "max_link_width": width,
+            "current_link_speed": "2.5 GT/s PCIe",
+        }
         for name, text in {**files, "current_link_width": width, **more}.items():
             write(folder / name, text)
         link = self.root / "sys/bus/pci/devices" / ids[-1]

@@ -1,4 +1,6 @@
-"""What a process does that runs one of our commands, once its imports are done: take its place, and call the command."""
+"""What a process does that runs one of our commands, once its imports are done: take its place, and
+call the command.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+# CLONE_NEWNET, of Linux's sched.h.
 _NETWORK = 0x40000000
-"""CLONE_NEWNET, of Linux's sched.h."""
 
 
 def main(
@@ -40,8 +42,8 @@ def main(
 
 
 def _load_libraries(folders: str) -> None:
-    """Load the stand-in of NVML that LD_LIBRARY_PATH leads to: the loader reads that when a program starts, but what is loaded
-    is found by its name.
+    """Load the stand-in of NVML that LD_LIBRARY_PATH leads to: the loader reads that when a program
+    starts, but what is loaded is found by its name.
     """
     for folder in filter(None, folders.split(":")):
         library = Path(folder) / "libnvidia-ml.so.1"

@@ -22,10 +22,14 @@ MACHINES = Path(__file__).resolve().parents[2] / "shared" / "machines"
 INPUTS = MACHINES.parent / "inputs"
 SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example]
 
-settings.register_profile("topoplan", deadline=None, suppress_health_check=SLOW, max_examples=count_examples(60))
+settings.register_profile(
+    "topoplan", deadline=None, suppress_health_check=SLOW, max_examples=count_examples(60)
+)
 settings.load_profile("topoplan")
 gc.disable()  # until all is imported
-os.environ.pop("COLUMNS", None)  # xdist's workers have one; tables are to be the same with and without them
+os.environ.pop(
+    "COLUMNS", None
+)  # xdist's workers have one; tables are to be the same with and without them
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -37,7 +41,9 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 
 
 def pytest_collection_finish() -> None:
-    """Look for garbage seldom, and not among what was imported: it took a seventh of the tests' time."""
+    """Look for garbage seldom, and not among what was imported: it took a seventh of the tests'
+    time.
+    """
     gc.collect()
     gc.freeze()
     gc.set_threshold(100_000, 50, 100)
@@ -45,10 +51,14 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files that start processes come first: the workers that take file by file end with short ones."""
+    """Files that start processes come first: the workers that take file by file end with short
+    ones.
+    """
 
     def starts_processes(module: ModuleType) -> bool:
-        return any(getattr(value, "__module__", None) == "launch" for value in vars(module).values())
+        return any(
+            getattr(value, "__module__", None) == "launch" for value in vars(module).values()
+        )
 
     modules = {item.module for item in items if isinstance(item, pytest.Function)}
     heavy = set(filter(starts_processes, modules))
@@ -63,7 +73,9 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 @pytest.fixture
 def recorded() -> Callable[[str], Path]:
-    """The path of a recorded machine (`nccl_xml/oci/H100-topology.xml`); where it is absent the test skips."""
+    """The path of a recorded machine (`nccl_xml/oci/H100-topology.xml`); where it is absent the
+    test skips.
+    """
 
     def find(name: str) -> Path:
         path = MACHINES / name
@@ -76,7 +88,9 @@ def recorded() -> Callable[[str], Path]:
 
 @pytest.fixture
 def more_inputs() -> Callable[[str], Path]:
-    """The path of a file of shared/inputs (`nccl_graphs/dgx1.graph.xml`); where it is absent the test skips."""
+    """The path of a file of shared/inputs (`nccl_graphs/dgx1.graph.xml`); where it is absent the
+    test skips.
+    """
 
     def find(name: str) -> Path:
         path = INPUTS / name
@@ -89,15 +103,21 @@ def more_inputs() -> Callable[[str], Path]:
 
 @pytest.fixture(scope="session")
 def plans(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
-    """The path of a plan: `plans("ring:4")`, `plans("switch:4", "allreduce", "direct", root=1)`; synthesized once."""
-    # Workers share their session's folder: a plan that two of them make is the same, and written whole.
+    """The path of a plan: `plans("ring:4")`, `plans("switch:4", "allreduce", "direct", root=1)`;
+    synthesized once.
+    """
+    # Workers share their session's folder: a plan that two of them make is the same, and written
+    # whole.
     workers = os.environ.get("PYTEST_XDIST_WORKER")
     base = tmp_path_factory.getbasetemp()
     folder = (base.parent if workers else base) / "plans"
     folder.mkdir(exist_ok=True)
 
     def find_or_synthesize(
-        topology: str, collective: str = "allreduce", strategy: str = "auto", root: int | None = None
+        topology: str,
+        collective: str = "allreduce",
+        strategy: str = "auto",
+        root: int | None = None,
     ) -> str:
         path = folder / f"{topology}-{collective}-{strategy}-{root}.json".replace(":", "_")
         if not path.exists():
@@ -111,8 +131,12 @@ def plans(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
 
 
 @pytest.fixture(scope="session")
-def folder_of_plans(plans: Callable[..., str], tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """A new folder with copies of plans: `folder_of_plans(("ring:4", "allgather"), ("ring:4", "broadcast", "auto", 1))`."""
+def folder_of_plans(
+    plans: Callable[..., str], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., Path]:
+    """A new folder with copies of plans: `folder_of_plans(("ring:4", "allgather"), ("ring:4",
+    "broadcast", "auto", 1))`.
+    """
 
     def collect(*wanted: tuple[str | int, ...]) -> Path:
         folder = tmp_path_factory.mktemp("folder")

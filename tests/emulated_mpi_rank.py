@@ -21,7 +21,9 @@ def main() -> int:
     summed = np.empty(4, dtype=np.int64)
     world.Allreduce(np.arange(4) + world.rank, summed)
     shown = json.loads(
-        subprocess.run(["ip", "-j", "-4", "addr", "show", "id0"], capture_output=True, check=True).stdout
+        subprocess.run(
+            ["ip", "-j", "-4", "addr", "show", "id0"], capture_output=True, check=True
+        ).stdout
     )
     report = {
         "rank": world.rank,
@@ -41,19 +43,25 @@ def main() -> int:
 
 
 def read_setting(name: str) -> int:
-    """Return the value that a whole-numbered parameter of Open MPI has in this process, by MPI's interface for tools."""
+    """Return the value that a whole-numbered parameter of Open MPI has in this process, by MPI's
+    interface for tools.
+    """
     library = ctypes.CDLL("libmpi.so.40")
     index, handle, count, value = ctypes.c_int(), ctypes.c_void_p(), ctypes.c_int(), ctypes.c_int()
     provided = ctypes.c_int()
     assert library.MPI_T_init_thread(0, ctypes.byref(provided)) == 0
     assert library.MPI_T_cvar_get_index(name.encode(), ctypes.byref(index)) == 0
-    assert library.MPI_T_cvar_handle_alloc(index, None, ctypes.byref(handle), ctypes.byref(count)) == 0
+    assert (
+        library.MPI_T_cvar_handle_alloc(index, None, ctypes.byref(handle), ctypes.byref(count)) == 0
+    )
     assert library.MPI_T_cvar_read(handle, ctypes.byref(value)) == 0
     return value.value
 
 
 def time_there_and_back(world: MPI.Intracomm, other: int, size_bytes: int) -> float:
-    """Return the seconds that a message takes from rank 0 to another rank and back; 0 on other ranks."""
+    """Return the seconds that a message takes from rank 0 to another rank and back; 0 on other
+    ranks.
+    """
     message = np.zeros(size_bytes, dtype=np.uint8)
     world.Barrier()
     began = time.perf_counter()

@@ -1,4 +1,6 @@
-"""A machine as NVML and the kernel's files describe it: what fake_nvml.c answers, and the `/sys` that goes with it."""
+"""A machine as NVML and the kernel's files describe it: what fake_nvml.c answers, and the `/sys`
+that goes with it.
+"""
 
 from __future__ import annotations
 
@@ -44,11 +46,19 @@ class Machine:
         self.lines[key] = value
         return self
 
-    def fail(self, function: str, code: int, gpu: int | None = None, other: int | None = None) -> Machine:
-        """Makes a function (`*`: all) fail with a code: everywhere, for a GPU, or for its link, peer or field `other`."""
-        return self.set(".".join(str(p) for p in ("fail", function, gpu, other) if p is not None), code)
+    def fail(
+        self, function: str, code: int, gpu: int | None = None, other: int | None = None
+    ) -> Machine:
+        """Makes a function (`*`: all) fail with a code: everywhere, for a GPU, or for its link,
+        peer or field `other`.
+        """
+        return self.set(
+            ".".join(str(p) for p in ("fail", function, gpu, other) if p is not None), code
+        )
 
-    def gpu(self, bus: str, node: int, name: str, sm: int, generation: int = 4, above: str = "") -> int:
+    def gpu(
+        self, bus: str, node: int, name: str, sm: int, generation: int = 4, above: str = ""
+    ) -> int:
         """One more GPU at a bus address below the bridges `above`; its index."""
         index = self.count
         cpus = range(node * self.cpus_a_socket, (node + 1) * self.cpus_a_socket)
@@ -84,10 +94,22 @@ class Machine:
         """The address of a GPU as NVML writes it."""
         return str(self.lines[f"gpu.{gpu}.bus_id"])
 
-    def link(self, gpu: int, link: int, kind: str, bus_id: str, version: int, speed_MBps: int | None = None) -> None:
+    def link(
+        self,
+        gpu: int,
+        link: int,
+        kind: str,
+        bus_id: str,
+        version: int,
+        speed_MBps: int | None = None,
+    ) -> None:
         """An active NVLink."""
         here = f"gpu.{gpu}.link.{link}"
-        self.lines |= {f"{here}.state": 1, f"{here}.remote_type": REMOTE[kind], f"{here}.remote_bus_id": bus_id}
+        self.lines |= {
+            f"{here}.state": 1,
+            f"{here}.remote_type": REMOTE[kind],
+            f"{here}.remote_bus_id": bus_id,
+        }
         self.lines[f"{here}.version"] = version
         if speed_MBps is not None:
             self.lines |= {f"gpu.{gpu}.field.{GET_SPEED}.{link}": speed_MBps}
@@ -120,7 +142,15 @@ class Machine:
             for depth in range(1, len(above) + 1):
                 tree.pci(" ".join(above[:depth]), BRIDGE, slot.node, slot.speed, root=root_complex)
             vendor = "0x10de" if slot.kind == GPU else "0x15b3"
-            where = tree.pci(slot.chain, slot.kind, slot.node, slot.speed, slot.width, root_complex, vendor=vendor)
+            where = tree.pci(
+                slot.chain,
+                slot.kind,
+                slot.node,
+                slot.speed,
+                slot.width,
+                root_complex,
+                vendor=vendor,
+            )
             folders[parts[-1]] = where
         for name, (bus, rate) in self.rdma.items():
             tree.rdma(name, folders[bus], rate)

@@ -1,4 +1,5 @@
-"""Machines as NVML describes them, for the compiled stand-in of libnvidia-ml.so.1 that the real pynvml loads.
+"""Machines as NVML describes them, for the compiled stand-in of libnvidia-ml.so.1 that the real
+pynvml loads.
 
 machine = hybrid_cube_mesh()
 machine.fail("nvmlDeviceGetUUID", 15, gpu=3)      # any answer can fail, everywhere, for a GPU, for a link or a peer
@@ -42,13 +43,26 @@ from topoplan.topo.presets import preset
 
 
 def _system(machine: Machine) -> Machine:
-    machine.lines = {"driver": "570.86.15", "version": "12.570.86.15", "cuda_version": 12080, "count": 0}
+    machine.lines = {
+        "driver": "570.86.15",
+        "version": "12.570.86.15",
+        "cuda_version": 12080,
+        "count": 0,
+    }
     return machine
 
 
 def _pairs(machine: Machine, linked: Iterable[tuple[int, int]] = (), **others: int) -> None:
-    """P2P status of every ordered pair: all of it over NVLink where it is `linked`, `others` else."""
-    over_pcie = {"read": OK, "write": OK, "nvlink": NOT_SUPPORTED, "atomics": NOT_SUPPORTED, "pcie": OK}
+    """P2P status of every ordered pair: all of it over NVLink where it is `linked`, `others`
+    else.
+    """
+    over_pcie = {
+        "read": OK,
+        "write": OK,
+        "nvlink": NOT_SUPPORTED,
+        "atomics": NOT_SUPPORTED,
+        "pcie": OK,
+    }
     together = set(linked)
     nodes = [slot.node for slot in machine.slots if slot.kind == GPU]
     above = [slot.chain.split()[:-1] for slot in machine.slots if slot.kind == GPU]
@@ -62,22 +76,34 @@ def _pairs(machine: Machine, linked: Iterable[tuple[int, int]] = (), **others: i
         machine.set(f"ancestor.{a}.{b}", level)
 
 
-# -- machines ----------------------------------------------------------------------------------------------------------
+# -- machines
+# ----------------------------------------------------------------------------------------------------------
 
 
 def hybrid_cube_mesh() -> Machine:
-    """A DGX-1 with V100: NVLinks as in the preset `dgx1`, four PCIe switches with two GPUs and a NIC each."""
+    """A DGX-1 with V100: NVLinks as in the preset `dgx1`, four PCIe switches with two GPUs and a
+    NIC each.
+    """
     machine = _system(Machine(cpus_a_socket=20))
     buses = (0x06, 0x07, 0x0A, 0x0B, 0x85, 0x86, 0x89, 0x8A)
     for index, bus in enumerate(buses):
         first = buses[index // 2 * 2]  # of the two below one switch
         switch = f"{'00' if index < 4 else '80'}:0{index // 2 % 2 + 2}.0 {first - 2:02x}:00.0"
         machine.gpu(
-            f"{bus:02x}:00.0", index // 4, "Tesla V100-SXM2-32GB", 70, 3, f"{switch} {first - 1:02x}:0{index % 2}.0"
+            f"{bus:02x}:00.0",
+            index // 4,
+            "Tesla V100-SXM2-32GB",
+            70,
+            3,
+            f"{switch} {first - 1:02x}:0{index % 2}.0",
         )
         if bus == first:
             machine.nic(
-                f"mlx5_{index // 2}", f"{first | 0x10:02x}:00.0", index // 4, 100, f"{switch} {first - 1:02x}:08.0"
+                f"mlx5_{index // 2}",
+                f"{first | 0x10:02x}:00.0",
+                index // 4,
+                100,
+                f"{switch} {first - 1:02x}:08.0",
             )
     used = [0] * 8
     linked = []
@@ -97,7 +123,9 @@ def hybrid_cube_mesh() -> Machine:
     return machine
 
 
-def _switched(name: str, sm: int, generation: int, links: int, version: int, speed_MBps: int, gpus: int = 8) -> Machine:
+def _switched(
+    name: str, sm: int, generation: int, links: int, version: int, speed_MBps: int, gpus: int = 8
+) -> Machine:
     """GPUs whose links all lead to NVSwitches, two below each PCIe switch."""
     machine = _system(Machine(cpu="amd", cpus_a_socket=64))
     for index in range(gpus):
@@ -105,13 +133,22 @@ def _switched(name: str, sm: int, generation: int, links: int, version: int, spe
         node = pair // max(1, gpus // 4)
         switch = f"{'80' if node else '00'}:0{pair + 1}.0 {bus:02x}:00.0"
         machine.gpu(
-            f"{bus + 2 + index % 2:02x}:00.0", node, name, sm, generation, f"{switch} {bus + 1:02x}:0{index % 2}.0"
+            f"{bus + 2 + index % 2:02x}:00.0",
+            node,
+            name,
+            sm,
+            generation,
+            f"{switch} {bus + 1:02x}:0{index % 2}.0",
         )
         if index % 2 == 0:
-            machine.nic(f"mlx5_{pair}", f"{bus + 8:02x}:00.0", node, 200, f"{switch} {bus + 1:02x}:08.0")
+            machine.nic(
+                f"mlx5_{pair}", f"{bus + 8:02x}:00.0", node, 200, f"{switch} {bus + 1:02x}:08.0"
+            )
         machine.lines |= {f"gpu.{index}.mig": 0, f"gpu.{index}.field.{LINK_COUNT}.0": links}
         for link in range(links):
-            machine.link(index, link, "switch", f"00000000:{0xC0 + link % 6:02X}:00.0", version, speed_MBps)
+            machine.link(
+                index, link, "switch", f"00000000:{0xC0 + link % 6:02X}:00.0", version, speed_MBps
+            )
     _pairs(machine, permutations(range(gpus), 2))
     return machine
 
@@ -122,7 +159,9 @@ def nvswitch_box() -> Machine:
 
 
 def bridged_pairs(missing: bool = True) -> Machine:
-    """Four H100 PCIe in two pairs with three bridges each (four links a bridge); one bridge of the second is missing."""
+    """Four H100 PCIe in two pairs with three bridges each (four links a bridge); one bridge of the
+    second is missing.
+    """
     machine = _system(Machine(cpus_a_socket=32))
     for index in range(4):
         node = index // 2
@@ -151,7 +190,12 @@ def two_socket_pcie() -> Machine:
     for index in range(4):
         node = index // 2
         machine.gpu(
-            f"{0x17 + 0x30 * index:02x}:00.0", node, "NVIDIA L40S", 89, 4, f"{'80' if node else '00'}:0{index + 1}.0"
+            f"{0x17 + 0x30 * index:02x}:00.0",
+            node,
+            "NVIDIA L40S",
+            89,
+            4,
+            f"{'80' if node else '00'}:0{index + 1}.0",
         )
         machine.fail("nvmlDeviceGetNvLinkState", 3, index)
     _pairs(machine)
@@ -171,13 +215,17 @@ def mig() -> Machine:
 
 
 def lost_gpu(gpu: int = 3, at_handle: bool = True) -> Machine:
-    """`nvswitch_box` with one GPU off the bus: NVML gives no handle, or gives one and answers nothing more."""
+    """`nvswitch_box` with one GPU off the bus: NVML gives no handle, or gives one and answers
+    nothing more.
+    """
     machine = nvswitch_box().fail("*", 15, gpu)
     return machine if at_handle else machine.fail("nvmlDeviceGetHandleByIndex_v2", 0, gpu)
 
 
 def b200() -> Machine:
-    """Eight B200 with 18 links each: NVML knows 36 numbers, and state answers for the real ones only."""
+    """Eight B200 with 18 links each: NVML knows 36 numbers, and state answers for the real ones
+    only.
+    """
     machine = _switched("NVIDIA B200", 100, 5, 18, 7, 53125)
     for gpu in range(8):
         machine.lines |= {f"gpu.{gpu}.fabric.state": 3, f"gpu.{gpu}.fabric.clique": 0}
@@ -188,13 +236,18 @@ CLUSTER = "0123456789abcdef0123456789abcdef"
 
 
 def nvl72_tray() -> Machine:
-    """A compute tray of an NVL72: four GB200 on two Grace CPUs, registered with a fabric of many trays."""
+    """A compute tray of an NVL72: four GB200 on two Grace CPUs, registered with a fabric of many
+    trays.
+    """
     machine = _system(Machine(cpu="arm", cpus_a_socket=72, gpu_nodes=(2, 10, 18, 26)))
     for index, domain in enumerate(("0008", "0009", "0018", "0019")):
         machine.gpu(f"{domain}:01:00.0", index // 2, "NVIDIA GB200", 100, 5)
         machine.lines |= {f"gpu.{index}.numa_id": machine.gpu_nodes[index], f"gpu.{index}.mig": 0}
         machine.lines |= {f"gpu.{index}.fabric.state": 3, f"gpu.{index}.fabric.clique": 32766}
-        machine.lines |= {f"gpu.{index}.fabric.cluster": CLUSTER, f"gpu.{index}.field.{LINK_COUNT}.0": 18}
+        machine.lines |= {
+            f"gpu.{index}.fabric.cluster": CLUSTER,
+            f"gpu.{index}.field.{LINK_COUNT}.0": 18,
+        }
         _c2c(machine, index, 10, 45000)
         for link in range(18):
             machine.link(index, link, "switch", f"00000000:{link:02X}:00.0", 7, 53125)
@@ -219,15 +272,21 @@ def _c2c(machine: Machine, gpu: int, links: int, each_MBps: int) -> None:
         machine.set(f"gpu.{gpu}.field.{C2C_MAX_BW}.{link}", each_MBps)
 
 
-# -- asking them -------------------------------------------------------------------------------------------------------
+# -- asking them
+# -------------------------------------------------------------------------------------------------------
 
 
+# Variables for a process, beside those that it needs.
 Env = Mapping[str, str] | None
-"""Variables for a process, beside those that it needs."""
 
 
 def _run(
-    module: str, arguments: Sequence[str], machine: Machine, folder: Path, without: tuple[str, ...], env: Env
+    module: str,
+    arguments: Sequence[str],
+    machine: Machine,
+    folder: Path,
+    without: tuple[str, ...],
+    env: Env,
 ) -> subprocess.CompletedProcess[str]:
     told = dict.fromkeys(HIDDEN) | variables(machine, folder, without) | dict(env or {})
     return run_module(module, *arguments, quiet_s=60, env=told)
@@ -247,12 +306,18 @@ def probe(
     env: Env = None,
     without: tuple[str, ...] = (),
 ) -> subprocess.CompletedProcess[str]:
-    """`topo-probe ARGUMENTS` on the machine, with its captured /sys, which is written to `folder`/root."""
+    """`topo-probe ARGUMENTS` on the machine, with its captured /sys, which is written to
+    `folder`/root.
+    """
     root = captured(machine, folder)
-    return _run("topoplan.cli.probe", ["--sysfs-root", str(root), *arguments], machine, folder, without, env)
+    return _run(
+        "topoplan.cli.probe", ["--sysfs-root", str(root), *arguments], machine, folder, without, env
+    )
 
 
-def probed(machine: Machine, folder: Path, env: Env = None, without: tuple[str, ...] = ()) -> Topology:
+def probed(
+    machine: Machine, folder: Path, env: Env = None, without: tuple[str, ...] = ()
+) -> Topology:
     """What `topo-probe --json` finds on the machine, with its captured /sys."""
     done = probe(machine, folder, "--json", env=env, without=without)
     assert done.returncode == 0, done.stderr
@@ -267,7 +332,8 @@ def captured(machine: Machine, folder: Path) -> Path:
     return root
 
 
-# -- reading what they say ---------------------------------------------------------------------------------------------
+# -- reading what they say
+# ---------------------------------------------------------------------------------------------
 
 
 def known(facts: Facts) -> set[tuple[str, str]]:
@@ -279,12 +345,16 @@ def states(facts: Facts, gpu: int) -> dict[int, str | None]:
     """NVLinks of a GPU by number, with their state."""
     prefix = f"gpu/{gpu}/nvlink/"
     found = [f for f in facts.items if f.subject.startswith(prefix) and f.key == "state"]
-    return {int(f.subject.removeprefix(prefix)): facts.get_text(f.subject, NVLINK_STATE) for f in found}
+    return {
+        int(f.subject.removeprefix(prefix)): facts.get_text(f.subject, NVLINK_STATE) for f in found
+    }
 
 
 def nvlinks(topology: Topology) -> dict[tuple[str, str], tuple[Fraction, int]]:
     """GB/s and number of the NVLinks from one device to another."""
-    return {(x.src, x.dst): (x.bandwidth_GBps, x.count) for x in topology.links if x.kind == "nvlink"}
+    return {
+        (x.src, x.dst): (x.bandwidth_GBps, x.count) for x in topology.links if x.kind == "nvlink"
+    }
 
 
 def notes(topology: Topology) -> list[str]:

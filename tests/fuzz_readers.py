@@ -1,7 +1,8 @@
-"""Damaged inputs for every reader: each must give a topology that can be written again, or one clear line.
+"""Damaged inputs for every reader: each must give a topology that can be written again, or one
+clear line.
 
-Run as a program by test_fuzz.py, so that memory can be bounded for the process and time for each input:
-`python fuzz_readers.py READER EXAMPLES`. Ends with 1 and the input where a reader fails.
+Run as a program by test_fuzz.py, so that memory can be bounded for the process and time for each
+input: `python fuzz_readers.py READER EXAMPLES`. Ends with 1 and the input where a reader fails.
 """
 
 from __future__ import annotations
@@ -106,15 +107,18 @@ SEEDS: dict[str, Callable[[], list[str]]] = {
 
 SYSFS = {
     "proc/sys/kernel/hostname": "box",
-    "proc/cpuinfo": "processor : 0\nvendor_id : AuthenticAMD\ncpu family : 23\nmodel : 49\nflags : fpu hypervisor",
+    "proc/cpuinfo": "processor : 0\nvendor_id : AuthenticAMD\ncpu family : 23\nmodel : 49\nflags "
+    ": fpu hypervisor",
     "proc/cmdline": "quiet intel_iommu=on iommu=pt",
     "proc/sys/kernel/osrelease": "5.15.0-1-generic",
     "proc/driver/nvidia/gpus/0000:01:00.0/information": "Model: \t\t H100\nGPU UUID: \t GPU-1",
     "proc/driver/nvidia/gpus/0000:01:00.0/numa_status": "Node: 4",
     "proc/driver/nvidia/version": "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  550.54",
-    "sys/class/kfd/kfd/topology/nodes/1/properties": "simd_count 9\nlocation_id 256\ngfx_target_version 90402\ndomain 0",
+    "sys/class/kfd/kfd/topology/nodes/1/properties": "simd_count 9\nlocation_id "
+    "256\ngfx_target_version 90402\ndomain 0",
     "sys/class/kfd/kfd/topology/nodes/2/properties": "simd_count 9\nlocation_id 512\nunique_id 7",
-    "sys/class/kfd/kfd/topology/nodes/1/io_links/0/properties": "type 11\nnode_to 2\nweight 15\nmin_bandwidth 9",
+    "sys/class/kfd/kfd/topology/nodes/1/io_links/0/properties": "type 11\nnode_to 2\nweight "
+    "15\nmin_bandwidth 9",
     "sys/devices/system/node/node0/cpulist": "0-7",
     "sys/devices/system/node/node1/cpulist": "8-15",
     "sys/class/dmi/id/sys_vendor": "QEMU",
@@ -122,7 +126,11 @@ SYSFS = {
     "sys/module/nvidia_peermem/version": "550",
     **{
         f"sys/bus/pci/devices/{bus}/{name}": text
-        for bus, kind in (("0000:01:00.0", "0x030200"), ("0000:02:00.0", "0x030200"), ("0000:03:00.0", "0x020700"))
+        for bus, kind in (
+            ("0000:01:00.0", "0x030200"),
+            ("0000:02:00.0", "0x030200"),
+            ("0000:03:00.0", "0x020700"),
+        )
         for name, text in {
             "class": kind,
             "vendor": "0x10de",
@@ -203,7 +211,9 @@ def damaged(draw: st.DrawFn, seeds: list[str]) -> str:
     for _ in range(draw(st.integers(1, 6))):
         here = draw(st.integers(0, max(0, len(text))))
         span = draw(st.integers(0, 60))
-        what = draw(st.sampled_from(("insert", "replace", "delete", "repeat", "cut", "move", "digit")))
+        what = draw(
+            st.sampled_from(("insert", "replace", "delete", "repeat", "cut", "move", "digit"))
+        )
         token = draw(st.sampled_from(TOKENS)) if what in ("insert", "replace") else ""
         piece, after = text[here : here + span], text[here + span :]
         if what == "insert":
@@ -218,17 +228,26 @@ def damaged(draw: st.DrawFn, seeds: list[str]) -> str:
             text = after + text[:here] + piece
         else:
             at = next((i for i in range(here, len(text)) if text[i].isdigit()), None)
-            text = text if at is None else text[:at] + str(draw(st.integers(0, 99))) + text[at + 1 :]
+            text = (
+                text if at is None else text[:at] + str(draw(st.integers(0, 99))) + text[at + 1 :]
+            )
     return text
 
 
 def judge(make: Callable[[], Topology]) -> None:
-    """A topology, and all that can be written of it (by the slow writers every fifth one), or one clear line."""
+    """A topology, and all that can be written of it (by the slow writers every fifth one), or one
+    clear line.
+    """
     signal.setitimer(signal.ITIMER_REAL, SECONDS_AN_INPUT)
     try:
         topology = make()
         assert Topology.loads(topology.dumps()) == topology
-        for write in (probe_json.write, smi.write, nccl_xml.write, *(SLOW_WRITERS if next(COUNT) % 5 == 0 else ())):
+        for write in (
+            probe_json.write,
+            smi.write,
+            nccl_xml.write,
+            *(SLOW_WRITERS if next(COUNT) % 5 == 0 else ()),
+        ):
             try:
                 write(topology)
             except InputError as error:
@@ -240,11 +259,15 @@ def judge(make: Callable[[], Topology]) -> None:
 
 
 def assert_one_line(error: InputError) -> None:
-    assert str(error).strip() and len(str(error).splitlines()) == 1, f"no single line: {str(error)!r}"
+    assert str(error).strip() and len(str(error).splitlines()) == 1, (
+        f"no single line: {str(error)!r}"
+    )
 
 
 def fuzz_text(reader: str, examples: int) -> None:
-    @settings(max_examples=examples, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @settings(
+        max_examples=examples, deadline=None, database=None, suppress_health_check=list(HealthCheck)
+    )
     @given(damaged(SEEDS[reader]()))
     def run(text: str) -> None:
         judge(lambda: read_topology_text(text, "fuzzed"))
@@ -277,9 +300,13 @@ def fuzz_files(examples: int, folder: Path) -> None:
     """Damage, or take away, some of the files in `folder`, and then put back what was in them."""
     files = sorted(SYSFS)
 
-    @settings(max_examples=examples, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @settings(
+        max_examples=examples, deadline=None, database=None, suppress_health_check=list(HealthCheck)
+    )
     @given(
-        st.dictionaries(st.sampled_from(files), st.none() | damaged([""]) | st.sampled_from(TOKENS), max_size=12),
+        st.dictionaries(
+            st.sampled_from(files), st.none() | damaged([""]) | st.sampled_from(TOKENS), max_size=12
+        ),
         st.data(),
     )
     def run(changes: dict[str, str | None], data: st.DataObject) -> None:
@@ -289,7 +316,9 @@ def fuzz_files(examples: int, folder: Path) -> None:
                 if text is None:
                     remove_file(folder / name, folder)
                 else:
-                    write_file(folder / name, text if text != "" else data.draw(damaged([SYSFS[name]])))
+                    write_file(
+                        folder / name, text if text != "" else data.draw(damaged([SYSFS[name]]))
+                    )
             judge(lambda: probe_local(folder))
         finally:
             for name in changes:

@@ -11,7 +11,9 @@ from pathlib import Path
 import topoplan
 
 ROOT = Path(__file__).resolve().parents[1]
-_GROUP = re.compile(r'^\[project\.entry-points\."([\w.]+)"\].*\n((?:[\w-]+ = ".*"\n)+)', re.MULTILINE)
+_GROUP = re.compile(
+    r'^\[project\.entry-points\."([\w.]+)"\].*\n((?:[\w-]+ = ".*"\n)+)', re.MULTILINE
+)
 
 
 def install_metadata(folder: Path) -> dict[str, str]:
@@ -20,7 +22,9 @@ def install_metadata(folder: Path) -> dict[str, str]:
     """
     info = folder / "topoplan-0.dist-info"
     info.mkdir(parents=True)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: topoplan\nVersion: 0\n", encoding="utf-8")
+    (info / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: topoplan\nVersion: 0\n", encoding="utf-8"
+    )
     groups = _GROUP.findall((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     assert [name for name, _ in groups] == ["torch.distributed.backends", "torch.backends"]
     points = [f"[{name}]\n{lines}".replace('"', "") for name, lines in groups]

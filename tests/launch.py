@@ -1,4 +1,6 @@
-"""Starting the processes of a test: ranks that run a function of `ranks/`, and commands that end in time."""
+"""Starting the processes of a test: ranks that run a function of `ranks/`, and commands that end in
+time.
+"""
 
 from __future__ import annotations
 
@@ -24,16 +26,26 @@ P = ParamSpec("P")
 T = TypeVar("T")
 Ended = subprocess.CompletedProcess[str]
 
-# Ranks and commands are forked from one server that has imported torch: importing it takes longer than most of what they do.
+# Ranks and commands are forked from one server that has imported torch: importing it takes longer
+# than most of what they do.
 _SERVER = multiprocessing.get_context("forkserver")
-_COMMANDS = ["topoplan.cli.lab", "topoplan.cli.probe", "topoplan.cli.report", "topoplan.cli.run", "topoplan.cli.synth"]
+_COMMANDS = [
+    "topoplan.cli.lab",
+    "topoplan.cli.probe",
+    "topoplan.cli.report",
+    "topoplan.cli.run",
+    "topoplan.cli.synth",
+]
 _WHAT_COMMANDS_IMPORT = [
     "topoplan.runtime.lab.runs",
     "topoplan.runtime.measuring.bench",
     "topoplan.runtime.register",
     "topoplan.synth.synthesize",
 ]
-_WHAT_MODELS_IMPORT = ["torch._dynamo", "torch.distributed.fsdp"]  # DistributedDataParallel does, when one is made
+_WHAT_MODELS_IMPORT = [
+    "torch._dynamo",
+    "torch.distributed.fsdp",
+]  # DistributedDataParallel does, when one is made
 _SERVER.set_forkserver_preload(
     [
         "pytest",
@@ -51,7 +63,8 @@ _SPAWN = multiprocessing.get_context("spawn")
 
 
 def run_ranks(body: Callable[P, T], world: int, *args: P.args, **_: P.kwargs) -> list[T]:
-    """Run a function of `ranks/` in `world` real processes, joined over gloo; return what it returns, by rank.
+    """Run a function of `ranks/` in `world` real processes, joined over gloo; return what it
+    returns, by rank.
 
     Arguments and results travel as JSON. AssertionError with what a rank printed where one fails.
     """
@@ -65,9 +78,14 @@ def run_on_one_gpu(body: Callable[P, T], *args: P.args, **_: P.kwargs) -> list[T
 
 
 def run_command(
-    *command: str, quiet_s: float = 200, env: Mapping[str, str] | None = None, cwd: Path | None = None
+    *command: str,
+    quiet_s: float = 200,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
 ) -> Ended:
-    """Run a command to its end, `env` added to the environment; what it prints comes back as text."""
+    """Run a command to its end, `env` added to the environment; what it prints comes back as
+    text.
+    """
     return subprocess.run(
         command,
         capture_output=True,
@@ -80,19 +98,31 @@ def run_command(
 
 
 def run_module(
-    module: str, *args: str, quiet_s: float = 200, env: Mapping[str, str | None] | None = None, cwd: Path | None = None
+    module: str,
+    *args: str,
+    quiet_s: float = 200,
+    env: Mapping[str, str | None] | None = None,
+    cwd: Path | None = None,
 ) -> Ended:
-    """Run a command's module (`topoplan.cli.run`) to its end, in a process of its own; None in `env` takes a variable away.
+    """Run a command's module (`topoplan.cli.run`) to its end, in a process of its own; None in
+    `env` takes a variable away.
 
-    It differs from `python -m module` in that its imports are done: for what a command imports, use `run_command`.
+    It differs from `python -m module` in that its imports are done: for what a command imports, use
+    `run_command`.
     """
     return run_modules(module, args, [env or {}], quiet_s, cwd)[0]
 
 
 def run_joined(module: str, *args: str, ranks: int, quiet_s: float = 200) -> list[Ended]:
-    """Run a command's module on `ranks` ranks that find each other, as a launcher such as torchrun starts them."""
+    """Run a command's module on `ranks` ranks that find each other, as a launcher such as torchrun
+    starts them.
+    """
     with tempfile.TemporaryDirectory(prefix="joined-") as folder:
-        common = {"WORLD_SIZE": str(ranks), "TOPOPLAN_RENDEZVOUS": f"{folder}/rendezvous", "GLOO_SOCKET_IFNAME": "lo"}
+        common = {
+            "WORLD_SIZE": str(ranks),
+            "TOPOPLAN_RENDEZVOUS": f"{folder}/rendezvous",
+            "GLOO_SOCKET_IFNAME": "lo",
+        }
         places = [{**common, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]
         return run_modules(module, args, places, quiet_s)
 
@@ -104,12 +134,19 @@ def run_modules(
     quiet_s: float,
     cwd: Path | None = None,
 ) -> list[Ended]:
-    """Run a command's module in as many processes as there are sets of environment variables, side by side."""
+    """Run a command's module in as many processes as there are sets of environment variables, side
+    by side.
+    """
     with tempfile.TemporaryDirectory(prefix="commands-") as name:
         folder = Path(name)
         processes: list[BaseProcess] = []
         for number, own in enumerate(variables):
-            given = {**os.environ, **patient_ranks(), "TOPOPLAN_CACHE": str(folder / "cache"), **own}
+            given = {
+                **os.environ,
+                **patient_ranks(),
+                "TOPOPLAN_CACHE": str(folder / "cache"),
+                **own,
+            }
             told = {name: value for name, value in given.items() if value is not None}
             call = (
                 module,
@@ -123,7 +160,10 @@ def run_modules(
         _run_to_end(processes, quiet_s)
         return [
             subprocess.CompletedProcess(
-                [module, *args], process.exitcode or 0, _read(folder / f"{number}.out"), _read(folder / f"{number}.err")
+                [module, *args],
+                process.exitcode or 0,
+                _read(folder / f"{number}.out"),
+                _read(folder / f"{number}.err"),
             )
             for number, process in enumerate(processes)
         ]
@@ -132,8 +172,8 @@ def run_modules(
 def run_emulated(
     network: Network, folder: Path, module: str, *args: str, quiet_s: float = 200
 ) -> list[subprocess.CompletedProcess[str]]:
-    """Run a command's module once a rank of an emulated machine; `folder` is what the ranks share. Both kinds of output are
-    in `stdout`.
+    """Run a command's module once a rank of an emulated machine; `folder` is what the ranks share.
+    Both kinds of output are in `stdout`.
     """
     write_topology(network, folder)
     outputs = [folder / f"{rank}.out" for rank in range(len(network.blueprint.home))]
@@ -154,10 +194,11 @@ def run_emulated(
 
 
 class EmulatedRank(ForkedProcess):
-    """A command's module as one rank of an emulated machine, forked; with what tests need of subprocess.Popen.
+    """A command's module as one rank of an emulated machine, forked; with what tests need of
+    subprocess.Popen.
 
-    It differs from `topoplan.runtime.emulate.start_rank` in that its imports are done; `env` stands in for the variables that
-    say who the rank is.
+    It differs from `topoplan.runtime.emulate.start_rank` in that its imports are done; `env` stands
+    in for the variables that say who the rank is.
     """
 
     def __init__(
@@ -178,7 +219,9 @@ class EmulatedRank(ForkedProcess):
 
 
 def lives(pid: int) -> bool:
-    """Return whether a process runs: it exists and has not ended, though nobody may have taken notice yet."""
+    """Return whether a process runs: it exists and has not ended, though nobody may have taken
+    notice yet.
+    """
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
     except (FileNotFoundError, ProcessLookupError):
@@ -187,7 +230,8 @@ def lives(pid: int) -> bool:
 
 
 def patient_ranks() -> dict[str, str]:
-    """Return the variables by which all processes of a test, started now, are as patient as each other.
+    """Return the variables by which all processes of a test, started now, are as patient as each
+    other.
 
     Were deadlines different, the more patient rank would be blamed.
     """
@@ -232,11 +276,16 @@ def _run(
             call = (body.__module__, body.__name__, args, backend, told, folder / f"{rank}.out")
             ranks.append(context.Process(target=_main, args=call))
         _run_to_end(ranks, quiet_s)
-        failed = [(process.exitcode, number) for number, process in enumerate(ranks) if process.exitcode]
+        failed = [
+            (process.exitcode, number) for number, process in enumerate(ranks) if process.exitcode
+        ]
         # Who had to be killed has waited in vain for one that ended by itself: that one says more.
         code, number = min(failed, key=lambda rank: rank[0] == -signal.SIGKILL, default=(0, 0))
         assert code == 0, f"rank {number} ended with {code}:\n{_read(folder / f'{number}.out')}"
-        return [json.loads((folder / f"{number}.json").read_text(encoding="utf-8")) for number in range(len(ranks))]
+        return [
+            json.loads((folder / f"{number}.json").read_text(encoding="utf-8"))
+            for number in range(len(ranks))
+        ]
 
 
 def _main(*call: object) -> None:
@@ -256,7 +305,9 @@ def _read(printed: Path) -> str:
 
 
 def _run_to_end(processes: Sequence[BaseProcess], quiet_s: float) -> None:
-    """Start processes and wait until all have ended, or time is over: those left are killed, with a negative exit code."""
+    """Start processes and wait until all have ended, or time is over: those left are killed, with a
+    negative exit code.
+    """
     ends = time.monotonic() + patience.seconds(quiet_s)
     try:
         for process in processes:

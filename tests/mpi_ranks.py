@@ -1,4 +1,5 @@
-"""What every rank that mpirun starts for a test does: join the others, and run functions of `ranks/`, one after the other.
+"""What every rank that mpirun starts for a test does: join the others, and run functions of
+`ranks/`, one after the other.
 
 `python mpi_ranks.py CALLS`: a JSON file with the module, the function and the arguments of each.
 """
@@ -20,11 +21,15 @@ from topoplan.runtime.mpi.launched import join_mpi
 
 
 def main(calls: Path) -> None:
-    """Run the functions, and write what they return to a file beside `calls`, under the rank's number."""
+    """Run the functions, and write what they return to a file beside `calls`, under the rank's
+    number.
+    """
     torch.set_num_threads(1)
     assert join_mpi(), "mpirun did not start this process"
     results = []
-    for number, (module, function, arguments) in enumerate(json.loads(calls.read_text(encoding="utf-8"))):
+    for number, (module, function, arguments) in enumerate(
+        json.loads(calls.read_text(encoding="utf-8"))
+    ):
         if not dist.is_initialized():
             init(f"-mpi{number}")
         results.append(getattr(importlib.import_module(module), function)(*arguments))

@@ -1,9 +1,11 @@
-"""The rules by which NCCL 2.30 and RCCL load a topology file, told from their sources, apart from topoplan's reader.
+"""The rules by which NCCL 2.30 and RCCL load a topology file, told from their sources, apart from
+topoplan's reader.
 
-`load` reads a text byte by byte as graph/xml.cc does (no entities, no declaration, one space before an attribute) and
-raises RefusedError where the library would give up. `check` then makes the checks of graph/topo.cc and adds those where it
-would go on with something else than the file means: two elements where it finds only the first, attributes that it
-drops or writes over the end of its table.
+`load` reads a text byte by byte as graph/xml.cc does (no entities, no declaration, one space before
+an attribute) and raises RefusedError where the library would give up. `check` then makes the checks
+of graph/topo.cc and adds those where it would go on with something else than the file means: two
+elements where it finds only the first, attributes that it drops or writes over the end of its
+table.
 """
 
 from __future__ import annotations
@@ -15,7 +17,13 @@ from dataclasses import dataclass, field
 
 MAX_STR_LEN = 255
 MAX_ATTR_COUNT = 16
-GPU_CLASS, NIC_CLASS, NVSWITCH_CLASS, CPU_CLASS, BRIDGE_CLASS = "0x03", "0x02", "0x068000", "0x068001", "0x060400"
+GPU_CLASS, NIC_CLASS, NVSWITCH_CLASS, CPU_CLASS, BRIDGE_CLASS = (
+    "0x03",
+    "0x02",
+    "0x068000",
+    "0x068001",
+    "0x060400",
+)
 KNOWN_BELOW = {
     None: ("system", "graphs"),
     "system": ("cpu",),
@@ -27,7 +35,14 @@ KNOWN_BELOW = {
     "graph": ("channel",),
     "channel": ("net", "gpu"),
 }
-SPEEDS = {"2.5 GT/s": 15, "5 GT/s": 30, "8 GT/s": 60, "16 GT/s": 120, "32 GT/s": 240, "5.0 GT/s PCIe": 30}
+SPEEDS = {
+    "2.5 GT/s": 15,
+    "5 GT/s": 30,
+    "8 GT/s": 60,
+    "16 GT/s": 120,
+    "32 GT/s": 240,
+    "5.0 GT/s PCIe": 30,
+}
 SPEEDS |= {"8.0 GT/s PCIe": 60, "16.0 GT/s PCIe": 120, "32.0 GT/s PCIe": 240, "64.0 GT/s PCIe": 480}
 FILLED_IN_LIVE = {
     "gpu": "dev|sm|rank|gdr|mlopart|keep",
@@ -47,8 +62,8 @@ class Dialect:
 
 NCCL = Dialect(1, 256, 640, 640)
 GRAPHS = Dialect(1, 65536, 640, 640)
+# Graph files, read by NCCL 2.30 and by 2.20 and before.
 OLD_GRAPHS = Dialect(1, 1024, 32, 32)
-"""Graph files, read by NCCL 2.30 and by 2.20 and before."""
 PATH_TYPES = ("LOC", "NVL", "NVB", "PIX", "PXB", "P2C", "PXN", "PHB", "SYS")
 RCCL = Dialect(2, 8192, 512, 64)
 
@@ -85,7 +100,9 @@ class _Parser:
 
     def value(self) -> tuple[str, str]:
         quote = self.char()
-        if quote not in "\"'" or (quote == "'" and self.dialect is RCCL):  # RCCL reads on to the next double quote
+        if quote not in "\"'" or (
+            quote == "'" and self.dialect is RCCL
+        ):  # RCCL reads on to the next double quote
             raise RefusedError("XML Parse : Expected (double) quote.")
         out = ""
         while True:
@@ -146,7 +163,9 @@ class _Parser:
         return kind, node
 
     def load(self, head: Node | None, kind: str) -> list[Node]:
-        """Elements below `head`; those with unknown names are read and forgotten, with all below."""
+        """Elements below `head`; those with unknown names are read and forgotten, with all
+        below.
+        """
         found: list[Node] = []
         known = KNOWN_BELOW.get(head.name if head else None, ())
         if head is not None and head.name == "gpu" and self.dialect is RCCL:
@@ -164,7 +183,9 @@ class _Parser:
                     raise RefusedError(f"unterminated {head.name}")
                 return found
             if head is not None and sub_kind == "close":
-                if node.name != head.name and kind != "skipped":  # what is skipped keeps no name to compare with
+                if (
+                    node.name != head.name and kind != "skipped"
+                ):  # what is skipped keeps no name to compare with
                     raise RefusedError(f"XML Mismatch : {head.name} / {node.name}")
                 return found
             if node.name not in known:
@@ -192,7 +213,9 @@ def load(text: str) -> Node:
     """The <system> element as the library keeps it. Raises RefusedError."""
     systems = _Parser(text, dialect_of(text)).load(None, "open")
     if len(systems) != 1:
-        raise RefusedError("system node not found in XML" if not systems else "more than one system")
+        raise RefusedError(
+            "system node not found in XML" if not systems else "more than one system"
+        )
     return systems[0]
 
 
@@ -206,28 +229,48 @@ class LoadedGraph:
     type_intra: str
 
     def count_algbw_GBps(self, ranks: int) -> float:
-        """What the tuner counts for allreduce (tuning.cc), without its limits and its factor for trees."""
+        """What the tuner counts for allreduce (tuning.cc), without its limits and its factor for
+        trees.
+        """
         total = len(self.channels) * self.speed
         return total * ranks / (2 * (ranks - 1)) if self.pattern == 4 else total / 2
 
 
-def load_graphs(text: str, rank_of_dev: dict[int, int], dialect: Dialect = GRAPHS) -> dict[int, LoadedGraph]:
-    """The graphs of a file as graph/search.cc makes them, by id. Raises RefusedError where NCCL stops or crashes."""
+def load_graphs(
+    text: str, rank_of_dev: dict[int, int], dialect: Dialect = GRAPHS
+) -> dict[int, LoadedGraph]:
+    """The graphs of a file as graph/search.cc makes them, by id. Raises RefusedError where NCCL
+    stops or crashes.
+    """
     found = [node for node in _Parser(text, dialect).load(None, "open") if node.name == "graphs"]
     if not found or found[0].attrs.get("version") != "1":
         raise RefusedError("XML Graph has wrong version")
     out: dict[int, LoadedGraph] = {}
     for graph in found[0].subs:
-        for key in ("id", "crossnic", "pattern", "nchannels", "speedintra", "speedinter", "typeintra", "typeinter"):
+        for key in (
+            "id",
+            "crossnic",
+            "pattern",
+            "nchannels",
+            "speedintra",
+            "speedinter",
+            "typeintra",
+            "typeinter",
+        ):
             if key not in graph.attrs:
                 raise RefusedError(f"Attribute {key} of node graph not found")
         # texts that are not known become LOC; numbers end where they are no more
         kind = graph.attrs["typeintra"] if graph.attrs["typeintra"] in PATH_TYPES else "LOC"
-        channels = [[_rank_of(sub, rank_of_dev, dialect) for sub in c.subs if sub.name == "gpu"] for c in graph.subs]
+        channels = [
+            [_rank_of(sub, rank_of_dev, dialect) for sub in c.subs if sub.name == "gpu"]
+            for c in graph.subs
+        ]
         count = int(graph.attrs["nchannels"], 0)
         if count > len(channels):
             raise RefusedError("channels that were never read")
-        loaded = LoadedGraph(int(graph.attrs["pattern"], 0), channels[:count], float(graph.attrs["speedintra"]), kind)
+        loaded = LoadedGraph(
+            int(graph.attrs["pattern"], 0), channels[:count], float(graph.attrs["speedintra"]), kind
+        )
         out[int(graph.attrs["id"], 0)] = loaded
     return out
 
@@ -265,12 +308,16 @@ def type_of(pci: Node, dialect: Dialect) -> str:
 
 def pcie_GBps(pci: Node) -> float:
     """What NCCL gives the link above a pci element."""
-    speed = next((rate for text, rate in SPEEDS.items() if pci.attrs["link_speed"].startswith(text)), 60)
+    speed = next(
+        (rate for text, rate in SPEEDS.items() if pci.attrs["link_speed"].startswith(text)), 60
+    )
     return (int(pci.attrs["link_width"] or 0) or 16) * speed / 80
 
 
 def check(text: str) -> list[str]:
-    """What the library would refuse, or take for something else than the file means; empty where all is well."""
+    """What the library would refuse, or take for something else than the file means; empty where
+    all is well.
+    """
     try:
         system = load(text)
     except RefusedError as error:
@@ -286,7 +333,9 @@ def check(text: str) -> list[str]:
         elif len(set(node.attrs) | added) > MAX_ATTR_COUNT:
             out.append(f"<{node.name}> has no room for the attributes that NCCL adds")
         if node.name not in ("pci", "pcilink") and "busid" in node.attrs:
-            out.append(f"<{node.name}> with a busid: the NVLinks below would belong to that address")
+            out.append(
+                f"<{node.name}> with a busid: the NVLinks below would belong to that address"
+            )
         out += [f"<{node.name}>: {what}" for what in _checks(node, dialect)]
     numbers = Counter(cpu.attrs.get("numaid") for cpu in system.subs)
     out += [f"numaid {number} twice: fused into one CPU" for number, n in numbers.items() if n > 1]
@@ -299,7 +348,9 @@ def check(text: str) -> list[str]:
 
 
 def _checks(node: Node, dialect: Dialect) -> Iterator[str]:
-    yield from {"cpu": _cpu, "pci": _pci, "gpu": _gpu, "net": _net}.get(node.name, lambda *_: ())(node, dialect)
+    yield from {"cpu": _cpu, "pci": _pci, "gpu": _gpu, "net": _net}.get(node.name, lambda *_: ())(
+        node, dialect
+    )
     if node.name in ("nvlink", "xgmi"):
         if not {"count", "tclass"} <= set(node.attrs):
             yield "needs count and tclass"
@@ -309,7 +360,11 @@ def _checks(node: Node, dialect: Dialect) -> Iterator[str]:
             yield "count is no number"
     if node.name == "c2c" and not {"bw", "count"} <= set(node.attrs):
         yield "needs bw and count"
-    on_switch = node.parent is not None and node.parent.name == "pci" and type_of(node.parent, dialect) == "PCI"
+    on_switch = (
+        node.parent is not None
+        and node.parent.name == "pci"
+        and type_of(node.parent, dialect) == "PCI"
+    )
     if node.name == "pcilink" and not (on_switch and "target" in node.attrs):
         yield "needs a target, and a PCI switch to start from"
 
@@ -344,7 +399,11 @@ def _pci(node: Node, dialect: Dialect) -> Iterator[str]:
 
 
 def _gpu(node: Node, dialect: Dialect) -> Iterator[str]:
-    if node.parent is not None and dialect is NCCL and bus_number(node.parent.attrs.get("busid", "")) & 3:
+    if (
+        node.parent is not None
+        and dialect is NCCL
+        and bus_number(node.parent.attrs.get("busid", "")) & 3
+    ):
         yield f"busid {node.parent.attrs.get('busid')} has bits that NCCL uses itself"
     for key in ("dev", "sm", "rank", "gdr"):
         if not re.fullmatch(r"\d{1,9}", node.attrs.get(key, "0")):

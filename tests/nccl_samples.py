@@ -1,4 +1,6 @@
-"""Logs, tables and graph files as NCCL and its tests write them, made for the tests of topo-judge."""
+"""Logs, tables and graph files as NCCL and its tests write them, made for the tests of
+topo-judge.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,8 @@ HEADER = """\
 """
 
 GRAPH = '<graphs version="1"><graph id="0" pattern="4" crossnic="0" nchannels="1" speedintra="12" speedinter="12" {}'.format(
-    'latencyinter="0" typeintra="PHB" typeinter="PIX" samechannels="1"><channel>{}</channel></graph></graphs>'
+    'latencyinter="0" typeintra="PHB" typeinter="PIX" '
+    'samechannels="1"><channel>{}</channel></graph></graphs>'
 )
 
 
@@ -21,15 +24,16 @@ def sign(rank: int, text: str, host: str = "node07") -> str:
 
 
 def write_log(
-    rings: Sequence[Sequence[int]], trees: Sequence[Sequence[int]], *, commit: str = " commId 0xabc1"
+    rings: Sequence[Sequence[int]],
+    trees: Sequence[Sequence[int]],
+    *,
+    commit: str = " commId 0xabc1",
 ) -> list[str]:
     """Return the lines of a log of one communicator, `trees` being parents."""
     n, count = len(rings[0]), len(rings)
     lines = ["NCCL version 2.21.5+cuda12.4\n"]
     for rank in range(n):
-        place = (
-            f"comm 0x55{rank} rank {rank} nranks {n} cudaDev {rank} nvmlDev {rank} busId {(rank + 1) << 16:x}{commit}"
-        )
+        place = f"comm 0x55{rank} rank {rank} nranks {n} cudaDev {rank} nvmlDev {rank} busId {(rank + 1) << 16:x}{commit}"
         lines.append(sign(rank, f"ncclCommInitRank {place} - Init START"))
     for c, order in enumerate(rings):
         lines.append(sign(0, f"Channel {c:02d}/{count:02d} :" + "".join(f" {r:4d}" for r in order)))
@@ -37,23 +41,30 @@ def write_log(
         entries = []
         for c, parents in enumerate(trees):
             children = [child for child, parent in enumerate(parents) if parent == rank]
-            entries.append(f"[{c}] {'/'.join(map(str, (children + [-1] * 3)[:3]))}->{rank}->{parents[rank]}")
+            entries.append(
+                f"[{c}] {'/'.join(map(str, (children + [-1] * 3)[:3]))}->{rank}->{parents[rank]}"
+            )
         lines.append(sign(rank, "Trees " + " ".join(entries)))
     for rank in range(n):
         lines.append(
-            sign(rank, f"Channel 00/0 : {rank}[{rank}] -> {(rank + 1) % n}[{(rank + 1) % n}] via P2P/CUMEM/read")
+            sign(
+                rank,
+                f"Channel 00/0 : {rank}[{rank}] -> {(rank + 1) % n}[{(rank + 1) % n}] via "
+                "P2P/CUMEM/read",
+            )
         )
-        place = (
-            f"comm 0x55{rank} rank {rank} nranks {n} cudaDev {rank} nvmlDev {rank} busId {(rank + 1) << 16:x}{commit}"
-        )
+        place = f"comm 0x55{rank} rank {rank} nranks {n} cudaDev {rank} nvmlDev {rank} busId {(rank + 1) << 16:x}{commit}"
         lines.append(sign(rank, f"ncclCommInitRank {place} - Init COMPLETE"))
     return lines
 
 
 def row(
-    size: int, algbw: float, busbw: float, redop: str = "sum", root: str = "-1", errors: tuple[str, str] = ("0", "0")
+    size: int,
+    algbw: float,
+    busbw: float,
+    redop: str = "sum",
+    root: str = "-1",
+    errors: tuple[str, str] = ("0", "0"),
 ) -> str:
     half = f"{size / algbw * 1e-3:9.2f} {algbw:7.2f} {busbw:7.2f}"
-    return (
-        f"{size:12d}  {size // 4:12d}     float  {redop:>6}  {root:>6}  {half} {errors[0]:>6}  {half} {errors[1]:>6}\n"
-    )
+    return f"{size:12d}  {size // 4:12d}     float  {redop:>6}  {root:>6}  {half} {errors[0]:>6}  {half} {errors[1]:>6}\n"

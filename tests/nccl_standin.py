@@ -40,19 +40,34 @@ from topoplan.runtime.compiled import NCCL_BATCH
 from topoplan.runtime.ranks.faults import Faults
 from topoplan.runtime.ranks.transport import Transport
 
+# What ProcessGroupNCCL has an NCCL type for (its table ncclDataType; the other 8-bit floats are
+# left out).
 DTYPES = (
     torch.int8, torch.uint8, torch.bool, torch.int32, torch.int64,
     torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.float8_e4m3fn, torch.float8_e5m2,
 )  # fmt: skip
-"""What ProcessGroupNCCL has an NCCL type for (its table ncclDataType; the other 8-bit floats are left out)."""
 _SUMS = {
-    f"aten::{name}_" for name in ("_foreach_add", "_foreach_mul", "_foreach_maximum", "_foreach_minimum", "add", "div")
+    f"aten::{name}_"
+    for name in (
+        "_foreach_add",
+        "_foreach_mul",
+        "_foreach_maximum",
+        "_foreach_minimum",
+        "add",
+        "div",
+    )
 }
 _SUMS |= {"aten::_foreach_div_", "aten::_foreach_sub_"}
-_COPIES = {"aten::copy_", "aten::_foreach_copy_", "aten::fill_", "aten::zero_", "aten::_foreach_zero_"}
+_COPIES = {
+    "aten::copy_",
+    "aten::_foreach_copy_",
+    "aten::fill_",
+    "aten::zero_",
+    "aten::_foreach_zero_",
+}
 _EMPTY = {"aten::empty", "aten::empty_like", "aten::new_empty", "aten::empty_strided"}
+# As bytes: NaN in all floating-point types, which views of scratch memory are read as.
 _POISON = 0xFF
-"""As bytes: NaN in all floating-point types, which views of scratch memory are read as."""
 
 
 class NcclError(AssertionError):
@@ -88,7 +103,9 @@ class Operation:
 
 @dataclass(eq=False)
 class Batch:
-    """What is posted between the start and the end of a group, the `number`-th of its rank; also the Work to wait for it."""
+    """What is posted between the start and the end of a group, the `number`-th of its rank; also
+    the Work to wait for it.
+    """
 
     stream: Stream
     number: int
@@ -109,8 +126,13 @@ class Batch:
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Let the current stream wait; the host goes on."""
         for operation in self.operations:
-            if operation.kind == "receive" and self.stream.host.count_holders(operation.tensor) == 0:
-                raise NcclError(f"{operation}: its buffer was let go before anything has waited for the batch")
+            if (
+                operation.kind == "receive"
+                and self.stream.host.count_holders(operation.tensor) == 0
+            ):
+                raise NcclError(
+                    f"{operation}: its buffer was let go before anything has waited for the batch"
+                )
         current = self.stream.host.current
         current.open.remove(self)
         current.entries.append(Entry(lambda: None, self))
@@ -137,7 +159,9 @@ class Entry:
 
 @dataclass(eq=False)
 class Stream:
-    """One stream of a rank, and the batches that it has not waited for. It stands for a torch.cuda.Stream."""
+    """One stream of a rank, and the batches that it has not waited for. It stands for a
+    torch.cuda.Stream.
+    """
 
     host: Host
     entries: deque[Entry] = field(default_factory=deque)
@@ -174,12 +198,16 @@ def poison(tensor: torch.Tensor) -> None:
 def tensors_in(value: object) -> list[torch.Tensor]:
     if isinstance(value, torch.Tensor):
         return [value]
-    return [x for item in value for x in tensors_in(item)] if isinstance(value, (list, tuple)) else []
+    return (
+        [x for item in value for x in tensors_in(item)] if isinstance(value, (list, tuple)) else []
+    )
 
 
 @dataclass(frozen=True)
 class Uses:
-    """What one of torch's operations does with its arguments, by their names, and how many results it has."""
+    """What one of torch's operations does with its arguments, by their names, and how many results
+    it has.
+    """
 
     name: str
     names: tuple[str, ...]
@@ -194,7 +222,9 @@ _USES: dict[object, Uses] = {}
 
 def find_uses(schema: Any) -> Uses:
     names = tuple(a.name for a in schema.arguments)
-    writes = tuple(a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write)
+    writes = tuple(
+        a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write
+    )
     only_written = writes if "out" in writes or schema.name in _COPIES else ()
     reads = tuple(name for name in names if name not in only_written)
     returns_view = any(r.alias_info is not None for r in schema.returns) and not writes
@@ -202,7 +232,9 @@ def find_uses(schema: Any) -> Uses:
 
 
 class Host(TorchDispatchMode):
-    """One rank's host: puts torch's operations on the rank's stream, and checks them against the batches that are open."""
+    """One rank's host: puts torch's operations on the rank's stream, and checks them against the
+    batches that are open.
+    """
 
     def __init__(self, rank: int, most: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -213,7 +245,8 @@ class Host(TorchDispatchMode):
         self.posted = 0
         self._aliases: defaultdict[int, WeakSet[Operation]] = defaultdict(WeakSet)
 
-    # -- torch's operations ----------------------------------------------------------------------------------------
+    # -- torch's operations
+    # ----------------------------------------------------------------------------------------
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -224,7 +257,9 @@ class Host(TorchDispatchMode):
         if func not in _USES:
             _USES[func] = find_uses(func._schema)
         uses = _USES[func]
-        given = {key: args[i] if i < len(args) else kwargs.get(key) for i, key in enumerate(uses.names)}
+        given = {
+            key: args[i] if i < len(args) else kwargs.get(key) for i, key in enumerate(uses.names)
+        }
         reads = [x for key in uses.reads for x in tensors_in(given[key])]
         writes = [x for key in uses.writes for x in tensors_in(given[key])]
         if uses.name in _EMPTY:
@@ -236,7 +271,9 @@ class Host(TorchDispatchMode):
         name = uses.name
         self._check(name, reads, writes)
         if writes:
-            self.current.entries.append(Entry(lambda: self._run(name, reads, lambda: func(*args, **kwargs))))
+            self.current.entries.append(
+                Entry(lambda: self._run(name, reads, lambda: func(*args, **kwargs)))
+            )
             return given[uses.writes[0]] if uses.results else None
         result = func(*args, **kwargs)  # for its shape alone: it is computed again on the stream
         outputs = tensors_in(result if isinstance(result, (list, tuple)) else [result])
@@ -257,19 +294,26 @@ class Host(TorchDispatchMode):
                 if any(overlap(operation.tensor, x) for x in writes):
                     before = "it is sent" if operation.kind == "send" else "its data has come"
                     raise NcclError(
-                        f"{operation}: {name} writes to the buffer before {before}; nothing has waited for the batch"
+                        f"{operation}: {name} writes to the buffer before {before}; nothing has "
+                        "waited for the batch"
                     )
                 if operation.kind == "receive" and any(overlap(operation.tensor, x) for x in reads):
-                    raise NcclError(f"{operation}: {name} reads the buffer before anything has waited for the batch")
+                    raise NcclError(
+                        f"{operation}: {name} reads the buffer before anything has waited for the "
+                        "batch"
+                    )
 
     def _run(self, name: str, reads: list[torch.Tensor], run: Callable[[], object]) -> None:
         if name in _SUMS:
             for x in reads:
                 if x.dtype.is_floating_point and bool(torch.isnan(x).any()):
-                    raise NcclError(f"rank {self.rank}: {name} reads what was never written or received")
+                    raise NcclError(
+                        f"rank {self.rank}: {name} reads what was never written or received"
+                    )
         run()
 
-    # -- batches ---------------------------------------------------------------------------------------------------
+    # -- batches
+    # ---------------------------------------------------------------------------------------------------
 
     def post(self, operations: Sequence[dist.P2POp]) -> Batch:
         """Post operations as one group."""
@@ -285,13 +329,21 @@ class Host(TorchDispatchMode):
             if x.group is None or x.group.rank() != self.rank or x.group_peer == self.rank:
                 raise NcclError(f"{operation}: over the group of another rank, or to itself")
             if not x.tensor.is_contiguous() or x.tensor.dtype not in DTYPES or not x.tensor.numel():
-                raise NcclError(f"{operation}: NCCL takes contiguous tensors, with elements, of types that it has")
+                raise NcclError(
+                    f"{operation}: NCCL takes contiguous tensors, with elements, of types that it "
+                    "has"
+                )
         if not 0 < len(operations) <= self.most:
-            raise NcclError(f"{batch} has {len(operations)} operations; at most {self.most} are known not to hang")
+            raise NcclError(
+                f"{batch} has {len(operations)} operations; at most {self.most} are known not to "
+                "hang"
+            )
         for a in batch.operations:
             for b in batch.operations:
                 if a is not b and a.kind == "receive" and overlap(a.tensor, b.tensor):
-                    raise NcclError(f"{a}: into the buffer of operation {b.place} ({b.kind}) of the same batch")
+                    raise NcclError(
+                        f"{a}: into the buffer of operation {b.place} ({b.kind}) of the same batch"
+                    )
         self.current.entries.append(Entry(lambda: self._launch(batch)))
         for stream in self.streams:
             stream.open.append(batch)
@@ -302,7 +354,11 @@ class Host(TorchDispatchMode):
         of a tensor.
         """
         storage = tensor.untyped_storage()
-        return int(torch._C._storage_Use_Count(storage._cdata)) - 1 - len(self._aliases[storage._cdata])
+        return (
+            int(torch._C._storage_Use_Count(storage._cdata))
+            - 1
+            - len(self._aliases[storage._cdata])
+        )
 
     def _launch(self, batch: Batch) -> None:
         self.communicator.append(batch)
@@ -330,11 +386,14 @@ class StandInTransport(Transport):
 
 
 class NcclStandIn:
-    """All ranks of one group, its communicator, and their streams. `most` is the limit on the operations of a batch."""
+    """All ranks of one group, its communicator, and their streams. `most` is the limit on the
+    operations of a batch.
+    """
 
     def __init__(self, ranks: int, most: int = NCCL_BATCH) -> None:
         self.hosts = [Host(rank, most) for rank in range(ranks)]
-        # Every other rank of the world is in the group, the last one first: ranks of the group and the world's differ.
+        # Every other rank of the world is in the group, the last one first: ranks of the group and
+        # the world's differ.
         self._global = [2 * (ranks - rank) - 1 for rank in range(ranks)]
         self._worlds = [_Group(number, 2 * ranks) for number in self._global]
         self._groups = [_Group(rank, ranks) for rank in range(ranks)]
@@ -350,7 +409,9 @@ class NcclStandIn:
             mock.patch.object(world, "_default_pg", self._worlds[rank]),
             mock.patch.dict(world.pg_map, {group: ("nccl", HashStore())}),
             mock.patch.dict(world.pg_group_ranks, {group: members}),
-            mock.patch.object(dist, "batch_isend_irecv", lambda operations: [host.post(operations)]),
+            mock.patch.object(
+                dist, "batch_isend_irecv", lambda operations: [host.post(operations)]
+            ),
             mock.patch.object(torch.cuda, "current_stream", lambda device=None: host.current),
             mock.patch.object(torch.cuda, "is_current_stream_capturing", lambda: False),
         )
@@ -363,9 +424,13 @@ class NcclStandIn:
                 yield self._transports[rank]
 
     def play(self, seed: int = 0) -> None:
-        """Carry out all that is on the streams. Raises NcclError where it cannot be, or has no defined result."""
+        """Carry out all that is on the streams. Raises NcclError where it cannot be, or has no
+        defined result.
+        """
         chance = random.Random(seed)
-        unmatched: dict[tuple[int, int], dict[str, deque[Operation]]] = defaultdict(lambda: defaultdict(deque))
+        unmatched: dict[tuple[int, int], dict[str, deque[Operation]]] = defaultdict(
+            lambda: defaultdict(deque)
+        )
         matched: list[tuple[Operation, Operation]] = []
         begun: set[Batch] = set()
         while True:
@@ -376,9 +441,15 @@ class NcclStandIn:
                         queues = unmatched[operation.pair]
                         queues[operation.kind].append(operation)
                         while queues["send"] and queues["receive"]:
-                            matched.append(_match(queues["send"].popleft(), queues["receive"].popleft()))
+                            matched.append(
+                                _match(queues["send"].popleft(), queues["receive"].popleft())
+                            )
             streams = [stream for host in self.hosts for stream in host.streams if stream.entries]
-            ready = [x for x in streams if (awaited := x.entries[0].waits_for) is None or awaited.complete]
+            ready = [
+                x
+                for x in streams
+                if (awaited := x.entries[0].waits_for) is None or awaited.complete
+            ]
             if not ready and not matched:
                 break
             if ready and (not matched or chance.random() < 0.5):
@@ -394,7 +465,13 @@ class NcclStandIn:
         self._check_end()
 
     def _check_end(self) -> None:
-        stuck = [x for host in self.hosts if host.communicator for x in host.communicator[0].operations if not x.done]
+        stuck = [
+            x
+            for host in self.hosts
+            if host.communicator
+            for x in host.communicator[0].operations
+            if not x.done
+        ]
         if stuck:
             raise NcclError(f"nobody can go on; without a partner: {'; '.join(map(str, stuck))}")
         for stream in [stream for host in self.hosts for stream in host.streams]:
@@ -407,6 +484,7 @@ def _match(send: Operation, receive: Operation) -> tuple[Operation, Operation]:
     if (send.tensor.numel(), send.tensor.dtype) != (receive.tensor.numel(), receive.tensor.dtype):
         raise NcclError(f"matched by their order, and differ: {send}; {receive}")
     if send.tag != receive.tag:
-        raise NcclError(f"matched by their order, and are not meant for each other (tags {send.tag}, {receive.tag}): "
+        raise NcclError("matched by their order, and are not meant for each other (tags "
+                        f"{send.tag}, {receive.tag}): "
                         f"{send}; {receive}")  # fmt: skip
     return send, receive

@@ -1,7 +1,8 @@
-"""One factor by which every deadline of the tests is multiplied, so that none depends on the clock of a busy machine.
+"""One factor by which every deadline of the tests is multiplied, so that none depends on the clock
+of a busy machine.
 
-TOPOPLAN_TEST_PATIENCE sets it. Otherwise it follows what is waiting for the machine's cores: deadlines are written for two
-busy processes a core, which is what the suite itself makes of them.
+TOPOPLAN_TEST_PATIENCE sets it. Otherwise it follows what is waiting for the machine's cores:
+deadlines are written for two busy processes a core, which is what the suite itself makes of them.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ def factor() -> float:
 
 
 def seconds(quiet: float) -> float:
-    """Return the deadline, in seconds, for what takes at most `quiet` seconds on a quiet machine."""
+    """Return the deadline, in seconds, for what takes at most `quiet` seconds on a quiet
+    machine.
+    """
     return quiet * factor()
 
 
@@ -35,7 +38,9 @@ def deadline(quiet: float) -> timedelta:
 
 
 def wait_until(event: Callable[[], bool], quiet: float, what: str) -> None:
-    """Wait until `event()` holds; AssertionError that names `what` was awaited where it does not hold in time."""
+    """Wait until `event()` holds; AssertionError that names `what` was awaited where it does not
+    hold in time.
+    """
     ends = time.monotonic() + seconds(quiet)
     while not event():
         assert time.monotonic() < ends, f"{what}: waited {seconds(quiet):.0f} s in vain"
@@ -47,7 +52,9 @@ def _cores() -> int:
 
 
 def _runnable() -> int:
-    """Return how many tasks want a core this instant: a load that has just begun is not in the average yet."""
+    """Return how many tasks want a core this instant: a load that has just begun is not in the
+    average yet.
+    """
     try:
         return int(Path("/proc/loadavg").read_text(encoding="ascii").split()[3].partition("/")[0])
     except OSError:

@@ -1,5 +1,5 @@
-"""All ranks' programs of a schedule, played on numpy arrays over channels: what the executor does, without processes. What a
-collective ends with.
+"""All ranks' programs of a schedule, played on numpy arrays over channels: what the executor does,
+without processes. What a collective ends with.
 """
 
 from __future__ import annotations
@@ -30,7 +30,11 @@ PARTED = ("allgather", "reduce-scatter", "gather", "scatter", "alltoall")
 
 def expected(name: str, inputs: list[Array], rank: int, root: int, part: int) -> Array | None:
     """Return what a collective ends with at a rank; None where that is left open."""
-    total, own, joined = np.add.reduce(inputs), slice(rank * part, (rank + 1) * part), np.concatenate(inputs)
+    total, own, joined = (
+        np.add.reduce(inputs),
+        slice(rank * part, (rank + 1) * part),
+        np.concatenate(inputs),
+    )
     results: dict[str, Array | None] = {
         "allreduce": total,
         "broadcast": inputs[root],
@@ -45,7 +49,9 @@ def expected(name: str, inputs: list[Array], rank: int, root: int, part: int) ->
 
 
 class SentMessage:
-    """A message between two ranks: read from the sender's buffer at any time from posting to awaiting, written likewise."""
+    """A message between two ranks: read from the sender's buffer at any time from posting to
+    awaiting, written likewise.
+    """
 
     def __init__(self, length: int) -> None:
         self.length, self.arrived, self.is_awaited = length, False, False
@@ -53,8 +59,8 @@ class SentMessage:
 
 
 class PlayedRank:
-    """One rank's program over buffers of its own. What is under way is read and written as late, or as early, as may be:
-    a buffer that is overwritten too early shows in the result.
+    """One rank's program over buffers of its own. What is under way is read and written as late, or
+    as early, as may be: a buffer that is overwritten too early shows in the result.
     """
 
     def __init__(
@@ -65,7 +71,13 @@ class PlayedRank:
         wires: dict[tuple[int, int, int], SentMessage],
         late: random.Random,
     ) -> None:
-        self.program, self.ranks, self.work, self.wires, self.late = program, ranks, work, wires, late
+        self.program, self.ranks, self.work, self.wires, self.late = (
+            program,
+            ranks,
+            work,
+            wires,
+            late,
+        )
         self.meets = False
         self.staging = np.full(program.staging_numel, -1e9, work.dtype)
         self.posts: list[Post] = []
@@ -86,17 +98,23 @@ class PlayedRank:
         """Let a message go on, if it can; whether it is through."""
         post, rank = self.posts[number], self.program.rank
         if post.kind == "send":
-            wire = self.wires.setdefault((rank, post.peer, post.number), SentMessage(post.span.length))
+            wire = self.wires.setdefault(
+                (rank, post.peer, post.number), SentMessage(post.span.length)
+            )
             if self.meets and not wire.is_awaited:
                 return False
             if wire.data is None:
                 wire.data = self.view(post.span).copy()
         else:
-            wire = self.wires.setdefault((post.peer, rank, post.number), SentMessage(post.span.length))
+            wire = self.wires.setdefault(
+                (post.peer, rank, post.number), SentMessage(post.span.length)
+            )
             wire.is_awaited = True
             if wire.data is None:
                 return False
-            assert wire.length == post.span.length, "sender and receiver cut the message differently"
+            assert wire.length == post.span.length, (
+                "sender and receiver cut the message differently"
+            )
             self.view(post.span)[:] = wire.data
             wire.arrived = True
         if number in self.open:
@@ -132,13 +150,19 @@ class PlayedRank:
             self.view(x.into)[:] = np.concatenate([self.view(part) for part in x.parts])
         elif isinstance(x, Combine | Copy):
             for into, other in x.pairs:
-                self.view(into)[:] = self.view(into) + self.view(other) if isinstance(x, Combine) else self.view(other)
+                self.view(into)[:] = (
+                    self.view(into) + self.view(other)
+                    if isinstance(x, Combine)
+                    else self.view(other)
+                )
         elif isinstance(x, Divide):
             for span in x.spans:
                 self.view(span)[:] /= self.ranks
 
     def run_in_any_order(self) -> Iterator[None]:
-        """Play whatever has all that it needs, in a random order. No send ends before its receive is posted."""
+        """Play whatever has all that it needs, in a random order. No send ends before its receive
+        is posted.
+        """
         self.meets = True
         instructions = self.program.instructions
         needs = [set(before) for before in find_dependencies(self.program)]
@@ -166,7 +190,9 @@ class PlayedRank:
             yield
 
     def run_in_waves(self) -> Iterator[None]:
-        """Play in waves, if the program has them, and this rank is not one that plays as messages come all the same."""
+        """Play in waves, if the program has them, and this rank is not one that plays as messages
+        come all the same.
+        """
         waves = find_waves(self.program, find_dependencies(self.program))
         if waves is None or self.late.random() < 0.2:
             yield from self.run_in_any_order()
@@ -200,7 +226,9 @@ def play(
     seed: int,
     how: str = "run",
 ) -> list[Array]:
-    """Ranks in random turns, by a method of PlayedRank; when none can go on and some are not done it is a deadlock."""
+    """Ranks in random turns, by a method of PlayedRank; when none can go on and some are not done
+    it is a deadlock.
+    """
     late = random.Random(seed)
     wires: dict[tuple[int, int, int], SentMessage] = {}
     players = []

@@ -1,4 +1,6 @@
-"""A whole program, run as a command by `launch.run_module("program_process", path, ...)`: its imports are done already."""
+"""A whole program, run as a command by `launch.run_module("program_process", path, ...)`: its
+imports are done already.
+"""
 
 from __future__ import annotations
 

@@ -13,14 +13,14 @@ from call_programs import Program
 from launch import run_ranks
 from ranks import orders
 
+# Backends, and the environment variables of their ranks, by name.
 MODES: dict[str, tuple[str, dict[str, str]]] = {
     "gloo": ("gloo", {}),
     "race": ("topo", {}),
     "plan": ("topo", {"TOPOPLAN_CHOOSE": "plan", "TOPOPLAN_LEAST_BYTES": "0"}),
 }
-"""Backends, and the environment variables of their ranks, by name."""
+# Programs that the same processes run: a launch may take 150 s, a program seldom takes 3 s.
 _IN_A_LAUNCH = 25
-"""Programs that the same processes run: a launch may take 150 s, a program seldom takes 3 s."""
 
 
 @dataclass(frozen=True)

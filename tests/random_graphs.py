@@ -20,7 +20,9 @@ def on(name: str, topology: Topology) -> Collective:
 
 @st.composite
 def graphs(draw: st.DrawFn, most: int = 6, two_way: bool = True, switches: int = 0) -> Topology:
-    """A random connected graph of GPUs (and plain switches) with small whole bandwidths, uneven unless `two_way`."""
+    """A random connected graph of GPUs (and plain switches) with small whole bandwidths, uneven
+    unless `two_way`.
+    """
     n = draw(st.integers(3, most))
     nodes = [f"g{i}" for i in range(n)] + [f"s{i}" for i in range(draw(st.integers(0, switches)))]
     order = draw(st.permutations(range(len(nodes)))) if switches else list(range(n))
@@ -30,7 +32,10 @@ def graphs(draw: st.DrawFn, most: int = 6, two_way: bool = True, switches: int =
     for a, b in sorted({(min(pair), max(pair)) for pair in joined}):
         there = draw(st.integers(1, 4))
         back = there if two_way else draw(st.integers(1, 4))
-        links += [Link(nodes[a], nodes[b], Fraction(there)), Link(nodes[b], nodes[a], Fraction(back))]
+        links += [
+            Link(nodes[a], nodes[b], Fraction(there)),
+            Link(nodes[b], nodes[a], Fraction(back)),
+        ]
     devices = tuple(Device(name, "gpu" if name[0] == "g" else "switch") for name in nodes)
     return Topology("random", devices, tuple(links))
 
@@ -46,9 +51,15 @@ def partitions(items: list[str]) -> Iterator[list[set[str]]]:
 
 
 def partition_bound(topology: Topology) -> Fraction:
-    """min over partitions of (capacity between parts, one direction) / (parts - 1) (Tutte; Nash-Williams 1961)."""
+    """min over partitions of (capacity between parts, one direction) / (parts - 1) (Tutte;
+    Nash-Williams 1961).
+    """
     number = {g: i for i, g in enumerate(topology.ranks)}
-    links = [(number[a], number[b], c) for (a, b), c in topology.capacity_GBps.items() if number[a] < number[b]]
+    links = [
+        (number[a], number[b], c)
+        for (a, b), c in topology.capacity_GBps.items()
+        if number[a] < number[b]
+    ]
     best = None
     for parts in partitions(list(topology.ranks)):
         if len(parts) > 1:

@@ -1,6 +1,8 @@
-"""What every rank of a test does first and last: join the other ranks, run a function of `ranks/`, hand back its result.
+"""What every rank of a test does first and last: join the other ranks, run a function of `ranks/`,
+hand back its result.
 
-`launch.run_ranks` starts these processes and says through the environment who each is and where the ranks meet.
+`launch.run_ranks` starts these processes and says through the environment who each is and where the
+ranks meet.
 """
 
 from __future__ import annotations
@@ -23,9 +25,16 @@ RESULT = "TOPOPLAN_TEST_RESULT"
 
 
 def main(
-    module: str, function: str, arguments: Sequence[object], backend: str, environment: Mapping[str, str], output: Path
+    module: str,
+    function: str,
+    arguments: Sequence[object],
+    backend: str,
+    environment: Mapping[str, str],
+    output: Path,
 ) -> None:
-    """Join the others, call the function, hand back what it returns; what is printed goes to the file `output`."""
+    """Join the others, call the function, hand back what it returns; what is printed goes to the
+    file `output`.
+    """
     with output.open("wb") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
@@ -35,7 +44,8 @@ def main(
         torch.cuda.set_device(0)
     init(backend=backend)
     if backend == "gloo":
-        dist.barrier()  # a body that begins by ending this group would hang up on ranks that still join it
+        # a body that begins by ending this group would hang up on ranks that still join it
+        dist.barrier()
     result = getattr(importlib.import_module(module), function)(*arguments)
     if dist.is_initialized():
         dist.destroy_process_group()
@@ -43,12 +53,18 @@ def main(
 
 
 def meeting(name: str = "") -> str:
-    """Return an init_method that is the same on all ranks of this launch; another one for each name."""
+    """Return an init_method that is the same on all ranks of this launch; another one for each
+    name.
+    """
     return f"file://{os.environ[MEETING]}{name}"
 
 
 def init(
-    name: str = "", world: int | None = None, backend: str = "gloo", quiet_s: float = 60, options: object = None
+    name: str = "",
+    world: int | None = None,
+    backend: str = "gloo",
+    quiet_s: float = 60,
+    options: object = None,
 ) -> None:
     """Make the default process group of all ranks, or of the first `world`."""
     dist.init_process_group(
@@ -64,8 +80,8 @@ def init(
 def leave(result: object = None) -> NoReturn:
     """Hand back a result and end at once, without a word to the other ranks.
 
-    It is also how ranks end that have succeeded: gloo may abort an interpreter that ends while something still holds on to
-    a process group.
+    It is also how ranks end that have succeeded: gloo may abort an interpreter that ends while
+    something still holds on to a process group.
     """
     Path(os.environ[RESULT]).write_text(json.dumps(result), encoding="utf-8")
     sys.stdout.flush()
@@ -74,7 +90,9 @@ def leave(result: object = None) -> NoReturn:
 
 
 class Events:
-    """Events that ranks wait for, by name; of one launch, whatever becomes of its process groups."""
+    """Events that ranks wait for, by name; of one launch, whatever becomes of its process
+    groups.
+    """
 
     def __init__(self) -> None:
         self.store = FileStore(f"{os.environ[MEETING]}-events")

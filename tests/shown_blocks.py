@@ -1,4 +1,6 @@
-"""What documents show: their links, the files that they give, and their commands with the lines that these print."""
+"""What documents show: their links, the files that they give, and their commands with the lines
+that these print.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+# How a line of a block begins that is a command, where no `$ ` says so; variables may stand before
+# it.
 PROGRAMS = (
     "apt-get",
     "make",
@@ -22,7 +26,6 @@ PROGRAMS = (
     "topoplan",
     "torchrun",
 )
-"""How a line of a block begins that is a command, where no `$ ` says so; variables may stand before it."""
 _MARK = re.compile(r"<!-- ((?:not run|slow): .+) -->")
 _LINK = re.compile(r"\[[^]]*\]\(([^)\s]+)\)")
 _INLINE = re.compile(r"`(topo-[a-z]+ [^`]+)`")
@@ -32,8 +35,9 @@ _VARIABLE = re.compile(r"[A-Z][A-Z0-9_]*=\S*$")
 
 @dataclass
 class Command:
-    """A command as it is shown: `printed` are the lines below it (None: none are shown), `mark` the comment above its block:
-    `not run: why`, or `slow: why`, which `make package` runs and tests do not.
+    """A command as it is shown: `printed` are the lines below it (None: none are shown), `mark` the
+    comment above its block: `not run: why`, or `slow: why`, which `make package` runs and tests do
+    not.
     """
 
     line: str
@@ -42,12 +46,16 @@ class Command:
 
     @property
     def words(self) -> list[str]:
-        """The command's words, without variables before it, a comment after it, and where its output goes."""
+        """The command's words, without variables before it, a comment after it, and where its
+        output goes.
+        """
         line = re.split(r"\s{2,}#\s|\s#\s", self.line)[0]
         words = shlex.split(line.partition(" > ")[0].split(" | ")[0])
         while words and _VARIABLE.match(words[0]):
             del words[0]
-        if words[0] == "topoplan" and len(words) > 1 and words[1][0] != "-":  # its subcommands are the commands
+        if (
+            words[0] == "topoplan" and len(words) > 1 and words[1][0] != "-"
+        ):  # its subcommands are the commands
             words[:2] = [f"topo-{words[1]}"]
         return words
 
@@ -68,7 +76,9 @@ class Page:
 
 
 def read_page(path: Path) -> Page:
-    """Return what a document shows. Comments `<!-- not run: why -->` and `<!-- slow: why -->` are about the next block."""
+    """Return what a document shows. Comments `<!-- not run: why -->` and `<!-- slow: why -->` are
+    about the next block.
+    """
     page = Page(path)
     prose: list[str] = []
     fence: tuple[str, str, list[str]] | None = None
@@ -123,11 +133,15 @@ def _is_command(line: str) -> bool:
     while words and _VARIABLE.match(words[0]):
         del words[0]
     first = words[0] if words else ""
-    return len(words) > 1 and any(first == x or (x.endswith("-") and first.startswith(x)) for x in PROGRAMS)
+    return len(words) > 1 and any(
+        first == x or (x.endswith("-") and first.startswith(x)) for x in PROGRAMS
+    )
 
 
 def fits(shown: list[str], printed: str) -> bool:
-    """Return whether these lines were printed. `...` stands for anything; spaces, rules of tables and seconds do not count."""
+    """Return whether these lines were printed. `...` stands for anything; spaces, rules of tables
+    and seconds do not count.
+    """
     kept = [line for line in printed.splitlines() if not _NOT_SHOWN.fullmatch(line)]
     pieces = " ".join(" ".join(shown).split()).split("...")
     pattern = ".*".join(re.escape(piece.strip()) + " ?" for piece in pieces)

@@ -1,4 +1,6 @@
-"""The examples that helps show, and a way to run such a line as it is printed, or cheaply: in this process."""
+"""The examples that helps show, and a way to run such a line as it is printed, or cheaply: in this
+process.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,8 @@ from topoplan.cli.commands import COMMANDS
 from topoplan.cli.shared.common import Parser
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
+# The modules of all commands: topoplan itself, and its subcommands.
 NAMES = ("topoplan", *COMMANDS)
-"""The modules of all commands: topoplan itself, and its subcommands."""
 
 
 @dataclass
@@ -56,7 +58,9 @@ def list_examples(name: str) -> list[str]:
 
 def make_folder(folder: Path) -> Path:
     """Copy what examples name to a folder; return it."""
-    return shutil.copytree(EXAMPLES, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
+    return shutil.copytree(
+        EXAMPLES, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__")
+    )
 
 
 def run_as_printed(line: str, folder: Path) -> Done:
@@ -76,8 +80,9 @@ def run_as_printed(line: str, folder: Path) -> Done:
 
 
 def run_here(line: str, folder: Path) -> Done:
-    """Run a line in this process, short: searches stop after a moment, and where ranks would be started the command only
-    checks what it was given. A pipe, files to be expanded and > are understood.
+    """Run a line in this process, short: searches stop after a moment, and where ranks would be
+    started the command only checks what it was given. A pipe, files to be expanded and > are
+    understood.
     """
     first, _, rest = line.rpartition(" | ")
     return _run(rest, folder, (folder / f"{first.split()[0]}.txt").read_bytes() if first else b"")
@@ -120,7 +125,9 @@ def _run(line: str, folder: Path, piped: bytes) -> Done:
 
 def _expand(word: str, folder: Path) -> list[str]:
     """Return a word as a shell expands it: the files that it stands for, or itself."""
-    names = sorted(str(path.relative_to(folder)) for path in folder.glob(word)) if "*" in word else []
+    names = (
+        sorted(str(path.relative_to(folder)) for path in folder.glob(word)) if "*" in word else []
+    )
     return names or [word]
 
 
@@ -136,7 +143,9 @@ def _inside(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _without_ranks() -> Iterator[None]:
-    """Have commands check all that they can before they start ranks, namespaces or measurements, and end there with 0."""
+    """Have commands check all that they can before they start ranks, namespaces or measurements,
+    and end there with 0.
+    """
     from topoplan.runtime.emulate import mpi, network, ranks
     from topoplan.runtime.emulate.blueprint import blueprint
     from topoplan.runtime.lab.runs import Lab
@@ -151,7 +160,9 @@ def _without_ranks() -> Iterator[None]:
     def run_inside(_: object, command: list[str]) -> int:
         if command[0] == "python":
             return 0 if Path(command[1]).is_file() else 1
-        more = ["--nproc", "2"] if "--stock" in command else []  # there a rank, which it is not here
+        more = (
+            ["--nproc", "2"] if "--stock" in command else []
+        )  # there a rank, which it is not here
         return _run(shlex.join([*command, *more]), Path.cwd(), b"").code
 
     with contextlib.ExitStack() as patches:

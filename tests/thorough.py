@@ -1,4 +1,6 @@
-"""How many examples the property tests draw: a few each time, ten times as many under TOPOPLAN_TEST_EXAMPLES=10."""
+"""How many examples the property tests draw: a few each time, ten times as many under
+TOPOPLAN_TEST_EXAMPLES=10.
+"""
 
 from __future__ import annotations
 

@@ -1,1 +1,3 @@
-"""What the machine is: devices and links, presets, files of other tools, live probing. Never imports torch."""
+"""What the machine is: devices and links, presets, files of other tools, live probing. Never
+imports torch.
+"""

@@ -24,8 +24,9 @@ DEFAULT_LATENCY_us = Fraction(7, 10)
 class InNetwork:
     """Whether a switch can add what passes through it, and `source`: who says so.
 
-    `reduce` is "yes" (it does, in this machine), "no" (it cannot) or "possible": the hardware can, and whoever runs the job
-    must switch it on. Bounds and plans count "possible" as not. A switch that can add can multiply, too.
+    `reduce` is "yes" (it does, in this machine), "no" (it cannot) or "possible": the hardware can,
+    and whoever runs the job must switch it on. Bounds and plans count "possible" as not. A switch
+    that can add can multiply, too.
     """
 
     reduce: str
@@ -33,18 +34,21 @@ class InNetwork:
 
     def __post_init__(self) -> None:
         if self.reduce not in ABILITIES:
-            raise InputError(f"in_network: reduce is {self.reduce!r}; expected one of {', '.join(ABILITIES)}")
+            raise InputError(
+                f"in_network: reduce is {self.reduce!r}; expected one of {', '.join(ABILITIES)}"
+            )
 
 
 @dataclass(frozen=True)
 class Device:
     """A node of the graph.
 
-    `kind` is gpu, cpu, switch or nic, `family` (of a switch) pcie, nvswitch or network. `can_reduce` and `can_copy` say
-    whether a switch adds or multiplies what passes through it (in-network computing, such as NVLink SHARP); a switch that
-    can add can multiply, too, and GPUs can always do both. `in_network` says what its hardware could do; where `can_reduce`
-    is true it is "yes". `source` says where the device is known from; `extra` keeps the fields of its file that are not
-    declared.
+    `kind` is gpu, cpu, switch or nic, `family` (of a switch) pcie, nvswitch or network.
+    `can_reduce` and `can_copy` say whether a switch adds or multiplies what passes through it
+    (in-network computing, such as NVLink SHARP); a switch that can add can multiply, too, and GPUs
+    can always do both. `in_network` says what its hardware could do; where `can_reduce` is true it
+    is "yes". `source` says where the device is known from; `extra` keeps the fields of its file
+    that are not declared.
     """
 
     id: str
@@ -62,27 +66,32 @@ class Device:
         if self.in_network is not None and self.in_network.reduce == "yes":
             object.__setattr__(self, "can_reduce", True)
         if self.in_network is not None and self.can_reduce and self.in_network.reduce != "yes":
-            object.__setattr__(self, "in_network", InNetwork("yes", "the topology says that it does"))
+            object.__setattr__(
+                self, "in_network", InNetwork("yes", "the topology says that it does")
+            )
         if not self.id:
             raise InputError("a device has an empty id; give every device a name of its own")
         if self.kind not in DEVICE_KINDS:
             raise InputError(
-                f"device {self.id!r}: unknown kind {self.kind!r}; expected one of {', '.join(DEVICE_KINDS)}"
+                f"device {self.id!r}: unknown kind {self.kind!r}; expected one of "
+                f"{', '.join(DEVICE_KINDS)}"
             )
         if self.can_reduce and not self.can_copy:
             object.__setattr__(self, "can_copy", True)
         if self.family is not None and self.family not in SWITCH_FAMILIES:
             raise InputError(
-                f"device {self.id!r}: unknown family {self.family!r}; expected one of {', '.join(SWITCH_FAMILIES)}"
+                f"device {self.id!r}: unknown family {self.family!r}; expected one of "
+                f"{', '.join(SWITCH_FAMILIES)}"
             )
 
 
 @dataclass(frozen=True)
 class Link:
-    """One direction of a cable or bus, from `src` to `dst`: `bandwidth_GBps` (1e9 bytes a second) after `latency_us`.
+    """One direction of a cable or bus, from `src` to `dst`: `bandwidth_GBps` (1e9 bytes a second)
+    after `latency_us`.
 
-    `kind` names the medium (nvlink, xgmi, pcie, smp, network, link ...), `count` the lanes or bonded links that it stands
-    for (the bandwidth is of all of them together).
+    `kind` names the medium (nvlink, xgmi, pcie, smp, network, link ...), `count` the lanes or
+    bonded links that it stands for (the bandwidth is of all of them together).
     """
 
     src: str
@@ -102,16 +111,23 @@ class Link:
                 try:
                     object.__setattr__(self, name, parse_fraction(value))
                 except ValueError as error:
-                    raise InputError(f"{where}: {name}: {error}; expected a number or a fraction") from None
+                    raise InputError(
+                        f"{where}: {name}: {error}; expected a number or a fraction"
+                    ) from None
         if self.src == self.dst:
-            raise InputError(f"{where}: it ends where it starts; a link joins two different devices")
+            raise InputError(
+                f"{where}: it ends where it starts; a link joins two different devices"
+            )
         if self.bandwidth_GBps.numerator <= 0:
             raise InputError(
-                f"{where}: bandwidth_GBps is {float(self.bandwidth_GBps):g}; expected a number above 0 "
+                f"{where}: bandwidth_GBps is {float(self.bandwidth_GBps):g}; expected a number "
+                "above 0 "
                 "(leave a broken link out)"
             )
         if self.latency_us.numerator < 0:
-            raise InputError(f"{where}: latency_us is {float(self.latency_us):g}; expected 0 or more")
+            raise InputError(
+                f"{where}: latency_us is {float(self.latency_us):g}; expected 0 or more"
+            )
         if self.count < 1:
             raise InputError(f"{where}: count is {self.count}; expected 1 or more")
 

@@ -33,7 +33,9 @@ class InputError(TopoplanError):
 
 
 class InfeasibleError(TopoplanError):
-    """Something was asked for that cannot exist; the message gives the reason (a cut, a missing link, a bound)."""
+    """Something was asked for that cannot exist; the message gives the reason (a cut, a missing
+    link, a bound).
+    """
 
     exit_code = 3
 
@@ -55,7 +57,9 @@ class PlanMismatchError(VerificationError):
 
 
 class StrategyError(TopoplanError):
-    """A strategy of a user's own failed, or returned something else than schedules; the message names it."""
+    """A strategy of a user's own failed, or returned something else than schedules; the message
+    names it.
+    """
 
 
 class ExecutionError(TopoplanError):
@@ -63,7 +67,9 @@ class ExecutionError(TopoplanError):
 
 
 def suggest(name: str, known: Iterable[str]) -> str:
-    """Return " (did you mean 'ring'?)" with the known name that is nearest to `name`; nothing where none is near."""
+    """Return " (did you mean 'ring'?)" with the known name that is nearest to `name`; nothing where
+    none is near.
+    """
     import difflib  # only for messages
 
     by_lower = {one.lower(): one for one in known}

@@ -10,15 +10,16 @@ from math import gcd, lcm
 from typing import Any
 
 _TOO_LARGE = 10**31
+# The deepest that JSON values are nested; plans need 5 levels, facts of machines fewer than 10.
 MAX_DEPTH = 64
-"""The deepest that JSON values are nested; plans need 5 levels, facts of machines fewer than 10."""
 
 _TOO_DEEP = f"it is nested deeper than {MAX_DEPTH} levels"
 _CONTAINERS = frozenset({dict, list})
 
 
 def parse_fraction(value: object) -> Fraction:
-    """Return an int, Decimal, Fraction, float (by its shortest decimal form) or string such as "64/3" as a fraction.
+    """Return an int, Decimal, Fraction, float (by its shortest decimal form) or string such as
+    "64/3" as a fraction.
 
     Raises ValueError where `value` is none of these, and for numbers of more than 31 digits.
     """
@@ -45,7 +46,9 @@ def parse_fraction(value: object) -> Fraction:
 
 
 def fraction_to_json(value: Fraction) -> int | float | str:
-    """Return the shortest JSON value that `parse_fraction` reads back as exactly `value`: a decimal number where possible."""
+    """Return the shortest JSON value that `parse_fraction` reads back as exactly `value`: a decimal
+    number where possible.
+    """
     if value.denominator == 1:
         return value.numerator
     as_float = float(value)
@@ -89,7 +92,10 @@ def _join_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         name = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
         first, value = pairs[0]
         begins = first if type(value) in _CONTAINERS else f"{first}: {value}"
-        raise ValueError(f"{name!r:.60} is there twice in the object that begins with {begins!r:.60}; give it once")
+        raise ValueError(
+            f"{name!r:.60} is there twice in the object that begins with {begins!r:.60}; give it "
+            "once"
+        )
     return fields
 
 
@@ -110,6 +116,8 @@ def _check_depth(data: Any) -> None:
 
 
 def fraction_gcd(values: list[Fraction]) -> Fraction:
-    """Return the greatest common divisor of `values` (positive, at least one): all are whole multiples of it."""
+    """Return the greatest common divisor of `values` (positive, at least one): all are whole
+    multiples of it.
+    """
     denominator = lcm(*(v.denominator for v in values))
     return Fraction(gcd(*(int(v * denominator) for v in values)), denominator)

@@ -12,23 +12,32 @@ from .errors import InputError
 _NEW_FILE_MODE = 0o666
 
 
-def write_whole(path: str | Path, text: str, *, overwrite: bool = True, follow_links: bool = True) -> None:
-    """Write `text` to `path`: to a file beside it first, then moved over it, so that no reader sees half of it.
+def write_whole(
+    path: str | Path, text: str, *, overwrite: bool = True, follow_links: bool = True
+) -> None:
+    """Write `text` to `path`: to a file beside it first, then moved over it, so that no reader sees
+    half of it.
 
-    An existing file keeps its permissions; a link is followed, and what is no regular file (/dev/stdout) is written
-    to as it is. Raises InputError where the folder is missing, the file cannot be written, or it is a regular file already
-    and `overwrite` is off.
+    An existing file keeps its permissions; a link is followed, and what is no regular file
+    (/dev/stdout) is written to as it is. Raises InputError where the folder is missing, the file
+    cannot be written, or it is a regular file already and `overwrite` is off.
 
-    Pass `follow_links=False` for files whose names the program makes up, such as cached ones: others
-    may have put a link there. Then InputError is raised too where a link or no regular file is there.
+    Pass `follow_links=False` for files whose names the program makes up, such as cached ones:
+    others may have put a link there. Then InputError is raised too where a link or no regular file
+    is there.
     """
     if not follow_links:
         _refuse_links(Path(path))
     target = Path(os.path.realpath(path)) if follow_links else Path(path)
     if not overwrite and target.is_file():
-        raise InputError(f"{path}: exists already and was left as it is; name another file, or give --force")
+        raise InputError(
+            f"{path}: exists already and was left as it is; name another file, or give --force"
+        )
     if not target.parent.is_dir():
-        raise InputError(f"{path}: there is no folder {str(target.parent)!r}; make it first, or write somewhere else")
+        raise InputError(
+            f"{path}: there is no folder {str(target.parent)!r}; make it first, or write "
+            "somewhere else"
+        )
     if target.is_dir():
         raise InputError(f"{path}: is a folder; give the name of a file")
     try:
@@ -55,9 +64,15 @@ def _refuse_links(path: Path) -> None:
 
 
 def _replace(target: Path, text: str) -> None:
-    """Write a temporary file in the same folder and move it over `target`; remove it where that fails."""
-    mode = stat.S_IMODE(target.stat().st_mode) if target.exists() else _NEW_FILE_MODE & ~_read_umask()
-    handle, name = tempfile.mkstemp(prefix=f".{target.name[:100]}.", suffix=".tmp", dir=target.parent)
+    """Write a temporary file in the same folder and move it over `target`; remove it where that
+    fails.
+    """
+    mode = (
+        stat.S_IMODE(target.stat().st_mode) if target.exists() else _NEW_FILE_MODE & ~_read_umask()
+    )
+    handle, name = tempfile.mkstemp(
+        prefix=f".{target.name[:100]}.", suffix=".tmp", dir=target.parent
+    )
     temporary = Path(name)
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:

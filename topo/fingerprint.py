@@ -1,8 +1,10 @@
-"""Compute a hash of a labelled graph that does not depend on names or on the order in which its parts are listed.
+"""Compute a hash of a labelled graph that does not depend on names or on the order in which its
+parts are listed.
 
-Colour refinement (Weisfeiler-Leman): each node's colour is hashed with the sorted labels and colours around it until
-no more nodes are told apart. Where nodes are left alike, and there are not too many, each is singled out in turn and
-refined again, which tells apart regular graphs that refinement alone cannot.
+Colour refinement (Weisfeiler-Leman): each node's colour is hashed with the sorted labels and
+colours around it until no more nodes are told apart. Where nodes are left alike, and there are not
+too many, each is singled out in turn and refined again, which tells apart regular graphs that
+refinement alone cannot.
 """
 
 from __future__ import annotations
@@ -10,9 +12,10 @@ from __future__ import annotations
 import hashlib
 
 _INDIVIDUALISE_UP_TO = 64
+# Limit on the colours that one refinement looks at: long chains of thousands of devices would need
+# a round a device. The limit does not depend on names either; machines that differ only beyond it
+# would get one fingerprint.
 _MOST_WORK = 6_000_000
-"""Limit on the colours that one refinement looks at: long chains of thousands of devices would need a round a device.
-The limit does not depend on names either; machines that differ only beyond it would get one fingerprint."""
 
 _LONGEST_LABEL = 80
 
@@ -27,7 +30,9 @@ def _digest_texts(texts: list[str]) -> str:
 
 
 def _refine(colours: list[str], edges: list[list[tuple[int, str]]]) -> list[str]:
-    """Return the coarsest stable colouring, or what is reached within the limit; `edges[v]` lists (other end, label)."""
+    """Return the coarsest stable colouring, or what is reached within the limit; `edges[v]` lists
+    (other end, label).
+    """
     classes = len(set(colours))
     rounds = max(3, _MOST_WORK // (len(colours) + sum(map(len, edges)) + 1))
     around = [[(u, label + ">") for u, label in listed] for listed in edges]

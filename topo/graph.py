@@ -1,7 +1,7 @@
 """The topology of a machine or cluster: devices and directed links.
 
-A `Topology` is frozen, exact (bandwidths and latencies are fractions) and carries where its facts came from.
-Ranks are the GPUs in their order. Parallel links between the same two devices add up.
+A `Topology` is frozen, exact (bandwidths and latencies are fractions) and carries where its facts
+came from. Ranks are the GPUs in their order. Parallel links between the same two devices add up.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ from .topology_file import (
 )
 
 _MOST_DIGITS = 100
+# Twice what 16 MiB of a topology hold; nothing but brackets would take gigabytes of memory.
 _MOST_VALUES = 2_500_000
-"""Twice what 16 MiB of a topology hold; nothing but brackets would take gigabytes of memory."""
 
 _EVIDENCE = ("facts", "measured")
 
@@ -64,7 +64,9 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Topology:
-    """Devices and directed links. Raises InputError where ids repeat, or a link names a device that is not there."""
+    """Devices and directed links. Raises InputError where ids repeat, or a link names a device that
+    is not there.
+    """
 
     name: str
     devices: tuple[Device, ...]
@@ -79,7 +81,9 @@ class Topology:
         seen: set[str] = set()
         for device in self.devices:
             if device.id in seen:
-                raise InputError(f"topology {self.name!r}: two devices are called {device.id!r}; ids must differ")
+                raise InputError(
+                    f"topology {self.name!r}: two devices are called {device.id!r}; ids must differ"
+                )
             seen.add(device.id)
         for link in self.links:
             for end in (link.src, link.dst):
@@ -89,7 +93,8 @@ class Topology:
                         "which is not among the devices; add the device or correct the link"
                     )
 
-    # -- views ---------------------------------------------------------------------------------------------------
+    # -- views
+    # ---------------------------------------------------------------------------------------------------
 
     @cached_property
     def ranks(self) -> tuple[str, ...]:
@@ -140,7 +145,9 @@ class Topology:
         return replace(self, links=tuple(link.reversed() for link in self.links))
 
     def for_plans(self) -> Topology:
-        """Return the topology without the facts and measurements that it follows from, which plans do not need."""
+        """Return the topology without the facts and measurements that it follows from, which plans
+        do not need.
+        """
         rest = {key: value for key, value in self.extra.items() if key not in _EVIDENCE}
         return self if len(rest) == len(self.extra) else replace(self, extra=rest)
 
@@ -150,30 +157,38 @@ class Topology:
         beside = f", {others} other device{'' if others == 1 else 's'}" if others else ""
         return f"<Topology {self.name}: {gpus}{beside}, {len(self.links)} links>"
 
-    # -- identity ------------------------------------------------------------------------------------------------
+    # -- identity
+    # ------------------------------------------------------------------------------------------------
 
     @cached_property
     def fingerprint(self) -> str:
-        """32 hex digits that do not depend on names, nor on the order in which devices and links are listed.
+        """32 hex digits that do not depend on names, nor on the order in which devices and links
+        are listed.
 
-        Colour refinement (Weisfeiler-Leman) over device kinds, bandwidths and latencies; where it leaves devices
-        alike, and there are not too many, each is singled out in turn and refined again. Equal machines have equal
-        fingerprints; machines that differ in any bandwidth, latency or count differ in practice (graphs that this
-        refinement cannot tell apart are strongly regular curiosities). A fingerprint does not see the rank order:
-        a plan is replayed on the topology at hand as well.
+        Colour refinement (Weisfeiler-Leman) over device kinds, bandwidths and latencies; where it
+        leaves devices alike, and there are not too many, each is singled out in turn and refined
+        again. Equal machines have equal fingerprints; machines that differ in any bandwidth,
+        latency or count differ in practice (graphs that this refinement cannot tell apart are
+        strongly regular curiosities). A fingerprint does not see the rank order: a plan is replayed
+        on the topology at hand as well.
         """
         number = {d.id: i for i, d in enumerate(self.devices)}
-        nodes: list[tuple[object, ...]] = [(d.kind, d.family, d.can_reduce, d.can_copy) for d in self.devices]
+        nodes: list[tuple[object, ...]] = [
+            (d.kind, d.family, d.can_reduce, d.can_copy) for d in self.devices
+        ]
         edges = {
             (number[a], number[b]): f"{capacity},{self.latency_us[a, b]}"
             for (a, b), capacity in self.capacity_GBps.items()
         }
         return fingerprint(nodes, edges)
 
-    # -- JSON ----------------------------------------------------------------------------------------------------
+    # -- JSON
+    # ----------------------------------------------------------------------------------------------------
 
     def to_json(self) -> dict[str, Any]:
-        """Return the topology as the JSON object of the contract; `from_json` reads it back equal."""
+        """Return the topology as the JSON object of the contract; `from_json` reads it back
+        equal.
+        """
         out: dict[str, Any] = {"format": FORMAT, "version": VERSION, "name": self.name}
         if self.source is not None:
             out["source"] = self.source
@@ -187,7 +202,9 @@ class Topology:
 
     @classmethod
     def from_json(cls, data: object, where: str = "topology") -> Topology:
-        """Read the contract's JSON object (or text via `loads`). `where` names the file in errors (InputError)."""
+        """Read the contract's JSON object (or text via `loads`). `where` names the file in errors
+        (InputError).
+        """
         file = read_topology_file(data, where)
         assert isinstance(data, Mapping)
         try:
@@ -204,14 +221,17 @@ class Topology:
         return topology
 
     def _refuse_unlike_denominators(self) -> None:
-        """Raise InputError where sums of bandwidths or latencies would be fractions of more than 100 digits."""
+        """Raise InputError where sums of bandwidths or latencies would be fractions of more than
+        100 digits.
+        """
         for key in ("bandwidth_GBps", "latency_us"):
             common = 1
             for denominator in {getattr(link, key).denominator for link in self.links}:
                 common = lcm(common, denominator)
                 if common >= 10**_MOST_DIGITS:
                     raise InputError(
-                        f"topology {self.name!r:.60}: the fractions of {key} have no common denominator of at most "
+                        f"topology {self.name!r:.60}: the fractions of {key} have no common "
+                        "denominator of at most "
                         f"{_MOST_DIGITS} digits; round them to decimals"
                     )
 
@@ -221,7 +241,9 @@ class Topology:
         try:
             return cls.from_json(load_json(text, _MOST_VALUES), where)
         except json.JSONDecodeError as error:
-            raise InputError(f"{where}: not JSON at line {error.lineno}: {error.msg}; is the file whole?") from None
+            raise InputError(
+                f"{where}: not JSON at line {error.lineno}: {error.msg}; is the file whole?"
+            ) from None
         except ValueError as error:
             raise InputError(f"{where}: not usable JSON: {error}") from None
 

@@ -1,8 +1,9 @@
 """Rates and latencies of links: every constant with where it is from.
 
-Two sorts of rates are kept apart. Datasheet rates are what the vendor prints; the presets use them. Counted rates are
-what NCCL and RCCL put into their own models (about four fifths of the datasheet); files in their XML dialect are read
-with these, since that is what the file means to its reader. All rates are GB/s (1e9 bytes a second) in one direction.
+Two sorts of rates are kept apart. Datasheet rates are what the vendor prints; the presets use them.
+Counted rates are what NCCL and RCCL put into their own models (about four fifths of the datasheet);
+files in their XML dialect are read with these, since that is what the file means to its reader. All
+rates are GB/s (1e9 bytes a second) in one direction.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ from fractions import Fraction
 
 from .devices import InNetwork
 
-# -- NVLink --------------------------------------------------------------------------------------------------------
+# -- NVLink
+# --------------------------------------------------------------------------------------------------------
 
+# GB/s of one NVLink in one direction, by NVLink generation.
 NVLINK_DATASHEET_GBps: Mapping[int, Fraction] = {
     1: Fraction(20),  # Tesla P100 whitepaper: 40 GB/s a link, both directions together
     2: Fraction(25),  # Tesla V100 whitepaper: 6 links, 300 GB/s both directions together
@@ -23,14 +26,13 @@ NVLINK_DATASHEET_GBps: Mapping[int, Fraction] = {
     4: Fraction(25),  # H100 whitepaper: 18 links, 900 GB/s both directions together
     5: Fraction(50),  # Blackwell architecture brief: 18 links, 1.8 TB/s both directions together
 }
-"""GB/s of one NVLink in one direction, by NVLink generation."""
 
+# NVLinks of the largest GPU of a generation (P100, V100, A100, H100, B200; same sources).
 NVLINK_LINKS_PER_GPU: Mapping[int, int] = {1: 4, 2: 6, 3: 12, 4: 18, 5: 18}
-"""NVLinks of the largest GPU of a generation (P100, V100, A100, H100, B200; same sources)."""
 
 _NVLINK_GENERATION_OF_SM = ((100, 5), (90, 4), (80, 3), (70, 2), (60, 1))
+# NVLink generation of NVSwitches by PCI device id (PCI ID repository: GV100, GA100 and GH100).
 NVSWITCH_GENERATIONS: Mapping[str, int] = {"1ac1": 2, "1ac2": 2, "1af1": 3, "22a3": 4}
-"""NVLink generation of NVSwitches by PCI device id (PCI ID repository: GV100, GA100 and GH100)."""
 _NVLINK_GENERATION_OF_LINKS = {6: 2, 12: 3, 18: 4}
 _FIRST_GENERATION_THAT_ADDS = 4
 
@@ -40,12 +42,15 @@ def nvlink_generation(sm: int) -> int:
     return next((generation for least, generation in _NVLINK_GENERATION_OF_SM if sm >= least), 1)
 
 
-def nvswitch_adding(generation: int | None = None, links_per_gpu: int | None = None) -> InNetwork | None:
-    """Return whether NVSwitches could add, by their NVLink generation or by the links that a GPU has to them (18: Hopper and
-    later, 12: A100, 6: V100); None where neither tells.
+def nvswitch_adding(
+    generation: int | None = None, links_per_gpu: int | None = None
+) -> InNetwork | None:
+    """Return whether NVSwitches could add, by their NVLink generation or by the links that a GPU
+    has to them (18: Hopper and later, 12: A100, 6: V100); None where neither tells.
 
-    The third NVSwitch, that of NVLink 4, is the first with engines for sums and multicast, NVLink SHARP (NVIDIA H100 Tensor
-    Core GPU architecture whitepaper, "Third-generation NVSwitch"). NCCL calls it NVLS.
+    The third NVSwitch, that of NVLink 4, is the first with engines for sums and multicast, NVLink
+    SHARP (NVIDIA H100 Tensor Core GPU architecture whitepaper, "Third-generation NVSwitch"). NCCL
+    calls it NVLS.
     """
     if generation is None:
         generation = _NVLINK_GENERATION_OF_LINKS.get(links_per_gpu or 0)
@@ -54,14 +59,17 @@ def nvswitch_adding(generation: int | None = None, links_per_gpu: int | None = N
     if generation < _FIRST_GENERATION_THAT_ADDS:
         return InNetwork("no", f"the NVSwitch of NVLink {generation} has no NVLink SHARP")
     return InNetwork(
-        "possible", "NVSwitch 3 and later have NVLink SHARP (NVIDIA H100 whitepaper); NCCL uses it as NVLS"
+        "possible",
+        "NVSwitch 3 and later have NVLink SHARP (NVIDIA H100 whitepaper); NCCL uses it as NVLS",
     )
 
 
+# Whether the InfiniBand switches of DGX clusters could add.
 QUANTUM_ADDING = InNetwork(
-    "possible", "InfiniBand switches for HDR and NDR have SHARP (NVIDIA Quantum datasheets); NCCL uses it as CollNet"
+    "possible",
+    "InfiniBand switches for HDR and NDR have SHARP (NVIDIA Quantum datasheets); NCCL uses it as "
+    "CollNet",
 )
-"""Whether the InfiniBand switches of DGX clusters could add."""
 
 _NVLINK_COUNTED_GBps: tuple[tuple[int, Fraction], ...] = (
     (100, Fraction(401, 10)),
@@ -84,21 +92,28 @@ def nvlink_counted_GBps(sm: int | None) -> Fraction:
         return _NVLINK_COUNTED_UNKNOWN_GBps
     if sm == 86:
         return _NVLINK_COUNTED_SM86_GBps
-    return next((rate for least, rate in _NVLINK_COUNTED_GBps if sm >= least), _NVLINK_COUNTED_UNKNOWN_GBps)
+    return next(
+        (rate for least, rate in _NVLINK_COUNTED_GBps if sm >= least), _NVLINK_COUNTED_UNKNOWN_GBps
+    )
 
 
 def c2c_GBps(bw: int, count: int) -> Fraction:
-    """Return GB/s of an NVLink-C2C port: `bw` MB/s a link times `count` links (NCCL 2.30, graph/topo.cc)."""
+    """Return GB/s of an NVLink-C2C port: `bw` MB/s a link times `count` links (NCCL 2.30,
+    graph/topo.cc).
+    """
     return Fraction(bw * count, 1000)
 
 
-# -- xGMI ----------------------------------------------------------------------------------------------------------
+# -- xGMI
+# ----------------------------------------------------------------------------------------------------------
 
+# GB/s of one MI250 Infinity Fabric link in one direction (MI250 datasheet: 100 GB/s a link, both
+# directions).
 XGMI_DATASHEET_MI250_GBps = Fraction(50)
-"""GB/s of one MI250 Infinity Fabric link in one direction (MI250 datasheet: 100 GB/s a link, both directions)."""
 
+# GB/s of one MI300X Infinity Fabric link in one direction (datasheet: 7 links, 128 GB/s each both
+# ways).
 XGMI_DATASHEET_MI300X_GBps = Fraction(64)
-"""GB/s of one MI300X Infinity Fabric link in one direction (datasheet: 7 links, 128 GB/s each both ways)."""
 
 _XGMI_COUNTED_GBps: tuple[tuple[re.Pattern[str], Fraction], ...] = (
     (re.compile(r"(gfx)?9[45]\w"), Fraction(48)),  # MI300 and MI350: GFX94X, GFX95X
@@ -112,25 +127,34 @@ _XGMI_COUNTED_OTHER_GBps = Fraction(24)  # Vega and MI100
 
 
 def xgmi_counted_GBps(gcn: str) -> Fraction:
-    """Return GB/s of one xGMI link in one direction as RCCL counts it (graph/topo.h), by architecture: 906, 910, gfx942."""
+    """Return GB/s of one xGMI link in one direction as RCCL counts it (graph/topo.h), by
+    architecture: 906, 910, gfx942.
+    """
     name = gcn.split(":")[0].strip().lower()
-    return next((rate for pattern, rate in _XGMI_COUNTED_GBps if pattern.fullmatch(name)), _XGMI_COUNTED_OTHER_GBps)
+    return next(
+        (rate for pattern, rate in _XGMI_COUNTED_GBps if pattern.fullmatch(name)),
+        _XGMI_COUNTED_OTHER_GBps,
+    )
 
 
 def find_datasheet_GBps(kind: str, gpu: Mapping[str, object]) -> Fraction | None:
-    """Return GB/s of one NVLink or xGMI link in one direction by the datasheet of a GPU with these facts (sm, gcn), None where
-    they do not tell.
+    """Return GB/s of one NVLink or xGMI link in one direction by the datasheet of a GPU with these
+    facts (sm, gcn), None where they do not tell.
     """
     sm, gcn = gpu.get("sm"), str(gpu.get("gcn") or "").split(":")[0].strip().lower()
     if kind == "nvlink" and isinstance(sm, int) and sm != _SM_WITH_BRIDGES:
         return NVLINK_DATASHEET_GBps[nvlink_generation(sm)]
     if kind == "xgmi":
-        return next((rate for pattern, rate in _XGMI_DATASHEET_GBps if pattern.fullmatch(gcn)), None)
+        return next(
+            (rate for pattern, rate in _XGMI_DATASHEET_GBps if pattern.fullmatch(gcn)), None
+        )
     return None
 
 
-# -- PCI Express ---------------------------------------------------------------------------------------------------
+# -- PCI Express
+# ---------------------------------------------------------------------------------------------------
 
+# Transfer rate of a lane in GT/s, by PCI Express generation (PCI Express base specifications).
 PCIE_GTps: Mapping[int, Fraction] = {
     1: Fraction(5, 2),
     2: Fraction(5),
@@ -139,7 +163,6 @@ PCIE_GTps: Mapping[int, Fraction] = {
     5: Fraction(32),
     6: Fraction(64),
 }
-"""Transfer rate of a lane in GT/s, by PCI Express generation (PCI Express base specifications)."""
 
 PCIE_DEFAULT_GENERATION = 3
 PCIE_DEFAULT_WIDTH = 16
@@ -151,14 +174,16 @@ _SPEED = re.compile(r"\s*(\d{1,3}(?:\.\d{1,3})?)\s*GT/s(?:\s+PCIe)?\s*")
 def pcie_GBps(generation: int, width: int) -> Fraction:
     """Return GB/s of a PCI Express link in one direction, as NCCL 2.30 counts it (graph/topo.cc).
 
-    That is width x {15, 30, 60, 120, 240, 480} / 80: 12 GB/s for Gen3 x16, which is what is left after packet headers, not
-    the 15.75 of the datasheet.
+    That is width x {15, 30, 60, 120, 240, 480} / 80: 12 GB/s for Gen3 x16, which is what is left
+    after packet headers, not the 15.75 of the datasheet.
     """
     return Fraction(width * _PCIE_LANE_HUNDRED_Mbps[generation], 80)
 
 
 def pcie_generation(speed: str | None) -> int | None:
-    """Return the generation of a speed as Linux prints it ("16.0 GT/s PCIe", "8 GT/s"), None for any other text."""
+    """Return the generation of a speed as Linux prints it ("16.0 GT/s PCIe", "8 GT/s"), None for
+    any other text.
+    """
     match = _SPEED.fullmatch(speed or "")
     if match is None:
         return None
@@ -168,7 +193,9 @@ def pcie_generation(speed: str | None) -> int | None:
 
 @dataclass(frozen=True)
 class PcieLink:
-    """A PCI Express link as it is counted, and what had to be assumed for it (phrases, empty where nothing was)."""
+    """A PCI Express link as it is counted, and what had to be assumed for it (phrases, empty where
+    nothing was).
+    """
 
     generation: int
     width: int
@@ -181,7 +208,9 @@ class PcieLink:
 
 
 def pcie_link(speed: str | None, width: int | None) -> PcieLink:
-    """Return the link of a speed and a width; unknown ones are taken as NCCL takes them: Gen3, 16 lanes."""
+    """Return the link of a speed and a width; unknown ones are taken as NCCL takes them: Gen3, 16
+    lanes.
+    """
     assumed: list[str] = []
     generation = pcie_generation(speed)
     if generation is None:
@@ -189,18 +218,22 @@ def pcie_link(speed: str | None, width: int | None) -> PcieLink:
         doubt = "not given" if not speed else f"{speed[:40]!r} is none that is known"
         assumed.append(f"link_speed {doubt}; taken as Gen3 (8 GT/s), as NCCL does")
     if not width:
-        assumed.append(f"link_width {'not given' if width is None else 'is 0'}; taken as 16 lanes, as NCCL does")
+        assumed.append(
+            f"link_width {'not given' if width is None else 'is 0'}; taken as 16 lanes, as NCCL "
+            "does"
+        )
         width = PCIE_DEFAULT_WIDTH
     return PcieLink(generation, width, tuple(assumed))
 
 
-# -- between CPUs and inside a device -------------------------------------------------------------------------------
+# -- between CPUs and inside a device
+# -------------------------------------------------------------------------------
 
+# Rate that NCCL counts for a connection that limits nothing (LOC_BW in graph/topo.h).
 LOCAL_GBps = Fraction(5000)
-"""Rate that NCCL counts for a connection that limits nothing (LOC_BW in graph/topo.h)."""
 
+# GB/s of one Intel QPI link in one direction: 9.6 GT/s x 2 bytes (Xeon E5 v4 datasheet).
 QPI_DATASHEET_GBps = Fraction(96, 5)
-"""GB/s of one Intel QPI link in one direction: 9.6 GT/s x 2 bytes (Xeon E5 v4 datasheet)."""
 
 _INTER_CPU_ARCH_GBps: Mapping[str, Fraction] = {"ppc64": Fraction(32), "arm64": Fraction(6)}
 _INTER_CPU_AMD_GBps = Fraction(16)
@@ -211,14 +244,22 @@ _INTEL_GBps: tuple[tuple[int, Fraction], ...] = (
     (0x8F, Fraction(22)),  # Sapphire Rapids
     (0x55, Fraction(10)),  # Skylake, Cascade Lake
 )
-_INTEL_AFTER_EMERALD_MODELS = (0xAD, 0xAE, 0xAF)  # Granite Rapids and Sierra Forest have lower model numbers
+_INTEL_AFTER_EMERALD_MODELS = (
+    0xAD,
+    0xAE,
+    0xAF,
+)  # Granite Rapids and Sierra Forest have lower model numbers
 
 
-def inter_cpu_GBps(arch: str | None, vendor: str | None, family: int | None, model: int | None) -> Fraction:
-    """Return GB/s from a CPU to another of its machine as NCCL counts it (graph/topo.h, picked as in graph/topo.cc).
+def inter_cpu_GBps(
+    arch: str | None, vendor: str | None, family: int | None, model: int | None
+) -> Fraction:
+    """Return GB/s from a CPU to another of its machine as NCCL counts it (graph/topo.h, picked as
+    in graph/topo.cc).
 
-    By architecture (x86_64, arm64, ppc64), CPUID vendor string, family and model. AMD counts 16 whatever its
-    family, as in NCCL 2.30; later ones count 24 for Zen 3 and 4, and 32 for Zen 5. An unknown CPU limits nothing.
+    By architecture (x86_64, arm64, ppc64), CPUID vendor string, family and model. AMD counts 16
+    whatever its family, as in NCCL 2.30; later ones count 24 for Zen 3 and 4, and 32 for Zen 5. An
+    unknown CPU limits nothing.
     """
     if arch is not None and arch in _INTER_CPU_ARCH_GBps:
         return _INTER_CPU_ARCH_GBps[arch]
@@ -236,22 +277,35 @@ def inter_cpu_GBps(arch: str | None, vendor: str | None, family: int | None, mod
 
 
 def inter_cpu_GBps_of(cpu: Mapping[str, object]) -> Fraction:
-    """Return `inter_cpu_GBps` for a CPU device's `extra`: arch, vendor, familyid and modelid, numbers or texts."""
+    """Return `inter_cpu_GBps` for a CPU device's `extra`: arch, vendor, familyid and modelid,
+    numbers or texts.
+    """
     arch, vendor = (str(cpu[key]) if key in cpu else None for key in ("arch", "vendor"))
     family, model = (
-        int(text) if (text := str(cpu.get(key))).isascii() and text.isdigit() and len(text) < 10 else None
+        int(text)
+        if (text := str(cpu.get(key))).isascii() and text.isdigit() and len(text) < 10
+        else None
         for key in ("familyid", "modelid")
     )
     return inter_cpu_GBps(arch, vendor, family, model)
 
 
-# -- networks ------------------------------------------------------------------------------------------------------
+# -- networks
+# ------------------------------------------------------------------------------------------------------
 
+# Fields of a NIC whose rate its file does not give: GB/s that are assumed for it where hosts are
+# joined, and why.
 ASSUMED_SPEED, ASSUMED_BY = "assumed_speed_GBps", "assumed_speed_by"
-"""Fields of a NIC whose rate its file does not give: GB/s that are assumed for it where hosts are joined, and why."""
 
-# -- latencies -----------------------------------------------------------------------------------------------------
+# -- latencies
+# -----------------------------------------------------------------------------------------------------
 
+# Microseconds that one link takes, by kind.
+#
+# From NCCL's tuning model (graph/tuning.cc, hwLat, low-latency protocol, ring): 0.6 from GPU to GPU
+# over NVLink, 1.0 over PCI, 2.7 over a network. These are of whole paths, so a link to a switch
+# (nvswitch, pcie, network) has half. xGMI and C2C are taken as NVLink, a link between sockets as
+# one of PCI.
 LATENCY_us: Mapping[str, Fraction] = {
     "nvlink": Fraction(3, 5),
     "xgmi": Fraction(3, 5),
@@ -261,9 +315,3 @@ LATENCY_us: Mapping[str, Fraction] = {
     "smp": Fraction(1, 2),
     "network": Fraction(27, 20),
 }
-"""Microseconds that one link takes, by kind.
-
-From NCCL's tuning model (graph/tuning.cc, hwLat, low-latency protocol, ring): 0.6 from GPU to GPU over NVLink, 1.0
-over PCI, 2.7 over a network. These are of whole paths, so a link to a switch (nvswitch, pcie, network) has half. xGMI
-and C2C are taken as NVLink, a link between sockets as one of PCI.
-"""

@@ -1,7 +1,9 @@
-"""Tell how each GPU reaches each other, in the words of `nvidia-smi topo -m`, with the bandwidth of the route.
+"""Tell how each GPU reaches each other, in the words of `nvidia-smi topo -m`, with the bandwidth of
+the route.
 
-A label names the way, not its worth: the bandwidth beside it is that of the narrowest link of the route, used alone. Devices
-that say in `extra["root"]` below which root complex they hang tell PHB from NODE.
+A label names the way, not its worth: the bandwidth beside it is that of the narrowest link of the
+route, used alone. Devices that say in `extra["root"]` below which root complex they hang tell PHB
+from NODE.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from fractions import Fraction
 from .graph import Topology
 from .routes import Route, Router, route_links
 
+# Meaning of each label; # stands for a number.
 LABELS: Mapping[str, str] = {
     "X": "itself",
     "NV#": "# bonded NVLinks, directly or through NVSwitches",
@@ -27,15 +30,16 @@ LABELS: Mapping[str, str] = {
     "NET": "through a network",
     "DIS": "no way that other GPUs need not forward",
 }
-"""Meaning of each label; # stands for a number."""
 
+# Number of lanes from a device to another, keyed ((src, dst), kind).
 LaneCounts = Mapping[tuple[tuple[str, str], str], int]
-"""Number of lanes from a device to another, keyed ((src, dst), kind)."""
 
 
 @dataclass(frozen=True)
 class Way:
-    """How one GPU reaches another: a label, and the bandwidth in GB/s (None for a GPU itself, and where there is no route)."""
+    """How one GPU reaches another: a label, and the bandwidth in GB/s (None for a GPU itself, and
+    where there is no route).
+    """
 
     label: str
     GBps: Fraction | None
@@ -56,7 +60,9 @@ class Ways:
             self._lanes[key] = self._lanes.get(key, 0) + link.count
 
     def route(self, src: str, dst: str) -> Route | None:
-        """Return the route from one device to another (any kind), by their ids; None where only GPUs could forward."""
+        """Return the route from one device to another (any kind), by their ids; None where only
+        GPUs could forward.
+        """
         return self.router.find_route(src, dst)
 
     def find_way(self, src: str, dst: str) -> Way:
@@ -66,13 +72,16 @@ class Ways:
         route = self.route(src, dst)
         if route is None:
             return _NO_WAY
-        return Way(_choose_label(self._topology, self._lanes, route), self.router.bandwidth_GBps(route))
+        return Way(
+            _choose_label(self._topology, self._lanes, route), self.router.bandwidth_GBps(route)
+        )
 
 
 def find_ways(topology: Topology, most_steps: int | None = None) -> list[list[Way]]:
     """Return how rank i reaches rank j in row i, column j.
 
-    With `most_steps` rows end once this many links have been looked at or crossed (after at least one row).
+    With `most_steps` rows end once this many links have been looked at or crossed (after at least
+    one row).
     """
     topology_ways = Ways(topology)
     rows: list[list[Way]] = []

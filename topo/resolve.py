@@ -20,13 +20,15 @@ MAX_FILE_BYTES = 16 * 2**20
 
 
 def load(path_or_name: str | PathLike[str], box: str | PathLike[str] | None = None) -> Topology:
-    """Return the topology that a path or a name stands for; `box`, a preset or a file, says what each host is where a file
-    only says where hosts are: Slurm's topology.conf or topology.yaml, topograph's JSON, Kubernetes nodes, a list of hosts.
+    """Return the topology that a path or a name stands for; `box`, a preset or a file, says what
+    each host is where a file only says where hosts are: Slurm's topology.conf or topology.yaml,
+    topograph's JSON, Kubernetes nodes, a list of hosts.
 
-    A file is read by its content: topoplan's JSON, NCCL's or RCCL's XML, hwloc's XML, the text of `nvidia-smi topo -m`,
-    `nvidia-smi nvlink -R`, `rocm-smi --showtopo` or `amd-smi topology`; a folder or tar archive is a copy of another machine's
-    `/sys` and `/proc`. A name is a preset (`dgx1`, `dgx-a100:2`, `mesh:4x4`, `ring:8@25`), or `local`, this machine.
-    Raises InputError where it is none of these. Plans are read by `Plan.load`.
+    A file is read by its content: topoplan's JSON, NCCL's or RCCL's XML, hwloc's XML, the text of
+    `nvidia-smi topo -m`, `nvidia-smi nvlink -R`, `rocm-smi --showtopo` or `amd-smi topology`; a
+    folder or tar archive is a copy of another machine's `/sys` and `/proc`. A name is a preset
+    (`dgx1`, `dgx-a100:2`, `mesh:4x4`, `ring:8@25`), or `local`, this machine. Raises InputError
+    where it is none of these. Plans are read by `Plan.load`.
     """
     if not isinstance(path_or_name, (str, PathLike)):
         raise InputError(f"a topology is {path_or_name!r:.60}; expected a path or a name")
@@ -36,10 +38,11 @@ def load(path_or_name: str | PathLike[str], box: str | PathLike[str] | None = No
 
 
 def probe(root: str | PathLike[str] = "/") -> Topology:
-    """Return the machine that this runs on: its GPUs, CPUs, NICs and switches, and the links between them.
+    """Return the machine that this runs on: its GPUs, CPUs, NICs and switches, and the links
+    between them.
 
-    What cannot be found out is named in `extra["notes"]`, and everything else is there. `root` is a folder or tar archive
-    below which a copy of another machine's `/sys` and `/proc` lies.
+    What cannot be found out is named in `extra["notes"]`, and everything else is there. `root` is a
+    folder or tar archive below which a copy of another machine's `/sys` and `/proc` lies.
     """
     return _probe(Path(root))
 
@@ -47,9 +50,10 @@ def probe(root: str | PathLike[str] = "/") -> Topology:
 def resolve(argument: str, box: str | None = None) -> Topology:
     """Return the topology that an argument names. Raises InputError where it names none.
 
-    `local` is the machine this runs on; an existing file is read by its content (an NCCL XML skeleton is filled in from
-    this machine); a folder or a tar archive is a copy of another machine's `/sys` and `/proc`; all else is a preset. `box`
-    names what each host is, where a file only says where hosts are.
+    `local` is the machine this runs on; an existing file is read by its content (an NCCL XML
+    skeleton is filled in from this machine); a folder or a tar archive is a copy of another
+    machine's `/sys` and `/proc`; all else is a preset. `box` names what each host is, where a file
+    only says where hosts are.
     """
     if argument == LOCAL and box is None:
         return _probe(Path("/"))
@@ -59,10 +63,16 @@ def resolve(argument: str, box: str | None = None) -> Topology:
     except (OSError, ValueError):
         exists = False
     if box is not None and (argument == LOCAL or (exists and (path.is_dir() or is_archive(path)))):
-        raise InputError(f"{argument}: --box is for files that say where hosts are, and this is none; leave --box out")
+        raise InputError(
+            f"{argument}: --box is for files that say where hosts are, and this is none; leave "
+            "--box out"
+        )
     if exists and not (path.is_dir() and _names_a_preset(argument)):
         if not (path.is_dir() or path.is_file()):
-            raise InputError(f"{argument}: neither a file nor a folder, so it is not read; copy it into a file first")
+            raise InputError(
+                f"{argument}: neither a file nor a folder, so it is not read; copy it into a file "
+                "first"
+            )
         if path.is_dir() or is_archive(path):
             return _probe(path)
         text = _read_text(path)
@@ -71,11 +81,15 @@ def resolve(argument: str, box: str | None = None) -> Topology:
         return read_topology_text(text, argument, None if box is None else _read_box(box))
     if not _names_a_preset(argument) and ("/" in argument or path.suffix[1:].isalpha()):
         raise InputError(
-            f"{argument}: no such file; expected a topology file, 'local', or a preset such as dgx1 or ring:8"
+            f"{argument}: no such file; expected a topology file, 'local', or a preset such as "
+            "dgx1 or ring:8"
         )
     machine = preset(argument)
     if box is not None:
-        raise InputError(f"{argument}: --box is for files that say where hosts are, and this is none; leave --box out")
+        raise InputError(
+            f"{argument}: --box is for files that say where hosts are, and this is none; leave "
+            "--box out"
+        )
     return machine
 
 
@@ -109,17 +123,22 @@ def _names_a_preset(argument: str) -> bool:
 
 
 def _read_text(path: Path) -> str:
-    """Return the text of a file. Raises InputError where it cannot be read, is too large, or is no UTF-8."""
+    """Return the text of a file. Raises InputError where it cannot be read, is too large, or is no
+    UTF-8.
+    """
     try:
         with path.open("rb") as file:
             raw = file.read(MAX_FILE_BYTES + 1)
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror or error}") from None
     if len(raw) > MAX_FILE_BYTES:
-        raise InputError(f"{path}: larger than {MAX_FILE_BYTES >> 20} MiB; no topology is, so it is not read")
+        raise InputError(
+            f"{path}: larger than {MAX_FILE_BYTES >> 20} MiB; no topology is, so it is not read"
+        )
     try:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise InputError(
-            f"{path}: byte {error.start + 1} is not UTF-8 text; expected a text file that describes a topology"
+            f"{path}: byte {error.start + 1} is not UTF-8 text; expected a text file that "
+            "describes a topology"
         ) from None

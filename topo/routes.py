@@ -1,7 +1,9 @@
-"""Find the way of data from one GPU to another: the path through switches, sockets and NICs that the hardware takes.
+"""Find the way of data from one GPU to another: the path through switches, sockets and NICs that
+the hardware takes.
 
-A sender does not choose: peer-to-peer traffic takes the closest path, and other GPUs do not forward. So there is
-one route an ordered pair: the one with least latency, then fewest hops, then most bandwidth.
+A sender does not choose: peer-to-peer traffic takes the closest path, and other GPUs do not
+forward. So there is one route an ordered pair: the one with least latency, then fewest hops, then
+most bandwidth.
 """
 
 from __future__ import annotations
@@ -15,10 +17,11 @@ from math import lcm
 
 from .graph import Topology
 
+# Device ids from the sending to the receiving GPU, both included.
 Route = tuple[str, ...]
-"""Device ids from the sending to the receiving GPU, both included."""
+# How a device is reached: scaled latency, hops, rank of the narrowest link by width (0 the widest),
+# the device before it.
 Settled = tuple[int, int, int, str]
-"""How a device is reached: scaled latency, hops, rank of the narrowest link by width (0 the widest), the device before it."""
 
 
 def route_links(route: Route) -> tuple[tuple[str, str], ...]:
@@ -40,7 +43,11 @@ class Router:
         latency = {hop: int(us * scale) for hop, us in topology.latency_us.items()}
         self._out = {
             device: [
-                (neighbour, latency[device, neighbour], width[topology.capacity_GBps[device, neighbour]])
+                (
+                    neighbour,
+                    latency[device, neighbour],
+                    width[topology.capacity_GBps[device, neighbour]],
+                )
                 for neighbour in neighbours
             ]
             for device, neighbours in topology.out_neighbours.items()
@@ -48,11 +55,15 @@ class Router:
         self._widest = min(width.values(), default=0)
 
     def route(self, src: int, dst: int) -> Route | None:
-        """Return the route from rank `src` to rank `dst`, or None where only other GPUs could forward."""
+        """Return the route from rank `src` to rank `dst`, or None where only other GPUs could
+        forward.
+        """
         return self.find_route(self.topology.ranks[src], self.topology.ranks[dst])
 
     def find_route(self, start: str, end: str) -> Route | None:
-        """Return the route from one device to another, of any kind, by their ids; None where only GPUs could forward."""
+        """Return the route from one device to another, of any kind, by their ids; None where only
+        GPUs could forward.
+        """
         previous = self._search(start)
         self.steps += 1
         if end not in previous or end == start:
@@ -68,7 +79,9 @@ class Router:
         return _TurnedRouter(self)
 
     def forget(self) -> None:
-        """Drop all cached searches; saves memory for callers that ask for one source after another."""
+        """Drop all cached searches; saves memory for callers that ask for one source after
+        another.
+        """
         self._previous_of.clear()
 
     def routes_from(self, src: int) -> dict[str, Route]:
@@ -85,16 +98,24 @@ class Router:
         return min(self.topology.capacity_GBps[link] for link in route_links(route))
 
     def before_each(self, start: str) -> Mapping[str, str]:
-        """Return the device before each one on its route from `start`, nearest first; `start` stands before itself."""
+        """Return the device before each one on its route from `start`, nearest first; `start`
+        stands before itself.
+        """
         return self._search(start)
 
     def _search(self, start: str) -> dict[str, str]:
-        """Return the device before each one that is reached (Dijkstra); of routes alike in all, the one found first."""
+        """Return the device before each one that is reached (Dijkstra); of routes alike in all, the
+        one found first.
+        """
         if start not in self._previous_of:
-            self._previous_of[start] = {device: key[-1] for device, key in self._settle(start, self._out).items()}
+            self._previous_of[start] = {
+                device: key[-1] for device, key in self._settle(start, self._out).items()
+            }
         return self._previous_of[start]
 
-    def _settle(self, start: str, out: Mapping[str, Sequence[tuple[str, int, int]]]) -> dict[str, Settled]:
+    def _settle(
+        self, start: str, out: Mapping[str, Sequence[tuple[str, int, int]]]
+    ) -> dict[str, Settled]:
         """Return how each device is reached over the links `out`, nearest first."""
         settled: dict[str, Settled] = {}
         heap = [(0, 0, self._widest, 0, start, start)]
@@ -112,7 +133,15 @@ class Router:
                 if next_device not in settled:
                     count += 1
                     heapq.heappush(
-                        heap, (latency + hop_latency, hops + 1, max(narrow, width), count, next_device, device)
+                        heap,
+                        (
+                            latency + hop_latency,
+                            hops + 1,
+                            max(narrow, width),
+                            count,
+                            next_device,
+                            device,
+                        ),
                     )
         return settled
 
@@ -124,7 +153,9 @@ def router_of(topology: Topology) -> Router:
 
 
 class _TurnedRouter(Router):
-    """The router of a reversed topology whose data goes, against the links, on the routes of the one that was reversed."""
+    """The router of a reversed topology whose data goes, against the links, on the routes of the
+    one that was reversed.
+    """
 
     def __init__(self, forward: Router) -> None:
         super().__init__(forward.topology.reversed())
@@ -137,7 +168,9 @@ class _TurnedRouter(Router):
 
     def before_each(self, start: str) -> Mapping[str, str]:
         """Routes to a device are no tree of those from it."""
-        raise NotImplementedError("routes that were turned round do not form a tree from their source")
+        raise NotImplementedError(
+            "routes that were turned round do not form a tree from their source"
+        )
 
     def reversed(self) -> Router:
         """Return the router that was turned round."""

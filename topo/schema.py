@@ -1,8 +1,9 @@
 """Read values as declared types (msgspec), and say in one line where a value does not fit.
 
-A file format is declared once, as msgspec Structs or dataclasses, beside the code that reads it. Readers, error messages
-and the JSON Schemas in docs/schemas/ all follow from that declaration. Numbers stay exact: a field declared as Fraction
-takes integers, decimals and strings such as "64/3" (see exact.parse_fraction).
+A file format is declared once, as msgspec Structs or dataclasses, beside the code that reads it.
+Readers, error messages and the JSON Schemas in docs/schemas/ all follow from that declaration.
+Numbers stay exact: a field declared as Fraction takes integers, decimals and strings such as "64/3"
+(see exact.parse_fraction).
 """
 
 from __future__ import annotations
@@ -22,24 +23,25 @@ from .exact import parse_fraction
 
 T = TypeVar("T")
 
+# The greatest whole number that a file may hold.
 MOST = 10**9
-"""The greatest whole number that a file may hold."""
 
 _PRINTABLE = r"^[^\x00-\x1f\x7f-\x9f\u2028\u2029]*(?![\s\S])"
 _FRACTION = r"^[+-]?([0-9]+(/[0-9]+)?|[0-9]*\.[0-9]+|[0-9]+\.)$"
 
+# A string of one line, without control characters.
 Label = Annotated[str, Meta(pattern=_PRINTABLE)]
-"""A string of one line, without control characters."""
+# A Label that is not empty.
 Identifier = Annotated[str, Meta(pattern=_PRINTABLE, min_length=1)]
-"""A Label that is not empty."""
+# A whole number from 0.
 Index = Annotated[int, Meta(ge=0, le=MOST)]
-"""A whole number from 0."""
+# A whole number from 1.
 Count = Annotated[int, Meta(ge=1, le=MOST)]
-"""A whole number from 1."""
 
+# Held while msgspec converts: it looks into a type at its first use, running Python in between, and
+# another thread that uses the type meanwhile crashes the process (msgspec 0.22; seen where two
+# plans were read side by side).
 CONVERTING = threading.RLock()
-"""Held while msgspec converts: it looks into a type at its first use, running Python in between, and another thread that uses
-the type meanwhile crashes the process (msgspec 0.22; seen where two plans were read side by side)."""
 _LABEL = re.compile(_PRINTABLE)
 _PLACE = re.compile(r" - at `\$?(.*)`$")
 _PART = re.compile(r"\.(\w+)|\[(\d+)\]")
@@ -51,7 +53,8 @@ _Path = tuple["str | int", ...]
 def read_as(data: object, declared: type[T], where: str) -> T:
     """Return plain JSON values as an instance of `declared`.
 
-    Raises InputError with `where` and the place in the data: "box.json: devices[3].kind: expected one of ..., got 'tpu'".
+    Raises InputError with `where` and the place in the data: "box.json: devices[3].kind: expected
+    one of ..., got 'tpu'".
     """
     try:
         with CONVERTING:
@@ -87,17 +90,27 @@ def _decode(declared: type, value: object) -> object:
 
 def _custom_schema(declared: type) -> dict[str, Any]:
     if declared is Fraction:
-        return {"anyOf": [{"type": "number"}, {"type": "string", "maxLength": 100, "pattern": _FRACTION}]}
+        return {
+            "anyOf": [
+                {"type": "number"},
+                {"type": "string", "maxLength": 100, "pattern": _FRACTION},
+            ]
+        }
     raise NotImplementedError(f"no schema for {declared}")
 
 
-# -- errors ------------------------------------------------------------------------------------------------------------
+# -- errors
+# ------------------------------------------------------------------------------------------------------------
 
 
 def _explain(problem: str, data: object, declared: Any, where: str) -> str:
-    """Translate a message of msgspec: its path leads to the value at fault and to the type declared for it."""
+    """Translate a message of msgspec: its path leads to the value at fault and to the type declared
+    for it.
+    """
     place = _PLACE.search(problem)
-    path: _Path = tuple(name or int(number) for name, number in _PART.findall(place[1] if place else ""))
+    path: _Path = tuple(
+        name or int(number) for name, number in _PART.findall(place[1] if place else "")
+    )
     missing = _MISSING_FIELD.match(problem)
     if missing:
         path += (missing[1],)
@@ -115,14 +128,20 @@ def _spell(path: _Path) -> str:
 
 def _value_at(value: Any, part: str | int) -> Any:
     if isinstance(part, str):
-        return value.get(part, _MISSING) if isinstance(value, dict) else getattr(value, part, _MISSING)
+        return (
+            value.get(part, _MISSING) if isinstance(value, dict) else getattr(value, part, _MISSING)
+        )
     return value[part]
 
 
 def _type_at(info: inspect.Type, part: str | int) -> inspect.Type:
-    """The type declared for a field or an item of `info`; of a union, for the member that has such a part."""
+    """The type declared for a field or an item of `info`; of a union, for the member that has such
+    a part.
+    """
     for member in _members(info):
-        if isinstance(part, str) and isinstance(member, (inspect.StructType, inspect.DataclassType)):
+        if isinstance(part, str) and isinstance(
+            member, (inspect.StructType, inspect.DataclassType)
+        ):
             for field in member.fields:
                 if field.encode_name == part:
                     return field.type
@@ -143,7 +162,9 @@ def _members(info: inspect.Type) -> Sequence[inspect.Type]:
 
 
 def _describe(info: inspect.Type, value: object = _MISSING) -> str:
-    """Say what a type takes; its conditions only where `value` (if given) is of the type and fails them."""
+    """Say what a type takes; its conditions only where `value` (if given) is of the type and fails
+    them.
+    """
     return " or ".join(_describe_one(member, value) for member in _members(info))
 
 
@@ -154,7 +175,9 @@ def _describe_one(info: inspect.Type, value: object) -> str:
         return "true or false"
     if isinstance(info, (inspect.IntType, inspect.FloatType)):
         whole = isinstance(info, inspect.IntType)
-        of_type = value is _MISSING or (isinstance(value, int if whole else (int, float)) and type(value) is not bool)
+        of_type = value is _MISSING or (
+            isinstance(value, int if whole else (int, float)) and type(value) is not bool
+        )
         return ("a whole number" if whole else "a number") + (_range(info) if of_type else "")
     if isinstance(info, inspect.StrType):
         if not isinstance(value, str):
@@ -168,8 +191,14 @@ def _describe_one(info: inspect.Type, value: object) -> str:
         if info.min_length and not (isinstance(value, (list, tuple)) and value):
             return "a list that is not empty"
         of_type = value is _MISSING or isinstance(value, (list, tuple))
-        most = f" of at most {info.max_length} items" if info.max_length is not None and of_type else ""
-        return f"a list{most}" + (f", each {_describe(info.item_type)}" if _is_number(info.item_type) else "")
+        most = (
+            f" of at most {info.max_length} items"
+            if info.max_length is not None and of_type
+            else ""
+        )
+        return f"a list{most}" + (
+            f", each {_describe(info.item_type)}" if _is_number(info.item_type) else ""
+        )
     return "a JSON object"
 
 

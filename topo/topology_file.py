@@ -1,4 +1,5 @@
-"""The JSON of a topology: its declared fields, read as devices and links, and how these are written.
+"""The JSON of a topology: its declared fields, read as devices and links, and how these are
+written.
 
 Unknown fields are kept in `extra` and written again; a field that is null has its default.
 """
@@ -32,16 +33,19 @@ FORMAT = "topoplan-topology"
 _PLAN_FORMAT = "topoplan-plan"
 VERSION = 1
 MAX_DEVICES = 50_000
+# What a file may hold, a two-way link counting twice: clusters of 16,384 GPUs, or 500 that are
+# joined all to all.
 MAX_LINKS = 300_000
-"""What a file may hold, a two-way link counting twice: clusters of 16,384 GPUs, or 500 that are joined all to all."""
 
 _WRITTEN_A_LINE_EACH = ("devices", "links", "notes", "facts", "measured", "gpudirect", "findings")
+# What topo-probe works out from all the rest, and does not read back.
 _DERIVED = frozenset({"fingerprint", "gpudirect", "gpudirect_missing", "findings"})
-"""What topo-probe works out from all the rest, and does not read back."""
 
 
 class InNetworkFields(Struct):
-    """What a switch could add: "possible" where its hardware can and whoever runs the job must switch it on."""
+    """What a switch could add: "possible" where its hardware can and whoever runs the job must
+    switch it on.
+    """
 
     reduce: Ability
     source: Annotated[Label | None, Meta(description="who says so")] = None
@@ -53,9 +57,15 @@ class DeviceFields(Struct):
     id: Identifier
     kind: DeviceKind | None = "gpu"
     family: Annotated[SwitchFamily | None, Meta(description="of a switch")] = None
-    can_reduce: Annotated[bool | None, Meta(description="whether a switch adds what passes through it")] = False
-    can_copy: Annotated[bool | None, Meta(description="whether a switch multiplies what passes through it")] = False
-    in_network: Annotated[InNetworkFields | None, Meta(description="what a switch could add")] = None
+    can_reduce: Annotated[
+        bool | None, Meta(description="whether a switch adds what passes through it")
+    ] = False
+    can_copy: Annotated[
+        bool | None, Meta(description="whether a switch multiplies what passes through it")
+    ] = False
+    in_network: Annotated[InNetworkFields | None, Meta(description="what a switch could add")] = (
+        None
+    )
     numa_node: Annotated[int, Meta(ge=-MOST, le=MOST)] | None = None
     bus_id: Annotated[Label | None, Meta(description="PCI address, as in 0000:3b:00.0")] = None
     source: Annotated[Label | None, Meta(description="where the device is known from")] = None
@@ -70,11 +80,19 @@ class LinkFields(Struct):
         Fraction | None,
         Meta(description="1e9 bytes a second in each direction, above 0; default 1"),
     ] = None
-    latency_us: Annotated[Fraction | None, Meta(description="microseconds, 0 or more; default 0.7")] = None
-    kind: Annotated[Label | None, Meta(description="the medium: nvlink, xgmi, pcie, smp, network, ...")] = "link"
-    count: Annotated[Count | None, Meta(description="lanes or bonded links; the bandwidth is of all together")] = 1
+    latency_us: Annotated[
+        Fraction | None, Meta(description="microseconds, 0 or more; default 0.7")
+    ] = None
+    kind: Annotated[
+        Label | None, Meta(description="the medium: nvlink, xgmi, pcie, smp, network, ...")
+    ] = "link"
+    count: Annotated[
+        Count | None, Meta(description="lanes or bonded links; the bandwidth is of all together")
+    ] = 1
     source: Annotated[Label | None, Meta(description="where the link is known from")] = None
-    bidirectional: Annotated[bool, Meta(description="whether it stands for its reverse, too")] = False
+    bidirectional: Annotated[bool, Meta(description="whether it stands for its reverse, too")] = (
+        False
+    )
 
 
 class TopologyFile(Struct):
@@ -88,7 +106,10 @@ class TopologyFile(Struct):
     source: Label | None = None
     host: Annotated[
         Any,
-        Meta(description="what sending costs the hosts", extra_json_schema={"$ref": "host-costs.schema.json"}),
+        Meta(
+            description="what sending costs the hosts",
+            extra_json_schema={"$ref": "host-costs.schema.json"},
+        ),
     ] = UNSET
 
 
@@ -98,7 +119,9 @@ _FIELDS = frozenset(TopologyFile.__struct_fields__) - {"host"} | _DERIVED
 
 
 def read_topology_file(data: object, where: str) -> TopologyFile:
-    """Return a topology's declared fields. Raises InputError, naming `where`, for what is not a topology or too large."""
+    """Return a topology's declared fields. Raises InputError, naming `where`, for what is not a
+    topology or too large.
+    """
     if isinstance(data, dict):
         _check_format(data, where)
         _check_size(data, where)
@@ -115,17 +138,24 @@ def _check_format(data: dict[str, Any], where: str) -> None:
     """Before anything else: what is wrong with another format's fields would mislead."""
     if data.get("format") == _PLAN_FORMAT:
         raise InputError(
-            f"{where}: it is a plan, not a topology; topo-run takes it, and topoplan.Plan.load, whose result has a topology"
+            f"{where}: it is a plan, not a topology; topo-run takes it, and topoplan.Plan.load, "
+            "whose result has a topology"
         )
     if data.get("format", FORMAT) != FORMAT:
         raise InputError(f'{where}: "format" is {data["format"]!r:.40}; expected {FORMAT!r}')
     if data.get("version", VERSION) != VERSION:
-        raise InputError(f'{where}: "version" is {data["version"]!r:.40}; this topoplan reads version {VERSION}')
+        raise InputError(
+            f'{where}: "version" is {data["version"]!r:.40}; this topoplan reads version {VERSION}'
+        )
 
 
 def _check_size(data: dict[str, Any], where: str) -> None:
-    devices, links = (rows if isinstance(rows, list) else [] for rows in (data.get("devices"), data.get("links")))
-    directed = sum(1 + (isinstance(row, dict) and row.get("bidirectional") is True) for row in links)
+    devices, links = (
+        rows if isinstance(rows, list) else [] for rows in (data.get("devices"), data.get("links"))
+    )
+    directed = sum(
+        1 + (isinstance(row, dict) and row.get("bidirectional") is True) for row in links
+    )
     if len(devices) > MAX_DEVICES or directed > MAX_LINKS:
         raise InputError(
             f"{where}: {len(devices)} devices and {directed} links, each way counted; "
@@ -134,17 +164,22 @@ def _check_size(data: dict[str, Any], where: str) -> None:
 
 
 def _check_kept_names(row: Mapping[str, Any], where: str) -> None:
-    """Raise InputError where a field that is kept, such as a device's host, has control characters: they would be printed."""
+    """Raise InputError where a field that is kept, such as a device's host, has control characters:
+    they would be printed.
+    """
     for key, value in row.items():
         for text in (key, value):
             if isinstance(text, str) and not is_label(text):
                 raise InputError(
-                    f"{where}: {key!r:.40}: expected a string without control characters, got {text!r:.40}"
+                    f"{where}: {key!r:.40}: expected a string without control characters, got "
+                    f"{text!r:.40}"
                 )
 
 
 def read_devices(file: TopologyFile, data: Mapping[str, Any]) -> tuple[Device, ...]:
-    """Return the devices of a file; `data`, the JSON that it was read from, has the fields that are not declared."""
+    """Return the devices of a file; `data`, the JSON that it was read from, has the fields that are
+    not declared.
+    """
     return tuple(
         Device(
             fields.id,
@@ -156,14 +191,18 @@ def read_devices(file: TopologyFile, data: Mapping[str, Any]) -> tuple[Device, .
             fields.bus_id,
             fields.source,
             _undeclared(row, _DEVICE_FIELDS),
-            None if fields.in_network is None else InNetwork(fields.in_network.reduce, fields.in_network.source or ""),
+            None
+            if fields.in_network is None
+            else InNetwork(fields.in_network.reduce, fields.in_network.source or ""),
         )
         for fields, row in zip(file.devices, data["devices"], strict=True)
     )
 
 
 def read_links(file: TopologyFile, data: Mapping[str, Any]) -> tuple[Link, ...]:
-    """Return the directed links of a file, two for each that is bidirectional; `data` as for `read_devices`."""
+    """Return the directed links of a file, two for each that is bidirectional; `data` as for
+    `read_devices`.
+    """
     links: list[Link] = []
     for fields, row in zip(file.links, data.get("links", ()), strict=True):
         link = Link(
@@ -200,7 +239,8 @@ def to_plain(value: Any) -> Any:
     return value
 
 
-# -- writing -----------------------------------------------------------------------------------------------------------
+# -- writing
+# -----------------------------------------------------------------------------------------------------------
 
 
 def device_to_json(device: Device) -> dict[str, Any]:
@@ -221,7 +261,9 @@ def device_to_json(device: Device) -> dict[str, Any]:
 
 
 def links_to_json(links: Iterable[Link]) -> list[dict[str, Any]]:
-    """Return links as the rows of "links"; a link that is followed by its reverse becomes one bidirectional row."""
+    """Return links as the rows of "links"; a link that is followed by its reverse becomes one
+    bidirectional row.
+    """
     return [_link_to_json(link, two_way) for link, two_way in _pair_up(links)]
 
 
@@ -242,7 +284,9 @@ def _link_to_json(link: Link, two_way: bool) -> dict[str, Any]:
 
 
 def _pair_up(links: Iterable[Link]) -> list[tuple[Link, bool]]:
-    """Pair each link with its reverse where that follows it, so that the order of links survives a round trip."""
+    """Pair each link with its reverse where that follows it, so that the order of links survives a
+    round trip.
+    """
     out: list[tuple[Link, bool]] = []
     pending: Link | None = None
     for link in links:

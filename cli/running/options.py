@@ -1,4 +1,6 @@
-"""What topo-run can be asked for: its options, the plans, and the refusal of what cannot be carried out."""
+"""What topo-run can be asked for: its options, the plans, and the refusal of what cannot be carried
+out.
+"""
 
 from __future__ import annotations
 
@@ -18,18 +20,24 @@ if TYPE_CHECKING:
 
 PROG = "topo-run"
 EXAMPLES: tuple[Example, ...] = (
-    ("topo-synth --collective allreduce --topology topo.xml -o plan.json", "a plan, here for two GPUs"),
+    ("topo-synth --collective allreduce --topology topo.xml -o plan.json", "a plan, here for two "
+                                                                           "GPUs"),
     ("topo-run plan.json", "start its ranks on this host, 1 KiB to 1 MiB"),
-    ("topo-run plan.json -b 4K -e 64M -f 4 -n 20 -w 5", "other sizes, 20 iterations after 5 of warm-up"),
+    ("topo-run plan.json -b 4K -e 64M -f 4 -n 20 -w 5", "other sizes, 20 iterations after 5 of "
+                                                        "warm-up"),
     ("topo-run plan.json --dtype bf16 --op avg --json", "bfloat16; rows as JSON"),
-    ("topo-run plan.json --place both --csv rows.csv", "in place and out of place; rows as CSV beside the table"),
+    ("topo-run plan.json --place both --csv rows.csv", "in place and out of place; rows as CSV "
+                                                       "beside the table"),
     ("topo-run plan.json --compress int8", "a quarter of the bytes: the gain, and the error"),
     ("topo-run plan.json --plot curves.svg --trace trace.json", "pictures of it"),
-    ("torchrun --nproc-per-node 2 -m topoplan.cli.run plan.json", "join ranks that torchrun has started"),
+    ("torchrun --nproc-per-node 2 -m topoplan.cli.run plan.json", "join ranks that torchrun has "
+                                                                  "started"),
     ("mpirun -n 2 topo-run plan.json", "the same over MPI, beside MPI's own allreduce"),
-    ("topo-run plan.json --calibrate -o machine.json", "fit host costs here; then topo-synth --topology machine.json"),
+    ("topo-run plan.json --calibrate -o machine.json", "fit host costs here; then topo-synth "
+                                                       "--topology machine.json"),
     ("topo-run --stock --nproc 2", "the stock allreduce alone, without a plan"),
-    ("topo-run --stock --nproc 2 --collective all_reduce,all_gather", "several collectives, one after the other; so "
+    ("topo-run --stock --nproc 2 --collective all_reduce,all_gather", "several collectives, one "
+                                                                      "after the other; so "
         "are several plans"),
 )  # fmt: skip
 ABOUT = """\
@@ -40,9 +48,16 @@ data, against float64. Exit code 1 if any element is wrong.
 
 def build_parser() -> Parser:
     """Return the parser of topo-run's command line."""
-    parser = Parser(PROG, EXAMPLES, ABOUT, "PLAN... [-b MIN] [-e MAX] [-f FACTOR] [-n ITERS] [-w WARMUP] ...")
+    parser = Parser(
+        PROG, EXAMPLES, ABOUT, "PLAN... [-b MIN] [-e MAX] [-f FACTOR] [-n ITERS] [-w WARMUP] ..."
+    )
     add = parser.add_argument
-    add("plans", nargs="*", metavar="PLAN", help="plans written by topo-synth -o, run one after the other")
+    add(
+        "plans",
+        nargs="*",
+        metavar="PLAN",
+        help="plans written by topo-synth -o, run one after the other",
+    )
     add("--nproc", type=int, metavar="N", help="ranks to start (default: the plan's)")
     add("-b", dest="min_bytes", default="1K", metavar="MIN", help="smallest size (default 1K)")
     add("-e", dest="max_bytes", default="1M", metavar="MAX", help="largest size (default 1M)")
@@ -62,26 +77,46 @@ def build_parser() -> Parser:
         metavar="ITERS",
         help="measured iterations of each size (default 10)",
     )
-    add("-w", dest="warmup", type=int, default=2, metavar="WARMUP", help="warm-up iterations before them (default 2)")
-    add("--dtype", default="float32", help="float32 (default), float64, float16, bfloat16, int8, uint8, int32, int64; "
+    add(
+        "-w",
+        dest="warmup",
+        type=int,
+        default=2,
+        metavar="WARMUP",
+        help="warm-up iterations before them (default 2)",
+    )
+    add("--dtype", default="float32", help="float32 (default), float64, float16, bfloat16, int8, "
+                                           "uint8, int32, int64; "
         "fp16, half, bf16, float and the like too")  # fmt: skip
     add("--op", default="sum", help="sum (default), avg, prod, max or min")
     add("--backend", default="auto", choices=("auto", "gloo", "nccl", "mpi"), help="auto: mpi under mpirun without GPUs, "
         "nccl with a GPU a rank, else gloo")  # fmt: skip
     add("--topology", metavar="T", help="fail unless the plan was made for this topology")
-    add("--timeout", type=float, default=300.0, metavar="SECONDS", help="limit on any single wait (default 300)")
+    add(
+        "--timeout",
+        type=float,
+        default=300.0,
+        metavar="SECONDS",
+        help="limit on any single wait (default 300)",
+    )
     add("--choose", default="race", choices=("race", "model", "plan", "same-bits"), help="how the schedule for a size is "
-        "chosen: race (default: time the likeliest ones and the stock collective at the first call), model (the fastest "
-        "predicted), plan (as the plan's size ranges say) or same-bits (race without the stock collective, with a plan of "
+        "chosen: race (default: time the likeliest ones and the stock collective at the first "
+        "call), model (the fastest "
+        "predicted), plan (as the plan's size ranges say) or same-bits (race without the stock "
+        "collective, with a plan of "
         "topo-synth --reproducible)")  # fmt: skip
     add(
         "--compress",
         metavar="CODEC",
         help="compress what is sent: fp16, bf16, fp8, fp8-e5m2 or int8; sums are in float32",
     )
-    add("--reduction", default="hops", choices=("hops", "once"), help="with --compress: hops (default) rounds partial sums "
-        "whenever they are sent, once rounds each contribution once and each complete sum once")  # fmt: skip
-    add("--calibrate", action="store_true", help="measure what messages and bytes cost the hosts, and write the plan's "
+    add("--reduction", default="hops", choices=("hops", "once"), help="with --compress: hops "
+                                                                      "(default) rounds partial "
+                                                                      "sums "
+        "whenever they are sent, once rounds each contribution once and each complete sum "
+        "once")  # fmt: skip
+    add("--calibrate", action="store_true", help="measure what messages and bytes cost the hosts, "
+                                                 "and write the plan's "
         "topology with these costs: topo-synth and topo-run then predict with them")  # fmt: skip
     add(
         "-o",
@@ -89,30 +124,39 @@ def build_parser() -> Parser:
         **OUTPUT,
         help="with --calibrate: write the topology to this file (default: standard output)",
     )
-    add("--trace", **OUTPUT, help="write when each transfer of a call of the largest size began and "
-        "ended, beside what was predicted: a Chrome trace, which Perfetto (ui.perfetto.dev) opens")  # fmt: skip
+    add("--trace", **OUTPUT, help="write when each transfer of a call of the largest size began "
+                                  "and "
+        "ended, beside what was predicted: a Chrome trace, which Perfetto (ui.perfetto.dev) "
+        "opens")  # fmt: skip
     add("--plot", **OUTPUT, help="write curves of the measured bandwidth against size as SVG")
     add_csv(parser, "the rows")
     add_force(parser, "--trace", "--plot", "--csv")
-    add("--place", choices=("in", "out", "both"), metavar="WHERE", help="in: results replace the input; out: they go to "
-        "another tensor (allreduce, broadcast and reduce: a copy of the input is made first, and timed); both: a row for "
-        "each (default: as torch has it, allreduce, broadcast and reduce in place, the others not)")  # fmt: skip
+    add("--place", choices=("in", "out", "both"), metavar="WHERE", help="in: results replace the "
+                                                                        "input; out: they go to "
+        "another tensor (allreduce, broadcast and reduce: a copy of the input is made first, and "
+        "timed); both: a row for "
+        "each (default: as torch has it, allreduce, broadcast and reduce in place, the others "
+        "not)")  # fmt: skip
     add("--stock", action="store_true", help="time stock collectives alone, without a plan")
-    add("--collective", default="allreduce", metavar="LIST", help="with --stock: the collectives, or all (default "
+    add("--collective", default="allreduce", metavar="LIST", help="with --stock: the collectives, "
+                                                                  "or all (default "
         "allreduce)")  # fmt: skip
     add("--json", action="store_true", help="one JSON object on standard output")
     return parser
 
 
 def read_options(args: argparse.Namespace) -> BenchOptions:
-    """Return what is to be measured. Raises InputError where an option has no sense, or contradicts another one."""
+    """Return what is to be measured. Raises InputError where an option has no sense, or contradicts
+    another one.
+    """
     from ...runtime.measuring.bench_options import BenchOptions
     from ...runtime.measuring.spelling import spell_codec, spell_dtype, spell_op
 
     low, high = parse_size(args.min_bytes), parse_size(args.max_bytes)
     if low > high or low < 1:
         raise InputError(
-            f"-b {args.min_bytes} -e {args.max_bytes}: expected a smallest size from 1 byte to the largest"
+            f"-b {args.min_bytes} -e {args.max_bytes}: expected a smallest size from 1 byte to "
+            "the largest"
         )
     return BenchOptions(
         low, high, args.factor, args.iterations, args.warmup, spell_dtype(args.dtype), spell_op(args.op), args.backend,
@@ -121,16 +165,25 @@ def read_options(args: argparse.Namespace) -> BenchOptions:
 
 
 def check_files(args: argparse.Namespace, *, is_writer: bool) -> None:
-    """Raise InputError where files are asked for that cannot be: nothing goes into them, or (`is_writer`) they exist."""
+    """Raise InputError where files are asked for that cannot be: nothing goes into them, or
+    (`is_writer`) they exist.
+    """
     if args.output is not None and not args.calibrate:
-        raise InputError("-o without --calibrate: there is no topology to write; the table goes to standard output")
+        raise InputError(
+            "-o without --calibrate: there is no topology to write; the table goes to standard "
+            "output"
+        )
     if is_writer:
         check_outputs(args, "output", "trace", "plot", "csv")
     for flag, name in (("--plot", args.plot), ("--csv", args.csv)):
         if name is not None and args.calibrate:
-            raise InputError(f"{flag} with --calibrate: nothing is measured by size then; leave one of them out")
+            raise InputError(
+                f"{flag} with --calibrate: nothing is measured by size then; leave one of them out"
+            )
     if args.trace is not None and (not args.plans or args.calibrate):
-        raise InputError("--trace: there is no call of a plan to trace; name a plan, and leave --calibrate out")
+        raise InputError(
+            "--trace: there is no call of a plan to trace; name a plan, and leave --calibrate out"
+        )
     if len(args.plans) > 1:
         given = {"--calibrate": args.calibrate, "--trace": args.trace, "--plot": args.plot}
         for flag in (flag for flag, value in given.items() if value):
@@ -138,7 +191,9 @@ def check_files(args: argparse.Namespace, *, is_writer: bool) -> None:
 
 
 def load_plans(args: argparse.Namespace) -> list[Plan]:
-    """Return the plans, verified; none with --stock alone. Raises InputError where they do not go together."""
+    """Return the plans, verified; none with --stock alone. Raises InputError where they do not go
+    together.
+    """
     if not args.plans:
         _check_stock_alone(args)
         return []
@@ -148,7 +203,8 @@ def load_plans(args: argparse.Namespace) -> list[Plan]:
     for name, plan in zip(args.plans[1:], plans[1:], strict=True):
         if plan.collective.ranks != plans[0].collective.ranks:
             raise InputError(
-                f"{name} is for {plan.collective.ranks} ranks, {args.plans[0]} for {plans[0].collective.ranks}; run them one "
+                f"{name} is for {plan.collective.ranks} ranks, {args.plans[0]} for "
+                f"{plans[0].collective.ranks}; run them one "
                 "by one"
             )
     if args.topology is not None:
@@ -164,14 +220,18 @@ def load_plans(args: argparse.Namespace) -> list[Plan]:
 def _check_stock_alone(args: argparse.Namespace) -> None:
     if args.compress:
         raise InputError(
-            f"--compress {args.compress} without a plan: the stock collective does not compress; name a plan"
+            f"--compress {args.compress} without a plan: the stock collective does not compress; "
+            "name a plan"
         )
     if args.calibrate:
         raise InputError(
-            "--calibrate without a plan; name a file written by topo-synth -o, whose schedules are to be run"
+            "--calibrate without a plan; name a file written by topo-synth -o, whose schedules "
+            "are to be run"
         )
     if not args.stock:
-        raise InputError("no plan given; name a file written by topo-synth -o, or give --stock --nproc N")
+        raise InputError(
+            "no plan given; name a file written by topo-synth -o, or give --stock --nproc N"
+        )
     if args.nproc is None and "WORLD_SIZE" not in os.environ:
         raise InputError("--stock without a plan needs --nproc")
     if args.nproc is not None and args.nproc < 1:
@@ -184,5 +244,9 @@ def list_collectives(text: str) -> list[str]:
 
     names = [part.strip() for part in text.split(",") if part.strip()]
     if not names:
-        raise InputError(f"--collective {text!r}: names none; expected some of {', '.join(COLLECTIVES)}, or all")
-    return list(COLLECTIVES) if names == ["all"] else list(dict.fromkeys(map(spell_collective, names)))
+        raise InputError(
+            f"--collective {text!r}: names none; expected some of {', '.join(COLLECTIVES)}, or all"
+        )
+    return (
+        list(COLLECTIVES) if names == ["all"] else list(dict.fromkeys(map(spell_collective, names)))
+    )

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ...runtime.measuring.bench_options import BenchOptions
     from ...synth.plan import Plan
 
+# The columns, and their units.
 _TITLES = {
     "size": "(B)",
     "count": "(elements)",
@@ -35,12 +36,21 @@ _TITLES = {
     "on the wire": "(B)",
     "error": "(rms)",
 }
-"""The columns, and their units."""
+# Least widths, where no terminal sets a limit: tables of several runs can be laid side by side.
 _WIDTHS = {"size": 11, "count": 11, "type": 9, "place": 5, "schedule": 19, "plan": 11, "stock": 11, "ratio": 6,
            "predicted": 11, "algbw": 9, "busbw": 9, "bound": 7, "#wrong": 7, "on the wire": 12, "error": 8}  # fmt: skip
-"""Least widths, where no terminal sets a limit: tables of several runs can be laid side by side."""
-_LEAVE_OUT = ("count", "type", "predicted", "algbw", "schedule", "on the wire", "stock", "place", "ratio")
-"""Columns that a narrow terminal goes without, in this order."""
+# Columns that a narrow terminal goes without, in this order.
+_LEAVE_OUT = (
+    "count",
+    "type",
+    "predicted",
+    "algbw",
+    "schedule",
+    "on the wire",
+    "stock",
+    "place",
+    "ratio",
+)
 
 
 @dataclass(frozen=True)
@@ -56,46 +66,72 @@ class Run:
 
     @property
     def average_busbw_GBps(self) -> dict[str, float | None]:
-        """The mean busbw of all rows, of the plan and of the stock collective; None where nothing was timed."""
+        """The mean busbw of all rows, of the plan and of the stock collective; None where nothing
+        was timed.
+        """
         factor = float(self.settings.collective.bus_factor())
         return {
             name: _find_mean(
-                [row.size_bytes / us * 1e-3 * factor for row in self.rows if (us := getattr(row, f"{name}_us"))]
+                [
+                    row.size_bytes / us * 1e-3 * factor
+                    for row in self.rows
+                    if (us := getattr(row, f"{name}_us"))
+                ]
             )
             for name in ("plan", "stock")
         }
 
 
 def print_run(run: Run) -> None:
-    """Print the table of a run on standard output; on a terminal in lines that fit, with fewer columns where it must be."""
+    """Print the table of a run on standard output; on a terminal in lines that fit, with fewer
+    columns where it must be.
+    """
     from ...synth.bounds.in_network import describe_assumption, describe_possible, list_possible
 
     options, plan, settings = run.options, run.plan, run.settings
     width = find_width() + 2 if sys.stdout.isatty() else None
     where = f" on {plan.topology.name}" if plan is not None else ""
     # NCCL alone has engines of several names: "nccl (stock by nccl2)".
-    moved = run.backend if run.stock_engine == run.backend else f"{run.backend} (stock by {run.stock_engine})"
+    moved = (
+        run.backend
+        if run.stock_engine == run.backend
+        else f"{run.backend} (stock by {run.stock_engine})"
+    )
     lines = [
-        f"{settings.collective.name}{where}, {settings.collective.ranks} ranks, {moved}, {options.dtype}, {options.op}"
+        f"{settings.collective.name}{where}, {settings.collective.ranks} ranks, {moved}, "
+        f"{options.dtype}, {options.op}"
     ]
     if options.compress:
-        how = "partial sums too" if options.reduction == "hops" else "each contribution once, each complete sum once"
+        how = (
+            "partial sums too"
+            if options.reduction == "hops"
+            else "each contribution once, each complete sum once"
+        )
         lines.append(f"{options.compress} on the wire, rounded when sent: {how}; sums in float32")
     if plan is not None:
         bound = f"{float(plan.bound_one_way.algbw_GBps):.4g} GB/s algbw"
         lines.append(f"plan {plan.hash[:16]}, bound {bound} on its topology")
         if list_possible(plan.topology):
             lines.append(
-                f"that bound assumes that {describe_assumption(plan.topology)}; {describe_possible(plan.topology)}"
+                f"that bound assumes that {describe_assumption(plan.topology)}; "
+                f"{describe_possible(plan.topology)}"
             )
-    lines.append(f"medians of {settings.iterations} iterations; ratio = stock / plan: above 1 the plan is faster")
+    lines.append(
+        f"medians of {settings.iterations} iterations; ratio = stock / plan: above 1 the plan is "
+        "faster"
+    )
     _print_notes(lines, width)
     for line in _lay_out(run, width):
         print(printable(line))
     above, averages = _above_bound_text(run.rows), run.average_busbw_GBps
-    said = ", ".join(f"{name} {value:.4g} GB/s" for name, value in averages.items() if value is not None)
+    said = ", ".join(
+        f"{name} {value:.4g} GB/s" for name, value in averages.items() if value is not None
+    )
     lines = [f"average busbw: {said}"] if said else []
-    _print_notes([*lines, *filter(None, [above]), f"wrong elements: {sum(row.wrong for row in run.rows)}"], width)
+    _print_notes(
+        [*lines, *filter(None, [above]), f"wrong elements: {sum(row.wrong for row in run.rows)}"],
+        width,
+    )
 
 
 def _print_notes(lines: Sequence[str], width: int | None) -> None:
@@ -109,12 +145,16 @@ def _lay_out(run: Run, width: int | None) -> list[str]:
     columns = [
         name
         for name in _TITLES
-        if (run.options.compress or name not in ("on the wire", "error")) and (run.options.place or name != "place")
+        if (run.options.compress or name not in ("on the wire", "error"))
+        and (run.options.place or name != "place")
     ]
     cells = [[_show_cell(run, row, name) for name in columns] for row in run.rows]
     heads = [list(columns), [_TITLES[name] for name in columns]]
     if width is None:
-        widths = [max(_WIDTHS[name], *(len(line[i]) for line in [*heads, *cells])) for i, name in enumerate(columns)]
+        widths = [
+            max(_WIDTHS[name], *(len(line[i]) for line in [*heads, *cells]))
+            for i, name in enumerate(columns)
+        ]
         kept = list(range(len(columns)))
     else:
         kept = choose_columns(columns, [heads[1], *cells], _LEAVE_OUT, width - 1, gap=1)
@@ -150,12 +190,15 @@ def _show_cell(run: Run, row: BenchRow, column: str) -> str:
 
 def _above_bound_text(rows: Sequence[BenchRow]) -> str:
     """Return why rows may show more than the bound, in a line; empty where none does."""
-    above = [row.size_bytes for row in rows if row.bound_fraction is not None and row.bound_fraction > 1]
+    above = [
+        row.size_bytes for row in rows if row.bound_fraction is not None and row.bound_fraction > 1
+    ]
     if not above:
         return ""
     sizes = ", ".join(show_size(size) for size in above[:4]) + (" ..." if len(above) > 4 else "")
     return (
-        f"above 100 % at {sizes}: the bound is for links at their declared rates; an emulated link lets a first burst through "
+        f"above 100 % at {sizes}: the bound is for links at their declared rates; an emulated "
+        "link lets a first burst through "
         "at once, and data in a cache, or a link that is wider than declared, is faster as well"
     )
 
@@ -169,7 +212,9 @@ def _find_mean(values: Sequence[float]) -> float | None:
 
 
 def write_json(runs: Sequence[Run]) -> dict[str, Any]:
-    """Return the object that --json prints: that of the run, or all of them under "runs" where there are several."""
+    """Return the object that --json prints: that of the run, or all of them under "runs" where
+    there are several.
+    """
     objects = [_write_run(run) for run in runs]
     return objects[0] if len(objects) == 1 else {"runs": objects}
 
@@ -198,11 +243,18 @@ def _write_run(run: Run) -> dict[str, Any]:
 
 
 def list_rows(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """Return the rows of all runs as --csv writes them, with what is the same for all rows of a run."""
+    """Return the rows of all runs as --csv writes them, with what is the same for all rows of a
+    run.
+    """
     out = []
     for run in runs:
-        head = {key: value for key, value in _write_run(run).items() if not isinstance(value, (list, dict))}
+        head = {
+            key: value
+            for key, value in _write_run(run).items()
+            if not isinstance(value, (list, dict))
+        }
         out += [
-            head | {"topology": None if run.plan is None else run.plan.topology.name} | asdict(row) for row in run.rows
+            head | {"topology": None if run.plan is None else run.plan.topology.name} | asdict(row)
+            for row in run.rows
         ]
     return out

@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from _typeshed import SupportsWrite
 
 _INTERRUPTED = 130
+# What writing to standard output ends with; files that commands write raise errors of their own.
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EPIPE)
-"""What writing to standard output ends with; files that commands write raise errors of their own."""
 _WIDEST_PROSE = 100
+# The name of the command in use where it is a subcommand of topoplan; see `call_as`.
 _CALLED_AS = {"name": ""}
-"""The name of the command in use where it is a subcommand of topoplan; see `call_as`."""
 
+# A command line that runs as it is written, and what it is for.
 Example = tuple[str, str]
-"""A command line that runs as it is written, and what it is for."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -36,16 +36,24 @@ class Parser(argparse.ArgumentParser):
     `about` is said after the examples, in paragraphs. Every parser knows --version, -v and -q.
     """
 
-    def __init__(self, prog: str, examples: Sequence[Example], about: str, usage: str | None = None) -> None:
-        super().__init__(prog=shown_name(prog), formatter_class=_Formatter, allow_abbrev=False, add_help=False)
+    def __init__(
+        self, prog: str, examples: Sequence[Example], about: str, usage: str | None = None
+    ) -> None:
+        super().__init__(
+            prog=shown_name(prog), formatter_class=_Formatter, allow_abbrev=False, add_help=False
+        )
         self.examples, self.about = examples, about
         if usage is not None:
             indent = " " * len(f"usage: {self.prog} ")
-            lines = textwrap.wrap(usage, find_width() - len(indent), break_on_hyphens=False, break_long_words=False)
+            lines = textwrap.wrap(
+                usage, find_width() - len(indent), break_on_hyphens=False, break_long_words=False
+            )
             self.usage = f"{self.prog} " + f"\n{indent}".join(lines)
         common = self._common = self.add_argument_group("of every command")
         common.add_argument("-h", "--help", action="help", help="show this help")
-        common.add_argument("--version", action="version", version=f"topoplan {VERSION}", help="show the version")
+        common.add_argument(
+            "--version", action="version", version=f"topoplan {VERSION}", help="show the version"
+        )
         loud = common.add_mutually_exclusive_group()
         loud.add_argument("-v", "--verbose", action="store_true",
             help="say on standard error how far it is, on a terminal or not")  # fmt: skip
@@ -53,7 +61,9 @@ class Parser(argparse.ArgumentParser):
             help="no progress and no messages but errors; results are printed as ever")  # fmt: skip
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parse; an option that is not known is an error that names the nearest one, before any other is looked for."""
+        """Parse; an option that is not known is an error that names the nearest one, before any
+        other is looked for.
+        """
         given = list(sys.argv[1:] if args is None else args)
         for word in given[: given.index("--") if "--" in given else len(given)]:
             name = word.partition("=")[0]
@@ -66,7 +76,9 @@ class Parser(argparse.ArgumentParser):
         if action.choices is not None and value not in action.choices:
             known = ", ".join(map(str, action.choices))
             raise argparse.ArgumentError(
-                action, f"{value!r} is unknown{suggest(str(value), map(str, action.choices))}; expected one of {known}"
+                action,
+                f"{value!r} is unknown{suggest(str(value), map(str, action.choices))}; expected "
+                f"one of {known}",
             )
 
     def error(self, message: str) -> NoReturn:
@@ -80,13 +92,19 @@ class Parser(argparse.ArgumentParser):
         lines = ["examples:"] if self.examples else []
         for command, meaning in self.examples:
             lines += [f"  {command}", *_wrap(meaning, width, " " * 6)]
-        paragraphs = ["\n".join(_wrap(text, min(width, _WIDEST_PROSE))) for text in self.about.split("\n\n")]
+        paragraphs = [
+            "\n".join(_wrap(text, min(width, _WIDEST_PROSE))) for text in self.about.split("\n\n")
+        ]
         self._action_groups.sort(key=lambda group: group is self._common)
-        self.description = "\n".join([*lines, "", "\n\n".join(paragraphs)]) if lines else "\n\n".join(paragraphs)
+        self.description = (
+            "\n".join([*lines, "", "\n\n".join(paragraphs)]) if lines else "\n\n".join(paragraphs)
+        )
         return super().format_help()
 
     def describe_in_prose(self) -> None:
-        """Have `description` be what is said beside the examples, for pages that lay these out themselves."""
+        """Have `description` be what is said beside the examples, for pages that lay these out
+        themselves.
+        """
         self.description = "\n\n".join(" ".join(text.split()) for text in self.about.split("\n\n"))
 
     def print_help(self, file: SupportsWrite[str] | None = None) -> None:
@@ -103,7 +121,9 @@ class Parser(argparse.ArgumentParser):
 
 
 class _Formatter(argparse.RawDescriptionHelpFormatter):
-    """Help whose options begin in column 22, so that 80 columns have room for what is said of them."""
+    """Help whose options begin in column 22, so that 80 columns have room for what is said of
+    them.
+    """
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=22, width=find_width())
@@ -127,12 +147,16 @@ def _wrap(text: str, width: int, indent: str = "") -> list[str]:
 
 
 def find_width() -> int:
-    """Return the columns that help and tables may have: the terminal's, less two; 78 where there is none."""
+    """Return the columns that help and tables may have: the terminal's, less two; 78 where there is
+    none.
+    """
     return max(40, shutil.get_terminal_size().columns - 2)
 
 
 def call_as(name: str) -> None:
-    """Have errors and helps name this command, which was called as a subcommand: "topoplan synth" for topo-synth."""
+    """Have errors and helps name this command, which was called as a subcommand: "topoplan synth"
+    for topo-synth.
+    """
     _CALLED_AS["name"] = name
 
 
@@ -160,11 +184,15 @@ def print_error(line: str) -> None:
 
 
 def run_command(prog: str, body: Callable[[], int], *, quiet: bool = False) -> int:
-    """Run a command's body and return its exit code; a TopoplanError is printed as one line on standard error.
+    """Run a command's body and return its exit code; a TopoplanError is printed as one line on
+    standard error.
 
-    `quiet`: print nothing about what another process reports too (bad input, a plan that is not for these ranks).
+    `quiet`: print nothing about what another process reports too (bad input, a plan that is not for
+    these ranks).
     """
-    if sys.stdout is None:  # closed by the shell (>&-): a command may still be run for the file that it writes
+    if (
+        sys.stdout is None
+    ):  # closed by the shell (>&-): a command may still be run for the file that it writes
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, PTH123
     try:
         return end_output(prog, body())
@@ -182,8 +210,8 @@ def run_command(prog: str, body: Callable[[], int], *, quiet: bool = False) -> i
 
 
 def end_output(prog: str, code: int, *, silent: bool = False) -> int:
-    """Write what is left of standard output and return the exit code: 1 and one line, unless `silent`, where 0 was meant but
-    it cannot be written.
+    """Write what is left of standard output and return the exit code: 1 and one line, unless
+    `silent`, where 0 was meant but it cannot be written.
     """
     if sys.stdout is None:
         return code
@@ -195,7 +223,8 @@ def end_output(prog: str, code: int, *, silent: bool = False) -> int:
 
 
 def _drop_output(prog: str, error: OSError, code: int, *, silent: bool = False) -> int:
-    """Give up standard output, for the reason in `error`, and return the exit code, `code` being what was meant.
+    """Give up standard output, for the reason in `error`, and return the exit code, `code` being
+    what was meant.
 
     A reader that has gone away (a pipe into `head`) is no failure.
     """

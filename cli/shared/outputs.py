@@ -1,4 +1,6 @@
-"""The files that commands write: refused before any work where they exist or cannot be written; rows as CSV."""
+"""The files that commands write: refused before any work where they exist or cannot be written;
+rows as CSV.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +18,14 @@ from .common import Parser, file_name
 if TYPE_CHECKING:
     import argparse
 
+# What an option that names a file to be written is given to `add_argument`.
 OUTPUT: dict[str, Any] = {"type": file_name, "metavar": "FILE"}
-"""What an option that names a file to be written is given to `add_argument`."""
 
 
 def add_force(parser: Parser, *others: str) -> None:
-    """Add --force, which all commands that write files have; `others` are the options beside -o that name files."""
+    """Add --force, which all commands that write files have; `others` are the options beside -o
+    that name files.
+    """
     listed = " and ".join(filter(None, [", ".join(["-o", *others[:-1]]), *others[-1:]]))
     what = "replace files that exist" if others else "replace a file that exists"
     parser.add_argument("--force", action="store_true", help=f"let {listed} {what}")
@@ -30,13 +34,17 @@ def add_force(parser: Parser, *others: str) -> None:
 def add_csv(parser: Parser, what: str) -> None:
     """Add --csv."""
     parser.add_argument(
-        "--csv", type=file_name, metavar="FILE", help=f"write {what} as CSV too: a heading, then a line each"
+        "--csv",
+        type=file_name,
+        metavar="FILE",
+        help=f"write {what} as CSV too: a heading, then a line each",
     )
 
 
 def check_outputs(args: argparse.Namespace, *options: str) -> None:
-    """Raise InputError where a file that one of these options names exists already and --force is not given, where it cannot
-    be written, or where two options name one file: before the work, not after.
+    """Raise InputError where a file that one of these options names exists already and --force is
+    not given, where it cannot be written, or where two options name one file: before the work, not
+    after.
     """
     seen: dict[str, str] = {}
     for option in options:
@@ -45,20 +53,29 @@ def check_outputs(args: argparse.Namespace, *options: str) -> None:
             continue
         path = Path(name)
         if path.is_file() and not args.force:
-            raise InputError(f"{name}: exists already and was left as it is; name another file, or give --force")
+            raise InputError(
+                f"{name}: exists already and was left as it is; name another file, or give --force"
+            )
         if path.is_dir():
             raise InputError(f"{name}: is a folder; give the name of a file")
         folder = path.absolute().parent
         if not folder.is_dir():
-            raise InputError(f"{name}: no file can be written there: there is no folder {str(folder)!r}; make it first")
+            raise InputError(
+                f"{name}: no file can be written there: there is no folder {str(folder)!r}; make "
+                "it first"
+            )
         at = str(path.resolve())
         if at in seen and not path.exists():
-            raise InputError(f"{name}: named by --{seen[at]} and by --{option}; give each a file of its own")
+            raise InputError(
+                f"{name}: named by --{seen[at]} and by --{option}; give each a file of its own"
+            )
         seen[at] = option
 
 
 def write_rows(path: str, rows: Sequence[Mapping[str, Any]], *, overwrite: bool) -> None:
-    """Write rows as CSV: the keys of all rows as the heading, an empty cell for None, lists and objects as JSON."""
+    """Write rows as CSV: the keys of all rows as the heading, an empty cell for None, lists and
+    objects as JSON.
+    """
     columns = list(dict.fromkeys(key for row in rows for key in row))
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")

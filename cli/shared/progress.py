@@ -1,5 +1,5 @@
-"""What commands say on standard error while they work, and when they have written a file: for people, on a terminal or
-with -v; nothing with -q.
+"""What commands say on standard error while they work, and when they have written a file: for
+people, on a terminal or with -v; nothing with -q.
 """
 
 from __future__ import annotations
@@ -19,12 +19,14 @@ if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
 
 Say = Callable[[str], None]
+# Least time between two lines of progress that is no terminal's.
 _PAUSE_S = 0.5
-"""Least time between two lines of progress that is no terminal's."""
 
 
 class Progress:
-    """Whether and how a command speaks, by its -v and -q and by whether standard error is a terminal."""
+    """Whether and how a command speaks, by its -v and -q and by whether standard error is a
+    terminal.
+    """
 
     def __init__(self, prog: str, args: argparse.Namespace, speaks: bool = True) -> None:
         self.prog, self.quiet = shown_name(prog), args.quiet or not speaks
@@ -38,7 +40,9 @@ class Progress:
 
     @contextmanager
     def follow(self, what: str, limit_s: float | None = None) -> Iterator[Work]:
-        """Show how far the work is while the context lasts: in one line of the terminal, or with -v line after line."""
+        """Show how far the work is while the context lasts: in one line of the terminal, or with -v
+        line after line.
+        """
         work = Work(what, limit_s)
         if self.is_live:
             from rich.console import Console
@@ -54,7 +58,9 @@ class Progress:
 
 
 class Work:
-    """A piece of work that says how far it is. `limit_s`: seconds after which it ends in any case."""
+    """A piece of work that says how far it is. `limit_s`: seconds after which it ends in any
+    case.
+    """
 
     def __init__(self, what: str, limit_s: float | None = None) -> None:
         self.message, self.limit_s = what, limit_s
@@ -76,11 +82,15 @@ class Work:
         self.say(message)
 
     def restart(self, began: float) -> None:
-        """Count from `began` on, of the monotonic clock: what came before says nothing of what is to come."""
+        """Count from `began` on, of the monotonic clock: what came before says nothing of what is
+        to come.
+        """
         self._began = began
 
     def describe(self) -> str:
-        """Return for how long it has gone on, the time left where that is known, and what is being done."""
+        """Return for how long it has gone on, the time left where that is known, and what is being
+        done.
+        """
         spent_s = time.monotonic() - self._began
         left = ""
         if 0 < self.done < self.total:
@@ -108,4 +118,6 @@ def show_seconds(seconds: float) -> str:
     if whole < 60:
         return f"{whole} s"
     minutes, rest = divmod(whole, 60)
-    return f"{minutes} min {rest:02} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02} min"
+    return (
+        f"{minutes} min {rest:02} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02} min"
+    )

@@ -1,4 +1,6 @@
-"""What topo-synth can be asked for: its options, and the refusal of those that contradict each other or would do nothing."""
+"""What topo-synth can be asked for: its options, and the refusal of those that contradict each
+other or would do nothing.
+"""
 
 from __future__ import annotations
 
@@ -18,26 +20,42 @@ DEFAULT_SIZE = "1G"
 DEFAULT_TIME_LIMIT_S = 60.0
 _STRATEGIES_WITH_TREES = ("auto", "packing", "hierarchical", "parameter-server")
 _EPSILON, _MAX_TREES, _MAX_DEPTH = "--epsilon", "--max-trees", "--max-depth"
-_MAX_STEPS, _SLACK, _PARETO, _INSTANCE, _EXPLAIN = "--max-steps", "-k", "--pareto", "--instance", "--explain"
+_MAX_STEPS, _SLACK, _PARETO, _INSTANCE, _EXPLAIN = (
+    "--max-steps",
+    "-k",
+    "--pareto",
+    "--instance",
+    "--explain",
+)
 _REPRODUCIBLE = "--reproducible"
 _FORMAT, _NCCL_VERSION, _MEASURED = "--format", "--nccl-version", "--measured"
 PLAN = "plan"
+# Our own strategies, for helps and completion: importing them takes a second.
 STRATEGY_NAMES = ("packing", "chains", "exact", "hierarchical", "greedy", "ring", "double-tree", "recursive-doubling",
                   "halving-doubling", "direct", "one-shot", "parameter-server")  # fmt: skip
-"""Our own strategies, for helps and completion: importing them takes a second."""
 EXAMPLES: tuple[Example, ...] = (
-    ("topo-synth --collective allreduce --topology dgx1", "the fastest schedule for each size, and its gap"),
-    ("topo-synth --collective allreduce --topology topo.xml -o plan.json", "write the plan, for topo-run and the DDP hook"),
-    ("topo-synth --collective allgather --topology dgx1 --pareto", "the Pareto front of steps and rounds"),
+    ("topo-synth --collective allreduce --topology dgx1", "the fastest schedule for each size, "
+                                                          "and its gap"),
+    ("topo-synth --collective allreduce --topology topo.xml -o plan.json", "write the plan, for "
+                                                                           "topo-run and the DDP "
+                                                                           "hook"),
+    ("topo-synth --collective allgather --topology dgx1 --pareto", "the Pareto front of steps and "
+                                                                   "rounds"),
     ("topo-synth --collective alltoall --topology dgx1 --instance 3,3,8",
         "is there a schedule with 3 chunks, 3 steps, 8 rounds?"),
-    ("topo-synth --collective allreduce --topology mesh:8x8 --bound-only", "only the bounds: how fast can a schedule be?"),
-    ("topo-synth --collective allreduce --topology dgx1 --explain", "the bottleneck, and which links to improve first"),
-    ("topo-synth --collective allreduce --topology dgx1 --without-link 0:3", "a plan for the machine without that link"),
+    ("topo-synth --collective allreduce --topology mesh:8x8 --bound-only", "only the bounds: how "
+                                                                           "fast can a schedule "
+                                                                           "be?"),
+    ("topo-synth --collective allreduce --topology dgx1 --explain", "the bottleneck, and which "
+                                                                    "links to improve first"),
+    ("topo-synth --collective allreduce --topology dgx1 --without-link 0:3", "a plan for the "
+                                                                             "machine without "
+                                                                             "that link"),
     ("topo-synth --collective allreduce --topology dgx-a100:2 --max-trees 16", "at most 16 trees"),
     ("topo-synth --collective allreduce --topology dgx1 --reproducible",
         "the same bits for an element in buffers of all sizes"),
-    ("topo-synth --collective all_reduce --topology topo.xml --format nccl-graph", "rings and chains for NCCL_GRAPH_FILE"),
+    ("topo-synth --collective all_reduce --topology topo.xml --format "
+     "nccl-graph", "rings and chains for NCCL_GRAPH_FILE"),
     ("topo-synth --collective allreduce --topology dgx1 --csv ranges.csv", "the table as rows"),
 )  # fmt: skip
 ABOUT = """\
@@ -48,17 +66,39 @@ for a collective, verifies each by an independent replay, and keeps the fastest 
 
 def build_parser() -> Parser:
     """Return the parser of topo-synth's command line."""
-    parser = Parser(PROG, EXAMPLES, ABOUT, "--collective C --topology T [--strategy S] [--size BYTES] [-o FILE] ...")
+    parser = Parser(
+        PROG,
+        EXAMPLES,
+        ABOUT,
+        "--collective C --topology T [--strategy S] [--size BYTES] [-o FILE] ...",
+    )
     add = parser.add_argument
-    add("--collective", required=True, metavar="C", help="allreduce, allgather, reduce-scatter, broadcast, reduce, "
+    add("--collective", required=True, metavar="C", help="allreduce, allgather, reduce-scatter, "
+                                                         "broadcast, reduce, "
         "gather, scatter or alltoall; torch's and nccl-tests' spellings too")  # fmt: skip
-    add("--topology", required=True, metavar="T", help="a preset (dgx1, mesh:4x4, ...), a file, or local")
-    add("--strategy", default="auto", metavar="S", help=f"auto (default), {', '.join(STRATEGY_NAMES[:-1])} or "
+    add(
+        "--topology",
+        required=True,
+        metavar="T",
+        help="a preset (dgx1, mesh:4x4, ...), a file, or local",
+    )
+    add("--strategy", default="auto", metavar="S", help="auto (default), "
+                                                        f"{', '.join(STRATEGY_NAMES[:-1])} or "
         f"{STRATEGY_NAMES[-1]}, or one that a package adds (docs/api.md)")  # fmt: skip
-    add("--size", default=DEFAULT_SIZE, metavar="BYTES", help=f"buffer size to report on (default {DEFAULT_SIZE})")
-    add("--root", type=int, metavar="R", help="root of broadcast, reduce, gather and scatter, in the numbering of the machine "
+    add(
+        "--size",
+        default=DEFAULT_SIZE,
+        metavar="BYTES",
+        help=f"buffer size to report on (default {DEFAULT_SIZE})",
+    )
+    add("--root", type=int, metavar="R", help="root of broadcast, reduce, gather and scatter, in "
+                                              "the numbering of the machine "
         "as given, before --without-rank (default: the first rank that stays)")  # fmt: skip
-    add(_PARETO, action="store_true", help="find the Pareto front of steps and rounds (R/C) by exact synthesis")
+    add(
+        _PARETO,
+        action="store_true",
+        help="find the Pareto front of steps and rounds (R/C) by exact synthesis",
+    )
     add(_MAX_STEPS, type=int, metavar="S", help="with --pareto: at most this many steps")
     add(
         _SLACK,
@@ -68,37 +108,61 @@ def build_parser() -> Parser:
         metavar="K",
         help="with --pareto: only k-synchronous rows, R <= S + K",
     )
-    add(_INSTANCE, action="append", metavar="C,S,R", help="decide whether a schedule of so many chunks, steps and rounds "
+    add(_INSTANCE, action="append", metavar="C,S,R", help="decide whether a schedule of so many "
+                                                          "chunks, steps and rounds "
         "exists (exit code 3: there is none); may be repeated")  # fmt: skip
-    add(_EPSILON, metavar="E", help="packing: the fewest trees whose gap to the bound is at most this (0.05: 5 %%)")
+    add(
+        _EPSILON,
+        metavar="E",
+        help="packing: the fewest trees whose gap to the bound is at most this (0.05: 5 %%)",
+    )
     add(_MAX_TREES, type=int, metavar="N", help="packing: at most this many trees")
-    add(_MAX_DEPTH, type=int, metavar="N", help="packing: at most this many hops from any rank to the root of a tree")
-    add("--without-link", action="append", default=[], metavar="A:B", help="plan for the machine without this link (device "
-        "ids or rank numbers), and compare with the whole machine; may be repeated, as the next two")  # fmt: skip
-    add("--without-rank", action="append", default=[], type=int, metavar="R", help="plan for the machine without this GPU; "
-        "the ranks above it move up, and all options number the GPUs of the machine as given")  # fmt: skip
+    add(
+        _MAX_DEPTH,
+        type=int,
+        metavar="N",
+        help="packing: at most this many hops from any rank to the root of a tree",
+    )
+    add("--without-link", action="append", default=[], metavar="A:B", help="plan for the machine "
+                                                                           "without this link "
+                                                                           "(device "
+        "ids or rank numbers), and compare with the whole machine; may be repeated, as the next "
+        "two")  # fmt: skip
+    add("--without-rank", action="append", default=[], type=int, metavar="R", help="plan for the "
+                                                                                   "machine without this GPU; "
+        "the ranks above it move up, and all options number the GPUs of the machine as "
+        "given")  # fmt: skip
     add("--scale-link", action="append", default=[], metavar="A:B=F",
         help="plan for the machine with this link at F times its bandwidth")  # fmt: skip
-    add(_EXPLAIN, action="store_true", help="show the bottleneck, what every strategy reaches at 8 sizes, and which "
-        "links to improve first; and whether the stock collective would be faster in another order of ranks")  # fmt: skip
-    add(_REPRODUCIBLE, action="store_true", help="add every element up in one bracketing of ranks, in all schedules of "
-        "the plan: its bits then depend neither on the buffer's size nor on its place in it")  # fmt: skip
+    add(_EXPLAIN, action="store_true", help="show the bottleneck, what every strategy reaches at "
+                                            "8 sizes, and which "
+        "links to improve first; and whether the stock collective would be faster in another "
+        "order of ranks")  # fmt: skip
+    add(_REPRODUCIBLE, action="store_true", help="add every element up in one bracketing of "
+                                                 "ranks, in all schedules of "
+        "the plan: its bits then depend neither on the buffer's size nor on its place in "
+        "it")  # fmt: skip
     add("--bound-only", action="store_true", help="print only the bound and its certificate")
     add("--time-limit", type=float, default=DEFAULT_TIME_LIMIT_S, metavar="SECONDS",
-        help=f"limit on the whole synthesis (default {DEFAULT_TIME_LIMIT_S:g}); with more, searches go "
+        help=f"limit on the whole synthesis (default {DEFAULT_TIME_LIMIT_S:g}); with more, "
+             "searches go "
         "further in proportion")  # fmt: skip
     add(_FORMAT, default=PLAN, choices=(PLAN, "nccl-graph", "rccl-env", "nccl-tuner"), help="plan (default); nccl-graph: "
-        "rings and chains for NCCL_GRAPH_FILE; rccl-env: NCCL_RINGS and RCCL_TREES; nccl-tuner: the table of NVIDIA's example "
+        "rings and chains for NCCL_GRAPH_FILE; rccl-env: NCCL_RINGS and RCCL_TREES; nccl-tuner: "
+        "the table of NVIDIA's example "
         "tuner plugin")  # fmt: skip
-    add(_NCCL_VERSION, metavar="V", help="with nccl-graph: the NCCL that reads the file, such as 2.21 (default: the newest); "
+    add(_NCCL_VERSION, metavar="V", help="with nccl-graph: the NCCL that reads the file, such as "
+                                         "2.21 (default: the newest); "
         "older ones take fewer channels")  # fmt: skip
     add(_MEASURED, action="append", default=[], metavar="ALGORITHM/PROTOCOL/CHANNELS=FILE", help="with nccl-tuner: what "
         "topo-run --stock --json printed with these forced; may be repeated")  # fmt: skip
     add("--json", action="store_true", help="one JSON object on standard output")
     add("-o", "--output", **OUTPUT, help="write the plan, or what --format names, to this file")
-    add("--trace", **OUTPUT, help="write when each transfer is predicted to begin and end at --size: a "
+    add("--trace", **OUTPUT, help="write when each transfer is predicted to begin and end at "
+                                  "--size: a "
         "Chrome trace, which Perfetto (ui.perfetto.dev) opens")  # fmt: skip
-    add("--plot", **OUTPUT, help="write curves of bandwidth against size as SVG: the plan, a ring in "
+    add("--plot", **OUTPUT, help="write curves of bandwidth against size as SVG: the plan, a ring "
+                                 "in "
         "rank order, the bound; with --pareto: the front")  # fmt: skip
     add_csv(parser, "the table's rows (with --pareto: the front's)")
     add_force(parser, "--trace", "--plot", "--csv")
@@ -113,7 +177,11 @@ def check_options(args: argparse.Namespace) -> None:
         find_strategy(args.strategy)
     if not args.time_limit > 0:
         raise InputError(f"--time-limit is {args.time_limit:g}; expected seconds above 0")
-    for flag, value in ((_MAX_STEPS, args.max_steps), (_MAX_TREES, args.max_trees), (_MAX_DEPTH, args.max_depth)):
+    for flag, value in (
+        (_MAX_STEPS, args.max_steps),
+        (_MAX_TREES, args.max_trees),
+        (_MAX_DEPTH, args.max_depth),
+    ):
         if value is not None and value < 1:
             raise InputError(f"{flag} is {value}; expected at least 1")
     if args.slack is not None and args.slack < 0:
@@ -123,11 +191,15 @@ def check_options(args: argparse.Namespace) -> None:
 
 
 def _refuse_what_would_do_nothing(args: argparse.Namespace) -> None:
-    """Raise InputError for the first option that another one, or the lack of one, leaves without effect."""
+    """Raise InputError for the first option that another one, or the lack of one, leaves without
+    effect.
+    """
     trees = {_EPSILON: args.epsilon, _MAX_TREES: args.max_trees, _MAX_DEPTH: args.max_depth}
     fronts = {_MAX_STEPS: args.max_steps, _SLACK: args.slack}
     modes = {_EXPLAIN: args.explain, _PARETO: args.pareto, _INSTANCE: args.instance}
-    given = [flag for flag, value in {**trees, **fronts, **modes}.items() if value not in (None, False)]
+    given = [
+        flag for flag, value in {**trees, **fronts, **modes}.items() if value not in (None, False)
+    ]
     if args.format != PLAN:
         plans = {
             "--strategy": args.strategy != "auto",
@@ -139,13 +211,17 @@ def _refuse_what_would_do_nothing(args: argparse.Namespace) -> None:
         }
         other = [*given, *(flag for flag, value in plans.items() if value)]
         if other:
-            raise InputError(f"{other[0]} with {_FORMAT} {args.format}: it is for plans; leave one of them out")
+            raise InputError(
+                f"{other[0]} with {_FORMAT} {args.format}: it is for plans; leave one of them out"
+            )
     for flag, value, format in (
         (_NCCL_VERSION, args.nccl_version, "nccl-graph"),
         (_MEASURED, args.measured, "nccl-tuner"),
     ):
         if value and args.format != format:
-            raise InputError(f"{flag} without {_FORMAT} {format}: it has no effect then; leave it out")
+            raise InputError(
+                f"{flag} without {_FORMAT} {format}: it has no effect then; leave it out"
+            )
     if args.bound_only:
         if args.output:
             raise InputError("-o: --bound-only produces no plan to write")
@@ -153,37 +229,51 @@ def _refuse_what_would_do_nothing(args: argparse.Namespace) -> None:
         for flag in (flag for flag, name in pictures.items() if name):
             raise InputError(f"{flag}: --bound-only produces no schedule")
         if given:
-            raise InputError(f"--bound-only with {given[0]}: the bound is of every schedule; give one or the other")
+            raise InputError(
+                f"--bound-only with {given[0]}: the bound is of every schedule; give one or the "
+                "other"
+            )
     if args.reproducible:
         other = [flag for flag in given if flag in (*trees, _PARETO, _INSTANCE)]
         if args.bound_only or other:
             raise InputError(
-                f"{_REPRODUCIBLE} with {'--bound-only' if args.bound_only else other[0]}: the one is for whole plans in one "
+                f"{_REPRODUCIBLE} with {'--bound-only' if args.bound_only else other[0]}: the one "
+                "is for whole plans in one "
                 "bracketing, to which the other does not apply; leave one out"
             )
     if args.instance and args.pareto:
         raise InputError(
-            f"{_INSTANCE} with {_PARETO}: the one decides single rows, the other searches; give one of them"
+            f"{_INSTANCE} with {_PARETO}: the one decides single rows, the other searches; give "
+            "one of them"
         )
     exact = _PARETO if args.pareto else _INSTANCE if args.instance else None
     for flag in given:
         if flag in (*trees, _EXPLAIN) and exact:
             raise InputError(
-                f"{flag} with {exact}: exact synthesis has neither trees nor this explanation; leave {flag} out"
+                f"{flag} with {exact}: exact synthesis has neither trees nor this explanation; "
+                f"leave {flag} out"
             )
         if flag in fronts and not args.pareto:
-            raise InputError(f"{flag} without {_PARETO}: it limits the search for the front, which is not asked for")
+            raise InputError(
+                f"{flag} without {_PARETO}: it limits the search for the front, which is not "
+                "asked for"
+            )
         if flag in trees and args.strategy not in _STRATEGIES_WITH_TREES:
             raise InputError(
-                f"{flag} with --strategy {args.strategy}: it limits trees, which only {', '.join(_STRATEGIES_WITH_TREES[1:])} "
+                f"{flag} with --strategy {args.strategy}: it limits trees, which only "
+                f"{', '.join(_STRATEGIES_WITH_TREES[1:])} "
                 f"plant; leave {flag} out, or name one of these"
             )
     if exact and args.strategy not in ("auto", "exact"):
-        raise InputError(f"{exact} is exact synthesis; it does not go with --strategy {args.strategy}")
+        raise InputError(
+            f"{exact} is exact synthesis; it does not go with --strategy {args.strategy}"
+        )
 
 
 def parse_limits(args: argparse.Namespace) -> Limits:
-    """Return the limits on trees that were asked for. Raises InputError where --epsilon is not a share."""
+    """Return the limits on trees that were asked for. Raises InputError where --epsilon is not a
+    share.
+    """
     from ...synth.forest.plant import Limits
     from ...topo.exact import parse_fraction
 
@@ -192,14 +282,18 @@ def parse_limits(args: argparse.Namespace) -> Limits:
         try:
             epsilon = parse_fraction(args.epsilon)
         except ValueError:
-            raise InputError(f"{_EPSILON} {args.epsilon}: expected a share of the bound, such as 0.05") from None
+            raise InputError(
+                f"{_EPSILON} {args.epsilon}: expected a share of the bound, such as 0.05"
+            ) from None
         if not 0 <= epsilon < 1:
             raise InputError(f"{_EPSILON} {args.epsilon}: expected at least 0 and less than 1")
     return Limits(epsilon, args.max_trees, args.max_depth)
 
 
 def parse_instance(text: str) -> tuple[int, int, int]:
-    """Return chunks, steps and rounds of "C,S,R". Raises InputError where they are not three numbers that go together."""
+    """Return chunks, steps and rounds of "C,S,R". Raises InputError where they are not three
+    numbers that go together.
+    """
     try:
         chunks, steps, rounds = (int(x) for x in text.split(","))
     except ValueError:
@@ -207,5 +301,8 @@ def parse_instance(text: str) -> tuple[int, int, int]:
             f"{_INSTANCE} {text}: expected three whole numbers, chunks,steps,rounds, such as 6,3,7"
         ) from None
     if chunks < 1 or steps < 1 or rounds < steps:
-        raise InputError(f"{_INSTANCE} {text}: expected chunks and steps of at least 1, and no fewer rounds than steps")
+        raise InputError(
+            f"{_INSTANCE} {text}: expected chunks and steps of at least 1, and no fewer rounds "
+            "than steps"
+        )
     return chunks, steps, rounds

@@ -24,10 +24,11 @@ if TYPE_CHECKING:
 class Report:
     """The results of a run of topo-synth; `bounds` where a front was sought.
 
-    `table` lists the forests that packing considered, `declined` why strategies have no schedule, `healthy` is the plan of
-    the machine before --without-link and the like changed it, `cut_short` lists the searches that the time limit stopped.
-    `root_as_given` is the root in the numbering of the machine before it changed. `in_network` is the bound
-    where switches add that could, and of which the topology does not say that they do.
+    `table` lists the forests that packing considered, `declined` why strategies have no schedule,
+    `healthy` is the plan of the machine before --without-link and the like changed it, `cut_short`
+    lists the searches that the time limit stopped. `root_as_given` is the root in the numbering of
+    the machine before it changed. `in_network` is the bound where switches add that could, and of
+    which the topology does not say that they do.
     """
 
     collective: Collective
@@ -68,15 +69,24 @@ def switches_json(report: Report) -> dict[str, Any]:
 
 
 def head_json(report: Report) -> dict[str, Any]:
-    """Return what was asked for. `root` is a rank of the plan, `root_as_given` the same GPU's on the machine as given."""
+    """Return what was asked for. `root` is a rank of the plan, `root_as_given` the same GPU's on
+    the machine as given.
+    """
     collective, topology = report.collective, report.topology
-    head: dict[str, Any] = {"name": topology.name, "fingerprint": topology.fingerprint, "ranks": collective.ranks}
+    head: dict[str, Any] = {
+        "name": topology.name,
+        "fingerprint": topology.fingerprint,
+        "ranks": collective.ranks,
+    }
     rates = describe_rates(topology)
     if rates:
         head["rates"] = rates
     out = {"topology": head, "collective": collective.name, "root": collective.root}
     if collective.root is not None:
-        out |= {"root_device": topology.ranks[collective.root], "root_as_given": report.root_as_given}
+        out |= {
+            "root_device": topology.ranks[collective.root],
+            "root_as_given": report.root_as_given,
+        }
     return out
 
 
@@ -86,13 +96,21 @@ def synthesis_json(report: Report) -> dict[str, Any]:
 
     plan, front = report.plan, report.front
     limit = plan.bound if plan is not None else front.bound if front is not None else None
-    one_way = plan.bound_one_way if plan is not None else report.bounds.one_way if report.bounds is not None else None
+    one_way = (
+        plan.bound_one_way
+        if plan is not None
+        else report.bounds.one_way
+        if report.bounds is not None
+        else None
+    )
     out = head_json(report) | _chosen_json(report)
     out["bound"] = bound_json(limit) if limit is not None else None
     out["bound_one_way"] = bound_json(one_way) if one_way is not None else None
     out |= switches_json(report)
     out["gap"] = float(plan.gap_of(plan.entry_for(report.size))) if plan is not None else None
-    out["gap_any_way"] = float(plan.gap_any_way_of(plan.entry_for(report.size))) if plan is not None else None
+    out["gap_any_way"] = (
+        float(plan.gap_any_way_of(plan.entry_for(report.size))) if plan is not None else None
+    )
     out["verified"] = plan is not None
     out["synthesis_s"] = report.seconds
     out["search_complete"] = not report.cut_short
@@ -136,7 +154,9 @@ def synthesis_json(report: Report) -> dict[str, Any]:
 
 
 def list_rows(report: Report) -> list[dict[str, Any]]:
-    """Return the rows of the table as --csv writes them: of the front where one was sought, else of the plan."""
+    """Return the rows of the table as --csv writes them: of the front where one was sought, else of
+    the plan.
+    """
     if report.front is not None:
         return [_row_json(row) for row in report.front.rows]
     plan, rows = report.plan, []
@@ -171,7 +191,10 @@ def export_json(report: Report, made: Export) -> dict[str, Any]:
     """Return the object that --json prints with a --format other than plans."""
     out = head_json(report) | {"format": made.format, made.key: made.figures}
     if made.bounds is not None:
-        out |= {"bound": bound_json(made.bounds.any_way), "bound_one_way": bound_json(made.bounds.one_way)}
+        out |= {
+            "bound": bound_json(made.bounds.any_way),
+            "bound_one_way": bound_json(made.bounds.one_way),
+        }
     return out | {"synthesis_s": report.seconds, "search_complete": not report.cut_short}
 
 
@@ -185,7 +208,9 @@ def at_size_json(plan: Plan, entry: Entry, size: int) -> dict[str, Any]:
 
 
 def healthy_json(healthy: Plan, report: Report) -> dict[str, Any]:
-    """Return the figures of the machine before it changed, and the ratios of the changed machine's to them."""
+    """Return the figures of the machine before it changed, and the ratios of the changed machine's
+    to them.
+    """
     entry = healthy.entry_for(report.size)
     time_s = healthy.time_s(entry, report.size)
     out: dict[str, Any] = {
@@ -196,13 +221,17 @@ def healthy_json(healthy: Plan, report: Report) -> dict[str, Any]:
     }
     if report.plan is not None:
         now_s = report.plan.time_s(report.plan.entry_for(report.size), report.size)
-        out["bound_ratio"] = float(report.plan.bound_one_way.algbw_GBps / healthy.bound_one_way.algbw_GBps)
+        out["bound_ratio"] = float(
+            report.plan.bound_one_way.algbw_GBps / healthy.bound_one_way.algbw_GBps
+        )
         out["time_ratio"] = now_s / time_s if time_s else None
     return out
 
 
 def _chosen_json(report: Report) -> dict[str, Any]:
-    """Return the figures of the schedule for the requested size; chunks in SCCL's units where they are even."""
+    """Return the figures of the schedule for the requested size; chunks in SCCL's units where they
+    are even.
+    """
     plan, collective, topology, size = report.plan, report.collective, report.topology, report.size
     if plan is None:
         keys = ("chunks", "steps", "rounds", "trees", "depth", "segments", "predicted")
@@ -217,7 +246,9 @@ def _chosen_json(report: Report) -> dict[str, Any]:
     return {
         "strategy": schedule.strategy,
         "size_bytes": size,
-        "chunks": len(schedule.chunks) // parts if len(schedule.chunks) % parts == 0 else len(schedule.chunks),
+        "chunks": len(schedule.chunks) // parts
+        if len(schedule.chunks) % parts == 0
+        else len(schedule.chunks),
         "steps": schedule.steps,
         "rounds": None if total is None else int(total) if total.denominator == 1 else float(total),
         "trees": schedule.trees,
@@ -232,5 +263,15 @@ def _chosen_json(report: Report) -> dict[str, Any]:
 
 
 def _row_json(row: Row) -> dict[str, Any]:
-    keys = ("chunks", "steps", "rounds", "status", "latency_optimal", "bandwidth_optimal", "dominated", "form", "proof")
+    keys = (
+        "chunks",
+        "steps",
+        "rounds",
+        "status",
+        "latency_optimal",
+        "bandwidth_optimal",
+        "dominated",
+        "form",
+        "proof",
+    )
     return {**{key: getattr(row, key) for key in keys}, "synthesis_s": row.synthesis_s}

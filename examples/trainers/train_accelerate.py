@@ -1,4 +1,5 @@
-"""Accelerate under the backend "topo": the group is made before the Accelerator, which then takes it.
+"""Accelerate under the backend "topo": the group is made before the Accelerator, which then takes
+it.
 
 torchrun --nproc-per-node 4 examples/trainers/train_accelerate.py
 """
@@ -19,7 +20,9 @@ def main() -> None:
     accelerator = Accelerator(cpu=True)
     network = make_network()
     model, optimizer, loader = accelerator.prepare(
-        network, torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9), DataLoader(make_data(), batch_size=BATCH)
+        network,
+        torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9),
+        DataLoader(make_data(), batch_size=BATCH),
     )
     losses = []
     for features, classes in loader:

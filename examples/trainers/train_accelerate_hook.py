@@ -21,7 +21,9 @@ def main() -> None:
     accelerator = Accelerator(cpu=True)
     network = make_network()
     model, optimizer, loader = accelerator.prepare(
-        network, torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9), DataLoader(make_data(), batch_size=BATCH)
+        network,
+        torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9),
+        DataLoader(make_data(), batch_size=BATCH),
     )
     # gloo: no such line
     model.register_comm_hook(None, topoplan.ddp_hook("plan.json", choose="plan"))

@@ -19,7 +19,8 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--stage", type=int, default=3)
     stage = parser.parse_args().stage
-    deepspeed.ops.__compatible_ops__ = {}  # else DeepSpeed compiles an extension for inference first, for a minute
+    # else DeepSpeed compiles an extension for inference first, for a minute
+    deepspeed.ops.__compatible_ops__ = {}
     # gloo: deepspeed.init_distributed("gloo")
     deepspeed.init_distributed("topo")
     network = make_network()

@@ -1,4 +1,5 @@
-"""A transformer under FSDP2 and tensor parallelism on a 2-D mesh, as torchtitan has it: torch alone.
+"""A transformer under FSDP2 and tensor parallelism on a 2-D mesh, as torchtitan has it: torch
+alone.
 
 torchrun --nproc-per-node 4 examples/trainers/train_fsdp_tp.py
 """
@@ -32,7 +33,10 @@ class Attention(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return what each word takes from those before it."""
-        q, k, v = (part(x).unflatten(-1, (-1, WIDTH // HEADS)).transpose(1, 2) for part in (self.q, self.k, self.v))
+        q, k, v = (
+            part(x).unflatten(-1, (-1, WIDTH // HEADS)).transpose(1, 2)
+            for part in (self.q, self.k, self.v)
+        )
         mixed = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         result: torch.Tensor = self.out(mixed.transpose(1, 2).flatten(2))
         return result
@@ -75,7 +79,9 @@ class Transformer(nn.Module):
 
 
 def make_parallel(mesh: DeviceMesh, layers: int) -> Transformer:
-    """Return the model, its layers split over the mesh's "tp" ranks and sharded over its "dp" ranks."""
+    """Return the model, its layers split over the mesh's "tp" ranks and sharded over its "dp"
+    ranks.
+    """
     torch.manual_seed(0)
     model = Transformer(layers)
     tp, dp = mesh["tp"], mesh["dp"]
@@ -86,7 +92,9 @@ def make_parallel(mesh: DeviceMesh, layers: int) -> Transformer:
     }
     inner = {
         "attention_norm": SequenceParallel(),
-        "attention": PrepareModuleInput(input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),)),
+        "attention": PrepareModuleInput(
+            input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),)
+        ),
         **{f"attention.{name}": ColwiseParallel() for name in "qkv"},
         "attention.out": RowwiseParallel(output_layouts=Shard(1)),
         "ffn_norm": SequenceParallel(),
@@ -102,22 +110,30 @@ def make_parallel(mesh: DeviceMesh, layers: int) -> Transformer:
     return model
 
 
-def train(mesh: DeviceMesh, layers: int = 2, steps: int = 6) -> tuple[list[float], dict[str, torch.Tensor]]:
+def train(
+    mesh: DeviceMesh, layers: int = 2, steps: int = 6
+) -> tuple[list[float], dict[str, torch.Tensor]]:
     """Return this rank's losses, and the parameters whole."""
     model = make_parallel(mesh, layers)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    numbers = torch.Generator().manual_seed(mesh["dp"].get_local_rank())  # ranks that share a model share its data
+    numbers = torch.Generator().manual_seed(
+        mesh["dp"].get_local_rank()
+    )  # ranks that share a model share its data
     losses = []
     for _ in range(steps):
         first, stride = torch.randint(1, 5, (2, 8, 1), generator=numbers)
         words = (first + stride * torch.arange(LENGTH + 1)) % WORDS
-        loss = nn.functional.cross_entropy(model(words[:, :-1]).flatten(0, 1), words[:, 1:].flatten())
+        loss = nn.functional.cross_entropy(
+            model(words[:, :-1]).flatten(0, 1), words[:, 1:].flatten()
+        )
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
         losses.append(loss.item())
-    whole = {name: p.full_tensor() for name, p in model.named_parameters() if isinstance(p, DTensor)}
+    whole = {
+        name: p.full_tensor() for name, p in model.named_parameters() if isinstance(p, DTensor)
+    }
     return losses, whole
 
 

@@ -31,7 +31,9 @@ class Classifier(lightning.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
 
     def on_train_end(self) -> None:
-        """Report, while DDP and its hook are there: when fit() returns Lightning has let go of both."""
+        """Report, while DDP and its hook are there: when fit() returns Lightning has let go of
+        both.
+        """
         report(self.losses, self.state_dict())
 
 

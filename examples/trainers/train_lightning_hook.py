@@ -3,7 +3,8 @@
     topo-synth --collective allreduce --topology full:4 -o plan.json
     python examples/trainers/train_lightning_hook.py    Lightning starts the other ranks itself
 
-On GPUs DDPStrategy(ddp_comm_hook=topoplan.ddp_hook("plan.json")) does it too; on CPUs Lightning ignores that argument.
+On GPUs DDPStrategy(ddp_comm_hook=topoplan.ddp_hook("plan.json")) does it too; on CPUs Lightning
+ignores that argument.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ def main() -> None:
         logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
     )  # fmt: skip
     # gloo: no such line
-    model.on_train_start = lambda: trainer.model.register_comm_hook(None, topoplan.ddp_hook("plan.json", choose="plan"))
+    model.on_train_start = lambda: trainer.model.register_comm_hook(
+        None, topoplan.ddp_hook("plan.json", choose="plan")
+    )
     trainer.fit(model, DataLoader(make_data(), batch_size=BATCH))
 
 

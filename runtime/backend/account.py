@@ -1,4 +1,6 @@
-"""What the collectives of a group went by, and why: one line a group, where TOPOPLAN_LOG asks for it."""
+"""What the collectives of a group went by, and why: one line a group, where TOPOPLAN_LOG asks for
+it.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ _FACTORS = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 
 
 def heed_log_level() -> None:
-    """Log from the level that TOPOPLAN_LOG names; to standard error, unless the program has handlers. Raises InputError."""
+    """Log from the level that TOPOPLAN_LOG names; to standard error, unless the program has
+    handlers. Raises InputError.
+    """
     level = os.environ.get(VARIABLE)
     if not level:
         return
@@ -55,11 +59,16 @@ class Account:
         self._left[collective, why] += 1
 
     def tell(self, communicators: Mapping[str, Communicator], mode: ChooseMode) -> None:
-        """Log the line of a group whose communicators, by what they are for, chose by `mode`; only the first time."""
+        """Log the line of a group whose communicators, by what they are for, chose by `mode`; only
+        the first time.
+        """
         if not self.is_kept:
             return
         self.is_kept = False
-        said = [f"{name} by {_describe(communicator, mode)}" for name, communicator in communicators.items()]
+        said = [
+            f"{name} by {_describe(communicator, mode)}"
+            for name, communicator in communicators.items()
+        ]
         for (collective, why), calls in self._left.items():
             said.append(f"{collective} stock: {why} ({calls} call{'s' * (calls > 1)})")
         log.info("%s: %s", self._title, "; ".join(said) or "no collective that plans are for")
@@ -71,14 +80,24 @@ def _describe(communicator: Communicator, mode: ChooseMode) -> str:
     if callable(mode):
         used = ["as the function says"]
     elif mode == "plan":
-        used = [f"{entry.schedule.label} from {_format_size(entry.min_bytes)}" for entry in plan.entries]
+        used = [
+            f"{entry.schedule.label} from {_format_size(entry.min_bytes)}" for entry in plan.entries
+        ]
     else:
         used = []
         for bits in range(1, _MOST_BITS):
             choice = communicator.choice((1 << bits) - 1)
             if choice is not None:
-                others = [f"{label} {us:.0f} us" for label, us in choice.raced.items() if label != choice.label]
-                took = f" ({', '.join([f'{choice.raced[choice.label]:.0f} us', *others])})" if choice.raced else ""
+                others = [
+                    f"{label} {us:.0f} us"
+                    for label, us in choice.raced.items()
+                    if label != choice.label
+                ]
+                took = (
+                    f" ({', '.join([f'{choice.raced[choice.label]:.0f} us', *others])})"
+                    if choice.raced
+                    else ""
+                )
                 used.append(f"{choice.label} at {_format_size(1 << (bits - 1))}{took}")
     return f"plan {plan.hash[:16]} for {plan.topology.name}: {', '.join(used) or 'no size settled'}"
 

@@ -1,8 +1,9 @@
 """Whether all ranks of a group make the same calls, compared beside the calls themselves.
 
-Each rank posts what it calls in the group's store, and waits for nothing. The first rank compares, and posts who differs;
-then calls that wait fail with that, on all ranks, even where gloo would have gone on with wrong numbers, or waited. Only the
-first calls of a group and of each size are posted: later ones have tags that differ where the calls do.
+Each rank posts what it calls in the group's store, and waits for nothing. The first rank compares,
+and posts who differs; then calls that wait fail with that, on all ranks, even where gloo would have
+gone on with wrong numbers, or waited. Only the first calls of a group and of each size are posted:
+later ones have tags that differ where the calls do.
 """
 
 from __future__ import annotations
@@ -21,20 +22,24 @@ from ...topo.errors import ExecutionError
 from ..works import Failed, PlannedWork, Progress
 
 log = logging.getLogger("topoplan")
+# The key under which the first rank says who differs.
 _MISMATCH = "mismatch"
-"""The key under which the first rank says who differs."""
+# Between two questions to the store: shorter than people notice, and less than a hundredth of a
+# core for a rank.
 _PAUSE_S = 0.02
-"""Between two questions to the store: shorter than people notice, and less than a hundredth of a core for a rank."""
+# The same where a call waits for the answer: a few of these are what the first call of a size takes
+# longer.
 _HURRY_S = 0.002
-"""The same where a call waits for the answer: a few of these are what the first call of a size takes longer."""
+# Seconds for which a call waits for other ranks to make it too: who comes later compares before it
+# starts anything.
 _AWAITED_S = 2.0
-"""Seconds for which a call waits for other ranks to make it too: who comes later compares before it starts anything."""
+# Calls that are looked for at a time, and that are remembered: some are never posted by all ranks.
 _COMPARED_AT_ONCE, _MOST_NUMBERS = 16, 256
-"""Calls that are looked for at a time, and that are remembered: some are never posted by all ranks."""
+# Seconds within which calls are compared once all ranks have posted them, also on a busy machine.
 _COMPARED_WITHIN_S = 0.5
-"""Seconds within which calls are compared once all ranks have posted them, also on a busy machine."""
+# Seconds for which a thread stays after the last call, so that a training loop does not start one a
+# call.
 _LINGER_S = 2.0
-"""Seconds for which a thread stays after the last call, so that a training loop does not start one a call."""
 
 
 class CallCheck:
@@ -44,7 +49,11 @@ class CallCheck:
     """
 
     def __init__(
-        self, store: Store, rank: int, ranks: Sequence[int], break_off: Callable[[ExecutionError], None]
+        self,
+        store: Store,
+        rank: int,
+        ranks: Sequence[int],
+        break_off: Callable[[ExecutionError], None],
     ) -> None:
         self.error: ExecutionError | None = None
         self._store, self._rank, self._ranks, self._break_off = store, rank, list(ranks), break_off
@@ -58,8 +67,8 @@ class CallCheck:
         self._stop = threading.Event()
 
     def post(self, number: int, what: str, *, is_awaited: bool = False) -> None:
-        """Tell the other ranks that this one makes its `number`-th call, and compare it on the side. Where it `is_awaited`,
-        `wait_until_same` is called for it on all ranks.
+        """Tell the other ranks that this one makes its `number`-th call, and compare it on the
+        side. Where it `is_awaited`, `wait_until_same` is called for it on all ranks.
         """
         self._store.set(f"call/{number}/{self._rank}", what)
         with self._guard:
@@ -69,14 +78,18 @@ class CallCheck:
                 self._numbers.append(number)
             self._last_post_s = time.monotonic()
             if self._thread is None and not self._stop.is_set():
-                self._thread = threading.Thread(target=self._look, name="topoplan-check", daemon=True)
+                self._thread = threading.Thread(
+                    target=self._look, name="topoplan-check", daemon=True
+                )
                 self._thread.start()
 
     def wait_until_same(self, number: int) -> None:
-        """Wait until all ranks are known to make the `number`-th call, which this one has posted, for a short while.
+        """Wait until all ranks are known to make the `number`-th call, which this one has posted,
+        for a short while.
 
-        gloo ends the process where two ranks' calls of a size differ. Who comes later than that finds the difference before
-        it starts anything. Raises ExecutionError where the ranks differ.
+        gloo ends the process where two ranks' calls of a size differ. Who comes later than that
+        finds the difference before it starts anything. Raises ExecutionError where the ranks
+        differ.
         """
         deadline, key = time.monotonic() + _AWAITED_S, f"same/{number}"
         while time.monotonic() < deadline and not self._stop.is_set():
@@ -94,7 +107,9 @@ class CallCheck:
         self._waiting.add(work.progress)
 
     def find_error(self) -> ExecutionError | None:
-        """Return who differs, after a call has failed: what has been posted may not have been compared yet."""
+        """Return who differs, after a call has failed: what has been posted may not have been
+        compared yet.
+        """
         deadline = time.monotonic() + _COMPARED_WITHIN_S
         while self.error is None and self._thread is not None and time.monotonic() < deadline:
             time.sleep(_PAUSE_S)
@@ -108,11 +123,15 @@ class CallCheck:
             thread.join()
 
     def _look(self) -> None:
-        """Compare calls, or wait for the first rank to have done so, for as long as there is something to wait for."""
+        """Compare calls, or wait for the first rank to have done so, for as long as there is
+        something to wait for.
+        """
         while not self._stop.is_set():
             try:
                 text = self._compare() if self._rank == 0 else self._hear()
-            except RuntimeError as error:  # calls fail by themselves then, and are explained without the store
+            except (
+                RuntimeError
+            ) as error:  # calls fail by themselves then, and are explained without the store
                 log.debug("calls are not compared any more, the store is gone: %s", error)
                 self._stop.set()
                 break
@@ -130,12 +149,15 @@ class CallCheck:
     def _compare(self) -> str:
         """Compare the oldest calls that all ranks have posted; return who differs, if anybody does.
 
-        Ranks learn at different calls that a size is settled, so that some calls are not posted by all of them.
+        Ranks learn at different calls that a size is settled, so that some calls are not posted by
+        all of them.
         """
         for number in list(islice(self._numbers, _COMPARED_AT_ONCE)):
             keys = [f"call/{number}/{rank}" for rank in range(len(self._ranks))]
             if self._store.check(keys):
-                text = explain_difference(number, self._ranks, [self._store.get(key).decode() for key in keys])
+                text = explain_difference(
+                    number, self._ranks, [self._store.get(key).decode() for key in keys]
+                )
                 if text:
                     self._store.set(_MISMATCH, text)
                     return text
@@ -157,19 +179,28 @@ class CallCheck:
         self.error = error
         for progress in list(self._waiting):
             progress.finish(Failed(error), error)
-        self._break_off(error)  # gloo's own works would go on waiting, and the process with them at its end
+        self._break_off(
+            error
+        )  # gloo's own works would go on waiting, and the process with them at its end
 
 
 def explain_difference(number: int, ranks: Sequence[int], calls: Sequence[str]) -> str:
-    """Return which ranks make another call than most as the `number`-th of their group; nothing where all make the same."""
+    """Return which ranks make another call than most as the `number`-th of their group; nothing
+    where all make the same.
+    """
     counts = Counter(calls)
     if len(counts) == 1:
         return ""
     (usual, most), (_, next_most) = counts.most_common(2)
-    others = [(rank, call) for rank, call in zip(ranks, calls, strict=True) if call != usual or most == next_most]
+    others = [
+        (rank, call)
+        for rank, call in zip(ranks, calls, strict=True)
+        if call != usual or most == next_most
+    ]
     said = ", ".join(f"rank {rank} calls {call}" for rank, call in others)
     rest = "" if most == next_most else f", where the other ranks call {usual}"
     return (
-        f"call {number} of the process group differs between ranks: {said}{rest}; all ranks must make the same calls in the "
+        f"call {number} of the process group differs between ranks: {said}{rest}; all ranks must "
+        "make the same calls in the "
         "same order"
     )

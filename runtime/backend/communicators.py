@@ -1,7 +1,7 @@
 """The plans and communicators of one process group, and the queues that its calls wait in.
 
-What a collective needs is made when it is used: the search for a plan begins at its first call, beside the calls; the
-communicator is made by the queue, at the first call that uses the plan.
+What a collective needs is made when it is used: the search for a plan begins at its first call,
+beside the calls; the communicator is made by the queue, at the first call that uses the plan.
 """
 
 from __future__ import annotations
@@ -30,12 +30,15 @@ from .preparation import Preparation
 from .sizes import Key, Passes, Size
 
 _COMPRESSED = ("allreduce", "reduce-scatter")
+# Integers are mostly control messages (sizes, flags, pickled objects); from this many bytes on they
+# are data.
 _LEAST_INTEGER_BYTES = 1 << 20
-"""Integers are mostly control messages (sizes, flags, pickled objects); from this many bytes on they are data."""
 
 
 class Communicators:
-    """The plans of the group called `name` over `plain`; `transports` says what moves the data of each type of device."""
+    """The plans of the group called `name` over `plain`; `transports` says what moves the data of
+    each type of device.
+    """
 
     def __init__(
         self,
@@ -61,7 +64,9 @@ class Communicators:
     def find_size(
         self, name: str, root: int | None, tensor: torch.Tensor, parts: int = 1, op: object = None
     ) -> Size | None:
-        """Return the calls on `parts` such tensors, of their size; None where the plain group is to do them."""
+        """Return the calls on `parts` such tensors, of their size; None where the plain group is to
+        do them.
+        """
         if self.why_plain(name, tensor, parts, op):
             return None
         key = name, root, tensor.device.type
@@ -79,8 +84,8 @@ class Communicators:
         return size
 
     def find_all(self, name: str, tensors: Sequence[torch.Tensor], op: object) -> list[Size]:
-        """Return the calls on each of several tensors that must not be left to the plain group; nothing where they may be,
-        or plans are not for one of them.
+        """Return the calls on each of several tensors that must not be left to the plain group;
+        nothing where they may be, or plans are not for one of them.
         """
         if not self.must_plan(tensors[0], op):
             return []
@@ -88,9 +93,15 @@ class Communicators:
         return [one for one in found if one is not None] if None not in found else []
 
     def _uses_plans_at_once(self, name: str, tensor: torch.Tensor, op: object) -> bool:
-        """Return whether the first call must go through a plan: one was named, or the stock collective is no choice."""
+        """Return whether the first call must go through a plan: one was named, or the stock
+        collective is no choice.
+        """
         options = self.options
-        stock_first = options.plans == AUTO and options.choose in ("race", "model") and self._codec(name) is None
+        stock_first = (
+            options.plans == AUTO
+            and options.choose in ("race", "model")
+            and self._codec(name) is None
+        )
         return not stock_first or self.must_plan(tensor, op)
 
     @property
@@ -99,9 +110,11 @@ class Communicators:
         return {key for key, communicator in self.by_key.items() if communicator is None}
 
     def open(self, key: Key, number: int, check: CallCheck) -> Communicator | None:
-        """Return the communicator for a collective, waiting for its plan; None where there is no plan. The queue's.
+        """Return the communicator for a collective, waiting for its plan; None where there is no
+        plan. The queue's.
 
-        Collective the first time, as part of the `number`-th call; raises as PlanFinder.find and Communicator.
+        Collective the first time, as part of the `number`-th call; raises as PlanFinder.find and
+        Communicator.
         """
         if key not in self.by_key:
             plan = self._preparations[key].wait(lambda: check.error)
@@ -109,23 +122,30 @@ class Communicators:
         return self.by_key[key]
 
     def must_plan(self, tensor: torch.Tensor, op: object) -> bool:
-        """Return whether a reduction must not be left to the plain group: values that are rounded, where bits shall be the
-        same. `op` is None for collectives that add nothing.
+        """Return whether a reduction must not be left to the plain group: values that are rounded,
+        where bits shall be the same. `op` is None for collectives that add nothing.
         """
         rounds = tensor.is_floating_point() or tensor.is_complex()
-        is_ordered = op is not None and kind_of_reduction(op) not in (dist.ReduceOp.MIN, dist.ReduceOp.MAX)
+        is_ordered = op is not None and kind_of_reduction(op) not in (
+            dist.ReduceOp.MIN,
+            dist.ReduceOp.MAX,
+        )
         return self.options.keeps_bits and is_ordered and rounds and len(self.plans.ranks) > 1
 
     def check_plain(self, tensor: torch.Tensor, op: object) -> None:
         """Raise InputError where the plain group must not carry out a reduction."""
         if self.must_plan(tensor, op):
             raise InputError(
-                f"choose='same-bits': there is no reproducible plan to reduce such tensors ({tensor.layout}, {tensor.dtype}, "
-                f"{tensor.device.type}), and gloo and NCCL promise no bits; leave choose out, or name such a plan"
+                "choose='same-bits': there is no reproducible plan to reduce such tensors "
+                f"({tensor.layout}, {tensor.dtype}, "
+                f"{tensor.device.type}), and gloo and NCCL promise no bits; leave choose out, or "
+                "name such a plan"
             )
 
     def why_plain(self, name: str, tensor: torch.Tensor, parts: int = 1, op: object = None) -> str:
-        """Return why plans are not for such buffers, or nothing: decided alike on all ranks, by what all of them know."""
+        """Return why plans are not for such buffers, or nothing: decided alike on all ranks, by
+        what all of them know.
+        """
         device = tensor.device.type
         if self.transports.get(device) != ("nccl" if tensor.is_cuda else "gloo"):
             return f"{device} is another backend's"
@@ -156,12 +176,16 @@ class Communicators:
             if isinstance(transport, SharedTransport):
                 transport.open(options.transport)
             codec = self._codec(collective)
-            communicator = Communicator(plan, transport, self.plans.timeout, options.choose, codec, cache=options.cache)
+            communicator = Communicator(
+                plan, transport, self.plans.timeout, options.choose, codec, cache=options.cache
+            )
         communicator.engine.times_calls = True
         return communicator
 
     def transport(self, device: str) -> Transport:
-        """Return what all communicators for a type of device share. Collective the first time for GPUs."""
+        """Return what all communicators for a type of device share. Collective the first time for
+        GPUs.
+        """
         if device not in self._shared:
             name, transport, timeout = (
                 f"topoplan/{self.name}/{device}",
@@ -169,11 +193,15 @@ class Communicators:
                 self.plans.timeout,
             )
             if transport == "gloo":
-                self._shared[device] = SharedTransport(self.plain, timeout, self._store, self._addresses, name)
+                self._shared[device] = SharedTransport(
+                    self.plain, timeout, self._store, self._addresses, name
+                )
             else:
                 ranks, number = self.plans.ranks, self.plans.rank
                 make = partial(make_group, name, ranks, transport, store=self._store, number=number)
-                self._shared[device] = Transport(make, timeout, self.options.transport, self._addresses)
+                self._shared[device] = Transport(
+                    make, timeout, self.options.transport, self._addresses
+                )
         return self._shared[device]
 
     def queue(self, tensor: torch.Tensor) -> CallQueue:
@@ -189,7 +217,9 @@ class Communicators:
         return queue is None or queue.is_idle
 
     def holds_stock(self, device: str) -> bool:
-        """Return whether stock collectives on tensors of a type of device must wait for calls before them."""
+        """Return whether stock collectives on tensors of a type of device must wait for calls
+        before them.
+        """
         queue = self._queues.get(device)
         return queue is not None and queue.holds_stock
 

@@ -1,4 +1,6 @@
-"""Options of the backend "topo": from `backend_options`, from environment variables, or their defaults."""
+"""Options of the backend "topo": from `backend_options`, from environment variables, or their
+defaults.
+"""
 
 from __future__ import annotations
 
@@ -60,25 +62,31 @@ def backend_options(
     transport: str | None = None,
     scratch: str | int | None = None,
 ) -> BackendOptions:
-    """Options of the backend "topo": `init_process_group("topo", pg_options=topoplan.backend_options(...))`.
+    """Options of the backend "topo": `init_process_group("topo",
+    pg_options=topoplan.backend_options(...))`.
 
-    An option that is not given is taken from the environment variable named here, else from its default.
+    An option that is not given is taken from the environment variable named here, else from its
+    default.
 
-    `plans` (TOPOPLAN_PLANS): a plan, its file, several of them, a folder of plan files; a topology (file or preset), for
-    which plans are synthesized when they are first needed; `auto` (default): the same for the machine that the ranks are on;
-    `off`: none, gloo or NCCL do everything. `choose` (TOPOPLAN_CHOOSE): as for Communicator; with `same-bits` reproducible
-    plans are synthesized, floating-point sums of all sizes go through them, and what cannot is refused. `time_limit_s`
-    (TOPOPLAN_TIME_LIMIT, 20): for one synthesis, which rank 0 does while the others wait. `cache` (TOPOPLAN_CACHE): the
-    folder where synthesized plans, and what races found, are cached (default: topoplan in the user's cache folder, on
-    Linux $XDG_CACHE_HOME or ~/.cache); if it cannot be used, nothing is, and a warning says so. `least_bytes`
-    (TOPOPLAN_LEAST_BYTES, 1024): floating-point buffers smaller than that are left to gloo or NCCL. `compress`
-    (TOPOPLAN_COMPRESS, none): the codec in which sums and averages travel (allreduce, reduce-scatter), as for Communicator.
-    `even_alltoall` (TOPOPLAN_EVEN_ALLTOALL, no): a promise that all_to_all_single always has equal parts on all ranks, which
-    no rank can know of the others; only then it goes through plans, whether or not the sizes are spelled out. `transport`
-    (TOPOPLAN_TRANSPORT, auto): what plans are played over: auto (gloo on CPUs, NCCL on GPUs) or mpi, for ranks that mpirun has
-    started; MPI's own collectives race beside the plan then. `scratch` (TOPOPLAN_SCRATCH, twice the
-    largest buffer that was used): bytes of scratch memory, such as "512M", that this process may hold
-    between calls; a call that needs more gets it and gives it back.
+    `plans` (TOPOPLAN_PLANS): a plan, its file, several of them, a folder of plan files; a topology
+    (file or preset), for which plans are synthesized when they are first needed; `auto` (default):
+    the same for the machine that the ranks are on; `off`: none, gloo or NCCL do everything.
+    `choose` (TOPOPLAN_CHOOSE): as for Communicator; with `same-bits` reproducible plans are
+    synthesized, floating-point sums of all sizes go through them, and what cannot is refused.
+    `time_limit_s` (TOPOPLAN_TIME_LIMIT, 20): for one synthesis, which rank 0 does while the others
+    wait. `cache` (TOPOPLAN_CACHE): the folder where synthesized plans, and what races found, are
+    cached (default: topoplan in the user's cache folder, on Linux $XDG_CACHE_HOME or ~/.cache); if
+    it cannot be used, nothing is, and a warning says so. `least_bytes` (TOPOPLAN_LEAST_BYTES,
+    1024): floating-point buffers smaller than that are left to gloo or NCCL. `compress`
+    (TOPOPLAN_COMPRESS, none): the codec in which sums and averages travel (allreduce,
+    reduce-scatter), as for Communicator. `even_alltoall` (TOPOPLAN_EVEN_ALLTOALL, no): a promise
+    that all_to_all_single always has equal parts on all ranks, which no rank can know of the
+    others; only then it goes through plans, whether or not the sizes are spelled out. `transport`
+    (TOPOPLAN_TRANSPORT, auto): what plans are played over: auto (gloo on CPUs, NCCL on GPUs) or
+    mpi, for ranks that mpirun has started; MPI's own collectives race beside the plan then.
+    `scratch` (TOPOPLAN_SCRATCH, twice the largest buffer that was used): bytes of scratch memory,
+    such as "512M", that this process may hold between calls; a call that needs more gets it and
+    gives it back.
 
     Raises InputError. Rank 0's plans are everybody's; the rest must be the same on all ranks.
     """
@@ -88,12 +96,19 @@ def backend_options(
     codec = compress or os.environ.get("TOPOPLAN_COMPRESS") or None
     if codec is not None:
         find_codec(codec)
-    limit = time_limit_s if time_limit_s is not None else _number("TOPOPLAN_TIME_LIMIT", _TIME_LIMIT_S)
-    least = least_bytes if least_bytes is not None else int(_number("TOPOPLAN_LEAST_BYTES", _LEAST_BYTES))
+    limit = (
+        time_limit_s if time_limit_s is not None else _number("TOPOPLAN_TIME_LIMIT", _TIME_LIMIT_S)
+    )
+    least = (
+        least_bytes
+        if least_bytes is not None
+        else int(_number("TOPOPLAN_LEAST_BYTES", _LEAST_BYTES))
+    )
     check_lossless(mode, codec)
     if mode == SAME_BITS and (plans or os.environ.get("TOPOPLAN_PLANS")) in (OFF, "stock"):
         raise InputError(
-            f"choose={SAME_BITS!r} with plans={OFF!r}: gloo and NCCL do not promise that; name plans, or auto"
+            f"choose={SAME_BITS!r} with plans={OFF!r}: gloo and NCCL do not promise that; name "
+            "plans, or auto"
         )
     if not limit > 0:
         raise InputError(f"time_limit_s={limit:g}: expected seconds above 0")
@@ -106,7 +121,9 @@ def backend_options(
         cache=find_cache_folder(cache),
         least_bytes=least,
         compress=codec,
-        even_alltoall=even_alltoall if even_alltoall is not None else _yes_or_no("TOPOPLAN_EVEN_ALLTOALL"),
+        even_alltoall=even_alltoall
+        if even_alltoall is not None
+        else _yes_or_no("TOPOPLAN_EVEN_ALLTOALL"),
         transport=check_transport(transport),
         scratch_bytes=parse_scratch(scratch),
     )

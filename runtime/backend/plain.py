@@ -13,8 +13,8 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from ...topo.errors import ExecutionError
 from ..ranks.plain_backends import make_gloo, make_nccl
 
+# File descriptors of one of gloo's groups beside its connections (measured with torch 2.13).
 _DESCRIPTORS = 4
-"""File descriptors of one of gloo's groups beside its connections (measured with torch 2.13)."""
 
 
 def backend_type(transport: str) -> Any:
@@ -24,7 +24,8 @@ def backend_type(transport: str) -> Any:
 
 
 def check_descriptors(ranks: int) -> None:
-    """Raise ExecutionError where this process may not open the files that one more group of gloo's takes.
+    """Raise ExecutionError where this process may not open the files that one more group of gloo's
+    takes.
 
     gloo itself ends the process then: its listening thread throws.
     """
@@ -35,13 +36,16 @@ def check_descriptors(ranks: int) -> None:
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limit != resource.RLIM_INFINITY and in_use + _DESCRIPTORS + ranks > limit:
         raise ExecutionError(
-            f"a process group of {ranks} ranks takes {_DESCRIPTORS + ranks} file descriptors, and this process has {in_use} "
+            f"a process group of {ranks} ranks takes {_DESCRIPTORS + ranks} file descriptors, and "
+            f"this process has {in_use} "
             f"of at most {limit} in use; raise the limit (ulimit -n), or make fewer groups"
         )
 
 
 def make_plain_group(place: Any, store: Store) -> tuple[dist.ProcessGroup, dict[str, str]]:
-    """Return a group of gloo for CPUs and NCCL for GPUs (gloo without NCCL), and which of them is for which device."""
+    """Return a group of gloo for CPUs and NCCL for GPUs (gloo without NCCL), and which of them is
+    for which device.
+    """
     check_descriptors(place.group_size)
     plain = dist.ProcessGroup(store, place.group_rank, place.group_size)
     gloo = make_gloo(place, PrefixStore("gloo", store))

@@ -1,9 +1,12 @@
-"""The methods of a process group that the backend "topo" leaves to its plain group, each defined here in Python.
+"""The methods of a process group that the backend "topo" leaves to its plain group, each defined
+here in Python.
 
-A method that a Python subclass of ProcessGroup does not define is looked up by torch's C++ trampoline, which then calls
-the C++ base class *while it holds the GIL* (PyProcessGroup.hpp, WORK_OVERRIDE). There `ProcessGroupGloo::barrier` waits for
-`workMutex_`, which gloo's worker thread holds while it destroys a finished work; and destroying a tensor that has a Python
-object needs the GIL: both wait for ever. The bindings of the plain group, which is a C++ ProcessGroup, release the GIL.
+A method that a Python subclass of ProcessGroup does not define is looked up by torch's C++
+trampoline, which then calls the C++ base class *while it holds the GIL* (PyProcessGroup.hpp,
+WORK_OVERRIDE). There `ProcessGroupGloo::barrier` waits for `workMutex_`, which gloo's worker thread
+holds while it destroys a finished work; and destroying a tensor that has a Python object needs the
+GIL: both wait for ever. The bindings of the plain group, which is a C++ ProcessGroup, release the
+GIL.
 """
 
 from __future__ import annotations
@@ -18,7 +21,9 @@ from ..compiled import FIRST_TAG
 
 
 def _leave(name: str) -> Callable[..., Any]:
-    """Return a method that leaves a collective to the plain group, in the order of the group's calls."""
+    """Return a method that leaves a collective to the plain group, in the order of the group's
+    calls.
+    """
 
     def method(self: PlainCalls, *args: Any, **kwargs: Any) -> Any:
         return self._leave(name, *args, **kwargs)
@@ -40,7 +45,9 @@ def _forward(name: str) -> Callable[..., Any]:
 
 
 class PlainCalls(dist.ProcessGroup):
-    """A process group whose collectives, point-to-point operations and settings are those of the group `plain`."""
+    """A process group whose collectives, point-to-point operations and settings are those of the
+    group `plain`.
+    """
 
     plain: dist.ProcessGroup
 
@@ -65,11 +72,17 @@ class PlainCalls(dist.ProcessGroup):
 
 
 def check_tag(tag: int) -> None:
-    """Raise InputError for a tag of a user's message that a plan's message may have: they share connections."""
+    """Raise InputError for a tag of a user's message that a plan's message may have: they share
+    connections.
+    """
     if tag >= FIRST_TAG:
-        raise InputError(f"tag {tag}: the backend topo has tags from {FIRST_TAG} on for itself; use a smaller one")
+        raise InputError(
+            f"tag {tag}: the backend topo has tags from {FIRST_TAG} on for itself; use a smaller "
+            "one"
+        )
 
 
+# Names of the methods that all ranks must call in one order.
 COLLECTIVES = (
     "all_gather_single",
     "all_gather_single_coalesced",
@@ -94,7 +107,7 @@ COLLECTIVES = (
     "_allgather_base",
     "_reduce_scatter_base",
 )
-"""Names of the methods that all ranks must call in one order."""
+# Names of the other methods that wait, or change what the plain group does.
 FORWARDED = (
     "_enable_collectives_timing",
     "_end_coalescing",
@@ -107,7 +120,6 @@ FORWARDED = (
     "set_timeout",
     "split_group",
 )
-"""Names of the other methods that wait, or change what the plain group does."""
 
 for _names, _make in ((COLLECTIVES, _leave), (FORWARDED, _forward)):
     for _name in _names:

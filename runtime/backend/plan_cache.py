@@ -29,23 +29,30 @@ def load_or_synthesize(
 ) -> Plan:
     """Return the plan in `folder`, verified, or else synthesize one and save it there.
 
-    A plan whose search the time limit cut short is not saved. A file that is damaged, or for another
-    machine, is replaced. A folder that is None or cannot be used costs one warning. Raises what
-    `synthesize` raises.
+    A plan whose search the time limit cut short is not saved. A file that is damaged, or for
+    another machine, is replaced. A folder that is None or cannot be used costs one warning. Raises
+    what `synthesize` raises.
     """
     name = _make_file_name(collective, topology, reproducible=reproducible)
     loaded = None if folder is None else _load_fitting(folder / name, collective, topology)
     if loaded is not None and (loaded.bracketing is not None) == reproducible:
         log.info("%s: plan %s from %s", _describe(collective), loaded.hash[:16], folder)
         return loaded
-    # The planner's imports take more than a second of a core, and only the first rank of the first start needs them.
+    # The planner's imports take more than a second of a core, and only the first rank of the first
+    # start needs them.
     from ...synth.synthesize import synthesize
 
     result = synthesize(collective, topology, time_limit_s=time_limit_s, reproducible=reproducible)
-    log.info("%s: plan %s synthesized in %.1f s", _describe(collective), result.plan.hash[:16], result.seconds)
+    log.info(
+        "%s: plan %s synthesized in %.1f s",
+        _describe(collective),
+        result.plan.hash[:16],
+        result.seconds,
+    )
     if result.cut_short:
         log.warning(
-            "%s: search cut short by the time limit of %g s (%s); plan %s is not cached, the next start searches again",
+            "%s: search cut short by the time limit of %g s (%s); plan %s is not cached, the next "
+            "start searches again",
             _describe(collective), time_limit_s, ", ".join(result.cut_short), result.plan.hash[:16],
         )  # fmt: skip
         return result.plan
@@ -66,7 +73,9 @@ def _save(plan: Plan, folder: Path | None, name: str) -> None:
 
 
 def _load_fitting(path: Path, collective: Collective, topology: Topology) -> Plan | None:
-    """Return the plan in a file, or None where there is none, it is damaged, or it is for another machine or collective."""
+    """Return the plan in a file, or None where there is none, it is damaged, or it is for another
+    machine or collective.
+    """
     try:
         if not path.exists():
             return None
@@ -86,7 +95,9 @@ def _load_fitting(path: Path, collective: Collective, topology: Topology) -> Pla
 
 
 def _make_file_name(collective: Collective, topology: Topology, *, reproducible: bool) -> str:
-    """Return a file name made of all that a plan depends on: also names and the order of ranks, which fingerprints ignore."""
+    """Return a file name made of all that a plan depends on: also names and the order of ranks,
+    which fingerprints ignore.
+    """
     root = "" if collective.root is None else f"-root{collective.root}"
     exact = hashlib.sha256(_encode(topology).encode()).hexdigest()[:16]
     kind = "-same-bits" if reproducible else ""

@@ -28,7 +28,9 @@ class _PlanEntry:
 
 
 class PlanFiles:
-    """The plans that the user named. A file is read in full, and verified, only when `find` returns its plan."""
+    """The plans that the user named. A file is read in full, and verified, only when `find` returns
+    its plan.
+    """
 
     def __init__(self, plans: Sequence[str | Path | Plan]) -> None:
         self.entries = [entry for plan in plans for entry in _list_plans(plan)]
@@ -36,8 +38,8 @@ class PlanFiles:
     def find(self, wanted: Collective, *, strict: bool) -> Plan | None:
         """Return the plan for a collective, or None where there is none.
 
-        Raises PlanMismatchError, if `strict`, where all plans for the collective are for other numbers of ranks, InputError
-        where two plans fit, VerificationError where the plan is wrong.
+        Raises PlanMismatchError, if `strict`, where all plans for the collective are for other
+        numbers of ranks, InputError where two plans fit, VerificationError where the plan is wrong.
         """
         entries = [entry for entry in self.entries if entry.collective == wanted.name]
         fitting = [entry for entry in entries if entry.ranks == wanted.ranks]
@@ -51,7 +53,8 @@ class PlanFiles:
         if len(exact) > 1:
             names = ", ".join(str(entry.plan) for entry in exact if isinstance(entry.plan, Path))
             raise InputError(
-                f"there are {len(exact)} plans for {wanted.name} over {wanted.ranks} ranks ({names}); leave one"
+                f"there are {len(exact)} plans for {wanted.name} over {wanted.ranks} ranks "
+                f"({names}); leave one"
             )
         if not exact:
             return None
@@ -78,7 +81,10 @@ def _list_plans(plan: str | Path | Plan) -> list[_PlanEntry]:
         return [_read_head(path)]
     entries = [_read_head(file) for file in sorted(path.glob("*.json")) if is_plan_file(file)]
     if not entries:
-        raise InputError(f"{path}: there is no plan in this folder; expected .json files written by topo-synth -o")
+        raise InputError(
+            f"{path}: there is no plan in this folder; expected .json files written by topo-synth "
+            "-o"
+        )
     return entries
 
 
@@ -93,5 +99,7 @@ def _read_head(path: Path) -> _PlanEntry:
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror}") from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        raise InputError(f"{path}: not a plan, or damaged; expected a file written by topo-synth -o") from None
+        raise InputError(
+            f"{path}: not a plan, or damaged; expected a file written by topo-synth -o"
+        ) from None
     return _PlanEntry(head.collective, head.ranks, head.root, path)

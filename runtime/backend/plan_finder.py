@@ -1,8 +1,9 @@
-"""Which plan a process group uses for a collective: rank 0 finds or synthesizes it, and tells the others.
+"""Which plan a process group uses for a collective: rank 0 finds or synthesizes it, and tells the
+others.
 
-Everything goes through the group's store, by a thread beside the calls, so only the ranks of the group take part, and all but
-rank 0 need neither files nor time. What reads, joins and changes machines is imported only where there is one: with plans
-from files there is none.
+Everything goes through the group's store, by a thread beside the calls, so only the ranks of the
+group take part, and all but rank 0 need neither files nor time. What reads, joins and changes
+machines is imported only where there is one: with plans from files there is none.
 """
 
 from __future__ import annotations
@@ -21,7 +22,13 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from ...synth.ir.collective import Collective
 from ...synth.plan import Plan
 from ...topo import errors
-from ...topo.errors import ExecutionError, InfeasibleError, PlanMismatchError, TimeLimitError, TopoplanError
+from ...topo.errors import (
+    ExecutionError,
+    InfeasibleError,
+    PlanMismatchError,
+    TimeLimitError,
+    TopoplanError,
+)
 from ...topo.graph import Topology
 from ..ranks.addresses import Addresses, find_ended
 from ..ranks.roll_call import explain_set_up
@@ -31,19 +38,27 @@ from .plan_cache import load_or_synthesize
 from .plan_files import PlanFiles, is_plan_file
 
 log = logging.getLogger("topoplan")
+# Held by the thread that makes a plan: several at once would take as long, and more memory. It
+# never waits for a rank.
 _SYNTHESIZES = threading.Lock()
-"""Held by the thread that makes a plan: several at once would take as long, and more memory. It never waits for a rank."""
 
 
 class PlanFinder:
     """The plans of the group of the global `ranks`, in which this rank has the number `rank`.
 
-    `whole` says that the group has all ranks of the launch: then the plans that the user named must fit it. Other groups go
-    without a plan where none fits.
+    `whole` says that the group has all ranks of the launch: then the plans that the user named must
+    fit it. Other groups go without a plan where none fits.
     """
 
     def __init__(
-        self, options: BackendOptions, store: Store, rank: int, ranks: Sequence[int], timeout: timedelta, *, whole: bool
+        self,
+        options: BackendOptions,
+        store: Store,
+        rank: int,
+        ranks: Sequence[int],
+        timeout: timedelta,
+        *,
+        whole: bool,
     ) -> None:
         self.options, self.store, self.timeout, self.whole = options, store, timeout, whole
         self.rank, self.ranks = rank, list(ranks)
@@ -66,10 +81,11 @@ class PlanFinder:
         return self.options.plans in (OFF, "stock") or len(self.ranks) < 2
 
     def find(self, name: str, root: int | None, device: torch.device) -> Plan | None:
-        """Return the plan for a collective over the group, on tensors of a device; None where there is none.
+        """Return the plan for a collective over the group, on tensors of a device; None where there
+        is none.
 
-        Collective over the group. Raises the same error on every rank where what was named cannot be used, and
-        ExecutionError where a rank does not answer.
+        Collective over the group. Raises the same error on every rank where what was named cannot
+        be used, and ExecutionError where a rank does not answer.
         """
         wanted = Collective(name, len(self.ranks), root)
         key = f"plan/{device.type}/{name}/{root}"
@@ -87,7 +103,9 @@ class PlanFinder:
             raise
         except RuntimeError as error:
             if self.stop.is_set():
-                raise ExecutionError("the process group was shut down while a plan was looked for") from error
+                raise ExecutionError(
+                    "the process group was shut down while a plan was looked for"
+                ) from error
             what = f"finding a plan for {name}"
             raise explain_set_up(self.ranks, what, error, self.timeout, self.addresses) from error
         if "error" in answer:
@@ -101,7 +119,9 @@ class PlanFinder:
             raise RuntimeError(f"rank {first} has ended")
 
     def _find_machine(self, device: torch.device) -> Topology | TopoplanError | None:
-        """Return the group's machine, or why it is not known, on rank 0. Collective once for each type of device."""
+        """Return the group's machine, or why it is not known, on rank 0. Collective once for each
+        type of device.
+        """
         with self._finds_machine:
             if device.type not in self._machines:
                 from ..ranks.places import find_machine
@@ -110,7 +130,9 @@ class PlanFinder:
                 index = device.index if device.type == "cuda" else None
                 found: Topology | TopoplanError | None
                 try:
-                    found = find_machine(store, self.rank, self.ranks, index, self.timeout, self.stop)
+                    found = find_machine(
+                        store, self.rank, self.ranks, index, self.timeout, self.stop
+                    )
                 except TopoplanError as error:
                     found = error
                 self._machines[device.type] = found
@@ -129,10 +151,14 @@ class PlanFinder:
                 plan.check_same_bits()
             return plan, {"plan": json.dumps(plan.to_json())}
         except TopoplanError as error:
-            none_needed = self._auto or (not self.whole and isinstance(error, (InfeasibleError, TimeLimitError)))
+            none_needed = self._auto or (
+                not self.whole and isinstance(error, (InfeasibleError, TimeLimitError))
+            )
             if none_needed:
                 self.whys[wanted.name] = str(error)
-                log.warning("%s over ranks %s goes without a plan: %s", wanted.name, self.ranks, error)
+                log.warning(
+                    "%s over ranks %s goes without a plan: %s", wanted.name, self.ranks, error
+                )
                 return None, {}
             return None, {"error": type(error).__name__, "message": str(error)}
 
@@ -161,7 +187,8 @@ class PlanFinder:
         machine = self._source
         if self.whole and len(machine.ranks) != wanted.ranks:
             raise PlanMismatchError(
-                f"topology {machine.name!r} has {len(machine.ranks)} GPUs, the group has {wanted.ranks} ranks; start as many"
+                f"topology {machine.name!r} has {len(machine.ranks)} GPUs, the group has "
+                f"{wanted.ranks} ranks; start as many"
             )
         if max(self.ranks) >= len(machine.ranks):
             return None

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 from ...synth.plan import Plan
 
+# Between two looks for an error that makes waiting vain: shorter than people notice.
 _PAUSE_S = 0.05
-"""Between two looks for an error that makes waiting vain: shorter than people notice."""
 
 
 class Preparation:
@@ -28,7 +28,9 @@ class Preparation:
         return self._ended.is_set()
 
     def wait(self, find_error: Callable[[], Exception | None]) -> Plan | None:
-        """Return the plan, or None where there is none. Raises what the search has raised, or what `find_error` finds."""
+        """Return the plan, or None where there is none. Raises what the search has raised, or what
+        `find_error` finds.
+        """
         while not self._ended.wait(_PAUSE_S):
             error = find_error()
             if error is not None:

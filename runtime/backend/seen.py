@@ -1,7 +1,8 @@
-"""What torch's own tools see of a call: what the user called, as if gloo did it, and nothing of what is done for it.
+"""What torch's own tools see of a call: what the user called, as if gloo did it, and nothing of
+what is done for it.
 
-Calls that go through plans pass by torch's operators (c10d.allreduce_ and so on), so modes that count these are told of
-them here; setting up and inner calls, which do pass by them, are hidden.
+Calls that go through plans pass by torch's operators (c10d.allreduce_ and so on), so modes that
+count these are told of them here; setting up and inner calls, which do pass by them, are hidden.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ T = TypeVar("T")
 
 
 class _Called:
-    """An operator as a mode gets to see it, which has been carried out, or will be, by other means."""
+    """An operator as a mode gets to see it, which has been carried out, or will be, by other
+    means.
+    """
 
     def __init__(self, name: str) -> None:
         self._overloadpacket = getattr(torch.ops.c10d, name)
@@ -36,7 +39,9 @@ def hide() -> AbstractContextManager[object]:
 
 
 def show_as(name: str, start: Callable[[], T]) -> T:
-    """Return what `start` returns; modes that count see one call of c10d's operator `name`, whatever `start` calls."""
+    """Return what `start` returns; modes that count see one call of c10d's operator `name`,
+    whatever `start` calls.
+    """
     modes = _counting_modes()
     if not modes:
         return start()

@@ -1,9 +1,10 @@
 """From which call on a collective of one size goes through its plan, alike on all ranks.
 
-The first calls of a size are left to the stock collective, which starts at once, while a thread of its own finds or makes the
-plan. Again and again the ranks ask each other whether all of them have it, by a small reduction of gloo's that nobody waits
-for; two calls later the answer, which is the same on all ranks, says whether the plan is used from there on. After some
-training steps it is used all the same: then the queue waits for the plan, so that a short script gets to it as well.
+The first calls of a size are left to the stock collective, which starts at once, while a thread of
+its own finds or makes the plan. Again and again the ranks ask each other whether all of them have
+it, by a small reduction of gloo's that nobody waits for; two calls later the answer, which is the
+same on all ranks, says whether the plan is used from there on. After some training steps it is used
+all the same: then the queue waits for the plan, so that a short script gets to it as well.
 """
 
 from __future__ import annotations
@@ -17,20 +18,24 @@ from torch._C._distributed_c10d import AllreduceOptions
 
 from ..ranks.trial import MOST_CALLS
 
+# A collective, its root, and the type of device of its tensors.
 Key = tuple[str, int | None, str]
-"""A collective, its root, and the type of device of its tensors."""
+# Calls from a question to its answer: by then it has come, where ranks are not far apart.
 _ANSWERED_AFTER = 2
-"""Calls from a question to its answer: by then it has come, where ranks are not far apart."""
+# Calls from one question to the next, up to a call and after it: a question costs about as much as
+# a small call.
 _OFTEN, _SELDOM, _OFTEN_UNTIL = 2, 8, 32
-"""Calls from one question to the next, up to a call and after it: a question costs about as much as a small call."""
+# Collectives that end on no rank before all ranks have called them.
 _ALL_WAIT = ("allreduce", "allgather", "reduce-scatter", "alltoall")
-"""Collectives that end on no rank before all ranks have called them."""
+# Backward passes after which a plan is waited for. With a trial of MOST_CALLS, DDP's buckets are
+# settled at step 20.
 _WAITED_AFTER = 6
-"""Backward passes after which a plan is waited for. With a trial of MOST_CALLS, DDP's buckets are settled at step 20."""
 
 
 class Passes:
-    """How many backward passes have made collectives of a group: its training steps, as far as a group can know."""
+    """How many backward passes have made collectives of a group: its training steps, as far as a
+    group can know.
+    """
 
     def __init__(self) -> None:
         self.count = 0
@@ -47,11 +52,14 @@ class Passes:
 class Size:
     """The calls of the collective `key` at one size.
 
-    `is_ready` says whether this rank has its plan; `gloo` carries questions. With `at_once` all calls go through the plan:
-    where the stock collective must not be used, or plans were named. `begun` says whether calls that are made now do.
+    `is_ready` says whether this rank has its plan; `gloo` carries questions. With `at_once` all
+    calls go through the plan: where the stock collective must not be used, or plans were named.
+    `begun` says whether calls that are made now do.
     """
 
-    def __init__(self, key: Key, gloo: Any, is_ready: Callable[[], bool], passes: Passes, *, at_once: bool) -> None:
+    def __init__(
+        self, key: Key, gloo: Any, is_ready: Callable[[], bool], passes: Passes, *, at_once: bool
+    ) -> None:
         self.key, self.begun = key, at_once
         self._first_planned = 0
         self._gloo, self._is_ready, self._passes = gloo, is_ready, passes
@@ -78,7 +86,8 @@ class Size:
         return self.begun or question is None or question[0].is_completed()
 
     def uses_plan(self, call: int) -> bool:
-        """Return whether a call goes through the plan. Collective: called for all calls of the size, in their order.
+        """Return whether a call goes through the plan. Collective: called for all calls of the
+        size, in their order.
 
         Raises RuntimeError where a rank does not answer.
         """
@@ -89,7 +98,8 @@ class Size:
         return self.begun
 
     def _ask(self, call: int) -> None:
-        # The least of both is of interest: one rank that has no plan, and the rank that has come furthest.
+        # The least of both is of interest: one rank that has no plan, and the rank that has come
+        # furthest.
         answer = torch.tensor([int(self._is_ready()), -self._passes.count], dtype=torch.int32)
         options = AllreduceOptions()
         options.reduceOp = dist.ReduceOp(dist.ReduceOp.MIN)

@@ -1,8 +1,9 @@
 """Keeps torch.compile out of methods that talk to other ranks, without importing the compiler.
 
-Dynamo inlines the Python methods of a process group, which it knows as an opaque object, and fails at the first attribute
-(torch 2.13: "Member '_find' is not registered for this opaque object type"). `torch.compiler.disable` would import the
-whole compiler, which takes a second, and wrap each call; what it marks and skips can be marked and skipped directly.
+Dynamo inlines the Python methods of a process group, which it knows as an opaque object, and fails
+at the first attribute (torch 2.13: "Member '_find' is not registered for this opaque object type").
+`torch.compiler.disable` would import the whole compiler, which takes a second, and wrap each call;
+what it marks and skips can be marked and skipped directly.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ C = TypeVar("C", bound=type)
 
 
 def leave_untraced(cls: C) -> C:
-    """Have torch.compile run the methods of `cls`, inherited ones of ours included, as they are; return `cls`."""
+    """Have torch.compile run the methods of `cls`, inherited ones of ours included, as they are;
+    return `cls`.
+    """
     for owner in cls.__mro__:
         if owner.__module__.startswith(__package__ or ""):
             for value in vars(owner).values():

@@ -10,10 +10,10 @@ from platformdirs import user_cache_path
 
 log = logging.getLogger("topoplan")
 
+# Environment variable: the cache folder.
 VARIABLE = "TOPOPLAN_CACHE"
-"""Environment variable: the cache folder."""
+# Folders of which this process has warned: it looks into the cache at every new size.
 _warned: set[Path | None] = set()
-"""Folders of which this process has warned: it looks into the cache at every new size."""
 
 
 def find_cache_folder(named: str | Path | None = None) -> Path | None:

@@ -23,15 +23,15 @@ from .folder import describe_problem, warn_of_no_home, warn_without_cache
 
 log = logging.getLogger("topoplan")
 
+# Cached races, of which the oldest are removed: some 25 sizes of 40 plans, in 1 MiB altogether.
 MOST_FILES = 1024
-"""Cached races, of which the oldest are removed: some 25 sizes of 40 plans, in 1 MiB altogether."""
+# Longest file that is read: a race of all candidates takes under 4,000 characters.
 _MOST_CHARS = 1 << 16
-"""Longest file that is read: a race of all candidates takes under 4,000 characters."""
+# Names of cached races, and of those that a process which was killed left half written.
 _OWN_NAME = re.compile(r"\.?[0-9a-f]{32}-\d+\.json(\..*\.tmp)?")
-"""Names of cached races, and of those that a process which was killed left half written."""
 
+# Microseconds. The upper bound keeps out infinity, to which every time would be near.
 _Time = Annotated[float, Meta(gt=0, le=1e12)]
-"""Microseconds. The upper bound keeps out infinity, to which every time would be near."""
 
 
 class CachedRace(Struct, frozen=True):

@@ -1,4 +1,5 @@
-"""The classic systems for data-parallel training: each keeps the replicas of one model together in its own way.
+"""The classic systems for data-parallel training: each keeps the replicas of one model together in
+its own way.
 
     from topoplan.runtime import classic
 
@@ -17,18 +18,21 @@ With helpers, which are ranks that hold no model (`model` is None there):
     else:
         ...                               # as above
 
-`make(name, model, optimizer, *, group=None, plan=None, topology=None, helpers=(), helper_devices=(), choose="race",
-timeout=...)` is collective: every rank of the default group calls it, with the same arguments but for the model.
-`optimizer` is a function from parameters to a torch optimizer, called where updates are made: on every worker, on the first
-one (gather), or, with flat shards of the parameters, on the helpers (async-parameter-server; so only optimizers that treat
-every element alike, such as SGD and Adam). Workers begin with the first worker's parameters and buffers. Wrong use is one
-InputError, the same on every rank. `timeout` is the deadline of each wait, also of a helper's for the next step.
+`make(name, model, optimizer, *, group=None, plan=None, topology=None, helpers=(),
+helper_devices=(), choose="race", timeout=...)` is collective: every rank of the default group calls
+it, with the same arguments but for the model. `optimizer` is a function from parameters to a torch
+optimizer, called where updates are made: on every worker, on the first one (gather), or, with flat
+shards of the parameters, on the helpers (async-parameter-server; so only optimizers that treat
+every element alike, such as SGD and Adam). Workers begin with the first worker's parameters and
+buffers. Wrong use is one InputError, the same on every rank. `timeout` is the deadline of each
+wait, also of a helper's for the next step.
 
-A system has `name`, `promise` and `source` (one line each, for tables; `system_of(name)` is the class), `is_helper`,
-`workers` and `helpers` (ranks of the group), `optimizer` (None where updates are made elsewhere), `steps` (made here),
-`bytes_sent` (by this rank since `make` returned, payload of messages to other ranks; None where it cannot be known)
-and `report()` (a flat dict of further figures: shares, staleness ...). `finish` may send the model once more,
-which `bytes_sent` counts from then on.
+A system has `name`, `promise` and `source` (one line each, for tables; `system_of(name)` is the
+class), `is_helper`, `workers` and `helpers` (ranks of the group), `optimizer` (None where updates
+are made elsewhere), `steps` (made here), `bytes_sent` (by this rank since `make` returned, payload
+of messages to other ranks; None where it cannot be known) and `report()` (a flat dict of further
+figures: shares, staleness ...). `finish` may send the model once more, which `bytes_sent` counts
+from then on.
 
 The names, in the order of `NAMES`:
 

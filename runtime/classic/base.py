@@ -28,7 +28,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Setting:
-    """What all ranks agreed on: which ranks of `group` are workers, which helpers, and the arguments of `make`."""
+    """What all ranks agreed on: which ranks of `group` are workers, which helpers, and the
+    arguments of `make`.
+    """
 
     group: dist.ProcessGroup
     rank: int
@@ -61,7 +63,9 @@ class Setting:
                 outcome[0] = compute()
             except TopoplanError as error:
                 outcome[0] = error
-        dist.broadcast_object_list(outcome, dist.get_global_rank(self.group, 0), self.group, self.device)
+        dist.broadcast_object_list(
+            outcome, dist.get_global_rank(self.group, 0), self.group, self.device
+        )
         if isinstance(outcome[0], TopoplanError):
             raise outcome[0]
         result: T = outcome[0]
@@ -71,7 +75,9 @@ class Setting:
         """Raise InputError unless `topology` has one GPU for each worker."""
         gpus, workers = len(topology.ranks), len(self.workers)
         if gpus != workers:
-            raise InputError(f"topology {topology.name!r} has {gpus} GPUs, there are {workers} workers")
+            raise InputError(
+                f"topology {topology.name!r} has {gpus} GPUs, there are {workers} workers"
+            )
 
 
 class System(ABC):
@@ -90,7 +96,10 @@ class System(ABC):
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
         self.rank, self.workers, self.helpers = setting.rank, setting.workers, setting.helpers
-        store = PrefixStore(f"topoplan-classic/{setting.group.group_name}", dist.distributed_c10d._get_default_store())
+        store = PrefixStore(
+            f"topoplan-classic/{setting.group.group_name}",
+            dist.distributed_c10d._get_default_store(),
+        )
         self.faults = Faults(setting.group, setting.timeout, store)
         self.p2p = PointToPoint(setting.group, self.faults)
         self.optimizer: torch.optim.Optimizer | None = None
@@ -100,7 +109,8 @@ class System(ABC):
         if setting.model is not None:
             self._copy_initial_model(setting.model)
 
-    # -- what users call -----------------------------------------------------------------------------------------
+    # -- what users call
+    # -----------------------------------------------------------------------------------------
 
     @property
     def is_helper(self) -> bool:
@@ -124,7 +134,9 @@ class System(ABC):
         self.buckets.clear_gradients()
 
     def finish(self) -> None:
-        """End training with the same model on all workers. Every worker calls it once; helpers then return from serve()."""
+        """End training with the same model on all workers. Every worker calls it once; helpers then
+        return from serve().
+        """
         self._check_worker("finish")
         self.p2p.begin(f"{self.name}, the end after {self.steps} steps")
         self._end()
@@ -136,7 +148,10 @@ class System(ABC):
         Raises ExecutionError where a worker is lost.
         """
         if not self.is_helper:
-            raise InputError(f"rank {self.rank} holds a model: it calls step() and finish(); serve() is for helpers")
+            raise InputError(
+                f"rank {self.rank} holds a model: it calls step() and finish(); serve() is for "
+                "helpers"
+            )
         if self._finished:
             raise InputError(f"rank {self.rank}: serve() has ended; make a new system")
         self._serve()
@@ -146,7 +161,8 @@ class System(ABC):
         """Return further figures on this rank's part, by name."""
         return {}
 
-    # -- what systems fill in ------------------------------------------------------------------------------------
+    # -- what systems fill in
+    # ------------------------------------------------------------------------------------
 
     @abstractmethod
     def _advance(self) -> None:
@@ -159,7 +175,8 @@ class System(ABC):
         """Work for the workers until they finish."""
         raise InputError(f"{self.name} has no helpers")
 
-    # -- what they share -----------------------------------------------------------------------------------------
+    # -- what they share
+    # -----------------------------------------------------------------------------------------
 
     @property
     def buckets(self) -> Buckets:
@@ -175,10 +192,13 @@ class System(ABC):
     def _check_worker(self, what: str) -> None:
         if self.is_helper:
             raise InputError(
-                f"{what}() on rank {self.rank}, which is a helper and holds no model; helpers call serve()"
+                f"{what}() on rank {self.rank}, which is a helper and holds no model; helpers "
+                "call serve()"
             )
         if self._finished:
-            raise InputError(f"{what}() on rank {self.rank} after finish(); make a new system to train on")
+            raise InputError(
+                f"{what}() on rank {self.rank} after finish(); make a new system to train on"
+            )
 
     def _copy_initial_model(self, model: nn.Module) -> None:
         """Copy the first worker's parameters and buffers to all workers."""
@@ -200,7 +220,9 @@ class System(ABC):
             self.p2p.exchange(receives=[(first, flat) for flat in flats])
 
     def _average_at_first(self, flats: Flats) -> None:
-        """Replace the first worker's `flats` by the mean over all workers; leave the others' as they are."""
+        """Replace the first worker's `flats` by the mean over all workers; leave the others' as
+        they are.
+        """
         first = self.setting.first
         if self.rank != first:
             self.p2p.exchange(sends=[(first, flat) for flat in flats])
@@ -208,11 +230,14 @@ class System(ABC):
         received = {w: [torch.empty_like(flat) for flat in flats] for w in self.others}
         self.p2p.exchange(receives=[(w, flat) for w, copies in received.items() for flat in copies])
         for number, flat in enumerate(flats):
-            average_in_order([flat if w == first else received[w][number] for w in self.workers], flat)
+            average_in_order(
+                [flat if w == first else received[w][number] for w in self.workers], flat
+            )
 
 
 class Averaging(System):
-    """A system in which every worker gets the mean of all workers' gradients and updates its own replica.
+    """A system in which every worker gets the mean of all workers' gradients and updates its own
+    replica.
 
     Replicas stay bitwise equal, because `average` gives all workers the same bits.
     """
@@ -232,4 +257,6 @@ class Averaging(System):
 
     @abstractmethod
     def average(self, flats: Flats) -> None:
-        """Replace flat tensors by their means over the workers, in place and with the same bits on all workers."""
+        """Replace flat tensors by their means over the workers, in place and with the same bits on
+        all workers.
+        """

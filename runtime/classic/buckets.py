@@ -9,8 +9,8 @@ from torch import nn
 
 from ...topo.errors import InputError
 
+# Largest bucket, unless one parameter alone is larger (as in DDP).
 BUCKET_BYTES = 25 << 20
-"""Largest bucket, unless one parameter alone is larger (as in DDP)."""
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 Flats = list[torch.Tensor]
 
@@ -21,7 +21,9 @@ def name_of(dtype: torch.dtype) -> str:
 
 
 def average_in_order(parts: Sequence[torch.Tensor], out: torch.Tensor) -> None:
-    """Write the mean of tensors to `out`, which may be one of them; they are added in their order and rounded once."""
+    """Write the mean of tensors to `out`, which may be one of them; they are added in their order
+    and rounded once.
+    """
     total = parts[0].to(sum_dtype(out.dtype), copy=True)
     for part in parts[1:]:
         total += part
@@ -34,28 +36,41 @@ def sum_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 class Buckets:
-    """A model's trainable parameters as buckets of one dtype each, in the order in which the model lists them.
+    """A model's trainable parameters as buckets of one dtype each, in the order in which the model
+    lists them.
 
-    Raises InputError for a model with nothing to train, or with parameters of a dtype or on a device that is not supported.
+    Raises InputError for a model with nothing to train, or with parameters of a dtype or on a
+    device that is not supported.
     """
 
-    def __init__(self, model: nn.Module, device: torch.device, dtypes: Sequence[torch.dtype] = DTYPES) -> None:
+    def __init__(
+        self, model: nn.Module, device: torch.device, dtypes: Sequence[torch.dtype] = DTYPES
+    ) -> None:
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         if not self.parameters:
             raise InputError("the model has no parameters that require gradients; nothing to train")
         for name, p in model.named_parameters():
             if p.requires_grad and p.dtype not in dtypes:
                 allowed = ", ".join(map(name_of, dtypes))
-                raise InputError(f"parameter {name} is of {name_of(p.dtype)}; this system takes {allowed}")
+                raise InputError(
+                    f"parameter {name} is of {name_of(p.dtype)}; this system takes {allowed}"
+                )
             if p.device.type != device.type:
-                raise InputError(f"parameter {name} is on {p.device}; the process group works on {device.type}")
+                raise InputError(
+                    f"parameter {name} is on {p.device}; the process group works on {device.type}"
+                )
         self.members = _divide(self.parameters)
-        self.layout = [(sum(p.numel() for p in members), name_of(members[0].dtype)) for members in self.members]
+        self.layout = [
+            (sum(p.numel() for p in members), name_of(members[0].dtype)) for members in self.members
+        ]
         """(elements, dtype) of each bucket."""
 
     def allocate(self) -> Flats:
         """Return uninitialized flat tensors of the buckets' sizes."""
-        return [m[0].new_empty(n, requires_grad=False) for m, (n, _) in zip(self.members, self.layout, strict=True)]
+        return [
+            m[0].new_empty(n, requires_grad=False)
+            for m, (n, _) in zip(self.members, self.layout, strict=True)
+        ]
 
     def copy_gradients(self, into: Flats) -> None:
         """Copy the gradients to flat tensors; a parameter without a gradient counts as zeros."""
@@ -63,7 +78,9 @@ class Buckets:
             if p.grad is None:
                 view.zero_()
             elif p.grad.layout != torch.strided:
-                raise InputError("a gradient is sparse; the classic systems take dense ones (sparse=False)")
+                raise InputError(
+                    "a gradient is sparse; the classic systems take dense ones (sparse=False)"
+                )
             else:
                 view.copy_(p.grad)
 
@@ -101,7 +118,9 @@ class Buckets:
 
 
 def _divide(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
-    """Divide parameters into buckets of one dtype, none over BUCKET_BYTES unless one parameter is."""
+    """Divide parameters into buckets of one dtype, none over BUCKET_BYTES unless one parameter
+    is.
+    """
     out: list[list[nn.Parameter]] = []
     last_of_dtype: dict[torch.dtype, tuple[list[nn.Parameter], int]] = {}
     for p in parameters:

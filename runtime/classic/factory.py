@@ -1,4 +1,6 @@
-"""`make` creates a system. All ranks compare their arguments first, so that wrong use is the same error on every rank."""
+"""`make` creates a system. All ranks compare their arguments first, so that wrong use is the same
+error on every rank.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,9 @@ NAMES = tuple(_SYSTEMS)
 
 
 def system_of(name: str) -> type[System]:
-    """Return the class of a system, with its `promise` and `source`. Raises InputError for an unknown name."""
+    """Return the class of a system, with its `promise` and `source`. Raises InputError for an
+    unknown name.
+    """
     if name not in _SYSTEMS:
         raise InputError(f"unknown system {name!r}; expected one of {', '.join(NAMES)}")
     return _SYSTEMS[name]
@@ -77,12 +81,13 @@ def make(
     choose: str = "race",
     timeout: timedelta = DEFAULT_TIMEOUT,
 ) -> System:
-    """Create this rank's part in the system `name`; see the package's docstring. Collective over the default group.
+    """Create this rank's part in the system `name`; see the package's docstring. Collective over
+    the default group.
 
-    `helpers` are ranks of `group` without a model. `topology` has a GPU for each rank, or one for each worker, and then
-    `helper_devices` names the helpers' devices in it. `choose` is Communicator's, for "plan".
-    InputError on every rank for wrong use on any; InfeasibleError where the topology does not allow it; ExecutionError where
-    ranks do not answer.
+    `helpers` are ranks of `group` without a model. `topology` has a GPU for each rank, or one for
+    each worker, and then `helper_devices` names the helpers' devices in it. `choose` is
+    Communicator's, for "plan". InputError on every rank for wrong use on any; InfeasibleError where
+    the topology does not allow it; ExecutionError where ranks do not answer.
     """
     if not dist.is_initialized():
         raise InputError("torch.distributed is not initialised; call init_process_group first")
@@ -90,10 +95,16 @@ def make(
         own_group = make_private_group(group, timeout - timedelta(seconds=grace_s(timeout)))
         device = device_of(own_group)
         helper_ranks = tuple(helpers)
-        problem, buckets = _check_arguments(name, model, optimizer, own_group, device, helper_ranks, plan)
+        problem, buckets = _check_arguments(
+            name, model, optimizer, own_group, device, helper_ranks, plan
+        )
         layout = None if buckets is None else tuple(buckets.layout)
-        arguments: list[_Arguments] = [_Arguments("", "", (), None)] * dist.get_world_size(own_group)
-        dist.all_gather_object(arguments, _Arguments(problem, name, helper_ranks, layout), own_group)
+        arguments: list[_Arguments] = [_Arguments("", "", (), None)] * dist.get_world_size(
+            own_group
+        )
+        dist.all_gather_object(
+            arguments, _Arguments(problem, name, helper_ranks, layout), own_group
+        )
         _check_same(arguments)
         workers = tuple(r for r in range(len(arguments)) if r not in helper_ranks)
         setting = Setting(
@@ -136,12 +147,15 @@ def _check_arguments(
         system = system_of(name)
         _check_helpers(system, dist.get_world_size(group), helpers)
         if plan is not None and not system.takes_plan:
-            raise InputError(f"{name} does not follow a plan; leave it out, or use the system 'plan'")
+            raise InputError(
+                f"{name} does not follow a plan; leave it out, or use the system 'plan'"
+            )
         if device.type == "cuda" and system.only_cpu:
             raise InputError(f"{name} does not run over NCCL: {system.only_cpu}; use gloo")
         if isinstance(optimizer, torch.optim.Optimizer) or not callable(optimizer):
             raise InputError(
-                "optimizer: expected a function of the parameters, such as lambda p: torch.optim.SGD(p, lr=0.1)"
+                "optimizer: expected a function of the parameters, such as lambda p: "
+                "torch.optim.SGD(p, lr=0.1)"
             )
         if dist.get_rank(group) in helpers:
             if model is not None:
@@ -149,10 +163,13 @@ def _check_arguments(
             return None, None
         if not isinstance(model, nn.Module):
             raise InputError(
-                f"this rank brought {type(model).__name__} as its model; expected a module (None is for helpers)"
+                f"this rank brought {type(model).__name__} as its model; expected a module (None "
+                "is for helpers)"
             )
         if isinstance(model, DistributedDataParallel):
-            raise InputError("the model is wrapped in DDP, which averages gradients itself; give model.module")
+            raise InputError(
+                "the model is wrapped in DDP, which averages gradients itself; give model.module"
+            )
         return None, Buckets(model, device, system.dtypes)
     except InputError as error:
         return str(error), None
@@ -160,14 +177,19 @@ def _check_arguments(
 
 def _check_helpers(system: type[System], ranks: int, helpers: tuple[int, ...]) -> None:
     if helpers and not system.takes_helpers:
-        raise InputError(f"{system.name} has no use for helpers; leave them out, or use parameter-server")
+        raise InputError(
+            f"{system.name} has no use for helpers; leave them out, or use parameter-server"
+        )
     if not helpers and system.needs_helpers:
         raise InputError(
-            f"{system.name} needs helpers, ranks without a model that hold the parameters; give helpers=(rank, ...)"
+            f"{system.name} needs helpers, ranks without a model that hold the parameters; give "
+            "helpers=(rank, ...)"
         )
     for helper, times in Counter(helpers).items():
         if not isinstance(helper, int) or not 0 <= helper < ranks or times > 1:
-            raise InputError(f"helpers {helpers}: expected different ranks of the group, 0 to {ranks - 1}")
+            raise InputError(
+                f"helpers {helpers}: expected different ranks of the group, 0 to {ranks - 1}"
+            )
     if len(helpers) == ranks:
         raise InputError(f"all {ranks} ranks are helpers; at least one must bring a model")
 
@@ -180,16 +202,21 @@ def _check_same(arguments: Sequence[_Arguments]) -> None:
     for rank, argued in enumerate(arguments):
         if argued.name != arguments[0].name:
             raise InputError(
-                f"rank 0 asked for the system {arguments[0].name}, rank {rank} for {argued.name}; they must be alike"
+                f"rank 0 asked for the system {arguments[0].name}, rank {rank} for {argued.name}; "
+                "they must be alike"
             )
         if argued.helpers != arguments[0].helpers:
             raise InputError(
-                f"rank 0 named helpers {arguments[0].helpers}, rank {rank} {argued.helpers}; they must be alike"
+                f"rank 0 named helpers {arguments[0].helpers}, rank {rank} {argued.helpers}; they "
+                "must be alike"
             )
-    layouts = [(rank, argued.layout) for rank, argued in enumerate(arguments) if argued.layout is not None]
+    layouts = [
+        (rank, argued.layout) for rank, argued in enumerate(arguments) if argued.layout is not None
+    ]
     for rank, layout in layouts:
         if layout != layouts[0][1]:
             raise InputError(
-                f"the models of rank {layouts[0][0]} and rank {rank} differ in the sizes or dtypes of their parameters; "
+                f"the models of rank {layouts[0][0]} and rank {rank} differ in the sizes or "
+                "dtypes of their parameters; "
                 "every worker must bring the same model"
             )

@@ -1,8 +1,10 @@
-"""The mixing matrix of decentralised training: the weights with which each rank averages its neighbours' parameters.
+"""The mixing matrix of decentralised training: the weights with which each rank averages its
+neighbours' parameters.
 
-Neighbours are GPUs that the hardware joins without other GPUs between. The weights are those of Metropolis and Hastings
-(Xiao and Boyd, "Fast linear iterations for distributed averaging", 2004): symmetric and doubly stochastic on any graph, so
-that averaging leaves the mean as it is, and each averaging brings the replicas nearer to it by the factor `contraction`.
+Neighbours are GPUs that the hardware joins without other GPUs between. The weights are those of
+Metropolis and Hastings (Xiao and Boyd, "Fast linear iterations for distributed averaging", 2004):
+symmetric and doubly stochastic on any graph, so that averaging leaves the mean as it is, and each
+averaging brings the replicas nearer to it by the factor `contraction`.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ Edge = tuple[int, int]
 
 @dataclass(frozen=True)
 class MixingMatrix:
-    """`weight[i][j]` is the weight of rank j's parameters at rank i: 0 for all but itself and its neighbours."""
+    """`weight[i][j]` is the weight of rank j's parameters at rank i: 0 for all but itself and its
+    neighbours.
+    """
 
     weight: tuple[tuple[Fraction, ...], ...]
 
@@ -33,27 +37,41 @@ class MixingMatrix:
 
     @property
     def contraction(self) -> float:
-        """Second largest absolute eigenvalue: each averaging shrinks the distance from the mean at least by this factor."""
+        """Second largest absolute eigenvalue: each averaging shrinks the distance from the mean at
+        least by this factor.
+        """
         values = np.linalg.eigvalsh(np.array([[float(w) for w in row] for row in self.weight]))
         return float(np.sort(np.abs(values))[-2]) if len(values) > 1 else 0.0
 
 
 def neighbour_edges(topology: Topology) -> tuple[Edge, ...]:
-    """Return the pairs of ranks that the hardware joins in both directions without other GPUs between."""
+    """Return the pairs of ranks that the hardware joins in both directions without other GPUs
+    between.
+    """
     router = Router(topology)
     pairs = combinations(range(len(topology.ranks)), 2)
-    return tuple((a, b) for a, b in pairs if router.route(a, b) is not None and router.route(b, a) is not None)
+    return tuple(
+        (a, b)
+        for a, b in pairs
+        if router.route(a, b) is not None and router.route(b, a) is not None
+    )
 
 
 def ring_edges(ranks: int) -> tuple[Edge, ...]:
     """Return the pairs of consecutive ranks, the last and the first included."""
-    return tuple(sorted({(min(r, (r + 1) % ranks), max(r, (r + 1) % ranks)) for r in range(ranks) if ranks > 1}))
+    return tuple(
+        sorted(
+            {(min(r, (r + 1) % ranks), max(r, (r + 1) % ranks)) for r in range(ranks) if ranks > 1}
+        )
+    )
 
 
 def metropolis_weights(ranks: int, edges: Iterable[Edge]) -> MixingMatrix:
-    """Return weights of 1 / (1 + the greater degree) for two neighbours, and the rest to 1 for a rank itself.
+    """Return weights of 1 / (1 + the greater degree) for two neighbours, and the rest to 1 for a
+    rank itself.
 
-    Raises InputError for an edge that does not join two ranks, InfeasibleError where the graph is not connected.
+    Raises InputError for an edge that does not join two ranks, InfeasibleError where the graph is
+    not connected.
     """
     neighbours: list[set[int]] = [set() for _ in range(ranks)]
     for a, b in edges:
@@ -64,7 +82,8 @@ def metropolis_weights(ranks: int, edges: Iterable[Edge]) -> MixingMatrix:
     unreachable = set(range(ranks)) - _find_reachable(neighbours)
     if unreachable:
         raise InfeasibleError(
-            f"neighbours: rank {min(unreachable)} and rank 0 are not joined by a chain of neighbours, so they would never "
+            f"neighbours: rank {min(unreachable)} and rank 0 are not joined by a chain of "
+            "neighbours, so they would never "
             "agree"
         )
     rows = [[Fraction(0)] * ranks for _ in range(ranks)]

@@ -1,6 +1,8 @@
-"""Point-to-point messages between the ranks of one group: posted together, awaited once, counted; errors name the culprit.
+"""Point-to-point messages between the ranks of one group: posted together, awaited once, counted;
+errors name the culprit.
 
-Messages between two ranks arrive in the order in which both post them. Over NCCL what is posted together is one batch.
+Messages between two ranks arrive in the order in which both post them. Over NCCL what is posted
+together is one batch.
 """
 
 from __future__ import annotations
@@ -18,8 +20,9 @@ from ...topo.errors import ExecutionError, TopoplanError
 from ..ranks.faults import Call, Faults, first_line
 from ..ranks.groups import uses_nccl
 
+# A peer (its rank in the group), and the contiguous tensor to send or to receive into, not to be
+# used before `wait`.
 Message = tuple[int, torch.Tensor]
-"""A peer (its rank in the group), and the contiguous tensor to send or to receive into, not to be used before `wait`."""
 
 
 class PointToPoint:
@@ -42,13 +45,16 @@ class PointToPoint:
         if self.faults is not None:
             self._call = self.faults.begin(call)
 
-    def post(self, sends: Sequence[Message] = (), receives: Sequence[Message] = ()) -> PendingMessages:
+    def post(
+        self, sends: Sequence[Message] = (), receives: Sequence[Message] = ()
+    ) -> PendingMessages:
         """Begin to send and to receive; messages without elements are skipped."""
         messages = [("receive", peer, tensor) for peer, tensor in receives if len(tensor)]
         messages += [("send", peer, tensor) for peer, tensor in sends if len(tensor)]
         calls: dict[str, Any] = {"receive": dist.irecv, "send": dist.isend}
         operations = [
-            dist.P2POp(calls[kind], tensor, self._global(peer), self.group) for kind, peer, tensor in messages
+            dist.P2POp(calls[kind], tensor, self._global(peer), self.group)
+            for kind, peer, tensor in messages
         ]
         works: list[dist.Work] = []
         pending: list[tuple[str, int, int]] = []
@@ -72,7 +78,9 @@ class PointToPoint:
         self.post(sends, receives).wait()
 
     def explain(self, kind: str, peer: int, number: int, error: Exception) -> ExecutionError:
-        """Return the error to raise where the `number`-th message to ("send") or from ("receive") a peer failed."""
+        """Return the error to raise where the `number`-th message to ("send") or from ("receive") a
+        peer failed.
+        """
         if self.faults is not None and self._call is not None:
             return self.faults.stuck(self._call, kind, peer, number, 0, error, dict(self._posted))
         doing = "sending to" if kind == "send" else "receiving from"
@@ -80,7 +88,11 @@ class PointToPoint:
 
     def remaining(self) -> timedelta | None:
         """Return the time to the call's deadline; None where the group's own timeout counts."""
-        return None if self._call is None else timedelta(seconds=max(0.001, self._call.deadline - monotonic()))
+        return (
+            None
+            if self._call is None
+            else timedelta(seconds=max(0.001, self._call.deadline - monotonic()))
+        )
 
     def _global(self, rank: int) -> int:
         return dist.get_global_rank(self.group, rank)
@@ -89,14 +101,20 @@ class PointToPoint:
 class PendingMessages:
     """Messages under way: (kind, peer, number between the two ranks) of each."""
 
-    def __init__(self, p2p: PointToPoint, works: list[dist.Work], pending: list[tuple[str, int, int]]) -> None:
+    def __init__(
+        self, p2p: PointToPoint, works: list[dist.Work], pending: list[tuple[str, int, int]]
+    ) -> None:
         self._p2p, self._works, self._pending = p2p, works, pending
 
     def wait(self) -> None:
-        """Wait until all are sent and received (over NCCL: until the current stream may go on). Call it once."""
+        """Wait until all are sent and received (over NCCL: until the current stream may go on).
+        Call it once.
+        """
         works, self._works = self._works, []
         for number, work in enumerate(works):
-            kind, peer, count = self._pending[min(number, len(self._pending) - 1)]  # NCCL: one work for the whole batch
+            kind, peer, count = self._pending[
+                min(number, len(self._pending) - 1)
+            ]  # NCCL: one work for the whole batch
             try:
                 remaining = self._p2p.remaining()
                 if remaining is None or self._p2p.batched:

@@ -1,6 +1,8 @@
-"""8-bit quantization in blocks: each value becomes one of 256 levels between its block's least and greatest value.
+"""8-bit quantization in blocks: each value becomes one of 256 levels between its block's least and
+greatest value.
 
-A row of `numel` values becomes two float32 a block (its least and greatest value), then a byte a value.
+A row of `numel` values becomes two float32 a block (its least and greatest value), then a byte a
+value.
 """
 
 from __future__ import annotations
@@ -25,9 +27,9 @@ def count_blocks(numel: int) -> int:
 def quantize(rows: torch.Tensor, noise: torch.Generator | None = None) -> torch.Tensor:
     """Quantize [r, numel] values of any float dtype to [r, quantized_bytes(numel)] of uint8.
 
-    Values are rounded to the nearest level, or, with `noise`, up or down at random so that the mean is the value itself. The
-    error is at most half a level (a whole one with noise), a level being 1/255 of the block's range. A block with a value
-    that is not finite is dequantized to nan.
+    Values are rounded to the nearest level, or, with `noise`, up or down at random so that the mean
+    is the value itself. The error is at most half a level (a whole one with noise), a level being
+    1/255 of the block's range. A block with a value that is not finite is dequantized to nan.
     """
     count, numel = rows.shape
     whole = count_blocks(numel) * BLOCK

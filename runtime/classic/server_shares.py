@@ -1,8 +1,10 @@
-"""Computes how much of a buffer each parameter server should add up, so that the busiest link carries least.
+"""Computes how much of a buffer each parameter server should add up, so that the busiest link
+carries least.
 
-Each worker sends server s its part of the buffer, a share f_s of it, and gets the sum of that part back; a worker that
-serves keeps its own. BytePS (Jiang et al., OSDI 2020, section 4.1) solves this by hand for equal machines on one
-switch; here it is a linear program over the links of any topology.
+Each worker sends server s its part of the buffer, a share f_s of it, and gets the sum of that part
+back; a worker that serves keeps its own. BytePS (Jiang et al., OSDI 2020, section 4.1) solves this
+by hand for equal machines on one switch; here it is a linear program over the links of any
+topology.
 """
 
 from __future__ import annotations
@@ -22,18 +24,20 @@ from ...topo.errors import InfeasibleError, InputError
 from ...topo.graph import Device, Link, Topology, both_ways
 from ...topo.routes import Router, route_links
 
+# Weight of the largest share in the objective, beside the time: of equally fast divisions, the most
+# even one is wanted.
 _EVEN = 1e-4
-"""Weight of the largest share in the objective, beside the time: of equally fast divisions, the most even one is wanted."""
 _DENOMINATORS = (10**3, 10**4, 10**5, 10**6)
 _MOST_SERVERS = 4096
 
 
 @dataclass(frozen=True)
 class Shares:
-    """A division of the buffer among servers: `share[i]` of it goes to `servers[i]`; the shares sum up to 1.
+    """A division of the buffer among servers: `share[i]` of it goes to `servers[i]`; the shares sum
+    up to 1.
 
-    `load` is what each directed link carries, as a multiple of the buffer, push and pull together. `at_least_s_per_GB` is a
-    lower bound on `s_per_GB` over all divisions. All exact.
+    `load` is what each directed link carries, as a multiple of the buffer, push and pull together.
+    `at_least_s_per_GB` is a lower bound on `s_per_GB` over all divisions. All exact.
     """
 
     topology: Topology
@@ -44,30 +48,43 @@ class Shares:
 
     @cached_property
     def s_per_GB(self) -> Fraction:
-        """Seconds that the busiest link takes for each GB of buffer; 0 where nothing crosses a link."""
-        return max((load / self.topology.capacity_GBps[link] for link, load in self.load.items()), default=Fraction(0))
+        """Seconds that the busiest link takes for each GB of buffer; 0 where nothing crosses a
+        link.
+        """
+        return max(
+            (load / self.topology.capacity_GBps[link] for link, load in self.load.items()),
+            default=Fraction(0),
+        )
 
     @property
     def busiest(self) -> tuple[DirectedLink, ...]:
         """The links that take `s_per_GB`."""
         capacity = self.topology.capacity_GBps
-        return tuple(link for link, load in self.load.items() if load == self.s_per_GB * capacity[link])
+        return tuple(
+            link for link, load in self.load.items() if load == self.s_per_GB * capacity[link]
+        )
 
 
 def find_shares(topology: Topology, workers: Sequence[str], servers: Sequence[str]) -> Shares:
-    """Return the best shares for `servers` that add up the buffers of `workers` (device ids; a worker may be a server, too).
+    """Return the best shares for `servers` that add up the buffers of `workers` (device ids; a
+    worker may be a server, too).
 
-    A server to which some worker has no route gets nothing. Of equally fast divisions, the most even one is taken.
-    Raises InputError for unknown or repeated devices or empty lists, InfeasibleError where no server can be reached by all
-    workers.
+    A server to which some worker has no route gets nothing. Of equally fast divisions, the most
+    even one is taken. Raises InputError for unknown or repeated devices or empty lists,
+    InfeasibleError where no server can be reached by all workers.
     """
     _check(topology, workers, "workers")
     _check(topology, servers, "servers")
     router = Router(topology)
-    uses_of = {server: uses for server in servers if (uses := _count_uses(router, workers, server)) is not None}
+    uses_of = {
+        server: uses
+        for server in servers
+        if (uses := _count_uses(router, workers, server)) is not None
+    }
     if not uses_of:
         raise InfeasibleError(
-            "parameter servers: to each candidate some worker has only routes through other GPUs, or none"
+            "parameter servers: to each candidate some worker has only routes through other GPUs, "
+            "or none"
         )
     links = sorted({link for uses in uses_of.values() for link in uses})
     number = {link: i for i, link in enumerate(links)}
@@ -90,8 +107,12 @@ def find_shares(topology: Topology, workers: Sequence[str], servers: Sequence[st
 
 
 def equal_hosts(workers: int, helpers: int) -> Topology:
-    """BytePS's machines: worker hosts (`gpu0` ...) and hosts without GPUs (`cpu0` ...) with equal ports on one switch."""
-    hosts = [Device(f"gpu{i}") for i in range(workers)] + [Device(f"cpu{i}", "cpu") for i in range(helpers)]
+    """BytePS's machines: worker hosts (`gpu0` ...) and hosts without GPUs (`cpu0` ...) with equal
+    ports on one switch.
+    """
+    hosts = [Device(f"gpu{i}") for i in range(workers)] + [
+        Device(f"cpu{i}", "cpu") for i in range(helpers)
+    ]
     links = [x for host in hosts for x in both_ways(Link(host.id, "network0", kind="network"))]
     switch = Device("network0", "switch", "network")
     return Topology(f"{workers} worker and {helpers} helper hosts", (*hosts, switch), tuple(links))
@@ -100,17 +121,27 @@ def equal_hosts(workers: int, helpers: int) -> Topology:
 def _check(topology: Topology, names: Sequence[str], what: str) -> None:
     if not names or len(names) > _MOST_SERVERS:
         raise InputError(
-            f"parameter servers: {len(names)} {what}; expected 1 to {_MOST_SERVERS} devices of the topology"
+            f"parameter servers: {len(names)} {what}; expected 1 to {_MOST_SERVERS} devices of "
+            "the topology"
         )
     for name, times in Counter(names).items():
         if name not in topology.by_id:
-            raise InputError(f"parameter servers: {name!r} among the {what} is no device of topology {topology.name!r}")
+            raise InputError(
+                f"parameter servers: {name!r} among the {what} is no device of topology "
+                f"{topology.name!r}"
+            )
         if times > 1:
-            raise InputError(f"parameter servers: {name!r} is {times} times among the {what}; name it once")
+            raise InputError(
+                f"parameter servers: {name!r} is {times} times among the {what}; name it once"
+            )
 
 
-def _count_uses(router: Router, workers: Sequence[str], server: str) -> Counter[DirectedLink] | None:
-    """Count how often the part of one server crosses each link, push and pull; None where some worker has no route."""
+def _count_uses(
+    router: Router, workers: Sequence[str], server: str
+) -> Counter[DirectedLink] | None:
+    """Count how often the part of one server crosses each link, push and pull; None where some
+    worker has no route.
+    """
     uses: Counter[DirectedLink] = Counter()
     for worker in workers:
         if worker != server:
@@ -122,15 +153,23 @@ def _count_uses(router: Router, workers: Sequence[str], server: str) -> Counter[
     return uses
 
 
-def _find_best(columns: Sequence[Mapping[int, int]], capacity: Sequence[Fraction]) -> list[Fraction]:
-    """Return the best of the exact divisions near the floating-point solution of the linear program."""
+def _find_best(
+    columns: Sequence[Mapping[int, int]], capacity: Sequence[Fraction]
+) -> list[Fraction]:
+    """Return the best of the exact divisions near the floating-point solution of the linear
+    program.
+    """
     candidates = []
     for even in (_EVEN, 0.0):
         floats, _ = _solve(columns, capacity, even)
         candidates.append(round_shares(floats, columns, capacity, [0] * len(columns)))
-        roundings = ([Fraction(float(x)).limit_denominator(most) for x in floats] for most in _DENOMINATORS)
+        roundings = (
+            [Fraction(float(x)).limit_denominator(most) for x in floats] for most in _DENOMINATORS
+        )
         candidates += [shares for shares in roundings if sum(shares) == 1]
-    return min(candidates, key=lambda shares: (_compute_time(shares, columns, capacity), max(shares)))
+    return min(
+        candidates, key=lambda shares: (_compute_time(shares, columns, capacity), max(shares))
+    )
 
 
 def _compute_time(
@@ -144,8 +183,12 @@ def _compute_time(
     return max((x / c for x, c in zip(load, capacity, strict=True)), default=Fraction(0))
 
 
-def _solve(columns: Sequence[Mapping[int, int]], capacity: Sequence[Fraction], even: float) -> tuple[Floats, Floats]:
-    """Return shares and prices of the links' time of: min t + even * m, no link busy for more than t, no share above m."""
+def _solve(
+    columns: Sequence[Mapping[int, int]], capacity: Sequence[Fraction], even: float
+) -> tuple[Floats, Floats]:
+    """Return shares and prices of the links' time of: min t + even * m, no link busy for more than
+    t, no share above m.
+    """
     servers, scale = len(columns), float(sum(capacity, Fraction(0))) or 1.0
     rows: list[list[tuple[int, float]]] = [[] for _ in capacity]
     for j, column in enumerate(columns):
@@ -166,10 +209,12 @@ def _solve(columns: Sequence[Mapping[int, int]], capacity: Sequence[Fraction], e
 
 
 def _lower_bound(columns: Sequence[Mapping[int, int]], capacity: Sequence[Fraction]) -> Fraction:
-    """Return a lower bound on the busiest link's time, exact whatever the floating-point prices are.
+    """Return a lower bound on the busiest link's time, exact whatever the floating-point prices
+    are.
 
-    For any weights w >= 0 that sum up to 1, the busiest link's time is at least the weighted mean of the links' times, which
-    is least where the whole buffer goes to the server whose mean is least.
+    For any weights w >= 0 that sum up to 1, the busiest link's time is at least the weighted mean
+    of the links' times, which is least where the whole buffer goes to the server whose mean is
+    least.
     """
     _, prices = _solve(columns, capacity, 0.0)
     best = Fraction(0)

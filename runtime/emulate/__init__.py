@@ -1,4 +1,6 @@
-"""A machine rebuilt out of network namespaces with rate-limited links; ranks run inside, over real sockets."""
+"""A machine rebuilt out of network namespaces with rate-limited links; ranks run inside, over real
+sockets.
+"""
 
 from .blueprint import Blueprint, blueprint, parse_rate
 from .mpi import why_not_mpi

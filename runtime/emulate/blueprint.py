@@ -1,9 +1,11 @@
-"""What to build for a topology: a namespace a device, a cable a pair of linked devices, and every pair's own route.
+"""What to build for a topology: a namespace a device, a cable a pair of linked devices, and every
+pair's own route.
 
-Pure data, worked out before anything is touched. A rank has an identity address (10.99.x.y) that its process groups are
-bound to; every device on the way from one rank to another knows where to hand packets on. Where a pair has no route
-that the hardware would take (only other GPUs lie between them), those GPUs forward: sockets connect everybody to
-everybody, and that is also what a stock collective in a bad rank order would have to do.
+Pure data, worked out before anything is touched. A rank has an identity address (10.99.x.y) that
+its process groups are bound to; every device on the way from one rank to another knows where to
+hand packets on. Where a pair has no route that the hardware would take (only other GPUs lie between
+them), those GPUs forward: sockets connect everybody to everybody, and that is also what a stock
+collective in a bad rank order would have to do.
 """
 
 from __future__ import annotations
@@ -25,16 +27,20 @@ IDENTITY_NET = 10 << 24 | 99 << 16
 _CABLE_NET = 10 << 24 | 128 << 16
 _MOST_RANKS = 250
 _MOST_DEVICES = 600
+# What all links of an emulated machine may carry together, for each core of the host: with that
+# they keep their rates.
 _TOTAL_bps_PER_CORE = Fraction(800_000_000)
-"""What all links of an emulated machine may carry together, for each core of the host: with that they keep their rates."""
+# The rate of the widest emulated link where none is asked for, unless _TOTAL_bps_PER_CORE allows
+# less.
 _MOST_bps = Fraction(800_000_000)
-"""The rate of the widest emulated link where none is asked for, unless _TOTAL_bps_PER_CORE allows less."""
 _RATE = re.compile(r"(\d{1,12}(?:\.\d{1,6})?)\s*([kMGT]?)(bit|bps|B/s)", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
 class Cable:
-    """A veth pair between the devices numbered `a` and `b`; rates in bit/s out of each end, None where no link leads."""
+    """A veth pair between the devices numbered `a` and `b`; rates in bit/s out of each end, None
+    where no link leads.
+    """
 
     number: int
     a: int
@@ -66,8 +72,9 @@ class Hop:
 
 @dataclass(frozen=True)
 class Blueprint:
-    """`topology` has the scaled rates, ranks in the order asked for, and only devices that are built: `devices[i]` is
-    the id of the i-th, `home[r]` the number of rank r's. `paths[s, d]` lists device numbers.
+    """`topology` has the scaled rates, ranks in the order asked for, and only devices that are
+    built: `devices[i]` is the id of the i-th, `home[r]` the number of rank r's. `paths[s, d]` lists
+    device numbers.
     """
 
     topology: Topology
@@ -83,7 +90,9 @@ class Blueprint:
         return format_address(IDENTITY_NET + 256 * (rank // 200) + rank % 200 + 1)
 
     def cable_between(self, a: int, b: int) -> Cable:
-        """Return the cable between two devices, given their numbers. Raises KeyError where there is none."""
+        """Return the cable between two devices, given their numbers. Raises KeyError where there is
+        none.
+        """
         return self._cables[frozenset((a, b))]
 
     @cached_property
@@ -97,7 +106,9 @@ def format_address(address: int) -> str:
 
 
 def parse_rate(text: str) -> Fraction:
-    """Return the bit/s of `50Mbit`, `1.5Gbit`, or `6MB/s` (bytes). Raises InputError where it is not a rate."""
+    """Return the bit/s of `50Mbit`, `1.5Gbit`, or `6MB/s` (bytes). Raises InputError where it is
+    not a rate.
+    """
     match = _RATE.fullmatch(text.strip())
     if match is None or not Fraction(match[1]):
         raise InputError(f"{text!r} is not a rate; expected for example 50Mbit, 1Gbit or 6.25MB/s")
@@ -112,7 +123,9 @@ def parse_order(text: str, ranks: int) -> tuple[int, ...]:
     except ValueError:
         order = ()
     if sorted(order) != list(range(ranks)):
-        raise InputError(f"--order {text}: expected each GPU from 0 to {ranks - 1} once, separated by commas")
+        raise InputError(
+            f"--order {text}: expected each GPU from 0 to {ranks - 1} once, separated by commas"
+        )
     return order
 
 
@@ -125,13 +138,18 @@ def blueprint(
     """
     ranks = len(topology.ranks)
     if not 2 <= ranks <= _MOST_RANKS:
-        raise InputError(f"topology {topology.name!r} has {ranks} GPUs; from 2 to {_MOST_RANKS} can be emulated")
+        raise InputError(
+            f"topology {topology.name!r} has {ranks} GPUs; from 2 to {_MOST_RANKS} can be emulated"
+        )
     if order is not None:
         topology = _reorder(topology, order)
     routes = _find_routes(topology)
     used = {device for route in routes.values() for device in route}
     if len(used) > _MOST_DEVICES:
-        raise InputError(f"topology {topology.name!r}: {len(used)} devices; at most {_MOST_DEVICES} can be emulated")
+        raise InputError(
+            f"topology {topology.name!r}: {len(used)} devices; at most {_MOST_DEVICES} can be "
+            "emulated"
+        )
     crossed = {link for route in routes.values() for link in pairwise(route)}
     pruned = replace(
         topology,
@@ -182,7 +200,8 @@ def _find_routes(topology: Topology) -> dict[tuple[int, int], tuple[str, ...]]:
             for gpu in missing:
                 if gpu not in forwarded:
                     raise InfeasibleError(
-                        f"{src_gpu} cannot reach {gpu}: sockets need a way there and back between all ranks"
+                        f"{src_gpu} cannot reach {gpu}: sockets need a way there and back between "
+                        "all ranks"
                     )
                 direct[gpu] = forwarded[gpu]
         for dst, gpu in enumerate(topology.ranks):
@@ -196,7 +215,9 @@ def _find_scale(topology: Topology, slowest_bps: Fraction | None) -> Fraction:
     rates = [x * 8 * 10**9 for x in topology.capacity_GBps.values()]
     if slowest_bps is not None:
         return slowest_bps / min(rates)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
     total = _TOTAL_bps_PER_CORE * cores / sum(rates)
     return min(total, _MOST_bps / max(rates))
 
@@ -206,7 +227,9 @@ def _scale_link(link: Link, scale: Fraction) -> Link:
 
 
 def _hops(paths: dict[tuple[int, int], tuple[int, ...]]) -> dict[int, tuple[Hop, ...]]:
-    """Return each device's forwarding rules: one for each destination, and more where sources take different ways."""
+    """Return each device's forwarding rules: one for each destination, and more where sources take
+    different ways.
+    """
     by_destination: dict[tuple[int, int], dict[int, int]] = defaultdict(dict)
     start: dict[int, int] = {}
     for (src, dst), path in paths.items():
@@ -216,7 +239,13 @@ def _hops(paths: dict[tuple[int, int], tuple[int, ...]]) -> dict[int, tuple[Hop,
     out: dict[int, list[Hop]] = defaultdict(list)
     for (device, dst), by_source in sorted(by_destination.items()):
         own = [src for src in by_source if start[src] == device]
-        usual = by_source[own[0]] if own else max(by_source.values(), key=list(by_source.values()).count)
+        usual = (
+            by_source[own[0]]
+            if own
+            else max(by_source.values(), key=list(by_source.values()).count)
+        )
         out[device].append(Hop(None, dst, usual))
-        out[device] += [Hop(src, dst, via) for src, via in sorted(by_source.items()) if via != usual]
+        out[device] += [
+            Hop(src, dst, via) for src, via in sorted(by_source.items()) if via != usual
+        ]
     return {device: tuple(hops) for device, hops in out.items()}

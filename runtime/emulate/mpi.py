@@ -31,7 +31,8 @@ from .ranks import list_rank_variables, share_folder, show_code, write_topology
 _DEFAULTS: Mapping[str, str] = {
     "OMPI_MCA_mpi_yield_when_idle": "1",  # all hosts share this one's cores
     "OMPI_MCA_hwloc_base_binding_policy": "none",
-    # Up to 1 MiB goes without asking whether it may: on a loaded link the answer waits behind all that is queued there.
+    # Up to 1 MiB goes without asking whether it may: on a loaded link the answer waits behind all
+    # that is queued there.
     "OMPI_MCA_btl_tcp_eager_limit": "1048576",
     "OMPI_MCA_btl_tcp_rndv_eager_limit": "1048576",
     "OMPI_MCA_btl_tcp_max_send_size": "1048576",
@@ -40,9 +41,7 @@ _DEFAULTS: Mapping[str, str] = {
     "OMP_NUM_THREADS": "1",
 }
 _AS_ROOT: Mapping[str, str] = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-_EXPECTED = (
-    "expected Open MPI 4 or 5 (Debian: apt-get install openmpi-bin; in a checkout: sh scripts/system-packages.sh)"
-)
+_EXPECTED = "expected Open MPI 4 or 5 (Debian: apt-get install openmpi-bin; in a checkout: sh scripts/system-packages.sh)"
 _ENTER = 'echo "$0" > /proc/sys/kernel/hostname && exec "$@"'
 _START_RANK = """\
 #!/bin/sh
@@ -53,14 +52,13 @@ echo $$ > "$folder/rank$OMPI_COMM_WORLD_RANK.pid"
 exec >"$folder/stdout" 2>"$folder/stderr"
 exec setpriv --pdeathsig KILL "$@"
 """
+# For output that is in the pipes when mpirun has ended; reading it takes milliseconds.
 _LAST_OUTPUT_S = 2.0
-"""For output that is in the pipes when mpirun has ended; reading it takes milliseconds."""
+# For mpirun to end after its last rank: it takes less than a second, unless no daemon's report
+# reaches it any more.
 _LAST_REPORT_S = 10.0
-"""For mpirun to end after its last rank: it takes less than a second, unless no daemon's report
-reaches it any more.
-"""
+# Between looks at the ranks, each of which reads a file of every rank's.
 _LOOK_S = 0.5
-"""Between looks at the ranks, each of which reads a file of every rank's."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +69,9 @@ class OpenMpi:
     version: int
 
     def list_options(self, folder: Path, agent: Path) -> list[str]:
-        """Return the options that make it send over emulated links and nothing else, and reach hosts by the agent."""
+        """Return the options that make it send over emulated links and nothing else, and reach
+        hosts by the agent.
+        """
         remote, runtime = ("rsh", "orte") if self.version < 5 else ("ssh", "prte")
         settings = {
             "plm": remote,
@@ -87,7 +87,10 @@ class OpenMpi:
             "oob_tcp_disable_ipv6_family": "1",
         }
         # Without a prefix the agent is given one command, which can take the shell's place.
-        return ["--noprefix", *(word for name, value in settings.items() for word in ("--mca", name, value))]
+        return [
+            "--noprefix",
+            *(word for name, value in settings.items() for word in ("--mca", name, value)),
+        ]
 
     def list_hosts(self, hosts: Sequence[str]) -> list[str]:
         """Return the options that put one rank on each host, in their order."""
@@ -97,22 +100,34 @@ class OpenMpi:
 
 
 def find_open_mpi() -> OpenMpi:
-    """Return the Open MPI whose mpirun is found first. Raises EmulationError, with what to install, where there is none."""
+    """Return the Open MPI whose mpirun is found first. Raises EmulationError, with what to install,
+    where there is none.
+    """
     if shutil.which("setpriv") is None:
-        raise EmulationError("--mpi: setpriv: not found; install util-linux (Debian: apt-get install util-linux)")
+        raise EmulationError(
+            "--mpi: setpriv: not found; install util-linux (Debian: apt-get install util-linux)"
+        )
     refused = ""
     for name in ("mpirun", "mpirun.openmpi"):  # Debian has the second where MPICH is the first
         path = shutil.which(name)
         if path is None:
             continue
         asked = subprocess.run(
-            [path, "--version"], capture_output=True, text=True, check=False, env={**os.environ, **_AS_ROOT}
+            [path, "--version"],
+            capture_output=True,
+            text=True,
+            check=False,
+            env={**os.environ, **_AS_ROOT},
         )
         found = re.search(r"\(Open MPI\) ([45])\.", asked.stdout)
         if found is not None:
             return OpenMpi(path, int(found[1]))
         said = " ".join((asked.stdout or asked.stderr).split()[:6])
-        what = "MPICH's, which would send through memory" if "HYDRA" in asked.stdout else f"another ({said:.60})"
+        what = (
+            "MPICH's, which would send through memory"
+            if "HYDRA" in asked.stdout
+            else f"another ({said:.60})"
+        )
         refused = refused or f"{path} is {what}"
     raise EmulationError(f"--mpi: {refused or 'mpirun: not found'}; {_EXPECTED}")
 
@@ -129,29 +144,40 @@ def why_not_mpi() -> str | None:
 
 
 def enter_host(namespace: str, name: str) -> list[str]:
-    """Return the prefix that makes a command run in a network namespace, given its file, on a host of that name."""
+    """Return the prefix that makes a command run in a network namespace, given its file, on a host
+    of that name.
+    """
     renamed = ["unshare", "--uts", "--", "sh", "-c", _ENTER, name]
     return ["setpriv", "--pdeathsig", "KILL", "nsenter", f"--net={namespace}", "--", *renamed]
 
 
 def write_agent(folder: Path, hosts: Mapping[str, str]) -> Path:
-    """Write a script into a folder that takes ssh's place (`agent HOST COMMAND`), given hosts' names with the files of their
-    namespaces; return its path.
+    """Write a script into a folder that takes ssh's place (`agent HOST COMMAND`), given hosts'
+    names with the files of their namespaces; return its path.
     """
-    # A shell that forked would keep for itself that it dies with mpirun: the daemon takes its place.
-    cases = [f'{host}) exec {shlex.join(enter_host(file, host))} sh -c "exec $*" ;;' for host, file in hosts.items()]
+    # A shell that forked would keep for itself that it dies with mpirun: the daemon takes its
+    # place.
+    cases = [
+        f'{host}) exec {shlex.join(enter_host(file, host))} sh -c "exec $*" ;;'
+        for host, file in hosts.items()
+    ]
     lines = ["#!/bin/sh", "host=$1; shift", 'case "$host" in', *cases, "esac"]
     lines += ['echo "$host: no host of this emulated machine" >&2; exit 255']
     return _write_script(folder / "agent", "\n".join(lines) + "\n")
 
 
 def list_mpirun(mpi: OpenMpi, folder: Path, hosts: Mapping[str, str], *arguments: str) -> list[str]:
-    """Return the command that runs mpirun on the first host, given names with files of namespaces. `folder` is for what
-    it needs.
+    """Return the command that runs mpirun on the first host, given names with files of namespaces.
+    `folder` is for what it needs.
     """
     agent = write_agent(folder, hosts)
     first = next(iter(hosts))
-    return [*enter_host(hosts[first], first), mpi.mpirun, *mpi.list_options(folder, agent), *arguments]
+    return [
+        *enter_host(hosts[first], first),
+        mpi.mpirun,
+        *mpi.list_options(folder, agent),
+        *arguments,
+    ]
 
 
 class Mpirun(subprocess.Popen[bytes]):
@@ -162,7 +188,11 @@ class Mpirun(subprocess.Popen[bytes]):
     """
 
     def __init__(
-        self, command: Sequence[str], watch: Path | None = None, ranks: int = 0, last_report_s: float = _LAST_REPORT_S
+        self,
+        command: Sequence[str],
+        watch: Path | None = None,
+        ranks: int = 0,
+        last_report_s: float = _LAST_REPORT_S,
     ) -> None:
         self._last_report_s = last_report_s
         self._files = [] if watch is None else [watch / f"rank{rank}.pid" for rank in range(ranks)]
@@ -182,7 +212,8 @@ class Mpirun(subprocess.Popen[bytes]):
         code = super().poll()
         if code is None and self._outlives_its_ranks():
             print(
-                "topo-emulate: all ranks have ended and mpirun has not, since a link between them is cut; it was ended",
+                "topo-emulate: all ranks have ended and mpirun has not, since a link between them "
+                "is cut; it was ended",
                 file=sys.stderr,
             )
             self.kill()
@@ -233,7 +264,10 @@ def _read_status(process: int) -> tuple[str, int]:
     """
     try:
         after_name = (
-            Path(f"/proc/{process}/stat").read_text(encoding="utf-8", errors="replace").rsplit(")", 1)[1].split()
+            Path(f"/proc/{process}/stat")
+            .read_text(encoding="utf-8", errors="replace")
+            .rsplit(")", 1)[1]
+            .split()
         )
     except (FileNotFoundError, ProcessLookupError):
         return "", 0
@@ -241,8 +275,8 @@ def _read_status(process: int) -> tuple[str, int]:
 
 
 def run_mpi_ranks(network: Network, mpi: OpenMpi, command: Sequence[str]) -> int:
-    """Run `command` once a rank, started by Open MPI, rank i of MPI in the namespace of rank i; 0, or the exit code of mpirun,
-    which is that of the first failed rank.
+    """Run `command` once a rank, started by Open MPI, rank i of MPI in the namespace of rank i; 0,
+    or the exit code of mpirun, which is that of the first failed rank.
     """
     ranks = range(len(network.blueprint.home))
     hosts = {f"rank{rank}": network.namespace_of(network.blueprint.home[rank]) for rank in ranks}
@@ -277,16 +311,20 @@ def _run_to_end(command: Sequence[str], folder: Path, ranks: int) -> tuple[int |
 
 @contextmanager
 def _forward_output(folder: Path) -> Iterator[None]:
-    """Print, where this process does, what ranks write into pipes in a folder: Open MPI 4 loses what one run in some
-    sixty prints.
+    """Print, where this process does, what ranks write into pipes in a folder: Open MPI 4 loses
+    what one run in some sixty prints.
     """
     ends, readers = [], []
     try:
         for number, name in ((1, "stdout"), (2, "stderr")):
             pipe = folder / name
             os.mkfifo(pipe, 0o600)
-            ends.append(os.open(pipe, os.O_RDWR | os.O_CLOEXEC))  # readers do not end before this is closed
-            readers.append(subprocess.Popen(["cat", pipe], stdout=number, preexec_fn=die_with_parent))
+            ends.append(
+                os.open(pipe, os.O_RDWR | os.O_CLOEXEC)
+            )  # readers do not end before this is closed
+            readers.append(
+                subprocess.Popen(["cat", pipe], stdout=number, preexec_fn=die_with_parent)
+            )
         yield
     finally:
         for end in ends:

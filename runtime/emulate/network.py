@@ -1,8 +1,9 @@
-"""Builds a blueprint out of unnamed network namespaces, veth pairs and token buckets, and takes it all down again.
+"""Builds a blueprint out of unnamed network namespaces, veth pairs and token buckets, and takes it
+all down again.
 
-Each namespace is held by a process that dies with this one (PR_SET_PDEATHSIG), and with a namespace go its cables: not
-even SIGKILL leaves anything behind, and two runs side by side cannot meet. Programs used: `unshare` and `nsenter`
-(util-linux), `ip` and `tc` (iproute2).
+Each namespace is held by a process that dies with this one (PR_SET_PDEATHSIG), and with a namespace
+go its cables: not even SIGKILL leaves anything behind, and two runs side by side cannot meet.
+Programs used: `unshare` and `nsenter` (util-linux), `ip` and `tc` (iproute2).
 """
 
 from __future__ import annotations
@@ -24,22 +25,26 @@ from ...topo.graph import Topology
 from .blueprint import Blueprint, blueprint
 
 MTU = 9000
+# What a link may send at once after a pause: less and short pauses cost rate, more and small
+# messages travel free.
 BURST_BYTES = 64 << 10
-"""What a link may send at once after a pause: less and short pauses cost rate, more and small messages travel free."""
+# Part of a link's rate that is left after headers and acknowledgements.
 WIRE = 0.99
-"""Part of a link's rate that is left after headers and acknowledgements."""
+# Part of such a burst that a TCP connection uses (measured: plans of six steps and 1 MB take as
+# long as with half of it).
 BURST_USED = BURST_BYTES // 2
-"""Part of such a burst that a TCP connection uses (measured: plans of six steps and 1 MB take as long as with half of it)."""
 _QUEUE_BYTES = 16 << 20
 _SOCKET_BYTES = "4096 131072 2097152"
 _SETTLE_S = 20.0
+# Name of the interface with a rank's identity address; what GLOO_SOCKET_IFNAME is set to.
 IDENTITY = "id0"
-"""Name of the interface with a rank's identity address; what GLOO_SOCKET_IFNAME is set to."""
 _PROBE = Path(__file__).with_name("reach.py")
 
 
 class EmulationError(TopoplanError):
-    """This machine cannot be divided into namespaces; the message says what is missing and what to do."""
+    """This machine cannot be divided into namespaces; the message says what is missing and what to
+    do.
+    """
 
 
 def die_with_parent() -> None:
@@ -55,12 +60,16 @@ def why_not() -> str | None:
     if missing:
         return (
             f"{', '.join(missing)}: not found; install iproute2 and util-linux "
-            "(Debian: apt-get install iproute2 util-linux; in a checkout: sh scripts/system-packages.sh)"
+            "(Debian: apt-get install iproute2 util-linux; in a checkout: sh "
+            "scripts/system-packages.sh)"
         )
-    attempt = subprocess.run(["unshare", "--net", "true"], capture_output=True, text=True, check=False)
+    attempt = subprocess.run(
+        ["unshare", "--net", "true"], capture_output=True, text=True, check=False
+    )
     if attempt.returncode:
         return (
-            f"no network namespace may be made here ({attempt.stderr.strip() or 'refused'}); run as root, or with "
+            f"no network namespace may be made here ({attempt.stderr.strip() or 'refused'}); run "
+            "as root, or with "
             "CAP_SYS_ADMIN and CAP_NET_ADMIN (in a container: --privileged)"
         )
     return None
@@ -73,10 +82,13 @@ class Network:
         self.blueprint = plan
         self._holders: list[subprocess.Popen[bytes]] = []
 
-    # -- using it -----------------------------------------------------------------------------------------------
+    # -- using it
+    # -----------------------------------------------------------------------------------------------
 
     def enter(self, device: int) -> list[str]:
-        """Return the prefix that makes a command run in the namespace of a device, given its number."""
+        """Return the prefix that makes a command run in the namespace of a device, given its
+        number.
+        """
         return ["nsenter", f"--net={self.namespace_of(device)}", "--"]
 
     def namespace_of(self, device: int) -> str:
@@ -88,7 +100,9 @@ class Network:
         return self.enter(self.blueprint.home[rank])
 
     def cut(self, a: str, b: str) -> None:
-        """Cut the cable between two devices, in both directions. Raises KeyError where there is none."""
+        """Cut the cable between two devices, in both directions. Raises KeyError where there is
+        none.
+        """
         self._set_cable(a, b, "down")
 
     def mend(self, a: str, b: str) -> None:
@@ -114,12 +128,14 @@ class Network:
         for device, peer in ((x, y), (y, x)):
             self._batch(device, "ip", [f"link set to{peer} {state}"])
 
-    # -- building ------------------------------------------------------------------------------------------------
+    # -- building
+    # ------------------------------------------------------------------------------------------------
 
     def build(self) -> None:
         """Build and check the machine.
 
-        Raises EmulationError where the kernel refuses, ExecutionError where a rate or route is not as asked for.
+        Raises EmulationError where the kernel refuses, ExecutionError where a rate or route is not
+        as asked for.
         """
         plan = self.blueprint
         for _ in plan.devices:
@@ -135,7 +151,8 @@ class Network:
         self._await_namespaces()
         pids = [holder.pid for holder in self._holders]
         cables = [
-            f"link add name to{c.b} mtu {MTU} netns {pids[c.a]} type veth peer name to{c.a} mtu {MTU} netns {pids[c.b]}"
+            f"link add name to{c.b} mtu {MTU} netns {pids[c.a]} type veth peer name to{c.a} mtu "
+            f"{MTU} netns {pids[c.b]}"
             for c in plan.cables
         ]
         _run(["ip", "-batch", "-"], cables)
@@ -165,13 +182,19 @@ class Network:
             "conf/all/rp_filter": "0", "conf/default/rp_filter": "0", "tcp_no_metrics_save": "1",
             "tcp_slow_start_after_idle": "0",
         }  # fmt: skip
-        script = "".join(f"echo '{value}' > /proc/sys/net/ipv4/{name} || exit 1\n" for name, value in settings.items())
+        script = "".join(
+            f"echo '{value}' > /proc/sys/net/ipv4/{name} || exit 1\n"
+            for name, value in settings.items()
+        )
         _run([*self.enter(device), "sh", "-s"], script.splitlines())
         ranks = [rank for rank, home in enumerate(plan.home) if home == device]
         lines = ["link set lo up"]
         for rank in ranks:
             lines.append(f"link add name {IDENTITY} type veth peer name {IDENTITY}-end")
-            lines += [f"addr add {plan.identity(rank)}/32 dev {IDENTITY}", f"link set {IDENTITY}-end up"]
+            lines += [
+                f"addr add {plan.identity(rank)}/32 dev {IDENTITY}",
+                f"link set {IDENTITY}-end up",
+            ]
             lines.append(f"link set {IDENTITY} up")
         buckets = []
         for cable in plan.cables:
@@ -187,7 +210,9 @@ class Network:
 
     def _list_routes(self, device: int) -> list[str]:
         plan = self.blueprint
-        own = next((plan.identity(rank) for rank, home in enumerate(plan.home) if home == device), None)
+        own = next(
+            (plan.identity(rank) for rank, home in enumerate(plan.home) if home == device), None
+        )
         lines, tables = [], set()
         for hop in plan.hops.get(device, ()):
             next_address = plan.cable_between(device, hop.via).address(hop.via)
@@ -206,10 +231,13 @@ class Network:
         if lines:
             _run([*self.enter(device), program, "-batch", "-"], lines)
 
-    # -- checking ------------------------------------------------------------------------------------------------
+    # -- checking
+    # ------------------------------------------------------------------------------------------------
 
     def _check(self) -> None:
-        """Check that every cable has its rates and every rank reaches every other; raise ExecutionError otherwise."""
+        """Check that every cable has its rates and every rank reaches every other; raise
+        ExecutionError otherwise.
+        """
         plan = self.blueprint
         for device, name in enumerate(plan.devices):
             shown = json.loads(_run([*self.enter(device), "tc", "-j", "qdisc", "show"], []) or "[]")
@@ -219,7 +247,9 @@ class Network:
                     got = rates.get(f"to{cable.other(device)}", 0) * 8
                     if abs(got - rate) > max(8, rate // 1000):
                         peer = plan.devices[cable.other(device)]
-                        raise ExecutionError(f"the link {name} -> {peer} has {got} bit/s where {rate} were asked for")
+                        raise ExecutionError(
+                            f"the link {name} -> {peer} has {got} bit/s where {rate} were asked for"
+                        )
         self._check_reach()
 
     def _check_reach(self) -> None:
@@ -238,12 +268,17 @@ class Network:
         for rank, probe in enumerate(probes):
             printed, _ = probe.communicate(timeout=2 * _SETTLE_S)
             missing = json.loads(printed) if probe.returncode == 0 else list(range(len(addresses)))
-            unreached += [f"{plan.topology.ranks[rank]} -> {plan.topology.ranks[other]}" for other in missing]
+            unreached += [
+                f"{plan.topology.ranks[rank]} -> {plan.topology.ranks[other]}" for other in missing
+            ]
         if unreached:
             more = f" and {len(unreached) - 5} more" if len(unreached) > 5 else ""
-            raise ExecutionError(f"the emulated machine does not connect {', '.join(unreached[:5])}{more}")
+            raise ExecutionError(
+                f"the emulated machine does not connect {', '.join(unreached[:5])}{more}"
+            )
 
-    # -- taking down ---------------------------------------------------------------------------------------------
+    # -- taking down
+    # ---------------------------------------------------------------------------------------------
 
     def close(self) -> None:
         """End the holders; the kernel takes down what was in their namespaces."""
@@ -260,7 +295,9 @@ def _describe_bucket(interface: str, rate_bps: int) -> str:
 
 
 def _choose_burst(rate_bps: int) -> int:
-    """Return the bytes of a millisecond at a rate, at least BURST_BYTES, so that a late timer costs nothing."""
+    """Return the bytes of a millisecond at a rate, at least BURST_BYTES, so that a late timer costs
+    nothing.
+    """
     return max(BURST_BYTES, rate_bps // 8 // 1000)
 
 
@@ -269,7 +306,9 @@ def _run(command: list[str], lines: Sequence[str]) -> str:
     done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
     if done.returncode:
         message = " ".join(done.stderr.split()) or f"exit code {done.returncode}"
-        raise EmulationError(f"{' '.join(x for x in command if not x.startswith('--net'))}: {message}")
+        raise EmulationError(
+            f"{' '.join(x for x in command if not x.startswith('--net'))}: {message}"
+        )
     return done.stdout
 
 
@@ -277,9 +316,11 @@ def _run(command: list[str], lines: Sequence[str]) -> str:
 def emulate(
     topology: Topology, slowest_bps: Fraction | None = None, order: tuple[int, ...] | None = None
 ) -> Iterator[Network]:
-    """Emulate a machine for as long as the context lasts. Call it from the main thread: namespaces end with their thread.
+    """Emulate a machine for as long as the context lasts. Call it from the main thread: namespaces
+    end with their thread.
 
-    Raises EmulationError, InputError, InfeasibleError (some rank cannot reach another) and ExecutionError.
+    Raises EmulationError, InputError, InfeasibleError (some rank cannot reach another) and
+    ExecutionError.
     """
     plan = blueprint(topology, slowest_bps, order)
     reason = why_not()

@@ -1,4 +1,6 @@
-"""Ranks inside an emulated machine: what their processes see, and how they are started and ended."""
+"""Ranks inside an emulated machine: what their processes see, and how they are started and
+ended.
+"""
 
 from __future__ import annotations
 
@@ -17,15 +19,15 @@ from ..ranks.launch import EMULATED, RENDEZVOUS, run_together
 from .network import BURST_USED, IDENTITY, WIRE, Network, die_with_parent
 
 _PORT = 29500
+# Waits until its input is closed, and for those who still write to the folder to die.
 _REMOVE = 'read -r _; sleep 0.5; rm -rf -- "$0" || { sleep 5; rm -rf -- "$0"; }'
-"""Waits until its input is closed, and for those who still write to the folder to die."""
 
 
 def start_rank(
     network: Network, rank: int, command: list[str], folder: Path, output: IO[bytes] | None = None
 ) -> subprocess.Popen[bytes]:
-    """Start `command` as one rank, a session of its own, printing to `output` (default: where this process prints).
-    `folder` is what all ranks of one run share (see `write_topology`).
+    """Start `command` as one rank, a session of its own, printing to `output` (default: where this
+    process prints). `folder` is what all ranks of one run share (see `write_topology`).
     """
     return subprocess.Popen(
         [*network.enter_rank(rank), *command],
@@ -39,7 +41,9 @@ def start_rank(
 
 
 def list_rank_variables(network: Network, rank: int, folder: Path) -> dict[str, str]:
-    """Return the environment variables that say who a rank is, where the ranks meet, and what machine is emulated."""
+    """Return the environment variables that say who a rank is, where the ranks meet, and what
+    machine is emulated.
+    """
     ranks = len(network.blueprint.home)
     return {
         "RANK": str(rank),
@@ -64,20 +68,30 @@ def write_topology(network: Network, folder: Path) -> None:
 
 
 def run_ranks(network: Network, command: list[str]) -> int:
-    """Run `command` once a rank, their output going where this process's goes; 0, or the first failed rank's exit code."""
+    """Run `command` once a rank, their output going where this process's goes; 0, or the first
+    failed rank's exit code.
+    """
     with share_folder() as folder:
         write_topology(network, folder)
         ranks = len(network.blueprint.home)
-        return show_code(*run_together(lambda rank: start_rank(network, rank, command, folder), ranks))
+        return show_code(
+            *run_together(lambda rank: start_rank(network, rank, command, folder), ranks)
+        )
 
 
 @contextmanager
 def share_folder() -> Iterator[Path]:
-    """Make a folder for what the ranks of a run share; it is removed at the end, also where this process is killed."""
+    """Make a folder for what the ranks of a run share; it is removed at the end, also where this
+    process is killed.
+    """
     with tempfile.TemporaryDirectory(prefix="topoplan-") as name:
         nothing = subprocess.DEVNULL
         remover = subprocess.Popen(
-            ["sh", "-c", _REMOVE, name], stdin=subprocess.PIPE, stdout=nothing, stderr=nothing, start_new_session=True
+            ["sh", "-c", _REMOVE, name],
+            stdin=subprocess.PIPE,
+            stdout=nothing,
+            stderr=nothing,
+            start_new_session=True,
         )
         try:
             yield Path(name)
@@ -87,5 +101,7 @@ def share_folder() -> Iterator[Path]:
 
 
 def show_code(failed: int | None, code: int) -> int:
-    """Return the exit code for what `run_together` returned: 128 and the number of the signal that ended a rank."""
+    """Return the exit code for what `run_together` returned: 128 and the number of the signal that
+    ended a rank.
+    """
     return 0 if failed is None else code if code >= 0 else 128 + signal.Signals(-code)

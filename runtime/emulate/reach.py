@@ -1,4 +1,5 @@
-"""Prints the ranks that this one cannot connect to; runs in a rank's namespace with the standard library alone.
+"""Prints the ranks that this one cannot connect to; runs in a rank's namespace with the standard
+library alone.
 
 reach.py RANK ADDRESS...  prints a JSON list of rank numbers.
 """
@@ -14,7 +15,9 @@ PATIENCE_S = 15.0
 
 
 def main() -> None:
-    """Connect to every other rank, and answer them, until all have been heard of or patience ends."""
+    """Connect to every other rank, and answer them, until all have been heard of or patience
+    ends.
+    """
     rank, addresses = int(sys.argv[1]), sys.argv[2:]
     ends = time.monotonic() + PATIENCE_S
     server = socket.create_server((addresses[rank], PORT), backlog=len(addresses))
@@ -24,7 +27,9 @@ def main() -> None:
     while (to_reach or to_hear) and time.monotonic() < ends:
         for other in sorted(to_reach):
             try:
-                with socket.create_connection((addresses[other], PORT), 0.2, (addresses[rank], 0)) as connection:
+                with socket.create_connection(
+                    (addresses[other], PORT), 0.2, (addresses[rank], 0)
+                ) as connection:
                     connection.sendall(bytes([rank]))
                 to_reach.discard(other)
             except OSError:

@@ -21,7 +21,9 @@ _PACKAGE = Path(__file__).resolve().parents[2]
 
 
 def describe_environment(sites: list[Site]) -> dict[str, str]:
-    """Return what is known of this machine and the sites' networks, in the order in which it is shown."""
+    """Return what is known of this machine and the sites' networks, in the order in which it is
+    shown.
+    """
     topology = probe_local()
     lines = {
         "processor": _describe_processor(topology),
@@ -55,14 +57,24 @@ def _describe_memory() -> str | None:
 
 
 def _describe_gpus(topology: Topology) -> str:
-    names = Counter(str(topology.by_id[gpu].extra.get("name") or "unknown") for gpu in topology.ranks)
-    return ", ".join(f"{times} x {name}" for name, times in names.items()) or "none; training is on the processor"
+    names = Counter(
+        str(topology.by_id[gpu].extra.get("name") or "unknown") for gpu in topology.ranks
+    )
+    return (
+        ", ".join(f"{times} x {name}" for name, times in names.items())
+        or "none; training is on the processor"
+    )
 
 
 def _describe_links(topology: Topology) -> str | None:
     kinds = Counter(link.kind for link in topology.links if link.kind)
     both_ways = {kind: times // 2 or times for kind, times in sorted(kinds.items())}
-    return ", ".join(f"{times} {kind} link{'' if times == 1 else 's'}" for kind, times in both_ways.items()) or None
+    return (
+        ", ".join(
+            f"{times} {kind} link{'' if times == 1 else 's'}" for kind, times in both_ways.items()
+        )
+        or None
+    )
 
 
 def _describe_driver(topology: Topology) -> str | None:

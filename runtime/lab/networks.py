@@ -1,4 +1,6 @@
-"""The networks that ranks can train over: this host's loopback, an emulated slow network, or any topology, emulated."""
+"""The networks that ranks can train over: this host's loopback, an emulated slow network, or any
+topology, emulated.
+"""
 
 from __future__ import annotations
 
@@ -17,15 +19,15 @@ LOOPBACK = "loopback"
 SLOW = "slow"
 DEFAULT_RANKS = (2, 4)
 DEFAULT_SLOWEST_bps = Fraction(100_000_000)
+# The rate of links inside the slow network's hosts, in units of the rate of the link between them.
 _RATE_INSIDE = 4
-"""The rate of links inside the slow network's hosts, in units of the rate of the link between them."""
 _MOST_RANKS = 32
 
 
 @dataclass(frozen=True)
 class Site:
-    """One network with one number of ranks. `slowest_bps` is None on loopback, where nothing is emulated. The last `helpers`
-    of the topology's GPUs stand for hosts without GPUs.
+    """One network with one number of ranks. `slowest_bps` is None on loopback, where nothing is
+    emulated. The last `helpers` of the topology's GPUs stand for hosts without GPUs.
     """
 
     network: str
@@ -39,7 +41,9 @@ class Site:
         return len(self.topology.ranks) - self.helpers
 
     def with_helpers(self, helpers: int) -> Site | None:
-        """Return the site with helper hosts added; None where the topology is the user's, which has no place for them."""
+        """Return the site with helper hosts added; None where the topology is the user's, which has
+        no place for them.
+        """
         if not helpers:
             return self
         if self.network == LOOPBACK:
@@ -54,7 +58,9 @@ class Site:
         if self.slowest_bps is None:
             return "TCP through the host's memory"
         cables = blueprint(self.topology, self.slowest_bps).cables
-        rates = [rate for cable in cables for rate in (cable.rate_ab, cable.rate_ba) if rate is not None]
+        rates = [
+            rate for cable in cables for rate in (cable.rate_ab, cable.rate_ba) if rate is not None
+        ]
         span = " to ".join(f"{rate / 1e6:.4g}" for rate in sorted({min(rates), max(rates)}))
         return f"{len(cables)} link{'' if len(cables) == 1 else 's'} of {span} Mbit/s each way, emulated"
 
@@ -79,14 +85,19 @@ def _emulated_site(argument: str, slowest_bps: Fraction) -> Site:
     topology = merge_nvswitches(resolve(argument))
     name = Path(argument).name if Path(argument).exists() else argument
     if not 2 <= len(topology.ranks) <= _MOST_RANKS:
-        raise InputError(f"--network {name}: has {len(topology.ranks)} GPUs; expected from 2 to {_MOST_RANKS}")
+        raise InputError(
+            f"--network {name}: has {len(topology.ranks)} GPUs; expected from 2 to {_MOST_RANKS}"
+        )
     site = Site(name, topology, slowest_bps)
-    blueprint(topology, slowest_bps)  # raises where the topology cannot be emulated, before anything is run
+    blueprint(
+        topology, slowest_bps
+    )  # raises where the topology cannot be emulated, before anything is run
     return site
 
 
 def two_hosts(gpus: int, helpers: int = 0) -> Topology:
-    """Return two switches joined by one link, with half of the GPUs each and helpers dealt out in turn.
+    """Return two switches joined by one link, with half of the GPUs each and helpers dealt out in
+    turn.
 
     A device that would be alone on its switch takes the switch's place.
     """
@@ -109,8 +120,15 @@ def two_hosts(gpus: int, helpers: int = 0) -> Topology:
 
 
 def parse_ranks(text: str) -> tuple[int, ...]:
-    """Return the numbers of ranks in a list such as `2,4`. Raises InputError where it is not such a list."""
+    """Return the numbers of ranks in a list such as `2,4`. Raises InputError where it is not such a
+    list.
+    """
     parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdecimal() and len(part) < 5 and 2 <= int(part) <= _MOST_RANKS for part in parts):
-        raise InputError(f"--ranks {text}: expected numbers from 2 to {_MOST_RANKS} separated by commas, as in 2,4")
+    if not all(
+        part.isdecimal() and len(part) < 5 and 2 <= int(part) <= _MOST_RANKS for part in parts
+    ):
+        raise InputError(
+            f"--ranks {text}: expected numbers from 2 to {_MOST_RANKS} separated by commas, as in "
+            "2,4"
+        )
     return tuple(dict.fromkeys(int(part) for part in parts))

@@ -1,4 +1,6 @@
-"""The folder through which the process that starts ranks gives them their job and gets their results. No torch here."""
+"""The folder through which the process that starts ranks gives them their job and gets their
+results. No torch here.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ class Fault(TypedDict):
 
 
 class RunFolder:
-    """The files of one run. The starting process writes the job; rank 0 writes progress and results, any rank its fault."""
+    """The files of one run. The starting process writes the job; rank 0 writes progress and
+    results, any rank its fault.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -85,7 +89,9 @@ class RunFolder:
     def read_faults(self, ranks: int) -> list[Fault]:
         """Return the faults of all ranks that wrote one, known errors first."""
         paths = [self._fault(rank) for rank in range(ranks)]
-        faults: list[Fault] = [json.loads(path.read_text(encoding="utf-8")) for path in paths if path.is_file()]
+        faults: list[Fault] = [
+            json.loads(path.read_text(encoding="utf-8")) for path in paths if path.is_file()
+        ]
         return sorted(faults, key=lambda fault: not fault["known"])
 
     def read_last_line(self, ranks: int) -> str | None:

@@ -1,4 +1,6 @@
-"""Starts the ranks of a report, once for each network and number of ranks, and collects the results."""
+"""Starts the ranks of a report, once for each network and number of ranks, and collects the
+results.
+"""
 
 from __future__ import annotations
 
@@ -24,12 +26,12 @@ from .training.dataset import Dataset
 
 _SYNTHESIS_S = 20.0
 _POLL_S = 0.2
+# The module that a rank runs.
 _RANK = f"{__package__}.training.rank"
-"""The module that a rank runs."""
+# Shows progress: what is running, epochs done, epochs in all.
 Say = Callable[[str, int, int], None]
-"""Shows progress: what is running, epochs done, epochs in all."""
+# Starts ranks on the run in a folder, given their number, and returns their exit code.
 Start = Callable[[Path, int], int]
-"""Starts ranks on the run in a folder, given their number, and returns their exit code."""
 
 
 @dataclass(frozen=True)
@@ -45,11 +47,13 @@ class Lab:
     def run(self) -> list[RunResult]:
         """Run every system at every site; return the results in the table's order.
 
-        A system that fails has a result with the reason, and the others go on. Call from the main thread. Raises InputError
-        inside a launch, because ranks are started here.
+        A system that fails has a result with the reason, and the others go on. Call from the main
+        thread. Raises InputError inside a launch, because ranks are started here.
         """
         if is_rank():
-            raise InputError("topo-lab starts its ranks itself; run it once, not under torchrun or topo-emulate")
+            raise InputError(
+                "topo-lab starts its ranks itself; run it once, not under torchrun or topo-emulate"
+            )
         results: list[RunResult] = []
         with tempfile.TemporaryDirectory(prefix="topoplan-") as name, end_on_signals():
             folder = Path(name)
@@ -70,7 +74,8 @@ class Lab:
         plans, results = self._plan_all(site, systems, folder)
         planless = {result.system for result in results}
         runnable = [system for system in systems if system.name not in planless]
-        # Systems without helpers share one launch, so that they meet the same machine; each of the others has its own ranks.
+        # Systems without helpers share one launch, so that they meet the same machine; each of the
+        # others has its own ranks.
         together = tuple(system for system in runnable if not system.helpers)
         for group in (together, *((system,) for system in runnable if system.helpers)):
             if not group:
@@ -85,12 +90,17 @@ class Lab:
                     results += self.run_together(folder, helped_site, group, plans, start)
             except EmulationError as error:
                 results += [_explain_missing(site, system, str(error)) for system in group]
-        return sorted(results, key=lambda result: [system.name for system in self.systems].index(result.system))
+        return sorted(
+            results,
+            key=lambda result: [system.name for system in self.systems].index(result.system),
+        )
 
     def _plan_all(
         self, site: Site, systems: tuple[LabSystem, ...], folder: Path
     ) -> tuple[dict[str, str], list[RunResult]]:
-        """Return the plan's file for each system that needs one, and results of systems for which none was found."""
+        """Return the plan's file for each system that needs one, and results of systems for which
+        none was found.
+        """
         plans: dict[str, str] = {}
         failures: list[RunResult] = []
         by_strategy: dict[str, str | TopoplanError] = {}
@@ -109,10 +119,19 @@ class Lab:
         return plans, failures
 
     def run_together(
-        self, folder: Path, site: Site | None, systems: tuple[LabSystem, ...], plans: dict[str, str], start: Start
+        self,
+        folder: Path,
+        site: Site | None,
+        systems: tuple[LabSystem, ...],
+        plans: dict[str, str],
+        start: Start,
     ) -> list[RunResult]:
-        """Run systems in one launch at a site (None: one process alone); where one fails, run the others again without it."""
-        network, ranks, helpers = (SERIAL, 1, 0) if site is None else (site.network, site.ranks, site.helpers)
+        """Run systems in one launch at a site (None: one process alone); where one fails, run the
+        others again without it.
+        """
+        network, ranks, helpers = (
+            (SERIAL, 1, 0) if site is None else (site.network, site.ranks, site.helpers)
+        )
         title = SERIAL if site is None else f"{network}, {ranks} ranks"
         failures: list[RunResult] = []
         remaining = [system.name for system in systems]
@@ -137,7 +156,9 @@ class Lab:
             measured = run.read_results()
             if code == 0 and measured is not None:
                 tested = len(self.dataset.test_y)
-                return failures + [summarize(network, ranks, figures, tested) for figures in measured]
+                return failures + [
+                    summarize(network, ranks, figures, tested) for figures in measured
+                ]
             system, why = _find_fault(run, ranks + helpers, remaining, code)
             failures.append(RunResult(network, ranks, system, reason=why, failed=True))
             remaining.remove(system)
@@ -170,13 +191,16 @@ def _explain_missing(site: Site, system: LabSystem, reason: str) -> RunResult:
 
 
 def _start_on_loopback(folder: Path, ranks: int) -> int:
-    # DistributedDataParallel imports torch._dynamo when one is made, for as long as torch itself takes.
+    # DistributedDataParallel imports torch._dynamo when one is made, for as long as torch itself
+    # takes.
     return launch(_RANK, [str(folder)], ranks, ["torch._dynamo"])
 
 
 @contextmanager
 def _prepare_start(site: Site) -> Iterator[Start]:
-    """Yield what starts ranks at a site, whose network is emulated for as long as the context lasts."""
+    """Yield what starts ranks at a site, whose network is emulated for as long as the context
+    lasts.
+    """
     if site.slowest_bps is None:
         yield _start_on_loopback
         return
@@ -187,7 +211,9 @@ def _prepare_start(site: Site) -> Iterator[Start]:
 def _find_plan(site: Site, strategy: str, folder: Path) -> str | TopoplanError:
     """Synthesize an allreduce plan for a site; return its file, or why there is none."""
     try:
-        plan = synthesize(collective_on("allreduce", site.topology), site.topology, strategy, _SYNTHESIS_S).plan
+        plan = synthesize(
+            collective_on("allreduce", site.topology), site.topology, strategy, _SYNTHESIS_S
+        ).plan
     except (InfeasibleError, TimeLimitError) as error:
         return error
     path = Path(tempfile.mkdtemp(dir=folder)) / "plan.json"
@@ -196,7 +222,9 @@ def _find_plan(site: Site, strategy: str, folder: Path) -> str | TopoplanError:
 
 
 def _find_fault(run: RunFolder, ranks: int, systems: list[str], code: int) -> tuple[str, str]:
-    """Return the system during which ranks failed, and why: a rank's own words, or else the last line of a log."""
+    """Return the system during which ranks failed, and why: a rank's own words, or else the last
+    line of a log.
+    """
     faults = run.read_faults(ranks)
     if faults:
         return faults[0]["system"], faults[0]["why"]
@@ -208,7 +236,9 @@ def _find_fault(run: RunFolder, ranks: int, systems: list[str], code: int) -> tu
 
 
 def _compare_with_serial(results: list[RunResult]) -> list[RunResult]:
-    """Return the results with each accuracy's difference from serial training, in percentage points."""
+    """Return the results with each accuracy's difference from serial training, in percentage
+    points.
+    """
     serial = next((result.accuracy_percent for result in results if result.system == SERIAL), None)
     return [
         result if serial is None or result.accuracy_percent is None

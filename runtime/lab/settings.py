@@ -19,8 +19,9 @@ _Width = Annotated[int, Meta(ge=1, le=1 << 16)]
 
 @dataclass(frozen=True)
 class Settings:
-    """A perceptron with ReLU layers of widths `hidden`, trained by SGD with momentum 0.9 and a rate that falls from
-    `learning_rate` to zero in a straight line, on batches of `batch` samples over all ranks together.
+    """A perceptron with ReLU layers of widths `hidden`, trained by SGD with momentum 0.9 and a rate
+    that falls from `learning_rate` to zero in a straight line, on batches of `batch` samples over
+    all ranks together.
     """
 
     epochs: Annotated[int, Meta(ge=1, le=10_000)] = 8
@@ -35,13 +36,17 @@ class Settings:
             try:
                 msgspec.convert(value, declared)
             except msgspec.ValidationError:
-                raise InputError(f"--{name.replace('_', '-')} {_spell(value)}: expected {expected(declared)}") from None
+                raise InputError(
+                    f"--{name.replace('_', '-')} {_spell(value)}: expected {expected(declared)}"
+                ) from None
         if not isfinite(self.learning_rate):
             raise InputError(f"--learning-rate {self.learning_rate:g}: expected a number above 0")
 
     @classmethod
     def from_json(cls, data: object, where: str = "settings") -> Settings:
-        """Read settings from a JSON object; fields that are missing have their defaults. InputError otherwise."""
+        """Read settings from a JSON object; fields that are missing have their defaults. InputError
+        otherwise.
+        """
         return read_as(data, cls, where)
 
     def widths(self, features: int, classes: int) -> tuple[int, ...]:
@@ -49,7 +54,9 @@ class Settings:
         return (features, *self.hidden, classes)
 
     def steps(self, samples: int) -> int:
-        """Return the number of updates in a training on that many samples; an epoch's last batch may be smaller."""
+        """Return the number of updates in a training on that many samples; an epoch's last batch
+        may be smaller.
+        """
         return self.epochs * -(-samples // self.batch)
 
     def parameters(self, features: int, classes: int) -> int:
@@ -71,10 +78,14 @@ def _spell(value: object) -> str:
 
 
 def parse_hidden(text: str) -> tuple[int, ...]:
-    """Read the widths of hidden layers from text such as `512,512`; `none` is a linear model. InputError otherwise."""
+    """Read the widths of hidden layers from text such as `512,512`; `none` is a linear model.
+    InputError otherwise.
+    """
     if text.strip() == "none":
         return ()
     parts = text.split(",")
     if not all(part.strip().isdecimal() and len(part) < 10 for part in parts):
-        raise InputError(f"--hidden {text}: expected widths separated by commas, as in 512,512, or none")
+        raise InputError(
+            f"--hidden {text}: expected widths separated by commas, as in 512,512, or none"
+        )
     return tuple(int(part) for part in parts)

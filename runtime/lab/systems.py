@@ -13,8 +13,9 @@ ALL = "all"
 
 @dataclass(frozen=True)
 class LabSystem:
-    """One system. `strategy` synthesizes its plan (None: it needs no plan); `choose` and `compress` are arguments of ddp_hook.
-    A `classic` system is one of runtime/classic and may need `helpers`, ranks without a model.
+    """One system. `strategy` synthesizes its plan (None: it needs no plan); `choose` and `compress`
+    are arguments of ddp_hook. A `classic` system is one of runtime/classic and may need `helpers`,
+    ranks without a model.
     """
 
     name: str
@@ -26,22 +27,43 @@ class LabSystem:
     helpers: int = 0
 
 
+# All systems by name, in the order of the table.
 SYSTEMS: dict[str, LabSystem] = {
     system.name: system
     for system in (
         LabSystem(SERIAL, "one process, no communication"),
         LabSystem("stock", "DistributedDataParallel as it comes, over the backend's own allreduce"),
         LabSystem(
-            "ring", "rings over the topology's best cycles (Baidu, Horovod), never another schedule", "ring", "model"
+            "ring",
+            "rings over the topology's best cycles (Baidu, Horovod), never another schedule",
+            "ring",
+            "model",
         ),
-        LabSystem("hierarchical", "inside each host first, then between hosts", "hierarchical", "model"),
-        LabSystem("plan", "topoplan's schedules; stock stays in the race and is used where it is faster", "auto"),
-        LabSystem("plan-fp16", "the same, half-precision values on the wire, error feedback", "auto", compress="fp16"),
+        LabSystem(
+            "hierarchical", "inside each host first, then between hosts", "hierarchical", "model"
+        ),
+        LabSystem(
+            "plan",
+            "topoplan's schedules; stock stays in the race and is used where it is faster",
+            "auto",
+        ),
+        LabSystem(
+            "plan-fp16",
+            "the same, half-precision values on the wire, error feedback",
+            "auto",
+            compress="fp16",
+        ),
         LabSystem("plan-bf16", "the same, bfloat16", "auto", compress="bf16"),
-        LabSystem("plan-fp8", "the same, fp8 (e4m3) with a scale for each block", "auto", compress="fp8"),
+        LabSystem(
+            "plan-fp8", "the same, fp8 (e4m3) with a scale for each block", "auto", compress="fp8"
+        ),
         LabSystem("plan-fp8-e5m2", "the same, fp8 (e5m2)", "auto", compress="fp8-e5m2"),
-        LabSystem("plan-int8", "the same, int8 with a scale for each block", "auto", compress="int8"),
-        LabSystem("gather", "gradients to the first rank, parameters back (DataParallel)", classic=True),
+        LabSystem(
+            "plan-int8", "the same, int8 with a scale for each block", "auto", compress="int8"
+        ),
+        LabSystem(
+            "gather", "gradients to the first rank, parameters back (DataParallel)", classic=True
+        ),
         LabSystem(
             "parameter-server",
             "two helpers without GPUs and all ranks add up a share each (BytePS)",
@@ -55,19 +77,30 @@ SYSTEMS: dict[str, LabSystem] = {
             helpers=2,
         ),
         LabSystem(
-            "neighbours", "parameters averaged with the neighbours' on the topology's graph (D-PSGD)", classic=True
+            "neighbours",
+            "parameters averaged with the neighbours' on the topology's graph (D-PSGD)",
+            classic=True,
         ),
-        LabSystem("neighbours-8bit", "the same, 8-bit differences on the wire (DCD-PSGD, Bagua)", classic=True),
-        LabSystem("bytegrad", "8-bit gradients scattered, added in full precision, gathered (Bagua)", classic=True),
+        LabSystem(
+            "neighbours-8bit",
+            "the same, 8-bit differences on the wire (DCD-PSGD, Bagua)",
+            classic=True,
+        ),
+        LabSystem(
+            "bytegrad",
+            "8-bit gradients scattered, added in full precision, gathered (Bagua)",
+            classic=True,
+        ),
     )
 }
-"""All systems by name, in the order of the table."""
 
 DEFAULT = ("serial", "stock", "ring", "plan", "plan-fp16", "plan-int8")
 
 
 def parse_systems(text: str) -> tuple[LabSystem, ...]:
-    """Return the systems in a list such as `serial,stock,plan`, in the table's order. Raises InputError for an unknown one."""
+    """Return the systems in a list such as `serial,stock,plan`, in the table's order. Raises
+    InputError for an unknown one.
+    """
     names = [part.strip() for part in text.split(",") if part.strip()]
     if not names:
         raise InputError("--systems: names none; expected some of " + ", ".join(SYSTEMS))
@@ -76,6 +109,7 @@ def parse_systems(text: str) -> tuple[LabSystem, ...]:
             similar = difflib.get_close_matches(name, SYSTEMS, n=1)
             hint = f" (did you mean {similar[0]}?)" if similar else ""
             raise InputError(
-                f"--systems: {name[:40]!r} is unknown{hint}; expected some of {', '.join(SYSTEMS)}, or all"
+                f"--systems: {name[:40]!r} is unknown{hint}; expected some of "
+                f"{', '.join(SYSTEMS)}, or all"
             )
     return tuple(system for system in SYSTEMS.values() if ALL in names or system.name in names)

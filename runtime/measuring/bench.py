@@ -1,7 +1,8 @@
 """Times a plan and the stock collective like nccl-tests, and checks every element.
 
-A time is the slowest rank's, from a barrier on; the median over the iterations, plan and stock taking turns. Results are
-compared with sums in float64 of the same random data, which every rank can compute for every other.
+A time is the slowest rank's, from a barrier on; the median over the iterations, plan and stock
+taking turns. Results are compared with sums in float64 of the same random data, which every rank
+can compute for every other.
 """
 
 from __future__ import annotations
@@ -26,11 +27,12 @@ from .bench_data import OPS, BenchBuffers, BenchSettings
 
 @dataclass(frozen=True)
 class BenchRow:
-    """One line of the table. Times in microseconds, medians; None where there is no plan or no stock collective.
+    """One line of the table. Times in microseconds, medians; None where there is no plan or no
+    stock collective.
 
-    `wire_bytes`: bytes that all ranks together send in a call by a plan's schedule. `rms_error`: the root mean square error
-    of the elements, divided by the root mean square of the elements. `place`: "in" where results replaced the input, else
-    "out".
+    `wire_bytes`: bytes that all ranks together send in a call by a plan's schedule. `rms_error`:
+    the root mean square error of the elements, divided by the root mean square of the elements.
+    `place`: "in" where results replaced the input, else "out".
     """
 
     size_bytes: int
@@ -49,16 +51,23 @@ class BenchRow:
 
 
 def run_benchmark(
-    settings: BenchSettings, communicator: Communicator | None, say: Callable[[str], None], transport: Transport
+    settings: BenchSettings,
+    communicator: Communicator | None,
+    say: Callable[[str], None],
+    transport: Transport,
 ) -> list[BenchRow]:
-    """Measure all sizes over a transport, the communicator's where there is one; return the rows, the same on every rank.
+    """Measure all sizes over a transport, the communicator's where there is one; return the rows,
+    the same on every rank.
 
-    Collective. Without a communicator only the stock collective is timed. Raises ExecutionError where a rank fails.
+    Collective. Without a communicator only the stock collective is timed. Raises ExecutionError
+    where a rank fails.
     """
     rank = dist.get_rank()
     device = device_of(None)
     if settings.collective.ranks != dist.get_world_size():
-        raise InputError(f"{settings.collective.ranks} ranks are asked for, {dist.get_world_size()} are running")
+        raise InputError(
+            f"{settings.collective.ranks} ranks are asked for, {dist.get_world_size()} are running"
+        )
     rows = []
     for size in settings.list_sizes():
         say(f"{size} bytes ...")
@@ -70,15 +79,22 @@ def run_benchmark(
                 raise
             except RuntimeError as error:
                 raise ExecutionError(
-                    f"rank {rank}: at {size} bytes the ranks could not go on: {first_line(error)}; is one of them gone?"
+                    f"rank {rank}: at {size} bytes the ranks could not go on: "
+                    f"{first_line(error)}; is one of them gone?"
                 ) from error
     return rows
 
 
-def _measure_size(buffers: BenchBuffers, communicator: Communicator | None, transport: Transport) -> BenchRow:
+def _measure_size(
+    buffers: BenchBuffers, communicator: Communicator | None, transport: Transport
+) -> BenchRow:
     """Time plan and stock at one size, and check the result."""
     settings = buffers.settings
-    call_plan = None if communicator is None else buffers.call_in_its_place(_choose_plan_call(buffers, communicator))
+    call_plan = (
+        None
+        if communicator is None
+        else buffers.call_in_its_place(_choose_plan_call(buffers, communicator))
+    )
     stock = _prepare_stock(buffers, transport)
     call_stock = None if stock is None else buffers.call_in_its_place(stock)
     plan_times: list[float] = []
@@ -91,17 +107,28 @@ def _measure_size(buffers: BenchBuffers, communicator: Communicator | None, tran
                 if turn >= settings.warmup:
                     times.append(seconds)
     wrong, rms_error, sent_bytes = _check_result(buffers, communicator, call_plan or call_stock)
-    plan_us, stock_us = _median_us(plan_times, buffers.device), _median_us(stock_times, buffers.device)
+    plan_us, stock_us = (
+        _median_us(plan_times, buffers.device),
+        _median_us(stock_times, buffers.device),
+    )
     best_us = plan_us if plan_us is not None else stock_us
     algbw = buffers.bytes / best_us * 1e-3 if best_us else 0.0
-    schedule, predicted, fraction = "stock", None, None  # the last two: nothing is claimed of the stock collective
+    schedule, predicted, fraction = (
+        "stock",
+        None,
+        None,
+    )  # the last two: nothing is claimed of the stock collective
     if communicator is not None:
         sent = communicator.engine.wire_size(buffers.numel, settings.dtype)
         choice = communicator.choice(sent)
         if choice is not None:
             schedule, predicted = choice.label, choice.predict_us(sent)
         scale = _find_scale(communicator)
-        fraction = None if scale is None else algbw / (float(communicator.plan.bound_one_way.algbw_GBps) * scale)
+        fraction = (
+            None
+            if scale is None
+            else algbw / (float(communicator.plan.bound_one_way.algbw_GBps) * scale)
+        )
     return BenchRow(
         size_bytes=buffers.bytes,
         schedule=schedule,
@@ -122,7 +149,9 @@ def _measure_size(buffers: BenchBuffers, communicator: Communicator | None, tran
 def _check_result(
     buffers: BenchBuffers, communicator: Communicator | None, call: Callable[[], object] | None
 ) -> tuple[int, float, int]:
-    """Call once more and check the result; return wrong elements, root mean square error, and bytes sent, of all ranks."""
+    """Call once more and check the result; return wrong elements, root mean square error, and bytes
+    sent, of all ranks.
+    """
     if call is None:
         return 0, 0.0, 0
     buffers.output.zero_()
@@ -130,10 +159,16 @@ def _check_result(
     before = 0 if communicator is None else communicator.wire_bytes
     call()
     sent = 0 if communicator is None else communicator.wire_bytes - before
-    codec, most = (None, 0) if communicator is None else (communicator.engine.codec, communicator.engine.most_roundings)
+    codec, most = (
+        (None, 0)
+        if communicator is None
+        else (communicator.engine.codec, communicator.engine.most_roundings)
+    )
     errors = buffers.count_errors(codec, most)
     sums = torch.tensor(
-        [errors.wrong, errors.error2, errors.reference2, sent], dtype=torch.float64, device=buffers.device
+        [errors.wrong, errors.error2, errors.reference2, sent],
+        dtype=torch.float64,
+        device=buffers.device,
     )
     dist.all_reduce(sums)
     wrong, error2, reference2, sent_bytes = sums.tolist()
@@ -164,7 +199,8 @@ def _choose_plan_call(buffers: BenchBuffers, communicator: Communicator) -> Call
 
 
 def _prepare_stock(buffers: BenchBuffers, transport: Transport) -> Callable[[], object] | None:
-    """Return a call of gloo's, NCCL's or MPI's own collective; None where there is none for this dtype, alike on all ranks.
+    """Return a call of gloo's, NCCL's or MPI's own collective; None where there is none for this
+    dtype, alike on all ranks.
 
     gloo and MPI have no AVG, so they sum and divide.
     """
@@ -193,7 +229,9 @@ def _prepare_stock(buffers: BenchBuffers, transport: Transport) -> Callable[[], 
 
 
 def _find_scale(communicator: Communicator) -> float | None:
-    """Return how many times faster the emulated machine's links are than the plan's; None if it is another machine."""
+    """Return how many times faster the emulated machine's links are than the plan's; None if it is
+    another machine.
+    """
     at_hand, plan = communicator.engine.machine.topology, communicator.plan.topology
     if at_hand is None or at_hand is plan:
         return 1.0

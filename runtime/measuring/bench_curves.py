@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 from ...synth.pictures.curves import Curve, draw_curves
 from .bench import BenchRow
 
+# A bound this many times above all that was measured is not drawn: the ranks are not on the machine
+# that it is of.
 _FAR = 4.0
-"""A bound this many times above all that was measured is not drawn: the ranks are not on the machine that it is of."""
 
 
 def draw_rows(collective: str, rows: Sequence[BenchRow]) -> str:

@@ -1,4 +1,6 @@
-"""What a benchmark runs on: its settings, and for each size the buffers, the random data, and the check of the result."""
+"""What a benchmark runs on: its settings, and for each size the buffers, the random data, and the
+check of the result.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,9 @@ from ...topo.errors import InputError
 from ..codecs import Codec
 from ..program.layout import IN_PLACE, ends_numel
 
+# Random data repeats after this many elements, a prime, so that no chunk boundary falls together
+# with it.
 _TILE = 1_048_573
-"""Random data repeats after this many elements, a prime, so that no chunk boundary falls together with it."""
 OPS = {"sum": dist.ReduceOp.SUM, "avg": dist.ReduceOp.AVG, "prod": dist.ReduceOp.PRODUCT, "max": dist.ReduceOp.MAX,
        "min": dist.ReduceOp.MIN}  # fmt: skip
 DTYPES = {
@@ -34,7 +37,9 @@ DTYPES = {
 
 @dataclass(frozen=True)
 class BenchSettings:
-    """What to measure: sizes from `min_bytes` to `max_bytes` by `factor`, `iterations` counted after `warmup`."""
+    """What to measure: sizes from `min_bytes` to `max_bytes` by `factor`, `iterations` counted
+    after `warmup`.
+    """
 
     collective: Collective
     min_bytes: int
@@ -45,18 +50,25 @@ class BenchSettings:
     dtype: torch.dtype = torch.float32
     op: str = "sum"
     place: str | None = None
-    """Where results go: "in" the input's place, "out" to another tensor, "both" one after the other; None: as torch does."""
+    """Where results go: "in" the input's place, "out" to another tensor, "both" one after the
+    other; None: as torch does.
+    """
 
     def __post_init__(self) -> None:
         if self.place == "in" and self.collective.name == "alltoall":
-            raise InputError("--place in: alltoall has no call in place, neither here nor in NCCL; leave --place out")
+            raise InputError(
+                "--place in: alltoall has no call in place, neither here nor in NCCL; leave "
+                "--place out"
+            )
 
     def list_places(self) -> list[bool]:
         """Return whether results replace the input, for each row of a size."""
         name = self.collective.name
         if self.place is None:
             return [name in IN_PLACE]
-        return [False, True] if self.place == "both" and name != "alltoall" else [self.place == "in"]
+        return (
+            [False, True] if self.place == "both" and name != "alltoall" else [self.place == "in"]
+        )
 
     def list_sizes(self) -> list[int]:
         """Return the bytes of the buffer for each row."""
@@ -68,7 +80,9 @@ class BenchSettings:
 
 @dataclass(frozen=True)
 class Errors:
-    """Number of wrong elements, sum of squares of all elements' errors, and sum of squares of the expected elements."""
+    """Number of wrong elements, sum of squares of all elements' errors, and sum of squares of the
+    expected elements.
+    """
 
     wrong: int
     error2: float
@@ -76,17 +90,29 @@ class Errors:
 
 
 class BenchBuffers:
-    """Input and output of one size on one rank, with random data that every rank can compute for every other.
+    """Input and output of one size on one rank, with random data that every rank can compute for
+    every other.
 
-    `in_place` (default: as torch has the collective): results replace the input. Where they do, of a tensor in parts the
-    shorter of input and output is this rank's part of the longer one. Where they do not, and the collective takes one
-    tensor, `input` is copied to `output` before each call.
+    `in_place` (default: as torch has the collective): results replace the input. Where they do, of
+    a tensor in parts the shorter of input and output is this rank's part of the longer one. Where
+    they do not, and the collective takes one tensor, `input` is copied to `output` before each
+    call.
     """
 
     def __init__(
-        self, settings: BenchSettings, rank: int, size_bytes: int, device: torch.device, in_place: bool | None = None
+        self,
+        settings: BenchSettings,
+        rank: int,
+        size_bytes: int,
+        device: torch.device,
+        in_place: bool | None = None,
     ) -> None:
-        self.settings, self.rank, self.ranks, self.device = settings, rank, settings.collective.ranks, device
+        self.settings, self.rank, self.ranks, self.device = (
+            settings,
+            rank,
+            settings.collective.ranks,
+            device,
+        )
         numel = size_bytes // torch.empty(0, dtype=settings.dtype).element_size()
         self.in_parts = settings.collective.name not in IN_PLACE
         self.numel = numel // self.ranks * self.ranks if self.in_parts else numel
@@ -128,7 +154,9 @@ class BenchBuffers:
             self.input.copy_(self._kept)
 
     def call_in_its_place(self, call: Callable[[], object]) -> Callable[[], object]:
-        """Return the call of a collective, after the copy that a call out of place needs where there is one tensor."""
+        """Return the call of a collective, after the copy that a call out of place needs where
+        there is one tensor.
+        """
         if self.in_parts or self.in_place:
             return call
 
@@ -139,9 +167,11 @@ class BenchBuffers:
         return copy_and_call
 
     def compute_expected(self) -> tuple[torch.Tensor, torch.Tensor | float] | None:
-        """Return what this rank must end with and the largest error of each element; None if it ends with nothing.
+        """Return what this rank must end with and the largest error of each element; None if it
+        ends with nothing.
 
-        Without compression the error of sums is the rounding that any order of addition may have, and else 0.
+        Without compression the error of sums is the rounding that any order of addition may have,
+        and else 0.
         """
         name, part = self.name, self.part
         if self.root is not None and self.rank != self.root and name in ("reduce", "gather"):
@@ -155,14 +185,19 @@ class BenchBuffers:
         if name == "broadcast":
             return self.make_input(self.root or 0, self.numel).double(), 0.0
         if name == "scatter":
-            return self.make_input(self.root or 0, self.numel)[self.rank * part : (self.rank + 1) * part].double(), 0.0
+            return self.make_input(self.root or 0, self.numel)[
+                self.rank * part : (self.rank + 1) * part
+            ].double(), 0.0
         if name == "alltoall":
             part_of_rank = slice(self.rank * part, (self.rank + 1) * part)
-            return torch.cat([self.make_input(r, self.numel)[part_of_rank] for r in range(self.ranks)]).double(), 0.0
+            return torch.cat(
+                [self.make_input(r, self.numel)[part_of_rank] for r in range(self.ranks)]
+            ).double(), 0.0
         return torch.cat([self.make_input(r, part) for r in range(self.ranks)]).double(), 0.0
 
     def _reduce(self) -> tuple[torch.Tensor, torch.Tensor | float]:
-        """Return the reduction in float64, and the rounding error that any order of it may have: (n + 1) eps sum |x|.
+        """Return the reduction in float64, and the rounding error that any order of it may have: (n
+        + 1) eps sum |x|.
 
         Whole numbers are reduced in 64 bits and wrap as the dtype does.
         """
@@ -188,7 +223,9 @@ class BenchBuffers:
         return total, (n + 1) * info.eps * size + n * info.smallest_normal
 
     def count_errors(self, codec: Codec | None = None, roundings: int = 0) -> Errors:
-        """Compare the output with what is expected; with a codec, values may have been rounded `roundings` times."""
+        """Compare the output with what is expected; with a codec, values may have been rounded
+        `roundings` times.
+        """
         expected = self.compute_expected()
         if expected is None:
             return Errors(0, 0.0, 0.0)
@@ -196,19 +233,25 @@ class BenchBuffers:
         error = (self.output.double() - reference).abs()
         if codec is not None:
             slack = slack + self._bound_compression_error(codec, roundings)
-        return Errors(int((~(error <= slack)).sum()), float(error.square().sum()), float(reference.square().sum()))
+        return Errors(
+            int((~(error <= slack)).sum()),
+            float(error.square().sum()),
+            float(reference.square().sum()),
+        )
 
     def _bound_compression_error(self, codec: Codec, roundings: int) -> torch.Tensor:
         """Return the largest error that compression may cause in each element.
 
-        Every contribution is part of at most `roundings` rounded values, each off by at most the codec's relative error times
-        the largest value in its block, wherever the block begins.
+        Every contribution is part of at most `roundings` rounded values, each off by at most the
+        codec's relative error times the largest value in its block, wherever the block begins.
         """
         size = sum(self.make_input(rank, self.numel).double().abs() for rank in range(self.ranks))
         assert isinstance(size, torch.Tensor)
         if codec.block > 1:
             window = 2 * codec.block - 1
-            size = torch.nn.functional.max_pool1d(size.view(1, 1, -1), window, 1, window // 2).view(-1)
+            size = torch.nn.functional.max_pool1d(size.view(1, 1, -1), window, 1, window // 2).view(
+                -1
+            )
         bound = size * roundings * codec.relative_error * (1 + codec.relative_error) ** roundings
         if self.in_parts:  # where in the inputs an element comes from differs among collectives
             return bound.max().expand(self.output.numel())

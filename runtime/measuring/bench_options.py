@@ -1,6 +1,8 @@
-"""The options of a benchmark, and all checks of them that need no other rank: topo-run makes these before it starts any.
+"""The options of a benchmark, and all checks of them that need no other rank: topo-run makes these
+before it starts any.
 
-torch is only imported to check options that are not the defaults, so that a usual run starts its ranks without delay.
+torch is only imported to check options that are not the defaults, so that a usual run starts its
+ranks without delay.
 """
 
 from __future__ import annotations
@@ -43,13 +45,16 @@ class BenchOptions:
             raise InputError(f"-f {self.factor}: expected a factor of at least 2")
         if self.iterations < 1 or self.warmup < 0:
             raise InputError(
-                f"-n {self.iterations} -w {self.warmup}: expected at least 1 iteration, and no less than 0 before"
+                f"-n {self.iterations} -w {self.warmup}: expected at least 1 iteration, and no "
+                "less than 0 before"
             )
         if not self.timeout_s > 0:
             raise InputError(f"--timeout {self.timeout_s:g}: expected seconds above 0")
 
     def check(self, plan: Plan | None, ranks: int) -> None:
-        """Raise InputError where these options cannot be carried out with a plan, or on this machine."""
+        """Raise InputError where these options cannot be carried out with a plan, or on this
+        machine.
+        """
         collective = self.collective_over(plan, ranks)
         if self.reduction == "once" and self.compress is None:
             raise InputError("reduction='once' without compress: nothing is rounded; name a codec")
@@ -69,13 +74,17 @@ class BenchOptions:
             self.resolve_backend(ranks)
 
     def collective_over(self, plan: Plan | None, ranks: int) -> Collective:
-        """Return the plan's collective; without a plan the named one, from rank 0 where it has a root."""
+        """Return the plan's collective; without a plan the named one, from rank 0 where it has a
+        root.
+        """
         if plan is not None:
             return plan.collective
         return Collective.with_default_root(self.collective, ranks)
 
     def settings_for(self, collective: Collective) -> BenchSettings:
-        """Return what is measured; InputError where the dtype, the reduction or both together are not supported."""
+        """Return what is measured; InputError where the dtype, the reduction or both together are
+        not supported.
+        """
         from .bench_data import DTYPES, OPS, BenchSettings
 
         if self.dtype not in DTYPES:
@@ -100,8 +109,8 @@ class BenchOptions:
         )
 
     def resolve_backend(self, ranks: int) -> str:
-        """Return the backend to use: with "auto", mpi where TOPOPLAN_TRANSPORT says so, nccl where each of this host's ranks
-        has a GPU, else gloo.
+        """Return the backend to use: with "auto", mpi where TOPOPLAN_TRANSPORT says so, nccl where
+        each of this host's ranks has a GPU, else gloo.
         """
         import torch
 

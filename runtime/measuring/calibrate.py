@@ -1,8 +1,8 @@
-"""Fits host costs (synth/cost/host_costs.py): runs a few of a plan's schedules, and finds the costs with which the
-simulation takes as long as they did.
+"""Fits host costs (synth/cost/host_costs.py): runs a few of a plan's schedules, and finds the costs
+with which the simulation takes as long as they did.
 
-Schedules of few and of many messages, at small and large sizes, tell the cost of a message from that of a byte and of a
-call. Bandwidths and latencies of the links are not touched.
+Schedules of few and of many messages, at small and large sizes, tell the cost of a message from
+that of a byte and of a call. Bandwidths and latencies of the links are not touched.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from ..communicator import Communicator
 from ..program.layout import IN_PLACE
 from ..ranks.timing import find_slowest_s, time_call_s
 
+# Probes whose single run is predicted to take longer are left out.
 _PATIENCE_S = 1.0
-"""Probes whose single run is predicted to take longer are left out."""
+# Least and most runs of a probe.
 _REPEATS = (7, 41)
-"""Least and most runs of a probe."""
+# About how long all runs of a probe take together.
 _PROBE_S = 0.25
-"""About how long all runs of a probe take together."""
 _FLOOR = 0.05
 _EVALUATIONS = 40
+# Weight of staying at the initial costs, which decides where the probes do not.
 _PRIOR = 0.05
-"""Weight of staying at the initial costs, which decides where the probes do not."""
 
 Probe = tuple[Schedule, int]
 
@@ -50,7 +50,14 @@ def choose_probes(communicator: Communicator) -> list[Probe]:
     few = min(playable, key=_count_messages)
     fast = min(playable, key=lambda b: (bandwidth_s_per_GB(b, plan.topology), _count_messages(b)))
     cut = replace(fast, segments=4, stepwise=True)
-    return [(few, 4 << 10), (fast, 16 << 10), (cut, 64 << 10), (fast, 256 << 10), (few, 128 << 10), (cut, 1 << 20)]
+    return [
+        (few, 4 << 10),
+        (fast, 16 << 10),
+        (cut, 64 << 10),
+        (fast, 256 << 10),
+        (few, 128 << 10),
+        (cut, 1 << 20),
+    ]
 
 
 def _count_messages(base: Schedule) -> int:
@@ -59,7 +66,8 @@ def _count_messages(base: Schedule) -> int:
 
 
 def calibrate(communicator: Communicator, say: Callable[[str], None] = lambda _: None) -> HostCosts:
-    """Fit the host costs, let the communicator predict with them, and return them, the same on every rank. Collective.
+    """Fit the host costs, let the communicator predict with them, and return them, the same on
+    every rank. Collective.
 
     Raises ExecutionError on every rank where one of them fails.
     """
@@ -78,7 +86,9 @@ def calibrate(communicator: Communicator, say: Callable[[str], None] = lambda _:
         costs = [_fit(rows, communicator).to_json() if rows else machine.host.to_json()]
     group = communicator.engine.group
     with communicator.engine.guard("the fitted host costs"):
-        dist.broadcast_object_list(costs, dist.get_global_rank(group, 0), group, communicator.engine.device)
+        dist.broadcast_object_list(
+            costs, dist.get_global_rank(group, 0), group, communicator.engine.device
+        )
     host = HostCosts.from_json(costs[0])
     communicator.engine.set_host_costs(host)
     return host
@@ -86,7 +96,11 @@ def calibrate(communicator: Communicator, say: Callable[[str], None] = lambda _:
 
 def _measure_us(communicator: Communicator, schedule: Schedule, size: int) -> float:
     """Return the median, over the runs, of the slowest rank's time."""
-    group, device, transport = communicator.engine.group, communicator.engine.device, communicator.engine.transport
+    group, device, transport = (
+        communicator.engine.group,
+        communicator.engine.device,
+        communicator.engine.transport,
+    )
     numel = size // 4
     if communicator.plan.collective.name not in IN_PLACE:
         numel = max(1, numel // communicator.size) * communicator.size
@@ -110,7 +124,9 @@ def _measure_us(communicator: Communicator, schedule: Schedule, size: int) -> fl
 
     run_once()
     elapsed = run_once()
-    with communicator.engine.guard(f"{call}: how often"):  # agreed on by all: the slowest rank's time decides
+    with communicator.engine.guard(
+        f"{call}: how often"
+    ):  # agreed on by all: the slowest rank's time decides
         (first,) = find_slowest_s([elapsed], group, device)
     times = [run_once() for _ in range(max(_REPEATS[0], min(_REPEATS[1], int(_PROBE_S / first))))]
     with communicator.engine.guard(f"{call}: the times"):
@@ -139,10 +155,16 @@ def _fit(rows: list[tuple[Probe, float]], communicator: Communicator) -> HostCos
         costs = host(x)
         out = []
         for (schedule, size), measured in rows:
-            predicted = predict_us(schedule, machine.topology, costs, size, batched=machine.batched) or measured
+            predicted = (
+                predict_us(schedule, machine.topology, costs, size, batched=machine.batched)
+                or measured
+            )
             out.append(math.log(max(predicted, _FLOOR) / max(measured, _FLOOR)))
         return np.array([*out, *(_PRIOR * x)])
 
-    # The simulation is a maximum of many sums, flat in most places: small steps would see no gradient.
-    fit = least_squares(residuals, np.zeros(4), diff_step=0.05, max_nfev=_EVALUATIONS, loss="soft_l1")
+    # The simulation is a maximum of many sums, flat in most places: small steps would see no
+    # gradient.
+    fit = least_squares(
+        residuals, np.zeros(4), diff_step=0.05, max_nfev=_EVALUATIONS, loss="soft_l1"
+    )
     return host(fit.x)

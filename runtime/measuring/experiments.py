@@ -1,4 +1,5 @@
-"""Which pairs of ranks send at the same time: disjoint pairs, each measured as if alone, or pairs that contend for a link.
+"""Which pairs of ranks send at the same time: disjoint pairs, each measured as if alone, or pairs
+that contend for a link.
 
 Pure: worked out on one rank from the topology, before anything is sent.
 """
@@ -16,28 +17,42 @@ _MOST_GROUPS = 256
 
 
 def find_routes(topology: Topology) -> dict[Pair, Route]:
-    """Return the route of every ordered pair of ranks; none for pairs between which only other GPUs lie."""
+    """Return the route of every ordered pair of ranks; none for pairs between which only other GPUs
+    lie.
+    """
     router = Router(topology)
     ranks = range(len(topology.ranks))
     routes = {(a, b): router.route(a, b) for a in ranks for b in ranks if a != b}
     return {pair: route for pair, route in routes.items() if route is not None}
 
 
-def group_disjoint(pairs: Iterable[Pair], topology: Topology, routes: Mapping[Pair, Route]) -> list[list[Pair]]:
+def group_disjoint(
+    pairs: Iterable[Pair], topology: Topology, routes: Mapping[Pair, Route]
+) -> list[list[Pair]]:
     """Divide pairs into groups that can be measured at the same time, each pair as if alone.
 
-    In a group no two pairs share a rank, a CPU, or a cable in either direction of their routes there and back (answers go
-    back), as far as the topology knows. Greedy, pairs with long routes first.
+    In a group no two pairs share a rank, a CPU, or a cable in either direction of their routes
+    there and back (answers go back), as far as the topology knows. Greedy, pairs with long routes
+    first.
     """
 
     def resources(pair: Pair) -> set[object]:
         both_routes = [routes[p] for p in (pair, pair[::-1]) if p in routes]
-        cables: set[object] = {frozenset(hop) for route in both_routes for hop in route_links(route)}
-        cpus = {device for route in both_routes for device in route if topology.by_id[device].kind == "cpu"}
+        cables: set[object] = {
+            frozenset(hop) for route in both_routes for hop in route_links(route)
+        }
+        cpus = {
+            device
+            for route in both_routes
+            for device in route
+            if topology.by_id[device].kind == "cpu"
+        }
         return cables | cpus | set(pair)
 
     groups: list[tuple[list[Pair], set[object]]] = []
-    for pair in sorted(pairs, key=lambda p: (-len(routes.get(p, ())), (p[1] - p[0]) % len(topology.ranks), p)):
+    for pair in sorted(
+        pairs, key=lambda p: (-len(routes.get(p, ())), (p[1] - p[0]) % len(topology.ranks), p)
+    ):
         needed = resources(pair)
         for group, used in groups:
             if not needed & used:
@@ -50,10 +65,11 @@ def group_disjoint(pairs: Iterable[Pair], topology: Topology, routes: Mapping[Pa
 
 
 def group_contending(routes: Mapping[Pair, Route]) -> list[tuple[Pair, ...]]:
-    """Return, for each link that several pairs' routes share, the most of these pairs that can send at the same time.
+    """Return, for each link that several pairs' routes share, the most of these pairs that can send
+    at the same time.
 
-    Each rank sends to at most one and receives from at most one (a maximum matching). Each group is returned once; at most
-    256, the largest.
+    Each rank sends to at most one and receives from at most one (a maximum matching). Each group is
+    returned once; at most 256, the largest.
     """
     crossing: dict[tuple[str, str], list[Pair]] = defaultdict(list)
     for pair, route in sorted(routes.items()):
@@ -70,7 +86,8 @@ def group_contending(routes: Mapping[Pair, Route]) -> list[tuple[Pair, ...]]:
 def _match(pairs: Sequence[Pair]) -> tuple[Pair, ...]:
     """Return a maximum matching of senders and receivers (augmenting paths).
 
-    Each sender tries the receivers from a different one on: spread out, the pairs share fewer links beside the one at hand.
+    Each sender tries the receivers from a different one on: spread out, the pairs share fewer links
+    beside the one at hand.
     """
     receivers: dict[int, list[int]] = defaultdict(list)
     for a, b in pairs:
@@ -95,5 +112,11 @@ def _match(pairs: Sequence[Pair]) -> tuple[Pair, ...]:
 
 
 def list_shifts(ranks: int) -> list[tuple[Pair, ...]]:
-    """Return the groups in which every rank r sends to rank r + k, for each k: used where no links are known."""
-    return [tuple((r, (r + k) % ranks) for r in range(ranks)) for k in range(1, ranks)] if ranks > 2 else []
+    """Return the groups in which every rank r sends to rank r + k, for each k: used where no links
+    are known.
+    """
+    return (
+        [tuple((r, (r + k) % ranks) for r in range(ranks)) for k in range(1, ranks)]
+        if ranks > 2
+        else []
+    )

@@ -1,11 +1,12 @@
 """Measures the links that ranks talk over, and what to believe of them (topo/measured/believe.py).
 
-First every ordered pair alone: half a round trip of a small message, and the rate from a fit over three sizes, found by
-doubling until a message takes long enough; times are the receiver's, of a message right behind another. Pairs whose declared
-routes share no rank, cable or CPU are measured at the same batch. Then every two ranks in both
-directions, and then contention groups: for each link that several pairs share, as many of them as can send at once
-(experiments.py); where no links are declared, shifts instead. Over NCCL the data lies on the GPUs, over gloo in host
-memory. Rates of simultaneous flows are taken while all are running.
+First every ordered pair alone: half a round trip of a small message, and the rate from a fit over
+three sizes, found by doubling until a message takes long enough; times are the receiver's, of a
+message right behind another. Pairs whose declared routes share no rank, cable or CPU are measured
+at the same batch. Then every two ranks in both directions, and then contention groups: for each
+link that several pairs share, as many of them as can send at once (experiments.py); where no links
+are declared, shifts instead. Over NCCL the data lies on the GPUs, over gloo in host memory. Rates
+of simultaneous flows are taken while all are running.
 """
 
 from __future__ import annotations
@@ -27,16 +28,25 @@ from ..ranks.groups import device_of, uses_nccl
 from ..ranks.machine import count_cores, describe_machine, emulated, find_own_cores
 from ..ranks.places import Meeting, meeting
 from .experiments import find_routes, group_contending, group_disjoint, list_shifts
-from .rates import Arrivals, Endpoint, MessageLimits, PairRate, choose_chunk_bytes, estimate_rates_GBps
+from .rates import (
+    Arrivals,
+    Endpoint,
+    MessageLimits,
+    PairRate,
+    choose_chunk_bytes,
+    estimate_rates_GBps,
+)
 
 _REPEATS = 3
+# About how many times `target_s` a pair alone, and a flow of a group, take.
 _WORK_ALONE, _WORK_FLOW = 14, 5
-"""About how many times `target_s` a pair alone, and a flow of a group, take."""
 
 
 @dataclass(frozen=True)
 class _Budget:
-    """Seconds for the whole measurement, for one message at most and at least, and the most bytes of a message."""
+    """Seconds for the whole measurement, for one message at most and at least, and the most bytes
+    of a message.
+    """
 
     total_s: float
     most_s: float
@@ -50,7 +60,9 @@ _NCCL = _Budget(5.0, 0.002, 0.0003, 128 << 20)
 
 @dataclass(frozen=True)
 class _Simultaneous:
-    """Flows that start at the same moment, (pair, bytes of a chunk), and the experiments, (kind, pairs), they belong to."""
+    """Flows that start at the same moment, (pair, bytes of a chunk), and the experiments, (kind,
+    pairs), they belong to.
+    """
 
     flows: tuple[tuple[Pair, int], ...]
     experiments: tuple[tuple[str, tuple[Pair, ...]], ...]
@@ -62,16 +74,18 @@ def measure_topology(
     budget_s: float | None = None,
     advance: Callable[[str, float, float], None] | None = None,
 ) -> Topology:
-    """Return the topology with every link's declared, measured and believed rate (see `believe`). Collective.
+    """Return the topology with every link's declared, measured and believed rate (see `believe`).
+    Collective.
 
-    Rank i is the i-th GPU of `topology`. Without one it is the emulated machine inside topo-emulate, else the hosts that the
-    ranks are on, joined (ranks/places.py); where these have no GPUs, ranks stand for them at measured rates. Makes a process
-    group and ends it; `timeout_s` is for any single wait, `budget_s` what sending should take in all, about (default: 60
-    over gloo, 5 over NCCL; messages are sized for it, down to a few milliseconds each). On rank 0 `advance` is
-    called with what is being measured, and how many experiments of how many are over.
+    Rank i is the i-th GPU of `topology`. Without one it is the emulated machine inside
+    topo-emulate, else the hosts that the ranks are on, joined (ranks/places.py); where these have
+    no GPUs, ranks stand for them at measured rates. Makes a process group and ends it; `timeout_s`
+    is for any single wait, `budget_s` what sending should take in all, about (default: 60 over
+    gloo, 5 over NCCL; messages are sized for it, down to a few milliseconds each). On rank 0
+    `advance` is called with what is being measured, and how many experiments of how many are over.
 
-    Raises InputError outside a launch or where the topology has another number of GPUs than there are ranks, and
-    ExecutionError where a rank dies or does not answer.
+    Raises InputError outside a launch or where the topology has another number of GPUs than there
+    are ranks, and ExecutionError where a rank dies or does not answer.
     """
     with meeting(timeout_s) as ranks:
         is_declared, machine_topology = True, topology if topology is not None else emulated()
@@ -79,18 +93,25 @@ def measure_topology(
             machine_topology, is_declared = ranks.join()
         if len(machine_topology.ranks) != ranks.ranks:
             raise InputError(
-                f"topology {machine_topology.name!r} has {len(machine_topology.ranks)} GPUs, {ranks.ranks} ranks are running; "
+                f"topology {machine_topology.name!r} has {len(machine_topology.ranks)} GPUs, "
+                f"{ranks.ranks} ranks are running; "
                 "start one rank a GPU"
             )
         measured = _LinkMeasurement(ranks, machine_topology, is_declared, budget_s).run(advance)
-        text = None if measured is None else believe(machine_topology, measured, is_declared).dumps()
+        text = (
+            None if measured is None else believe(machine_topology, measured, is_declared).dumps()
+        )
         return Topology.loads(ranks.broadcast(text), machine_topology.name)
 
 
 class _LinkMeasurement:
-    """One rank's part in measuring the links of a machine. Rank 0 plans the experiments and collects the rates."""
+    """One rank's part in measuring the links of a machine. Rank 0 plans the experiments and
+    collects the rates.
+    """
 
-    def __init__(self, ranks: Meeting, topology: Topology, declared: bool, budget_s: float | None) -> None:
+    def __init__(
+        self, ranks: Meeting, topology: Topology, declared: bool, budget_s: float | None
+    ) -> None:
         self.ranks, self.topology, self.declared = ranks, topology, declared
         self.batched = all(place.cuda for place in ranks.places)
         budget = _NCCL if self.batched else _GLOO
@@ -99,35 +120,56 @@ class _LinkMeasurement:
         self.trusted, self.otherwise = self._find_trusted()
 
     def _find_trusted(self) -> tuple[str, str]:
-        """Return which links the data really crosses, and the reason for the others; see Measurements."""
+        """Return which links the data really crosses, and the reason for the others; see
+        Measurements.
+        """
         if self.batched or not self.declared:
             return "all", ""
         world = dist.group.WORLD or dist.new_group()
-        cores_of_hosts = count_cores(gather_objects(world, world.size(), device_of(world), find_own_cores()))
+        cores_of_hosts = count_cores(
+            gather_objects(world, world.size(), device_of(world), find_own_cores())
+        )
         at_hand = describe_machine(self.topology, cores_of_hosts, batched=uses_nccl(world))
         if at_hand.topology is None:
             return "none", "measured over gloo in one host's memory: the data was not on this link"
         reason = "measured over gloo between hosts' memories: the data was not on this link"
         return ("all", "") if at_hand.what == "emulated" else ("network", reason)
 
-    def run(self, advance: Callable[[str, float, float], None] | None = None) -> Measurements | None:
+    def run(
+        self, advance: Callable[[str, float, float], None] | None = None
+    ) -> Measurements | None:
         """Measure everything; return the measurements on rank 0. Collective."""
         group = dist.new_group(backend="nccl", timeout=self.ranks.timeout) if self.batched else None
-        disjoint, both, groups = self.ranks.broadcast(self._plan() if self.ranks.rank == 0 else None)
+        disjoint, both, groups = self.ranks.broadcast(
+            self._plan() if self.ranks.rank == 0 else None
+        )
         limits = _choose_limits(self.budget, disjoint, both, groups)
-        device = torch.device("cuda", torch.cuda.current_device()) if self.batched else torch.device("cpu")
+        device = (
+            torch.device("cuda", torch.cuda.current_device())
+            if self.batched
+            else torch.device("cpu")
+        )
         endpoint = Endpoint(device, limits, group)
         simultaneous = len(both) + len(groups)
-        step = _count_steps(advance if self.ranks.rank == 0 else None, len(disjoint) + _REPEATS * simultaneous)
+        step = _count_steps(
+            advance if self.ranks.rank == 0 else None, len(disjoint) + _REPEATS * simultaneous
+        )
         alone = self._measure_alone(endpoint, disjoint, step)
         alone_GBps = {(x.src, x.dst): x.GBps for x in alone}
-        planned = _list_simultaneous(both, groups, alone_GBps, limits) if self.ranks.rank == 0 else None
+        planned = (
+            _list_simultaneous(both, groups, alone_GBps, limits) if self.ranks.rank == 0 else None
+        )
         experiments = self._measure_together(endpoint, self.ranks.broadcast(planned), step)
         return self._summarize(alone, experiments) if self.ranks.rank == 0 else None
 
     def _plan(self) -> tuple[list[list[Pair]], list[list[Pair]], list[tuple[Pair, ...]]]:
-        """Return disjoint groups of pairs alone, disjoint groups of pairs both ways, and contending groups."""
-        pairs, two_way = list(self.routes), [p for p in self.routes if p[0] < p[1] and p[::-1] in self.routes]
+        """Return disjoint groups of pairs alone, disjoint groups of pairs both ways, and contending
+        groups.
+        """
+        pairs, two_way = (
+            list(self.routes),
+            [p for p in self.routes if p[0] < p[1] and p[::-1] in self.routes],
+        )
         groups = group_contending(self.routes)
         if not self.declared:
             groups += [g for g in list_shifts(self.ranks.ranks) if g not in groups]
@@ -155,7 +197,9 @@ class _LinkMeasurement:
     def _measure_together(
         self, endpoint: Endpoint, batches: Sequence[_Simultaneous], step: Callable[[str], None]
     ) -> list[tuple[str, dict[Pair, Fraction]]]:
-        """Measure simultaneous flows; return each experiment's median repetition, by the sum of all flows' rates."""
+        """Measure simultaneous flows; return each experiment's median repetition, by the sum of all
+        flows' rates.
+        """
         own: list[list[Arrivals | None]] = []
         for batch in batches:
             what = batch.experiments[0][0]
@@ -170,14 +214,23 @@ class _LinkMeasurement:
             repeats = range(number * _REPEATS, (number + 1) * _REPEATS)
             for how, pairs in batch.experiments:
                 arrived = [
-                    [x for arrivals in arrivals_by_rank for x in arrivals[t] if x is not None and x.pair in pairs]
+                    [
+                        x
+                        for arrivals in arrivals_by_rank
+                        for x in arrivals[t]
+                        if x is not None and x.pair in pairs
+                    ]
                     for t in repeats
                 ]
-                rates = sorted((estimate_rates_GBps(x) for x in arrived), key=lambda rates: sum(rates.values()))
+                rates = sorted(
+                    (estimate_rates_GBps(x) for x in arrived), key=lambda rates: sum(rates.values())
+                )
                 out.append((how, rates[_REPEATS // 2]))
         return out
 
-    def _summarize(self, alone: list[PairRate], together: list[tuple[str, dict[Pair, Fraction]]]) -> Measurements:
+    def _summarize(
+        self, alone: list[PairRate], together: list[tuple[str, dict[Pair, Fraction]]]
+    ) -> Measurements:
         pairs: dict[Pair, dict[str, Any]] = {}
         for x in alone:
             pairs[x.src, x.dst] = {
@@ -187,7 +240,9 @@ class _LinkMeasurement:
         for how, rates in together:
             for pair, rate in rates.items():
                 key = f"{how}_GBps"
-                pairs[pair][key] = min(_round_digits(float(rate)), pairs[pair].get(key, float("inf")))
+                pairs[pair][key] = min(
+                    _round_digits(float(rate)), pairs[pair].get(key, float("inf"))
+                )
         return Measurements(
             experiments=(
                 *(Experiment("alone", {(x.src, x.dst): Fraction(x.GBps)}) for x in alone),
@@ -206,14 +261,18 @@ class _LinkMeasurement:
         notes = [self.otherwise] if self.trusted == "none" else []
         if len(self.routes) < pairs:
             notes.append(
-                f"{pairs - len(self.routes)} of {pairs} pairs have no route of their own (only other GPUs lie between): not "
+                f"{pairs - len(self.routes)} of {pairs} pairs have no route of their own (only "
+                "other GPUs lie between): not "
                 "measured"
             )
         return tuple(notes)
 
 
 def _choose_limits(
-    budget: _Budget, disjoint: Sequence[object], both: Sequence[object], groups: Sequence[tuple[Pair, ...]]
+    budget: _Budget,
+    disjoint: Sequence[object],
+    both: Sequence[object],
+    groups: Sequence[tuple[Pair, ...]],
 ) -> MessageLimits:
     """Return limits on messages with which everything keeps to the budget.
 
@@ -221,7 +280,9 @@ def _choose_limits(
     """
     flows = 2 * len(both) + sum(len(group) for group in groups)
     work = _WORK_ALONE * len(disjoint) + _WORK_FLOW * _REPEATS * flows
-    return MessageLimits(max(budget.least_s, min(budget.most_s, budget.total_s / max(1.0, work))), budget.most_bytes)
+    return MessageLimits(
+        max(budget.least_s, min(budget.most_s, budget.total_s / max(1.0, work))), budget.most_bytes
+    )
 
 
 def _list_simultaneous(
@@ -230,18 +291,23 @@ def _list_simultaneous(
     alone_GBps: dict[Pair, float],
     limits: MessageLimits,
 ) -> list[_Simultaneous]:
-    """Return the flows to run together, each with the bytes that it would carry alone in the same time."""
+    """Return the flows to run together, each with the bytes that it would carry alone in the same
+    time.
+    """
     out = []
     for chosen in both:
         experiments = tuple(("both", (pair, pair[::-1])) for pair in chosen)
         flows = tuple(
-            (pair, choose_chunk_bytes(alone_GBps[pair], limits)) for _, pairs in experiments for pair in pairs
+            (pair, choose_chunk_bytes(alone_GBps[pair], limits))
+            for _, pairs in experiments
+            for pair in pairs
         )
         out.append(_Simultaneous(flows, experiments))
     for group in groups:
         out.append(
             _Simultaneous(
-                tuple((pair, choose_chunk_bytes(alone_GBps[pair], limits)) for pair in group), (("together", group),)
+                tuple((pair, choose_chunk_bytes(alone_GBps[pair], limits)) for pair in group),
+                (("together", group),),
             )
         )
     return out
@@ -251,8 +317,12 @@ def _round_digits(value: float) -> float:
     return float(f"{value:.4g}")
 
 
-def _count_steps(advance: Callable[[str, float, float], None] | None, steps: int) -> Callable[[str], None]:
-    """Return what is to be called after each of `steps` steps, with its name: it passes on how many are over."""
+def _count_steps(
+    advance: Callable[[str, float, float], None] | None, steps: int
+) -> Callable[[str], None]:
+    """Return what is to be called after each of `steps` steps, with its name: it passes on how many
+    are over.
+    """
     over = 0
 
     def step(what: str) -> None:

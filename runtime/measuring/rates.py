@@ -1,7 +1,9 @@
-"""Times messages between ranks: one pair's round trips and rate, and the rates of simultaneous flows.
+"""Times messages between ranks: one pair's round trips and rate, and the rates of simultaneous
+flows.
 
-Every Work is awaited exactly once (twice blocks over gloo); deadlines are the process group's. Over NCCL what a rank sends
-and receives at a time goes as one batch (separate ones wait for each other), and the host waits for the stream.
+Every Work is awaited exactly once (twice blocks over gloo); deadlines are the process group's. Over
+NCCL what a rank sends and receives at a time goes as one batch (separate ones wait for each other),
+and the host waits for the stream.
 """
 
 from __future__ import annotations
@@ -23,31 +25,33 @@ _PINGS = 15
 _SMALL_BYTES = 8
 _FIRST_BYTES = 64 << 10
 _LEAST_BYTES = 4 << 10
+# A message that takes longer than this is measured once.
 _PATIENCE_S = 0.5
-"""A message that takes longer than this is measured once."""
 _LEAD_BYTES = 128 << 10
 _LEAST_REPEATS, _MOST_REPEATS = 3, 7
+# A fit of the median times so far whose residual is a smaller part of the longest one is good
+# enough.
 _QUIET = 0.01
-"""A fit of the median times so far whose residual is a smaller part of the longest one is good enough."""
 _OVER_LATENCY = 20
+# A fit whose residual is a larger part of the longest time is not used.
 _FITS = 0.03
-"""A fit whose residual is a larger part of the longest time is not used."""
+# The constant part of a fit is at most this part of the longest time, or the fit follows a
+# disturbance: it is less than a latency, and the time is at least twenty. It may be negative: a
+# token bucket lets a first part through for free.
 _MOST_ALPHA = 0.1
-"""The constant part of a fit is at most this part of the longest time, or the fit follows a disturbance: it is less than a
-latency, and the time is at least twenty. It may be negative: a token bucket lets a first part through for free.
-"""
 CHUNKS = 16
+# Simultaneous flows last four times as long as a message alone: their rates come from one run, not
+# from a fit, so a free burst at some time (a token bucket's, a buffer's) must be little of it.
 _FLOW = 4
-"""Simultaneous flows last four times as long as a message alone: their rates come from one run, not from a fit, so a free
-burst at some time (a token bucket's, a buffer's) must be little of it."""
+# Rates of simultaneous flows are taken from this part of the shortest flow's time on: free bursts
+# come first.
 _SETTLED = 0.3
-"""Rates of simultaneous flows are taken from this part of the shortest flow's time on: free bursts come first."""
 
 
 @dataclass(frozen=True)
 class MessageLimits:
-    """How long the largest message of a pair should take (`target_s`; flows of a group: four times that), and the most bytes
-    at a time.
+    """How long the largest message of a pair should take (`target_s`; flows of a group: four times
+    that), and the most bytes at a time.
     """
 
     target_s: float
@@ -56,10 +60,11 @@ class MessageLimits:
 
 @dataclass(frozen=True)
 class PairRate:
-    """What was measured of an ordered pair alone: half a round trip, and the fit `alpha_us + bytes * beta_us` over `sizes`.
+    """What was measured of an ordered pair alone: half a round trip, and the fit `alpha_us + bytes
+    * beta_us` over `sizes`.
 
-    `residual` is the fit's largest error as a part of the longest time. `GBps` is 1 / beta, or, where the fit is no good,
-    the largest message over its time (and never far from that).
+    `residual` is the fit's largest error as a part of the longest time. `GBps` is 1 / beta, or,
+    where the fit is no good, the largest message over its time (and never far from that).
     """
 
     src: int
@@ -74,7 +79,9 @@ class PairRate:
 
 @dataclass(frozen=True)
 class Arrivals:
-    """When each of a flow's equal chunks had arrived, in seconds from the start of the experiment."""
+    """When each of a flow's equal chunks had arrived, in seconds from the start of the
+    experiment.
+    """
 
     pair: Pair
     chunk_bytes: int
@@ -82,9 +89,13 @@ class Arrivals:
 
 
 class Endpoint:
-    """One rank's end of all measurements. `device` is where the data lies, `group` (None: all ranks') carries it."""
+    """One rank's end of all measurements. `device` is where the data lies, `group` (None: all
+    ranks') carries it.
+    """
 
-    def __init__(self, device: torch.device, limits: MessageLimits, group: dist.ProcessGroup | None = None) -> None:
+    def __init__(
+        self, device: torch.device, limits: MessageLimits, group: dist.ProcessGroup | None = None
+    ) -> None:
         self.device, self.limits, self.group = device, limits, group
         self.batched = device.type == "cuda"
         self.outgoing = torch.zeros(limits.most_bytes, dtype=torch.uint8, device=device)
@@ -94,7 +105,8 @@ class Endpoint:
         if self.batched:  # a batch must not be the first thing that a group does
             dist.all_reduce(self._number, group=group)
 
-    # -- one pair alone ------------------------------------------------------------------------------------------
+    # -- one pair alone
+    # ------------------------------------------------------------------------------------------
 
     def measure_to(self, me: int, peer: int) -> PairRate:
         """Measure messages to `peer`, which must be in `answer` for this rank."""
@@ -102,14 +114,19 @@ class Endpoint:
         size = _FIRST_BYTES
         self._time_message(peer, size)  # the first one opens the window
         seconds = self._time_message(peer, size)
-        while seconds < max(self.limits.target_s, _OVER_LATENCY * latency_s) and size < self.limits.most_bytes:
+        while (
+            seconds < max(self.limits.target_s, _OVER_LATENCY * latency_s)
+            and size < self.limits.most_bytes
+        ):
             size = min(2 * size, self.limits.most_bytes)
             seconds = self._time_message(peer, size)
         times: dict[int, list[float]] = {size // 2: [], size * 3 // 4: [], size: []}
         for repeat in range(1 if seconds > _PATIENCE_S else _MOST_REPEATS):
             for s, so_far in times.items():
                 so_far.append(self._time_message(peer, s))
-            rate = fit_rate(me, peer, latency_s, [(s, statistics.median(so_far)) for s, so_far in times.items()])
+            rate = fit_rate(
+                me, peer, latency_s, [(s, statistics.median(so_far)) for s, so_far in times.items()]
+            )
             if repeat + 1 >= _LEAST_REPEATS and rate.residual <= _QUIET:
                 break
         self._send_number(peer, 0)
@@ -121,7 +138,9 @@ class Endpoint:
             self._receive(self.incoming[:_SMALL_BYTES], peer)
             self._send(self.outgoing[:_SMALL_BYTES], peer)
         while size := self._receive_number(peer):
-            lead, rest = self._run([[self._in(self.incoming[:n], peer)] for n in (_LEAD_BYTES, size)])
+            lead, rest = self._run(
+                [[self._in(self.incoming[:n], peer)] for n in (_LEAD_BYTES, size)]
+            )
             self._send(self._seconds.fill_(rest - lead), peer)
 
     def _ping(self, peer: int) -> float:
@@ -131,7 +150,8 @@ class Endpoint:
         return time.perf_counter() - started
 
     def _time_message(self, peer: int, size: int) -> float:
-        """Return the seconds from one message's arrival to the next one's, of `size` bytes, by the receiver's clock.
+        """Return the seconds from one message's arrival to the next one's, of `size` bytes, by the
+        receiver's clock.
 
         After the first one both sides are ready and the TCP window is open.
         """
@@ -171,12 +191,14 @@ class Endpoint:
         if self.batched:
             torch.cuda.synchronize(self.device)
 
-    # -- several flows at the same time --------------------------------------------------------------------------
+    # -- several flows at the same time
+    # --------------------------------------------------------------------------
 
     def run_flows(self, me: int, flows: Sequence[tuple[Pair, int]]) -> Arrivals | None:
         """Take part in flows, (pair, bytes of a chunk), that all ranks start at the same moment.
 
-        Return what arrived at this rank, if anything does. Each rank sends to at most one and receives from at most one.
+        Return what arrived at this rank, if anything does. Each rank sends to at most one and
+        receives from at most one.
         """
         to = next(((pair[1], size) for pair, size in flows if pair[0] == me), None)
         back = next(((pair, size) for pair, size in flows if pair[1] == me), None)
@@ -184,7 +206,9 @@ class Endpoint:
         seconds = self._run(steps)
         return None if back is None else Arrivals(back[0], back[1], tuple(seconds))
 
-    def _step(self, to: tuple[int, int] | None, back: tuple[Pair, int] | None, number: int) -> list[dist.P2POp]:
+    def _step(
+        self, to: tuple[int, int] | None, back: tuple[Pair, int] | None, number: int
+    ) -> list[dist.P2POp]:
         """Return the receive and the send of one chunk, where this rank has them."""
         out = []
         if back is not None:
@@ -201,7 +225,9 @@ class Endpoint:
 
     def _posted_steps(self, steps: list[list[dist.P2POp]]) -> list[float]:
         started = time.perf_counter()
-        works = [(x.op is dist.irecv, work) for step in steps for x in step for work in self._post([x])]
+        works = [
+            (x.op is dist.irecv, work) for step in steps for x in step for work in self._post([x])
+        ]
         seconds = []
         for arrives, work in works:
             if arrives:
@@ -213,7 +239,9 @@ class Endpoint:
         return seconds
 
     def _batched_steps(self, steps: list[list[dist.P2POp]]) -> list[float]:
-        """Run each step as one batch, so that a rank's flows go in step; take times from events on the stream."""
+        """Run each step as one batch, so that a rank's flows go in step; take times from events on
+        the stream.
+        """
         marks: list[Any] = [torch.cuda.Event(enable_timing=True) for _ in range(len(steps) + 1)]  # type: ignore[no-untyped-call]
         marks[0].record()
         for step, mark in zip(steps, marks[1:], strict=True):
@@ -228,7 +256,9 @@ def fit_rate(src: int, dst: int, latency_s: float, times: Sequence[tuple[int, fl
     """Fit a line to (bytes, seconds) of at least two sizes, by least squares."""
     sizes = np.array([size for size, _ in times], dtype=np.float64)
     seconds = np.array([s for _, s in times], dtype=np.float64)
-    (alpha, beta), *_ = np.linalg.lstsq(np.stack([np.ones_like(sizes), sizes], axis=1), seconds, rcond=None)
+    (alpha, beta), *_ = np.linalg.lstsq(
+        np.stack([np.ones_like(sizes), sizes], axis=1), seconds, rcond=None
+    )
     residual = float(np.abs(alpha + beta * sizes - seconds).max() / seconds.max())
     whole_rate = sizes[-1] / seconds[-1]
     good = beta > 0 and residual <= _FITS
@@ -248,18 +278,25 @@ def fit_rate(src: int, dst: int, latency_s: float, times: Sequence[tuple[int, fl
 def estimate_rates_GBps(arrivals: Sequence[Arrivals]) -> dict[Pair, Fraction]:
     """Return the rate of each of several simultaneous flows while all of them were running.
 
-    It is the slope of a line (least squares) through the bytes arrived, from where the shortest flow had settled.
+    It is the slope of a line (least squares) through the bytes arrived, from where the shortest
+    flow had settled.
     """
     end = min(x.seconds[-1] for x in arrivals)
     moments = np.linspace(_SETTLED * end, end, 4 * CHUNKS)
     out = {}
     for x in arrivals:
-        arrived = np.interp(moments, [0.0, *x.seconds], np.arange(len(x.seconds) + 1) * float(x.chunk_bytes))
-        out[x.pair] = Fraction(max(1.0, float(np.polyfit(moments - moments[0], arrived, 1)[0]))) / 10**9
+        arrived = np.interp(
+            moments, [0.0, *x.seconds], np.arange(len(x.seconds) + 1) * float(x.chunk_bytes)
+        )
+        out[x.pair] = (
+            Fraction(max(1.0, float(np.polyfit(moments - moments[0], arrived, 1)[0]))) / 10**9
+        )
     return out
 
 
 def choose_chunk_bytes(pair_GBps: float, limits: MessageLimits) -> int:
-    """Return the bytes of a chunk so that all chunks of an undisturbed flow take four times `target_s`."""
+    """Return the bytes of a chunk so that all chunks of an undisturbed flow take four times
+    `target_s`.
+    """
     whole = min(pair_GBps * 1e9 * limits.target_s * _FLOW, limits.most_bytes)
     return max(_LEAST_BYTES, int(whole) // CHUNKS // _LEAST_BYTES * _LEAST_BYTES)

@@ -1,4 +1,6 @@
-"""What element types, reductions and codecs are called: our names, and those of torch and nccl-tests. Without torch."""
+"""What element types, reductions and codecs are called: our names, and those of torch and
+nccl-tests. Without torch.
+"""
 
 from __future__ import annotations
 
@@ -34,8 +36,16 @@ _OTHER_CODECS = {
 
 
 def spell_dtype(text: str) -> str:
-    """Return our name of an element type: float32 for float, bfloat16 for torch.bf16. InputError where it is none."""
-    return _spell("--dtype", text.lower().removeprefix("torch.").removeprefix("nccl"), text, DTYPE_NAMES, _OTHER_DTYPES)
+    """Return our name of an element type: float32 for float, bfloat16 for torch.bf16. InputError
+    where it is none.
+    """
+    return _spell(
+        "--dtype",
+        text.lower().removeprefix("torch.").removeprefix("nccl"),
+        text,
+        DTYPE_NAMES,
+        _OTHER_DTYPES,
+    )
 
 
 def spell_op(text: str) -> str:

@@ -1,9 +1,10 @@
-"""When each transfer of a plan's schedule began and ended on running ranks, beside what was predicted: `topo-run --trace`.
+"""When each transfer of a plan's schedule began and ended on running ranks, beside what was
+predicted: `topo-run --trace`.
 
-A traced call is played by an executor of its own that notes times, which costs some microseconds an operation. A message
-begins when its sender has posted it and ends when its receiver has waited for it;
-over NCCL, where waiting does not stop the host, a tick's messages begin and end with their batch, for which the host waits.
-Every rank's clock starts with a barrier before the call.
+A traced call is played by an executor of its own that notes times, which costs some microseconds an
+operation. A message begins when its sender has posted it and ends when its receiver has waited for
+it; over NCCL, where waiting does not stop the host, a tick's messages begin and end with their
+batch, for which the host waits. Every rank's clock starts with a barrier before the call.
 """
 
 from __future__ import annotations
@@ -30,12 +31,15 @@ from ..ranks.faults import first_line
 from .bench_data import BenchSettings
 
 _WARMUP = 3
+# Whether it was sent, the other rank, the number of the message of that direction, and when in
+# microseconds.
 Stamp = tuple[bool, int, int, float]
-"""Whether it was sent, the other rank, the number of the message of that direction, and when in microseconds."""
 
 
 def trace_largest(settings: BenchSettings, communicator: Communicator) -> str | None:
-    """Return the Chrome trace of a call of a benchmark's largest size, on rank 0; None elsewhere. Collective."""
+    """Return the Chrome trace of a call of a benchmark's largest size, on rank 0; None elsewhere.
+    Collective.
+    """
     numel = settings.list_sizes()[-1] // settings.dtype.itemsize
     if settings.collective.name not in IN_PLACE:
         numel -= numel % settings.collective.ranks
@@ -43,10 +47,11 @@ def trace_largest(settings: BenchSettings, communicator: Communicator) -> str | 
 
 
 def trace_call(communicator: Communicator, numel: int, dtype: torch.dtype) -> str | None:
-    """Return the Chrome trace of a call on a buffer of `numel` elements, on rank 0; None elsewhere. Collective.
+    """Return the Chrome trace of a call on a buffer of `numel` elements, on rank 0; None elsewhere.
+    Collective.
 
-    The schedule is the one that is used for the size, or, where the stock collective is, the best of the plan's own.
-    Raises InputError where there is too much to list.
+    The schedule is the one that is used for the size, or, where the stock collective is, the best
+    of the plan's own. Raises InputError where there is too much to list.
     """
     engine = communicator.engine
     plan = communicator.plan
@@ -56,7 +61,8 @@ def trace_call(communicator: Communicator, numel: int, dtype: torch.dtype) -> st
     schedule = schedule if schedule is not None else plan.entry_for(size).schedule
     if len(schedule.transfers) * schedule.segments > MOST_TIMES:
         raise InputError(
-            f"--trace: {schedule.label} at {size} bytes has more than {MOST_TIMES:,} transfers and segments; give a smaller -e"
+            f"--trace: {schedule.label} at {size} bytes has more than {MOST_TIMES:,} transfers "
+            "and segments; give a smaller -e"
         )
     executor = Executor(engine.transport, plan.topology, engine.codec)
     stamps: list[Stamp] = []
@@ -73,7 +79,9 @@ def trace_call(communicator: Communicator, numel: int, dtype: torch.dtype) -> st
     except TopoplanError:
         raise
     except RuntimeError as error:
-        raise ExecutionError(f"rank {communicator.rank}: the traced call failed: {first_line(error)}") from error
+        raise ExecutionError(
+            f"rank {communicator.rank}: the traced call failed: {first_line(error)}"
+        ) from error
     if communicator.rank != 0:
         return None
     topology = plan.topology
@@ -96,20 +104,29 @@ def trace_call(communicator: Communicator, numel: int, dtype: torch.dtype) -> st
 
 
 def stamp_into(executor: Executor, stamps: list[Stamp]) -> None:
-    """Let an executor put into `stamps`, which is emptied, when messages go and come, from now on."""
+    """Let an executor put into `stamps`, which is emptied, when messages go and come, from now
+    on.
+    """
     stamps.clear()
     began = time.perf_counter()
 
     def stamp(post: Post) -> None:
-        stamps.append((post.kind == "send", post.peer, post.number, (time.perf_counter() - began) * 1e6))
+        stamps.append(
+            (post.kind == "send", post.peer, post.number, (time.perf_counter() - began) * 1e6)
+        )
 
     executor.stamp = stamp
 
 
 def pair_stamps(
-    schedule: Schedule, numel: int, count_bytes: Callable[[int], int], stamps_of: Sequence[Sequence[Stamp]]
+    schedule: Schedule,
+    numel: int,
+    count_bytes: Callable[[int], int],
+    stamps_of: Sequence[Sequence[Stamp]],
 ) -> list[TransferTime]:
-    """Return the time of every transfer's segment that has elements, from the stamps of all ranks, by rank."""
+    """Return the time of every transfer's segment that has elements, from the stamps of all ranks,
+    by rank.
+    """
     posted: dict[tuple[int, int, int], float] = {}
     had: dict[tuple[int, int, int], float] = {}
     for rank, stamps in enumerate(stamps_of):

@@ -1,6 +1,7 @@
 """Deadlines of calls that wait inside MPI, kept by one thread: it rings where one has passed.
 
-Nothing but two stores and a comparison is added to a call: the lock that would be simpler costs a small one a twentieth.
+Nothing but two stores and a comparison is added to a call: the lock that would be simpler costs a
+small one a twentieth.
 """
 
 from __future__ import annotations
@@ -18,10 +19,12 @@ _started: list[bool] = []
 
 
 class Alarm:
-    """The deadline of whoever waits inside MPI: `deadline` (time.monotonic) is set before, and `stop` is called after.
+    """The deadline of whoever waits inside MPI: `deadline` (time.monotonic) is set before, and
+    `stop` is called after.
 
-    In between, once the deadline has passed, another thread sets `struck` to it and calls `ring`, a method, which may find
-    the wait over. It may come _LOOK_S late. The alarm does not keep the method's object.
+    In between, once the deadline has passed, another thread sets `struck` to it and calls `ring`, a
+    method, which may find the wait over. It may come _LOOK_S late. The alarm does not keep the
+    method's object.
     """
 
     def __init__(self, ring: Callable[[], object]) -> None:
@@ -43,8 +46,8 @@ class Alarm:
     def look(self, now: float) -> None:
         """Ring if the deadline has passed.
 
-        Each side first sets its own variable and then reads the other's, so at least one of them sees the other: either
-        nobody rings, or who stops the alarm waits for it.
+        Each side first sets its own variable and then reads the other's, so at least one of them
+        sees the other: either nobody rings, or who stops the alarm waits for it.
         """
         deadline = self.deadline
         if deadline and deadline < now and self.struck != deadline:

@@ -1,4 +1,6 @@
-"""The communicator of some ranks for topoplan's messages alone, whatever numbers they have in MPI's world."""
+"""The communicator of some ranks for topoplan's messages alone, whatever numbers they have in MPI's
+world.
+"""
 
 from __future__ import annotations
 
@@ -13,18 +15,18 @@ from typing import Any
 from ...topo.errors import InputError
 from .library import describe_mpi, load_mpi
 
+# The largest tag that every MPI has.
 _MOST_IN_TAGS = 32767
-"""The largest tag that every MPI has."""
+# Tags that are needed: a message's number between two ranks takes 16 bits of its tag.
 _LEAST_TAGS = 1 << 16
-"""Tags that are needed: a message's number between two ranks takes 16 bits of its tag."""
+# Environment variables by which launchers name what they have started.
 _JOBS = ("PMIX_NAMESPACE", "OMPI_MCA_orte_ess_jobid", "PMI_JOBID", "SLURM_STEP_ID")
-"""Environment variables by which launchers name what they have started."""
 
 
 @dataclass(frozen=True)
 class Seat:
-    """A rank's number in its MPI world, how many ranks that has, the launcher's name for it, the rank's host, and the numbers
-    of the cores that it may use.
+    """A rank's number in its MPI world, how many ranks that has, the launcher's name for it, the
+    rank's host, and the numbers of the cores that it may use.
     """
 
     world_rank: int
@@ -42,10 +44,11 @@ def find_own_seat(host: str, cores: frozenset[int]) -> Seat:
 
 
 class Lane:
-    """An MPI communicator over ranks at `seats`, by their numbers in the group; `name` is the group's.
+    """An MPI communicator over ranks at `seats`, by their numbers in the group; `name` is the
+    group's.
 
-    Making it is collective over these ranks alone. `yields` says that ranks share cores: who waits lets others run. Raises
-    InputError where the ranks are not of one MPI world.
+    Making it is collective over these ranks alone. `yields` says that ranks share cores: who waits
+    lets others run. Raises InputError where the ranks are not of one MPI world.
     """
 
     def __init__(self, seats: Sequence[Seat], rank: int, name: str, *, yields: bool) -> None:
@@ -55,7 +58,8 @@ class Lane:
         self.most_in_tags = int(world.Get_attr(mpi.TAG_UB))
         if self.most_in_tags < _LEAST_TAGS:
             raise InputError(
-                f"transport mpi: tags of {describe_mpi()} end at {self.most_in_tags}, expected {_LEAST_TAGS} at least; "
+                f"transport mpi: tags of {describe_mpi()} end at {self.most_in_tags}, expected "
+                f"{_LEAST_TAGS} at least; "
                 "go over gloo"
             )
         members = world.Get_group().Incl([seat.world_rank for seat in seats])
@@ -79,11 +83,15 @@ class Lane:
         self._own.Send([None, 0, self.mpi.BYTE], 0)
 
     def tag(self, tag: int) -> int:
-        """Return a message's tag among those that this MPI has: other ones for the messages of a call."""
+        """Return a message's tag among those that this MPI has: other ones for the messages of a
+        call.
+        """
         return tag % self.most_in_tags
 
     def barrier(self, deadline: float) -> None:
-        """Wait for all ranks. Raises RuntimeError where one does not come before `deadline` (time.monotonic)."""
+        """Wait for all ranks. Raises RuntimeError where one does not come before `deadline`
+        (time.monotonic).
+        """
         self._await(self.comm.Ibarrier(), deadline)
 
     def find_largest(self, values: list[float], deadline: float) -> list[float]:
@@ -113,12 +121,19 @@ def check_seats(seats: Sequence[Seat]) -> None:
     alone = [number for number, seat in enumerate(seats) if seat.world_size < len(seats)]
     if alone:
         raise InputError(
-            f"transport mpi: rank {alone[0]} is in an MPI world of {seats[alone[0]].world_size}, and the group has "
+            f"transport mpi: rank {alone[0]} is in an MPI world of {seats[alone[0]].world_size}, "
+            "and the group has "
             f"{len(seats)} ranks; start them by one mpirun (or srun --mpi=pmix)"
         )
     other = [number for number, seat in enumerate(seats) if seat.world != seats[0].world]
     if other:
-        raise InputError(f"transport mpi: ranks 0 and {other[0]} were started by two mpirun; start all of them by one")
+        raise InputError(
+            f"transport mpi: ranks 0 and {other[0]} were started by two mpirun; start all of them "
+            "by one"
+        )
     numbers = [seat.world_rank for seat in seats]
     if len(set(numbers)) < len(numbers):
-        raise InputError("transport mpi: two ranks of the group are the same rank of MPI; set RANK once a process")
+        raise InputError(
+            "transport mpi: two ranks of the group are the same rank of MPI; set RANK once a "
+            "process"
+        )

@@ -1,4 +1,6 @@
-"""Ranks that mpirun or srun started: who they are, told to torch by the variables that torchrun would set."""
+"""Ranks that mpirun or srun started: who they are, told to torch by the variables that torchrun
+would set.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +15,17 @@ from .library import describe_mpi, load_mpi
 
 @dataclass(frozen=True)
 class Launcher:
-    """A launcher of MPI ranks, and the environment variables by which it tells a rank its number and how many there are."""
+    """A launcher of MPI ranks, and the environment variables by which it tells a rank its number
+    and how many there are.
+    """
 
     name: str
     rank: str
     ranks: str
 
 
-# srun sets the rank in a batch script as well, but the number of a step's tasks only in the tasks of a step
+# srun sets the rank in a batch script as well, but the number of a step's tasks only in the tasks
+# of a step
 LAUNCHERS = (
     Launcher("Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
     Launcher("MPICH", "PMI_RANK", "PMI_SIZE"),
@@ -29,24 +34,30 @@ LAUNCHERS = (
 
 
 def find_launcher() -> Launcher | None:
-    """Return which launcher started this process as an MPI rank; None where none did, or torch's own variables say more."""
+    """Return which launcher started this process as an MPI rank; None where none did, or torch's
+    own variables say more.
+    """
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         return None
     return next((x for x in LAUNCHERS if x.rank in os.environ and x.ranks in os.environ), None)
 
 
 def number_of_launch() -> int:
-    """Return the rank that a launcher's variables give this process, torchrun's included; 0 where there are none."""
+    """Return the rank that a launcher's variables give this process, torchrun's included; 0 where
+    there are none.
+    """
     launcher = find_launcher()
     return int(os.environ.get("RANK" if launcher is None else launcher.rank, "0"))
 
 
 def join_mpi() -> bool:
-    """Set RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT for a process that mpirun or srun has
-    started, so that init_process_group finds the other ranks; what is set already stays.
+    """Set RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT for a process
+    that mpirun or srun has started, so that init_process_group finds the other ranks; what is set
+    already stays.
 
-    Collective over all ranks of the launch. Returns False, and does nothing, where no launcher of MPI started this process,
-    or RANK and WORLD_SIZE are set. Raises InputError where mpi4py is not there, or works with another MPI than the launcher.
+    Collective over all ranks of the launch. Returns False, and does nothing, where no launcher of
+    MPI started this process, or RANK and WORLD_SIZE are set. Raises InputError where mpi4py is not
+    there, or works with another MPI than the launcher.
     """
     launcher = find_launcher()
     if launcher is None:
@@ -56,11 +67,18 @@ def join_mpi() -> bool:
     started = int(os.environ[launcher.ranks])
     if world.size != started:
         raise InputError(
-            f"{launcher.name} started {started} ranks, but mpi4py, which works with {describe_mpi()}, sees {world.size}: the "
-            "launcher belongs to another MPI (or srun needs --mpi=pmix); take the mpirun of the same MPI"
+            f"{launcher.name} started {started} ranks, but mpi4py, which works with "
+            f"{describe_mpi()}, sees {world.size}: the "
+            "launcher belongs to another MPI (or srun needs --mpi=pmix); take the mpirun of the "
+            "same MPI"
         )
     on_host = world.Split_type(mpi.COMM_TYPE_SHARED, key=world.rank)
-    own = {"RANK": world.rank, "WORLD_SIZE": world.size, "LOCAL_RANK": on_host.rank, "LOCAL_WORLD_SIZE": on_host.size}
+    own = {
+        "RANK": world.rank,
+        "WORLD_SIZE": world.size,
+        "LOCAL_RANK": on_host.rank,
+        "LOCAL_WORLD_SIZE": on_host.size,
+    }
     single = on_host.size == world.size
     on_host.Free()
     hosts = world.gather(mpi.Get_processor_name())
@@ -76,7 +94,9 @@ def join_mpi() -> bool:
 
 
 def _choose_meeting(hosts: Sequence[str]) -> dict[str, str] | str:
-    """Return the address and a free port at which rank 0, on the first of these hosts, can be met, or why there is none."""
+    """Return the address and a free port at which rank 0, on the first of these hosts, can be met,
+    or why there is none.
+    """
     other = next((host for host in hosts if host != hosts[0]), None)
     try:
         address = "127.0.0.1" if other is None else _find_address_towards(other)
@@ -88,7 +108,9 @@ def _choose_meeting(hosts: Sequence[str]) -> dict[str, str] | str:
 
 
 def _find_address_towards(host: str) -> str:
-    """Return this host's address on the way to another one: its own name is often that of the loopback alone."""
+    """Return this host's address on the way to another one: its own name is often that of the
+    loopback alone.
+    """
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as way:
         way.connect((host, 9))  # sends nothing
         return str(way.getsockname()[0])

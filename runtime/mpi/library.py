@@ -1,4 +1,6 @@
-"""The MPI at hand, by mpi4py: what it is, what it can, and one clear line where it cannot be used."""
+"""The MPI at hand, by mpi4py: what it is, what it can, and one clear line where it cannot be
+used.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,8 @@ from ...topo.errors import InputError
 
 _MPICHS = "libmpi.so.12"
 _HOW_DEBIANS = (
-    f"mpi4py looks for MPICH under this name, and Debian calls it libmpich.so.12: link the one to the other in a folder of "
+    "mpi4py looks for MPICH under this name, and Debian calls it libmpich.so.12: link the one to "
+    "the other in a folder of "
     f"LD_LIBRARY_PATH (ln -s /usr/lib/*/libmpich.so.12 FOLDER/{_MPICHS})"
 )
 _HOW = "install it beside an MPI (Debian: apt-get install openmpi-bin): pip install 'topoplan[mpi]'"
@@ -19,7 +22,9 @@ _HOW = "install it beside an MPI (Debian: apt-get install openmpi-bin): pip inst
 
 @cache
 def load_mpi() -> Any:
-    """Return mpi4py's MPI, initialised. Raises InputError where there is none, or threads may not use it."""
+    """Return mpi4py's MPI, initialised. Raises InputError where there is none, or threads may not
+    use it.
+    """
     try:
         from mpi4py import MPI
     except ImportError as error:
@@ -27,12 +32,15 @@ def load_mpi() -> Any:
         how = _HOW_DEBIANS if _MPICHS in missing else _HOW
         raise InputError(f"transport mpi: {' '.join(missing.split())}; {how}") from error
     except RuntimeError as error:  # mpi4py's wheels look for an MPI when they are imported
-        raise InputError(f"transport mpi: mpi4py found no MPI ({' '.join(str(error).split())}); {_HOW}") from error
+        raise InputError(
+            f"transport mpi: mpi4py found no MPI ({' '.join(str(error).split())}); {_HOW}"
+        ) from error
     level = MPI.Query_thread()
     if level < MPI.THREAD_SERIALIZED:
         name = "MPI_THREAD_SINGLE" if level == MPI.THREAD_SINGLE else "MPI_THREAD_FUNNELED"
         raise InputError(
-            f"transport mpi: MPI was initialised with {name}, but calls come from several threads; initialise it with "
+            f"transport mpi: MPI was initialised with {name}, but calls come from several "
+            "threads; initialise it with "
             "MPI_THREAD_SERIALIZED or more (mpi4py does, unless mpi4py.rc says otherwise)"
         )
     return MPI
@@ -47,7 +55,9 @@ def describe_mpi() -> str:
 
 @cache
 def takes_gpu_memory() -> bool:
-    """Return whether the MPI at hand says that it sends from and receives to CUDA memory; one that does not say does not."""
+    """Return whether the MPI at hand says that it sends from and receives to CUDA memory; one that
+    does not say does not.
+    """
     library = _open_library()
     if library is None:
         return False

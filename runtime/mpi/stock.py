@@ -1,4 +1,6 @@
-"""MPI's own collectives on flat tensors, by address: plans are measured beside them, and they are used where they win."""
+"""MPI's own collectives on flat tensors, by address: plans are measured beside them, and they are
+used where they win.
+"""
 
 from __future__ import annotations
 
@@ -16,17 +18,23 @@ ReduceOp = dist.ReduceOp.RedOpType
 
 
 def has_collective(lane: Lane, collective: Collective, dtype: torch.dtype, op: ReduceOp) -> bool:
-    """Return whether MPI has a collective for a dtype and a reduction: it adds no half-precision numbers."""
-    return not collective.reduces or (dtype in _name_types(lane.mpi) and op in _name_operations(lane.mpi))
+    """Return whether MPI has a collective for a dtype and a reduction: it adds no half-precision
+    numbers.
+    """
+    return not collective.reduces or (
+        dtype in _name_types(lane.mpi) and op in _name_operations(lane.mpi)
+    )
 
 
 def make_collective(
     lane: Lane, collective: Collective, source: torch.Tensor, target: torch.Tensor, op: ReduceOp
 ) -> Callable[[], None]:
-    """Return a function that calls MPI's collective over a lane, reading flat `source` and writing flat `target`.
+    """Return a function that calls MPI's collective over a lane, reading flat `source` and writing
+    flat `target`.
 
-    Both are the same tensor for allreduce, reduce and broadcast. AVG is a sum: the caller divides. It returns when this rank
-    is through, and knows no deadline. Raises KeyError where there is none (see `has_collective`).
+    Both are the same tensor for allreduce, reduce and broadcast. AVG is a sum: the caller divides.
+    It returns when this rank is through, and knows no deadline. Raises KeyError where there is none
+    (see `has_collective`).
     """
     mpi, comm, root = lane.mpi, lane.comm, collective.root or 0
     given, got = _view(lane, source, collective), _view(lane, target, collective)
@@ -34,7 +42,9 @@ def make_collective(
     operation = _name_operations(lane.mpi)[op] if collective.reduces else None
     calls: dict[str, Callable[[], None]] = {
         "allreduce": lambda: comm.Allreduce(mpi.IN_PLACE, got, operation),
-        "reduce": lambda: comm.Reduce(mpi.IN_PLACE if mine else got, got if mine else None, operation, root),
+        "reduce": lambda: comm.Reduce(
+            mpi.IN_PLACE if mine else got, got if mine else None, operation, root
+        ),
         "broadcast": lambda: comm.Bcast(got, root),
         "allgather": lambda: comm.Allgather(given, got),
         "reduce-scatter": lambda: comm.Reduce_scatter_block(given, got, operation),
@@ -54,8 +64,8 @@ def make_collective(
 
 
 def _view(lane: Lane, tensor: torch.Tensor, collective: Collective) -> Any:
-    """Return a tensor's memory as mpi4py takes it, which counts the elements (or bytes, where nothing is added up) itself, and
-    each rank's part of them.
+    """Return a tensor's memory as mpi4py takes it, which counts the elements (or bytes, where
+    nothing is added up) itself, and each rank's part of them.
     """
     mpi = lane.mpi
     memory = mpi.buffer.fromaddress(tensor.data_ptr(), tensor.nbytes)

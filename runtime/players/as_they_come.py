@@ -1,7 +1,8 @@
-"""Plays a program over MPI as its messages come: whatever has all that it needs goes on, in no fixed order.
+"""Plays a program over MPI as its messages come: whatever has all that it needs goes on, in no
+fixed order.
 
-Which instruction needs which is in program/dependencies.py: those that touch the same elements keep their order, so the
-result has the same bits as in the program's own order.
+Which instruction needs which is in program/dependencies.py: those that touch the same elements keep
+their order, so the result has the same bits as in the program's own order.
 """
 
 from __future__ import annotations
@@ -18,12 +19,14 @@ from ..mpi.alarm import Alarm
 from .contract import Stamp
 from .requests import LATE, Requests, answer_bell
 
+# After adding or copying at least so much, messages are looked for before the next: MPI moves them
+# only when it is called.
 _LARGE_BYTES = 32 << 10
-"""After adding or copying at least so much, messages are looked for before the next: MPI moves them only when it is called."""
+# What stands in place of a message's number for the lane's bell, and for a message that has ended.
 _BELL, _ENDED = -1, -2
-"""What stands in place of a message's number for the lane's bell, and for a message that has ended."""
+# So many requests that have ended stay among those that are waited for: MPI passes them over;
+# taking each out costs more.
 _MOST_ENDED = 64
-"""So many requests that have ended stay among those that are waited for: MPI passes them over; taking each out costs more."""
 
 
 class PlayerAsTheyCome:
@@ -40,11 +43,15 @@ class PlayerAsTheyCome:
                 self._followers[node_of[before]].append(node)
         self._is_large = [size >= _LARGE_BYTES for size in requests.sizes]
         first = [node for node, needs in enumerate(self._needs) if not needs]
-        self._first_posts = requests.put_receives_first(node for node in first if requests.actions[node] is None)
+        self._first_posts = requests.put_receives_first(
+            node for node in first if requests.actions[node] is None
+        )
         self._first_local = [node for node in first if requests.actions[node] is not None]
 
     def play(self, deadline: float, stamp: Stamp | None = None) -> None:
-        """See Player. Raises PlayError with the earliest message of the program that did not end."""
+        """See Player. Raises PlayError with the earliest message of the program that did not
+        end.
+        """
         active: list[Any] = [self.lane.bell]
         whose: list[int] = [_BELL]
         needs = self._needs.copy()
@@ -62,12 +69,21 @@ class PlayerAsTheyCome:
             self._alarm.stop(deadline)
 
     def _play(
-        self, needs: list[int], active: list[Any], whose: list[int], deadline: float, stamp: Stamp | None
+        self,
+        needs: list[int],
+        active: list[Any],
+        whose: list[int],
+        deadline: float,
+        stamp: Stamp | None,
     ) -> None:
         requests, actions = self._requests.requests, self._requests.actions
         followers, is_large, device = self._followers, self._is_large, self._requests.device
         start, look = self.lane.mpi.Prequest.Startall, self.lane.mpi.Prequest.Testsome
-        wait = self.lane.mpi.Prequest.Waitsome if self.lane.can_wait else lambda some: self._look(some, deadline)
+        wait = (
+            self.lane.mpi.Prequest.Waitsome
+            if self.lane.can_wait
+            else lambda some: self._look(some, deadline)
+        )
         posts, ready, at, under_way = self._first_posts.copy(), self._first_local.copy(), 0, 0
         while True:
             # What is ready, in the order in which it became so. Messages go before what takes long.
@@ -116,7 +132,10 @@ class PlayerAsTheyCome:
                         (ready if actions[after] else posts).append(after)
             if len(active) > under_way + _MOST_ENDED:
                 kept = [place for place, node in enumerate(whose) if node != _ENDED]
-                active[:], whose[:] = [active[place] for place in kept], [whose[place] for place in kept]
+                active[:], whose[:] = (
+                    [active[place] for place in kept],
+                    [whose[place] for place in kept],
+                )
 
     def _look(self, active: list[Any], deadline: float) -> list[int]:
         """Look for messages until one has ended, where no other thread may ring."""

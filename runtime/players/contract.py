@@ -1,4 +1,6 @@
-"""What plays a compiled program: one contract for gloo, NCCL and MPI, and the operations that a program is compiled to."""
+"""What plays a compiled program: one contract for gloo, NCCL and MPI, and the operations that a
+program is compiled to.
+"""
 
 from __future__ import annotations
 
@@ -8,20 +10,22 @@ from typing import Any, Protocol
 from ..program.instructions import Post
 
 SEND, RECEIVE, AWAIT, EXCHANGE, LOCAL = range(5)
+# One of the codes above, two operands, and a number.
+#
+# A send or receive has a list of one view, the peer, and the tag; AWAIT the number of the post;
+# EXCHANGE batches, and what they are of; LOCAL a function (see local.py), and the bytes that it
+# works on as the number.
 Operation = tuple[int, Any, Any, int]
-"""One of the codes above, two operands, and a number.
-
-A send or receive has a list of one view, the peer, and the tag; AWAIT the number of the post; EXCHANGE batches, and what they
-are of; LOCAL a function (see local.py), and the bytes that it works on as the number.
-"""
 
 
+# Is told of each send when it is about to be posted, and of each receive once its message is there.
 Stamp = Callable[[Post], object]
-"""Is told of each send when it is about to be posted, and of each receive once its message is there."""
 
 
 class PlayError(Exception):
-    """A program that cannot go on: `post` is the message that failed or did not end, `posted` are those that were begun."""
+    """A program that cannot go on: `post` is the message that failed or did not end, `posted` are
+    those that were begun.
+    """
 
     def __init__(self, post: Post, posted: Sequence[Post], reason: str) -> None:
         super().__init__(reason)
@@ -32,6 +36,7 @@ class Player(Protocol):
     """A program on one set of buffers, ready to be played again and again."""
 
     def play(self, deadline: float, stamp: Stamp | None = None) -> None:
-        """Play it once; on CPUs it is through when this returns. Raises PlayError, after `deadline` (time.monotonic) at the
-        latest. With `stamp` the host waits for the device around each batch.
+        """Play it once; on CPUs it is through when this returns. Raises PlayError, after `deadline`
+        (time.monotonic) at the latest. With `stamp` the host waits for the device around each
+        batch.
         """

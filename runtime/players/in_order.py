@@ -1,4 +1,6 @@
-"""Plays a program in its own order: message by message over gloo, a tick's messages in batches over NCCL."""
+"""Plays a program in its own order: message by message over gloo, a tick's messages in batches over
+NCCL.
+"""
 
 from __future__ import annotations
 
@@ -15,18 +17,24 @@ from .contract import AWAIT, LOCAL, RECEIVE, SEND, Operation, PlayError, Stamp
 
 
 class PlayerInOrder:
-    """Plays operations one after the other over `backend`: gloo's own one for CPUs, the group for NCCL."""
+    """Plays operations one after the other over `backend`: gloo's own one for CPUs, the group for
+    NCCL.
+    """
 
     def __init__(self, backend: Any, program: Program, operations: list[Operation]) -> None:
         self.backend, self.program, self.operations = backend, program, operations
         self._spent: list[dist.Work] = []
 
     def play(self, deadline: float, stamp: Stamp | None = None) -> None:
-        """See Player. Over gloo each operation is a Work of the backend, awaited exactly once (twice blocks)."""
+        """See Player. Over gloo each operation is a Work of the backend, awaited exactly once
+        (twice blocks).
+        """
         send, receive, now = self.backend.send, self.backend.recv, time.monotonic
         posts = self.program.posts if stamp is not None else []
         works: list[dist.Work] = []
-        before_wait = getattr(stamp, "before_wait", None)  # of a stamp that tells waiting from being elsewhere
+        before_wait = getattr(
+            stamp, "before_wait", None
+        )  # of a stamp that tells waiting from being elsewhere
         current = 0  # the post that is being posted or awaited, for the error
         try:
             for code, a, b, tag in self.operations:
@@ -54,10 +62,12 @@ class PlayerInOrder:
             raise
         except RuntimeError as error:
             posts = self.program.posts
-            raise PlayError(posts[min(current, len(posts) - 1)], posts[: len(works)], str(error)) from error
+            raise PlayError(
+                posts[min(current, len(posts) - 1)], posts[: len(works)], str(error)
+            ) from error
         finally:
-            # A gloo Work let go right after its wait costs about as much again as the transfer (measured, 8 ranks on 2
-            # cores): they are kept until the next call is through.
+            # A gloo Work let go right after its wait costs about as much again as the transfer
+            # (measured, 8 ranks on 2 cores): they are kept until the next call is through.
             self._spent = works
 
 
@@ -69,8 +79,8 @@ def exchange(batches: list[list[dist.P2POp]]) -> None:
 
 
 def _exchange_stamped(batches: list[list[dist.P2POp]], posted: Exchange, stamp: Stamp) -> None:
-    """Exchange batches for which the host waits: what was launched before is not part of them, and they are over when the
-    device has done all.
+    """Exchange batches for which the host waits: what was launched before is not part of them, and
+    they are over when the device has done all.
     """
     device = batches[0][0].tensor.device
     for kind in ("send", "receive"):

@@ -1,6 +1,8 @@
-"""Plays a small program over MPI in waves (program/waves.py): all messages of a tick start at once and are awaited at once.
+"""Plays a small program over MPI in waves (program/waves.py): all messages of a tick start at once
+and are awaited at once.
 
-That takes the host less than to go on with each as it comes: one wait a wave, which another thread ends at the deadline.
+That takes the host less than to go on with each as it comes: one wait a wave, which another thread
+ends at the deadline.
 """
 
 from __future__ import annotations
@@ -16,15 +18,18 @@ from ..program.waves import Wave
 from .contract import Player, Stamp
 from .requests import LATE, Requests, answer_bell
 
+# Requests that start together, receives first; the receives among them, and room for what becomes
+# of each; the sends; what is done once all are through; and which messages the requests are.
 _BoundWave = tuple[list[Any], list[Any], list[Any], list[Any], list[Any], list[int]]
-"""Requests that start together, receives first; the receives among them, and room for what becomes of each; the sends; what is
-done once all are through; and which messages the requests are."""
+# So often it is looked whether a call whose deadline has passed has gone on to another wave, to be
+# interrupted there.
 _AGAIN_S = 0.01
-"""So often it is looked whether a call whose deadline has passed has gone on to another wave, to be interrupted there."""
 
 
 def can_play_in_waves(requests: Requests) -> bool:
-    """Return whether waits can be ended by another thread, and nothing has to wait for a GPU's stream."""
+    """Return whether waits can be ended by another thread, and nothing has to wait for a GPU's
+    stream.
+    """
     return requests.lane.can_wait and requests.device is None
 
 
@@ -49,7 +54,9 @@ class PlayerInWaves:
         return requests, requests[:receives], statuses, requests[receives:], actions, nodes
 
     def play(self, deadline: float, stamp: Stamp | None = None) -> None:
-        """See Player. Raises PlayError with the earliest message of the program that did not end."""
+        """See Player. Raises PlayError with the earliest message of the program that did not
+        end.
+        """
         if stamp is not None:
             self._other.play(deadline, stamp)
             return
@@ -65,7 +72,11 @@ class PlayerInWaves:
                     self._wave = wave
                     wait(receives, statuses)
                     if alarm.struck == deadline:
-                        stuck = [nodes[place] for place, status in enumerate(statuses) if status.Is_cancelled()]
+                        stuck = [
+                            nodes[place]
+                            for place, status in enumerate(statuses)
+                            if status.Is_cancelled()
+                        ]
                         if stuck:
                             raise RuntimeError(LATE)
                     if not look(sends):
@@ -76,14 +87,18 @@ class PlayerInWaves:
             raise
         except RuntimeError as error:
             alarm.stop(deadline)
-            if self._wave is not None and alarm.struck != deadline:  # Open MPI breaks where one is cancelled twice
+            if (
+                self._wave is not None and alarm.struck != deadline
+            ):  # Open MPI breaks where one is cancelled twice
                 self._requests.cancel(self._wave[-1])
             raise self._requests.explain(stuck, self._list_begun(), str(error)) from error
         finally:
             alarm.stop(deadline)
 
     def _interrupt(self) -> None:
-        """From another thread, end whatever the call waits for: receives by cancelling them, sends by the bell."""
+        """From another thread, end whatever the call waits for: receives by cancelling them, sends
+        by the bell.
+        """
         self._requests.lane.ring()
         cancelled: _BoundWave | None = None
         while self._alarm.deadline:
@@ -95,8 +110,12 @@ class PlayerInWaves:
                         request.Cancel()
             time.sleep(_AGAIN_S)
 
-    def _await_sends(self, sends: list[Any], nodes: list[int], stuck: list[int], deadline: float) -> None:
-        """Wait for sends, which MPI does not cancel: the bell ends the wait, and `stuck` has those that did not end."""
+    def _await_sends(
+        self, sends: list[Any], nodes: list[int], stuck: list[int], deadline: float
+    ) -> None:
+        """Wait for sends, which MPI does not cancel: the bell ends the wait, and `stuck` has those
+        that did not end.
+        """
         lane = self._requests.lane
         active = [lane.bell, *sends]
         left = dict(enumerate(nodes, 1))

@@ -1,7 +1,9 @@
-"""The operations of a program that no other rank takes part in, bound to their views: by numpy where it has the dtype.
+"""The operations of a program that no other rank takes part in, bound to their views: by numpy
+where it has the dtype.
 
-torch's dispatcher costs several times as much as numpy's for a few kilobytes, most where ranks share cores (measured: three
-sums of 1 KB on each of 4 ranks on 2 cores, 139 us by torch._foreach_add_, 27 us by numpy). The bits are the same.
+torch's dispatcher costs several times as much as numpy's for a few kilobytes, most where ranks
+share cores (measured: three sums of 1 KB on each of 4 ranks on 2 cores, 139 us by
+torch._foreach_add_, 27 us by numpy). The bits are the same.
 """
 
 from __future__ import annotations
@@ -17,10 +19,12 @@ import torch
 
 from ..reductions import IN_PLACE_REDUCTIONS, REDUCTIONS_BY_NUMPY, ReduceOp
 
+# An operation with its views bound.
 Local = Callable[[], object]
-"""An operation with its views bound."""
-_DTYPES = frozenset({torch.float32, torch.float64, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
-"""What numpy adds as fast as torch: half precision is not among it."""
+# What numpy adds as fast as torch: half precision is not among it.
+_DTYPES = frozenset(
+    {torch.float32, torch.float64, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
+)
 Views = Sequence[torch.Tensor]
 
 
@@ -30,7 +34,8 @@ def is_numpys(dtype: torch.dtype) -> bool:
 
 
 def make_quiet() -> Callable[..., Any]:
-    """Return a function that calls another one with numpy's floating-point warnings off: overflow is the user's, as in torch.
+    """Return a function that calls another one with numpy's floating-point warnings off: overflow
+    is the user's, as in torch.
 
     It is for one thread at a time.
     """
@@ -48,7 +53,9 @@ def _call(function: Callable[..., Any], *arguments: Any) -> Any:
 
 @dataclass(frozen=True)
 class LocalOperations:
-    """Binds operations to views. On a stream (`on_stream`) all of them are torch's, which puts them there."""
+    """Binds operations to views. On a stream (`on_stream`) all of them are torch's, which puts them
+    there.
+    """
 
     on_stream: bool
 
@@ -57,13 +64,20 @@ class LocalOperations:
         if not self._suits_numpy(into):
             return partial(IN_PLACE_REDUCTIONS[op], list(into), list(others))
         reduce = REDUCTIONS_BY_NUMPY[op]
-        return _together([partial(reduce, a.numpy(), b.numpy(), a.numpy()) for a, b in zip(into, others, strict=True)])
+        return _together(
+            [
+                partial(reduce, a.numpy(), b.numpy(), a.numpy())
+                for a, b in zip(into, others, strict=True)
+            ]
+        )
 
     def copy(self, into: Views, others: Views) -> Local:
         """Return the copying of each of `others` to one of `into`."""
         if not self._suits_numpy(into):
             return partial(torch._foreach_copy_, list(into), list(others))
-        return _together([partial(np.copyto, a.numpy(), b.numpy()) for a, b in zip(into, others, strict=True)])
+        return _together(
+            [partial(np.copyto, a.numpy(), b.numpy()) for a, b in zip(into, others, strict=True)]
+        )
 
     def pack(self, parts: Views, into: torch.Tensor) -> Local:
         """Return the laying of `parts` side by side."""
@@ -78,7 +92,9 @@ class LocalOperations:
         return _together([partial(np.divide, view.numpy(), by, view.numpy()) for view in views])
 
     def _suits_numpy(self, views: Views) -> bool:
-        return not self.on_stream and all(view.device.type == "cpu" and is_numpys(view.dtype) for view in views)
+        return not self.on_stream and all(
+            view.device.type == "cpu" and is_numpys(view.dtype) for view in views
+        )
 
 
 def _together(actions: list[Callable[[], Any]]) -> Local:

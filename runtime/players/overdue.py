@@ -1,4 +1,6 @@
-"""Carries out collectives of MPI's own, which cannot be interrupted: an overdue one would wait for ever."""
+"""Carries out collectives of MPI's own, which cannot be interrupted: an overdue one would wait for
+ever.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +13,9 @@ from ...topo.errors import TopoplanError
 from ..mpi.alarm import Alarm
 from ..ranks.faults import Call, Faults
 
+# Seconds before this process ends, so that others can say what they are stuck in: mpirun ends them
+# with the first.
 _LAST_WORDS_S = 1.0
-"""Seconds before this process ends, so that others can say what they are stuck in: mpirun ends them with the first."""
 
 
 class CollectivePlayer:
@@ -30,10 +33,11 @@ class CollectivePlayer:
         finish: Callable[[], object] | None = None,
         number: int | None = None,
     ) -> None:
-        """Call `collective`, then `finish`; `what` names it, `number` is the call's, if it was drawn.
+        """Call `collective`, then `finish`; `what` names it, `number` is the call's, if it was
+        drawn.
 
-        Raises ExecutionError where it fails; where it is overdue, this process prints who is to blame, and ends with exit
-        code 1.
+        Raises ExecutionError where it fails; where it is overdue, this process prints who is to
+        blame, and ends with exit code 1.
         """
         alarm = self._alarm
         number, deadline = self._faults.admit(number)

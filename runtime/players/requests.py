@@ -1,4 +1,6 @@
-"""A program's messages over MPI as persistent requests, and what else it does, made once for one set of buffers."""
+"""A program's messages over MPI as persistent requests, and what else it does, made once for one
+set of buffers.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,9 @@ LATE = "it did not complete"
 class Requests:
     """The nodes of a program: its operations without the waits, numbered anew.
 
-    A node is a message, with a post and a request, or an action of this rank alone. `node_of` has their numbers by those of
-    the operations, `sizes` the bytes that actions work on. `device` is the GPU whose memory is sent, if it is one.
+    A node is a message, with a post and a request, or an action of this rank alone. `node_of` has
+    their numbers by those of the operations, `sizes` the bytes that actions work on. `device` is
+    the GPU whose memory is sent, if it is one.
     """
 
     def __init__(self, lane: Lane, program: Program, operations: Sequence[Operation]) -> None:
@@ -33,7 +36,9 @@ class Requests:
         self.sizes: list[int] = []
         self.device: torch.device | None = None
         # MPI knows addresses alone: what lies there must stay for as long as the requests do.
-        self._views = [operation[1] for operation in operations if operation[0] not in (AWAIT, LOCAL)]
+        self._views = [
+            operation[1] for operation in operations if operation[0] not in (AWAIT, LOCAL)
+        ]
         posts = iter(program.posts)
         for number in kept:
             code, a, b, tag = operations[number]
@@ -55,7 +60,9 @@ class Requests:
         return sorted(nodes, key=lambda node: self.is_post(node, "send"))
 
     def cancel(self, nodes: Iterable[int]) -> None:
-        """Let nothing arrive any more, by the receives among these messages, in memory that the caller lets go."""
+        """Let nothing arrive any more, by the receives among these messages, in memory that the
+        caller lets go.
+        """
         for node in nodes:
             if self.is_post(node, "receive"):
                 with suppress(RuntimeError):

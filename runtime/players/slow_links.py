@@ -23,37 +23,33 @@ from ..program.instructions import Post
 
 log = logging.getLogger("topoplan")
 
+# Calls that send less are not timed: it would cost them a part that can be measured.
 LEAST_WATCHED_BYTES = 1 << 16
-"""Calls that send less are not timed: it would cost them a part that can be measured."""
+# A call is suspicious from this many times its fastest on: on busy hosts twice as long is common.
 _SLOW = 3.0
-"""A call is suspicious from this many times its fastest on: on busy hosts twice as long is common.
-"""
+# And only if it took this much longer: on a host with ten times as many running processes as cores,
+# ranks were blocked for 20 ms on messages that were sent long ago.
 _LEAST_EXTRA_S = 0.025
-"""And only if it took this much longer: on a host with ten times as many running processes as cores,
-ranks were blocked for 20 ms on messages that were sent long ago.
-"""
 _IN_A_ROW = 3
+# Calls that are stamped: ranks may become suspicious one or two calls apart, and compare those that
+# they share.
 _STAMPED = 3
-"""Calls that are stamped: ranks may become suspicious one or two calls apart, and compare those
-that they share.
-"""
+# A link is slow where its receiver was blocked on it for this many times the usual duration of the
+# whole call.
 _BLAMED = 2.0
-"""A link is slow where its receiver was blocked on it for this many times the usual duration of the
-whole call.
-"""
+# And for this many times as long as the median rank on its worst link: on a host with too many
+# processes all ranks are blocked on messages that were sent long ago.
 _STANDS_OUT = 3.0
-"""And for this many times as long as the median rank on its worst link: on a host with too many
-processes all ranks are blocked on messages that were sent long ago."""
+# Ranks whose worst links are read for that median.
 _MOST_ASKED = 64
-"""Ranks whose worst links are read for that median."""
+# After a comparison nothing is stamped for this long, and so no link warned of.
 _PAUSE_S = 60.0
-"""After a comparison nothing is stamped for this long, and so no link warned of."""
+# Time for the other ranks' stamps to come.
 _COMPARE_S = 5.0
-"""Time for the other ranks' stamps to come."""
 _POLL_S = 0.1
 
+# Names the link from one rank to another.
 Describe = Callable[[int, int], str]
-"""Names the link from one rank to another."""
 
 
 @dataclass
@@ -128,7 +124,11 @@ class SlowLinks:
                 self._compare(what, pace.best_s, seconds)
         elif seconds > _SLOW * pace.best_s and seconds > pace.best_s + _LEAST_EXTRA_S:
             pace.slow += 1
-            if pace.slow >= _IN_A_ROW and self._stamps is None and time.monotonic() > self._pause_until:
+            if (
+                pace.slow >= _IN_A_ROW
+                and self._stamps is None
+                and time.monotonic() > self._pause_until
+            ):
                 self._stamps = program
         else:
             pace.slow = 0
@@ -139,9 +139,13 @@ class SlowLinks:
         records, self._records, self._stamps = self._records, {}, None
         self._pause_until = time.monotonic() + _PAUSE_S
         arguments = (what, best_s, seconds, records)
-        threading.Thread(target=self._warn, args=arguments, name="topoplan-slow", daemon=True).start()
+        threading.Thread(
+            target=self._warn, args=arguments, name="topoplan-slow", daemon=True
+        ).start()
 
-    def _warn(self, what: str, best_s: float, seconds: float, records: Mapping[int, Record]) -> None:
+    def _warn(
+        self, what: str, best_s: float, seconds: float, records: Mapping[int, Record]
+    ) -> None:
         """Compare this rank's records with the others', and warn of links on which it was blocked
         for long.
         """
@@ -183,7 +187,9 @@ class SlowLinks:
             time.sleep(_POLL_S)
         return statistics.median(worst.values()) if worst else 0.0
 
-    def _find_blocked(self, peers: Sequence[int], records: Mapping[int, Record]) -> list[tuple[int, float]]:
+    def _find_blocked(
+        self, peers: Sequence[int], records: Mapping[int, Record]
+    ) -> list[tuple[int, float]]:
         """Return the peers, and for how long a call was blocked on them, by the calls that both
         stamped.
         """
@@ -194,7 +200,9 @@ class SlowLinks:
                 sent = self._read_sent(peer)
                 shared = [number for number in records if str(number) in sent]
                 if shared:
-                    totals = [records[x].sum_blocked_s(self._rank, peer, sent[str(x)]) for x in shared]
+                    totals = [
+                        records[x].sum_blocked_s(self._rank, peer, sent[str(x)]) for x in shared
+                    ]
                     found.append((peer, sum(totals) / len(totals)))
                     waiting.remove(peer)
             time.sleep(_POLL_S)

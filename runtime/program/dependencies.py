@@ -1,27 +1,41 @@
-"""Which of a program's instructions must be through before another may begin: those that touch the same elements.
+"""Which of a program's instructions must be through before another may begin: those that touch the
+same elements.
 
-Programs have one order, which is right for all; whoever plays one as messages come in keeps to these pairs alone. A receive
-counts from where it is awaited: it may be posted before what it overwrites is sent, since the sender waits for that.
+Programs have one order, which is right for all; whoever plays one as messages come in keeps to
+these pairs alone. A receive counts from where it is awaited: it may be posted before what it
+overwrites is sent, since the sender waits for that.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from .instructions import Await, Combine, Copy, Decode, Divide, Encode, Instruction, Pack, Post, Program, Span
+from .instructions import (
+    Await,
+    Combine,
+    Copy,
+    Decode,
+    Divide,
+    Encode,
+    Instruction,
+    Pack,
+    Post,
+    Program,
+    Span,
+)
 
 ERRORS = "errors"
+# Sends to one rank that are under way at once. MPI sends the parts of several messages in turn: of
+# many, none would be there before all of them nearly are, and what the first is needed for would
+# wait.
 WINDOW = 4
-"""Sends to one rank that are under way at once. MPI sends the parts of several messages in turn: of many, none would be there
-before all of them nearly are, and what the first is needed for would wait.
-"""
+# A buffer, and elements of it from one number to another.
 _Region = tuple[str, int, int]
-"""A buffer, and elements of it from one number to another."""
 
 
 class _Buffer:
-    """Who wrote each part of a buffer last, and who has read it since. `ends` are all places where regions begin or end:
-    between two of them, all elements are touched together.
+    """Who wrote each part of a buffer last, and who has read it since. `ends` are all places where
+    regions begin or end: between two of them, all elements are touched together.
     """
 
     def __init__(self, ends: Iterable[int]) -> None:
@@ -30,7 +44,9 @@ class _Buffer:
         self._readers: list[list[int]] = [[] for _ in self._parts]
 
     def read(self, lo: int, hi: int, number: int, before: set[int]) -> None:
-        """Add to `before` whom an instruction must wait for that reads elements from `lo` to `hi`."""
+        """Add to `before` whom an instruction must wait for that reads elements from `lo` to
+        `hi`.
+        """
         for part in range(self._parts[lo], self._parts[hi]):
             writer = self._writers[part]
             if writer is not None:
@@ -38,7 +54,9 @@ class _Buffer:
             self._readers[part].append(number)
 
     def write(self, lo: int, hi: int, number: int, before: set[int]) -> None:
-        """The same for one that writes: also those that read what was there. They are forgotten: later ones wait for this."""
+        """The same for one that writes: also those that read what was there. They are forgotten:
+        later ones wait for this.
+        """
         for part in range(self._parts[lo], self._parts[hi]):
             writer = self._writers[part]
             if writer is not None:
@@ -49,9 +67,10 @@ class _Buffer:
 
 
 def find_dependencies(program: Program) -> list[tuple[int, ...]]:
-    """Return, for each instruction of a program that is not batched, the numbers of those that must be through before it
-    begins: a message when it has been sent or has come. Awaits have none, and nothing depends on them. A send also waits for
-    the one WINDOW before it to the same rank. Those that others of them wait for themselves are left out.
+    """Return, for each instruction of a program that is not batched, the numbers of those that must
+    be through before it begins: a message when it has been sent or has come. Awaits have none, and
+    nothing depends on them. A send also waits for the one WINDOW before it to the same rank. Those
+    that others of them wait for themselves are left out.
     """
     order = list(_order_by_effect(program))
     reads = {number: list(_list_reads(program.instructions[number])) for number in order}
@@ -82,7 +101,9 @@ def find_dependencies(program: Program) -> list[tuple[int, ...]]:
 
 
 def _order_by_effect(program: Program) -> Iterator[int]:
-    """Return the numbers of the instructions, receives where they are awaited, without the awaits."""
+    """Return the numbers of the instructions, receives where they are awaited, without the
+    awaits.
+    """
     posts = [number for number, x in enumerate(program.instructions) if isinstance(x, Post)]
     for number, x in enumerate(program.instructions):
         if isinstance(x, Await):

@@ -1,6 +1,8 @@
-"""The encoding of messages in a rank's program: which pieces are encoded where, and what their rounding means to the rank.
+"""The encoding of messages in a rank's program: which pieces are encoded where, and what their
+rounding means to the rank.
 
-The rules are those of synth/ir/lossy.py. A message's pieces are encoded side by side, each in whole blocks of the codec.
+The rules are those of synth/ir/lossy.py. A message's pieces are encoded side by side, each in whole
+blocks of the codec.
 """
 
 from __future__ import annotations
@@ -32,8 +34,16 @@ class MessageEncoder:
     `reads` and `writes` say what else is done with pieces; `slots` is room in the wire buffer.
     """
 
-    def __init__(self, layout: Layout, rank: int, codec: Blocks, reads: Reads, writes: Writes) -> None:
-        self.layout, self.rank, self.codec, self.reads, self.writes = layout, rank, codec, reads, writes
+    def __init__(
+        self, layout: Layout, rank: int, codec: Blocks, reads: Reads, writes: Writes
+    ) -> None:
+        self.layout, self.rank, self.codec, self.reads, self.writes = (
+            layout,
+            rank,
+            codec,
+            reads,
+            writes,
+        )
         self.slots = Slots()
         self._rounded = rounded(layout.schedule.uncut)
         self._fed_back: set[tuple[int, int, int]] = set()
@@ -60,13 +70,17 @@ class MessageEncoder:
             (chunk, _), step = piece.key, piece.step
             if self._goes_on_with(piece.key, step):
                 keeps.append(piece)
-            if (self.rank, chunk, step) not in self._rounded.echoes and (*piece.key, step) not in self._fed_back:
+            if (self.rank, chunk, step) not in self._rounded.echoes and (
+                *piece.key,
+                step,
+            ) not in self._fed_back:
                 self._fed_back.add((*piece.key, step))
                 errors.append(piece)
         return self._encode(message, keeps, errors)
 
     def encode_unsent_sums(self) -> tuple[Message, Encode] | None:
-        """Return the instruction that rounds, in the end, the sums that were completed here and not sent since.
+        """Return the instruction that rounds, in the end, the sums that were completed here and not
+        sent since.
 
         That is the second rule of synth/ir/lossy.py. None where there are no such sums.
         """
@@ -87,17 +101,28 @@ class MessageEncoder:
 
     def _encode(self, message: Message, keeps: list[Piece], errors: list[Piece]) -> Encode:
         def lay_out(pieces: list[Piece]) -> tuple[tuple[Span, int], ...]:
-            return tuple((Span("work", p.lo, p.hi - p.lo), message.offset_of(p, self.codec.padded)) for p in pieces)
+            return tuple(
+                (Span("work", p.lo, p.hi - p.lo), message.offset_of(p, self.codec.padded))
+                for p in pieces
+            )
 
         return Encode(
-            lay_out(message.pieces), self.padded(message), self.take_room(message), lay_out(keeps), lay_out(errors)
+            lay_out(message.pieces),
+            self.padded(message),
+            self.take_room(message),
+            lay_out(keeps),
+            lay_out(errors),
         )
 
     def _goes_on_with(self, key: tuple[int, int], step: int) -> bool:
-        """Return whether a rank that sends a piece in a step adds to it later or ends with it, unrounded so far."""
+        """Return whether a rank that sends a piece in a step adds to it later or ends with it,
+        unrounded so far.
+        """
         before = [group for group in self.writes[key] if group.step < step]
         since = before[-1].step if before else -1
-        if (before and not before[-1].messages[0][1].adds) or any(since < s < step for s, _ in self.reads[key]):
+        if (before and not before[-1].messages[0][1].adds) or any(
+            since < s < step for s, _ in self.reads[key]
+        ):
             return False
         after = next((group for group in self.writes[key] if group.step >= step), None)
         return after is None or after.messages[0][1].adds

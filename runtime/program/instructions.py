@@ -1,21 +1,25 @@
-"""One rank's program: what it posts, awaits, adds and copies, in one fixed order (`lowering.py` makes it from a schedule).
+"""One rank's program: what it posts, awaits, adds and copies, in one fixed order (`lowering.py`
+makes it from a schedule).
 
-All chunks that a rank holds lie in its work buffer. For allreduce, broadcast and reduce that is the tensor itself; for
-allgather, gather, reduce-scatter and scatter it has a block for every rank; for alltoall it holds just the chunks that
-the rank ever has, relayed ones too. Element boundaries are floor(exact share * elements), the same on every rank, so
-any length works: a piece without elements is skipped on both sides.
+All chunks that a rank holds lie in its work buffer. For allreduce, broadcast and reduce that is the
+tensor itself; for allgather, gather, reduce-scatter and scatter it has a block for every rank; for
+alltoall it holds just the chunks that the rank ever has, relayed ones too. Element boundaries are
+floor(exact share * elements), the same on every rank, so any length works: a piece without elements
+is skipped on both sides.
 
-A piece is a segment of a chunk. What goes from one rank to another in one tick is one message, its pieces packed side
-by side where they do not lie so already. There are two orders:
+A piece is a segment of a chunk. What goes from one rank to another in one tick is one message, its
+pieces packed side by side where they do not lie so already. There are two orders:
 
 - flow: a message goes as soon as its own pieces are there. Receives are posted some ticks ahead, and a send waits for
   just those that bring or change what it carries (over gloo).
 - batched: a tick's messages are posted as one batch, and all of them are awaited before the next tick (over NCCL).
 
-Sums are taken from the lowest source rank to the highest, the rank's own value in its place (see synth/ir/addition_order.py).
+Sums are taken from the lowest source rank to the highest, the rank's own value in its place (see
+synth/ir/addition_order.py).
 
-With compression messages are bytes: a send encodes its pieces, each in whole blocks of the codec, and a received message is
-decoded to staging before anything is done with it. What is sent is rounded, by the rules of synth/ir/lossy.py.
+With compression messages are bytes: a send encodes its pieces, each in whole blocks of the codec,
+and a received message is decoded to staging before anything is done with it. What is sent is
+rounded, by the rules of synth/ir/lossy.py.
 """
 
 from __future__ import annotations
@@ -30,7 +34,9 @@ Buffer = Literal["work", "staging", "wire"]
 
 @dataclass(frozen=True)
 class Span:
-    """`length` elements of the work or the staging buffer (bytes of the wire buffer), from `start` on."""
+    """`length` elements of the work or the staging buffer (bytes of the wire buffer), from `start`
+    on.
+    """
 
     buffer: Buffer
     start: int
@@ -39,7 +45,9 @@ class Span:
 
 @dataclass(frozen=True)
 class Post:
-    """Send `span` to rank `peer`, or receive from it into `span`. `number` counts the messages of that direction."""
+    """Send `span` to rank `peer`, or receive from it into `span`. `number` counts the messages of
+    that direction.
+    """
 
     kind: Literal["send", "receive"]
     peer: int
@@ -68,8 +76,9 @@ class Pack:
 class Encode:
     """Write `parts` of the work buffer, encoded, to `into`.
 
-    Each part is laid at its offset among `padded` values; what no part covers is zero. `keeps` are the parts that take on
-    their rounded values themselves, `errors` those whose rounding errors go to error feedback.
+    Each part is laid at its offset among `padded` values; what no part covers is zero. `keeps` are
+    the parts that take on their rounded values themselves, `errors` those whose rounding errors go
+    to error feedback.
     """
 
     parts: tuple[tuple[Span, int], ...]
@@ -89,7 +98,9 @@ class Decode:
 
 @dataclass(frozen=True)
 class Combine:
-    """Add (or whatever the reduction is) each `other` to its `into`; none of them overlap, in any order."""
+    """Add (or whatever the reduction is) each `other` to its `into`; none of them overlap, in any
+    order.
+    """
 
     pairs: tuple[tuple[Span, Span], ...]
 
@@ -103,7 +114,9 @@ class Copy:
 
 @dataclass(frozen=True)
 class Divide:
-    """Divide each span, in which the sum of all ranks has just been completed, by the number of ranks."""
+    """Divide each span, in which the sum of all ranks has just been completed, by the number of
+    ranks.
+    """
 
     spans: tuple[Span, ...]
 
@@ -120,7 +133,9 @@ Instruction = Post | Await | Pack | Encode | Decode | Combine | Copy | Divide | 
 
 @dataclass(frozen=True)
 class Program:
-    """What one rank does. `fills` copy input to the work buffer before, `drains` copy work to the output after."""
+    """What one rank does. `fills` copy input to the work buffer before, `drains` copy work to the
+    output after.
+    """
 
     rank: int
     work_numel: int

@@ -9,13 +9,19 @@ from ...synth.ir.collective import Collective
 from ...synth.ir.schedule import Schedule
 
 Range = tuple[int, int]
+# Collectives whose input and output are one tensor.
 IN_PLACE = ("allreduce", "broadcast", "reduce")
-"""Collectives whose input and output are one tensor."""
 
 
 def ends_numel(collective: Collective, rank: int, numel: int) -> tuple[int, int]:
-    """Return the elements of the input and of the output of `rank` for a buffer of `numel` elements; 0 where it has none."""
-    part, name, at_root = numel // collective.ranks, collective.name, numel if rank == collective.root else 0
+    """Return the elements of the input and of the output of `rank` for a buffer of `numel`
+    elements; 0 where it has none.
+    """
+    part, name, at_root = (
+        numel // collective.ranks,
+        collective.name,
+        numel if rank == collective.root else 0,
+    )
     input_numel = {"allgather": part, "gather": part, "scatter": at_root}.get(name, numel)
     output_numel = {"reduce-scatter": part, "scatter": part, "gather": at_root}.get(name, numel)
     return input_numel, output_numel
@@ -73,7 +79,11 @@ class Layout:
 
     def _lay_out(self, rank: int) -> None:
         """Lay out the chunks that a rank ever holds in an alltoall, one after the other."""
-        held = {c for c, chunk in enumerate(self.schedule.chunks) if rank in (chunk.source, chunk.target)}
+        held = {
+            c
+            for c, chunk in enumerate(self.schedule.chunks)
+            if rank in (chunk.source, chunk.target)
+        }
         t = self.schedule.transfers
         held |= set(t.chunk[(t.src == rank) | (t.dst == rank)].tolist())
         starts, at = {}, 0
@@ -100,7 +110,9 @@ class Layout:
             for c, chunk in enumerate(self.schedule.chunks):
                 if chunk.source == rank and chunk.target is not None:
                     lo, hi = self.in_block[c]
-                    yield Move(chunk.target * block + lo, chunk.target * block + hi, self.chunk(rank, c)[0])
+                    yield Move(
+                        chunk.target * block + lo, chunk.target * block + hi, self.chunk(rank, c)[0]
+                    )
 
     def drains(self, rank: int) -> Iterator[Move]:
         """Yield the copies from a rank's work buffer to its output."""

@@ -11,15 +11,38 @@ from typing import Literal
 from ...synth.ir.schedule import Schedule
 from ...synth.ir.transfers import REDUCE
 from .encoding import Blocks, MessageEncoder
-from .instructions import Await, Combine, Copy, Decode, Divide, Exchange, Instruction, Pack, Post, Program, Span
+from .instructions import (
+    Await,
+    Combine,
+    Copy,
+    Decode,
+    Divide,
+    Exchange,
+    Instruction,
+    Pack,
+    Post,
+    Program,
+    Span,
+)
 from .layout import Layout
-from .messages import Group, Message, Piece, Reads, Slots, Writes, join_ranges, list_messages, merge_pairs
+from .messages import (
+    Group,
+    Message,
+    Piece,
+    Reads,
+    Slots,
+    Writes,
+    join_ranges,
+    list_messages,
+    merge_pairs,
+)
 
+# Receives are posted this many ticks before they are needed, and sends are awaited this many ticks
+# after.
 AHEAD = 3
-"""Receives are posted this many ticks before they are needed, and sends are awaited this many ticks after."""
 
+# A piece and the message that it came in; None: the rank's own value.
 _Arrival = tuple[Message | None, Piece]
-"""A piece and the message that it came in; None: the rank's own value."""
 
 
 def lower(
@@ -31,10 +54,12 @@ def lower(
     codec: Blocks | None = None,
     averages: bool = False,
 ) -> Program:
-    """Return the program of `rank` for a buffer of `numel` elements (see synth/ir/collective.py for which buffer).
+    """Return the program of `rank` for a buffer of `numel` elements (see synth/ir/collective.py for
+    which buffer).
 
-    Where each rank has a part of its own, `numel` must be a multiple of the number of ranks. With `averages` (of an
-    allreduce) sums are divided where they are completed, before they are handed on: so each is divided once, by few ranks.
+    Where each rank has a part of its own, `numel` must be a multiple of the number of ranks. With
+    `averages` (of an allreduce) sums are divided where they are completed, before they are handed
+    on: so each is divided once, by few ranks.
     """
     layout = Layout(schedule, numel)
     sends, receives = list_messages(layout, rank)
@@ -88,9 +113,12 @@ class _Writer:
                 group.messages.sort(key=lambda item: item[0].peer)
         self.first = dict.fromkeys(self.writes, 0)
         self.lands = {id(m): codec is None and self._lands_in_place(m, batched) for m in receives}
-        self.encoder = None if codec is None else MessageEncoder(layout, rank, codec, self.reads, self.writes)
+        self.encoder = (
+            None if codec is None else MessageEncoder(layout, rank, codec, self.reads, self.writes)
+        )
 
-    # -- the two orders ------------------------------------------------------------------------------------------
+    # -- the two orders
+    # ------------------------------------------------------------------------------------------
 
     def write_flow(self) -> list[Instruction]:
         """Return the instructions in which each send waits for its own pieces only."""
@@ -113,7 +141,8 @@ class _Writer:
                 while following is not None and following.tick <= tick:
                     self._receive(following)
                     following = next(receives, None)
-            # All inputs of the tick first: awaiting one send's inputs must not hold up another that is ready.
+            # All inputs of the tick first: awaiting one send's inputs must not hold up another that
+            # is ready.
             for message in by_tick[tick]:
                 self._settle_inputs(message)
             for message in by_tick[tick]:
@@ -153,7 +182,8 @@ class _Writer:
         self._round_unsent_sums()
         return self.out
 
-    # -- posting -------------------------------------------------------------------------------------------------
+    # -- posting
+    # -------------------------------------------------------------------------------------------------
 
     def _settle_inputs(self, message: Message) -> None:
         """Settle every receive that brings or changes what a send carries."""
@@ -179,7 +209,9 @@ class _Writer:
         return Post(kind, message.peer, message.number, message.tick, message.step, span)
 
     def _pack(self, message: Message) -> Span:
-        """Return where a message to send lies: in place, or where it is packed or encoded to first."""
+        """Return where a message to send lies: in place, or where it is packed or encoded to
+        first.
+        """
         if self.encoder is not None:
             encode = self.encoder.encode(message)
             self.out.append(encode)
@@ -218,18 +250,26 @@ class _Writer:
             self._free(message)
 
     def _lands_in_place(self, message: Message, batched: bool) -> bool:
-        """Return whether a message may be received where it belongs, overwriting nothing that is still to be read or added.
+        """Return whether a message may be received where it belongs, overwriting nothing that is
+        still to be read or added.
 
-        In batches nothing is under way from one tick to the next. In a flow, what arrives must come after all that was
-        done with the pieces before. That is sure where nothing was, and where the rank gave its value away in one send,
-        after all additions, and the copy has the final sum: a sum that includes what was sent cannot come earlier.
+        In batches nothing is under way from one tick to the next. In a flow, what arrives must come
+        after all that was done with the pieces before. That is sure where nothing was, and where
+        the rank gave its value away in one send, after all additions, and the copy has the final
+        sum: a sum that includes what was sent cannot come earlier.
         """
-        if any(p.adds for p in message.pieces) or len(join_ranges([(p.lo, p.hi) for p in message.pieces])) > 1:
+        if (
+            any(p.adds for p in message.pieces)
+            or len(join_ranges([(p.lo, p.hi) for p in message.pieces])) > 1
+        ):
             return False
         for piece in message.pieces:
             earlier = [step for step, m in self.reads[piece.key] if step <= piece.step]
             if batched:
-                if any(step <= piece.step and m.tick == message.tick for step, m in self.reads[piece.key]):
+                if any(
+                    step <= piece.step and m.tick == message.tick
+                    for step, m in self.reads[piece.key]
+                ):
                     return False
                 continue
             written = [g.step for g in self.writes[piece.key] if g.step < piece.step]
@@ -241,7 +281,8 @@ class _Writer:
                 return False
         return True
 
-    # -- awaiting ------------------------------------------------------------------------------------------------
+    # -- awaiting
+    # ------------------------------------------------------------------------------------------------
 
     def _await(self, message: Message) -> None:
         if not message.awaited:
@@ -262,7 +303,9 @@ class _Writer:
         self._operate(message)
 
     def _operate(self, message: Message) -> None:
-        """Add up and copy what a message completes, in waves: within one, no two operations touch the same elements."""
+        """Add up and copy what a message completes, in waves: within one, no two operations touch
+        the same elements.
+        """
         keys = [p.key for p in message.pieces]
         whole: list[Span] = []
         while True:
@@ -274,10 +317,14 @@ class _Writer:
                 if pairs:
                     self.out.append(kind(pairs))
         if whole:
-            self.out.append(Divide(tuple(into for into, _ in merge_pairs([(span, span) for span in whole]))))
+            self.out.append(
+                Divide(tuple(into for into, _ in merge_pairs([(span, span) for span in whole])))
+            )
 
     def _next(self, key: tuple[int, int], whole: list[Span]) -> Iterator[tuple[type, Span, Span]]:
-        """Yield the next operation on a piece, if what it needs has arrived; add to `whole` where it completes a sum."""
+        """Yield the next operation on a piece, if what it needs has arrived; add to `whole` where
+        it completes a sum.
+        """
         groups = self.writes[key]
         while self.first[key] < len(groups):
             group = groups[self.first[key]]
@@ -310,16 +357,22 @@ class _Writer:
             if message.unused == 0:
                 self._free(message)
 
-    def _operation(self, group: Group) -> tuple[list[_Arrival], type, tuple[_Arrival, _Arrival]] | None:
-        """Return the next operation that turns a group's messages and the rank's own value into the piece's new value.
+    def _operation(
+        self, group: Group
+    ) -> tuple[list[_Arrival], type, tuple[_Arrival, _Arrival]] | None:
+        """Return the next operation that turns a group's messages and the rank's own value into the
+        piece's new value.
 
-        It is what must have arrived, the kind of instruction, and its two operands. None when all is done.
+        It is what must have arrived, the kind of instruction, and its two operands. None when all
+        is done.
         """
         message, piece = group.messages[0]
         own: _Arrival = None, piece
         if not piece.adds:
             return (
-                None if self.lands[id(message)] or group.done else ([(message, piece)], Copy, (own, (message, piece)))
+                None
+                if self.lands[id(message)] or group.done
+                else ([(message, piece)], Copy, (own, (message, piece)))
             )
         if group.done == len(group.messages):
             return None
@@ -328,7 +381,8 @@ class _Writer:
         )
         so_far, part = terms[: group.done + 1], terms[group.done + 1]
         total = own if own in so_far else so_far[0]
-        # Addition commutes bit for bit: once the rank's own value is reached, the sum goes on in its place.
+        # Addition commutes bit for bit: once the rank's own value is reached, the sum goes on in
+        # its place.
         pair = (own, total) if part[0] is None else (total, part)
         return [term for term in [*so_far, part] if term[0] is not None], Combine, pair
 
@@ -337,7 +391,9 @@ class _Writer:
         if message is None:
             return Span("work", piece.lo, piece.hi - piece.lo)
         padded = None if self.encoder is None else self.encoder.codec.padded
-        return Span("staging", message.start + message.offset_of(piece, padded), piece.hi - piece.lo)
+        return Span(
+            "staging", message.start + message.offset_of(piece, padded), piece.hi - piece.lo
+        )
 
     def _free(self, message: Message) -> None:
         if message.slot is not None:
@@ -347,13 +403,20 @@ class _Writer:
 
 
 def find_completing_steps(schedule: Schedule, rank: int) -> dict[int, int]:
-    """Return, for each chunk whose sum `rank` completes itself, by additions, the step in which it does."""
+    """Return, for each chunk whose sum `rank` completes itself, by additions, the step in which it
+    does.
+    """
     t, ranks = schedule.transfers, schedule.collective.ranks
     everybody = (1 << ranks) - 1
     holds = {(chunk, r): 1 << r for chunk in range(len(schedule.chunks)) for r in range(ranks)}
     completing: dict[int, int] = {}
     rows = zip(
-        t.step.tolist(), t.chunk.tolist(), t.src.tolist(), t.dst.tolist(), (t.op == REDUCE).tolist(), strict=True
+        t.step.tolist(),
+        t.chunk.tolist(),
+        t.src.tolist(),
+        t.dst.tolist(),
+        (t.op == REDUCE).tolist(),
+        strict=True,
     )
     for step, group in groupby(sorted(rows), key=itemgetter(0)):
         sent = [(chunk, dst, holds[chunk, src], adds) for _, chunk, src, dst, adds in group]

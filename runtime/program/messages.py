@@ -1,4 +1,6 @@
-"""A rank's messages: which pieces go to and come from whom, tick by tick, and where each is staged."""
+"""A rank's messages: which pieces go to and come from whom, tick by tick, and where each is
+staged.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,8 @@ from .layout import Layout, Range
 
 
 class Slots:
-    """Room in one staging buffer, given out and taken back in program order: first fit, else at the end.
+    """Room in one staging buffer, given out and taken back in program order: first fit, else at the
+    end.
 
     `size` is the number of elements that the buffer must have.
     """
@@ -46,7 +49,9 @@ class Slots:
 
 @dataclass(frozen=True)
 class Piece:
-    """Segment `part` of chunk `chunk` in a message: what is done with it, and where it lies in this rank's work buffer."""
+    """Segment `part` of chunk `chunk` in a message: what is done with it, and where it lies in this
+    rank's work buffer.
+    """
 
     step: int
     chunk: int
@@ -65,8 +70,8 @@ class Piece:
 class Message:
     """A message to or from `peer`.
 
-    `slot` says where it is staged: the Slots, the start and the length; None while it is not staged, or lies in the work
-    buffer.
+    `slot` says where it is staged: the Slots, the start and the length; None while it is not
+    staged, or lies in the work buffer.
     """
 
     sent: bool
@@ -91,7 +96,9 @@ class Message:
         return self.slot[1]
 
     def offset_of(self, piece: Piece | None, padded: Callable[[int], int] | None) -> int:
-        """Return the elements laid before a piece (None: the elements of all), each piece taking `padded` of its length."""
+        """Return the elements laid before a piece (None: the elements of all), each piece taking
+        `padded` of its length.
+        """
         total = 0
         for other in self.pieces:
             if other is piece:
@@ -107,23 +114,26 @@ class Message:
 
 @dataclass
 class Group:
-    """The messages that land on a piece in one step, by source, and how many operations of their sum are done."""
+    """The messages that land on a piece in one step, by source, and how many operations of their
+    sum are done.
+    """
 
     step: int
     messages: list[tuple[Message, Piece]]
     done: int = 0
 
 
+# For each piece (chunk and segment) the steps in which it is sent, and with which message.
 Reads = dict[tuple[int, int], list[tuple[int, Message]]]
-"""For each piece (chunk and segment) the steps in which it is sent, and with which message."""
+# For each piece what lands on it, by step.
 Writes = dict[tuple[int, int], list[Group]]
-"""For each piece what lands on it, by step."""
 
 
 def list_messages(layout: Layout, rank: int) -> tuple[list[Message], list[Message]]:
     """Return the messages that a rank sends and those that it receives, by tick.
 
-    Both ends compose and number them alike: tick, order of pieces and count come from the schedule alone.
+    Both ends compose and number them alike: tick, order of pieces and count come from the schedule
+    alone.
     """
     schedule = layout.schedule
     t = schedule.transfers

@@ -27,14 +27,13 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
 log = logging.getLogger("topoplan")
+# Connections that the kernel holds until this rank is in trouble too; beyond, it lets others wait,
+# and refuses none.
 _BACKLOG = 1024
-"""Connections that the kernel holds until this rank is in trouble too; beyond, it lets others wait,
-and refuses none.
-"""
 _SIOCGIFADDR = 0x8915
 _NONCE_BYTES = 8
+# A machine that is there answers a connection within a few milliseconds.
 _REACHED_WITHIN_S = 0.2
-"""A machine that is there answers a connection within a few milliseconds."""
 
 
 @dataclass(frozen=True)
@@ -56,8 +55,8 @@ class Address:
         return cls(host, port, nonce)
 
 
+# The addresses of a group's ranks, by rank; None for a rank that could bind none.
 Addresses = Mapping[int, Address | None]
-"""The addresses of a group's ranks, by rank; None for a rank that could bind none."""
 
 
 class _Published:
@@ -82,10 +81,9 @@ class _Published:
 
 
 _published = _Published()
+# One for each store: groups that are made anew in another store are others, though they have the
+# same names.
 _own_nonces: list[str] = []
-"""One for each store: groups that are made anew in another store are others, though they have the
-same names.
-"""
 
 
 def is_own_nonce(line: bytes) -> bool:
@@ -212,7 +210,10 @@ def _list_own_hosts() -> list[str]:
     named = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
     hosts = [] if not named else [host for host in [_find_address(named)] if host is not None]
     with suppress(OSError):  # the hostname has no address: gloo takes the loopback then, too
-        hosts += [str(info[4][0]) for info in socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)]
+        hosts += [
+            str(info[4][0])
+            for info in socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)
+        ]
     return [*dict.fromkeys(hosts), "127.0.0.1"]
 
 

@@ -1,7 +1,9 @@
-"""Which attempt of a launch this is: torchrun starts its workers anew when one dies, and its store may outlive them.
+"""Which attempt of a launch this is: torchrun starts its workers anew when one dies, and its store
+may outlive them.
 
-Whatever the workers of an earlier attempt left there, addresses and plans among it, must not be read again. The number that
-torchrun counts attempts by (TORCHELASTIC_RESTART_COUNT) is each host's own, so the ranks agree on a name themselves.
+Whatever the workers of an earlier attempt left there, addresses and plans among it, must not be
+read again. The number that torchrun counts attempts by (TORCHELASTIC_RESTART_COUNT) is each host's
+own, so the ranks agree on a name themselves.
 """
 
 from __future__ import annotations
@@ -15,16 +17,18 @@ from torch._C._distributed_c10d import Store
 
 from ...topo.errors import ExecutionError
 
+# Environment variable: "True" where torchrun itself keeps the store that its workers meet in.
 KEPT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
-"""Environment variable: "True" where torchrun itself keeps the store that its workers meet in."""
 _LOOK_AGAIN = timedelta(seconds=0.25)
 _PAUSE_S = 0.02
 
 
 def agree_on_attempt(store: Store, rank: int, ranks: int, timeout: timedelta) -> str:
-    """Return a name that all `ranks` get, and no earlier attempt got; empty where the store is none that outlives ranks.
+    """Return a name that all `ranks` get, and no earlier attempt got; empty where the store is none
+    that outlives ranks.
 
-    Collective over the ranks that share `store`. Raises ExecutionError where one of them does not come in time.
+    Collective over the ranks that share `store`. Raises ExecutionError where one of them does not
+    come in time.
     """
     if os.environ.get(KEPT_STORE) != "True":
         return ""
@@ -35,13 +39,16 @@ def agree_on_attempt(store: Store, rank: int, ranks: int, timeout: timedelta) ->
         return _learn_attempt(store, own_name, rank, timeout)
     except RuntimeError as error:
         raise ExecutionError(
-            f"rank {rank} of a group of {ranks}: not all ranks came within {timeout.total_seconds():g} s; are all of them "
+            f"rank {rank} of a group of {ranks}: not all ranks came within "
+            f"{timeout.total_seconds():g} s; are all of them "
             "running, and can they reach the store at MASTER_ADDR?"
         ) from error
 
 
 def _name_attempt(store: Store, name: str, ranks: int, timeout: timedelta) -> str:
-    """Give the attempt a name; wait for all ranks to put their own names below it, and show them these names."""
+    """Give the attempt a name; wait for all ranks to put their own names below it, and show them
+    these names.
+    """
     store.set("attempt", name)
     keys = [f"{name}/{rank}" for rank in range(1, ranks)]
     if keys:
@@ -51,7 +58,9 @@ def _name_attempt(store: Store, name: str, ranks: int, timeout: timedelta) -> st
 
 
 def _learn_attempt(store: Store, own_name: str, rank: int, timeout: timedelta) -> str:
-    """Return the attempt's name. It is the one below which rank 0 saw this rank's own, which nobody had before."""
+    """Return the attempt's name. It is the one below which rank 0 saw this rank's own, which nobody
+    had before.
+    """
     deadline = time.monotonic() + timeout.total_seconds()
     store.wait(["attempt"], timeout)
     while time.monotonic() < deadline:
@@ -59,7 +68,9 @@ def _learn_attempt(store: Store, own_name: str, rank: int, timeout: timedelta) -
         store.set(f"{attempt}/{rank}", own_name)
         try:
             store.wait([f"{attempt}/all"], _LOOK_AGAIN)
-        except RuntimeError:  # a rank is late, or this is the name of an earlier attempt, which did not come so far
+        except (
+            RuntimeError
+        ):  # a rank is late, or this is the name of an earlier attempt, which did not come so far
             continue
         if own_name.encode() in store.get(f"{attempt}/all").split():
             return attempt

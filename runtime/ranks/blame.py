@@ -13,20 +13,19 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+# The peer of a rank that is stuck in a stock collective.
 NOBODY = -1
-"""The peer of a rank that is stuck in a stock collective."""
+# Ranks listed in one message; more would hide the rest of the line.
 _MOST_NAMED = 8
-"""Ranks listed in one message; more would hide the rest of the line."""
+# Ranks whose pairs' routes are all searched for a cut link: 4,032 routes take about 0.1 s.
 _MOST_ROUTED = 64
-"""Ranks whose pairs' routes are all searched for a cut link: 4,032 routes take about 0.1 s."""
 
+# In a larger group each rank tries at least this many others (see reports.py).
 _LEAST_TRIED = 12
-"""In a larger group each rank tries at least this many others (see reports.py)."""
 
 Route = Sequence[str]
+# Returns the devices from one rank to another, both included; None where no topology names them.
 FindRoute = Callable[[int, int], Route | None]
-"""Returns the devices from one rank to another, both included; None where no topology names them.
-"""
 
 
 @dataclass(frozen=True)
@@ -56,7 +55,9 @@ class Stuck:
     unreached: Sequence[int] | None = None
 
 
-def find_culprit(rank: int, reports: Mapping[int, Stuck]) -> tuple[list[int], tuple[int, int] | None, bool]:
+def find_culprit(
+    rank: int, reports: Mapping[int, Stuck]
+) -> tuple[list[int], tuple[int, int] | None, bool]:
     """Follow the reports from `rank` on, each to the peer that it waits for.
 
     Returns the ranks on the way (the last is to blame, unless a link is), that link as source and
@@ -76,7 +77,8 @@ def find_culprit(rank: int, reports: Mapping[int, Stuck]) -> tuple[list[int], tu
         other = "receive" if report.kind == "send" else "send"
         # Of two ranks in different calls, the one ahead has posted all of the earlier one.
         both = peer_report.calls > report.calls or (
-            peer_report.calls == report.calls and peer_report.posted.get(f"{other} {chain[-1]}", 0) > report.number
+            peer_report.calls == report.calls
+            and peer_report.posted.get(f"{other} {chain[-1]}", 0) > report.number
         )
         if report.timed_out and (both or report.peer in chain):
             return chain, link, True
@@ -87,7 +89,9 @@ def find_culprit(rank: int, reports: Mapping[int, Stuck]) -> tuple[list[int], tu
 
 
 def is_settled(rank: int, reports: Mapping[int, Stuck], ranks: int) -> bool:
-    """Return whether it is clear who is to blame, and further reports could not change the verdict."""
+    """Return whether it is clear who is to blame, and further reports could not change the
+    verdict.
+    """
     complete = len(reports) == ranks
     if complete and all(report.unreached is not None for report in reports.values()):
         return True
@@ -107,12 +111,16 @@ def list_ended(reports: Mapping[int, Stuck]) -> list[int]:
     return sorted({rank for report in reports.values() for rank in report.ended} - set(reports))
 
 
-def explain_blame(rank: int, reports: Mapping[int, Stuck], ranks: int, find_route: FindRoute) -> str:
+def explain_blame(
+    rank: int, reports: Mapping[int, Stuck], ranks: int, find_route: FindRoute
+) -> str:
     """Return in words whose fault it is that `rank` is stuck, and whose reports that rests on."""
     return f"{_find_verdict(rank, reports, ranks, find_route)} ({_describe_sources(rank, reports, ranks)})"
 
 
-def _find_verdict(rank: int, reports: Mapping[int, Stuck], ranks: int, find_route: FindRoute) -> str:
+def _find_verdict(
+    rank: int, reports: Mapping[int, Stuck], ranks: int, find_route: FindRoute
+) -> str:
     calls = _find_other_calls(reports, reports[rank].calls)
     if calls:
         return _explain_other_calls(calls)
@@ -147,7 +155,11 @@ def _explain_cut_off(rank: int, ranks: int, find_route: FindRoute) -> str:
     """Say that a rank is cut off, and where that must be: at a link that all its routes have."""
     routes = [find_route(rank, other) for other in range(ranks) if other != rank]
     shared = set.intersection(*map(_list_links, routes))
-    where = f" (all its routes have {' and '.join(map(describe_link, sorted(shared)))})" if shared else ""
+    where = (
+        f" (all its routes have {' and '.join(map(describe_link, sorted(shared)))})"
+        if shared
+        else ""
+    )
     return f"rank {rank} reaches no other rank: it is cut off{where}"
 
 
@@ -166,7 +178,9 @@ def _find_other_calls(reports: Mapping[int, Stuck], number: int) -> dict[str, li
 
 def _explain_other_calls(calls: Mapping[str, list[int]]) -> str:
     *few, (usual, most) = calls.items()
-    odd = ", ".join(f"{list_ranks(ranks)} {_be(ranks)} in another call ({call})" for call, ranks in few)
+    odd = ", ".join(
+        f"{list_ranks(ranks)} {_be(ranks)} in another call ({call})" for call, ranks in few
+    )
     return f"{odd} than {list_ranks(most)} ({usual})"
 
 
@@ -183,7 +197,11 @@ def explain_silence(silent: Sequence[int], reports: Mapping[int, Stuck]) -> str:
         why = "dead, stopped or cut off"
     else:
         why = "stopped or busy: its host accepts connections"
-    doubt = "" if len(silent) == 1 or why == "process ended" else ", which of them is to blame is not known"
+    doubt = (
+        ""
+        if len(silent) == 1 or why == "process ended"
+        else ", which of them is to blame is not known"
+    )
     return f"{list_ranks(silent)} {'does' if len(silent) == 1 else 'do'} not answer ({why}){doubt}"
 
 
@@ -241,9 +259,13 @@ def describe_link(link: Sequence[str]) -> str:
 
 
 def describe_route(find_route: FindRoute, src: int, dst: int) -> str:
-    """Return the route from one rank to another in words, in the topology's names where it has any."""
+    """Return the route from one rank to another in words, in the topology's names where it has
+    any.
+    """
     route = find_route(src, dst)
-    return f"the link from rank {src} to rank {dst}" if route is None else f"link {' -> '.join(route)}"
+    return (
+        f"the link from rank {src} to rank {dst}" if route is None else f"link {' -> '.join(route)}"
+    )
 
 
 def _describe_sources(rank: int, reports: Mapping[int, Stuck], ranks: int) -> str:

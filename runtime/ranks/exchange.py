@@ -19,22 +19,18 @@ from .reports import POLL_S, Report, relay
 
 log = logging.getLogger("topoplan")
 
+# A peer that hung up may not have reported yet: gloo closes connections the moment that a wait
+# times out.
 _SETTLE_S = 0.5
-"""A peer that hung up may not have reported yet: gloo closes connections the moment that a wait
-times out.
-"""
+# After this time a peer that hung up before its deadline, and of which no report has come by any
+# route, is named.
 _UNHEARD_S = 1.5
-"""After this time a peer that hung up before its deadline, and of which no report has come by any
-route, is named.
-"""
+# A connection that is not made within this time counts as not to be had: a lost SYN is sent again
+# after 1 s.
 _REACH_S = 1.0
-"""A connection that is not made within this time counts as not to be had: a lost SYN is sent again
-after 1 s.
-"""
+# Time for the relay to pass on what led to the verdict, before this process may end: a few of its
+# turns.
 _FLUSH_S = 0.3
-"""Time for the relay to pass on what led to the verdict, before this process may end: a few of its
-turns.
-"""
 
 
 class Exchange:
@@ -42,7 +38,9 @@ class Exchange:
     takes at most `seconds`.
     """
 
-    def __init__(self, key: str, rank: int, ranks: int, addresses: Addresses, own: Stuck, seconds: float) -> None:
+    def __init__(
+        self, key: str, rank: int, ranks: int, addresses: Addresses, own: Stuck, seconds: float
+    ) -> None:
         self._rank, self._ranks, self._own, self._edition = rank, ranks, own, 0
         self._key = key
         self._begun, self._seconds = time.monotonic(), seconds
@@ -55,7 +53,9 @@ class Exchange:
         In a thread of its own: the store may be on a machine that is gone, or behind the link that
         is cut.
         """
-        threading.Thread(target=self._follow_store, args=(store,), name="topoplan-faults", daemon=True).start()
+        threading.Thread(
+            target=self._follow_store, args=(store,), name="topoplan-faults", daemon=True
+        ).start()
 
     def wait_for_verdict(self) -> dict[int, Stuck]:
         """Return the reports of the ranks, once they show whose fault it is, or time is over."""
@@ -78,7 +78,9 @@ class Exchange:
             return True
         waits_in_vain = chain[-1] not in reports
         if waits_in_vain:
-            relay.dial(self._key, [chain[-1]])  # in a large group it may not be among those dialed at first
+            relay.dial(
+                self._key, [chain[-1]]
+            )  # in a large group it may not be among those dialed at first
         return waits_in_vain and not reports[chain[-2]].timed_out and elapsed > _UNHEARD_S
 
     def _hear(self) -> dict[int, Stuck]:
@@ -88,7 +90,9 @@ class Exchange:
         reach = relay.list_reach(self._key)
         ended = tuple(sorted(rank for rank, state in reach.items() if state == "ended"))
         unreached = tuple(sorted(rank for rank, state in reach.items() if state == "trying"))
-        is_known = not unreached or time.monotonic() - self._begun > min(_REACH_S, self._seconds / 2)
+        is_known = not unreached or time.monotonic() - self._begun > min(
+            _REACH_S, self._seconds / 2
+        )
         found = replace(self._own, ended=ended, unreached=unreached if is_known else None)
         if found != self._own:
             self._own, self._edition = found, self._edition + 1
@@ -118,7 +122,9 @@ def read_report(report: Report) -> Stuck | None:
     try:
         return Stuck(**report)
     except TypeError as error:
-        log.warning("a rank's report of a failure cannot be read (%s); run one version on all", error)
+        log.warning(
+            "a rank's report of a failure cannot be read (%s); run one version on all", error
+        )
         return None
 
 
@@ -126,5 +132,7 @@ def make_key(name: str, addresses: Addresses) -> str:
     """Return the group's name for the relay, alike on its ranks; another one where a group of that
     name is made again.
     """
-    nonces = " ".join(address.nonce for _, address in sorted(addresses.items()) if address is not None)
+    nonces = " ".join(
+        address.nonce for _, address in sorted(addresses.items()) if address is not None
+    )
     return f"{name} {hashlib.sha256(nonces.encode()).hexdigest()[:16]}"

@@ -32,12 +32,12 @@ from .addresses import Addresses, find_addresses
 from .blame import NOBODY, Route, Stuck, describe_route, explain_blame
 from .exchange import Exchange, make_key
 
+# The part of a timeout that is kept for finding the culprit; at most _GRACE_S.
 _GRACE = 0.25
-"""The part of a timeout that is kept for finding the culprit; at most _GRACE_S."""
 _GRACE_S = 5.0
 _SOURCE_LINE = re.compile(r"^\[[^\]]*\.(?:cc|cpp|h):\d+\]\s*")
+# A tag that no message has.
 _NEVER_SENT = (1 << 31) - 1
-"""A tag that no message has."""
 
 
 def grace_s(timeout: timedelta) -> float:
@@ -102,7 +102,9 @@ class Faults:
         self._addresses = find_addresses(group, timeout) if addresses is None else addresses
         self.rank, self.ranks = group.rank(), group.size()
         self.find_mismatch: Callable[[], ExecutionError | None] = lambda: None
-        """Says, after a call has failed, which ranks are known to make other calls than the rest."""
+        """Says, after a call has failed, which ranks are known to make other calls than the
+        rest.
+        """
         self.grace_s = grace_s(timeout)
         self.wait_s = timeout.total_seconds() - self.grace_s
         self.topology: Topology | None = None
@@ -132,15 +134,20 @@ class Faults:
         """
         if self.broken is not None:
             raise ExecutionError(
-                f"rank {self.rank}: an earlier call failed; destroy the process group and start anew ({self.broken})"
+                f"rank {self.rank}: an earlier call failed; destroy the process group and start "
+                f"anew ({self.broken})"
             )
         if not self._is_open():
-            raise ExecutionError(f"rank {self.rank}: the process group was destroyed; set one up, and make this anew")
+            raise ExecutionError(
+                f"rank {self.rank}: the process group was destroyed; set one up, and make this anew"
+            )
         return number or next(self._numbers), time.monotonic() + self.wait_s
 
     @contextmanager
     def stock(self, what: str, number: int | None = None) -> Iterator[None]:
-        """Guard stock collectives: when one of them fails, that is an ExecutionError on every rank."""
+        """Guard stock collectives: when one of them fails, that is an ExecutionError on every
+        rank.
+        """
         call = self.begin(what, number=number)
         try:
             yield
@@ -174,7 +181,9 @@ class Faults:
             if self.broken is None:
                 timed_out = time.monotonic() >= call.deadline - 0.01
                 reason = first_line(error)
-                report = Stuck(kind, peer, number, step, timed_out, reason, call.what, call.number, posted)
+                report = Stuck(
+                    kind, peer, number, step, timed_out, reason, call.what, call.number, posted
+                )
                 reports = self._exchange_reports(report)
                 verdict = explain_blame(self.rank, reports, self.ranks, call.find_route)
                 symptom = self._describe_symptom(call, report)
@@ -218,5 +227,7 @@ class Faults:
         nothing = torch.empty(1)
         for peer in range(self.ranks):
             if peer != self.rank:
-                with suppress(RuntimeError):  # the timeout that is wanted, or a connection that is closed already
+                with suppress(
+                    RuntimeError
+                ):  # the timeout that is wanted, or a connection that is closed already
                     backend.recv([nothing], peer, _NEVER_SENT).wait(timedelta(milliseconds=1))

@@ -17,8 +17,8 @@ from .plain_backends import make_gloo, make_nccl
 
 check_torch()  # here, as all that needs torch.distributed imports this module
 
+# Makes a process group whose operations have a timeout; all ranks that are to be in it call it.
 GroupMaker = Callable[[timedelta], dist.ProcessGroup]
-"""Makes a process group whose operations have a timeout; all ranks that are to be in it call it."""
 
 
 def uses_nccl(group: dist.ProcessGroup | None) -> bool:
@@ -28,14 +28,20 @@ def uses_nccl(group: dist.ProcessGroup | None) -> bool:
 
 def device_of(group: dist.ProcessGroup | None) -> torch.device:
     """Return the device whose tensors a group works on: the current GPU over NCCL, else the CPU."""
-    return torch.device("cuda", torch.cuda.current_device()) if uses_nccl(group) else torch.device("cpu")
+    return (
+        torch.device("cuda", torch.cuda.current_device())
+        if uses_nccl(group)
+        else torch.device("cpu")
+    )
 
 
-def make_private_group(group: dist.ProcessGroup | GroupMaker | None, timeout: timedelta) -> dist.ProcessGroup:
+def make_private_group(
+    group: dist.ProcessGroup | GroupMaker | None, timeout: timedelta
+) -> dist.ProcessGroup:
     """Make a plain group over the ranks of `group` (None: all), for one communicator alone.
 
-    Collective over the ranks of the default group, as new_group is; with a GroupMaker, over those that the maker is for.
-    Raises InputError on ranks that are not in the group.
+    Collective over the ranks of the default group, as new_group is; with a GroupMaker, over those
+    that the maker is for. Raises InputError on ranks that are not in the group.
     """
     if callable(group):
         return group(timeout)
@@ -93,14 +99,19 @@ def make_group(
     else:
         backend, devices = make_gloo(place, store), ["cpu", "cuda"]
     for device in devices:
-        group._register_backend(torch.device(device), kinds.NCCL if is_nccl else kinds.GLOO, backend)
-    called: Any = name  # for the type checker torch's GroupName, which is a str, and older torch does not have it
+        group._register_backend(
+            torch.device(device), kinds.NCCL if is_nccl else kinds.GLOO, backend
+        )
+    # for the type checker torch's GroupName, which is a str, and older torch does not have it
+    called: Any = name
     group._set_group_name(called)
     _enter(group, name, ranks, transport, store)
     return group
 
 
-def _enter(group: dist.ProcessGroup, name: str, ranks: Sequence[int], transport: str, store: Store) -> None:
+def _enter(
+    group: dist.ProcessGroup, name: str, ranks: Sequence[int], transport: str, store: Store
+) -> None:
     """Enter a group where torch's functions look groups up, as torch itself does after it has made
     one.
     """
@@ -108,7 +119,9 @@ def _enter(group: dist.ProcessGroup, name: str, ranks: Sequence[int], transport:
     c10d._world.pg_map[group] = (transport, store)
     c10d._world.pg_names[group] = name
     c10d._world.pg_group_ranks[group] = {rank: number for number, rank in enumerate(ranks)}
-    c10d._world.pg_to_tag[group] = f"topoplan:{name}"  # no tag that torch searches for groups of equal ranks
+    c10d._world.pg_to_tag[group] = (
+        f"topoplan:{name}"  # no tag that torch searches for groups of equal ranks
+    )
     c10d._world.pg_backend_config[group] = str(c10d.BackendConfig(c10d.Backend(transport)))
     c10d._register_process_group(name, group)
 
@@ -143,22 +156,27 @@ def find_store(group: dist.ProcessGroup) -> Store:
 
 
 def make_group_maker(group: dist.ProcessGroup) -> GroupMaker:
-    """Return a function that makes a plain group over the ranks of `group`, called by these alone, in the same order.
+    """Return a function that makes a plain group over the ranks of `group`, called by these alone,
+    in the same order.
 
-    So subgroups can make theirs side by side. Raises InputError where this rank is not in the group.
+    So subgroups can make theirs side by side. Raises InputError where this rank is not in the
+    group.
     """
     try:
         ranks = dist.get_process_group_ranks(group)
     except (KeyError, TypeError):
         raise InputError("this rank is not in the group that the communicator is for") from None
-    store, name = dist.distributed_c10d._get_default_store(), f"topoplan/{_attempt()}/{group.group_name}"
+    store, name = (
+        dist.distributed_c10d._get_default_store(),
+        f"topoplan/{_attempt()}/{group.group_name}",
+    )
     number = store.add(f"{name}/groups/{dist.get_rank(group)}", 1)  # each member's own count
     return partial(make_group, f"{name}/{number}", ranks, _transport(group))
 
 
 def _attempt() -> str:
-    """Return the name of this attempt of the launch, as the backend "topo" knows it; torch's own groups cannot be made
-    again in a store that outlives their ranks.
+    """Return the name of this attempt of the launch, as the backend "topo" knows it; torch's own
+    groups cannot be made again in a store that outlives their ranks.
     """
     return getattr(dist.group.WORLD, "attempt", "")
 

@@ -17,34 +17,38 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
 
+# Environment variable: the file through which ranks that this module started find each other.
 RENDEZVOUS = "TOPOPLAN_RENDEZVOUS"
-"""Environment variable: the file through which ranks that this module started find each other."""
+# Environment variable: the file with the topology whose rates the links of an emulated machine have
+# (topo-emulate).
 EMULATED = "TOPOPLAN_EMULATED"
-"""Environment variable: the file with the topology whose rates the links of an emulated machine have (topo-emulate)."""
+# Environment variable: what carries messages: auto (gloo, or NCCL between GPUs), or mpi.
 TRANSPORT = "TOPOPLAN_TRANSPORT"
-"""Environment variable: what carries messages: auto (gloo, or NCCL between GPUs), or mpi."""
+# Environment variable: the file to which a rank's standard error goes, unless it is rank 0.
 _OWN_LOG = "TOPOPLAN_OWN_LOG"
-"""Environment variable: the file to which a rank's standard error goes, unless it is rank 0."""
+# Module that a process from which others are forked imports last.
 FROZEN = "topoplan.runtime.ranks.frozen"
-"""Module that a process from which others are forked imports last."""
 _POLL_S = 0.02
 _GRACE_S = 5.0
+# Seconds that other ranks have, after the first failure, to fail by themselves and print why.
 _LAST_WORDS_S = 0.5
-"""Seconds that other ranks have, after the first failure, to fail by themselves and print why."""
 _MEETING_S = 5.0
+# Signals that asked this process to end (see `end_on_signals`).
 _SIGNALS: list[int] = []
-"""Signals that asked this process to end (see `end_on_signals`)."""
 _SERVER = multiprocessing.get_context("forkserver")
+# Exit codes of requests that cannot be carried out (see topo/errors.py): these are the cause of any
+# other failure.
 _REFUSED = (2, 3, 4, 5)
-"""Exit codes of requests that cannot be carried out (see topo/errors.py): these are the cause of any other failure."""
 
 
+# A process that was started.
 Child: TypeAlias = "subprocess.Popen[bytes] | ForkedProcess"
-"""A process that was started."""
 
 
 def is_rank() -> bool:
-    """Return whether this process is a rank already: `launch`, torchrun or another launcher has set RANK and WORLD_SIZE."""
+    """Return whether this process is a rank already: `launch`, torchrun or another launcher has set
+    RANK and WORLD_SIZE.
+    """
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
@@ -55,15 +59,18 @@ def init_method() -> str:
 
 
 def has_own_log() -> bool:
-    """Return whether this process's standard error is kept in a file, which is shown if this rank is to blame."""
+    """Return whether this process's standard error is kept in a file, which is shown if this rank
+    is to blame.
+    """
     return _OWN_LOG in os.environ
 
 
 def meet_before_leaving(ranks: int) -> None:
-    """Wait a few seconds for all ranks to call this, before one that refuses its input leaves the default process group.
+    """Wait a few seconds for all ranks to call this, before one that refuses its input leaves the
+    default process group.
 
-    Bad input is bad on all ranks: if each leaves as soon as it notices, those that are still connecting or communicating
-    report a lost connection instead.
+    Bad input is bad on all ranks: if each leaves as soon as it notices, those that are still
+    connecting or communicating report a lost connection instead.
     """
     import torch.distributed as dist
     from torch._C._distributed_c10d import PrefixStore
@@ -79,7 +86,8 @@ def meet_before_leaving(ranks: int) -> None:
 
 @contextmanager
 def keep_output_clean() -> Iterator[None]:
-    """Send what libraries write to standard output to standard error while the context lasts: standard output is data.
+    """Send what libraries write to standard output to standard error while the context lasts:
+    standard output is data.
 
     gloo says there how many ranks it is connected to, up to torch 2.10.
     """
@@ -100,12 +108,13 @@ def keep_output_clean() -> Iterator[None]:
 
 
 def launch(module: str, arguments: Sequence[str], ranks: int, imports: Sequence[str] = ()) -> int:
-    """Run `module.main(arguments)` once a rank; return 0, or the exit code of the rank that is to blame.
+    """Run `module.main(arguments)` once a rank; return 0, or the exit code of the rank that is to
+    blame.
 
-    Ranks are forked from one process that has imported the module, and `imports`: where there are more ranks than cores,
-    importing torch takes longer than a rank's own work. Rank 0 prints where this process prints; what others print to
-    standard error is shown if they are to blame (see `run_together`). When one fails the others are ended, and on any
-    exception all are.
+    Ranks are forked from one process that has imported the module, and `imports`: where there are
+    more ranks than cores, importing torch takes longer than a rank's own work. Rank 0 prints where
+    this process prints; what others print to standard error is shown if they are to blame (see
+    `run_together`). When one fails the others are ended, and on any exception all are.
     """
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch is imported
     _SERVER.set_forkserver_preload([module, *imports, FROZEN])
@@ -145,10 +154,11 @@ def end_on_signals() -> Iterator[None]:
 
 
 def run_together(start: Callable[[int], Child], ranks: int) -> tuple[int | None, int]:
-    """Start all ranks and wait; return (None, 0) when all are done, or the rank that is to blame and its return code.
+    """Start all ranks and wait; return (None, 0) when all are done, or the rank that is to blame
+    and its return code.
 
-    A rank that refused the request is to blame before any that failed otherwise; among those, the first that was seen to
-    fail. When one fails the others are ended, and on any exception all are.
+    A rank that refused the request is to blame before any that failed otherwise; among those, the
+    first that was seen to fail. When one fails the others are ended, and on any exception all are.
     """
     children: list[Child] = []
     codes: list[int | None] = []
@@ -163,7 +173,9 @@ def run_together(start: Callable[[int], Child], ranks: int) -> tuple[int | None,
 
 
 def _collect_codes(children: list[Child]) -> list[int | None]:
-    """Wait _LAST_WORDS_S for ranks to end by themselves; return their return codes, None for those still running."""
+    """Wait _LAST_WORDS_S for ranks to end by themselves; return their return codes, None for those
+    still running.
+    """
     deadline = time.monotonic() + _LAST_WORDS_S
     while any(child.poll() is None for child in children) and time.monotonic() < deadline:
         time.sleep(_POLL_S)
@@ -171,7 +183,9 @@ def _collect_codes(children: list[Child]) -> list[int | None]:
 
 
 def _find_culprit(codes: list[int | None], first: int) -> tuple[int, int]:
-    """Return the rank whose failure is the cause, given the first that was seen to fail, and its return code."""
+    """Return the rank whose failure is the cause, given the first that was seen to fail, and its
+    return code.
+    """
     # Rank 0 comes first: its message has been printed already, and the others' say the same.
     refused = [rank for rank, code in enumerate(codes) if code in _REFUSED]
     rank = refused[0] if refused else first
@@ -217,7 +231,9 @@ class ForkedProcess:
         return self._process.exitcode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait for the end, at most `timeout` seconds, and return the exit code. Raises subprocess.TimeoutExpired."""
+        """Wait for the end, at most `timeout` seconds, and return the exit code. Raises
+        subprocess.TimeoutExpired.
+        """
         self._process.join(timeout)
         if self._process.exitcode is None:
             raise subprocess.TimeoutExpired("rank", timeout or 0)
@@ -232,9 +248,13 @@ class ForkedProcess:
         self._process.kill()
 
 
-def _fork_rank(module: str, arguments: Sequence[str], environment: Mapping[str, str]) -> ForkedProcess:
+def _fork_rank(
+    module: str, arguments: Sequence[str], environment: Mapping[str, str]
+) -> ForkedProcess:
     output = (_Descriptor(1), _Descriptor(2)) if environment["RANK"] == "0" else None
-    return ForkedProcess(_SERVER.Process(target=_be_rank, args=(module, list(arguments), environment, output)))
+    return ForkedProcess(
+        _SERVER.Process(target=_be_rank, args=(module, list(arguments), environment, output))
+    )
 
 
 def _be_rank(
@@ -243,7 +263,9 @@ def _be_rank(
     environment: Mapping[str, str],
     output: tuple[_Descriptor, _Descriptor] | None,
 ) -> NoReturn:
-    """What a forked process does: take its rank's place, and end with what the module's `main` returns."""
+    """What a forked process does: take its rank's place, and end with what the module's `main`
+    returns.
+    """
     os.environ.clear()
     os.environ.update(environment)
     with Path(os.devnull).open("r+b") as nothing:
@@ -261,7 +283,9 @@ def _be_rank(
 def _wait_for_failure(children: list[Child]) -> int | None:
     """Return the first rank seen to fail, or None when all are done."""
     while True:
-        if _SIGNALS:  # it came in a callback whose exceptions nobody sees, such as those around a fork
+        if (
+            _SIGNALS
+        ):  # it came in a callback whose exceptions nobody sees, such as those around a fork
             raise SystemExit(128 + _SIGNALS[0])
         codes = [child.poll() for child in children]
         for rank, code in enumerate(codes):
@@ -286,5 +310,7 @@ def _end_all(children: list[Child]) -> None:
             child.kill()
             child.wait()
     for child in children:
-        with suppress(ProcessLookupError, PermissionError):  # not a session's leader, or nothing is left of the session
+        with suppress(
+            ProcessLookupError, PermissionError
+        ):  # not a session's leader, or nothing is left of the session
             os.killpg(child.pid, signal.SIGKILL)

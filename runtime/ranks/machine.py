@@ -1,4 +1,6 @@
-"""The machine that ranks run on: its links, if data crosses any, and what sending costs the hosts."""
+"""The machine that ranks run on: its links, if data crosses any, and what sending costs the
+hosts.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,8 @@ from .launch import EMULATED
 class Machine:
     """What the ranks of a group run on.
 
-    `topology` is None where they share a host and talk through its memory; `batched` says that messages go in batches (over
-    NCCL); `what` names the machine in messages.
+    `topology` is None where they share a host and talk through its memory; `batched` says that
+    messages go in batches (over NCCL); `what` names the machine in messages.
     """
 
     topology: Topology | None
@@ -36,23 +38,34 @@ def emulated() -> Topology | None:
         return None
     if not Path(path).is_file():
         raise InputError(
-            f"{EMULATED} names {path}, which is not there; was it left over from an emulation that has ended?"
+            f"{EMULATED} names {path}, which is not there; was it left over from an emulation "
+            "that has ended?"
         )
     return Topology.load(path)
 
 
 def describe_machine(
-    topology: Topology | None, cores_of_hosts: Mapping[str, int], *, batched: bool, mpi: str | None = None
+    topology: Topology | None,
+    cores_of_hosts: Mapping[str, int],
+    *,
+    batched: bool,
+    mpi: str | None = None,
 ) -> Machine:
-    """Return the machine of a group whose ranks are on these hosts, for a plan's topology. `mpi` names the MPI that carries
-    messages, if one does.
+    """Return the machine of a group whose ranks are on these hosts, for a plan's topology. `mpi`
+    names the MPI that carries messages, if one does.
     """
-    machine = _describe_machine(topology, cores_of_hosts, batched=batched, typical=OVER_MPI if mpi else None)
+    machine = _describe_machine(
+        topology, cores_of_hosts, batched=batched, typical=OVER_MPI if mpi else None
+    )
     return machine if mpi is None else replace(machine, what=f"{machine.what}, over {mpi}")
 
 
 def _describe_machine(
-    topology: Topology | None, cores_of_hosts: Mapping[str, int], *, batched: bool, typical: HostCosts | None
+    topology: Topology | None,
+    cores_of_hosts: Mapping[str, int],
+    *,
+    batched: bool,
+    typical: HostCosts | None,
 ) -> Machine:
     cores = sum(cores_of_hosts.values())
     measured = host_of(topology) if topology is not None else None
@@ -60,7 +73,11 @@ def _describe_machine(
     if emulated_machine is not None:
         built = host_of(emulated_machine) or HostCosts()
         measured = measured or typical
-        host = replace(measured, burst_bytes=built.burst_bytes, wire=built.wire) if measured is not None else built
+        host = (
+            replace(measured, burst_bytes=built.burst_bytes, wire=built.wire)
+            if measured is not None
+            else built
+        )
         return Machine(emulated_machine, replace(host, cores=cores), batched, "emulated")
     host = replace(measured or typical or (OVER_NCCL if batched else HostCosts()), cores=cores)
     if batched or topology is None or len(cores_of_hosts) > 1:
@@ -69,8 +86,8 @@ def _describe_machine(
 
 
 def find_own_cores() -> tuple[str, frozenset[int]]:
-    """Return this rank's host, and the numbers of the cores that it may use there. The hosts of an emulated machine, which
-    share this one's cores, are one.
+    """Return this rank's host, and the numbers of the cores that it may use there. The hosts of an
+    emulated machine, which share this one's cores, are one.
     """
     has_affinity = hasattr(os, "sched_getaffinity")
     cores = os.sched_getaffinity(0) if has_affinity else range(os.cpu_count() or 1)
@@ -78,7 +95,9 @@ def find_own_cores() -> tuple[str, frozenset[int]]:
 
 
 def count_cores(ranks: Iterable[tuple[str, frozenset[int]]]) -> dict[str, int]:
-    """Return the hosts of ranks, with the number of cores that these may use: launchers bind each rank to its own ones."""
+    """Return the hosts of ranks, with the number of cores that these may use: launchers bind each
+    rank to its own ones.
+    """
     of_hosts: dict[str, set[int]] = {}
     for host, cores in ranks:
         of_hosts.setdefault(host, set()).update(cores)

@@ -1,7 +1,8 @@
-"""Have NCCL read a graph file while one communicator is made: `with topoplan.nccl_graph(plan): ...`.
+"""Have NCCL read a graph file while one communicator is made: `with topoplan.nccl_graph(plan):
+...`.
 
-NCCL reads NCCL_GRAPH_FILE whenever it makes a communicator, and fails where the communicator has not just the file's GPUs, so
-the variable must not stay set for subgroups.
+NCCL reads NCCL_GRAPH_FILE whenever it makes a communicator, and fails where the communicator has
+not just the file's GPUs, so the variable must not stay set for subgroups.
 """
 
 from __future__ import annotations
@@ -35,15 +36,21 @@ def nccl_graph(
     nccl_version: str | None = None,
     time_limit_s: float = USUAL_LIMIT_S,
 ) -> Iterator[Path]:
-    """Set NCCL_GRAPH_FILE inside the `with`, so that the communicator that NCCL makes there runs the best rings and chains.
+    """Set NCCL_GRAPH_FILE inside the `with`, so that the communicator that NCCL makes there runs
+    the best rings and chains.
 
-    Takes a plan (its topology and collective), a topology, what `resolve` takes (a preset, a file, `local`), or the path of a
-    graph file, which is checked and used as it is. PyTorch makes a communicator at its group's first collective: call one
-    inside. Yields the file's path; a file made for this is removed, and what the variable was before is set again. Raises
-    InputError or InfeasibleError, and leaves the variable alone, where there is no such file for the machine.
+    Takes a plan (its topology and collective), a topology, what `resolve` takes (a preset, a file,
+    `local`), or the path of a graph file, which is checked and used as it is. PyTorch makes a
+    communicator at its group's first collective: call one inside. Yields the file's path; a file
+    made for this is removed, and what the variable was before is set again. Raises InputError or
+    InfeasibleError, and leaves the variable alone, where there is no such file for the machine.
     """
     version = parse_nccl_version(nccl_version) if nccl_version else NEWEST
-    existing = None if isinstance(plan_or_topology, (Plan, Topology)) else _find_graph_file(plan_or_topology)
+    existing = (
+        None
+        if isinstance(plan_or_topology, (Plan, Topology))
+        else _find_graph_file(plan_or_topology)
+    )
     if existing is not None:
         path, text = existing
         check_graph_file(read_graph_file(text, str(path)), version=version)
@@ -51,7 +58,9 @@ def nccl_graph(
             yield path
         return
     topology, name = _find_topology(plan_or_topology)
-    made = export(NCCL_GRAPH, collective_on(name, topology), topology, Effort(time_limit_s), version=version)
+    made = export(
+        NCCL_GRAPH, collective_on(name, topology), topology, Effort(time_limit_s), version=version
+    )
     handle, name = tempfile.mkstemp(prefix="topoplan-graph-", suffix=".xml")
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
@@ -91,7 +100,9 @@ def _find_graph_file(argument: str | os.PathLike[str]) -> tuple[Path, str] | Non
     try:
         return path, raw.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise InputError(f"{path}: byte {error.start + 1} is not UTF-8 text; expected a graph file") from None
+        raise InputError(
+            f"{path}: byte {error.start + 1} is not UTF-8 text; expected a graph file"
+        ) from None
 
 
 def _find_topology(argument: Plan | Topology | str | os.PathLike[str]) -> tuple[Topology, str]:

@@ -1,7 +1,8 @@
-"""Where ranks are (host, number on it, GPU), told to each other, and the machine that their places make.
+"""Where ranks are (host, number on it, GPU), told to each other, and the machine that their places
+make.
 
-Ranks of a launch meet in a process group for as long as that takes (`meeting`, `join_ranks`); the ranks of a group that is
-being set up go through its store (`find_machine`).
+Ranks of a launch meet in a process group for as long as that takes (`meeting`, `join_ranks`); the
+ranks of a group that is being set up go through its store (`find_machine`).
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ from .store import put, take
 
 @dataclass(frozen=True)
 class Place:
-    """Where a rank is: its host's name, its number there, and its CUDA device's UUID and PCI address, if it has one."""
+    """Where a rank is: its host's name, its number there, and its CUDA device's UUID and PCI
+    address, if it has one.
+    """
 
     host: str
     local_rank: int
@@ -40,7 +43,8 @@ class Place:
     cuda: bool
 
 
-# -- the ranks of a launch -----------------------------------------------------------------------------------------
+# -- the ranks of a launch
+# -----------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -66,7 +70,9 @@ class Meeting:
         return values or []
 
     def join(self) -> tuple[Topology, bool]:
-        """Return the machine that the ranks are on, and whether it has GPUs. Collective; see `join_places`."""
+        """Return the machine that the ranks are on, and whether it has GPUs. Collective; see
+        `join_places`.
+        """
         self.doing = "probing each host"
         host = self.places[self.rank].host
         first = next(rank for rank, place in enumerate(self.places) if place.host == host)
@@ -77,14 +83,16 @@ class Meeting:
 
 @contextmanager
 def meeting(timeout_s: float) -> Iterator[Meeting]:
-    """Hold the ranks that torchrun (or topo-emulate) started in a process group for as long as the context lasts.
+    """Hold the ranks that torchrun (or topo-emulate) started in a process group for as long as the
+    context lasts.
 
-    Raises InputError outside a launch, or where a process group is there already, and ExecutionError where a rank does not
-    come, dies, or does not answer within `timeout_s`.
+    Raises InputError outside a launch, or where a process group is there already, and
+    ExecutionError where a rank does not come, dies, or does not answer within `timeout_s`.
     """
     if not is_rank():
         raise InputError(
-            "there are no ranks; start one a GPU: torchrun --nproc-per-node 8 -m topoplan.cli.probe --measure "
+            "there are no ranks; start one a GPU: torchrun --nproc-per-node 8 -m "
+            "topoplan.cli.probe --measure "
             "(on several hosts with --nnodes and --rdzv-endpoint)"
         )
     if dist.is_initialized():
@@ -94,7 +102,11 @@ def meeting(timeout_s: float) -> Iterator[Meeting]:
     try:
         with keep_output_clean():
             dist.init_process_group(
-                "gloo", init_method=init_method(), rank=rank, world_size=ranks, timeout=ranks_met.timeout
+                "gloo",
+                init_method=init_method(),
+                rank=rank,
+                world_size=ranks,
+                timeout=ranks_met.timeout,
             )
         places: list[Any] = [None] * ranks
         dist.all_gather_object(places, _take_own_place())
@@ -104,7 +116,8 @@ def meeting(timeout_s: float) -> Iterator[Meeting]:
         raise
     except RuntimeError as error:
         raise ExecutionError(
-            f"rank {rank}, {ranks_met.doing}: a rank has died or does not answer within {timeout_s:g} s "
+            f"rank {rank}, {ranks_met.doing}: a rank has died or does not answer within "
+            f"{timeout_s:g} s "
             f"({first_line(error)})"
         ) from error
     finally:
@@ -113,16 +126,18 @@ def meeting(timeout_s: float) -> Iterator[Meeting]:
 
 
 def join_ranks(timeout_s: float = 60.0) -> Topology:
-    """Return the machine that the ranks of a launch are on: each host probed once, several joined by a network.
+    """Return the machine that the ranks of a launch are on: each host probed once, several joined
+    by a network.
 
-    Collective, every rank gets the same; no process group may be there yet, and none is left. Raises as `meeting`, and
-    InputError where a rank has no GPU of its own while others have one.
+    Collective, every rank gets the same; no process group may be there yet, and none is left.
+    Raises as `meeting`, and InputError where a rank has no GPU of its own while others have one.
     """
     with meeting(timeout_s) as ranks_met:
         return ranks_met.join()[0]
 
 
-# -- the ranks of a group that is being set up ---------------------------------------------------------------------
+# -- the ranks of a group that is being set up
+# ---------------------------------------------------------------------
 
 
 def find_machine(
@@ -133,11 +148,12 @@ def find_machine(
     timeout: timedelta,
     stop: threading.Event | None = None,
 ) -> Topology | None:
-    """Return, on its rank 0, the machine that the group of the global `ranks` is on, in their order; None elsewhere.
+    """Return, on its rank 0, the machine that the group of the global `ranks` is on, in their
+    order; None elsewhere.
 
-    Collective over these ranks alone, by their store. `device` is this rank's CUDA device, None where data lies in the
-    hosts' memory. Raises InputError where ranks cannot be told apart, RuntimeError where one does not answer in time, or
-    `stop` is set.
+    Collective over these ranks alone, by their store. `device` is this rank's CUDA device, None
+    where data lies in the hosts' memory. Raises InputError where ranks cannot be told apart,
+    RuntimeError where one does not answer in time, or `stop` is set.
     """
     emulated_machine = emulated()
     if emulated_machine is not None:
@@ -168,28 +184,37 @@ def _probe_host() -> dict[str, str]:
 
 
 def restrict(topology: Topology, ranks: Sequence[int]) -> Topology:
-    """Return the machine with only some of its ranks, renumbered 0, 1, ... in that order. Raises InputError where there is
-    no such rank.
+    """Return the machine with only some of its ranks, renumbered 0, 1, ... in that order. Raises
+    InputError where there is no such rank.
     """
     beyond = [rank for rank in ranks if rank >= len(topology.ranks)]
     if beyond:
-        raise InputError(f"{topology.name} has {len(topology.ranks)} GPUs, there is none for rank {beyond[0]}")
+        raise InputError(
+            f"{topology.name} has {len(topology.ranks)} GPUs, there is none for rank {beyond[0]}"
+        )
     if list(ranks) == list(range(len(topology.ranks))):
         return topology
     return join_hosts([topology], [(0, topology.ranks[rank]) for rank in ranks])
 
 
-# -- from places to a machine --------------------------------------------------------------------------------------
+# -- from places to a machine
+# --------------------------------------------------------------------------------------
 
 
 def join_places(places: Sequence[Place], texts: Sequence[str | None]) -> tuple[Topology, bool]:
-    """Return the machine of ranks at `places`, and whether it has GPUs (else ranks are stand-ins, at undeclared rates).
+    """Return the machine of ranks at `places`, and whether it has GPUs (else ranks are stand-ins,
+    at undeclared rates).
 
-    `texts` has the topology of each host as JSON, at the place of one of its ranks; none where there are no GPUs.
+    `texts` has the topology of each host as JSON, at the place of one of its ranks; none where
+    there are no GPUs.
     """
     names = list(dict.fromkeys(place.host for place in places))
     numbers = [names.index(place.host) for place in places]
-    hosts = [Topology.loads(text, place.host) for text, place in zip(texts, places, strict=True) if text is not None]
+    hosts = [
+        Topology.loads(text, place.host)
+        for text, place in zip(texts, places, strict=True)
+        if text is not None
+    ]
     if not hosts:
         return join_cpu_hosts(names, numbers), False
     seats = [_locate(place, n, hosts[n]) for place, n in zip(places, numbers, strict=True)]
@@ -200,14 +225,17 @@ def join_places(places: Sequence[Place], texts: Sequence[str | None]) -> tuple[T
         place = places[missing[0]]
         count = len(hosts[numbers[missing[0]]].ranks)
         raise InputError(
-            f"rank {missing[0]} has no GPU of its own: {place.host} has {count}, and this is its process number "
+            f"rank {missing[0]} has no GPU of its own: {place.host} has {count}, and this is its "
+            "process number "
             f"{place.local_rank}; start one process a GPU"
         )
     return join_hosts(hosts, [seat for seat in seats if seat is not None]), True
 
 
 def _take_own_place() -> Place:
-    """Make the GPU of this rank's number on its host the current one, if there is one, and return the rank's place."""
+    """Make the GPU of this rank's number on its host the current one, if there is one, and return
+    the rank's place.
+    """
     local = int(os.environ.get("LOCAL_RANK", "0"))
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if local >= count:
@@ -223,18 +251,23 @@ def place_of(device: int | None) -> Place:
         return Place(socket.gethostname(), local, None, None, False)
     properties = torch.cuda.get_device_properties(device)
     uuid, bus, slot, domain = (
-        getattr(properties, key, None) for key in ("uuid", "pci_bus_id", "pci_device_id", "pci_domain_id")
+        getattr(properties, key, None)
+        for key in ("uuid", "pci_bus_id", "pci_device_id", "pci_domain_id")
     )
     bus_id = f"{domain or 0:04x}:{bus:02x}:{slot or 0:02x}.0" if isinstance(bus, int) else None
     return Place(socket.gethostname(), local, None if uuid is None else str(uuid), bus_id, True)
 
 
 def _locate(place: Place, number: int, host: Topology) -> RankLocation | None:
-    """Return the rank's GPU in its host's topology: by UUID, by PCI address, else by its number on the host."""
+    """Return the rank's GPU in its host's topology: by UUID, by PCI address, else by its number on
+    the host.
+    """
     gpus = [host.by_id[gpu] for gpu in host.ranks]
     if place.uuid is not None:
         for gpu in gpus:
-            if str(gpu.extra.get("uuid", "")).removeprefix("GPU-") == place.uuid.removeprefix("GPU-"):
+            if str(gpu.extra.get("uuid", "")).removeprefix("GPU-") == place.uuid.removeprefix(
+                "GPU-"
+            ):
                 return number, gpu.id
     if place.bus_id is not None:
         for gpu in gpus:

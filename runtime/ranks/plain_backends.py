@@ -16,8 +16,15 @@ from torch._C._distributed_c10d import Store
 
 from ..torch_version import is_torch_at_least
 
-_PLACE = ("group_rank", "group_size", "timeout", "group_id", "global_ranks_in_group", "process_group")
-"""What an engine is given of the place of a rank in its group; an older torch has not all of it."""
+# What an engine is given of the place of a rank in its group; an older torch has not all of it.
+_PLACE = (
+    "group_rank",
+    "group_size",
+    "timeout",
+    "group_id",
+    "global_ranks_in_group",
+    "process_group",
+)
 
 
 def make_gloo(place: Any, store: Store) -> Any:
@@ -29,7 +36,9 @@ def make_gloo(place: Any, store: Store) -> Any:
     return gloo
 
 
-def make_nccl(place: Any, store: Store, engine: str = "nccl", device: torch.device | None = None) -> Any:
+def make_nccl(
+    place: Any, store: Store, engine: str = "nccl", device: torch.device | None = None
+) -> Any:
     """Return NCCL for the group that `place` describes; `engine` as torch names its backends,
     "nccl" as torch chooses.
 
@@ -54,7 +63,10 @@ def _ask_torch_for_nccl(place: Any, store: Store, engine: str, device: torch.dev
     own = type(place)()
     for name in _PLACE:
         setattr(own, name, getattr(place, name))
-    own.store, own.split_from = store, None  # splitting off another group would need all ranks of that one
+    own.store, own.split_from = (
+        store,
+        None,
+    )  # splitting off another group would need all ranks of that one
     if device is not None:
         own.process_group = dist.ProcessGroup(store, place.group_rank, place.group_size)
         own.process_group.bound_device_id = device

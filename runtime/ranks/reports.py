@@ -19,27 +19,22 @@ from typing import Any, Literal
 
 from .addresses import Addresses, is_own_nonce, open_listener
 
+# Polling interval of the thread and of those who wait for reports: short beside a deadline, long
+# beside a wake-up.
 POLL_S = 0.02
-"""Polling interval of the thread and of those who wait for reports: short beside a deadline, long
-beside a wake-up.
-"""
+# The thread goes on relaying for this long after a verdict: ranks that were in trouble later need
+# the reports too.
 _LINGER_S = 5.0
-"""The thread goes on relaying for this long after a verdict: ranks that were in trouble later need
-the reports too.
-"""
+# In larger groups a rank connects to those at distances of powers of two: all are reached in
+# log2(ranks) hops.
 _MOST_DIALED = 64
-"""In larger groups a rank connects to those at distances of powers of two: all are reached in
-log2(ranks) hops.
-"""
+# The longest report: with 10,000 peers in `posted` it has 250 kB.
 _MOST_LINE_BYTES = 1 << 20
-"""The longest report: with 10,000 peers in `posted` it has 250 kB."""
 _READ_BYTES = 1 << 16
 
 Report = Mapping[str, Any]
+# What became of the connection to a rank: `ended` where it was refused, or closed without a report.
 Reach = Literal["trying", "reached", "ended"]
-"""What became of the connection to a rank: `ended` where it was refused, or closed without a
-report.
-"""
 
 
 @dataclass
@@ -93,7 +88,9 @@ class Relay:
             self._dial(key, choose_contacts(rank, addresses))
             self._until = max(self._until, time.monotonic() + seconds + _LINGER_S)
             if self._thread is None:
-                self._thread = threading.Thread(target=self._serve, name="topoplan-reports", daemon=True)
+                self._thread = threading.Thread(
+                    target=self._serve, name="topoplan-reports", daemon=True
+                )
                 self._thread.start()
 
     def add(self, key: str, rank: int, edition: int, report: Report) -> None:
@@ -102,7 +99,9 @@ class Relay:
             self._add(key, rank, edition, report)
 
     def dial(self, key: str, ranks: Iterable[int]) -> None:
-        """Connect to ranks, where that was not tried yet, to see whether their processes are alive."""
+        """Connect to ranks, where that was not tried yet, to see whether their processes are
+        alive.
+        """
         with self._lock:
             self._dial(key, ranks)
 
@@ -120,7 +119,11 @@ class Relay:
         """Return whether a report is not yet on its way to a rank that can be reached."""
         with self._lock:
             count = len(self._groups[key].lines)
-            return any(one.outbox or one.sent.get(key, count) < count for one in self._connections if one.is_open)
+            return any(
+                one.outbox or one.sent.get(key, count) < count
+                for one in self._connections
+                if one.is_open
+            )
 
     # -- with the lock held ------------------------------------------------------------------------
 
@@ -191,7 +194,9 @@ class Relay:
             address = self._groups[key].addresses[rank]
         assert address is not None
         family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
-        connection = _Connection(socket.socket(family, socket.SOCK_STREAM), (key, rank), is_open=False)
+        connection = _Connection(
+            socket.socket(family, socket.SOCK_STREAM), (key, rank), is_open=False
+        )
         connection.socket.setblocking(False)
         connection.is_trusted = True
         connection.sent[key] = 0
@@ -199,7 +204,9 @@ class Relay:
         failed = connection.socket.connect_ex((address.host, address.port))
         if failed not in (0, errno.EINPROGRESS):  # else the selector reports what becomes of it
             self._note_failure(connection, failed)
-        selector.register(connection.socket, selectors.EVENT_READ | selectors.EVENT_WRITE, connection)
+        selector.register(
+            connection.socket, selectors.EVENT_READ | selectors.EVENT_WRITE, connection
+        )
         return connection
 
     def _note_failure(self, connection: _Connection, failed: int) -> None:
@@ -236,7 +243,9 @@ class Relay:
         *lines, rest = bytes(connection.inbox).split(b"\n")
         connection.inbox = bytearray(rest)
         with self._lock:
-            is_sound = len(rest) <= _MOST_LINE_BYTES and all(self._take(connection, line) for line in lines)
+            is_sound = len(rest) <= _MOST_LINE_BYTES and all(
+                self._take(connection, line) for line in lines
+            )
             if not data:
                 self._note_end(connection, refused=False)
         connection.is_over = not data or not is_sound
@@ -248,7 +257,9 @@ class Relay:
             return connection.is_trusted
         try:
             message = json.loads(line)
-            key, rank, edition, report = (message[name] for name in ("group", "rank", "edition", "report"))
+            key, rank, edition, report = (
+                message[name] for name in ("group", "rank", "edition", "report")
+            )
             self._add(str(key), int(rank), int(edition), dict(report))
         except (ValueError, TypeError, KeyError):
             return False
@@ -279,7 +290,9 @@ class Relay:
             connection.socket.close()
 
 
-def _accept(selector: selectors.BaseSelector, listener: socket.socket | None) -> Iterable[_Connection]:
+def _accept(
+    selector: selectors.BaseSelector, listener: socket.socket | None
+) -> Iterable[_Connection]:
     """Accept all connections that wait."""
     while listener is not None:
         try:
@@ -298,8 +311,10 @@ def choose_contacts(rank: int, addresses: Addresses) -> list[int]:
     if len(ranks) <= _MOST_DIALED:
         return [other for other in ranks if other != rank]
     at, steps = ranks.index(rank), [1 << power for power in range(len(ranks).bit_length())]
-    return sorted({ranks[(at + sign * step) % len(ranks)] for step in steps for sign in (1, -1)} - {rank})
+    return sorted(
+        {ranks[(at + sign * step) % len(ranks)] for step in steps for sign in (1, -1)} - {rank}
+    )
 
 
+# The one of this process, as there is one address.
 relay = Relay()
-"""The one of this process, as there is one address."""

@@ -23,12 +23,11 @@ from .faults import first_line, grace_s
 
 log = logging.getLogger("topoplan")
 
+# Patience with a store that may be gone; one that is there answers within milliseconds.
 _STORE_S = 1.0
-"""Patience with a store that may be gone; one that is there answers within milliseconds."""
+# Numbers failed set-ups, alike on the ranks that survive them: reports of one must not be taken for
+# another's.
 _failures = itertools.count(1)
-"""Numbers failed set-ups, alike on the ranks that survive them: reports of one must not be taken
-for another's.
-"""
 
 
 def explain_set_up(
@@ -49,7 +48,9 @@ def explain_set_up(
     if is_store_gone and own != 0 and _is_hosted_by_rank_0():
         verdict = "rank 0 does not answer: the store, which it hosts, has gone"
     else:
-        verdict = _call_roll(ranks, what, addresses, is_store_gone, first_line(error), 0.9 * grace_s(timeout))
+        verdict = _call_roll(
+            ranks, what, addresses, is_store_gone, first_line(error), 0.9 * grace_s(timeout)
+        )
     return ExecutionError(f"rank {own}: {verdict}; {symptom}")
 
 
@@ -64,7 +65,9 @@ def _call_roll(
     """Return in words who is missing."""
     report = Stuck("stock", NOBODY, 0, 0, timed_out=False, reason=reason, call=what)
     key = f"{what} among {ranks}, failure {next(_failures)}"
-    reports = Exchange(key, dist.get_rank(), len(ranks), addresses, report, seconds).wait_for_verdict()
+    reports = Exchange(
+        key, dist.get_rank(), len(ranks), addresses, report, seconds
+    ).wait_for_verdict()
     ended, silent = list_ended(reports), [rank for rank in ranks if rank not in reports]
     if ended:
         return explain_silence(ended, reports)

@@ -1,4 +1,6 @@
-"""The backend's own (stock) collectives on flat tensors: plans are measured beside them, and they are used where they win."""
+"""The backend's own (stock) collectives on flat tensors: plans are measured beside them, and they
+are used where they win.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +24,12 @@ from ...synth.ir.collective import Collective
 from .faults import Call, Faults
 
 _NOT_IN_GLOO = frozenset({torch.int16})
+# The dtypes of REDUCIBLE_DTYPES that they refuse, in all collectives (torch 2.9 to 2.13).
 _NOT_IN_NCCL = frozenset({torch.int16})
-"""The dtypes of REDUCIBLE_DTYPES that they refuse, in all collectives (torch 2.9 to 2.13)."""
 
+# Makes a stock collective: waits for it, or returns its Work where it is called with
+# `asynchronous=True`.
 StockCall = Callable[..., dist.Work | None]
-"""Makes a stock collective: waits for it, or returns its Work where it is called with `asynchronous=True`."""
 
 
 def make_stock_call(
@@ -36,11 +39,13 @@ def make_stock_call(
     target: torch.Tensor,
     op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM,
 ) -> StockCall:
-    """Return a function that calls the stock collective of `group`, reading flat `source` and writing flat `target`.
+    """Return a function that calls the stock collective of `group`, reading flat `source` and
+    writing flat `target`.
 
-    Both are the same tensor for allreduce, reduce and broadcast. AVG is a sum: the caller divides. With `asynchronous` it
-    returns the Work of what it has started. The group's own methods are called: it need not be registered with torch, whose
-    functions also take longer to check and log a small call than the group to start it.
+    Both are the same tensor for allreduce, reduce and broadcast. AVG is a sum: the caller divides.
+    With `asynchronous` it returns the Work of what it has started. The group's own methods are
+    called: it need not be registered with torch, whose functions also take longer to check and log
+    a small call than the group to start it.
     """
     name, root, is_root = collective.name, collective.root or 0, group.rank() == collective.root
     kind = dist.ReduceOp(dist.ReduceOp.SUM if op == dist.ReduceOp.AVG else op)
@@ -53,7 +58,9 @@ def make_stock_call(
         "allreduce": lambda: group.allreduce([target], options),
         "reduce": lambda: group.reduce([target], options),
         "broadcast": lambda: group.broadcast([target], options),
-        "allgather": lambda: _newest(group, "all_gather_single", "_allgather_base")(target, source, options),
+        "allgather": lambda: _newest(group, "all_gather_single", "_allgather_base")(
+            target, source, options
+        ),
         "reduce-scatter": lambda: _newest(group, "reduce_scatter_single", "_reduce_scatter_base")(
             target, source, options
         ),
@@ -96,14 +103,19 @@ def _newest(group: Any, name: str, older: str) -> Callable[..., dist.Work | None
 
 
 class StartedStock:
-    """A stock collective under way, `work`, as the `call` that `faults` knows it by; `finish` has what is left to do then."""
+    """A stock collective under way, `work`, as the `call` that `faults` knows it by; `finish` has
+    what is left to do then.
+    """
 
-    def __init__(self, faults: Faults, call: Call, work: dist.Work, finish: Callable[[], None]) -> None:
+    def __init__(
+        self, faults: Faults, call: Call, work: dist.Work, finish: Callable[[], None]
+    ) -> None:
         self._faults, self._call, self._work, self._finish = faults, call, work, finish
 
     def call_when_done(self, done: Callable[[BaseException | None], None]) -> bool:
-        """Have `done` called at the end, with None, or with the ExecutionError where the collective fails. Returns False where
-        the backend has no futures (gloo's reduce-scatter): then somebody has to `wait`.
+        """Have `done` called at the end, with None, or with the ExecutionError where the collective
+        fails. Returns False where the backend has no futures (gloo's reduce-scatter): then somebody
+        has to `wait`.
         """
         try:
             future = self._work.get_future()
@@ -136,5 +148,7 @@ class StartedStock:
 
 
 def has_stock(dtype: torch.dtype, *, is_nccl: bool) -> bool:
-    """Return whether gloo or NCCL has collectives for a dtype that plans are for: known, so that no rank need be asked."""
+    """Return whether gloo or NCCL has collectives for a dtype that plans are for: known, so that no
+    rank need be asked.
+    """
     return dtype not in (_NOT_IN_NCCL if is_nccl else _NOT_IN_GLOO)

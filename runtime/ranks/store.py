@@ -1,6 +1,8 @@
-"""JSON of any length through a store, and connections to a store that no wait of the user's keeps busy.
+"""JSON of any length through a store, and connections to a store that no wait of the user's keeps
+busy.
 
-TCPStore breaks off its connections at values above 8 MiB, and serves one request of a client at a time, waits included.
+TCPStore breaks off its connections at values above 8 MiB, and serves one request of a client at a
+time, waits included.
 """
 
 from __future__ import annotations
@@ -18,8 +20,9 @@ from torch._C._distributed_c10d import PrefixStore, Store
 
 PART_BYTES = 4 << 20
 _LOOK_S = 1.0
+# Pauses between two questions to the store: asking takes some 70 us of a core, and 8 ranks may
+# share two cores.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.05
-"""Pauses between two questions to the store: asking takes some 70 us of a core, and 8 ranks may share two cores."""
 
 
 def put(store: Store, key: str, value: Any) -> None:
@@ -38,8 +41,8 @@ def take(
     stop: threading.Event | None = None,
     look: Callable[[], object] = lambda: None,
 ) -> Any:
-    """Return a value that a rank puts, waiting for it. Raises RuntimeError where that takes longer than `timeout`, `stop` is
-    set, or `look`, which is called every second, raises it.
+    """Return a value that a rank puts, waiting for it. Raises RuntimeError where that takes longer
+    than `timeout`, `stop` is set, or `look`, which is called every second, raises it.
     """
     wait_for(store, key, timeout, stop, look)
     data = b"".join(store.get(f"{key}/{number}") for number in range(int(store.get(key))))
@@ -55,7 +58,8 @@ def wait_for(
 ) -> None:
     """Wait until a key is in the store, by asking again and again; raises as `take`.
 
-    `Store.wait` would hold the connection for as long as it waits, so that other threads could not use it.
+    `Store.wait` would hold the connection for as long as it waits, so that other threads could not
+    use it.
     """
     stop = stop or threading.Event()
     deadline, pause_s = time.monotonic() + timeout.total_seconds(), _FIRST_PAUSE_S
@@ -72,7 +76,9 @@ def wait_for(
 
 
 class StoreClient:
-    """A connection of this process's own to a store, shared by its groups; only for requests that do not wait."""
+    """A connection of this process's own to a store, shared by its groups; only for requests that
+    do not wait.
+    """
 
     def __init__(self, original: Store) -> None:
         self._original = original  # its id is the key under which the client is found
@@ -83,7 +89,9 @@ _clients: WeakValueDictionary[int, StoreClient] = WeakValueDictionary()
 
 
 def find_client(store: Store) -> StoreClient:
-    """Return the connection to the store under `store`, whose prefixes it does not have; it lasts as long as it is held."""
+    """Return the connection to the store under `store`, whose prefixes it does not have; it lasts
+    as long as it is held.
+    """
     under: Any = store
     original = under._underlying_non_prefix_store if isinstance(store, PrefixStore) else under
     client = _clients.get(id(original))

@@ -11,8 +11,11 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import AllreduceOptions
 
 
-def time_call_s(call: Callable[[], object], meet: Callable[[], object], device: torch.device) -> float:
-    """Return the seconds that `call` takes on this rank, device work included, after all ranks have met by `meet`.
+def time_call_s(
+    call: Callable[[], object], meet: Callable[[], object], device: torch.device
+) -> float:
+    """Return the seconds that `call` takes on this rank, device work included, after all ranks have
+    met by `meet`.
 
     Collective; whatever `call` or `meet` raises goes through.
     """
@@ -27,7 +30,9 @@ def time_call_s(call: Callable[[], object], meet: Callable[[], object], device: 
 
 
 def find_slowest_s(seconds: list[float], group: Any, device: torch.device) -> list[float]:
-    """Return, for each of the times, the longest of any rank of `group` (None: of all). Collective, alike on all ranks."""
+    """Return, for each of the times, the longest of any rank of `group` (None: of all). Collective,
+    alike on all ranks.
+    """
     times = torch.tensor(seconds, dtype=torch.float64, device=device)
     options = AllreduceOptions()
     options.reduceOp = dist.ReduceOp(dist.ReduceOp.MAX)

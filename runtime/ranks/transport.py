@@ -1,4 +1,6 @@
-"""What carries the messages of communicators: a plain process group of their own, with its deadlines and faults; or MPI."""
+"""What carries the messages of communicators: a plain process group of their own, with its
+deadlines and faults; or MPI.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ TRANSPORTS = ("auto", "mpi")
 
 
 def check_transport(name: str | None) -> str:
-    """Return what is to carry messages: `name`, else what TOPOPLAN_TRANSPORT says. Raises InputError."""
+    """Return what is to carry messages: `name`, else what TOPOPLAN_TRANSPORT says. Raises
+    InputError.
+    """
     chosen = name or os.environ.get(TRANSPORT) or "auto"
     if chosen not in TRANSPORTS:
         where = "transport" if name else TRANSPORT
@@ -37,13 +41,16 @@ def check_transport(name: str | None) -> str:
 
 
 class Transport:
-    """A plain group over the ranks of `group` (None: all), for topoplan's messages alone; one communicator, or several.
+    """A plain group over the ranks of `group` (None: all), for topoplan's messages alone; one
+    communicator, or several.
 
-    Those that share it must be called in one order on all ranks, and after a failure none of them works any more. Making
-    it is collective over the ranks of the default group, as new_group is; with a GroupMaker, over those that the maker is
-    for. `timeout` is the deadline of a call. With `over` mpi (None: as TOPOPLAN_TRANSPORT says) plans are played, and stock
-    collectives made, over MPI, on the communicator `lane`; the group is left what ranks have to agree on. Raises InputError
-    on ranks that are not in the group, and where MPI is not there, or cannot reach the device's memory.
+    Those that share it must be called in one order on all ranks, and after a failure none of them
+    works any more. Making it is collective over the ranks of the default group, as new_group is;
+    with a GroupMaker, over those that the maker is for. `timeout` is the deadline of a call. With
+    `over` mpi (None: as TOPOPLAN_TRANSPORT says) plans are played, and stock collectives made, over
+    MPI, on the communicator `lane`; the group is left what ranks have to agree on. Raises
+    InputError on ranks that are not in the group, and where MPI is not there, or cannot reach the
+    device's memory.
     """
 
     lane: Lane | None
@@ -78,19 +85,24 @@ class Transport:
         self._places: list[tuple[str, frozenset[int]]] | None = None
 
     def _open_lane(self, name: str) -> Lane:
-        """Return MPI's communicator over the group's ranks. Collective; what one rank refuses all refuse."""
+        """Return MPI's communicator over the group's ranks. Collective; what one rank refuses all
+        refuse.
+        """
         mine: Any
         try:
             mine = find_own_seat(*find_own_cores())
             if self.device.type == "cuda" and not takes_gpu_memory():
                 mine = (
-                    f"transport mpi: {describe_mpi()} does not say that it takes GPU memory; load a CUDA-aware "
+                    f"transport mpi: {describe_mpi()} does not say that it takes GPU memory; load "
+                    "a CUDA-aware "
                     f"build, or leave {TRANSPORT} out"
                 )
         except InputError as error:
             mine = str(error)
         seats = self.exchange(mine)
-        refused = [f"rank {rank}: {seat}" for rank, seat in enumerate(seats) if isinstance(seat, str)]
+        refused = [
+            f"rank {rank}: {seat}" for rank, seat in enumerate(seats) if isinstance(seat, str)
+        ]
         if refused:
             raise InputError(mine if isinstance(mine, str) else refused[0])
         yields = are_crowded([(seat.host, seat.cores) for seat in seats])
@@ -98,16 +110,21 @@ class Transport:
 
     @property
     def cores_of_hosts(self) -> dict[str, int]:
-        """The hosts of the ranks, with the cores that a rank there may use. Collective the first time."""
+        """The hosts of the ranks, with the cores that a rank there may use. Collective the first
+        time.
+        """
         return count_cores(self._find_places())
 
     @property
     def shares_clock(self) -> bool:
-        """Whether time.monotonic is one clock for all ranks: on one host. Collective the first time."""
+        """Whether time.monotonic is one clock for all ranks: on one host. Collective the first
+        time.
+        """
         return len({host for host, _ in self._find_places()}) == 1
 
     def _find_places(self) -> list[tuple[str, frozenset[int]]]:
-        # No functools.cached_property: before Python 3.12 that holds one lock for all transports while it waits for ranks.
+        # No functools.cached_property: before Python 3.12 that holds one lock for all transports
+        # while it waits for ranks.
         if self._places is None:
             self._places = self.exchange(find_own_cores())
         return self._places
@@ -118,7 +135,9 @@ class Transport:
         return "mpi" if self.lane is not None else "nccl" if self.batched else "gloo"
 
     def exchange(self, value: object) -> list[Any]:
-        """Return the values of all ranks, by rank. Collective; raises RuntimeError where a rank does not answer."""
+        """Return the values of all ranks, by rank. Collective; raises RuntimeError where a rank
+        does not answer.
+        """
         return gather_objects(self.group, self.size, self.device, value)
 
     @property
@@ -129,29 +148,36 @@ class Transport:
         return "mpi" if self.lane is not None else find_engine(self.group, self.device)
 
     def find_slowest_s(self, seconds: list[float]) -> list[float]:
-        """Return, for each of the times, the longest of any rank. Collective, alike on all ranks; raises as `meet`."""
+        """Return, for each of the times, the longest of any rank. Collective, alike on all ranks;
+        raises as `meet`.
+        """
         if self.lane is not None:
             return self.lane.find_largest(seconds, time.monotonic() + self.timeout_s)
         return find_slowest_s(seconds, self.group, self.device)
 
     def find_span_s(self, began: float, ended: float) -> float:
-        """Return the seconds from when the last rank began a call to when the last one ended it, alike on all ranks.
+        """Return the seconds from when the last rank began a call to when the last one ended it,
+        alike on all ranks.
 
-        `began` and `ended` are this rank's (time.monotonic). Where ranks have clocks of their own it is the shortest time
-        of any rank: who comes last waits for nobody.
+        `began` and `ended` are this rank's (time.monotonic). Where ranks have clocks of their own
+        it is the shortest time of any rank: who comes last waits for nobody.
         """
         last_began, last_ended, shortest = self.find_slowest_s([began, ended, began - ended])
         return last_ended - last_began if self.shares_clock else -shortest
 
     def meet(self) -> None:
-        """Wait for all ranks, as nearly at once as the transport can. Raises RuntimeError where one does not come."""
+        """Wait for all ranks, as nearly at once as the transport can. Raises RuntimeError where one
+        does not come.
+        """
         if self.lane is None:
             self.group.barrier(_barrier_options(self.device)).wait()
         else:
             self.lane.barrier(time.monotonic() + self.timeout_s)
 
     def close(self) -> None:
-        """Destroy the group, if it is the transport's own; a later call over it raises ExecutionError."""
+        """Destroy the group, if it is the transport's own; a later call over it raises
+        ExecutionError.
+        """
         if self.lane is not None:
             self.lane.close()
         if self._is_private:
@@ -159,18 +185,27 @@ class Transport:
 
 
 class SharedTransport(Transport):
-    """A transport over the connections that a backend's plain group of gloo has already: making it involves no other rank.
+    """A transport over the connections that a backend's plain group of gloo has already: making it
+    involves no other rank.
 
-    Messages of plans have tags from FIRST_TAG on, which users' own must not have. `store` is a client of its own, so that
-    no thread of the user's keeps it waiting; `addresses` are where reports of trouble arrive; `name` is the group's. With
-    `over` mpi `open` must be called on all ranks.
+    Messages of plans have tags from FIRST_TAG on, which users' own must not have. `store` is a
+    client of its own, so that no thread of the user's keeps it waiting; `addresses` are where
+    reports of trouble arrive; `name` is the group's. With `over` mpi `open` must be called on all
+    ranks.
     """
 
     def __init__(
-        self, plain: dist.ProcessGroup, timeout: timedelta, store: Store, addresses: Addresses, name: str
+        self,
+        plain: dist.ProcessGroup,
+        timeout: timedelta,
+        store: Store,
+        addresses: Addresses,
+        name: str,
     ) -> None:
         self._name, self._is_private, self.is_open = name, False, True
-        faults = Faults(plain, timeout, PrefixStore("faults", store), addresses, lambda: self.is_open)
+        faults = Faults(
+            plain, timeout, PrefixStore("faults", store), addresses, lambda: self.is_open
+        )
         self._begin(plain, torch.device("cpu"), timeout, faults)
 
     def open(self, over: str) -> None:

@@ -1,7 +1,8 @@
-"""Candidates for a size timed on the calls that the user makes, one candidate a call, until one is chosen.
+"""Candidates for a size timed on the calls that the user makes, one candidate a call, until one is
+chosen.
 
-Nothing is run for the sake of timing alone: every trial call computes what the user asked for. All ranks see the same times,
-so they drop the same candidates and end the trial at the same call.
+Nothing is run for the sake of timing alone: every trial call computes what the user asked for. All
+ranks see the same times, so they drop the same candidates and end the trial at the same call.
 """
 
 from __future__ import annotations
@@ -10,16 +11,19 @@ from collections.abc import Sequence
 
 from ...synth.ir.schedule import Schedule
 
+# Times that a candidate is tried: the first run is also the one in which it is compiled and
+# connections warm up.
 ROUNDS = 3
-"""Times that a candidate is tried: the first run is also the one in which it is compiled and connections warm up."""
 MOST_ENTRANTS = 4
+# Calls of a trial: all candidates once, then at most all but one of them twice. DDP's buckets come
+# once a step.
 MOST_CALLS = MOST_ENTRANTS + 2 * (MOST_ENTRANTS - 1)
-"""Calls of a trial: all candidates once, then at most all but one of them twice. DDP's buckets come once a step."""
+# A candidate whose best time is this many times the best one's is out: after one round, which is
+# uncertain, and later.
 _SLOW_AT_FIRST, _SLOW = 3.0, 1.6
-"""A candidate whose best time is this many times the best one's is out: after one round, which is uncertain, and later."""
 
+# A schedule, or None for the stock collective.
 Entrant = Schedule | None
-"""A schedule, or None for the stock collective."""
 
 
 class Trial:
@@ -28,9 +32,13 @@ class Trial:
     `others` are to be tried where `expected`, which won in an earlier launch, does not win.
     """
 
-    def __init__(self, entrants: Sequence[Entrant], expected: Entrant = None, others: Sequence[Entrant] = ()) -> None:
+    def __init__(
+        self, entrants: Sequence[Entrant], expected: Entrant = None, others: Sequence[Entrant] = ()
+    ) -> None:
         self.expected, self.others = expected, others
-        self._times_s: dict[Entrant, list[float]] = {entrant: [] for entrant in entrants[:MOST_ENTRANTS]}
+        self._times_s: dict[Entrant, list[float]] = {
+            entrant: [] for entrant in entrants[:MOST_ENTRANTS]
+        }
         self._left = list(self._times_s)
         self._round = 1
         self._next = 0
@@ -58,7 +66,9 @@ class Trial:
             self._end_round()
 
     def best_s(self) -> dict[Entrant, float]:
-        """Return each candidate's best time: what disturbs a call only makes it longer, and few calls are timed."""
+        """Return each candidate's best time: what disturbs a call only makes it longer, and few
+        calls are timed.
+        """
         return {entrant: min(times) for entrant, times in self._times_s.items() if times}
 
     def _end_round(self) -> None:

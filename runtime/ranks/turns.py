@@ -15,28 +15,28 @@ from .transport import Transport
 
 _RACE_S = 0.5
 _LEAST_TURNS, _MOST_TURNS = 3, 9
+# A race has as many turns as fit into _RACE_S, within these limits. Two would not do: neither time
+# is the median. If _MOST_TURNS turns take less than _SHORT_RACE_S there are more: short calls are
+# easily disturbed.
 _SHORT_RACE_S = 0.03
-"""A race has as many turns as fit into _RACE_S, within these limits. Two would not do: neither
-time is the median. If _MOST_TURNS turns take less than _SHORT_RACE_S there are more: short calls
-are easily disturbed."""
+# Where the spread of the times leaves the winner open, a race is extended up to so many times, by
+# as many turns as before, within _RACE_S altogether: long calls are seldom disturbed as much.
 _EXTENSIONS = 3
-"""Where the spread of the times leaves the winner open, a race is extended up to so many times, by
-as many turns as before, within _RACE_S altogether: long calls are seldom disturbed as much."""
 _FIRST_TURNS = 3
+# So many turns decide whether a call is hopeless if they take less than that, by the best call's
+# time; otherwise one does. On a crowded host a call of 1 ms is often held up for several ms, and
+# MPI's own collective was for 400 ms: a single turn that is so long says nothing of the call.
 _FIRST_RACE_S = 0.1
-"""So many turns decide whether a call is hopeless if they take less than that, by the best call's
-time; otherwise one does. On a crowded host a call of 1 ms is often held up for several ms, and MPI's
-own collective was for 400 ms: a single turn that is so long says nothing of the call."""
+# A candidate that takes this many times the best one's time, both at its very first run and at best
+# in the first turns, is out.
 _HOPELESS = 1.6
-"""A candidate that takes this many times the best one's time, both at its very first run and at
-best in the first turns, is out."""
+# Part of the winner's time that is too small to race on for: stock must be beaten by as much.
 _FINE = 0.05
-"""Part of the winner's time that is too small to race on for: stock must be beaten by as much."""
+# Standard errors by which medians must differ: the winner is then right 97 times of 100.
 _SIGMAS = 2.0
-"""Standard errors by which medians must differ: the winner is then right 97 times of 100."""
+# Standard error of the median of n normally distributed times, times sqrt(n), in interquartile
+# ranges: sqrt(pi / 2) sigma, and the range is 1.349 sigma.
 _ERROR_OF_MEDIAN = 1.2533 / 1.349
-"""Standard error of the median of n normally distributed times, times sqrt(n), in interquartile
-ranges: sqrt(pi / 2) sigma, and the range is 1.349 sigma."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,9 @@ class Turns:
         self._race_on(calls, racing, best * len(racing))
         return [statistics.median(times[i]) for i in range(len(calls))]
 
-    def _race_on(self, calls: Sequence[Callable[[], None]], times: dict[int, list[float]], turn_s: float) -> None:
+    def _race_on(
+        self, calls: Sequence[Callable[[], None]], times: dict[int, list[float]], turn_s: float
+    ) -> None:
         """Add to `times` those of more turns, of about `turn_s` seconds each. Collective."""
         fitting = min(max(_MOST_TURNS, int(_SHORT_RACE_S / turn_s)), int(_RACE_S / turn_s))
         planned = max(_LEAST_TURNS - 1, fitting)

@@ -1,7 +1,8 @@
 """Lower bounds on the time of a collective on a topology, each with the certificate that proves it.
 
-Cuts are found by maximum flows on whole numbers (OR-tools), prices by linear programs (HiGHS through SciPy) whose
-duals are rounded to fractions. The value of a bound is what its certificate proves exactly, however good the floats were.
+Cuts are found by maximum flows on whole numbers (OR-tools), prices by linear programs (HiGHS
+through SciPy) whose duals are rounded to fractions. The value of a bound is what its certificate
+proves exactly, however good the floats were.
 """
 
 from __future__ import annotations
@@ -25,39 +26,51 @@ from ..ir.collective import Collective
 from .certificate import Bound, bound_of, join_devices
 from .cuts import bound_of_cut, cut_bound
 
+# Prices are rounded to fractions of at most one of these denominators, the smallest that loses
+# nothing.
 DENOMINATORS = (1, 12, 60, 1000, 10**6)
-"""Prices are rounded to fractions of at most one of these denominators, the smallest that loses nothing."""
 _CLOSE = 1e-9
+# With more pairs of linked devices, prices are only sought by class of links.
 _SINGLE_PAIRS = 4000
-"""With more pairs of linked devices, prices are only sought by class of links."""
+# With more GPUs, no prices of in- and out-trees are sought.
 _ROOTED_RANKS = 48
-"""With more GPUs, no prices of in- and out-trees are sought."""
+# With more GPUs, no bound of the machine without its slow links is sought; work allowed for it.
 _MENDED_RANKS, _MENDED_WORK_S = 256, 6.0
-"""With more GPUs, no bound of the machine without its slow links is sought; work allowed for it."""
 
+# A time at most this often the cut's counts as met by it: no other bound is sought then.
 _NEAR_CUT = 1.002
-"""A time at most this often the cut's counts as met by it: no other bound is sought then."""
 
 
 def check_connected(collective: Collective, topology: Topology) -> None:
-    """Raise InfeasibleError, naming the GPUs that are cut off, unless data can reach all ranks that must have it."""
+    """Raise InfeasibleError, naming the GPUs that are cut off, unless data can reach all ranks that
+    must have it.
+    """
     graph: nx.DiGraph[str] = nx.DiGraph()
     graph.add_nodes_from(d.id for d in topology.devices)
     graph.add_edges_from(topology.capacity_GBps)
     gpus = set(topology.ranks)
     hub = topology.ranks[collective.root or 0]
     reach, reached = nx.descendants(graph, hub) | {hub}, nx.ancestors(graph, hub) | {hub}
-    # Data must get from the hub (the root, or any GPU where there is none) to all GPUs, or from all to it, or both.
+    # Data must get from the hub (the root, or any GPU where there is none) to all GPUs, or from all
+    # to it, or both.
     out_needed = collective.name not in ("reduce", "gather")
     in_needed = collective.name not in ("broadcast", "scatter")
-    for needed, side, how in ((out_needed, reach, "no way leads to"), (in_needed, reached, "no way leads back from")):
+    for needed, side, how in (
+        (out_needed, reach, "no way leads to"),
+        (in_needed, reached, "no way leads back from"),
+    ):
         if needed and not gpus <= side:
             lost = sorted(gpus - side, key=topology.ranks.index)
             listed = ", ".join(lost[:8]) + (" ..." if len(lost) > 8 else "")
-            one_way = "" if topology.is_symmetric else ' (a link is one-way unless it says "bidirectional": true)'
+            one_way = (
+                ""
+                if topology.is_symmetric
+                else ' (a link is one-way unless it says "bidirectional": true)'
+            )
             outside = reach if side is reach else set(topology.by_id) - reached
             raise InfeasibleError(
-                f"{collective.name} on {topology.name!r} is impossible: from {hub} {how} {listed}: no link leads out of the "
+                f"{collective.name} on {topology.name!r} is impossible: from {hub} {how} "
+                f"{listed}: no link leads out of the "
                 f"cut {{{_listed(outside, topology)}}}; add the links{one_way}"
             )
 
@@ -74,7 +87,8 @@ def bound(
     effort: Effort | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Bound:
-    """Return the greatest lower bound on time found within the work that is allowed, for at least two ranks.
+    """Return the greatest lower bound on time found within the work that is allowed, for at least
+    two ranks.
 
     Raises InfeasibleError where the topology is not connected.
     """
@@ -95,9 +109,13 @@ def bound(
 
 
 def _mended_bounds(
-    collective: Collective, topology: Topology, effort: Effort, progress: Callable[[str], None] | None
+    collective: Collective,
+    topology: Topology,
+    effort: Effort,
+    progress: Callable[[str], None] | None,
 ) -> list[Bound]:
-    """Return what the certificate of the machine without its slow links proves: no more is possible than there.
+    """Return what the certificate of the machine without its slow links proves: no more is possible
+    than there.
 
     Mostly that machine has symmetries that this one lacks, so its bound is found at once.
     """
@@ -109,16 +127,29 @@ def _mended_bounds(
 
 
 def _joined_prices(
-    collective: Collective, topology: Topology, effort: Effort, progress: Callable[[str], None] | None
+    collective: Collective,
+    topology: Topology,
+    effort: Effort,
+    progress: Callable[[str], None] | None,
 ) -> list[Bound]:
-    """Return what prices prove for the machine in which each device that adds or copies is one with its nearest GPU."""
-    gpu_of = {d.id: _find_nearest_gpu(d.id, topology) for d in topology.devices if d.kind != "gpu" and d.can_copy}
+    """Return what prices prove for the machine in which each device that adds or copies is one with
+    its nearest GPU.
+    """
+    gpu_of = {
+        d.id: _find_nearest_gpu(d.id, topology)
+        for d in topology.devices
+        if d.kind != "gpu" and d.can_copy
+    }
     joined = join_devices(topology, gpu_of)
     found = bound(collective, joined, effort, progress)
     if found.kind == "cut":  # which is one of the whole machine too
         inside = set(found.certificate["inside"])
         return [
-            bound_of_cut(inside | {device for device, gpu in gpu_of.items() if gpu in inside}, collective, topology)
+            bound_of_cut(
+                inside | {device for device, gpu in gpu_of.items() if gpu in inside},
+                collective,
+                topology,
+            )
         ]
     certificate = {**found.certificate, "joined": [list(pair) for pair in gpu_of.items()]}
     return [bound_of(found.kind, certificate, collective, topology)]
@@ -137,7 +168,9 @@ def _find_nearest_gpu(device: str, topology: Topology) -> str:
 
 
 def _balanced(topology: Topology) -> bool:
-    """Return whether every device but GPUs has as much bandwidth in as out: then cuts are tight (Edmonds; splitting off)."""
+    """Return whether every device but GPUs has as much bandwidth in as out: then cuts are tight
+    (Edmonds; splitting off).
+    """
     surplus: dict[str, Fraction] = defaultdict(Fraction)
     for (a, b), c in topology.capacity_GBps.items():
         surplus[b] += c
@@ -145,24 +178,34 @@ def _balanced(topology: Topology) -> bool:
     return all(not surplus[d.id] for d in topology.devices if d.kind != "gpu")
 
 
-# -- prices --------------------------------------------------------------------------------------------------------
+# -- prices
+# --------------------------------------------------------------------------------------------------------
 
 
 def _allreduce_prices(
-    collective: Collective, topology: Topology, effort: Effort, progress: Callable[[str], None] | None
+    collective: Collective,
+    topology: Topology,
+    effort: Effort,
+    progress: Callable[[str], None] | None,
 ) -> list[Bound]:
     """Return the bounds that the duals of tree packing prove.
 
-    Prices go by class of links first, link by link where that may be better, and by direction where bandwidths differ.
+    Prices go by class of links first, link by link where that may be better, and by direction where
+    bandwidths differ.
     """
     machine = survey(topology)
     out: list[Bound] = []
     if machine.graph.joins_all():
         columns = machine.pack_by_class(effort, progress)
         out += _undirected_bounds(machine, columns, collective)
-        # Averaging prices over an orbit loses nothing, and a bound that whole trees reach cannot be improved.
-        least = max(b.s_per_GB for b in out)  # 0 where one-way links, which have no price, join all GPUs
-        settled = machine.classes_are_orbits or (least and machine.is_reached_by_whole_trees(1 / least, effort))
+        # Averaging prices over an orbit loses nothing, and a bound that whole trees reach cannot be
+        # improved.
+        least = max(
+            b.s_per_GB for b in out
+        )  # 0 where one-way links, which have no price, join all GPUs
+        settled = machine.classes_are_orbits or (
+            least and machine.is_reached_by_whole_trees(1 / least, effort)
+        )
         if not settled and len(machine.graph.pairs) <= _SINGLE_PAIRS:
             out += _undirected_bounds(machine, machine.pack_by_link(effort, progress), collective)
     if not topology.is_symmetric:
@@ -171,7 +214,9 @@ def _allreduce_prices(
 
 
 def _undirected_bounds(machine: Survey, columns: Columns, collective: Collective) -> list[Bound]:
-    """Return what prices by pair of devices prove, with growing denominators until (the last bound) nothing is lost."""
+    """Return what prices by pair of devices prove, with growing denominators until (the last bound)
+    nothing is lost.
+    """
     out: list[Bound] = []
     for denominator in DENOMINATORS:
         exact = exact_prices(machine.graph, columns.prices, denominator)
@@ -183,9 +228,14 @@ def _undirected_bounds(machine: Survey, columns: Columns, collective: Collective
 
 
 def _tree_prices(
-    collective: Collective, topology: Topology, effort: Effort, progress: Callable[[str], None] | None
+    collective: Collective,
+    topology: Topology,
+    effort: Effort,
+    progress: Callable[[str], None] | None,
 ) -> list[Bound]:
-    """Return what the duals of packing in- and out-trees prove, for machines on which directions or switches are uneven."""
+    """Return what the duals of packing in- and out-trees prove, for machines on which directions or
+    switches are uneven.
+    """
     name = collective.name
     if len(topology.ranks) > _ROOTED_RANKS or name in ("gather", "scatter"):
         return []
@@ -207,7 +257,9 @@ def _alltoall_prices(
     progress: Callable[[str], None] | None,
     cut_s_per_GB: Fraction,
 ) -> list[Bound]:
-    """Return what the duals of concurrent multicommodity flow prove; of uniform prices where that is not solved."""
+    """Return what the duals of concurrent multicommodity flow prove; of uniform prices where that
+    is not solved.
+    """
     machine = survey(topology)
     try:
         level = machine.level_paths(cut_s_per_GB, effort)
@@ -217,13 +269,23 @@ def _alltoall_prices(
             value, found = level.find_prices()
             prices = dict(zip(level.links, found.tolist(), strict=True))
             better = value > float(cut_s_per_GB * collective.ranks)
-            return directed_bounds("prices", prices, collective, topology, value / collective.ranks) if better else []
+            return (
+                directed_bounds("prices", prices, collective, topology, value / collective.ranks)
+                if better
+                else []
+            )
         flow = machine.paths(collective, effort, progress).flow
     except InfeasibleError:
-        return directed_bounds("prices", dict.fromkeys(topology.capacity_GBps, 1.0), collective, topology)
+        return directed_bounds(
+            "prices", dict.fromkeys(topology.capacity_GBps, 1.0), collective, topology
+        )
     if not flow.prices:
-        return directed_bounds("prices", dict.fromkeys(topology.capacity_GBps, 1.0), collective, topology)
-    return directed_bounds("prices", flow.prices, collective, topology, flow.value / collective.ranks)
+        return directed_bounds(
+            "prices", dict.fromkeys(topology.capacity_GBps, 1.0), collective, topology
+        )
+    return directed_bounds(
+        "prices", flow.prices, collective, topology, flow.value / collective.ranks
+    )
 
 
 def directed_bounds(
@@ -243,7 +305,9 @@ def directed_bounds(
     least = min(p for p in prices.values() if p > 1e-9 * top)
     out: list[Bound] = []
     for denominator in DENOMINATORS:
-        exact = {link: Fraction(p / least).limit_denominator(denominator) for link, p in prices.items()}
+        exact = {
+            link: Fraction(p / least).limit_denominator(denominator) for link, p in prices.items()
+        }
         rows = [[a, b, fraction_to_json(p)] for (a, b), p in exact.items() if p]
         out.append(bound_of(kind, {"prices": rows}, collective, topology))
         expected = wanted_s_per_GB or (float(out[-2].s_per_GB) if len(out) > 1 else 0.0)

@@ -1,39 +1,47 @@
-"""An independent checker of bounds: it redoes a certificate's arithmetic exactly, without knowing how it was found.
+"""An independent checker of bounds: it redoes a certificate's arithmetic exactly, without knowing
+how it was found.
 
-Kind "cut": {"inside": [device ids]}. What must cross from the devices inside to those outside, as a share of the buffer,
-divided by the bandwidth of the links that lead out, is a lower bound on the time (max-flow min-cut; for allgather
-ForestColl, arXiv 2402.06787, eq. 1). It holds for any algorithm, in-network copying and adding included.
+Kind "cut": {"inside": [device ids]}. What must cross from the devices inside to those outside, as a
+share of the buffer, divided by the bandwidth of the links that lead out, is a lower bound on the
+time (max-flow min-cut; for allgather ForestColl, arXiv 2402.06787, eq. 1). It holds for any
+algorithm, in-network copying and adding included.
 
-Kind "prices", allreduce: {"prices": [[a, b, price], ...]}, the same in both directions. Let d be the least price of a path
-between two GPUs, M the weight of a minimum spanning tree of the GPUs under d. Contract the parts of any partition into p
-parts: everybody must hear of everybody, which takes 2 (p - 1) one-way messages between parts (Harary, Schwenk 1974);
-summed over the partitions that Kruskal's algorithm passes through, each unit of buffer pays at least 2 M. Hence time >=
-2 M / sum over directed links of bandwidth * price (the dual of tree packing: Tutte, Nash-Williams 1961). M is found as
-Mehlhorn does (1988): the nearest GPU of every device first, then Kruskal over the links between different ones.
+Kind "prices", allreduce: {"prices": [[a, b, price], ...]}, the same in both directions. Let d be
+the least price of a path between two GPUs, M the weight of a minimum spanning tree of the GPUs
+under d. Contract the parts of any partition into p parts: everybody must hear of everybody, which
+takes 2 (p - 1) one-way messages between parts (Harary, Schwenk 1974); summed over the partitions
+that Kruskal's algorithm passes through, each unit of buffer pays at least 2 M. Hence time >= 2 M /
+sum over directed links of bandwidth * price (the dual of tree packing: Tutte, Nash-Williams 1961).
+M is found as Mehlhorn does (1988): the nearest GPU of every device first, then Kruskal over the
+links between different ones.
 
-Kind "prices", alltoall, gather, scatter: directed prices; each rank's share for another pays its distance: time >= sum of
-the distances times the shares, over sum of bandwidth * price (the dual of concurrent multicommodity flow).
+Kind "prices", alltoall, gather, scatter: directed prices; each rank's share for another pays its
+distance: time >= sum of the distances times the shares, over sum of bandwidth * price (the dual of
+concurrent multicommodity flow).
 
-Kind "tree-prices": directed prices. A unit of buffer that reaches all GPUs from GPU v pays at least out(v), the cheapest
-out-tree over distances; one that is reduced to v pays at least in(v), the cheapest in-tree. So broadcast pays out(root),
-reduce in(root), allgather the mean of out(v), reduce-scatter the mean of in(v), allreduce the least in(v) + out(v). All but
-the last hold for any algorithm without coding; allreduce's for schedules that bring each unit together at one rank and
-spread it from there. (Whether any other could pay less where prices differ by direction is open; over 9,000 random
-instances of up to 4 ranks none did.)
+Kind "tree-prices": directed prices. A unit of buffer that reaches all GPUs from GPU v pays at least
+out(v), the cheapest out-tree over distances; one that is reduced to v pays at least in(v), the
+cheapest in-tree. So broadcast pays out(root), reduce in(root), allgather the mean of out(v),
+reduce-scatter the mean of in(v), allreduce the least in(v) + out(v). All but the last hold for any
+algorithm without coding; allreduce's for schedules that bring each unit together at one rank and
+spread it from there. (Whether any other could pay less where prices differ by direction is open;
+over 9,000 random instances of up to 4 ranks none did.)
 
-Kinds "route-prices" and "route-tree-prices" hold where each ordered pair of GPUs has one way, the system's own route
-(topo/routes.py), and data is handed on, combined and copied at GPUs only. They are as above with other distances: directed
-prices, and between two GPUs what their own route costs (route_prices.py). For alltoall, gather and scatter a rank's share
-pays the cheapest way from GPU to GPU over own routes. In "route-prices" of allreduce a pair weighs as much as its cheaper
-direction: each message between two parts pays at least that, so the argument of "prices" holds, mirrored routes or not.
-Cuts hold for one way as for any.
+Kinds "route-prices" and "route-tree-prices" hold where each ordered pair of GPUs has one way, the
+system's own route (topo/routes.py), and data is handed on, combined and copied at GPUs only. They
+are as above with other distances: directed prices, and between two GPUs what their own route costs
+(route_prices.py). For alltoall, gather and scatter a rank's share pays the cheapest way from GPU to
+GPU over own routes. In "route-prices" of allreduce a pair weighs as much as its cheaper direction:
+each message between two parts pays at least that, so the argument of "prices" holds, mirrored
+routes or not. Cuts hold for one way as for any.
 
-Prices alone prove nothing where switches add or copy. There a certificate of prices names, for every such device, a GPU that
-it is `joined` with; prices are then those of the machine in which each is one with its GPU. That machine can do at least as
-much: what the switch did its GPU does now, for nothing, all links between different GPUs and plain devices are still there,
-and a step's streams through a switch become messages to its GPU and on from it, one stream after the other, from the leaves
-of what is added up (or from the source of what is spread) on. As no plain device adds or copies, what prices prove for it
-holds for both.
+Prices alone prove nothing where switches add or copy. There a certificate of prices names, for
+every such device, a GPU that it is `joined` with; prices are then those of the machine in which
+each is one with its GPU. That machine can do at least as much: what the switch did its GPU does
+now, for nothing, all links between different GPUs and plain devices are still there, and a step's
+streams through a switch become messages to its GPU and on from it, one stream after the other, from
+the leaves of what is added up (or from the source of what is spread) on. As no plain device adds or
+copies, what prices prove for it holds for both.
 """
 
 from __future__ import annotations
@@ -60,7 +68,9 @@ Prices = dict[tuple[str, str], Fraction]
 
 
 class CertificateFields(Struct):
-    """The JSON of a certificate: `inside` of kind "cut", `prices` of the other kinds, with `joined` where switches compute."""
+    """The JSON of a certificate: `inside` of kind "cut", `prices` of the other kinds, with `joined`
+    where switches compute.
+    """
 
     inside: list[Label] | UnsetType = UNSET
     prices: Annotated[
@@ -91,10 +101,11 @@ class OneWayBoundFields(Struct):
 
 @dataclass(frozen=True)
 class Bound:
-    """No schedule takes less than `s_per_GB` seconds for each GB of buffer; `certificate` proves it.
+    """No schedule takes less than `s_per_GB` seconds for each GB of buffer; `certificate` proves
+    it.
 
-    `kind` is "cut", "prices" or "tree-prices", or of one way a pair "route-prices" or "route-tree-prices"; see the module's
-    docstring.
+    `kind` is "cut", "prices" or "tree-prices", or of one way a pair "route-prices" or
+    "route-tree-prices"; see the module's docstring.
     """
 
     s_per_GB: Fraction
@@ -111,7 +122,11 @@ class Bound:
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON object that BoundFields declares."""
-        return {"s_per_GB": fraction_to_json(self.s_per_GB), "kind": self.kind, "certificate": dict(self.certificate)}
+        return {
+            "s_per_GB": fraction_to_json(self.s_per_GB),
+            "kind": self.kind,
+            "certificate": dict(self.certificate),
+        }
 
     @classmethod
     def from_fields(cls, fields: BoundFields | OneWayBoundFields) -> Bound:
@@ -120,39 +135,53 @@ class Bound:
         if fields.certificate.inside is not UNSET:
             certificate["inside"] = fields.certificate.inside
         if fields.certificate.prices is not UNSET:
-            certificate["prices"] = [[a, b, fraction_to_json(price)] for a, b, price in fields.certificate.prices]
+            certificate["prices"] = [
+                [a, b, fraction_to_json(price)] for a, b, price in fields.certificate.prices
+            ]
         if fields.certificate.joined is not UNSET:
             certificate["joined"] = [list(pair) for pair in fields.certificate.joined]
         return cls(fields.s_per_GB, fields.kind, certificate)
 
 
+# What the kinds of certificates that hold for one way a pair only begin with.
 ONE_WAY = "route-"
-"""What the kinds of certificates that hold for one way a pair only begin with."""
 
 
-def check_bound(bound: Bound, collective: Collective, topology: Topology, *, one_way: bool = False) -> None:
-    """Raise VerificationError unless the certificate proves exactly what the bound claims, no less and no more.
+def check_bound(
+    bound: Bound, collective: Collective, topology: Topology, *, one_way: bool = False
+) -> None:
+    """Raise VerificationError unless the certificate proves exactly what the bound claims, no less
+    and no more.
 
     `one_way`: the claim is for schedules that send each pair's data on the system's own route only.
     """
     if bound.kind.startswith(ONE_WAY) and not one_way:
-        raise VerificationError(f"bound: a certificate of kind {bound.kind!r} proves nothing for any use of the links")
+        raise VerificationError(
+            f"bound: a certificate of kind {bound.kind!r} proves nothing for any use of the links"
+        )
     try:
         proved = proved_s_per_GB(bound.kind, bound.certificate, collective, topology)
     except (KeyError, TypeError, ValueError) as error:
-        raise VerificationError(f"bound: malformed certificate: {type(error).__name__}: {error}") from None
+        raise VerificationError(
+            f"bound: malformed certificate: {type(error).__name__}: {error}"
+        ) from None
     if bound.s_per_GB <= 0 or proved != bound.s_per_GB:
         raise VerificationError(
-            f"bound: the certificate proves {proved} s a GB for {collective.name}, not the claimed {bound.s_per_GB}"
+            f"bound: the certificate proves {proved} s a GB for {collective.name}, not the "
+            f"claimed {bound.s_per_GB}"
         )
 
 
-def bound_of(kind: str, certificate: Mapping[str, Any], collective: Collective, topology: Topology) -> Bound:
+def bound_of(
+    kind: str, certificate: Mapping[str, Any], collective: Collective, topology: Topology
+) -> Bound:
     """Return the bound that a certificate proves."""
     return Bound(proved_s_per_GB(kind, certificate, collective, topology), kind, certificate)
 
 
-def proved_s_per_GB(kind: str, certificate: Mapping[str, Any], collective: Collective, topology: Topology) -> Fraction:
+def proved_s_per_GB(
+    kind: str, certificate: Mapping[str, Any], collective: Collective, topology: Topology
+) -> Fraction:
     """Return the lower bound, in seconds for each GB of buffer, that a certificate proves.
 
     Raises VerificationError where it proves none.
@@ -169,7 +198,8 @@ def proved_s_per_GB(kind: str, certificate: Mapping[str, Any], collective: Colle
     fractions = _read_prices(
         certificate["prices"], topology, both_ways=not own and (kind, collective.name) == _MIRRORED
     )
-    # If a GB of buffer must pay `needed`, and all links together earn at most `paid` a second, it takes needed / paid s.
+    # If a GB of buffer must pay `needed`, and all links together earn at most `paid` a second, it
+    # takes needed / paid s.
     paid = sum((topology.capacity_GBps[link] * p for link, p in fractions.items()), Fraction(0))
     if not paid:
         raise VerificationError("bound: all prices are zero")
@@ -178,7 +208,9 @@ def proved_s_per_GB(kind: str, certificate: Mapping[str, Any], collective: Colle
     prices = {link: int(p * scale) for link, p in fractions.items()}
     if (kind, collective.name) == _MIRRORED:
         total = (
-            spanning_price(own_distances(prices, topology), topology) if own else spanning_tree_price(prices, topology)
+            spanning_price(own_distances(prices, topology), topology)
+            if own
+            else spanning_tree_price(prices, topology)
         )
         return 2 * total / (paid * scale)
     if own:
@@ -191,24 +223,39 @@ def proved_s_per_GB(kind: str, certificate: Mapping[str, Any], collective: Colle
 
 
 def join_devices(topology: Topology, gpu_of: Mapping[str, str]) -> Topology:
-    """Return the machine in which some devices are one with the GPUs given, and links between the two are gone."""
+    """Return the machine in which some devices are one with the GPUs given, and links between the
+    two are gone.
+    """
     for device, gpu in gpu_of.items():
-        if device not in topology.by_id or gpu not in topology.by_id or topology.by_id[gpu].kind != "gpu":
+        if (
+            device not in topology.by_id
+            or gpu not in topology.by_id
+            or topology.by_id[gpu].kind != "gpu"
+        ):
             raise VerificationError(
-                f"bound: {device!r} is joined with {gpu!r}; expected a device and a GPU of the topology"
+                f"bound: {device!r} is joined with {gpu!r}; expected a device and a GPU of the "
+                "topology"
             )
         if topology.by_id[device].kind == "gpu":
-            raise VerificationError(f"bound: {device!r} is a GPU; only other devices may be joined with one")
+            raise VerificationError(
+                f"bound: {device!r} is a GPU; only other devices may be joined with one"
+            )
     moved = (replace(x, src=gpu_of.get(x.src, x.src), dst=gpu_of.get(x.dst, x.dst)) if x.src in gpu_of or x.dst in gpu_of
              else x for x in topology.links if gpu_of.get(x.src, x.src) != gpu_of.get(x.dst, x.dst))  # fmt: skip
-    return replace(topology, devices=tuple(d for d in topology.devices if d.id not in gpu_of), links=tuple(moved))
+    return replace(
+        topology,
+        devices=tuple(d for d in topology.devices if d.id not in gpu_of),
+        links=tuple(moved),
+    )
 
 
 Distances = dict[str, dict[str, int]]
 
 
 def _price_of_paths(distance: Distances, collective: Collective, topology: Topology) -> Fraction:
-    """Return what all pieces pay together: each goes from one rank to another on a cheapest path."""
+    """Return what all pieces pay together: each goes from one rank to another on a cheapest
+    path.
+    """
     root = topology.ranks[collective.root or 0]
     if collective.name == "scatter":
         pairs = [(root, gpu) for gpu in topology.ranks if gpu != root]
@@ -228,7 +275,9 @@ def _price_of_trees(distance: Distances, collective: Collective, topology: Topol
     matrix, far = matrix_of(distance, topology)
 
     def total(price: NDArray[Any], root: int) -> int:
-        """Return the price of the cheapest out-tree; of an in-tree, where the matrix is transposed."""
+        """Return the price of the cheapest out-tree; of an in-tree, where the matrix is
+        transposed.
+        """
         parents = cheapest_out_tree(price, root)
         paid = sum(int(price[parent, child]) for child, parent in enumerate(parents) if parent >= 0)
         if paid >= far:
@@ -260,8 +309,11 @@ def _cut_s_per_GB(inside: frozenset[str], collective: Collective, topology: Topo
     """Return what must cross the cut around `inside` over what can, per second."""
     unknown = inside - set(topology.by_id)
     if unknown:
-        raise VerificationError(f"bound: the cut names {min(unknown)!r}, which the topology does not have")
-    # What must cross, as a share of the buffer: a sum of contributions counts once, parts that stay apart one by one.
+        raise VerificationError(
+            f"bound: the cut names {min(unknown)!r}, which the topology does not have"
+        )
+    # What must cross, as a share of the buffer: a sum of contributions counts once, parts that stay
+    # apart one by one.
     n = collective.ranks
     within = sum(gpu in inside for gpu in topology.ranks)
     without = n - within
@@ -276,7 +328,10 @@ def _cut_s_per_GB(inside: frozenset[str], collective: Collective, topology: Topo
         "scatter": Fraction(without if root_inside else 0, n),
         "alltoall": Fraction(within * without, n),
     }[collective.name]
-    out = sum((c for (a, b), c in topology.capacity_GBps.items() if a in inside and b not in inside), Fraction(0))
+    out = sum(
+        (c for (a, b), c in topology.capacity_GBps.items() if a in inside and b not in inside),
+        Fraction(0),
+    )
     if not crossing:
         return Fraction(0)
     if not out:
@@ -285,14 +340,22 @@ def _cut_s_per_GB(inside: frozenset[str], collective: Collective, topology: Topo
 
 
 def _read_prices(rows: Any, topology: Topology, *, both_ways: bool) -> Prices:
-    """Return the price of each directed link; `both_ways`: an entry stands for a pair's links in both directions."""
+    """Return the price of each directed link; `both_ways`: an entry stands for a pair's links in
+    both directions.
+    """
     prices: Prices = {}
     for a, b, text in rows:
         price = parse_fraction(text)
         if price < 0:
             raise VerificationError(f"bound: the price of link {a!r} -> {b!r} is negative")
-        named = [link for link in (((a, b), (b, a)) if both_ways else ((a, b),)) if link in topology.capacity_GBps]
+        named = [
+            link
+            for link in (((a, b), (b, a)) if both_ways else ((a, b),))
+            if link in topology.capacity_GBps
+        ]
         prices |= dict.fromkeys(named, price)
         if not named:
-            raise VerificationError(f"bound: prices name a link {a!r} -> {b!r} that the topology does not have")
+            raise VerificationError(
+                f"bound: prices name a link {a!r} -> {b!r} that the topology does not have"
+            )
     return prices

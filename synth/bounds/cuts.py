@@ -1,4 +1,6 @@
-"""Cuts that a collective's data must cross: the narrowest that maximum flows on whole numbers find (OR-tools)."""
+"""Cuts that a collective's data must cross: the narrowest that maximum flows on whole numbers find
+(OR-tools).
+"""
 
 from __future__ import annotations
 
@@ -16,12 +18,13 @@ from ..forest.machine.symmetry import colours
 from ..ir.collective import Collective
 from .certificate import Bound, bound_of
 
+# Flows and bandwidths of a maximum flow must be below this, to fit into 64-bit integers.
 _MOST_FLOW = 1 << 62
-"""Flows and bandwidths of a maximum flow must be below this, to fit into 64-bit integers."""
+# Cuts between low and high ranks that are tried for alltoall.
 _PREFIXES = 16
-"""Cuts between low and high ranks that are tried for alltoall."""
+# With more GPUs, cuts are sought towards one GPU of each class only: the others mostly give the
+# same.
 _CUT_RANKS = 256
-"""With more GPUs, cuts are sought towards one GPU of each class only: the others mostly give the same."""
 
 
 def cut_bound(collective: Collective, topology: Topology) -> Bound:
@@ -49,19 +52,25 @@ class _Flow:
         self.most = max(self.whole)
 
     def violated_cut(self, supply: Mapping[str, Fraction], target: str) -> frozenset[str] | None:
-        """Return the source's side of a minimum cut if `target` cannot receive all of `supply` (GB/s by GPU), else None."""
+        """Return the source's side of a minimum cut if `target` cannot receive all of `supply`
+        (GB/s by GPU), else None.
+        """
         scale = lcm(self.base, *{s.denominator for s in supply.values()})
         wanted = {gpu: int(rate * scale) for gpu, rate in supply.items()}
         times = scale // self.base
         if max(self.most * times, sum(wanted.values())) >= _MOST_FLOW:
-            raise InfeasibleError(f"the flow to {target} is too large to be computed in whole numbers")
+            raise InfeasibleError(
+                f"the flow to {target} is too large to be computed in whole numbers"
+            )
         flow = max_flow.SimpleMaxFlow()
         source = len(self.number)
         flow.add_arcs_with_capacity(self.a, self.b, np.array(self.whole, dtype=np.int64) * times)
         for gpu, rate in wanted.items():
             flow.add_arc_with_capacity(source, self.number[gpu], rate)
         if flow.solve(source, self.number[target]) != flow.OPTIMAL:
-            raise InfeasibleError(f"the flow to {target} is too large to be computed in whole numbers")
+            raise InfeasibleError(
+                f"the flow to {target} is too large to be computed in whole numbers"
+            )
         if flow.optimal_flow() == sum(wanted.values()):
             return None
         side = set(flow.get_source_side_min_cut())
@@ -75,11 +84,12 @@ def _worst_cut(
     targets: list[str],
     hub: str | None = None,
 ) -> Bound:
-    """Return the best cut bound of a collective in which each target must receive what GPUs supply, by Newton's method.
+    """Return the best cut bound of a collective in which each target must receive what GPUs supply,
+    by Newton's method.
 
-    `supply_of(T)` are the rates at which GPUs must supply in a schedule of T s for each GB. A cut that cannot carry them
-    gives a greater T, until no cut is violated (ForestColl, section 5.1, as a search for the bottleneck cut). `hub` is the
-    GPU with a role of its own, if there is one.
+    `supply_of(T)` are the rates at which GPUs must supply in a schedule of T s for each GB. A cut
+    that cannot carry them gives a greater T, until no cut is violated (ForestColl, section 5.1, as
+    a search for the bottleneck cut). `hub` is the GPU with a role of its own, if there is one.
     """
     flow = _Flow(topology)
     targets = _one_of_each_class(topology, targets, hub)
@@ -93,34 +103,47 @@ def _worst_cut(
 def _one_of_each_class(topology: Topology, gpus: list[str], hub: str | None) -> list[str]:
     """Return one GPU of each class where there are many, else all.
 
-    Any choice of targets gives a valid bound, and classes mostly are orbits, whose members give the same one.
+    Any choice of targets gives a valid bound, and classes mostly are orbits, whose members give the
+    same one.
     """
     if len(gpus) <= _CUT_RANKS:
         return gpus
-    colour = dict(zip((d.id for d in topology.devices), colours(topology, hub).tolist(), strict=True))
+    colour = dict(
+        zip((d.id for d in topology.devices), colours(topology, hub).tolist(), strict=True)
+    )
     return list({colour[gpu]: gpu for gpu in reversed(gpus)}.values())
 
 
 def _allgather_cut(collective: Collective, topology: Topology) -> Bound:
     """Return the best cut that every GPU's part must cross to reach some GPU."""
     n, gpus = collective.ranks, topology.ranks
-    return _worst_cut(collective, topology, lambda t: dict.fromkeys(gpus, Fraction(1, n) / t), list(gpus))
+    return _worst_cut(
+        collective, topology, lambda t: dict.fromkeys(gpus, Fraction(1, n) / t), list(gpus)
+    )
 
 
 def _root_cut(collective: Collective, topology: Topology) -> Bound:
-    """Return the best cut between the root and any GPU (broadcast), or between all GPUs and the root (gather)."""
+    """Return the best cut between the root and any GPU (broadcast), or between all GPUs and the
+    root (gather).
+    """
     n, gpus = collective.ranks, topology.ranks
     root = gpus[collective.root or 0]
     others = [g for g in gpus if g != root]
     if collective.name == "broadcast":
         return _worst_cut(collective, topology, lambda t: {root: 1 / t}, others, root)
-    return _worst_cut(collective, topology, lambda t: dict.fromkeys(others, Fraction(1, n) / t), [root])
+    return _worst_cut(
+        collective, topology, lambda t: dict.fromkeys(others, Fraction(1, n) / t), [root]
+    )
 
 
 def _reversed_cut(collective: Collective, topology: Topology) -> Bound:
-    """Return the complement of the opposite collective's cut on the reversed topology (reduce-scatter, reduce, scatter)."""
+    """Return the complement of the opposite collective's cut on the reversed topology
+    (reduce-scatter, reduce, scatter).
+    """
     opposite = _CUTS[collective.reversed().name](collective.reversed(), topology.reversed())
-    return bound_of_cut(set(topology.by_id) - set(opposite.certificate["inside"]), collective, topology)
+    return bound_of_cut(
+        set(topology.by_id) - set(opposite.certificate["inside"]), collective, topology
+    )
 
 
 def _allreduce_cut(collective: Collective, topology: Topology) -> Bound:
@@ -133,8 +156,8 @@ def _allreduce_cut(collective: Collective, topology: Topology) -> Bound:
 
 
 def _alltoall_cut(collective: Collective, topology: Topology) -> Bound:
-    """Return the best of the cuts around single GPUs and groups (boxes, sockets, what is behind a leaf switch) and, on direct
-    networks, of those between low and high ranks.
+    """Return the best of the cuts around single GPUs and groups (boxes, sockets, what is behind a
+    leaf switch) and, on direct networks, of those between low and high ranks.
     """
     gpus = _one_of_each_class(topology, list(topology.ranks), None)
     cuts = [bound_of_cut({gpu}, collective, topology) for gpu in gpus]
@@ -142,7 +165,9 @@ def _alltoall_cut(collective: Collective, topology: Topology) -> Bound:
     cuts += [bound_of_cut(inside, collective, topology) for inside in find_narrow_groups(topology)]
     if len(topology.devices) == collective.ranks:
         sizes = {collective.ranks * i // _PREFIXES for i in range(1, _PREFIXES)} - {0}
-        cuts += [bound_of_cut(topology.ranks[:size], collective, topology) for size in sorted(sizes)]
+        cuts += [
+            bound_of_cut(topology.ranks[:size], collective, topology) for size in sorted(sizes)
+        ]
     return max(cuts, key=lambda b: b.s_per_GB)
 
 

@@ -1,4 +1,6 @@
-"""What switches could do that the topology does not say they do: the bound of a machine on which they add."""
+"""What switches could do that the topology does not say they do: the bound of a machine on which
+they add.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +13,18 @@ from ..ir.collective import Collective
 from .any_way import bound
 from .certificate import Bound
 
+# Collectives in which nothing is added or wanted twice, so that switches that add and copy change
+# nothing.
 _ONLY_MOVES = ("alltoall", "gather", "scatter")
-"""Collectives in which nothing is added or wanted twice, so that switches that add and copy change nothing."""
 
 
 def list_possible(topology: Topology) -> list[Device]:
     """Return the switches that could add, and of which the topology does not say that they do."""
-    return [d for d in topology.devices if d.in_network is not None and d.in_network.reduce == "possible"]
+    return [
+        d
+        for d in topology.devices
+        if d.in_network is not None and d.in_network.reduce == "possible"
+    ]
 
 
 def switch_on(topology: Topology) -> Topology:
@@ -30,12 +37,14 @@ def switch_on(topology: Topology) -> Topology:
 def bound_in_network(
     collective: Collective, topology: Topology, limit: Bound, effort: Effort | None = None
 ) -> Bound | None:
-    """Return the bound where every switch that could add does, `limit` being the bound as the topology says; None where no
-    other switch could.
+    """Return the bound where every switch that could add does, `limit` being the bound as the
+    topology says; None where no other switch could.
     """
     if not list_possible(topology):
         return None
-    return limit if collective.name in _ONLY_MOVES else bound(collective, switch_on(topology), effort)
+    return (
+        limit if collective.name in _ONLY_MOVES else bound(collective, switch_on(topology), effort)
+    )
 
 
 def describe_assumption(topology: Topology) -> str:
@@ -52,7 +61,9 @@ def describe_possible(topology: Topology) -> str:
     by_source: dict[str, list[str]] = {}
     for device in list_possible(topology):
         assert device.in_network is not None
-        by_source.setdefault(device.in_network.source or "the topology says so", []).append(device.id)
+        by_source.setdefault(device.in_network.source or "the topology says so", []).append(
+            device.id
+        )
     return "; ".join(
         f"{', '.join(ids[:4])}{' ...' if len(ids) > 4 else ''} could add ({source})"
         for source, ids in by_source.items()

@@ -1,9 +1,11 @@
-"""The bound on schedules as hardware sends them: each ordered pair of GPUs has one way, the system's own route.
+"""The bound on schedules as hardware sends them: each ordered pair of GPUs has one way, the
+system's own route.
 
-Assumed: data is handed on, combined and copied at GPUs only; switches neither add nor copy. Any GPU may hand on what it
-has received, whatever the route of the pair. Where a switch computes, only the cuts of the any-way bound are known, and the
-two bounds are the same. They are also the same, though not proved to be the best, on machines of more than ONE_WAY_RANKS
-GPUs, and for trees whose direction counts (all but allreduce on links as wide both ways, alltoall, gather and scatter) of
+Assumed: data is handed on, combined and copied at GPUs only; switches neither add nor copy. Any GPU
+may hand on what it has received, whatever the route of the pair. Where a switch computes, only the
+cuts of the any-way bound are known, and the two bounds are the same. They are also the same, though
+not proved to be the best, on machines of more than ONE_WAY_RANKS GPUs, and for trees whose
+direction counts (all but allreduce on links as wide both ways, alltoall, gather and scatter) of
 more than ONE_WAY_ROOTS. Every bound for any use of the links holds for one way a pair.
 """
 
@@ -22,20 +24,22 @@ from ..ir.collective import Collective
 from .any_way import bound, directed_bounds
 from .certificate import Bound
 
+# With more GPUs, no prices over own routes are sought.
 ONE_WAY_RANKS = 256
-"""With more GPUs, no prices over own routes are sought."""
+# With more GPUs, none of in- and out-trees are.
 ONE_WAY_ROOTS = 64
-"""With more GPUs, none of in- and out-trees are."""
+# How many times as much time a bound must prove to count as another one.
 _TIGHTER = 1 + Fraction(1, 10**9)
-"""How many times as much time a bound must prove to count as another one."""
 _WHOLE = ("alltoall", "gather", "scatter")
+# Collectives in which a rank's part is a share of the buffer.
 _IN_PARTS = ("allgather", "reduce-scatter", *_WHOLE)
-"""Collectives in which a rank's part is a share of the buffer."""
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """The bound for any use of the links, and the one for schedules that keep to the system's own routes."""
+    """The bound for any use of the links, and the one for schedules that keep to the system's own
+    routes.
+    """
 
     any_way: Bound
     one_way: Bound
@@ -52,7 +56,9 @@ def find_bounds(
     Raises InfeasibleError where the topology is not connected.
     """
     effort = effort if effort is not None else Effort()
-    any_way = bound(collective, topology, effort.grant(effort.left_s / effort.scale / 2, 0.5), progress)
+    any_way = bound(
+        collective, topology, effort.grant(effort.left_s / effort.scale / 2, 0.5), progress
+    )
     return Bounds(any_way, bound_one_way(collective, topology, any_way, effort, progress))
 
 
@@ -63,13 +69,16 @@ def bound_one_way(
     effort: Effort | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Bound:
-    """Return the greatest lower bound on the time of schedules that keep to the system's own routes.
+    """Return the greatest lower bound on the time of schedules that keep to the system's own
+    routes.
 
     It is `any_way`, the bound for any use of the links, unless prices over own routes prove more.
     """
     n = collective.ranks
     # Where GPUs are linked to GPUs only, the ways between them are those of any schedule.
-    direct = all(topology.by_id[a].kind == topology.by_id[b].kind == "gpu" for a, b in topology.capacity_GBps)
+    direct = all(
+        topology.by_id[a].kind == topology.by_id[b].kind == "gpu" for a, b in topology.capacity_GBps
+    )
     if direct or n > ONE_WAY_RANKS or computes_in_network(topology):
         return any_way
     effort = effort if effort is not None else Effort()
@@ -88,7 +97,9 @@ def bound_one_way(
 
 
 def _list_shapes(collective: Collective, routes: OwnRoutes) -> list[tuple[str, str]]:
-    """Return what is packed, and the kind of the certificate, for each way to a bound; a later one must prove more."""
+    """Return what is packed, and the kind of the certificate, for each way to a bound; a later one
+    must prove more.
+    """
     if collective.name in _WHOLE:
         return [(PATHS, "route-prices")]
     shapes = [(PAIRS, "route-prices")] if collective.name == "allreduce" else []

@@ -1,4 +1,6 @@
-"""What a certificate's checker sums up where data may take any way: cheapest paths and spanning trees, in whole numbers."""
+"""What a certificate's checker sums up where data may take any way: cheapest paths and spanning
+trees, in whole numbers.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ WholePrices = dict[tuple[str, str], int]
 
 
 def find_distances(start: str, prices: WholePrices, topology: Topology) -> dict[str, int]:
-    """Return the least price of a path from `start` to every other GPU that it reaches (Dijkstra)."""
+    """Return the least price of a path from `start` to every other GPU that it reaches
+    (Dijkstra).
+    """
     best: dict[str, int] = {}
     heap = [(0, start)]
     while heap:
@@ -26,14 +30,17 @@ def find_distances(start: str, prices: WholePrices, topology: Topology) -> dict[
 
 
 def spanning_tree_price(prices: WholePrices, topology: Topology) -> int:
-    """Return the weight of a minimum spanning tree of the GPUs over cheapest paths, every link taken in both directions."""
+    """Return the weight of a minimum spanning tree of the GPUs over cheapest paths, every link
+    taken in both directions.
+    """
     around: dict[str, list[tuple[str, int]]] = {d.id: [] for d in topology.devices}
     for a, b in topology.capacity_GBps:
         price = prices.get((a, b), 0)
         around[a].append((b, price))
         around[b].append((a, price))
-    # Mehlhorn: a minimum spanning tree over all pairs of GPUs needs no other edges than those that a link makes
-    # between the regions of devices nearest to each GPU, so one search from all GPUs is enough.
+    # Mehlhorn: a minimum spanning tree over all pairs of GPUs needs no other edges than those that
+    # a link makes between the regions of devices nearest to each GPU, so one search from all GPUs
+    # is enough.
     nearest = {gpu: (0, gpu) for gpu in topology.ranks}
     heap = [(price, neighbour, gpu) for gpu in topology.ranks for neighbour, price in around[gpu]]
     heapq.heapify(heap)
@@ -55,7 +62,8 @@ def spanning_tree_price(prices: WholePrices, topology: Topology) -> int:
             gpu = parent[gpu]
         return gpu
 
-    # Kruskal over the links between devices with different nearest GPUs: their paths contain a minimum spanning tree.
+    # Kruskal over the links between devices with different nearest GPUs: their paths contain a
+    # minimum spanning tree.
     edges = sorted(
         (nearest[a][0] + prices.get((a, b), 0) + nearest[b][0], nearest[a][1], nearest[b][1])
         for a, b in topology.capacity_GBps

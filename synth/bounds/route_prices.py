@@ -1,7 +1,8 @@
-"""What the checker of bounds needs where every pair of GPUs has one way: exact prices of the system's own routes.
+"""What the checker of bounds needs where every pair of GPUs has one way: exact prices of the
+system's own routes.
 
-The distance between two GPUs is what the links of their own route (topo/routes.py) cost, not of the cheapest; two between
-which only other GPUs could forward have none. All numbers are whole.
+The distance between two GPUs is what the links of their own route (topo/routes.py) cost, not of the
+cheapest; two between which only other GPUs could forward have none. All numbers are whole.
 """
 
 from __future__ import annotations
@@ -16,11 +17,13 @@ from ...topo.errors import VerificationError
 from ...topo.graph import Topology
 from ...topo.routes import router_of
 
+# Sums of whole numbers below this are made in 64 bits.
 _WORD = 1 << 62
-"""Sums of whole numbers below this are made in 64 bits."""
 
 
-def own_distances(prices: Mapping[tuple[str, str], int], topology: Topology) -> dict[str, dict[str, int]]:
+def own_distances(
+    prices: Mapping[tuple[str, str], int], topology: Topology
+) -> dict[str, dict[str, int]]:
     """Return the price of the own route from each GPU to each other that it has a route to."""
     router, gpus = router_of(topology), frozenset(topology.ranks)
     out = {}
@@ -30,7 +33,9 @@ def own_distances(prices: Mapping[tuple[str, str], int], topology: Topology) -> 
         for device, previous in before.items():
             if device != gpu:
                 paid[device] = paid[previous] + prices.get((previous, device), 0)
-        out[gpu] = {device: price for device, price in paid.items() if device in gpus and device != gpu}
+        out[gpu] = {
+            device: price for device, price in paid.items() if device in gpus and device != gpu
+        }
     return out
 
 
@@ -48,7 +53,9 @@ def relayed(distance: dict[str, dict[str, int]], topology: Topology) -> dict[str
 
 
 def matrix_of(distance: dict[str, dict[str, int]], topology: Topology) -> tuple[NDArray[Any], int]:
-    """Return distances as a matrix of whole numbers, and what stands in it where there is none: more than any tree costs."""
+    """Return distances as a matrix of whole numbers, and what stands in it where there is none:
+    more than any tree costs.
+    """
     gpus = topology.ranks
     far = 1 + sum(sum(row.values()) for row in distance.values())
     kind = np.int64 if far * (len(gpus) + 2) < _WORD else object
@@ -56,7 +63,9 @@ def matrix_of(distance: dict[str, dict[str, int]], topology: Topology) -> tuple[
 
 
 def spanning_price(distance: dict[str, dict[str, int]], topology: Topology) -> int:
-    """Return the weight of a minimum spanning tree of the GPUs, a pair weighing as much as its cheaper direction (Prim)."""
+    """Return the weight of a minimum spanning tree of the GPUs, a pair weighing as much as its
+    cheaper direction (Prim).
+    """
     matrix, far = matrix_of(distance, topology)
     weight = np.minimum(matrix, matrix.T)
     near = weight[0].copy()

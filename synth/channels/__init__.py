@@ -1,1 +1,3 @@
-"""Channels as NCCL has them: orders of all ranks with equal shares of the buffer, as rings or chains."""
+"""Channels as NCCL has them: orders of all ranks with equal shares of the buffer, as rings or
+chains.
+"""

@@ -16,17 +16,19 @@ from ..request import Request, Send, build_schedule
 
 RING, CHAIN = "ring", "chain"
 SHAPES = (RING, CHAIN)
+# Every rank once.
 Order = tuple[int, ...]
-"""Every rank once."""
 
 
 @dataclass(frozen=True)
 class Channels:
-    """Orders of all ranks with equal shares of the buffer; an order that stands several times has as many shares.
+    """Orders of all ranks with equal shares of the buffer; an order that stands several times has
+    as many shares.
 
-    A ring sends every rank's part around, each to the next (allgather, reduce-scatter, and allreduce as both). A chain,
-    for allreduce, adds up from its last rank to its first, which is the root, and sends the sum back the same way: what NCCL
-    calls a tree inside a node. InputError where a channel misses a rank or has one twice.
+    A ring sends every rank's part around, each to the next (allgather, reduce-scatter, and
+    allreduce as both). A chain, for allreduce, adds up from its last rank to its first, which is
+    the root, and sends the sum back the same way: what NCCL calls a tree inside a node. InputError
+    where a channel misses a rank or has one twice.
     """
 
     shape: str
@@ -63,33 +65,46 @@ def check_order(order: Sequence[int], ranks: int, where: str) -> None:
 def schedule_channels(request: Request, channels: Channels, name: str) -> Schedule:
     """Return the schedule of equal channels, each hop on the system's own route.
 
-    InfeasibleError where two neighbours have no route, or chains are asked for something other than allreduce.
+    InfeasibleError where two neighbours have no route, or chains are asked for something other than
+    allreduce.
     """
     if channels.shape == CHAIN:
         return _schedule_chains(request, channels, name)
-    return schedule_rings(request, [(order, Fraction(1, len(channels.orders))) for order in channels.orders], name)
+    return schedule_rings(
+        request, [(order, Fraction(1, len(channels.orders))) for order in channels.orders], name
+    )
 
 
-def schedule_rings(request: Request, rings: Sequence[tuple[Order, Fraction]], name: str) -> Schedule:
-    """Return the schedule of rings, each with its share of the buffer: every rank's part travels around all of them.
+def schedule_rings(
+    request: Request, rings: Sequence[tuple[Order, Fraction]], name: str
+) -> Schedule:
+    """Return the schedule of rings, each with its share of the buffer: every rank's part travels
+    around all of them.
 
     InfeasibleError where two neighbours have no route.
     """
     if request.collective.name != "allreduce":
         return _schedule_half(request, rings, name, request.collective.name)
     return compose(
-        _schedule_half(request, rings, name, "reduce-scatter"), _schedule_half(request, rings, name, "allgather")
+        _schedule_half(request, rings, name, "reduce-scatter"),
+        _schedule_half(request, rings, name, "allgather"),
     )
 
 
 def algbw_GBps(schedule: Schedule, topology: Topology) -> Fraction:
-    """Return the algbw that channels come near at large sizes, from the exact loads of their links; 0 without links."""
+    """Return the algbw that channels come near at large sizes, from the exact loads of their links;
+    0 without links.
+    """
     needed = max(total_seconds(schedule, topology).values(), default=Fraction(0))
     return 1 / needed if needed else Fraction(0)
 
 
-def _schedule_half(request: Request, rings: Sequence[tuple[Order, Fraction]], name: str, collective: str) -> Schedule:
-    """Return the allgather, or reduce-scatter, in which every rank's part travels n - 1 hops around each ring."""
+def _schedule_half(
+    request: Request, rings: Sequence[tuple[Order, Fraction]], name: str, collective: str
+) -> Schedule:
+    """Return the allgather, or reduce-scatter, in which every rank's part travels n - 1 hops around
+    each ring.
+    """
     n, scattering = request.collective.ranks, collective == "reduce-scatter"
     chunks: list[Chunk] = []
     sends: list[Send] = []
@@ -105,10 +120,13 @@ def _schedule_half(request: Request, rings: Sequence[tuple[Order, Fraction]], na
 
 
 def _schedule_chains(request: Request, channels: Channels, name: str) -> Schedule:
-    """Return the allreduce that adds up from the last rank of each chain to its first, and copies back."""
+    """Return the allreduce that adds up from the last rank of each chain to its first, and copies
+    back.
+    """
     if request.collective.name != "allreduce":
         raise InfeasibleError(
-            f"{name}: chains, which add up and send back, are for allreduce; not {request.collective.name}"
+            f"{name}: chains, which add up and send back, are for allreduce; not "
+            f"{request.collective.name}"
         )
     n = channels.ranks
     chunks = tuple(Chunk(Fraction(1, len(channels.orders))) for _ in channels.orders)

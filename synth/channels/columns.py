@@ -1,8 +1,10 @@
-"""The best rates of rings and chains, by column generation: what carries most when no link is overloaded.
+"""The best rates of rings and chains, by column generation: what carries most when no link is
+overloaded.
 
-A column is an order of all ranks as a ring or a chain. A linear program weighs the columns; its duals price the links, and the
-cheapest orders under these come next, until none costs less than it brings. Prices are smoothed towards the best known
-(Wentges 1997): those that prove most, as no orders together carry more than the priced capacity over the cheapest price.
+A column is an order of all ranks as a ring or a chain. A linear program weighs the columns; its
+duals price the links, and the cheapest orders under these come next, until none costs less than it
+brings. Prices are smoothed towards the best known (Wentges 1997): those that prove most, as no
+orders together carry more than the priced capacity over the cheapest price.
 """
 
 from __future__ import annotations
@@ -24,8 +26,8 @@ from .orders import Orders, Priced
 
 _TOLERANCE = 1e-9
 _SMOOTH, _LEAST_SMOOTH = 0.5, 0.05
+# Columns that may come in at once.
 _FRESH = 24
-"""Columns that may come in at once."""
 _MOST_COLUMNS = 1500
 _PATIENCE_S = 1.0
 _MOST_RANKS = 200
@@ -34,7 +36,8 @@ Column = tuple[str, Order]
 
 @dataclass
 class Packed:
-    """Columns with their uses of the rows, and the weights in GB/s of algbw at which they carry most together (floats).
+    """Columns with their uses of the rows, and the weights in GB/s of algbw at which they carry
+    most together (floats).
 
     `proved`: no other orders carry more.
     """
@@ -51,8 +54,8 @@ class Packed:
 
 
 def find_exact_rates(packed: Packed, effort: Effort) -> dict[Column, Fraction]:
-    """Return the columns that carry something, with exact rates in GB/s of algbw that overload no link; few columns where the
-    links' rates allow it.
+    """Return the columns that carry something, with exact rates in GB/s of algbw that overload no
+    link; few columns where the links' rates allow it.
     """
     rates = exact_rates(packed.weights, list(packed.columns.values()), packed.capacity, effort)
     return {column: rate for column, rate in zip(packed.columns, rates, strict=True) if rate}
@@ -65,9 +68,14 @@ def pack_orders(request: Request, shapes: Sequence[str], orders: Orders | None =
     """
     if request.collective.ranks > _MOST_RANKS:
         raise InfeasibleError(
-            f"{'+'.join(shapes)}: orders of {request.collective.ranks} GPUs are not searched for; at most {_MOST_RANKS}"
+            f"{'+'.join(shapes)}: orders of {request.collective.ranks} GPUs are not searched for; "
+            f"at most {_MOST_RANKS}"
         )
-    orders = orders if orders is not None else Orders(OwnRoutes(request.topology, request.router), request.collective)
+    orders = (
+        orders
+        if orders is not None
+        else Orders(OwnRoutes(request.topology, request.router), request.collective)
+    )
     return _Generation(request, shapes, orders).run()
 
 
@@ -105,7 +113,9 @@ class _Generation:
             elif exact:
                 proved = True
             else:
-                self.patience_s *= 2  # a better order may exist: it was not proved that there is none
+                self.patience_s *= (
+                    2  # a better order may exist: it was not proved that there is none
+                )
             reached = float(self.weights.sum())
             proved = proved or reached >= enough * (1 - _TOLERANCE)
             if proved or len(self.columns) > _MOST_COLUMNS or self.effort.is_over(self.name):
@@ -115,8 +125,8 @@ class _Generation:
         return Packed(self.columns, self.orders.capacity, self.weights, proved)
 
     def _price(self, prices: Floats, urgent: bool) -> tuple[list[Priced], bool]:
-        """Return cheap orders of all shapes, and whether the cheapest of each is among them; `urgent`: proof is wanted where
-        heuristics find nothing that improves.
+        """Return cheap orders of all shapes, and whether the cheapest of each is among them;
+        `urgent`: proof is wanted where heuristics find nothing that improves.
         """
         found: list[Priced] = []
         exact = True
@@ -130,15 +140,22 @@ class _Generation:
         if self.orders.is_small(shape):
             offers, exact = self.orders.cheapest(shape, prices, _FRESH, self.effort), True
         else:
-            carrying = [c for c, weight in zip(self.columns, self.weights, strict=True) if weight > 0 and c[0] == shape]
-            offers = self.orders.near_cheapest(shape, prices, [order for _, order in carrying][-4:], self.effort)
+            carrying = [
+                c
+                for c, weight in zip(self.columns, self.weights, strict=True)
+                if weight > 0 and c[0] == shape
+            ]
+            offers = self.orders.near_cheapest(
+                shape, prices, [order for _, order in carrying][-4:], self.effort
+            )
             exact = False
             if urgent and not any(self._improves(offer, prices) for offer in offers):
                 offers, exact = self.orders.prove(shape, prices, self.effort.grant(self.patience_s))
         if exact and not offers:
             kind = "cycle" if shape == RING else "chain"
             raise InfeasibleError(
-                f"{shape}: the topology has no {kind} through all GPUs that no other GPU must forward for"
+                f"{shape}: the topology has no {kind} through all GPUs that no other GPU must "
+                "forward for"
             )
         return offers, exact
 
@@ -147,16 +164,23 @@ class _Generation:
         if (offer.shape, offer.order) in self.columns:
             return False
         uses = self.orders.uses(offer.shape, offer.order)
-        return not self.columns or sum(float(dual[row]) * times for row, times in uses.items()) < 1 - _TOLERANCE
+        return (
+            not self.columns
+            or sum(float(dual[row]) * times for row, times in uses.items()) < 1 - _TOLERANCE
+        )
 
     def _weigh(self, fresh: Sequence[Priced]) -> Floats:
-        """Add columns, and their opposite rings, which are nearly always as cheap; return the program's duals."""
+        """Add columns, and their opposite rings, which are nearly always as cheap; return the
+        program's duals.
+        """
         for offer in fresh[:_FRESH]:
             listed = [offer.order]
             if offer.shape == RING:
                 listed.append((0, *offer.order[:0:-1]))
             for order in listed:
-                if (offer.shape, order) not in self.columns and self._has_routes(offer.shape, order):
+                if (offer.shape, order) not in self.columns and self._has_routes(
+                    offer.shape, order
+                ):
                     self.columns[offer.shape, order] = self.orders.uses(offer.shape, order)
         solved = pack(list(self.columns.values()), self.orders.floats, self.effort)
         if solved is None:
@@ -167,4 +191,6 @@ class _Generation:
 
     def _has_routes(self, shape: str, order: Order) -> bool:
         exists = self.orders.routes.exists
-        return shape != RING or all(exists[a, b] for a, b in zip(order, (*order[1:], order[0]), strict=True))
+        return shape != RING or all(
+            exists[a, b] for a, b in zip(order, (*order[1:], order[0]), strict=True)
+        )

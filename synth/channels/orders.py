@@ -1,4 +1,6 @@
-"""What rings and chains load, and the cheapest of them: on the system's own routes, under prices of directed links."""
+"""What rings and chains load, and the cheapest of them: on the system's own routes, under prices of
+directed links.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,8 @@ def hops(shape: str, order: Order) -> list[tuple[int, int]]:
 class Orders:
     """The rings and chains of one machine for one collective, what they load, and their prices.
 
-    Loads are whole: a GB of the collective's buffer loads a link `uses` / `whole` GB. `rows` are the links on any route.
+    Loads are whole: a GB of the collective's buffer loads a link `uses` / `whole` GB. `rows` are
+    the links on any route.
     """
 
     def __init__(self, routes: OwnRoutes, collective: Collective) -> None:
@@ -63,17 +66,24 @@ class Orders:
         return Counter(
             {
                 row: crossings * self.times[shape]
-                for row, crossings in Counter(row for hop in hops(shape, order) for row in self.rows(*hop)).items()
+                for row, crossings in Counter(
+                    row for hop in hops(shape, order) for row in self.rows(*hop)
+                ).items()
             }
         )
 
     def rows(self, u: int, v: int) -> list[int]:
         """Return the rows of the links on the route from rank u to rank v."""
         crossed, pair = self.routes.crossed, u * self.ranks + v
-        return [self._row[link] for link in crossed.indices[crossed.indptr[pair] : crossed.indptr[pair + 1]].tolist()]
+        return [
+            self._row[link]
+            for link in crossed.indices[crossed.indptr[pair] : crossed.indptr[pair + 1]].tolist()
+        ]
 
     def distances(self, shape: str, prices: Floats) -> Floats:
-        """Return the prices between the nodes of circuits: the ranks; for chains, first one where they begin and end."""
+        """Return the prices between the nodes of circuits: the ranks; for chains, first one where
+        they begin and end.
+        """
         per_link = np.zeros(len(self.routes.links))
         per_link[self.used] = prices
         hop = self.routes.distances(per_link) * self.times[shape]
@@ -84,17 +94,27 @@ class Orders:
         return both
 
     def cheapest(self, shape: str, prices: Floats, most: int, effort: Effort) -> list[Priced]:
-        """Return cheap orders of one shape, the cheapest of all first, none where there is none; for few ranks."""
+        """Return cheap orders of one shape, the cheapest of all first, none where there is none;
+        for few ranks.
+        """
         circuits = cheapest_circuits(self.distances(shape, prices), most, effort)
         return self._name(shape, circuits)
 
-    def near_cheapest(self, shape: str, prices: Floats, begun: Iterable[Order], effort: Effort) -> list[Priced]:
-        """Return cheap orders of one shape, without proof, some of them improved from those `begun`."""
-        circuits = near_circuits(self.distances(shape, prices), (_to_circuit(shape, x) for x in begun), _STARTS, effort)
+    def near_cheapest(
+        self, shape: str, prices: Floats, begun: Iterable[Order], effort: Effort
+    ) -> list[Priced]:
+        """Return cheap orders of one shape, without proof, some of them improved from those
+        `begun`.
+        """
+        circuits = near_circuits(
+            self.distances(shape, prices), (_to_circuit(shape, x) for x in begun), _STARTS, effort
+        )
         return self._name(shape, circuits)
 
     def prove(self, shape: str, prices: Floats, effort: Effort) -> tuple[list[Priced], bool]:
-        """Return a cheap order of one shape, by CP-SAT, or none, and whether that is proved to be right."""
+        """Return a cheap order of one shape, by CP-SAT, or none, and whether that is proved to be
+        right.
+        """
         distance = self.distances(shape, prices)
         circuit, proved = search_circuit(distance, effort, f"{shape}s")
         if circuit is None:
@@ -107,7 +127,9 @@ class Orders:
         return self.ranks + (shape == CHAIN) <= MOST_NODES
 
     def _name(self, shape: str, circuits: Iterable[tuple[float, Circuit]]) -> list[Priced]:
-        """Return circuits as orders: rings begin at rank 0, chains at the end that has the lower number."""
+        """Return circuits as orders: rings begin at rank 0, chains at the end that has the lower
+        number.
+        """
         out: dict[Order, float] = {}
         for value, circuit in circuits:
             order = (0, *circuit) if shape == RING else tuple(node - 1 for node in circuit)

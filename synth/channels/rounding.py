@@ -1,8 +1,10 @@
-"""Equal channels: how often each order stands among K of them, and in which sequence, so that little is lost.
+"""Equal channels: how often each order stands among K of them, and in which sequence, so that
+little is lost.
 
-The busiest link decides. For each K the linear program's weights, rounded, and the best K - 1 channels with one more are
-improved by exchanging one channel for another until nothing helps: for any order known, or, for few ranks, for the cheapest
-of all under prices that rise with the links' loads.
+The busiest link decides. For each K the linear program's weights, rounded, and the best K - 1
+channels with one more are improved by exchanging one channel for another until nothing helps: for
+any order known, or, for few ranks, for the cheapest of all under prices that rise with the links'
+loads.
 """
 
 from __future__ import annotations
@@ -21,12 +23,13 @@ from .orders import Orders
 from .whole import count_orders, find_circuits, list_times, may_fit, name_order
 
 Ints = NDArray[np.int64]
+# Fraction of the rate of the best number of channels that may be lost for fewer.
 LOSS = Fraction(5, 1000)
-"""Fraction of the rate of the best number of channels that may be lost for fewer."""
 _SECOND = 1e-4
 _POWER = 16
+# How steeply prices rise with load: a link at the busiest one's load is priced e^24 as high as an
+# idle one.
 _STEEP = 24.0
-"""How steeply prices rise with load: a link at the busiest one's load is priced e^24 as high as an idle one."""
 _BETTER = 1e-9
 _PRICED_RANKS = 10
 _MOST_PRICED = 8
@@ -35,7 +38,9 @@ _ENTRY_S, _CALL_S = 2e-9, 5e-5
 
 
 class Rounding:
-    """Searches for equal channels among the orders of a machine; more orders are added as they are found."""
+    """Searches for equal channels among the orders of a machine; more orders are added as they are
+    found.
+    """
 
     def __init__(self, orders: Orders, packed: Packed, effort: Effort) -> None:
         shapes = {shape for shape, _ in packed.columns}
@@ -63,10 +68,14 @@ class Rounding:
         for number, count in Counter(channels.tolist()).items():
             for row, times in self.orders.uses(*self.listed[number]).items():
                 total[row] += times * count
-        return len(channels) / max(Fraction(load) / self.orders.capacity[row] for row, load in total.items())
+        return len(channels) / max(
+            Fraction(load) / self.orders.capacity[row] for row, load in total.items()
+        )
 
     def choose(self, most: int) -> Ints:
-        """Return the fewest channels, at most `most`, that lose next to nothing (LOSS) beside the best number of them."""
+        """Return the fewest channels, at most `most`, that lose next to nothing (LOSS) beside the
+        best number of them.
+        """
         rates: list[Fraction] = []
         for count in range(1, most + 1):
             known = max(rates, default=Fraction(0)) * (1 + LOSS)
@@ -77,12 +86,16 @@ class Rounding:
         return self.best[next(i for i, rate in enumerate(rates) if rate >= enough)]
 
     def round(self, count: int, known_GBps: float = 0.0) -> Ints:
-        """Return the best `count` channels that were found, looking hard only for a rate above `known_GBps`."""
+        """Return the best `count` channels that were found, looking hard only for a rate above
+        `known_GBps`.
+        """
         while len(self.best) < count:
             wanted = len(self.best) + 1
             starts = [self._fill(np.floor(self.weights * wanted + 1e-9).astype(np.int64), wanted)]
             if self.best:
-                starts.append(self._fill(np.bincount(self.best[-1], minlength=len(self.listed)), wanted))
+                starts.append(
+                    self._fill(np.bincount(self.best[-1], minlength=len(self.listed)), wanted)
+                )
             improved = [self._exchange(start) for start in starts]
             found = min(improved, key=lambda channels: self._busiest(channels))
             if self._loses(found) and self._may_reach(wanted, known_GBps):
@@ -101,7 +114,9 @@ class Rounding:
         return len(channels) < self.optimum * float(1 - LOSS) * self._busiest(channels)
 
     def _may_reach(self, count: int, known_GBps: float) -> bool:
-        """Return whether fractions of known orders, with whole crossings of links, reach a rate with `count` channels."""
+        """Return whether fractions of known orders, with whole crossings of links, reach a rate
+        with `count` channels.
+        """
         units = self.orders.times[self.shape] / self.orders.floats
         return not known_GBps or may_fit(self.loads, units, count, count / known_GBps, self.effort)
 
@@ -115,7 +130,9 @@ class Rounding:
         return channels
 
     def _exchange(self, channels: Ints) -> Ints:
-        """Return the channels after the best exchange of one for a known order, again and again, until none helps."""
+        """Return the channels after the best exchange of one for a known order, again and again,
+        until none helps.
+        """
         channels = channels.copy()
         now = float(_judge(self.loads[channels].sum(axis=0)))
         while not self.effort.is_over("equal channels"):
@@ -134,7 +151,9 @@ class Rounding:
         return np.sort(channels)
 
     def _price_exchanges(self, channels: Ints) -> Ints:
-        """Return the channels after exchanges for the cheapest orders of all, under prices that rise with load."""
+        """Return the channels after exchanges for the cheapest orders of all, under prices that
+        rise with load.
+        """
         for _ in range(_MOST_PRICED):
             if not self._loses(channels) or self.effort.is_over("equal channels"):
                 break
@@ -152,13 +171,16 @@ class Rounding:
         return channels
 
     def _fit_whole(self, channels: Ints, known_GBps: float) -> Ints:
-        """Return better channels by whole numbers of crossings, where there are any with a rate above `known_GBps`."""
+        """Return better channels by whole numbers of crossings, where there are any with a rate
+        above `known_GBps`.
+        """
         count = len(channels)
         units = self.orders.times[self.shape] / self.orders.floats
         now = self._busiest(channels)
         most = min(now, count / known_GBps) if known_GBps else now
         times = list_times(units, count / self.optimum, most)
-        # The shortest time at which fractions of the known orders would do; whole ones may need a little more.
+        # The shortest time at which fractions of the known orders would do; whole ones may need a
+        # little more.
         low, high = 0, len(times)
         while low < high:
             middle = (low + high) // 2
@@ -187,13 +209,19 @@ class Rounding:
         return self.known[column]
 
     def _add_cheapest(self, steepness: Floats) -> None:
-        """Add the cheapest orders under prices in proportion to `steepness` over the links' rates."""
-        for offer in self.orders.cheapest(self.shape, steepness / self.orders.floats, 4, self.effort):
+        """Add the cheapest orders under prices in proportion to `steepness` over the links'
+        rates.
+        """
+        for offer in self.orders.cheapest(
+            self.shape, steepness / self.orders.floats, 4, self.effort
+        ):
             self._add(offer.order)
 
 
 def _judge(load: Floats) -> Floats:
-    """Return the load of the busiest link, with a little more the more links are as busy; of each row of loads."""
+    """Return the load of the busiest link, with a little more the more links are as busy; of each
+    row of loads.
+    """
     most = load.max(axis=-1)
     ties = ((load / np.maximum(most, 1e-300)[..., None]) ** _POWER).mean(axis=-1)
     judged: Floats = most * (1 + _SECOND * ties)
@@ -201,13 +229,15 @@ def _judge(load: Floats) -> Floats:
 
 
 def interleave(loads: Floats) -> list[int]:
-    """Return the sequence of channels (rows: each link's load) in which every prefix loads its busiest link little: the next
-    one is the one that does so most evenly.
+    """Return the sequence of channels (rows: each link's load) in which every prefix loads its
+    busiest link little: the next one is the one that does so most evenly.
     """
     left, total, out = list(range(len(loads))), np.zeros(loads.shape[1]), list[int]()
     while left:
         sums = -np.sort(-(total + loads[left]), axis=1)
-        chosen = left[int(np.lexsort(np.round(sums / max(float(sums.max()), 1e-300), 9).T[::-1])[0])]
+        chosen = left[
+            int(np.lexsort(np.round(sums / max(float(sums.max()), 1e-300), 9).T[::-1])[0])
+        ]
         out.append(chosen)
         left.remove(chosen)
         total = total + loads[chosen]

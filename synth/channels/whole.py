@@ -1,7 +1,9 @@
-"""Equal channels by whole numbers: a link that K channels of a given rate may cross so many times, and no part of one more.
+"""Equal channels by whole numbers: a link that K channels of a given rate may cross so many times,
+and no part of one more.
 
-What K channels can reach at best follows from a linear program with these whole capacities; CP-SAT then looks for channels,
-as counts of known orders, or, where there are few ranks and channels, as so many circuits at once.
+What K channels can reach at best follows from a linear program with these whole capacities; CP-SAT
+then looks for channels, as counts of known orders, or, where there are few ranks and channels, as
+so many circuits at once.
 """
 
 from __future__ import annotations
@@ -21,13 +23,14 @@ from .orders import Orders, hops
 
 Ints = NDArray[np.int64]
 _SLACK = 1e-9
+# Arcs of all channels together up to which circuits are looked for.
 _CIRCUIT_ARCS = 460
-"""Arcs of all channels together up to which circuits are looked for."""
 _WORK_S = 0.4
 
 
 def list_times(units: Floats, least: float, most: float) -> Floats:
-    """Return the times, from `least` to below `most`, at which links may be crossed once more than just before.
+    """Return the times, from `least` to below `most`, at which links may be crossed once more than
+    just before.
 
     `units` is how long one crossing keeps each link busy.
     """
@@ -39,43 +42,59 @@ def list_times(units: Floats, least: float, most: float) -> Floats:
 
 
 def _count_crossings(loads: Floats, units: Floats, time: float) -> tuple[Ints, Ints]:
-    """Return how often each order (a column) crosses each link (a row), links alike in that only once, and how often each
-    link may be crossed.
+    """Return how often each order (a column) crosses each link (a row), links alike in that only
+    once, and how often each link may be crossed.
     """
-    crossings, kind = np.unique(np.rint(loads / units).astype(np.int64).T, axis=0, return_inverse=True)
+    crossings, kind = np.unique(
+        np.rint(loads / units).astype(np.int64).T, axis=0, return_inverse=True
+    )
     allowed = np.full(len(crossings), np.iinfo(np.int64).max)
     np.minimum.at(allowed, kind.reshape(-1), np.floor(time / units + 1e-6).astype(np.int64))
     return crossings, allowed
 
 
 def may_fit(loads: Floats, units: Floats, count: int, time: float, effort: Effort) -> bool:
-    """Return whether fractions of the orders that add up to `count` keep within the links' whole capacities."""
+    """Return whether fractions of the orders that add up to `count` keep within the links' whole
+    capacities.
+    """
     crossings, allowed = _count_crossings(loads, units, time)
     link, order = np.nonzero(crossings)
-    rows = Rows(link.tolist(), order.tolist(), crossings[link, order].astype(float).tolist(), allowed.tolist())
+    rows = Rows(
+        link.tolist(),
+        order.tolist(),
+        crossings[link, order].astype(float).tolist(),
+        allowed.tolist(),
+    )
     optimum = minimise(-np.ones(len(loads)), rows, None, effort)
     return optimum is not None and -optimum.value >= count - 1e-6
 
 
-def count_orders(loads: Floats, units: Floats, count: int, time: float, effort: Effort) -> Ints | None:
-    """Return the numbers of `count` orders, some perhaps repeated, that keep no link busy for longer than `time`; None where
-    none were found.
+def count_orders(
+    loads: Floats, units: Floats, count: int, time: float, effort: Effort
+) -> Ints | None:
+    """Return the numbers of `count` orders, some perhaps repeated, that keep no link busy for
+    longer than `time`; None where none were found.
     """
     model = cp_model.CpModel()
     times = [model.new_int_var(0, count, "") for _ in loads]
     model.add(sum(times) == count)
     for crossing, most in zip(*_count_crossings(loads, units, time), strict=True):
         users = np.flatnonzero(crossing).tolist()
-        model.add(cp_model.LinearExpr.weighted_sum([times[j] for j in users], crossing[users].tolist()) <= int(most))
+        model.add(
+            cp_model.LinearExpr.weighted_sum([times[j] for j in users], crossing[users].tolist())
+            <= int(most)
+        )
     solver, status = solve(model, effort.grant(_WORK_S), "equal channels")
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         return None
     return np.repeat(np.arange(len(loads)), [solver.value(x) for x in times])
 
 
-def find_circuits(orders: Orders, shape: str, units: Floats, count: int, time: float, effort: Effort) -> list[Order]:
-    """Return `count` orders that keep no link busy for longer than `time`; none where none were found, or there are too many
-    ranks and channels to look.
+def find_circuits(
+    orders: Orders, shape: str, units: Floats, count: int, time: float, effort: Effort
+) -> list[Order]:
+    """Return `count` orders that keep no link busy for longer than `time`; none where none were
+    found, or there are too many ranks and channels to look.
     """
     n, routes = orders.ranks, orders.routes
     pairs = [(u, v) for u in range(n) for v in range(n) if u != v and routes.exists[u, v]]
@@ -95,7 +114,9 @@ def find_circuits(orders: Orders, shape: str, units: Floats, count: int, time: f
         model.add_circuit(arcs)
         for (u, v), arc in hop.items():
             for row in (
-                (row for a, b in hops(CHAIN, (u, v)) for row in orders.rows(a, b)) if first else orders.rows(u, v)
+                (row for a, b in hops(CHAIN, (u, v)) for row in orders.rows(a, b))
+                if first
+                else orders.rows(u, v)
             ):
                 load[row].append(arc)
         taken.append(hop)
@@ -104,11 +125,16 @@ def find_circuits(orders: Orders, shape: str, units: Floats, count: int, time: f
     solver, status = solve(model, effort.grant(_WORK_S), "equal channels")
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         return []
-    return [_follow({u: v for (u, v), arc in hop.items() if solver.boolean_value(arc)}, n) for hop in taken]
+    return [
+        _follow({u: v for (u, v), arc in hop.items() if solver.boolean_value(arc)}, n)
+        for hop in taken
+    ]
 
 
 def _follow(after: dict[int, int], ranks: int) -> Order:
-    """Return the ranks in the order in which they follow each other: from the one that follows none, or rank 0."""
+    """Return the ranks in the order in which they follow each other: from the one that follows
+    none, or rank 0.
+    """
     start = next((rank for rank in range(ranks) if rank not in after.values()), 0)
     out = [start]
     while len(out) < ranks:

@@ -1,1 +1,3 @@
-"""How long a schedule takes: affine cost, link loads, host costs, and the simulation of its messages."""
+"""How long a schedule takes: affine cost, link loads, host costs, and the simulation of its
+messages.
+"""

@@ -1,8 +1,9 @@
-"""What sending costs the hosts themselves: core time a message and a byte, and how long a message takes to be noticed.
+"""What sending costs the hosts themselves: core time a message and a byte, and how long a message
+takes to be noticed.
 
-Fitted on the machine at hand by `topo-run --calibrate` (runtime/measuring/calibrate.py), and kept with the topology, in
-the field "host" of its JSON. LogP's o and L (Culler et al. 1993) and LogGP's G (Alexandrov et al. 1995), with cores that all
-ranks of a host share.
+Fitted on the machine at hand by `topo-run --calibrate` (runtime/measuring/calibrate.py), and kept
+with the topology, in the field "host" of its JSON. LogP's o and L (Culler et al. 1993) and LogGP's
+G (Alexandrov et al. 1995), with cores that all ranks of a host share.
 """
 
 from __future__ import annotations
@@ -17,17 +18,20 @@ from ...topo.graph import Topology
 from ...topo.schema import Count, Index, read_as
 
 FIELD = "host"
+# Microseconds that a step between GPUs costs over NCCL beside the latencies of its links, if
+# nothing was measured.
+#
+# A step is one group of ncclSend and ncclRecv, which is one kernel: it must be launched, find its
+# connections, and end before the next. NCCL's tuner counts 6.6 us of this for any ring
+# (src/graph/tuning.cc, baseLatencies, LL: what small messages go by; 8.4 for Simple, which large
+# ones go by), and adds the links' latencies, hwLatencies, to it, which are those of
+# topo/hardware.py. Measured by nccl-tests' sendrecv_perf: 3.7 us on 4 H800 inside a CUDA graph,
+# which saves the launch (NCCL issue 1984), about 3 us on 2 H100 (issue 1487), 31 to 34 us on A40s
+# of two hosts (nccl-tests issue 214).
 NCCL_STEP_us = Fraction(33, 5)
-"""Microseconds that a step between GPUs costs over NCCL beside the latencies of its links, if nothing was measured.
-
-A step is one group of ncclSend and ncclRecv, which is one kernel: it must be launched, find its connections, and end before
-the next. NCCL's tuner counts 6.6 us of this for any ring (src/graph/tuning.cc, baseLatencies, LL: what small messages go by;
-8.4 for Simple, which large ones go by), and adds the links' latencies, hwLatencies, to it, which are those of
-topo/hardware.py. Measured by nccl-tests' sendrecv_perf: 3.7 us on 4 H800 inside a CUDA graph, which saves the launch (NCCL
-issue 1984), about 3 us on 2 H100 (issue 1487), 31 to 34 us on A40s of two hosts (nccl-tests issue 214).
-"""
+# Kinds of links by which GPUs of real machines send; the links of abstract graphs have none of
+# them.
 _MEDIA = frozenset({"nvlink", "xgmi", "c2c", "pcie", "network"})
-"""Kinds of links by which GPUs of real machines send; the links of abstract graphs have none of them."""
 _Cost = Annotated[float, Meta(ge=0, le=1e9)]
 
 
@@ -35,10 +39,11 @@ _Cost = Annotated[float, Meta(ge=0, le=1e9)]
 class HostCosts:
     """Times in microseconds, or nanoseconds a byte; `cores` are those that all ranks together have.
 
-    `send_us` and `receive_us` are a rank's own time to post, and to post, await and take in a message; `io_us` what the
-    transport's thread needs for one that arrives; `wake_us` from there until the rank goes on, if cores are idle.
-    `byte_ns` is core time a byte at each end, `add_ns` a byte of reduction or packing. `call_us` is there once a call.
-    Links carry `wire` of their bandwidth, and `burst_bytes` at once after a pause. `source` says where this is from.
+    `send_us` and `receive_us` are a rank's own time to post, and to post, await and take in a
+    message; `io_us` what the transport's thread needs for one that arrives; `wake_us` from there
+    until the rank goes on, if cores are idle. `byte_ns` is core time a byte at each end, `add_ns` a
+    byte of reduction or packing. `call_us` is there once a call. Links carry `wire` of their
+    bandwidth, and `burst_bytes` at once after a pause. `source` says where this is from.
     """
 
     send_us: _Cost = 20.0
@@ -59,7 +64,9 @@ class HostCosts:
 
     @classmethod
     def from_json(cls, data: object, where: str = FIELD) -> HostCosts:
-        """Read `to_json`'s object; missing fields have defaults, unknown ones are left out. InputError otherwise."""
+        """Read `to_json`'s object; missing fields have defaults, unknown ones are left out.
+        InputError otherwise.
+        """
         return read_as(data, cls, where)
 
 
@@ -74,6 +81,8 @@ def with_host(topology: Topology, host: HostCosts) -> Topology:
     return replace(topology, extra={**topology.extra, FIELD: host.to_json()})
 
 
+# What playing messages takes for GPUs over NCCL where nothing was measured: a kernel a step, and
+# nothing of the CPUs'.
 OVER_NCCL = HostCosts(
     send_us=0.0,
     receive_us=0.0,
@@ -84,7 +93,10 @@ OVER_NCCL = HostCosts(
     call_us=0.0,
     source="not measured; typical of NCCL",
 )
-"""What playing messages takes for GPUs over NCCL where nothing was measured: a kernel a step, and nothing of the CPUs'."""
+# What playing messages takes over MPI where nothing was measured: no thread of the transport's, who
+# waits looks himself.
+#
+# Fitted by topo-run --calibrate on 2 ranks with a core each (Open MPI 4.1.4, through memory).
 OVER_MPI = HostCosts(
     send_us=2.7,
     receive_us=4.1,
@@ -95,14 +107,12 @@ OVER_MPI = HostCosts(
     call_us=16.0,
     source="not measured; typical of MPI",
 )
-"""What playing messages takes over MPI where nothing was measured: no thread of the transport's, who waits looks himself.
-
-Fitted by topo-run --calibrate on 2 ranks with a core each (Open MPI 4.1.4, through memory).
-"""
 
 
 def runs_over_nccl(topology: Topology) -> bool:
-    """Return whether the ranks of a topology are GPUs of a real machine, which would send over NCCL (or RCCL)."""
+    """Return whether the ranks of a topology are GPUs of a real machine, which would send over NCCL
+    (or RCCL).
+    """
     if any("stands_for" in d.extra for d in topology.devices if d.kind == "gpu"):
         return False
     gpus = set(topology.ranks)
@@ -110,8 +120,8 @@ def runs_over_nccl(topology: Topology) -> bool:
 
 
 def step_us(topology: Topology) -> Fraction:
-    """Return what a step costs beside the latencies of its links: nothing for abstract graphs, and where `host_of` says what
-    messages cost.
+    """Return what a step costs beside the latencies of its links: nothing for abstract graphs, and
+    where `host_of` says what messages cost.
     """
     return NCCL_STEP_us if FIELD not in topology.extra and runs_over_nccl(topology) else Fraction(0)
 
@@ -122,4 +132,8 @@ def describe_host(topology: Topology) -> str:
     if host is not None:
         return host.source
     step = float(step_us(topology))
-    return f"{OVER_NCCL.source} ({step:g} us a step)" if step else "not measured; none, the links' latencies alone"
+    return (
+        f"{OVER_NCCL.source} ({step:g} us a step)"
+        if step
+        else "not measured; none, the links' latencies alone"
+    )

@@ -1,9 +1,9 @@
-"""Link loads where switches compute: a device that can copy sends one stream on to several, one that can reduce adds the
-streams that meet in it and sends one on (NVLink SHARP, SHARP).
+"""Link loads where switches compute: a device that can copy sends one stream on to several, one
+that can reduce adds the streams that meet in it and sends one on (NVLink SHARP, SHARP).
 
-Within a step, copies of one chunk from one rank are one stream as far as their routes agree and part at a device that
-can copy; additions of one chunk to one rank are one stream from the device on where their routes meet, if it can reduce.
-Everything else is one stream for each transfer.
+Within a step, copies of one chunk from one rank are one stream as far as their routes agree and
+part at a device that can copy; additions of one chunk to one rank are one stream from the device on
+where their routes meet, if it can reduce. Everything else is one stream for each transfer.
 """
 
 from __future__ import annotations
@@ -24,8 +24,12 @@ def computes_in_network(topology: Topology) -> bool:
     return any(d.kind != "gpu" and (d.can_copy or d.can_reduce) for d in topology.devices)
 
 
-def stream_loads(chunks: Sequence[Chunk], step: Transfers, topology: Topology) -> dict[tuple[str, str], Fraction]:
-    """Return the share of the buffer that each directed link, as (src, dst), carries in one step."""
+def stream_loads(
+    chunks: Sequence[Chunk], step: Transfers, topology: Topology
+) -> dict[tuple[str, str], Fraction]:
+    """Return the share of the buffer that each directed link, as (src, dst), carries in one
+    step.
+    """
     spread: dict[tuple[int, int], list[Path]] = defaultdict(list)
     gathered: dict[tuple[int, int], list[Path]] = defaultdict(list)
     for t in step:
@@ -45,7 +49,8 @@ def stream_loads(chunks: Sequence[Chunk], step: Transfers, topology: Topology) -
     for (_, chunk), paths in spread.items():
         for link, streams in _streams(paths, copies).items():
             load[link] += streams * chunks[chunk].share
-    # Streams that are added up form the same tree as streams that are copied, seen from the destination.
+    # Streams that are added up form the same tree as streams that are copied, seen from the
+    # destination.
     for (_, chunk), paths in gathered.items():
         for (b, a), streams in _streams(paths, adds).items():
             load[a, b] += streams * chunks[chunk].share
@@ -53,11 +58,15 @@ def stream_loads(chunks: Sequence[Chunk], step: Transfers, topology: Topology) -
 
 
 def _streams(paths: list[Path], joins: Callable[[str], bool]) -> dict[tuple[str, str], int]:
-    """Return how many streams each link carries on paths that begin at one device, if devices that `joins` need one each."""
+    """Return how many streams each link carries on paths that begin at one device, if devices that
+    `joins` need one each.
+    """
     total: dict[tuple[str, str], int] = defaultdict(int)
 
     def walk(prefix: int, members: list[Path]) -> int:
-        """Count the streams that paths need from device `prefix` on; up to there they are the same."""
+        """Count the streams that paths need from device `prefix` on; up to there they are the
+        same.
+        """
         ending = sum(len(path) == prefix + 1 for path in members)
         onward: dict[str, list[Path]] = defaultdict(list)
         for path in members:

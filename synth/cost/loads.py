@@ -16,15 +16,15 @@ from ..ir.transfers import Transfers
 from .innetwork import computes_in_network, stream_loads
 
 DirectedLink = tuple[str, str]
+# Sums below this fit into 64-bit integers.
 _SAFE = 1 << 61
-"""Sums below this fit into 64-bit integers."""
 
 
 @dataclass(frozen=True)
 class Loads:
-    """`seconds[step, i]` / `scale` is how long link `links[i]` needs for its load of `step`, in s for each GB of buffer;
-    `latency[step]` / `latency_scale` the greatest latency of a route in the step, in us. Whole numbers: int64 where they
-    fit, Python's otherwise.
+    """`seconds[step, i]` / `scale` is how long link `links[i]` needs for its load of `step`, in s
+    for each GB of buffer; `latency[step]` / `latency_scale` the greatest latency of a route in the
+    step, in us. Whole numbers: int64 where they fit, Python's otherwise.
     """
 
     links: tuple[DirectedLink, ...]
@@ -34,21 +34,31 @@ class Loads:
     latency_scale: int
 
 
+# What step_loads was asked for last, and its answer: planning, costing and verifying ask for the
+# same in turn.
 _latest: list[tuple[tuple[Chunk, ...], Transfers, int, Topology, Loads]] = []
-"""What step_loads was asked for last, and its answer: planning, costing and verifying ask for the same in turn."""
 
 
-def step_loads(chunks: tuple[Chunk, ...], transfers: Transfers, steps: int, topology: Topology) -> Loads:
+def step_loads(
+    chunks: tuple[Chunk, ...], transfers: Transfers, steps: int, topology: Topology
+) -> Loads:
     """Return the loads of transfers in `steps` steps, of those links that carry something."""
     for same_chunks, same_transfers, same_steps, same_topology, loads in _latest:
-        if same_chunks is chunks and same_transfers is transfers and same_topology is topology and same_steps == steps:
+        if (
+            same_chunks is chunks
+            and same_transfers is transfers
+            and same_topology is topology
+            and same_steps == steps
+        ):
             return loads
     loads = _compute_loads(chunks, transfers, steps, topology)
     _latest[:] = [(chunks, transfers, steps, topology, loads)]
     return loads
 
 
-def _compute_loads(chunks: tuple[Chunk, ...], transfers: Transfers, steps: int, topology: Topology) -> Loads:
+def _compute_loads(
+    chunks: tuple[Chunk, ...], transfers: Transfers, steps: int, topology: Topology
+) -> Loads:
     """Return what step_loads does."""
     ways, way = transfers.ways()
     ranks = topology.ranks
@@ -56,7 +66,8 @@ def _compute_loads(chunks: tuple[Chunk, ...], transfers: Transfers, steps: int, 
     links = tuple(sorted({link for path in paths for link in path}))
     number = {link: i for i, link in enumerate(links)}
     latency, latency_scale = _latencies(paths, way, transfers, steps, topology)
-    # Fractions become whole numbers: shares over their common denominator, and 1 / capacity = weight / rates.
+    # Fractions become whole numbers: shares over their common denominator, and 1 / capacity =
+    # weight / rates.
     share_scale = lcm(*{c.share.denominator for c in chunks})
     capacity = [topology.capacity_GBps[link] for link in links]
     rates = lcm(*(c.numerator for c in capacity))
@@ -68,13 +79,15 @@ def _compute_loads(chunks: tuple[Chunk, ...], transfers: Transfers, steps: int, 
     exact: Any = np.int64 if top < _SAFE else object
     load = np.zeros((steps, len(links)), dtype=exact)
     if computes_in_network(topology):
-        # Switches merge and spread streams, so a link's load is not the sum over the transfers that cross it.
+        # Switches merge and spread streams, so a link's load is not the sum over the transfers that
+        # cross it.
         for step in range(steps):
             now = transfers.taken(transfers.step == step)
             for link, share in stream_loads(chunks, now, topology).items():
                 load[step, number[link]] = int(share * share_scale)
     else:
-        # Otherwise it is: hop by hop, all transfers at once, over a table of the links that each route crosses.
+        # Otherwise it is: hop by hop, all transfers at once, over a table of the links that each
+        # route crosses.
         share_of = np.array(shares, dtype=exact)[transfers.chunk]
         crossed = np.full((len(paths), length), -1, dtype=np.int64)
         for row, path in enumerate(paths):
@@ -88,7 +101,11 @@ def _compute_loads(chunks: tuple[Chunk, ...], transfers: Transfers, steps: int, 
 
 
 def _latencies(
-    paths: list[tuple[DirectedLink, ...]], way: NDArray[np.int64], transfers: Transfers, steps: int, topology: Topology
+    paths: list[tuple[DirectedLink, ...]],
+    way: NDArray[np.int64],
+    transfers: Transfers,
+    steps: int,
+    topology: Topology,
 ) -> tuple[NDArray[Any], int]:
     """Return the greatest latency of a route in each step, as whole numbers, and their scale."""
     scale = lcm(*{x.denominator for x in topology.latency_us.values()})

@@ -1,8 +1,9 @@
-"""Segmentation: how finely schedules are divided, and which is fastest at a size, given what sending costs the hosts.
+"""Segmentation: how finely schedules are divided, and which is fastest at a size, given what
+sending costs the hosts.
 
-A base is a schedule in one segment. Every base is also tried stepwise, so that a rank hands on the first part of a step
-while the rest is coming. Where single steps load the links unevenly, and only all steps together evenly, it is tried as a
-pipeline as well.
+A base is a schedule in one segment. Every base is also tried stepwise, so that a rank hands on the
+first part of a step while the rest is coming. Where single steps load the links unevenly, and only
+all steps together evenly, it is tried as a pipeline as well.
 """
 
 from __future__ import annotations
@@ -21,18 +22,19 @@ from .simulate import predict_us, shape_of
 
 _STEPWISE = (2, 4, 8)
 _PIPED = (2, 4, 8, 16, 32, 64, 128, 256)
+# Pipelines are tried where a schedule's steps, one after the other, need the links this many times
+# as long.
 _STEPWISE_LOSS = 1.02
-"""Pipelines are tried where a schedule's steps, one after the other, need the links this many times as long."""
+# More segments are not tried once the prediction is this many times that of the best number so far.
 _WORSE = 1.1
-"""More segments are not tried once the prediction is this many times that of the best number so far."""
 
 
 @dataclass(frozen=True)
 class Family:
     """A base and its segmentations, each list from the fewest segments to the most.
 
-    `stepwise_s_per_GB` and `piped_s_per_GB` are what the links need for each GB; `messages` is the number of messages that
-    the base sends.
+    `stepwise_s_per_GB` and `piped_s_per_GB` are what the links need for each GB; `messages` is the
+    number of messages that the base sends.
     """
 
     base: Schedule
@@ -44,25 +46,33 @@ class Family:
 
 
 def as_sent(schedule: Schedule, topology: Topology, router: Router | None = None) -> Schedule:
-    """Return the schedule with every transfer on the route that the system takes from its source to its destination."""
+    """Return the schedule with every transfer on the route that the system takes from its source to
+    its destination.
+    """
     router = router if router is not None else router_of(topology)
     ways, way = schedule.transfers.ways()
     routes = [router.route(src, dst) for src, dst, _ in ways]
     if all(r is None or r[1:-1] == given for r, (_, _, given) in zip(routes, ways, strict=True)):
         return schedule
-    listed = [given if r is None else r[1:-1] for r, (_, _, given) in zip(routes, ways, strict=True)]
+    listed = [
+        given if r is None else r[1:-1] for r, (_, _, given) in zip(routes, ways, strict=True)
+    ]
     t = schedule.transfers
     moved = Transfers(t.step, t.src, t.dst, t.chunk, t.op, way, listed)
     return tighten(replace(schedule, transfers=moved), topology)
 
 
 def on_own_routes(schedule: Schedule, topology: Topology, router: Router) -> Schedule:
-    """Return the schedule as it is sent; where switches add or copy, as it is: there routes are asked of the network."""
+    """Return the schedule as it is sent; where switches add or copy, as it is: there routes are
+    asked of the network.
+    """
     return schedule if computes_in_network(topology) else as_sent(schedule, topology, router)
 
 
 def families(schedules: Iterable[Schedule], topology: Topology) -> list[Family]:
-    """Return the segmentations of each different base, as it is sent, in the order of first mention."""
+    """Return the segmentations of each different base, as it is sent, in the order of first
+    mention.
+    """
     out = []
     by_base: dict[Schedule, list[Schedule]] = {}
     for schedule in schedules:
@@ -71,7 +81,11 @@ def families(schedules: Iterable[Schedule], topology: Topology) -> list[Family]:
     for base, given in by_base.items():
         stepwise_s = float(bandwidth_s_per_GB(base, topology))
         piped_s = float(bandwidth_s_per_GB(replace(base, segments=2), topology))
-        piped = {replace(base, segments=m) for m in _PIPED} if stepwise_s > piped_s * _STEPWISE_LOSS else set()
+        piped = (
+            {replace(base, segments=m) for m in _PIPED}
+            if stepwise_s > piped_s * _STEPWISE_LOSS
+            else set()
+        )
         piped |= {s for s in given if s.segments > 1 and not s.stepwise}
         shape = shape_of(base, topology)
         out.append(
@@ -88,13 +102,24 @@ def families(schedules: Iterable[Schedule], topology: Topology) -> list[Family]:
 
 
 def time_us(
-    schedule: Schedule, topology: Topology | None, host: HostCosts, size_bytes: int, *, batched: bool = False
+    schedule: Schedule,
+    topology: Topology | None,
+    host: HostCosts,
+    size_bytes: int,
+    *,
+    batched: bool = False,
 ) -> float:
-    """Return the predicted microseconds: played, or by the affine model where there is too much to play (0 without links)."""
+    """Return the predicted microseconds: played, or by the affine model where there is too much to
+    play (0 without links).
+    """
     played = predict_us(schedule, topology, host, size_bytes, batched=batched)
     if played is not None:
         return played
-    return 0.0 if topology is None else costs(schedule, topology, [schedule.segments])[0].time_s(size_bytes) * 1e6
+    return (
+        0.0
+        if topology is None
+        else costs(schedule, topology, [schedule.segments])[0].time_s(size_bytes) * 1e6
+    )
 
 
 def fastest(
@@ -106,15 +131,17 @@ def fastest(
     *,
     batched: bool = False,
 ) -> list[tuple[float, Schedule]]:
-    """Return schedules with their predicted microseconds at a size, best first: those within `near` times the best.
+    """Return schedules with their predicted microseconds at a size, best first: those within `near`
+    times the best.
 
-    Not all are predicted: what cannot be among them is passed over. `topology` is that of the machine at hand; without one,
-    only the hosts' own costs count.
+    Not all are predicted: what cannot be among them is passed over. `topology` is that of the
+    machine at hand; without one, only the hosts' own costs count.
     """
     host_us = (host.send_us + host.receive_us + host.io_us) / host.cores
     lists: list[tuple[float, tuple[Schedule, ...]]] = []
     scale: float | None = None
-    # No segmentation takes less than its messages cost the hosts, or its bytes the links: that is known without playing.
+    # No segmentation takes less than its messages cost the hosts, or its bytes the links: that is
+    # known without playing.
     for family in candidates:
         if scale is None:
             scale = _link_time_ratio(family, topology)
@@ -123,10 +150,13 @@ def fastest(
             (family.piped, family.piped_s_per_GB),
         ):
             if schedules:
-                lists.append((max(family.messages * host_us, seconds * scale * size_bytes * 1e-3), schedules))
+                lists.append(
+                    (max(family.messages * host_us, seconds * scale * size_bytes * 1e-3), schedules)
+                )
     best = float("inf")
     predictions: list[tuple[float, Schedule]] = []
-    # From the least such floor up, playing can stop as soon as a floor is above what counts as near.
+    # From the least such floor up, playing can stop as soon as a floor is above what counts as
+    # near.
     for floor, schedules in sorted(lists, key=lambda entry: entry[0]):
         if floor > best * max(near, 1.0):
             break
@@ -142,7 +172,12 @@ def fastest(
 
 
 def _link_time_ratio(family: Family, topology: Topology | None) -> float:
-    """Return how many times as long the links of the machine at hand take as the family's own figures say."""
+    """Return how many times as long the links of the machine at hand take as the family's own
+    figures say.
+    """
     if topology is None:
         return 0.0
-    return float(bandwidth_s_per_GB(replace(family.base, segments=2), topology)) / family.piped_s_per_GB
+    return (
+        float(bandwidth_s_per_GB(replace(family.base, segments=2), topology))
+        / family.piped_s_per_GB
+    )

@@ -1,9 +1,11 @@
-"""Predict how long a schedule takes by playing its messages: sender, links, receiver, and cores that ranks share.
+"""Predict how long a schedule takes by playing its messages: sender, links, receiver, and cores
+that ranks share.
 
-The affine cost (affine.py) adds up latencies and bytes, tick by tick. This plays the messages as the runtime sends them: one
-for each tick and pair of ranks, which goes as soon as its own pieces have arrived (or, in batches, when all messages of
-earlier ticks have). Links serve one message after the other, and the ranks of a host compete for its cores. Of a long
-pipeline only the first segments are played; the rest is assumed to go on at the pace reached by then.
+The affine cost (affine.py) adds up latencies and bytes, tick by tick. This plays the messages as
+the runtime sends them: one for each tick and pair of ranks, which goes as soon as its own pieces
+have arrived (or, in batches, when all messages of earlier ticks have). Links serve one message
+after the other, and the ranks of a host compete for its cores. Of a long pipeline only the first
+segments are played; the rest is assumed to go on at the pace reached by then.
 """
 
 from __future__ import annotations
@@ -22,29 +24,30 @@ from ..ir.schedule import Schedule
 from ..ir.transfers import REDUCE
 from .host_costs import HostCosts
 
+# Schedules with more messages than this (before they are cut into segments) are not played; the
+# affine cost stands in.
 MOST_GROUPS = 6000
-"""Schedules with more messages than this (before they are cut into segments) are not played; the affine cost stands in."""
+# Longer pipelines are played for this many segments only.
 _PLAYED_SEGMENTS = 16
-"""Longer pipelines are played for this many segments only."""
+# Segments, the last ones played, from which the pace of the rest is taken.
 _PACE_SEGMENTS = 4
-"""Segments, the last ones played, from which the pace of the rest is taken."""
 
+# A message's tick, sender and receiver, and the microseconds after which it was posted and noticed.
 MessageTime = tuple[int, int, int, float, float]
-"""A message's tick, sender and receiver, and the microseconds after which it was posted and noticed."""
 
+# Kinds of events. The first concerns a rank: its call begins. The others concern a message: all of
+# it has reached the receiver's host; the receiver's call has noticed; its first bytes have reached
+# the host. Simultaneous events are handled in this order.
 _CALL_BEGINS, _ARRIVED, _NOTICED, _FIRST_BYTES = range(4)
-"""Kinds of events. The first concerns a rank: its call begins. The others concern a message: all of it has reached the
-receiver's host; the receiver's call has noticed; its first bytes have reached the host. Simultaneous events are handled
-in this order.
-"""
 
 
 @dataclass(frozen=True)
 class _Group:
     """The transfers from `src` to `dst` in one step, which travel as one message.
 
-    `share`, `added` and `packed` are shares of the buffer: all that is sent, what the receiver adds to its own, and what is
-    copied into one piece first because it does not lie side by side. `needs` are the groups that bring what this one sends.
+    `share`, `added` and `packed` are shares of the buffer: all that is sent, what the receiver adds
+    to its own, and what is copied into one piece first because it does not lie side by side.
+    `needs` are the groups that bring what this one sends.
     """
 
     step: int
@@ -60,7 +63,9 @@ class _Group:
 
 @dataclass(frozen=True)
 class Shape:
-    """A schedule's groups of transfers, to be played at any size and in any number of segments; see `shape_of`."""
+    """A schedule's groups of transfers, to be played at any size and in any number of segments; see
+    `shape_of`.
+    """
 
     ranks: int
     groups: tuple[_Group, ...]
@@ -78,14 +83,16 @@ class Shape:
 
 @lru_cache(maxsize=256)
 def shape_of(schedule: Schedule, topology: Topology | None) -> Shape | None:
-    """Return the groups of a schedule in one segment on a topology, or None where there are too many of them to play.
+    """Return the groups of a schedule in one segment on a topology, or None where there are too
+    many of them to play.
 
     Without a topology there are no links: ranks share a host and send through its memory.
     """
     transfers = schedule.transfers
     n = schedule.collective.ranks
     shares = np.array([float(c.share) for c in schedule.chunks])
-    # All transfers between two ranks in a step are one group: the runtime sends them as one message.
+    # All transfers between two ranks in a step are one group: the runtime sends them as one
+    # message.
     key = (transfers.step * n + transfers.src) * n + transfers.dst
     keys, group_of = np.unique(key, return_inverse=True)
     if len(keys) > MOST_GROUPS:
@@ -93,19 +100,25 @@ def shape_of(schedule: Schedule, topology: Topology | None) -> Shape | None:
     total = np.bincount(group_of, shares[transfers.chunk], len(keys))
     added = np.bincount(group_of, shares[transfers.chunk] * (transfers.op == REDUCE), len(keys))
     pieces = np.bincount(group_of, minlength=len(keys))
-    # A group must wait for all groups of earlier steps that wrote a chunk it sends; the steps of a schedule read what
-    # was there when they began, so groups of the same step do not count.
+    # A group must wait for all groups of earlier steps that wrote a chunk it sends; the steps of a
+    # schedule read what was there when they began, so groups of the same step do not count.
     needs: list[set[int]] = [set() for _ in keys]
     writers: dict[tuple[int, int], list[int]] = defaultdict(list)
     order = np.argsort(transfers.step, kind="stable")
     columns = (transfers.step, transfers.src, transfers.dst, transfers.chunk, group_of)
     step_of = keys // (n * n)
-    for step, src, dst, chunk, group in zip(*(column[order].tolist() for column in columns), strict=True):
+    for step, src, dst, chunk, group in zip(
+        *(column[order].tolist() for column in columns), strict=True
+    ):
         needs[group].update(g for g in writers[src, chunk] if step_of[g] < step)
         writers[dst, chunk].append(group)
-    # A message goes one way, even where a schedule divides its pieces over several: the runtime cannot choose routes.
+    # A message goes one way, even where a schedule divides its pieces over several: the runtime
+    # cannot choose routes.
     first_route = {
-        int(g): int(r) for g, r in zip(reversed(group_of.tolist()), reversed(transfers.route.tolist()), strict=True)
+        int(g): int(r)
+        for g, r in zip(
+            reversed(group_of.tolist()), reversed(transfers.route.tolist()), strict=True
+        )
     }
     number: dict[tuple[str, str], int] = {}
     us_per_byte: list[float] = []
@@ -137,23 +150,35 @@ def shape_of(schedule: Schedule, topology: Topology | None) -> Shape | None:
 
 
 def predict_us(
-    schedule: Schedule, topology: Topology | None, host: HostCosts, size_bytes: int, *, batched: bool = False
+    schedule: Schedule,
+    topology: Topology | None,
+    host: HostCosts,
+    size_bytes: int,
+    *,
+    batched: bool = False,
 ) -> float | None:
-    """Return the microseconds that a schedule takes at a size, or None where it has too many messages to play.
+    """Return the microseconds that a schedule takes at a size, or None where it has too many
+    messages to play.
 
-    `batched`: all messages of a tick are posted at once and awaited before the next tick, as over NCCL.
+    `batched`: all messages of a tick are posted at once and awaited before the next tick, as over
+    NCCL.
     """
     shape = shape_of(schedule.uncut, topology)
     if shape is None:
         return None
-    # The extrapolation of a long pipeline must not promise what no link can do: beyond its burst, a link needs its time.
+    # The extrapolation of a long pipeline must not promise what no link can do: beyond its burst, a
+    # link needs its time.
     burst_us = host.burst_bytes * max(shape.us_per_byte, default=0.0)
     least_us = shape.busiest_us_per_byte * (size_bytes / host.wire) - burst_us
     return max(least_us, _played_us(shape, schedule, host, size_bytes, batched))
 
 
-def _played_us(shape: Shape, schedule: Schedule, host: HostCosts, size_bytes: int, batched: bool) -> float:
-    """Return the microseconds of all segments; the last ones of a long pipeline are extrapolated."""
+def _played_us(
+    shape: Shape, schedule: Schedule, host: HostCosts, size_bytes: int, batched: bool
+) -> float:
+    """Return the microseconds of all segments; the last ones of a long pipeline are
+    extrapolated.
+    """
     m = schedule.segments
     if schedule.stepwise or m <= _PLAYED_SEGMENTS:
         return _play(shape, host, size_bytes / m, m, schedule.tick, batched)
@@ -167,18 +192,24 @@ def _played_us(shape: Shape, schedule: Schedule, host: HostCosts, size_bytes: in
 def play_messages(
     schedule: Schedule, topology: Topology | None, host: HostCosts, size_bytes: int
 ) -> list[MessageTime] | None:
-    """Return the times of all messages, long pipelines played to their end; None where there are too many to play."""
+    """Return the times of all messages, long pipelines played to their end; None where there are
+    too many to play.
+    """
     shape = shape_of(schedule.uncut, topology)
     if shape is None:
         return None
     seen: list[MessageTime] = []
-    _play(shape, host, size_bytes / schedule.segments, schedule.segments, schedule.tick, False, seen)
+    _play(
+        shape, host, size_bytes / schedule.segments, schedule.segments, schedule.tick, False, seen
+    )
     return seen
 
 
 @dataclass
 class _Message:
-    """What goes from `src` to `dst` at one tick, in bytes; `needs` are numbers of the messages that it must wait for."""
+    """What goes from `src` to `dst` at one tick, in bytes; `needs` are numbers of the messages that
+    it must wait for.
+    """
 
     src: int
     dst: int
@@ -191,20 +222,28 @@ class _Message:
     needs: set[int]
 
 
-def _messages(shape: Shape, segment_bytes: float, segments: int, tick_of: Callable[[int, int], int]) -> list[_Message]:
-    """Return the messages of all segments, sorted by tick; segments that meet at a tick and pair of ranks share one."""
+def _messages(
+    shape: Shape, segment_bytes: float, segments: int, tick_of: Callable[[int, int], int]
+) -> list[_Message]:
+    """Return the messages of all segments, sorted by tick; segments that meet at a tick and pair of
+    ranks share one.
+    """
     number_of: dict[tuple[int, int, int], int] = {}
     messages: list[_Message] = []
     carrier: dict[tuple[int, int], int] = {}  # (group, segment): the message that carries it
     keyed = sorted(
-        (tick_of(g.step, j), g.src, g.dst, i, j) for i, g in enumerate(shape.groups) for j in range(segments)
+        (tick_of(g.step, j), g.src, g.dst, i, j)
+        for i, g in enumerate(shape.groups)
+        for j in range(segments)
     )
     for tick, src, dst, i, j in keyed:
         group = shape.groups[i]
         number = number_of.get((tick, src, dst))
         if number is None:
             number = number_of[tick, src, dst] = len(messages)
-            messages.append(_Message(src, dst, tick, 0.0, 0.0, 0.0, group.links, group.latency_us, set()))
+            messages.append(
+                _Message(src, dst, tick, 0.0, 0.0, 0.0, group.links, group.latency_us, set())
+            )
         message = messages[number]
         message.bytes += group.share * segment_bytes
         message.added += group.added * segment_bytes
@@ -224,13 +263,14 @@ def _play(
     batched: bool,
     seen: list[MessageTime] | None = None,
 ) -> float:
-    """Return when the last rank is done, in us after the call began, by a simulation of events; add each message's times to
-    `seen`.
+    """Return when the last rank is done, in us after the call began, by a simulation of events; add
+    each message's times to `seen`.
     """
     messages = _messages(shape, segment_bytes, segments, tick_of)
     if batched:
         _wait_for_earlier_ticks(messages)
-    # A rank posts its sends tick by tick, and those of one tick together: one that waits holds up all after it.
+    # A rank posts its sends tick by tick, and those of one tick together: one that waits holds up
+    # all after it.
     sends: list[list[list[int]]] = [[] for _ in range(shape.ranks)]
     last_tick = [-1] * shape.ranks
     for number, message in enumerate(messages):
@@ -238,8 +278,9 @@ def _play(
             sends[message.src].append([])
             last_tick[message.src] = message.tick
         sends[message.src][-1].append(number)
-    # Whatever takes time is a resource that is free from a moment on: cores of the host (a heap, the earliest first), the
-    # thread in which each rank's call runs, its transport's thread, and links (idle for long enough for any burst).
+    # Whatever takes time is a resource that is free from a moment on: cores of the host (a heap,
+    # the earliest first), the thread in which each rank's call runs, its transport's thread, and
+    # links (idle for long enough for any burst).
     cores = [0.0] * max(1, host.cores)
     call_free = [host.call_us] * shape.ranks
     transport_free = [0.0] * shape.ranks
@@ -251,11 +292,15 @@ def _play(
     arrival = [0.0] * len(messages)
     posted = [0.0] * len(messages)
     end = 0.0
-    events = [(0.0, _CALL_BEGINS, rank) for rank in range(shape.ranks)]  # a heap: when, kind, rank or message
+    events = [
+        (0.0, _CALL_BEGINS, rank) for rank in range(shape.ranks)
+    ]  # a heap: when, kind, rank or message
     byte_us, add_us = host.byte_ns * 1e-3, host.add_ns * 1e-3
 
     def work(free: list[float], rank: int, ready: float, length: float) -> float:
-        """Occupy a thread of a rank, and whichever core is free first, from `ready` at the earliest; return the end."""
+        """Occupy a thread of a rank, and whichever core is free first, from `ready` at the
+        earliest; return the end.
+        """
         start = max(ready, free[rank], cores[0])
         heapq.heapreplace(cores, start + length)
         free[rank] = start + length
@@ -269,14 +314,16 @@ def _play(
             awaited[rank] = {number for number in needed if not noticed[number]}
             if awaited[rank]:
                 return
-            # What is sent on has to be taken in and added up first; anything else that arrived can wait until the end.
+            # What is sent on has to be taken in and added up first; anything else that arrived can
+            # wait until the end.
             for number in sorted(needed):
                 now = receive(number, now)
             for number in batch:
                 message = messages[number]
                 now = work(call_free, rank, now, host.send_us + message.packed * add_us)
-                # Bytes stream through all links of the route at once: the slowest or busiest decides when the last is
-                # through, and a link that was idle lets a burst pass without taking time for it.
+                # Bytes stream through all links of the route at once: the slowest or busiest
+                # decides when the last is through, and a link that was idle lets a burst pass
+                # without taking time for it.
                 posted[number] = first_us = last_us = now
                 for link in message.links:
                     need = message.bytes * shape.us_per_byte[link] / host.wire
@@ -288,34 +335,43 @@ def _play(
             tick[rank] += 1
 
     def receive(number: int, now: float) -> float:
-        """Let the receiver's call take a message in, once: unpack and add. Return when that is done."""
+        """Let the receiver's call take a message in, once: unpack and add. Return when that is
+        done.
+        """
         if received[number]:
             return now
         received[number] = True
         message = messages[number]
-        return work(call_free, message.dst, now, host.receive_us + (message.added + message.packed) * add_us)
+        return work(
+            call_free, message.dst, now, host.receive_us + (message.added + message.packed) * add_us
+        )
 
     while events:
         now, kind, number = heapq.heappop(events)
         if kind == _CALL_BEGINS:
             post_sends(number, now)
         elif kind == _FIRST_BYTES:
-            # Both transports copy every byte, while the rest is still coming: where they are slower than the link, the
-            # message arrives when they are through, else when its last byte does.
+            # Both transports copy every byte, while the rest is still coming: where they are slower
+            # than the link, the message arrives when they are through, else when its last byte
+            # does.
             message = messages[number]
             work(transport_free, message.src, now, message.bytes * byte_us)
             read = work(transport_free, message.dst, now, message.bytes * byte_us)
             heapq.heappush(events, (max(read, arrival[number]), _ARRIVED, number))
         elif kind == _ARRIVED:
-            # The transport completes the operation, and the thread that waits in the call has to wake up.
+            # The transport completes the operation, and the thread that waits in the call has to
+            # wake up.
             read = work(transport_free, messages[number].dst, now, host.io_us)
             heapq.heappush(events, (read + host.wake_us, _NOTICED, number))
         else:
-            # A rank with sends left first gets these out, as the runtime does; one without takes messages in as they come.
+            # A rank with sends left first gets these out, as the runtime does; one without takes
+            # messages in as they come.
             noticed[number] = True
             rank = messages[number].dst
             if seen is not None:
-                seen.append((messages[number].tick, messages[number].src, rank, posted[number], now))
+                seen.append(
+                    (messages[number].tick, messages[number].src, rank, posted[number], now)
+                )
             if tick[rank] < len(sends[rank]):
                 if number in awaited[rank]:
                     awaited[rank].discard(number)

@@ -1,1 +1,3 @@
-"""Write what other executors read: NCCL's graph files, RCCL's rings and trees, the tables of tuners."""
+"""Write what other executors read: NCCL's graph files, RCCL's rings and trees, the tables of
+tuners.
+"""

@@ -1,7 +1,9 @@
-"""Equal trees through all ranks in which nobody has more than two children, for allreduce: what RCCL's kernels carry out.
+"""Equal trees through all ranks in which nobody has more than two children, for allreduce: what
+RCCL's kernels carry out.
 
-Column generation over own routes: a linear program weighs trees, its duals price the links, and cheap trees under these, grown
-rank by rank, come next; the chains of `channels.search` are among the first ones. Then the weights are rounded to equal trees.
+Column generation over own routes: a linear program weighs trees, its duals price the links, and
+cheap trees under these, grown rank by rank, come next; the chains of `channels.search` are among
+the first ones. Then the weights are rounded to equal trees.
 """
 
 from __future__ import annotations
@@ -25,20 +27,22 @@ from ..ir.schedule import Schedule
 from ..numeric.linear import Floats, pack
 from ..request import Request
 
+# RCCL's trees have room for three children, of which its kernels read two (device/common.h).
 MOST_CHILDREN = 2
-"""RCCL's trees have room for three children, of which its kernels read two (device/common.h)."""
 _ROUNDS, _PASSES = 60, 30
 _DEPTH_SHARE = 1e-6
+# Fraction of the rate of the best number of trees that may be lost for fewer.
 _LOSS = Fraction(5, 1000)
-"""Fraction of the rate of the best number of trees that may be lost for fewer."""
 
+# The parent of every rank, -1 at the root.
 Parents = tuple[int, ...]
-"""The parent of every rank, -1 at the root."""
 
 
 @dataclass(frozen=True)
 class BinaryTrees:
-    """Trees with equal shares of the buffer; a tree that stands several times has as many shares."""
+    """Trees with equal shares of the buffer; a tree that stands several times has as many
+    shares.
+    """
 
     trees: tuple[Parents, ...]
 
@@ -49,7 +53,9 @@ class BinaryTrees:
 
 
 def check_tree(parents: Sequence[int], where: str) -> None:
-    """Raise InputError unless parents are one tree through all ranks with at most two children each."""
+    """Raise InputError unless parents are one tree through all ranks with at most two children
+    each.
+    """
     depth, _ = levels(parents)
     roots = [rank for rank, parent in enumerate(parents) if parent < 0]
     unreached = [rank for rank, parent in enumerate(parents) if parent >= 0 and not depth[rank]]
@@ -57,20 +63,41 @@ def check_tree(parents: Sequence[int], where: str) -> None:
         raise InputError(f"{where}: not one tree: roots {roots}, not joined to one {unreached}")
     for parent, children in Counter(parent for parent in parents if parent >= 0).items():
         if children > MOST_CHILDREN:
-            raise InputError(f"{where}: rank {parent} has {children} children; RCCL's kernels read {MOST_CHILDREN}")
+            raise InputError(
+                f"{where}: rank {parent} has {children} children; RCCL's kernels read "
+                f"{MOST_CHILDREN}"
+            )
 
 
 def schedule_trees(request: Request, trees: BinaryTrees, name: str) -> Schedule:
-    """Return the allreduce of equal trees, each edge on the system's own route. InfeasibleError where two have none."""
+    """Return the allreduce of equal trees, each edge on the system's own route. InfeasibleError
+    where two have none.
+    """
     topology, rooted = request.topology, []
     for parents in trees.trees:
-        up = [None if parent < 0 else request.router.route(rank, parent) for rank, parent in enumerate(parents)]
-        down = [None if parent < 0 else request.router.route(parent, rank) for rank, parent in enumerate(parents)]
-        if any(parent >= 0 and (up[r] is None or down[r] is None) for r, parent in enumerate(parents)):
-            raise InfeasibleError(f"{name}: a tree of {topology.name!r} has an edge that only other GPUs could forward")
+        up = [
+            None if parent < 0 else request.router.route(rank, parent)
+            for rank, parent in enumerate(parents)
+        ]
+        down = [
+            None if parent < 0 else request.router.route(parent, rank)
+            for rank, parent in enumerate(parents)
+        ]
+        if any(
+            parent >= 0 and (up[r] is None or down[r] is None) for r, parent in enumerate(parents)
+        ):
+            raise InfeasibleError(
+                f"{name}: a tree of {topology.name!r} has an edge that only other GPUs could "
+                "forward"
+            )
         rooted.append(RootedTree(parents.index(-1), tuple(up), tuple(down)))
     share = Fraction(1, len(rooted))
-    return schedule_of(Forest(tuple(rooted), (share,) * len(rooted), trees.depth), request.collective, topology, name)
+    return schedule_of(
+        Forest(tuple(rooted), (share,) * len(rooted), trees.depth),
+        request.collective,
+        topology,
+        name,
+    )
 
 
 def compute_algbw_GBps(schedule: Schedule, request: Request) -> Fraction:
@@ -79,7 +106,9 @@ def compute_algbw_GBps(schedule: Schedule, request: Request) -> Fraction:
 
 
 def find_binary_trees(request: Request, most: int) -> BinaryTrees:
-    """Return the best equal trees found, at most `most`. InfeasibleError where the GPUs are not joined."""
+    """Return the best equal trees found, at most `most`. InfeasibleError where the GPUs are not
+    joined.
+    """
     search = _Search(request)
     search.generate()
     return BinaryTrees(search.round(most))
@@ -93,7 +122,9 @@ class _Search:
         self.routes = OwnRoutes(request.topology, request.router)
         both = self.routes.exists & self.routes.exists.T
         if not both.any(axis=1).all():
-            raise InfeasibleError(f"topology {request.topology.name!r}: not every GPU has a way to another and back")
+            raise InfeasibleError(
+                f"topology {request.topology.name!r}: not every GPU has a way to another and back"
+            )
         self.trees: list[Parents] = []
         self.uses: list[Counter[int]] = []
         self.weights: Floats = np.zeros(0)
@@ -113,7 +144,9 @@ class _Search:
         for rank, parent in enumerate(parents):
             for u, v in ((rank, parent), (parent, rank)) if parent >= 0 else ():
                 pair = u * self.n + v
-                uses.update(crossed.indices[crossed.indptr[pair] : crossed.indptr[pair + 1]].tolist())
+                uses.update(
+                    crossed.indices[crossed.indptr[pair] : crossed.indptr[pair + 1]].tolist()
+                )
         self.trees.append(parents)
         self.uses.append(uses)
         return True
@@ -122,7 +155,11 @@ class _Search:
         """Add trees until none that is found is cheaper than it brings, and weigh them."""
         capacity, prices = self.routes.capacity, 1.0 / self.routes.capacity
         for _ in range(_ROUNDS):
-            fresh = [self._add(tree) for root in range(self.n) if (tree := self._grow(prices, root)) is not None]
+            fresh = [
+                self._add(tree)
+                for root in range(self.n)
+                if (tree := self._grow(prices, root)) is not None
+            ]
             if not any(fresh) or self.request.effort.is_over("trees"):
                 break
             solved = pack(self.uses, capacity, self.request.effort)
@@ -130,12 +167,17 @@ class _Search:
                 break
             self.weights, prices = solved
         if not self.trees:
-            raise InfeasibleError(f"topology {self.request.topology.name!r}: no tree with two children a GPU was found")
+            raise InfeasibleError(
+                f"topology {self.request.topology.name!r}: no tree with two children a GPU was "
+                "found"
+            )
         if len(self.weights) < len(self.trees):
             self.weights = np.append(self.weights, np.zeros(len(self.trees) - len(self.weights)))
 
     def _grow(self, prices: Floats, root: int) -> Parents | None:
-        """Return a cheap tree from a root: the rank that is cheapest to hang comes next, the nearer to the root the better."""
+        """Return a cheap tree from a root: the rank that is cheapest to hang comes next, the nearer
+        to the root the better.
+        """
         distance = self.routes.distances(prices)
         distance = distance + distance.T
         np.fill_diagonal(distance, np.inf)
@@ -158,7 +200,9 @@ class _Search:
         return tuple(parents)
 
     def round(self, most: int) -> tuple[Parents, ...]:
-        """Return equal trees, the fewest that lose next to nothing beside the best number of them."""
+        """Return equal trees, the fewest that lose next to nothing beside the best number of
+        them.
+        """
         loads = np.zeros((len(self.trees), len(self.routes.links)))
         for row, uses in enumerate(self.uses):
             loads[row, list(uses)] = list(uses.values())
@@ -176,7 +220,9 @@ class _Search:
         for number in chosen:
             total.update(self.uses[number])
         capacity = self.request.topology.capacity_GBps
-        return len(chosen) / max(times / capacity[self.routes.links[link]] for link, times in total.items())
+        return len(chosen) / max(
+            times / capacity[self.routes.links[link]] for link, times in total.items()
+        )
 
 
 def _root_chain(order: Sequence[int]) -> Parents:
@@ -190,7 +236,9 @@ def _root_chain(order: Sequence[int]) -> Parents:
 
 
 def _round_to(loads: Floats, shares: Floats, count: int) -> list[int]:
-    """Return `count` trees: the shares rounded down, filled up one by one, and exchanged while that helps the busiest link."""
+    """Return `count` trees: the shares rounded down, filled up one by one, and exchanged while that
+    helps the busiest link.
+    """
     whole = np.floor(shares * count + 1e-9).astype(int)
     chosen: list[int] = np.repeat(np.arange(len(shares)), whole).tolist()[:count]
     total = loads[chosen].sum(axis=0)

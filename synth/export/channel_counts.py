@@ -1,4 +1,6 @@
-"""As many rings as chains: NCCL runs the number that both graphs have, so a number is sought at which both lose little."""
+"""As many rings as chains: NCCL runs the number that both graphs have, so a number is sought at
+which both lose little.
+"""
 
 from __future__ import annotations
 
@@ -20,19 +22,23 @@ from ..ir.collective import Collective
 from ..request import Request
 from .graph_check import list_hops
 
+# Shares of the best rates that a number of channels has to keep: of the faster of rings and chains,
+# and of the other.
 _NEAR_FASTER, _NEAR_SLOWER = Fraction(995, 1000), Fraction(98, 100)
-"""Shares of the best rates that a number of channels has to keep: of the faster of rings and chains, and of the other."""
 _ROUNDING_WORK_S = 6.0
 _WORTH_CHANGING = Fraction(2, 100)
+# (compute capability, GB/s): NCCL's tuner counts no more for a tree's channel, as one block of
+# threads copies no more.
 _CHANNEL_GBps = ((100, 70), (90, 38), (0, 24))
-"""(compute capability, GB/s): NCCL's tuner counts no more for a tree's channel, as one block of threads copies no more."""
 
+# As many channels of each shape.
 Sized = dict[str, Channels]
-"""As many channels of each shape."""
 
 
 class Finder:
-    """Finds equal channels of one shape, in several numbers, by one column generation; as channels.search does in one."""
+    """Finds equal channels of one shape, in several numbers, by one column generation; as
+    channels.search does in one.
+    """
 
     def __init__(self, request: Request, shape: str) -> None:
         orders = Orders(OwnRoutes(request.topology, request.router), request.collective)
@@ -55,11 +61,14 @@ class Finder:
 
 
 def match_counts(request: Request, finders: Sequence[Finder], most: int) -> Sized:
-    """Return as many channels of each shape, at most `most`: the fewest at which all are near what they reach at best."""
+    """Return as many channels of each shape, at most `most`: the fewest at which all are near what
+    they reach at best.
+    """
     given = {finder.shape: finder.find_best(most) for finder in finders}
     matching = _Matching(request, given, {finder.shape: finder for finder in finders}, most)
     chosen = matching.size_to(matching.choose_count())
-    # Where the slower shape loses much by a number that suits the faster one, its own number may suit both.
+    # Where the slower shape loses much by a number that suits the faster one, its own number may
+    # suit both.
     for shape, channels in given.items():
         if matching.find_share(chosen, shape) < _NEAR_SLOWER:
             own = matching.size_to(most // len(channels.orders) * len(channels.orders))
@@ -69,19 +78,29 @@ def match_counts(request: Request, finders: Sequence[Finder], most: int) -> Size
 
 
 class _Matching:
-    """Rings and chains as they were found, and the algbw that prefixes and repetitions of them have for allreduce."""
+    """Rings and chains as they were found, and the algbw that prefixes and repetitions of them have
+    for allreduce.
+    """
 
-    def __init__(self, request: Request, given: Sized, finders: dict[str, Finder], most: int) -> None:
+    def __init__(
+        self, request: Request, given: Sized, finders: dict[str, Finder], most: int
+    ) -> None:
         self._given, self._finders, self._most = given, finders, most
         self._reducing = request.of(Collective("allreduce", request.collective.ranks))
         self._rates = _Rates(self._reducing)
-        self._by_count = {shape: self._rates.list_rates(channels, most) for shape, channels in given.items()}
+        self._by_count = {
+            shape: self._rates.list_rates(channels, most) for shape, channels in given.items()
+        }
         # Allgather and reduce-scatter are what rings do.
         self._serving = list(given) if request.collective.name == "allreduce" else [RING]
 
     def choose_count(self) -> int:
-        """Return the fewest channels that lose little; none of them faster than one can be, where there is room for more."""
-        faster = [max(self._by_count[shape][k] for shape in self._serving) for k in range(self._most)]
+        """Return the fewest channels that lose little; none of them faster than one can be, where
+        there is room for more.
+        """
+        faster = [
+            max(self._by_count[shape][k] for shape in self._serving) for k in range(self._most)
+        ]
         slower = [min(row[k] for row in self._by_count.values()) for k in range(self._most)]
         fitting = [k for k in range(self._most) if faster[k] >= max(faster) * _NEAR_FASTER]
         enough = max(slower[k] for k in fitting) * _NEAR_SLOWER
@@ -91,7 +110,9 @@ class _Matching:
         return 1 + min(slow or fitting[-1:])
 
     def size_to(self, count: int) -> Sized:
-        """Return `count` channels of each shape: the first ones, all in turn, or others that lose less by a search."""
+        """Return `count` channels of each shape: the first ones, all in turn, or others that lose
+        less by a search.
+        """
         out: Sized = {}
         for shape, channels in self._given.items():
             orders = channels.orders
@@ -140,13 +161,21 @@ class _Rates:
         self._crossed: dict[tuple[str, Order], Counter[tuple[str, str]]] = {}
 
     def list_rates(self, channels: Channels, most: int) -> list[Fraction]:
-        """Return the algbw of the first 1, 2, ... `most` channels, all of them in turn where there are fewer."""
+        """Return the algbw of the first 1, 2, ... `most` channels, all of them in turn where there
+        are fewer.
+        """
         total: Counter[tuple[str, str]] = Counter()
         n, capacity, out = channels.ranks, self._request.topology.capacity_GBps, []
         carried = Fraction(2 * (n - 1), n) if channels.shape == RING else Fraction(1)
         for number in range(most):
-            total.update(self._find_crossed(channels.shape, channels.orders[number % len(channels.orders)]))
-            out.append(min(capacity[link] / times for link, times in total.items()) * (number + 1) / carried)
+            total.update(
+                self._find_crossed(channels.shape, channels.orders[number % len(channels.orders)])
+            )
+            out.append(
+                min(capacity[link] / times for link, times in total.items())
+                * (number + 1)
+                / carried
+            )
         return out
 
     def _find_crossed(self, shape: str, order: Order) -> Counter[tuple[str, str]]:

@@ -1,4 +1,6 @@
-"""The formats that topo-synth writes beside plans: for each the text, what it reaches, and what is said of it."""
+"""The formats that topo-synth writes beside plans: for each the text, what it reaches, and what is
+said of it.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ _BOUND_WORK_S, _BOUND_CLOCK = 20.0, 0.5
 
 @dataclass(frozen=True)
 class Export:
-    """A text in one of the formats: `figures` for programs, `lines` for people; `bounds` where the format has rates."""
+    """A text in one of the formats: `figures` for programs, `lines` for people; `bounds` where the
+    format has rates.
+    """
 
     format: str
     text: str
@@ -50,17 +54,24 @@ def export(
     version: NcclVersion = NEWEST,
     measured: Sequence[str] = (),
 ) -> Export:
-    """Return a collective on a topology in one of FORMATS. InfeasibleError, InputError where the format cannot say it."""
+    """Return a collective on a topology in one of FORMATS. InfeasibleError, InputError where the
+    format cannot say it.
+    """
     if format == NCCL_TUNER:
         text = write_nccl_tuner(collective, topology, measured)
         rows = [line for line in text.splitlines() if not line.startswith("#")]
         return Export(
-            format, text, {"rows": len(rows)}, (f"{len(rows)} ranges of sizes, each with what was fastest in them",)
+            format,
+            text,
+            {"rows": len(rows)},
+            (f"{len(rows)} ranges of sizes, each with what was fastest in them",),
         )
     # What the format cannot say is refused before any search.
     library = "NCCL's graph files have" if format == NCCL_GRAPH else "RCCL's rings and trees have"
     if collective.name not in COLLECTIVES:
-        raise InfeasibleError(f"{library} no {collective.name}; they are for {', '.join(COLLECTIVES)}")
+        raise InfeasibleError(
+            f"{library} no {collective.name}; they are for {', '.join(COLLECTIVES)}"
+        )
     number_gpus(topology)
     bounds = find_bounds(collective, topology, effort.grant(_BOUND_WORK_S, _BOUND_CLOCK), progress)
     request = Request(collective, topology, effort, progress, bounds.one_way)
@@ -72,7 +83,9 @@ def export(
     figures = _list_figures(rates, bounds, env.fraction) | {"channels": env.channels or None}
     lines = [_say_rates(rates, env.fraction)]
     if env.trees is not None:
-        lines.append(f"{len(env.trees.trees)} trees, {env.trees.depth} deep, for {env.channels} channels")
+        lines.append(
+            f"{len(env.trees.trees)} trees, {env.trees.depth} deep, for {env.channels} channels"
+        )
     return Export(format, write_rccl_env(env, request), figures, tuple(lines), bounds)
 
 
@@ -95,5 +108,8 @@ def _list_figures(rates: dict[str, Fraction], bounds: Bounds, fraction: Fraction
 
 def _say_rates(rates: dict[str, Fraction], fraction: Fraction) -> str:
     """Return what a file reaches, for people."""
-    listed = ", ".join(f"{name} {float(rate):.4g} GB/s algbw" if rate else f"no {name}" for name, rate in rates.items())
+    listed = ", ".join(
+        f"{name} {float(rate):.4g} GB/s algbw" if rate else f"no {name}"
+        for name, rate in rates.items()
+    )
     return f"{listed}; {float(fraction):.1%} of what one way a pair of GPUs allows"

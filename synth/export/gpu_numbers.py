@@ -1,4 +1,6 @@
-"""The numbers by which NCCL's and RCCL's files name GPUs (`dev`: the driver's index), and the types of their paths."""
+"""The numbers by which NCCL's and RCCL's files name GPUs (`dev`: the driver's index), and the types
+of their paths.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,9 @@ from .nccl_version import NcclVersion
 
 _GPU = re.compile(r"(?:(.+)/)?gpu(\d{1,6})")
 _MOST_DEV = 10**6
+# NCCL's types for labels that it does not have: direct links, abstract switches, and two bridges of
+# one NUMA node.
 _TYPE_OF_LABEL = {"LNK": "NVL", "SW": "NVL", "NODE": "PHB"}
-"""NCCL's types for labels that it does not have: direct links, abstract switches, and two bridges of one NUMA node."""
 
 
 @dataclass(frozen=True)
@@ -34,17 +37,21 @@ class GpuNumbers:
 
 
 def number_gpus(topology: Topology) -> GpuNumbers:
-    """Return the driver's index of each rank's GPU. Raises InfeasibleError where they are on several hosts, or none.
+    """Return the driver's index of each rank's GPU. Raises InfeasibleError where they are on
+    several hosts, or none.
 
     GPUs of a part of a machine keep the numbers that they have on the whole one.
     """
     gpus = [topology.by_id[ident] for ident in topology.ranks]
     if any(gpu.extra.get("stands_for") for gpu in gpus):
-        raise InfeasibleError(f"topology {topology.name!r} has ranks without a GPU; such a file is for GPUs")
+        raise InfeasibleError(
+            f"topology {topology.name!r} has ranks without a GPU; such a file is for GPUs"
+        )
     hosts = {_name_host(gpu) for gpu in gpus}
     if len(hosts) > 1:
         raise InfeasibleError(
-            f"topology {topology.name!r} has GPUs on {len(hosts)} hosts: such a file is for the GPUs of one, and between "
+            f"topology {topology.name!r} has GPUs on {len(hosts)} hosts: such a file is for the "
+            "GPUs of one, and between "
             "hosts the library keeps its own way; export one host by itself"
         )
     told = [_read_dev(gpu) for gpu in gpus]
@@ -52,8 +59,13 @@ def number_gpus(topology: Topology) -> GpuNumbers:
         return GpuNumbers(tuple(dev for dev in told if dev is not None), "the file's dev numbers")
     named = [_read_name(gpu) for gpu in gpus]
     if all(number is not None for number in named) and len(set(named)) == len(named):
-        return GpuNumbers(tuple(number for number in named if number is not None), "the numbers in the GPUs' names")
-    return GpuNumbers(tuple(range(len(gpus))), "the order of the ranks, as the GPUs have no numbers")
+        return GpuNumbers(
+            tuple(number for number in named if number is not None),
+            "the numbers in the GPUs' names",
+        )
+    return GpuNumbers(
+        tuple(range(len(gpus))), "the order of the ranks, as the GPUs have no numbers"
+    )
 
 
 def _name_host(gpu: Device) -> str:
@@ -73,13 +85,17 @@ def _read_dev(gpu: Device) -> int | None:
 
 
 def _read_name(gpu: Device) -> int | None:
-    """Return the number in a GPU's name; boxes of presets but the first count on from the box before, so theirs is unknown."""
+    """Return the number in a GPU's name; boxes of presets but the first count on from the box
+    before, so theirs is unknown.
+    """
     match = _GPU.fullmatch(gpu.id)
     return int(match.group(2)) if match and not gpu.extra.get("box") else None
 
 
 class PathTypes:
-    """The types that NCCL gives the ways between a topology's GPUs, from the routes of the topology."""
+    """The types that NCCL gives the ways between a topology's GPUs, from the routes of the
+    topology.
+    """
 
     def __init__(self, topology: Topology, version: NcclVersion) -> None:
         self._topology, self._version = topology, version
@@ -89,12 +105,16 @@ class PathTypes:
             self._kinds.setdefault((link.src, link.dst), set()).add(link.kind)
 
     def find_type(self, src: int, dst: int) -> str:
-        """Return the type of the way from one rank to another. InfeasibleError where it leaves the host, or there is none."""
+        """Return the type of the way from one rank to another. InfeasibleError where it leaves the
+        host, or there is none.
+        """
         a, b = self._topology.ranks[src], self._topology.ranks[dst]
         label = self._ways.find_way(a, b).label
         if label in ("NET", "DIS"):
             raise InfeasibleError(
-                f"{a} reaches {b} {'through a network' if label == 'NET' else 'through other GPUs only'}; a graph file has "
+                f"{a} reaches {b} "
+                f"{'through a network' if label == 'NET' else 'through other GPUs only'}; a graph "
+                "file has "
                 "the ways inside a host alone"
             )
         if label.startswith(("NV", "XGMI")):

@@ -1,6 +1,8 @@
-"""Check graph files before NCCL sees them, by its own rules and by those that it does not check; make channels of them.
+"""Check graph files before NCCL sees them, by its own rules and by those that it does not check;
+make channels of them.
 
-NCCL believes `nchannels`, reads unknown types as LOC, and never looks at trees: one that misses a GPU hangs.
+NCCL believes `nchannels`, reads unknown types as LOC, and never looks at trees: one that misses a
+GPU hangs.
 """
 
 from __future__ import annotations
@@ -14,28 +16,43 @@ from ..channels.channels import CHAIN, RING, Channels
 from .graph_file import COLLNET_CHAIN_ID, NAMES, NVLS_ID, RING_ID, TREE_ID, TYPES, Graph, GraphFile
 from .nccl_version import NEWEST, NcclVersion
 
+# Patterns that the graphs of an id have.
 PATTERNS = {RING_ID: (4,), TREE_ID: (1, 2, 3), COLLNET_CHAIN_ID: (3,), NVLS_ID: (5,), 4: (6,)}
-"""Patterns that the graphs of an id have."""
 _CROSS_ALL_GPUS = (RING_ID, TREE_ID, COLLNET_CHAIN_ID)
 _NAMED = 8
 _MOST_COMMENT = 250
 
 
 def check_graph_file(
-    file: GraphFile, devs: Collection[int] | None = None, version: NcclVersion = NEWEST, *, inside: bool = False
+    file: GraphFile,
+    devs: Collection[int] | None = None,
+    version: NcclVersion = NEWEST,
+    *,
+    inside: bool = False,
 ) -> None:
     """Raise InputError for the first thing in a file that NCCL would refuse, misread, or hang on.
 
-    `devs` are the numbers of the machine's GPUs, where it is known; `inside` files are for one host, so they have no nets.
+    `devs` are the numbers of the machine's GPUs, where it is known; `inside` files are for one
+    host, so they have no nets.
     """
     elements = 1 + sum(
-        1 + sum(1 + len(c) + len(n) for c, n in zip(g.channels, g.nets, strict=True)) for g in file.graphs
+        1 + sum(1 + len(c) + len(n) for c, n in zip(g.channels, g.nets, strict=True))
+        for g in file.graphs
     )
     if elements > version.most_elements:
         raise InputError(
-            f"{file.where}: {elements} XML elements; NCCL {version} reads {version.most_elements} of a graph file"
+            f"{file.where}: {elements} XML elements; NCCL {version} reads {version.most_elements} "
+            "of a graph file"
         )
-    members = next((channel for graph in file.graphs if graph.id in _CROSS_ALL_GPUS for channel in graph.channels), ())
+    members = next(
+        (
+            channel
+            for graph in file.graphs
+            if graph.id in _CROSS_ALL_GPUS
+            for channel in graph.channels
+        ),
+        (),
+    )
     expected = set(members if devs is None else devs)
     for graph in file.graphs:
         where = f"{file.where}, line {graph.line}: {graph.name}"
@@ -44,14 +61,18 @@ def check_graph_file(
             nets = graph.nets[number]
             if len(channel) + len(nets) > version.most_children:
                 raise InputError(
-                    f"{where}, channel {number}: {len(channel) + len(nets)} GPUs and nets; NCCL {version} reads "
+                    f"{where}, channel {number}: {len(channel) + len(nets)} GPUs and nets; NCCL "
+                    f"{version} reads "
                     f"{version.most_children} in a channel"
                 )
             if inside and nets:
-                raise InputError(f"{where}, channel {number}: has <net> elements, but the machine is one host")
+                raise InputError(
+                    f"{where}, channel {number}: has <net> elements, but the machine is one host"
+                )
             if len(nets) not in (0, 2) or len(nets) != len(graph.nets[0]):
                 raise InputError(
-                    f"{where}, channel {number}: {len(nets)} <net> elements; expected one first and one last, or none in any"
+                    f"{where}, channel {number}: {len(nets)} <net> elements; expected one first "
+                    "and one last, or none in any"
                 )
             if graph.id in _CROSS_ALL_GPUS:
                 _check_members(channel, expected, devs is not None, f"{where}, channel {number}")
@@ -65,22 +86,32 @@ def _check_attributes(graph: Graph, where: str, version: NcclVersion) -> None:
         known = " or ".join(map(str, PATTERNS[graph.id]))
         raise InputError(f"{where}: pattern {graph.pattern}; expected {known}")
     if graph.nchannels != len(graph.channels):
-        what = "fails on that" if graph.nchannels > len(graph.channels) else f"would use the first {graph.nchannels}"
+        what = (
+            "fails on that"
+            if graph.nchannels > len(graph.channels)
+            else f"would use the first {graph.nchannels}"
+        )
         raise InputError(
-            f"{where}: nchannels={graph.nchannels}, but there are {len(graph.channels)} channels; NCCL {what}"
+            f"{where}: nchannels={graph.nchannels}, but there are {len(graph.channels)} channels; "
+            f"NCCL {what}"
         )
     if graph.nchannels > version.most_channels and graph.id in _CROSS_ALL_GPUS:
         raise InputError(
-            f"{where}: {graph.nchannels} channels; NCCL {version} has room for {version.most_channels}, and does not look"
+            f"{where}: {graph.nchannels} channels; NCCL {version} has room for "
+            f"{version.most_channels}, and does not look"
         )
     for key, kind in (("typeintra", graph.typeintra), ("typeinter", graph.typeinter)):
         if kind not in TYPES or (kind == "P2C" and not version.knows_p2c):
             raise InputError(
-                f"{where}: {key}={kind[:20]!r} is not known to NCCL {version}, which reads it as LOC; expected one of "
+                f"{where}: {key}={kind[:20]!r} is not known to NCCL {version}, which reads it as "
+                "LOC; expected one of "
                 f"{', '.join(TYPES)}"
             )
     if graph.nchannels and not graph.speedintra:
-        raise InputError(f"{where}: speedintra is 0, so the tuner would never take it; expected GB/s of a channel")
+        raise InputError(
+            f"{where}: speedintra is 0, so the tuner would never take it; expected GB/s of a "
+            "channel"
+        )
 
 
 def _check_members(channel: tuple[int, ...], expected: set[int], known: bool, where: str) -> None:
@@ -89,29 +120,45 @@ def _check_members(channel: tuple[int, ...], expected: set[int], known: bool, wh
     twice = sorted({dev for dev in channel if channel.count(dev) > 1})
     missing = sorted(expected - set(channel))
     wrong = [
-        *([f"has {_list_devs(strange)}, not on the machine" if known else f"has {_list_devs(strange)}, not in the first"]
+        *([f"has {_list_devs(strange)}, not on the "
+           "machine" if known else f"has {_list_devs(strange)}, not in the first"]
           if strange else []),
         *([f"has {_list_devs(twice)} more than once"] if twice else []),
         *([f"misses {_list_devs(missing)}"] if missing else []),
     ]  # fmt: skip
     if wrong:
-        other = "; is the file for another machine?" if known and strange else "; NCCL would hang or fail"
+        other = (
+            "; is the file for another machine?"
+            if known and strange
+            else "; NCCL would hang or fail"
+        )
         raise InputError(f"{where} {' and '.join(wrong)}; expected every GPU once{other}")
 
 
 def _list_devs(devs: Collection[int]) -> str:
     """Return numbers of GPUs for a message."""
     listed = sorted(set(devs))
-    return "dev " + ", ".join(f"{dev:#x}" for dev in listed[:_NAMED]) + (" ..." if len(listed) > _NAMED else "")
+    return (
+        "dev "
+        + ", ".join(f"{dev:#x}" for dev in listed[:_NAMED])
+        + (" ..." if len(listed) > _NAMED else "")
+    )
 
 
 def list_channels(graph: Graph, rank_of: dict[int, int], where: str) -> Channels:
-    """Return the channels of a ring or tree graph as orders of ranks, `rank_of` being the ranks of the GPUs' numbers.
+    """Return the channels of a ring or tree graph as orders of ranks, `rank_of` being the ranks of
+    the GPUs' numbers.
 
-    A tree inside a host is a chain from its first GPU, the root. Raises InputError where a channel is not of all GPUs.
+    A tree inside a host is a chain from its first GPU, the root. Raises InputError where a channel
+    is not of all GPUs.
     """
     for number, channel in enumerate(graph.channels):
-        _check_members(channel, set(rank_of), True, f"{where}, line {graph.line}: {graph.name}, channel {number}")
+        _check_members(
+            channel,
+            set(rank_of),
+            True,
+            f"{where}, line {graph.line}: {graph.name}, channel {number}",
+        )
     orders = tuple(tuple(rank_of[dev] for dev in channel) for channel in graph.channels)
     return Channels(RING if graph.id == RING_ID else CHAIN, orders)
 
@@ -127,6 +174,8 @@ def list_hops(channels: Channels) -> set[tuple[int, int]]:
 
 
 def make_plain(line: str) -> str:
-    """Return a line as a comment of any of the files can hold it: plain characters, no two dashes together."""
+    """Return a line as a comment of any of the files can hold it: plain characters, no two dashes
+    together.
+    """
     plain = re.sub(r"[^ -~]", "?", line)
     return re.sub(r"-(?=-)", "", plain)[:_MOST_COMMENT].rstrip("-")

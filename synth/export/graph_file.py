@@ -1,7 +1,8 @@
 """Read NCCL's graph XML: what NCCL_GRAPH_DUMP_FILE writes and NCCL_GRAPH_FILE reads.
 
-The rules are those of NCCL's graph/search.cc and graph/xml.cc; what NCCL would stop on, or read as something else than
-it says, is an InputError with file and line. Whether the channels make sense is for `graph_check`.
+The rules are those of NCCL's graph/search.cc and graph/xml.cc; what NCCL would stop on, or read as
+something else than it says, is an InputError with file and line. Whether the channels make sense is
+for `graph_check`.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from ...topo.errors import InputError
 from ...topo.formats.safe_xml import Element, parse_xml
 
 RING_ID, TREE_ID, COLLNET_CHAIN_ID, NVLS_ID, COLLNET_DIRECT_ID = range(5)
+# What the ids of graphs stand for.
 NAMES = {
     RING_ID: "ring",
     TREE_ID: "tree",
@@ -21,15 +23,17 @@ NAMES = {
     NVLS_ID: "NVLS",
     COLLNET_DIRECT_ID: "CollNet direct",
 }
-"""What the ids of graphs stand for."""
+# Types of paths that NCCL's files name, the nearest first.
 TYPES = ("LOC", "NVL", "NVB", "PIX", "PXB", "P2C", "PXN", "PHB", "SYS")
-"""Types of paths that NCCL's files name, the nearest first."""
 
 MOST_CHARACTERS = 8 * 2**20
 _MOST_VALUE_bytes = 253
 _DECLARATION = re.compile(r"\s*<\?")
-# NCCL reads how a comment begins as the name of a tag: with a "=" in it, or without an end, it refuses the file.
-_COMMENT = re.compile(rf"<!--(?=[^ >/\n\r=]{{0,{_MOST_VALUE_bytes - 3}}}[ >/\n\r]).*?-->", re.DOTALL)
+# NCCL reads how a comment begins as the name of a tag: with a "=" in it, or without an end, it
+# refuses the file.
+_COMMENT = re.compile(
+    rf"<!--(?=[^ >/\n\r=]{{0,{_MOST_VALUE_bytes - 3}}}[ >/\n\r]).*?-->", re.DOTALL
+)
 _NAME_FORM = r"[A-Za-z_][\w.:-]{0,99}"
 _VALUE_FORM = rf"""(?:"[^"<&]{{0,{_MOST_VALUE_bytes}}}"|'[^'<&]{{0,{_MOST_VALUE_bytes}}}')"""
 _TAG_FORM = re.compile(rf"</{_NAME_FORM}>|<{_NAME_FORM}(?: +{_NAME_FORM}={_VALUE_FORM})* ?/?>")
@@ -40,10 +44,11 @@ _DEV = re.compile(r"0[xX][0-9a-fA-F]{1,16}|[0-9a-fA-F]{1,16}")
 
 @dataclass(frozen=True)
 class Graph:
-    """One graph of a file: NCCL's attributes, and of each channel its GPUs in order, its nets and the ranks it names.
+    """One graph of a file: NCCL's attributes, and of each channel its GPUs in order, its nets and
+    the ranks it names.
 
-    GPUs and nets are `dev` numbers: a GPU's is its NVML index, with the number of its host from bit 56 on. Speeds in
-    GB/s are a channel's. `ranks` has None where a GPU has no rank, as it should.
+    GPUs and nets are `dev` numbers: a GPU's is its NVML index, with the number of its host from bit
+    56 on. Speeds in GB/s are a channel's. `ranks` has None where a GPU has no rank, as it should.
     """
 
     id: int
@@ -82,7 +87,10 @@ class GraphFile:
 
 def looks_like_graph_file(text: str) -> bool:
     """Return whether a text begins as a graph file does, after comments and a declaration."""
-    return re.match(r"\s*(?:<\?.*?\?>\s*|<!--.*?-->\s*)*<graphs\b", text.lstrip("\ufeff"), re.DOTALL) is not None
+    return (
+        re.match(r"\s*(?:<\?.*?\?>\s*|<!--.*?-->\s*)*<graphs\b", text.lstrip("\ufeff"), re.DOTALL)
+        is not None
+    )
 
 
 def read_graph_file(text: str, where: str) -> GraphFile:
@@ -92,14 +100,21 @@ def read_graph_file(text: str, where: str) -> GraphFile:
     """
     if not text.strip():
         raise InputError(
-            f'{where}: the file is empty; expected <graphs version="1">, as NCCL_GRAPH_DUMP_FILE writes it'
+            f'{where}: the file is empty; expected <graphs version="1">, as NCCL_GRAPH_DUMP_FILE '
+            "writes it"
         )
     if len(text) > MOST_CHARACTERS:
-        raise InputError(f"{where}: {len(text)} characters; more than {MOST_CHARACTERS} are no graph file")
+        raise InputError(
+            f"{where}: {len(text)} characters; more than {MOST_CHARACTERS} are no graph file"
+        )
     root = parse_xml(text, where)
     if root.tag != "graphs":
-        other = "; this is a topology, as NCCL_TOPO_DUMP_FILE writes it" if root.tag == "system" else ""
-        raise root.make_error(f"is not NCCL's graph file; expected <graphs> as the outermost element{other}")
+        other = (
+            "; this is a topology, as NCCL_TOPO_DUMP_FILE writes it" if root.tag == "system" else ""
+        )
+        raise root.make_error(
+            f"is not NCCL's graph file; expected <graphs> as the outermost element{other}"
+        )
     _check_form(text, where)
     if root.get("version") is None or _read_whole(root, "version") != 1:
         raise root.make_error(f"version={root.get('version')!r}: NCCL reads version 1 only")
@@ -111,18 +126,27 @@ def read_graph_file(text: str, where: str) -> GraphFile:
         first = next(other for other in graphs if other.id == graph.id)
         if first is not graph:
             raise InputError(
-                f"{where}, line {graph.line}: a second {graph.name}, after line {first.line}; NCCL would mix them"
+                f"{where}, line {graph.line}: a second {graph.name}, after line {first.line}; "
+                "NCCL would mix them"
             )
     return GraphFile(where, graphs, tuple(f"{where}: {note}" for note in notes))
 
 
 def _check_form(text: str, where: str) -> None:
-    """Raise InputError for what is sound XML but not read by NCCL's parser: declarations, text, tabs, spaces around `=`."""
+    """Raise InputError for what is sound XML but not read by NCCL's parser: declarations, text,
+    tabs, spaces around `=`.
+    """
     start = text.removeprefix("\ufeff")
     if start is not text:
-        raise InputError(f"{where}, line 1: begins with a byte order mark, which NCCL does not read; save it without")
+        raise InputError(
+            f"{where}, line 1: begins with a byte order mark, which NCCL does not read; save it "
+            "without"
+        )
     if _DECLARATION.match(text):
-        raise InputError(f"{where}, line 1: begins with <?...?>, which NCCL does not read; remove the declaration")
+        raise InputError(
+            f"{where}, line 1: begins with <?...?>, which NCCL does not read; remove the "
+            "declaration"
+        )
     blank = _COMMENT.sub(lambda match: re.sub(r"[^\n]", " ", match.group()), text)
     position = 0
     for tag in re.finditer(r"<[^>]*>", blank):
@@ -131,7 +155,8 @@ def _check_form(text: str, where: str) -> None:
         if not _TAG_FORM.fullmatch(tag.group()):
             line = blank.count("\n", 0, tag.start()) + 1
             raise InputError(
-                f"{where}, line {line}: {tag.group()[:60]!r} is not written as NCCL reads tags: on one line, one space "
+                f"{where}, line {line}: {tag.group()[:60]!r} is not written as NCCL reads tags: "
+                "on one line, one space "
                 f'before each name="value", no more than {_MOST_VALUE_bytes} bytes in it, no &...;'
             )
     _check_between(blank, position, len(blank), where)
@@ -143,7 +168,8 @@ def _check_between(text: str, start: int, end: int, where: str) -> None:
     if stray:
         line = text.count("\n", 0, text.index(stray, start)) + 1
         raise InputError(
-            f"{where}, line {line}: {stray[:40]!r} between elements; NCCL reads spaces and ends of lines there"
+            f"{where}, line {line}: {stray[:40]!r} between elements; NCCL reads spaces and ends "
+            "of lines there"
         )
 
 
@@ -163,9 +189,14 @@ def _read_graph(element: Element, notes: dict[str, None]) -> Graph:
         gpus = [member for member in members if member.tag == "gpu"]
         channels.append(tuple(_read_dev(gpu, notes) for gpu in gpus))
         nets.append(tuple(_read_dev(member, notes) for member in members if member.tag == "net"))
-        ranks.append(tuple(None if gpu.get("rank") is None else _read_whole(gpu, "rank") for gpu in gpus))
+        ranks.append(
+            tuple(None if gpu.get("rank") is None else _read_whole(gpu, "rank") for gpu in gpus)
+        )
     if any(rank is not None for row in ranks for rank in row):
-        notes["GPUs have ranks, which NCCL 2.30 and later believe, in every communicator, whatever dev says"] = None
+        notes[
+            "GPUs have ranks, which NCCL 2.30 and later believe, in every communicator, whatever "
+            "dev says"
+        ] = None
     return Graph(
         id=_read_whole(element, "id"),
         pattern=_read_whole(element, "pattern"),
@@ -176,7 +207,9 @@ def _read_graph(element: Element, notes: dict[str, None]) -> Graph:
         typeinter=_read_text(element, "typeinter"),
         crossnic=_read_whole(element, "crossnic"),
         samechannels=_read_whole(element, "samechannels"),
-        latencyinter=_read_real(element, "latencyinter") if element.get("latencyinter") else Fraction(0),
+        latencyinter=_read_real(element, "latencyinter")
+        if element.get("latencyinter")
+        else Fraction(0),
         channels=tuple(channels),
         nets=tuple(nets),
         ranks=tuple(ranks),
@@ -199,7 +232,9 @@ def _read_whole(element: Element, key: str) -> int:
         raise element.make_error(f"{key}={text[:40]!r}: expected a whole number")
     value = int(text, 16 if "x" in text.lower() else 10)
     if abs(value) > 10**6:
-        raise element.make_error(f"{key}={text[:40]!r}: expected a whole number of at most a million")
+        raise element.make_error(
+            f"{key}={text[:40]!r}: expected a whole number of at most a million"
+        )
     return value
 
 
@@ -212,7 +247,9 @@ def _read_real(element: Element, key: str) -> Fraction:
 
 
 def _read_dev(element: Element, notes: dict[str, None]) -> int:
-    """Return a dev number: hex after 0x or with letters, else decimal, as NCCL before 2.21 wrote it."""
+    """Return a dev number: hex after 0x or with letters, else decimal, as NCCL before 2.21 wrote
+    it.
+    """
     text = _read_text(element, "dev")
     if not _DEV.fullmatch(text):
         raise element.make_error(f"dev={text[:40]!r}: expected a number such as 0x3 or 3")

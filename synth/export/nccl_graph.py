@@ -1,8 +1,9 @@
 """Write NCCL's graph file: rings and chains with their true speeds, for NCCL_GRAPH_FILE.
 
-NCCL's tuner reads the speeds: for allreduce rings have an algbw of channels * speed * n / (2 (n - 1)), trees of channels *
-speed / 2 (times .92, as NCCL finds trees slower). Speeds from the channels' exact rates make it choose by size by itself.
-NCCL runs as many channels as the ring and the tree graph both have, so both get the same number.
+NCCL's tuner reads the speeds: for allreduce rings have an algbw of channels * speed * n / (2 (n -
+1)), trees of channels * speed / 2 (times .92, as NCCL finds trees slower). Speeds from the
+channels' exact rates make it choose by size by itself. NCCL runs as many channels as the ring and
+the tree graph both have, so both get the same number.
 """
 
 from __future__ import annotations
@@ -32,9 +33,11 @@ _PATTERNS = {RING_ID: 4, TREE_ID: 1}
 
 @dataclass(frozen=True)
 class NcclGraphs:
-    """Rings and chains for a machine, as many of each, and what they reach, in GB/s of algbw, at large sizes.
+    """Rings and chains for a machine, as many of each, and what they reach, in GB/s of algbw, at
+    large sizes.
 
-    `ring_GBps` is of the collective, `chain_GBps` of allreduce. `chains` are None where there are none.
+    `ring_GBps` is of the collective, `chain_GBps` of allreduce. `chains` are None where there are
+    none.
     """
 
     topology: Topology
@@ -49,12 +52,18 @@ class NcclGraphs:
     @property
     def count(self) -> int:
         """Number of channels of each graph."""
-        return max(len(channels.orders) for channels in (self.rings, self.chains) if channels is not None)
+        return max(
+            len(channels.orders) for channels in (self.rings, self.chains) if channels is not None
+        )
 
     @property
     def best_GBps(self) -> Fraction:
         """Algbw of the collective by the faster of the graphs that serve it."""
-        return max(self.ring_GBps, self.chain_GBps) if self.collective.name == "allreduce" else self.ring_GBps
+        return (
+            max(self.ring_GBps, self.chain_GBps)
+            if self.collective.name == "allreduce"
+            else self.ring_GBps
+        )
 
     @property
     def fraction(self) -> Fraction:
@@ -65,8 +74,8 @@ class NcclGraphs:
 def find_graphs(request: Request, bound: Bound, version: NcclVersion = NEWEST) -> NcclGraphs:
     """Return the best rings and chains for a collective on one host.
 
-    The collective is one of COLLECTIVES. Raises InfeasibleError where the GPUs are on several hosts, or there is no ring
-    or chain.
+    The collective is one of COLLECTIVES. Raises InfeasibleError where the GPUs are on several
+    hosts, or there is no ring or chain.
     """
     collective, topology, n = request.collective, request.topology, request.collective.ranks
     numbers = number_gpus(topology)
@@ -92,11 +101,14 @@ def find_graphs(request: Request, bound: Bound, version: NcclVersion = NEWEST) -
 
 
 def _count_most(ranks: int, version: NcclVersion) -> int:
-    """Return how many channels of so many GPUs a file of two graphs may have. InfeasibleError where it has no room for any."""
+    """Return how many channels of so many GPUs a file of two graphs may have. InfeasibleError where
+    it has no room for any.
+    """
     most = min(version.most_channels, (version.most_elements - 3) // (2 * (ranks + 1)))
     if most < 1 or ranks > version.most_children:
         raise InfeasibleError(
-            f"NCCL {version} reads no graph file for {ranks} GPUs: it would have too many XML elements"
+            f"NCCL {version} reads no graph file for {ranks} GPUs: it would have too many XML "
+            "elements"
         )
     return most
 
@@ -108,13 +120,16 @@ def _compute_algbw(request: Request, channels: Channels) -> Fraction:
     return algbw_GBps(schedule, request.topology)
 
 
-# -- the file ----------------------------------------------------------------------------------------------------------
+# -- the file
+# ----------------------------------------------------------------------------------------------------------
 
 
 def write_graphs(graphs: NcclGraphs, version: NcclVersion = NEWEST) -> str:
-    """Return the text of the file, which has been read back, checked, and found to have the rates that it is written with.
+    """Return the text of the file, which has been read back, checked, and found to have the rates
+    that it is written with.
 
-    GPUs are named in 0x hex, which every version reads alike; they have no rank, and there is no XML declaration.
+    GPUs are named in 0x hex, which every version reads alike; they have no rank, and there is no
+    XML declaration.
     """
     types = PathTypes(graphs.topology, version)
     n, lines = graphs.collective.ranks, ['<graphs version="1">', *_write_comment(graphs, version)]
@@ -124,12 +139,17 @@ def write_graphs(graphs: NcclGraphs, version: NcclVersion = NEWEST) -> str:
         speed = _write_speed(_speed_GBps(graphs, channels))
         worst = types.find_worst(list_hops(channels))
         lines.append(
-            f'  <graph id="{number}" pattern="{_PATTERNS[number]}" crossnic="0" nchannels="{len(channels.orders)}" '
-            f'speedintra="{speed}" speedinter="{speed}" latencyinter="0" typeintra="{worst}" typeinter="PIX" '
+            f'  <graph id="{number}" pattern="{_PATTERNS[number]}" crossnic="0" '
+            f'nchannels="{len(channels.orders)}" '
+            f'speedintra="{speed}" speedinter="{speed}" latencyinter="0" typeintra="{worst}" '
+            'typeinter="PIX" '
             f'samechannels="{int(len(set(channels.orders)) == 1)}">'
         )
         for order in channels.orders:
-            lines += ["    <channel>", *(f'      <gpu dev="{graphs.numbers.devs[rank]:#x}"/>' for rank in order)]
+            lines += [
+                "    <channel>",
+                *(f'      <gpu dev="{graphs.numbers.devs[rank]:#x}"/>' for rank in order),
+            ]
             lines.append("    </channel>")
         lines.append("  </graph>")
     text = "\n".join([*lines, "</graphs>", ""])
@@ -154,7 +174,9 @@ def _write_speed(speed: Fraction) -> str:
 
 
 def _check_rates(graphs: NcclGraphs, file: GraphFile, n: int) -> None:
-    """Raise VerificationError unless the channels that were read back have the rates that the file is written with."""
+    """Raise VerificationError unless the channels that were read back have the rates that the file
+    is written with.
+    """
     for number, claimed in ((RING_ID, graphs.ring_GBps), (TREE_ID, graphs.chain_GBps)):
         graph = file.find(number)
         if graph is None:
@@ -165,13 +187,16 @@ def _check_rates(graphs: NcclGraphs, file: GraphFile, n: int) -> None:
         counted = count_algbw_GBps(graph, n) * (1 if name == "allreduce" else 2)
         if rate != claimed or abs(counted - claimed) > claimed / 10**5:
             raise VerificationError(
-                f"{file.where}: {graph.name} reaches {float(rate):.6g} GB/s and says {float(counted):.6g}, but "
+                f"{file.where}: {graph.name} reaches {float(rate):.6g} GB/s and says "
+                f"{float(counted):.6g}, but "
                 f"{float(claimed):.6g} was promised"
             )
 
 
 def count_algbw_GBps(graph: Graph, ranks: int) -> Fraction:
-    """Return the algbw of allreduce that NCCL's tuner counts for a graph, without its factor of .92 for trees."""
+    """Return the algbw of allreduce that NCCL's tuner counts for a graph, without its factor of .92
+    for trees.
+    """
     total = graph.nchannels * graph.speedintra
     return total * ranks / (2 * (ranks - 1)) if graph.id == RING_ID else total / 2
 
@@ -188,11 +213,16 @@ def _write_comment(graphs: NcclGraphs, version: NcclVersion) -> list[str]:
         if channels is not None
     ]
     lines = [
-        f"topoplan {VERSION}: {graphs.count} channels through {graphs.collective.ranks} GPUs of {topology.name}",
-        f"fingerprint {topology.fingerprint}, for NCCL {version if version < NEWEST else 'up to ' + str(NEWEST)} and one host",
-        f"reaches at large sizes, GB/s algbw: {', '.join(reached)}; {graphs.collective.name} could reach at most "
-        f"{float(graphs.bound.algbw_GBps):.4g} with one way a pair of GPUs ({float(graphs.fraction):.1%} of it)",
-        "assumes the topology's rates of links, that GPUs reach each other directly (P2P), and that nothing else sends",
+        f"topoplan {VERSION}: {graphs.count} channels through {graphs.collective.ranks} GPUs of "
+        f"{topology.name}",
+        f"fingerprint {topology.fingerprint}, for NCCL "
+        f"{version if version < NEWEST else 'up to ' + str(NEWEST)} and one host",
+        f"reaches at large sizes, GB/s algbw: {', '.join(reached)}; {graphs.collective.name} "
+        "could reach at most "
+        f"{float(graphs.bound.algbw_GBps):.4g} with one way a pair of GPUs "
+        f"({float(graphs.fraction):.1%} of it)",
+        "assumes the topology's rates of links, that GPUs reach each other directly (P2P), and "
+        "that nothing else sends",
         *describe_rates(topology),
         f"dev: {graphs.numbers.source}; only for communicators of just these GPUs",
     ]

@@ -1,8 +1,10 @@
-"""Write the CSV that NVIDIA's example tuner plugin reads (NCCL_TUNER_CONFIG_FILE), from measured times alone.
+"""Write the CSV that NVIDIA's example tuner plugin reads (NCCL_TUNER_CONFIG_FILE), from measured
+times alone.
 
-Each measurement is what `topo-run --json` printed for the stock collective with one algorithm, protocol and number of
-channels forced; at each size the fastest one is named. From a size up to the next one its choice holds, and the ends are
-carried on. The number of channels has to be named: where it is -1, or no line covers a call, the plugin runs one channel.
+Each measurement is what `topo-run --json` printed for the stock collective with one algorithm,
+protocol and number of channels forced; at each size the fastest one is named. From a size up to the
+next one its choice holds, and the ends are carried on. The number of channels has to be named:
+where it is -1, or no line covers a call, the plugin runs one channel.
 """
 
 from __future__ import annotations
@@ -36,7 +38,9 @@ _MOST_CHANNELS = 64
 
 @dataclass(frozen=True)
 class Measured:
-    """Times in us of a stock collective by the bytes of its buffer, with one algorithm, protocol and number of channels."""
+    """Times in us of a stock collective by the bytes of its buffer, with one algorithm, protocol
+    and number of channels.
+    """
 
     algorithm: str
     protocol: str
@@ -47,7 +51,8 @@ class Measured:
 def read_measured(argument: str, collective: Collective) -> Measured:
     """Return the measurement that ALGORITHM/PROTOCOL/CHANNELS=FILE names.
 
-    Raises InputError where the file is not what `topo-run --json` printed of this collective over NCCL.
+    Raises InputError where the file is not what `topo-run --json` printed of this collective over
+    NCCL.
     """
     forced, equals, path = argument.partition("=")
     parts = forced.lower().split("/")
@@ -57,9 +62,14 @@ def read_measured(argument: str, collective: Collective) -> Measured:
     if parts[0] not in ALGORITHMS or parts[1] not in PROTOCOLS:
         known = f"algorithms are {', '.join(ALGORITHMS)}, protocols {', '.join(PROTOCOLS)}"
         raise InputError(f"--measured {argument[:80]}: {expected}; {known}")
-    channels = int(parts[2]) if parts[2].isascii() and parts[2].isdigit() and len(parts[2]) < 4 else 0
+    channels = (
+        int(parts[2]) if parts[2].isascii() and parts[2].isdigit() and len(parts[2]) < 4 else 0
+    )
     if not 1 <= channels <= _MOST_CHANNELS:
-        raise InputError(f"--measured {argument[:80]}: {parts[2][:20]!r} channels; expected 1 to {_MOST_CHANNELS}")
+        raise InputError(
+            f"--measured {argument[:80]}: {parts[2][:20]!r} channels; expected 1 to "
+            f"{_MOST_CHANNELS}"
+        )
     return Measured(parts[0], parts[1], channels, _read_times(path, collective))
 
 
@@ -70,16 +80,27 @@ def _read_times(path: str, collective: Collective) -> dict[int, float]:
     except OSError as error:
         raise InputError(f"--measured: {path}: cannot be read: {error.strerror or error}") from None
     if len(raw) > _MOST_FILE_BYTES:
-        raise InputError(f"--measured: {path}: larger than {_MOST_FILE_BYTES >> 20} MiB; no output of topo-run is")
+        raise InputError(
+            f"--measured: {path}: larger than {_MOST_FILE_BYTES >> 20} MiB; no output of topo-run "
+            "is"
+        )
     try:
         body = load_json(raw, exact=False)
     except ValueError:
         body = None
     if not isinstance(body, dict) or not isinstance(body.get("rows"), list):
-        raise InputError(f"--measured: {path}: not what topo-run --json prints; expected an object with rows")
-    for key, wanted in (("collective", collective.name), ("ranks", collective.ranks), ("backend", "nccl")):
+        raise InputError(
+            f"--measured: {path}: not what topo-run --json prints; expected an object with rows"
+        )
+    for key, wanted in (
+        ("collective", collective.name),
+        ("ranks", collective.ranks),
+        ("backend", "nccl"),
+    ):
         if body.get(key) != wanted:
-            raise InputError(f"--measured: {path}: its {key} is {str(body.get(key))[:40]}; expected {wanted}")
+            raise InputError(
+                f"--measured: {path}: its {key} is {str(body.get(key))[:40]}; expected {wanted}"
+            )
     times = {}
     for row in body["rows"]:
         size, time_us = _get_number(row, "size_bytes"), _get_number(row, "stock_us")
@@ -87,7 +108,8 @@ def _read_times(path: str, collective: Collective) -> dict[int, float]:
             times[int(size)] = time_us
     if not times:
         raise InputError(
-            f"--measured: {path}: no row has a time of the stock collective (stock_us); run it with --stock"
+            f"--measured: {path}: no row has a time of the stock collective (stock_us); run it "
+            "with --stock"
         )
     return times
 
@@ -101,25 +123,35 @@ def _get_number(row: Any, key: str) -> float | None:
 
 
 def write_nccl_tuner(collective: Collective, topology: Topology, arguments: Sequence[str]) -> str:
-    """Return the CSV. InputError without measurements, InfeasibleError for a collective that the plugin does not know."""
+    """Return the CSV. InputError without measurements, InfeasibleError for a collective that the
+    plugin does not know.
+    """
     name = _COLLECTIVES.get(collective.name)
     if name is None:
-        raise InfeasibleError(f"NCCL's tuner has nothing for {collective.name}; it has {', '.join(_COLLECTIVES)}")
+        raise InfeasibleError(
+            f"NCCL's tuner has nothing for {collective.name}; it has {', '.join(_COLLECTIVES)}"
+        )
     if not arguments:
         raise InputError(
-            "--format nccl-tuner is written from measured times alone: on the machine, run NCCL_ALGO=Tree NCCL_PROTO=Simple "
-            "NCCL_MAX_NCHANNELS=16 topo-run --stock --nproc N --json > tree.json, the same with Ring, and give --measured "
+            "--format nccl-tuner is written from measured times alone: on the machine, run "
+            "NCCL_ALGO=Tree NCCL_PROTO=Simple "
+            "NCCL_MAX_NCHANNELS=16 topo-run --stock --nproc N --json > tree.json, the same with "
+            "Ring, and give --measured "
             "tree/simple/16=tree.json --measured ring/simple/16=ring.json"
         )
     measured = [read_measured(argument, collective) for argument in arguments]
     sizes = sorted(set.intersection(*(set(each.time_us) for each in measured)))
     if not sizes:
-        raise InputError("--measured: no size was measured in all of the files; measure the same sizes")
+        raise InputError(
+            "--measured: no size was measured in all of the files; measure the same sizes"
+        )
     fastest = [min(measured, key=lambda each: each.time_us[size]) for size in sizes]
     nodes = len({str(topology.by_id[gpu].extra.get("host", "")) for gpu in topology.ranks})
     lines = [
-        f"topoplan {VERSION}: {collective.name} on {topology.name}, fingerprint {topology.fingerprint}",
-        f"the fastest of {len(measured)} measurements at {len(sizes)} sizes from {sizes[0]} to {sizes[-1]} bytes; other sizes "
+        f"topoplan {VERSION}: {collective.name} on {topology.name}, fingerprint "
+        f"{topology.fingerprint}",
+        f"the fastest of {len(measured)} measurements at {len(sizes)} sizes from {sizes[0]} to "
+        f"{sizes[-1]} bytes; other sizes "
         "have the choice of the next smaller one, or of the nearest",
         "collectives without a line here run on one channel while the plugin is loaded",
         COLUMNS,

@@ -12,7 +12,9 @@ _FORM = re.compile(r"(\d{1,3})\.(\d{1,3})(?:\.\d{1,3})?(?:-\d{1,3})?")
 
 @dataclass(frozen=True, order=True)
 class NcclVersion:
-    """A version of NCCL, such as 2.27; the limits are those of its sources (device.h, topo.h, xml.h)."""
+    """A version of NCCL, such as 2.27; the limits are those of its sources (device.h, topo.h,
+    xml.h).
+    """
 
     major: int
     minor: int
@@ -51,16 +53,22 @@ class NcclVersion:
 
 
 OLDEST = NcclVersion(2, 6)
+# The last version that was looked at; later ones are taken as this one.
 NEWEST = NcclVersion(2, 30)
-"""The last version that was looked at; later ones are taken as this one."""
 
 
 def parse_nccl_version(text: str) -> NcclVersion:
-    """Return the version of a text such as 2.27 or 2.27.7-1. Raises InputError where it is none with graph files."""
+    """Return the version of a text such as 2.27 or 2.27.7-1. Raises InputError where it is none
+    with graph files.
+    """
     match = _FORM.fullmatch(text.strip())
     if match is None:
-        raise InputError(f"--nccl-version {text[:40]}: expected a version of NCCL such as 2.27 or 2.27.7")
+        raise InputError(
+            f"--nccl-version {text[:40]}: expected a version of NCCL such as 2.27 or 2.27.7"
+        )
     version = NcclVersion(int(match.group(1)), int(match.group(2)))
     if version < OLDEST:
-        raise InputError(f"--nccl-version {text}: graph files of this form are read by NCCL {OLDEST} and later")
+        raise InputError(
+            f"--nccl-version {text}: graph files of this form are read by NCCL {OLDEST} and later"
+        )
     return version

@@ -1,1 +1,3 @@
-"""Throughput-optimal trees: what they are packed into, how they are found, and how they become schedules."""
+"""Throughput-optimal trees: what they are packed into, how they are found, and how they become
+schedules.
+"""

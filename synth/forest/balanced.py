@@ -1,7 +1,8 @@
-"""Out-trees of fewest hops on direct networks, whose parents are chosen so that all trees together load the links evenly.
+"""Out-trees of fewest hops on direct networks, whose parents are chosen so that all trees together
+load the links evenly.
 
-For machines too large for column generation. On vertex-transitive graphs one tree, balanced over the classes of links,
-stands for all; the time is then within about a hundredth of the cut bound.
+For machines too large for column generation. On vertex-transitive graphs one tree, balanced over
+the classes of links, stands for all; the time is then within about a hundredth of the cut bound.
 """
 
 from __future__ import annotations
@@ -21,17 +22,24 @@ Link = tuple[str, str]
 
 
 def balanced_trees(
-    topology: Topology, roots: Sequence[int], turns: list[NDArray[np.int64]], *, ordered: bool = False
+    topology: Topology,
+    roots: Sequence[int],
+    turns: list[NDArray[np.int64]],
+    *,
+    ordered: bool = False,
 ) -> Forest | None:
-    """Return one tree for each root; None where devices other than GPUs have links, or some GPU cannot be reached.
+    """Return one tree for each root; None where devices other than GPUs have links, or some GPU
+    cannot be reached.
 
-    `ordered`: each parent is the one nearest in rank instead, which on meshes is dimension-order routing.
+    `ordered`: each parent is the one nearest in rank instead, which on meshes is dimension-order
+    routing.
     """
     if any(topology.by_id[d].kind != "gpu" for link in topology.capacity_GBps for d in link):
         return None
     links = list(topology.capacity_GBps)
     ranks = {gpu: r for r, gpu in enumerate(topology.ranks)}
-    # If the symmetries take any root to any other, one tree and its images are enough, and loads are balanced by class.
+    # If the symmetries take any root to any other, one tree and its images are enough, and loads
+    # are balanced by class.
     images = group(turns, 4096) if len(roots) > 1 else None
     row = np.arange(len(links))
     if images is not None:
@@ -48,7 +56,8 @@ def balanced_trees(
     for i, (a, b) in enumerate(links):
         inward[ranks[b]].append((ranks[a], int(row[i])))
         outward[ranks[a]].append(ranks[b])
-    # What a tree adds to a class of links, relative to the bandwidth of all links of the class together.
+    # What a tree adds to a class of links, relative to the bandwidth of all links of the class
+    # together.
     weight = np.zeros(int(row.max()) + 1)
     for i, link in enumerate(links):
         weight[row[i]] += float(topology.capacity_GBps[link])
@@ -59,7 +68,9 @@ def balanced_trees(
         parents = _tree(root, inward, outward, load, [0.0] * len(step) if ordered else step)
         if parents is None:
             return None
-        down = tuple(None if p < 0 else (topology.ranks[p], topology.ranks[v]) for v, p in enumerate(parents))
+        down = tuple(
+            None if p < 0 else (topology.ranks[p], topology.ranks[v]) for v, p in enumerate(parents)
+        )
         trees.append(RootedTree(root, (), down))
     depth = max(max(_hop_levels(root, outward)) for root in roots)
     return Forest(tuple(trees), (Fraction(1),) * len(trees), depth, images)
@@ -79,7 +90,11 @@ def _hop_levels(root: int, outward: list[list[int]]) -> list[int]:
 
 
 def _tree(
-    root: int, inward: list[list[tuple[int, int]]], outward: list[list[int]], load: list[float], step: list[float]
+    root: int,
+    inward: list[list[tuple[int, int]]],
+    outward: list[list[int]],
+    load: list[float],
+    step: list[float],
 ) -> list[int] | None:
     """Return every rank's parent, one hop nearer to the root, and add the tree to `load`.
 

@@ -1,9 +1,10 @@
 """Trees for switches that add and copy: such a switch may be an inner node of a tree.
 
-A tree over the GPUs and some of those switches is found as a spanning tree. Every GPU then sends to the nearest GPU above
-it; those that meet in a switch send in the same step, so that the switch adds them up (see synth/cost/innetwork.py for
-what that costs). Which switches take part is searched (all subsets of a few, else one more or fewer at a time): the problem is
-Steiner's, so unlike elsewhere nothing is proved here; the bound is a cut's.
+A tree over the GPUs and some of those switches is found as a spanning tree. Every GPU then sends to
+the nearest GPU above it; those that meet in a switch send in the same step, so that the switch adds
+them up (see synth/cost/innetwork.py for what that costs). Which switches take part is searched (all
+subsets of a few, else one more or fewer at a time): the problem is Steiner's, so unlike elsewhere
+nothing is proved here; the bound is a cut's.
 """
 
 from __future__ import annotations
@@ -25,8 +26,9 @@ from .trees import RootedTree
 _ALL_SUBSETS = 6
 _TURNS = 40
 _ROOTS = 16
+# Seconds of a quiet core for a spanning tree over GPUs and switches, and for each pair of devices
+# in it.
 _TREE_S, _TREE_PAIR_S = 1e-3, 4e-6
-"""Seconds of a quiet core for a spanning tree over GPUs and switches, and for each pair of devices in it."""
 
 
 def in_network_forests(
@@ -36,7 +38,9 @@ def in_network_forests(
     effort: Effort,
     say: Callable[[str], None] | None = None,
 ) -> list[Planted]:
-    """Return forests of such trees: single trees, and all trees that were tried with the best shares."""
+    """Return forests of such trees: single trees, and all trees that were tried with the best
+    shares.
+    """
     topology = survey.topology
     adders = [d.id for d in topology.devices if d.kind != "gpu" and d.can_reduce]
     nursery = Nursery(survey, bound_GBps, limits, effort, say)
@@ -68,7 +72,9 @@ def in_network_forests(
     # Trees among GPUs alone may use links that trees through switches leave idle.
     if not nursery.is_at_bound():
         nursery.grow()
-        plain = max((p.forest for p in nursery.planted if p.forest.images is None), key=lambda f: f.count)
+        plain = max(
+            (p.forest for p in nursery.planted if p.forest.images is None), key=lambda f: f.count
+        )
         nursery.keep_weighed([*listed, *plain.trees], "trees of both kinds")
     return nursery.planted
 
@@ -76,7 +82,9 @@ def in_network_forests(
 def _find_cheapest(
     graph: PairGraph, topology: Topology, adders: list[str], prices: Floats
 ) -> Iterator[tuple[RootedTree, list[int]]]:
-    """Yield the cheapest tree found over GPUs and adding switches, rooted at each of a few GPUs, with its pairs."""
+    """Yield the cheapest tree found over GPUs and adding switches, rooted at each of a few GPUs,
+    with its pairs.
+    """
     best: tuple[float, list[int]] | None = None
     for chosen in _list_subsets(adders):
         candidate = _find_steiner_tree(graph, topology, chosen, prices)
@@ -91,7 +99,9 @@ def _find_cheapest(
 
 
 def _list_subsets(adders: list[str]) -> Iterable[tuple[str, ...]]:
-    """Return the sets of adding switches to try: all subsets of a few, else all, none, and all but one."""
+    """Return the sets of adding switches to try: all subsets of a few, else all, none, and all but
+    one.
+    """
     if len(adders) <= _ALL_SUBSETS:
         return [chosen for size in range(len(adders) + 1) for chosen in combinations(adders, size)]
     return [tuple(adders), (), *(tuple(d for d in adders if d != out) for out in adders)]
@@ -100,7 +110,9 @@ def _list_subsets(adders: list[str]) -> Iterable[tuple[str, ...]]:
 def _find_steiner_tree(
     graph: PairGraph, topology: Topology, chosen: tuple[str, ...], prices: Floats
 ) -> tuple[float, list[int]] | None:
-    """Return the price and the pairs of a spanning tree over the GPUs and chosen switches, without switches as leaves."""
+    """Return the price and the pairs of a spanning tree over the GPUs and chosen switches, without
+    switches as leaves.
+    """
     index = {name: i for i, name in enumerate(graph.names)}
     ends = np.r_[graph.gpus, np.array([index[d] for d in chosen], dtype=np.int64)]
     _, tree = graph.cheapest_tree(prices, ends)
@@ -110,8 +122,13 @@ def _find_steiner_tree(
         for pair in pairs:
             for device in graph.pairs[pair]:
                 degree[device] = degree.get(device, 0) + 1
-        # A switch at the end of the tree adds nothing up; cutting it off may leave another one there.
-        loose = {p for p in pairs if any(degree[d] == 1 and topology.by_id[d].kind != "gpu" for d in graph.pairs[p])}
+        # A switch at the end of the tree adds nothing up; cutting it off may leave another one
+        # there.
+        loose = {
+            p
+            for p in pairs
+            if any(degree[d] == 1 and topology.by_id[d].kind != "gpu" for d in graph.pairs[p])
+        }
         if not loose:
             break
         pairs -= loose
@@ -120,8 +137,12 @@ def _find_steiner_tree(
     return float(sum(prices[p] for p in pairs)), sorted(pairs)
 
 
-def _hang_at(graph: PairGraph, topology: Topology, pairs: list[int], root: int) -> RootedTree | None:
-    """Return the tree rooted at rank `root`: every GPU's route to the nearest GPU above it, and back."""
+def _hang_at(
+    graph: PairGraph, topology: Topology, pairs: list[int], root: int
+) -> RootedTree | None:
+    """Return the tree rooted at rank `root`: every GPU's route to the nearest GPU above it, and
+    back.
+    """
     around: dict[str, list[str]] = {}
     for pair in pairs:
         a, b = graph.pairs[pair]
@@ -146,4 +167,6 @@ def _hang_at(graph: PairGraph, topology: Topology, pairs: list[int], root: int) 
     if len(up) != len(topology.ranks) - 1:
         return None
     routes = tuple(up.get(gpu) for gpu in topology.ranks)
-    return RootedTree(root, routes, tuple(None if route is None else route[::-1] for route in routes))
+    return RootedTree(
+        root, routes, tuple(None if route is None else route[::-1] for route in routes)
+    )

@@ -1,9 +1,11 @@
-"""Prices of links for machines on which each pair of GPUs has one way: column generation over the system's own routes.
+"""Prices of links for machines on which each pair of GPUs has one way: column generation over the
+system's own routes.
 
-A column is what is sent between ranks for one part of a collective: trees whose edges are routes, or (`PATHS`) a way to
-every other rank through ranks that hand on. The program divides each part among its columns so that the busiest link takes
-least time; its duals price the links, and the cheapest columns under these come next. Links that symmetries of the machine
-and its routes take to each other are one row, and of ranks that they take to each other one is looked at: both lose
+A column is what is sent between ranks for one part of a collective: trees whose edges are routes,
+or (`PATHS`) a way to every other rank through ranks that hand on. The program divides each part
+among its columns so that the busiest link takes least time; its duals price the links, and the
+cheapest columns under these come next. Links that symmetries of the machine and its routes take to
+each other are one row, and of ranks that they take to each other one is looked at: both lose
 nothing. Prices are smoothed towards the best known (Wentges 1997).
 """
 
@@ -27,23 +29,25 @@ from .weigh import divide
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Link = tuple[str, str]
+# How often a column uses each row, in pairs of a row and a number.
 Column = tuple[tuple[int, int], ...]
-"""How often a column uses each row, in pairs of a row and a number."""
 
+# Spanning trees of pairs of ranks, in- and out-trees, or ways from rank to rank.
 PAIRS, TREES, PATHS = "pairs", "trees", "paths"
-"""Spanning trees of pairs of ranks, in- and out-trees, or ways from rank to rank."""
 _TOLERANCE = 1e-10
 _SMOOTH = 0.5
 _SIMILAR, _RAISE = 8, 0.2
+# With more rows, links of one colour (machine/symmetry.py) share one, which may lose something.
 _MOST_ROWS = 1500
-"""With more rows, links of one colour (machine/symmetry.py) share one, which may lose something."""
+# Seconds of a quiet core: for all distances, for a tree, and for each two ranks in it.
 _METRIC_S, _TREE_S, _TREE_ENTRY_S = 5e-4, 3e-4, 4e-7
-"""Seconds of a quiet core: for all distances, for a tree, and for each two ranks in it."""
 
 
 @dataclass(frozen=True)
 class LinkPrices:
-    """Prices of directed links, and the time in s that they show each part to take (all parts of 1 GB); floats."""
+    """Prices of directed links, and the time in s that they show each part to take (all parts of 1
+    GB); floats.
+    """
 
     of: dict[Link, float]
     value: float
@@ -58,10 +62,14 @@ class OneWayPacking:
         images = [] if collective.root is not None else routes.symmetries
         link_images = [links for _, links in images]
         if shape == PAIRS and routes.is_mirrored:
-            link_images.append(np.array([routes.number[b, a] for a, b in routes.links], dtype=np.int64))
+            link_images.append(
+                np.array([routes.number[b, a] for a, b in routes.links], dtype=np.int64)
+            )
         rows = find_orbits(len(routes.links), link_images)
         if int(rows.max(initial=0)) >= _MOST_ROWS:
-            rows = self._colour_links(None if collective.root is None else routes.topology.ranks[collective.root])
+            rows = self._colour_links(
+                None if collective.root is None else routes.topology.ranks[collective.root]
+            )
         _, compact = np.unique(rows, return_inverse=True)
         self.row = compact.reshape(-1)
         self.capacity: Floats = np.bincount(self.row, weights=routes.capacity).astype(np.float64)
@@ -76,15 +84,21 @@ class OneWayPacking:
         """The part of each column, by what it sends over each row."""
 
     def _colour_links(self, single: str | None) -> Ints:
-        """Return a number for every link, the same for links between devices of the same colours and as wide."""
+        """Return a number for every link, the same for links between devices of the same colours
+        and as wide.
+        """
         topology = self.routes.topology
-        colour = dict(zip((d.id for d in topology.devices), colours(topology, single).tolist(), strict=True))
+        colour = dict(
+            zip((d.id for d in topology.devices), colours(topology, single).tolist(), strict=True)
+        )
         numbers: dict[object, int] = {}
         keys = [(colour[a], colour[b], topology.capacity_GBps[a, b]) for a, b in self.routes.links]
         return np.array([numbers.setdefault(key, len(numbers)) for key in keys], dtype=np.int64)
 
     def run(self, effort: Effort, say: Callable[[str], None] | None = None) -> LinkPrices | None:
-        """Return the best prices found within the work that is allowed; None where routes do not join all ranks."""
+        """Return the best prices found within the work that is allowed; None where routes do not
+        join all ranks.
+        """
         dual: Floats = 1 / self.capacity / len(self.capacity)
         best, best_value, reached = dual, 0.0, np.inf
         duals: dict[int, float] = {}
@@ -96,15 +110,24 @@ class OneWayPacking:
                 return None
             effort.spend(self._pricing_s)
             needed = (
-                min(c for c, *_ in offers) if self.one_part else sum(c * self.weight[part] for c, part, _ in offers)
+                min(c for c, *_ in offers)
+                if self.one_part
+                else sum(c * self.weight[part] for c, part, _ in offers)
             )
             value = needed / float(self.capacity @ trial)
             if value > best_value:
                 best, best_value = trial, value
-            if reached <= best_value * (1 + _TOLERANCE) or (self.uses and effort.is_over("prices of one way a pair")):
+            if reached <= best_value * (1 + _TOLERANCE) or (
+                self.uses and effort.is_over("prices of one way a pair")
+            ):
                 break
-            # Under the duals themselves a column must cost less than its part's dual to improve the program.
-            fresh = [(part, column) for _, part, column in offers if self._improves(part, column, dual, duals)]
+            # Under the duals themselves a column must cost less than its part's dual to improve the
+            # program.
+            fresh = [
+                (part, column)
+                for _, part, column in offers
+                if self._improves(part, column, dual, duals)
+            ]
             if not fresh:
                 if smooth == 0.0:
                     break
@@ -115,7 +138,9 @@ class OneWayPacking:
             for part, column in fresh:
                 self.uses.setdefault(column, 0 if self.one_part else part)
             parts = list(self.uses.values())
-            solved = divide([dict(column) for column in self.uses], self.capacity, parts, effort=effort)
+            solved = divide(
+                [dict(column) for column in self.uses], self.capacity, parts, effort=effort
+            )
             if solved is None:
                 break
             reached, dual = solved.time, solved.prices
@@ -124,7 +149,9 @@ class OneWayPacking:
             if say is not None:
                 say(f"one way a pair: {len(self.uses)} columns")
         prices = best[self.row]
-        return LinkPrices({link: float(p) for link, p in zip(self.routes.links, prices, strict=True)}, best_value)
+        return LinkPrices(
+            {link: float(p) for link, p in zip(self.routes.links, prices, strict=True)}, best_value
+        )
 
     @property
     def _pricing_s(self) -> float:
@@ -140,10 +167,11 @@ class OneWayPacking:
         return sum(float(dual[row]) * times for row, times in column) < limit * (1 - _TOLERANCE)
 
     def _price(self, prices: Floats) -> list[tuple[float, int, Column]] | None:
-        """Return the cheapest column of each part under the rows' prices (of an allreduce, that of each rank); None where
-        ranks cannot be joined.
+        """Return the cheapest column of each part under the rows' prices (of an allreduce, that of
+        each rank); None where ranks cannot be joined.
 
-        A column is given as its cost for one rank's part, the part, and what all the parts it stands for send over each row.
+        A column is given as its cost for one rank's part, the part, and what all the parts it
+        stands for send over each row.
         """
         per_link = prices[self.row]
         hop = HOP_SHARE * max(float(per_link.mean()), 1e-300)
@@ -152,17 +180,21 @@ class OneWayPacking:
         if self.shape == PAIRS:
             listed = [(0, self._spanning_tree(distance))]
         else:
-            # Edmonds' algorithm takes dense graphs: a pair without a route costs more than all others together.
+            # Edmonds' algorithm takes dense graphs: a pair without a route costs more than all
+            # others together.
             far = float(distance[np.isfinite(distance)].sum()) + 1
             full = np.where(np.isfinite(distance), distance, far)
             ways = self._ways(distance) if self.shape == PATHS else None
             listed = [
-                (part, self._trees(full, part) if ways is None else self._paths(ways, part)) for part in self.weight
+                (part, self._trees(full, part) if ways is None else self._paths(ways, part))
+                for part in self.weight
             ]
         for part, sends in listed:
             if sends is None or (sends[~self.routes.exists] > 0).any():
                 return None
-            load = np.bincount(self.row, weights=self.routes.loads(sends), minlength=len(self.capacity))
+            load = np.bincount(
+                self.row, weights=self.routes.loads(sends), minlength=len(self.capacity)
+            )
             whole = np.rint(load).astype(np.int64)
             used = np.flatnonzero(whole)
             times = 1 if self.one_part else self.weight[part]
@@ -171,7 +203,9 @@ class OneWayPacking:
         return out
 
     def _find_similar(self, prices: Floats, known: dict[Column, None]) -> list[tuple[int, Column]]:
-        """Return a few more columns that are nearly as cheap, each avoiding the links of those before it."""
+        """Return a few more columns that are nearly as cheap, each avoiding the links of those
+        before it.
+        """
         out: list[tuple[int, Column]] = []
         earlier: Floats = np.zeros(len(prices))
         size = np.bincount(self.row)
@@ -189,7 +223,8 @@ class OneWayPacking:
         return out
 
     def _spanning_tree(self, distance: Floats) -> Floats | None:
-        """Return what each rank sends to each other on a minimum spanning tree (Prim), two messages an edge.
+        """Return what each rank sends to each other on a minimum spanning tree (Prim), two messages
+        an edge.
 
         Where routes are mirrored one goes each way, else both in the cheaper direction.
         """
@@ -213,7 +248,9 @@ class OneWayPacking:
         return sends
 
     def _trees(self, distance: Floats, root: int) -> Floats:
-        """Return what each rank sends to each other on the cheapest out-tree of a root, in-tree to it, or both."""
+        """Return what each rank sends to each other on the cheapest out-tree of a root, in-tree to
+        it, or both.
+        """
         sends: Floats = np.zeros_like(distance)
         if self.name not in ("reduce", "reduce-scatter"):
             for v, p in enumerate(cheapest_out_tree(distance, root)):
@@ -226,21 +263,28 @@ class OneWayPacking:
         return sends
 
     def _ways(self, distance: Floats) -> tuple[Floats, Ints]:
-        """Return how long cheapest ways through ranks are from each part's rank (gather: to it), and the ranks before."""
+        """Return how long cheapest ways through ranks are from each part's rank (gather: to it),
+        and the ranks before.
+        """
         turned = distance.T if self.name == "gather" else distance
-        graph = np.where(np.isfinite(turned), turned, 0.0)  # no edge; every route has a price above 0
+        graph = np.where(
+            np.isfinite(turned), turned, 0.0
+        )  # no edge; every route has a price above 0
         length, before = shortest_path(graph, indices=list(self.weight), return_predecessors=True)
         return length, before.astype(np.int64)
 
     def _paths(self, ways: tuple[Floats, Ints], part: int) -> Floats | None:
-        """Return what each rank sends to each other when a part goes to every rank on the cheapest way (from, if gather)."""
+        """Return what each rank sends to each other when a part goes to every rank on the cheapest
+        way (from, if gather).
+        """
         place = list(self.weight).index(part)
         length, before = ways[0][place], ways[1][place]
         if not np.isfinite(length).all():
             return None
         n = self.routes.size
         sends: Floats = np.zeros((n, n))
-        # From the farthest rank back: each rank's own share and those that it hands on cross the edge before it.
+        # From the farthest rank back: each rank's own share and those that it hands on cross the
+        # edge before it.
         carried = np.ones(n)
         for v in np.argsort(-length, kind="stable").tolist():
             if v != part:

@@ -1,7 +1,9 @@
-"""Paths for alltoall, scatter and gather: every piece has one source and one target, and GPUs on the way hand it on.
+"""Paths for alltoall, scatter and gather: every piece has one source and one target, and GPUs on
+the way hand it on.
 
-The concurrent multicommodity flow, by column generation: shortest paths under the links' prices, weighed so that the
-busiest link is as idle as it can be. The dual prices are the certificate of kind "prices".
+The concurrent multicommodity flow, by column generation: shortest paths under the links' prices,
+weighed so that the busiest link is as idle as it can be. The dual prices are the certificate of
+kind "prices".
 """
 
 from __future__ import annotations
@@ -30,20 +32,22 @@ from .machine.own_routes import OwnRoutes
 from .machine.symmetry import group
 from .weigh import Division, divide, orbits, round_shares
 
+# Devices from the source GPU to the target GPU, relaying GPUs included.
 Path = tuple[str, ...]
-"""Devices from the source GPU to the target GPU, relaying GPUs included."""
 _TOLERANCE = 1e-9
 _HOP_SHARE = 1e-6
+# Seconds of a quiet core for a pair's cheapest path, and for each device that is looked at from a
+# source.
 _PATH_S, _DEVICE_S = 1e-5, 1e-6
-"""Seconds of a quiet core for a pair's cheapest path, and for each device that is looked at from a source."""
 
 
 @dataclass
 class Flow:
-    """Paths, each with its share (a float) of what its source sends to its target, and prices of links.
+    """Paths, each with its share (a float) of what its source sends to its target, and prices of
+    links.
 
-    Times are in units of one pair's part over 1 GB/s: `value` is the lower bound that the prices prove, `reached` the time
-    that the shares take.
+    Times are in units of one pair's part over 1 GB/s: `value` is the lower bound that the prices
+    prove, `reached` the time that the shares take.
     """
 
     paths: list[Path] = field(default_factory=list)
@@ -75,7 +79,8 @@ class PathPacking:
         self.sources, self.times = list(sources), 1
         n = len(topology.ranks)
         rows = np.arange(len(self.links))
-        # Where the shifts take rank 0 to every rank just once, one source stands for all, and links of an orbit are one row.
+        # Where the shifts take rank 0 to every rank just once, one source stands for all, and links
+        # of an orbit are one row.
         images = group(turns, 4096) if turns and len(self.sources) == n else None
         self.images = None
         if images is not None and len(set(images[:, self.gpus[0]].tolist())) == n == len(images):
@@ -93,7 +98,8 @@ class PathPacking:
         self.finished = False
 
     def run(self, effort: Effort, say: Callable[[str], None] | None = None) -> Flow:
-        """Generate paths until they are optimal or the work that is allowed is done, and return them.
+        """Generate paths until they are optimal or the work that is allowed is done, and return
+        them.
 
         A later call goes on where an earlier one ended.
         """
@@ -105,7 +111,9 @@ class PathPacking:
             prices, duals = solved.prices, solved.duals
         while not self.finished:
             fresh = self._price(prices, duals)
-            effort.spend(len(self.sources) * (_PATH_S * len(self.gpus) + _DEVICE_S * len(self.names)))
+            effort.spend(
+                len(self.sources) * (_PATH_S * len(self.gpus) + _DEVICE_S * len(self.names))
+            )
             if not fresh:
                 self.finished = True
                 break
@@ -114,7 +122,12 @@ class PathPacking:
             for path in fresh:
                 self.uses[path] = self._count_uses(path)
             solved = self._solve(effort)
-            out.shares, out.reached, prices, duals = solved.shares, solved.time, solved.prices, solved.duals
+            out.shares, out.reached, prices, duals = (
+                solved.shares,
+                solved.time,
+                solved.prices,
+                solved.duals,
+            )
             out.paths = list(self.uses)
             if out.reached <= out.value * (1 + _TOLERANCE):
                 self.finished = True
@@ -123,8 +136,11 @@ class PathPacking:
         return out
 
     def _price(self, prices: Floats, duals: Mapping[Hashable, float]) -> list[Path]:
-        """Return new paths that cost less than their pair's dual; keep the prices if they raise the bound."""
-        # Of paths at the same price, the one of fewest links is taken: a small charge a link breaks ties.
+        """Return new paths that cost less than their pair's dual; keep the prices if they raise the
+        bound.
+        """
+        # Of paths at the same price, the one of fewest links is taken: a small charge a link breaks
+        # ties.
         out, size = self.flow, len(self.names)
         by_link = prices[self.row]
         weight = by_link + _HOP_SHARE * float(by_link.mean())
@@ -132,14 +148,17 @@ class PathPacking:
             matrix = csr_matrix((weight, (self.src, self.dst)), shape=(size, size))
             nodes_of_ranks = self.gpus
         else:
-            # Over ranks instead of devices; a price of 0 would be no edge, but every hop costs something.
+            # Over ranks instead of devices; a price of 0 would be no edge, but every hop costs
+            # something.
             distance = self.routes.distances(weight)
             matrix = csr_matrix(np.where(np.isfinite(distance), distance, 0.0))
             nodes_of_ranks = np.arange(len(self.gpus))
         starts = nodes_of_ranks[self.sources]
         length, before = dijkstra(matrix, indices=starts, return_predecessors=True)
         if not np.isfinite(length[:, nodes_of_ranks]).all():
-            raise InfeasibleError(f"packing: the system's routes on {self.topology.name!r} do not join all GPUs")
+            raise InfeasibleError(
+                f"packing: the system's routes on {self.topology.name!r} do not join all GPUs"
+            )
         # The bound counts every pair at its cheapest path, whether or not that is new.
         total, fresh = 0.0, []
         for row, source in enumerate(starts.tolist()):
@@ -152,11 +171,12 @@ class PathPacking:
                 path = self._name_path(nodes[::-1])
                 price = sum(by_link[self.number[link]] for link in pairwise(path))
                 total += price
-                if path not in self.uses and price * self.times < duals.get((path[0], path[-1]), np.inf) * (
-                    1 - _TOLERANCE
-                ):
+                if path not in self.uses and price * self.times < duals.get(
+                    (path[0], path[-1]), np.inf
+                ) * (1 - _TOLERANCE):
                     fresh.append(path)
-        # Weak duality: no routing is faster than what all pairs' cheapest paths cost, over what all links cost.
+        # Weak duality: no routing is faster than what all pairs' cheapest paths cost, over what all
+        # links cost.
         value = total * self.times / float(self.capacity @ prices)
         if value > out.value:
             out.value = value
@@ -164,7 +184,9 @@ class PathPacking:
         return fresh
 
     def _name_path(self, nodes: Sequence[int]) -> Path:
-        """Return the path over devices, given by their places; with own routes, along those from each rank to the next."""
+        """Return the path over devices, given by their places; with own routes, along those from
+        each rank to the next.
+        """
         if self.routes is None:
             return tuple(self.names[i] for i in nodes)
         hops = [self.routes.route(u, v) for u, v in pairwise(nodes)]
@@ -187,7 +209,9 @@ class PathPacking:
 
 
 def path_schedule(packing: PathPacking, collective: Collective, strategy: str) -> Schedule:
-    """Return the schedule of alltoall or scatter in which every piece moves one hop along its path in each step."""
+    """Return the schedule of alltoall or scatter in which every piece moves one hop along its path
+    in each step.
+    """
     topology, flow = packing.topology, packing.flow
     pairs = {pair: i for i, pair in enumerate({(p[0], p[-1]): None for p in flow.paths})}
     pair_of = [pairs[p[0], p[-1]] for p in flow.paths]
@@ -205,7 +229,9 @@ def path_schedule(packing: PathPacking, collective: Collective, strategy: str) -
 
 
 def level_schedule(paths: LevelPaths, collective: Collective, strategy: str) -> Schedule:
-    """Return the schedule of alltoall in which every pair's part moves one hop along the pair's path in each step."""
+    """Return the schedule of alltoall in which every pair's part moves one hop along the pair's
+    path in each step.
+    """
     layout = _Layout(paths.topology, collective)
     lengths = (paths.stops >= 0).sum(axis=1)
     for length in sorted(set(lengths.tolist()) - {1}):
@@ -230,8 +256,8 @@ class _Layout:
         self.parts: list[Transfers] = []
 
     def add(self, devices: NDArray[np.int64], share: Fraction) -> None:
-        """Send `share` of what the first device of each row has for the last along the row, which all pass GPUs at the same
-        places.
+        """Send `share` of what the first device of each row has for the last along the row, which
+        all pass GPUs at the same places.
         """
         n, first = self.collective.ranks, len(self.chunks)
         # GPUs on the way relay the piece, so the path is sent in hops from GPU to GPU.
@@ -244,12 +270,17 @@ class _Layout:
             routes = [tuple(self.names[d] for d in row) for row in between.tolist()]
             step = np.full(len(devices), hop)
             op = np.full(len(devices), COPY)
-            self.parts.append(Transfers(step, ranks[:, hop], ranks[:, hop + 1], number, op, which.reshape(-1), routes))
+            self.parts.append(
+                Transfers(
+                    step, ranks[:, hop], ranks[:, hop + 1], number, op, which.reshape(-1), routes
+                )
+            )
         each = self.collective.name == "alltoall"
         sources = ranks[:, 0].tolist() if each else [None] * len(devices)
         part = share / n
         self.chunks += [
-            Chunk(part, source, target) for source, target in zip(sources, ranks[:, -1].tolist(), strict=True)
+            Chunk(part, source, target)
+            for source, target in zip(sources, ranks[:, -1].tolist(), strict=True)
         ]
 
     def finish(self, strategy: str) -> Schedule:
@@ -261,4 +292,6 @@ class _Layout:
             if source is not None or rank == self.collective.root:
                 self.chunks.append(Chunk(Fraction(1, n), source, rank))
         transfers = Transfers.joined(self.parts).sorted()
-        return tighten(Schedule(self.collective, strategy, tuple(self.chunks), transfers, ()), self.topology)
+        return tighten(
+            Schedule(self.collective, strategy, tuple(self.chunks), transfers, ()), self.topology
+        )

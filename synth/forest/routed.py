@@ -1,7 +1,8 @@
 """Trees whose edges are the routes that the hardware takes, one a pair of GPUs.
 
-The best packing may divide what goes between two GPUs over several routes. Point-to-point sends cannot: the system chooses
-the route (topo/routes.py). These trees use only that one, so that their predicted loads are those of the schedule as sent.
+The best packing may divide what goes between two GPUs over several routes. Point-to-point sends
+cannot: the system chooses the route (topo/routes.py). These trees use only that one, so that their
+predicted loads are those of the schedule as sent.
 """
 
 from __future__ import annotations
@@ -40,11 +41,15 @@ class RoutedPairs(PairGraph):
             if route is not None and all(link in self.number for link in pairwise(route))
         ]
 
-    def cheapest_tree(self, prices: Floats, ends: NDArray[np.int64] | None = None) -> tuple[float, Tree]:
-        """Return the price of a minimum spanning tree of the GPUs over their routes (Kruskal), and the tree.
+    def cheapest_tree(
+        self, prices: Floats, ends: NDArray[np.int64] | None = None
+    ) -> tuple[float, Tree]:
+        """Return the price of a minimum spanning tree of the GPUs over their routes (Kruskal), and
+        the tree.
 
-        Ties go to fewer hops, then to the order of the GPUs. Weights are floats: scipy's and networkx's trees are no more
-        exact, and take 1.1 to 4.5 times as long on 8 to 32 GPUs (measured).
+        Ties go to fewer hops, then to the order of the GPUs. Weights are floats: scipy's and
+        networkx's trees are no more exact, and take 1.1 to 4.5 times as long on 8 to 32 GPUs
+        (measured).
         """
         hop = 1e-6 * max(float(prices.mean()), 1e-300)
         priced = [float(prices[links].sum()) + hop * len(links) for _, _, _, links in self.routes]
@@ -66,9 +71,15 @@ def keeps_to_routes(transfers: Transfers, router: Router) -> bool:
 
 
 def routed_forest(
-    machine: Survey, bound_GBps: Fraction, limits: Limits, effort: Effort, say: Callable[[str], None] | None
+    machine: Survey,
+    bound_GBps: Fraction,
+    limits: Limits,
+    effort: Effort,
+    say: Callable[[str], None] | None,
 ) -> list[Planted]:
-    """Return the best forest of such trees, if the machine is small enough to search and its routes join all GPUs."""
+    """Return the best forest of such trees, if the machine is small enough to search and its routes
+    join all GPUs.
+    """
     if len(machine.ranks) > _MOST_RANKS:
         return []
     graph = RoutedPairs(machine)
@@ -77,6 +88,10 @@ def routed_forest(
     effort = effort.grant(_WORK_S)
     columns = generate(graph, np.arange(len(graph.pairs)), effort, say)
     nursery = Nursery(machine, bound_GBps, limits, effort, say)
-    used = [tree for tree, rate in zip(columns.trees, columns.rates, strict=True) if rate > 1e-9 * columns.rates.sum()]
+    used = [
+        tree
+        for tree, rate in zip(columns.trees, columns.rates, strict=True)
+        if rate > 1e-9 * columns.rates.sum()
+    ]
     nursery.keep_weighed([hang_tree(tree, machine.ranks) for tree in used], "one route a pair")
     return [planted for planted in nursery.planted if limits.allows(planted)]

@@ -1,4 +1,5 @@
-"""Make spanning trees shallower: subtrees move nearer to the root, over spare links or links exchanged with other trees.
+"""Make spanning trees shallower: subtrees move nearer to the root, over spare links or links
+exchanged with other trees.
 
 No link is used by more trees than it has copies, so trees of equal shares keep their rate.
 """
@@ -10,8 +11,9 @@ from collections.abc import Sequence
 from ..effort import Effort
 
 Edge = tuple[int, int]
+# Seconds of a quiet core: to look at an edge or a tree that may give one, and for each node of a
+# tree to hang it anew.
 _OFFER_S, _EXCHANGE_NODE_S = 1.5e-6, 1e-6
-"""Seconds of a quiet core: to look at an edge or a tree that may give one, and for each node of a tree to hang it anew."""
 
 
 class _HungTree:
@@ -34,7 +36,9 @@ class _HungTree:
         return b if a == node else a
 
     def hang(self) -> None:
-        """Recompute every node's `up` (the edge towards the root) and `depth`, the `height`, and `last`, a deepest node."""
+        """Recompute every node's `up` (the edge towards the root) and `depth`, the `height`, and
+        `last`, a deepest node.
+        """
         self.up, self.depth = [-1] * self.nodes, [0] * self.nodes
         order = [self.root]
         for node in order:
@@ -47,7 +51,9 @@ class _HungTree:
         self.last = order[-1]
 
     def _find_centre(self) -> int:
-        """Return the middle of a longest path: from a farthest node to the node farthest from that, and half way back."""
+        """Return the middle of a longest path: from a farthest node to the node farthest from that,
+        and half way back.
+        """
         self.root = self.last
         self.hang()
         node = self.last
@@ -70,7 +76,9 @@ class _HungTree:
         self.hang()
 
     def allows(self, drop: int, add: int) -> bool:
-        """Return whether the tree is still one if `add` replaces `drop`: `add` joins the two parts that `drop` leaves."""
+        """Return whether the tree is still one if `add` replaces `drop`: `add` joins the two parts
+        that `drop` leaves.
+        """
         if drop not in self.edges or add in self.edges:
             return False
         a, b = self.ends[drop]
@@ -80,9 +88,14 @@ class _HungTree:
 
 
 def make_shallower(
-    nodes: int, ends: Sequence[Edge], copies: Sequence[int], trees: Sequence[set[int]], effort: Effort
+    nodes: int,
+    ends: Sequence[Edge],
+    copies: Sequence[int],
+    trees: Sequence[set[int]],
+    effort: Effort,
 ) -> list[set[int]]:
-    """Return as many spanning trees, mostly much shallower, none deeper than the deepest of `trees`.
+    """Return as many spanning trees, mostly much shallower, none deeper than the deepest of
+    `trees`.
 
     Trees are sets of edge numbers. None of the edges is in more of them than it has copies.
     """
@@ -95,8 +108,8 @@ def make_shallower(
     for edge, (a, b) in enumerate(ends):
         around[a].append(edge)
         around[b].append(edge)
-    # Always the deepest tree next, as the depth of the whole is what counts. An exchange changes two trees, so it may help
-    # those that nothing helped before.
+    # Always the deepest tree next, as the depth of the whole is what counts. An exchange changes
+    # two trees, so it may help those that nothing helped before.
     stuck: set[int] = set()
     while len(stuck) < len(hung) and not effort.is_over("lower trees"):
         number = max((i for i in range(len(hung)) if i not in stuck), key=lambda i: hung[i].height)
@@ -110,7 +123,9 @@ def make_shallower(
 def _lift_deepest(
     hung: list[_HungTree], number: int, spare: list[int], around: list[list[int]], effort: Effort
 ) -> bool:
-    """Move the deepest node of a tree, or one above it, nearer to the root; return whether that was possible."""
+    """Move the deepest node of a tree, or one above it, nearer to the root; return whether that was
+    possible.
+    """
     tree = hung[number]
     node = tree.last
     while node != tree.root:
@@ -118,7 +133,11 @@ def _lift_deepest(
         for edge in around[node]:
             parent = tree.other(edge, node)
             effort.spend(_OFFER_S)
-            if edge == old or tree.depth[parent] + 1 >= tree.depth[node] or tree.is_below(parent, node):
+            if (
+                edge == old
+                or tree.depth[parent] + 1 >= tree.depth[node]
+                or tree.is_below(parent, node)
+            ):
                 continue
             effort.spend(_OFFER_S * len(hung) + _EXCHANGE_NODE_S * tree.nodes)
             # A spare copy costs nothing.
@@ -127,7 +146,8 @@ def _lift_deepest(
                 spare[old] += 1
                 tree.exchange(old, edge)
                 return True
-            # Another tree may give its copy up for the one that becomes free, if it does not become as deep itself.
+            # Another tree may give its copy up for the one that becomes free, if it does not become
+            # as deep itself.
             for second, giver in enumerate(hung):
                 if second != number and giver.allows(edge, old):
                     giver.exchange(edge, old)

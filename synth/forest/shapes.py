@@ -1,7 +1,9 @@
-"""Shapes of trees over positions 0..n-1, as the parent of each (-1 at the root), in sets whose trees get equal shares.
+"""Shapes of trees over positions 0..n-1, as the parent of each (-1 at the root), in sets whose
+trees get equal shares.
 
-Pairs of binary trees (Sanders, Speck, Traeff 2009; NCCL 2.4), a chain rooted in the middle, chains that begin at every
-position in turn, and stars around every position in turn; the latter two load all positions alike.
+Pairs of binary trees (Sanders, Speck, Traeff 2009; NCCL 2.4), a chain rooted in the middle, chains
+that begin at every position in turn, and stars around every position in turn; the latter two load
+all positions alike.
 """
 
 from __future__ import annotations
@@ -44,7 +46,9 @@ def binary_pair(count: int) -> list[Parents]:
 
 
 def binary(count: int) -> Parents:
-    """Return the parents in a binary tree over 0..count-1, in in-order numbering, whose even positions are leaves."""
+    """Return the parents in a binary tree over 0..count-1, in in-order numbering, whose even
+    positions are leaves.
+    """
     parents = [-1] * count
 
     def attach(low: int, high: int, parent: int) -> None:
@@ -60,16 +64,21 @@ def binary(count: int) -> Parents:
 
 
 def turn_to_root(tree: Parents, trees: Sequence[Parents], box: int) -> list[Parents]:
-    """Return the trees with all positions shifted round by as much as brings the root of `tree` to `box`."""
+    """Return the trees with all positions shifted round by as much as brings the root of `tree` to
+    `box`.
+    """
     count = len(tree)
     shift = (box - tree.index(-1)) % count
-    return [[-1 if p < 0 else (p + shift) % count for p in (*t[count - shift :], *t[: count - shift])] for t in trees]
+    return [
+        [-1 if p < 0 else (p + shift) % count for p in (*t[count - shift :], *t[: count - shift])]
+        for t in trees
+    ]
 
 
+# Sets of trees over boxes by name; every lane uses all trees of a set, with equal shares.
 SHAPES: dict[str, Callable[[int], list[Parents]]] = {
     "binary": binary_pair,
     "chain": lambda count: [chain(list(range(count)))],
     "chains": chains,
     "stars": stars,
 }
-"""Sets of trees over boxes by name; every lane uses all trees of a set, with equal shares."""

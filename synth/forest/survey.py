@@ -1,4 +1,5 @@
-"""Facts about a machine that tree search needs: its pairs, symmetries and boxes, and the columns and prices found so far.
+"""Facts about a machine that tree search needs: its pairs, symmetries and boxes, and the columns
+and prices found so far.
 
 The bound and the packing share them, so that neither repeats the other's work.
 """
@@ -35,12 +36,14 @@ Say = Callable[[str], None] | None
 _WHOLE_WORK = 40_000
 _LOWER_WORK_S = 2.0
 _MOST_SOURCES, MOST_PAIRS = 512, 10_000
+# Paths that take at most this often the time that is enough need not be evened out any further.
 _NEAR = 1.001
-"""Paths that take at most this often the time that is enough need not be evened out any further."""
 
 
 class Survey:
-    """The survey of one topology. It stores columns, and generation goes on from them when more work is allowed."""
+    """The survey of one topology. It stores columns, and generation goes on from them when more
+    work is allowed.
+    """
 
     def __init__(self, topology: Topology) -> None:
         self.topology = topology
@@ -55,7 +58,9 @@ class Survey:
     @cached_property
     def direct(self) -> bool:
         """Whether all links join two GPUs, with the same bandwidth in both directions."""
-        gpus_only = all(self.topology.by_id[d].kind == "gpu" for pair in self.graph.pairs for d in pair)
+        gpus_only = all(
+            self.topology.by_id[d].kind == "gpu" for pair in self.graph.pairs for d in pair
+        )
         return gpus_only and self.topology.is_symmetric
 
     @cached_property
@@ -65,12 +70,16 @@ class Survey:
 
     @cached_property
     def boxes(self) -> Boxes | None:
-        """The equal boxes that the machine is made of (but for links that are slower than others of their role), or None."""
+        """The equal boxes that the machine is made of (but for links that are slower than others of
+        their role), or None.
+        """
         return find_boxes(self.mended or self.topology)
 
     @cached_property
     def mended(self) -> Topology | None:
-        """The machine with its slower links as fast as most of their role, or None where none are slower."""
+        """The machine with its slower links as fast as most of their role, or None where none are
+        slower.
+        """
         return mend(self.topology)
 
     @cached_property
@@ -79,20 +88,29 @@ class Survey:
         if self.mended is None or self.boxes is None:
             return []
         usual = self.mended.capacity_GBps
-        slow = {d for link, c in self.topology.capacity_GBps.items() if c < usual[link] for d in link}
+        slow = {
+            d for link, c in self.topology.capacity_GBps.items() if c < usual[link] for d in link
+        }
         ranks = self.topology.ranks
-        return [b for b, members in enumerate(self.boxes.ranks) if any(ranks[r] in slow for r in members)]
+        return [
+            b
+            for b, members in enumerate(self.boxes.ranks)
+            if any(ranks[r] in slow for r in members)
+        ]
 
     @cached_property
     def classes_are_orbits(self) -> bool:
-        """Whether known symmetries move every pair of a class to every other: then prices by class lose nothing."""
+        """Whether known symmetries move every pair of a class to every other: then prices by class
+        lose nothing.
+        """
         classes, pairs = int(self.graph.classes.max(initial=-1)) + 1, len(self.graph.pairs)
         if classes == pairs:
             return True
         size = len(self.graph.names)
         key = self.graph.low * size + self.graph.high
         order = np.argsort(key)
-        # Pairs that a symmetry takes to each other are connected; the components are the orbits that are known.
+        # Pairs that a symmetry takes to each other are connected; the components are the orbits
+        # that are known.
         moves = []
         for image in [*(turn[1] for turn in self.turns), *mirrors(self.topology)]:
             a, b = image[self.graph.low], image[self.graph.high]
@@ -121,7 +139,8 @@ class Survey:
         return self._by_link
 
     def find_whole_trees(self, count: int, copies: int, effort: Effort) -> list[Tree] | None:
-        """Return, on direct links, `count` trees with no link in more of them than `copies` times its bandwidth in units.
+        """Return, on direct links, `count` trees with no link in more of them than `copies` times
+        its bandwidth in units.
 
         None where there are no such trees, or the work that is allowed was too little to tell.
         """
@@ -135,9 +154,13 @@ class Survey:
             if trees is None and effort.is_over("whole numbers of trees"):
                 return None
             if trees is not None:
-                trees = make_shallower(len(graph.names), ends, times, trees, effort.grant(_LOWER_WORK_S))
+                trees = make_shallower(
+                    len(graph.names), ends, times, trees, effort.grant(_LOWER_WORK_S)
+                )
             self._whole[key] = (
-                None if trees is None else [Tree(tuple(graph.pairs[e] for e in sorted(edges))) for edges in trees]
+                None
+                if trees is None
+                else [Tree(tuple(graph.pairs[e] for e in sorted(edges))) for edges in trees]
             )
         return self._whole[key]
 
@@ -147,10 +170,14 @@ class Survey:
         return fraction_gcd(sorted(set(self.graph.exact)))
 
     def is_reached_by_whole_trees(self, rate: Fraction, effort: Effort) -> bool:
-        """Return whether a few equal trees on direct links reach this rate in GB/s, an upper bound, which is then optimal."""
+        """Return whether a few equal trees on direct links reach this rate in GB/s, an upper bound,
+        which is then optimal.
+        """
         parts = rate / self.unit
         small = self.direct and parts.numerator * len(self.graph.names) <= _WHOLE_WORK
-        return small and self.find_whole_trees(parts.numerator, parts.denominator, effort) is not None
+        return (
+            small and self.find_whole_trees(parts.numerator, parts.denominator, effort) is not None
+        )
 
     def paths(self, collective: Collective, effort: Effort, say: Say = None) -> PathPacking:
         """Return packed paths for alltoall (stored for later calls), or for scatter from its root.
@@ -172,10 +199,12 @@ class Survey:
         return PathPacking(self.topology, list(range(len(self.ranks))), self.turns)
 
     def level_paths(self, enough_s_per_GB: Fraction, effort: Effort) -> LevelPaths | None:
-        """Return a path for each pair, evened out, where that serves alltoall better than column generation; else None.
+        """Return a path for each pair, evened out, where that serves alltoall better than column
+        generation; else None.
 
-        That is where paths of fewest hops on direct links take no longer than `enough_s_per_GB`, or where there are more pairs
-        than column generation can serve. Raises InfeasibleError where there are too many for either.
+        That is where paths of fewest hops on direct links take no longer than `enough_s_per_GB`, or
+        where there are more pairs than column generation can serve. Raises InfeasibleError where
+        there are too many for either.
         """
         packing, ranks = self._alltoall_packing, len(self.ranks)
         if packing.images is not None:
@@ -184,7 +213,9 @@ class Survey:
         enough = float(enough_s_per_GB * ranks)
         if self._level is None:
             few = ranks <= _MOST_SOURCES
-            low = balanced_trees(self.topology, list(range(ranks)), [], ordered=True) if few else None
+            low = (
+                balanced_trees(self.topology, list(range(ranks)), [], ordered=True) if few else None
+            )
             rivals = [] if low is None else [LevelPaths(self.topology, list(low.trees))]
             if too_many and not (rivals and rivals[0].reached <= enough * _NEAR):
                 rivals.append(LevelPaths(self.topology))
@@ -202,6 +233,7 @@ class Survey:
 def survey(topology: Topology) -> Survey:
     """Return the survey of a topology, from a cache of the last few.
 
-    What a search finds depends on the searches before it. Callers whose result must not, begin with `survey.cache_clear()`.
+    What a search finds depends on the searches before it. Callers whose result must not, begin with
+    `survey.cache_clear()`.
     """
     return Survey(topology)

@@ -1,4 +1,6 @@
-"""Rooted trees over ranks, whose edges are routes; forests of them, with shares; and the schedules that they define."""
+"""Rooted trees over ranks, whose edges are routes; forests of them, with shares; and the schedules
+that they define.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +27,9 @@ Ints = NDArray[np.int64]
 class RootedTree:
     """A tree on which data is reduced to a root, broadcast from it, or both.
 
-    `up[r]` is the route on which rank r sends its partial sum to its parent, `down[r]` the one on which it receives. Both
-    have an entry for each rank, None at the root; `up` is empty where nothing is reduced, `down` where nothing is broadcast.
+    `up[r]` is the route on which rank r sends its partial sum to its parent, `down[r]` the one on
+    which it receives. Both have an entry for each rank, None at the root; `up` is empty where
+    nothing is reduced, `down` where nothing is broadcast.
     """
 
     root: int
@@ -34,7 +37,9 @@ class RootedTree:
     down: tuple[Route | None, ...] = ()
 
     def parents(self, ranks: dict[str, int], way: str) -> list[int]:
-        """Return the parent of every rank in the tree of direction `way`, "up" or "down"; -1 at the root."""
+        """Return the parent of every rank in the tree of direction `way`, "up" or "down"; -1 at the
+        root.
+        """
         if way == "up":
             return [-1 if route is None else ranks[route[-1]] for route in self.up]
         return [-1 if route is None else ranks[route[0]] for route in self.down]
@@ -44,8 +49,9 @@ class RootedTree:
 class Forest:
     """Trees, with their shares of the buffer (or of each root's part of it).
 
-    With `images` (permutations of the devices, one a row, the identity first) every tree stands for all its images, among
-    which its share is divided evenly. `depth` is the greatest number of hops from a root.
+    With `images` (permutations of the devices, one a row, the identity first) every tree stands for
+    all its images, among which its share is divided evenly. `depth` is the greatest number of hops
+    from a root.
     """
 
     trees: tuple[RootedTree, ...]
@@ -74,11 +80,15 @@ def hang_tree(tree: Tree, ranks: dict[str, int], root: int | None = None) -> Roo
                 reached.add(child)
                 up[child] = around[child][node]
                 order.append(child)
-    return RootedTree(root, tuple(up), tuple(None if route is None else route[::-1] for route in up))
+    return RootedTree(
+        root, tuple(up), tuple(None if route is None else route[::-1] for route in up)
+    )
 
 
 def _find_centre(around: Sequence[dict[int, Route]]) -> int:
-    """Return the node of a tree from which the farthest node is nearest: the middle of a longest path."""
+    """Return the node of a tree from which the farthest node is nearest: the middle of a longest
+    path.
+    """
 
     def longest_path(start: int) -> list[int]:
         """Return the path to `start` from a node that is farthest from it."""
@@ -98,7 +108,9 @@ def _find_centre(around: Sequence[dict[int, Route]]) -> int:
 
 
 def levels(parents: Sequence[int]) -> tuple[list[int], list[int]]:
-    """Return the depth (hops from the root) and height (hops to the farthest leaf below) of every node."""
+    """Return the depth (hops from the root) and height (hops to the farthest leaf below) of every
+    node.
+    """
     children: list[list[int]] = [[] for _ in parents]
     for child, parent in enumerate(parents):
         if parent >= 0:
@@ -118,7 +130,9 @@ def levels(parents: Sequence[int]) -> tuple[list[int], list[int]]:
 
 def tree_depth(tree: RootedTree, ranks: dict[str, int]) -> int:
     """Return the greatest number of hops between the root and any rank, in either direction."""
-    return max(max(levels(tree.parents(ranks, way))[0]) for way in ("up", "down") if getattr(tree, way))
+    return max(
+        max(levels(tree.parents(ranks, way))[0]) for way in ("up", "down") if getattr(tree, way)
+    )
 
 
 @dataclass
@@ -135,8 +149,8 @@ class _Columns:
 def tree_columns(tree: RootedTree, ranks: dict[str, int], together: bool) -> _Columns:
     """Return the transfers that reduce up a tree and broadcast down.
 
-    Each rank sends up once all ranks below it have; `together`: all children of a parent send in the same step, as switches
-    that add need them to.
+    Each rank sends up once all ranks below it have; `together`: all children of a parent send in
+    the same step, as switches that add need them to.
     """
     out = _Columns([], [], [], [], [])
     start = 0
@@ -164,7 +178,9 @@ def tree_columns(tree: RootedTree, ranks: dict[str, int], together: bool) -> _Co
     return out
 
 
-def schedule_of(forest: Forest, collective: Collective, topology: Topology, strategy: str) -> Schedule:
+def schedule_of(
+    forest: Forest, collective: Collective, topology: Topology, strategy: str
+) -> Schedule:
     """Return the schedule in which every tree of a forest is a chunk, and starts at step 0."""
     ranks = {gpu: r for r, gpu in enumerate(topology.ranks)}
     names = [d.id for d in topology.devices]
@@ -179,7 +195,8 @@ def schedule_of(forest: Forest, collective: Collective, topology: Topology, stra
     whole = Fraction(1, collective.ranks) if per_root else Fraction(1)
     chunks: list[Chunk] = []
     parts: list[Transfers] = []
-    # A tree's share is divided among its images; with a tree for each root, among those that have the same root.
+    # A tree's share is divided among its images; with a tree for each root, among those that have
+    # the same root.
     each = len(images) if not per_root else max(1, len(images) // len(ranks))
     for tree, share in zip(forest.trees, forest.shares, strict=True):
         columns = tree_columns(tree, ranks, together)
@@ -203,5 +220,7 @@ def schedule_of(forest: Forest, collective: Collective, topology: Topology, stra
             target = root if collective.name == "reduce-scatter" else None
             chunks.append(Chunk(share * whole / each, source, target))
     transfers = Transfers.joined(parts).sorted()
-    bare = Schedule(collective, strategy, tuple(chunks), transfers, (), trees=forest.count, depth=forest.depth)
+    bare = Schedule(
+        collective, strategy, tuple(chunks), transfers, (), trees=forest.count, depth=forest.depth
+    )
     return tighten(bare, topology)

@@ -1,4 +1,6 @@
-"""How much each tree of a set should carry: shares that load no link more than they must, as small fractions."""
+"""How much each tree of a set should carry: shares that load no link more than they must, as small
+fractions.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +24,9 @@ from ..numeric.linear import Floats, Rows, minimise
 from .trees import RootedTree, tree_columns
 
 Ints = NDArray[np.int64]
+# Shares are rounded to the smallest denominator at which the busiest link is within this of what
+# the floats reach.
 GOOD = Fraction(1, 10**7)
-"""Shares are rounded to the smallest denominator at which the busiest link is within this of what the floats reach."""
 _DENOMINATORS = (
     *range(1, 65),
     72,
@@ -54,10 +57,13 @@ _SUGGESTED = 1000
 class Usage:
     """How often each tree uses each link (or class of links), and what the link can carry.
 
-    With `images` of a group of symmetries, links of an orbit are one row, and a tree's uses are spread over it evenly.
+    With `images` of a group of symmetries, links of an orbit are one row, and a tree's uses are
+    spread over it evenly.
     """
 
-    def __init__(self, topology: Topology, trees: Sequence[RootedTree], images: Ints | None = None) -> None:
+    def __init__(
+        self, topology: Topology, trees: Sequence[RootedTree], images: Ints | None = None
+    ) -> None:
         links = list(topology.capacity_GBps)
         orbit = np.arange(len(links)) if images is None else orbits(topology, links, images)
         _, row = np.unique(orbit, return_inverse=True)
@@ -77,15 +83,20 @@ class Usage:
 
 def count_link_uses(tree: RootedTree, topology: Topology) -> Mapping[DirectedLink, int]:
     """Return how often a tree sends its chunk over each directed link."""
-    # A switch that adds sends one sum on for all that arrive in a step, so streams count there, not routes.
+    # A switch that adds sends one sum on for all that arrive in a step, so streams count there, not
+    # routes.
     if computes_in_network(topology):
         ranks = {gpu: r for r, gpu in enumerate(topology.ranks)}
         c = tree_columns(tree, ranks, together=True)
         out: dict[DirectedLink, int] = defaultdict(int)
         steps = np.array(c.step)
-        rows = Transfers(c.step, c.src, c.dst, np.zeros(len(c.step)), c.op, range(len(c.step)), c.route)
+        rows = Transfers(
+            c.step, c.src, c.dst, np.zeros(len(c.step)), c.op, range(len(c.step)), c.route
+        )
         for step in sorted(set(c.step)):
-            for link, share in stream_loads([Chunk(Fraction(1))], rows.taken(steps == step), topology).items():
+            for link, share in stream_loads(
+                [Chunk(Fraction(1))], rows.taken(steps == step), topology
+            ).items():
                 out[link] += int(share)
         return out
     routes = [route for route in (*tree.up, *tree.down) if route is not None]
@@ -93,7 +104,9 @@ def count_link_uses(tree: RootedTree, topology: Topology) -> Mapping[DirectedLin
 
 
 def orbits(topology: Topology, links: Sequence[DirectedLink], images: Ints) -> Ints:
-    """Return, for each link, the lowest number among its images: the same for all links of an orbit."""
+    """Return, for each link, the lowest number among its images: the same for all links of an
+    orbit.
+    """
     index = {d.id: i for i, d in enumerate(topology.devices)}
     size = len(index)
     a = np.array([index[x] for x, _ in links])
@@ -108,7 +121,9 @@ def orbits(topology: Topology, links: Sequence[DirectedLink], images: Ints) -> I
     return least
 
 
-def find_max_load(uses: Sequence[Mapping[int, int]], counts: Sequence[int], capacity: Sequence[Fraction]) -> Fraction:
+def find_max_load(
+    uses: Sequence[Mapping[int, int]], counts: Sequence[int], capacity: Sequence[Fraction]
+) -> Fraction:
     """Return the greatest load over capacity of any row when column j carries counts[j]; exact."""
     load: dict[int, int] = defaultdict(int)
     for column, count in zip(uses, counts, strict=True):
@@ -121,14 +136,19 @@ def find_max_load(uses: Sequence[Mapping[int, int]], counts: Sequence[int], capa
         ratio = capacity[row].as_integer_ratio()
         if total > most.get(ratio, -1):
             most[ratio] = total
-    return max((Fraction(total * below, above) for (above, below), total in most.items()), default=Fraction(0))
+    return max(
+        (Fraction(total * below, above) for (above, below), total in most.items()),
+        default=Fraction(0),
+    )
 
 
 @dataclass(frozen=True)
 class Division:
-    """The solution of `divide`, in floats: `shares` that sum up to 1 in each group, and the `time` that the busiest row takes.
+    """The solution of `divide`, in floats: `shares` that sum up to 1 in each group, and the `time`
+    that the busiest row takes.
 
-    `prices` are what a unit of use of each row costs; a new column helps if it costs less than its group's entry in `duals`.
+    `prices` are what a unit of use of each row costs; a new column helps if it costs less than its
+    group's entry in `duals`.
     """
 
     shares: Floats
@@ -144,15 +164,18 @@ def divide(
     depths: Sequence[int] = (),
     effort: Effort | None = None,
 ) -> Division | None:
-    """Return the shares of each group's columns under which the busiest row takes least time; of equal ones, the least depth.
+    """Return the shares of each group's columns under which the busiest row takes least time; of
+    equal ones, the least depth.
 
-    min t: shares sum up to 1 in each group, no row carries more than t times its capacity. None where HiGHS finds no
-    optimum. The work is counted in `effort`.
+    min t: shares sum up to 1 in each group, no row carries more than t times its capacity. None
+    where HiGHS finds no optimum. The work is counted in `effort`.
     """
     sizes = [len(column) for column in uses]
     columns = np.repeat(np.arange(len(uses)), sizes)
     rows = np.fromiter(chain.from_iterable(uses), dtype=np.int64, count=len(columns))
-    times = np.fromiter(chain.from_iterable(c.values() for c in uses), dtype=np.float64, count=len(columns))
+    times = np.fromiter(
+        chain.from_iterable(c.values() for c in uses), dtype=np.float64, count=len(columns)
+    )
     number: dict[Hashable, int] = {}
     of_group = np.array([number.setdefault(g, len(number)) for g in group], dtype=np.int64)
     # HiGHS has absolute tolerances: `scale` brings the optimum t near 1, whatever the bandwidths.
@@ -182,7 +205,10 @@ def divide(
 
 
 def find_best_shares(
-    uses: Sequence[Mapping[int, int]], capacity: Sequence[Fraction], group: Sequence[int], depths: Sequence[int] = ()
+    uses: Sequence[Mapping[int, int]],
+    capacity: Sequence[Fraction],
+    group: Sequence[int],
+    depths: Sequence[int] = (),
 ) -> Floats:
     """Return the shares of `divide`, or even shares where HiGHS finds no optimum."""
     solution = divide(uses, np.array([float(c) for c in capacity]), group, depths)
@@ -193,25 +219,37 @@ def find_best_shares(
 
 
 def round_shares(
-    shares: Floats, uses: Sequence[Mapping[int, int]], capacity: Sequence[Fraction], group: Sequence[int]
+    shares: Floats,
+    uses: Sequence[Mapping[int, int]],
+    capacity: Sequence[Fraction],
+    group: Sequence[int],
 ) -> list[Fraction]:
-    """Return fractions near `shares`, exactly 1 in each group's sum, with the smallest common denominator that loads the
-    busiest row next to no more than the floats do (GOOD), or else the best of those tried.
+    """Return fractions near `shares`, exactly 1 in each group's sum, with the smallest common
+    denominator that loads the busiest row next to no more than the floats do (GOOD), or else the
+    best of those tried.
     """
     target = Fraction(float(max(_find_max_float_load(shares, uses, capacity), 1e-300)))
     members: dict[int, list[int]] = defaultdict(list)
     for j, g in enumerate(group):
         members[g].append(j)
-    # Small denominators make schedules of few chunks. With very many trees only fine ones can do, and trying takes long.
+    # Small denominators make schedules of few chunks. With very many trees only fine ones can do,
+    # and trying takes long.
     best: tuple[Fraction, list[int], int] | None = None
     tries: Iterable[int] = (
-        (*_DENOMINATORS, *_suggest_denominators(shares), *_FINE) if len(shares) <= _ROUNDED_TREES else _FINE
+        (*_DENOMINATORS, *_suggest_denominators(shares), *_FINE)
+        if len(shares) <= _ROUNDED_TREES
+        else _FINE
     )
     for denominator in tries:
-        # Round down, then give what is missing to the shares that lost most (largest remainders): sums stay exact.
+        # Round down, then give what is missing to the shares that lost most (largest remainders):
+        # sums stay exact.
         counts = [0] * len(shares)
         for columns in members.values():
-            wanted = np.maximum(shares[columns], 0) * denominator / max(float(shares[columns].sum()), 1e-300)
+            wanted = (
+                np.maximum(shares[columns], 0)
+                * denominator
+                / max(float(shares[columns].sum()), 1e-300)
+            )
             low = np.floor(wanted + 1e-9).astype(np.int64)
             rest = denominator - int(low.sum())
             for j in np.argsort(low - wanted, kind="stable")[: max(rest, 0)]:
@@ -229,12 +267,16 @@ def round_shares(
 
 
 def _suggest_denominators(shares: Floats) -> list[int]:
-    """Return the common denominator of the fractions next to the shares, in a list; empty if it is too large."""
+    """Return the common denominator of the fractions next to the shares, in a list; empty if it is
+    too large.
+    """
     common = lcm(*(Fraction(float(x)).limit_denominator(_SUGGESTED).denominator for x in shares))
     return [common] if common <= _FINE[-1] else []
 
 
-def _find_max_float_load(shares: Floats, uses: Sequence[Mapping[int, int]], capacity: Sequence[Fraction]) -> float:
+def _find_max_float_load(
+    shares: Floats, uses: Sequence[Mapping[int, int]], capacity: Sequence[Fraction]
+) -> float:
     """Return the greatest load over capacity of any row, in floats."""
     load: dict[int, float] = defaultdict(float)
     for column, share in zip(uses, shares.tolist(), strict=True):

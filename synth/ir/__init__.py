@@ -1,1 +1,3 @@
-"""The intermediate representation: collectives, transfers, schedules, and what follows from a schedule alone."""
+"""The intermediate representation: collectives, transfers, schedules, and what follows from a
+schedule alone.
+"""

@@ -1,9 +1,10 @@
 """The order of reductions, and whether all ranks end with the same bits.
 
-Floating-point addition commutes but does not associate. The rule that the runtime follows: what lands on a chunk at a
-rank in one step, the rank's own value included, is added from the lowest source rank to the highest. Under that rule
-a schedule fixes the expression that each rank ends with; where all are the same, all ranks agree bitwise. Without its
-numbers, an expression is a bracketing of ranks: where all chunks have one, an element's bits are the same in every chunk.
+Floating-point addition commutes but does not associate. The rule that the runtime follows: what
+lands on a chunk at a rank in one step, the rank's own value included, is added from the lowest
+source rank to the highest. Under that rule a schedule fixes the expression that each rank ends
+with; where all are the same, all ranks agree bitwise. Without its numbers, an expression is a
+bracketing of ranks: where all chunks have one, an element's bits are the same in every chunk.
 """
 
 from __future__ import annotations
@@ -17,12 +18,14 @@ import numpy as np
 from .schedule import Schedule
 from .transfers import COPY, REDUCE
 
+# Characters of a bracketing that messages show.
 _SHOWN = 64
-"""Characters of a bracketing that messages show."""
 
 
 def is_uniform(schedule: Schedule) -> bool:
-    """Return whether all receivers of a chunk end with the same expression, operands of an addition in any order."""
+    """Return whether all receivers of a chunk end with the same expression, operands of an addition
+    in any order.
+    """
     if not schedule.collective.reduces or _adds_before_it_copies(schedule):
         return True
     return all(len(ends) == 1 for ends in _play(schedule, _Expressions()))
@@ -30,11 +33,12 @@ def is_uniform(schedule: Schedule) -> bool:
 
 @lru_cache(maxsize=64)
 def find_bracketing(schedule: Schedule) -> str | None:
-    """Return the one bracketing in which all chunks are added up, at every rank that ends with them; None where two differ.
+    """Return the one bracketing in which all chunks are added up, at every rank that ends with
+    them; None where two differ.
 
-    It is written in one way: of the two operands of an addition that with the lowest rank comes first, "((0+1)+(2+3))".
-    Where schedules have the same one, an element's bits do not depend on which of them added it, nor on its chunk. None for
-    a collective that adds nothing.
+    It is written in one way: of the two operands of an addition that with the lowest rank comes
+    first, "((0+1)+(2+3))". Where schedules have the same one, an element's bits do not depend on
+    which of them added it, nor on its chunk. None for a collective that adds nothing.
     """
     if not schedule.collective.reduces:
         return None
@@ -49,7 +53,9 @@ def shorten_bracketing(bracketing: str) -> str:
 
 
 class _Expressions:
-    """Expressions, numbered as they appear: equal ones, operands of an addition in any order, have equal numbers."""
+    """Expressions, numbered as they appear: equal ones, operands of an addition in any order, have
+    equal numbers.
+    """
 
     def __init__(self) -> None:
         self._known: dict[tuple[int, int], int] = {}
@@ -71,7 +77,8 @@ class _Expressions:
 
     def write(self, whole: int) -> str:
         """Return an expression as text; see find_bracketing."""
-        # An expression may be as deep as there are ranks, so this does not recurse. Operands have lower numbers than sums.
+        # An expression may be as deep as there are ranks, so this does not recurse. Operands have
+        # lower numbers than sums.
         needed, lowest = {whole}, dict[int, int]()
         for number in range(whole, -1, -1):
             if number in needed and self._operands[number][1] >= 0:
@@ -100,7 +107,8 @@ def _play(schedule: Schedule, expressions: _Expressions) -> Iterator[set[int]]:
         for c, chunk in enumerate(schedule.chunks)
         for rank in schedule.collective.holders(chunk)
     }
-    # All transfers of a step read what their sources held before it, so results are only written when it is over.
+    # All transfers of a step read what their sources held before it, so results are only written
+    # when it is over.
     for transfers in schedule.by_step:
         adding: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
         after: dict[tuple[int, int], int] = {}
@@ -124,8 +132,8 @@ def _play(schedule: Schedule, expressions: _Expressions) -> Iterator[set[int]]:
 def _adds_before_it_copies(schedule: Schedule) -> bool:
     """Return whether every chunk is first added up and then only copied, to each other rank once.
 
-    Then all ranks hold one rank's sum. This quick test settles trees of any kind; that copies come from ranks that have the
-    chunk is for the verifier to check.
+    Then all ranks hold one rank's sum. This quick test settles trees of any kind; that copies come
+    from ranks that have the chunk is for the verifier to check.
     """
     t, chunks, n = schedule.transfers, len(schedule.chunks), schedule.collective.ranks
     if schedule.collective.name != "allreduce" or not len(t):
@@ -134,10 +142,15 @@ def _adds_before_it_copies(schedule: Schedule) -> bool:
     last_add, first_copy = np.full(chunks, -1), np.full(chunks, np.iinfo(np.int64).max)
     np.maximum.at(last_add, t.chunk[adds], t.step[adds])
     np.minimum.at(first_copy, t.chunk[copies], t.step[copies])
-    times = np.bincount(t.chunk[copies] * n + t.dst[copies], minlength=chunks * n).reshape(chunks, n)
+    times = np.bincount(t.chunk[copies] * n + t.dst[copies], minlength=chunks * n).reshape(
+        chunks, n
+    )
     copied_at = np.full((chunks, n), -1)
     copied_at[t.chunk[copies], t.dst[copies]] = t.step[copies]
     in_order = (copied_at[t.chunk[copies], t.src[copies]] < t.step[copies]).all()
     return bool(
-        (last_add < first_copy).all() and (times <= 1).all() and (times.sum(axis=1) == n - 1).all() and in_order
+        (last_add < first_copy).all()
+        and (times <= 1).all()
+        and (times.sum(axis=1) == n - 1).all()
+        and in_order
     )

@@ -1,15 +1,18 @@
-"""Lossy schedules: what becomes of values that are rounded when they are sent (compression on the wire).
+"""Lossy schedules: what becomes of values that are rounded when they are sent (compression on the
+wire).
 
 The rules that the runtime follows:
 
 1. A value is rounded when it is sent, and the sender goes on with the rounded value itself.
 2. In the end every receiver of a chunk that is copied anywhere rounds what it holds of it.
 
-Rounding a rounded value changes nothing (the codecs ensure that), so what is passed on unchanged loses nothing more. Under
-these rules a schedule fixes the expression that each rank ends with, as in addition_order.py, with roundings in it.
+Rounding a rounded value changes nothing (the codecs ensure that), so what is passed on unchanged
+loses nothing more. Under these rules a schedule fixes the expression that each rank ends with, as
+in addition_order.py, with roundings in it.
 
-Error feedback (Seide et al., Interspeech 2014; Karimireddy et al., ICML 2019) adds what a rounding took away to the next
-call's input. Where several ranks round the same value, exactly one must feed the error back: the others are its echoes.
+Error feedback (Seide et al., Interspeech 2014; Karimireddy et al., ICML 2019) adds what a rounding
+took away to the next call's input. Where several ranks round the same value, exactly one must feed
+the error back: the others are its echoes.
 """
 
 from __future__ import annotations
@@ -21,18 +24,18 @@ from functools import lru_cache
 from .schedule import Schedule
 from .transfers import Transfer
 
+# Stands for a step in `Rounded.echoes`: the final rounding, of rule 2.
 END = -1
-"""Stands for a step in `Rounded.echoes`: the final rounding, of rule 2."""
 
 
 @dataclass(frozen=True)
 class Rounded:
     """What rounding does to a schedule.
 
-    `uniform`: all receivers of a chunk end with the same expression. `most`: the greatest number of roundings between a
-    rank's contribution and a result. `once`: only contributions and complete sums are rounded, no partial sums. `echoes`:
-    (rank, chunk, step) of the roundings that another rank makes too, or the same rank made before. `copied`: the chunks that
-    rule 2 applies to.
+    `uniform`: all receivers of a chunk end with the same expression. `most`: the greatest number of
+    roundings between a rank's contribution and a result. `once`: only contributions and complete
+    sums are rounded, no partial sums. `echoes`: (rank, chunk, step) of the roundings that another
+    rank makes too, or the same rank made before. `copied`: the chunks that rule 2 applies to.
     """
 
     uniform: bool
@@ -44,7 +47,9 @@ class Rounded:
 
 @lru_cache(maxsize=256)
 def rounded(schedule: Schedule) -> Rounded:
-    """Return what rounding does to a schedule in one segment (`Schedule.uncut`); segmentation does not change it."""
+    """Return what rounding does to a schedule in one segment (`Schedule.uncut`); segmentation does
+    not change it.
+    """
     of_chunk: dict[int, list[Transfer]] = defaultdict(list)
     for transfer in schedule.transfers:
         of_chunk[transfer.chunk].append(transfer)
@@ -71,7 +76,9 @@ def rounded(schedule: Schedule) -> Rounded:
 
 
 class _Values:
-    """Expressions by number: the greatest number of roundings in each, and whether the last operation was one."""
+    """Expressions by number: the greatest number of roundings in each, and whether the last
+    operation was one.
+    """
 
     def __init__(self) -> None:
         self._numbers: dict[tuple[object, ...], int] = {}
@@ -95,12 +102,23 @@ class _Values:
         return value if self.is_rounded[value] else self.number("rounded", value)
 
     def is_whole(self, value: int, ends: set[int]) -> bool:
-        """Return whether a value is no partial sum: an input, already rounded, or what some rank ends with."""
-        return self.is_input[value] or self.is_rounded[value] or value in ends or self.rounded(value) in ends
+        """Return whether a value is no partial sum: an input, already rounded, or what some rank
+        ends with.
+        """
+        return (
+            self.is_input[value]
+            or self.is_rounded[value]
+            or value in ends
+            or self.rounded(value) in ends
+        )
 
 
-def _play(values: _Values, held: dict[int, int], transfers: list[Transfer]) -> list[tuple[int, int, int]]:
-    """Play one chunk's transfers on `held`, the value at each rank; return the roundings as (rank, step, value before)."""
+def _play(
+    values: _Values, held: dict[int, int], transfers: list[Transfer]
+) -> list[tuple[int, int, int]]:
+    """Play one chunk's transfers on `held`, the value at each rank; return the roundings as (rank,
+    step, value before).
+    """
     by_step: dict[int, list[Transfer]] = defaultdict(list)
     for transfer in transfers:
         by_step[transfer.step].append(transfer)
@@ -128,7 +146,8 @@ def _play(values: _Values, held: dict[int, int], transfers: list[Transfer]) -> l
 
 
 def _echoes(values: _Values, roundings: list[tuple[int, int, int]]) -> list[tuple[int, int]]:
-    """Return (rank, step) of all roundings of a value but the first, and of those of rounded values, which lose nothing.
+    """Return (rank, step) of all roundings of a value but the first, and of those of rounded
+    values, which lose nothing.
 
     The first is the lowest rank's earliest, final roundings coming last.
     """

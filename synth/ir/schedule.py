@@ -1,10 +1,11 @@
 """The intermediate representation: a collective, its chunks, and an ordered list of transfers.
 
-Steps are synchronous rounds of transfers: all transfers of a step read what their sources held when the step began.
-Within a step several contributions may be added to one chunk at one rank (in listing order); a copy must be alone.
-With `segments` = m > 1 each chunk is cut into m equal parts that follow each other through the steps, part j doing
-step s at tick s + j: a pipeline. If it is `stepwise`, part j does step s at tick s m + j: steps stay apart, and the parts
-let a rank hand on the first of a step while the rest is still coming. A schedule is plain data: hashable, comparable,
+Steps are synchronous rounds of transfers: all transfers of a step read what their sources held when
+the step began. Within a step several contributions may be added to one chunk at one rank (in
+listing order); a copy must be alone. With `segments` = m > 1 each chunk is cut into m equal parts
+that follow each other through the steps, part j doing step s at tick s + j: a pipeline. If it is
+`stepwise`, part j does step s at tick s m + j: steps stay apart, and the parts let a rank hand on
+the first of a step while the rest is still coming. A schedule is plain data: hashable, comparable,
 versioned in JSON.
 """
 
@@ -27,11 +28,11 @@ from .transfers import OPS, Op, Transfer, Transfers
 
 __all__ = ["Op", "Schedule", "Transfer", "Transfers"]
 
+# The most segments that a chunk is cut into.
 MAX_SEGMENTS = 2048
-"""The most segments that a chunk is cut into."""
 
+# The most steps that a file may hold: a ring over 8,192 ranks has 16,382.
 MAX_STEPS = 16_384
-"""The most steps that a file may hold: a ring over 8,192 ranks has 16,382."""
 
 Segments = Annotated[int, Meta(ge=1, le=MAX_SEGMENTS)]
 
@@ -62,7 +63,10 @@ class ScheduleFields(Struct):
     routes: Annotated[list[list[Label]], Meta(description="devices between two ranks")]
     transfers: Annotated[
         list[tuple[Index, Index, Index, Index, Op, Index]],
-        Meta(description="step, source rank, destination rank, place in `chunks`, operation, place in `routes`"),
+        Meta(
+            description="step, source rank, destination rank, place in `chunks`, operation, place "
+            "in `routes`"
+        ),
     ]
     depth: Count | None = None
     stepwise: bool = False
@@ -70,13 +74,16 @@ class ScheduleFields(Struct):
 
 @dataclass(frozen=True)
 class Schedule:
-    """A collective, its chunks, and the transfers that carry it out, step by step; see also `build_schedule`.
+    """A collective, its chunks, and the transfers that carry it out, step by step; see also
+    `build_schedule`.
 
-    All transfers of a step read what their sources held when the step began. With `segments` = m > 1 each chunk is cut into m
-    equal parts that follow each other through the steps, part j doing step s at tick s + j (a pipeline), or, `stepwise`, at
-    tick s m + j. `step_s_per_GB[s]` is how long step s may last, in seconds for each GB (1e9 bytes) of buffer: no link
-    carries more in it than its bandwidth times that. `trees` is the number of trees of a tree schedule, else None; `depth`
-    is the number of hops from the root of the deepest tree. `transfers` may be given as any sequence of Transfer.
+    All transfers of a step read what their sources held when the step began. With `segments` = m >
+    1 each chunk is cut into m equal parts that follow each other through the steps, part j doing
+    step s at tick s + j (a pipeline), or, `stepwise`, at tick s m + j. `step_s_per_GB[s]` is how
+    long step s may last, in seconds for each GB (1e9 bytes) of buffer: no link carries more in it
+    than its bandwidth times that. `trees` is the number of trees of a tree schedule, else None;
+    `depth` is the number of hops from the root of the deepest tree. `transfers` may be given as any
+    sequence of Transfer.
     """
 
     collective: Collective
@@ -96,7 +103,15 @@ class Schedule:
 
     def __hash__(self) -> int:
         return hash(
-            (self.collective, self.strategy, len(self.chunks), self.transfers, self.segments, self.trees, self.stepwise)
+            (
+                self.collective,
+                self.strategy,
+                len(self.chunks),
+                self.transfers,
+                self.segments,
+                self.trees,
+                self.stepwise,
+            )
         )
 
     @property
@@ -107,7 +122,11 @@ class Schedule:
     @property
     def uncut(self) -> Schedule:
         """The same schedule in one segment."""
-        return self if self.segments == 1 and not self.stepwise else replace(self, segments=1, stepwise=False)
+        return (
+            self
+            if self.segments == 1 and not self.stepwise
+            else replace(self, segments=1, stepwise=False)
+        )
 
     @property
     def ticks(self) -> int:
@@ -140,8 +159,9 @@ class Schedule:
     def offsets(self) -> tuple[Fraction, ...]:
         """Return where each chunk begins, as a share of the block that it lies in.
 
-        Blocks are laid end to end. The block of a chunk is the whole buffer for collectives without sources and
-        targets, else the part of one rank (for alltoall, of one pair of ranks). Chunks of a block lie in listing order.
+        Blocks are laid end to end. The block of a chunk is the whole buffer for collectives without
+        sources and targets, else the part of one rank (for alltoall, of one pair of ranks). Chunks
+        of a block lie in listing order.
         """
         filled: dict[tuple[int | None, int | None], Fraction] = defaultdict(Fraction)
         out = []
@@ -152,7 +172,9 @@ class Schedule:
         return tuple(out)
 
     def to_json(self) -> dict[str, Any]:
-        """Return a JSON object; transfers are rows [step, src, dst, chunk, op, route], routes indexed in `routes`."""
+        """Return a JSON object; transfers are rows [step, src, dst, chunk, op, route], routes
+        indexed in `routes`.
+        """
         step, src, dst, chunk, op, route = (column.tolist() for column in self.transfers.columns)
         ops = [OPS[x] for x in op]
         return {
@@ -172,21 +194,31 @@ class Schedule:
 
     @classmethod
     def from_json(cls, data: object, where: str = "schedule") -> Schedule:
-        """Read `to_json`'s object. InputError where it is not one; whether it is right is for the verifier to say."""
+        """Read `to_json`'s object. InputError where it is not one; whether it is right is for the
+        verifier to say.
+        """
         return cls.from_fields(read_as(data, ScheduleFields, where), where)
 
     @classmethod
     def from_fields(cls, fields: ScheduleFields, where: str = "schedule") -> Schedule:
-        """Return the schedule that a file declares. InputError where a transfer names a route that is not listed."""
-        step, src, dst, chunk, op, route = zip(*fields.transfers, strict=True) if fields.transfers else [()] * 6
+        """Return the schedule that a file declares. InputError where a transfer names a route that
+        is not listed.
+        """
+        step, src, dst, chunk, op, route = (
+            zip(*fields.transfers, strict=True) if fields.transfers else [()] * 6
+        )
         routes = [tuple(route) for route in fields.routes]
         if route and max(route) >= len(routes):
-            raise InputError(f"{where}: a transfer names route {max(route)}; {len(routes)} are listed")
+            raise InputError(
+                f"{where}: a transfer names route {max(route)}; {len(routes)} are listed"
+            )
         return cls(
             collective=Collective(fields.collective, fields.ranks, fields.root),
             strategy=fields.strategy,
             chunks=tuple(Chunk(*row) for row in fields.chunks),
-            transfers=Transfers(step, src, dst, chunk, [_OP_NUMBER[name] for name in op], route, routes),
+            transfers=Transfers(
+                step, src, dst, chunk, [_OP_NUMBER[name] for name in op], route, routes
+            ),
             step_s_per_GB=tuple(fields.step_s_per_GB),
             segments=fields.segments,
             trees=fields.trees,

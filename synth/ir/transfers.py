@@ -1,4 +1,6 @@
-"""Transfers kept as columns: a few arrays hold a million of them, and they read as a sequence of `Transfer`s."""
+"""Transfers kept as columns: a few arrays hold a million of them, and they read as a sequence of
+`Transfer`s.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ COPY, REDUCE = 0, 1
 
 @dataclass(frozen=True, order=True)
 class Transfer:
-    """One chunk sent from rank `src` to rank `dst` in `step`; the receiver takes it over (copy) or adds it (reduce).
+    """One chunk sent from rank `src` to rank `dst` in `step`; the receiver takes it over (copy) or
+    adds it (reduce).
 
     `route` lists the devices between the two (switches, sockets, NICs); empty for a direct link.
     """
@@ -32,8 +35,9 @@ class Transfer:
 
 
 class Transfers(Sequence[Transfer]):
-    """Transfers in listing order. Columns `step`, `src`, `dst`, `chunk`, `op` (COPY or REDUCE) and `route`, an index
-    into `routes` (sorted, each used). Equal where the transfers are; hashable. The arrays must not be written to.
+    """Transfers in listing order. Columns `step`, `src`, `dst`, `chunk`, `op` (COPY or REDUCE) and
+    `route`, an index into `routes` (sorted, each used). Equal where the transfers are; hashable.
+    The arrays must not be written to.
     """
 
     __slots__ = ("_hash", "chunk", "dst", "op", "route", "routes", "src", "step")
@@ -48,13 +52,17 @@ class Transfers(Sequence[Transfer]):
         route: ArrayLike,
         routes: Sequence[tuple[str, ...]],
     ) -> None:
-        columns = (np.asarray(x, dtype=np.int64).reshape(-1) for x in (step, src, dst, chunk, op, route))
+        columns = (
+            np.asarray(x, dtype=np.int64).reshape(-1) for x in (step, src, dst, chunk, op, route)
+        )
         self.step, self.src, self.dst, self.chunk, self.op, number = columns
         used, number = np.unique(number, return_inverse=True)
         distinct = sorted({routes[i] for i in used})
         place = {r: i for i, r in enumerate(distinct)}
         self.routes = tuple(distinct)
-        self.route: Ints = np.array([place[routes[i]] for i in used], dtype=np.int64)[number.reshape(-1)]
+        self.route: Ints = np.array([place[routes[i]] for i in used], dtype=np.int64)[
+            number.reshape(-1)
+        ]
         for column in self.columns:
             column.flags.writeable = False
         self._hash: int | None = None
@@ -85,11 +93,15 @@ class Transfers(Sequence[Transfer]):
         starts = np.cumsum([0, *(len(part.routes) for part in parts)])
         columns = zip(*(part.columns for part in parts), strict=True)
         step, src, dst, chunk, op, _ = (np.concatenate(column) for column in columns)
-        route = np.concatenate([part.route + start for part, start in zip(parts, starts, strict=False)])
+        route = np.concatenate(
+            [part.route + start for part, start in zip(parts, starts, strict=False)]
+        )
         return cls(step, src, dst, chunk, op, route, routes)
 
     @classmethod
-    def from_columns(cls, columns: Iterable[ArrayLike], routes: Sequence[tuple[str, ...]]) -> Transfers:
+    def from_columns(
+        cls, columns: Iterable[ArrayLike], routes: Sequence[tuple[str, ...]]
+    ) -> Transfers:
         """Make Transfers of the six columns in their order (see `columns`)."""
         step, src, dst, chunk, op, route = columns
         return cls(step, src, dst, chunk, op, route, routes)
@@ -105,14 +117,21 @@ class Transfers(Sequence[Transfer]):
 
     def sorted(self) -> Transfers:
         """Return the transfers sorted by step, source, destination, chunk, operation and route."""
-        return self.taken(np.lexsort((self.route, self.op, self.chunk, self.dst, self.src, self.step)))
+        return self.taken(
+            np.lexsort((self.route, self.op, self.chunk, self.dst, self.src, self.step))
+        )
 
     def ways(self) -> tuple[list[tuple[int, int, tuple[str, ...]]], Ints]:
         """Return the distinct (src, dst, route), and for each transfer the index of its own."""
         top = int(max(self.src.max(initial=0), self.dst.max(initial=0))) + 1
         key = (self.src * top + self.dst) * (len(self.routes) + 1) + self.route
         _, first, way = np.unique(key, return_index=True, return_inverse=True)
-        rows = zip(self.src[first].tolist(), self.dst[first].tolist(), self.route[first].tolist(), strict=True)
+        rows = zip(
+            self.src[first].tolist(),
+            self.dst[first].tolist(),
+            self.route[first].tolist(),
+            strict=True,
+        )
         return [(src, dst, self.routes[route]) for src, dst, route in rows], way.reshape(-1)
 
     def __len__(self) -> int:
@@ -130,7 +149,9 @@ class Transfers(Sequence[Transfer]):
 
     def __iter__(self) -> Iterator[Transfer]:
         routes = self.routes
-        for step, src, dst, chunk, op, route in zip(*(column.tolist() for column in self.columns), strict=True):
+        for step, src, dst, chunk, op, route in zip(
+            *(column.tolist() for column in self.columns), strict=True
+        ):
             yield Transfer(step, src, dst, chunk, OPS[op], routes[route])
 
     def __eq__(self, other: object) -> bool:

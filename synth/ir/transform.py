@@ -13,10 +13,12 @@ from .transfers import COPY, REDUCE, Transfers
 
 
 def reverse(schedule: Schedule) -> Schedule:
-    """Return the schedule of the opposite collective: every transfer reversed, the last step first, copies as additions.
+    """Return the schedule of the opposite collective: every transfer reversed, the last step first,
+    copies as additions.
 
-    Allgather becomes reduce-scatter, broadcast becomes reduce, gather scatter and scatter gather; alltoall stays alltoall.
-    The result is for the reversed topology (SCCL, section 3.5). Each rank must get each chunk at most once.
+    Allgather becomes reduce-scatter, broadcast becomes reduce, gather scatter and scatter gather;
+    alltoall stays alltoall. The result is for the reversed topology (SCCL, section 3.5). Each rank
+    must get each chunk at most once.
     """
     last = schedule.steps - 1
     opposite = schedule.collective.reversed()
@@ -39,7 +41,9 @@ def compose(reduce_scatter: Schedule, allgather: Schedule) -> Schedule:
     """
     shares = [(c.share, c.target) for c in reduce_scatter.chunks]
     if shares != [(c.share, c.source) for c in allgather.chunks]:
-        raise InfeasibleError("reduce-scatter and allgather cut the buffer differently; they do not make an allreduce")
+        raise InfeasibleError(
+            "reduce-scatter and allgather cut the buffer differently; they do not make an allreduce"
+        )
     step, *rest = allgather.transfers.columns
     later = Transfers.from_columns((step + reduce_scatter.steps, *rest), allgather.transfers.routes)
     return Schedule(

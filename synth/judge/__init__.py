@@ -1,1 +1,3 @@
-"""What runs today, judged: measurements, rings and trees held against the certified bound of their machine."""
+"""What runs today, judged: measurements, rings and trees held against the certified bound of their
+machine.
+"""

@@ -11,10 +11,10 @@ from .places import Placed, count_hosts
 from .rates import RINGS, TREES, Rate
 from .verdict import Channelled, Measured, Verdict
 
+# Of how much a gain is worth a word.
 _GAIN = 1.05
-"""Of how much a gain is worth a word."""
+# From which share on what was measured counts as what its channels, or links, can do.
 _NEAR = 0.85
-"""From which share on what was measured counts as what its channels, or links, can do."""
 
 
 def advise(verdict: Verdict) -> list[Finding]:
@@ -42,30 +42,43 @@ def percent(share: float) -> str:
 def describe_limit(rate: Rate) -> str:
     """Return which link limits channels, and how often they cross it."""
     counts = sorted({count for count in rate.crossings if count})
-    times = " or ".join({1: "once", 2: "twice"}.get(count, f"{count} times") for count in counts[:3])
+    times = " or ".join(
+        {1: "once", 2: "twice"}.get(count, f"{count} times") for count in counts[:3]
+    )
     crossing = rate.crossing_channels
     who = (
-        f"by {'each of ' if crossing == rate.channels and crossing > 1 else ''}{crossing} of {rate.channels} channels"
+        f"by {'each of ' if crossing == rate.channels and crossing > 1 else ''}{crossing} of "
+        f"{rate.channels} channels"
         if crossing != rate.channels
         else ("by its one channel" if crossing == 1 else f"by each of its {crossing} channels")
     )
     others = rate.alike - 1
-    more = f"; {others} more {'link is' if others == 1 else 'links are'} as busy" if others > 0 else ""
+    more = (
+        f"; {others} more {'link is' if others == 1 else 'links are'} as busy" if others > 0 else ""
+    )
     return f"limited by {rate.link[0]} -> {rate.link[1]} ({gbps(rate.link_GBps)} GB/s{more}), crossed {times} {who}"
 
 
 def _advise_on_transports(channelled: Channelled) -> list[Finding]:
     """Return findings on how GPUs of one host reach each other."""
     transports = channelled.communicator.transports
-    shared, direct = transports.get("SHM", 0), sum(n for name, n in transports.items() if name.startswith("P2P"))
+    shared, direct = (
+        transports.get("SHM", 0),
+        sum(n for name, n in transports.items() if name.startswith("P2P")),
+    )
     if not shared:
         return []
-    some = f"{shared} of {shared + direct} connections inside hosts" if direct else "connections between GPUs of a host"
+    some = (
+        f"{shared} of {shared + direct} connections inside hosts"
+        if direct
+        else "connections between GPUs of a host"
+    )
     return [
         Finding(
             "shared-memory",
             f"{some} go through host memory (SHM), not GPU to GPU",
-            "look whether P2P is refused: topo-probe --check names ACS, the IOMMU or the driver; the bound here supposes that "
+            "look whether P2P is refused: topo-probe --check names ACS, the IOMMU or the driver; "
+            "the bound here supposes that "
             "GPUs reach each other directly",
         )
     ]
@@ -86,9 +99,11 @@ def _advise_on_channels(channelled: Channelled, collective: str, verdict: Verdic
         findings.append(
             Finding(
                 f"nvls-{collective}",
-                f"NCCL takes NVLS for large {collective}s: switches add{added}; its rings and trees are "
+                f"NCCL takes NVLS for large {collective}s: switches add{added}; its rings and "
+                "trees are "
                 "what is left without it",
-                "nothing: leave it alone, and hold measurements against the bound for switches that add",
+                "nothing: leave it alone, and hold measurements against the bound for switches "
+                "that add",
             )
         )
         return findings
@@ -101,13 +116,21 @@ def _advise_on_channels(channelled: Channelled, collective: str, verdict: Verdic
         findings.append(
             Finding(
                 f"tuner-{collective}",
-                f"the tuner takes {taken.shape} ({gbps(taken.algbw_GBps)} GB/s), and {other.shape} would reach "
+                f"the tuner takes {taken.shape} ({gbps(taken.algbw_GBps)} GB/s), and "
+                f"{other.shape} would reach "
                 f"{gbps(other.algbw_GBps)} GB/s",
-                f"a graph file with true speeds lets the tuner choose by size; NCCL_ALGO={name} forces it at all sizes",
+                f"a graph file with true speeds lets the tuner choose by size; NCCL_ALGO={name} "
+                "forces it at all sizes",
             )
         )
     findings += _offer(
-        collective, taken.algbw_GBps, f"what {taken.shape} reach", share, options, verdict, channelled.placed
+        collective,
+        taken.algbw_GBps,
+        f"what {taken.shape} reach",
+        share,
+        options,
+        verdict,
+        channelled.placed,
     )
     return findings
 
@@ -121,7 +144,9 @@ def _offer(
     verdict: Verdict,
     placed: Placed | None,
 ) -> list[Finding]:
-    """Return what would give more than `now`, or that nothing would; `placed`: where the ranks run."""
+    """Return what would give more than `now`, or that nothing would; `placed`: where the ranks
+    run.
+    """
     file, plan, order = options.best(GRAPH_FILE), options.best(PLAN), options.best(RANK_ORDER)
     name, machine = f"offer-{collective}", verdict.machine.argument
     better = Fraction(_GAIN)
@@ -129,7 +154,8 @@ def _offer(
     if file is not None and file.algbw_GBps > now * better:
         command = f"topo-synth --collective {collective} --topology {machine} --format nccl-graph -o graph.xml"
         text = (
-            f"a graph file ({file.what}) would reach {gbps(file.algbw_GBps)} GB/s, {float(file.algbw_GBps / now):.2f} times "
+            f"a graph file ({file.what}) would reach {gbps(file.algbw_GBps)} GB/s, "
+            f"{float(file.algbw_GBps / now):.2f} times "
             f"{what}"
         )
         if in_order is not None:
@@ -140,28 +166,44 @@ def _offer(
         times = f"{float(in_order.algbw_GBps / now):.2f} times"
         text = f"{in_order.what} would reach {gbps(in_order.algbw_GBps)} GB/s, {times} {what}"
         findings.append(
-            Finding(f"order-{collective}", text, f"start ranks in that order: {_place(collective, verdict, placed)}")
+            Finding(
+                f"order-{collective}",
+                text,
+                f"start ranks in that order: {_place(collective, verdict, placed)}",
+            )
         )
     if plan is not None and plan.algbw_GBps > now * better:
         return [
             *findings,
             Finding(
                 name,
-                f"a plan would reach {gbps(plan.algbw_GBps)} GB/s, {float(plan.algbw_GBps / now):.2f} times {what}; no rings "
+                f"a plan would reach {gbps(plan.algbw_GBps)} GB/s, "
+                f"{float(plan.algbw_GBps / now):.2f} times {what}; no rings "
                 "or chains found here would",
-                f"topo-synth --collective {collective} --topology {machine} -o plan.json; then topo-run plan.json, or the "
+                f"topo-synth --collective {collective} --topology {machine} -o plan.json; then "
+                "topo-run plan.json, or the "
                 "hook",
             ),
         ]
     if findings:
         return findings
     if share >= 1 / _GAIN:
-        return [Finding(name, f"{what} is {percent(min(share, 1.0))} of the bound", "nothing: leave it alone")]
-    return [Finding(name, f"nothing was found that reaches {_GAIN:.2f} times {what}", "leave it alone")]
+        return [
+            Finding(
+                name,
+                f"{what} is {percent(min(share, 1.0))} of the bound",
+                "nothing: leave it alone",
+            )
+        ]
+    return [
+        Finding(name, f"nothing was found that reaches {_GAIN:.2f} times {what}", "leave it alone")
+    ]
 
 
 def _place(collective: str, verdict: Verdict, placed: Placed) -> str:
-    """Return the topo-place command that finds an order of a file's ranks, against the one that they have."""
+    """Return the topo-place command that finds an order of a file's ranks, against the one that
+    they have.
+    """
     machine = verdict.machine.topology
     numbers = {gpu: i for i, gpu in enumerate(machine.ranks)} if machine is not None else {}
     present = [numbers[placed.topology.ranks[gpu]] for gpu in placed.gpu_of]
@@ -199,9 +241,11 @@ def _advise_on_measurement(measured: Measured, verdict: Verdict) -> list[Finding
             findings.append(
                 Finding(
                     f"below-channels-{name}",
-                    f"{name} was measured at {gbps(algbw)} GB/s, {percent(part)} of the {gbps(most.algbw_GBps)} GB/s that its "
+                    f"{name} was measured at {gbps(algbw)} GB/s, {percent(part)} of the "
+                    f"{gbps(most.algbw_GBps)} GB/s that its "
                     f"{most.shape} could carry on these links",
-                    "what is found is not what is reached: look for slow links (topo-probe --measure), P2P through host "
+                    "what is found is not what is reached: look for slow links (topo-probe "
+                    "--measure), P2P through host "
                     "memory, other jobs, and whether the largest size was large enough",
                 )
             )
@@ -212,19 +256,24 @@ def _advise_on_measurement(measured: Measured, verdict: Verdict) -> list[Finding
     if peak.share >= _NEAR:
         findings.append(
             Finding(
-                f"near-bound-{name}", f"{name} was measured at {percent(peak.share)} of the bound", "leave it alone"
+                f"near-bound-{name}",
+                f"{name} was measured at {percent(peak.share)} of the bound",
+                "leave it alone",
             )
         )
     return findings
 
 
 def _explain_above(measured: Measured) -> Finding:
-    """Return that more was measured than the bound allows, and which assumption is probably wrong."""
+    """Return that more was measured than the bound allows, and which assumption is probably
+    wrong.
+    """
     limits, peak = measured.limits, measured.peak
     assert limits is not None and peak.share is not None
     algbw = peak.measured.algbw_GBps
     text = (
-        f"{measured.collective} was measured at {gbps(algbw)} GB/s, {percent(peak.share)} of the bound of "
+        f"{measured.collective} was measured at {gbps(algbw)} GB/s, {percent(peak.share)} of the "
+        "bound of "
         f"{gbps(limits.one_way_GBps)} GB/s: an assumption of the bound is wrong"
     )
     if (
@@ -233,7 +282,8 @@ def _explain_above(measured: Measured) -> Finding:
         and (limits.in_network_GBps > limits.any_way_GBps)
     ):
         why = (
-            f"probably that no switch adds: NVLS lets NVSwitches add, and then the bound is {gbps(limits.in_network_GBps)} "
+            "probably that no switch adds: NVLS lets NVSwitches add, and then the bound is "
+            f"{gbps(limits.in_network_GBps)} "
             f"GB/s ({percent(algbw / float(limits.in_network_GBps))} of it); {limits.possible}"
         )
     elif algbw <= float(limits.any_way_GBps) * 1.005 and limits.any_way_GBps > limits.one_way_GBps:
@@ -243,9 +293,12 @@ def _explain_above(measured: Measured) -> Finding:
         )
     else:
         why = (
-            f"probably a rate of the topology, taken too low: {limits.rates}; or the topology is another machine's. Measure "
+            f"probably a rate of the topology, taken too low: {limits.rates}; or the topology is "
+            "another machine's. Measure "
             "the links with topo-probe --measure"
         )
         if limits.in_network_GBps is not None:
-            why += f" (even with switches that add the bound is {gbps(limits.in_network_GBps)} GB/s)"
+            why += (
+                f" (even with switches that add the bound is {gbps(limits.in_network_GBps)} GB/s)"
+            )
     return Finding(f"above-bound-{measured.collective}", text, why)

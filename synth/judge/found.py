@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+# Every rank once.
 Order = tuple[int, ...]
-"""Every rank once."""
+# The parent of each rank in a tree; -1 for the root.
 Parents = tuple[int, ...]
-"""The parent of each rank in a tree; -1 for the root."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a rank runs, as far as a file says it: its host, the GPU's number there (NVML's, else CUDA's), its PCI address.
+    """Where a rank runs, as far as a file says it: its host, the GPU's number there (NVML's, else
+    CUDA's), its PCI address.
 
     `bus` has four forms: "0000:1b:00.0", "0000:1b:00", "1b" (the bus alone) and None.
     """
@@ -36,7 +37,9 @@ class Measurement:
     busbw_GBps: float
     time_us: float
     how: str = ""
-    """What was measured: "out-of-place", "in-place", "plan", "stock"; empty where there is one only."""
+    """What was measured: "out-of-place", "in-place", "plan", "stock"; empty where there is one
+    only.
+    """
     wrong: bool = False
     """Whether the result had wrong elements."""
 
@@ -53,7 +56,9 @@ class Pick:
 
 @dataclass(frozen=True)
 class Pattern:
-    """What NCCL's search found: a pattern, channels, the rate of each inside nodes and between them in GB/s, types of hops."""
+    """What NCCL's search found: a pattern, channels, the rate of each inside nodes and between them
+    in GB/s, types of hops.
+    """
 
     number: int
     channels: int
@@ -65,7 +70,9 @@ class Pattern:
 
 @dataclass(frozen=True)
 class Finding:
-    """Something worth saying of a file: what (a name for programs), a sentence, and what to do about it, where known."""
+    """Something worth saying of a file: what (a name for programs), a sentence, and what to do
+    about it, where known.
+    """
 
     name: str
     message: str
@@ -75,7 +82,8 @@ class Finding:
 
 @dataclass(frozen=True)
 class Communicator:
-    """What is known of a communicator: its ranks and their places, and the channels that the library found for it.
+    """What is known of a communicator: its ranks and their places, and the channels that the
+    library found for it.
 
     `rings` and `trees` hold whole channels only; `promised` is how many there are said to be.
     """

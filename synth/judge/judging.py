@@ -27,16 +27,23 @@ class Judge:
     """Judges files; bounds and options of a collective on a machine are found once."""
 
     def __init__(
-        self, machines: Machines, collective: str | None = None, say: Callable[[str], None] = lambda message: None
+        self,
+        machines: Machines,
+        collective: str | None = None,
+        say: Callable[[str], None] = lambda message: None,
     ) -> None:
         self.machines, self.collective, self.say = machines, collective, say
         self._limits: dict[tuple[Collective, Topology], Limits] = {}
         self._options: dict[tuple[Collective, Topology], Options] = {}
 
     def judge(self, reading: Reading) -> Verdict:
-        """Return the verdict on a file. Raises InputError where a graph file is of another machine than was named."""
+        """Return the verdict on a file. Raises InputError where a graph file is of another machine
+        than was named.
+        """
         machine = self.machines.find(reading)
-        verdict = Verdict(reading, machine, findings=list(reading.findings), notes=list(reading.notes))
+        verdict = Verdict(
+            reading, machine, findings=list(reading.findings), notes=list(reading.notes)
+        )
         if reading.measurements:
             self._judge_measurements(verdict)
         for communicator in reading.communicators[:_MOST_COMMUNICATORS]:
@@ -58,7 +65,9 @@ class Judge:
             rows = [Row(m, None) for m in measurements]
             measured = Measured(name, self._count_ranks(ranks, verdict), rows)
             verdict.measured.append(measured)
-            measured.placed, measured.why_not = self._place(verdict, measured.ranks, verdict.reading.places)
+            measured.placed, measured.why_not = self._place(
+                verdict, measured.ranks, verdict.reading.places
+            )
             if measured.placed is None:
                 continue
             collective = Collective.with_default_root(name, measured.ranks)
@@ -70,11 +79,14 @@ class Judge:
             measured.options = self._find_options(collective, measured.placed.topology)
             bound = float(measured.limits.one_way_GBps)
             measured.rows = [
-                Row(m, m.algbw_GBps / bound, _predict(measured.options, m.size_bytes)) for m in measurements
+                Row(m, m.algbw_GBps / bound, _predict(measured.options, m.size_bytes))
+                for m in measurements
             ]
 
     def _count_ranks(self, ranks: int, verdict: Verdict) -> int:
-        """Return the ranks of a table: what it says, what a log in it says, or the GPUs of the machine."""
+        """Return the ranks of a table: what it says, what a log in it says, or the GPUs of the
+        machine.
+        """
         if ranks:
             return ranks
         sizes = {c.ranks for c in verdict.reading.communicators}
@@ -84,17 +96,23 @@ class Judge:
         if topology is None:
             return 0
         verdict.notes.append(
-            f"the file does not say how many ranks there were; taken as {len(topology.ranks)}, all GPUs"
+            f"the file does not say how many ranks there were; taken as {len(topology.ranks)}, "
+            "all GPUs"
         )
         return len(topology.ranks)
 
     def _place(self, verdict: Verdict, ranks: int, places: object) -> tuple[Placed | None, str]:
-        """Return where ranks run; None, and why, where no machine is known or the machine at hand is not theirs."""
+        """Return where ranks run; None, and why, where no machine is known or the machine at hand
+        is not theirs.
+        """
         topology = verdict.machine.topology
         if topology is None:
             return None, verdict.machine.source
         if ranks < 2:
-            return None, f"{ranks} rank: nothing is sent" if ranks else "the number of ranks is not known"
+            return (
+                None,
+                f"{ranks} rank: nothing is sent" if ranks else "the number of ranks is not known",
+            )
         assert isinstance(places, dict)
         try:
             return place_ranks(topology, ranks, places, verdict.reading.where), ""
@@ -110,7 +128,9 @@ class Judge:
         if not communicator.rings and not communicator.trees:
             channelled.why_not = "the file lists neither whole rings nor whole trees"
             return
-        placed, channelled.why_not = self._place(verdict, communicator.ranks, dict(communicator.places))
+        placed, channelled.why_not = self._place(
+            verdict, communicator.ranks, dict(communicator.places)
+        )
         if placed is None:
             return
         channelled.placed = placed
@@ -157,7 +177,8 @@ class Judge:
 
 
 def _check_types(verdict: Verdict, communicator: Communicator, placed: Placed) -> None:
-    """Note it where a graph file says that all hops are NVLinks and on the machine they are not, or the other way round.
+    """Note it where a graph file says that all hops are NVLinks and on the machine they are not, or
+    the other way round.
 
     Raises InputError where it is for fewer GPUs besides: it is another machine's.
     """
@@ -167,14 +188,20 @@ def _check_types(verdict: Verdict, communicator: Communicator, placed: Placed) -
     if ring is None or not communicator.rings or ring.type_intra == "LOC":
         return
     paths, gpus = Paths(placed.topology), placed.topology.ranks
-    hops = {hop for order in communicator.rings for hop in zip(order, order[1:] + order[:1], strict=True)}
+    hops = {
+        hop
+        for order in communicator.rings
+        for hop in zip(order, order[1:] + order[:1], strict=True)
+    }
     kinds = {paths.find_kind(gpus[placed.gpu_of[a]], gpus[placed.gpu_of[b]]) for a, b in hops}
     if "???" in kinds or (kinds <= {"NVL"}) == (ring.type_intra == "NVL"):
         return
     other = ", ".join(sorted(kinds))
     text = f"its worst hop is {ring.type_intra} by what it says, and on {placed.topology.name} its hops are {other}"
     if len(gpus) < len(verdict.machine.topology.ranks if verdict.machine.topology else ()):
-        raise InputError(f"{verdict.reading.where}: {text}: of another machine; give that one's topology")
+        raise InputError(
+            f"{verdict.reading.where}: {text}: of another machine; give that one's topology"
+        )
     verdict.notes.append(f"{text}: is it of another machine, or of another state of this one?")
 
 
@@ -195,7 +222,9 @@ def _move_tree(parents: tuple[int, ...], gpu_of: tuple[int, ...]) -> tuple[int, 
 
 
 def _find_taken(reading: Reading, communicator: Communicator) -> str:
-    """Return what NCCL takes for large allreduces: as its tuner said, else as it would by the rates of its search."""
+    """Return what NCCL takes for large allreduces: as its tuner said, else as it would by the rates
+    of its search.
+    """
     picks = [p for p in reading.picks if p.collective in (None, "allreduce")]
     if picks:
         return max(picks, key=lambda p: p.size_bytes).algorithm

@@ -18,10 +18,11 @@ _TIME_LIMIT_S = 20.0
 
 @dataclass(frozen=True)
 class Limits:
-    """The bounds of a collective on a machine, in GB/s algbw: for one way a pair of GPUs, for any use of the links, and, where
-    switches could add, if all of them did.
+    """The bounds of a collective on a machine, in GB/s algbw: for one way a pair of GPUs, for any
+    use of the links, and, where switches could add, if all of them did.
 
-    `assumption` says what the first two rest on, `rates` the links that they rest on most, `possible` who could add.
+    `assumption` says what the first two rest on, `rates` the links that they rest on most,
+    `possible` who could add.
     """
 
     one_way_GBps: Fraction
@@ -34,7 +35,9 @@ class Limits:
 
 
 def find_limits(collective: Collective, topology: Topology) -> Limits:
-    """Return the bounds of a collective. Raises InfeasibleError where the topology is not connected."""
+    """Return the bounds of a collective. Raises InfeasibleError where the topology is not
+    connected.
+    """
     effort = Effort(_TIME_LIMIT_S)
     bounds = find_bounds(collective, topology, effort)
     added = bound_in_network(collective, topology, bounds.any_way, effort)
@@ -42,7 +45,8 @@ def find_limits(collective: Collective, topology: Topology) -> Limits:
         bounds.one_way.algbw_GBps,
         bounds.any_way.algbw_GBps,
         None if added is None else added.algbw_GBps,
-        f"one way a pair of GPUs, {describe_assumption(topology)}, link rates as the topology has them",
+        f"one way a pair of GPUs, {describe_assumption(topology)}, link rates as the topology has "
+        "them",
         describe_links(bounds.one_way, topology),
         describe_possible(topology),
         bounds.one_way.kind,
@@ -50,12 +54,18 @@ def find_limits(collective: Collective, topology: Topology) -> Limits:
 
 
 def describe_links(bound: Bound, topology: Topology) -> str:
-    """Return the links that a bound's certificate rests on, by kind and rate: "8 pcie links of 12 GB/s (...)"."""
+    """Return the links that a bound's certificate rests on, by kind and rate: "8 pcie links of 12
+    GB/s (...)".
+    """
     if "inside" in bound.certificate:
         inside = set(bound.certificate["inside"])
         pairs = [(a, b) for a, b in topology.capacity_GBps if a in inside and b not in inside]
     else:
-        pairs = [(a, b) for a, b, price in bound.certificate.get("prices", ()) if parse_fraction(price) > 0]
+        pairs = [
+            (a, b)
+            for a, b, price in bound.certificate.get("prices", ())
+            if parse_fraction(price) > 0
+        ]
     kinds: dict[tuple[str, Fraction], int] = {}
     sources: dict[tuple[str, Fraction], str] = {}
     kind_of = {(x.src, x.dst): (x.kind, x.source) for x in topology.links}
@@ -68,7 +78,8 @@ def describe_links(bound: Bound, topology: Topology) -> str:
         if source:
             sources.setdefault(key, source)
     listed = [
-        f"{count} x {kind} {float(rate):g} GB/s" + (f" ({sources[kind, rate]})" if (kind, rate) in sources else "")
+        f"{count} x {kind} {float(rate):g} GB/s"
+        + (f" ({sources[kind, rate]})" if (kind, rate) in sources else "")
         for (kind, rate), count in sorted(kinds.items(), key=lambda item: -item[1])
     ]
     return ", ".join(listed[:3]) + (" ..." if len(listed) > 3 else "")

@@ -1,4 +1,6 @@
-"""Find the machine that a file was made on: as it was named, from the dump beside the file, or the machine at hand."""
+"""Find the machine that a file was made on: as it was named, from the dump beside the file, or the
+machine at hand.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,18 @@ from ...topo.graph import Topology
 from ...topo.resolve import LOCAL, resolve
 from .found import Reading
 
-_SUFFIXES = (".graph.xml", ".graphs.xml", "-graph.xml", "_graph.xml", ".xml", ".log", ".txt", ".out", ".json", "")
+_SUFFIXES = (
+    ".graph.xml",
+    ".graphs.xml",
+    "-graph.xml",
+    "_graph.xml",
+    ".xml",
+    ".log",
+    ".txt",
+    ".out",
+    ".json",
+    "",
+)
 _BESIDE = (".topology.xml", ".topo.xml", "-topology.xml", "-topo.xml", "_topology.xml", "_topo.xml")
 _MOST_FILES = 200
 _SNIFF_BYTES = 64 * 2**10
@@ -31,14 +44,18 @@ class Machine:
 
 
 class Machines:
-    """Finds machines of files, each read once: `named` by --topology, or `given` among the files."""
+    """Finds machines of files, each read once: `named` by --topology, or `given` among the
+    files.
+    """
 
     def __init__(self, named: str | None, given: list[str]) -> None:
         self.named, self.given = named, given
         self._known: dict[str, Machine] = {}
 
     def find(self, reading: Reading) -> Machine:
-        """Return the machine of a file. Raises InputError where one was named, or lies beside, that cannot be read."""
+        """Return the machine of a file. Raises InputError where one was named, or lies beside, that
+        cannot be read.
+        """
         if self.named is not None:
             return self._load(self.named, "--topology")
         if self.given:
@@ -75,8 +92,8 @@ def is_topology_file(name: str) -> bool:
 
 
 def _find_beside(reading: Reading) -> str | None:
-    """Return the name of the topology beside a file: of the same stem, the one that its text names, or for a graph file the
-    only one in its folder. InputError where there are several.
+    """Return the name of the topology beside a file: of the same stem, the one that its text names,
+    or for a graph file the only one in its folder. InputError where there are several.
     """
     path = Path(reading.where)
     for suffix in _SUFFIXES:
@@ -99,7 +116,8 @@ def _find_beside(reading: Reading) -> str | None:
     dumps = [str(x) for x in files if is_topology_file(str(x))]
     if len(dumps) > 1:
         raise InputError(
-            f"{reading.where}: {len(dumps)} topologies lie beside it ({', '.join(Path(x).name for x in dumps[:3])}"
+            f"{reading.where}: {len(dumps)} topologies lie beside it "
+            f"({', '.join(Path(x).name for x in dumps[:3])}"
             f"{' ...' if len(dumps) > 3 else ''}); say by --topology which is its machine's"
         )
     return dumps[0] if dumps else None

@@ -1,4 +1,6 @@
-"""What else could be had on a machine: a graph file for NCCL, one ring in the best order of ranks, a plan."""
+"""What else could be had on a machine: a graph file for NCCL, one ring in the best order of ranks,
+a plan.
+"""
 
 from __future__ import annotations
 
@@ -25,15 +27,17 @@ _TIME_LIMIT_S = 20.0
 _MOST_CHANNEL_RANKS, _MOST_CHANNELS = 16, 32
 _MOST_PLACED_RANKS, _MOST_NAMED = 64, 16
 _MOST_PLAN_RANKS = 64
+# Collectives that NCCL runs over rings (and, of allreduce, trees).
 _SHAPED = ("allreduce", "allgather", "reduce-scatter")
-"""Collectives that NCCL runs over rings (and, of allreduce, trees)."""
 
 GRAPH_FILE, RANK_ORDER, PLAN = "graph-file", "rank-order", "plan"
 
 
 @dataclass(frozen=True)
 class Option:
-    """Something that could be done: its name, what it reaches at large sizes, and in words what it is."""
+    """Something that could be done: its name, what it reaches at large sizes, and in words what it
+    is.
+    """
 
     name: str
     algbw_GBps: Fraction
@@ -50,7 +54,9 @@ class Options:
 
     def best(self, name: str) -> Option | None:
         """Return the option of a name that reaches most."""
-        return max((o for o in self.options if o.name == name), key=lambda o: o.algbw_GBps, default=None)
+        return max(
+            (o for o in self.options if o.name == name), key=lambda o: o.algbw_GBps, default=None
+        )
 
 
 def find_options(collective: Collective, topology: Topology) -> Options:
@@ -63,11 +69,14 @@ def find_options(collective: Collective, topology: Topology) -> Options:
                 continue
             if count_hosts(topology) > 1:
                 missing.append(
-                    "graph files say what happens inside a node; give the topology of one to see what they would do"
+                    "graph files say what happens inside a node; give the topology of one to see "
+                    "what they would do"
                 )
                 continue
             if collective.ranks > _MOST_CHANNEL_RANKS:
-                missing.append(f"rings and chains are sought for at most {_MOST_CHANNEL_RANKS} GPUs")
+                missing.append(
+                    f"rings and chains are sought for at most {_MOST_CHANNEL_RANKS} GPUs"
+                )
                 continue
             try:
                 options.append(_find_channels(collective, topology, shape))
@@ -75,7 +84,8 @@ def find_options(collective: Collective, topology: Topology) -> Options:
                 missing.append(f"{shape}s: {error}")
         if collective.ranks > _MOST_PLACED_RANKS:
             missing.append(
-                f"orders of ranks are sought here for at most {_MOST_PLACED_RANKS} GPUs (topo-place finds them for more)"
+                f"orders of ranks are sought here for at most {_MOST_PLACED_RANKS} GPUs "
+                "(topo-place finds them for more)"
             )
         else:
             try:
@@ -84,13 +94,20 @@ def find_options(collective: Collective, topology: Topology) -> Options:
                 missing.append(f"rank order: {error}")
     plan = None
     if collective.ranks > _MOST_PLAN_RANKS:
-        missing.append(f"plans are made here for at most {_MOST_PLAN_RANKS} GPUs (topo-synth makes them for more)")
+        missing.append(
+            f"plans are made here for at most {_MOST_PLAN_RANKS} GPUs (topo-synth makes them for "
+            "more)"
+        )
     else:
         try:
             plan = synthesize(collective, topology, "packing", _TIME_LIMIT_S).plan
-            limits = [limit for entry in plan.entries if (limit := plan.limit_GBps(entry)) is not None]
+            limits = [
+                limit for entry in plan.entries if (limit := plan.limit_GBps(entry)) is not None
+            ]
             if limits:
-                options.append(Option(PLAN, max(limits), "a plan of topoplan's (topo-synth, topo-run)"))
+                options.append(
+                    Option(PLAN, max(limits), "a plan of topoplan's (topo-synth, topo-run)")
+                )
         except TopoplanError as error:
             missing.append(f"plan: {error}")
     return Options(tuple(options), plan, tuple(dict.fromkeys(missing)))
@@ -109,14 +126,24 @@ def _place_ring(collective: Collective, topology: Topology) -> Option:
     """Return what one ring in the best order of ranks reaches, as topo-place finds it."""
     placed = place(topology, traffic=f"{WHOLE}={collective.name}:1G", time_limit_s=_TIME_LIMIT_S)
     try:
-        algbw = rate_rings(collective.name, [placed.order], topology, router_of(topology)).algbw_GBps
+        algbw = rate_rings(
+            collective.name, [placed.order], topology, router_of(topology)
+        ).algbw_GBps
     except InfeasibleError:
-        raise InfeasibleError("every ring through all GPUs has neighbours that only other GPUs join") from None
-    gpus = f"the order {', '.join(placed.gpus)}" if len(placed.gpus) <= _MOST_NAMED else "the best order of ranks"
+        raise InfeasibleError(
+            "every ring through all GPUs has neighbours that only other GPUs join"
+        ) from None
+    gpus = (
+        f"the order {', '.join(placed.gpus)}"
+        if len(placed.gpus) <= _MOST_NAMED
+        else "the best order of ranks"
+    )
     return Option(RANK_ORDER, algbw, f"one ring in {gpus}")
 
 
-def rate_channels(collective: str, channels: Channels, topology: Topology, router: Router) -> Fraction:
+def rate_channels(
+    collective: str, channels: Channels, topology: Topology, router: Router
+) -> Fraction:
     """Return the algbw that channels reach."""
     if channels.shape == RING:
         return rate_rings(collective, channels.orders, topology, router).algbw_GBps

@@ -10,7 +10,8 @@ _METRICS = {
     "topo_judge_algbw_gbps": "Measured algorithm bandwidth in GB/s (1e9 bytes a second).",
     "topo_judge_busbw_gbps": "Measured bus bandwidth in GB/s, as nccl-tests define it.",
     "topo_judge_bound_gbps": "Certified upper bound on the algorithm bandwidth in GB/s.",
-    "topo_judge_channels_gbps": "Algorithm bandwidth in GB/s that the rings or trees found can reach.",
+    "topo_judge_channels_gbps": "Algorithm bandwidth in GB/s that the rings or trees found can "
+    "reach.",
     "topo_judge_option_gbps": "Algorithm bandwidth in GB/s that something else would reach.",
     "topo_judge_share": "What is judged, as a share of the bound for one way a pair of GPUs.",
     "topo_judge_finding": "1 for each finding on a file.",
@@ -26,13 +27,21 @@ def write_prometheus(verdicts: Sequence[Verdict], least: float | None) -> str:
         samples += _list_samples(verdict)
     if least is not None:
         shares = [share for verdict in verdicts for _, share in verdict.shares]
-        samples.append(("topo_judge_passed", {"least": f"{least:g}"}, float(bool(shares) and min(shares) >= least)))
+        samples.append(
+            (
+                "topo_judge_passed",
+                {"least": f"{least:g}"},
+                float(bool(shares) and min(shares) >= least),
+            )
+        )
     lines: list[str] = []
     for name, text in _METRICS.items():
         series: dict[str, float] = {}
         for metric, labels, value in samples:
             if metric == name:
-                series.setdefault(",".join(f'{key}="{_escape(label)}"' for key, label in labels.items()), value)
+                series.setdefault(
+                    ",".join(f'{key}="{_escape(label)}"' for key, label in labels.items()), value
+                )
         if series:
             lines += [f"# HELP {name} {text}", f"# TYPE {name} gauge"]
             lines += [f"{name}{{{labels}}} {value:.9g}" for labels, value in series.items()]
@@ -55,10 +64,20 @@ def _list_samples(verdict: Verdict) -> list[Sample]:
             out.append(("topo_judge_algbw_gbps", at, row.measured.algbw_GBps))
             out.append(("topo_judge_busbw_gbps", at, row.measured.busbw_GBps))
         if m.limits is not None:
-            out.append(("topo_judge_bound_gbps", {**of, "bound": "one-way"}, float(m.limits.one_way_GBps)))
-            out.append(("topo_judge_bound_gbps", {**of, "bound": "any-way"}, float(m.limits.any_way_GBps)))
+            out.append(
+                ("topo_judge_bound_gbps", {**of, "bound": "one-way"}, float(m.limits.one_way_GBps))
+            )
+            out.append(
+                ("topo_judge_bound_gbps", {**of, "bound": "any-way"}, float(m.limits.any_way_GBps))
+            )
             if m.limits.in_network_GBps is not None:
-                out.append(("topo_judge_bound_gbps", {**of, "bound": "in-network"}, float(m.limits.in_network_GBps)))
+                out.append(
+                    (
+                        "topo_judge_bound_gbps",
+                        {**of, "bound": "in-network"},
+                        float(m.limits.in_network_GBps),
+                    )
+                )
         if m.peak.share is not None:
             out.append(("topo_judge_share", {**of, "by": "measurement"}, m.peak.share))
         for option in m.options.options if m.options is not None else ():
@@ -67,13 +86,25 @@ def _list_samples(verdict: Verdict) -> list[Sample]:
     for number, c in enumerate(verdict.channelled):
         for name, rates in c.rates.items():
             of = {**file, "collective": name, "ranks": str(c.communicator.ranks)}
-            out.append(("topo_judge_bound_gbps", {**of, "bound": "one-way"}, float(c.limits[name].one_way_GBps)))
+            out.append(
+                (
+                    "topo_judge_bound_gbps",
+                    {**of, "bound": "one-way"},
+                    float(c.limits[name].one_way_GBps),
+                )
+            )
             for rate in rates:
                 labels = {**of, "communicator": str(number), "shape": rate.shape}
                 out.append(("topo_judge_channels_gbps", labels, float(rate.algbw_GBps)))
             share = c.share(name)
             if share is not None:
-                out.append(("topo_judge_share", {**of, "by": "channels", "communicator": str(number)}, share))
+                out.append(
+                    (
+                        "topo_judge_share",
+                        {**of, "by": "channels", "communicator": str(number)},
+                        share,
+                    )
+                )
             for option in c.options[name].options:
                 labels = {**of, "option": option.name, "what": option.what}
                 out.append(("topo_judge_option_gbps", labels, float(option.algbw_GBps)))

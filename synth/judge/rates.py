@@ -1,7 +1,9 @@
-"""The rate that found rings and trees reach on a machine's links, each hop on the system's own route, in exact fractions.
+"""The rate that found rings and trees reach on a machine's links, each hop on the system's own
+route, in exact fractions.
 
-The loads are those of the schedules that `synth/channels` makes of rings and chains (`schedule_trees` makes one of trees that
-branch), summed up without making them: a log of 512 ranks and 32 channels has millions of transfers.
+The loads are those of the schedules that `synth/channels` makes of rings and chains
+(`schedule_trees` makes one of trees that branch), summed up without making them: a log of 512 ranks
+and 32 channels has millions of transfers.
 """
 
 from __future__ import annotations
@@ -22,9 +24,9 @@ RINGS, TREES = "rings", "trees"
 
 @dataclass(frozen=True)
 class Rate:
-    """What channels of equal shares reach: `algbw_GBps` at large sizes, the `link` that limits them, how often each channel
-    crosses it, and that link's bandwidth. `load` is what the link carries of each byte of the buffer, `alike` how many links
-    are as busy.
+    """What channels of equal shares reach: `algbw_GBps` at large sizes, the `link` that limits
+    them, how often each channel crosses it, and that link's bandwidth. `load` is what the link
+    carries of each byte of the buffer, `alike` how many links are as busy.
     """
 
     shape: str
@@ -42,8 +44,12 @@ class Rate:
         return sum(count > 0 for count in self.crossings)
 
 
-def rate_rings(collective: str, orders: Sequence[Order], topology: Topology, router: Router) -> Rate:
-    """Return the rate of rings for allreduce, allgather or reduce-scatter. InfeasibleError where neighbours have no route."""
+def rate_rings(
+    collective: str, orders: Sequence[Order], topology: Topology, router: Router
+) -> Rate:
+    """Return the rate of rings for allreduce, allgather or reduce-scatter. InfeasibleError where
+    neighbours have no route.
+    """
     n = len(orders[0])
     each_hop = Fraction(n - 1, n) * (2 if collective == "allreduce" else 1)
     hops = [[(order[i], order[(i + 1) % n]) for i in range(n)] for order in orders]
@@ -58,9 +64,15 @@ def rate_trees(trees: Sequence[Parents], topology: Topology, router: Router) -> 
 
 
 def _rate(
-    shape: str, hops: Iterable[Sequence[tuple[int, int]]], each_hop: Fraction, topology: Topology, router: Router
+    shape: str,
+    hops: Iterable[Sequence[tuple[int, int]]],
+    each_hop: Fraction,
+    topology: Topology,
+    router: Router,
 ) -> Rate:
-    """Return the rate of channels, each a list of hops that carry `each_hop` of the channel's share."""
+    """Return the rate of channels, each a list of hops that carry `each_hop` of the channel's
+    share.
+    """
     listed = [tuple(channel) for channel in hops]
     crossing_of: dict[tuple[tuple[int, int], ...], Counter[DirectedLink]] = {}
     total: defaultdict[DirectedLink, int] = defaultdict(int)
@@ -72,7 +84,8 @@ def _rate(
             if route is None:
                 a, b = topology.ranks[src], topology.ranks[dst]
                 raise InfeasibleError(
-                    f"{shape} of the file send from {a} to {b}, and on {topology.name} only other GPUs lie between them"
+                    f"{shape} of the file send from {a} to {b}, and on {topology.name} only other "
+                    "GPUs lie between them"
                 )
             crossed.update(route_links(route))
         for link, times in crossed.items():

@@ -56,7 +56,10 @@ def _text_of(verdict: Verdict, least: float | None) -> list[str]:
     for what, share in verdict.shares if least is not None else []:
         assert least is not None
         word = "fails" if share < least else "passes"
-        lines.append(f"  {word}: {what}: {percent(share)} of the bound; at least {percent(least)} was asked for")
+        lines.append(
+            f"  {word}: {what}: {percent(share)} of the bound; at least {percent(least)} was "
+            "asked for"
+        )
     return lines
 
 
@@ -72,7 +75,10 @@ def _limits_text(collective: str, limits: Limits) -> str:
 
 def _options_text(options: Options) -> list[str]:
     """Return what else could be had, a line each."""
-    lines = [f"    {gbps(option.algbw_GBps):>8} GB/s  {option.name}: {option.what}" for option in options.options]
+    lines = [
+        f"    {gbps(option.algbw_GBps):>8} GB/s  {option.name}: {option.what}"
+        for option in options.options
+    ]
     return [*lines, *(f"    not found: {missing}" for missing in options.missing)]
 
 
@@ -82,10 +88,15 @@ def _text_of_channels(channelled: Channelled) -> list[str]:
     alike = f", {c.alike} alike" if c.alike > 1 else ""
     nodes = f" on {c.nodes} nodes" if c.nodes and c.nodes > 1 else ""
     how = f", GPUs {channelled.placed.how}" if channelled.placed else ""
-    lines = [f"  communicator of {c.ranks} ranks{nodes}{alike}: {len(c.rings)} rings, {len(c.trees)} trees{how}"]
+    lines = [
+        f"  communicator of {c.ranks} ranks{nodes}{alike}: {len(c.rings)} rings, {len(c.trees)} "
+        f"trees{how}"
+    ]
     if c.transports:
         by_count = sorted(c.transports.items(), key=lambda item: -item[1])
-        lines.append("    connections: " + ", ".join(f"{count} via {name}" for name, count in by_count[:6]))
+        lines.append(
+            "    connections: " + ", ".join(f"{count} via {name}" for name, count in by_count[:6])
+        )
     if channelled.why_not:
         lines.append(f"    not judged: {channelled.why_not}")
     for name, rates in channelled.rates.items():
@@ -96,7 +107,8 @@ def _text_of_channels(channelled: Channelled) -> list[str]:
             takes = " (what NCCL takes)" if known and rate is channelled.judged(name) else ""
             share = percent(float(rate.algbw_GBps / limits.one_way_GBps))
             lines.append(
-                f"    {gbps(rate.algbw_GBps):>8} GB/s  {rate.shape} as found, {share} of the bound{takes}; "
+                f"    {gbps(rate.algbw_GBps):>8} GB/s  {rate.shape} as found, {share} of the "
+                f"bound{takes}; "
                 f"{describe_limit(rate)}"
             )
         lines += _options_text(channelled.options[name])
@@ -104,7 +116,9 @@ def _text_of_channels(channelled: Channelled) -> list[str]:
 
 
 def _text_of_measured(measured: Measured) -> list[str]:
-    """Return the table of a collective's measurements: the fastest way of each size, the peak in any case."""
+    """Return the table of a collective's measurements: the fastest way of each size, the peak in
+    any case.
+    """
     head = f"  {measured.collective} on {measured.ranks or 'an unknown number of'} ranks, measured"
     lines = []
     if measured.limits is None:
@@ -115,7 +129,10 @@ def _text_of_measured(measured: Measured) -> list[str]:
     lines.append(f"    {'size':>10} {'algbw':>9} {'busbw':>9} {'of bound':>9} {'plan':>9}")
     kept: dict[tuple[int, str], Row] = {}
     for row in measured.rows:
-        key = row.measured.size_bytes, row.measured.how if row.measured.how in ("plan", "stock") else ""
+        key = (
+            row.measured.size_bytes,
+            row.measured.how if row.measured.how in ("plan", "stock") else "",
+        )
         if key not in kept or row.measured.algbw_GBps > kept[key].measured.algbw_GBps:
             kept[key] = row
     rows = sorted(kept.values(), key=lambda row: (row.measured.size_bytes, row.measured.how))
@@ -134,7 +151,8 @@ def _text_of_measured(measured: Measured) -> list[str]:
         mark = "  <- peak" if row is peak else ""
         said = f" {m.how}" if m.how in ("plan", "stock") else ""
         lines.append(
-            f"    {size_text(m.size_bytes):>10} {gbps(m.algbw_GBps):>9} {gbps(m.busbw_GBps):>9} {share:>9} {plan:>9}"
+            f"    {size_text(m.size_bytes):>10} {gbps(m.algbw_GBps):>9} {gbps(m.busbw_GBps):>9} "
+            f"{share:>9} {plan:>9}"
             f"{said}{mark}{wrong}"
         )
     if measured.options is not None:
@@ -142,13 +160,16 @@ def _text_of_measured(measured: Measured) -> list[str]:
     return lines
 
 
-# -- JSON --------------------------------------------------------------------------------------------------------------
+# -- JSON
+# --------------------------------------------------------------------------------------------------------------
 
 
 def write_json(
     verdicts: Sequence[Verdict], least: float | None, refused: Sequence[tuple[str, str]] = ()
 ) -> dict[str, Any]:
-    """Return the verdicts as one JSON object (docs/judge.md); `refused` are files that could not be judged, and why."""
+    """Return the verdicts as one JSON object (docs/judge.md); `refused` are files that could not be
+    judged, and why.
+    """
     shares = [share for verdict in verdicts for _, share in verdict.shares]
     out: dict[str, Any] = {"files": [_json_of(verdict) for verdict in verdicts]}
     out["refused"] = [{"file": name, "message": message} for name, message in refused]
@@ -171,10 +192,18 @@ def list_rows(verdicts: Sequence[Verdict]) -> list[dict[str, Any]]:
                         "collective": one["collective"],
                         "ranks": channelled["ranks"],
                     }
-                    figures = {"algbw_GBps": rate["algbw_GBps"], "busbw_GBps": None, "share": rate["share"]}
+                    figures = {
+                        "algbw_GBps": rate["algbw_GBps"],
+                        "busbw_GBps": None,
+                        "share": rate["share"],
+                    }
                     rows.append({**head, "size_bytes": None, "how": rate["shape"], **figures})
         for measured in map(_json_of_measured, verdict.measured):
-            head = {"file": verdict.reading.where, "collective": measured["collective"], "ranks": measured["ranks"]}
+            head = {
+                "file": verdict.reading.where,
+                "collective": measured["collective"],
+                "ranks": measured["ranks"],
+            }
             rows += [head | row for row in measured["rows"]]
     return rows
 
@@ -188,12 +217,17 @@ def _json_of(verdict: Verdict) -> dict[str, Any]:
         "library": reading.library,
         "topology": None
         if topology is None
-        else {"name": topology.name, "fingerprint": topology.fingerprint, "ranks": len(topology.ranks)},
+        else {
+            "name": topology.name,
+            "fingerprint": topology.fingerprint,
+            "ranks": len(topology.ranks),
+        },
         "topology_source": verdict.machine.source,
         "communicators": [_json_of_channels(c) for c in verdict.channelled],
         "measured": [_json_of_measured(m) for m in verdict.measured],
         "findings": [
-            {"name": f.name, "message": f.message, "advice": f.advice or None, "line": f.line} for f in verdict.findings
+            {"name": f.name, "message": f.message, "advice": f.advice or None, "line": f.line}
+            for f in verdict.findings
         ],
         "notes": verdict.notes,
         "share": min((share for _, share in verdict.shares), default=None),
@@ -206,7 +240,9 @@ def _json_of_limits(limits: Limits | None) -> dict[str, Any] | None:
     return {
         "one_way_GBps": float(limits.one_way_GBps),
         "any_way_GBps": float(limits.any_way_GBps),
-        "in_network_GBps": None if limits.in_network_GBps is None else float(limits.in_network_GBps),
+        "in_network_GBps": None
+        if limits.in_network_GBps is None
+        else float(limits.in_network_GBps),
         "kind": limits.kind,
         "assumption": limits.assumption,
         "rests_on": limits.rates,
@@ -216,7 +252,9 @@ def _json_of_limits(limits: Limits | None) -> dict[str, Any] | None:
 def _json_of_options(options: Options | None) -> list[dict[str, Any]]:
     if options is None:
         return []
-    return [{"name": o.name, "algbw_GBps": float(o.algbw_GBps), "what": o.what} for o in options.options]
+    return [
+        {"name": o.name, "algbw_GBps": float(o.algbw_GBps), "what": o.what} for o in options.options
+    ]
 
 
 def _json_of_rate(rate: Rate, limits: Limits, taken: bool) -> dict[str, Any]:
@@ -267,7 +305,10 @@ def _json_of_channels(channelled: Channelled) -> dict[str, Any]:
             {
                 "collective": name,
                 "bound": _json_of_limits(channelled.limits[name]),
-                "rates": [_json_of_rate(r, channelled.limits[name], r is channelled.judged(name)) for r in rates],
+                "rates": [
+                    _json_of_rate(r, channelled.limits[name], r is channelled.judged(name))
+                    for r in rates
+                ],
                 "share": channelled.share(name),
                 "options": _json_of_options(channelled.options[name]),
             }

@@ -1,4 +1,6 @@
-"""What is found about a file: its measurements and channels beside the bounds, and what is to be said of them."""
+"""What is found about a file: its measurements and channels beside the bounds, and what is to be
+said of them.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +13,15 @@ from .options import Options
 from .places import Placed
 from .rates import RINGS, TREES, Rate
 
+# How many times the bound a measurement must be to count as above it: tables round to two digits.
 ABOVE = 1.005
-"""How many times the bound a measurement must be to count as above it: tables round to two digits."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """A measurement, its share of the bound for one way a pair, and what a plan is predicted to reach at its size."""
+    """A measurement, its share of the bound for one way a pair, and what a plan is predicted to
+    reach at its size.
+    """
 
     measured: Measurement
     share: float | None
@@ -26,7 +30,9 @@ class Row:
 
 @dataclass
 class Measured:
-    """The measurements of one collective; `peak` is the fastest, by which the collective is judged."""
+    """The measurements of one collective; `peak` is the fastest, by which the collective is
+    judged.
+    """
 
     collective: str
     ranks: int
@@ -49,8 +55,8 @@ class Measured:
 
 @dataclass
 class Channelled:
-    """A communicator's channels and what they reach; `taken` is what NCCL would take for large allreduces, as far as that is
-    known: RING, TREE, NVLS, or empty.
+    """A communicator's channels and what they reach; `taken` is what NCCL would take for large
+    allreduces, as far as that is known: RING, TREE, NVLS, or empty.
     """
 
     communicator: Communicator
@@ -68,14 +74,18 @@ class Channelled:
 
     def judged(self, collective: str) -> Rate | None:
         """Return the rate of what NCCL takes; of the better shape, where that is not known."""
-        taken = {"RING": RINGS, "TREE": TREES}.get(self.taken) if collective == "allreduce" else RINGS
+        taken = (
+            {"RING": RINGS, "TREE": TREES}.get(self.taken) if collective == "allreduce" else RINGS
+        )
         rate = self.rate(collective, taken) if taken else None
         return rate or max(self.rates.get(collective, ()), key=lambda r: r.algbw_GBps, default=None)
 
     def share(self, collective: str) -> float | None:
         """Return the share of the bound that `judged` reaches."""
         rate, limits = self.judged(collective), self.limits.get(collective)
-        return None if rate is None or limits is None else float(rate.algbw_GBps / limits.one_way_GBps)
+        return (
+            None if rate is None or limits is None else float(rate.algbw_GBps / limits.one_way_GBps)
+        )
 
 
 @dataclass
@@ -91,7 +101,9 @@ class Verdict:
 
     @property
     def shares(self) -> list[tuple[str, float]]:
-        """What is judged, in words, and its share of the bound: measurements, and where there are none, channels."""
+        """What is judged, in words, and its share of the bound: measurements, and where there are
+        none, channels.
+        """
         by_measurement = [
             (f"{m.collective} on {m.ranks} ranks, measured", m.peak.share)
             for m in self.measured

@@ -1,9 +1,11 @@
-"""Allreduce solved directly as a CP-SAT model, rather than composed of reduce-scatter and allgather.
+"""Allreduce solved directly as a CP-SAT model, rather than composed of reduce-scatter and
+allgather.
 
-Each rank holds one partial sum of each chunk. has[v,c,j,s]: the contribution of rank j is in what v holds of chunk c
-when step s begins. In a step a rank may send what it holds over any edge; the receiver adds it (its contributions must
-be disjoint from what it holds and from what else arrives) or takes it over in place of its own. At the end every rank
-holds every contribution. Ranks do not keep several partial sums of a chunk apart: "infeasible" means within that form.
+Each rank holds one partial sum of each chunk. has[v,c,j,s]: the contribution of rank j is in what v
+holds of chunk c when step s begins. In a step a rank may send what it holds over any edge; the
+receiver adds it (its contributions must be disjoint from what it holds and from what else arrives)
+or takes it over in place of its own. At the end every rank holds every contribution. Ranks do not
+keep several partial sums of a chunk apart: "infeasible" means within that form.
 """
 
 from __future__ import annotations
@@ -17,12 +19,14 @@ from ..ir.schedule import Op, Schedule, Transfer, Transfers
 from .copying import Instance, add_rounds, run_solver
 from .fabric import Fabric
 
+# (chunk, edge, step, op)
 Send = tuple[int, int, int, Op]
-"""(chunk, edge, step, op)"""
 
 
 def solve_combining(fabric: Fabric, instance: Instance, effort: Effort) -> Schedule | None:
-    """Return a schedule of exactly that form, or None where it is proved that none exists with one partial sum a rank."""
+    """Return a schedule of exactly that form, or None where it is proved that none exists with one
+    partial sum a rank.
+    """
     model = cp_model.CpModel()
     n, steps, count = fabric.ranks, instance.steps, instance.chunks
     # At first each rank has its own contribution alone; at the end every rank has all.
@@ -34,7 +38,8 @@ def solve_combining(fabric: Fabric, instance: Instance, effort: Effort) -> Sched
                     has[v, c, j, s] = model.new_bool_var("")
                 model.add(has[v, c, j, 0] == int(v == j))
                 model.add(has[v, c, j, steps] == 1)
-    # A copy in the first step would destroy the only copy of the receiver's contribution, so there is no variable for it.
+    # A copy in the first step would destroy the only copy of the receiver's contribution, so there
+    # is no variable for it.
     sends: dict[Send, cp_model.IntVar] = {}
     for c in range(count):
         for e in range(len(fabric.edges)):
@@ -63,7 +68,9 @@ def solve_combining(fabric: Fabric, instance: Instance, effort: Effort) -> Sched
     lengths = [r if isinstance(r, int) else solver.value(r) for r in rounds]
     chunks = instance.collective.even_chunks(count)
     transfers = Transfers.of(
-        sorted(Transfer(s, *fabric.edges[e], c, op, fabric.routes[e][1:-1]) for c, e, s, op in chosen)
+        sorted(
+            Transfer(s, *fabric.edges[e], c, op, fabric.routes[e][1:-1]) for c, e, s, op in chosen
+        )
     )
     durations = tuple(r * chunks[0].share / fabric.unit_GBps for r in lengths)
     return Schedule(instance.collective, "exact", chunks, transfers, durations)
@@ -76,7 +83,9 @@ def _add_step(
     sends: dict[Send, cp_model.IntVar],
     where: tuple[int, int, int],
 ) -> None:
-    """Add the constraints on what rank v holds of chunk c after step s, given what is sent to it."""
+    """Add the constraints on what rank v holds of chunk c after step s, given what is sent to
+    it.
+    """
     v, c, s = where
     inward = fabric.into(v)
     copies = [sends[c, e, s, "copy"] for e in inward if s]
@@ -88,7 +97,8 @@ def _add_step(
         model.add_implication(add, ~copied)
     for j in range(fabric.ranks):
         before, after = has[v, c, j, s], has[v, c, j, s + 1]
-        # `after` is 0 or 1, so a contribution that came twice would make the sum infeasible: sets must be disjoint.
+        # `after` is 0 or 1, so a contribution that came twice would make the sum infeasible: sets
+        # must be disjoint.
         arriving = []
         for e, add in zip(inward, adds, strict=True):
             sender_has = has[fabric.edges[e][0], c, j, s]
@@ -104,9 +114,15 @@ def _add_step(
 
 
 def _break_symmetry(
-    model: cp_model.CpModel, fabric: Fabric, sends: dict[Send, cp_model.IntVar], count: int, steps: int
+    model: cp_model.CpModel,
+    fabric: Fabric,
+    sends: dict[Send, cp_model.IntVar],
+    count: int,
+    steps: int,
 ) -> None:
     """Order the chunks, which are interchangeable, by their number of sends in the first step."""
     for c in range(count - 1):
-        first_sends, next_sends = (sum(sends[d, e, 0, "reduce"] for e in range(len(fabric.edges))) for d in (c, c + 1))
+        first_sends, next_sends = (
+            sum(sends[d, e, 0, "reduce"] for e in range(len(fabric.edges))) for d in (c, c + 1)
+        )
         model.add(first_sends <= next_sends)

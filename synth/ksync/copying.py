@@ -1,9 +1,11 @@
-"""SCCL's formulation as a CP-SAT model, for collectives that only copy: allgather, broadcast, gather, scatter, alltoall.
+"""SCCL's formulation as a CP-SAT model, for collectives that only copy: allgather, broadcast,
+gather, scatter, alltoall.
 
-A Boolean per (chunk, edge, step): the chunk crosses that edge in that step. Every required rank gets every chunk over
-exactly one edge in one step, from a rank that had it in an earlier step; a link of bandwidth b carries at most b r_s
-chunks in step s; the r_s >= 1 add up to R (SCCL, section 4). A send is a variable only where its source can have the
-chunk by then and its destination can still be of use, by hop distances.
+A Boolean per (chunk, edge, step): the chunk crosses that edge in that step. Every required rank
+gets every chunk over exactly one edge in one step, from a rank that had it in an earlier step; a
+link of bandwidth b carries at most b r_s chunks in step s; the r_s >= 1 add up to R (SCCL, section
+4). A send is a variable only where its source can have the chunk by then and its destination can
+still be of use, by hop distances.
 """
 
 from __future__ import annotations
@@ -21,8 +23,8 @@ from ..ir.schedule import Schedule, Transfer, Transfers
 from ..numeric.cp_sat import solve
 from .fabric import Fabric
 
+# (chunk, edge, step)
 Key = tuple[int, int, int]
-"""(chunk, edge, step)"""
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,8 @@ def run_solver(model: cp_model.CpModel, effort: Effort, what: Instance) -> cp_mo
     if status == cp_model.INFEASIBLE:
         return None
     raise TimeLimitError(
-        f"no answer in time for {what.collective.name} with {what.chunks} chunks, {what.steps} steps, {what.rounds} rounds"
+        f"no answer in time for {what.collective.name} with {what.chunks} chunks, {what.steps} "
+        f"steps, {what.rounds} rounds"
     )
 
 
@@ -61,7 +64,8 @@ def solve_copying(fabric: Fabric, instance: Instance, effort: Effort) -> Schedul
     sends = list_possible_sends(fabric, instance.collective, chunks, instance.steps)
     model = cp_model.CpModel()
     variable = {key: model.new_bool_var("") for key in sends}
-    # A chunk that arrives twice at a rank is of no more use than once, so a relay receives it at most once.
+    # A chunk that arrives twice at a rank is of no more use than once, so a relay receives it at
+    # most once.
     arrivals: dict[tuple[int, int], list[Key]] = defaultdict(list)
     for key in sends:
         arrivals[key[0], fabric.edges[key[1]][1]].append(key)
@@ -84,7 +88,8 @@ def solve_copying(fabric: Fabric, instance: Instance, effort: Effort) -> Schedul
                 model.add_bool_or([*earlier, ~variable[c_, e, s]])
     rounds = add_rounds(model, instance)
     _add_capacities(model, fabric, variable, rounds)
-    # A schedule with equal chunks swapped is as good: the solver must not refute each of them on its own.
+    # A schedule with equal chunks swapped is as good: the solver must not refute each of them on
+    # its own.
     _break_symmetry(model, instance, chunks, arrivals, variable)
     solver = run_solver(model, effort, instance)
     if solver is None:
@@ -94,11 +99,13 @@ def solve_copying(fabric: Fabric, instance: Instance, effort: Effort) -> Schedul
     return _build_schedule(fabric, instance, chunks, chosen, lengths)
 
 
-def list_possible_sends(fabric: Fabric, collective: Collective, chunks: tuple[Chunk, ...], steps: int) -> list[Key]:
+def list_possible_sends(
+    fabric: Fabric, collective: Collective, chunks: tuple[Chunk, ...], steps: int
+) -> list[Key]:
     """Return the (chunk, edge, step) that can be part of a schedule.
 
-    The source must be able to have the chunk by then, and the destination to pass it on in time, by hop distances; the only
-    receiver of a chunk never sends it on.
+    The source must be able to have the chunk by then, and the destination to pass it on in time, by
+    hop distances; the only receiver of a chunk never sends it on.
     """
     out: list[Key] = []
     hops_from_sources: dict[tuple[int, ...], dict[int, int]] = {}
@@ -123,7 +130,9 @@ def list_possible_sends(fabric: Fabric, collective: Collective, chunks: tuple[Ch
 
 
 def add_rounds(model: cp_model.CpModel, instance: Instance) -> list[cp_model.IntVar] | list[int]:
-    """Add the length of each step in rounds, at least 1 each and R in all, to the model; return the lengths."""
+    """Add the length of each step in rounds, at least 1 each and R in all, to the model; return the
+    lengths.
+    """
     slack = instance.rounds - instance.steps
     if slack == 0:
         return [1] * instance.steps
@@ -154,7 +163,9 @@ def _break_symmetry(
     arrivals: dict[tuple[int, int], list[Key]],
     variable: dict[Key, cp_model.IntVar],
 ) -> None:
-    """Order the arrivals of interchangeable chunks (same source and target) at the first rank that needs them."""
+    """Order the arrivals of interchangeable chunks (same source and target) at the first rank that
+    needs them.
+    """
     for c in range(len(chunks) - 1):
         if chunks[c] != chunks[c + 1]:
             continue
@@ -167,7 +178,11 @@ def _break_symmetry(
 
 
 def _build_schedule(
-    fabric: Fabric, instance: Instance, chunks: tuple[Chunk, ...], chosen: set[Key], rounds: list[int]
+    fabric: Fabric,
+    instance: Instance,
+    chunks: tuple[Chunk, ...],
+    chosen: set[Key],
+    rounds: list[int],
 ) -> Schedule:
     used = _drop_idle_sends(fabric, instance.collective, chunks, chosen)
     transfers = Transfers.of(
@@ -177,13 +192,16 @@ def _build_schedule(
     return Schedule(instance.collective, "exact", chunks, transfers, durations)
 
 
-def _drop_idle_sends(fabric: Fabric, collective: Collective, chunks: tuple[Chunk, ...], chosen: set[Key]) -> set[Key]:
+def _drop_idle_sends(
+    fabric: Fabric, collective: Collective, chunks: tuple[Chunk, ...], chosen: set[Key]
+) -> set[Key]:
     """Return the chosen sends without those that lead to no receiver."""
     by_end = {(c, fabric.edges[e][1]): (c, e, s) for c, e, s in chosen}
     useful: set[Key] = set()
     for c, chunk in enumerate(chunks):
         for rank in collective.receivers(chunk):
-            # Backwards from the receiver along the sends that brought the chunk, until a part that is known already.
+            # Backwards from the receiver along the sends that brought the chunk, until a part that
+            # is known already.
             holder = rank
             while (c, holder) in by_end and by_end[c, holder] not in useful:
                 useful.add(by_end[c, holder])

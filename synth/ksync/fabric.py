@@ -1,7 +1,9 @@
-"""The graph that k-synchronous synthesis works on: ranks, edges between them, and the links that edges share.
+"""The graph that k-synchronous synthesis works on: ranks, edges between them, and the links that
+edges share.
 
-An edge joins two ranks that the hardware routes between without another GPU in the way; its route may cross several
-physical links, and several edges may share one. Capacities are whole numbers: chunks a round, in the link unit.
+An edge joins two ranks that the hardware routes between without another GPU in the way; its route
+may cross several physical links, and several edges may share one. Capacities are whole numbers:
+chunks a round, in the link unit.
 """
 
 from __future__ import annotations
@@ -18,8 +20,8 @@ from ..cost.loads import DirectedLink
 
 @dataclass(frozen=True)
 class Fabric:
-    """Edges with their links: `edges[i]` = (u, v) takes `routes[i]`, a link carries `capacity[link]` chunks a round, and
-    `unit_GBps` is the bandwidth of one chunk a round.
+    """Edges with their links: `edges[i]` = (u, v) takes `routes[i]`, a link carries
+    `capacity[link]` chunks a round, and `unit_GBps` is the bandwidth of one chunk a round.
     """
 
     topology: Topology
@@ -42,7 +44,9 @@ class Fabric:
         return route_links(self.routes[edge])
 
     def hops_from(self, sources: tuple[int, ...], *, backwards: bool = False) -> dict[int, int]:
-        """Return the number of edges from the nearest of `sources` (to it, if `backwards`) to each rank within reach."""
+        """Return the number of edges from the nearest of `sources` (to it, if `backwards`) to each
+        rank within reach.
+        """
         neighbours: dict[int, list[int]] = {r: [] for r in range(self.ranks)}
         for u, v in self.edges:
             neighbours[v if backwards else u].append(u if backwards else v)
@@ -63,7 +67,9 @@ def fabric_of(topology: Topology) -> Fabric:
     rank_of = {device: r for r, device in enumerate(topology.ranks)}
     edges, routes = [], []
     for u in range(len(topology.ranks)):
-        for destination, route in sorted(router.routes_from(u).items(), key=lambda item: rank_of[item[0]]):
+        for destination, route in sorted(
+            router.routes_from(u).items(), key=lambda item: rank_of[item[0]]
+        ):
             edges.append((u, rank_of[destination]))
             routes.append(route)
     used = {link for route in routes for link in route_links(route)}

@@ -1,7 +1,9 @@
-"""The least R/C that any number of chunks can reach in S steps: a linear program, and its dual as an exact proof.
+"""The least R/C that any number of chunks can reach in S steps: a linear program, and its dual as
+an exact proof.
 
-Relax SCCL's formulation: x[j,e,s] in [0, 1] is how much of commodity j (the data of one source for one set of
-receivers) crosses edge e in step s, r_s >= 0 the length of step s for one chunk. Minimise sum r_s subject to
+Relax SCCL's formulation: x[j,e,s] in [0, 1] is how much of commodity j (the data of one source for
+one set of receivers) crosses edge e in step s, r_s >= 0 the length of step s for one chunk.
+Minimise sum r_s subject to
 
     (1) every rank v that wants j:       sum_{e into v, s} x[j,e,s]  = 1                          (dual pi[j,v], free)
         every other rank but the source: the same                   <= 1                          (dual pi[j,v] <= 0)
@@ -15,8 +17,9 @@ By weak duality and 0 <= x <= 1, any pi, w >= 0 and y >= 0 prove
     R/C >= ( sum pi - sum_{at the source} w - sum_{j,e,s} max(0, excess[j,e,s]) ) / max_s (sum_l b_l y[l,s]),  with
     excess[j,(u,v),s] = pi[j,v] - sum_{l in e} y[l,s] - sum_{t>=s, A has e} w[j,A,t] + sum_{t>s, A out of v, e counts} w[j,A,t]
 
-The program is solved in floats; the multipliers are rounded to fractions, and only this formula, evaluated exactly,
-counts. `equal_steps` asks for r_1 = ... = r_S (the rows with R = S), where max_s becomes a mean over s.
+The program is solved in floats; the multipliers are rounded to fractions, and only this formula,
+evaluated exactly, counts. `equal_steps` asks for r_1 = ... = r_S (the rows with R = S), where max_s
+becomes a mean over s.
 """
 
 from __future__ import annotations
@@ -37,13 +40,15 @@ from .fabric import Fabric
 _MAX_DENOMINATORS = (64, 1000, 10**6)
 _ALL = -1
 
+# (commodity, rank u, next rank v or _ALL, step): a row of kind (2).
 Forward = tuple[int, int, int, int]
-"""(commodity, rank u, next rank v or _ALL, step): a row of kind (2)."""
 
 
 @dataclass(frozen=True)
 class Multipliers:
-    """The multipliers of the program above that are not zero. Commodities are numbered as in `collective.even_chunks(1)`."""
+    """The multipliers of the program above that are not zero. Commodities are numbered as in
+    `collective.even_chunks(1)`.
+    """
 
     pi: dict[tuple[int, int], Fraction]
     w: dict[Forward, Fraction]
@@ -64,8 +69,15 @@ class RatioProof:
 class _Programme:
     """The linear program: columns 0..S-1 are r_s, followed by one column for each possible send."""
 
-    def __init__(self, fabric: Fabric, collective: Collective, steps: int, equal_steps: bool) -> None:
-        self.fabric, self.collective, self.steps, self.equal_steps = fabric, collective, steps, equal_steps
+    def __init__(
+        self, fabric: Fabric, collective: Collective, steps: int, equal_steps: bool
+    ) -> None:
+        self.fabric, self.collective, self.steps, self.equal_steps = (
+            fabric,
+            collective,
+            steps,
+            equal_steps,
+        )
         self.commodities = collective.even_chunks(1)
         self.sends = list_possible_sends(fabric, collective, self.commodities, steps)
         self.column = {key: steps + i for i, key in enumerate(self.sends)}
@@ -81,7 +93,9 @@ class _Programme:
             self.out_of[key[0], u].append(key)
 
     def build(self) -> bool:
-        """Add all rows. Return False where some receiver cannot be reached in this number of steps."""
+        """Add all rows. Return False where some receiver cannot be reached in this number of
+        steps.
+        """
         for j, chunk in enumerate(self.commodities):
             if not self._add_arrivals(j, chunk):
                 return False
@@ -113,24 +127,33 @@ class _Programme:
 
     def _add_forwarding(self, j: int, chunk: Chunk) -> None:
         """Add the rows of kind (2)."""
-        single, sources = _has_single_receiver(self.collective, chunk), set(self.collective.holders(chunk))
+        single, sources = (
+            _has_single_receiver(self.collective, chunk),
+            set(self.collective.holders(chunk)),
+        )
         for u in range(self.fabric.ranks):
             sends = self.out_of[j, u]
             if u in sources:
                 if single and sends:
-                    self.w[j, u, _ALL, self.steps - 1] = self.at_most.add([(self.column[k], 1.0) for k in sends], 1.0)
+                    self.w[j, u, _ALL, self.steps - 1] = self.at_most.add(
+                        [(self.column[k], 1.0) for k in sends], 1.0
+                    )
                 continue
             for v in [_ALL] if single else sorted({self.fabric.edges[k[1]][1] for k in sends}):
                 outward = [k for k in sends if v in (_ALL, self.fabric.edges[k[1]][1])]
                 for s in sorted({k[2] for k in outward}):
                     terms = [(self.column[k], 1.0) for k in outward if k[2] <= s]
                     terms += [
-                        (self.column[k], -1.0) for k in self.into[j, u] if k[2] < s and self.fabric.edges[k[1]][0] != v
+                        (self.column[k], -1.0)
+                        for k in self.into[j, u]
+                        if k[2] < s and self.fabric.edges[k[1]][0] != v
                     ]
                     self.w[j, u, v, s] = self.at_most.add(terms, 0.0)
 
     def solve(self, effort: Effort) -> RatioProof:
-        """Solve, round the duals, and return the best proof among the roundings (one of 0 where the effort was too small)."""
+        """Solve, round the duals, and return the best proof among the roundings (one of 0 where the
+        effort was too small).
+        """
         total = self.steps + len(self.sends)
         objective = np.zeros(total)
         objective[: self.steps] = 1.0
@@ -138,7 +161,8 @@ class _Programme:
         if optimum is None:
             nothing = Multipliers({}, {}, {})
             return RatioProof(self.collective, self.steps, self.equal_steps, nothing, Fraction(0))
-        # Rounding more coarsely may clean up float noise, or cost too much: the exact formula decides.
+        # Rounding more coarsely may clean up float noise, or cost too much: the exact formula
+        # decides.
         exact, upper = optimum.equal_duals, optimum.at_most_duals
         proofs = []
         for denominator in _MAX_DENOMINATORS:
@@ -150,20 +174,35 @@ class _Programme:
                 pi={
                     k: f
                     for k, (eq, i) in self.pi.items()
-                    if (f := to_fraction(exact[i]) if eq else min(to_fraction(upper[i]), to_fraction(0.0)))
+                    if (
+                        f := to_fraction(exact[i])
+                        if eq
+                        else min(to_fraction(upper[i]), to_fraction(0.0))
+                    )
                 },
                 w={k: f for k, i in self.w.items() if (f := to_fraction(-upper[i])) > 0},
                 y={k: f for k, i in self.y.items() if (f := to_fraction(-upper[i])) > 0},
             )
-            value = evaluate_proof(self.fabric, self.collective, self.steps, self.equal_steps, multipliers)
-            proofs.append(RatioProof(self.collective, self.steps, self.equal_steps, multipliers, value))
+            value = evaluate_proof(
+                self.fabric, self.collective, self.steps, self.equal_steps, multipliers
+            )
+            proofs.append(
+                RatioProof(self.collective, self.steps, self.equal_steps, multipliers, value)
+            )
         return max(proofs, key=lambda p: p.value)
 
 
 def prove_least_ratio(
-    fabric: Fabric, collective: Collective, steps: int, *, equal_steps: bool = False, effort: Effort | None = None
+    fabric: Fabric,
+    collective: Collective,
+    steps: int,
+    *,
+    equal_steps: bool = False,
+    effort: Effort | None = None,
 ) -> RatioProof | None:
-    """Return the best proved lower bound on R/C in `steps` steps, or None where no schedule has as few as that."""
+    """Return the best proved lower bound on R/C in `steps` steps, or None where no schedule has as
+    few as that.
+    """
     program = _Programme(fabric, collective, steps, equal_steps)
     return program.solve(effort if effort is not None else Effort()) if program.build() else None
 
@@ -176,7 +215,8 @@ def _has_single_receiver(collective: Collective, chunk: Chunk) -> bool:
 def evaluate_proof(
     fabric: Fabric, collective: Collective, steps: int, equal_steps: bool, multipliers: Multipliers
 ) -> Fraction:
-    """Return the lower bound on R/C that multipliers prove by the formula in the module's docstring; exact.
+    """Return the lower bound on R/C that multipliers prove by the formula in the module's
+    docstring; exact.
 
     It is 0 where they prove nothing, such as multipliers of a wrong sign.
     """
@@ -193,7 +233,9 @@ def evaluate_proof(
     if any((v == _ALL) != single[j] or (u in sources[j] and v != _ALL) for (j, u, v, _) in w):
         return Fraction(0)
     # Right-hand sides times multipliers, less what each x in [0, 1] may gain.
-    total = sum(pi.values(), Fraction(0)) - sum((f for (j, u, _, _), f in w.items() if u in sources[j]), Fraction(0))
+    total = sum(pi.values(), Fraction(0)) - sum(
+        (f for (j, u, _, _), f in w.items() if u in sources[j]), Fraction(0)
+    )
     w_of: dict[tuple[int, int], list[tuple[int, int, Fraction]]] = defaultdict(list)
     for (j, u, v, s), f in w.items():
         w_of[j, u].append((v, s, f))
@@ -202,11 +244,14 @@ def evaluate_proof(
         excess = pi.get((j, v), Fraction(0))
         excess -= sum((y.get((link, s), Fraction(0)) for link in fabric.links_of(e)), Fraction(0))
         at_source = u in sources[j]
-        excess -= sum((f for x, t, f in w_of[j, u] if x in (_ALL, v) and (t >= s or at_source)), Fraction(0))
+        excess -= sum(
+            (f for x, t, f in w_of[j, u] if x in (_ALL, v) and (t >= s or at_source)), Fraction(0)
+        )
         if v not in sources[j]:
             excess += sum((f for x, t, f in w_of[j, v] if x != u and t > s), Fraction(0))
         total -= max(Fraction(0), excess)
-    # What a unit of each step's length costs: the dearest step counts, or the mean where steps are equal.
+    # What a unit of each step's length costs: the dearest step counts, or the mean where steps are
+    # equal.
     length = [Fraction(0)] * steps
     for (link, s), f in y.items():
         length[s] += fabric.capacity[link] * f

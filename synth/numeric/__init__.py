@@ -1,1 +1,3 @@
-"""Numerical methods that know nothing of GPUs: linear programs, exact rates, arborescences, matroid union."""
+"""Numerical methods that know nothing of GPUs: linear programs, exact rates, arborescences, matroid
+union.
+"""

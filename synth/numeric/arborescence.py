@@ -1,4 +1,6 @@
-"""Minimum spanning arborescences of dense directed graphs: cheapest out-trees (Chu, Liu 1965; Edmonds 1967)."""
+"""Minimum spanning arborescences of dense directed graphs: cheapest out-trees (Chu, Liu 1965;
+Edmonds 1967).
+"""
 
 from __future__ import annotations
 
@@ -9,10 +11,11 @@ from numpy.typing import NDArray
 
 
 def cheapest_out_tree(price: NDArray[Any], root: int) -> list[int]:
-    """Return the parent of every node (-1 at `root`) in an out-tree of least total price, `price[u, v]` being that of u -> v.
+    """Return the parent of every node (-1 at `root`) in an out-tree of least total price, `price[u,
+    v]` being that of u -> v.
 
-    Prices are floats, or exact whole numbers in an array of objects. Where there is no edge between two nodes, give it a
-    price above the sum of all others.
+    Prices are floats, or exact whole numbers in an array of objects. Where there is no edge between
+    two nodes, give it a price above the sum of all others.
     """
     return _contract(price.copy(), root)
 
@@ -30,7 +33,8 @@ def _contract(cost: NDArray[Any], root: int) -> list[int]:
     cycle = _find_cycle(parent)
     if not cycle:
         return parent
-    # The cycle becomes one node (the last); entering it at v saves the edge inside the cycle that led to v.
+    # The cycle becomes one node (the last); entering it at v saves the edge inside the cycle that
+    # led to v.
     inside = set(cycle)
     rest = [node for node in range(n) if node not in inside]
     m = len(rest)
@@ -43,7 +47,8 @@ def _contract(cost: NDArray[Any], root: int) -> list[int]:
     smaller[m, :m] = leaving.min(axis=0)
     smaller[m, m] = top
     inner = _contract(smaller, rest.index(root))
-    # The tree of the smaller graph enters the cycle at one node, whose edge inside the cycle gives way; the rest stays.
+    # The tree of the smaller graph enters the cycle at one node, whose edge inside the cycle gives
+    # way; the rest stays.
     out = list(parent)
     enter_at = cycle[int(np.argmin(entering[inner[m]]))]
     out[enter_at] = rest[inner[m]]

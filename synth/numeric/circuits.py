@@ -1,8 +1,8 @@
-"""Cheapest circuits through all nodes of a dense directed graph: by dynamic programming over subsets for few nodes (Bellman
-1962; Held, Karp 1962), by CP-SAT's circuit constraint for more.
+"""Cheapest circuits through all nodes of a dense directed graph: by dynamic programming over
+subsets for few nodes (Bellman 1962; Held, Karp 1962), by CP-SAT's circuit constraint for more.
 
-A circuit is the order of nodes 1, 2, ... in which it visits them on its way from node 0 and back. Where there is no edge, a
-price is infinite.
+A circuit is the order of nodes 1, 2, ... in which it visits them on its way from node 0 and back.
+Where there is no edge, a price is infinite.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from .linear import Floats
 
 Ints = NDArray[np.int64]
 Circuit = tuple[int, ...]
+# Nodes of graphs for which the dynamic program serves.
 MOST_NODES = 17
-"""Nodes of graphs for which the dynamic program serves."""
 _PRICE_SCALE = 10**9
+# Seconds of a quiet core to extend one path by one node.
 _STATE_S = 4e-9
-"""Seconds of a quiet core to extend one path by one node."""
 
 
 @lru_cache(maxsize=4)
@@ -35,8 +35,8 @@ def _list_subsets(others: int) -> list[Ints]:
 
 
 def _extend_paths(price: Floats, most: int) -> Floats:
-    """Return the prices of the cheapest paths from node 0 through each subset of at most `most` other nodes (a row) to each of
-    its nodes; infinite elsewhere.
+    """Return the prices of the cheapest paths from node 0 through each subset of at most `most`
+    other nodes (a row) to each of its nodes; infinite elsewhere.
     """
     others = len(price) - 1
     within = np.ascontiguousarray(price[1:, 1:])
@@ -50,7 +50,9 @@ def _extend_paths(price: Floats, most: int) -> Floats:
 
 
 def _walk_back(price: Floats, best: Floats, subset: int, last: int) -> list[int]:
-    """Return the nodes, from `last` back to node 0 (left out), of the cheapest path through a subset."""
+    """Return the nodes, from `last` back to node 0 (left out), of the cheapest path through a
+    subset.
+    """
     path = [last]
     while subset := subset ^ (1 << last):
         last = int(np.argmin(best[subset] + price[1:, last + 1]))
@@ -59,9 +61,11 @@ def _walk_back(price: Floats, best: Floats, subset: int, last: int) -> list[int]
 
 
 def cheapest_circuits(price: Floats, most: int, effort: Effort) -> list[tuple[float, Circuit]]:
-    """Return up to `most` different cheap circuits with their prices, the cheapest of all first; none where there is none.
+    """Return up to `most` different cheap circuits with their prices, the cheapest of all first;
+    none where there is none.
 
-    Each is the cheapest of those that visit some half of the nodes first. For at most MOST_NODES nodes.
+    Each is the cheapest of those that visit some half of the nodes first. For at most MOST_NODES
+    nodes.
     """
     others = len(price) - 1
     effort.spend(_STATE_S * others**2 * 2**others + 2e-4)
@@ -91,8 +95,8 @@ def cheapest_circuits(price: Floats, most: int, effort: Effort) -> list[tuple[fl
 
 
 def search_circuit(price: Floats, effort: Effort, search: str) -> tuple[Circuit | None, bool]:
-    """Return a cheap circuit, by CP-SAT, and whether it is proved to be the cheapest; None where none was found with that
-    effort, or (proved) where there is none.
+    """Return a cheap circuit, by CP-SAT, and whether it is proved to be the cheapest; None where
+    none was found with that effort, or (proved) where there is none.
     """
     edges = np.isfinite(price) & ~np.eye(len(price), dtype=bool)
     if not (edges.any(axis=0).all() and edges.any(axis=1).all()):

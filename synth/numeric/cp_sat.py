@@ -1,4 +1,6 @@
-"""The door to CP-SAT: one worker, a fixed seed and a limit of deterministic time, so that equal models end equally."""
+"""The door to CP-SAT: one worker, a fixed seed and a limit of deterministic time, so that equal
+models end equally.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +8,19 @@ from ortools.sat.python import cp_model
 
 from ..effort import Effort
 
+# Seconds that a unit of CP-SAT's deterministic time takes on a quiet core, roughly.
 _WORK_S = 3.5
-"""Seconds that a unit of CP-SAT's deterministic time takes on a quiet core, roughly."""
+# Seconds of a quiet core to build and presolve a constraint, of which deterministic time says
+# little.
 _CONSTRAINT_S = 1e-5
-"""Seconds of a quiet core to build and presolve a constraint, of which deterministic time says little."""
 _LEAST_S = 0.01
 
 
 def solve(
     model: cp_model.CpModel, effort: Effort, search: str, *, varied: bool = False
 ) -> tuple[cp_model.CpSolver, cp_model.CpSolverStatus]:
-    """Solve a model within the work that is allowed; return the solver and its status. `varied`: take turns at CP-SAT's
-    strategies, for models that now one, now another solves soon.
+    """Solve a model within the work that is allowed; return the solver and its status. `varied`:
+    take turns at CP-SAT's strategies, for models that now one, now another solves soon.
     """
     solver = cp_model.CpSolver()
     solver.parameters.num_workers = 1
@@ -31,6 +34,8 @@ def solve(
     used = float(solver.response_proto.deterministic_time)
     effort.spend(used * _WORK_S)
     proved = status in (cp_model.OPTIMAL, cp_model.INFEASIBLE)
-    if not proved and used < units * (1 - 1e-6):  # only the clock ends a search before its work is done
+    if not proved and used < units * (
+        1 - 1e-6
+    ):  # only the clock ends a search before its work is done
         effort.record_cut(search)
     return solver, status

@@ -1,4 +1,6 @@
-"""Round the floats of a linear program to exact rates that overload nothing and have a small common denominator."""
+"""Round the floats of a linear program to exact rates that overload nothing and have a small common
+denominator.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,8 @@ from .linear import Floats
 
 _SMALL_DENOMINATORS = 1000
 _FINE = 1 << 40
+# Whole rates are multiples of the capacities' common unit, divided by one of these.
 _PARTS = (1, 2, 3, 4)
-"""Whole rates are multiples of the capacities' common unit, divided by one of these."""
 _MOST_UNITS = 64
 _WHOLE_WORK_S = 0.5
 
@@ -25,11 +27,13 @@ _WHOLE_WORK_S = 0.5
 def exact_rates(
     weights: Floats, uses: Sequence[Mapping[int, int]], capacity: Sequence[Fraction], effort: Effort
 ) -> list[Fraction]:
-    """Return rates near `weights`, where column j uses row i `uses[j][i]` times and row i can carry `capacity[i]`.
+    """Return rates near `weights`, where column j uses row i `uses[j][i]` times and row i can carry
+    `capacity[i]`.
 
-    Whole multiples of a coarse unit are tried first (few columns, even shares), by CP-SAT. Failing that: a basic solution is
-    a vector of fractions with a common denominator, and where that is small the rates are these fractions exactly. Otherwise
-    rates are rounded down to multiples of the least capacity / 2^40.
+    Whole multiples of a coarse unit are tried first (few columns, even shares), by CP-SAT. Failing
+    that: a basic solution is a vector of fractions with a common denominator, and where that is
+    small the rates are these fractions exactly. Otherwise rates are rounded down to multiples of
+    the least capacity / 2^40.
     """
     unit = min(capacity)
     whole = _whole_rates(float(sum(weights)), uses, capacity, effort)
@@ -45,13 +49,16 @@ def exact_rates(
         rates = [Fraction(floor(w * (1 - slack) * _FINE), _FINE) * unit for w in scaled]
         if _fits(rates, uses, capacity):
             return rates
-    raise InfeasibleError("the linear program's weights overload a link by more than rounding explains")
+    raise InfeasibleError(
+        "the linear program's weights overload a link by more than rounding explains"
+    )
 
 
 def _whole_rates(
     total: float, uses: Sequence[Mapping[int, int]], capacity: Sequence[Fraction], effort: Effort
 ) -> list[Fraction] | None:
-    """Return whole multiples of the capacities' common unit, or a half, third or quarter of it, that sum up to `total`.
+    """Return whole multiples of the capacities' common unit, or a half, third or quarter of it,
+    that sum up to `total`.
 
     Of those with the fewest columns; None where there are none, or they are not found in time.
     """
@@ -79,7 +86,9 @@ def _whole_rates(
     return None
 
 
-def _fits(rates: Sequence[Fraction], uses: Sequence[Mapping[int, int]], capacity: Sequence[Fraction]) -> bool:
+def _fits(
+    rates: Sequence[Fraction], uses: Sequence[Mapping[int, int]], capacity: Sequence[Fraction]
+) -> bool:
     """Return whether no row carries more than it can."""
     load = [Fraction(0)] * len(capacity)
     for rate, column in zip(rates, uses, strict=True):

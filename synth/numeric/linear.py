@@ -1,5 +1,5 @@
-"""Linear programs by HiGHS (through SciPy; its serial simplex), with their duals, in floats: callers round and check
-exactly.
+"""Linear programs by HiGHS (through SciPy; its serial simplex), with their duals, in floats:
+callers round and check exactly.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ from scipy.sparse import csr_matrix
 
 from ..effort import Effort
 
+# Seconds of a quiet core: to bring an entry of the matrix to HiGHS, and for each entry in a simplex
+# iteration.
 _ENTRY_S, _ITERATION_ENTRY_S = 1e-6, 8e-9
-"""Seconds of a quiet core: to bring an entry of the matrix to HiGHS, and for each entry in a simplex iteration."""
+# SciPy's status where the iterations or the time ran out.
 _STOPPED = 1
-"""SciPy's status where the iterations or the time ran out."""
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
@@ -32,7 +33,9 @@ class Rows:
     right: list[float] = field(default_factory=list)
 
     def add(self, terms: Iterable[tuple[int, float]], right: float) -> int:
-        """Append a row, the sum of value * x[column] over (column, value), with its right side; return its number."""
+        """Append a row, the sum of value * x[column] over (column, value), with its right side;
+        return its number.
+        """
         for column, value in terms:
             self.rows.append(len(self.right))
             self.columns.append(column)
@@ -41,7 +44,9 @@ class Rows:
         return len(self.right) - 1
 
     def extend(self, rows: Ints, columns: Ints, values: Floats, right: Floats) -> None:
-        """Append as many rows as `right` has; `rows` counts from the first of them, an entry a place in the three arrays."""
+        """Append as many rows as `right` has; `rows` counts from the first of them, an entry a
+        place in the three arrays.
+        """
         self.rows.extend((rows + len(self.right)).tolist())
         self.columns.extend(columns.tolist())
         self.values.extend(values.tolist())
@@ -50,7 +55,9 @@ class Rows:
 
 @dataclass(frozen=True)
 class Optimum:
-    """`x`, the optimal `value`, and the duals: how much the value changes for each unit of a row's right side."""
+    """`x`, the optimal `value`, and the duals: how much the value changes for each unit of a row's
+    right side.
+    """
 
     x: Floats
     value: float
@@ -65,7 +72,8 @@ def minimise(
     effort: Effort | None = None,
     search: str | None = None,
 ) -> Optimum | None:
-    """Minimise objective x subject to at_most x <= right, equal x = right, x >= 0; None where HiGHS finds no optimum.
+    """Minimise objective x subject to at_most x <= right, equal x = right, x >= 0; None where HiGHS
+    finds no optimum.
 
     The work is counted in `effort`, and limited by it only where the `search` is named.
     """
@@ -74,30 +82,49 @@ def minimise(
     iteration_s = _ITERATION_ENTRY_S * max(1000, entries)
     options: dict[str, float] = {}
     if effort is not None and search is not None:
-        options = {"maxiter": max(1, int(effort.left_s / iteration_s)), "time_limit": max(0.1, effort.clock_s)}
+        options = {
+            "maxiter": max(1, int(effort.left_s / iteration_s)),
+            "time_limit": max(0.1, effort.clock_s),
+        }
     matrices = [
-        (csr_matrix((r.values, (r.rows, r.columns)), shape=(len(r.right), width)), np.array(r.right))
+        (
+            csr_matrix((r.values, (r.rows, r.columns)), shape=(len(r.right), width)),
+            np.array(r.right),
+        )
         if r is not None and r.right
         else (None, None)
         for r in (at_most, equal)
     ]
-    result = linprog(objective, *matrices[0], *matrices[1], bounds=(0, None), method="highs", options=options)
+    result = linprog(
+        objective, *matrices[0], *matrices[1], bounds=(0, None), method="highs", options=options
+    )
     if effort is not None:
         effort.spend(_ENTRY_S * entries + iteration_s * result.nit)
-    if effort is not None and search is not None and result.status == _STOPPED and result.nit < options["maxiter"]:
+    if (
+        effort is not None
+        and search is not None
+        and result.status == _STOPPED
+        and result.nit < options["maxiter"]
+    ):
         effort.record_cut(search)
     if result.status != 0:
         return None
-    return Optimum(np.maximum(result.x, 0.0), float(result.fun), result.ineqlin.marginals, result.eqlin.marginals)
+    return Optimum(
+        np.maximum(result.x, 0.0),
+        float(result.fun),
+        result.ineqlin.marginals,
+        result.eqlin.marginals,
+    )
 
 
 def pack(
     columns: Sequence[Mapping[int, int]], capacity: Floats, effort: Effort | None = None
 ) -> tuple[Floats, Floats] | None:
-    """Maximise the sum of the columns' weights, no row being used beyond its capacity; return weights and the rows' prices.
+    """Maximise the sum of the columns' weights, no row being used beyond its capacity; return
+    weights and the rows' prices.
 
-    A column uses row i `column[i]` times. The prices are the dual solution. The work is counted in `effort`. None where
-    HiGHS finds no optimum.
+    A column uses row i `column[i]` times. The prices are the dual solution. The work is counted in
+    `effort`. None where HiGHS finds no optimum.
     """
     users: list[list[tuple[int, float]]] = [[] for _ in capacity]
     for number, column in enumerate(columns):

@@ -1,8 +1,8 @@
 """Find k spanning trees that use no edge more often than it has copies.
 
-By matroid union (Edmonds 1965; Nash-Williams, Tutte 1961) as Roskind and Tarjan do it (1985): forests grow greedily,
-shallow and balanced; a spare edge that fits nowhere is brought in by a chain of exchanges, each pushing an edge on into
-the next forest. Where k trees exist, they are found.
+By matroid union (Edmonds 1965; Nash-Williams, Tutte 1961) as Roskind and Tarjan do it (1985):
+forests grow greedily, shallow and balanced; a spare edge that fits nowhere is brought in by a chain
+of exchanges, each pushing an edge on into the next forest. Where k trees exist, they are found.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from ..effort import Effort
 
 Edge = tuple[int, int]
 _DEPTH_WEIGHT = 0.25
+# Seconds of a quiet core: to push an edge on in a chain, and to consider one for a tree.
 _PUSH_S, _EDGE_S = 2e-6, 3e-6
-"""Seconds of a quiet core: to push an edge on in a chain, and to consider one for a tree."""
 
 
 class _Forest:
@@ -43,7 +43,9 @@ class _Forest:
         self.hang()
 
     def hang(self) -> None:
-        """Recompute for every node `parent` (the edge towards it, -1 at a root), `depth` and `top` (the root)."""
+        """Recompute for every node `parent` (the edge towards it, -1 at a root), `depth` and `top`
+        (the root).
+        """
         nodes = len(self.around)
         self.parent, self.depth, self.top = [-1] * nodes, [-1] * nodes, [-1] * nodes
         for start in range(nodes):
@@ -70,10 +72,13 @@ class _Forest:
 def spanning_trees(
     nodes: int, ends: Sequence[Edge], copies: Sequence[int], count: int, effort: Effort
 ) -> list[set[int]] | None:
-    """Return `count` spanning trees, as sets of edge numbers; None where there are not as many, or the work is done."""
+    """Return `count` spanning trees, as sets of edge numbers; None where there are not as many, or
+    the work is done.
+    """
     if sum(min(c, count) for c in copies) < count * (nodes - 1):
         return None
-    # Greedy trees first: most edges find their place without any search, and the trees come out shallow.
+    # Greedy trees first: most edges find their place without any search, and the trees come out
+    # shallow.
     left = [min(c, count) for c in copies]
     roots = _central_nodes(nodes, ends)
     forests = [_Forest(nodes, ends) for _ in range(count)]
@@ -96,24 +101,28 @@ def spanning_trees(
             missing -= 1
             if not left[spare[-1]]:
                 spare.pop()
-        else:  # every forest spans these nodes already, and will: no edge between them can ever help
+        # every forest spans these nodes already, and will: no edge between them can ever help
+        else:
             spare = [e for e in spare if _find(clump, ends[e][0]) != _find(clump, ends[e][1])]
     return [forest.edges for forest in forests]
 
 
-def _augment(forests: list[_Forest], left: list[int], spare: int, effort: Effort) -> list[int] | None:
+def _augment(
+    forests: list[_Forest], left: list[int], spare: int, effort: Effort
+) -> list[int] | None:
     """Bring one more copy of edge `spare` in by a chain of exchanges; return None.
 
-    Where there is no such chain, return the clumps instead, as a union-find array over the nodes: sets of nodes that every
-    forest spans.
+    Where there is no such chain, return the clumps instead, as a union-find array over the nodes:
+    sets of nodes that every forest spans.
 
-    The search is by breadth. An edge pushed out of forest i is tried in the next one; if its ends are joined there, any edge
-    on the path between them that was not reached before may be pushed out for it. `above[i][node]` jumps over edges of
-    forest i that were reached.
+    The search is by breadth. An edge pushed out of forest i is tried in the next one; if its ends
+    are joined there, any edge on the path between them that was not reached before may be pushed
+    out for it. `above[i][node]` jumps over edges of forest i that were reached.
     """
     nodes = len(forests[0].parent)
     above: dict[int, list[int]] = {}
-    # (edge, forest that it is pushed out of, -1: the spare one): the state whose edge takes its place
+    # (edge, forest that it is pushed out of, -1: the spare one): the state whose edge takes its
+    # place
     reached_from: dict[tuple[int, int], tuple[int, int]] = {}
     queue = deque([(spare, -1)])
     while queue:
@@ -156,7 +165,9 @@ def _exchange_along(
     state: tuple[int, int],
     target: int,
 ) -> None:
-    """Put the last edge of a chain into forest `target`, and each edge before it where its successor was."""
+    """Put the last edge of a chain into forest `target`, and each edge before it where its
+    successor was.
+    """
     edge, origin = state
     forests[target].change(None, edge)
     while origin >= 0:
@@ -185,8 +196,11 @@ def _central_nodes(nodes: int, ends: Sequence[Edge]) -> list[int]:
     return [node for node in range(nodes) if reach[node] == min(reach)]
 
 
-def _shallow_tree(nodes: int, ends: Sequence[Edge], left: Sequence[int], copies: Sequence[int], root: int) -> list[int]:
-    """Return a shallow spanning tree of the copies that are left (a forest where they do not join all nodes).
+def _shallow_tree(
+    nodes: int, ends: Sequence[Edge], left: Sequence[int], copies: Sequence[int], root: int
+) -> list[int]:
+    """Return a shallow spanning tree of the copies that are left (a forest where they do not join
+    all nodes).
 
     Edges of which most copies are left are preferred (Prim-Dijkstra: depth and use are weighed).
     """
@@ -213,5 +227,7 @@ def _shallow_tree(nodes: int, ends: Sequence[Edge], left: Sequence[int], copies:
                 neighbour = b if a == node else a
                 if not done[neighbour]:
                     used = 1 - left[edge] / copies[edge]
-                    heapq.heappush(heap, (_DEPTH_WEIGHT * (depth + 1) + used, depth + 1, neighbour, edge))
+                    heapq.heappush(
+                        heap, (_DEPTH_WEIGHT * (depth + 1) + used, depth + 1, neighbour, edge)
+                    )
     return out

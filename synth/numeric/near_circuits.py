@@ -1,4 +1,6 @@
-"""Cheap circuits through all nodes of a dense directed graph, by insertion and exchanges: quick, and without proof."""
+"""Cheap circuits through all nodes of a dense directed graph, by insertion and exchanges: quick,
+and without proof.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +12,18 @@ from ..effort import Effort
 from .circuits import Circuit
 from .linear import Floats
 
+# Nodes in a row that are moved together, at most.
 _LONGEST = 24
-"""Nodes in a row that are moved together, at most."""
 _ENTRY_S, _CALL_S = 2e-8, 1e-3
 _BETTER = 1e-9
 
 
-def near_circuits(price: Floats, begun: Iterable[Circuit], starts: int, effort: Effort) -> list[tuple[float, Circuit]]:
-    """Return different cheap circuits with their prices, cheapest first: those `begun`, and insertions from `starts` nodes,
-    each improved until no move helps. None has a missing edge; where exchanges find none without, there is none here.
+def near_circuits(
+    price: Floats, begun: Iterable[Circuit], starts: int, effort: Effort
+) -> list[tuple[float, Circuit]]:
+    """Return different cheap circuits with their prices, cheapest first: those `begun`, and
+    insertions from `starts` nodes, each improved until no move helps. None has a missing edge;
+    where exchanges find none without, there is none here.
     """
     n = len(price)
     finite = np.isfinite(price)
@@ -41,7 +46,9 @@ def _price_of(price: Floats, tour: list[int]) -> float:
 
 
 def _insert_nodes(price: Floats, start: int) -> list[int]:
-    """Return a tour that grows from a node by inserting, each time, the node and place that cost least more."""
+    """Return a tour that grows from a node by inserting, each time, the node and place that cost
+    least more.
+    """
     n = len(price)
     tour, left = [start], [node for node in range(n) if node != start]
     while left:
@@ -55,7 +62,9 @@ def _insert_nodes(price: Floats, start: int) -> list[int]:
 
 
 def _improve(price: Floats, tour: list[int], effort: Effort) -> list[int]:
-    """Return the tour, beginning at node 0, after the best of all moves was made again and again, until none helps."""
+    """Return the tour, beginning at node 0, after the best of all moves was made again and again,
+    until none helps.
+    """
     n = len(price)
     while n > 2:
         effort.spend(_CALL_S + _ENTRY_S * n**2 * min(n, _LONGEST))
@@ -75,7 +84,9 @@ def _improve(price: Floats, tour: list[int], effort: Effort) -> list[int]:
 
 
 def _best_turn(price: Floats, tour: list[int]) -> tuple[float, tuple[int, int]]:
-    """Return how much dearer the tour gets, at least, when its nodes i .. j (not the first) are visited backwards."""
+    """Return how much dearer the tour gets, at least, when its nodes i .. j (not the first) are
+    visited backwards.
+    """
     there = price[tour, np.roll(tour, -1)]
     back = price[np.roll(tour, -1), tour]
     inside = np.concatenate([[0.0], np.cumsum(back - there)])
@@ -96,7 +107,9 @@ def _best_turn(price: Floats, tour: list[int]) -> tuple[float, tuple[int, int]]:
 
 
 def _best_move(price: Floats, tour: list[int]) -> tuple[float, tuple[int, int, int]]:
-    """Return how much dearer the tour gets, at least, when its nodes a .. b - 1 and b .. c - 1 (not the first) swap."""
+    """Return how much dearer the tour gets, at least, when its nodes a .. b - 1 and b .. c - 1 (not
+    the first) swap.
+    """
     n = len(tour)
     ends = np.array([*tour, tour[0]])
     step = price[ends[:-1], ends[1:]]

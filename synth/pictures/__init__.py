@@ -1,1 +1,3 @@
-"""Pictures of schedules and plans as text: SVG for pages, Chrome traces for Perfetto. Pure functions, no dependency."""
+"""Pictures of schedules and plans as text: SVG for pages, Chrome traces for Perfetto. Pure
+functions, no dependency.
+"""

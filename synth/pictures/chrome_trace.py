@@ -1,8 +1,10 @@
-"""A schedule's transfers as a Chrome trace (Trace Event Format), which Perfetto and chrome://tracing open.
+"""A schedule's transfers as a Chrome trace (Trace Event Format), which Perfetto and
+chrome://tracing open.
 
-One process a rank; in it, for each rank that it sends to, one thread for what was predicted and one for what was measured.
-An event is one segment of one transfer, with its bytes, step and route. Events of a thread never overlap: what was handed
-over while an earlier transfer was under way begins when that one ends, as on a link.
+One process a rank; in it, for each rank that it sends to, one thread for what was predicted and one
+for what was measured. An event is one segment of one transfer, with its bytes, step and route.
+Events of a thread never overlap: what was handed over while an earlier transfer was under way
+begins when that one ends, as on a link.
 """
 
 from __future__ import annotations
@@ -19,8 +21,12 @@ PREDICTED, MEASURED = "predicted", "measured"
 _PLACE = {PREDICTED: 0, MEASURED: 1}
 
 
-def write(topology: Topology, times: Mapping[str, Sequence[TransferTime]], about: Mapping[str, Any]) -> str:
-    """Return the trace as JSON text, an event a line; `times` are of PREDICTED and MEASURED, `about` is kept beside them."""
+def write(
+    topology: Topology, times: Mapping[str, Sequence[TransferTime]], about: Mapping[str, Any]
+) -> str:
+    """Return the trace as JSON text, an event a line; `times` are of PREDICTED and MEASURED,
+    `about` is kept beside them.
+    """
     ranks = topology.ranks
     lines: list[dict[str, Any]] = []
     for rank, device in enumerate(ranks):
@@ -34,7 +40,9 @@ def write(topology: Topology, times: Mapping[str, Sequence[TransferTime]], about
         for (src, dst), lane in sorted(lanes.items()):
             # Thread 0 of a process is its main thread to some viewers; so they count from 1.
             thread = 1 + 2 * dst + _PLACE[kind]
-            lines.append(_name("thread_name", src, thread, {"name": f"to {dst} ({ranks[dst]}), {kind}"}))
+            lines.append(
+                _name("thread_name", src, thread, {"name": f"to {dst} ({ranks[dst]}), {kind}"})
+            )
             lines.append(_name("thread_sort_index", src, thread, {"sort_index": thread}))
             events += _list_events(lane, thread, kind)
     events.sort(key=lambda event: event["ts"])
@@ -48,7 +56,9 @@ def _name(what: str, process: int, thread: int, args: dict[str, Any]) -> dict[st
 
 
 def _list_events(lane: Sequence[TransferTime], thread: int, kind: str) -> list[dict[str, Any]]:
-    """Return the events of one thread, none of which overlap; times are whole nanoseconds, as viewers keep them."""
+    """Return the events of one thread, none of which overlap; times are whole nanoseconds, as
+    viewers keep them.
+    """
     out = []
     free = 0
     for time in sorted(lane, key=lambda x: (x.begin_us, x.tick, x.step, x.chunk, x.segment)):

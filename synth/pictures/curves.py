@@ -1,4 +1,6 @@
-"""Bandwidth against size as an SVG picture: lines for what is predicted, a dashed one for the bound."""
+"""Bandwidth against size as an SVG picture: lines for what is predicted, a dashed one for the
+bound.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +13,8 @@ from .drawing import choose_step, draw_text, start_svg
 
 _WIDTH, _HEIGHT = 560, 300
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 16, 44, 40
+# Points of a curve that are marked by dots; with more, the line says enough.
 _MOST_DOTS = 16
-"""Points of a curve that are marked by dots; with more, the line says enough."""
 
 
 @dataclass(frozen=True)
@@ -25,11 +27,18 @@ class Curve:
     dashed: bool = False
 
 
-def draw_curves(title: str, curves: Sequence[Curve], limit: tuple[str, float] | None, *, alone: bool = False) -> str:
-    """Return the picture; `limit` is the name and algbw in GB/s of the bound, which is drawn as a level line."""
+def draw_curves(
+    title: str, curves: Sequence[Curve], limit: tuple[str, float] | None, *, alone: bool = False
+) -> str:
+    """Return the picture; `limit` is the name and algbw in GB/s of the bound, which is drawn as a
+    level line.
+    """
     sizes = [size for curve in curves for size, _ in curve.points] or [1024]
     low, high = math.log2(min(sizes)), math.log2(max(sizes))
-    highest = max([value for curve in curves for _, value in curve.points] + ([limit[1]] if limit else []) or [1.0])
+    highest = max(
+        [value for curve in curves for _, value in curve.points] + ([limit[1]] if limit else [])
+        or [1.0]
+    )
     step = choose_step(highest)
     top = max(step, math.ceil(highest * 1.02 / step) * step)
     plot_width, plot_height = _WIDTH - _LEFT - _RIGHT, _HEIGHT - _TOP - _BOTTOM
@@ -49,19 +58,27 @@ def draw_curves(title: str, curves: Sequence[Curve], limit: tuple[str, float] | 
         if bits % 2 == 0 or every == 1:
             lines.append(f'<path class="g" d="M{x:.1f} {_TOP}V{_TOP + plot_height}"/>')
         if (bits - 2) % every == 0:
-            lines.append(draw_text(x, _HEIGHT - 22, show_size(1 << bits), 12, anchor="middle", look="f"))
-    lines.append(draw_text(_WIDTH - _RIGHT, _HEIGHT - 6, "size of the buffer", 12, anchor="end", look="f"))
+            lines.append(
+                draw_text(x, _HEIGHT - 22, show_size(1 << bits), 12, anchor="middle", look="f")
+            )
+    lines.append(
+        draw_text(_WIDTH - _RIGHT, _HEIGHT - 6, "size of the buffer", 12, anchor="end", look="f")
+    )
     lines.append(draw_text(4, _TOP - 8, "algbw, GB/s", 12, look="f"))
     if limit is not None:
         _, y = place(2**low, limit[1])
         lines.append(
-            f'<path class="bound" stroke-width="1.8" stroke-dasharray="7 4" d="M{_LEFT} {y:.1f}H{_WIDTH - _RIGHT}"/>'
+            f'<path class="bound" stroke-width="1.8" stroke-dasharray="7 4" d="M{_LEFT} '
+            f'{y:.1f}H{_WIDTH - _RIGHT}"/>'
         )
     for curve in reversed(curves):
-        path = " ".join(f"{x:.1f} {y:.1f}" for x, y in (place(size, value) for size, value in curve.points))
+        path = " ".join(
+            f"{x:.1f} {y:.1f}" for x, y in (place(size, value) for size, value in curve.points)
+        )
         dash = ' stroke-dasharray="4 3"' if curve.dashed else ""
         lines.append(
-            f'<polyline class="{curve.look}" stroke-width="2.4" stroke-linejoin="round"{dash} points="{path}"/>'
+            f'<polyline class="{curve.look}" stroke-width="2.4" stroke-linejoin="round"{dash} '
+            f'points="{path}"/>'
         )
         if len(curve.points) <= _MOST_DOTS:
             fill = curve.look.replace("plan", "fp").replace("stock", "fs")

@@ -1,4 +1,6 @@
-"""What the pictures of schedules share: elements of SVG as text, and the colours of light and dark pages."""
+"""What the pictures of schedules share: elements of SVG as text, and the colours of light and dark
+pages.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +9,7 @@ from xml.sax.saxutils import escape
 
 _LEVELS = 5
 
+# The classes that all pictures use; a page, or a picture that stands alone, holds it once.
 STYLE = """\
 .tp{--ink:#1f2933;--faint:#667380;--grid:#e3e8ee;--paper:#ffffff;--plan:#3f7d00;--stock:#c2410c;--bound:#4475b5;
 --node:#eef7dd;--rim:#6aa61c;--copy:#4475b5;--add:#c2410c;--wire:#cfd6de;
@@ -19,14 +22,16 @@ font-family:"Helvetica Neue",Helvetica,Arial,"DejaVu Sans",sans-serif}
 .tp .fp{fill:var(--plan)}.tp .fs{fill:var(--stock)}.tp .on{fill:var(--paper)}
 .tp .ce{stroke:var(--copy);fill:none}.tp .ae{stroke:var(--add);fill:none}.tp .dim{opacity:.62}
 """
-"""The classes that all pictures use; a page, or a picture that stands alone, holds it once."""
 
 
 def start_svg(width: float, height: float, title: str, *, alone: bool = False) -> list[str]:
-    """Return the first lines of an SVG picture. `alone`: it is a file of its own, and brings the style along."""
+    """Return the first lines of an SVG picture. `alone`: it is a file of its own, and brings the
+    style along.
+    """
     name = ' xmlns="http://www.w3.org/2000/svg"' if alone else ""
     lines = [
-        f'<svg{name} class="tp" width="{width:.0f}" height="{height:.0f}" viewBox="0 0 {width:.0f} {height:.0f}" '
+        f'<svg{name} class="tp" width="{width:.0f}" height="{height:.0f}" viewBox="0 0 '
+        f'{width:.0f} {height:.0f}" '
         f'role="img">',
         f"<title>{quote(title)}</title>",
     ]
@@ -38,11 +43,11 @@ def start_svg(width: float, height: float, title: str, *, alone: bool = False) -
     return lines
 
 
-def draw_text(x: float, y: float, text: str, size: int, *, anchor: str = "start", look: str = "t") -> str:
+def draw_text(
+    x: float, y: float, text: str, size: int, *, anchor: str = "start", look: str = "t"
+) -> str:
     """Return a text element; `look` is a class of STYLE."""
-    return (
-        f'<text class="{look}" x="{x:.1f}" y="{y:.1f}" font-size="{size}" text-anchor="{anchor}">{quote(text)}</text>'
-    )
+    return f'<text class="{look}" x="{x:.1f}" y="{y:.1f}" font-size="{size}" text-anchor="{anchor}">{quote(text)}</text>'
 
 
 def choose_step(highest: float) -> float:
@@ -59,7 +64,9 @@ def quote(text: str) -> str:
 
 
 def _is_xml(code: int) -> bool:
-    return code in (9, 10, 13) or 32 <= code <= 0xD7FF or 0xE000 <= code <= 0xFFFD or code >= 0x10000
+    return (
+        code in (9, 10, 13) or 32 <= code <= 0xD7FF or 0xE000 <= code <= 0xFFFD or code >= 0x10000
+    )
 
 
 def show_us(us: float) -> str:

@@ -1,4 +1,6 @@
-"""A Pareto front as an SVG picture: steps to the right, rounds a chunk upwards, and what the bound leaves room for."""
+"""A Pareto front as an SVG picture: steps to the right, rounds a chunk upwards, and what the bound
+leaves room for.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +16,15 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 20, 48, 44
 
 
 def draw_front(title: str, front: Front, *, alone: bool = False) -> str:
-    """Return the picture: a dot for each row with a schedule, on the front filled and joined by a line; a cross for each row
-    that is proved impossible, a ring for one that is not decided; the least ratio that the bound allows is a dashed line.
+    """Return the picture: a dot for each row with a schedule, on the front filled and joined by a
+    line; a cross for each row that is proved impossible, a ring for one that is not decided; the
+    least ratio that the bound allows is a dashed line.
     """
     least, ratios = float(front.least_ratio), [float(row.ratio) for row in front.rows]
-    last, top = max((row.steps for row in front.rows), default=1) + 1, max([*ratios, least]) * 1.12 or 1.0
+    last, top = (
+        max((row.steps for row in front.rows), default=1) + 1,
+        max([*ratios, least]) * 1.12 or 1.0,
+    )
     first = min((row.steps for row in front.rows), default=1) - 1
     width, height = _WIDTH - _LEFT - _RIGHT, _HEIGHT - _TOP - _BOTTOM
 
@@ -27,8 +33,12 @@ def draw_front(title: str, front: Front, *, alone: bool = False) -> str:
 
     lines = start_svg(_WIDTH, _HEIGHT, title, alone=alone)
     lines.append(draw_text(4, 16, title, 13))
-    lines.append(draw_text(4, _TOP - 10, "rounds a chunk (R/C): the less, the more bandwidth", 12, look="f"))
-    lines.append(draw_text(_WIDTH - _RIGHT, _HEIGHT - 6, "steps (latency)", 12, anchor="end", look="f"))
+    lines.append(
+        draw_text(4, _TOP - 10, "rounds a chunk (R/C): the less, the more bandwidth", 12, look="f")
+    )
+    lines.append(
+        draw_text(_WIDTH - _RIGHT, _HEIGHT - 6, "steps (latency)", 12, anchor="end", look="f")
+    )
     key = "dot: chunks,steps,rounds; circle: another is better; cross: proved impossible"
     lines.append(draw_text(4, _HEIGHT - 6, key, 11, look="f"))
     step = choose_step(top)
@@ -41,10 +51,15 @@ def draw_front(title: str, front: Front, *, alone: bool = False) -> str:
         lines.append(draw_text(x, _HEIGHT - 28, str(steps), 12, anchor="middle", look="f"))
     _, y = place(first, least)
     lines.append(
-        f'<path class="bound" stroke-width="1.8" stroke-dasharray="7 4" d="M{_LEFT} {y:.1f}H{_WIDTH - _RIGHT}"/>'
+        f'<path class="bound" stroke-width="1.8" stroke-dasharray="7 4" d="M{_LEFT} '
+        f'{y:.1f}H{_WIDTH - _RIGHT}"/>'
     )
-    lines.append(draw_text(_LEFT + 6, y - 6, f"the bound: {_show_ratio(front.least_ratio)}", 12, look="f"))
-    path = [place(row.steps, float(row.ratio)) for row in sorted(front.front, key=lambda row: row.steps)]
+    lines.append(
+        draw_text(_LEFT + 6, y - 6, f"the bound: {_show_ratio(front.least_ratio)}", 12, look="f")
+    )
+    path = [
+        place(row.steps, float(row.ratio)) for row in sorted(front.front, key=lambda row: row.steps)
+    ]
     if len(path) > 1:
         corners = "L".join(f"{x:.1f} {y:.1f}" for x, y in path)
         lines.append(f'<path class="plan" stroke-width="2" d="M{corners}"/>')
@@ -74,11 +89,18 @@ def _draw_rows(x: float, y: float, rows: list[Row], front: Front) -> str:
 def _describe_row(row: Row) -> str:
     best = [
         name
-        for name, holds in (("fewest steps", row.latency_optimal), ("at the bound", row.bandwidth_optimal))
+        for name, holds in (
+            ("fewest steps", row.latency_optimal),
+            ("at the bound", row.bandwidth_optimal),
+        )
         if holds
     ]
-    return ", ".join([f"{row.chunks} chunks, {row.steps} steps, {row.rounds} rounds: {row.status}", *best])
+    return ", ".join(
+        [f"{row.chunks} chunks, {row.steps} steps, {row.rounds} rounds: {row.status}", *best]
+    )
 
 
 def _show_ratio(ratio: Fraction) -> str:
-    return str(ratio.numerator) if ratio.denominator == 1 else f"{ratio.numerator}/{ratio.denominator}"
+    return (
+        str(ratio.numerator) if ratio.denominator == 1 else f"{ratio.numerator}/{ratio.denominator}"
+    )

@@ -8,8 +8,8 @@ from ...topo.graph import Topology
 from ...topo.routes import route_links, router_of
 from .drawing import draw_text, quote, start_svg
 
+# GPUs that are drawn; they are the first ones.
 MOST_GPUS = 128
-"""GPUs that are drawn; they are the first ones."""
 _TOP, _BOTTOM, _MARGIN = 74, 40, 10
 _MOST_PIXELS, _MOST_CELL = 640, 52.0
 _LEAST_CELL_OF_TEXT = 30.0
@@ -22,9 +22,9 @@ Pair = tuple[int, int]
 def draw_heat_map(topology: Topology, *, alone: bool = False) -> str:
     """Return the picture: a row a sending GPU, a column a receiving one.
 
-    Where the topology was measured (`topo-probe --measure`) the rates are those of each pair alone, else those of the
-    narrowest link on the pair's own route. A pair without a route is left white. Rates are written into squares that are
-    large enough, and told where one points at a square.
+    Where the topology was measured (`topo-probe --measure`) the rates are those of each pair alone,
+    else those of the narrowest link on the pair's own route. A pair without a route is left white.
+    Rates are written into squares that are large enough, and told where one points at a square.
     """
     measured = _find_measured_GBps(topology)
     ranks = topology.ranks[:MOST_GPUS]
@@ -39,8 +39,16 @@ def draw_heat_map(topology: Topology, *, alone: bool = False) -> str:
     title = f"{topology.name}: GB/s from GPU (row) to GPU (column)"
     lines = start_svg(width, height, title, alone=alone)
     lines.append(draw_text(_MARGIN, 20, title, 14))
-    how = "each pair alone, as measured" if measured else "the narrowest link on each pair's route, as declared"
-    more = f"; the first {MOST_GPUS} of {len(topology.ranks)} GPUs" if len(topology.ranks) > MOST_GPUS else ""
+    how = (
+        "each pair alone, as measured"
+        if measured
+        else "the narrowest link on each pair's route, as declared"
+    )
+    more = (
+        f"; the first {MOST_GPUS} of {len(topology.ranks)} GPUs"
+        if len(topology.ranks) > MOST_GPUS
+        else ""
+    )
     lines.append(draw_text(_MARGIN, 40, how + more, 12, look="f"))
     for number, name in enumerate(ranks) if is_named else ():
         x, y = left + cell * (number + 0.5), _TOP + cell * (number + 0.5)
@@ -53,13 +61,22 @@ def draw_heat_map(topology: Topology, *, alone: bool = False) -> str:
         share = 1.0 if high == low else (rate - low) / (high - low)
         told = quote(f"{ranks[src]} -> {ranks[dst]}: {rate:.4g} GB/s")
         lines.append(
-            f'<rect class="fp" x="{x:.1f}" y="{y:.1f}" width="{0.97 * cell:.1f}" height="{0.97 * cell:.1f}" '
+            f'<rect class="fp" x="{x:.1f}" y="{y:.1f}" width="{0.97 * cell:.1f}" '
+            f'height="{0.97 * cell:.1f}" '
             f'fill-opacity="{0.1 + 0.9 * share:.2f}"><title>{told}</title></rect>'
         )
         if is_named:
             look = "on" if share > 0.5 else "t"
-            lines.append(draw_text(x + cell / 2, y + cell / 2 + 4, f"{rate:.3g}", 11, anchor="middle", look=look))
-    lines.append(draw_text(_MARGIN, height - 14, f"{low:.4g} (light) to {high:.4g} GB/s (dark)", 12, look="f"))
+            lines.append(
+                draw_text(
+                    x + cell / 2, y + cell / 2 + 4, f"{rate:.3g}", 11, anchor="middle", look=look
+                )
+            )
+    lines.append(
+        draw_text(
+            _MARGIN, height - 14, f"{low:.4g} (light) to {high:.4g} GB/s (dark)", 12, look="f"
+        )
+    )
     return "\n".join([*lines, "</svg>"]) + "\n"
 
 
@@ -71,18 +88,25 @@ def _find_measured_GBps(topology: Topology) -> dict[Pair, float]:
     return {
         (numbers[pair["src"]], numbers[pair["dst"]]): float(pair["GBps"])
         for pair in (pairs if isinstance(pairs, list) else ())
-        if isinstance(pair, Mapping) and pair.get("src") in numbers and pair.get("dst") in numbers and "GBps" in pair
+        if isinstance(pair, Mapping)
+        and pair.get("src") in numbers
+        and pair.get("dst") in numbers
+        and "GBps" in pair
     }
 
 
 def _find_declared_GBps(topology: Topology, count: int) -> dict[Pair, float]:
-    """Return the rate of the narrowest link on the route between each two of the first `count` ranks."""
+    """Return the rate of the narrowest link on the route between each two of the first `count`
+    ranks.
+    """
     router, rates = router_of(topology), {}
     for src in range(count):
         for dst in range(count):
             route = router.route(src, dst) if src != dst else None
             if route is not None:
-                rates[src, dst] = float(min(topology.capacity_GBps[hop] for hop in route_links(route)))
+                rates[src, dst] = float(
+                    min(topology.capacity_GBps[hop] for hop in route_links(route))
+                )
     return rates
 
 

@@ -1,4 +1,6 @@
-"""The trace of a plan at a size, as predicted; runtime/measuring/trace.py puts beside it what was measured."""
+"""The trace of a plan at a size, as predicted; runtime/measuring/trace.py puts beside it what was
+measured.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from . import chrome_trace
 
 
 def write_plan_trace(plan: Plan, size_bytes: int) -> str:
-    """Return the Chrome trace of the plan's schedule for a size. InputError where it has too many transfers to list."""
+    """Return the Chrome trace of the plan's schedule for a size. InputError where it has too many
+    transfers to list.
+    """
     topology = plan.topology
     entry = plan.entry_for(size_bytes)
     # As it is sent, which is what was costed.

@@ -15,23 +15,27 @@ from .loads import TIME
 from .patterns import AROUND, SPREAD
 from .search import Search
 
+# Ranks up to which all orders are looked at.
 MOST_LISTED = 8
-"""Ranks up to which all orders are looked at."""
+# Ranks up to which CP-SAT is asked for a proof.
 MOST_PROVED = 16
-"""Ranks up to which CP-SAT is asked for a proof."""
 _AT_ONCE = 20_000
 _SEARCH = "placement of ranks"
+# Values are below this: CP-SAT says its bounds as floats.
 _TOP = 1 << 50
-"""Values are below this: CP-SAT says its bounds as floats."""
 _ROUNDING = 1e-12
 
 
 def list_all(search: Search) -> None:
-    """Look at all orders of few ranks; where the job can be turned, at those that have rank 0 on the first GPU."""
+    """Look at all orders of few ranks; where the job can be turned, at those that have rank 0 on
+    the first GPU.
+    """
     n = search.job.ranks
     first = [0] if search.is_turnable and n > 1 else []
     rest = [gpu for gpu in range(n) if gpu not in first]
-    rows = np.array([[*first, *order] for order in permutations(rest)], dtype=np.int64).reshape(factorial(len(rest)), n)
+    rows = np.array([[*first, *order] for order in permutations(rest)], dtype=np.int64).reshape(
+        factorial(len(rest)), n
+    )
     for i in range(0, len(rows), _AT_ONCE):
         search.offer(rows[i : i + _AT_ONCE])
 
@@ -58,7 +62,9 @@ class ProofModel:
         for phase in search.loads.phases:
             key = phase.src.tobytes(), phase.dst.tobytes()
             if key not in hops:
-                hops[key] = self._add_ring() if self.is_ring else self._add_messages(phase.src, phase.dst)
+                hops[key] = (
+                    self._add_ring() if self.is_ring else self._add_messages(phase.src, phase.dst)
+                )
             self.of_phase.append(hops[key])
         self.is_exact = self._add_objective()
 
@@ -75,7 +81,9 @@ class ProofModel:
         for groups in self.search.together:
             for group in groups.tolist():
                 for host in set(hosts):
-                    inside = [sum(self.on[r, g] for g in range(n) if hosts[g] == host) for r in group]
+                    inside = [
+                        sum(self.on[r, g] for g in range(n) if hosts[g] == host) for r in group
+                    ]
                     for count in inside[1:]:
                         model.add(count == inside[0])
 
@@ -86,7 +94,9 @@ class ProofModel:
         return arcs
 
     def _add_messages(self, src: Ints, dst: Ints) -> dict[tuple[int, int], cp_model.IntVar]:
-        """Return variables that say from which GPU to which messages go, one rank's to another's wherever the two are."""
+        """Return variables that say from which GPU to which messages go, one rank's to another's
+        wherever the two are.
+        """
         n, model = self.ranks, self.model
         arcs = {pair: model.new_bool_var("") for pair in self.pairs}
         for u, v in zip(src.tolist(), dst.tolist(), strict=True):
@@ -94,8 +104,14 @@ class ProofModel:
                 model.add_bool_or(self.on[u, g].negated(), self.on[v, h].negated(), arcs[g, h])
         sent, got = np.bincount(src, minlength=n).tolist(), np.bincount(dst, minlength=n).tolist()
         for i in range(n):
-            model.add(sum(arcs[i, h] for h in range(n) if h != i) == sum(sent[r] * self.on[r, i] for r in range(n)))
-            model.add(sum(arcs[g, i] for g in range(n) if g != i) == sum(got[r] * self.on[r, i] for r in range(n)))
+            model.add(
+                sum(arcs[i, h] for h in range(n) if h != i)
+                == sum(sent[r] * self.on[r, i] for r in range(n))
+            )
+            model.add(
+                sum(arcs[g, i] for g in range(n) if g != i)
+                == sum(got[r] * self.on[r, i] for r in range(n))
+            )
         return arcs
 
     def _add_objective(self) -> bool:
@@ -157,7 +173,9 @@ class ProofModel:
 
 
 def prove_best(search: Search, effort: Effort) -> int:
-    """Look by CP-SAT for orders better than the best known, and return a value below which there is provably none."""
+    """Look by CP-SAT for orders better than the best known, and return a value below which there is
+    provably none.
+    """
     if search.best[0] or any(phase.pattern.shape == SPREAD for phase in search.loads.phases):
         return 0
     model = ProofModel(search)
@@ -170,4 +188,6 @@ def prove_best(search: Search, effort: Effort) -> int:
         search.offer(model.read_order(solver)[None, :])
     if status == cp_model.OPTIMAL:
         return search.best[1]
-    return max(0, min(search.best[1], ceil(solver.best_objective_bound - _ROUNDING * search.best[1])))
+    return max(
+        0, min(search.best[1], ceil(solver.best_objective_bound - _ROUNDING * search.best[1]))
+    )

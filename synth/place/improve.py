@@ -1,5 +1,5 @@
-"""Orders made better step by step, as long as that helps: ranks swapped, stretches of ranks turned round or moved, hosts or
-leaves swapped, GPUs swapped on all hosts alike.
+"""Orders made better step by step, as long as that helps: ranks swapped, stretches of ranks turned
+round or moved, hosts or leaves swapped, GPUs swapped on all hosts alike.
 """
 
 from __future__ import annotations
@@ -22,12 +22,14 @@ _MOST_SHAKES = 8
 _MOST_TURNED = 256
 _SEARCH = "placement of ranks"
 _SWAP, _TURN, _SHIFT, _SWAP_PARTS, _SWAP_SEATS = range(5)
+# A kind, the number of a tier (for the last two), and two ranks, parts, or places in every part.
 Move = tuple[int, int, int, int]
-"""A kind, the number of a tier (for the last two), and two ranks, parts, or places in every part."""
 
 
 class Improver:
-    """Makes orders better. `tiers` say which GPUs (by their place among those that take part) are near each other."""
+    """Makes orders better. `tiers` say which GPUs (by their place among those that take part) are
+    near each other.
+    """
 
     def __init__(self, search: Search, tiers: Sequence[Tier], chance: np.random.Generator) -> None:
         self.search, self.chance = search, chance
@@ -42,9 +44,11 @@ class Improver:
         ]
 
     def improve(self, order: Ints) -> None:
-        """Offer what follows from an order by moves that help, until none does or the work is used up.
+        """Offer what follows from an order by moves that help, until none does or the work is used
+        up.
 
-        Moves are looked at in an order drawn by chance, many at once; the best of those looked at is made where it helps.
+        Moves are looked at in an order drawn by chance, many at once; the best of those looked at
+        is made where it helps.
         """
         search = self.search
         now = order.copy()
@@ -67,18 +71,22 @@ class Improver:
         search.offer(now[None, :])
 
     def search_on(self, least: Fraction | int) -> None:
-        """Shake the best order by a few moves and improve it, again and again, until it is not above a bound (in the units of
-        values) or the work is used up.
+        """Shake the best order by a few moves and improve it, again and again, until it is not
+        above a bound (in the units of values) or the work is used up.
         """
         while self.search.best[1] > least and not self.search.effort.is_over(_SEARCH):
             shaken = self.search.order
             moves = self._list_moves(shaken)
-            for k in self.chance.integers(0, len(moves), int(self.chance.integers(2, _MOST_SHAKES))):
+            for k in self.chance.integers(
+                0, len(moves), int(self.chance.integers(2, _MOST_SHAKES))
+            ):
                 shaken = self._move(shaken, moves[int(k)])
             self.improve(shaken)
 
     def _list_moves(self, order: Ints) -> list[Move]:
-        """Return moves in an order drawn by chance: all of them, or those drawn, where they are many."""
+        """Return moves in an order drawn by chance: all of them, or those drawn, where they are
+        many.
+        """
         whole = [
             (kind, number, i, j)
             for number, parts in enumerate(self.tiers)
@@ -86,19 +94,27 @@ class Improver:
             for i, j in combinations(range(count), 2)
         ]
         if self.ranks * (self.ranks - 1) // 2 * len(self.kinds) <= _MOST_MOVES:
-            whole += [(kind, 0, i, j) for kind in self.kinds for i, j in combinations(range(self.ranks), 2)]
+            whole += [
+                (kind, 0, i, j)
+                for kind in self.kinds
+                for i, j in combinations(range(self.ranks), 2)
+            ]
         else:
             drawn = self.chance.integers(0, self.ranks, (_DRAWN, 2))
             drawn[: _DRAWN // 2, 0] = self.chance.choice(self._find_busy_ranks(order), _DRAWN // 2)
             kinds = self.chance.choice(self.kinds, _DRAWN)
             pairs = [
-                (int(k), 0, int(min(a, b)), int(max(a, b))) for k, (a, b) in zip(kinds, drawn, strict=True) if a != b
+                (int(k), 0, int(min(a, b)), int(max(a, b)))
+                for k, (a, b) in zip(kinds, drawn, strict=True)
+                if a != b
             ]
             whole = [whole[k] for k in self.chance.permutation(len(whole))[:_DRAWN]] + pairs
         return [whole[k] for k in self.chance.permutation(len(whole))]
 
     def _find_busy_ranks(self, order: Ints) -> Ints:
-        """Return the ranks whose messages cross the busiest link of some phase, or that send out of the busiest part."""
+        """Return the ranks whose messages cross the busiest link of some phase, or that send out of
+        the busiest part.
+        """
         loads = self.search.loads
         weights = np.array([*(float(w) for w in loads.weights), 0.0])
         ranks: list[Ints] = []
@@ -131,8 +147,9 @@ class Improver:
 
 
 def keep_hosts_together(search: Search, order: Ints) -> Ints:
-    """Return a best order, or for one group one that is as good and in which each host's ranks follow each other, as many
-    launchers number them: a ring may begin anywhere, and often pass all GPUs of a host at once.
+    """Return a best order, or for one group one that is as good and in which each host's ranks
+    follow each other, as many launchers number them: a ring may begin anywhere, and often pass all
+    GPUs of a host at once.
     """
     hosts = search.host_of[order]
     begins = np.flatnonzero(hosts != np.roll(hosts, 1))

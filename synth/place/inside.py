@@ -1,4 +1,6 @@
-"""The places inside hosts: what one host's ranks send each other is arranged for itself, and all hosts follow."""
+"""The places inside hosts: what one host's ranks send each other is arranged for itself, and all
+hosts follow.
+"""
 
 from __future__ import annotations
 
@@ -15,17 +17,23 @@ from .search import Search
 from .tiers import Tier
 
 _MOST_SEATS = 64
+# Work for one host's arrangement, in seconds of a quiet core.
 _WORK_S = 0.5
-"""Work for one host's arrangement, in seconds of a quiet core."""
 
 
-def arrange_inside(search: Search, tiers: Sequence[Tier], order: Ints, chance: np.random.Generator) -> list[Ints]:
-    """Return what follows from an order when, in each tier of equal parts, the ranks of the first part are arranged anew among
-    its GPUs, and those of all others alike.
+def arrange_inside(
+    search: Search, tiers: Sequence[Tier], order: Ints, chance: np.random.Generator
+) -> list[Ints]:
+    """Return what follows from an order when, in each tier of equal parts, the ranks of the first
+    part are arranged anew among its GPUs, and those of all others alike.
     """
     found = []
     for tier in tiers:
-        parts = np.array(tier) if len({len(part) for part in tier}) == 1 else np.zeros((0, 0), dtype=np.int64)
+        parts = (
+            np.array(tier)
+            if len({len(part) for part in tier}) == 1
+            else np.zeros((0, 0), dtype=np.int64)
+        )
         if 2 < parts.shape[-1] <= _MOST_SEATS:
             seats = _arrange(search, parts[0], order, chance)
             if seats is not None:
@@ -36,7 +44,9 @@ def arrange_inside(search: Search, tiers: Sequence[Tier], order: Ints, chance: n
 
 
 def _arrange(search: Search, part: Ints, order: Ints, chance: np.random.Generator) -> Ints | None:
-    """Return the new seat of each seat's rank in one part, None where its ranks send each other nothing."""
+    """Return the new seat of each seat's rank in one part, None where its ranks send each other
+    nothing.
+    """
     loads, size = search.loads, len(part)
     seat_of_gpu = np.full(search.job.ranks, -1, dtype=np.int64)
     seat_of_gpu[part] = np.arange(size)

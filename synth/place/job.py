@@ -1,7 +1,8 @@
-"""What a job sends: its ranks as a mesh of named dimensions, and what each dimension's groups exchange in a step.
+"""What a job sends: its ranks as a mesh of named dimensions, and what each dimension's groups
+exchange in a step.
 
-Ranks count through the mesh as a DeviceMesh does: the dimension named last changes fastest. Ranks that differ in one dimension
-only are a group of it.
+Ranks count through the mesh as a DeviceMesh does: the dimension named last changes fastest. Ranks
+that differ in one dimension only are a group of it.
 """
 
 from __future__ import annotations
@@ -19,15 +20,17 @@ from ..sizes import parse_size
 from .patterns import COLLECTIVES, Pattern, pattern_of
 
 Ints = NDArray[np.int64]
+# The one dimension of a job that names none.
 WHOLE = "all"
-"""The one dimension of a job that names none."""
 _PAIR = re.compile(r"\s*([A-Za-z_][\w-]*)\s*=\s*([^=]*?)\s*")
 _USUAL = "allreduce", 1 << 30
 
 
 @dataclass(frozen=True)
 class Traffic:
-    """What every group of a dimension does in each step: a collective on a buffer of `size_bytes`."""
+    """What every group of a dimension does in each step: a collective on a buffer of
+    `size_bytes`.
+    """
 
     dimension: str
     collective: str
@@ -36,7 +39,9 @@ class Traffic:
 
 @dataclass(frozen=True)
 class Phase:
-    """One traffic of a job as messages: each goes from rank `src[i]` to rank `dst[i]`; `pattern` is a group's."""
+    """One traffic of a job as messages: each goes from rank `src[i]` to rank `dst[i]`; `pattern` is
+    a group's.
+    """
 
     traffic: Traffic
     pattern: Pattern
@@ -46,7 +51,9 @@ class Phase:
 
 @dataclass(frozen=True)
 class Job:
-    """A mesh of ranks: `dimensions` by name with their sizes, the last one changing fastest, and the traffics on them."""
+    """A mesh of ranks: `dimensions` by name with their sizes, the last one changing fastest, and
+    the traffics on them.
+    """
 
     dimensions: tuple[tuple[str, int], ...]
     traffics: tuple[Traffic, ...]
@@ -64,19 +71,24 @@ class Job:
         return np.moveaxis(ranks, at, -1).reshape(-1, sizes[at])
 
     def list_phases(self, target: str) -> list[Phase]:
-        """Return the traffics as messages, by the algorithms of `target` (patterns.py); those that send nothing left out."""
+        """Return the traffics as messages, by the algorithms of `target` (patterns.py); those that
+        send nothing left out.
+        """
         phases = []
         for traffic in self.traffics:
             groups = self.list_groups(traffic.dimension)
             pattern = pattern_of(target, traffic.collective, groups.shape[1], traffic.size_bytes)
             if pattern.sends and pattern.bytes_each:
                 src, dst = np.array(pattern.sends, dtype=np.int64).T
-                phases.append(Phase(traffic, pattern, groups[:, src].reshape(-1), groups[:, dst].reshape(-1)))
+                phases.append(
+                    Phase(traffic, pattern, groups[:, src].reshape(-1), groups[:, dst].reshape(-1))
+                )
         return phases
 
 
 def read_job(job: str | None, traffic: str | None, ranks: int) -> Job:
-    """Return the job of `dp=4,tp=2` and `dp=allreduce:1G,tp=allgather:64M`, for so many ranks. InputError where it is none.
+    """Return the job of `dp=4,tp=2` and `dp=allreduce:1G,tp=allgather:64M`, for so many ranks.
+    InputError where it is none.
 
     Without `job` all ranks are one group; without `traffic` that group makes an allreduce of 1 GiB.
     """
@@ -85,14 +97,16 @@ def read_job(job: str | None, traffic: str | None, ranks: int) -> Job:
     if product != ranks:
         written = " x ".join(str(size) for _, size in dimensions)
         raise InputError(
-            f"--job {job}: {written} = {product} ranks, and {ranks} GPUs are to have one each; correct the sizes, or name "
+            f"--job {job}: {written} = {product} ranks, and {ranks} GPUs are to have one each; "
+            "correct the sizes, or name "
             "GPUs that stay free by --reserve"
         )
     if traffic is None:
         busy = [name for name, size in dimensions if size > 1]
         if len(busy) > 1:
             raise InputError(
-                f"--job {job}: say what each dimension sends in a step, such as --traffic {busy[0]}=allreduce:1G,"
+                f"--job {job}: say what each dimension sends in a step, such as --traffic "
+                f"{busy[0]}=allreduce:1G,"
                 f"{busy[1]}=allreduce:64M"
             )
         return Job(dimensions, tuple(Traffic(name, *_USUAL) for name in busy))
@@ -104,7 +118,9 @@ def _split_pairs(text: str, option: str, example: str) -> Iterable[tuple[str, st
     for part in text.split(","):
         match = _PAIR.fullmatch(part)
         if match is None:
-            raise InputError(f"{option} {text}: {part!r} is not NAME=VALUE; expected for example {example}")
+            raise InputError(
+                f"{option} {text}: {part!r} is not NAME=VALUE; expected for example {example}"
+            )
         yield match[1], match[2]
 
 
@@ -112,7 +128,10 @@ def _read_dimensions(text: str) -> tuple[tuple[str, int], ...]:
     out: dict[str, int] = {}
     for name, value in _split_pairs(text, "--job", "dp=4,tp=2"):
         if not value.isascii() or not value.isdigit() or not int(value[:9]) > 0 or len(value) > 9:
-            raise InputError(f"--job {text}: the size of {name} is {value!r}; expected a whole number of at least 1")
+            raise InputError(
+                f"--job {text}: the size of {name} is {value!r}; expected a whole number of at "
+                "least 1"
+            )
         if name in out:
             raise InputError(f"--job {text}: {name} is named twice; each dimension once")
         out[name] = int(value)
@@ -122,11 +141,14 @@ def _read_dimensions(text: str) -> tuple[tuple[str, int], ...]:
 def _read_traffic(text: str, names: list[str]) -> Iterable[Traffic]:
     for name, value in _split_pairs(text, "--traffic", "dp=allreduce:1G"):
         if name not in names:
-            raise InputError(f"--traffic {text}: the job has no dimension {name!r}; it has {', '.join(names)}")
+            raise InputError(
+                f"--traffic {text}: the job has no dimension {name!r}; it has {', '.join(names)}"
+            )
         collective, colon, size = value.partition(":")
         if collective not in COLLECTIVES or not colon:
             raise InputError(
-                f"--traffic {text}: {value!r} is not COLLECTIVE:BYTES; expected one of {', '.join(COLLECTIVES)}, "
+                f"--traffic {text}: {value!r} is not COLLECTIVE:BYTES; expected one of "
+                f"{', '.join(COLLECTIVES)}, "
                 "such as allreduce:64M"
             )
         yield Traffic(name, collective, parse_size(size))

@@ -1,4 +1,6 @@
-"""What placing gives: the order, how long the job's communication takes in it and in the given one, and a bound on any."""
+"""What placing gives: the order, how long the job's communication takes in it and in the given one,
+and a bound on any.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,8 @@ from ..sizes import show_size
 from .job import Job, Traffic
 from .proof.check import NOTHING, SEARCH, PlaceBound
 
+# A bound within this share of the time counts as met: its logarithms are rounded.
 EQUAL = Fraction(1, 10**9)
-"""A bound within this share of the time counts as met: its logarithms are rounded."""
 
 
 @dataclass(frozen=True)
@@ -25,11 +27,12 @@ class Step:
 
 @dataclass(frozen=True)
 class Placement:
-    """Which GPU each rank gets: `order[r]` is the number of rank r's, as the topology lists them and as topo-emulate --order
-    takes it, `gpus[r]` its id.
+    """Which GPU each rank gets: `order[r]` is the number of rank r's, as the topology lists them
+    and as topo-emulate --order takes it, `gpus[r]` its id.
 
-    `seconds` is what the objective comes to in this order, `given_seconds` in the `given` one. No order takes less than
-    `bound.seconds`. `search_complete` is False where a time limit cut a search short.
+    `seconds` is what the objective comes to in this order, `given_seconds` in the `given` one. No
+    order takes less than `bound.seconds`. `search_complete` is False where a time limit cut a
+    search short.
     """
 
     name: str
@@ -100,19 +103,30 @@ class Placement:
     def describe(self) -> str:
         """Return the placement as lines for people."""
         mesh = " x ".join(f"{name} {size}" for name, size in self.job.dimensions)
-        what = "communication of a step" if self.objective == "time" else "the busiest link of a step"
+        what = (
+            "communication of a step" if self.objective == "time" else "the busiest link of a step"
+        )
         lines = [
             f"{self.name}: {len(self.order)} ranks ({mesh}), for {self.target}",
-            f"{what}: {_show(self.seconds)}, in the given order {_show(self.given_seconds)}: gain {float(self.gain):.2f}",
-            f"no order takes less than {_show(self.bound.seconds)} ({_PROOFS.get(self.bound.kind, _BY_TIERS)}): "
-            + ("this one is optimal" if self.is_optimal else f"another may be faster by {float(self.gap):.1%} at most"),
+            f"{what}: {_show(self.seconds)}, in the given order {_show(self.given_seconds)}: gain "
+            f"{float(self.gain):.2f}",
+            f"no order takes less than {_show(self.bound.seconds)} "
+            f"({_PROOFS.get(self.bound.kind, _BY_TIERS)}): "
+            + (
+                "this one is optimal"
+                if self.is_optimal
+                else f"another may be faster by {float(self.gap):.1%} at most"
+            ),
         ]
         if self.steps:
-            lines.append(f"{'dimension':>12} {'collective':>15} {'buffer':>10} {'time':>12} {'given':>12}")
+            lines.append(
+                f"{'dimension':>12} {'collective':>15} {'buffer':>10} {'time':>12} {'given':>12}"
+            )
         for step in self.steps:
             t = step.traffic
             lines.append(
-                f"{t.dimension:>12} {t.collective:>15} {show_size(t.size_bytes):>10} {_show(step.seconds):>12} "
+                f"{t.dimension:>12} {t.collective:>15} {show_size(t.size_bytes):>10} "
+                f"{_show(step.seconds):>12} "
                 f"{_show(step.given_seconds):>12}"
             )
         if self.busiest:

@@ -1,4 +1,6 @@
-"""Place a job's ranks on a machine's GPUs: all orders of few ranks, CP-SAT for some more, a search and a bound beyond."""
+"""Place a job's ranks on a machine's GPUs: all orders of few ranks, CP-SAT for some more, a search
+and a bound beyond.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +33,8 @@ from .starts import find_rings, offer_starts
 from .tiers import Tier, find_tiers
 
 MOST_RANKS = 2048
+# Work for each part of the search, in seconds of a quiet core at the usual time limit.
 _INSIDE_S, _IMPROVE_S, _RINGS_S, _SHAKE_S, _SHAKE_FEW_S, _PROOF_S = 1.5, 2.0, 2.0, 3.0, 0.8, 30.0
-"""Work for each part of the search, in seconds of a quiet core at the usual time limit."""
 _STARTS = 4
 _MOST_SHAKEN = 256
 _SEED = 1
@@ -41,8 +43,8 @@ _MOST_NOTES = 3
 
 @dataclass(frozen=True)
 class _Asked:
-    """What is to be placed: the GPUs that take part, by number in `topology` (without failed ones, switches side by side made
-    one) and in the one given; `notes` say what that assumes.
+    """What is to be placed: the GPUs that take part, by number in `topology` (without failed ones,
+    switches side by side made one) and in the one given; `notes` say what that assumes.
     """
 
     topology: Topology
@@ -67,18 +69,22 @@ def place(
     together: Iterable[str] = (),
     time_limit_s: float = USUAL_LIMIT_S,
 ) -> Placement:
-    """Return which GPU each rank of a job gets, so that its communication takes the least predicted time, with a bound.
+    """Return which GPU each rank of a job gets, so that its communication takes the least predicted
+    time, with a bound.
 
-    `job` is a mesh such as "dp=4,tp=2,pp=2" (ranks count as in a DeviceMesh, the last dimension fastest; by default one
-    group), `traffic` what a group of each dimension does in a step: "dp=allreduce:1G,tp=allgather:64M,pp=sendrecv:8M".
-    `target` is "ring" (rings in the order of ranks), "stock" (gloo's algorithms) or "plan" (topoplan's, which do not depend on
-    the order inside a group); `objective` "time" or "bottleneck", the link that is busy longest. `order` is the present
-    order, a GPU's number for each rank. GPUs of `without_ranks` have failed, those of `reserve` stay free; groups of the
-    dimensions `together` share a host each. Raises InputError for what does not fit, InfeasibleError where GPUs cannot reach
-    each other.
+    `job` is a mesh such as "dp=4,tp=2,pp=2" (ranks count as in a DeviceMesh, the last dimension
+    fastest; by default one group), `traffic` what a group of each dimension does in a step:
+    "dp=allreduce:1G,tp=allgather:64M,pp=sendrecv:8M". `target` is "ring" (rings in the order of
+    ranks), "stock" (gloo's algorithms) or "plan" (topoplan's, which do not depend on the order
+    inside a group); `objective` "time" or "bottleneck", the link that is busy longest. `order` is
+    the present order, a GPU's number for each rank. GPUs of `without_ranks` have failed, those of
+    `reserve` stay free; groups of the dimensions `together` share a host each. Raises InputError
+    for what does not fit, InfeasibleError where GPUs cannot reach each other.
     """
     if target not in TARGETS:
-        raise InputError(f"{target!r} is nothing to place for; expected one of {', '.join(TARGETS)}")
+        raise InputError(
+            f"{target!r} is nothing to place for; expected one of {', '.join(TARGETS)}"
+        )
     if objective not in OBJECTIVES:
         raise InputError(f"{objective!r} is no objective; expected one of {', '.join(OBJECTIVES)}")
     machine = topology if isinstance(topology, Topology) else load(topology)
@@ -96,13 +102,17 @@ def place(
     bound = _search(search, asked, tiers, given, together)
     if search.best[0]:
         raise InfeasibleError(
-            f"{machine.name}: no order was found in which each group of {', '.join(together)} shares a host; hosts have "
+            f"{machine.name}: no order was found in which each group of {', '.join(together)} "
+            "shares a host; hosts have "
             f"{', '.join(map(str, sorted(set(np.bincount(hosts).tolist()))))} GPUs"
         )
     found = search.order
     apart_given, values, _ = search.judge(given[None, :])
     as_good = not apart_given[0] and int(values[0]) == search.best[1]
-    if as_good and search.count_forwarded(given[None, :])[0] <= search.count_forwarded(found[None, :])[0]:
+    if (
+        as_good
+        and search.count_forwarded(given[None, :])[0] <= search.count_forwarded(found[None, :])[0]
+    ):
         found = given  # nothing is gained by another order
     found = keep_hosts_together(search, found)
     return Placement(
@@ -119,32 +129,46 @@ def place(
         steps=tuple(
             Step(phase.traffic, seconds, before)
             for phase, seconds, before in zip(
-                asked.phases, loads.phase_seconds(found.tolist()), loads.phase_seconds(given.tolist()), strict=True
+                asked.phases,
+                loads.phase_seconds(found.tolist()),
+                loads.phase_seconds(given.tolist()),
+                strict=True,
             )
         ),
         busiest=loads.find_busiest(found.tolist()) if asked.phases else "",
         search_complete=not effort.cut_short,
         notes=asked.notes
-        + _list_notes(int(search.count_forwarded(found[None, :])[0]), together if apart_given[0] else ()),
+        + _list_notes(
+            int(search.count_forwarded(found[None, :])[0]), together if apart_given[0] else ()
+        ),
     )
 
 
 def _read(
-    machine: Topology, job: str | None, traffic: str | None, target: str, failed: Sequence[int], reserved: Sequence[int]
+    machine: Topology,
+    job: str | None,
+    traffic: str | None,
+    target: str,
+    failed: Sequence[int],
+    reserved: Sequence[int],
 ) -> _Asked:
     """Return what is to be placed, on the machine without failed GPUs."""
     count = len(machine.ranks)
     for option, numbers in (("without-rank", failed), ("reserve", reserved)):
         for number in numbers:
             if not 0 <= number < count:
-                raise InputError(f"--{option} {number}: no such GPU; {machine.name} has 0 to {count - 1}")
+                raise InputError(
+                    f"--{option} {number}: no such GPU; {machine.name} has 0 to {count - 1}"
+                )
     left = [number for number in range(count) if number not in set(failed) | set(reserved)]
     if not left:
         raise InputError(f"{machine.name}: no GPU is left to place a rank on")
     if len(left) > MOST_RANKS:
         raise InputError(f"{machine.name}: {len(left)} GPUs; at most {MOST_RANKS} ranks are placed")
     read = read_job(job, traffic, len(left))
-    whole = degrade(machine, Change(without_ranks=tuple(sorted(set(failed))))) if failed else machine
+    whole = (
+        degrade(machine, Change(without_ranks=tuple(sorted(set(failed))))) if failed else machine
+    )
     whole = merge_nvswitches(whole)
     spread = merge_spines(whole)
     merged = [d.extra["members"] for d in spread.devices if d.extra != whole.by_id[d.id].extra]
@@ -152,7 +176,9 @@ def _read(
     ids = {gpu: i for i, gpu in enumerate(whole.ranks)}
     gpus = tuple(ids[machine.ranks[number]] for number in left)
     notes = tuple(map(_note_merged, merged[:_MOST_NOTES]))
-    return _Asked(whole, RouteTable(whole), gpus, tuple(left), read, read.list_phases(target), notes)
+    return _Asked(
+        whole, RouteTable(whole), gpus, tuple(left), read, read.list_phases(target), notes
+    )
 
 
 def _note_merged(switches: Sequence[str]) -> str:
@@ -166,7 +192,8 @@ def _read_order(order: Sequence[int] | None, numbers: Sequence[int]) -> Ints:
         return np.arange(len(numbers), dtype=np.int64)
     if sorted(order) != sorted(numbers):
         raise InputError(
-            f"--order {','.join(map(str, list(order)[:12]))}{',...' if len(order) > 12 else ''}: expected each of the "
+            f"--order {','.join(map(str, list(order)[:12]))}{',...' if len(order) > 12 else ''}: "
+            "expected each of the "
             f"{len(numbers)} GPUs that take part once, by its number"
         )
     return np.array([numbers.index(number) for number in order], dtype=np.int64)
@@ -176,7 +203,9 @@ def _check_names(names: Iterable[str], job: Job) -> list[str]:
     known = [name for name, _ in job.dimensions]
     for name in names:
         if name not in known:
-            raise InputError(f"--together {name}: the job has no dimension {name!r}; it has {', '.join(known)}")
+            raise InputError(
+                f"--together {name}: the job has no dimension {name!r}; it has {', '.join(known)}"
+            )
     return list(names)
 
 
@@ -190,7 +219,10 @@ def _number_hosts(asked: _Asked) -> Ints:
 
 
 def _list_hosts(gpus: Sequence[int], hosts: Ints) -> list[list[int]]:
-    return [[gpus[i] for i in np.flatnonzero(hosts == number).tolist()] for number in range(int(hosts.max()) + 1)]
+    return [
+        [gpus[i] for i in np.flatnonzero(hosts == number).tolist()]
+        for number in range(int(hosts.max()) + 1)
+    ]
 
 
 def _make_ways(asked: _Asked, tiers: Sequence[Tier]) -> Ways:
@@ -204,14 +236,19 @@ def _make_ways(asked: _Asked, tiers: Sequence[Tier]) -> Ways:
         for part in choose_parts(table, asked.gpus, tier, "out"):
             part_of[row, [at[gpu] for gpu in part.gpus]] = len(names)
             first = asked.topology.ranks[part.gpus[0]]
-            names.append(f"out of {first}" + (f" and {len(part.gpus) - 1} more" if len(part.gpus) > 1 else ""))
+            names.append(
+                f"out of {first}"
+                + (f" and {len(part.gpus) - 1} more" if len(part.gpus) > 1 else "")
+            )
             rates.append(part.capacity_GBps)
     crossed = table.crossed[np.ix_(listed, listed)]
     crossed = np.where(crossed == len(table.links), len(names), crossed).astype(np.int32)
     return Ways(names, rates, crossed, part_of)
 
 
-def _search(search: Search, asked: _Asked, tiers: Sequence[Tier], given: Ints, together: Sequence[str]) -> PlaceBound:
+def _search(
+    search: Search, asked: _Asked, tiers: Sequence[Tier], given: Ints, together: Sequence[str]
+) -> PlaceBound:
     """Find the best order, and return what bounds all."""
     job, loads = asked.job, search.loads
     search.offer(given[None, :])
@@ -237,7 +274,9 @@ def _search(search: Search, asked: _Asked, tiers: Sequence[Tier], given: Ints, t
 
     def find() -> PlaceBound:
         unit = search.best[1] * loads.seconds_each
-        return find_bound(asked.table, asked.gpus, tiers, job, asked.phases, loads.objective, unit, together)
+        return find_bound(
+            asked.table, asked.gpus, tiers, job, asked.phases, loads.objective, unit, together
+        )
 
     bound = None if search.best[0] else find()
     if bound is None or search.best[1] > bound.seconds / loads.seconds_each * (1 + EQUAL):
@@ -270,13 +309,14 @@ def _renumber(tiers: Sequence[Tier], gpus: Sequence[int]) -> list[Tier]:
 
 
 def _list_notes(forwarded: int, not_together: Sequence[str]) -> tuple[str, ...]:
-    """Return what a reader of the answer should know beside it: messages that are forwarded, and dimensions that the given
-    order breaks up.
+    """Return what a reader of the answer should know beside it: messages that are forwarded, and
+    dimensions that the given order breaks up.
     """
     notes = []
     if not_together:
         notes.append(
-            f"in the given order not every group of {', '.join(not_together)} shares a host, so it is no choice"
+            f"in the given order not every group of {', '.join(not_together)} shares a host, so "
+            "it is no choice"
         )
     if forwarded:
         notes.append(f"{forwarded} messages go through other GPUs, which no direct way joins")

@@ -1,4 +1,6 @@
-"""A placement as it is sought: what values orders, which orders are allowed, and the best one by now."""
+"""A placement as it is sought: what values orders, which orders are allowed, and the best one by
+now.
+"""
 
 from __future__ import annotations
 
@@ -13,19 +15,21 @@ from .job import Ints, Job
 from .loads import Loads
 from .patterns import AROUND, PAIRS, SPREAD
 
+# Seconds of a quiet core to touch a number while orders are valued.
 _ENTRY_S = 2e-8
-"""Seconds of a quiet core to touch a number while orders are valued."""
 _CALL_S = 1e-4
+# What a forwarded message counts in unevenness.
 _FORWARDED = 1e6
-"""What a forwarded message counts in unevenness."""
 
 
 @dataclass
 class Search:
-    """Orders of one job on one machine, and the best that was seen: `order`, its `value`, its groups `apart`.
+    """Orders of one job on one machine, and the best that was seen: `order`, its `value`, its
+    groups `apart`.
 
-    `together` are groups (rows of ranks) that must share a host; `host_of` has each GPU's. `forwarded[u, v]`: other GPUs hand
-    on what GPU u sends to v (None: none do), which is avoided where that costs nothing.
+    `together` are groups (rows of ranks) that must share a host; `host_of` has each GPU's.
+    `forwarded[u, v]`: other GPUs hand on what GPU u sends to v (None: none do), which is avoided
+    where that costs nothing.
     """
 
     loads: Loads
@@ -39,12 +43,14 @@ class Search:
 
     @property
     def is_turnable(self) -> bool:
-        """Whether any rank can be exchanged with any other by a symmetry of the job: then rank 0 may be put anywhere."""
+        """Whether any rank can be exchanged with any other by a symmetry of the job: then rank 0
+        may be put anywhere.
+        """
         return all(phase.pattern.shape in (AROUND, PAIRS, SPREAD) for phase in self.loads.phases)
 
     def judge(self, orders: Ints) -> tuple[Ints, NDArray[Any], NDArray[np.float64]]:
-        """Return the groups apart, the values and the unevenness of orders (above all messages that GPUs forward); that all
-        are small counts in this order.
+        """Return the groups apart, the values and the unevenness of orders (above all messages that
+        GPUs forward); that all are small counts in this order.
         """
         self.effort.spend(_CALL_S + _ENTRY_S * self.loads.entries * len(orders))
         values, uneven = self.loads.values(orders)
@@ -63,11 +69,17 @@ class Search:
         return count
 
     def offer(self, orders: Ints) -> bool:
-        """Look at orders, keep the best of them where it is better than all before, and return whether it is."""
+        """Look at orders, keep the best of them where it is better than all before, and return
+        whether it is.
+        """
         if not len(orders):
             return False
         apart, values, uneven = self.judge(orders)
-        at = int(np.lexsort((uneven, values.astype(object) if values.dtype == object else values, apart))[0])
+        at = int(
+            np.lexsort(
+                (uneven, values.astype(object) if values.dtype == object else values, apart)
+            )[0]
+        )
         key = int(apart[at]), int(values[at]), float(uneven[at])
         if len(self.order) and not key < self.best:
             return False

@@ -1,4 +1,6 @@
-"""Orders to begin with: a mesh's dimensions divided over hosts, leaves and racks, and cheap rings on machines of any shape."""
+"""Orders to begin with: a mesh's dimensions divided over hosts, leaves and racks, and cheap rings
+on machines of any shape.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ _BATCH = 16
 
 
 def offer_starts(search: Search, tiers: Sequence[Tier]) -> list[Ints]:
-    """Look at the orders that follow from how GPUs are near each other, and return the best few, the best one first."""
+    """Look at the orders that follow from how GPUs are near each other, and return the best few,
+    the best one first.
+    """
     listed = nest_gpus(tiers, search.job.ranks)
     batches = [listed[ranks_in_tiers] for ranks_in_tiers in list_splits(search.job, tiers)]
     batches += [listed[_invert(np.array(seats))] for seats in _list_nestings(search.job)]
@@ -30,7 +34,8 @@ def offer_starts(search: Search, tiers: Sequence[Tier]) -> list[Ints]:
         orders = np.array(batches[i : i + _BATCH])
         apart, values, uneven = search.judge(orders)
         ranked += [
-            ((int(a), int(v), float(u)), i + k) for k, (a, v, u) in enumerate(zip(apart, values, uneven, strict=True))
+            ((int(a), int(v), float(u)), i + k)
+            for k, (a, v, u) in enumerate(zip(apart, values, uneven, strict=True))
         ]
     ranked.sort()
     best = [batches[i] for _, i in ranked[:8]]
@@ -40,7 +45,9 @@ def offer_starts(search: Search, tiers: Sequence[Tier]) -> list[Ints]:
 
 
 def nest_gpus(tiers: Sequence[Tier], gpus: int) -> Ints:
-    """Return the GPUs in an order in which those of a part stand together, in all tiers as far as they agree."""
+    """Return the GPUs in an order in which those of a part stand together, in all tiers as far as
+    they agree.
+    """
     keys = [np.arange(gpus)]
     for tier in tiers:  # from the finest, which sorts last, to the coarsest, which sorts first
         first = np.zeros(gpus, dtype=np.int64)
@@ -51,8 +58,9 @@ def nest_gpus(tiers: Sequence[Tier], gpus: int) -> Ints:
 
 
 def list_splits(job: Job, tiers: Sequence[Tier]) -> Iterator[Ints]:
-    """Return, for each way to divide the dimensions over the levels of tiers, the seat of each rank: its place among the GPUs
-    as nest_gpus lists them. A level is how many parts of one tier are in one of the next.
+    """Return, for each way to divide the dimensions over the levels of tiers, the seat of each
+    rank: its place among the GPUs as nest_gpus lists them. A level is how many parts of one tier
+    are in one of the next.
     """
     sizes = [size for _, size in job.dimensions]
     levels = _count_levels(tiers, job.ranks)
@@ -63,7 +71,9 @@ def list_splits(job: Job, tiers: Sequence[Tier]) -> Iterator[Ints]:
 
 
 def _count_levels(tiers: Sequence[Tier], gpus: int) -> list[int]:
-    """Return how many parts of each tier are in one of the next coarser one, from the finest, for tiers of equal parts."""
+    """Return how many parts of each tier are in one of the next coarser one, from the finest, for
+    tiers of equal parts.
+    """
     levels, before = [], 1
     for size in [*(len(tier[0]) for tier in tiers if len({len(part) for part in tier}) == 1), gpus]:
         if size > before and size % before == 0:
@@ -72,8 +82,12 @@ def _count_levels(tiers: Sequence[Tier], gpus: int) -> list[int]:
     return levels
 
 
-def _divide_sizes(sizes: Sequence[int], levels: Sequence[int]) -> Iterator[tuple[tuple[int, ...], ...]]:
-    """Return ways to write each size as a product over the levels, so that each level's factors give its own size."""
+def _divide_sizes(
+    sizes: Sequence[int], levels: Sequence[int]
+) -> Iterator[tuple[tuple[int, ...], ...]]:
+    """Return ways to write each size as a product over the levels, so that each level's factors
+    give its own size.
+    """
     if len(levels) == 1:
         if prod(sizes) == levels[0]:
             yield (tuple(sizes),)
@@ -97,7 +111,9 @@ def _factor(level: int, sizes: Sequence[int]) -> Iterator[tuple[int, ...]]:
 
 
 def _seat_ranks(sizes: Sequence[int], split: Sequence[Sequence[int]]) -> Ints:
-    """Return each rank's seat when level by level, the innermost first, each dimension takes its factor of the seats."""
+    """Return each rank's seat when level by level, the innermost first, each dimension takes its
+    factor of the seats.
+    """
     coordinates = np.indices(tuple(sizes)).reshape(len(sizes), -1).astype(np.int64)
     seat = np.zeros(coordinates.shape[1], dtype=np.int64)
     stride = 1
@@ -110,7 +126,9 @@ def _seat_ranks(sizes: Sequence[int], split: Sequence[Sequence[int]]) -> Ints:
 
 
 def _list_nestings(job: Job) -> Iterable[Ints]:
-    """Return the ranks listed with each order of the dimensions, whichever changes fastest, whatever the machine's sizes."""
+    """Return the ranks listed with each order of the dimensions, whichever changes fastest,
+    whatever the machine's sizes.
+    """
     sizes = tuple(size for _, size in job.dimensions)
     ranks = np.arange(job.ranks, dtype=np.int64).reshape(sizes)
     for number, axes in enumerate(permutations(range(len(sizes)))):
@@ -127,9 +145,14 @@ def _invert(listed: Ints) -> Ints:
 
 
 def find_rings(search: Search) -> list[Ints]:
-    """Return orders that are cheap rings through all GPUs, for jobs of one group; busy links get dearer each time."""
+    """Return orders that are cheap rings through all GPUs, for jobs of one group; busy links get
+    dearer each time.
+    """
     loads, n = search.loads, search.job.ranks
-    if len([size for _, size in search.job.dimensions if size > 1]) != 1 or not 3 <= n <= _MOST_RING:
+    if (
+        len([size for _, size in search.job.dimensions if size > 1]) != 1
+        or not 3 <= n <= _MOST_RING
+    ):
         return []
     weights = np.array([*(float(w) for w in loads.weights), 0.0])
     prices = weights / weights.max()

@@ -10,30 +10,43 @@ from ..pictures.curves import Curve, draw_curves
 from ..plan import Plan
 from .stock import StockRing
 
+# Sizes from 1 KiB to 4 GiB.
 _BITS = (10, 33)
-"""Sizes from 1 KiB to 4 GiB."""
 
 
 def draw_plan_curves(
-    collective: Collective, plan: Plan | None, stock: StockRing | None, limit: Bound | None, *, alone: bool = False
+    collective: Collective,
+    plan: Plan | None,
+    stock: StockRing | None,
+    limit: Bound | None,
+    *,
+    alone: bool = False,
 ) -> str:
-    """Return the picture of what is predicted, and of the bound; of a plan, of stock's ring, or of both."""
+    """Return the picture of what is predicted, and of the bound; of a plan, of stock's ring, or of
+    both.
+    """
     calibrated = (
         plan is not None and host_of(plan.topology) is not None
     )  # then each point is played, which takes longer
     sizes = [1 << bits for bits in range(*_BITS, 2 if calibrated else 1)]
     curves = []
     if plan is not None:
-        curves.append(Curve("plan", "plan", tuple((size, _algbw_GBps(plan, size)) for size in sizes)))
+        curves.append(
+            Curve("plan", "plan", tuple((size, _algbw_GBps(plan, size)) for size in sizes))
+        )
     if stock is not None:
         name = f"stock's {stock.what.partition(' ')[0]}"
         curves.append(Curve(name, "stock", tuple((size, stock.algbw_GBps(size)) for size in sizes)))
     level = None if limit is None else ("bound", float(limit.algbw_GBps))
-    return draw_curves(f"{collective.name}: algbw against size, predicted", curves, level, alone=alone)
+    return draw_curves(
+        f"{collective.name}: algbw against size, predicted", curves, level, alone=alone
+    )
 
 
 def draw_plan_alone(plan: Plan) -> str:
-    """Return the picture of a plan, stock's ring (where there is one) and the bound as an SVG file."""
+    """Return the picture of a plan, stock's ring (where there is one) and the bound as an SVG
+    file.
+    """
     try:
         stock = StockRing(plan.collective, plan.topology)
     except InfeasibleError:

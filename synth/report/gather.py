@@ -1,4 +1,6 @@
-"""What a report says, found within a time limit: findings, bounds, plans of the main collectives, and what stock would do."""
+"""What a report says, found within a time limit: findings, bounds, plans of the main collectives,
+and what stock would do.
+"""
 
 from __future__ import annotations
 
@@ -25,19 +27,28 @@ from . import USUAL_LIMIT_S
 from .stock import StockRing
 
 MAIN = ("allreduce", "allgather", "reduce-scatter", "broadcast", "alltoall")
-_SHARES = {"allreduce": 0.4, "allgather": 0.2, "reduce-scatter": 0.2, "broadcast": 0.12, "alltoall": 0.06}
-"""Of the time limit; what is left over goes to those after."""
+# Of the time limit; what is left over goes to those after.
+_SHARES = {
+    "allreduce": 0.4,
+    "allgather": 0.2,
+    "reduce-scatter": 0.2,
+    "broadcast": 0.12,
+    "alltoall": 0.06,
+}
+# With more GPUs, only allreduce is planned, by packing alone; with more still, only where there is
+# time for it.
 _LARGE_RANKS, _PLANNED_RANKS = 64, 256
-"""With more GPUs, only allreduce is planned, by packing alone; with more still, only where there is time for it."""
+# Seconds that a report must be allowed so that more than _PLANNED_RANKS GPUs are planned for.
 _LARGE_PLAN_S = 30
-"""Seconds that a report must be allowed so that more than _PLANNED_RANKS GPUs are planned for."""
+# With more GPUs, the bottleneck is not looked for: it takes as long as the bound, several times.
 _EXPLAINED_RANKS = 128
-"""With more GPUs, the bottleneck is not looked for: it takes as long as the bound, several times."""
 
 
 @dataclass
 class Section:
-    """What is found out about one collective; `missing` is why there is no plan, `cut_short` what the time limit stopped."""
+    """What is found out about one collective; `missing` is why there is no plan, `cut_short` what
+    the time limit stopped.
+    """
 
     collective: Collective
     bounds: Bounds | None = None
@@ -52,7 +63,9 @@ class Section:
 
 @dataclass
 class Report:
-    """A machine, what the doctor finds, and a section for each collective; `plan_file` names the plan that was asked for."""
+    """A machine, what the doctor finds, and a section for each collective; `plan_file` names the
+    plan that was asked for.
+    """
 
     topology: Topology
     machine: Topology
@@ -65,7 +78,9 @@ class Report:
 def gather_report(
     machine: Topology, time_limit_s: float = USUAL_LIMIT_S, say: Callable[[str], None] | None = None
 ) -> Report:
-    """Return the report on a machine. Searches end with the time limit, and the report says which were cut short."""
+    """Return the report on a machine. Searches end with the time limit, and the report says which
+    were cut short.
+    """
     started = time.monotonic()
     topology = merge_nvswitches(machine)
     report = Report(topology, machine, examine(machine), [])
@@ -77,7 +92,9 @@ def gather_report(
         begun = time.monotonic()
         if say is not None:
             say(f"{name} ...")
-        large = len(topology.ranks) > _LARGE_RANKS  # then there is nothing after allreduce that time could be kept for
+        large = (
+            len(topology.ranks) > _LARGE_RANKS
+        )  # then there is nothing after allreduce that time could be kept for
         seconds = left if large else max(0.2, left * _SHARES[name] / rest)
         report.sections.append(_gather_section(name, topology, seconds))
         left -= time.monotonic() - begun
@@ -105,9 +122,7 @@ def _gather_section(name: str, topology: Topology, seconds: float) -> Section:
     section = Section(collective_on(name, topology))
     n = len(topology.ranks)
     if n > _PLANNED_RANKS and seconds < _LARGE_PLAN_S:
-        section.missing = (
-            f"with {n:,} GPUs it takes longer than this report may ({seconds:g} s); topo-report --time-limit 60 has one"
-        )
+        section.missing = f"with {n:,} GPUs it takes longer than this report may ({seconds:g} s); topo-report --time-limit 60 has one"
     else:
         try:
             strategy = "packing" if n > _LARGE_RANKS else AUTO
@@ -122,15 +137,21 @@ def _gather_section(name: str, topology: Topology, seconds: float) -> Section:
 
 
 def _complete(section: Section, topology: Topology, effort: Effort) -> None:
-    """Add bounds where they are missing, the bound where switches add, the bottleneck (for allreduce), and stock's ring."""
+    """Add bounds where they are missing, the bound where switches add, the bottleneck (for
+    allreduce), and stock's ring.
+    """
     try:
         if section.bounds is None:
             section.bounds = find_bounds(section.collective, topology, effort)
-        section.in_network = bound_in_network(section.collective, topology, section.bounds.any_way, effort)
+        section.in_network = bound_in_network(
+            section.collective, topology, section.bounds.any_way, effort
+        )
         if len(topology.ranks) <= _EXPLAINED_RANKS and section.plan is not None:
             limit = section.bounds.one_way
             # The schedules that the plan chose from say what each strategy reaches.
-            section.explanation = explain(section.collective, topology, limit, section.candidates, effort)
+            section.explanation = explain(
+                section.collective, topology, limit, section.candidates, effort
+            )
     except (InfeasibleError, TimeLimitError) as error:
         section.missing = section.missing or str(error)
     try:
@@ -141,6 +162,8 @@ def _complete(section: Section, topology: Topology, effort: Effort) -> None:
 
 
 def shown_schedule(plan: Plan, size_bytes: int, segments: int) -> Schedule:
-    """Return the plan's schedule for a size in at most so many segments, so that single transfers can be seen."""
+    """Return the plan's schedule for a size in at most so many segments, so that single transfers
+    can be seen.
+    """
     schedule = plan.entry_for(size_bytes).schedule
     return replace(schedule, segments=min(schedule.segments, segments))

@@ -59,27 +59,46 @@ def make_page(title: str, body: Iterable[str]) -> str:
 
 def make_section(ident: str, title: str, *parts: str) -> str:
     """Return a section with a heading that can be linked to."""
-    return "\n".join([f'<section id="{ident}"><h2>{quote(title)}</h2>', *filter(None, parts), "</section>"])
+    return "\n".join(
+        [f'<section id="{ident}"><h2>{quote(title)}</h2>', *filter(None, parts), "</section>"]
+    )
 
 
 def make_table(
-    titles: Sequence[str], rows: Iterable[Sequence[str]], *, right: Iterable[int] = (), wrap: int = -1
+    titles: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    right: Iterable[int] = (),
+    wrap: int = -1,
 ) -> str:
-    """Return a table that scrolls sideways where it is too wide; columns `right` hold numbers, column `wrap` long text."""
+    """Return a table that scrolls sideways where it is too wide; columns `right` hold numbers,
+    column `wrap` long text.
+    """
     numbers = set(right)
 
     def cell(tag: str, place: int, text: str) -> str:
-        look = ' class="n"' if place in numbers else ' class="wrap"' if place == wrap and tag == "td" else ""
+        look = (
+            ' class="n"'
+            if place in numbers
+            else ' class="wrap"'
+            if place == wrap and tag == "td"
+            else ""
+        )
         broken = quote(text).replace("\n", "<br>")
         return f"<{tag}{look}>{broken}</{tag}>"
 
     head = "".join(cell("th", i, title) for i, title in enumerate(titles))
-    body = "\n".join("<tr>" + "".join(cell("td", i, text) for i, text in enumerate(row)) + "</tr>" for row in rows)
+    body = "\n".join(
+        "<tr>" + "".join(cell("td", i, text) for i, text in enumerate(row)) + "</tr>"
+        for row in rows
+    )
     return f'<div class="scroll"><table><tr>{head}</tr>\n{body}</table></div>'
 
 
 def make_figure(svg: str, caption: str, look: str = "") -> str:
-    """Return a picture with its caption; a wide one scrolls sideways, unless `look` is "fit" ("curve", "wide": to a limit)."""
+    """Return a picture with its caption; a wide one scrolls sideways, unless `look` is "fit"
+    ("curve", "wide": to a limit).
+    """
     return f'<figure><div class="scroll {look}">{svg}</div><figcaption>{quote(caption)}</figcaption></figure>'
 
 

@@ -1,4 +1,6 @@
-"""The first half of a report: the machine, how its GPUs reach each other, and what the doctor finds."""
+"""The first half of a report: the machine, how its GPUs reach each other, and what the doctor
+finds.
+"""
 
 from __future__ import annotations
 
@@ -26,15 +28,17 @@ from ...topo.pictures.table import MOST_GPUS, list_adding
 from ..pictures.drawing import quote
 from .html import make_details, make_figure, make_paragraph, make_section, make_table
 
+# Links that are looked at to count pairs of GPUs; beyond, the first rows stand for all.
 _MOST_STEPS = 60_000
-"""Links that are looked at to count pairs of GPUs; beyond, the first rows stand for all."""
 _MOST_NOTES, _MOST_FINDINGS, _MOST_EVIDENCE, _MOST_DEVICES = 30, 40, 6, 80
+# Pixels; wider pictures scroll sideways where there is less room than that, since nobody could read
+# them any more.
 _FITS_A_PHONE = 820
-"""Pixels; wider pictures scroll sideways where there is less room than that, since nobody could read them any more."""
+# Pixels beyond which alike boxes are drawn once; the share of its width to which a wide picture may
+# shrink.
 _DRAWN_WHOLE, _LEAST_SCALE = 2_400, 0.7
-"""Pixels beyond which alike boxes are drawn once; the share of its width to which a wide picture may shrink."""
+# With more GPUs, cells of their matrix have the rate below the way.
 _MOST_IN_A_LINE = 8
-"""With more GPUs, cells of their matrix have the rate below the way."""
 _MOST_PICTURE_BYTES = 900_000
 
 
@@ -47,8 +51,15 @@ def write_machine(machine: Topology) -> str:
         look = "fit" if _read_width(picture) <= _FITS_A_PHONE else "wide"
         parts.append(f'<div class="machine">{make_figure(picture, caption, look)}</div>')
     else:
-        parts.append(make_paragraph("too large to draw; topo-probe --format dot writes it for Graphviz", soft=True))
-    parts += [_list_links(machine), *(make_paragraph(line, soft=True) for line in describe_rates(machine))]
+        parts.append(
+            make_paragraph(
+                "too large to draw; topo-probe --format dot writes it for Graphviz", soft=True
+            )
+        )
+    parts += [
+        _list_links(machine),
+        *(make_paragraph(line, soft=True) for line in describe_rates(machine)),
+    ]
     parts += [make_paragraph(line, soft=True) for line in list_adding(machine)]
     parts += _list_ways(machine)
     parts.append(_list_devices(machine))
@@ -57,12 +68,18 @@ def write_machine(machine: Topology) -> str:
     if listed:
         more = [f"and {len(listed) - _MOST_NOTES} more"] if len(listed) > _MOST_NOTES else []
         items = "".join(f"<li>{quote(note)}</li>" for note in [*listed[:_MOST_NOTES], *more])
-        parts.append(make_details(f"{len(listed)} notes on what could not be read or was assumed", f"<ul>{items}</ul>"))
+        parts.append(
+            make_details(
+                f"{len(listed)} notes on what could not be read or was assumed", f"<ul>{items}</ul>"
+            )
+        )
     return make_section("machine", "The machine", *parts)
 
 
 def _draw(machine: Topology) -> tuple[str, str | None]:
-    """Return the machine as SVG, and what is left out of it: most of many GPUs, alike boxes where it gets wide."""
+    """Return the machine as SVG, and what is left out of it: most of many GPUs, alike boxes where
+    it gets wide.
+    """
     collapsed = collapse(machine)
     picture = svg.write(collapsed.topology)
     if _read_width(picture) > _DRAWN_WHOLE:
@@ -85,14 +102,23 @@ def write_findings(examination: Examination) -> str:
     parts += [_write_finding(finding) for finding in examination.findings[:_MOST_FINDINGS]]
     if len(examination.findings) > _MOST_FINDINGS:
         parts.append(
-            make_paragraph(f"and {len(examination.findings) - _MOST_FINDINGS} more; topo-probe --check lists them")
+            make_paragraph(
+                f"and {len(examination.findings) - _MOST_FINDINGS} more; topo-probe --check lists "
+                "them"
+            )
         )
     skipped: dict[str, list[str]] = defaultdict(list)
     for name, lack in examination.skipped:
         skipped[lack].append(name)
     if skipped:
-        items = "".join(f"<li>{quote(', '.join(names))}: {quote(lack)}</li>" for lack, names in skipped.items())
-        parts.append(make_details(f"{len(examination.skipped)} checks could not be made", f"<ul>{items}</ul>"))
+        items = "".join(
+            f"<li>{quote(', '.join(names))}: {quote(lack)}</li>" for lack, names in skipped.items()
+        )
+        parts.append(
+            make_details(
+                f"{len(examination.skipped)} checks could not be made", f"<ul>{items}</ul>"
+            )
+        )
     return make_section("findings", "Findings", *parts)
 
 
@@ -102,7 +128,8 @@ def _write_finding(finding: Finding) -> str:
         evidence.append(f"and {len(finding.evidence) - _MOST_EVIDENCE} more of the kind")
     items = "".join(f"<li>{quote(line)}</li>" for line in evidence)
     return (
-        f'<div class="finding {finding.severity}"><b>{finding.severity}</b> {quote(finding.message)}'
+        f'<div class="finding {finding.severity}"><b>{finding.severity}</b> '
+        f"{quote(finding.message)}"
         + (f'<ul class="soft">{items}</ul>' if items else "")
         + f"<div>What to do: {quote(finding.advice)}</div></div>"
     )
@@ -114,10 +141,19 @@ def _list_links(machine: Topology) -> str:
         classes[cable.kind, cable.GBps, cable.count, cable.one_way].append(cable)
     widths = find_widths(machine)
     rows = []
-    for (kind, GBps, count, one_way), cables in sorted(classes.items(), key=lambda item: (item[0][0], -item[0][1])):
+    for (kind, GBps, count, one_way), cables in sorted(
+        classes.items(), key=lambda item: (item[0][0], -item[0][1])
+    ):
         ways = "one way" if one_way else "each way"
         lanes = dict.fromkeys(widths.get((c.a, c.b, c.kind), str(count)) for c in cables)
-        rows.append((get_kind_name(kind), f"{len(cables):,}", f"{format_rate(GBps)} {ways}", ", ".join(lanes)))
+        rows.append(
+            (
+                get_kind_name(kind),
+                f"{len(cables):,}",
+                f"{format_rate(GBps)} {ways}",
+                ", ".join(lanes),
+            )
+        )
     return make_table(("links", "how many", "GB/s", "lanes"), rows[:_MOST_DEVICES], right=(1, 2, 3))
 
 
@@ -129,7 +165,9 @@ def _list_ways(machine: Topology) -> list[str]:
     pairs = Counter(way for i, row in enumerate(rows) for j, way in enumerate(row) if i != j)
     used = dict.fromkeys(way.label.rstrip("0123456789") for way in pairs)
     meaning = {label.rstrip("#"): f"{label}: {text}" for label, text in LABELS.items()}
-    legend = make_paragraph("; ".join(meaning[label] for label in used if label in meaning), soft=True)
+    legend = make_paragraph(
+        "; ".join(meaning[label] for label in used if label in meaning), soft=True
+    )
     if len(rows) == len(machine.ranks) <= MOST_GPUS:
         titles = ["from \\ to", *(str(i) for i in range(len(rows)))]
         cells = [
@@ -138,9 +176,14 @@ def _list_ways(machine: Topology) -> list[str]:
         ]
         head = "<h3>From GPU to GPU: the way, and GB/s of the route used alone</h3>"
         return [head, make_table(titles, cells), legend]
-    counted = "" if len(rows) == len(machine.ranks) else f", counted from the first {len(rows)} GPUs"
+    counted = (
+        "" if len(rows) == len(machine.ranks) else f", counted from the first {len(rows)} GPUs"
+    )
     listed = sorted(pairs.items(), key=lambda item: -item[1])[:_MOST_DEVICES]
-    cells = [(way.label, "" if way.GBps is None else format_rate(way.GBps), f"{number:,}") for way, number in listed]
+    cells = [
+        (way.label, "" if way.GBps is None else format_rate(way.GBps), f"{number:,}")
+        for way, number in listed
+    ]
     table = make_table(("way", "GB/s alone", "pairs"), cells, right=(1, 2))
     return [f"<h3>From GPU to GPU{counted}</h3>", table, legend]
 

@@ -28,11 +28,16 @@ def write_page(report: Report, *, made: datetime | None = None) -> str:
     body += [write_machine(machine), write_findings(report.examination)]
     if not report.sections:
         body.append(make_paragraph("With fewer than two GPUs there is no collective to plan."))
-    body += [write_section(s, report.topology, with_pictures=i == 0) for i, s in enumerate(report.sections)]
+    body += [
+        write_section(s, report.topology, with_pictures=i == 0)
+        for i, s in enumerate(report.sections)
+    ]
     body.append(
         make_paragraph(
-            f"topoplan {VERSION}, {made:%Y-%m-%d %H:%M} UTC, in {report.seconds:.1f} s. GB/s are 1e9 bytes a second in one "
-            "direction; algbw is the buffer's bytes over the time of a call. Bounds are proved, and their arithmetic was "
+            f"topoplan {VERSION}, {made:%Y-%m-%d %H:%M} UTC, in {report.seconds:.1f} s. GB/s are "
+            "1e9 bytes a second in one "
+            "direction; algbw is the buffer's bytes over the time of a call. Bounds are proved, "
+            "and their arithmetic was "
             "checked; schedules were verified by a replay; times are predicted, not measured.",
             soft=True,
         )
@@ -58,7 +63,9 @@ def _write_facts(report: Report) -> str:
         first = report.sections[0]
         name = first.collective.name
         if first.bounds is not None:
-            facts.append((f"{float(first.bounds.one_way.algbw_GBps):.4g} GB/s", f"bound of {name}, algbw"))
+            facts.append(
+                (f"{float(first.bounds.one_way.algbw_GBps):.4g} GB/s", f"bound of {name}, algbw")
+            )
         if first.plan is not None:
             size = SHOWN_SIZE << 2
             entry = first.plan.entry_for(size)
@@ -66,9 +73,13 @@ def _write_facts(report: Report) -> str:
             if time_s:
                 facts.append((f"{size / time_s / 1e9:.4g} GB/s", f"{name} of 1 GiB, predicted"))
     counts = Counter(finding.severity for finding in report.examination.findings)
-    listed = ", ".join(f"{counts[s]} {s}{'s' * (counts[s] > 1)}" for s in ("error", "warning", "note") if counts[s])
+    listed = ", ".join(
+        f"{counts[s]} {s}{'s' * (counts[s] > 1)}" for s in ("error", "warning", "note") if counts[s]
+    )
     found = sum(counts.values())
     what = "finding" if found == 1 else "findings"
     facts.append((str(found), f"{what} ({listed})" if listed else what))
-    cells = "".join(f"<div><b>{quote(value)}</b><span>{quote(what)}</span></div>" for value, what in facts)
+    cells = "".join(
+        f"<div><b>{quote(value)}</b><span>{quote(what)}</span></div>" for value, what in facts
+    )
     return f'<div class="facts">{cells}</div>'

@@ -1,4 +1,6 @@
-"""The second half of a report: for each collective its bound and what limits it, plans by size, curves, trees, a timeline."""
+"""The second half of a report: for each collective its bound and what limits it, plans by size,
+curves, trees, a timeline.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +22,12 @@ from .curves import draw_plan_curves
 from .gather import Section, shown_schedule
 from .html import make_details, make_figure, make_paragraph, make_section, make_table
 
+# Bytes at which trees and the timeline are shown.
 SHOWN_SIZE = 1 << 28
-"""Bytes at which trees and the timeline are shown."""
 _SHOWN_SEGMENTS = 4
 _MOST_WAYS = 6
+# Transfers of a schedule that is drawn as a timeline.
 _MOST_SHOWN = 60_000
-"""Transfers of a schedule that is drawn as a timeline."""
 _COMPARED = tuple(1 << bits for bits in (12, 16, 20, 24, 28, 30))
 _MOST_LEVERS, _MOST_NAMED = 6, 8
 
@@ -35,7 +37,11 @@ def write_section(section: Section, topology: Topology, *, with_pictures: bool) 
     name = section.collective.name
     parts = [*_write_bounds(section, topology)]
     if section.plan is not None:
-        parts += ["<h3>The plan, by size</h3>", _list_entries(section.plan), *_compare(section, section.plan)]
+        parts += [
+            "<h3>The plan, by size</h3>",
+            _list_entries(section.plan),
+            *_compare(section, section.plan),
+        ]
         parts.append(_draw_curves(section))
         if section.explanation is not None:
             parts.append(_list_strategies(section.explanation))
@@ -48,7 +54,8 @@ def write_section(section: Section, topology: Topology, *, with_pictures: bool) 
     if section.cut_short:
         parts.append(
             make_paragraph(
-                f"searches cut short by the report's time limit: {', '.join(section.cut_short)}; topo-synth, or "
+                f"searches cut short by the report's time limit: {', '.join(section.cut_short)}; "
+                "topo-synth, or "
                 "--time-limit 60, may find more",
                 soft=True,
             )
@@ -56,25 +63,34 @@ def write_section(section: Section, topology: Topology, *, with_pictures: bool) 
     return make_section(name, name, *parts)
 
 
-# -- the bound -----------------------------------------------------------------------------------------------------
+# -- the bound
+# -----------------------------------------------------------------------------------------------------
 
 
 def _write_bounds(section: Section, topology: Topology) -> list[str]:
     bounds = section.bounds
     if bounds is None:
         return []
-    said = [f"At most {limit_text(bounds.one_way)} GB/s algbw, whatever the schedule: {why_text(bounds.one_way)}."]
+    said = [
+        f"At most {limit_text(bounds.one_way)} GB/s algbw, whatever the schedule: "
+        f"{why_text(bounds.one_way)}."
+    ]
     if bounds.one_way != bounds.any_way:
         said[0] = (
-            f"At most {limit_text(bounds.one_way)} GB/s algbw with one way a pair of GPUs, as hardware sends: "
+            f"At most {limit_text(bounds.one_way)} GB/s algbw with one way a pair of GPUs, as "
+            "hardware sends: "
             f"{why_text(bounds.one_way)}."
         )
         said.append(
-            f"Could senders divide data over all ways, {limit_text(bounds.any_way)}: {why_text(bounds.any_way)}."
+            f"Could senders divide data over all ways, {limit_text(bounds.any_way)}: "
+            f"{why_text(bounds.any_way)}."
         )
     said.append(f"That assumes: {describe_assumption(topology)}.")
     if section.in_network is not None:
-        said.append(f"{describe_possible(topology)}; then the bound is {limit_text(section.in_network)} GB/s.")
+        said.append(
+            f"{describe_possible(topology)}; then the bound is {limit_text(section.in_network)} "
+            "GB/s."
+        )
     parts = [make_paragraph(" ".join(said))]
     if section.explanation is not None:
         parts.append(make_paragraph(f"The bottleneck: {_say_bottleneck(section.explanation)}."))
@@ -111,8 +127,19 @@ def _list_levers(explanation: Explanation) -> str:
     for x in explanation.levers[:_MOST_LEVERS]:
         gain = f"{float(x.gain_GBps):.4g}" if x.helps_alone else "none alone"
         wider = "not computed" if x.wider_GBps is None else f"{float(x.wider_GBps):.5g}"
-        together = "" if x.together_GBps is None else f"{float(x.together_GBps):.5g} (all {x.peers})"
-        rows.append((f"{x.a} - {x.b}", f"{float(x.bandwidth_GBps):.4g}", str(x.alike), gain, wider, together))
+        together = (
+            "" if x.together_GBps is None else f"{float(x.together_GBps):.5g} (all {x.peers})"
+        )
+        rows.append(
+            (
+                f"{x.a} - {x.b}",
+                f"{float(x.bandwidth_GBps):.4g}",
+                str(x.alike),
+                gain,
+                wider,
+                together,
+            )
+        )
     titles = (
         "links to improve first",
         "GB/s",
@@ -124,7 +151,8 @@ def _list_levers(explanation: Explanation) -> str:
     return make_table(titles, rows, right=range(1, 6))
 
 
-# -- plans by size -------------------------------------------------------------------------------------------------
+# -- plans by size
+# -------------------------------------------------------------------------------------------------
 
 
 def _list_entries(plan: Plan) -> str:
@@ -180,8 +208,10 @@ def _compare(section: Section, plan: Plan) -> list[str]:
     said = f"All times are predicted. Host costs: {describe_host(plan.topology)}."
     if section.stock is not None:
         said += (
-            f" Stock is a model too: one {section.stock.what}, costed as the plan is. It is what a library does that "
-            "does not look at the machine; NCCL searches several rings and trees of its own and is often faster than that: "
+            f" Stock is a model too: one {section.stock.what}, costed as the plan is. It is what "
+            "a library does that "
+            "does not look at the machine; NCCL searches several rings and trees of its own and "
+            "is often faster than that: "
             "topo-run measures it."
         )
     return [make_table(titles, rows, right=(0, 2, 3, 4, 5, 6, 7)), make_paragraph(said, soft=True)]
@@ -193,14 +223,20 @@ def _list_strategies(explanation: Explanation) -> str:
         for name, reached in sorted(explanation.reached.items(), key=lambda item: -item[1][-1])
     ]
     titles = ("strategy", *(show_size(size) for size in SIZES))
-    return make_details("algbw in GB/s by strategy and size", make_table(titles, rows, right=range(1, len(SIZES) + 1)))
+    return make_details(
+        "algbw in GB/s by strategy and size",
+        make_table(titles, rows, right=range(1, len(SIZES) + 1)),
+    )
 
 
-# -- pictures ------------------------------------------------------------------------------------------------------
+# -- pictures
+# ------------------------------------------------------------------------------------------------------
 
 
 def show_number(value: float, digits: int = 4) -> str:
-    """Return a number without an exponent: a few digits where it is small, whole where it is large."""
+    """Return a number without an exponent: a few digits where it is small, whole where it is
+    large.
+    """
     return f"{value:,.0f}" if value >= 10**digits else f"{value:.{digits}g}"
 
 
@@ -216,20 +252,28 @@ def _say_what_curves_are(section: Section) -> str:
 
 
 def _draw_schedule(plan: Plan) -> list[str]:
-    """Return the trees (or other ways of chunks) of the plan's schedule for large buffers, and its timeline."""
+    """Return the trees (or other ways of chunks) of the plan's schedule for large buffers, and its
+    timeline.
+    """
     topology = plan.topology
     schedule = shown_schedule(plan, SHOWN_SIZE, _SHOWN_SEGMENTS)
     parts = [f"<h3>How {show_size(SHOWN_SIZE)} travel: {schedule.strategy}</h3>"]
     if len(topology.ranks) > MOST_GPUS:
-        parts.append(make_paragraph(f"with more than {MOST_GPUS} GPUs trees and timeline are not drawn", soft=True))
+        parts.append(
+            make_paragraph(
+                f"with more than {MOST_GPUS} GPUs trees and timeline are not drawn", soft=True
+            )
+        )
         return parts
     sent = as_sent(schedule.uncut, topology)
     ways = list_ways(sent)
     drawn = "".join(f"<figure>{draw_way(topology, way)}</figure>" for way in ways[:_MOST_WAYS])
     more = f"; {len(ways) - _MOST_WAYS} more are not drawn" if len(ways) > _MOST_WAYS else ""
     said = (
-        f"the ways that chunks take between GPUs ({len(ways)} different ones{more}): dashed, what is added; whole, what "
-        "it keeps; with two heads, sums go one way and come back the other; earlier steps are stronger"
+        f"the ways that chunks take between GPUs ({len(ways)} different ones{more}): dashed, what "
+        "is added; whole, what "
+        "it keeps; with two heads, sums go one way and come back the other; earlier steps are "
+        "stronger"
     )
     parts.append(f'<div class="grid">{drawn}</div>')
     parts.append(make_paragraph(said, soft=True))
@@ -238,7 +282,10 @@ def _draw_schedule(plan: Plan) -> list[str]:
     try:
         entry = plan.entry_for(SHOWN_SIZE).schedule
         times = predict_times(
-            shown_schedule(plan, SHOWN_SIZE, _SHOWN_SEGMENTS), topology, SHOWN_SIZE, host_of(topology)
+            shown_schedule(plan, SHOWN_SIZE, _SHOWN_SEGMENTS),
+            topology,
+            SHOWN_SIZE,
+            host_of(topology),
         )
     except TopoplanError as error:
         return [*parts, make_paragraph(f"no timeline: {error}", soft=True)]
@@ -250,8 +297,6 @@ def _draw_schedule(plan: Plan) -> list[str]:
     picture = draw_timeline(f"timeline of {schedule.label}", times, len(topology.ranks))
     parts.append(make_figure(picture, f"{said}. topo-synth --trace writes it for Perfetto"))
     links = draw_links(f"links of {schedule.label}", times, topology)
-    listed = (
-        f"the same link by link, the busiest {MOST_ROWS} at most, with the share of the time for which each is full"
-    )
+    listed = f"the same link by link, the busiest {MOST_ROWS} at most, with the share of the time for which each is full"
     parts.append(make_figure(links, listed))
     return parts

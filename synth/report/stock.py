@@ -1,7 +1,8 @@
-"""What a stock ring would take, predicted: ranks in their order, or else the first order with routes, costed as plans are.
+"""What a stock ring would take, predicted: ranks in their order, or else the first order with
+routes, costed as plans are.
 
-This is a model, not a measurement: what a library does that does not look at the machine (gloo, or a hand-written ring). NCCL
-searches rings of its own, and may be faster.
+This is a model, not a measurement: what a library does that does not look at the machine (gloo, or
+a hand-written ring). NCCL searches rings of its own, and may be faster.
 """
 
 from __future__ import annotations
@@ -21,15 +22,15 @@ from ..ir.schedule import Schedule
 from ..ir.transform import compose
 from ..request import Request, Send, build_schedule, segment_counts
 
+# Times that data goes around the ring.
 _RINGS = {"allreduce": 2, "allgather": 1, "reduce-scatter": 1}
-"""Times that data goes around the ring."""
 _MOST_SEARCHED, _MOST_TRIED, _MOST_NAMED = 64, 20_000, 16
 _CHAINS = ("broadcast", "reduce")
 
 
 class StockRing:
-    """Predicts a collective by a ring in rank order (broadcast and reduce: a pipelined chain). InfeasibleError where there is
-    none: another collective, or two ranks in turn without a route.
+    """Predicts a collective by a ring in rank order (broadcast and reduce: a pipelined chain).
+    InfeasibleError where there is none: another collective, or two ranks in turn without a route.
     """
 
     def __init__(self, collective: Collective, topology: Topology) -> None:
@@ -39,7 +40,9 @@ class StockRing:
         self._order = find_order(topology)
         said = "rank order"
         if self._order != tuple(range(collective.ranks)):
-            listed = ", ".join(map(str, self._order[:_MOST_NAMED])) + (" ..." if collective.ranks > _MOST_NAMED else "")
+            listed = ", ".join(map(str, self._order[:_MOST_NAMED])) + (
+                " ..." if collective.ranks > _MOST_NAMED else ""
+            )
             said = f"the order {listed}, the first that has routes"
         self._schedule: Schedule | None = None
         if collective.name in _RINGS:
@@ -89,7 +92,8 @@ class StockRing:
 
 
 def find_order(topology: Topology) -> tuple[int, ...]:
-    """Return rank order where each rank has a route to the next, else the first order of ranks (from 0 on) in which it has.
+    """Return rank order where each rank has a route to the next, else the first order of ranks
+    (from 0 on) in which it has.
 
     Raises InfeasibleError where there is none, or none was found among _MOST_TRIED beginnings.
     """
@@ -136,7 +140,11 @@ def build_ring(collective: Collective, topology: Topology, order: tuple[int, ...
     if collective.name == "allgather":
         return build_half("allgather", 0)
     scatter = build_half("reduce-scatter", 1)
-    return scatter if collective.name == "reduce-scatter" else compose(scatter, build_half("allgather", 0))
+    return (
+        scatter
+        if collective.name == "reduce-scatter"
+        else compose(scatter, build_half("allgather", 0))
+    )
 
 
 def _play(schedule: Schedule, topology: Topology, host: HostCosts, size_bytes: int) -> float:

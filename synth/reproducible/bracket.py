@@ -1,4 +1,6 @@
-"""Bracketings to try on a machine: binary trees over its ranks, in which neighbours add up first."""
+"""Bracketings to try on a machine: binary trees over its ranks, in which neighbours add up
+first.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,8 @@ from numpy.typing import NDArray
 
 from ..forest.machine.own_routes import Floats, OwnRoutes
 
+# A rank, or the two that are added up.
 Bracket = int | tuple["Bracket", "Bracket"]
-"""A rank, or the two that are added up."""
 
 
 def parse_bracket(text: str) -> Bracket:
@@ -29,7 +31,9 @@ def parse_bracket(text: str) -> Bracket:
 
 
 def add_up(bracketing: str, contributions: Sequence[NDArray[Any]]) -> NDArray[Any]:
-    """Return the sum of the ranks' arrays in a bracketing as `find_bracketing` writes it, in their own dtype."""
+    """Return the sum of the ranks' arrays in a bracketing as `find_bracketing` writes it, in their
+    own dtype.
+    """
     done: list[NDArray[Any]] = []
     rest: list[Bracket | None] = [parse_bracket(bracketing)]
     while rest:
@@ -58,16 +62,22 @@ def list_leaves(bracket: Bracket) -> list[int]:
 
 
 def measure_closeness(routes: OwnRoutes) -> Floats:
-    """Return, for each two ranks, how fast they reach each other: one over the time of both routes; 0 without a route."""
+    """Return, for each two ranks, how fast they reach each other: one over the time of both routes;
+    0 without a route.
+    """
     distance = routes.distances(1 / routes.capacity)
     with np.errstate(divide="ignore"):
-        close: Floats = np.where(np.isfinite(distance + distance.T), 1 / (distance + distance.T), 0.0)
+        close: Floats = np.where(
+            np.isfinite(distance + distance.T), 1 / (distance + distance.T), 0.0
+        )
     np.fill_diagonal(close, 0.0)
     return close
 
 
 def match_brackets(close: Floats, seed: int) -> Bracket:
-    """Return the bracketing in which, round by round, as many as can are joined to a near one; ties are broken by `seed`."""
+    """Return the bracketing in which, round by round, as many as can are joined to a near one; ties
+    are broken by `seed`.
+    """
     chance = random.Random(seed)
     groups: list[Bracket] = list(range(len(close)))
     while len(groups) > 1:
@@ -78,8 +88,13 @@ def match_brackets(close: Floats, seed: int) -> Bracket:
         for place, i in enumerate(order):
             for j in order[place + 1 :]:
                 near = close[np.ix_(members[i], members[j])]
-                # Nearness of the nearest counts; the sizes of groups too, so that none is left behind for long.
-                weight = float(near.max()) * (1 + float((near > 0).mean()) / 8) * (1 + chance.random() / 64)
+                # Nearness of the nearest counts; the sizes of groups too, so that none is left
+                # behind for long.
+                weight = (
+                    float(near.max())
+                    * (1 + float((near > 0).mean()) / 8)
+                    * (1 + chance.random() / 64)
+                )
                 if weight > 0:
                     graph.add_edge(i, j, weight=weight / (len(members[i]) + len(members[j])))
         pairs = nx.max_weight_matching(graph, maxcardinality=True)
@@ -94,14 +109,19 @@ def match_brackets(close: Floats, seed: int) -> Bracket:
 
 
 def grow_bracket(close: Floats, chance: random.Random) -> Bracket:
-    """Return a bracketing in which again and again two groups that are linked are joined by chance."""
+    """Return a bracketing in which again and again two groups that are linked are joined by
+    chance.
+    """
     groups: list[Bracket] = list(range(len(close)))
     linked = close > 0
     while len(groups) > 1:
         pairs = [(i, j) for i in range(len(groups)) for j in range(i)]
         near = [(i, j) for i, j in pairs if _are_linked(groups[i], groups[j], linked)] or pairs
         i, j = chance.choice(near)
-        groups = [(groups[j], groups[i]), *(group for k, group in enumerate(groups) if k not in (i, j))]
+        groups = [
+            (groups[j], groups[i]),
+            *(group for k, group in enumerate(groups) if k not in (i, j)),
+        ]
     return groups[0]
 
 
@@ -112,7 +132,9 @@ def vary_bracket(bracket: Bracket, close: Floats, chance: random.Random) -> Brac
     rest = _without(bracket, moved)
     linked = close > 0
     targets = _list_parts(rest)
-    target = chance.choice([part for part in targets if _are_linked(part, moved, linked)] or targets)
+    target = chance.choice(
+        [part for part in targets if _are_linked(part, moved, linked)] or targets
+    )
     return _join_at(rest, target, moved)
 
 
@@ -132,7 +154,9 @@ def _list_parts(bracket: Bracket) -> list[Bracket]:
 
 
 def _without(bracket: Bracket, part: Bracket) -> Bracket:
-    """Return the bracketing without one of its parts (equal parts are the same one, as ranks differ)."""
+    """Return the bracketing without one of its parts (equal parts are the same one, as ranks
+    differ).
+    """
     if isinstance(bracket, int):
         return bracket
     first, second = bracket

@@ -1,4 +1,6 @@
-"""Candidates for reproducible plans, and the choice of the one bracketing that a plan is to have."""
+"""Candidates for reproducible plans, and the choice of the one bracketing that a plan is to
+have.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +24,12 @@ from .one_tree import build_one_tree
 from .search import search_brackets
 
 Costed = list[tuple[Schedule, Cost]]
+# Fraction of the bound from which levels are taken, and no other bracketing is searched for.
 _GOOD = Fraction(98, 100)
-"""Fraction of the bound from which levels are taken, and no other bracketing is searched for."""
+# Fraction of the greatest rate from which a bracketing is nearly the fastest at large sizes.
 _NEARLY = Fraction(95, 100)
-"""Fraction of the greatest rate from which a bracketing is nearly the fastest at large sizes."""
+# Bytes at which bracketings are compared.
 _SIZES = tuple(4**i for i in range(5, 16))
-"""Bytes at which bracketings are compared."""
 _PLAYED_TRANSFERS = 20_000
 
 
@@ -38,7 +40,10 @@ def build_reproducible(request: Request) -> list[Schedule]:
     trees: list[Schedule] = []
     if request.bound is not None and bases:
         enough = request.bound_GBps * _GOOD
-        if any(text is not None and _compute_rate(request, base) >= enough for base, text in bases.items()):
+        if any(
+            text is not None and _compute_rate(request, base) >= enough
+            for base, text in bases.items()
+        ):
             return levels
     try:
         trees = build_one_tree(request)
@@ -55,16 +60,24 @@ def build_reproducible(request: Request) -> list[Schedule]:
 
 
 def _compute_rate(request: Request, base: Schedule) -> Fraction:
-    """Return the algbw in GB/s that a schedule comes near at large sizes, as it is sent, pipelined."""
+    """Return the algbw in GB/s that a schedule comes near at large sizes, as it is sent,
+    pipelined.
+    """
     sent = on_own_routes(base, request.topology, request.router)
     return 1 / bandwidth_s_per_GB(replace(sent, segments=2), request.topology)
 
 
-def choose_bracketing(costed: Costed, topology: Topology, host: HostCosts | None) -> tuple[str, Costed]:
-    """Return the bracketing that is fastest over all sizes (the least mean of the logarithm of the predicted time) of those
-    that are nearly the fastest at large ones, and the schedules that have it. InfeasibleError where no schedule has one.
+def choose_bracketing(
+    costed: Costed, topology: Topology, host: HostCosts | None
+) -> tuple[str, Costed]:
+    """Return the bracketing that is fastest over all sizes (the least mean of the logarithm of the
+    predicted time) of those that are nearly the fastest at large ones, and the schedules that have
+    it. InfeasibleError where no schedule has one.
     """
-    text_of = {base: find_bracketing(base) for base in dict.fromkeys(schedule.uncut for schedule, _ in costed)}
+    text_of = {
+        base: find_bracketing(base)
+        for base in dict.fromkeys(schedule.uncut for schedule, _ in costed)
+    }
     by_text: dict[str, Costed] = defaultdict(list)
     for schedule, cost in costed:
         text = text_of[schedule.uncut]
@@ -72,8 +85,13 @@ def choose_bracketing(costed: Costed, topology: Topology, host: HostCosts | None
             by_text[text].append((schedule, cost))
     if not by_text:
         names = ", ".join(sorted({schedule.strategy for schedule, _ in costed}))
-        raise InfeasibleError(f"no schedule of {names} adds every element up in one bracketing; leave out --strategy")
-    rates = {text: _find_limit_GBps([base for base, t in text_of.items() if t == text], topology) for text in by_text}
+        raise InfeasibleError(
+            f"no schedule of {names} adds every element up in one bracketing; leave out --strategy"
+        )
+    rates = {
+        text: _find_limit_GBps([base for base, t in text_of.items() if t == text], topology)
+        for text in by_text
+    }
     fast = [text for text in by_text if rates[text] >= max(rates.values()) * _NEARLY]
     best = min(fast, key=lambda text: _score(by_text[text], topology, host))
     return best, by_text[best]
@@ -90,4 +108,7 @@ def _score(costed: Costed, topology: Topology, host: HostCosts | None) -> float:
 
 def _find_limit_GBps(schedules: Sequence[Schedule], topology: Topology) -> Fraction:
     """Return the greatest algbw that any of the schedules comes near at large sizes."""
-    return max(1 / bandwidth_s_per_GB(replace(schedule.uncut, segments=2), topology) for schedule in schedules)
+    return max(
+        1 / bandwidth_s_per_GB(replace(schedule.uncut, segments=2), topology)
+        for schedule in schedules
+    )

@@ -1,9 +1,10 @@
 """A bracketing laid into a machine: where partial sums are made, and on which ways they get there.
 
-All columns of one linear program have the same bracketing; they differ in the ranks at which they add, and in the tree that
-takes the sum back to all, which adds nothing and is free. The cheapest column under prices of links is found exactly among
-those of this form: a partial sum is made at a rank that contributed to one of its two operands, and moves over ranks whose
-contributions are in it. Such ranks have given theirs away, so no rank ever holds two values of a chunk.
+All columns of one linear program have the same bracketing; they differ in the ranks at which they
+add, and in the tree that takes the sum back to all, which adds nothing and is free. The cheapest
+column under prices of links is found exactly among those of this form: a partial sum is made at a
+rank that contributed to one of its two operands, and moves over ranks whose contributions are in
+it. Such ranks have given theirs away, so no rank ever holds two values of a chunk.
 """
 
 from __future__ import annotations
@@ -21,13 +22,15 @@ from ..numeric.arborescence import cheapest_out_tree
 from .bracket import Bracket
 
 Ints = NDArray[np.int64]
+# (step, source rank, destination rank, "reduce" or "copy").
 Move = tuple[int, int, int, Op]
-"""(step, source rank, destination rank, "reduce" or "copy")."""
 
 
 @dataclass(frozen=True)
 class Column:
-    """One way to add up in the bracketing and, for allreduce, to spread the sum: its moves, and the rank that ends the sum."""
+    """One way to add up in the bracketing and, for allreduce, to spread the sum: its moves, and the
+    rank that ends the sum.
+    """
 
     end: int
     moves: tuple[Move, ...]
@@ -40,10 +43,12 @@ class Column:
 
 @dataclass
 class _Node:
-    """A partial sum (or a rank's contribution): its ranks, and under the prices at hand its least cost at each of them.
+    """A partial sum (or a rank's contribution): its ranks, and under the prices at hand its least
+    cost at each of them.
 
-    `made` is the rank at which it is made for each rank at which it is wanted; `kept` says, for each rank at which it is
-    made, whether the first operand is there already, and `other` where the other operand comes from.
+    `made` is the rank at which it is made for each rank at which it is wanted; `kept` says, for
+    each rank at which it is made, whether the first operand is there already, and `other` where the
+    other operand comes from.
     """
 
     ranks: Ints
@@ -56,7 +61,9 @@ class _Node:
 
 
 class Embedding:
-    """The ways in which one bracketing can be laid into a machine, whose ranks send to each other on `routes`."""
+    """The ways in which one bracketing can be laid into a machine, whose ranks send to each other
+    on `routes`.
+    """
 
     def __init__(self, bracket: Bracket, routes: OwnRoutes) -> None:
         self.bracket, self.routes = bracket, routes
@@ -82,14 +89,19 @@ class Embedding:
 
     @cached_property
     def needs_relays(self) -> bool:
-        """Whether ranks may have to hand on what goes to others: some two have no route, or all are linked directly."""
+        """Whether ranks may have to hand on what goes to others: some two have no route, or all are
+        linked directly.
+        """
         lengths = np.asarray(self.routes.crossed.sum(axis=1)).reshape(-1)
         return bool((~self.routes.exists).sum() > self.routes.size or lengths.max(initial=0) <= 1)
 
-    # -- the cheapest columns ------------------------------------------------------------------------------------
+    # -- the cheapest columns
+    # ------------------------------------------------------------------------------------
 
     def price(self, distance: Floats) -> Floats:
-        """Find the least cost of the sum at each rank, given the price of sending from one rank to another; return it."""
+        """Find the least cost of the sum at each rank, given the price of sending from one rank to
+        another; return it.
+        """
         n = len(distance)
         for node in self.nodes:
             node.cost = np.full(n, np.inf)
@@ -105,7 +117,9 @@ class Embedding:
             for kept, (stays, comes) in enumerate(((first, second), (second, first))):
                 moved = comes.cost[comes.ranks, None] + near[np.ix_(comes.ranks, stays.ranks)]
                 best = moved.argmin(axis=0)
-                made_cost[stays.ranks] = stays.cost[stays.ranks] + moved[best, np.arange(len(stays.ranks))]
+                made_cost[stays.ranks] = (
+                    stays.cost[stays.ranks] + moved[best, np.arange(len(stays.ranks))]
+                )
                 node.kept[stays.ranks] = kept
                 node.other[stays.ranks] = comes.ranks[best]
             moved = made_cost[node.ranks, None] + near[np.ix_(node.ranks, node.ranks)]
@@ -116,8 +130,8 @@ class Embedding:
         return self.nodes[-1].cost
 
     def _close(self, distance: Floats, ranks: Ints) -> tuple[Floats, Ints]:
-        """Return the price of the cheapest way between each two of `ranks` over others of them, and the last of these before
-        the end (-1 where the way is direct).
+        """Return the price of the cheapest way between each two of `ranks` over others of them, and
+        the last of these before the end (-1 where the way is direct).
         """
         n = len(distance)
         near = np.full((n, n), np.inf)
@@ -128,20 +142,29 @@ class Embedding:
             for over in ranks.tolist():
                 through = near[:, over, None] + near[None, over, :]
                 better = through < near - 1e-15
-                before = np.where(better, np.where(before[None, over, :] >= 0, before[None, over, :], over), before)
+                before = np.where(
+                    better,
+                    np.where(before[None, over, :] >= 0, before[None, over, :], over),
+                    before,
+                )
                 near = np.where(better, through, near)
         return near, before
 
     def find_column(self, end: int, spread: list[int] | None) -> Column:
-        """Return the cheapest column, under the last prices, that ends the sum at `end`; `spread` are the parents of the tree
-        that takes it to all ranks.
+        """Return the cheapest column, under the last prices, that ends the sum at `end`; `spread`
+        are the parents of the tree that takes it to all ranks.
         """
         moves: list[Move] = []
         n = self.routes.size
-        free, ready = [0] * n, [0] * n  # the first step in which a rank may receive something else, or send what it has
+        free, ready = (
+            [0] * n,
+            [0] * n,
+        )  # the first step in which a rank may receive something else, or send what it has
 
         def send(path: list[int], op: Op) -> None:
-            """Move a value along a path; in the end it is added to what is there, or takes its place."""
+            """Move a value along a path; in the end it is added to what is there, or takes its
+            place.
+            """
             for src, dst in pairwise(path):
                 is_last = dst == path[-1]
                 adds = is_last and op == "reduce"
@@ -160,7 +183,10 @@ class Embedding:
             if node.operands is not None:
                 made = int(node.made[place])
                 kept = int(node.kept[made])
-                todo += [(node.operands[kept], made), (node.operands[1 - kept], int(node.other[made]))]
+                todo += [
+                    (node.operands[kept], made),
+                    (node.operands[1 - kept], int(node.other[made])),
+                ]
         for number, place in reversed(plan):
             node = self.nodes[number]
             if node.operands is not None:
@@ -175,7 +201,9 @@ class Embedding:
                     children[parent].append(child)
             layer, step = [end], start
             while layer:
-                moves += [(step, parent, child, "copy") for parent in layer for child in children[parent]]
+                moves += [
+                    (step, parent, child, "copy") for parent in layer for child in children[parent]
+                ]
                 layer, step = [child for parent in layer for child in children[parent]], step + 1
         return Column(end, tuple(moves))
 
@@ -189,7 +217,9 @@ class Embedding:
 
 
 def find_spreads(distance: Floats) -> list[list[int]]:
-    """Return the cheapest out-tree from each rank, as parents; pairs without a route only where nothing else is left."""
+    """Return the cheapest out-tree from each rank, as parents; pairs without a route only where
+    nothing else is left.
+    """
     top = float(distance[np.isfinite(distance)].sum()) + 1
     dense = np.where(np.isfinite(distance), distance, top)
     return [cheapest_out_tree(dense, root) for root in range(len(distance))]

@@ -1,4 +1,6 @@
-"""How fast one bracketing can be on a machine: embeddings of it, weighed against each other by column generation."""
+"""How fast one bracketing can be on a machine: embeddings of it, weighed against each other by
+column generation.
+"""
 
 from __future__ import annotations
 
@@ -19,24 +21,26 @@ from .bracket import Bracket
 from .embedding import Column, Embedding, count_sends, find_spreads
 
 NAME = "bracketed"
+# Column generation ends where the time is at most this many times what the prices prove for the
+# bracketing.
 _NEAR = 1.002
-"""Column generation ends where the time is at most this many times what the prices prove for the bracketing."""
 _COLUMNS = 6
 _MOST_IDLE = 6
+# Seconds of a quiet core: for the linear program of a turn, to price two partial sums, to find an
+# out-tree, and for each two ranks in it.
 _TURN_S, _PRICING_RANK_S, _TREE_S, _TREE_ENTRY_S = 8e-3, 1.5e-3, 6e-4, 4e-6
-"""Seconds of a quiet core: for the linear program of a turn, to price two partial sums, to find an out-tree, and for each two
-ranks in it."""
 _SMOOTH = 0.5
 _HOP_PRICES = (0.05, 0.2, 1.0)
+# Columns of few steps alone are worth a schedule from this part of the best rate on, and more steps
+# where they are faster by this factor.
 _WORTH_IT, _FASTER = 0.85, 1.005
-"""Columns of few steps alone are worth a schedule from this part of the best rate on, and more steps where they are faster by
-this factor."""
 
 
 @dataclass
 class Fit:
-    """Columns with their shares (floats) of their group's part, and the time for each GB of buffer that these take; `least_s`
-    is what the prices prove for this bracketing, in the form of embedding.py.
+    """Columns with their shares (floats) of their group's part, and the time for each GB of buffer
+    that these take; `least_s` is what the prices prove for this bracketing, in the form of
+    embedding.py.
     """
 
     columns: list[Column]
@@ -46,7 +50,9 @@ class Fit:
 
 
 class Fitting:
-    """Column generation for one bracketing, collective and machine. Parts of a reduce-scatter are a group each."""
+    """Column generation for one bracketing, collective and machine. Parts of a reduce-scatter are a
+    group each.
+    """
 
     def __init__(self, bracket: Bracket, collective: Collective, routes: OwnRoutes) -> None:
         self.collective, self.routes = collective, routes
@@ -71,15 +77,20 @@ class Fitting:
     @property
     def ends(self) -> list[int]:
         """The ranks at which sums may end."""
-        return [self.collective.root or 0] if self.collective.name == "reduce" else list(range(self.collective.ranks))
+        return (
+            [self.collective.root or 0]
+            if self.collective.name == "reduce"
+            else list(range(self.collective.ranks))
+        )
 
     def group_of(self, column: Column) -> int:
         """Return the number of the part that a column is for."""
         return column.end if self.collective.name == "reduce-scatter" else 0
 
     def run(self, effort: Effort, turns: int, beaten_s: float = np.inf) -> Fit:
-        """Generate columns until they are near the optimum, for at most `turns` more turns, or until it is proved that this
-        bracketing takes more than `beaten_s` for each GB. InfeasibleError where there are no columns.
+        """Generate columns until they are near the optimum, for at most `turns` more turns, or
+        until it is proved that this bracketing takes more than `beaten_s` for each GB.
+        InfeasibleError where there are no columns.
         """
         parts = self.parts
         apart = self.collective.name != "allreduce"
@@ -90,7 +101,11 @@ class Fitting:
             smooth = _SMOOTH * smooth + (1 - _SMOOTH) * self.prices
             fresh = self._price(smooth) or self._price(self.prices)
             n = self.collective.ranks
-            effort.spend(_TURN_S + n * _PRICING_RANK_S + (0.0 if apart else n * (_TREE_S + _TREE_ENTRY_S * n * n)))
+            effort.spend(
+                _TURN_S
+                + n * _PRICING_RANK_S
+                + (0.0 if apart else n * (_TREE_S + _TREE_ENTRY_S * n * n))
+            )
             if self.fit is not None:
                 self.fit.least_s = self.least_s / parts
             if not fresh or self.least_s / parts > beaten_s:
@@ -98,17 +113,24 @@ class Fitting:
             for column in fresh:
                 self.uses[column] = self._count_uses(column)
             division = divide(
-                list(self.uses.values()), self.routes.capacity, [self.group_of(c) for c in self.uses], effort=effort
+                list(self.uses.values()),
+                self.routes.capacity,
+                [self.group_of(c) for c in self.uses],
+                effort=effort,
             )
             if division is None:
                 raise InfeasibleError(f"{NAME}: the weights of the embeddings have no optimum")
             self.prices, self.duals = division.prices, division.duals
-            self.fit = Fit(list(self.uses), division.shares, division.time / parts, self.least_s / parts)
+            self.fit = Fit(
+                list(self.uses), division.shares, division.time / parts, self.least_s / parts
+            )
             if division.time <= self.least_s * _NEAR:
                 break
             self._forget_unused(division.shares)
         if self.fit is None:
-            raise InfeasibleError(f"{NAME}: the ranks cannot add up in this order over the routes that there are")
+            raise InfeasibleError(
+                f"{NAME}: the ranks cannot add up in this order over the routes that there are"
+            )
         return self.fit
 
     def _forget_unused(self, shares: Floats) -> None:
@@ -119,7 +141,9 @@ class Fitting:
                 del self.uses[column], self._idle[column]
 
     def _price(self, prices: Floats) -> list[Column]:
-        """Return columns that cost less than their group's dual; raise the bound where these prices prove more."""
+        """Return columns that cost less than their group's dual; raise the bound where these prices
+        prove more.
+        """
         tiny = 1e-7 * float(prices.mean())
         distance = self.routes.distances(prices + tiny)
         adding = self.embedding.price(distance)
@@ -133,11 +157,15 @@ class Fitting:
             if np.isfinite(cost):
                 offers.append((cost, end, spread))
         offers.sort(key=lambda offer: offer[:2])
-        if not offers or (self.collective.name == "reduce-scatter" and len(offers) < self.collective.ranks):
+        if not offers or (
+            self.collective.name == "reduce-scatter" and len(offers) < self.collective.ranks
+        ):
             return []
         apart = self.collective.name == "reduce-scatter"
         paid = float(self.routes.capacity @ (prices + tiny))
-        self.least_s = max(self.least_s, (sum(o[0] for o in offers) if apart else offers[0][0]) / paid)
+        self.least_s = max(
+            self.least_s, (sum(o[0] for o in offers) if apart else offers[0][0]) / paid
+        )
         fresh: list[Column] = []
         for cost, end, spread in offers if apart else offers[:_COLUMNS]:
             if cost < self.duals.get(end if apart else 0, np.inf) * (1 - 1e-6):
@@ -162,24 +190,35 @@ class Fitting:
             spreads = find_spreads(with_hops) if self.collective.name == "allreduce" else None
             for end in self.ends:
                 if np.isfinite(adding[end]):
-                    column = self.embedding.find_column(end, None if spreads is None else spreads[end])
+                    column = self.embedding.find_column(
+                        end, None if spreads is None else spreads[end]
+                    )
                     self.uses[column] = self._count_uses(column)
 
     def list_cuts(self) -> list[Fit]:
-        """Return the best shares of the columns of at most so many steps, for each number that is worth it, fewest first."""
+        """Return the best shares of the columns of at most so many steps, for each number that is
+        worth it, fewest first.
+        """
         assert self.fit is not None
         out: list[Fit] = []
         every = list(self.uses)
         for steps in sorted({column.steps for column in every}):
             columns = [column for column in every if column.steps <= steps]
             groups = [self.group_of(column) for column in columns]
-            if self.collective.name == "reduce-scatter" and len(set(groups)) < self.collective.ranks:
+            if (
+                self.collective.name == "reduce-scatter"
+                and len(set(groups)) < self.collective.ranks
+            ):
                 continue
-            division = divide([self.uses[column] for column in columns], self.routes.capacity, groups)
+            division = divide(
+                [self.uses[column] for column in columns], self.routes.capacity, groups
+            )
             if division is None:
                 continue
             seconds = division.time / self.parts
-            if seconds * _WORTH_IT <= self.seconds and (not out or seconds * _FASTER < out[-1].seconds):
+            if seconds * _WORTH_IT <= self.seconds and (
+                not out or seconds * _FASTER < out[-1].seconds
+            ):
                 out.append(Fit(columns, division.shares, seconds, self.least_s / self.parts))
         return out or [self.fit]
 

@@ -1,10 +1,12 @@
-"""Schedules over levels of groups, all in one bracketing: first the ranks of the innermost groups add up, then across them.
+"""Schedules over levels of groups, all in one bracketing: first the ranks of the innermost groups
+add up, then across them.
 
-Ranks stand in a box of several dimensions, one a level, the innermost first. In a level the ranks that differ in its
-dimension alone exchange what they have of each other's parts and add it up, from the lowest rank to the highest. With one
-level that is a direct exchange, with two ranks a level recursive halving; with a level inside hosts and one across them each
-byte crosses the network as often as it must. The same bracketing serves whole vectors: at each level all exchange all they
-have (few steps), or send to one (a tree).
+Ranks stand in a box of several dimensions, one a level, the innermost first. In a level the ranks
+that differ in its dimension alone exchange what they have of each other's parts and add it up, from
+the lowest rank to the highest. With one level that is a direct exchange, with two ranks a level
+recursive halving; with a level inside hosts and one across them each byte crosses the network as
+often as it must. The same bracketing serves whole vectors: at each level all exchange all they have
+(few steps), or send to one (a tree).
 """
 
 from __future__ import annotations
@@ -19,16 +21,18 @@ from ..request import MOST_TRANSFERS, Request, Send, build_schedule, segment_cou
 from ..strategies.placement import place
 
 LARGE_BYTES = 1 << 26
+# With more, ranks are not placed, and those of a box are all one level.
 _PLACED_RANKS = 64
-"""With more, ranks are not placed, and those of a box are all one level."""
+# With more, levels that do not keep to the machine's boxes are not tried.
 _FEW_RANKS = 16
-"""With more, levels that do not keep to the machine's boxes are not tried."""
 NAME = "levels"
 
 
 @dataclass(frozen=True)
 class Levels:
-    """Ranks in a box. `sizes` are those of its dimensions, the innermost first, which varies fastest in `order`."""
+    """Ranks in a box. `sizes` are those of its dimensions, the innermost first, which varies
+    fastest in `order`.
+    """
 
     order: tuple[int, ...]
     sizes: tuple[int, ...]
@@ -43,7 +47,9 @@ class Levels:
 
 
 def build_levels(request: Request) -> list[Schedule]:
-    """Return schedules over the levels that suit the machine; those that have no routes are left out."""
+    """Return schedules over the levels that suit the machine; those that have no routes are left
+    out.
+    """
     only_adding = request.collective.name in ("allreduce", "reduce-scatter", "reduce")
     out: list[Schedule] = []
     for levels in _list_levels(request) if only_adding else ():
@@ -56,14 +62,18 @@ def build_levels(request: Request) -> list[Schedule]:
 
 
 def _list_levels(request: Request) -> list[Levels]:
-    """Return levels: all ranks at once or in pairs, and where the machine has boxes, those inside them before those across."""
+    """Return levels: all ranks at once or in pairs, and where the machine has boxes, those inside
+    them before those across.
+    """
     n = request.collective.ranks
     boxes = survey(request.topology).boxes
     out: list[Levels] = []
     if boxes is not None and len({len(members) for members in boxes.ranks}) == 1:
         order = tuple(rank for members in boxes.ranks for rank in members)
         insides = list(_factor(boxes.lanes)) if n <= _PLACED_RANKS else [(boxes.lanes,)]
-        out += [Levels(order, inside + across) for inside in insides for across in _factor(boxes.count)]
+        out += [
+            Levels(order, inside + across) for inside in insides for across in _factor(boxes.count)
+        ]
         if n > _FEW_RANKS:
             return out
     out += [Levels(tuple(range(n)), sizes) for sizes in _factor(n)]
@@ -86,7 +96,9 @@ def _factor(count: int) -> Iterator[tuple[int, ...]]:
 
 
 def _place_pairs(request: Request, sizes: tuple[int, ...]) -> Levels | None:
-    """Return levels of two with the ranks placed for a large message; None where partners lack routes in all orders."""
+    """Return levels of two with the ranks placed for a large message; None where partners lack
+    routes in all orders.
+    """
     orders: dict[Schedule, tuple[int, ...]] = {}
 
     def draw(order: Sequence[int]) -> Schedule:
@@ -96,7 +108,9 @@ def _place_pairs(request: Request, sizes: tuple[int, ...]) -> Levels | None:
 
     def pairs(order: Sequence[int]) -> set[tuple[int, int]]:
         levels = len(sizes)
-        return {(order[p], order[p ^ 1 << level]) for p in range(len(order)) for level in range(levels)}
+        return {
+            (order[p], order[p ^ 1 << level]) for p in range(len(order)) for level in range(levels)
+        }
 
     try:
         return Levels(orders[place(request, draw, pairs, LARGE_BYTES)], sizes)
@@ -105,13 +119,16 @@ def _place_pairs(request: Request, sizes: tuple[int, ...]) -> Levels | None:
 
 
 def _scatter(request: Request, levels: Levels) -> list[Schedule]:
-    """Return the schedule in which every rank ends a part of the sum; for allreduce all gather them, for reduce the root."""
+    """Return the schedule in which every rank ends a part of the sum; for allreduce all gather
+    them, for reduce the root.
+    """
     n, name = request.collective.ranks, request.collective.name
     if 2 * n * n > MOST_TRANSFERS:
         raise InfeasibleError(f"{n} ranks take {2 * n * n} transfers, more than are planned for")
     order = levels.order
     sends: list[Send] = []
-    # Chunk c is ended by the rank at place c: at each level it goes to the place whose coordinate there is that of c.
+    # Chunk c is ended by the rank at place c: at each level it goes to the place whose coordinate
+    # there is that of c.
     for level, (stride, size) in enumerate(levels.strides()):
         for p in range(n):
             for c in range(p % stride, n, stride):
@@ -127,11 +144,15 @@ def _scatter(request: Request, levels: Levels) -> list[Schedule]:
                     for digit in range(size):
                         if digit != p // stride % size:
                             peer = p + (digit - p // stride % size) * stride
-                            sends.append((2 * top - 1 - level, order[p], order[peer], order[c], "copy"))
+                            sends.append(
+                                (2 * top - 1 - level, order[p], order[peer], order[c], "copy")
+                            )
     elif name == "reduce":
         root = request.collective.root or 0
         sends += [(top, rank, root, rank, "copy") for rank in range(n) if rank != root]
-    chunks = whole(request.collective) if name == "reduce-scatter" else request.collective.even_chunks(n)
+    chunks = (
+        whole(request.collective) if name == "reduce-scatter" else request.collective.even_chunks(n)
+    )
     schedule = build_schedule(request, NAME, chunks, sends)
     return [replace(schedule, segments=m) for m in segment_counts(n)]
 
@@ -152,7 +173,9 @@ def _exchange(request: Request, levels: Levels) -> list[Schedule]:
 
 
 def _tree(request: Request, levels: Levels) -> list[Schedule]:
-    """Return schedules in which at each level one rank of a group gets what the others have; for allreduce it goes back."""
+    """Return schedules in which at each level one rank of a group gets what the others have; for
+    allreduce it goes back.
+    """
     order, name = levels.order, request.collective.name
     root = order.index(request.collective.root or 0)
     top, sends = len(levels.sizes), list[Send]()

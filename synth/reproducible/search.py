@@ -1,4 +1,6 @@
-"""Search for a bracketing under which a machine is fast: some are fitted, the best is varied as long as there is work left."""
+"""Search for a bracketing under which a machine is fast: some are fitted, the best is varied as
+long as there is work left.
+"""
 
 from __future__ import annotations
 
@@ -17,31 +19,38 @@ from .bracket import Bracket, grow_bracket, match_brackets, measure_closeness, v
 from .embedding import Embedding, find_spreads
 from .fitting import NAME, Fitting
 
+# With more, bracketings are not searched for: levels are all there is.
 _RANKS = 64
-"""With more, bracketings are not searched for: levels are all there is."""
 _SEEDS, _GROWN = 4, 8
 _TURNS, _LAST_TURNS = 60, 200
+# A bracketing that takes at most this many times as long as the bound is taken at once.
 _NEAR = 1.002
-"""A bracketing that takes at most this many times as long as the bound is taken at once."""
 _BETTER = 0.999
 _SMALL_RANKS = 32
 
 
 def search_brackets(request: Request, given: Sequence[Bracket]) -> list[Schedule]:
-    """Return schedules in the best bracketings that were found: those for large messages, and a tree for small ones, in each.
+    """Return schedules in the best bracketings that were found: those for large messages, and a
+    tree for small ones, in each.
 
-    `given` are bracketings to try too. InfeasibleError where the ranks are too many, or switches compute.
+    `given` are bracketings to try too. InfeasibleError where the ranks are too many, or switches
+    compute.
     """
     n = request.collective.ranks
     if n > _RANKS:
-        raise InfeasibleError(f"{NAME}: bracketings of {n} ranks are not searched for; at most {_RANKS}")
+        raise InfeasibleError(
+            f"{NAME}: bracketings of {n} ranks are not searched for; at most {_RANKS}"
+        )
     if computes_in_network(request.topology):
         raise InfeasibleError(f"{NAME}: switches that add have an order of their own")
     routes = OwnRoutes(request.topology, request.router)
     best = _search(request, given, routes)
     best.add_low_columns()
     schedules = [best.build(request, fit) for fit in best.list_cuts()]
-    return [*(cut for schedule in schedules for cut in _cut(schedule)), *_build_small(request, best.embedding)]
+    return [
+        *(cut for schedule in schedules for cut in _cut(schedule)),
+        *_build_small(request, best.embedding),
+    ]
 
 
 def _search(request: Request, given: Sequence[Bracket], routes: OwnRoutes) -> Fitting:
@@ -99,7 +108,9 @@ def _cut(schedule: Schedule) -> list[Schedule]:
 
 
 def _build_small(request: Request, embedding: Embedding) -> list[Schedule]:
-    """Return a single chunk's schedule in the fewest steps that are found, for small messages; none for reduce-scatter."""
+    """Return a single chunk's schedule in the fewest steps that are found, for small messages; none
+    for reduce-scatter.
+    """
     name, n = request.collective.name, request.collective.ranks
     if name == "reduce-scatter":
         return []

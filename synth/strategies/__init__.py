@@ -1,4 +1,6 @@
-"""Our strategies. One file a strategy, one contract (see `synth/request.py`); `synth/registry.py` adds those of users."""
+"""Our strategies. One file a strategy, one contract (see `synth/request.py`); `synth/registry.py`
+adds those of users.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +25,8 @@ from . import (
 
 Strategy = Callable[[Request], list[Schedule]]
 
+# By name. Each returns candidate schedules (for small sizes, large ones, ...), or raises
+# InfeasibleError with the reason why it has none for this collective on this topology.
 STRATEGIES: Mapping[str, Strategy] = {
     "packing": packing.build,
     "chains": chains.build,
@@ -37,6 +41,3 @@ STRATEGIES: Mapping[str, Strategy] = {
     "one-shot": one_shot.build,
     "parameter-server": parameter_server.build,
 }
-"""By name. Each returns candidate schedules (for small sizes, large ones, ...), or raises InfeasibleError with the reason
-why it has none for this collective on this topology.
-"""

@@ -1,10 +1,11 @@
-"""Chains through all GPUs, up and down, for allreduce, as NCCL's trees are inside a node; rings for allgather and
-reduce-scatter.
+"""Chains through all GPUs, up and down, for allreduce, as NCCL's trees are inside a node; rings for
+allgather and reduce-scatter.
 
-An allreduce adds each share up along its chain, from both ends to the middle, and sends the sum back; the shares are those at
-which the links carry most. Offered are these chains, pipelined, with fewer chains of equal shares beside them. Where chains
-alone are not proved to be the best, rings are tried too, and chains and rings side by side, whichever carries most. Which
-orders, and with what shares: synth/channels.
+An allreduce adds each share up along its chain, from both ends to the middle, and sends the sum
+back; the shares are those at which the links carry most. Offered are these chains, pipelined, with
+fewer chains of equal shares beside them. Where chains alone are not proved to be the best, rings
+are tried too, and chains and rings side by side, whichever carries most. Which orders, and with
+what shares: synth/channels.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ from ..ir.schedule import Schedule
 from ..ir.transfers import Transfers
 from ..request import MOST_TRANSFERS, Request, only_for, segment_counts
 
+# Numbers of chains of equal shares that are offered beside the best shares, at most.
 _FEW = 8
-"""Numbers of chains of equal shares that are offered beside the best shares, at most."""
+# Fraction of the rate of the best number of chains that fewer of them must have.
 _ENOUGH = Fraction(98, 100)
-"""Fraction of the rate of the best number of chains that fewer of them must have."""
 _BETTER = 1e-6
 _EQUAL_WORK_S = 1.0
 
@@ -37,13 +38,17 @@ _EQUAL_WORK_S = 1.0
 def build(request: Request) -> list[Schedule]:
     """Return schedules of different numbers of chains and segments, or one of rings.
 
-    Raises InfeasibleError where no chain, or ring, visits all GPUs, or none was found with that effort.
+    Raises InfeasibleError where no chain, or ring, visits all GPUs, or none was found with that
+    effort.
     """
     only_for(request, "chains", ["allreduce", "allgather", "reduce-scatter"])
     n = request.collective.ranks
     most = MOST_TRANSFERS // (2 * n * (n - 1))
     if most < 1:
-        raise InfeasibleError(f"chains: a ring of {n} ranks has {2 * n * (n - 1)} transfers, more than are planned for")
+        raise InfeasibleError(
+            f"chains: a ring of {n} ranks has {2 * n * (n - 1)} transfers, more than are planned "
+            "for"
+        )
     if request.collective.name != "allreduce":
         packed = pack_orders(request, [RING])
         return [_schedule_shares(request, find_exact_rates(packed, request.effort), most)]
@@ -52,11 +57,15 @@ def build(request: Request) -> list[Schedule]:
     schedules = [_schedule_shares(request, find_exact_rates(packed, request.effort), most)]
     if all(shape == CHAIN for shape, _ in packed.columns):
         schedules += _build_equal(request, orders, packed, len(schedules[0].chunks))
-    return [replace(s, segments=m) for s in schedules for m in segment_counts(s.trees or len(s.chunks))]
+    return [
+        replace(s, segments=m) for s in schedules for m in segment_counts(s.trees or len(s.chunks))
+    ]
 
 
 def _pack_best(request: Request, orders: Orders) -> Packed:
-    """Return chains, or where these are not proved to be the best, rings or both if they carry more."""
+    """Return chains, or where these are not proved to be the best, rings or both if they carry
+    more.
+    """
     found: list[Packed] = []
     declined: list[InfeasibleError] = []
     for shapes in ([CHAIN], [RING], [CHAIN, RING]):
@@ -78,21 +87,33 @@ def _pack_best(request: Request, orders: Orders) -> Packed:
     return best
 
 
-def _build_equal(request: Request, orders: Orders, packed: Packed, less_than: int) -> list[Schedule]:
-    """Return schedules of fewer chains, of equal shares: the best one, and the fewest that lose little beside the best few."""
+def _build_equal(
+    request: Request, orders: Orders, packed: Packed, less_than: int
+) -> list[Schedule]:
+    """Return schedules of fewer chains, of equal shares: the best one, and the fewest that lose
+    little beside the best few.
+    """
     rounding = Rounding(orders, packed, request.effort.grant(_EQUAL_WORK_S))
     counts = range(1, min(_FEW + 1, less_than))
     rates = {count: rounding.rate_GBps(rounding.round(count)) for count in counts}
     enough = max(rates.values(), default=Fraction(0)) * _ENOUGH
     out = []
-    for count in sorted({1, next((k for k, rate in rates.items() if rate >= enough), 1)} & set(counts)):
+    for count in sorted(
+        {1, next((k for k, rate in rates.items() if rate >= enough), 1)} & set(counts)
+    ):
         standing = Counter(rounding.listed[number] for number in rounding.round(count).tolist())
-        out.append(_schedule_shares(request, {column: Fraction(k, count) for column, k in standing.items()}, count))
+        out.append(
+            _schedule_shares(
+                request, {column: Fraction(k, count) for column, k in standing.items()}, count
+            )
+        )
     return out
 
 
 def _schedule_shares(request: Request, rates: Mapping[Column, Fraction], most: int) -> Schedule:
-    """Return the schedule of chains and rings with shares in proportion to their rates: of the heaviest, at most `most`."""
+    """Return the schedule of chains and rings with shares in proportion to their rates: of the
+    heaviest, at most `most`.
+    """
     heaviest = dict(sorted(rates.items(), key=lambda item: -item[1])[:most])
     total = sum(heaviest.values(), Fraction(0))
     chains = [(order, rate / total) for (shape, order), rate in heaviest.items() if shape == CHAIN]
@@ -115,13 +136,18 @@ def _lay_beside(request: Request, one: Schedule, other: Schedule) -> Schedule:
     step, src, dst, chunk, op, route = other.transfers.columns
     moved = Transfers(step, src, dst, chunk + len(one.chunks), op, route, other.transfers.routes)
     transfers = Transfers.joined([one.transfers, moved]).sorted()
-    return tighten(Schedule(one.collective, "chains", one.chunks + other.chunks, transfers, ()), request.topology)
+    return tighten(
+        Schedule(one.collective, "chains", one.chunks + other.chunks, transfers, ()),
+        request.topology,
+    )
 
 
 def _hang_chain(request: Request, order: Order) -> RootedTree:
     """Return a chain as a tree whose root is its middle, on the system's own routes."""
     middle = len(order) // 2
-    parent = {rank: order[i + (1 if i < middle else -1)] for i, rank in enumerate(order) if i != middle}
+    parent = {
+        rank: order[i + (1 if i < middle else -1)] for i, rank in enumerate(order) if i != middle
+    }
     route = request.router.route
     up = [route(r, parent[r]) if r in parent else None for r in range(len(order))]
     down = [route(parent[r], r) if r in parent else None for r in range(len(order))]

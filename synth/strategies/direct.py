@@ -1,4 +1,6 @@
-"""Direct exchange: all pairs of ranks send to each other. Collectives that copy or reduce take one step, allreduce two."""
+"""Direct exchange: all pairs of ranks send to each other. Collectives that copy or reduce take one
+step, allreduce two.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +12,15 @@ from ..request import MOST_TRANSFERS, Request, Send, build_schedule, whole
 
 
 def build(request: Request) -> list[Schedule]:
-    """Return the direct schedule. InfeasibleError where two ranks have no route that avoids other GPUs."""
+    """Return the direct schedule. InfeasibleError where two ranks have no route that avoids other
+    GPUs.
+    """
     collective = request.collective
     n = collective.ranks
     if n * n > MOST_TRANSFERS:
-        raise InfeasibleError(f"direct: {n} ranks take {n * n} transfers, more than are planned for")
+        raise InfeasibleError(
+            f"direct: {n} ranks take {n * n} transfers, more than are planned for"
+        )
     if collective.name == "allreduce":
         gather = build(request.of(Collective("allgather", n)))[0]
         scatter = build(request.of(Collective("reduce-scatter", n)))[0]

@@ -1,5 +1,6 @@
-"""Double binary trees, pipelined: each half of the buffer is reduced and broadcast along one of two binary trees; the leaves
-of one are inner nodes of the other (Sanders, Speck, Traeff 2009; NCCL 2.4).
+"""Double binary trees, pipelined: each half of the buffer is reduced and broadcast along one of two
+binary trees; the leaves of one are inner nodes of the other (Sanders, Speck, Traeff 2009; NCCL
+2.4).
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ LARGE_BYTES = 1 << 26
 
 
 def build(request: Request) -> list[Schedule]:
-    """Return the schedule at several numbers of segments, with the ranks placed for a large message."""
+    """Return the schedule at several numbers of segments, with the ranks placed for a large
+    message.
+    """
     only_for(request, "double-tree", ["allreduce"])
     n = request.collective.ranks
     if n < 2:
@@ -33,12 +36,16 @@ def build(request: Request) -> list[Schedule]:
         schedule = build_schedule(request, "double-tree", chunks, place_sends(order), trees=2)
         return replace(schedule, segments=16)
 
-    best = place(request, draw, lambda order: {(a, b) for _, a, b, _, _ in place_sends(order)}, LARGE_BYTES)
+    best = place(
+        request, draw, lambda order: {(a, b) for _, a, b, _, _ in place_sends(order)}, LARGE_BYTES
+    )
     return [replace(best, segments=m) for m in SEGMENTS]
 
 
 def tree_sends(parents: Parents, chunk: int) -> list[Send]:
-    """Return the sends that reduce `chunk` up a tree, each node once all its children are done, then broadcast it down."""
+    """Return the sends that reduce `chunk` up a tree, each node once all its children are done,
+    then broadcast it down.
+    """
     depth, height = levels(parents)
     top = max(height)
     sends: list[Send] = []

@@ -1,4 +1,6 @@
-"""SCCL's exact synthesis: the schedules of the Pareto front over steps and R/C (see synth/ksync)."""
+"""SCCL's exact synthesis: the schedules of the Pareto front over steps and R/C (see
+synth/ksync).
+"""
 
 from __future__ import annotations
 
@@ -8,20 +10,25 @@ from ..ksync.fabric import fabric_of
 from ..ksync.pareto import pareto
 from ..request import Request
 
+# Chunks times edges, for one chunk in SCCL's units, above which the exact models are not tried.
 MOST_VARIABLES = 60_000
-"""Chunks times edges, for one chunk in SCCL's units, above which the exact models are not tried."""
 
 
 def build(request: Request) -> list[Schedule]:
-    """Return the schedules of the Pareto front. Raises TimeLimitError where the effort was too small to find any."""
+    """Return the schedules of the Pareto front. Raises TimeLimitError where the effort was too
+    small to find any.
+    """
     edges = len(fabric_of(request.topology).edges)
     chunks = len(request.collective.even_chunks(1))
     if edges * max(chunks, request.collective.ranks) > MOST_VARIABLES:
         raise InfeasibleError(
-            f"exact is for small machines: {request.collective.ranks} ranks with {edges} routes between them are too many"
+            f"exact is for small machines: {request.collective.ranks} ranks with {edges} routes "
+            "between them are too many"
         )
     front = pareto(request.collective, request.topology, request.effort, progress=request.progress)
     schedules = [row.schedule for row in front.front if row.schedule is not None]
     if not schedules:
-        raise TimeLimitError(f"exact found no schedule for {request.collective.name} in time; give it more")
+        raise TimeLimitError(
+            f"exact found no schedule for {request.collective.name} in time; give it more"
+        )
     return schedules

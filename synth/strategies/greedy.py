@@ -1,7 +1,9 @@
-"""Time-expanded greedy matching for large direct networks (TACOS, MICRO 2024), best of several trials.
+"""Time-expanded greedy matching for large direct networks (TACOS, MICRO 2024), best of several
+trials.
 
-In every step each link takes as many chunks as its bandwidth has units; a chunk goes where it is missing, and of several
-the one that fewest ranks have goes first. Links choose in random order, in batches in which no two lead to one rank.
+In every step each link takes as many chunks as its bandwidth has units; a chunk goes where it is
+missing, and of several the one that fewest ranks have goes first. Links choose in random order, in
+batches in which no two lead to one rank.
 """
 
 from __future__ import annotations
@@ -23,15 +25,16 @@ from ..request import Request, only_for
 _TRIALS = 8
 _MOST_TRANSFERS = 4_000_000
 _MOST_UNITS = 32
+# Seconds of a quiet core that a trial takes for each transfer.
 _TRANSFER_S = 1e-5
-"""Seconds of a quiet core that a trial takes for each transfer."""
 Ints = NDArray[np.int64]
 
 
 def build(request: Request) -> list[Schedule]:
     """Return the schedule with fewest steps.
 
-    Raises InfeasibleError where switches lie between GPUs or there are too many, TimeLimitError where a trial takes too long.
+    Raises InfeasibleError where switches lie between GPUs or there are too many, TimeLimitError
+    where a trial takes too long.
     """
     only_for(request, "greedy", ["allgather", "reduce-scatter", "allreduce"])
     name, n = request.collective.name, request.collective.ranks
@@ -41,24 +44,33 @@ def build(request: Request) -> list[Schedule]:
         gather = build(request.of(Collective("allgather", n)))[0]
         scatter = build(request.of(Collective("reduce-scatter", n)))[0]
         return [compose(scatter, gather)]
-    # A step sends whole chunks over each link, so all bandwidths must be small multiples of one unit.
+    # A step sends whole chunks over each link, so all bandwidths must be small multiples of one
+    # unit.
     links = request.topology.capacity_GBps
     if any(request.topology.by_id[d].kind != "gpu" for link in links for d in link):
         raise InfeasibleError(
-            "greedy plans for GPUs that are joined by links of their own only; here switches lie between"
+            "greedy plans for GPUs that are joined by links of their own only; here switches lie "
+            "between"
         )
     if n * n > _MOST_TRANSFERS:
-        raise InfeasibleError(f"greedy: {n} ranks take {n * n} transfers, more than are planned for")
+        raise InfeasibleError(
+            f"greedy: {n} ranks take {n * n} transfers, more than are planned for"
+        )
     unit = fraction_gcd(sorted(set(links.values())))
     if max(links.values()) / unit > _MOST_UNITS:
-        raise InfeasibleError("greedy: the bandwidths have no common unit of which the widest link has at most 32")
+        raise InfeasibleError(
+            "greedy: the bandwidths have no common unit of which the widest link has at most 32"
+        )
     # A trial cannot be stopped halfway, so it is only begun where there is time for all of it.
     trial_s = n * n * _TRANSFER_S
     if trial_s > min(request.effort.left_s, request.effort.clock_s):
         if trial_s <= request.effort.left_s:
             request.effort.record_cut("greedy")
-        raise TimeLimitError(f"greedy: a trial for {n} ranks takes about {trial_s:.0f} s; give it more")
-    # Trials differ in their random order only; each is given up once it cannot take fewer steps than the best.
+        raise TimeLimitError(
+            f"greedy: a trial for {n} ranks takes about {trial_s:.0f} s; give it more"
+        )
+    # Trials differ in their random order only; each is given up once it cannot take fewer steps
+    # than the best.
     best: list[Ints] | None = None
     for trial in range(_TRIALS):
         if best is not None and request.effort.is_over("greedy"):
@@ -72,15 +84,21 @@ def build(request: Request) -> list[Schedule]:
         raise InfeasibleError("greedy: some GPUs cannot be reached")
     step = np.repeat(np.arange(len(best)), [len(rows) for rows in best])
     src, dst, chunk = np.concatenate(best).T
-    transfers = Transfers(step, src, dst, chunk, np.full(len(step), COPY), np.zeros(len(step)), [()]).sorted()
+    transfers = Transfers(
+        step, src, dst, chunk, np.full(len(step), COPY), np.zeros(len(step)), [()]
+    ).sorted()
     chunks = request.collective.even_chunks(1)
-    return [tighten(Schedule(request.collective, "greedy", chunks, transfers, ()), request.topology)]
+    return [
+        tighten(Schedule(request.collective, "greedy", chunks, transfers, ()), request.topology)
+    ]
 
 
 def _run_trial(
     request: Request, units: dict[tuple[str, str], int], seed: int, best: list[Ints] | None
 ) -> list[Ints] | None:
-    """Return a (src, dst, chunk) array for each step, or None where the trial takes no fewer steps than the best one."""
+    """Return a (src, dst, chunk) array for each step, or None where the trial takes no fewer steps
+    than the best one.
+    """
     n = request.collective.ranks
     number = {gpu: r for r, gpu in enumerate(request.topology.ranks)}
     random = np.random.default_rng(seed)
@@ -95,7 +113,8 @@ def _run_trial(
         coming = has.copy()
         holders = has.sum(axis=0) + random.random(n)  # rarest first, ties at random
         order = np.argsort(holders)
-        # In a batch every rank receives at most once, so its links choose independently, all at once in numpy.
+        # In a batch every rank receives at most once, so its links choose independently, all at
+        # once in numpy.
         for src, dst in _deal_links(lanes, random):
             offered = has[src][:, order] & ~coming[dst][:, order]
             first_offer = np.argmax(offered, axis=1)
@@ -112,12 +131,19 @@ def _run_trial(
     return out
 
 
-def _deal_links(lanes: list[tuple[int, int]], random: np.random.Generator) -> list[tuple[Ints, Ints]]:
-    """Return the links in random order, dealt out so that those of a batch lead to different ranks."""
+def _deal_links(
+    lanes: list[tuple[int, int]], random: np.random.Generator
+) -> list[tuple[Ints, Ints]]:
+    """Return the links in random order, dealt out so that those of a batch lead to different
+    ranks.
+    """
     batches: dict[int, list[tuple[int, int]]] = defaultdict(list)
     leading_to: dict[int, int] = defaultdict(int)
     for i in random.permutation(len(lanes)).tolist():
         src, dst = lanes[i]
         batches[leading_to[dst]].append((src, dst))
         leading_to[dst] += 1
-    return [(np.array([a for a, _ in rows]), np.array([b for _, b in rows])) for rows in batches.values()]
+    return [
+        (np.array([a for a, _ in rows]), np.array([b for _, b in rows]))
+        for rows in batches.values()
+    ]

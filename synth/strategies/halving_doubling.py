@@ -1,6 +1,8 @@
-"""Recursive halving, then doubling: a reduce-scatter and an allgather of log2 n steps each (Rabenseifner 2004).
+"""Recursive halving, then doubling: a reduce-scatter and an allgather of log2 n steps each
+(Rabenseifner 2004).
 
-Ranks beyond the greatest power of two first give their vector to a partner, and get the result at the end.
+Ranks beyond the greatest power of two first give their vector to a partner, and get the result at
+the end.
 """
 
 from __future__ import annotations
@@ -22,13 +24,17 @@ def build(request: Request) -> list[Schedule]:
     if n < 2:
         raise InfeasibleError("halving-doubling needs at least two ranks")
     if 2 * n * n > MOST_TRANSFERS:
-        raise InfeasibleError(f"halving-doubling: {n} ranks take {2 * n * n} transfers, more than are planned for")
+        raise InfeasibleError(
+            f"halving-doubling: {n} ranks take {2 * n * n} transfers, more than are planned for"
+        )
     chunks = request.collective.even_chunks(1 << (n.bit_length() - 1))
 
     def draw(order: Sequence[int]) -> Schedule:
         return build_schedule(request, "halving-doubling", chunks, _sends(order))
 
-    return [place(request, draw, lambda order: {(a, b) for _, a, b, _, _ in _sends(order)}, LARGE_BYTES)]
+    return [
+        place(request, draw, lambda order: {(a, b) for _, a, b, _, _ in _sends(order)}, LARGE_BYTES)
+    ]
 
 
 def _sends(order: Sequence[int]) -> list[Send]:
@@ -46,7 +52,8 @@ def _sends(order: Sequence[int]) -> list[Send]:
         for i in range(power):
             partner = i ^ (1 << level)
             for c in range(power):
-                # Halving goes from far partners to near ones: chunk c agrees with its keeper in the bits done so far.
+                # Halving goes from far partners to near ones: chunk c agrees with its keeper in the
+                # bits done so far.
                 high = level + 1
                 if c >> high == i >> high:
                     step = first + levels - 1 - level

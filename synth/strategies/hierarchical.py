@@ -1,7 +1,9 @@
-"""Hierarchical allreduce on equal boxes: reduce inside each box to its lanes, across boxes lane by lane, and back.
+"""Hierarchical allreduce on equal boxes: reduce inside each box to its lanes, across boxes lane by
+lane, and back.
 
-The boxes are found by their links and solved once; across them every lane has trees of boxes: a pair of binary trees,
-a chain, chains or stars from every box (synth/forest/machine/boxes.py, shapes.py).
+The boxes are found by their links and solved once; across them every lane has trees of boxes: a
+pair of binary trees, a chain, chains or stars from every box (synth/forest/machine/boxes.py,
+shapes.py).
 """
 
 from __future__ import annotations
@@ -17,19 +19,25 @@ from ..request import Request, only_for, segment_counts
 
 
 def build(request: Request) -> list[Schedule]:
-    """Return a schedule for each shape of trees that no other dominates. InfeasibleError where the machine is one box."""
+    """Return a schedule for each shape of trees that no other dominates. InfeasibleError where the
+    machine is one box.
+    """
     only_for(request, "hierarchical", ["allreduce"])
     machine = survey(request.topology)
     if machine.boxes is None:
         raise InfeasibleError(
-            f"hierarchical: {request.topology.name} is one box (no slower links join equal groups of GPUs)"
+            f"hierarchical: {request.topology.name} is one box (no slower links join equal groups "
+            "of GPUs)"
         )
     nursery = Nursery(machine, request.bound_GBps, request.limits, request.effort, request.progress)
     nursery.add_lane_trees()
     picked = pareto([p for p in nursery.planted if request.limits.allows(p)])
     if not picked:
         raise InfeasibleError(
-            "hierarchical: some lanes of the boxes have no routes between them, or limits leave nothing"
+            "hierarchical: some lanes of the boxes have no routes between them, or limits leave "
+            "nothing"
         )
-    schedules = [schedule_of(p.forest, request.collective, request.topology, "hierarchical") for p in picked]
+    schedules = [
+        schedule_of(p.forest, request.collective, request.topology, "hierarchical") for p in picked
+    ]
     return [replace(s, segments=m) for s in schedules for m in segment_counts(s.trees or 1)]

@@ -1,7 +1,8 @@
 """Throughput-optimal schedules: trees, or paths, packed into the links (synth/forest).
 
-Allreduce: in- and out-trees with free root shares. Allgather and reduce-scatter: trees from, or to, every rank, of equal
-shares. Broadcast and reduce: trees of one root. Alltoall, scatter and gather: paths that GPUs relay. All are pipelined.
+Allreduce: in- and out-trees with free root shares. Allgather and reduce-scatter: trees from, or to,
+every rank, of equal shares. Broadcast and reduce: trees of one root. Alltoall, scatter and gather:
+paths that GPUs relay. All are pipelined.
 """
 
 from __future__ import annotations
@@ -39,16 +40,15 @@ _TURNED = ("reduce", "reduce-scatter", "gather")
 _EXACT_RANKS, _EXACT_BROADCAST = 128, 300
 _LANES = 48
 _BOUND_WORK_S = 20.0
+# With more GPUs, out-trees of all ranks are evened out before column generation; work for those of
+# the mended machine, and for evening them out.
 _LEVEL_RANKS, _MENDED_WORK_S, _EVENING_WORK_S = 8, 8.0, 10.0
-"""With more GPUs, out-trees of all ranks are evened out before column generation; work for those of the mended machine, and
-for evening them out.
-"""
+# With more GPUs, trees of all roots have too many branches to be evened out.
 _MOST_LEVEL_RANKS = 1536
-"""With more GPUs, trees of all roots have too many branches to be evened out."""
+# Fraction of the bound from which evened trees are taken without column generation.
 _NEAR = Fraction(998, 1000)
-"""Fraction of the bound from which evened trees are taken without column generation."""
+# Fraction of the bound from which simple trees are offered beside the optimal ones.
 _WORTH_KEEPING = Fraction(9, 10)
-"""Fraction of the bound from which simple trees are offered beside the optimal ones."""
 
 
 def build(request: Request) -> list[Schedule]:
@@ -62,7 +62,11 @@ def build(request: Request) -> list[Schedule]:
         request = replace(request, bound=limit)
     if request.collective.name in _TURNED:
         return [reverse(schedule) for schedule in build(request.reversed())]
-    schedules = [_plan_paths(request)] if request.collective.name in ("alltoall", "scatter") else _plan_trees(request)
+    schedules = (
+        [_plan_paths(request)]
+        if request.collective.name in ("alltoall", "scatter")
+        else _plan_trees(request)
+    )
     return [replace(s, segments=m) for s in schedules for m in segment_counts(s.trees or 1)]
 
 
@@ -83,11 +87,15 @@ def _plan_paths(request: Request) -> Schedule:
 
 
 def _pack_own_paths(request: Request, machine: Survey) -> PathPacking | None:
-    """Return packed paths over the system's own routes; None where any routes serve, or there are too many pairs of ranks."""
+    """Return packed paths over the system's own routes; None where any routes serve, or there are
+    too many pairs of ranks.
+    """
     routes, n = _own_routes(request), request.collective.ranks
     if routes is None:
         return None
-    sources = list(range(n)) if request.collective.name == "alltoall" else [request.collective.root or 0]
+    sources = (
+        list(range(n)) if request.collective.name == "alltoall" else [request.collective.root or 0]
+    )
     packing = PathPacking(request.topology, sources, _keeping(machine, routes), routes)
     if len(packing.sources) * n > MOST_PAIRS:
         return None
@@ -96,7 +104,9 @@ def _pack_own_paths(request: Request, machine: Survey) -> PathPacking | None:
 
 
 def _send_on(routes: OwnRoutes | None, tree: RootedTree) -> RootedTree:
-    """Return an out-tree with the same parents whose edges are the system's own routes, where schedules must keep to those."""
+    """Return an out-tree with the same parents whose edges are the system's own routes, where
+    schedules must keep to those.
+    """
     if routes is None:
         return tree
     number = {gpu: rank for rank, gpu in enumerate(routes.topology.ranks)}
@@ -105,11 +115,13 @@ def _send_on(routes: OwnRoutes | None, tree: RootedTree) -> RootedTree:
 
 
 def _own_routes(request: Request) -> OwnRoutes | None:
-    """Return the routes that schedules must keep to; None where GPUs are linked directly only, switches compute, or there
-    are too many GPUs: then schedules are planned with any routes.
+    """Return the routes that schedules must keep to; None where GPUs are linked directly only,
+    switches compute, or there are too many GPUs: then schedules are planned with any routes.
     """
     topology = request.topology
-    direct = all(topology.by_id[a].kind == topology.by_id[b].kind == "gpu" for a, b in topology.capacity_GBps)
+    direct = all(
+        topology.by_id[a].kind == topology.by_id[b].kind == "gpu" for a, b in topology.capacity_GBps
+    )
     if direct or computes_in_network(topology) or len(topology.ranks) > ONE_WAY_RANKS:
         return None
     return OwnRoutes(topology, request.router)
@@ -121,30 +133,49 @@ def _keeping(machine: Survey, routes: OwnRoutes | None) -> list[NDArray[np.int64
 
 
 def _plan_trees(request: Request) -> list[Schedule]:
-    """Return the schedules of the best forests within the limits, and add all forests to the request's table."""
+    """Return the schedules of the best forests within the limits, and add all forests to the
+    request's table.
+    """
     machine = survey(request.topology)
     name = request.collective.name
     best = request.bound_GBps
     if name == "allreduce" and computes_in_network(request.topology):
-        planted = in_network_forests(machine, best, request.limits, request.effort, request.progress)
-    elif name == "allreduce" and (request.topology.is_symmetric or len(machine.ranks) > _EXACT_RANKS):
+        planted = in_network_forests(
+            machine, best, request.limits, request.effort, request.progress
+        )
+    elif name == "allreduce" and (
+        request.topology.is_symmetric or len(machine.ranks) > _EXACT_RANKS
+    ):
         if not machine.graph.joins_all():
             raise InfeasibleError(
-                f"topology {request.topology.name!r}: links that go both ways do not join all GPUs into a tree"
+                f"topology {request.topology.name!r}: links that go both ways do not join all "
+                "GPUs into a tree"
             )
         planted = Nursery(machine, best, request.limits, request.effort, request.progress).grow()
     else:
         planted = _pack_rooted(request, machine)
-    plain = name == "allreduce" and request.topology.is_symmetric and not computes_in_network(request.topology)
+    plain = (
+        name == "allreduce"
+        and request.topology.is_symmetric
+        and not computes_in_network(request.topology)
+    )
     picked = choose(planted, best, request.limits)
-    schedules = [schedule_of(p.forest, request.collective, request.topology, "packing") for p in picked]
-    if plain and not all(keeps_to_routes(schedule.transfers, request.router) for schedule in schedules):
+    schedules = [
+        schedule_of(p.forest, request.collective, request.topology, "packing") for p in picked
+    ]
+    if plain and not all(
+        keeps_to_routes(schedule.transfers, request.router) for schedule in schedules
+    ):
         planted = _send_as_routed(planted, machine, request)
         picked = choose(planted, best, request.limits)
-        schedules = [schedule_of(p.forest, request.collective, request.topology, "packing") for p in picked]
+        schedules = [
+            schedule_of(p.forest, request.collective, request.topology, "packing") for p in picked
+        ]
     if not picked:
         raise InfeasibleError(_explain_no_forest(planted, best, request))
-    schedules = [on_own_routes(schedule, request.topology, request.router) for schedule in schedules]
+    schedules = [
+        on_own_routes(schedule, request.topology, request.router) for schedule in schedules
+    ]
     for candidate in planted:
         request.table.append(
             {"trees": candidate.forest.count, "depth": candidate.forest.depth, "algbw_GBps": float(candidate.rate_GBps),
@@ -154,7 +185,8 @@ def _plan_trees(request: Request) -> list[Schedule]:
 
 
 def _send_as_routed(planted: Sequence[Planted], machine: Survey, request: Request) -> list[Planted]:
-    """Return forests with the rates that they have as sent, and those whose edges are the system's own routes.
+    """Return forests with the rates that they have as sent, and those whose edges are the system's
+    own routes.
 
     Trees whose edges are divided over several routes promise more than point-to-point sends carry.
     """
@@ -162,13 +194,17 @@ def _send_as_routed(planted: Sequence[Planted], machine: Survey, request: Reques
     routes = _own_routes(request)
     if routes is not None and not routes.is_mirrored and len(machine.ranks) <= ONE_WAY_ROOTS:
         return out + _pack_rooted(request, machine)
-    return out + routed_forest(machine, request.bound_GBps, request.limits, request.effort, request.progress)
+    return out + routed_forest(
+        machine, request.bound_GBps, request.limits, request.effort, request.progress
+    )
 
 
 def _pack_rooted(request: Request, machine: Survey) -> list[Planted]:
     """Return forests for collectives or machines in which the directions of links differ."""
     collective, topology = request.collective, request.topology
-    roots = [collective.root or 0] if collective.name == "broadcast" else list(range(collective.ranks))
+    roots = (
+        [collective.root or 0] if collective.name == "broadcast" else list(range(collective.ranks))
+    )
     both = collective.name == "allreduce"
     parts = len(roots) if collective.name == "allgather" else 1
     out: list[Planted] = []
@@ -180,14 +216,22 @@ def _pack_rooted(request: Request, machine: Survey) -> list[Planted]:
             if many or rate >= request.bound_GBps * _WORTH_KEEPING:
                 out.append(Planted(balanced, rate, "balanced fewest hops"))
         if collective.name == "broadcast" and len(machine.ranks) > _LANES:
-            nursery = Nursery(machine, request.bound_GBps, request.limits, request.effort, request.progress)
+            nursery = Nursery(
+                machine, request.bound_GBps, request.limits, request.effort, request.progress
+            )
             nursery.add_broadcast_trees(roots[0])
             out += nursery.planted
             many = many or nursery.is_near_bound()
-        if out and many and (parts == 1 or max(p.rate_GBps for p in out) >= request.bound_GBps * _NEAR):
+        if (
+            out
+            and many
+            and (parts == 1 or max(p.rate_GBps for p in out) >= request.bound_GBps * _NEAR)
+        ):
             return out
     routes = _own_routes(request)
-    packing = RootedPacking(topology, roots, both, _keeping(machine, routes), request.limits.max_depth, routes)
+    packing = RootedPacking(
+        topology, roots, both, _keeping(machine, routes), request.limits.max_depth, routes
+    )
     seeds: list[RootedTree] = []
     if out and packing.images is not None and collective.ranks > _EXACT_RANKS:
         return out
@@ -198,13 +242,17 @@ def _pack_rooted(request: Request, machine: Survey) -> list[Planted]:
         if level.rate_GBps >= request.bound_GBps * _NEAR or collective.ranks > _EXACT_RANKS:
             return out
         seeds = [_send_on(routes, tree) for tree in level.forest.trees]
-    # Column generation prices an out-tree for each root in every turn, which large machines without shifts cannot afford.
+    # Column generation prices an out-tree for each root in every turn, which large machines without
+    # shifts cannot afford.
     if len(packing.roots) > _EXACT_RANKS:
         raise InfeasibleError(
-            f"packing: out-trees from {len(packing.roots)} ranks are more than are searched for; number the ranks so that "
+            f"packing: out-trees from {len(packing.roots)} ranks are more than are searched for; "
+            "number the ranks so that "
             "equal boxes follow each other in the same order, or name another strategy"
         )
-    enough = float(request.bound.s_per_GB) * parts if request.bound is not None and not both else 0.0
+    enough = (
+        float(request.bound.s_per_GB) * parts if request.bound is not None and not both else 0.0
+    )
     branches = packing.run(request.effort, enough, request.progress, seeds)
     for forest, how in _build_forests(packing, branches, machine, request.limits.max_trees):
         out.append(Planted(forest, _compute_rate(request, forest), how))
@@ -212,8 +260,8 @@ def _pack_rooted(request: Request, machine: Survey) -> list[Planted]:
 
 
 def _plan_level_trees(request: Request, simple: Forest | None) -> Planted:
-    """Return trees for every root, evened out; they start from `simple` ones or from those that are best where all links of a
-    role are alike.
+    """Return trees for every root, evened out; they start from `simple` ones or from those that are
+    best where all links of a role are alike.
     """
     topology, seeds = request.topology, simple
     whole = survey(topology).mended
@@ -240,7 +288,8 @@ def _build_forests(
     capacity = packing.exact_capacity()
     shares = round_shares(branches.shares, uses, capacity, root_of)
     out = [(_build_forest(branches.trees, shares, branches, machine), "column generation")]
-    # The optimum may take more trees than the user allows: then the heaviest of each root carry its whole part.
+    # The optimum may take more trees than the user allows: then the heaviest of each root carry its
+    # whole part.
     if most is not None and out[0][0].count > most:
         images = 1 if branches.images is None else len(branches.images)
         each = max(1, most // (images * len(set(root_of))))
@@ -253,7 +302,12 @@ def _build_forests(
         for j in heaviest:
             whole[root_of[j]] += shares[j]  # type: ignore[assignment]
         rescaled = [shares[j] / whole[root_of[j]] for j in heaviest]
-        out.append((_build_forest([branches.trees[j] for j in heaviest], rescaled, branches, machine), "heaviest"))
+        out.append(
+            (
+                _build_forest([branches.trees[j] for j in heaviest], rescaled, branches, machine),
+                "heaviest",
+            )
+        )
     return out
 
 
@@ -262,7 +316,9 @@ def _build_forest(
 ) -> Forest:
     carrying = [(tree, share) for tree, share in zip(trees, shares, strict=True) if share]
     depth = max(tree_depth(tree, machine.ranks) for tree, _ in carrying)
-    return Forest(tuple(t for t, _ in carrying), tuple(s for _, s in carrying), depth, branches.images)
+    return Forest(
+        tuple(t for t, _ in carrying), tuple(s for _, s in carrying), depth, branches.images
+    )
 
 
 def _compute_rate(request: Request, forest: Forest) -> Fraction:
@@ -276,16 +332,27 @@ def _note(request: Request, schedule: Schedule, how: str) -> None:
     """Add a row for a schedule of paths to the request's table."""
     rate = 1 / bandwidth_s_per_GB(schedule, request.topology)
     gap = max(0.0, float(1 - rate * request.bound.s_per_GB)) if request.bound is not None else None
-    row = {"trees": None, "depth": schedule.steps, "algbw_GBps": float(rate), "gap": gap, "how": how, "kept": True}
+    row = {
+        "trees": None,
+        "depth": schedule.steps,
+        "algbw_GBps": float(rate),
+        "gap": gap,
+        "how": how,
+        "kept": True,
+    }
     request.table.append(row)
 
 
 def _explain_no_forest(planted: Sequence[Planted], best: Fraction, request: Request) -> str:
-    """Return the message that no forest is within the limits, with the fastest, lowest and smallest that there are."""
+    """Return the message that no forest is within the limits, with the fastest, lowest and smallest
+    that there are.
+    """
     limits = request.limits
     conditions = [f"at most {limits.max_trees} trees"] * (limits.max_trees is not None)
     conditions += [f"a depth of at most {limits.max_depth}"] * (limits.max_depth is not None)
-    conditions += [f"a gap of at most {float(limits.epsilon):g}"] if limits.epsilon is not None else []
+    conditions += (
+        [f"a gap of at most {float(limits.epsilon):g}"] if limits.epsilon is not None else []
+    )
     orders = (
         lambda p: -p.rate_GBps,
         lambda p: (p.forest.depth, -p.rate_GBps),
@@ -293,7 +360,8 @@ def _explain_no_forest(planted: Sequence[Planted], best: Fraction, request: Requ
     )
     nearest = list(dict.fromkeys(min(planted, key=order) for order in orders)) if planted else []
     listed = "; ".join(
-        f"{p.forest.count} tree{'s' * (p.forest.count > 1)}, {p.forest.depth} deep, gap {float(1 - p.rate_GBps / best):.2g}"
+        f"{p.forest.count} tree{'s' * (p.forest.count > 1)}, {p.forest.depth} deep, gap "
+        f"{float(1 - p.rate_GBps / best):.2g}"
         for p in nearest
     )
     return f"packing found no trees with {' and '.join(conditions) or 'what was asked'}; it has {listed or 'none'}"

@@ -1,6 +1,8 @@
-"""Parameter servers: every rank sends its vector to servers, which add up and send the sum back (BytePS, OSDI 2020).
+"""Parameter servers: every rank sends its vector to servers, which add up and send the sum back
+(BytePS, OSDI 2020).
 
-There is one server, or every rank serves a share of the vector; the shares follow from a linear program over the links.
+There is one server, or every rank serves a share of the vector; the shares follow from a linear
+program over the links.
 """
 
 from __future__ import annotations
@@ -16,22 +18,38 @@ from ..request import MOST_TRANSFERS, Request, only_for
 
 
 def build(request: Request) -> list[Schedule]:
-    """Return schedules with the best single server and with all. InfeasibleError where no rank has routes to all others."""
+    """Return schedules with the best single server and with all. InfeasibleError where no rank has
+    routes to all others.
+    """
     only_for(request, "parameter-server", ["allreduce"])
     n = request.collective.ranks
     if 2 * n * n > MOST_TRANSFERS:
-        raise InfeasibleError(f"parameter-server: {n} servers for {n} ranks take more transfers than are planned for")
+        raise InfeasibleError(
+            f"parameter-server: {n} servers for {n} ranks take more transfers than are planned for"
+        )
     servers = [server for rank in range(n) if (server := _star(request, rank)) is not None]
     if not servers:
-        raise InfeasibleError("parameter-server: no rank has routes to all others that pass no other GPU")
-    nursery = Nursery(survey(request.topology), request.bound_GBps, request.limits, request.effort, request.progress)
+        raise InfeasibleError(
+            "parameter-server: no rank has routes to all others that pass no other GPU"
+        )
+    nursery = Nursery(
+        survey(request.topology),
+        request.bound_GBps,
+        request.limits,
+        request.effort,
+        request.progress,
+    )
     for server in servers:
         nursery.keep_weighed([server], "one server")
     nursery.planted = pareto(nursery.planted)
     if len(servers) > 1:
         nursery.keep_weighed(servers, "all ranks serve")
     return [
-        replace(schedule_of(p.forest, request.collective, request.topology, "parameter-server"), trees=None, depth=None)
+        replace(
+            schedule_of(p.forest, request.collective, request.topology, "parameter-server"),
+            trees=None,
+            depth=None,
+        )
         for p in pareto(nursery.planted)
     ]
 

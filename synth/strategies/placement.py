@@ -1,7 +1,8 @@
 """Assign ranks to the positions 0..n-1 of an abstract schedule.
 
-Hill climbing by swaps from a few starting orders, judged by the exact cost of the schedule that an order gives. Orders
-under which two partners have no route are worse than all orders without such a pair.
+Hill climbing by swaps from a few starting orders, judged by the exact cost of the schedule that an
+order gives. Orders under which two partners have no route are worse than all orders without such a
+pair.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ Pairs = Iterable[tuple[int, int]]
 _CLIMB_RANKS = 64
 _SEARCH = "placement of ranks"
 _WORK_S, _QUICK_WORK_S = 1.0, 0.1
+# Seconds of a quiet core: to draw an order and cost it, for each transfer in that, and for two
+# partners' route.
 _ORDER_S, _TRANSFER_S, _ROUTE_S = 1e-3, 6e-6, 4e-6
-"""Seconds of a quiet core: to draw an order and cost it, for each transfer in that, and for two partners' route."""
 
 
 def place(
@@ -33,8 +35,8 @@ def place(
 ) -> Schedule:
     """Return the best schedule found among `draw(order)`, position i being played by rank order[i].
 
-    `pairs(order)` are the ordered pairs of ranks that must have a route. Raises InfeasibleError where no order is found
-    under which they all have one.
+    `pairs(order)` are the ordered pairs of ranks that must have a route. Raises InfeasibleError
+    where no order is found under which they all have one.
     """
     effort = request.effort.grant(_QUICK_WORK_S if request.quick else _WORK_S)
     n = request.collective.ranks
@@ -50,14 +52,16 @@ def place(
         affine = cost(schedule, request.topology)
         return affine.alpha_us / 10**6 + affine.beta_s_per_GB * size_bytes / 10**9
 
-    # Swaps get stuck in local optima, so there are several starts: the given order, then random ones, always the same.
+    # Swaps get stuck in local optima, so there are several starts: the given order, then random
+    # ones, always the same.
     random_order = random.Random(0)
     best: tuple[Fraction, list[int]] | None = None
     for start in range(8):
         order = list(range(n))
         if start:
             random_order.shuffle(order)
-        # First only routes count, which is quick to judge; then time, over orders that have all routes.
+        # First only routes count, which is quick to judge; then time, over orders that have all
+        # routes.
         order = _climb(order, lambda o: Fraction(count_missing(o)), effort, stop=Fraction(0))
         if count_missing(order):
             if effort.is_over(_SEARCH):
@@ -84,7 +88,9 @@ def _climb(
     effort: Effort,
     stop: Fraction | None = None,
 ) -> list[int]:
-    """Swap positions as long as that lowers `judge` (None: not allowed); each swap that helps is taken at once."""
+    """Swap positions as long as that lowers `judge` (None: not allowed); each swap that helps is
+    taken at once.
+    """
     now = judge(order)
     improved = len(order) <= _CLIMB_RANKS
     while improved and now != stop and not effort.is_over(_SEARCH):

@@ -1,7 +1,8 @@
 """Recursive doubling: in step k partners 2^k apart exchange all they have, log2 n steps in all.
 
-Allreduce exchanges and adds whole vectors; ranks beyond the greatest power of two first give theirs to a partner, and
-get the result at the end (Thakur, Rabenseifner, Gropp 2005). Allgather, for a power of two, exchanges what was gathered.
+Allreduce exchanges and adds whole vectors; ranks beyond the greatest power of two first give theirs
+to a partner, and get the result at the end (Thakur, Rabenseifner, Gropp 2005). Allgather, for a
+power of two, exchanges what was gathered.
 """
 
 from __future__ import annotations
@@ -33,7 +34,11 @@ def build(request: Request) -> list[Schedule]:
         sends = sends_of(order)
         return build_schedule(request, "recursive-doubling", whole(request.collective), sends)
 
-    return [place(request, draw, lambda order: {(a, b) for _, a, b, _, _ in sends_of(order)}, SMALL_BYTES)]
+    return [
+        place(
+            request, draw, lambda order: {(a, b) for _, a, b, _, _ in sends_of(order)}, SMALL_BYTES
+        )
+    ]
 
 
 def _allreduce(order: Sequence[int]) -> list[Send]:
@@ -43,7 +48,9 @@ def _allreduce(order: Sequence[int]) -> list[Send]:
     first = 1 if extra else 0
     sends: list[Send] = [(0, order[power + i], order[i], 0, "reduce") for i in range(extra)]
     for level in range(levels):
-        sends += [(first + level, order[i], order[i ^ (1 << level)], 0, "reduce") for i in range(power)]
+        sends += [
+            (first + level, order[i], order[i ^ (1 << level)], 0, "reduce") for i in range(power)
+        ]
     return sends + [(first + levels, order[i], order[power + i], 0, "copy") for i in range(extra)]
 
 

@@ -1,7 +1,8 @@
-"""Rings over the best Hamiltonian cycles that the topology has, in both directions, weighted; not rank order.
+"""Rings over the best Hamiltonian cycles that the topology has, in both directions, weighted; not
+rank order.
 
-A cycle of weight w carries w's share of the buffer (Baidu's and Horovod's ring). Which cycles, and with what weights:
-synth/channels/columns.py.
+A cycle of weight w carries w's share of the buffer (Baidu's and Horovod's ring). Which cycles, and
+with what weights: synth/channels/columns.py.
 """
 
 from __future__ import annotations
@@ -16,13 +17,19 @@ from ..request import MOST_TRANSFERS, Request, only_for
 
 
 def build(request: Request) -> list[Schedule]:
-    """Return one schedule. Raises InfeasibleError where there is no Hamiltonian cycle, or none was found with that effort."""
+    """Return one schedule. Raises InfeasibleError where there is no Hamiltonian cycle, or none was
+    found with that effort.
+    """
     only_for(request, "ring", ["allreduce", "allgather", "reduce-scatter"])
     n = request.collective.ranks
     most = MOST_TRANSFERS // (2 * n * (n - 1))
     if most < 1:
-        raise InfeasibleError(f"ring: a ring of {n} ranks has {2 * n * (n - 1)} transfers, more than are planned for")
+        raise InfeasibleError(
+            f"ring: a ring of {n} ranks has {2 * n * (n - 1)} transfers, more than are planned for"
+        )
     rates = find_exact_rates(pack_orders(request, [RING]), request.effort)
     heaviest = sorted(rates.items(), key=lambda item: -item[1])[:most]
     total = sum((rate for _, rate in heaviest), Fraction(0))
-    return [schedule_rings(request, [(order, rate / total) for (_, order), rate in heaviest], "ring")]
+    return [
+        schedule_rings(request, [(order, rate / total) for (_, order), rate in heaviest], "ring")
+    ]

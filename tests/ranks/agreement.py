@@ -18,6 +18,12 @@ def error_of(path: str) -> str:
 
 
 def wrong_plans(plan: str, other: str, larger: str) -> list[str]:
-    """Return the errors where rank 2 brings another plan, rank 2 cannot read its plan, all bring one for more ranks."""
+    """Return the errors where rank 2 brings another plan, rank 2 cannot read its plan, all bring
+    one for more ranks.
+    """
     last = dist.get_rank() == 2
-    return [error_of(other if last else plan), error_of("nowhere.json" if last else plan), error_of(larger)]
+    return [
+        error_of(other if last else plan),
+        error_of("nowhere.json" if last else plan),
+        error_of(larger),
+    ]

@@ -22,11 +22,17 @@ def without_a_default_group(plans: list[str]) -> list[str]:
     """Make a group in a store, use it through its plans and past them, and make a second one after
     its end.
     """
-    store, rank, size = dist.distributed_c10d._get_default_store(), dist.get_rank(), dist.get_world_size()
+    store, rank, size = (
+        dist.distributed_c10d._get_default_store(),
+        dist.get_rank(),
+        dist.get_world_size(),
+    )
     dist.destroy_process_group()
     said = []
     for number in range(2):
-        place = describe_place(PrefixStore(f"quorum{number}", store), rank, size, TIMEOUT, f"replicas{number}")
+        place = describe_place(
+            PrefixStore(f"quorum{number}", store), rank, size, TIMEOUT, f"replicas{number}"
+        )
         group = TopoGroup(place, backend_options(plans, "plan", least_bytes=0))
         _check_collectives(group, rank, size)
         sent = group.communicators["allreduce", None, "cpu"]
@@ -44,7 +50,8 @@ def numbered_otherwise_than_the_default_group(plans: list[str]) -> list[int]:
     rank, size = dist.get_rank(), dist.get_world_size()
     store = PrefixStore("reverse", dist.distributed_c10d._get_default_store())
     group = TopoGroup(
-        describe_place(store, size - 1 - rank, size, TIMEOUT, "reverse"), backend_options(plans, "plan", least_bytes=0)
+        describe_place(store, size - 1 - rank, size, TIMEOUT, "reverse"),
+        backend_options(plans, "plan", least_bytes=0),
     )
     assert group.rank() == size - 1 - rank
     _check_collectives(group, group.rank(), size)

@@ -34,7 +34,9 @@ def own(numel: int = N, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 def of_all(numel: int = N, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """Return the tensors of all ranks as rows, in float64."""
-    return torch.stack([of_rank(rank, numel, dtype).double() for rank in range(dist.get_world_size())])
+    return torch.stack(
+        [of_rank(rank, numel, dtype).double() for rank in range(dist.get_world_size())]
+    )
 
 
 def assert_close(values: torch.Tensor, wanted: torch.Tensor) -> None:
@@ -107,7 +109,9 @@ def one_by_one(planned: Calls) -> None:
     """Allgather and reduce-scatter, sync and async, each through its plan alone."""
     rank, world = dist.get_rank(), dist.get_world_size()
 
-    def check(name: str, call: Callable[[bool], Any], result: torch.Tensor, wanted: torch.Tensor) -> None:
+    def check(
+        name: str, call: Callable[[bool], Any], result: torch.Tensor, wanted: torch.Tensor
+    ) -> None:
         for asynchronous in (False, True):
             planned.clear()
             result.fill_(7)
@@ -118,11 +122,28 @@ def one_by_one(planned: Calls) -> None:
     given, parts = own(), of_all().sum(0).chunk(world)
     whole, part = torch.empty(world * N), torch.empty(N // world)
     rows = list(given.chunk(world))
-    check("allgather", lambda a: all_gather_single(whole, given, async_op=a), whole, of_all().reshape(-1))
-    check("reduce-scatter", lambda a: reduce_scatter_single(part, given, async_op=a), part, parts[rank])
-    check("reduce-scatter", lambda a: dist.reduce_scatter(part, rows, async_op=a), part, parts[rank])
+    check(
+        "allgather",
+        lambda a: all_gather_single(whole, given, async_op=a),
+        whole,
+        of_all().reshape(-1),
+    )
+    check(
+        "reduce-scatter",
+        lambda a: reduce_scatter_single(part, given, async_op=a),
+        part,
+        parts[rank],
+    )
+    check(
+        "reduce-scatter", lambda a: dist.reduce_scatter(part, rows, async_op=a), part, parts[rank]
+    )
     means = parts[rank] / world
-    check("reduce-scatter", lambda a: reduce_scatter_single(part, given, op=MEANS, async_op=a), part, means)
+    check(
+        "reduce-scatter",
+        lambda a: reduce_scatter_single(part, given, op=MEANS, async_op=a),
+        part,
+        means,
+    )
 
 
 def roots(planned: Calls) -> None:
@@ -147,9 +168,15 @@ def roots(planned: Calls) -> None:
 
 
 def memory() -> None:
-    """The memory of a call is its own until it is through, also where the caller holds none of it, and calls come again."""
+    """The memory of a call is its own until it is through, also where the caller holds none of it,
+    and calls come again.
+    """
     rank, world = dist.get_rank(), dist.get_world_size()
-    whole, part, parts = torch.empty(world * N), torch.empty(N // world), of_all().sum(0).chunk(world)
+    whole, part, parts = (
+        torch.empty(world * N),
+        torch.empty(N // world),
+        of_all().sum(0).chunk(world),
+    )
     mine = own()
     calls: list[Callable[[], Any]] = [
         lambda: dist.all_reduce(own(), async_op=True),
@@ -172,7 +199,9 @@ def memory() -> None:
 
 
 def by_gloo(planned: Calls) -> None:
-    """What is small, of other dtypes, uneven, between two ranks or no tensor at all goes through no plan."""
+    """What is small, of other dtypes, uneven, between two ranks or no tensor at all goes through no
+    plan.
+    """
     planned.clear()
     rank, world = dist.get_rank(), dist.get_world_size()
     few = torch.tensor([rank + 1.0, 2.0])
@@ -191,7 +220,9 @@ def by_gloo(planned: Calls) -> None:
     dist.barrier()
     uneven = torch.empty(world * (rank + 1))
     sizes = [other + 1 for other in range(world)]
-    dist.all_to_all_single(uneven, torch.full((sum(sizes),), float(rank)), [rank + 1] * world, sizes)
+    dist.all_to_all_single(
+        uneven, torch.full((sum(sizes),), float(rank)), [rank + 1] * world, sizes
+    )
     assert torch.equal(uneven, torch.arange(4.0).repeat_interleave(rank + 1))
     if rank == 0:
         dist.send(own(), 3)

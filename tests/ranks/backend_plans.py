@@ -1,4 +1,6 @@
-"""Where the backend has its plans from, on ranks: what was named, the machine at hand, a cache; and what is wrong."""
+"""Where the backend has its plans from, on ranks: what was named, the machine at hand, a cache; and
+what is wrong.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ class Listener(logging.Handler):
         self.lines.append(record.getMessage())
 
     def heard(self, words: str) -> bool:
-        """Return whether a line has these words; only rank 0 looks for plans, so others need not."""
+        """Return whether a line has these words; only rank 0 looks for plans, so others need
+        not.
+        """
         return dist.get_rank() != 0 or any(words in line for line in self.lines)
 
 
@@ -123,7 +127,8 @@ def a_plan_for_more_ranks(files: Path) -> None:
         assert "scalar type" in str(error), error
     else:
         raise AssertionError("gloo adds these?")
-    # Not `end()`: a barrier of gloo waits for calls before it, and may raise the error of the one that failed.
+    # Not `end()`: a barrier of gloo waits for calls before it, and may raise the error of the one
+    # that failed.
     failed = Events()
     failed.tell(f"refused-{dist.get_rank()}")
     for rank in range(dist.get_world_size()):
@@ -142,7 +147,9 @@ def a_rank_that_is_gone(cache: Path) -> None:
         leave()
     try:
         model(torch.ones(2, 40)).sum().backward()
-    except topoplan.ExecutionError as error:  # itself, though DDP's C++ looks for tensors in its place
+    except (
+        topoplan.ExecutionError
+    ) as error:  # itself, though DDP's C++ looks for tensors in its place
         assert "rank 1 does not answer" in str(error), error
     else:
         raise AssertionError("alone, and no error")

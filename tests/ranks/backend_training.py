@@ -1,4 +1,6 @@
-"""What is built on torch.distributed, under the backend: DDP, FSDP2, HSDP, DTensor, functional collectives, subgroups."""
+"""What is built on torch.distributed, under the backend: DDP, FSDP2, HSDP, DTensor, functional
+collectives, subgroups.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +71,9 @@ def everything(folder: str) -> None:
         parameters, loss = trained
         assert same_everywhere(parameters), "ranks differ"
         assert loss.isfinite()
-        assert torch.allclose(parameters, serial, rtol=1e-4, atol=1e-6), (parameters - serial).abs().max()
+        assert torch.allclose(parameters, serial, rtol=1e-4, atol=1e-6), (
+            (parameters - serial).abs().max()
+        )
 
     assert torch.equal(all_reduce(given, "sum", group) + 0, added)
     assert torch.equal(all_reduce(given, "avg", group) + 0, added / world)
@@ -96,7 +100,9 @@ def everything(folder: str) -> None:
 
     assert_like_serial(train(DDP(seeded(network)), [rank]))
     assert_planned(("allreduce", 4))
-    assert_like_serial(train(DDP(seeded(network), bucket_cap_mb=0.005, gradient_as_bucket_view=True), [rank]))
+    assert_like_serial(
+        train(DDP(seeded(network), bucket_cap_mb=0.005, gradient_as_bucket_view=True), [rank])
+    )
     assert_planned(("allreduce", 4))
     assert_like_serial(train(sharded(mesh), [rank]))
     assert_planned(("allgather", 4), ("reduce-scatter", 4))

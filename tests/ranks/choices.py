@@ -41,14 +41,19 @@ def by_race_and_by_model(path: str) -> list[tuple[str, int, str, list[str]]]:
             assert (x == 6).all()
             choice = chosen(communicator, x.nbytes)
             choices.append((mode, numel, choice.label, sorted(choice.raced)))
-            assert mode == "model" or communicator.plan.entry_for(x.nbytes).schedule.label in choice.raced
+            assert (
+                mode == "model"
+                or communicator.plan.entry_for(x.nbytes).schedule.label in choice.raced
+            )
     with refused("expected one of race, model, plan"):
         Communicator(path, choose="fastest")
     return choices
 
 
 def raced_and_cached(path: str, folder: str) -> list[str]:
-    """Race, start anew, and start anew with what was cached wrong, damaged, or for other candidates; return the winners."""
+    """Race, start anew, and start anew with what was cached wrong, damaged, or for other
+    candidates; return the winners.
+    """
     x = torch.ones(60_000)
 
     def race() -> Choice:
@@ -76,7 +81,8 @@ def raced_and_cached(path: str, folder: str) -> list[str]:
     if dist.get_rank() == 0:
         cached_file.write_text(json.dumps(found))
     dist.barrier()
-    # The machine may be busier now than it was: the times of the try are made up, those of the winner first.
+    # The machine may be busier now than it was: the times of the try are made up, those of the
+    # winner first.
     choose.FAR_OFF, usual = 1e9, choose.FAR_OFF
     Transport.find_slowest_s, own = (  # type: ignore[method-assign]
         lambda self, seconds: [float(number) for number, _ in enumerate(seconds, start=1)],
@@ -94,7 +100,9 @@ def raced_and_cached(path: str, folder: str) -> list[str]:
 
 
 def stock_is_chosen(path: str) -> None:
-    """Sums, averages, and a dtype that gloo does not have: that stock was chosen says nothing of that."""
+    """Sums, averages, and a dtype that gloo does not have: that stock was chosen says nothing of
+    that.
+    """
     communicator = Communicator(path, choose=always_stock)
     rank, world = dist.get_rank(), dist.get_world_size()
     for op, wanted in ((SUMS, sum(range(world))), (MEANS, sum(range(world)) / world)):
@@ -110,7 +118,9 @@ def stock_is_chosen(path: str) -> None:
 
 
 def calibrated(path: str) -> str:
-    """Return the host costs that were fitted. Launchers bind each rank to its own cores: a host has those of all ranks."""
+    """Return the host costs that were fitted. Launchers bind each rank to its own cores: a host has
+    those of all ranks.
+    """
     own = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {sorted(own)[dist.get_rank() % len(own)]})
     assert Communicator(path).engine.machine.host.cores == min(len(own), dist.get_world_size())
@@ -128,7 +138,9 @@ def calibrated(path: str) -> str:
 
 
 def by_a_function(path: str) -> list[str]:
-    """Return what was used where a function chose: the last candidate, the stock collective, a mode by name."""
+    """Return what was used where a function chose: the last candidate, the stock collective, a mode
+    by name.
+    """
 
     def choose(size_bytes: int, schedules: Sequence[Schedule]) -> Schedule | str | None:
         return {4096: schedules[-1], 8192: None, 16384: "plan"}[size_bytes]
@@ -140,7 +152,9 @@ def by_a_function(path: str) -> list[str]:
         communicator.allreduce(x)
         assert (x == sum(range(dist.get_world_size()))).all()
         labels.append(chosen(communicator, x.nbytes).label)
-    wrong = Communicator(path, choose=lambda size_bytes, schedules: replace(schedules[0], strategy="none"))
+    wrong = Communicator(
+        path, choose=lambda size_bytes, schedules: replace(schedules[0], strategy="none")
+    )
     with refused("expected one of the schedules"):
         wrong.allreduce(torch.ones(1024))
     communicator.close()
@@ -150,7 +164,11 @@ def by_a_function(path: str) -> list[str]:
         assert "was destroyed" in str(error), error
     else:
         raise AssertionError("a closed communicator went on")
-    return [*labels, communicator.engine.variants[-1].label, communicator.plan.entry_for(16384).schedule.label]
+    return [
+        *labels,
+        communicator.engine.variants[-1].label,
+        communicator.plan.entry_for(16384).schedule.label,
+    ]
 
 
 def in_a_callback(path: str) -> float:

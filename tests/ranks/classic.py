@@ -76,7 +76,9 @@ def averages_within_half_a_level(system: Any) -> None:
 def three_steps_in_half_precision(name: str) -> None:
     rank = dist.get_rank()
     net = model(7 + rank, torch.bfloat16)
-    system = classic.make(name, net, sgd, topology=two_boxes() if name == "plan" else None, choose="model")
+    system = classic.make(
+        name, net, sgd, topology=two_boxes() if name == "plan" else None, choose="model"
+    )
     before = flat(net)
     for step in range(3):
         backward(net, rank, step, torch.bfloat16)
@@ -99,7 +101,8 @@ def a_parameter_that_one_rank_used() -> None:
     assert same_everywhere(flat(net))
 
 
-# -- helpers -----------------------------------------------------------------------------------------------------------
+# -- helpers
+# -----------------------------------------------------------------------------------------------------------
 
 
 def two_helpers() -> None:
@@ -139,11 +142,16 @@ def serve_synchronously() -> None:
     assert set(shares) == {0, 1, 2, 3}
     expected = 2 * shares[rank] if helping else shares[rank] + (1 - shares[rank])
     assert system.bytes_sent is not None
-    assert abs(system.bytes_sent / 10 / start.nbytes - expected) <= 0.01, (system.bytes_sent, expected)
+    assert abs(system.bytes_sent / 10 / start.nbytes - expected) <= 0.01, (
+        system.bytes_sent,
+        expected,
+    )
 
 
 def serve_asynchronously() -> None:
-    """Worker 0 makes ten steps while worker 1 makes none, whose next gradients are ten steps stale."""
+    """Worker 0 makes ten steps while worker 1 makes none, whose next gradients are ten steps
+    stale.
+    """
     rank, events = dist.get_rank(), Events()
     start, worker = flat(model()), rank // 2
     net = None if rank in (1, 3) else model(7 + rank)

@@ -19,7 +19,12 @@ from topoplan.topo.presets import preset
 
 
 def assert_refused_by_all(
-    kind: type[TopoplanError], text: str, name: str, net: Module | None, optimizer: Any = sgd, **options: Any
+    kind: type[TopoplanError],
+    text: str,
+    name: str,
+    net: Module | None,
+    optimizer: Any = sgd,
+    **options: Any,
 ) -> None:
     try:
         classic.make(name, net, optimizer, **options)
@@ -46,16 +51,30 @@ def wrong_arguments() -> None:
     check(InputError, "rank 2: this rank brought NoneType", "parameter-server", net_or_none)
     check(InputError, "needs helpers", "async-parameter-server", model())
     check(InputError, "no use for helpers", "ring", net_or_none, helpers=(2,))
-    check(InputError, "expected different ranks of the group, 0 to 2", "parameter-server", model(), helpers=(3,))
+    check(
+        InputError,
+        "expected different ranks of the group, 0 to 2",
+        "parameter-server",
+        model(),
+        helpers=(3,),
+    )
     check(InputError, "all 3 ranks are helpers", "parameter-server", None, helpers=(0, 1, 2))
-    check(InputError, "named helpers", "parameter-server", net_or_none, helpers=(2,) if last else ())
+    check(
+        InputError, "named helpers", "parameter-server", net_or_none, helpers=(2,) if last else ()
+    )
     differ = "models of rank 0 and rank 2 differ"
     check(InputError, differ, "stock", Linear(3, 4) if last else Linear(3, 3))
     check(InputError, differ, "stock", Linear(3, 3).to(torch.bfloat16 if last else torch.float32))
     takes = "is of bfloat16; this system takes float32"
     check(InputError, takes, "neighbours-8bit", model(dtype=torch.bfloat16))
     check(InputError, "no parameters that require gradients", "stock", ReLU())
-    check(InputError, "expected a function of the parameters", "stock", model(), sgd(model().parameters()))
+    check(
+        InputError,
+        "expected a function of the parameters",
+        "stock",
+        model(),
+        sgd(model().parameters()),
+    )
     check(InputError, "wrapped in DDP", "stock", DDP(model()))
 
 
@@ -71,7 +90,9 @@ def wrong_topologies_and_plans() -> None:
     check(InputError, "has 4 GPUs, there are 3 workers", "neighbours", model(), topology=ring4)
     too_many = "has 4 GPUs, for 2 workers and 1 helpers"
     check(InputError, too_many, "parameter-server", net_or_none, topology=ring4, helpers=(2,))
-    two = Topology("parts", tuple(Device(f"gpu{i}") for i in range(3)), both_ways(Link("gpu0", "gpu1")))
+    two = Topology(
+        "parts", tuple(Device(f"gpu{i}") for i in range(3)), both_ways(Link("gpu0", "gpu1"))
+    )
     check(InfeasibleError, "rank 2 and rank 0 are not joined", "neighbours", model(), topology=two)
     packing = synthesize(collective_on("allreduce", ring3), ring3, "packing", 5).plan
     check(InputError, "this one has packing, too", "ring", model(), plan=packing)

@@ -25,7 +25,9 @@ def contract_and_train() -> None:
 
 
 def contracts(topology: Topology | None) -> float:
-    """Averaging alone keeps the mean and contracts by the second eigenvalue at least; return the bytes sent a step."""
+    """Averaging alone keeps the mean and contracts by the second eigenvalue at least; return the
+    bytes sent a step.
+    """
     net = model()
     system = classic.make("neighbours", net, plain_sgd(0.0), topology=topology)
     report: Any = system.report()
@@ -63,7 +65,11 @@ def contracts_in_8_bits(topology: Topology | None, sent_a_step: float) -> None:
     for _ in range(20):
         system.step()
         after, mean_after = spread(flat(net))
-        assert after <= max((report["contraction"] + 0.05) * before, 1e-3 * first), (topology, after, before)
+        assert after <= max((report["contraction"] + 0.05) * before, 1e-3 * first), (
+            topology,
+            after,
+            before,
+        )
         before = after
     moved = (mean_after - mean).norm()
     assert before <= 2e-2 * first, (topology, before / first)

@@ -27,7 +27,9 @@ def plain_sgd(rate: float) -> Callable[[Iterable[Parameter]], torch.optim.Optimi
     return lambda parameters: torch.optim.SGD(parameters, lr=rate)
 
 
-def backward(net: Module, worker: int, step: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+def backward(
+    net: Module, worker: int, step: int, dtype: torch.dtype = torch.float32
+) -> torch.Tensor:
     """Return the loss of a worker's batch, its gradients added to the model's."""
     x, y = batch(worker, step, dtype)
     loss = mse_loss(net(x), y)
@@ -64,7 +66,11 @@ def spread(tensor: torch.Tensor) -> tuple[float, torch.Tensor]:
 def two_boxes() -> Topology:
     """Return two boxes of two GPUs, joined by a network a tenth as fast."""
     devices = [Device(f"gpu{i}") for i in range(4)]
-    devices += [Device("s0", "switch", "pcie"), Device("s1", "switch", "pcie"), Device("net", "switch", "network")]
+    devices += [
+        Device("s0", "switch", "pcie"),
+        Device("s1", "switch", "pcie"),
+        Device("net", "switch", "network"),
+    ]
     links = [x for i in range(4) for x in both_ways(Link(f"gpu{i}", f"s{i // 2}", Fraction(10)))]
     links += [x for i in range(2) for x in both_ways(Link(f"s{i}", "net", Fraction(1)))]
     return Topology("boxes", tuple(devices), tuple(links))

@@ -29,13 +29,19 @@ VIEWS: tuple[Callable[[torch.Tensor], torch.Tensor], ...] = (
 
 def sample(rank: int, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
     g = torch.Generator().manual_seed(rank)
-    x = torch.randn(shape, generator=g) if dtype.is_floating_point else torch.randint(1, 4, shape, generator=g)
+    x = (
+        torch.randn(shape, generator=g)
+        if dtype.is_floating_point
+        else torch.randint(1, 4, shape, generator=g)
+    )
     return x.to(dtype)
 
 
 def samples(dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
     """Return the samples of all ranks, in float64."""
-    return torch.stack([sample(rank, dtype, shape).double() for rank in range(dist.get_world_size())])
+    return torch.stack(
+        [sample(rank, dtype, shape).double() for rank in range(dist.get_world_size())]
+    )
 
 
 def dtypes_and_shapes(path: str) -> None:
@@ -65,7 +71,9 @@ def dtypes_and_shapes(path: str) -> None:
 
 
 def views_of_a_tensor(path: str) -> None:
-    """Views with gaps, through a plan and through the stock collective: what lies between their elements stays."""
+    """Views with gaps, through a plan and through the stock collective: what lies between their
+    elements stays.
+    """
     base = sample(dist.get_rank(), torch.float32, (6, 10))
     wanted = samples(torch.float32, (6, 10)).sum(0)
     planned, stock = Communicator(path, choose="plan"), Communicator(path, choose=always_stock)
@@ -73,7 +81,12 @@ def views_of_a_tensor(path: str) -> None:
         x = base.clone()
         untouched = torch.ones_like(x, dtype=torch.bool)
         pick(untouched)[...] = False
-        for communicator in (planned, planned, planned, stock):  # an address that comes back is worked on in place
+        for communicator in (
+            planned,
+            planned,
+            planned,
+            stock,
+        ):  # an address that comes back is worked on in place
             x.copy_(base)
             communicator.allreduce(pick(x))
             assert torch.allclose(pick(x).double(), pick(wanted), atol=1e-5)

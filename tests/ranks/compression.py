@@ -1,4 +1,6 @@
-"""Compressed collectives: near the sum, the same bits on all ranks, bytes counted, errors fed back."""
+"""Compressed collectives: near the sum, the same bits on all ranks, bytes counted, errors fed
+back.
+"""
 
 from __future__ import annotations
 
@@ -77,7 +79,10 @@ def other_dtypes_and_shapes(path: str) -> None:
     rank = dist.get_rank()
     communicator = Communicator(path, choose="model", compress="int8")
     for dtype in (torch.float16, torch.bfloat16, torch.float64):
-        x, wanted = normal(rank, 3000, dtype), total(all_normal(3000, dtype)) / dist.get_world_size()
+        x, wanted = (
+            normal(rank, 3000, dtype),
+            total(all_normal(3000, dtype)) / dist.get_world_size(),
+        )
         communicator.allreduce(x, MEANS)
         assert same_everywhere(x)
         assert (x.double() - wanted).abs().max() < 0.15
@@ -137,7 +142,9 @@ def reduced_once(direct: str, ring: str) -> None:
     tensors, wanted = [normal(rank, part * world) for rank in range(world)], []
     for owner in range(world):
         own = slice(owner * part, (owner + 1) * part)
-        terms = [x[own] if rank == owner else rounded(x[own], codec) for rank, x in enumerate(tensors)]
+        terms = [
+            x[own] if rank == owner else rounded(x[own], codec) for rank, x in enumerate(tensors)
+        ]
         added = terms[0].clone()
         for term in terms[1:]:
             added += term

@@ -1,4 +1,6 @@
-"""Training as a container's user: HOME is somebody else's, or there is neither HOME nor a passwd entry."""
+"""Training as a container's user: HOME is somebody else's, or there is neither HOME nor a passwd
+entry.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +22,14 @@ from ranks.topo_backend import end, start
 from topoplan.cli import run
 from topoplan.runtime.ranks.launch import RENDEZVOUS
 
+# A number that no passwd entry has.
 USER = 54321
-"""A number that no passwd entry has."""
 _numbers = count()
 
 
 def without_cache(path: str) -> list[list[str]]:
-    """Use backend, hook and topo-run as another user, who cannot enter HOME, and then as one who has
-    none, if this is root; return what each warns of.
+    """Use backend, hook and topo-run as another user, who cannot enter HOME, and then as one who
+    has none, if this is root; return what each warns of.
     """
     folder = Path(os.environ[MEETING]).parent
     folder.chmod(0o777)  # the ranks' files of a meeting
@@ -50,7 +52,9 @@ def without_cache(path: str) -> list[list[str]]:
 
 
 def use_all(plan: Path, folder: Path) -> None:
-    """Reduce by the backend (which synthesizes a plan), by the hook's communicator and in topo-run."""
+    """Reduce by the backend (which synthesizes a plan), by the hook's communicator and in
+    topo-run.
+    """
     start(plans="ring:2", choose="race")
     hook = topoplan.ddp_hook(plan).communicator
     for reduce in (dist.all_reduce, hook.allreduce):

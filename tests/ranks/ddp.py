@@ -40,7 +40,9 @@ def train(ddp: DDP, steps: int, accumulate: bool = False) -> torch.Tensor:
 
 
 def replicas_and_errors(path: str) -> None:
-    """20 steps under every option, bfloat16, and an error in the background, with one hook for all models."""
+    """20 steps under every option, bfloat16, and an error in the background, with one hook for all
+    models.
+    """
     hook = topoplan.ddp_hook(path)
     for options in OPTIONS:
         for accumulate in (False, True):

@@ -19,8 +19,8 @@ from ranks.ddp_options import MANY, Comparison, backward, data, fixed_order
 from ranks.training import Hook, distance, flat, network, preparing, wrapped
 from topoplan.runtime.ranks.trial import MOST_CALLS
 
+# By use: the type and the first line of what was raised.
 Errors = dict[str, tuple[str, str]]
-"""By use: the type and the first line of what was raised."""
 
 
 def right_and_wrong(path: str, for_two: str) -> tuple[list[tuple[str, str]], Errors]:
@@ -43,7 +43,10 @@ def two_models(hook: Hook, other: Hook) -> None:
 
 
 def train_two(hook_a: Hook | None, hook_b: Hook | None) -> torch.Tensor:
-    a, b = wrapped(network, hook_a, **MANY), wrapped(lambda: Sequential(network(), Linear(3, 3)), hook_b, **MANY)
+    a, b = (
+        wrapped(network, hook_a, **MANY),
+        wrapped(lambda: Sequential(network(), Linear(3, 3)), hook_b, **MANY),
+    )
     optimizer = torch.optim.SGD([*a.parameters(), *b.parameters()], lr=0.05)
     for step in range(20):
         x, y = data(step)
@@ -77,7 +80,9 @@ def choice_of_a_race(hook: Any) -> None:
 
 
 def backward_goes_on(hook: Any) -> None:
-    """The average of the first bucket waits until the gradient is there that backward computes last."""
+    """The average of the first bucket waits until the gradient is there that backward computes
+    last.
+    """
     last_gradient, prepare = threading.Event(), hook.communicator.prepare
 
     def wait_for_gradient() -> None:

@@ -31,7 +31,12 @@ class Tied(Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.a, self.b, self.c, self.out = Linear(33, 33), Linear(33, 33), Linear(33, 33), Linear(33, 3)
+        self.a, self.b, self.c, self.out = (
+            Linear(33, 33),
+            Linear(33, 33),
+            Linear(33, 33),
+            Linear(33, 3),
+        )
         self.c.weight = self.b.weight
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -61,7 +66,10 @@ class Complex(Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.weight, self.out = Parameter(torch.randn(33, 8, dtype=torch.complex64) / 6), Linear(8, 3)
+        self.weight, self.out = (
+            Parameter(torch.randn(33, 8, dtype=torch.complex64) / 6),
+            Linear(8, 3),
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         out: torch.Tensor = self.out((x.to(torch.complex64) @ self.weight).abs())

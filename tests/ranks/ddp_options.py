@@ -18,8 +18,8 @@ from ranks.checks import same_everywhere
 from ranks.ddp_models import Branches, Complex, Stages, Tied, half_frozen
 from ranks.training import Hook, batch, distance, flat, network, seeded, wrapped
 
+# One step's forward and backward; False where the optimizer is not to step yet.
 Backward = Callable[[DDP, int], bool | None]
-"""One step's forward and backward; False where the optimizer is not to step yet."""
 Train = Callable[[DDP, Backward], torch.Tensor]
 MANY: dict[str, Any] = {"bucket_cap_mb": 0.015}
 UNUSED: dict[str, Any] = {"find_unused_parameters": True, **MANY}
@@ -47,7 +47,9 @@ def train(ddp: DDP, backward: Backward = backward) -> torch.Tensor:
 
 
 def train_unevenly(ddp: DDP, backward: Backward) -> torch.Tensor:
-    """Return the parameters after up to two more steps, another number on each rank, under join()."""
+    """Return the parameters after up to two more steps, another number on each rank, under
+    join().
+    """
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05)
     with ddp.join():
         for step in range(STEPS + dist.get_rank() % 3):
@@ -136,11 +138,14 @@ def compare_options(path: str, half: str | None) -> Comparison:
     assert len(second) > 1
     check("views", network, gradient_as_bucket_view=True, **MANY)
     check("static graph", network, static_graph=True, **MANY)
-    check("unused on some ranks", Branches, through(lambda step: (0, 1 + (step + rank) % 2)), **UNUSED)
+    check(
+        "unused on some ranks", Branches, through(lambda step: (0, 1 + (step + rank) % 2)), **UNUSED
+    )
     check("no_sync", network, accumulating, **MANY)
     check("join", network, train=train_unevenly, **MANY)
 
-    # bfloat16 rounds what lies beside a tie either way: replicas agree, but may be further from stock than 1e-6
+    # bfloat16 rounds what lies beside a tie either way: replicas agree, but may be further from
+    # stock than 1e-6
     scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
 
     def mixed(ddp: DDP, step: int) -> None:
@@ -170,12 +175,19 @@ def compare_variants(comparison: Comparison) -> None:
     """Options together, and gradients in another order on each rank."""
     rank, check = dist.get_rank(), comparison.check
     check("one bucket", network)
-    check("static graph and views", network, static_graph=True, gradient_as_bucket_view=True, **MANY)
+    check(
+        "static graph and views", network, static_graph=True, gradient_as_bucket_view=True, **MANY
+    )
     check("unused everywhere", Branches, through(lambda step: (0, 2)), **UNUSED)
     some = through(lambda step: (step + rank) % 3 * (1,) + (0,))
     check("unused and views", Branches, some, gradient_as_bucket_view=True, **UNUSED)
     orders = (0, 1, 2), (2, 1, 0), (1, 0, 2)
-    check("another order of gradients on each rank", Branches, through(lambda step: orders[rank % 3]), **MANY)
+    check(
+        "another order of gradients on each rank",
+        Branches,
+        through(lambda step: orders[rank % 3]),
+        **MANY,
+    )
     check("no_sync and views", network, accumulating, gradient_as_bucket_view=True, **MANY)
 
     def forwards_first(ddp: DDP, step: int) -> None:
@@ -190,7 +202,13 @@ def compare_variants(comparison: Comparison) -> None:
 
     check("several forward passes", network, forwards_first, **MANY)
     check("join and no_sync", network, every_other, train=train_unevenly, **MANY)
-    check("join and unused", Branches, through(lambda step: (0, 1 + rank % 2)), train=train_unevenly, **UNUSED)
+    check(
+        "join and unused",
+        Branches,
+        through(lambda step: (0, 1 + rank % 2)),
+        train=train_unevenly,
+        **UNUSED,
+    )
 
 
 def compare_models(comparison: Comparison) -> None:
@@ -220,7 +238,9 @@ def compare_models(comparison: Comparison) -> None:
 
 
 def fixed_order(path: str) -> list[tuple[str, str]]:
-    """Return mode and hash of what training ends with, where no race decides on the order of additions."""
+    """Return mode and hash of what training ends with, where no race decides on the order of
+    additions.
+    """
     hashes = []
     for choose in ("plan", "model"):
         trained = train(wrapped(network, topoplan.ddp_hook(path, choose=choose), **MANY))

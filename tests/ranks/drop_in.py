@@ -55,7 +55,9 @@ def tensors_of_other_layouts(folder: str) -> None:
 
 
 def other_ways_to_call(folder: str) -> None:
-    """A process group's own methods, what a profile shows of them, and errors that scripts catch."""
+    """A process group's own methods, what a profile shows of them, and errors that scripts
+    catch.
+    """
     start(plans=folder, least_bytes=0)
     group, world = dist.distributed_c10d._get_default_group(), dist.get_world_size()
     x = torch.ones(1000)
@@ -68,22 +70,30 @@ def other_ways_to_call(folder: str) -> None:
         dist.all_gather_into_tensor(torch.empty(3000), x[:1000], async_op=True).wait()
         communicator.allreduce(x)  # in this thread, where the schedule's name is seen too
     ranges = {event.key for event in profile.key_averages()}
-    assert {"topo:all_reduce", "topo:all_gather"} <= ranges and any(key.startswith("topo: ") for key in ranges), ranges
+    assert {"topo:all_reduce", "topo:all_gather"} <= ranges and any(
+        key.startswith("topo: ") for key in ranges
+    ), ranges
     with refused("complex64", RuntimeError):
         communicator.allreduce(torch.ones(3, dtype=torch.complex64))
 
 
 def all_to_all_of_every_kind(folder: str) -> None:
-    """Sizes spelled out by any of the ranks, equal or not; by plans once equal parts are promised, and only then."""
+    """Sizes spelled out by any of the ranks, equal or not; by plans once equal parts are promised,
+    and only then.
+    """
     start(plans=folder, least_bytes=0)
     rank, world, calls = dist.get_rank(), dist.get_world_size(), count_planned()
 
     def swap(rows: list[list[int]], *, spelled_out: int, **more: bool) -> None:
-        """Rank i sends row i's parts; the bits of `spelled_out` say which ranks give sizes, for input and for output."""
+        """Rank i sends row i's parts; the bits of `spelled_out` say which ranks give sizes, for
+        input and for output.
+        """
         sent, received = rows[rank], [row[rank] for row in rows]
         given = torch.cat([torch.full((n, 3), 10.0 * rank + to) for to, n in enumerate(sent)])
         out = torch.empty(sum(received), 3)
-        out_sizes, in_sizes = (x if spelled_out >> 2 * rank + i & 1 else None for i, x in enumerate((received, sent)))
+        out_sizes, in_sizes = (
+            x if spelled_out >> 2 * rank + i & 1 else None for i, x in enumerate((received, sent))
+        )
         work = dist.all_to_all_single(out, given, out_sizes, in_sizes, **more)
         if work is not None:
             work.wait()
@@ -110,7 +120,9 @@ def all_to_all_of_every_kind(folder: str) -> None:
 
 
 def works_that_are_handed_on(folder: str) -> None:
-    """Works of which only C++ keeps hold: DDP's, of the number of ranks that still have inputs, and a tensor's own."""
+    """Works of which only C++ keeps hold: DDP's, of the number of ranks that still have inputs, and
+    a tensor's own.
+    """
     start(plans=folder, least_bytes=0)
     rank, world = dist.get_rank(), dist.get_world_size()
     calls = count_planned()
@@ -123,7 +135,8 @@ def works_that_are_handed_on(folder: str) -> None:
             model(x).sum().backward()
             optimizer.step()
     assert same_everywhere(flat(model))
-    # What stands in the gradients' place: those of the ranks that still have inputs, divided by their number.
+    # What stands in the gradients' place: those of the ranks that still have inputs, divided by
+    # their number.
     alone = seeded(network)
     optimizer = torch.optim.SGD(alone.parameters(), lr=0.01)
     for step in range(1 + world):
@@ -154,7 +167,9 @@ def works_that_are_handed_on(folder: str) -> None:
 
 
 def what_torchs_tools_see(folder: str) -> None:
-    """Sequence numbers, and counts of calls: as over gloo, whatever is done for a call the first time."""
+    """Sequence numbers, and counts of calls: as over gloo, whatever is done for a call the first
+    time.
+    """
     start(plans=folder, least_bytes=0)
     world, planned = dist.get_world_size(), count_planned()
     stock = dist.new_group(backend="gloo")
@@ -210,16 +225,26 @@ def lines_of_the_log(folder: str, level: str) -> list[str]:
 
 
 def groups_for_some_devices() -> list[str]:
-    """Backends named for each type of device. Return what a tensor on a device that is not ours is refused with."""
+    """Backends named for each type of device. Return what a tensor on a device that is not ours is
+    refused with.
+    """
     planned = count_planned()
     dist.destroy_process_group()
     said = []
     for number, named in enumerate(
-        ("cpu:topo", "cpu:topo,cuda:gloo", "cuda:gloo,cpu:topo", "cpu:gloo,cuda:topo", "cuda:topo,cpu:nccl")
+        (
+            "cpu:topo",
+            "cpu:topo,cuda:gloo",
+            "cuda:gloo,cpu:topo",
+            "cpu:gloo,cuda:topo",
+            "cuda:topo,cpu:nccl",
+        )
     ):
         planned.clear()
         init(
-            f"-{number}", backend=named, options=topoplan.backend_options(plans="ring:2", choose="plan", least_bytes=0)
+            f"-{number}",
+            backend=named,
+            options=topoplan.backend_options(plans="ring:2", choose="plan", least_bytes=0),
         )
         x = torch.ones(5)
         try:
@@ -235,7 +260,9 @@ def groups_for_some_devices() -> list[str]:
 
 
 def a_saved_model(path: str) -> str:
-    """A hook that was made before the process group; a model with it, pickled and trained on. Return its repr."""
+    """A hook that was made before the process group; a model with it, pickled and trained on.
+    Return its repr.
+    """
     dist.destroy_process_group()
     hook = topoplan.ddp_hook(path, choose="model")
     init("-late")

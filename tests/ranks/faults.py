@@ -19,7 +19,9 @@ from topoplan.runtime.ranks.transport import Transport
 
 
 def die() -> NoReturn:
-    """End without a word, as a rank that was killed does; the launcher hears that this was wanted."""
+    """End without a word, as a rank that was killed does; the launcher hears that this was
+    wanted.
+    """
     leave()
 
 
@@ -51,7 +53,8 @@ def repeat(call: Callable[[], object]) -> None:
         call()
 
 
-# -- in the middle of training -----------------------------------------------------------------------------------------
+# -- in the middle of training
+# -----------------------------------------------------------------------------------------
 
 
 def a_rank_is_gone(path: str) -> str | None:
@@ -128,7 +131,8 @@ def not_everybody_sets_up(path: str) -> str | None:
     survive(lambda: Communicator(path, timeout=patience.deadline(4)))
 
 
-# -- while a schedule is chosen ----------------------------------------------------------------------------------------
+# -- while a schedule is chosen
+# ----------------------------------------------------------------------------------------
 
 
 def dies_in_a_race(path: str, function: str, number: int) -> str | None:

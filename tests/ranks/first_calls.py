@@ -1,4 +1,6 @@
-"""The first calls of the backend by default: stock ones, then trials, then what has won; and calls that differ."""
+"""The first calls of the backend by default: stock ones, then trials, then what has won; and calls
+that differ.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ def train_with_ddp() -> list[list[str]]:
 
 
 def leave_to_gloo() -> None:
-    """Strided tensors, which gloo alone takes for contiguous ones, and tags that are the backend's own."""
+    """Strided tensors, which gloo alone takes for contiguous ones, and tags that are the backend's
+    own.
+    """
     start(plans="off", choose="race")
     rank, world = dist.get_rank(), dist.get_world_size()
     for dtype in (torch.float32, torch.int64):

@@ -34,7 +34,9 @@ def hook(path: str) -> None:
 
 
 def backend(cache: str) -> None:
-    topo = dist.new_group(backend="topo", pg_options=topoplan.backend_options("ring:2", "model", cache=cache))
+    topo = dist.new_group(
+        backend="topo", pg_options=topoplan.backend_options("ring:2", "model", cache=cache)
+    )
     stock, planned = gradients(), gradients(group=topo)
     assert torch.allclose(stock, planned, rtol=1e-5, atol=1e-8)
     assert planned.abs().sum() > 0

@@ -30,7 +30,11 @@ class CountAllocations(TorchDispatchMode):
     ) -> Any:
         result = func(*args, **(kwargs or {}))
         given = {storage_of(x) for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)}
-        fresh = [x for x in tree_leaves(result) if isinstance(x, torch.Tensor) and storage_of(x) not in given]
+        fresh = [
+            x
+            for x in tree_leaves(result)
+            if isinstance(x, torch.Tensor) and storage_of(x) not in given
+        ]
         self.allocated += [str(func)] * len(fresh)
         return result
 
@@ -39,8 +43,8 @@ def storage_of(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
+# What Python's own objects take in three calls.
 SMALL_BYTES = 100_000
-"""What Python's own objects take in three calls."""
 
 
 def nothing_is_allocated(path: str) -> None:

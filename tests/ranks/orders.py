@@ -27,10 +27,10 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from ranks.checks import all_gather_single, reduce_scatter_single
 
+# Groups time out later: until then every rank stands where the program hangs.
 _TIMEOUT_S_PER_HANG_S = 4 / 3
-"""Groups time out later: until then every rank stands where the program hangs."""
+# Still later: a rank that holds the interpreter's lock never learns of a timeout.
 _END_S_PER_HANG_S = 2
-"""Still later: a rank that holds the interpreter's lock never learns of a timeout."""
 _POLL_S = 0.001
 _OPS = {
     "sum": dist.ReduceOp.SUM,

@@ -1,4 +1,6 @@
-"""Plans over MPI on ranks that mpirun started: bits, who carries messages, and what becomes of a rank that stays away."""
+"""Plans over MPI on ranks that mpirun started: bits, who carries messages, and what becomes of a
+rank that stays away.
+"""
 
 from __future__ import annotations
 
@@ -31,12 +33,17 @@ def all_of_it(ring: str, several: list[str]) -> dict[str, Any]:
     for path, numel in product((ring, *several), (len(x), 1001)):  # the few go in waves
         plan = Plan.load(path)
         for schedule in plan.schedules:
-            pick = lambda _, candidates, label=schedule.label: next(c for c in candidates if c.label == label)  # noqa: E731
+
+            def pick(_: object, candidates: Any, label: str = schedule.label) -> Any:
+                return next(c for c in candidates if c.label == label)
+
             results = []
             for transport in (over_gloo, over_mpi):
                 communicator = Communicator(plan, transport, choose=pick)
                 result = torch.empty(numel)
-                for _ in range(4 if transport is over_mpi else 1):  # an address that comes back takes the shortest way
+                for _ in range(
+                    4 if transport is over_mpi else 1
+                ):  # an address that comes back takes the shortest way
                     communicator.allreduce(result.copy_(x[:numel]))
                 results.append(result)
             assert torch.equal(*results), (path, schedule.label)
@@ -49,21 +56,31 @@ def all_of_it(ring: str, several: list[str]) -> dict[str, Any]:
     planned = Communicator(ring, over_mpi, choose="plan")
     kept = torch.empty_like(x)
     for op in (dist.ReduceOp.SUM, MEANS, dist.ReduceOp.MAX):
-        for communicator in (planned, Communicator(ring, over_mpi, choose=always_stock), Communicator(ring, over_mpi)):
+        for communicator in (
+            planned,
+            Communicator(ring, over_mpi, choose=always_stock),
+            Communicator(ring, over_mpi),
+        ):
             for _ in range(4):
                 kept.copy_(x)
                 communicator.allreduce(kept, op)
             expected = torch.stack(gathered(x))
-            wanted = {"SUM": expected.sum(0), "AVG": expected.mean(0), "MAX": expected.amax(0)}[op.name]
+            wanted = {"SUM": expected.sum(0), "AVG": expected.mean(0), "MAX": expected.amax(0)}[
+                op.name
+            ]
             assert torch.allclose(kept, wanted, atol=1e-5), (op, communicator)
-    assert topoplan.ddp_hook(ring).communicator.engine.transport.name == "mpi"  # as TOPOPLAN_TRANSPORT says
+    assert (
+        topoplan.ddp_hook(ring).communicator.engine.transport.name == "mpi"
+    )  # as TOPOPLAN_TRANSPORT says
     with refused("expected one of auto, mpi"):
         Transport(None, timedelta(seconds=60), "smoke signals")
     return {"name": over_mpi.name, "sent": planned.wire_bytes}
 
 
 def backend(folder: str) -> None:
-    """The backend "topo" over MPI: calls that wait and calls that go on, again and again, by plans and by MPI's own."""
+    """The backend "topo" over MPI: calls that wait and calls that go on, again and again, by plans
+    and by MPI's own.
+    """
     rank, world = dist.get_rank(), dist.get_world_size()
     for choose in ("plan", "race"):
         planned = count_planned()
@@ -84,7 +101,11 @@ def backend(folder: str) -> None:
         parts = [torch.empty(1000) for _ in range(world)]
         dist.all_gather(parts, torch.full((1000,), float(rank)))
         assert [float(part[0]) for part in parts] == list(range(world))
-        assert choose == "race" or {name for name, _ in planned} == {"allreduce", "allgather", "broadcast"}
+        assert choose == "race" or {name for name, _ in planned} == {
+            "allreduce",
+            "allgather",
+            "broadcast",
+        }
         end()
 
 
@@ -95,10 +116,13 @@ def gathered(x: torch.Tensor) -> list[torch.Tensor]:
 
 
 def one_stays_away(path: str, numels: list[int]) -> list[str]:
-    """The last rank comes to no second call of any length; return what the others raise, soon after the deadline of each."""
+    """The last rank comes to no second call of any length; return what the others raise, soon after
+    the deadline of each.
+    """
     deadline = patience.seconds(1)
     calls = [
-        (Communicator(path, choose="plan", timeout=timedelta(seconds=deadline)), torch.ones(numel)) for numel in numels
+        (Communicator(path, choose="plan", timeout=timedelta(seconds=deadline)), torch.ones(numel))
+        for numel in numels
     ]
     for communicator, x in calls * 3:  # in the end they take the shortest way
         make_call(communicator, x)
@@ -132,4 +156,8 @@ def one_stays_away_from_mpis_own(path: str) -> None:
 
 def make_call(communicator: Communicator, x: torch.Tensor) -> None:
     """Make the call that the plan is for."""
-    (communicator.broadcast if communicator.plan.collective.name == "broadcast" else communicator.allreduce)(x)
+    (
+        communicator.broadcast
+        if communicator.plan.collective.name == "broadcast"
+        else communicator.allreduce
+    )(x)

@@ -9,8 +9,8 @@ import topoplan
 
 
 def make_device_mesh() -> tuple[list[int], list[int], str]:
-    """Reduce over both dimensions of a mesh of two hosts whose ranks are dealt round-robin: who took part in each, and what is
-    said of a placement for another number of ranks.
+    """Reduce over both dimensions of a mesh of two hosts whose ranks are dealt round-robin: who
+    took part in each, and what is said of a placement for another number of ranks.
     """
     placement = topoplan.place("dgx-a100:2", "dp=2,tp=2", "tp=allreduce:1G", without_ranks=[*range(2, 8), *range(10, 16)],
                                order=[0, 8, 1, 9])  # fmt: skip

@@ -1,4 +1,6 @@
-"""A rank that torchrun starts: writes who it is, on which host and with which GPUs, and knows nothing of topoplan."""
+"""A rank that torchrun starts: writes who it is, on which host and with which GPUs, and knows
+nothing of topoplan.
+"""
 
 import fcntl
 import json
@@ -8,8 +10,8 @@ import struct
 import sys
 from pathlib import Path
 
+# SIOCGIFADDR, of Linux's sockios.h.
 _ASK_ADDRESS = 0x8915
-"""SIOCGIFADDR, of Linux's sockios.h."""
 
 
 def find_address(interface: str) -> str:

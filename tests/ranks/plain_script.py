@@ -1,4 +1,6 @@
-"""A training script that knows nothing of topoplan: torchrun starts it, and a test trains the same model in one process."""
+"""A training script that knows nothing of topoplan: torchrun starts it, and a test trains the same
+model in one process.
+"""
 
 from collections.abc import Iterable, Sequence
 

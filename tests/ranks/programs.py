@@ -17,7 +17,11 @@ def run_program(path: str) -> str:
     dist.destroy_process_group()
     store = Events().store
     # As torchrun does, a server that is no rank: so its port is free for certain.
-    server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) if os.environ["RANK"] == "0" else None
+    server = (
+        TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        if os.environ["RANK"] == "0"
+        else None
+    )
     if server is not None:
         store.set("port", str(server.port))
     os.environ |= {

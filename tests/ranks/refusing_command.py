@@ -11,7 +11,9 @@ from topoplan.runtime.ranks.launch import is_rank, launch
 
 
 def main(arguments: list[str]) -> int:
-    """Start the ranks, or be one of them. The second argument is a folder in which they wait for each other."""
+    """Start the ranks, or be one of them. The second argument is a folder in which they wait for
+    each other.
+    """
     if not is_rank():
         return launch("ranks.refusing_command", arguments, 3)
     case, folder = arguments[0], Path(arguments[1])

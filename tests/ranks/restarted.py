@@ -1,7 +1,9 @@
-"""A script that torchrun starts, and starts again when a rank dies: restarted.py PLAN NEXT_PLAN RESULTS.
+"""A script that torchrun starts, and starts again when a rank dies: restarted.py PLAN NEXT_PLAN
+RESULTS.
 
-It reduces by the backend and by the hook's communicator (DDP itself would take seconds to import). In the first attempt
-rank 0 then puts another plan in the place of the first, and rank 2 kills itself.
+It reduces by the backend and by the hook's communicator (DDP itself would take seconds to import).
+In the first attempt rank 0 then puts another plan in the place of the first, and rank 2 kills
+itself.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""One tensor reduced whole, in pieces, in buckets and at other addresses, by plans that promise the same bits."""
+"""One tensor reduced whole, in pieces, in buckets and at other addresses, by plans that promise the
+same bits.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ def own(dtype: torch.dtype) -> torch.Tensor:
 
 
 def reduced_in_ways(values: torch.Tensor, reduce: Reduce) -> Iterator[torch.Tensor]:
-    """Yield the reduction of the whole tensor, of it in pieces, at an odd place in a larger one, and turned round."""
+    """Yield the reduction of the whole tensor, of it in pieces, at an odd place in a larger one,
+    and turned round.
+    """
     whole = values.clone()
     reduce(whole)
     yield whole
@@ -54,7 +58,9 @@ def count_differing(reduce: Reduce) -> int:
     """Return the elements whose bits are not the same in all ways."""
     out = 0
     for dtype in DTYPES:
-        first, *others = (way.clone().view(INTS[dtype.itemsize]) for way in reduced_in_ways(own(dtype), reduce))
+        first, *others = (
+            way.clone().view(INTS[dtype.itemsize]) for way in reduced_in_ways(own(dtype), reduce)
+        )
         out += sum(int((other != first).sum()) for other in others)
     return out
 
@@ -87,7 +93,9 @@ def everywhere(folder: str) -> dict[str, int]:
 
 
 def gradients(path: str, bucket_cap_mb: float) -> torch.Tensor:
-    """Return the gradients of a small model, averaged in buckets of a size, after a step in which DDP rebuilds them."""
+    """Return the gradients of a small model, averaged in buckets of a size, after a step in which
+    DDP rebuilds them.
+    """
     torch.manual_seed(0)
     net = torch.nn.Sequential(*(torch.nn.Linear(48, 48) for _ in range(5)))
     model = DistributedDataParallel(net, bucket_cap_mb=bucket_cap_mb)
@@ -97,7 +105,9 @@ def gradients(path: str, bucket_cap_mb: float) -> torch.Tensor:
         model.zero_grad()
         chance = torch.Generator().manual_seed(10 * step + dist.get_rank())
         model(torch.randn(16, 48, generator=chance)).square().sum().backward()
-    return torch.cat([parameter.grad.reshape(-1) for parameter in net.parameters() if parameter.grad is not None])
+    return torch.cat(
+        [parameter.grad.reshape(-1) for parameter in net.parameters() if parameter.grad is not None]
+    )
 
 
 def through_the_backend(files: Path, sums: torch.Tensor) -> None:

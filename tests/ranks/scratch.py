@@ -26,7 +26,9 @@ def sums(communicator: Communicator, numel: int, times: int = 1) -> None:
 
 
 def programs_share_it(path: str) -> int:
-    """Return the bytes that are held after many sizes, up and down; small calls in between are repeated right."""
+    """Return the bytes that are held after many sizes, up and down; small calls in between are
+    repeated right.
+    """
     communicator = Communicator(path, choose="plan")
     small = torch.empty(500)
     sizes = [1000 * k for k in (1, 300, 7, 900, 40, 901, 905, 2)]
@@ -42,7 +44,9 @@ def programs_share_it(path: str) -> int:
 
 
 def it_is_given_back(path: str) -> None:
-    """With a budget of nothing no call leaves anything behind, and with one for a single arena the idle one goes."""
+    """With a budget of nothing no call leaves anything behind, and with one for a single arena the
+    idle one goes.
+    """
     first, second = Communicator(path, choose="plan"), Communicator(path, choose="plan")
     numel = 8 * MIB // 4
     sums(first, numel, times=2)
@@ -63,12 +67,19 @@ def it_is_given_back(path: str) -> None:
 
 
 def races_share_it(paths: dict[str, str], cache: str) -> int:
-    """Return what is held after races: results are right, also where input and output overlap, and inputs stay."""
+    """Return what is held after races: results are right, also where input and output overlap, and
+    inputs stay.
+    """
     rank, world = dist.get_rank(), dist.get_world_size()
     numel = 2 * MIB // 4
-    communicators = {name: Communicator(path, cache=f"{cache}/{name}") for name, path in paths.items()}
+    communicators = {
+        name: Communicator(path, cache=f"{cache}/{name}") for name, path in paths.items()
+    }
     sums(communicators["allreduce"], numel)
-    mine, row = torch.full((numel,), float(rank)), torch.arange(world).float().repeat_interleave(numel)
+    mine, row = (
+        torch.full((numel,), float(rank)),
+        torch.arange(world).float().repeat_interleave(numel),
+    )
     every, out = torch.empty(numel * world), torch.empty(numel)
     communicators["allgather"].allgather(every, mine)
     assert torch.equal(every, row) and (mine == rank).all()
@@ -86,7 +97,9 @@ def races_share_it(paths: dict[str, str], cache: str) -> int:
     communicators["broadcast"].broadcast(x)
     assert (x == 0).all()
     for name, communicator in communicators.items():
-        choice = communicator.choice(numel * 4 * (1 if name in ("allreduce", "broadcast") else world))
+        choice = communicator.choice(
+            numel * 4 * (1 if name in ("allreduce", "broadcast") else world)
+        )
         assert choice is not None
         assert len(choice.raced) > 1, name
     return find_budget().held_bytes

@@ -1,4 +1,6 @@
-"""Races whose times are made up: a chooser on one rank, whose calls take as long as a script says."""
+"""Races whose times are made up: a chooser on one rank, whose calls take as long as a script
+says.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +23,8 @@ from topoplan.synth.plan import Plan
 
 SIZE_BYTES = 4096
 MACHINE = Machine(None, HostCosts(), batched=False, what="made up")
+# From a candidate's strategy, or stock, to the microseconds of its next call.
 Script = Callable[[str], float]
-"""From a candidate's strategy, or stock, to the microseconds of its next call."""
 
 
 @dataclass
@@ -63,7 +65,12 @@ class ScriptedTransport:
 
 
 def race(
-    plan: Plan, script: Script, folder: str | None, machine: Machine = MACHINE, *, has_stock: bool = True
+    plan: Plan,
+    script: Script,
+    folder: str | None,
+    machine: Machine = MACHINE,
+    *,
+    has_stock: bool = True,
 ) -> tuple[Choice, Counter[str]]:
     """Return what a new start chooses, and how often each candidate was called."""
     transport = ScriptedTransport(script)
@@ -120,14 +127,18 @@ def verdicts(path: str, folder: str) -> None:
     assert beaten.schedule is None and beaten.raced["stock"] == 900
     assert calls["stock"] > 4
     stays, calls = race(plan, steady(**{own: 500, "stock": 900}), folder)
-    assert stays.schedule is None and set(calls) == {"stock"}  # stock alone: who trusts it asks for nothing else
+    assert stays.schedule is None and set(calls) == {
+        "stock"
+    }  # stock alone: who trusts it asks for nothing else
     far_off, _ = race(plan, steady(**{own: 500, "stock": 9000}), folder)
     assert far_off.schedule is not None and far_off.raced["stock"] == 9000
     without, calls = race(plan, steady(**{own: 500}), folder, has_stock=False)
     assert "stock" not in without.raced and "stock" not in calls
     assert len(list(Path(folder).glob("races/*"))) == 2
     # Fitted anew by each topo-run; cores are the machine's.
-    fitted = replace(MACHINE, host=replace(MACHINE.host, send_us=7.5, call_us=3.25, source="fitted"))
+    fitted = replace(
+        MACHINE, host=replace(MACHINE.host, send_us=7.5, call_us=3.25, source="fitted")
+    )
     found, _ = race(plan, steady(**{own: 500, "stock": 9000}), folder, fitted)
     assert found.raced == far_off.raced
     assert len(list(Path(folder).glob("races/*"))) == 2

@@ -1,4 +1,6 @@
-"""Where the stock allreduce is used: several under way, beside planned ones, and where a rank is gone."""
+"""Where the stock allreduce is used: several under way, beside planned ones, and where a rank is
+gone.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +17,18 @@ from ranks.checks import MEANS, SUMS, always_stock
 from ranks.training import wrapped
 from topoplan.runtime.choose import ChooseMode
 
+# Length from which on 16-bit whole numbers go through plans: 1 MiB.
 ENOUGH = 600_000
-"""Length from which on 16-bit whole numbers go through plans: 1 MiB."""
 
 
 def topo_group(plan: str, choose: ChooseMode) -> Any:
-    """Return a group of the backend that carries out a plan; its communicator is there after the first call."""
+    """Return a group of the backend that carries out a plan; its communicator is there after the
+    first call.
+    """
     timeout = patience.deadline(6)
-    return dist.new_group(backend="topo", timeout=timeout, pg_options=topoplan.backend_options(plan, choose=choose))
+    return dist.new_group(
+        backend="topo", timeout=timeout, pg_options=topoplan.backend_options(plan, choose=choose)
+    )
 
 
 def sample(rank: int, numel: int, turn: int) -> torch.Tensor:
@@ -30,12 +36,16 @@ def sample(rank: int, numel: int, turn: int) -> torch.Tensor:
 
 
 def beside_planned(path: str) -> None:
-    """Floats of three sizes go by stock, which was chosen; 16-bit whole numbers by the plan, as gloo cannot add them.
+    """Floats of three sizes go by stock, which was chosen; 16-bit whole numbers by the plan, as
+    gloo cannot add them.
 
-    Sums and averages, with gaps between elements; other sizes are raced, new ones while other calls are under way.
+    Sums and averages, with gaps between elements; other sizes are raced, new ones while other calls
+    are under way.
     """
     by_stock = {4 * numel for numel in (6000, 9000, 4001)} | {2 * ENOUGH}
-    group = topo_group(path, lambda size_bytes, schedules: None if size_bytes in by_stock else "race")
+    group = topo_group(
+        path, lambda size_bytes, schedules: None if size_bytes in by_stock else "race"
+    )
     rank, world = dist.get_rank(), dist.get_world_size()
     for turn in range(4):
         calls: list[tuple[Any, torch.Tensor, torch.Tensor | None, dist.ReduceOp.RedOpType]] = []
@@ -46,7 +56,9 @@ def beside_planned(path: str) -> None:
             calls.append((dist.all_reduce(x, op, group, async_op=True), x, whole, op))
             if number == 2:
                 integers = torch.full((ENOUGH,), rank, dtype=torch.int16)
-                calls.append((dist.all_reduce(integers, SUMS, group, async_op=True), integers, None, SUMS))
+                calls.append(
+                    (dist.all_reduce(integers, SUMS, group, async_op=True), integers, None, SUMS)
+                )
         for work, x, pairs, op in calls:
             assert work.wait()
             assert torch.equal(work.get_future().wait()[0], x)
@@ -69,7 +81,9 @@ def beside_planned(path: str) -> None:
 def gone_under_the_hook(path: str) -> str | None:
     hook = topoplan.ddp_hook(path, timeout=patience.deadline(6), choose=always_stock)
     model = wrapped(
-        lambda: torch.nn.Sequential(*[torch.nn.Linear(100, 100) for _ in range(4)]), hook, bucket_cap_mb=0.05
+        lambda: torch.nn.Sequential(*[torch.nn.Linear(100, 100) for _ in range(4)]),
+        hook,
+        bucket_cap_mb=0.05,
     )
     return until_rank_1_is_gone(lambda: model(torch.ones(2, 100)).sum().backward())
 
@@ -78,7 +92,9 @@ def gone_under_the_backend(path: str) -> str | None:
     group = topo_group(path, always_stock)
 
     def step() -> None:
-        for work in [dist.all_reduce(torch.ones(5000), group=group, async_op=True) for _ in range(3)]:
+        for work in [
+            dist.all_reduce(torch.ones(5000), group=group, async_op=True) for _ in range(3)
+        ]:
             work.wait()
 
     return until_rank_1_is_gone(step)

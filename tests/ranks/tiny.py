@@ -16,8 +16,8 @@ from ranks.checks import refused
 from ranks.topo_backend import start
 from topoplan import Communicator
 
+# The first call prepares, the second remembers the address, the third takes the shortest route.
 TURNS = 4
-"""The first call prepares, the second remembers the address, the third takes the shortest route."""
 SIZES = (0, 1)
 
 
@@ -46,15 +46,22 @@ def on_a_communicator(paths: Mapping[str, str]) -> None:
             by_name["scatter"].scatter(out.fill_(-1), whole if root else None)
             assert (out == rank).all()
             by_name["alltoall"].alltoall(every.fill_(-1), row)
-            assert torch.equal(every, torch.cat([torch.full((numel,), 10.0 * of + rank) for of in range(world)]))
+            assert torch.equal(
+                every, torch.cat([torch.full((numel,), 10.0 * of + rank) for of in range(world)])
+            )
 
 
 def on_the_backend(folder: str) -> None:
-    """What goes through plans there, synchronous and not, and what torch's own PowerSGD hook calls."""
+    """What goes through plans there, synchronous and not, and what torch's own PowerSGD hook
+    calls.
+    """
     start(plans=folder, least_bytes=0, even_alltoall=True)
     rank, world = dist.get_rank(), dist.get_world_size()
     for numel in SIZES:
-        mine, whole = torch.full((numel,), float(rank)), torch.arange(world).float().repeat_interleave(numel)
+        mine, whole = (
+            torch.full((numel,), float(rank)),
+            torch.arange(world).float().repeat_interleave(numel),
+        )
         x, out, every = torch.empty(numel), torch.empty(numel), torch.empty(numel * world)
         parts = [torch.empty(numel) for _ in range(world)]
         calls: list[tuple[Callable[..., Any], tuple[Any, ...], torch.Tensor]] = [
@@ -85,7 +92,10 @@ class OneWeight(torch.nn.Module):
 
     def __init__(self, numel: int) -> None:
         super().__init__()
-        self.weight, self.other = torch.nn.Parameter(torch.ones(numel)), torch.nn.Parameter(torch.ones(3))
+        self.weight, self.other = (
+            torch.nn.Parameter(torch.ones(numel)),
+            torch.nn.Parameter(torch.ones(3)),
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return (x * self.weight).sum() + x * self.other.sum()
@@ -110,7 +120,9 @@ def what_is_no_tensor(path: str) -> None:
     communicator = Communicator(path, choose="plan")
     x = torch.ones(3)
     for _ in range(TURNS):
-        with refused("allreduce: got numpy.ndarray, expected a torch.Tensor; pass torch.from_numpy"):
+        with refused(
+            "allreduce: got numpy.ndarray, expected a torch.Tensor; pass torch.from_numpy"
+        ):
             communicator.allreduce(np.ones(3))  # type: ignore[arg-type]
         with refused("allreduce: got list, expected a torch.Tensor"):
             communicator.allreduce([x])  # type: ignore[arg-type]

@@ -12,13 +12,15 @@ from topoplan.runtime.backend.options import backend_options
 from topoplan.runtime.executor import Executor
 from topoplan.synth.ir.schedule import Schedule
 
+# Collective and number of ranks of each call that went through a plan.
 Calls = list[tuple[str, int]]
-"""Collective and number of ranks of each call that went through a plan."""
 _numbers = count()
 
 
 def start(quiet_s: float = 60, **options: Any) -> None:
-    """Make the default group one of the backend; the plan's own schedules are used where options do not say otherwise."""
+    """Make the default group one of the backend; the plan's own schedules are used where options do
+    not say otherwise.
+    """
     if dist.is_initialized():
         end()
     init(

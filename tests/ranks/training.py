@@ -24,7 +24,10 @@ def seeded(make: Callable[[], Module] = network, seed: int = 7) -> Module:
 
 
 def wrapped(
-    make: Callable[[], Module], hook: Hook | None, group: dist.ProcessGroup | None = None, **options: Any
+    make: Callable[[], Module],
+    hook: Hook | None,
+    group: dist.ProcessGroup | None = None,
+    **options: Any,
 ) -> DDP:
     """Return a model under DDP, by `hook` or by DDP's own allreduce."""
     ddp = DDP(seeded(make), process_group=group, **options)
@@ -33,7 +36,9 @@ def wrapped(
     return ddp
 
 
-def batch(rank: int, step: int, dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, torch.Tensor]:
+def batch(
+    rank: int, step: int, dtype: torch.dtype = torch.float32
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Return inputs and targets of a rank's step."""
     g = torch.Generator().manual_seed(1000 * step + rank)
     return torch.randn(16, 33, generator=g).to(dtype), torch.randn(16, 3, generator=g).to(dtype)
@@ -42,7 +47,9 @@ def batch(rank: int, step: int, dtype: torch.dtype = torch.float32) -> tuple[tor
 def flat(model: Module) -> torch.Tensor:
     """Return all parameters, one after the other, in float32."""
     parameters = [p.detach() for p in model.parameters()]
-    return torch.cat([(torch.view_as_real(p) if p.is_complex() else p.float()).reshape(-1) for p in parameters])
+    return torch.cat(
+        [(torch.view_as_real(p) if p.is_complex() else p.float()).reshape(-1) for p in parameters]
+    )
 
 
 def distance(values: torch.Tensor, wanted: torch.Tensor) -> float:
@@ -51,7 +58,9 @@ def distance(values: torch.Tensor, wanted: torch.Tensor) -> float:
 
 
 def preparing(prepare: Callable[..., Any], first: Callable[[], None]) -> Callable[..., Any]:
-    """Return a communicator's `prepare` whose calls, when they are carried out, do something `first`."""
+    """Return a communicator's `prepare` whose calls, when they are carried out, do something
+    `first`.
+    """
 
     def prepare_call(*args: object, **kwargs: object) -> Any:
         task = prepare(*args, **kwargs)

@@ -13,9 +13,11 @@ from ..graph import Topology
 
 @dataclass(frozen=True)
 class Change:
-    """What changes: lost links, links with the factor that scales their bandwidth, ranks that are gone.
+    """What changes: lost links, links with the factor that scales their bandwidth, ranks that are
+    gone.
 
-    Links are given by their ends. Both directions of a link change, and all parallel links between two devices.
+    Links are given by their ends. Both directions of a link change, and all parallel links between
+    two devices.
     """
 
     without_links: tuple[str, ...] = ()
@@ -29,8 +31,9 @@ class Change:
 def degrade(topology: Topology, change: Change) -> Topology:
     """Return the changed machine. Ranks beyond those gone move up.
 
-    Links are written A:B, their ends as device ids or rank numbers; scaled ones A:B=FACTOR. Raises InputError where there
-    is no such link or rank, the factor is not above 0, a link is scaled that is gone or scaled already, or no GPU is left.
+    Links are written A:B, their ends as device ids or rank numbers; scaled ones A:B=FACTOR. Raises
+    InputError where there is no such link or rank, the factor is not above 0, a link is scaled that
+    is gone or scaled already, or no GPU is left.
     """
     factors: dict[frozenset[str], Fraction | None] = {}
     changes = []
@@ -41,7 +44,10 @@ def degrade(topology: Topology, change: Change) -> Topology:
     gone = set()
     for rank in change.without_ranks:
         if not 0 <= rank < len(topology.ranks):
-            raise InputError(f"--without-rank {rank}: no such rank; {topology.name} has 0 to {len(topology.ranks) - 1}")
+            raise InputError(
+                f"--without-rank {rank}: no such rank; {topology.name} has 0 to "
+                f"{len(topology.ranks) - 1}"
+            )
         gone.add(topology.ranks[rank])
         changes.append(f"without {topology.ranks[rank]}")
     if len(gone) == len(topology.ranks):
@@ -52,10 +58,18 @@ def degrade(topology: Topology, change: Change) -> Topology:
             raise InputError(f"--scale-link {text}: expected A:B=FACTOR, such as gpu0:gpu1=0.5")
         ends = _parse_ends(link, topology, "--scale-link")
         lost = (
-            "--without-link" if factors.get(frozenset(ends), 1) is None else "--without-rank" if gone & {*ends} else ""
+            "--without-link"
+            if factors.get(frozenset(ends), 1) is None
+            else "--without-rank"
+            if gone & {*ends}
+            else ""
         )
         if lost or frozenset(ends) in factors:
-            why = f"{lost} takes this link away" if lost else "this link has been given a factor already"
+            why = (
+                f"{lost} takes this link away"
+                if lost
+                else "this link has been given a factor already"
+            )
             raise InputError(f"--scale-link {text}: {why}; name each link once")
         factors[frozenset(ends)] = _parse_factor(factor, text)
         changes.append(f"{ends[0]}-{ends[1]} at {factor}")
@@ -65,7 +79,9 @@ def degrade(topology: Topology, change: Change) -> Topology:
             continue
         link_factor = factors.get(frozenset((x.src, x.dst)), Fraction(1))
         if link_factor is not None:
-            links.append(x if link_factor == 1 else replace(x, bandwidth_GBps=x.bandwidth_GBps * link_factor))
+            links.append(
+                x if link_factor == 1 else replace(x, bandwidth_GBps=x.bandwidth_GBps * link_factor)
+            )
     return replace(
         topology,
         name=f"{topology.name} ({', '.join(changes)})",
@@ -75,7 +91,8 @@ def degrade(topology: Topology, change: Change) -> Topology:
 
 
 def move_root(root: int | None, machine: Topology, left: Topology) -> int | None:
-    """Return, in the numbering of what is `left` of a machine, the rank that is `root` on the machine as given.
+    """Return, in the numbering of what is `left` of a machine, the rank that is `root` on the
+    machine as given.
 
     Raises InputError where the machine has no such rank, or it is gone.
     """
@@ -84,7 +101,8 @@ def move_root(root: int | None, machine: Topology, left: Topology) -> int | None
     gpu = machine.ranks[root]
     if gpu not in left.ranks:
         raise InputError(
-            f"--root {root}: --without-rank {root} takes {gpu} away; name a rank that stays (--root and --without-rank both "
+            f"--root {root}: --without-rank {root} takes {gpu} away; name a rank that stays "
+            "(--root and --without-rank both "
             "number the GPUs of the machine as given)"
         )
     return left.ranks.index(gpu)
@@ -95,7 +113,9 @@ def _parse_factor(text: str, whole: str) -> Fraction:
     try:
         factor = parse_fraction(text)
     except ValueError:
-        raise InputError(f"--scale-link {whole}: {text!r} is not a number; expected a factor such as 0.5") from None
+        raise InputError(
+            f"--scale-link {whole}: {text!r} is not a number; expected a factor such as 0.5"
+        ) from None
     if factor <= 0:
         raise InputError(
             f"--scale-link {whole}: the factor is {fraction_to_json(factor)}; expected more than 0 "
@@ -107,11 +127,18 @@ def _parse_factor(text: str, whole: str) -> Fraction:
 def _parse_ends(text: str, topology: Topology, flag: str) -> tuple[str, str]:
     """Return the two devices of "A:B"; ids may contain colons themselves."""
     parts = text.split(":")
-    splits: Sequence[tuple[str, str]] = [(":".join(parts[:i]), ":".join(parts[i:])) for i in range(1, len(parts))]
-    candidates = [(a, b) for x, y in splits if (a := _find_device(x, topology)) and (b := _find_device(y, topology))]
+    splits: Sequence[tuple[str, str]] = [
+        (":".join(parts[:i]), ":".join(parts[i:])) for i in range(1, len(parts))
+    ]
+    candidates = [
+        (a, b)
+        for x, y in splits
+        if (a := _find_device(x, topology)) and (b := _find_device(y, topology))
+    ]
     if not candidates:
         raise InputError(
-            f"{flag} {text}: expected A:B with A and B devices of {topology.name} (or rank numbers), such as "
+            f"{flag} {text}: expected A:B with A and B devices of {topology.name} (or rank "
+            "numbers), such as "
             f"{topology.links[0].src}:{topology.links[0].dst}"
             if topology.links
             else f"{flag} {text}: there are no links"
@@ -122,7 +149,9 @@ def _parse_ends(text: str, topology: Topology, flag: str) -> tuple[str, str]:
             return a, b
     a, b = candidates[0]
     near = ", ".join(topology.out_neighbours[a][:8])
-    raise InputError(f"{flag} {text}: {topology.name} has no link between {a} and {b}; {a} is linked to {near}")
+    raise InputError(
+        f"{flag} {text}: {topology.name} has no link between {a} and {b}; {a} is linked to {near}"
+    )
 
 
 def _find_device(text: str, topology: Topology) -> str | None:

@@ -1,7 +1,8 @@
-"""NVLink fabrics of several hosts: GPUs of one cluster and clique reach each other through NVSwitches, whatever their hosts.
+"""NVLink fabrics of several hosts: GPUs of one cluster and clique reach each other through
+NVSwitches, whatever their hosts.
 
-That is NCCL's rule for MNNVL (an NVL72's trays): registration with the fabric completed, the cluster's UUID equal and not
-zero, the number of the clique equal.
+That is NCCL's rule for MNNVL (an NVL72's trays): registration with the fabric completed, the
+cluster's UUID equal and not zero, the number of the clique equal.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from ..facts.keys import gpu_subject
 from ..facts.view import MachineView
 from ..graph import Topology
 
+# Fields of a GPU that say the same as the facts, for machines without these.
 CLUSTER, CLIQUE = str(keys.GPU_FABRIC_CLUSTER), str(keys.GPU_FABRIC_CLIQUE)
-"""Fields of a GPU that say the same as the facts, for machines without these."""
 SOURCE = "NVML: equal cluster and clique of the GPUs' fabric"
 
 _NO_CLUSTER = re.compile(r"[0-]*")
@@ -32,13 +33,18 @@ class Fabric:
 
 
 def find_fabrics(topology: Topology, facts: Facts) -> Mapping[str, Fabric]:
-    """Return the fabric of each GPU of one host that is in one, by the host's facts, else by the GPU's own fields."""
+    """Return the fabric of each GPU of one host that is in one, by the host's facts, else by the
+    GPU's own fields.
+    """
     view = MachineView(topology, facts)
     fabrics: dict[str, Fabric] = {}
     for gpu in view.gpus:
         subject = gpu_subject(view.find_gpu_index(gpu.id))
         state = facts.get_text(subject, keys.GPU_FABRIC_STATE)
-        cluster, clique = (facts.get_text(subject, key) for key in (keys.GPU_FABRIC_CLUSTER, keys.GPU_FABRIC_CLIQUE))
+        cluster, clique = (
+            facts.get_text(subject, key)
+            for key in (keys.GPU_FABRIC_CLUSTER, keys.GPU_FABRIC_CLIQUE)
+        )
         if state is None and {CLUSTER, CLIQUE} <= gpu.extra.keys():
             state, cluster, clique = "completed", str(gpu.extra[CLUSTER]), str(gpu.extra[CLIQUE])
         if state == "completed" and clique is not None and not _NO_CLUSTER.fullmatch(cluster or ""):
@@ -47,7 +53,9 @@ def find_fabrics(topology: Topology, facts: Facts) -> Mapping[str, Fabric]:
 
 
 def name_shared_switches(fabrics_of_hosts: Iterable[Iterable[Fabric]]) -> Mapping[Fabric, str]:
-    """Return the id of the NVSwitch (one device for all of them) of each fabric that GPUs of several hosts are in."""
+    """Return the id of the NVSwitch (one device for all of them) of each fabric that GPUs of
+    several hosts are in.
+    """
     hosts_in: dict[Fabric, int] = {}
     for fabrics in fabrics_of_hosts:
         for fabric in dict.fromkeys(fabrics):
@@ -59,7 +67,9 @@ def name_shared_switches(fabrics_of_hosts: Iterable[Iterable[Fabric]]) -> Mappin
 def make_shared_switch(fabric: Fabric, ident: str, replaced: Iterable[Device]) -> Device:
     """Return the NVSwitch of a fabric in the place of those of its hosts."""
     answers = {switch.in_network for switch in replaced}
-    adding = answers.pop() if len(answers) == 1 else None  # where they differ, nothing is known of all together
+    adding = (
+        answers.pop() if len(answers) == 1 else None
+    )  # where they differ, nothing is known of all together
     extra = {CLUSTER: fabric.cluster, CLIQUE: fabric.clique}
     return Device(ident, "switch", "nvswitch", source=SOURCE, extra=extra, in_network=adding)
 
@@ -67,8 +77,9 @@ def make_shared_switch(fabric: Fabric, ident: str, replaced: Iterable[Device]) -
 def move_links(
     topology: Topology, fabrics: Mapping[str, Fabric], switch_of: Mapping[Fabric, str]
 ) -> tuple[list[Link], list[Device]]:
-    """Return the links of a host, those from GPUs of shared fabrics to NVSwitches moved to the shared ones (whose ids begin
-    with a slash, as no id of the host's own does), and the host's NVSwitches that have no link left.
+    """Return the links of a host, those from GPUs of shared fabrics to NVSwitches moved to the
+    shared ones (whose ids begin with a slash, as no id of the host's own does), and the host's
+    NVSwitches that have no link left.
     """
     moved: list[Link] = []
     freed: dict[str, None] = {}
@@ -79,6 +90,8 @@ def move_links(
             if shared is not None and topology.by_id[far].family == "nvswitch":
                 ends[1 - i] = f"/{shared}"
                 freed[far] = None
-        moved.append(link if ends == [link.src, link.dst] else replace(link, src=ends[0], dst=ends[1]))
+        moved.append(
+            link if ends == [link.src, link.dst] else replace(link, src=ends[0], dst=ends[1])
+        )
     linked = {end for link in moved for end in (link.src, link.dst)}
     return moved, [topology.by_id[ident] for ident in freed if ident not in linked]

@@ -1,4 +1,6 @@
-"""The way of data between GPUs that no own route joins: other GPUs hand it on, as sockets do and as stock collectives must."""
+"""The way of data between GPUs that no own route joins: other GPUs hand it on, as sockets do and as
+stock collectives must.
+"""
 
 from __future__ import annotations
 
@@ -22,5 +24,8 @@ class Forwarding:
     def routes_from(self, start: str) -> dict[str, Route]:
         """Return the way to every device that can be reached; together they form a tree."""
         return {
-            end: tuple(way) for end, way in nx.single_source_dijkstra_path(self._graph, start, weight="weight").items()
+            end: tuple(way)
+            for end, way in nx.single_source_dijkstra_path(
+                self._graph, start, weight="weight"
+            ).items()
         }

@@ -1,4 +1,6 @@
-"""Join several hosts into one machine: each host's own topology, joined by a network switch and shared NVLink fabrics."""
+"""Join several hosts into one machine: each host's own topology, joined by a network switch and
+shared NVLink fabrics.
+"""
 
 from __future__ import annotations
 
@@ -19,18 +21,19 @@ from .fabric import Fabric, find_fabrics, make_shared_switch, move_links, name_s
 from .parts import split_hosts
 
 NETWORK = "network0"
+# Assumed rate of a host into the network where nothing gives it: 10 Gbit/s Ethernet.
 ASSUMED_GBps = Fraction(5, 4)
-"""Assumed rate of a host into the network where nothing gives it: 10 Gbit/s Ethernet."""
+# Assumed rate between processes of one host: one core's copy through a socket, in round numbers.
 ASSUMED_MEMORY_GBps = Fraction(2)
-"""Assumed rate between processes of one host: one core's copy through a socket, in round numbers."""
+# Facts that a joined machine keeps, some 10 MB of JSON: those of an NVL72, or of 30 hosts of 8
+# GPUs.
 MOST_FACTS = 60_000
-"""Facts that a joined machine keeps, some 10 MB of JSON: those of an NVL72, or of 30 hosts of 8 GPUs."""
 _SLOW_PORT = 10
 _NAMED = 4  # hosts in the name of a joined machine
 SOURCE = "hosts joined by a network"
 
+# Location of a rank: the number of its host, and the id of its GPU on that host.
 RankLocation = tuple[int, str]
-"""Location of a rank: the number of its host, and the id of its GPU on that host."""
 
 
 def join_hosts(
@@ -40,20 +43,25 @@ def join_hosts(
 ) -> Topology:
     """Return one topology of several hosts'; their names are the hosts' names.
 
-    `locations[r]` says where rank r is (default: all GPUs, host by host, a machine of several hosts being so many); GPUs
-    without a rank are left out, and hosts, too. A device `gpu3` of the first host becomes `host0/gpu3`, with the `host` it is
-    of, a fact about `gpu/3` one about `host0/gpu/3`; where all ranks are on one host, all stays as it is.
+    `locations[r]` says where rank r is (default: all GPUs, host by host, a machine of several hosts
+    being so many); GPUs without a rank are left out, and hosts, too. A device `gpu3` of the first
+    host becomes `host0/gpu3`, with the `host` it is of, a fact about `gpu/3` one about
+    `host0/gpu/3`; where all ranks are on one host, all stays as it is.
 
-    NICs hang on one network switch at their `net_speed_GBps`, without those that are down and those slower than a tenth of
-    their host's fastest (they are no way for data). A host without a usable NIC is joined at its first CPU (or, without any,
-    at its GPUs), at an assumed rate. GPUs of several hosts in one NVLink fabric (`fabric.py`) have one
-    NVSwitch. All that is assumed or left out is noted; notes are carried over with their host's name, other fields of a host's
-    topology are not.
+    NICs hang on one network switch at their `net_speed_GBps`, without those that are down and those
+    slower than a tenth of their host's fastest (they are no way for data). A host without a usable
+    NIC is joined at its first CPU (or, without any, at its GPUs), at an assumed rate. GPUs of
+    several hosts in one NVLink fabric (`fabric.py`) have one NVSwitch. All that is assumed or left
+    out is noted; notes are carried over with their host's name, other fields of a host's topology
+    are not.
 
-    Raises InputError where there is no rank, or a location names a host or GPU that does not exist, or one twice.
+    Raises InputError where there is no rank, or a location names a host or GPU that does not exist,
+    or one twice.
     """
     if locations is None and len(topologies) > 1:
-        parts = (split_hosts(topology, f"{topology.name} ({i})") for i, topology in enumerate(topologies))
+        parts = (
+            split_hosts(topology, f"{topology.name} ({i})") for i, topology in enumerate(topologies)
+        )
         topologies = [part.topology for of_one in parts for part in of_one]
     everywhere = ((h, gpu) for h, t in enumerate(topologies) for gpu in t.ranks)
     located = list(everywhere if locations is None else locations)
@@ -64,19 +72,30 @@ def join_hosts(
     number = {host: i for i, host in enumerate(used)}
     names = _tell_apart([topologies[host].name for host in used])
     hosts = [
-        _Host(i, names[i], topologies[host], {gpu for h, gpu in located if h == host}) for host, i in number.items()
+        _Host(i, names[i], topologies[host], {gpu for h, gpu in located if h == host})
+        for host, i in number.items()
     ]
     gpus = [hosts[number[host]].rename_device(gpu) for host, gpu in located]
     switch_of = name_shared_switches(host.list_fabrics() for host in hosts)
     replaced: dict[Fabric, list[Device]] = {fabric: [] for fabric in switch_of}
-    links = [link for host in hosts for link in (*host.list_links(switch_of, replaced), *host.list_uplinks())]
+    links = [
+        link
+        for host in hosts
+        for link in (*host.list_links(switch_of, replaced), *host.list_uplinks())
+    ]
     shared = [make_shared_switch(fabric, switch_of[fabric], of) for fabric, of in replaced.items()]
     rest = [d for host in hosts for d in host.list_others()]
     network = Device(NETWORK, "switch", "network", source="assumed: one network joins all hosts")
     notes = [note for host in hosts for note in host.notes]
     notes += [f"{t.name}: no GPU, left out" for t in topologies if not t.ranks]
     extra = {"hosts": names, "notes": notes, **_join_facts(hosts, notes)}
-    return Topology(name or join_first(names, _NAMED), (*gpus, *rest, *shared, network), tuple(links), SOURCE, extra)
+    return Topology(
+        name or join_first(names, _NAMED),
+        (*gpus, *rest, *shared, network),
+        tuple(links),
+        SOURCE,
+        extra,
+    )
 
 
 def _tell_apart(names: Sequence[str]) -> list[str]:
@@ -88,30 +107,43 @@ def _tell_apart(names: Sequence[str]) -> list[str]:
 
 
 def _join_facts(hosts: Sequence[_Host], notes: list[str]) -> dict[str, Any]:
-    """Return the facts of all hosts as a field of the topology, none where there are too many, which is noted."""
+    """Return the facts of all hosts as a field of the topology, none where there are too many,
+    which is noted.
+    """
     facts = [fact for host in hosts for fact in host.list_facts()]
     if len(facts) > MOST_FACTS:
         notes.append(
-            f"{len(facts)} facts of {len(hosts)} hosts, more than {MOST_FACTS}: not kept; ask one host at a time"
+            f"{len(facts)} facts of {len(hosts)} hosts, more than {MOST_FACTS}: not kept; ask one "
+            "host at a time"
         )
         return {}
     return {"facts": facts_to_json(Facts(tuple(facts)))} if facts else {}
 
 
 def join_cpu_hosts(names: Sequence[str], host_of: Sequence[int]) -> Topology:
-    """Return hosts without GPUs: rank r is a process on host `host_of[r]`, whose name is `names[host_of[r]]`.
+    """Return hosts without GPUs: rank r is a process on host `host_of[r]`, whose name is
+    `names[host_of[r]]`.
 
-    A rank's device is of kind gpu and says that it stands for a cpu. It hangs on its host, a device of kind cpu; hosts
-    hang on a network switch. No rate is known: the topology holds assumed ones until they are measured.
+    A rank's device is of kind gpu and says that it stands for a cpu. It hangs on its host, a device
+    of kind cpu; hosts hang on a network switch. No rate is known: the topology holds assumed ones
+    until they are measured.
     """
     if not host_of:
         raise InputError("no ranks are given; start at least one")
-    memory, network = "assumed: a process's share of its host's memory", "assumed: 10 Gbit/s Ethernet"
-    devices = [Device(f"rank{r}", extra={"stands_for": "cpu", "host": names[h]}) for r, h in enumerate(host_of)]
+    memory, network = (
+        "assumed: a process's share of its host's memory",
+        "assumed: 10 Gbit/s Ethernet",
+    )
+    devices = [
+        Device(f"rank{r}", extra={"stands_for": "cpu", "host": names[h]})
+        for r, h in enumerate(host_of)
+    ]
     links = [
         x
         for r, h in enumerate(host_of)
-        for x in both_ways(Link(f"rank{r}", f"host{h}", ASSUMED_MEMORY_GBps, Fraction(0), "memory", source=memory))
+        for x in both_ways(
+            Link(f"rank{r}", f"host{h}", ASSUMED_MEMORY_GBps, Fraction(0), "memory", source=memory)
+        )
     ]
     used = sorted(set(host_of))
     devices += [Device(f"host{h}", "cpu", extra={"host": names[h]}) for h in used]
@@ -119,22 +151,36 @@ def join_cpu_hosts(names: Sequence[str], host_of: Sequence[int]) -> Topology:
         devices.append(Device(NETWORK, "switch", "network"))
         for h in used:
             links += both_ways(
-                Link(f"host{h}", NETWORK, ASSUMED_GBps, LATENCY_us["network"], "network", source=network)
+                Link(
+                    f"host{h}",
+                    NETWORK,
+                    ASSUMED_GBps,
+                    LATENCY_us["network"],
+                    "network",
+                    source=network,
+                )
             )
     return Topology(
         name=", ".join(names[h] for h in used),
         devices=tuple(devices),
         links=tuple(links),
         source="processes without GPUs",
-        extra={"hosts": [names[h] for h in used], "notes": ["no GPUs: each rank is a process on its host's CPUs"]},
+        extra={
+            "hosts": [names[h] for h in used],
+            "notes": ["no GPUs: each rank is a process on its host's CPUs"],
+        },
     )
 
 
 def group_by_host(gpus: Sequence[Device]) -> list[list[int]]:
-    """Return the numbers of the GPUs of each host, by what the topology says of hosts; one list where it says nothing."""
+    """Return the numbers of the GPUs of each host, by what the topology says of hosts; one list
+    where it says nothing.
+    """
     blocks: dict[object, list[int]] = {}
     for number, gpu in enumerate(gpus):
-        host = gpu.extra.get("host", gpu.extra.get("box", gpu.id.partition("/")[0] if "/" in gpu.id else None))
+        host = gpu.extra.get(
+            "host", gpu.extra.get("box", gpu.id.partition("/")[0] if "/" in gpu.id else None)
+        )
         blocks.setdefault(str(host), []).append(number)
     return list(blocks.values())
 
@@ -146,25 +192,35 @@ def _check_locations(topologies: Sequence[Topology], locations: Sequence[RankLoc
     seen: set[RankLocation] = set()
     for rank, (host, gpu) in enumerate(locations):
         if not 0 <= host < len(topologies):
-            raise InputError(f"rank {rank} is on host {host}; expected one from 0 to {len(topologies) - 1}")
+            raise InputError(
+                f"rank {rank} is on host {host}; expected one from 0 to {len(topologies) - 1}"
+            )
         if gpu not in topologies[host].ranks:
             known = ", ".join(topologies[host].ranks[:8]) or "none"
-            raise InputError(f"rank {rank}: {topologies[host].name} has no GPU {gpu!r}; it has {known}")
+            raise InputError(
+                f"rank {rank}: {topologies[host].name} has no GPU {gpu!r}; it has {known}"
+            )
         if (host, gpu) in seen:
             raise InputError(
-                f"rank {rank}: {gpu} of {topologies[host].name} is another rank's already; a GPU is one rank"
+                f"rank {rank}: {gpu} of {topologies[host].name} is another rank's already; a GPU "
+                "is one rank"
             )
         seen.add((host, gpu))
 
 
 def _select_gpus(topology: Topology, gpus: Sequence[str]) -> Topology:
-    """Return one host's topology with the ranks' GPUs in the ranks' order, and all else as it is."""
+    """Return one host's topology with the ranks' GPUs in the ranks' order, and all else as it
+    is.
+    """
     left_out = [gpu for gpu in topology.ranks if gpu not in gpus]
     if not left_out and list(topology.ranks) == list(gpus):
         return topology
     others = tuple(d for d in topology.devices if d.kind != "gpu")
     links = tuple(x for x in topology.links if x.src not in left_out and x.dst not in left_out)
-    notes = [*topology.extra.get("notes", ()), *([f"{', '.join(left_out)}: no rank, left out"] if left_out else [])]
+    notes = [
+        *topology.extra.get("notes", ()),
+        *([f"{', '.join(left_out)}: no rank, left out"] if left_out else []),
+    ]
     return replace(
         topology,
         devices=(*(topology.by_id[gpu] for gpu in gpus), *others),
@@ -194,11 +250,17 @@ class _Host:
     def rename_device(self, ident: str) -> Device:
         """Return a device under its new id."""
         device = self.topology.by_id[ident]
-        return replace(device, id=qualify(self.id, ident), extra={**device.extra, "host": self.name})
+        return replace(
+            device, id=qualify(self.id, ident), extra={**device.extra, "host": self.name}
+        )
 
     def list_others(self) -> list[Device]:
         """Return all devices that are not GPUs, but for NVSwitches that a shared one stands for."""
-        return [self.rename_device(d.id) for d in self.topology.devices if d.kind != "gpu" and d.id not in self.freed]
+        return [
+            self.rename_device(d.id)
+            for d in self.topology.devices
+            if d.kind != "gpu" and d.id not in self.freed
+        ]
 
     def list_fabrics(self) -> list[Fabric]:
         """Return the NVLink fabrics of the ranks' GPUs."""
@@ -209,8 +271,12 @@ class _Host:
         for fact in self.facts.items:
             yield replace(fact, subject=qualify(self.id, fact.subject))
 
-    def list_links(self, switch_of: Mapping[Fabric, str], replaced: Mapping[Fabric, list[Device]]) -> list[Link]:
-        """Return the links inside the host and to shared NVSwitches; the host's own that these replace go into `replaced`."""
+    def list_links(
+        self, switch_of: Mapping[Fabric, str], replaced: Mapping[Fabric, list[Device]]
+    ) -> list[Link]:
+        """Return the links inside the host and to shared NVSwitches; the host's own that these
+        replace go into `replaced`.
+        """
         links, freed = move_links(self.topology, self.fabrics, switch_of)
         self.freed = {switch.id for switch in freed}
         for fabric in dict.fromkeys(self.fabrics.values()):
@@ -228,33 +294,60 @@ class _Host:
             link
             for ident, rate, source in self._find_ports()
             for link in both_ways(
-                Link(qualify(self.id, ident), NETWORK, rate, LATENCY_us["network"], "network", source=source)
+                Link(
+                    qualify(self.id, ident),
+                    NETWORK,
+                    rate,
+                    LATENCY_us["network"],
+                    "network",
+                    source=source,
+                )
             )
         ]
 
     def _find_ports(self) -> list[tuple[str, Fraction, str]]:
-        """Return the devices at which the host is joined to the network: id, rate and source of the rate."""
-        nics = [d for d in self.topology.devices if d.kind == "nic" and self.topology.out_neighbours[d.id]]
+        """Return the devices at which the host is joined to the network: id, rate and source of the
+        rate.
+        """
+        nics = [
+            d
+            for d in self.topology.devices
+            if d.kind == "nic" and self.topology.out_neighbours[d.id]
+        ]
         up = [d for d in nics if "down" not in str(d.extra.get("state", "")).lower()]
         speeds = {d.id: speed for d in up if (speed := _read_speed_GBps(d)) is not None}
         # a management port of 1 Gbit/s beside 200 Gbit/s is no way for data
-        usable = {ident: speed for ident, speed in speeds.items() if speed * _SLOW_PORT >= max(speeds.values())}
+        usable = {
+            ident: speed
+            for ident, speed in speeds.items()
+            if speed * _SLOW_PORT >= max(speeds.values())
+        }
         if usable:
             idle = [d.id for d in nics if d.id not in usable]
             if idle:
                 self.notes.append(
-                    f"{self.name}: {', '.join(idle)}: down, slow or of unknown speed; taken to carry no data"
+                    f"{self.name}: {', '.join(idle)}: down, slow or of unknown speed; taken to "
+                    "carry no data"
                 )
             return [(ident, speed, "speed of the NIC") for ident, speed in usable.items()]
         cpus = [d.id for d in self.topology.devices if d.kind == "cpu"][:1]
-        ends = [d.id for d in up] or cpus or [gpu for gpu in self.topology.ranks if gpu not in self.left_out]
+        ends = (
+            [d.id for d in up]
+            or cpus
+            or [gpu for gpu in self.topology.ranks if gpu not in self.left_out]
+        )
         what = "no NIC of known speed" if up else "no NIC that is up" if nics else "no NIC"
-        inferred = {d.id: rate for d in up if (rate := _read_speed_GBps(d, ASSUMED_SPEED)) is not None}
+        inferred = {
+            d.id: rate for d in up if (rate := _read_speed_GBps(d, ASSUMED_SPEED)) is not None
+        }
         rates = [inferred.get(ident, ASSUMED_GBps) for ident in ends]
         listed = " and ".join(f"{float(rate):g}" for rate in dict.fromkeys(rates))
-        self.notes.append(f"{self.name}: {what}; {', '.join(ends)} taken to send {listed} GB/s into the network")
+        self.notes.append(
+            f"{self.name}: {what}; {', '.join(ends)} taken to send {listed} GB/s into the network"
+        )
         sources = {
-            ident: f"assumed: {self.topology.by_id[ident].extra.get(ASSUMED_BY, 'by the GPUs')}" for ident in inferred
+            ident: f"assumed: {self.topology.by_id[ident].extra.get(ASSUMED_BY, 'by the GPUs')}"
+            for ident in inferred
         }
         return [
             (ident, rate, sources.get(ident, "assumed: 10 Gbit/s Ethernet"))
@@ -266,7 +359,11 @@ def _read_speed_GBps(nic: Device, key: str = "net_speed_GBps") -> Fraction | Non
     """Return the speed of a NIC, None where it is not known."""
     speed = nic.extra.get(key)
     try:
-        rate = parse_fraction(speed) if isinstance(speed, (int, float, str)) and not isinstance(speed, bool) else None
+        rate = (
+            parse_fraction(speed)
+            if isinstance(speed, (int, float, str)) and not isinstance(speed, bool)
+            else None
+        )
     except ValueError:
         return None
     return rate if rate is not None and rate > 0 else None

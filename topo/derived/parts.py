@@ -15,24 +15,30 @@ from .fabric import CLIQUE, CLUSTER
 
 @dataclass(frozen=True)
 class Part:
-    """One host of a machine: `id`, such as host0 (empty for a machine that is one host), and its topology alone."""
+    """One host of a machine: `id`, such as host0 (empty for a machine that is one host), and its
+    topology alone.
+    """
 
     id: str
     topology: Topology
 
 
 def split_hosts(topology: Topology, label: str | None = None) -> tuple[Part, ...]:
-    """Return the hosts of a topology, in the order of their first devices; the topology itself where it is one host's.
+    """Return the hosts of a topology, in the order of their first devices; the topology itself
+    where it is one host's.
 
-    Hosts are told by the ids of devices, `host0/gpu3`. A device of no host, but for networks, is in the part of each host
-    that is linked to it: an NVSwitch of several hosts is each one's. GPUs that are linked to such a one say so in the fields
-    of their fabric, unless they say something else already; where the switch itself names none, `label` (default: the
-    topology's name) is the cluster. What cannot be told apart (a GPU of no host) is not split.
+    Hosts are told by the ids of devices, `host0/gpu3`. A device of no host, but for networks, is in
+    the part of each host that is linked to it: an NVSwitch of several hosts is each one's. GPUs
+    that are linked to such a one say so in the fields of their fabric, unless they say something
+    else already; where the switch itself names none, `label` (default: the topology's name) is the
+    cluster. What cannot be told apart (a GPU of no host) is not split.
     """
     hosts = list(dict.fromkeys(split_host(d.id)[0] for d in topology.devices if d.kind == "gpu"))
     if len(hosts) < 2 or "" in hosts:
         return (Part("", topology),)
-    common = {d.id: None for d in topology.devices if not split_host(d.id)[0] and d.family != "network"}
+    common = {
+        d.id: None for d in topology.devices if not split_host(d.id)[0] and d.family != "network"
+    }
     ids_of: dict[str, list[str]] = {host: [] for host in hosts}
     links_of: dict[str, list[Link]] = defaultdict(list)
     for device in topology.devices:
@@ -42,13 +48,21 @@ def split_hosts(topology: Topology, label: str | None = None) -> tuple[Part, ...
         ends = {split_host(end)[0] for end in (link.src, link.dst) if end not in common}
         if len(ends) == 1 and (host := ends.pop()):
             links_of[host].append(link)
-    near_of = {host: {end for x in links_of[host] for end in (x.src, x.dst) if end in common} for host in ids_of}
+    near_of = {
+        host: {end for x in links_of[host] for end in (x.src, x.dst) if end in common}
+        for host in ids_of
+    }
     counts = Counter(ident for near in near_of.values() for ident in near)
     shared = {
-        ident for ident, hosts_near in counts.items() if hosts_near > 1 and topology.by_id[ident].family == "nvswitch"
+        ident
+        for ident, hosts_near in counts.items()
+        if hosts_near > 1 and topology.by_id[ident].family == "nvswitch"
     }
     fabric_of = {
-        near: {CLUSTER: fields.get(CLUSTER, label or topology.name), CLIQUE: fields.get(CLIQUE, far)}
+        near: {
+            CLUSTER: fields.get(CLUSTER, label or topology.name),
+            CLIQUE: fields.get(CLIQUE, far),
+        }
         for link in topology.links
         for near, far in ((link.src, link.dst), (link.dst, link.src))
         if far in shared and (fields := topology.by_id[far].extra) is not None
@@ -58,17 +72,31 @@ def split_hosts(topology: Topology, label: str | None = None) -> tuple[Part, ...
     for host, ids in ids_of.items():
         new_id = {ident: split_host(ident)[1] for ident in ids}
         taken = set(new_id.values())
-        new_id |= {c: f"{c} of several hosts" if c in taken else c for c in common if c in near_of[host]}
-        devices = tuple(_rename(topology.by_id[old], new, fabric_of.get(old, {})) for old, new in new_id.items())
+        new_id |= {
+            c: f"{c} of several hosts" if c in taken else c for c in common if c in near_of[host]
+        }
+        devices = tuple(
+            _rename(topology.by_id[old], new, fabric_of.get(old, {})) for old, new in new_id.items()
+        )
         links = tuple(replace(x, src=new_id[x.src], dst=new_id[x.dst]) for x in links_of[host])
-        name = next((str(n) for old in ids if (n := topology.by_id[old].extra.get("host")) is not None), None)
+        name = next(
+            (str(n) for old in ids if (n := topology.by_id[old].extra.get("host")) is not None),
+            None,
+        )
         extra = extra_of[host] | _select_notes(topology.extra, name, host)
-        parts.append(Part(host, Topology(name or f"{topology.name} {host}", devices, links, topology.source, extra)))
+        parts.append(
+            Part(
+                host,
+                Topology(name or f"{topology.name} {host}", devices, links, topology.source, extra),
+            )
+        )
     return tuple(parts)
 
 
 def _split_extra(extra: Mapping[str, Any], hosts: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """Return the facts about each host, under the subjects that they have there; malformed ones are every host's."""
+    """Return the facts about each host, under the subjects that they have there; malformed ones are
+    every host's.
+    """
     facts = extra.get("facts")
     if facts is None:
         return {host: {} for host in hosts}
@@ -83,12 +111,18 @@ def _split_extra(extra: Mapping[str, Any], hosts: Iterable[str]) -> dict[str, di
 
 
 def _select_notes(extra: Mapping[str, Any], name: str | None, host: str) -> dict[str, Any]:
-    """Return the notes about a host: those that begin with its name, or, where it has none, with the id of a device of it."""
+    """Return the notes about a host: those that begin with its name, or, where it has none, with
+    the id of a device of it.
+    """
     notes = extra.get("notes")
     if not isinstance(notes, (list, tuple)):
         return {}
     about = f"{host}/" if name is None else f"{name}: "
-    return {"notes": [text.removeprefix(f"{name}: ") for text in map(str, notes) if text.startswith(about)]}
+    return {
+        "notes": [
+            text.removeprefix(f"{name}: ") for text in map(str, notes) if text.startswith(about)
+        ]
+    }
 
 
 def _rename(device: Device, ident: str, fabric: Mapping[str, Any]) -> Device:

@@ -1,4 +1,6 @@
-"""Say of a machine what its files do not: rates that were only assumed are replaced by given ones."""
+"""Say of a machine what its files do not: rates that were only assumed are replaced by given
+ones.
+"""
 
 from __future__ import annotations
 
@@ -15,48 +17,64 @@ from ..graph import Topology
 from ..hardware import ASSUMED_BY, ASSUMED_SPEED
 
 NIC, NETWORK = "nic", "network"
+# What --rate may name: kinds of links, and NICs.
 RATES = ("pcie", NIC, "nvlink", "xgmi", "c2c", "smp")
-"""What --rate may name: kinds of links, and NICs."""
 _BONDED = ("nvlink", "xgmi", "c2c")
 _ASSUMED = "assumed"
 _WAY_OUT = "GB/s into the network"
 
 
 def parse_rate(text: str, flag: str) -> Fraction:
-    """Return a rate in GB/s. Raises InputError, naming the flag, where it is none or not above 0."""
+    """Return a rate in GB/s. Raises InputError, naming the flag, where it is none or not above
+    0.
+    """
     try:
         rate = parse_fraction(text)
     except ValueError:
         rate = Fraction(0)
     if rate <= 0:
-        raise InputError(f"{flag}: {text!r:.40} is not a number of GB/s above 0; write for example 25 or 12.5")
+        raise InputError(
+            f"{flag}: {text!r:.40} is not a number of GB/s above 0; write for example 25 or 12.5"
+        )
     return rate
 
 
 def parse_rates(texts: Iterable[str]) -> dict[str, Fraction]:
-    """Return the rates of `pcie=48` and the like. Raises InputError for anything else, and for a kind that is named twice."""
+    """Return the rates of `pcie=48` and the like. Raises InputError for anything else, and for a
+    kind that is named twice.
+    """
     rates: dict[str, Fraction] = {}
     for text in texts:
         kind, equals, rate = text.partition("=")
         if not equals or kind not in RATES:
-            raise InputError(f"--rate {text!r:.40}: expected KIND=GBps with one of {', '.join(RATES)}, such as pcie=48")
+            raise InputError(
+                f"--rate {text!r:.40}: expected KIND=GBps with one of {', '.join(RATES)}, such as "
+                "pcie=48"
+            )
         if kind in rates:
-            raise InputError(f"--rate {text!r:.40}: {kind} has been given a rate already; name each kind once")
+            raise InputError(
+                f"--rate {text!r:.40}: {kind} has been given a rate already; name each kind once"
+            )
         rates[kind] = parse_rate(rate, f"--rate {text!r:.40}")
     return rates
 
 
 def state_rates(topologies: Sequence[Topology], rates: Mapping[str, Fraction]) -> list[Topology]:
-    """Return the machines with these rates (by RATES, and `network`) in the place of assumed ones, in GB/s and one direction.
+    """Return the machines with these rates (by RATES, and `network`) in the place of assumed ones,
+    in GB/s and one direction.
 
-    NVLink, xGMI and NVLink-C2C are given for one link of those that are bonded. Raises InputError for a rate that none of the
-    machines has any use for: their files say it themselves.
+    NVLink, xGMI and NVLink-C2C are given for one link of those that are bonded. Raises InputError
+    for a rate that none of the machines has any use for: their files say it themselves.
     """
     used: set[str] = set()
     stated = [_state(topology, rates, used) for topology in topologies]
     for kind, rate in rates.items():
         if kind not in used:
-            flag = f"--network {float(rate):g}" if kind == NETWORK else f"--rate {kind}={float(rate):g}"
+            flag = (
+                f"--network {float(rate):g}"
+                if kind == NETWORK
+                else f"--rate {kind}={float(rate):g}"
+            )
             names = join_first((topology.name for topology in topologies), 3)
             what = {
                 NIC: f"the rates of all NICs of {names} are known",
@@ -96,5 +114,7 @@ def _state_nic(device: Device, rates: Mapping[str, Fraction], used: set[str]) ->
     ):
         return device
     used.add(NIC)
-    extra: dict[str, Any] = {k: v for k, v in device.extra.items() if k not in (ASSUMED_SPEED, ASSUMED_BY)}
+    extra: dict[str, Any] = {
+        k: v for k, v in device.extra.items() if k not in (ASSUMED_SPEED, ASSUMED_BY)
+    }
     return replace(device, extra={**extra, "net_speed_GBps": fraction_to_json(rates[NIC])})

@@ -1,8 +1,9 @@
-"""Merge switches side by side. NVSwitches: GPUs spread every message over all of them, so for a planner they are one.
-Spines, for those who take a network's many flows to be spread over all of its equal ways.
+"""Merge switches side by side. NVSwitches: GPUs spread every message over all of them, so for a
+planner they are one. Spines, for those who take a network's many flows to be spread over all of its
+equal ways.
 
-A DGX-2 has six a board, and each GPU one link to each. A route names one way, though; through one of six switches it would
-have a sixth of what the hardware gives.
+A DGX-2 has six a board, and each GPU one link to each. A route names one way, though; through one
+of six switches it would have a sixth of what the hardware gives.
 """
 
 from __future__ import annotations
@@ -15,18 +16,20 @@ from ..graph import Device, Link, Topology
 
 
 def merge_nvswitches(topology: Topology) -> Topology:
-    """Return the topology with NVSwitches that stand side by side made one, their links added up; as it is where none do.
+    """Return the topology with NVSwitches that stand side by side made one, their links added up;
+    as it is where none do.
 
-    Side by side are switches with the same links to the same GPUs (and whatever else is no NVSwitch), and as many of each
-    sort to switches that are themselves side by side: the coarsest such classes. Traffic that is spread evenly over a class
-    loads all its links alike, so no plan for the merged machine asks more of a link than it has.
+    Side by side are switches with the same links to the same GPUs (and whatever else is no
+    NVSwitch), and as many of each sort to switches that are themselves side by side: the coarsest
+    such classes. Traffic that is spread evenly over a class loads all its links alike, so no plan
+    for the merged machine asks more of a link than it has.
     """
     return _merge(topology, [d for d in topology.devices if d.family == "nvswitch"])
 
 
 def merge_spines(topology: Topology) -> Topology:
-    """Return the topology with switches of the network that stand side by side made one, of those that only join other
-    switches (leaves, and what hosts hang on, stay as they are).
+    """Return the topology with switches of the network that stand side by side made one, of those
+    that only join other switches (leaves, and what hosts hang on, stay as they are).
     """
     joins_more = {
         end
@@ -54,8 +57,12 @@ def _merge(topology: Topology, switches: Sequence[Device]) -> Topology:
         if device.id in members_of_head:
             members = members_of_head[device.id]
             said = {topology.by_id[member].in_network for member in members} - {None}
-            adding = said.pop() if len(said) == 1 else None  # where they differ, nothing is known of all together
-            devices.append(replace(device, in_network=adding, extra={**device.extra, "members": list(members)}))
+            adding = (
+                said.pop() if len(said) == 1 else None
+            )  # where they differ, nothing is known of all together
+            devices.append(
+                replace(device, in_network=adding, extra={**device.extra, "members": list(members)})
+            )
         elif device.id not in head_of:
             devices.append(device)
     merged: dict[tuple[str, str, str, object], Link] = {}
@@ -76,18 +83,27 @@ def _merge(topology: Topology, switches: Sequence[Device]) -> Topology:
 
 
 def _classify(topology: Topology, switches: Sequence[Device]) -> dict[object, list[str]]:
-    """Return switches by class: refined until all of a class have the same links to every device and to every class."""
+    """Return switches by class: refined until all of a class have the same links to every device
+    and to every class.
+    """
     label: dict[str, object] = {d.id: ("switch", d.can_reduce, d.can_copy) for d in switches}
     while True:
         rows: dict[str, list[tuple[str, ...]]] = defaultdict(list)
         for link in topology.links:
-            for near_end, far_end, direction in ((link.src, link.dst, "out"), (link.dst, link.src, "in")):
+            for near_end, far_end, direction in (
+                (link.src, link.dst, "out"),
+                (link.dst, link.src, "in"),
+            ):
                 if near_end in label:
                     facts = link.kind, link.bandwidth_GBps, link.latency_us, link.count
-                    rows[near_end].append((direction, *map(str, facts), str(label.get(far_end, far_end))))
+                    rows[near_end].append(
+                        (direction, *map(str, facts), str(label.get(far_end, far_end)))
+                    )
         classes: dict[object, list[str]] = defaultdict(list)
         for d in switches:
             classes[label[d.id], tuple(sorted(rows[d.id]))].append(d.id)
         if len(classes) == len(set(label.values())):
             return classes
-        label = {member: number for number, members in enumerate(classes.values()) for member in members}
+        label = {
+            member: number for number, members in enumerate(classes.values()) for member in members
+        }

@@ -1,7 +1,8 @@
 """The doctor: problems of a machine, found in its topology and facts alone.
 
-So it works on this machine, a JSON file, NCCL's XML and whatever else a topology is read from. Each check states its rule
-in its docstring; what no file or fact claims is not judged. `examine` also returns which checks could not be made.
+So it works on this machine, a JSON file, NCCL's XML and whatever else a topology is read from. Each
+check states its rule in its docstring; what no file or fact claims is not judged. `examine` also
+returns which checks could not be made.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from .view import Check, DoctorView
 
 __all__ = ["CHECKS", "Examination", "Finding", "examine", "list_findings", "report"]
 
+# Every check, in the order of the findings of one severity.
 CHECKS: tuple[Check, ...] = (
     *driver.CHECKS,
     *nvlinks.CHECKS,
@@ -32,7 +34,6 @@ CHECKS: tuple[Check, ...] = (
     *rates.CHECKS,
     *stock.CHECKS,
 )
-"""Every check, in the order of the findings of one severity."""
 
 _MOST_EVIDENCE = {"error": 6, "warning": 6, "note": 2}
 _WIDTH = 120
@@ -40,7 +41,9 @@ _WIDTH = 120
 
 @dataclass(frozen=True)
 class Examination:
-    """The findings, worst first; the names of the checks made; and of those skipped, each with what is missing for it."""
+    """The findings, worst first; the names of the checks made; and of those skipped, each with what
+    is missing for it.
+    """
 
     findings: tuple[Finding, ...]
     checked: tuple[str, ...]
@@ -49,18 +52,24 @@ class Examination:
     @property
     def summary(self) -> str:
         """One line: "2 errors, 1 warning in 20 checks", or "nothing wrong found in 20 checks"."""
-        counts = [(sum(f.severity == severity for f in self.findings), severity) for severity in SEVERITIES]
+        counts = [
+            (sum(f.severity == severity for f in self.findings), severity)
+            for severity in SEVERITIES
+        ]
         listed = ", ".join(f"{n} {severity}{'s' * (n > 1)}" for n, severity in counts if n)
         return f"{listed or 'nothing wrong found'} in {len(self.checked)} check{'s' * (len(self.checked) != 1)}"
 
 
 def list_findings(topology: Topology) -> tuple[Finding, ...]:
-    """Return the findings about a machine: errors first, then warnings, then notes. Never raises."""
+    """Return the findings about a machine: errors first, then warnings, then notes. Never
+    raises.
+    """
     return examine(topology).findings
 
 
 def examine(topology: Topology) -> Examination:
-    """Make all checks that can be made: of each host by itself, with its own facts, and of several hosts as one machine.
+    """Make all checks that can be made: of each host by itself, with its own facts, and of several
+    hosts as one machine.
 
     Facts that cannot be read are a finding, too.
     """
@@ -70,11 +79,15 @@ def examine(topology: Topology) -> Examination:
     hosts = [(part, _examine_host(part.topology)) for part in parts]
     # the machine as a whole has no facts: what only they tell, each host was asked
     whole = _examine_host(
-        replace(topology, extra={k: v for k, v in topology.extra.items() if k not in ("facts", "notes")})
+        replace(
+            topology, extra={k: v for k, v in topology.extra.items() if k not in ("facts", "notes")}
+        )
     )
     findings = [*merge_findings((part.id, e.findings) for part, e in hosts), *check_fabrics(parts)]
     findings += list_new_findings(whole.findings, findings)
-    checked = dict.fromkeys(name for _, e in hosts for name in e.checked) | dict.fromkeys(whole.checked)
+    checked = dict.fromkeys(name for _, e in hosts for name in e.checked) | dict.fromkeys(
+        whole.checked
+    )
     skipped = {name: lack for _, e in hosts for name, lack in e.skipped if name not in checked}
     return Examination(_sort(findings), tuple(checked), tuple(skipped.items()))
 
@@ -107,7 +120,9 @@ def _sort(findings: Sequence[Finding]) -> tuple[Finding, ...]:
 
 
 def report(examination: Examination, width: int = _WIDTH) -> list[str]:
-    """Return lines of text: each finding with its evidence and advice, a summary, and what was not checked and why."""
+    """Return lines of text: each finding with its evidence and advice, a summary, and what was not
+    checked and why.
+    """
     lines = [line for finding in examination.findings for line in _format_finding(finding)]
     lines.append(examination.summary)
     skipped: dict[str, list[str]] = {}

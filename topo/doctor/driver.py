@@ -1,4 +1,6 @@
-"""Checks of the driver: that it answers and lists all GPUs, and that these answer, without MIG, in one fabric."""
+"""Checks of the driver: that it answers and lists all GPUs, and that these answer, without MIG, in
+one fabric.
+"""
 
 from __future__ import annotations
 
@@ -21,19 +23,20 @@ _NO_CLUSTER = re.compile(r"[0-]*")
 
 
 def check_driver(view: DoctorView) -> Iterator[Finding]:
-    """Report a driver whose library does not answer (fact `nvml` `library` missing, or the probe's note): an error where
-    library and kernel module differ in version, or NVIDIA GPUs are on PCI; else a note.
+    """Report a driver whose library does not answer (fact `nvml` `library` missing, or the probe's
+    note): an error where library and kernel module differ in version, or NVIDIA GPUs are on PCI;
+    else a note.
     """
     reason = view.facts.get_reason(NVML, keys.NVML_LIBRARY)
-    notes = [f"{note} (the topology's notes)" for note in view.notes if _NO_DRIVER_NOTE.fullmatch(note)]
+    notes = [
+        f"{note} (the topology's notes)" for note in view.notes if _NO_DRIVER_NOTE.fullmatch(note)
+    ]
     if reason is None and not notes:
         return
     evidence = (view.format_fact(NVML, keys.NVML_LIBRARY),) if reason is not None else tuple(notes)
     if "mismatch" in evidence[0].lower():
         message = "the driver's library and its kernel module are of unlike versions, so that no GPU is listed"
-        advice = (
-            "reboot, or reload the kernel module, after an update of the driver; in a container use the host's library"
-        )
+        advice = "reboot, or reload the kernel module, after an update of the driver; in a container use the host's library"
         yield Finding("error", "driver-mismatch", (), message, evidence, advice)
         return
     addresses = tuple(_list_nvidia_gpus(view))
@@ -50,20 +53,33 @@ def check_driver(view: DoctorView) -> Iterator[Finding]:
         yield Finding("error", "no-driver", about, message, evidence, advice)
     else:
         message = "NVML, the driver's library, does not answer; if this machine has NVIDIA GPUs, they are not known"
-        yield Finding("note", "no-driver", (), message, evidence, "install the NVIDIA driver if there are such GPUs")
+        yield Finding(
+            "note",
+            "no-driver",
+            (),
+            message,
+            evidence,
+            "install the NVIDIA driver if there are such GPUs",
+        )
 
 
 def check_unlisted_gpus(view: DoctorView) -> Iterator[Finding]:
-    """Report NVIDIA GPUs on PCI that the driver, which answers, does not list (facts, or the probe's notes): a warning, or
-    a note where they are bound to another driver, such as vfio-pci for a virtual machine.
+    """Report NVIDIA GPUs on PCI that the driver, which answers, does not list (facts, or the
+    probe's notes): a warning, or a note where they are bound to another driver, such as vfio-pci
+    for a virtual machine.
     """
     if view.facts.get_reason(NVML, keys.NVML_LIBRARY) is not None or any(
         _NO_DRIVER_NOTE.fullmatch(n) for n in view.notes
     ):
         return
-    listed = {view.facts.get_text(gpu_subject(index), keys.GPU_BUS_ID) for index in view.facts.list_names(GPU)}
+    listed = {
+        view.facts.get_text(gpu_subject(index), keys.GPU_BUS_ID)
+        for index in view.facts.list_names(GPU)
+    }
     groups = Groups(view.order)
-    for bus_id in _list_nvidia_gpus(view) if listed or view.facts.get_source(NVML, keys.NVML_COUNT) else ():
+    for bus_id in (
+        _list_nvidia_gpus(view) if listed or view.facts.get_source(NVML, keys.NVML_COUNT) else ()
+    ):
         if bus_id not in listed:
             bound = view.facts.get_text(pci_subject(bus_id), keys.PCI_DRIVER)
             lines = [
@@ -82,14 +98,18 @@ def check_unlisted_gpus(view: DoctorView) -> Iterator[Finding]:
         if bound:
             message += f": bound to {bound}"
         advice = "if this is no container that was given fewer GPUs, look for Xid and RmInit errors in the kernel log"
-        yield Finding("note" if bound else "warning", "gpu-not-listed", about, message, evidence, advice)
+        yield Finding(
+            "note" if bound else "warning", "gpu-not-listed", about, message, evidence, advice
+        )
 
 
 def _list_nvidia_gpus(view: DoctorView) -> Iterator[str]:
     """Yield the addresses of NVIDIA's display and 3D controllers on PCI."""
     for bus_id in view.facts.list_names(PCI):
         pci_class = view.facts.get_text(pci_subject(bus_id), keys.PCI_CLASS) or ""
-        if view.facts.get_text(pci_subject(bus_id), keys.PCI_VENDOR) == _NVIDIA and pci_class.startswith(_GPU_CLASSES):
+        if view.facts.get_text(
+            pci_subject(bus_id), keys.PCI_VENDOR
+        ) == _NVIDIA and pci_class.startswith(_GPU_CLASSES):
             yield bus_id
 
 
@@ -100,13 +120,17 @@ def check_lost_gpus(view: DoctorView) -> Iterator[Finding]:
         if view.facts.get_source(gpu_subject(index), keys.GPU_LOST) is not None:
             groups.add("", (ident,), (view.format_fact(gpu_subject(index), keys.GPU_LOST),))
     for _, about, evidence in groups:
-        message = f"{join_names(about)}: no longer answers the driver; whatever uses it hangs or fails"
+        message = (
+            f"{join_names(about)}: no longer answers the driver; whatever uses it hangs or fails"
+        )
         advice = "take its work off the machine, look for Xid errors in the kernel log, then reset the GPU or reboot"
         yield Finding("error", "gpu-lost", about, message, evidence, advice)
 
 
 def check_mig(view: DoctorView) -> Iterator[Finding]:
-    """Report GPUs with MIG on (fact `mig`): an error, since its instances have neither P2P nor NVLink for NCCL."""
+    """Report GPUs with MIG on (fact `mig`): an error, since its instances have neither P2P nor
+    NVLink for NCCL.
+    """
     groups = Groups(view.order)
     for index, ident in view.gpu_of.items():
         if view.facts.get_text(gpu_subject(index), keys.GPU_MIG) == "on":
@@ -114,13 +138,19 @@ def check_mig(view: DoctorView) -> Iterator[Finding]:
     for _, about, evidence in groups:
         message = f"{join_names(about)}: MIG is on, and its instances have neither P2P nor NVLink for NCCL"
         yield Finding(
-            "error", "mig-on", about, message, evidence, "switch it off to train on several GPUs (nvidia-smi -mig 0)"
+            "error",
+            "mig-on",
+            about,
+            message,
+            evidence,
+            "switch it off to train on several GPUs (nvidia-smi -mig 0)",
         )
 
 
 def check_fabric(view: DoctorView) -> Iterator[Finding]:
-    """Report GPUs whose fabric (NVSwitch or NVL72) is not started or not completed: an error, NVLink does not work there.
-    GPUs of one machine in different clusters or cliques are a warning: no NVLink joins them.
+    """Report GPUs whose fabric (NVSwitch or NVL72) is not started or not completed: an error,
+    NVLink does not work there. GPUs of one machine in different clusters or cliques are a warning:
+    no NVLink joins them.
     """
     pending = Groups(view.order)
     parts: dict[tuple[str, str], list[str]] = defaultdict(list)
@@ -133,12 +163,14 @@ def check_fabric(view: DoctorView) -> Iterator[Finding]:
         cluster = view.facts.get_text(subject, keys.GPU_FABRIC_CLUSTER) or ""
         if state == "completed" and not _NO_CLUSTER.fullmatch(cluster):
             parts[cluster, view.facts.get_text(subject, keys.GPU_FABRIC_CLIQUE) or ""].append(ident)
-            evidence_of += [view.format_fact(subject, key) for key in _FABRIC if view.facts.get_source(subject, key)]
+            evidence_of += [
+                view.format_fact(subject, key)
+                for key in _FABRIC
+                if view.facts.get_source(subject, key)
+            ]
     for state, about, evidence in pending:
         message = f"{join_names(about)}: the fabric's state is {state!r}, so NVLink through the switches does not work"
-        advice = (
-            "start nvidia-fabricmanager, or on NVL72 look at the IMEX service and the switch trays; then reset the GPUs"
-        )
+        advice = "start nvidia-fabricmanager, or on NVL72 look at the IMEX service and the switch trays; then reset the GPUs"
         yield Finding("error", "fabric-not-completed", about, message, evidence, advice)
     if len(parts) > 1:
         about = tuple(ident for part in parts.values() for ident in part)
@@ -150,12 +182,22 @@ def check_fabric(view: DoctorView) -> Iterator[Finding]:
 
 def _require_driver(view: DoctorView) -> str | None:
     asked = any(fact.subject == "nvml" for fact in view.facts.items)
-    return None if asked or any(_NO_DRIVER_NOTE.fullmatch(n) for n in view.notes) else "no word of the driver"
+    return (
+        None
+        if asked or any(_NO_DRIVER_NOTE.fullmatch(n) for n in view.notes)
+        else "no word of the driver"
+    )
 
 
 def _require_lists(view: DoctorView) -> str | None:
-    known = view.facts.list_names(PCI) and (view.facts.list_names(GPU) or view.facts.get_source(NVML, keys.NVML_COUNT))
-    return None if known or any(_UNLISTED_NOTE.fullmatch(n) for n in view.notes) else "no lists of GPUs to compare"
+    known = view.facts.list_names(PCI) and (
+        view.facts.list_names(GPU) or view.facts.get_source(NVML, keys.NVML_COUNT)
+    )
+    return (
+        None
+        if known or any(_UNLISTED_NOTE.fullmatch(n) for n in view.notes)
+        else "no lists of GPUs to compare"
+    )
 
 
 def _require_answers(view: DoctorView) -> str | None:
@@ -166,7 +208,11 @@ def _require_answers(view: DoctorView) -> str | None:
 
 
 def _require_mig(view: DoctorView) -> str | None:
-    return None if any(view.facts.get_source(gpu_subject(i), keys.GPU_MIG) for i in view.gpu_of) else "no MIG modes"
+    return (
+        None
+        if any(view.facts.get_source(gpu_subject(i), keys.GPU_MIG) for i in view.gpu_of)
+        else "no MIG modes"
+    )
 
 
 def _require_fabric(view: DoctorView) -> str | None:
@@ -177,6 +223,7 @@ def _require_fabric(view: DoctorView) -> str | None:
     )
 
 
+# The checks of this file.
 CHECKS = (
     Check("driver", check_driver, _require_driver),
     Check("GPUs that the driver does not list", check_unlisted_gpus, _require_lists),
@@ -184,4 +231,3 @@ CHECKS = (
     Check("MIG", check_mig, _require_mig),
     Check("fabric", check_fabric, _require_fabric),
 )
-"""The checks of this file."""

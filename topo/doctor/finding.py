@@ -8,18 +8,20 @@ from typing import Any, Literal
 
 Severity = Literal["error", "warning", "note"]
 
+# From worst to least. An error breaks communication, or what the topology says cannot be true; a
+# warning costs bandwidth or makes a model of the machine wrong; a note is worth a look.
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
-"""From worst to least. An error breaks communication, or what the topology says cannot be true; a warning costs
-bandwidth or makes a model of the machine wrong; a note is worth a look."""
 
 _NAMED = 8
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A problem: `what` is its kind (a fixed word such as `missing-bridge`), `about` the ids of the devices.
+    """A problem: `what` is its kind (a fixed word such as `missing-bridge`), `about` the ids of the
+    devices.
 
-    `message` says in one sentence what is wrong, `evidence` holds "fact = value (source)" lines, `advice` what to do.
+    `message` says in one sentence what is wrong, `evidence` holds "fact = value (source)" lines,
+    `advice` what to do.
     """
 
     severity: Severity
@@ -42,7 +44,9 @@ class Finding:
 
 
 class Groups:
-    """Devices and evidence of equal findings, grouped by what makes them equal, so that each group becomes one finding."""
+    """Devices and evidence of equal findings, grouped by what makes them equal, so that each group
+    becomes one finding.
+    """
 
     def __init__(self, order: Mapping[str, int]) -> None:
         """Start empty; `order` is the position of each device in the topology."""
@@ -59,15 +63,24 @@ class Groups:
         """Yield each key with the devices (in their order) and the evidence of its group."""
         last = len(self._order)
         for key, (devices, lines) in self._groups.items():
-            yield key, tuple(sorted(devices, key=lambda ident: self._order.get(ident, last))), tuple(lines)
+            yield (
+                key,
+                tuple(sorted(devices, key=lambda ident: self._order.get(ident, last))),
+                tuple(lines),
+            )
 
 
-# -- values in messages -------------------------------------------------------------------------------------------------
+# -- values in messages
+# -------------------------------------------------------------------------------------------------
 
 
 def shorten(value: object) -> str:
     """Return a value as one line, cut after 57 characters."""
-    text = " ".join(str(value).split()) if isinstance(value, (str, int, float, list, tuple)) else repr(value)
+    text = (
+        " ".join(str(value).split())
+        if isinstance(value, (str, int, float, list, tuple))
+        else repr(value)
+    )
     return repr(text) if not text else text if len(text) <= 60 else f"{text[:57]}..."
 
 

@@ -1,4 +1,6 @@
-"""Findings about machines of several hosts: those of each host put together, and what only all of them together show."""
+"""Findings about machines of several hosts: those of each host put together, and what only all of
+them together show.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +14,13 @@ from ..facts import load_facts
 from ..facts.keys import qualify
 from .finding import Finding, join_names
 
+# Hosts that a message names.
 _MOST_HOSTS = 4
-"""Hosts that a message names."""
 
 
 def merge_findings(findings_of_hosts: Iterable[tuple[str, Sequence[Finding]]]) -> list[Finding]:
-    """Return the findings of all hosts, those that read alike on several made one; devices are called as in the whole
-    machine, and messages and evidence begin with the hosts.
+    """Return the findings of all hosts, those that read alike on several made one; devices are
+    called as in the whole machine, and messages and evidence begin with the hosts.
     """
     hosts_with: dict[tuple[str, str, tuple[str, ...], str], dict[str, Finding]] = {}
     for host, findings in findings_of_hosts:
@@ -28,14 +30,33 @@ def merge_findings(findings_of_hosts: Iterable[tuple[str, Sequence[Finding]]]) -
     for of_hosts in hosts_with.values():
         hosts, first = list(of_hosts), next(iter(of_hosts.values()))
         about = tuple(qualify(host, ident) for host in hosts for ident in first.about)
-        evidence = tuple(f"{host}: {line}" for host, finding in of_hosts.items() for line in finding.evidence)
-        named = join_names(hosts) if len(hosts) <= _MOST_HOSTS else f"{len(hosts)} hosts ({hosts[0]}, {hosts[1]}, ...)"
-        merged.append(Finding(first.severity, first.what, about, f"{named}: {first.message}", evidence, first.advice))
+        evidence = tuple(
+            f"{host}: {line}" for host, finding in of_hosts.items() for line in finding.evidence
+        )
+        named = (
+            join_names(hosts)
+            if len(hosts) <= _MOST_HOSTS
+            else f"{len(hosts)} hosts ({hosts[0]}, {hosts[1]}, ...)"
+        )
+        merged.append(
+            Finding(
+                first.severity,
+                first.what,
+                about,
+                f"{named}: {first.message}",
+                evidence,
+                first.advice,
+            )
+        )
     return merged
 
 
-def list_new_findings(of_the_whole: Iterable[Finding], of_hosts: Sequence[Finding]) -> Iterator[Finding]:
-    """Yield the findings about the machine as a whole that are not about the same devices, in the same way, as a host's."""
+def list_new_findings(
+    of_the_whole: Iterable[Finding], of_hosts: Sequence[Finding]
+) -> Iterator[Finding]:
+    """Yield the findings about the machine as a whole that are not about the same devices, in the
+    same way, as a host's.
+    """
     known: dict[str, set[str]] = defaultdict(set)
     for finding in of_hosts:
         known[finding.what] |= {*finding.about, ""}
@@ -45,24 +66,36 @@ def list_new_findings(of_the_whole: Iterable[Finding], of_hosts: Sequence[Findin
 
 
 def check_fabrics(parts: Sequence[Part]) -> Iterator[Finding]:
-    """Report hosts whose GPUs are in different cliques of one cluster: a warning, as no NVLink joins them though one fabric
-    could. Hosts of different clusters (several NVL72 racks) are as they should be.
+    """Report hosts whose GPUs are in different cliques of one cluster: a warning, as no NVLink
+    joins them though one fabric could. Hosts of different clusters (several NVL72 racks) are as
+    they should be.
     """
     gpus_in: dict[Fabric, list[tuple[str, str]]] = defaultdict(list)
     for part in parts:
         try:
-            fabrics = find_fabrics(part.topology, load_facts(part.topology.extra, part.topology.name))
+            fabrics = find_fabrics(
+                part.topology, load_facts(part.topology.extra, part.topology.name)
+            )
         except InputError:
             continue  # which is a finding of that host
         for gpu, fabric in fabrics.items():
             gpus_in[fabric].append((part.id, gpu))
     for cluster in dict.fromkeys(fabric.cluster for fabric in gpus_in):
-        cliques = {fabric.clique: gpus for fabric, gpus in gpus_in.items() if fabric.cluster == cluster}
+        cliques = {
+            fabric.clique: gpus for fabric, gpus in gpus_in.items() if fabric.cluster == cluster
+        }
         about = tuple(qualify(host, gpu) for gpus in cliques.values() for host, gpu in gpus)
         if len(cliques) > 1 and len({host for gpus in cliques.values() for host, _ in gpus}) > 1:
-            hosts_of = {clique: tuple(dict.fromkeys(host for host, _ in gpus)) for clique, gpus in cliques.items()}
-            listed = " | ".join(f"{join_names(hosts)} (clique {clique})" for clique, hosts in hosts_of.items())
+            hosts_of = {
+                clique: tuple(dict.fromkeys(host for host, _ in gpus))
+                for clique, gpus in cliques.items()
+            }
+            listed = " | ".join(
+                f"{join_names(hosts)} (clique {clique})" for clique, hosts in hosts_of.items()
+            )
             message = f"the hosts' GPUs are in {len(cliques)} cliques of one cluster, that no NVLink joins: {listed}"
-            advice = "have the fabric manager put them into one partition if one job is to use them all"
+            advice = (
+                "have the fabric manager put them into one partition if one job is to use them all"
+            )
             evidence = (f"fabric_cluster = {cluster} (NVML)",)
             yield Finding("warning", "fabric-split", about, message, evidence, advice)

@@ -1,4 +1,6 @@
-"""Checks of links: that both directions agree, that GPUs reach each other, and that GPUs of one model have equal links."""
+"""Checks of links: that both directions agree, that GPUs reach each other, and that GPUs of one
+model have equal links.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +26,8 @@ _NO_NVLINK = "the file has no nvlink elements"
 
 
 def check_one_way_links(view: DoctorView) -> Iterator[Finding]:
-    """Report links with one direction only. NVLink, xGMI, PCIe, C2C and sockets are full duplex, so that is an error there;
-    other kinds may be one-way on purpose: a warning.
+    """Report links with one direction only. NVLink, xGMI, PCIe, C2C and sockets are full duplex, so
+    that is an error there; other kinds may be one-way on purpose: a warning.
     """
     groups = Groups(view.order)
     capacity = view.topology.capacity_GBps
@@ -37,26 +39,42 @@ def check_one_way_links(view: DoctorView) -> Iterator[Finding]:
             "error" if kind in _DUPLEX else "warning",
             "one-way-link",
             about,
-            f"{_join_pairs(evidence)}: declared in one direction only, so nothing can come back over it",
+            f"{_join_pairs(evidence)}: declared in one direction only, so nothing can come back "
+            "over it",
             evidence,
-            "look at the link's state on the device that does not tell of it; correct the file if it is an oversight",
+            "look at the link's state on the device that does not tell of it; correct the file if "
+            "it is an oversight",
         )
 
 
 def check_directions(view: DoctorView) -> Iterator[Finding]:
-    """Report pairs whose directions differ in bandwidth, or (NVLink, xGMI) in number of lanes; each pair once."""
+    """Report pairs whose directions differ in bandwidth, or (NVLink, xGMI) in number of lanes; each
+    pair once.
+    """
     rates, counts = Groups(view.order), Groups(view.order)
     capacity = view.topology.capacity_GBps
     for (a, b), forth in capacity.items():
         back = capacity.get((b, a))
-        if back is not None and forth > back and view.lanes.get((a, b), 0) == view.lanes.get((b, a), 0):
-            lines = [f"{x} -> {y} = {format_GBps(rate)} (the topology)" for x, y, rate in ((a, b, forth), (b, a, back))]
+        if (
+            back is not None
+            and forth > back
+            and view.lanes.get((a, b), 0) == view.lanes.get((b, a), 0)
+        ):
+            lines = [
+                f"{x} -> {y} = {format_GBps(rate)} (the topology)"
+                for x, y, rate in ((a, b, forth), (b, a, back))
+            ]
             rates.add((forth, back), (a, b), lines)
-    lanes = {pair: (n, "the topology") for pair, n in view.lanes.items()} | _count_lanes_in_facts(view)
+    lanes = {pair: (n, "the topology") for pair, n in view.lanes.items()} | _count_lanes_in_facts(
+        view
+    )
     for (a, b), (many, source) in lanes.items():
         few, source_back = lanes.get((b, a), (many, source))
         if many > few:
-            lines = [f"{a} -> {b} = {many} links ({source})", f"{b} -> {a} = {few} links ({source_back})"]
+            lines = [
+                f"{a} -> {b} = {many} links ({source})",
+                f"{b} -> {a} = {few} links ({source_back})",
+            ]
             counts.add((many, few), (a, b), lines)
     for (fast, slow), about, evidence in rates:
         message = f"{_join_pairs(evidence[::2])}: {format_GBps(fast)} this way but {format_GBps(slow)} back"
@@ -74,7 +92,9 @@ def _join_pairs(evidence: Sequence[str]) -> str:
 
 
 def _count_lanes_in_facts(view: DoctorView) -> dict[tuple[str, str], tuple[int, str]]:
-    """Return the active NVLinks from a GPU to another by the facts of the first, where both have facts on their NVLinks."""
+    """Return the active NVLinks from a GPU to another by the facts of the first, where both have
+    facts on their NVLinks.
+    """
     at = {view.facts.get_text(gpu_subject(i), keys.GPU_BUS_ID): i for i in view.index_of.values()}
     counts: dict[tuple[str, str], int] = defaultdict(int)
     for index in view.index_of.values():
@@ -86,12 +106,17 @@ def _count_lanes_in_facts(view: DoctorView) -> dict[tuple[str, str], tuple[int, 
     lanes = {}
     for a, b in counts:
         for x, y in ((a, b), (b, a)):
-            lanes[view.gpu_of[x], view.gpu_of[y]] = counts.get((x, y), 0), f"active links of gpu/{x}"
+            lanes[view.gpu_of[x], view.gpu_of[y]] = (
+                counts.get((x, y), 0),
+                f"active links of gpu/{x}",
+            )
     return lanes
 
 
 def check_connection(view: DoctorView) -> Iterator[Finding]:
-    """Report GPUs that cannot reach the first one, or be reached from it, even if other GPUs forward: an error."""
+    """Report GPUs that cannot reach the first one, or be reached from it, even if other GPUs
+    forward: an error.
+    """
     if len(view.gpus) < 2:
         return
     near = {id_: set(out) for id_, out in view.topology.out_neighbours.items()}
@@ -107,9 +132,11 @@ def check_connection(view: DoctorView) -> Iterator[Finding]:
             "error",
             "not-connected",
             apart,
-            f"{join_names(apart)}: no way to and from {start} over any link, so they cannot work together",
+            f"{join_names(apart)}: no way to and from {start} over any link, so they cannot work "
+            "together",
             tuple(
-                f"{ident} links = {join_names(view.topology.out_neighbours[ident]) or 'none'} (the topology)"
+                f"{ident} links = {join_names(view.topology.out_neighbours[ident]) or 'none'} "
+                "(the topology)"
                 for ident in apart
             ),
             "plan for the connected part alone, or add the links that are missing in the file",
@@ -126,27 +153,41 @@ def _find_reachable(near: Mapping[str, set[str]], start: str) -> set[str]:
 
 
 def check_forwarding(view: DoctorView) -> Iterator[Finding]:
-    """Report GPUs that are linked to other GPUs only, on a machine where most are linked to CPUs or PCIe switches: a note.
-    A mesh without CPUs is not reported, since it does not claim that there is another way.
+    """Report GPUs that are linked to other GPUs only, on a machine where most are linked to CPUs or
+    PCIe switches: a note. A mesh without CPUs is not reported, since it does not claim that there
+    is another way.
     """
     if not any(d.kind == "cpu" or d.family == "pcie" for d in view.topology.devices):
         return
     near = view.topology.out_neighbours
-    has_parent = {gpu.id: any(view.topology.by_id[x].kind != "gpu" for x in near[gpu.id]) for gpu in view.gpus}
+    has_parent = {
+        gpu.id: any(view.topology.by_id[x].kind != "gpu" for x in near[gpu.id]) for gpu in view.gpus
+    }
     bare = tuple(ident for ident, attached in has_parent.items() if not attached and near[ident])
     if bare and 2 * len(bare) < len(has_parent):
-        evidence = tuple(f"{ident} links = {join_names(near[ident])} (the topology)" for ident in bare)
+        evidence = tuple(
+            f"{ident} links = {join_names(near[ident])} (the topology)" for ident in bare
+        )
         message = f"{join_names(bare)}: linked to other GPUs only, so the rest of the machine is reached by forwarding"
-        yield Finding("note", "no-way-but-gpus", bare, message, evidence, "check that the file lists the PCIe link too")
+        yield Finding(
+            "note",
+            "no-way-but-gpus",
+            bare,
+            message,
+            evidence,
+            "check that the file lists the PCIe link too",
+        )
 
 
-# -- NVLink and xGMI ----------------------------------------------------------------------------------------------------
+# -- NVLink and xGMI
+# ----------------------------------------------------------------------------------------------------
 
 
 def check_bridges(view: DoctorView) -> Iterator[Finding]:
-    """Report missing NVLink bridges, where GPUs of one model are bridged in closed groups of one size (pairs, fours: each
-    joined to all others of its group and to nothing else): GPUs without links that would fill a group, and groups whose
-    members all have fewer links than those of other groups, as where one of several bridges is missing.
+    """Report missing NVLink bridges, where GPUs of one model are bridged in closed groups of one
+    size (pairs, fours: each joined to all others of its group and to nothing else): GPUs without
+    links that would fill a group, and groups whose members all have fewer links than those of other
+    groups, as where one of several bridges is missing.
     """
     for group in view.like_gpus:
         yield from _find_thin_bridges(view, group)
@@ -155,7 +196,10 @@ def check_bridges(view: DoctorView) -> Iterator[Finding]:
             bridged = [gpu.id for gpu in group if view.wired[gpu.id]]
             evidence = [f"{ident} NVLink or xGMI links = none (the topology)" for ident in bare]
             evidence += [
-                view.format_link(x) for ident in bridged for x in view.links_from.get(ident, ()) if x.kind in WIRES
+                view.format_link(x)
+                for ident in bridged
+                for x in view.links_from.get(ident, ())
+                if x.kind in WIRES
             ]
             word = "in pairs" if size == 2 else f"by {size}"
             message = f"{join_names(bare)}: not joined by a bridge, where {join_names(bridged)} are bridged {word}"
@@ -176,18 +220,32 @@ def _find_thin_bridges(view: DoctorView, group: Sequence[Device]) -> Iterator[Fi
 
 
 def _group_by_lanes(view: DoctorView, group: Sequence[Device]) -> dict[int, tuple[str, ...]]:
-    """Return the GPUs by number of lanes, where they are bridged in several closed groups, each with equal members."""
+    """Return the GPUs by number of lanes, where they are bridged in several closed groups, each
+    with equal members.
+    """
     size, _ = _find_bridge_size(view, group)
     lanes = {gpu.id: sum(view.wired[gpu.id].values()) for gpu in group if view.wired[gpu.id]}
-    alike = all(lanes[peer] == have for ident, have in lanes.items() for peer in view.wired[ident] if peer in lanes)
+    alike = all(
+        lanes[peer] == have
+        for ident, have in lanes.items()
+        for peer in view.wired[ident]
+        if peer in lanes
+    )
     if not size or not alike or len(lanes) <= size:
         return {}
-    return {have: tuple(ident for ident in lanes if lanes[ident] == have) for have in dict.fromkeys(lanes.values())}
+    return {
+        have: tuple(ident for ident in lanes if lanes[ident] == have)
+        for have in dict.fromkeys(lanes.values())
+    }
 
 
 def _find_bridge_size(view: DoctorView, group: Sequence[Device]) -> tuple[int, tuple[str, ...]]:
-    """Return the size of the closed groups in which some of these GPUs are bridged (0: none are), and the GPUs outside."""
-    closed = Counter(frozenset({gpu.id, *view.wired[gpu.id]}) for gpu in group if view.wired[gpu.id])
+    """Return the size of the closed groups in which some of these GPUs are bridged (0: none are),
+    and the GPUs outside.
+    """
+    closed = Counter(
+        frozenset({gpu.id, *view.wired[gpu.id]}) for gpu in group if view.wired[gpu.id]
+    )
     sizes = {len(members) for members in closed}
     if len(sizes) != 1 or any(count != len(members) for members, count in closed.items()):
         return 0, ()
@@ -195,15 +253,20 @@ def _find_bridge_size(view: DoctorView, group: Sequence[Device]) -> tuple[int, t
 
 
 def check_link_counts(view: DoctorView) -> Iterator[Finding]:
-    """Report GPUs with fewer NVLink or xGMI lanes than others of the model: an error without any, else a warning. Judged
-    among three or more of which most have the same number (or half, where three quarters of all pairs are joined: a mesh
-    that lost a link), and not where GPUs are bridged in groups and it is in none, or in one that is thinner as a whole.
+    """Report GPUs with fewer NVLink or xGMI lanes than others of the model: an error without any,
+    else a warning. Judged among three or more of which most have the same number (or half, where
+    three quarters of all pairs are joined: a mesh that lost a link), and not where GPUs are bridged
+    in groups and it is in none, or in one that is thinner as a whole.
     """
     for group in view.like_gpus:
         size, _ = _find_bridge_size(view, group)
         if size and len(_group_by_lanes(view, group)) > 1:
             continue  # reported as `missing-bridge`
-        lanes = {gpu.id: sum(view.wired[gpu.id].values()) for gpu in group if not (size and not view.wired[gpu.id])}
+        lanes = {
+            gpu.id: sum(view.wired[gpu.id].values())
+            for gpu in group
+            if not (size and not view.wired[gpu.id])
+        }
         most = _find_expected(view, lanes)
         groups = Groups(view.order)
         for ident, have in lanes.items():
@@ -211,13 +274,18 @@ def check_link_counts(view: DoctorView) -> Iterator[Finding]:
                 groups.add(
                     have,
                     (ident,),
-                    (f"{ident} NVLink or xGMI lanes = {have} (the topology)", *_list_inactive(view, ident)),
+                    (
+                        f"{ident} NVLink or xGMI lanes = {have} (the topology)",
+                        *_list_inactive(view, ident),
+                    ),
                 )
         agreed = sum(have == most for have in lanes.values())
         for have, about, evidence in groups:
             message = f"{join_names(about)}: {have or 'none'} of the {most} links that {agreed} like GPUs have"
             advice = "look for inactive links and link errors (nvidia-smi nvlink -s, -e); reset or replace the GPU"
-            yield Finding("warning" if have else "error", "fewer-links", about, message, evidence, advice)
+            yield Finding(
+                "warning" if have else "error", "fewer-links", about, message, evidence, advice
+            )
 
 
 def _find_expected(view: DoctorView, lanes: Mapping[str, int]) -> int:
@@ -245,9 +313,9 @@ def _list_inactive(view: DoctorView, ident: str) -> list[str]:
 
 
 def check_link_peers(view: DoctorView) -> Iterator[Finding]:
-    """Report NVLinks or xGMI links that lead to no known GPU, by the reader's notes (the target is the GPU itself, or one
-    that is not listed): a warning, since the topology lacks them; so is a text that leaves NVLinks out. A file without
-    NVLinks of GPUs whose boards have them is a note.
+    """Report NVLinks or xGMI links that lead to no known GPU, by the reader's notes (the target is
+    the GPU itself, or one that is not listed): a warning, since the topology lacks them; so is a
+    text that leaves NVLinks out. A file without NVLinks of GPUs whose boards have them is a note.
     """
     for note in view.notes:
         match = _NO_PEER.fullmatch(note)
@@ -255,28 +323,55 @@ def check_link_peers(view: DoctorView) -> Iterator[Finding]:
             about = _parse_noted(view, match[1])
             message = f"{join_names(about)}: {match[2]} leads to no GPU that is known, so it is missing in the topology"
             advice = "dump the file on the machine itself, or write the peers in by hand (nvidia-smi topo -m)"
-            yield Finding("warning", "link-without-peer", about, message, (f"{note} (the topology's notes)",), advice)
+            yield Finding(
+                "warning",
+                "link-without-peer",
+                about,
+                message,
+                (f"{note} (the topology's notes)",),
+                advice,
+            )
         elif LEFT_OUT in note:
             about = view.topology.ranks
-            message = (
-                f"{join_names(about)}: NVLinks are left out of the text, so all is judged and planned without them"
-            )
+            message = f"{join_names(about)}: NVLinks are left out of the text, so all is judged and planned without them"
             advice = "give the output of nvidia-smi topo -m"
-            yield Finding("warning", "no-nvlink-told", about, message, (f"{note} (the topology's notes)",), advice)
+            yield Finding(
+                "warning",
+                "no-nvlink-told",
+                about,
+                message,
+                (f"{note} (the topology's notes)",),
+                advice,
+            )
         elif _NO_NVLINK in note:
             about = view.topology.ranks
-            message = f"{join_names(about)}: no NVLink in the file, though boards of this model have it"
+            message = (
+                f"{join_names(about)}: no NVLink in the file, though boards of this model have it"
+            )
             advice = "if the machine has NVLink, dump the file there (NCCL_TOPO_DUMP_FILE) so that it is counted"
-            yield Finding("note", "no-nvlink-told", about, message, (f"{note} (the topology's notes)",), advice)
+            yield Finding(
+                "note",
+                "no-nvlink-told",
+                about,
+                message,
+                (f"{note} (the topology's notes)",),
+                advice,
+            )
 
 
 def _parse_noted(view: DoctorView, listed: str) -> tuple[str, ...]:
-    """Return the GPUs that a note names; if it ends in "and 2 more", all GPUs without links where their number fits."""
+    """Return the GPUs that a note names; if it ends in "and 2 more", all GPUs without links where
+    their number fits.
+    """
     head, _, more = listed.partition(" and ")
     named = tuple(ident for ident in head.split(", ") if ident in view.topology.by_id)
     bare = tuple(ident for ident in view.topology.ranks if not view.wired[ident])
     count = re.fullmatch(r"([0-9]{1,9}) more", more)
-    return bare if count and set(named) <= set(bare) and len(bare) == len(named) + int(count[1]) else named
+    return (
+        bare
+        if count and set(named) <= set(bare) and len(bare) == len(named) + int(count[1])
+        else named
+    )
 
 
 def _require_links(view: DoctorView) -> str | None:
@@ -291,6 +386,7 @@ def _require_wires(view: DoctorView) -> str | None:
     return None if view.lanes else "no NVLink or xGMI"
 
 
+# The checks of this file.
 CHECKS = (
     Check("one-way links", check_one_way_links, _require_links),
     Check("equal directions", check_directions, _require_links),
@@ -299,7 +395,8 @@ CHECKS = (
     Check("bridges", check_bridges, _require_wires),
     Check("links of like GPUs", check_link_counts, _require_wires),
     Check(
-        "links without a peer", check_link_peers, lambda view: None if view.notes or view.lanes else "no NVLink or xGMI"
+        "links without a peer",
+        check_link_peers,
+        lambda view: None if view.notes or view.lanes else "no NVLink or xGMI",
     ),
 )
-"""The checks of this file."""

@@ -18,20 +18,23 @@ from .view import Check, DoctorView, parse_whole
 _NOT_AT_WORK = re.compile(
     r"(?:\d+: *)?(?:down|init|armed|active_defer|lowerlayerdown|notpresent|testing|dormant|disabled|polling|inactive)"
 )
+# Ports below 25 Gb/s are for management where there are faster ones.
 LEAST_DATA_GBps = Fraction(25, 8)
-"""Ports below 25 Gb/s are for management where there are faster ones."""
 _STEM = re.compile(r"[a-z]+\d*_|[a-z]+", re.IGNORECASE)
 
 
 def check_ports(view: DoctorView) -> Iterator[Finding]:
-    """Report NICs whose port is not active: a warning where it may carry GPU traffic, a note for a plain network interface
-    (machines have spare ones). Words that are no state of a port are ignored.
+    """Report NICs whose port is not active: a warning where it may carry GPU traffic, a note for a
+    plain network interface (machines have spare ones). Words that are no state of a port are
+    ignored.
     """
     groups = Groups(view.order)
     for nic in view.nics:
         state, line = _find_state(view, nic)
         if _NOT_AT_WORK.fullmatch(state):
-            plain = nic.id in view.facts.list_names(NET) and nic.id not in view.facts.list_names(RDMA)
+            plain = nic.id in view.facts.list_names(NET) and nic.id not in view.facts.list_names(
+                RDMA
+            )
             groups.add((plain, state.split(":")[-1].strip()), (nic.id,), (line,))
     for (plain, state), about, evidence in groups:
         message = f"{join_names(about)}: the port is {state}, so it carries nothing"
@@ -41,7 +44,10 @@ def check_ports(view: DoctorView) -> Iterator[Finding]:
 
 def _find_state(view: DoctorView, nic: Device) -> tuple[str, str]:
     """Return a NIC's state in lower case, empty where it is not known, and the evidence for it."""
-    for subject, key in ((rdma_subject(nic.id), keys.RDMA_STATE), (net_subject(nic.id), keys.NET_STATE)):
+    for subject, key in (
+        (rdma_subject(nic.id), keys.RDMA_STATE),
+        (net_subject(nic.id), keys.NET_STATE),
+    ):
         text = view.facts.get_text(subject, key)
         if text is not None:
             return text.strip().lower(), view.format_fact(subject, key)
@@ -50,8 +56,8 @@ def _find_state(view: DoctorView, nic: Device) -> tuple[str, str]:
 
 
 def list_data_nics(view: DoctorView) -> tuple[Device, ...]:
-    """Return the NICs that GPU traffic may take: not those for management, which are slower than 25 Gb/s or cannot do
-    GPUDirect (gdr 0), unless there are no others.
+    """Return the NICs that GPU traffic may take: not those for management, which are slower than 25
+    Gb/s or cannot do GPUDirect (gdr 0), unless there are no others.
     """
     able = [nic for nic in view.nics if parse_whole(nic.extra.get("gdr")) != 0] or view.nics
     fast = tuple(nic for nic in able if (find_nic_GBps(nic) or LEAST_DATA_GBps) >= LEAST_DATA_GBps)
@@ -59,8 +65,8 @@ def list_data_nics(view: DoctorView) -> tuple[Device, ...]:
 
 
 def check_nic_speeds(view: DoctorView) -> Iterator[Finding]:
-    """Report NICs slower than the fastest of their model (PCI vendor and device, else the letters of the name: mlx5_0 and
-    mlx5_1): a warning. NICs that are down are not compared.
+    """Report NICs slower than the fastest of their model (PCI vendor and device, else the letters
+    of the name: mlx5_0 and mlx5_1): a warning. NICs that are down are not compared.
     """
     sorts: dict[str, list[Device]] = defaultdict(list)
     for nic in view.nics:
@@ -74,38 +80,57 @@ def check_nic_speeds(view: DoctorView) -> Iterator[Finding]:
         slow = tuple(ident for ident, rate in rates.items() if rate < best)
         if slow:
             fast = tuple(ident for ident in rates if ident not in slow)
-            evidence = tuple(view.format_attribute(nic, "speed", f"{nic.extra['speed']} Mb/s") for nic in nics)
-            message = (
-                f"{join_names(slow)}: slower than {join_names(fast)}, which are of the same sort ({format_GBps(best)})"
+            evidence = tuple(
+                view.format_attribute(nic, "speed", f"{nic.extra['speed']} Mb/s") for nic in nics
             )
+            message = f"{join_names(slow)}: slower than {join_names(fast)}, which are of the same sort ({format_GBps(best)})"
             advice = "look at the cable, the switch port and the negotiated speed (ibstat, ethtool)"
             yield Finding("warning", "uneven-nics", slow, message, evidence, advice)
 
 
 def check_possible_speeds(view: DoctorView) -> Iterator[Finding]:
-    """Report NICs said to be faster than any NIC is: a warning, the figure is in other units or from a driver that guesses."""
+    """Report NICs said to be faster than any NIC is: a warning, the figure is in other units or
+    from a driver that guesses.
+    """
     groups = Groups(view.order)
     for nic in view.nics:
         speed = parse_whole(nic.extra.get("speed"))
         if speed is not None and speed > MOST_NIC_Mbps:
-            groups.add(speed, (nic.id,), (view.format_attribute(nic, "speed", f"{nic.extra['speed']} Mb/s"),))
+            groups.add(
+                speed,
+                (nic.id,),
+                (view.format_attribute(nic, "speed", f"{nic.extra['speed']} Mb/s"),),
+            )
     for speed, about, evidence in groups:
-        message = f"{join_names(about)}: {speed} Mb/s, more than any NIC carries ({MOST_NIC_Mbps} Mb/s)"
+        message = (
+            f"{join_names(about)}: {speed} Mb/s, more than any NIC carries ({MOST_NIC_Mbps} Mb/s)"
+        )
         advice = "correct the speed, which is in Mb/s (400 Gb/s are 400000), or measure it"
         yield Finding("warning", "impossible-nic-rate", about, message, evidence, advice)
 
 
 def check_nic_slots(view: DoctorView) -> Iterator[Finding]:
-    """Report NICs whose port is faster than their PCIe link even before packet headers (200 Gb/s on Gen3 x8 is, 100 Gb/s on
-    Gen3 x16 is not): a warning. Links declared as placeholders are reported as such.
+    """Report NICs whose port is faster than their PCIe link even before packet headers (200 Gb/s on
+    Gen3 x8 is, 100 Gb/s on Gen3 x16 is not): a warning. Links declared as placeholders are reported
+    as such.
     """
     groups = Groups(view.order)
     for nic in view.nics:
         rate, state = find_nic_GBps(nic), find_pcie_state(view, nic)
         raw = state.raw_GBps if state else None
-        if rate is not None and state is not None and raw is not None and rate > raw and not is_placeholder(nic, state):
+        if (
+            rate is not None
+            and state is not None
+            and raw is not None
+            and rate > raw
+            and not is_placeholder(nic, state)
+        ):
             speed = view.format_attribute(nic, "speed", f"{nic.extra['speed']} Mb/s")
-            groups.add((rate, f"Gen{state.generation} x{state.lanes}", raw), (nic.id,), (speed, *state.evidence))
+            groups.add(
+                (rate, f"Gen{state.generation} x{state.lanes}", raw),
+                (nic.id,),
+                (speed, *state.evidence),
+            )
     for (rate, slot, raw), about, evidence in groups:
         port, most = format_GBps(rate), format_GBps(raw)
         message = f"{join_names(about)}: a port of {port} behind PCIe {slot}, which carries {most} at most"
@@ -122,7 +147,11 @@ def _require_speeds(view: DoctorView) -> str | None:
 
 
 def _require_any_speed(view: DoctorView) -> str | None:
-    return None if any(parse_whole(nic.extra.get("speed")) for nic in view.nics) else "no speeds of NICs"
+    return (
+        None
+        if any(parse_whole(nic.extra.get("speed")) for nic in view.nics)
+        else "no speeds of NICs"
+    )
 
 
 def _require_slots(view: DoctorView) -> str | None:
@@ -133,10 +162,10 @@ def _require_slots(view: DoctorView) -> str | None:
     )
 
 
+# The checks of this file.
 CHECKS = (
     Check("NIC ports", check_ports, _require_port_states),
     Check("NIC speeds", check_nic_speeds, _require_speeds),
     Check("possible speeds of NICs", check_possible_speeds, _require_any_speed),
     Check("NICs and their slots", check_nic_slots, _require_slots),
 )
-"""The checks of this file."""

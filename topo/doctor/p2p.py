@@ -1,4 +1,6 @@
-"""Checks of peer-to-peer access: what the driver grants, and what access control and the IOMMU do to it."""
+"""Checks of peer-to-peer access: what the driver grants, and what access control and the IOMMU do
+to it.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +13,8 @@ from ..facts.view import WIRES
 from .finding import Finding, Groups, Severity, join_names
 from .view import Check, DoctorView
 
+# NVML's and nvidia-smi's words for GPUs that share PCIe switches.
 _SHARED = ("internal", "single", "multiple", "PIX", "PXB")
-"""NVML's and nvidia-smi's words for GPUs that share PCIe switches."""
 
 _READ_AND_WRITE = (keys.P2P_READ, keys.P2P_WRITE)
 _OK = "ok"
@@ -27,41 +29,60 @@ _REFUSALS = (
 
 
 def check_p2p(view: DoctorView) -> Iterator[Finding]:
-    """Report P2P read or write that the driver refuses: an error between GPUs that share a PCIe switch or have NVLink between
-    them (a warning where this GPU model does not do it), and a note where the way goes through a CPU. What is refused in
-    one direction only is reported as `p2p-one-sided`.
+    """Report P2P read or write that the driver refuses: an error between GPUs that share a PCIe
+    switch or have NVLink between them (a warning where this GPU model does not do it), and a note
+    where the way goes through a CPU. What is refused in one direction only is reported as
+    `p2p-one-sided`.
     """
     groups = Groups(view.order)
     for a, b, subject in _list_pairs(view):
         for key in _READ_AND_WRITE:
             status = view.facts.get_text(subject, key)
             if status in _REFUSALS and view.facts.get_text(_reverse(subject), key) != _OK:
-                groups.add((_find_joint(view, a, b, subject), status), (a, b), (view.format_fact(subject, key),))
+                groups.add(
+                    (_find_joint(view, a, b, subject), status),
+                    (a, b),
+                    (view.format_fact(subject, key),),
+                )
     for (joined, status), about, evidence in groups:
-        way = f" though they have {joined} between them" if joined else "; the way goes through a CPU"
+        way = (
+            f" though they have {joined} between them" if joined else "; the way goes through a CPU"
+        )
         message = f"{join_names(about)}: P2P refused ({status}){way}"
         severity: Severity = "error"
         advice = "look at IOMMU and ACS in the BIOS, at the registry keys of the driver, and at its version"
         if status == _BY_DESIGN:
-            severity, advice = "warning", "this GPU model has no P2P; count on copies through host memory"
-        yield Finding(severity if joined else "note", "p2p-refused", about, message, evidence, advice)
+            severity, advice = (
+                "warning",
+                "this GPU model has no P2P; count on copies through host memory",
+            )
+        yield Finding(
+            severity if joined else "note", "p2p-refused", about, message, evidence, advice
+        )
 
 
 def check_p2p_directions(view: DoctorView) -> Iterator[Finding]:
-    """Report P2P read or write that is granted from A to B and refused from B to A: an error between GPUs that share a PCIe
-    switch or have NVLink between them, else a warning.
+    """Report P2P read or write that is granted from A to B and refused from B to A: an error
+    between GPUs that share a PCIe switch or have NVLink between them, else a warning.
     """
     groups = Groups(view.order)
     for a, b, subject in _list_pairs(view):
         for key in _READ_AND_WRITE:
             back = _reverse(subject)
-            if view.facts.get_text(subject, key) == _OK and view.facts.get_text(back, key) in _REFUSALS:
+            if (
+                view.facts.get_text(subject, key) == _OK
+                and view.facts.get_text(back, key) in _REFUSALS
+            ):
                 joined = _find_joint(view, a, b, subject) is not None
-                groups.add(joined, (a, b), (view.format_fact(subject, key), view.format_fact(back, key)))
+                groups.add(
+                    joined, (a, b), (view.format_fact(subject, key), view.format_fact(back, key))
+                )
     for joined, about, evidence in groups:
         message = f"{join_names(about)}: P2P granted in one direction and refused in the other"
         advice = "look at the driver's version and at virtualisation; take P2P as refused until both directions have it"
-        yield Finding("error" if joined else "warning", "p2p-one-sided", about, message, evidence, advice)
+        yield Finding(
+            "error" if joined else "warning", "p2p-one-sided", about, message, evidence, advice
+        )
 
 
 def _reverse(subject: str) -> str:
@@ -71,7 +92,9 @@ def _reverse(subject: str) -> str:
 
 
 def _list_pairs(view: DoctorView) -> Iterator[tuple[str, str, str]]:
-    """Yield the ids of two GPUs and the subject of the facts about what the first may do to the second."""
+    """Yield the ids of two GPUs and the subject of the facts about what the first may do to the
+    second.
+    """
     for subject in dict.fromkeys(fact.subject for fact in view.facts.items):
         a, b = parse_p2p(subject) or ("", "")
         if a != b:
@@ -79,19 +102,25 @@ def _list_pairs(view: DoctorView) -> Iterator[tuple[str, str, str]]:
 
 
 def _find_joint(view: DoctorView, a: str, b: str, subject: str) -> str | None:
-    """Return what joins two GPUs that P2P should use (NVLink, xGMI, a PCIe switch), None where there is nothing."""
+    """Return what joins two GPUs that P2P should use (NVLink, xGMI, a PCIe switch), None where
+    there is nothing.
+    """
     near = view.wired.get(a, {}).keys(), view.wired.get(b, {}).keys()
     switches = (x for x in near[0] & near[1] if view.topology.by_id[x].kind != "gpu")
     if b in near[0] or a in near[1] or any(switches):
         kinds = {x.kind for x in view.links_from.get(a, ())} & set(WIRES)
         return "xGMI" if kinds == {"xgmi"} else "NVLink"
     shared = view.islands.get(a, frozenset()) & view.islands.get(b, frozenset())
-    return "a PCIe switch" if shared or view.facts.get_text(subject, keys.P2P_ANCESTOR) in _SHARED else None
+    return (
+        "a PCIe switch"
+        if shared or view.facts.get_text(subject, keys.P2P_ANCESTOR) in _SHARED
+        else None
+    )
 
 
 def check_acs(view: DoctorView) -> Iterator[Finding]:
-    """Report PCIe bridges with ACS redirect on that have GPUs below them and others beside them below the same switch: a
-    warning, what these GPUs send each other goes through the CPU.
+    """Report PCIe bridges with ACS redirect on that have GPUs below them and others beside them
+    below the same switch: a warning, what these GPUs send each other goes through the CPU.
     """
     below: dict[str, set[str]] = defaultdict(set)
     above: dict[str, str] = {}
@@ -106,44 +135,60 @@ def check_acs(view: DoctorView) -> Iterator[Finding]:
         if "redirect" in controls and len(below[parent]) > len(below[bridge]):
             groups.add("", below[bridge], (view.format_fact(pci_subject(bridge), keys.PCI_ACS),))
     for _, about, evidence in groups:
-        message = f"{join_names(about)}: ACS redirect on the switch port above leads P2P through the CPU"
+        message = (
+            f"{join_names(about)}: ACS redirect on the switch port above leads P2P through the CPU"
+        )
         advice = "switch ACS off in the BIOS or with setpci on these bridges, unless a hypervisor needs it"
         yield Finding("warning", "acs-redirect", about, message, evidence, advice)
 
 
 def check_iommu(view: DoctorView) -> Iterator[Finding]:
-    """Report an IOMMU that translates on bare metal (fact `virtual` is `no`) with several GPUs or NICs: a warning."""
+    """Report an IOMMU that translates on bare metal (fact `virtual` is `no`) with several GPUs or
+    NICs: a warning.
+    """
     alone = len(view.gpus) + bool(view.nics) < 2 or not view.gpus
     if (
         view.facts.get_text(HOST, keys.HOST_IOMMU) == "translating"
         and view.facts.get_text(HOST, keys.HOST_VIRTUAL) == "no"
         and not alone
     ):
-        evidence = (view.format_fact(HOST, keys.HOST_IOMMU), view.format_fact(HOST, keys.HOST_VIRTUAL))
-        message = "the IOMMU translates addresses on bare metal, which slows or breaks P2P and GPUDirect"
+        evidence = (
+            view.format_fact(HOST, keys.HOST_IOMMU),
+            view.format_fact(HOST, keys.HOST_VIRTUAL),
+        )
+        message = (
+            "the IOMMU translates addresses on bare metal, which slows or breaks P2P and GPUDirect"
+        )
         advice = "boot with iommu=pt, or switch the IOMMU off in the BIOS"
         yield Finding("warning", "iommu-translating", (), message, evidence, advice)
 
 
 def _require_p2p(view: DoctorView) -> str | None:
-    known = any(view.facts.get_text(s, key) for _, _, s in _list_pairs(view) for key in _READ_AND_WRITE)
+    known = any(
+        view.facts.get_text(s, key) for _, _, s in _list_pairs(view) for key in _READ_AND_WRITE
+    )
     return None if known else "no P2P status"
 
 
 def _require_acs(view: DoctorView) -> str | None:
-    known = any(view.facts.get_source(pci_subject(bus_id), keys.PCI_ACS) for bus_id in view.facts.list_names(PCI))
+    known = any(
+        view.facts.get_source(pci_subject(bus_id), keys.PCI_ACS)
+        for bus_id in view.facts.list_names(PCI)
+    )
     return None if known else "no ACS state of bridges"
 
 
 def _require_iommu(view: DoctorView) -> str | None:
-    known = view.facts.get_text(HOST, keys.HOST_IOMMU) and view.facts.get_text(HOST, keys.HOST_VIRTUAL)
+    known = view.facts.get_text(HOST, keys.HOST_IOMMU) and view.facts.get_text(
+        HOST, keys.HOST_VIRTUAL
+    )
     return None if known else "no word of IOMMU and hypervisor"
 
 
+# The checks of this file.
 CHECKS = (
     Check("P2P", check_p2p, _require_p2p),
     Check("P2P both ways", check_p2p_directions, _require_p2p),
     Check("ACS", check_acs, _require_acs),
     Check("IOMMU", check_iommu, _require_iommu),
 )
-"""The checks of this file."""

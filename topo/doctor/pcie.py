@@ -1,7 +1,8 @@
-"""Checks of PCI Express links: whether what is declared can be true, and whether devices run at their full width and rate.
+"""Checks of PCI Express links: whether what is declared can be true, and whether devices run at
+their full width and rate.
 
-A link's state is joined from the facts of NVML and sysfs, from `extra["pcie"]` ("Gen4 x16", of the probe) and from
-`extra["pci"]` (of an NCCL XML file, which has what the parts are made for).
+A link's state is joined from the facts of NVML and sysfs, from `extra["pcie"]` ("Gen4 x16", of the
+probe) and from `extra["pci"]` (of an NCCL XML file, which has what the parts are made for).
 """
 
 from __future__ import annotations
@@ -22,13 +23,16 @@ from .view import Check, DoctorView, parse_whole
 _STATE = re.compile(r"Gen([1-6]) x([0-9]{1,2})")
 _WIDTHS = range(1, 33)
 _OLD, _MODERN = 2, 3
+# Mb/s of the fastest NIC there is: 1.6 Tb/s (ConnectX-9 datasheet, both ports of 800 Gb/s
+# together).
 MOST_NIC_Mbps = 1_600_000
-"""Mb/s of the fastest NIC there is: 1.6 Tb/s (ConnectX-9 datasheet, both ports of 800 Gb/s together)."""
 
 
 @dataclass(frozen=True)
 class PcieState:
-    """The generation and lanes that a device's link is made for, and those now; None where not known."""
+    """The generation and lanes that a device's link is made for, and those now; None where not
+    known.
+    """
 
     generation: int | None
     width: int | None
@@ -43,8 +47,9 @@ class PcieState:
 
     @property
     def raw_GBps(self) -> Fraction | None:
-        """GB/s in one direction on the lanes in use at the generation it is made for, before packet headers: the
-        transfer rate after 8b/10b coding (Gen1 and 2) or 128b/130b (later) of the PCI Express base specifications.
+        """GB/s in one direction on the lanes in use at the generation it is made for, before packet
+        headers: the transfer rate after 8b/10b coding (Gen1 and 2) or 128b/130b (later) of the PCI
+        Express base specifications.
         """
         if self.generation is None or self.lanes is None:
             return None
@@ -53,7 +58,9 @@ class PcieState:
 
 
 def find_pcie_state(view: DoctorView, device: Device) -> PcieState | None:
-    """Return what is known of a device's PCIe link, None if nothing is: by NVML, else sysfs, else the device's file."""
+    """Return what is known of a device's PCIe link, None if nothing is: by NVML, else sysfs, else
+    the device's file.
+    """
     if device.id not in view.pcie_states:
         view.pcie_states[device.id] = _join_state(view, device)
     state: PcieState | None = view.pcie_states[device.id]
@@ -88,7 +95,9 @@ def _add_sysfs(view: DoctorView, device: Device, values: dict[str, tuple[int, st
         generation = pcie_generation(view.facts.get_text(subject, speed_key))
         width = _check_width(view.facts.get_number(subject, width_key))
         if generation:
-            values.setdefault(f"{part} generation", (generation, view.format_fact(subject, speed_key)))
+            values.setdefault(
+                f"{part} generation", (generation, view.format_fact(subject, speed_key))
+            )
         if width:
             values.setdefault(f"{part} width", (width, view.format_fact(subject, width_key)))
 
@@ -101,10 +110,18 @@ def _add_attributes(view: DoctorView, device: Device, values: dict[str, tuple[in
             line = view.format_attribute(device, f"PCIe {part}", match[0])
             values.setdefault(f"{part} generation", (int(match[1]), line))
             values.setdefault(f"{part} width", (int(match[2]), line))
-    speed, width = read_pci_details(device).get("link_speed"), read_pci_details(device).get("link_width")
-    generation, lanes = pcie_generation(speed if isinstance(speed, str) else None), _check_width(parse_whole(width))
+    speed, width = (
+        read_pci_details(device).get("link_speed"),
+        read_pci_details(device).get("link_width"),
+    )
+    generation, lanes = (
+        pcie_generation(speed if isinstance(speed, str) else None),
+        _check_width(parse_whole(width)),
+    )
     if generation:
-        values.setdefault("max generation", (generation, view.format_attribute(device, "link_speed", speed)))
+        values.setdefault(
+            "max generation", (generation, view.format_attribute(device, "link_speed", speed))
+        )
     if lanes:
         values.setdefault("max width", (lanes, view.format_attribute(device, "link_width", width)))
 
@@ -139,17 +156,20 @@ def list_pcie_states(view: DoctorView) -> Iterator[tuple[Device, PcieState]]:
 
 
 def find_nic_GBps(device: Device) -> Fraction | None:
-    """Return the rate of a NIC's port in one direction, None where it is not known or cannot be true."""
+    """Return the rate of a NIC's port in one direction, None where it is not known or cannot be
+    true.
+    """
     speed = parse_whole(device.extra.get("speed"))
     return Fraction(speed, 8000) if speed and 0 < speed <= MOST_NIC_Mbps else None
 
 
-# -- checks -------------------------------------------------------------------------------------------------------------
+# -- checks
+# -------------------------------------------------------------------------------------------------------------
 
 
 def check_placeholders(view: DoctorView) -> Iterator[Finding]:
-    """Report links declared as 2.5 GT/s x1, a placeholder of virtual machines (NCCL then counts 0.19 GB/s): a warning. A NIC
-    that is no faster than that may mean it.
+    """Report links declared as 2.5 GT/s x1, a placeholder of virtual machines (NCCL then counts
+    0.19 GB/s): a warning. A NIC that is no faster than that may mean it.
     """
     groups = Groups(view.order)
     for device, state in list_pcie_states(view):
@@ -171,8 +191,9 @@ def is_placeholder(device: Device, state: PcieState) -> bool:
 
 
 def check_unknown_links(view: DoctorView) -> Iterator[Finding]:
-    """Report GPUs and NICs whose file gives a PCIe width of 0 or an invalid speed, which no fact corrects: a warning, NCCL
-    takes these as Gen3 x16. A file that does not mention the link claims nothing.
+    """Report GPUs and NICs whose file gives a PCIe width of 0 or an invalid speed, which no fact
+    corrects: a warning, NCCL takes these as Gen3 x16. A file that does not mention the link claims
+    nothing.
     """
     groups = Groups(view.order)
     for device in (*view.gpus, *view.nics):
@@ -192,9 +213,9 @@ def check_unknown_links(view: DoctorView) -> Iterator[Finding]:
 
 
 def check_uplinks(view: DoctorView) -> Iterator[Finding]:
-    """Report PCIe switches with an uplink of Gen1 or Gen2 above GPUs or NICs of Gen3 or later, or of one lane, at any
-    generation, above such with more: a warning. No such switch is sold, so it is a virtual bridge, or a link that trained
-    wrongly (2.5 GT/s x1 is reported as a placeholder).
+    """Report PCIe switches with an uplink of Gen1 or Gen2 above GPUs or NICs of Gen3 or later, or
+    of one lane, at any generation, above such with more: a warning. No such switch is sold, so it
+    is a virtual bridge, or a link that trained wrongly (2.5 GT/s x1 is reported as a placeholder).
     """
     known = {device.id: state for device, state in list_pcie_states(view)}
     groups = Groups(view.order)
@@ -214,26 +235,36 @@ def check_uplinks(view: DoctorView) -> Iterator[Finding]:
         lanes = f" x{width}" if width else ""
         uplink = f"uplink declared as {rate}{lanes} above devices of {made_for}"
         message = f"{join_names(about)}: {uplink}; NCCL counts it as it stands"
-        advice = (
-            "if it is a virtual machine, correct the file that NCCL is given; else look at the bridge with lspci -vv"
-        )
+        advice = "if it is a virtual machine, correct the file that NCCL is given; else look at the bridge with lspci -vv"
         yield Finding("warning", "slow-uplink", about, message, evidence, advice)
 
 
-def _list_cards_below(view: DoctorView, switch: str, known: Mapping[str, PcieState]) -> list[PcieState]:
-    """Return what is known of the links of GPUs and NICs right below a switch, and below switches below it."""
-    of_kinds = {ident: view.topology.by_id[ident].kind for ident in view.topology.out_neighbours[switch]}
+def _list_cards_below(
+    view: DoctorView, switch: str, known: Mapping[str, PcieState]
+) -> list[PcieState]:
+    """Return what is known of the links of GPUs and NICs right below a switch, and below switches
+    below it.
+    """
+    of_kinds = {
+        ident: view.topology.by_id[ident].kind for ident in view.topology.out_neighbours[switch]
+    }
     cards = [ident for ident, kind in of_kinds.items() if kind in ("gpu", "nic")]
     for ident, kind in of_kinds.items():
         if kind == "switch":
             near = view.topology.out_neighbours[ident]
             is_above = any(view.topology.by_id[x].kind == "cpu" for x in near)
-            cards += [] if is_above else [x for x in near if view.topology.by_id[x].kind in ("gpu", "nic")]
+            cards += (
+                []
+                if is_above
+                else [x for x in near if view.topology.by_id[x].kind in ("gpu", "nic")]
+            )
     return [known[ident] for ident in cards if ident in known]
 
 
 def check_widths(view: DoctorView) -> Iterator[Finding]:
-    """Report devices with fewer lanes in use than they are made for: a warning, or a note where a NIC needs no more."""
+    """Report devices with fewer lanes in use than they are made for: a warning, or a note where a
+    NIC needs no more.
+    """
     groups = Groups(view.order)
     for device, state in list_pcie_states(view):
         if state.width and state.now_width and state.now_width < state.width:
@@ -241,14 +272,20 @@ def check_widths(view: DoctorView) -> Iterator[Finding]:
             served = device.kind == "nic" and rate is not None and raw is not None and rate <= raw
             groups.add((served, state.now_width, state.width), (device.id,), state.evidence)
     for (served, now, full), about, evidence in groups:
-        costs = "enough for its port" if served else f"so that it carries {now}/{full} of what it could"
+        costs = (
+            "enough for its port" if served else f"so that it carries {now}/{full} of what it could"
+        )
         message = f"{join_names(about)}: {now} of {full} PCIe lanes at work, {costs}"
         advice = "reseat the card or riser; check that the slot has all lanes wired and how the BIOS splits it"
-        yield Finding("note" if served else "warning", "narrow-pcie", about, message, evidence, advice)
+        yield Finding(
+            "note" if served else "warning", "narrow-pcie", about, message, evidence, advice
+        )
 
 
 def check_generations(view: DoctorView) -> Iterator[Finding]:
-    """Report devices at an older generation than they are made for: a note, since idle devices clock down."""
+    """Report devices at an older generation than they are made for: a note, since idle devices
+    clock down.
+    """
     groups = Groups(view.order)
     for device, state in list_pcie_states(view):
         if state.generation and state.now_generation and state.now_generation < state.generation:
@@ -259,9 +296,9 @@ def check_generations(view: DoctorView) -> Iterator[Finding]:
 
 
 def check_like_gpus(view: DoctorView) -> Iterator[Finding]:
-    """Report GPUs whose PCIe link carries less than the best of the model, which at least half have: a warning. Compared are
-    generation and lanes in use if they are known of all, else the bandwidth of PCIe links. Devices that another check of
-    this file reports are left out.
+    """Report GPUs whose PCIe link carries less than the best of the model, which at least half
+    have: a warning. Compared are generation and lanes in use if they are known of all, else the
+    bandwidth of PCIe links. Devices that another check of this file reports are left out.
     """
     named = {
         ident
@@ -306,7 +343,9 @@ def _format_rate(state: PcieState | None, rate: Fraction, by_state: bool) -> str
 
 def _sum_link_rates(view: DoctorView, ident: str) -> Fraction:
     """Return the total GB/s of a GPU's PCIe links."""
-    return sum((x.bandwidth_GBps for x in view.links_from.get(ident, ()) if x.kind == "pcie"), Fraction(0))
+    return sum(
+        (x.bandwidth_GBps for x in view.links_from.get(ident, ()) if x.kind == "pcie"), Fraction(0)
+    )
 
 
 def _list_link_lines(view: DoctorView, ident: str) -> list[str]:
@@ -314,7 +353,9 @@ def _list_link_lines(view: DoctorView, ident: str) -> list[str]:
 
 
 def _require_states(view: DoctorView) -> str | None:
-    declared = any(read_pci_details(d).keys() & {"link_speed", "link_width"} for d in view.topology.devices)
+    declared = any(
+        read_pci_details(d).keys() & {"link_speed", "link_width"} for d in view.topology.devices
+    )
     return None if declared or next(list_pcie_states(view), None) else "no PCIe speeds and widths"
 
 
@@ -328,6 +369,7 @@ def _require_peers(view: DoctorView) -> str | None:
     return None if has_pcie and len(view.gpus) > 1 else "no GPUs to compare over PCIe"
 
 
+# The checks of this file.
 CHECKS = (
     Check("PCIe placeholders", check_placeholders, _require_states),
     Check("invalid PCIe speeds and widths", check_unknown_links, _require_states),
@@ -336,4 +378,3 @@ CHECKS = (
     Check("PCIe generation at work", check_generations, _require_current),
     Check("PCIe of like GPUs", check_like_gpus, _require_peers),
 )
-"""The checks of this file."""

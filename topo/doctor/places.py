@@ -1,9 +1,9 @@
 """Checks of places: how near NICs are to GPUs, and whether NUMA nodes are known.
 
-Near means below the same PCIe switches, or on the same CPU (the same socket, where it is known): data then need not
-cross the link between sockets. A machine with more than two NUMA nodes has several in a socket (NPS, SNC); where the sockets
-are not known, the first half of the nodes is taken for one, and no more than a note rests on that. NICs for management do not
-count.
+Near means below the same PCIe switches, or on the same CPU (the same socket, where it is known):
+data then need not cross the link between sockets. A machine with more than two NUMA nodes has
+several in a socket (NPS, SNC); where the sockets are not known, the first half of the nodes is
+taken for one, and no more than a note rests on that. NICs for management do not count.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from .finding import Finding, Groups, Severity, join_names
 from .nics import list_data_nics
 from .view import Check, DisjointSets, DoctorView
 
+# The places of each device: CPUs or sockets, PCIe switches, devices that it is linked to directly.
 Places = Mapping[str, frozenset[str]]
-"""The places of each device: CPUs or sockets, PCIe switches, devices that it is linked to directly."""
 
 
 @dataclass
@@ -34,9 +34,10 @@ class _Machine:
 
 
 def check_nic_places(view: DoctorView) -> Iterator[Finding]:
-    """Report GPUs whose NICs are all beyond the link between CPUs, while other GPUs have one near: a warning where the machine
-    has several adapters, a note where it has one. NICs that are near no GPU, where others are, are a note; all NICs far
-    from all GPUs a warning. Devices whose place is not known are left out.
+    """Report GPUs whose NICs are all beyond the link between CPUs, while other GPUs have one near:
+    a warning where the machine has several adapters, a note where it has one. NICs that are near no
+    GPU, where others are, are a note; all NICs far from all GPUs a warning. Devices whose place is
+    not known are left out.
     """
     for machine in _group_machines(view):
         if not machine.gpus or not machine.nics:
@@ -45,21 +46,32 @@ def check_nic_places(view: DoctorView) -> Iterator[Finding]:
         place, link = ("NUMA node", "NUMA nodes") if guessed else ("socket", "CPUs")
         gpus, nics = _list_far(machine.gpus, machine.nics), _list_far(machine.nics, machine.gpus)
         evidence = _format_places(
-            {**machine.gpus, **machine.nics}, (*gpus, *machine.nics) if gpus else (*nics, *machine.gpus)
+            {**machine.gpus, **machine.nics},
+            (*gpus, *machine.nics) if gpus else (*nics, *machine.gpus),
         )
         if len(gpus) == len(machine.gpus):
             message = f"{join_names(gpus)}: every NIC ({join_names(nics)}) is beyond the link between {link}"
             advice = f"move the NICs to slots of the GPUs' {place}"
             severity: Severity = "note" if guessed else "warning"
-            yield Finding(severity, "nics-on-other-socket", (*gpus, *nics), message, evidence, advice)
+            yield Finding(
+                severity, "nics-on-other-socket", (*gpus, *nics), message, evidence, advice
+            )
             continue
         if gpus:
             message = f"{join_names(gpus)}: every NIC is beyond the link between {link}, where other GPUs have one near"
-            advice = (
-                f"spread the NICs over the {place}s; meanwhile let the GPUs that are near a NIC send for the others"
+            advice = f"spread the NICs over the {place}s; meanwhile let the GPUs that are near a NIC send for the others"
+            several = (
+                len({_find_adapter(view.topology.by_id[nic]) for nic in machine.nics}) > 1
+                and not guessed
             )
-            several = len({_find_adapter(view.topology.by_id[nic]) for nic in machine.nics}) > 1 and not guessed
-            yield Finding("warning" if several else "note", "gpu-without-near-nic", gpus, message, evidence, advice)
+            yield Finding(
+                "warning" if several else "note",
+                "gpu-without-near-nic",
+                gpus,
+                message,
+                evidence,
+                advice,
+            )
         if nics:
             message = f"{join_names(nics)}: no GPU is near, where other NICs have one"
             advice = f"keep GPU traffic off these (NCCL_IB_HCA), or move them to the GPUs' {place}"
@@ -67,17 +79,24 @@ def check_nic_places(view: DoctorView) -> Iterator[Finding]:
 
 
 def check_nic_switches(view: DoctorView) -> Iterator[Finding]:
-    """Report GPUs that share no PCIe switch with a NIC, where most like GPUs do and a NIC beside shares none with a GPU: a
-    warning. Their NIC is in a slot of its own (NODE, PHB), where those of the others are below their GPUs' switches (PIX).
+    """Report GPUs that share no PCIe switch with a NIC, where most like GPUs do and a NIC beside
+    shares none with a GPU: a warning. Their NIC is in a slot of its own (NODE, PHB), where those of
+    the others are below their GPUs' switches (PIX).
     """
     nics = list_data_nics(view)
     on_cpu = {d.id: _find_cpus(view, d.id) for d in (*view.gpus, *nics)}
     for group in view.like_gpus:
         if len(group) < _LEAST_FOR_PEERS:
             continue
-        near = {gpu.id: [nic.id for nic in nics if _share_switch(view, gpu.id, nic.id)] for gpu in group}
+        near = {
+            gpu.id: [nic.id for nic in nics if _share_switch(view, gpu.id, nic.id)] for gpu in group
+        }
         lacking = [ident for ident, own in near.items() if not own]
-        spare = [nic.id for nic in nics if not any(_share_switch(view, gpu.id, nic.id) for gpu in view.gpus)]
+        spare = [
+            nic.id
+            for nic in nics
+            if not any(_share_switch(view, gpu.id, nic.id) for gpu in view.gpus)
+        ]
         spare = [nic for nic in spare if any(on_cpu[nic] & on_cpu[gpu] for gpu in lacking)]
         lacking = [gpu for gpu in lacking if any(on_cpu[nic] & on_cpu[gpu] for nic in spare)]
         served = [ident for ident, own in near.items() if own]
@@ -85,12 +104,15 @@ def check_nic_switches(view: DoctorView) -> Iterator[Finding]:
             continue
         peer = served[0]
         evidence = [f"{peer} and {near[peer][0]} share a PCIe switch (links of the topology)"]
-        evidence += [f"{nic} place = {', '.join(sorted(on_cpu[nic]))} (links of the topology)" for nic in spare]
+        evidence += [
+            f"{nic} place = {', '.join(sorted(on_cpu[nic]))} (links of the topology)"
+            for nic in spare
+        ]
         message = f"{join_names(lacking)}: no NIC below the same PCIe switch, where like GPUs such as {peer} have one"
-        advice = (
-            f"move {join_names(spare)} below the switch of {join_names(lacking)}; until then it goes through the CPU"
+        advice = f"move {join_names(spare)} below the switch of {join_names(lacking)}; until then it goes through the CPU"
+        yield Finding(
+            "warning", "nic-not-at-switch", (*lacking, *spare), message, tuple(evidence), advice
         )
-        yield Finding("warning", "nic-not-at-switch", (*lacking, *spare), message, tuple(evidence), advice)
 
 
 def _share_switch(view: DoctorView, a: str, b: str) -> bool:
@@ -100,9 +122,19 @@ def _share_switch(view: DoctorView, a: str, b: str) -> bool:
 def _find_cpus(view: DoctorView, ident: str) -> frozenset[str]:
     """Return the CPUs that a device, or the switches above it, are linked to."""
     islands = view.islands.get(ident, frozenset())
-    ends = [ident, *(switch for switch, names in view.islands.items() if names & islands and _is_switch(view, switch))]
+    ends = [
+        ident,
+        *(
+            switch
+            for switch, names in view.islands.items()
+            if names & islands and _is_switch(view, switch)
+        ),
+    ]
     return frozenset(
-        x for end in ends for x in view.topology.out_neighbours[end] if view.topology.by_id[x].kind == "cpu"
+        x
+        for end in ends
+        for x in view.topology.out_neighbours[end]
+        if view.topology.by_id[x].kind == "cpu"
     )
 
 
@@ -111,12 +143,17 @@ def _is_switch(view: DoctorView, ident: str) -> bool:
 
 
 def _guess_sockets(view: DoctorView) -> dict[str, str]:
-    """Return a socket for each CPU of a machine with an even number of NUMA nodes above two and no known socket, else none."""
+    """Return a socket for each CPU of a machine with an even number of NUMA nodes above two and no
+    known socket, else none.
+    """
     nodes = sorted(view.cpus, key=lambda cpu: (cpu.numa_node is None, cpu.numa_node or 0))
     known = any(isinstance(cpu.extra.get("socket"), int) for cpu in nodes)
     if known or len(nodes) <= _MOST_SOCKETS or len(nodes) % _MOST_SOCKETS:
         return {}
-    return {cpu.id: f"half {i * _MOST_SOCKETS // len(nodes)} of the NUMA nodes" for i, cpu in enumerate(nodes)}
+    return {
+        cpu.id: f"half {i * _MOST_SOCKETS // len(nodes)} of the NUMA nodes"
+        for i, cpu in enumerate(nodes)
+    }
 
 
 def _list_far(places_of: Places, others: Places) -> tuple[str, ...]:
@@ -127,7 +164,8 @@ def _list_far(places_of: Places, others: Places) -> tuple[str, ...]:
 
 def _format_places(places: Places, ids: Sequence[str]) -> tuple[str, ...]:
     return tuple(
-        f"{ident} place = {', '.join(sorted(places[ident] - {ident}))} (links of the topology)" for ident in ids
+        f"{ident} place = {', '.join(sorted(places[ident] - {ident}))} (links of the topology)"
+        for ident in ids
     )
 
 
@@ -141,9 +179,17 @@ _MOST_ABOVE = 64  # an island below more CPUs than that is near none of them
 
 
 def _group_machines(view: DoctorView) -> Iterator[_Machine]:
-    """Yield the GPUs and NICs of each machine: what is connected without networks, NVLink and xGMI."""
-    kind_of = {d.id: d.kind for d in view.topology.devices if d.family not in ("network", "nvswitch")}
-    links = [x for x in view.topology.links if x.kind not in (*WIRES, "network") and {x.src, x.dst} <= kind_of.keys()]
+    """Yield the GPUs and NICs of each machine: what is connected without networks, NVLink and
+    xGMI.
+    """
+    kind_of = {
+        d.id: d.kind for d in view.topology.devices if d.family not in ("network", "nvswitch")
+    }
+    links = [
+        x
+        for x in view.topology.links
+        if x.kind not in (*WIRES, "network") and {x.src, x.dst} <= kind_of.keys()
+    ]
     connected = DisjointSets()
     site = {cpu.id: _find_site(cpu) for cpu in view.cpus} | _guess_sockets(view)
     at: dict[str, set[str]] = defaultdict(set)  # of islands, too: the CPUs above
@@ -154,11 +200,18 @@ def _group_machines(view: DoctorView) -> Iterator[_Machine]:
                 for end in view.islands.get(a, ()) if kind_of[a] == "switch" else (a,):
                     at[end].add(site.get(b, b))
     sites = set(site.values())
-    above_island = {island: at[island] & sites for islands in view.islands.values() for island in islands}
+    above_island = {
+        island: at[island] & sites for islands in view.islands.values() for island in islands
+    }
     machines: dict[str, _Machine] = defaultdict(_Machine)
     for device in (*view.gpus, *list_data_nics(view)):
         islands = view.islands.get(device.id, frozenset())
-        above = {place for i in islands if len(above_island[i]) <= _MOST_ABOVE for place in above_island[i]}
+        above = {
+            place
+            for i in islands
+            if len(above_island[i]) <= _MOST_ABOVE
+            for place in above_island[i]
+        }
         places = frozenset({device.id, *at[device.id], *islands, *above})
         if len(places) > 1 and not _has_assumed_place(view, device):
             machine = machines[connected.find_root(device.id)]
@@ -167,7 +220,9 @@ def _group_machines(view: DoctorView) -> Iterator[_Machine]:
 
 
 def _find_site(cpu: Device) -> str:
-    """Return a CPU's socket where it is known, else its id: NUMA nodes of one socket are near each other."""
+    """Return a CPU's socket where it is known, else its id: NUMA nodes of one socket are near each
+    other.
+    """
     socket = cpu.extra.get("socket")
     return f"socket {socket}" if isinstance(socket, int) else cpu.id
 
@@ -175,13 +230,15 @@ def _find_site(cpu: Device) -> str:
 def _has_assumed_place(view: DoctorView, device: Device) -> bool:
     """Return whether a NIC is linked to its CPU only because its PCI address is not known."""
     links = view.links_from.get(device.id, ())
-    return device.kind == "nic" and bool(links) and all(x.bandwidth_GBps >= LOCAL_GBps for x in links)
+    return (
+        device.kind == "nic" and bool(links) and all(x.bandwidth_GBps >= LOCAL_GBps for x in links)
+    )
 
 
 def check_numa_nodes(view: DoctorView) -> Iterator[Finding]:
-    """Report devices with an unknown NUMA node on a machine with several: a warning. That is GPUs and NICs for which sysfs
-    says -1 and no other source knows better, and CPUs without a number beside CPUs that have one. What no source was
-    asked for is not reported.
+    """Report devices with an unknown NUMA node on a machine with several: a warning. That is GPUs
+    and NICs for which sysfs says -1 and no other source knows better, and CPUs without a number
+    beside CPUs that have one. What no source was asked for is not reported.
     """
     numbered = sum(cpu.numa_node is not None and cpu.numa_node >= 0 for cpu in view.cpus)
     if len(view.cpus) < 2:
@@ -194,11 +251,17 @@ def check_numa_nodes(view: DoctorView) -> Iterator[Finding]:
             groups.add("", (device.id,), (view.format_attribute(device, "numa_node", node),))
         elif node is None and device.kind == "cpu" and numbered:
             groups.add("", (device.id,), (view.format_attribute(device, "numa_node", "not given"),))
-        elif node is None and device.bus_id and (view.facts.get_number(subject, keys.PCI_NUMA_NODE) or 0) < 0:
+        elif (
+            node is None
+            and device.bus_id
+            and (view.facts.get_number(subject, keys.PCI_NUMA_NODE) or 0) < 0
+        ):
             groups.add("", (device.id,), (view.format_fact(subject, keys.PCI_NUMA_NODE),))
     for _, about, evidence in groups:
         message = f"{join_names(about)}: NUMA node unknown, so the place on one of {len(view.cpus)} CPUs is a guess"
-        advice = "look whether the BIOS or the hypervisor tells it; else pin by measuring from each node"
+        advice = (
+            "look whether the BIOS or the hypervisor tells it; else pin by measuring from each node"
+        )
         yield Finding("warning", "numa-unknown", about, message, evidence, advice)
 
 
@@ -210,9 +273,9 @@ def _require_nodes(view: DoctorView) -> str | None:
     return None if len(view.cpus) > 1 else "no second CPU"
 
 
+# The checks of this file.
 CHECKS = (
     Check("NICs near GPUs", check_nic_places, _require_both),
     Check("NICs at the switches of GPUs", check_nic_switches, _require_both),
     Check("NUMA nodes", check_numa_nodes, _require_nodes),
 )
-"""The checks of this file."""

@@ -1,4 +1,6 @@
-"""Checks of figures: that links can carry, and do carry, what is declared, and that PCI addresses are unique."""
+"""Checks of figures: that links can carry, and do carry, what is declared, and that PCI addresses
+are unique.
+"""
 
 from __future__ import annotations
 
@@ -20,15 +22,17 @@ from ..hardware import (
 from .finding import Finding, Groups, format_GBps, join_names
 from .view import Check, DisjointSets, DoctorView, parse_whole
 
+# Measured over declared: below SLOW a warning, below BROKEN an error, above FAST the declaration is
+# doubtful.
 SLOW, BROKEN, FAST = Fraction(7, 10), Fraction(4, 10), Fraction(115, 100)
-"""Measured over declared: below SLOW a warning, below BROKEN an error, above FAST the declaration is doubtful."""
 
+# GB/s of one MI350 Infinity Fabric link in one direction (datasheet: 153.6 GB/s a link, both
+# directions).
 _XGMI_FASTEST_GBps = Fraction(384, 5)
-"""GB/s of one MI350 Infinity Fabric link in one direction (datasheet: 153.6 GB/s a link, both directions)."""
 
 _XGMI_LINKS_PER_GPU = 8
+# GB/s of Gen6 x16 in one direction, without any coding or headers.
 _PCIE_MOST_GBps = max(PCIE_GTps.values()) * 16 / 8
-"""GB/s of Gen6 x16 in one direction, without any coding or headers."""
 
 _NVLINK_FASTEST_GBps = max(NVLINK_DATASHEET_GBps.values())
 _NVLINK_MOST_LANES = max(NVLINK_LINKS_PER_GPU.values())
@@ -37,9 +41,10 @@ _PLAUSIBLE = Fraction(6, 10)
 
 
 def check_measured_rates(view: DoctorView) -> Iterator[Finding]:
-    """Report links measured below 0.4 of their declared bandwidth (error), below 0.7 (warning), or above 1.15 of it (note:
-    the declaration is doubtful). Without a declared value `bandwidth_GBps` counts. A measurement that is only a lower
-    bound, or was made on another medium, so that the declared value is believed, is never too slow.
+    """Report links measured below 0.4 of their declared bandwidth (error), below 0.7 (warning), or
+    above 1.15 of it (note: the declaration is doubtful). Without a declared value `bandwidth_GBps`
+    counts. A measurement that is only a lower bound, or was made on another medium, so that the
+    declared value is believed, is never too slow.
     """
     slow, fast = Groups(view.order), Groups(view.order)
     for link in view.topology.links:
@@ -49,7 +54,9 @@ def check_measured_rates(view: DoctorView) -> Iterator[Finding]:
         wanted = declared[0] if declared else link.bandwidth_GBps
         lines = [f"{link.src} -> {link.dst} measured = {format_GBps(measured[0])} ({measured[1]})"]
         if declared:
-            lines.append(f"{link.src} -> {link.dst} declared = {format_GBps(wanted)} ({declared[1]})")
+            lines.append(
+                f"{link.src} -> {link.dst} declared = {format_GBps(wanted)} ({declared[1]})"
+            )
         else:
             lines.append(view.format_link(link))
         if measured[0] < SLOW * wanted and not _is_doubted(link):
@@ -59,14 +66,12 @@ def check_measured_rates(view: DoctorView) -> Iterator[Finding]:
     for broken, about, evidence in slow:
         share = "two fifths" if broken else "seven tenths"
         message = f"{join_names(about)}: measured below {share} of what is declared for their links"
-        advice = (
-            "measure again with the machine idle; then look at link errors, lanes at work and the route that is taken"
+        advice = "measure again with the machine idle; then look at link errors, lanes at work and the route that is taken"
+        yield Finding(
+            "error" if broken else "warning", "slow-link", about, message, evidence, advice
         )
-        yield Finding("error" if broken else "warning", "slow-link", about, message, evidence, advice)
     for _, about, evidence in fast:
-        message = (
-            f"{join_names(about)}: measured well above what is declared for their links, so the declaration is doubtful"
-        )
+        message = f"{join_names(about)}: measured well above what is declared for their links, so the declaration is doubtful"
         yield Finding("note", "fast-link", about, message, evidence, "plan with the measured value")
 
 
@@ -78,7 +83,9 @@ def _is_doubted(link: Link) -> bool:
 
 
 def _read_rate(link: Link, key: str) -> tuple[Fraction, str] | None:
-    """Return the rate in GB/s in a link's `extra` under `key`, with its source; None where there is none above 0."""
+    """Return the rate in GB/s in a link's `extra` under `key`, with its source; None where there is
+    none above 0.
+    """
     entry = link.extra.get(key)
     if not isinstance(entry, Mapping):
         return None
@@ -86,13 +93,16 @@ def _read_rate(link: Link, key: str) -> tuple[Fraction, str] | None:
         rate = parse_fraction(entry.get("GBps"))
     except ValueError:
         return None
-    return (rate, str(entry.get("source") or link.source or "the topology")[:60]) if rate > 0 else None
+    return (
+        (rate, str(entry.get("source") or link.source or "the topology")[:60]) if rate > 0 else None
+    )
 
 
 def check_possible_rates(view: DoctorView) -> Iterator[Finding]:
-    """Report bandwidths above what the medium can do: PCIe above Gen6 x16, NVLink and xGMI above their lanes times the
-    fastest generation (a link with one lane may stand for all of a GPU's; between switches any number is possible): an
-    error. The 5000 GB/s that NCCL counts for what limits nothing are reported as `unlimited-rate`.
+    """Report bandwidths above what the medium can do: PCIe above Gen6 x16, NVLink and xGMI above
+    their lanes times the fastest generation (a link with one lane may stand for all of a GPU's;
+    between switches any number is possible): an error. The 5000 GB/s that NCCL counts for what
+    limits nothing are reported as `unlimited-rate`.
     """
     groups = Groups(view.order)
     for link in view.topology.links:
@@ -109,7 +119,9 @@ def _find_limit(view: DoctorView, link: Link) -> Fraction | None:
     """Return the highest possible rate of a link, None where it is not known."""
     if link.kind == "pcie":
         return _PCIE_MOST_GBps * link.count
-    if link.kind not in WIRES or "gpu" not in {view.topology.by_id[end].kind for end in (link.src, link.dst)}:
+    if link.kind not in WIRES or "gpu" not in {
+        view.topology.by_id[end].kind for end in (link.src, link.dst)
+    }:
         return None
     if link.kind == "nvlink":
         return _NVLINK_FASTEST_GBps * (link.count if link.count > 1 else _NVLINK_MOST_LANES)
@@ -121,7 +133,9 @@ def _is_unlimited(link: Link) -> bool:
 
 
 def check_unlimited_rates(view: DoctorView) -> Iterator[Finding]:
-    """Report links of 5000 GB/s, which NCCL counts where it knows no rate: a note, they hide the bottleneck."""
+    """Report links of 5000 GB/s, which NCCL counts where it knows no rate: a note, they hide the
+    bottleneck.
+    """
     groups = Groups(view.order)
     for link in view.topology.links:
         if _is_unlimited(link):
@@ -129,13 +143,21 @@ def check_unlimited_rates(view: DoctorView) -> Iterator[Finding]:
     for kind, about, evidence in groups:
         links = f"{kind} links of {format_GBps(LOCAL_GBps)}"
         message = f"{join_names(about)}: {links}, NCCL's placeholder for what it does not know"
-        yield Finding("note", "unlimited-rate", about, message, evidence, "write a measured bandwidth into the file")
+        yield Finding(
+            "note",
+            "unlimited-rate",
+            about,
+            message,
+            evidence,
+            "write a measured bandwidth into the file",
+        )
 
 
 def check_link_kinds(view: DoctorView) -> Iterator[Finding]:
-    """Report links whose kind is doubtful: a warning. That is a direct link of kind pcie between two GPUs, where PCIe needs a
-    switch or a CPU; and NVLink or xGMI with less than 0.6 of the rate that a lane of its GPU has (by sm or gcn; measured
-    links are judged elsewhere), as of xGMI that an older library took for PCIe.
+    """Report links whose kind is doubtful: a warning. That is a direct link of kind pcie between
+    two GPUs, where PCIe needs a switch or a CPU; and NVLink or xGMI with less than 0.6 of the rate
+    that a lane of its GPU has (by sm or gcn; measured links are judged elsewhere), as of xGMI that
+    an older library took for PCIe.
     """
     direct, slow = Groups(view.order), Groups(view.order)
     by_id = view.topology.by_id
@@ -143,7 +165,11 @@ def check_link_kinds(view: DoctorView) -> Iterator[Finding]:
         if link.kind == "pcie" and {by_id[link.src].kind, by_id[link.dst].kind} == {"gpu"}:
             direct.add("", (link.src, link.dst), (view.format_link(link),))
         lane = _find_lane_GBps(view, link)
-        if lane is not None and "measured" not in link.extra and link.bandwidth_GBps < _PLAUSIBLE * lane * link.count:
+        if (
+            lane is not None
+            and "measured" not in link.extra
+            and link.bandwidth_GBps < _PLAUSIBLE * lane * link.count
+        ):
             slow.add((link.kind, lane), (link.src, link.dst), (view.format_link(link),))
     for _, about, evidence in direct:
         message = f"{join_names(about)}: direct links between GPUs that are called PCIe, which needs a switch or a CPU between"
@@ -153,12 +179,19 @@ def check_link_kinds(view: DoctorView) -> Iterator[Finding]:
         links = f"{kind} links far below the {format_GBps(lane)} that a lane of these GPUs has"
         message = f"{join_names(about)}: {links}, rather like PCIe"
         yield Finding(
-            "warning", "pcie-like-rate", about, message, evidence, "correct the bandwidth, or measure the links"
+            "warning",
+            "pcie-like-rate",
+            about,
+            message,
+            evidence,
+            "correct the bandwidth, or measure the links",
         )
 
 
 def _find_lane_GBps(view: DoctorView, link: Link) -> Fraction | None:
-    """Return the GB/s that NCCL or RCCL counts for a lane of the slower GPU at a link's ends; None if both are unknown."""
+    """Return the GB/s that NCCL or RCCL counts for a lane of the slower GPU at a link's ends; None
+    if both are unknown.
+    """
     ends = [view.topology.by_id[end] for end in (link.src, link.dst)]
     rates = []
     for extra in (d.extra for d in ends if d.kind == "gpu"):
@@ -171,9 +204,10 @@ def _find_lane_GBps(view: DoctorView, link: Link) -> Fraction | None:
 
 
 def check_addresses(view: DoctorView) -> Iterator[Finding]:
-    """Report GPUs of one machine at one PCI address: an error, NCCL refuses two ranks on what it takes for one GPU. Machines
-    are told apart by `box`, by the part of the id before a slash, and by what is connected without networks, NVLink and
-    xGMI. Parts of one GPU that NCCL tells apart (`mlopart`) are a note.
+    """Report GPUs of one machine at one PCI address: an error, NCCL refuses two ranks on what it
+    takes for one GPU. Machines are told apart by `box`, by the part of the id before a slash, and
+    by what is connected without networks, NVLink and xGMI. Parts of one GPU that NCCL tells apart
+    (`mlopart`) are a note.
     """
     whole_machine = DisjointSets()
     for link in view.topology.links:
@@ -186,26 +220,34 @@ def check_addresses(view: DoctorView) -> Iterator[Finding]:
     for gpu in view.gpus:
         if gpu.bus_id:
             root = whole_machine.find_root(gpu.id)
-            machine = (str(gpu.extra.get("box")), gpu.id.rpartition("/")[0], "" if root == gpu.id else root)
+            machine = (
+                str(gpu.extra.get("box")),
+                gpu.id.rpartition("/")[0],
+                "" if root == gpu.id else root,
+            )
             ids_at.setdefault((gpu.bus_id, *machine), []).append(gpu.id)
     for (bus_id, *_), about in ids_at.items():
         if len(about) < _SHARED:
             continue
-        evidence = tuple(view.format_attribute(view.topology.by_id[ident], "bus_id", bus_id) for ident in about)
+        evidence = tuple(
+            view.format_attribute(view.topology.by_id[ident], "bus_id", bus_id) for ident in about
+        )
         if all(_is_locality_part(view.topology.by_id[ident]) for ident in about):
-            message = (
-                f"{join_names(about)}: parts of one GPU (MLOPart) at PCI address {bus_id}, with its links between them"
-            )
+            message = f"{join_names(about)}: parts of one GPU (MLOPart) at PCI address {bus_id}, with its links between them"
             advice = "use NCCL 2.29 or later, which takes them for several GPUs; count the links of the GPU once"
             yield Finding("note", "mlopart", tuple(about), message, evidence, advice)
             continue
         message = f"{join_names(about)}: all at PCI address {bus_id}; NCCL takes them for one GPU and refuses"
-        advice = "correct the addresses; of a partitioned GPU give NCCL one rank, or undo the partition"
+        advice = (
+            "correct the addresses; of a partitioned GPU give NCCL one rank, or undo the partition"
+        )
         yield Finding("error", "shared-bus-id", tuple(about), message, evidence, advice)
 
 
 def _is_locality_part(gpu: Device) -> bool:
-    """Return whether a GPU is a part of one that MPS divides by its memory (MLOPart), by its file or name."""
+    """Return whether a GPU is a part of one that MPS divides by its memory (MLOPart), by its file
+    or name.
+    """
     return str(gpu.extra.get("mlopart", -1)) != "-1" or "MLOPart" in str(gpu.extra.get("name"))
 
 
@@ -214,20 +256,26 @@ def _get_family(view: DoctorView, ident: str) -> str | None:
 
 
 def _require_measured(view: DoctorView) -> str | None:
-    return None if any("measured" in link.extra for link in view.topology.links) else "no measured bandwidths"
+    return (
+        None
+        if any("measured" in link.extra for link in view.topology.links)
+        else "no measured bandwidths"
+    )
 
 
 def _require_links(view: DoctorView) -> str | None:
     return None if view.topology.links else "no links"
 
 
+# The checks of this file.
 CHECKS = (
     Check("measured against declared", check_measured_rates, _require_measured),
     Check("possible bandwidths", check_possible_rates, _require_links),
     Check("unlimited bandwidths", check_unlimited_rates, _require_links),
     Check("kinds of links", check_link_kinds, _require_links),
     Check(
-        "PCI addresses", check_addresses, lambda view: None if any(g.bus_id for g in view.gpus) else "no PCI addresses"
+        "PCI addresses",
+        check_addresses,
+        lambda view: None if any(g.bus_id for g in view.gpus) else "no PCI addresses",
     ),
 )
-"""The checks of this file."""

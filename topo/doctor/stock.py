@@ -1,4 +1,5 @@
-"""Checks of what stock libraries will do on a machine: nothing is wrong with it, but NCCL's own search does not suit it.
+"""Checks of what stock libraries will do on a machine: nothing is wrong with it, but NCCL's own
+search does not suit it.
 
 The rules are those of NCCL 2.30.7's search, run on CPUs (docs/nccl.md has figures).
 """
@@ -18,9 +19,7 @@ from ..matrix import Ways
 from .finding import Finding, format_GBps, join_names
 from .view import Check, DisjointSets, DoctorView, parse_whole
 
-_GRAPH_FILE = (
-    "give NCCL a graph file: topo-synth --collective allreduce --topology FILE --format nccl-graph -o graph.xml"
-)
+_GRAPH_FILE = "give NCCL a graph file: topo-synth --collective allreduce --topology FILE --format nccl-graph -o graph.xml"
 _LEAST_RING_GBps = Fraction(18)
 _LEAST_SM = 100
 _MOST_ROUTED = 32
@@ -29,8 +28,9 @@ _MAKERS = {"0x10de": "NVIDIA", "0x1002": "AMD", "0x8086": "Intel"}
 
 
 def check_bridged_groups(view: DoctorView) -> Iterator[Finding]:
-    """Report NVLink that joins some GPUs of a machine but not all: a note. NCCL's ring search wants every hop at one speed, so
-    that the one over PCIe sets it for all, and it repeats a ring in one direction instead of turning it round.
+    """Report NVLink that joins some GPUs of a machine but not all: a note. NCCL's ring search wants
+    every hop at one speed, so that the one over PCIe sets it for all, and it repeats a ring in one
+    direction instead of turning it round.
     """
     joined = DisjointSets()
     of_nvlink = [x for x in view.topology.links if x.kind == "nvlink"]
@@ -40,7 +40,9 @@ def check_bridged_groups(view: DoctorView) -> Iterator[Finding]:
     for gpu in view.gpus:
         groups[joined.find_root(gpu.id)].append(gpu.id)
     bridged = [members for members in groups.values() if len(members) > 1]
-    on_switches = any(view.topology.by_id[end].family == "nvswitch" for x in of_nvlink for end in (x.src, x.dst))
+    on_switches = any(
+        view.topology.by_id[end].family == "nvswitch" for x in of_nvlink for end in (x.src, x.dst)
+    )
     by_pcie = any(x.kind == "pcie" for x in view.topology.links)
     if not bridged or len(groups) < 2 or on_switches or not by_pcie:
         return
@@ -52,11 +54,16 @@ def check_bridged_groups(view: DoctorView) -> Iterator[Finding]:
 
 
 def check_slow_pcie(view: DoctorView) -> Iterator[Finding]:
-    """Report GPUs of compute capability 10.0 and more with less than 18 GB/s of PCIe between them (Gen4 x8, Gen3 x16): a
-    warning. NCCL 2.25.1 and later then finds no ring, and falls back to one channel at 0.1 GB/s in its model; without a
-    network device it does not start. Rates that are only assumed are not judged.
+    """Report GPUs of compute capability 10.0 and more with less than 18 GB/s of PCIe between them
+    (Gen4 x8, Gen3 x16): a warning. NCCL 2.25.1 and later then finds no ring, and falls back to one
+    channel at 0.1 GB/s in its model; without a network device it does not start. Rates that are
+    only assumed are not judged.
     """
-    gpus = [g.id for g in view.gpus if (_find_sm(view, g) or 0) >= _LEAST_SM and _find_maker(view, g) != "AMD"]
+    gpus = [
+        g.id
+        for g in view.gpus
+        if (_find_sm(view, g) or 0) >= _LEAST_SM and _find_maker(view, g) != "AMD"
+    ]
     if not 1 < len(gpus) <= _MOST_ROUTED:
         return
     ways = Ways(view.topology)
@@ -80,18 +87,29 @@ def check_slow_pcie(view: DoctorView) -> Iterator[Finding]:
         message = f"{join_names(about)}: {what}; it finds no ring and uses one channel, without a NIC it does not start"
         evidence = tuple(dict.fromkeys(slow[gpu] for gpu in about))
         yield Finding(
-            "warning", "nccl-no-ring", about, message, evidence, f"look at slots and BIOS; else {_GRAPH_FILE}"
+            "warning",
+            "nccl-no-ring",
+            about,
+            message,
+            evidence,
+            f"look at slots and BIOS; else {_GRAPH_FILE}",
         )
 
 
 def _find_sm(view: DoctorView, gpu: Device) -> int | None:
     """Return a GPU's compute capability times ten, None where it is not known."""
     told = parse_whole(gpu.extra.get("sm"))
-    return view.facts.get_number(gpu_subject(view.find_gpu_index(gpu.id)), keys.GPU_SM) if told is None else told
+    return (
+        view.facts.get_number(gpu_subject(view.find_gpu_index(gpu.id)), keys.GPU_SM)
+        if told is None
+        else told
+    )
 
 
 def check_makers(view: DoctorView) -> Iterator[Finding]:
-    """Report GPUs of different makers in one machine: a warning, no stock library sums over all of them."""
+    """Report GPUs of different makers in one machine: a warning, no stock library sums over all of
+    them.
+    """
     of_maker: dict[str, list[str]] = defaultdict(list)
     for gpu in view.gpus:
         if (maker := _find_maker(view, gpu)) is not None:
@@ -101,13 +119,17 @@ def check_makers(view: DoctorView) -> Iterator[Finding]:
     listed = " | ".join(f"{maker}: {join_names(ids)}" for maker, ids in of_maker.items())
     about = tuple(ident for ids in of_maker.values() for ident in ids)
     evidence = tuple(f"{ids[0]} maker = {maker} (the topology)" for maker, ids in of_maker.items())
-    message = f"GPUs of different makers ({listed}): neither NCCL nor RCCL makes one collective of them"
+    message = (
+        f"GPUs of different makers ({listed}): neither NCCL nor RCCL makes one collective of them"
+    )
     advice = "plan for those of one maker; over all of them only gloo works, through host memory"
     yield Finding("warning", "mixed-makers", about, message, evidence, advice)
 
 
 def _find_maker(view: DoctorView, gpu: Device) -> str | None:
-    """Return who made a GPU, by its PCI vendor, else by an attribute that only one maker's files have; None if unknown."""
+    """Return who made a GPU, by its PCI vendor, else by an attribute that only one maker's files
+    have; None if unknown.
+    """
     vendor = view.facts.get_text(pci_subject(gpu.bus_id), keys.PCI_VENDOR) if gpu.bus_id else None
     told = _MAKERS.get(str(vendor or read_pci_details(gpu).get("vendor")))
     if told is not None:
@@ -127,9 +149,9 @@ def _require_gpus(view: DoctorView) -> str | None:
     return None if len(view.gpus) > 1 else "fewer than two GPUs"
 
 
+# The checks of this file.
 CHECKS = (
     Check("NCCL's rings on bridged GPUs", check_bridged_groups, _require_nvlink),
     Check("NCCL's rings over slow PCIe", check_slow_pcie, _require_capability),
     Check("makers of the GPUs", check_makers, _require_gpus),
 )
-"""The checks of this file."""

@@ -1,4 +1,6 @@
-"""A machine as the doctor's checks look at it, and the lines of evidence that they quote from it."""
+"""A machine as the doctor's checks look at it, and the lines of evidence that they quote from
+it.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,10 @@ class DoctorView(MachineView):
         """The GPUs grouped by model: name, architecture and PCI device, where these are given."""
         groups: dict[tuple[str, ...], list[Device]] = defaultdict(list)
         for gpu in self.gpus:
-            model = (*(gpu.extra.get(key) for key in ("name", "sm", "gcn")), read_pci_details(gpu).get("device"))
+            model = (
+                *(gpu.extra.get(key) for key in ("name", "sm", "gcn")),
+                read_pci_details(gpu).get("device"),
+            )
             groups[tuple(str(part) for part in model)].append(gpu)
         return tuple(tuple(group) for group in groups.values())
 
@@ -54,7 +59,9 @@ class DoctorView(MachineView):
 
     @cached_property
     def wired(self) -> Mapping[str, Mapping[str, int]]:
-        """Lanes of NVLink and xGMI of each GPU by the device at the other end; the larger count where ends disagree."""
+        """Lanes of NVLink and xGMI of each GPU by the device at the other end; the larger count
+        where ends disagree.
+        """
         out: dict[str, dict[str, int]] = {gpu.id: {} for gpu in self.gpus}
         for (src, dst), lanes in self.lanes.items():
             for a, b in ((src, dst), (dst, src)):
@@ -64,9 +71,17 @@ class DoctorView(MachineView):
 
     @cached_property
     def islands(self) -> Mapping[str, frozenset[str]]:
-        """The islands of connected PCIe switches that each device is in or linked to, each named by one of its switches."""
-        switches = {d.id for d in self.topology.devices if d.kind == "switch" and d.family in ("pcie", None)}
-        links = [x for x in self.topology.links if x.kind not in (*WIRES, "network") and {x.src, x.dst} & switches]
+        """The islands of connected PCIe switches that each device is in or linked to, each named by
+        one of its switches.
+        """
+        switches = {
+            d.id for d in self.topology.devices if d.kind == "switch" and d.family in ("pcie", None)
+        }
+        links = [
+            x
+            for x in self.topology.links
+            if x.kind not in (*WIRES, "network") and {x.src, x.dst} & switches
+        ]
         islands = DisjointSets()
         for x in links:
             if {x.src, x.dst} <= switches:
@@ -82,9 +97,14 @@ class DoctorView(MachineView):
     def notes(self) -> tuple[str, ...]:
         """The notes of the topology's reader: doubts that no fact holds."""
         notes = self.topology.extra.get("notes")
-        return tuple(note for note in notes if isinstance(note, str)) if isinstance(notes, (list, tuple)) else ()
+        return (
+            tuple(note for note in notes if isinstance(note, str))
+            if isinstance(notes, (list, tuple))
+            else ()
+        )
 
-    # -- evidence ------------------------------------------------------------------------------------------------
+    # -- evidence
+    # ------------------------------------------------------------------------------------------------
 
     def format_fact(self, subject: str, key: Key[Any]) -> str:
         """Return a fact as a line of evidence, with the reason where it is missing."""
@@ -106,7 +126,9 @@ class DoctorView(MachineView):
 
 @dataclass(frozen=True)
 class Check:
-    """A question of the doctor: `check` yields findings, `require` returns what is missing for it, None if nothing is."""
+    """A question of the doctor: `check` yields findings, `require` returns what is missing for it,
+    None if nothing is.
+    """
 
     name: str
     check: Callable[[DoctorView], Iterable[Finding]]

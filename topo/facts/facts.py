@@ -1,8 +1,8 @@
 """Facts about a machine: what is known of it and from which source, or why it is not known.
 
-A probe never fails as a whole: where a question has no answer, the fact says so in `missing` and the next one is asked.
-`keys.py` declares the subjects and keys. A topology keeps the facts that it was made from in `extra["facts"]`, so
-that its JSON can be judged on another machine.
+A probe never fails as a whole: where a question has no answer, the fact says so in `missing` and
+the next one is asked. `keys.py` declares the subjects and keys. A topology keeps the facts that it
+was made from in `extra["facts"]`, so that its JSON can be judged on another machine.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ Value = int | str | tuple[str, ...]
 class Fact:
     """The answer to one question about one subject: a `value`, or the reason why it is `missing`.
 
-    Subjects are paths such as `gpu/0`, `gpu/0/nvlink/3`, `pci/0000:07:00.0`, `numa/1`, `net/eth0`, `rdma/mlx5_0`.
-    `source` is the NVML function or the file that was asked. Facts read from JSON may have keys not declared here.
+    Subjects are paths such as `gpu/0`, `gpu/0/nvlink/3`, `pci/0000:07:00.0`, `numa/1`, `net/eth0`,
+    `rdma/mlx5_0`. `source` is the NVML function or the file that was asked. Facts read from JSON
+    may have keys not declared here.
     """
 
     subject: str
@@ -35,7 +36,9 @@ class Fact:
 
 @dataclass(frozen=True)
 class Facts:
-    """Facts from one or several sources; where several give a value for the same key, the first one counts."""
+    """Facts from one or several sources; where several give a value for the same key, the first one
+    counts.
+    """
 
     items: tuple[Fact, ...] = ()
 
@@ -60,7 +63,9 @@ class Facts:
         return {top: tuple(names) for top, names in tops.items()}
 
     def list_names(self, top: str) -> tuple[str, ...]:
-        """Return the names of the subjects under `top` (`gpu` gives `0`, `1`, ...), in the order of the facts."""
+        """Return the names of the subjects under `top` (`gpu` gives `0`, `1`, ...), in the order of
+        the facts.
+        """
         return self._by_top.get(top, ())
 
     def get_text(self, subject: str, key: Key[Any]) -> str | None:
@@ -110,17 +115,26 @@ class Facts:
     @cached_property
     def missing(self) -> tuple[Fact, ...]:
         """Facts that were asked for and that no source knows."""
-        return tuple(f for f in self.items if f.missing is not None and (f.subject, f.key) not in self._known)
+        return tuple(
+            f for f in self.items if f.missing is not None and (f.subject, f.key) not in self._known
+        )
 
 
-# -- in a topology's JSON ----------------------------------------------------------------------------------------------
+# -- in a topology's JSON
+# ----------------------------------------------------------------------------------------------
 
 
 def facts_to_json(facts: Facts) -> list[dict[str, Any]]:
-    """Return a JSON object per fact: subject, key, source, and `value` (number, text or list of texts) or `missing`."""
+    """Return a JSON object per fact: subject, key, source, and `value` (number, text or list of
+    texts) or `missing`.
+    """
     entries: list[dict[str, Any]] = []
     for fact in facts.items:
-        entry: dict[str, Any] = {"subject": fact.subject, "key": str(fact.key), "source": fact.source}
+        entry: dict[str, Any] = {
+            "subject": fact.subject,
+            "key": str(fact.key),
+            "source": fact.source,
+        }
         if fact.value is None:
             entry["missing"] = fact.missing or "not known"
         else:
@@ -130,10 +144,17 @@ def facts_to_json(facts: Facts) -> list[dict[str, Any]]:
 
 
 def facts_from_json(data: object, where: str) -> Facts:
-    """Return the facts that `facts_to_json` wrote. Raises InputError, naming `where`, for anything else."""
+    """Return the facts that `facts_to_json` wrote. Raises InputError, naming `where`, for anything
+    else.
+    """
     if not isinstance(data, list):
-        raise InputError(f'{where}: "facts" must be a list of objects with subject, key, source and value or missing')
-    return Facts(tuple(_fact_from_json(entry, f"{where}: facts[{i}]") for i, entry in enumerate(data)))
+        raise InputError(
+            f'{where}: "facts" must be a list of objects with subject, key, source and value or '
+            "missing"
+        )
+    return Facts(
+        tuple(_fact_from_json(entry, f"{where}: facts[{i}]") for i, entry in enumerate(data))
+    )
 
 
 def _fact_from_json(entry: object, where: str) -> Fact:
@@ -145,12 +166,17 @@ def _fact_from_json(entry: object, where: str) -> Fact:
         value = tuple(value)
     plain = value is None or (isinstance(value, (int, str, tuple)) and not isinstance(value, bool))
     if not plain or not all(isinstance(text, str) for text in texts.values()):
-        raise InputError(f"{where}: expected texts for subject, key and source, and a number, text or list as value")
+        raise InputError(
+            f"{where}: expected texts for subject, key and source, and a number, text or list as "
+            "value"
+        )
     if missing is not None and not isinstance(missing, str):
         raise InputError(f"{where}.missing: expected a text that says why, got {missing!r:.40}")
     return Fact(str(texts["subject"]), str(texts["key"]), value, str(texts["source"]), missing)
 
 
 def load_facts(extra: Mapping[str, Any], where: str) -> Facts:
-    """Return the facts in a topology's `extra`, empty where it has none. Raises InputError, naming `where`, if malformed."""
+    """Return the facts in a topology's `extra`, empty where it has none. Raises InputError, naming
+    `where`, if malformed.
+    """
     return facts_from_json(extra["facts"], where) if "facts" in extra else Facts()

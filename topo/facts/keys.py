@@ -1,7 +1,9 @@
-"""Names of facts: the keys that a subject may have, declared once, and the functions that spell subjects.
+"""Names of facts: the keys that a subject may have, declared once, and the functions that spell
+subjects.
 
-A key is a text, so facts in JSON read as before, but product code takes keys from here only: a mistyped one does not
-import, and one that is not declared does not type-check. docs/facts.md lists all of them for readers of the JSON.
+A key is a text, so facts in JSON read as before, but product code takes keys from here only: a
+mistyped one does not import, and one that is not declared does not type-check. docs/facts.md lists
+all of them for readers of the JSON.
 """
 
 from __future__ import annotations
@@ -14,10 +16,12 @@ T = TypeVar("T", int, str, tuple[str, ...])
 
 
 class Key(str, Generic[T]):
-    """The key of a fact whose value is a `T`: the text that JSON has, the kind of subject, and what the value says.
+    """The key of a fact whose value is a `T`: the text that JSON has, the kind of subject, and what
+    the value says.
 
-    `subject` is a pattern of docs/facts.md such as `gpu/N/nvlink/L`. Numbers may arrive as text ("16"), and where a
-    tool gives a list of nodes instead of one, as no number at all; `Facts.get_number` tells them apart.
+    `subject` is a pattern of docs/facts.md such as `gpu/N/nvlink/L`. Numbers may arrive as text
+    ("16"), and where a tool gives a list of nodes instead of one, as no number at all;
+    `Facts.get_number` tells them apart.
     """
 
     subject: str
@@ -30,13 +34,14 @@ class Key(str, Generic[T]):
         return key
 
 
-# -- subjects ----------------------------------------------------------------------------------------------------------
+# -- subjects
+# ----------------------------------------------------------------------------------------------------------
 
+# Subjects of which there is one: the driver's library, the machine, its CPUs.
 NVML, HOST, CPUINFO = "nvml", "host", "cpuinfo"
-"""Subjects of which there is one: the driver's library, the machine, its CPUs."""
 
+# First parts of subjects of which there are several; `Facts.list_names` gives their second parts.
 GPU, PCI, NUMA, RDMA, NET = "gpu", "pci", "numa", "rdma", "net"
-"""First parts of subjects of which there are several; `Facts.list_names` gives their second parts."""
 
 _NVLINK, _XGMI, _P2P = "nvlink", "xgmi", "p2p"
 
@@ -49,7 +54,9 @@ def qualify(host: str, name: str) -> str:
 
 
 def split_host(name: str) -> tuple[str, str]:
-    """Return the host and the rest of what `qualify` made, an empty host for any other subject or id."""
+    """Return the host and the rest of what `qualify` made, an empty host for any other subject or
+    id.
+    """
     match = _OF_A_HOST.fullmatch(name)
     return (match[1], match[2]) if match else ("", name)
 
@@ -95,7 +102,9 @@ def net_subject(name: object) -> str:
 
 
 def parse_nvlink(subject: str) -> tuple[str, str] | None:
-    """Return the GPU's index and the link's number of an NVLink's subject, None for any other subject."""
+    """Return the GPU's index and the link's number of an NVLink's subject, None for any other
+    subject.
+    """
     return _parse_pair(subject, _NVLINK)
 
 
@@ -110,7 +119,8 @@ def _parse_pair(subject: str, kind: str) -> tuple[str, str] | None:
 
 
 def find_pattern(subject: str) -> str | None:
-    """Return the pattern of docs/facts.md that a subject fits (`gpu/N` for `gpu/3`), None where none does.
+    """Return the pattern of docs/facts.md that a subject fits (`gpu/N` for `gpu/3`), None where
+    none does.
 
     Subjects of one of several hosts (`host0/gpu/3`) fit what they fit without it.
     """
@@ -119,13 +129,18 @@ def find_pattern(subject: str) -> str | None:
         return subject
     top, slash, rest = subject.partition("/")
     if top != GPU:
-        return {PCI: "pci/BUS", NUMA: "numa/N", RDMA: "rdma/NAME", NET: "net/NAME"}.get(top) if slash else None
+        return (
+            {PCI: "pci/BUS", NUMA: "numa/N", RDMA: "rdma/NAME", NET: "net/NAME"}.get(top)
+            if slash
+            else None
+        )
     middle = rest.split("/")[1:]
     patterns = {_NVLINK: "gpu/N/nvlink/L", _XGMI: "gpu/N/xgmi/M", _P2P: "gpu/N/p2p/M"}
     return patterns.get(middle[0]) if len(middle) == 2 else "gpu/N" if rest and not middle else None
 
 
-# -- the driver's library ----------------------------------------------------------------------------------------------
+# -- the driver's library
+# ----------------------------------------------------------------------------------------------
 
 NVML_LIBRARY = Key[str]("nvml", "library", "name of the library, missing where it does not answer")
 NVML_DRIVER = Key[str]("nvml", "driver", "version of the driver")
@@ -133,25 +148,34 @@ NVML_VERSION = Key[str]("nvml", "version", "version of NVML")
 NVML_CUDA_VERSION = Key[str]("nvml", "cuda_version", "CUDA version of the driver, such as 12.4")
 NVML_COUNT = Key[int]("nvml", "count", "number of GPUs")
 
-# -- a GPU -------------------------------------------------------------------------------------------------------------
+# -- a GPU
+# -------------------------------------------------------------------------------------------------------------
 
 GPU_BUS_ID = Key[str]("gpu/N", "bus_id", "PCI address, as Linux writes it")
 GPU_UUID = Key[str]("gpu/N", "uuid", "UUID, as its driver writes it")
 GPU_NAME = Key[str]("gpu/N", "name", "model")
 GPU_SM = Key[int]("gpu/N", "sm", "compute capability times ten: 90")
 GPU_GCN = Key[str]("gpu/N", "gcn", "AMD's architecture: gfx942")
-GPU_PCIE_MAX_GENERATION = Key[int]("gpu/N", "pcie_max_generation", "PCIe generation that the GPU is made for")
+GPU_PCIE_MAX_GENERATION = Key[int](
+    "gpu/N", "pcie_max_generation", "PCIe generation that the GPU is made for"
+)
 GPU_PCIE_MAX_WIDTH = Key[int]("gpu/N", "pcie_max_width", "PCIe lanes that the GPU is made for")
 GPU_PCIE_CURRENT_GENERATION = Key[int]("gpu/N", "pcie_current_generation", "PCIe generation now")
 GPU_PCIE_CURRENT_WIDTH = Key[int]("gpu/N", "pcie_current_width", "PCIe lanes now")
-GPU_NUMA_NODE = Key[int]("gpu/N", "numa_node", "nearest NUMA node (a text such as 0-1 where several are given)")
+GPU_NUMA_NODE = Key[int](
+    "gpu/N", "numa_node", "nearest NUMA node (a text such as 0-1 where several are given)"
+)
 GPU_OWN_NUMA_NODE = Key[int]("gpu/N", "gpu_numa_id", "NUMA node that the GPU's own memory is")
 GPU_CPU_AFFINITY = Key[str]("gpu/N", "cpu_affinity", "nearest CPUs: 0-19,40-59")
 GPU_MIG = Key[str]("gpu/N", "mig", "on, off")
 GPU_NVLINK_COUNT = Key[int]("gpu/N", "nvlink_count", "NVLinks that the GPU says it has")
 GPU_C2C_COUNT = Key[int]("gpu/N", "c2c_count", "active NVLink-C2C links")
-GPU_C2C_MBps = Key[int]("gpu/N", "c2c_MBps", "MB/s of all NVLink-C2C links together in one direction")
-GPU_FABRIC_STATE = Key[str]("gpu/N", "fabric_state", "completed, not started, in progress, not supported")
+GPU_C2C_MBps = Key[int](
+    "gpu/N", "c2c_MBps", "MB/s of all NVLink-C2C links together in one direction"
+)
+GPU_FABRIC_STATE = Key[str](
+    "gpu/N", "fabric_state", "completed, not started, in progress, not supported"
+)
 GPU_FABRIC_CLUSTER = Key[str]("gpu/N", "fabric_cluster", "UUID of the cluster")
 GPU_FABRIC_CLIQUE = Key[int]("gpu/N", "fabric_clique", "number of the clique")
 GPU_FABRIC_HEALTH = Key[str](
@@ -162,7 +186,9 @@ GPU_LOST = Key[str]("gpu/N", "lost", "why the GPU does not answer; known only wh
 NVLINK_STATE = Key[str]("gpu/N/nvlink/L", "state", "active, inactive")
 NVLINK_REMOTE_KIND = Key[str]("gpu/N/nvlink/L", "remote_kind", "gpu, cpu, switch")
 NVLINK_REMOTE_BUS_ID = Key[str]("gpu/N/nvlink/L", "remote_bus_id", "PCI address of the other end")
-NVLINK_VERSION = Key[int]("gpu/N/nvlink/L", "version", "NVML's number of the version (nvmlNvlinkVersion_t)")
+NVLINK_VERSION = Key[int](
+    "gpu/N/nvlink/L", "version", "NVML's number of the version (nvmlNvlinkVersion_t)"
+)
 NVLINK_SPEED_MBps = Key[int]("gpu/N/nvlink/L", "speed_MBps", "MB/s in one direction")
 
 XGMI_COUNT = Key[int]("gpu/N/xgmi/M", "count", "number of links")
@@ -173,33 +199,45 @@ P2P_WRITE = Key[str]("gpu/N/p2p/M", "write", "ok, or why GPU N may not write GPU
 P2P_ATOMICS = Key[str]("gpu/N/p2p/M", "atomics", "ok, or why there are no atomics")
 P2P_NVLINK = Key[str]("gpu/N/p2p/M", "nvlink", "ok, or why there is no P2P over NVLink")
 P2P_PCIE = Key[str]("gpu/N/p2p/M", "pcie", "ok, or why there is no P2P over PCI Express")
-P2P_ANCESTOR = Key[str]("gpu/N/p2p/M", "ancestor", "where their ways meet, in the words of NVML or nvidia-smi")
+P2P_ANCESTOR = Key[str](
+    "gpu/N/p2p/M", "ancestor", "where their ways meet, in the words of NVML or nvidia-smi"
+)
 
-# -- PCI functions -----------------------------------------------------------------------------------------------------
+# -- PCI functions
+# -----------------------------------------------------------------------------------------------------
 
 PCI_CLASS = Key[str]("pci/BUS", "class", "hexadecimal, as Linux writes it: 0x030200")
 PCI_VENDOR = Key[str]("pci/BUS", "vendor", "hexadecimal: 0x10de")
 PCI_DEVICE = Key[str]("pci/BUS", "device", "hexadecimal")
 PCI_SUBSYSTEM_VENDOR = Key[str]("pci/BUS", "subsystem_vendor", "hexadecimal")
 PCI_SUBSYSTEM_DEVICE = Key[str]("pci/BUS", "subsystem_device", "hexadecimal")
-PCI_MAX_LINK_SPEED = Key[str]("pci/BUS", "max_link_speed", "transfer rate that the link is made for: 16.0 GT/s PCIe")
+PCI_MAX_LINK_SPEED = Key[str](
+    "pci/BUS", "max_link_speed", "transfer rate that the link is made for: 16.0 GT/s PCIe"
+)
 PCI_MAX_LINK_WIDTH = Key[int]("pci/BUS", "max_link_width", "lanes that the link is made for")
 PCI_CURRENT_LINK_SPEED = Key[str]("pci/BUS", "current_link_speed", "transfer rate now")
 PCI_CURRENT_LINK_WIDTH = Key[int]("pci/BUS", "current_link_width", "lanes now")
 PCI_NUMA_NODE = Key[int]("pci/BUS", "numa_node", "nearest NUMA node")
-PCI_BRIDGES = Key[tuple[str, ...]]("pci/BUS", "bridges", "addresses of the bridges above, from the top")
+PCI_BRIDGES = Key[tuple[str, ...]](
+    "pci/BUS", "bridges", "addresses of the bridges above, from the top"
+)
 PCI_ROOT = Key[str]("pci/BUS", "root", "root complex: pci0000:00")
-PCI_ACS = Key[str]("pci/BUS", "acs", "off, or the controls that are switched on, separated by commas")
+PCI_ACS = Key[str](
+    "pci/BUS", "acs", "off, or the controls that are switched on, separated by commas"
+)
 PCI_DRIVER = Key[str]("pci/BUS", "driver", "kernel driver bound to the function")
 PCI_DEVICES = Key[str]("pci", "devices", "missing where no PCI functions are listed")
 
-# -- the machine -------------------------------------------------------------------------------------------------------
+# -- the machine
+# -------------------------------------------------------------------------------------------------------
 
 HOST_NAME = Key[str]("host", "name", "host name")
 HOST_KERNEL = Key[str]("host", "kernel", "version of the kernel")
 HOST_VIRTUAL = Key[str]("host", "virtual", "name of the hypervisor, `not named`, or `no`")
 HOST_IOMMU = Key[str]("host", "iommu", "off, passthrough, translating")
-HOST_PEERMEM = Key[str]("host", "peermem", "version of nvidia_peermem or another memory peer, or `no`")
+HOST_PEERMEM = Key[str](
+    "host", "peermem", "version of nvidia_peermem or another memory peer, or `no`"
+)
 HOST_DMA_BUF = Key[str]("host", "dma_buf", "yes, no")
 
 CPUINFO_VENDOR = Key[str]("cpuinfo", "vendor", "vendor of the CPUs: GenuineIntel")
@@ -213,12 +251,15 @@ NUMA_CPUS = Key[str]("numa/N", "cpus", "CPUs of the node: 0-19,40-59")
 NUMA_SOCKET = Key[int]("numa/N", "socket", "number of the socket")
 NUMA_NODES = Key[str]("numa", "nodes", "missing where no NUMA nodes are listed")
 
-# -- cards -------------------------------------------------------------------------------------------------------------
+# -- cards
+# -------------------------------------------------------------------------------------------------------------
 
 RDMA_BUS_ID = Key[str]("rdma/NAME", "bus_id", "PCI address")
 RDMA_STATE = Key[str]("rdma/NAME", "state", "state of the port, as Linux writes it: 4: ACTIVE")
 RDMA_LINK_LAYER = Key[str]("rdma/NAME", "link_layer", "InfiniBand, Ethernet")
-RDMA_SPEED_Mbps = Key[int]("rdma/NAME", "speed_Mbps", "Mb/s of the first active port, of the first otherwise")
+RDMA_SPEED_Mbps = Key[int](
+    "rdma/NAME", "speed_Mbps", "Mb/s of the first active port, of the first otherwise"
+)
 RDMA_PORTS = Key[int]("rdma/NAME", "ports", "number of ports")
 
 NET_BUS_ID = Key[str]("net/NAME", "bus_id", "PCI address")
@@ -226,10 +267,10 @@ NET_STATE = Key[str]("net/NAME", "state", "state of the interface: up, down")
 NET_SPEED_Mbps = Key[int]("net/NAME", "speed_Mbps", "Mb/s")
 
 
+# Every key by its pattern of subjects and its text.
 DECLARED: Mapping[tuple[str, str], Key[Any]] = {
     (key.subject, str(key)): key for key in list(vars().values()) if isinstance(key, Key)
 }
-"""Every key by its pattern of subjects and its text."""
 
 
 def find_key(subject: str, name: str) -> Key[Any]:

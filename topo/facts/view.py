@@ -1,4 +1,6 @@
-"""One view of a topology and its facts, shared by all that judge a machine: the doctor and GPUDirect."""
+"""One view of a topology and its facts, shared by all that judge a machine: the doctor and
+GPUDirect.
+"""
 
 from __future__ import annotations
 
@@ -13,23 +15,26 @@ from . import keys
 from .facts import Facts
 from .keys import GPU, gpu_subject, parse_nvlink
 
+# Kinds of links that join GPUs otherwise than over PCI Express.
 WIRES = ("nvlink", "xgmi")
-"""Kinds of links that join GPUs otherwise than over PCI Express."""
 
+# Words of the note on a matrix that has no NVLinks, whatever the machine has.
 LEFT_OUT = "topo -mp leaves NVLinks out"
-"""Words of the note on a matrix that has no NVLinks, whatever the machine has."""
 _BOARDS_WITH_NVLINK = re.compile(r"SXM|\bHBM3|\bH20\b|\bH200\b|\bH800\b|\bB[123]00\b|\bGB[123]00\b")
 _CARDS = re.compile(r"\b(?:NVL|PCIe)\b", re.IGNORECASE)
 
 
 class MachineView:
-    """A topology and its facts, looked up by device. No look-up raises, whatever values a file has."""
+    """A topology and its facts, looked up by device. No look-up raises, whatever values a file
+    has.
+    """
 
     def __init__(self, topology: Topology, facts: Facts) -> None:
         self.topology = topology
         self.facts = facts
 
-    # -- devices -------------------------------------------------------------------------------------------------
+    # -- devices
+    # -------------------------------------------------------------------------------------------------
 
     @cached_property
     def gpus(self) -> tuple[Device, ...]:
@@ -54,13 +59,19 @@ class MachineView:
         """The position of each device in the topology."""
         return {device.id: i for i, device in enumerate(self.topology.devices)}
 
-    # -- GPUs and the facts about them -----------------------------------------------------------------------------
+    # -- GPUs and the facts about them
+    # -----------------------------------------------------------------------------
 
     @cached_property
     def gpu_of(self) -> Mapping[str, str]:
-        """The device id of each GPU index in the facts: the GPU at its PCI address, else the one called gpuN."""
+        """The device id of each GPU index in the facts: the GPU at its PCI address, else the one
+        called gpuN.
+        """
         id_at = {gpu.bus_id: gpu.id for gpu in reversed(self.gpus) if gpu.bus_id}
-        return {i: id_at.get(self._bus_id_of_index.get(i, ""), f"gpu{i}") for i in self.facts.list_names(GPU)}
+        return {
+            i: id_at.get(self._bus_id_of_index.get(i, ""), f"gpu{i}")
+            for i in self.facts.list_names(GPU)
+        }
 
     @cached_property
     def index_of(self) -> Mapping[str, str]:
@@ -69,7 +80,10 @@ class MachineView:
 
     @cached_property
     def _bus_id_of_index(self) -> Mapping[str, str]:
-        bus_ids = {i: self.facts.get_text(gpu_subject(i), keys.GPU_BUS_ID) for i in self.facts.list_names(GPU)}
+        bus_ids = {
+            i: self.facts.get_text(gpu_subject(i), keys.GPU_BUS_ID)
+            for i in self.facts.list_names(GPU)
+        }
         return {index: bus_id for index, bus_id in bus_ids.items() if bus_id is not None}
 
     @cached_property
@@ -88,18 +102,30 @@ class MachineView:
 
     @cached_property
     def without_nvlink(self) -> tuple[str, ...]:
-        """The GPUs on boards that come with NVLink (SXM modules and the like), none of whose NVLinks is active by the facts.
+        """The GPUs on boards that come with NVLink (SXM modules and the like), none of whose
+        NVLinks is active by the facts.
 
-        Empty where any of several such GPUs has an active one, and where there is only one: it may be alone on purpose.
+        Empty where any of several such GPUs has an active one, and where there is only one: it may
+        be alone on purpose.
         """
         dead: list[str] = []
         for gpu in self.gpus:
             index = self.index_of.get(gpu.id)
-            name = str(gpu.extra.get("name") or self.facts.get_text(gpu_subject(index), keys.GPU_NAME) or "")
+            name = str(
+                gpu.extra.get("name")
+                or self.facts.get_text(gpu_subject(index), keys.GPU_NAME)
+                or ""
+            )
             if index is None or not _BOARDS_WITH_NVLINK.search(name) or _CARDS.search(name):
                 continue
-            states = [self.facts.get_text(s, keys.NVLINK_STATE) for s in self.nvlink_subjects.get(index, ())]
-            has_some = bool(states) or (self.facts.get_number(gpu_subject(index), keys.GPU_NVLINK_COUNT) or 0) > 0
+            states = [
+                self.facts.get_text(s, keys.NVLINK_STATE)
+                for s in self.nvlink_subjects.get(index, ())
+            ]
+            has_some = (
+                bool(states)
+                or (self.facts.get_number(gpu_subject(index), keys.GPU_NVLINK_COUNT) or 0) > 0
+            )
             if "active" in states:
                 return ()
             if has_some:

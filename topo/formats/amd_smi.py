@@ -1,7 +1,8 @@
 """Read what AMD's tools print of a machine: `rocm-smi --showtopo` and `amd-smi topology`.
 
-Both print tables of all pairs of GPUs: what kind of link joins them (XGMI or PCIE), over how many hops, and some more. A pair
-with XGMI and one hop has links of its own. Rates are in neither but in a table of bandwidths, where there is one (`rocm-smi
+Both print tables of all pairs of GPUs: what kind of link joins them (XGMI or PCIE), over how many
+hops, and some more. A pair with XGMI and one hop has links of its own. Rates are in neither but in
+a table of bandwidths, where there is one (`rocm-smi
 --shownodesbw`, amd-smi's NUMA BW): least and most MB/s of a pair, as one link and all of them carry; else they are assumed,
 and say so.
 """
@@ -46,7 +47,9 @@ _SNIFF = re.compile(
 )
 _SNIFF_CHARACTERS = 2**20
 _NAME = re.compile(r"GPU\d{1,4}|[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", re.IGNORECASE)
-_NUMA = re.compile(r"GPU\[(\d{1,4})\]\s{0,20}: \(Topology\) Numa (Node|Affinity): (-?\d{1,6})\s{0,20}")
+_NUMA = re.compile(
+    r"GPU\[(\d{1,4})\]\s{0,20}: \(Topology\) Numa (Node|Affinity): (-?\d{1,6})\s{0,20}"
+)
 _RANGE = re.compile(r"(\d{1,9})-(\d{1,9})")
 _SAME_CPU_HOPS = 2
 _WEIGHT_OF_A_HOP = 15
@@ -59,7 +62,9 @@ SOURCE = "rocm-smi --showtopo or amd-smi topology"
 
 @dataclass
 class AmdOutput:
-    """The tables of a text by what they say, each by row and column, the names of the GPUs in order, and their NUMA nodes."""
+    """The tables of a text by what they say, each by row and column, the names of the GPUs in
+    order, and their NUMA nodes.
+    """
 
     names: tuple[str, ...] = ()
     tables: dict[str, dict[tuple[str, str], str]] = field(default_factory=dict)
@@ -77,19 +82,24 @@ class AmdOutput:
 
 
 def looks_like(text: str) -> bool:
-    """Return whether one of the tools printed a text, or a part of it. Looks at the first megabyte."""
+    """Return whether one of the tools printed a text, or a part of it. Looks at the first
+    megabyte.
+    """
     return _SNIFF.search(text[:_SNIFF_CHARACTERS]) is not None
 
 
 def read(text: str, where: str) -> Topology:
-    """Return the machine that rocm-smi or amd-smi describes in `text`; what is odd or assumed is in `extra["notes"]`.
+    """Return the machine that rocm-smi or amd-smi describes in `text`; what is odd or assumed is in
+    `extra["notes"]`.
 
-    Raises InputError where there is no table of link types, or the cells of a row are not as many as the columns.
+    Raises InputError where there is no table of link types, or the cells of a row are not as many
+    as the columns.
     """
     output = _parse(text, where)
     if TYPE not in output.tables:
         raise InputError(
-            f"{where}: no table of link types; give the whole output of rocm-smi --showtopo or amd-smi topology"
+            f"{where}: no table of link types; give the whole output of rocm-smi --showtopo or "
+            "amd-smi topology"
         )
     notes: list[str] = []
     ids = {name: f"gpu{i}" for i, name in enumerate(output.names)}
@@ -113,7 +123,8 @@ def read(text: str, where: str) -> Topology:
     return Topology(PurePath(where).stem or where, (*gpus, *cpus), tuple(links), SOURCE, extra)
 
 
-# -- the text --------------------------------------------------------------------------------------------------------
+# -- the text
+# --------------------------------------------------------------------------------------------------------
 
 
 def _parse(text: str, where: str) -> AmdOutput:
@@ -123,7 +134,9 @@ def _parse(text: str, where: str) -> AmdOutput:
     columns: tuple[str, ...] = ()
     for number, raw in enumerate(text.splitlines(), 1):
         if number > MAX_LINES:
-            raise InputError(f"{where}: more than {MAX_LINES} lines; expected what one machine's tool prints")
+            raise InputError(
+                f"{where}: more than {MAX_LINES} lines; expected what one machine's tool prints"
+            )
         line = raw.strip()
         found = next((name for name, pattern in _TITLES if pattern.fullmatch(line)), None)
         if found is not None:
@@ -143,16 +156,20 @@ def _parse_line(
     if all(map(_NAME.fullmatch, words)) and not columns:
         if len(words) > MAX_GPUS or len(set(words)) < len(words):
             raise InputError(
-                f"{where}: names {len(words)} GPUs, some twice or more than {MAX_GPUS}; expected one machine"
+                f"{where}: names {len(words)} GPUs, some twice or more than {MAX_GPUS}; expected "
+                "one machine"
             )
         if output.names and tuple(words) != output.names:
-            raise InputError(f"{where}: a table of other GPUs than the first; expected one machine in a file")
+            raise InputError(
+                f"{where}: a table of other GPUs than the first; expected one machine in a file"
+            )
         output.names = tuple(words)
         return output.names
     if columns and words[0] in columns:
         if len(words) != len(columns) + 1:
             raise InputError(
-                f"{where}: the row of {words[0]} has {len(words) - 1} cells for {len(columns)} columns; "
+                f"{where}: the row of {words[0]} has {len(words) - 1} cells for {len(columns)} "
+                "columns; "
                 "give the output as the tool printed it"
             )
         cells = output.tables.setdefault(title, {})
@@ -165,7 +182,8 @@ def _read_bus_id(name: str) -> str | None:
     return None if name.upper().startswith("GPU") else name.lower()
 
 
-# -- what follows from it ----------------------------------------------------------------------------------------------
+# -- what follows from it
+# ----------------------------------------------------------------------------------------------
 
 
 def _is_direct(output: AmdOutput, a: str, b: str) -> bool:
@@ -182,52 +200,91 @@ def _join_xgmi(output: AmdOutput, ids: Mapping[str, str], notes: list[str]) -> I
     pairs = [(a, b) for a, b in combinations(output.names, 2) if _is_direct(output, a, b)]
     is_mesh = len(output.names) == _MESH and len(pairs) == _MESH * (_MESH - 1) // 2
     rate, source = (
-        (XGMI_DATASHEET_MI300X_GBps, _ASSUMED_MI300) if is_mesh else (XGMI_DATASHEET_MI250_GBps, _ASSUMED_MI250)
+        (XGMI_DATASHEET_MI300X_GBps, _ASSUMED_MI300)
+        if is_mesh
+        else (XGMI_DATASHEET_MI250_GBps, _ASSUMED_MI250)
     )
     assumed: list[str] = []
     for a, b in pairs:
         told = _RANGE.fullmatch(output.get_cell(BANDWIDTH, a, b))
         least, most = (int(told[1]), int(told[2])) if told else (0, 0)
         if 0 < least <= most:
-            total, count, said = Fraction(most, 1000), most // least, f"{SOURCE}: bandwidth {most} MB/s"
+            total, count, said = (
+                Fraction(most, 1000),
+                most // least,
+                f"{SOURCE}: bandwidth {most} MB/s",
+            )
         else:
             total, count, said = rate, 1, source
             assumed.append(f"{ids[a]} - {ids[b]}")
         yield from both_ways(Link(ids[a], ids[b], total, LATENCY_us["xgmi"], "xgmi", count, said))
     if assumed:
         notes.append(
-            f"{join_first(assumed, 3)}: the text has no bandwidths; one xGMI link of {float(rate):g} GB/s is assumed for "
+            f"{join_first(assumed, 3)}: the text has no bandwidths; one xGMI link of "
+            f"{float(rate):g} GB/s is assumed for "
             "each; rocm-smi --shownodesbw prints them"
         )
 
 
 def _find_nodes(output: AmdOutput, notes: list[str]) -> dict[str, int]:
-    """Return the NUMA node of each GPU: as printed, else told apart by PCIe hops; none where neither says anything."""
+    """Return the NUMA node of each GPU: as printed, else told apart by PCIe hops; none where
+    neither says anything.
+    """
     if output.nodes:
         return {name: max(output.nodes.get(i, 0), 0) for i, name in enumerate(output.names)}
-    by_pcie = [(a, b) for a, b in combinations(output.names, 2) if output.get_cell(TYPE, a, b).upper() == "PCIE"]
+    by_pcie = [
+        (a, b)
+        for a, b in combinations(output.names, 2)
+        if output.get_cell(TYPE, a, b).upper() == "PCIE"
+    ]
     if not by_pcie:
-        notes.append("NUMA nodes and PCIe are not told, so no CPUs are here; rocm-smi --showtopo prints the nodes")
+        notes.append(
+            "NUMA nodes and PCIe are not told, so no CPUs are here; rocm-smi --showtopo prints "
+            "the nodes"
+        )
         return {}
-    notes.append("NUMA nodes are not told; GPUs with at most two PCIe hops between them are taken to be on one CPU")
+    notes.append(
+        "NUMA nodes are not told; GPUs with at most two PCIe hops between them are taken to be on "
+        "one CPU"
+    )
     nodes: dict[str, int] = {}
     for name in output.names:
-        near = (b for b in nodes if (output.get_number(HOPS, name, b) or _SAME_CPU_HOPS) <= _SAME_CPU_HOPS)
+        near = (
+            b
+            for b in nodes
+            if (output.get_number(HOPS, name, b) or _SAME_CPU_HOPS) <= _SAME_CPU_HOPS
+        )
         nodes[name] = next((nodes[b] for b in near), len(set(nodes.values())))
     return nodes
 
 
-def _join_pcie(output: AmdOutput, ids: Mapping[str, str], nodes: Mapping[str, int]) -> Iterator[Link]:
+def _join_pcie(
+    output: AmdOutput, ids: Mapping[str, str], nodes: Mapping[str, int]
+) -> Iterator[Link]:
     """Yield the links of GPUs to their CPUs, and those between CPUs."""
     slot = pcie_link(None, None)
     for name, node in nodes.items():
         source = "assumed: Gen3 x16, as RCCL takes PCIe links that are not known"
         yield from both_ways(
-            Link(ids[name], f"cpu{node}", slot.bandwidth_GBps, LATENCY_us["pcie"], "pcie", source=source)
+            Link(
+                ids[name],
+                f"cpu{node}",
+                slot.bandwidth_GBps,
+                LATENCY_us["pcie"],
+                "pcie",
+                source=source,
+            )
         )
     for a, b in combinations(dict.fromkeys(nodes.values()), 2):
         yield from both_ways(
-            Link(f"cpu{a}", f"cpu{b}", QPI_DATASHEET_GBps, LATENCY_us["smp"], "smp", source=_SMP_SOURCE)
+            Link(
+                f"cpu{a}",
+                f"cpu{b}",
+                QPI_DATASHEET_GBps,
+                LATENCY_us["smp"],
+                "smp",
+                source=_SMP_SOURCE,
+            )
         )
 
 
@@ -242,5 +299,7 @@ def _list_facts(output: AmdOutput) -> Iterator[Fact]:
         told = _RANGE.fullmatch(output.get_cell(BANDWIDTH, output.names[i], output.names[j]))
         if told and int(told[1]) and _is_direct(output, output.names[i], output.names[j]):
             for a, b in ((i, j), (j, i)):
-                yield Fact(xgmi_subject(a, b), keys.XGMI_COUNT, int(told[2]) // int(told[1]), SOURCE)
+                yield Fact(
+                    xgmi_subject(a, b), keys.XGMI_COUNT, int(told[2]) // int(told[1]), SOURCE
+                )
                 yield Fact(xgmi_subject(a, b), keys.XGMI_SPEED_MBps, int(told[1]), SOURCE)

@@ -34,22 +34,27 @@ def _match_opening(pattern: str) -> Callable[[str], bool]:
     return lambda start: compiled.match(start) is not None
 
 
+# Formats that are understood, in the order in which they are tried.
 FORMATS = (
     Format("topoplan's JSON (starts with {)", _match_opening(r"\{"), Topology.loads),
     Format(
-        "hwloc's XML (starts with <topology)", _match_opening(r"<(?:topology\b|!DOCTYPE\s+topology\b)"), hwloc_xml.read
+        "hwloc's XML (starts with <topology)",
+        _match_opening(r"<(?:topology\b|!DOCTYPE\s+topology\b)"),
+        hwloc_xml.read,
     ),
     Format(
-        "NCCL's or RCCL's XML (starts with <system)", _match_opening(r"<(?:system\b|!DOCTYPE|!ENTITY)"), nccl_xml.read
+        "NCCL's or RCCL's XML (starts with <system)",
+        _match_opening(r"<(?:system\b|!DOCTYPE|!ENTITY)"),
+        nccl_xml.read,
     ),
     Format("text of rocm-smi --showtopo or amd-smi topology", amd_smi.looks_like, amd_smi.read),
     Format("text of nvidia-smi topo or nvidia-smi nvlink", smi.looks_like, smi.read),
 )
-"""Formats that are understood, in the order in which they are tried."""
 
 
 def read_topology_text(text: str, where: str, box: Box | None = None) -> Topology:
-    """Return the topology in `text`, whatever format it is in; `where` names the file in errors (InputError).
+    """Return the topology in `text`, whatever format it is in; `where` names the file in errors
+    (InputError).
 
     `box` is what each host is, of formats that only say where hosts are.
     """
@@ -72,7 +77,8 @@ def read_topology_text(text: str, where: str, box: Box | None = None) -> Topolog
     if refusal is not None:
         raise InputError(f"{where}: {refusal}")
     raise InputError(
-        f"{where}: not a format that is understood (it starts with {start[:30]!r}); expected {_list_formats()}"
+        f"{where}: not a format that is understood (it starts with {start[:30]!r}); expected "
+        f"{_list_formats()}"
     )
 
 

@@ -14,7 +14,9 @@ def pick_unused_name(wanted: str, *taken: Container[str]) -> str:
 
 
 def join_first(names: Iterable[str], most: int, separator: str = ", ") -> str:
-    """Return the first `most` names as text, and how many more there are: "gpu0, gpu1 and 6 more"."""
+    """Return the first `most` names as text, and how many more there are: "gpu0, gpu1 and 6
+    more".
+    """
     every = list(names)
     more = f" and {len(every) - most} more" if len(every) > most else ""
     return separator.join(every[:most]) + more

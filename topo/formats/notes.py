@@ -27,4 +27,6 @@ class Notes:
 
     def format_lines(self) -> list[str]:
         """Return one line for each doubt, with the first few things that it is about."""
-        return [f"{join_first(subjects, _NAMED)}: {doubt}" for doubt, subjects in self._subjects.items()]
+        return [
+            f"{join_first(subjects, _NAMED)}: {doubt}" for doubt, subjects in self._subjects.items()
+        ]

@@ -1,6 +1,8 @@
-"""Write a topology's JSON with what follows from it: fingerprint, GPUDirect verdicts, the doctor's findings.
+"""Write a topology's JSON with what follows from it: fingerprint, GPUDirect verdicts, the doctor's
+findings.
 
-These are worked out anew each time and not read back: they are for whoever reads the JSON without topoplan.
+These are worked out anew each time and not read back: they are for whoever reads the JSON without
+topoplan.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ from ..graph import Topology
 def write(topology: Topology) -> str:
     """Return JSON text that `Topology.loads` reads back equal.
 
-    `gpudirect_missing` says why GPUDirect cannot be judged: facts that cannot be read, a cluster of many thousand pairs.
+    `gpudirect_missing` says why GPUDirect cannot be judged: facts that cannot be read, a cluster of
+    many thousand pairs.
     """
     derived: dict[str, Any] = {"fingerprint": topology.fingerprint}
     try:

@@ -1,4 +1,6 @@
-"""Name what other tools print, where it does not say how GPUs are joined, and what to give instead."""
+"""Name what other tools print, where it does not say how GPUs are joined, and what to give
+instead.
+"""
 
 from __future__ import annotations
 
@@ -24,22 +26,34 @@ def _describe(pattern: str, name: str, instead: str) -> OtherText:
 
 _AT_THE_START = (
     _describe(
-        r"<(?:!DOCTYPE\s+)?nvidia_smi_log\b", "the output of nvidia-smi -q -x: GPUs, but not what joins them", _TOPO
+        r"<(?:!DOCTYPE\s+)?nvidia_smi_log\b",
+        "the output of nvidia-smi -q -x: GPUs, but not what joins them",
+        _TOPO,
     ),
     _describe(
         r"<graphs\b",
         "a graph file: rings and trees that NCCL found (NCCL_GRAPH_DUMP_FILE), not the machine",
         "give the machine (NCCL_TOPO_DUMP_FILE); topo-judge compares the two",
     ),
-    _describe(r"Machine \(", "lstopo's text for people", "expected its XML: run lstopo machine.xml"),
-    _describe(r"\[\s*\{", "a list in JSON, as amd-smi topology --json prints", "give the text of amd-smi topology"),
+    _describe(
+        r"Machine \(", "lstopo's text for people", "expected its XML: run lstopo machine.xml"
+    ),
+    _describe(
+        r"\[\s*\{",
+        "a list in JSON, as amd-smi topology --json prints",
+        "give the text of amd-smi topology",
+    ),
 )
+# Lines that no format which is read has, wherever in a text they stand.
 _ANYWHERE = (
     _describe(r"\bNCCL (?:INFO|WARN|ERROR|TRACE)\b|^NCCL version \d", "a log of NCCL or RCCL",
               "give the file of NCCL_TOPO_DUMP_FILE; topo-judge reads the log beside it"),
-    _describe(r"^=+\s*NVSMI LOG\s*=+", "the output of nvidia-smi -q: GPUs, but not what joins them", _TOPO),
-    _describe(r"^\| NVIDIA-SMI \d", "nvidia-smi's table of GPUs, which does not say what joins them", _TOPO),
-    _describe(r"^GPU \d+: .{1,200}\(UUID: ", "the output of nvidia-smi -L: GPUs, but not what joins them", _TOPO),
+    _describe(r"^=+\s*NVSMI LOG\s*=+", "the output of nvidia-smi -q: GPUs, but not what joins "
+                                       "them", _TOPO),
+    _describe(r"^\| NVIDIA-SMI \d", "nvidia-smi's table of GPUs, which does not say what joins "
+                                    "them", _TOPO),
+    _describe(r"^GPU \d+: .{1,200}\(UUID: ", "the output of nvidia-smi -L: GPUs, but not what "
+                                             "joins them", _TOPO),
     _describe(r"^hca_id:\s", "the output of ibv_devinfo: NICs, but no GPUs", _TOPO),
     _describe(r"^CA '[\w.-]+'$", "the output of ibstat: NICs, but no GPUs", _TOPO),
     _describe(
@@ -47,8 +61,10 @@ _ANYWHERE = (
         "the output of lspci: PCI functions without NVLinks and NUMA nodes",
         "run topo-probe on the machine, or copy its /sys and /proc into a folder and give that",
     ),
-    _describe(r"^#\s+nThread \d|^# nccl-tests", "a table of nccl-tests", "give the machine; topo-judge reads this"),
-    _describe(r"^ROCk module|^HSA Agents", "the output of rocminfo", "give rocm-smi --showtopo or amd-smi topology"),
+    _describe(r"^#\s+nThread \d|^# nccl-tests", "a table of nccl-tests", "give the machine; "
+                                                                         "topo-judge reads this"),
+    _describe(r"^ROCk module|^HSA Agents", "the output of rocminfo", "give rocm-smi --showtopo or "
+                                                                     "amd-smi topology"),
     _describe(
         r"^=+ ROCm System Management Interface =+|^\| AMD-SMI \d",
         "AMD's table of GPUs, which does not say what joins them",
@@ -56,11 +72,12 @@ _ANYWHERE = (
     ),
     _describe(r"^available: \d+ nodes|^Architecture:\s", "CPUs and NUMA nodes, but no GPUs", _TOPO),
 )  # fmt: skip
-"""Lines that no format which is read has, wherever in a text they stand."""
 
 
 def explain_at_start(start: str) -> str | None:
-    """Return why a text that begins like this is no topology, and what to give; None where it may be one."""
+    """Return why a text that begins like this is no topology, and what to give; None where it may
+    be one.
+    """
     return next((f"{o.name}; {o.instead}" for o in _AT_THE_START if o.pattern.match(start)), None)
 
 

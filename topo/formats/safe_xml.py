@@ -1,6 +1,7 @@
 """Parse XML from strangers without harm: no DTD, no entities, bounded depth and size, lines known.
 
-Nothing is ever fetched: where a format has a document type, its name is read over and nothing of it is used.
+Nothing is ever fetched: where a format has a document type, its name is read over and nothing of it
+is used.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ MAX_CHARACTERS = 16 * 2**20
 MAX_DEPTH = 64
 MAX_ELEMENTS = 200_000
 MAX_TEXT = 2**20
+# Of one element; hwloc writes some 30. The parser builds all of them before it calls anybody.
 MAX_ATTRIBUTES = 256
-"""Of one element; hwloc writes some 30. The parser builds all of them before it calls anybody."""
 
 _ATTRIBUTE = r"""\s+[^\s=<>"']+\s*=\s*(?:"[^"<]*"|'[^'<]*')"""
 _MANY_ATTRIBUTES = re.compile(rf"<[^\s<>/!?]+(?:{_ATTRIBUTE}){{{MAX_ATTRIBUTES + 1}}}")
@@ -30,7 +31,9 @@ _CUT_OFF = ("no element found", "unclosed token", "partial character")
 
 @dataclass(eq=False)
 class Element:
-    """One element: its tag, attributes, children in order and stripped text, and its file and line."""
+    """One element: its tag, attributes, children in order and stripped text, and its file and
+    line.
+    """
 
     tag: str
     attributes: Mapping[str, str]
@@ -55,8 +58,12 @@ class Element:
         """Return an attribute, None where it is absent or empty."""
         return self.attributes.get(key) or None
 
-    def get_integer(self, key: str, default: int | None = None, least: int = 0, most: int = 10**9) -> int | None:
-        """Return a whole number, `default` where the attribute is absent or empty. Raises InputError for anything else."""
+    def get_integer(
+        self, key: str, default: int | None = None, least: int = 0, most: int = 10**9
+    ) -> int | None:
+        """Return a whole number, `default` where the attribute is absent or empty. Raises
+        InputError for anything else.
+        """
         text = self.get(key)
         if text is None:
             return default
@@ -65,7 +72,9 @@ class Element:
         except ValueError:
             value = most + 1
         if not least <= value <= most:
-            raise self.make_error(f"{key}={text[:40]!r}: expected a whole number from {least} to {most}")
+            raise self.make_error(
+                f"{key}={text[:40]!r}: expected a whole number from {least} to {most}"
+            )
         return value
 
     def make_error(self, what: str) -> InputError:
@@ -92,7 +101,9 @@ class _Builder:
         if len(self._open) >= MAX_DEPTH:
             raise element.make_error(f"is nested deeper than {MAX_DEPTH} elements; no topology is")
         if self._count > MAX_ELEMENTS:
-            raise element.make_error(f"is one of more than {MAX_ELEMENTS} elements; so large a file is refused")
+            raise element.make_error(
+                f"is one of more than {MAX_ELEMENTS} elements; so large a file is refused"
+            )
         if self._open:
             self._open[-1].children.append(element)
         else:
@@ -110,14 +121,18 @@ class _Builder:
             return
         self._lengths[-1] += len(text)
         if self._lengths[-1] > MAX_TEXT:
-            raise self._open[-1].make_error(f"has a text of more than {MAX_TEXT} characters; so long a text is refused")
+            raise self._open[-1].make_error(
+                f"has a text of more than {MAX_TEXT} characters; so long a text is refused"
+            )
         self._texts[-1].append(text)
 
     def close(self) -> Element | None:
         return self.root
 
 
-def _refuse_subset(name: str, sysid: str | None, pubid: str | None, has_internal_subset: int) -> None:
+def _refuse_subset(
+    name: str, sysid: str | None, pubid: str | None, has_internal_subset: int
+) -> None:
     """Refuse what a document type declares by itself; an address of one is only a text."""
     if has_internal_subset:
         raise DTDForbidden(name, sysid, pubid)
@@ -126,9 +141,10 @@ def _refuse_subset(name: str, sysid: str | None, pubid: str | None, has_internal
 def parse_xml(text: str, where: str, doctype: bool = False) -> Element:
     """Return the root element of `text`; `where` names the file in errors.
 
-    With `doctype` the text may name a document type (`<!DOCTYPE topology SYSTEM "hwloc2.dtd">`), which is not fetched.
-    Raises InputError, with line and column, where the text is cut off or malformed, and where it declares entities or
-    a document type otherwise (which these formats have no use for).
+    With `doctype` the text may name a document type (`<!DOCTYPE topology SYSTEM "hwloc2.dtd">`),
+    which is not fetched. Raises InputError, with line and column, where the text is cut off or
+    malformed, and where it declares entities or a document type otherwise (which these formats have
+    no use for).
     """
     if len(text) > MAX_CHARACTERS:
         raise InputError(f"{where}: {len(text)} characters; more than {MAX_CHARACTERS} are refused")
@@ -136,7 +152,8 @@ def parse_xml(text: str, where: str, doctype: bool = False) -> Element:
     if many is not None:
         line = text.count("\n", 0, many.start()) + 1
         raise InputError(
-            f"{where}, line {line}: an element with more than {MAX_ATTRIBUTES} attributes; no topology has such"
+            f"{where}, line {line}: an element with more than {MAX_ATTRIBUTES} attributes; no "
+            "topology has such"
         )
     builder = _Builder(where)
     try:
@@ -150,11 +167,14 @@ def parse_xml(text: str, where: str, doctype: bool = False) -> Element:
         line, column = error.position
         what = str(error).split(":")[0]
         ending = "is the file cut off?" if what in _CUT_OFF else "correct it there"
-        raise InputError(f"{where}: not whole XML: {what} at line {line}, column {column + 1}; {ending}") from None
+        raise InputError(
+            f"{where}: not whole XML: {what} at line {line}, column {column + 1}; {ending}"
+        ) from None
     except DefusedXmlException as error:
         kind = type(error).__name__.removesuffix("Forbidden")
         raise InputError(
-            f"{where}: declares a DTD or entities ({kind}), which is refused; remove the declaration"
+            f"{where}: declares a DTD or entities ({kind}), which is refused; remove the "
+            "declaration"
         ) from None
     except (ValueError, LookupError) as error:
         raise InputError(f"{where}: not usable XML: {error}") from None

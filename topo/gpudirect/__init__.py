@@ -1,7 +1,7 @@
 """GPUDirect: which GPUs and NICs reach a GPU's memory directly, by rule, with the evidence.
 
-Judged from a topology and its facts; nothing is measured. Where these do not decide, the answer is unknown, with the
-reason. The rules are those of NCCL 2.30 and RCCL, in `p2p.py` and `rdma.py`.
+Judged from a topology and its facts; nothing is measured. Where these do not decide, the answer is
+unknown, with the reason. The rules are those of NCCL 2.30 and RCCL, in `p2p.py` and `rdma.py`.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ MAX_PAIRS = 20_000
 
 
 def judge_pairs(topology: Topology) -> tuple[Verdict, ...]:
-    """Return a verdict for each two GPUs of one host, then for each GPU and NIC of one, host by host; then for each two GPUs
-    of different hosts that one NVLink fabric joins.
+    """Return a verdict for each two GPUs of one host, then for each GPU and NIC of one, host by
+    host; then for each two GPUs of different hosts that one NVLink fabric joins.
 
     Raises InputError where the topology's facts are malformed, and for more than MAX_PAIRS pairs.
     """
@@ -36,7 +36,8 @@ def judge_pairs(topology: Topology) -> tuple[Verdict, ...]:
     pairs = sum(view.count_pairs() for _, view in views) + len(across)
     if pairs > MAX_PAIRS:
         raise InputError(
-            f"topology {topology.name!r}: {pairs} pairs of GPUs and NICs; GPUDirect is judged for at most "
+            f"topology {topology.name!r}: {pairs} pairs of GPUs and NICs; GPUDirect is judged for "
+            "at most "
             f"{MAX_PAIRS}; give one host at a time"
         )
     verdicts: list[Verdict] = []

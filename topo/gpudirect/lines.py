@@ -1,4 +1,6 @@
-"""Format verdicts for reading: pairs that are alike in all but their devices are one group, one line."""
+"""Format verdicts for reading: pairs that are alike in all but their devices are one group, one
+line.
+"""
 
 from __future__ import annotations
 
@@ -34,8 +36,12 @@ class Group:
 
 
 def group_verdicts(verdicts: Iterable[Verdict]) -> tuple[Group, ...]:
-    """Return groups of verdicts with equal kind, answer, rule, evidence and advice, in order of first appearance."""
-    pairs_of: dict[tuple[str, str, str, tuple[str, ...], str | None], list[tuple[str, str]]] = defaultdict(list)
+    """Return groups of verdicts with equal kind, answer, rule, evidence and advice, in order of
+    first appearance.
+    """
+    pairs_of: dict[tuple[str, str, str, tuple[str, ...], str | None], list[tuple[str, str]]] = (
+        defaultdict(list)
+    )
     for v in verdicts:
         pairs_of[v.kind, v.answer, v.rule, v.evidence, v.advice].append((v.a, v.b))
     return tuple(Group(*key, tuple(pairs)) for key, pairs in pairs_of.items())
@@ -50,7 +56,9 @@ def format_verdicts(verdicts: Iterable[Verdict], width: int = 120) -> list[str]:
     for group in group_verdicts(verdicts):
         evidence = f" ({'; '.join(group.evidence)})" if group.evidence else ""
         name = {"p2p": "P2P", "rdma": "RDMA"}.get(group.kind, group.kind)
-        lines += _wrap(f"{name} {group.answer}: {group.describe_pairs()}: {group.rule}{evidence}", width, "")
+        lines += _wrap(
+            f"{name} {group.answer}: {group.describe_pairs()}: {group.rule}{evidence}", width, ""
+        )
         lines += _wrap(group.advice, width, "  ") if group.advice else []
     return lines
 
@@ -70,8 +78,8 @@ def _wrap(text: str, width: int, indent: str) -> list[str]:
 
 
 def describe_pairs(pairs: Sequence[tuple[str, str]], mutual: bool) -> str:
-    """Return pairs in short; with `mutual`, sets of three or more that are all paired are "with each other". Pairs that are
-    the same on several hosts are said once.
+    """Return pairs in short; with `mutual`, sets of three or more that are all paired are "with
+    each other". Pairs that are the same on several hosts are said once.
     """
     if mutual and _joins_hosts(pairs):
         return f"{format_runs(dict.fromkeys(ident for pair in pairs for ident in pair))} with those of each other host"
@@ -104,15 +112,25 @@ def _describe_in_host(pairs: Sequence[tuple[str, str]], mutual: bool) -> str:
     for a, bs in partners.items():
         alike[tuple(bs)].append(a)
     return "; ".join(
-        [*parts, *(f"{format_runs(firsts)} with {format_runs(seconds)}" for seconds, firsts in alike.items())]
+        [
+            *parts,
+            *(
+                f"{format_runs(firsts)} with {format_runs(seconds)}"
+                for seconds, firsts in alike.items()
+            ),
+        ]
     )
 
 
 def _describe_cliques(cliques: Sequence[Sequence[str]]) -> list[str]:
-    """Return sets of names that are paired with each other; many that are runs of one length are said in one."""
+    """Return sets of names that are paired with each other; many that are runs of one length are
+    said in one.
+    """
     texts = [format_runs(members) for members in cliques]
     if len(texts) > _MANY_SETS and len({len(members) for members in cliques}) == 1:
-        return [f"{texts[0]} with each other, and so on in sets of {len(cliques[0])} up to {texts[-1]}"]
+        return [
+            f"{texts[0]} with each other, and so on in sets of {len(cliques[0])} up to {texts[-1]}"
+        ]
     return [f"{text} with each other" for text in texts]
 
 
@@ -125,7 +143,9 @@ def _joins_hosts(pairs: Sequence[tuple[str, str]]) -> bool:
 
 
 def _list_cliques(partners: Mapping[str, Sequence[str]]) -> list[list[str]]:
-    """Return the sets of three or more ids that are all paired with each other, and with no id outside of the set."""
+    """Return the sets of three or more ids that are all paired with each other, and with no id
+    outside of the set.
+    """
     near: dict[str, set[str]] = defaultdict(set)
     for a, bs in partners.items():
         for b in bs:
@@ -135,15 +155,19 @@ def _list_cliques(partners: Mapping[str, Sequence[str]]) -> list[list[str]]:
     seen: set[str] = set()
     for a in near:
         members = {a, *near[a]}
-        if a not in seen and len(members) >= _RUN and all({b, *near[b]} == members for b in members):
+        if (
+            a not in seen
+            and len(members) >= _RUN
+            and all({b, *near[b]} == members for b in members)
+        ):
             cliques.append(sorted(members))
         seen |= members
     return cliques
 
 
 def format_runs(names: Iterable[str]) -> str:
-    """Return names sorted by their numbers, runs of three or more shortened: `gpu0-gpu3, gpu7`; the same names of several
-    hosts are put together: `host0-host17/gpu0-gpu3`.
+    """Return names sorted by their numbers, runs of three or more shortened: `gpu0-gpu3, gpu7`; the
+    same names of several hosts are put together: `host0-host17/gpu0-gpu3`.
     """
     names_of: dict[str, list[str]] = defaultdict(list)
     for name in names:

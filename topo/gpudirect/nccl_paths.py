@@ -1,4 +1,5 @@
-"""Kinds of paths between two devices of one host, by the rules of NCCL and RCCL (graph/paths.cc), best first.
+"""Kinds of paths between two devices of one host, by the rules of NCCL and RCCL (graph/paths.cc),
+best first.
 
 NVL  NVLink or xGMI, directly or through switches      P2C  C2C to the CPU, then PCIe to the NIC
 NVB  two NVLinks through one other GPU                 PHB  through one CPU
@@ -43,7 +44,9 @@ class Paths:
 
     @cached_property
     def host_of(self) -> Mapping[str, str]:
-        """The host of each device, named by one of its devices: what is connected without networks."""
+        """The host of each device, named by one of its devices: what is connected without
+        networks.
+        """
         near: dict[str, list[str]] = defaultdict(list)
         apart = False
         for link in self.topology.links:
@@ -64,9 +67,15 @@ class Paths:
         return top
 
     def share_host(self, a: str, b: str) -> bool:
-        """Return whether two devices are in one host: connected without networks, and not of different hosts or boxes."""
+        """Return whether two devices are in one host: connected without networks, and not of
+        different hosts or boxes.
+        """
         extras = [self.topology.by_id[ident].extra for ident in (a, b)]
-        apart = any(extras[0][key] != extras[1][key] for key in ("host", "box") if all(key in e for e in extras))
+        apart = any(
+            extras[0][key] != extras[1][key]
+            for key in ("host", "box")
+            if all(key in e for e in extras)
+        )
         return self.host_of[a] == self.host_of[b] and not apart
 
     def list_in_host(self, ident: str, kind: str) -> tuple[str, ...]:
@@ -82,10 +91,14 @@ class Paths:
 
     def find_label(self, a: str, b: str) -> str:
         """Return the label of the path as `matrix` has it, that of the worse direction."""
-        return self.ways.find_way(*max(((a, b), (b, a)), key=lambda pair: KINDS.index(self._find_one_way(*pair)))).label
+        return self.ways.find_way(
+            *max(((a, b), (b, a)), key=lambda pair: KINDS.index(self._find_one_way(*pair)))
+        ).label
 
     def find_kind(self, a: str, b: str) -> str:
-        """Return the kind of path between two GPUs, or a GPU `a` and a NIC `b`: one of KINDS, of the worse direction."""
+        """Return the kind of path between two GPUs, or a GPU `a` and a NIC `b`: one of KINDS, of
+        the worse direction.
+        """
         if (a, b) not in self._kind_of:
             self._kind_of[a, b] = self._judge(a, b)
         return self._kind_of[a, b]
@@ -98,12 +111,20 @@ class Paths:
         worse = max((self._find_one_way(a, b), self._find_one_way(b, a)), key=KINDS.index)
         if self.topology.by_id[b].kind == "gpu":
             return "NVB" if worse != "NVL" and self.list_relays(a, b) else worse
-        return "P2C" if worse == "PHB" and b in self._list_nearest(a) and self._starts_with_c2c(a, b) else worse
+        return (
+            "P2C"
+            if worse == "PHB" and b in self._list_nearest(a) and self._starts_with_c2c(a, b)
+            else worse
+        )
 
     def _find_one_way(self, a: str, b: str) -> str:
         route = self.ways.route(a, b)
-        if route is None or any(self._is_network(d) or self.topology.by_id[d].kind == "nic" for d in route[1:-1]):
-            known = self.list_in_host(a, "cpu") and all(self.topology.out_neighbours[end] for end in (a, b))
+        if route is None or any(
+            self._is_network(d) or self.topology.by_id[d].kind == "nic" for d in route[1:-1]
+        ):
+            known = self.list_in_host(a, "cpu") and all(
+                self.topology.out_neighbours[end] for end in (a, b)
+            )
             return "DIS" if known else "???"
         hops = [self._kinds[hop] for hop in route_links(route)]
         if all(kinds.intersection(WIRES) for kinds in hops):
@@ -113,14 +134,24 @@ class Paths:
         cpus = sum(self.topology.by_id[d].kind == "cpu" for d in route)
         if cpus:
             return "SYS" if cpus > 1 else "C2C" if all("c2c" in kinds for kinds in hops) else "PHB"
-        return "???" if not all("pcie" in kinds for kinds in hops) else "PIX" if len(route) <= 3 else "PXB"
+        return (
+            "???"
+            if not all("pcie" in kinds for kinds in hops)
+            else "PIX"
+            if len(route) <= 3
+            else "PXB"
+        )
 
     @cached_property
     def wired(self) -> Mapping[str, Mapping[str, None]]:
-        """The GPUs that each GPU has NVLink or xGMI with in both directions, in the order of links."""
+        """The GPUs that each GPU has NVLink or xGMI with in both directions, in the order of
+        links.
+        """
         gpus = set(self.topology.ranks)
         directed = {
-            pair: None for pair, kinds in self._kinds.items() if kinds.intersection(WIRES) and gpus.issuperset(pair)
+            pair: None
+            for pair, kinds in self._kinds.items()
+            if kinds.intersection(WIRES) and gpus.issuperset(pair)
         }
         near: dict[str, dict[str, None]] = defaultdict(dict)
         for a, b in directed:
@@ -129,10 +160,15 @@ class Paths:
         return near
 
     def _list_nearest(self, gpu: str) -> tuple[str, ...]:
-        """Return the NICs nearest to a GPU as NCCL picks them: most bandwidth, then the best path."""
+        """Return the NICs nearest to a GPU as NCCL picks them: most bandwidth, then the best
+        path.
+        """
         rank: dict[str, tuple[Fraction, int]] = {}
         for nic in self.list_in_host(gpu, "nic"):
-            rank[nic] = self.ways.find_way(gpu, nic).GBps or Fraction(0), -KINDS.index(self._find_one_way(gpu, nic))
+            rank[nic] = (
+                self.ways.find_way(gpu, nic).GBps or Fraction(0),
+                -KINDS.index(self._find_one_way(gpu, nic)),
+            )
         return tuple(nic for nic, worth in rank.items() if worth == max(rank.values()))
 
     def _starts_with_c2c(self, gpu: str, nic: str) -> bool:

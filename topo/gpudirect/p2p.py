@@ -1,8 +1,10 @@
-"""Judge whether two GPUs of one host reach each other's memory directly, as NCCL and RCCL do (ncclTopoCheckP2p).
+"""Judge whether two GPUs of one host reach each other's memory directly, as NCCL and RCCL do
+(ncclTopoCheckP2p).
 
-NCCL 2.30: the path is PXB or better, SYS or better where an AMD CPU has two GPUs at most; and NVML says ok to read and
-write. Where two GPUs have NVLinks to a third, the path is NVB, and NVML is asked for both legs.
-RCCL: any path inside the host, but PXB or better under CPUs of Intel, Zhaoxin and ARM; there is no NVML to ask.
+NCCL 2.30: the path is PXB or better, SYS or better where an AMD CPU has two GPUs at most; and NVML
+says ok to read and write. Where two GPUs have NVLinks to a third, the path is NVB, and NVML is
+asked for both legs. RCCL: any path inside the host, but PXB or better under CPUs of Intel, Zhaoxin
+and ARM; there is no NVML to ask.
 """
 
 from __future__ import annotations
@@ -19,8 +21,8 @@ from .view import AMD, NVIDIA, PairView
 
 _MANY_GPUS = 2
 _READ_AND_WRITE = (keys.P2P_READ, keys.P2P_WRITE)
+# Compute capabilities, times ten, of which there are GPUs with NVLink.
 _WITH_NVLINK = (60, 70, 80, 90, 100, 103)
-"""Compute capabilities, times ten, of which there are GPUs with NVLink."""
 _FAR = {"PHB": "through a CPU", "SYS": "through the link between CPUs"}
 _WIRED = {
     (NVIDIA, "NVL"): "NVLink joins them, and the driver allows it",
@@ -32,9 +34,13 @@ _WIRED = {
 _REFUSED = {
     "chipset not supported": (
         "the driver does not do P2P through this chipset",
-        "put both GPUs below one PCIe switch or root port, or switch the IOMMU and ACS off in the BIOS",
+        "put both GPUs below one PCIe switch or root port, or switch the IOMMU and ACS off in the "
+        "BIOS",
     ),
-    "gpu not supported": ("the driver does not do P2P with these GPUs", "use GPUs that can, or NCCL's shared memory"),
+    "gpu not supported": (
+        "the driver does not do P2P with these GPUs",
+        "use GPUs that can, or NCCL's shared memory",
+    ),
     "topology not supported": (
         "the driver does not do P2P between these slots",
         "put both GPUs below one PCIe switch or root complex",
@@ -43,12 +49,13 @@ _REFUSED = {
         "P2P is switched off by an option of the driver",
         "take the key out of NVreg_RegistryDwords in /etc/modprobe.d and load the driver again",
     ),
-    "not supported": ("the driver does not do P2P between these GPUs", "see nvidia-smi topo -p2p r"),
+    "not supported": (
+        "the driver does not do P2P between these GPUs",
+        "see nvidia-smi topo -p2p r",
+    ),
 }
 _GATED = "GeForce GPUs of late have no P2P in NVIDIA's driver; NCCL goes through shared memory"
-_BROKEN = (
-    "NCCL ends with an error here: see nvidia-smi nvlink -s, dmesg, and the fabric manager where there are NVSwitches"
-)
+_BROKEN = "NCCL ends with an error here: see nvidia-smi nvlink -s, dmesg, and the fabric manager where there are NVSwitches"
 
 
 def judge_p2p(view: PairView, a: str, b: str) -> Answer:
@@ -92,17 +99,23 @@ def _judge_gpus(view: PairView, a: str, b: str) -> Iterator[Answer]:
             yield Answer("no", "a GPU does not answer", (f"{gpu}: {lost}",), advice)
     if "on" in (view.facts.get_text(view.find_subject(gpu), keys.GPU_MIG) for gpu in (a, b)):
         advice = "switch MIG off: nvidia-smi -mig 0, on each GPU"
-        yield Answer("no", "instances of GPUs (MIG) do not reach each other", ("MIG is on",), advice)
+        yield Answer(
+            "no", "instances of GPUs (MIG) do not reach each other", ("MIG is on",), advice
+        )
 
 
-# -- NVML ------------------------------------------------------------------------------------------------------------
+# -- NVML
+# ------------------------------------------------------------------------------------------------------------
 
 
 def _judge_status(view: PairView, a: str, b: str, path: str) -> Iterator[Answer]:
     if path != "NVB":
         yield _ask_nvml(view, a, b, path)
         return
-    through = [(_ask_nvml(view, a, c, path), _ask_nvml(view, c, b, path)) for c in view.paths.list_relays(a, b)]
+    through = [
+        (_ask_nvml(view, a, c, path), _ask_nvml(view, c, b, path))
+        for c in view.paths.list_relays(a, b)
+    ]
     legs = [decide((), pair, pair[0]) for pair in through]
     order = ("yes", "unknown", "no")
     yield min(legs, key=lambda leg: order.index(leg.answer))
@@ -112,27 +125,42 @@ def _ask_nvml(view: PairView, a: str, b: str, path: str) -> Answer:
     """Return the answer of NVML on reading and writing between two GPUs, in both directions."""
     i, j = view.find_gpu_index(a), view.find_gpu_index(b)
     subjects = (p2p_subject(i, j), p2p_subject(j, i))
-    statuses = {key: [view.facts.get_text(subject, key) for subject in subjects] for key in _READ_AND_WRITE}
-    refusal = next((text for texts in statuses.values() for text in texts if text not in (None, "ok")), None)
+    statuses = {
+        key: [view.facts.get_text(subject, key) for subject in subjects] for key in _READ_AND_WRITE
+    }
+    refusal = next(
+        (text for texts in statuses.values() for text in texts if text not in (None, "ok")), None
+    )
     if refusal is not None:
-        evidence = f"NVML: {', '.join(f'{key} {_find_worst(texts)}' for key, texts in statuses.items())}"
+        evidence = (
+            f"NVML: {', '.join(f'{key} {_find_worst(texts)}' for key, texts in statuses.items())}"
+        )
         return _explain_refusal(view, a, b, path, refusal, evidence)
     unasked = next((key for key, texts in statuses.items() if texts == [None, None]), None)
     if unasked is not None:
         reason = view.explain_missing(subjects[0], unasked)
         rule = "whether the driver allows it is not known"
         return Answer(
-            "unknown", rule, (f"NVML: {reason}",), HERE if reason == "not asked" else "try it: p2pBandwidthLatencyTest"
+            "unknown",
+            rule,
+            (f"NVML: {reason}",),
+            HERE if reason == "not asked" else "try it: p2pBandwidthLatencyTest",
         )
     return Answer("yes", "", ("NVML: read ok, write ok",))
 
 
 def _find_worst(texts: list[str | None]) -> str:
-    return next((text for text in texts if text not in (None, "ok")), None) or next(filter(None, texts), "not known")
+    return next((text for text in texts if text not in (None, "ok")), None) or next(
+        filter(None, texts), "not known"
+    )
 
 
-def _explain_refusal(view: PairView, a: str, b: str, path: str, refusal: str, evidence: str) -> Answer:
-    rule, advice = _REFUSED.get(refusal, ("the driver does not allow P2P", "see nvidia-smi topo -p2p r"))
+def _explain_refusal(
+    view: PairView, a: str, b: str, path: str, refusal: str, evidence: str
+) -> Answer:
+    rule, advice = _REFUSED.get(
+        refusal, ("the driver does not allow P2P", "see nvidia-smi topo -p2p r")
+    )
     if path in ("NVL", "NVB"):
         return Answer("no", f"{rule}, although NVLink joins them", (evidence,), _BROKEN)
     if any("GeForce" in (view.get_gpu_name(gpu) or "") for gpu in (a, b)):
@@ -140,20 +168,25 @@ def _explain_refusal(view: PairView, a: str, b: str, path: str, refusal: str, ev
     return Answer("no", rule, (evidence,), advice)
 
 
-# -- distance --------------------------------------------------------------------------------------------------------
+# -- distance
+# --------------------------------------------------------------------------------------------------------
 
 
 def _judge_distance(view: PairView, a: str, path: str, maker: str) -> Iterator[Answer]:
     if path == "DIS":
         yield Answer("no", "nothing in their host joins them but other GPUs")
     elif path != "???" and not is_within(path, "PXB"):
-        yield from _judge_rccl_level(view, a, path) if maker == AMD else _judge_nccl_level(view, a, path)
+        yield from (
+            _judge_rccl_level(view, a, path) if maker == AMD else _judge_nccl_level(view, a, path)
+        )
 
 
 def _judge_nccl_level(view: PairView, a: str, path: str) -> Iterator[Answer]:
     advice = f"NCCL_P2P_LEVEL={path} switches it on; measure whether that is faster"
     if a in view.without_nvlink:
-        advice = "none of the boards' NVLinks is active: see topo-probe --check before anything else"
+        advice = (
+            "none of the boards' NVLinks is active: see topo-probe --check before anything else"
+        )
     rule = f"{_FAR[path]}; NCCL's P2P ends at PXB, unless an AMD CPU has two GPUs at most"
     if len(view.paths.list_in_host(a, "gpu")) <= _MANY_GPUS:
         vendor = view.get_cpu_text(a, "vendor")
@@ -167,9 +200,12 @@ def _judge_nccl_level(view: PairView, a: str, path: str) -> Iterator[Answer]:
 
 
 def _may_lack_nvlinks(view: PairView, gpu: str) -> bool:
-    """Return whether a GPU of a generation with NVLink is from a file without NVLinks in its host, as NCCL's may be."""
+    """Return whether a GPU of a generation with NVLink is from a file without NVLinks in its host,
+    as NCCL's may be.
+    """
     wired = any(
-        view.paths.wired.get(g) or view.paths.find_kind(g, gpu) == "NVL" for g in view.paths.list_in_host(gpu, "gpu")
+        view.paths.wired.get(g) or view.paths.find_kind(g, gpu) == "NVL"
+        for g in view.paths.list_in_host(gpu, "gpu")
     )
     left_out = LEFT_OUT in str(view.topology.extra.get("notes"))
     return left_out or (

@@ -1,10 +1,11 @@
 """Judge what may keep two devices from each other over PCI Express: ACS, an IOMMU, a hypervisor.
 
-ACS redirect on a port below the switch that two devices share sends what they send each other up to the root complex:
-slow, and under an IOMMU that translates it may hang (NCCL user guide, troubleshooting). NVIDIA's driver does not do
-peer to peer on bare metal under an IOMMU that translates (CUDA programming guide, IOMMU on Linux), and GPUDirect RDMA
-needs addresses that are the same for all devices (GPUDirect RDMA guide, supported systems). In a guest, all of
-it is up to the host and cannot be seen.
+ACS redirect on a port below the switch that two devices share sends what they send each other up to
+the root complex: slow, and under an IOMMU that translates it may hang (NCCL user guide,
+troubleshooting). NVIDIA's driver does not do peer to peer on bare metal under an IOMMU that
+translates (CUDA programming guide, IOMMU on Linux), and GPUDirect RDMA needs addresses that are the
+same for all devices (GPUDirect RDMA guide, supported systems). In a guest, all of it is up to the
+host and cannot be seen.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ HERE = "run topo-probe on the machine itself, as root"
 
 
 def judge_pcie(view: PairView, a: str, b: str, path: str, from_file: bool) -> Iterator[Answer]:
-    """Yield the answers of ACS, hypervisor and IOMMU for two devices; `from_file`: facts never asked for do not count."""
+    """Yield the answers of ACS, hypervisor and IOMMU for two devices; `from_file`: facts never
+    asked for do not count.
+    """
     if path in ("PIX", "PXB"):
         yield from _judge_acs(view, a, b, from_file)
     virtual = view.facts.get_text(HOST, keys.HOST_VIRTUAL)
@@ -34,28 +37,44 @@ def _judge_acs(view: PairView, a: str, b: str, from_file: bool) -> Iterator[Answ
     if ports is None:
         if not from_file:
             yield Answer(
-                "unknown", "ACS of the bridges between them is not known", ("ACS: no bridges are listed",), HERE
+                "unknown",
+                "ACS of the bridges between them is not known",
+                ("ACS: no bridges are listed",),
+                HERE,
             )
         return
     hidden = [port for port in ports if not view.get_acs(port)]
     on = [view.get_acs(port) for port in ports if "redirect" in view.get_acs(port)]
     if any("direct translated" not in text for text in on):
         rule = "ACS sends the traffic up to the root complex: slow, and it may hang where an IOMMU translates"
-        yield Answer("no", rule, ("ACS redirect is on at bridges between them",), _advise_on_acs(view.redirecting))
+        yield Answer(
+            "no",
+            rule,
+            ("ACS redirect is on at bridges between them",),
+            _advise_on_acs(view.redirecting),
+        )
     elif on:
         rule = "ACS lets only translated requests (ATS) go directly; the rest is sent up to the root complex"
-        yield Answer("unknown", rule, ("ACS redirect and direct translated are on between them",), "measure it")
+        yield Answer(
+            "unknown",
+            rule,
+            ("ACS redirect and direct translated are on between them",),
+            "measure it",
+        )
     elif hidden and not (from_file and keys.PCI_ACS not in view.asked_keys):
         reasons = sorted({view.explain_missing(pci_subject(port), keys.PCI_ACS) for port in hidden})
         rule = "ACS of the bridges between them is not known"
-        yield Answer("unknown", rule, (f"ACS: {reasons[0]}",), AS_ROOT if "root" in reasons[0] else HERE)
+        yield Answer(
+            "unknown", rule, (f"ACS: {reasons[0]}",), AS_ROOT if "root" in reasons[0] else HERE
+        )
     elif not hidden:
         yield Answer("yes", "", ("ACS redirect is off between them",))
 
 
 def _advise_on_acs(ports: tuple[str, ...]) -> str:
     return (
-        "switch IO virtualization (VT-d, AMD-Vi) or ACS off in the BIOS, or, as root and after each boot: "
+        "switch IO virtualization (VT-d, AMD-Vi) or ACS off in the BIOS, or, as root and after "
+        "each boot: "
         f"for b in {' '.join(ports)}; do setpci -s $b ECAP_ACS+0x6.w=0000; done"
     )
 

@@ -1,10 +1,10 @@
 """Judge whether a NIC reaches a GPU's memory directly, as NCCL and RCCL do (ncclTopoCheckGdr).
 
-NCCL 2.30: NIC and GPU both can (`gdr` in its XML), and the path is P2C or better: PCIe switches only, or C2C to the
-CPU of the NIC. Before compute capability 8.0 a GPU with others beside it only receives this way, unless it has NVLink
-to one.
-RCCL: PXB or better, or PHB where a CPU of the Rome sort has both, their bus numbers beginning alike.
-A NIC can where its RDMA driver gets into GPU memory: by nvidia_peermem or another memory peer, or by DMA-BUF.
+NCCL 2.30: NIC and GPU both can (`gdr` in its XML), and the path is P2C or better: PCIe switches
+only, or C2C to the CPU of the NIC. Before compute capability 8.0 a GPU with others beside it only
+receives this way, unless it has NVLink to one. RCCL: PXB or better, or PHB where a CPU of the Rome
+sort has both, their bus numbers beginning alike. A NIC can where its RDMA driver gets into GPU
+memory: by nvidia_peermem or another memory peer, or by DMA-BUF.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from .verdict import Answer, decide
 from .view import AMD, NVIDIA, PairView
 
 _READS_FROM = 80
+# Families, and the least model, of CPUs that RCCL counts as Rome: as CPUID packs them, and as Linux
+# writes them.
 _ROME = ((143, 49), (23, 49), (175, 0), (25, 0))
-"""Families, and the least model, of CPUs that RCCL counts as Rome: as CPUID packs them, and as Linux writes them."""
 
 _NO_RDMA = {
     "0x15b3": "load mlx5_ib (rdma-core), so that the card shows up in /sys/class/infiniband",
@@ -31,7 +32,9 @@ _NO_RDMA = {
     "0x1ae0": "use Google's GPUDirect-TCPX plug-in for NCCL; gVNIC does no RDMA",
     "0x1414": "load mana_ib, or use an instance with InfiniBand",
 }
-_PEERMEM = "modprobe nvidia-peermem, or use NVIDIA's open kernel modules on Linux 5.12 or later (DMA-BUF)"
+_PEERMEM = (
+    "modprobe nvidia-peermem, or use NVIDIA's open kernel modules on Linux 5.12 or later (DMA-BUF)"
+)
 _AMD_PEERMEM = "use a kernel with DMABUF_MOVE_NOTIFY and PCI_P2PDMA, or the peer memory of the NIC's driver package"
 _DUMP = "run NCCL with NCCL_TOPO_DUMP_FILE and read gdr there, or " + HERE
 
@@ -41,14 +44,21 @@ def judge_rdma(view: PairView, gpu: str, nic: str) -> Answer:
     path, maker = view.paths.find_kind(gpu, nic), view.find_maker(gpu)
     label = view.paths.find_label(gpu, nic)
     known = (f"way {label}, P2C to NCCL" if path == "P2C" else f"way {label}",)
-    rule = "C2C to the CPU of the NIC, and both can" if path == "P2C" else "both can, and are near each other"
+    rule = (
+        "C2C to the CPU of the NIC, and both can"
+        if path == "P2C"
+        else "both can, and are near each other"
+    )
     yes = Answer("yes", rule)
     if maker == NVIDIA and _can_only_receive(view, gpu):
         reads = f"sm {view.get_gpu_number(gpu, keys.GPU_SM)}, no NVLink to another GPU"
-        rule = (
-            "both can, and are near each other, but before sm 80 NCCL only receives this way and sends from host memory"
+        rule = "both can, and are near each other, but before sm 80 NCCL only receives this way and sends from host memory"
+        yes = Answer(
+            "yes",
+            rule,
+            (reads,),
+            "NCCL_NET_GDR_READ=1 sends this way, too; measure whether that is faster",
         )
-        yes = Answer("yes", rule, (reads,), "NCCL_NET_GDR_READ=1 sends this way, too; measure whether that is faster")
     return decide(known, _judge(view, gpu, nic, path, maker), yes)
 
 
@@ -76,7 +86,8 @@ def _can_only_receive(view: PairView, gpu: str) -> bool:
     )
 
 
-# -- the two devices -------------------------------------------------------------------------------------------------
+# -- the two devices
+# -------------------------------------------------------------------------------------------------
 
 
 def _judge_nic(view: PairView, nic: str) -> Iterator[Answer]:
@@ -84,12 +95,16 @@ def _judge_nic(view: PairView, nic: str) -> Iterator[Answer]:
     state = view.facts.get_text(rdma_subject(nic), keys.RDMA_STATE)
     if rdma_subject(nic) not in view.subjects and net_subject(nic) in view.subjects:
         advice = _NO_RDMA.get(
-            view.get_pci_text(nic, keys.PCI_VENDOR) or "", "load the card's RDMA driver, where it is one that can"
+            view.get_pci_text(nic, keys.PCI_VENDOR) or "",
+            "load the card's RDMA driver, where it is one that can",
         )
         yield Answer("no", "the NIC is a network interface only, no RDMA device", (), advice)
     elif state is not None and "ACTIVE" not in state.upper():
         yield Answer(
-            "no", "the NIC's port is not active; NCCL leaves it out", (f"port: {state}",), "see ibstat and the cable"
+            "no",
+            "the NIC's port is not active; NCCL leaves it out",
+            (f"port: {state}",),
+            "see ibstat and the cable",
         )
 
 
@@ -97,11 +112,18 @@ def _judge_gpu(view: PairView, gpu: str, maker: str) -> Iterator[Answer]:
     gdr, name = view.get_attribute(gpu, "gdr"), view.get_gpu_name(gpu)
     lost = view.facts.get_text(view.find_subject(gpu), keys.GPU_LOST)
     if lost is not None:
-        yield Answer("no", "the GPU does not answer", (lost,), "see dmesg for its Xid, reset it or restart the machine")
+        yield Answer(
+            "no",
+            "the GPU does not answer",
+            (lost,),
+            "see dmesg for its Xid, reset it or restart the machine",
+        )
     if gdr is not None:
         if gdr == 0:
             advice = (
-                _AMD_PEERMEM if maker == AMD else "use a GPU that can: data centre and workstation GPUs, not GeForce"
+                _AMD_PEERMEM
+                if maker == AMD
+                else "use a GPU that can: data centre and workstation GPUs, not GeForce"
             )
             yield Answer("no", "the GPU does not do GPUDirect RDMA", ("GPU: gdr 0",), advice)
         else:
@@ -109,10 +131,15 @@ def _judge_gpu(view: PairView, gpu: str, maker: str) -> Iterator[Answer]:
     elif name is not None and "GeForce" in name:
         rule = "NVIDIA's driver does no GPUDirect RDMA with GeForce GPUs"
         yield Answer(
-            "no", rule, (f"GPU: {name}",), "NCCL goes through host memory; data centre and workstation GPUs can"
+            "no",
+            rule,
+            (f"GPU: {name}",),
+            "NCCL goes through host memory; data centre and workstation GPUs can",
         )
     elif name is None:
-        yield Answer("unknown", "whether the GPU can is not known", ("GPU: neither gdr nor a name",), _DUMP)
+        yield Answer(
+            "unknown", "whether the GPU can is not known", ("GPU: neither gdr nor a name",), _DUMP
+        )
     else:
         yield Answer("yes", "", (f"GPU: {name}",))
 
@@ -135,22 +162,30 @@ def _shares_rome_cpu(view: PairView, gpu: str, nic: str) -> bool:
     if not alike or view.get_cpu_text(gpu, "vendor") != "AuthenticAMD":
         return False
     try:
-        family, model = int(view.get_cpu_text(gpu, "familyid") or ""), int(view.get_cpu_text(gpu, "modelid") or "")
+        family, model = (
+            int(view.get_cpu_text(gpu, "familyid") or ""),
+            int(view.get_cpu_text(gpu, "modelid") or ""),
+        )
     except ValueError:
         return False
     return any(family == known and model >= least for known, least in _ROME)
 
 
-# -- the driver's way into GPU memory --------------------------------------------------------------------------------
+# -- the driver's way into GPU memory
+# --------------------------------------------------------------------------------
 
 
 def _judge_driver(view: PairView, nic: str, maker: str) -> Iterator[Answer]:
     gdr, efa = view.get_attribute(nic, "gdr"), view.get_pci_text(nic, keys.PCI_DRIVER) == "efa"
-    peermem, dma_buf = (view.facts.get_text(HOST, key) for key in (keys.HOST_PEERMEM, keys.HOST_DMA_BUF))
+    peermem, dma_buf = (
+        view.facts.get_text(HOST, key) for key in (keys.HOST_PEERMEM, keys.HOST_DMA_BUF)
+    )
     advice = _AMD_PEERMEM if maker == AMD else _PEERMEM
     if gdr is not None:
         if gdr == 0:
-            yield Answer("no", "the NIC's driver has no way into GPU memory", ("NIC: gdr 0",), advice)
+            yield Answer(
+                "no", "the NIC's driver has no way into GPU memory", ("NIC: gdr 0",), advice
+            )
         else:
             yield Answer("yes", "", ("NIC: gdr 1",))
     elif peermem not in (None, "no"):
@@ -159,11 +194,23 @@ def _judge_driver(view: PairView, nic: str, maker: str) -> Iterator[Answer]:
         yield Answer("yes", "", ("DMA-BUF: yes",))
     elif efa:
         rule = "whether EFA's driver gets into GPU memory is known to its plug-in for NCCL alone"
-        yield Answer("unknown", rule, ("NIC: driver efa",), "see fi_info -p efa, and gdr in NCCL_TOPO_DUMP_FILE")
+        yield Answer(
+            "unknown",
+            rule,
+            ("NIC: driver efa",),
+            "see fi_info -p efa, and gdr in NCCL_TOPO_DUMP_FILE",
+        )
     elif (peermem, dma_buf) == ("no", "no"):
         neither = ("peer memory: no", "DMA-BUF: no")
         yield Answer("no", "the NIC's driver has no way into GPU memory", neither, advice)
     else:
-        answers = (("peer memory", keys.HOST_PEERMEM, peermem), ("DMA-BUF", keys.HOST_DMA_BUF, dma_buf))
-        evidence = tuple(f"{name}: {text or view.explain_missing(HOST, key)}" for name, key, text in answers)
-        yield Answer("unknown", "whether the NIC's driver gets into GPU memory is not known", evidence, _DUMP)
+        answers = (
+            ("peer memory", keys.HOST_PEERMEM, peermem),
+            ("DMA-BUF", keys.HOST_DMA_BUF, dma_buf),
+        )
+        evidence = tuple(
+            f"{name}: {text or view.explain_missing(HOST, key)}" for name, key, text in answers
+        )
+        yield Answer(
+            "unknown", "whether the NIC's driver gets into GPU memory is not known", evidence, _DUMP
+        )

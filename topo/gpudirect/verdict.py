@@ -1,4 +1,6 @@
-"""A verdict on whether two devices can use GPUDirect, and the answers of single rules that lead to one."""
+"""A verdict on whether two devices can use GPUDirect, and the answers of single rules that lead to
+one.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +21,11 @@ class Answer:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether devices `a` and `b` (ids) can use GPUDirect of a `kind`, p2p or rdma: `answer` is yes, no or unknown.
+    """Whether devices `a` and `b` (ids) can use GPUDirect of a `kind`, p2p or rdma: `answer` is
+    yes, no or unknown.
 
-    `rule` is what decided, `evidence` what is known of the pair, `advice` what to do about a no or an unknown.
+    `rule` is what decided, `evidence` what is known of the pair, `advice` what to do about a no or
+    an unknown.
     """
 
     kind: str
@@ -33,8 +37,16 @@ class Verdict:
     advice: str | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Return a JSON object with the fields by their names; `advice` only where there is some."""
-        entry: dict[str, Any] = {"kind": self.kind, "a": self.a, "b": self.b, "answer": self.answer, "rule": self.rule}
+        """Return a JSON object with the fields by their names; `advice` only where there is
+        some.
+        """
+        entry: dict[str, Any] = {
+            "kind": self.kind,
+            "a": self.a,
+            "b": self.b,
+            "answer": self.answer,
+            "rule": self.rule,
+        }
         entry["evidence"] = list(self.evidence)
         return entry | ({} if self.advice is None else {"advice": self.advice})
 

@@ -1,4 +1,6 @@
-"""A machine as the rules on GPUDirect look at it: its pairs of devices, the paths and the bridges between them."""
+"""A machine as the rules on GPUDirect look at it: its pairs of devices, the paths and the bridges
+between them.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ _VENDORS = {"0x1002": AMD, "0x10de": NVIDIA}
 
 
 class PairView(MachineView):
-    """A machine and the paths between its GPUs and NICs; odd values in a file count as not known."""
+    """A machine and the paths between its GPUs and NICs; odd values in a file count as not
+    known.
+    """
 
     def __init__(self, topology: Topology) -> None:
         """Raise InputError where the topology keeps malformed facts."""
@@ -31,7 +35,9 @@ class PairView(MachineView):
 
     @cached_property
     def pairs(self) -> tuple[tuple[str, str, str], ...]:
-        """(p2p or rdma, id, id) for each two GPUs of one host, then for each GPU and NIC of one, host by host."""
+        """(p2p or rdma, id, id) for each two GPUs of one host, then for each GPU and NIC of one,
+        host by host.
+        """
         p2p: list[tuple[str, str, str]] = []
         rdma: list[tuple[str, str, str]] = []
         for host in dict.fromkeys(self.paths.host_of[gpu] for gpu in self.topology.ranks):
@@ -42,17 +48,23 @@ class PairView(MachineView):
 
     def count_pairs(self) -> int:
         """Return an upper bound on the number of pairs, without listing them."""
-        gpus, nics = (Counter(self.paths.host_of[d.id] for d in self.topology.devices if d.kind == k) for k in _ENDS)
+        gpus, nics = (
+            Counter(self.paths.host_of[d.id] for d in self.topology.devices if d.kind == k)
+            for k in _ENDS
+        )
         return sum(n * (n - 1) // 2 + n * nics[host] for host, n in gpus.items())
 
-    # -- one device ----------------------------------------------------------------------------------------------
+    # -- one device
+    # ----------------------------------------------------------------------------------------------
 
     def find_subject(self, gpu: str) -> str:
         """Return the subject of the facts about a GPU: by its PCI address, else by its id."""
         return gpu_subject(self.find_gpu_index(gpu))
 
     def get_gpu_number(self, gpu: str, key: Key[int]) -> int | None:
-        """Return a number about a GPU from its file, else from the facts; None where neither has one."""
+        """Return a number about a GPU from its file, else from the facts; None where neither has
+        one.
+        """
         if _is_number(self.topology.by_id[gpu].extra.get(key)):
             return self.get_attribute(gpu, key)
         return self.facts.get_number(self.find_subject(gpu), key)
@@ -68,17 +80,25 @@ class PairView(MachineView):
     def get_gpu_name(self, gpu: str) -> str | None:
         """Return a GPU's model from its file, else from the facts."""
         name = self.topology.by_id[gpu].extra.get("name")
-        return name if isinstance(name, str) else self.facts.get_text(self.find_subject(gpu), keys.GPU_NAME)
+        return (
+            name
+            if isinstance(name, str)
+            else self.facts.get_text(self.find_subject(gpu), keys.GPU_NAME)
+        )
 
     def get_pci_text(self, ident: str, key: Key[str]) -> str | None:
-        """Return a fact about a device's PCI function, else what its file gives; None where neither is known."""
+        """Return a fact about a device's PCI function, else what its file gives; None where neither
+        is known.
+        """
         device = self.topology.by_id[ident]
         text = self.facts.get_text(pci_subject(device.bus_id), key) if device.bus_id else None
         attribute = read_pci_details(device).get(key)
         return attribute if text is None and isinstance(attribute, str) else text
 
     def find_maker(self, gpu: str) -> str:
-        """Return NVIDIA or AMD: by the PCI vendor, else by xGMI links or an attribute that only RCCL's files have."""
+        """Return NVIDIA or AMD: by the PCI vendor, else by xGMI links or an attribute that only
+        RCCL's files have.
+        """
         maker = _VENDORS.get(self.get_pci_text(gpu, keys.PCI_VENDOR) or "")
         if maker is not None:
             return maker
@@ -86,20 +106,32 @@ class PairView(MachineView):
 
     @cached_property
     def _with_xgmi(self) -> frozenset[str]:
-        return frozenset(chain.from_iterable((x.src, x.dst) for x in self.topology.links if x.kind == "xgmi"))
+        return frozenset(
+            chain.from_iterable((x.src, x.dst) for x in self.topology.links if x.kind == "xgmi")
+        )
 
-    # -- bridges -------------------------------------------------------------------------------------------------
+    # -- bridges
+    # -------------------------------------------------------------------------------------------------
 
     def list_ports_between(self, a: str, b: str) -> tuple[str, ...] | None:
-        """Return the bridges below the last one that two devices share; None where the bridges are not known."""
+        """Return the bridges below the last one that two devices share; None where the bridges are
+        not known.
+        """
         chains = []
         for ident in (a, b):
             bus_id = self.topology.by_id[ident].bus_id
-            if bus_id is None or self.facts.get_source(pci_subject(bus_id), keys.PCI_BRIDGES) is None:
+            if (
+                bus_id is None
+                or self.facts.get_source(pci_subject(bus_id), keys.PCI_BRIDGES) is None
+            ):
                 return None
             chains.append(self.facts.get_texts(pci_subject(bus_id), keys.PCI_BRIDGES))
         shared = set(chains[0]) & set(chains[1])
-        return tuple(bridge for bridge in (*chains[0], *chains[1]) if bridge not in shared) if shared else ()
+        return (
+            tuple(bridge for bridge in (*chains[0], *chains[1]) if bridge not in shared)
+            if shared
+            else ()
+        )
 
     def get_acs(self, port: str) -> str:
         """Return which controls of ACS are on at a bridge, empty where that is not known."""
@@ -107,11 +139,14 @@ class PairView(MachineView):
 
     @cached_property
     def redirecting(self) -> tuple[str, ...]:
-        """All bridges that send traffic between two devices up to the root complex, in order of address."""
+        """All bridges that send traffic between two devices up to the root complex, in order of
+        address.
+        """
         ports = {port for _, a, b in self.pairs for port in self.list_ports_between(a, b) or ()}
         return tuple(sorted(port for port in ports if "redirect" in self.get_acs(port)))
 
-    # -- a host --------------------------------------------------------------------------------------------------
+    # -- a host
+    # --------------------------------------------------------------------------------------------------
 
     def find_cpu(self, ident: str) -> Device | None:
         """Return the first CPU of a device's host, which is the one that NCCL goes by."""

@@ -1,4 +1,5 @@
-"""Declared, measured, believed: what was measured between GPUs, brought back to the links of a topology.
+"""Declared, measured, believed: what was measured between GPUs, brought back to the links of a
+topology.
 
 What one measures is flows between GPUs; what one wants to know is links. The rules, in their order:
 
@@ -25,10 +26,11 @@ What one measures is flows between GPUs; what one wants to know is links. The ru
 8. Nothing is believed of a link that the data did not use (`Measurements.trusted`): between processes of one host gloo
    moves data through the host's memory, whatever lies between the GPUs.
 
-Where nothing was declared (`declared=False`: the rates in the topology are placeholders) every measured link is believed,
-with what it carried while several flows were sent together if there was such an experiment: plans send at the same time.
-Those of one kind within a factor of 1.5 take the lowest (processes of one host are alike but for noise), and the latency of
-a pair is shared out among the links of its route.
+Where nothing was declared (`declared=False`: the rates in the topology are placeholders) every
+measured link is believed, with what it carried while several flows were sent together if there was
+such an experiment: plans send at the same time. Those of one kind within a factor of 1.5 take the
+lowest (processes of one host are alike but for noise), and the latency of a pair is shared out
+among the links of its route.
 """
 
 from __future__ import annotations
@@ -54,11 +56,16 @@ _MOST_NOTES = 8
 def believe(topology: Topology, measurements: Measurements, declared: bool = True) -> Topology:
     """Return the topology with the rates that are believed.
 
-    Every link gets in `extra` what is `declared` ({GBps, us, source}), what was `measured` ({GBps, source, how, limit} and
-    us where a pair's route is this link alone; `limit`: it is the link's rate, not just a lower bound), which is `believed`
-    and the `reason`. Suspicious values are in the topology's notes, values measured by pair in `extra["measured"]`.
+    Every link gets in `extra` what is `declared` ({GBps, us, source}), what was `measured` ({GBps,
+    source, how, limit} and us where a pair's route is this link alone; `limit`: it is the link's
+    rate, not just a lower bound), which is `believed` and the `reason`. Suspicious values are in
+    the topology's notes, values measured by pair in `extra["measured"]`.
     """
-    evidence = find_evidence(topology, measurements) if declared else _find_undeclared_evidence(topology, measurements)
+    evidence = (
+        find_evidence(topology, measurements)
+        if declared
+        else _find_undeclared_evidence(topology, measurements)
+    )
     parallel: dict[Hop, Fraction] = defaultdict(Fraction)
     for link in topology.links:
         parallel[link.src, link.dst] += get_declared_GBps(link)
@@ -75,21 +82,32 @@ def believe(topology: Topology, measurements: Measurements, declared: bool = Tru
         for v, rate in zip(verdicts, _level_rates(verdicts), strict=True)
     )
     if not declared:
-        links = tuple(replace(x, latency_us=assumed.get((x.src, x.dst), x.latency_us)) for x in links)
+        links = tuple(
+            replace(x, latency_us=assumed.get((x.src, x.dst), x.latency_us)) for x in links
+        )
     ranks = topology.ranks
-    pairs = [{"src": ranks[a], "dst": ranks[b], **values} for (a, b), values in sorted(measurements.pairs.items())]
+    pairs = [
+        {"src": ranks[a], "dst": ranks[b], **values}
+        for (a, b), values in sorted(measurements.pairs.items())
+    ]
     notes = [*topology.extra.get("notes", ()), *measurements.notes]
     notes += [
         *_shorten(v.note for v in verdicts if v.note),
         *(_shorten(evidence.strange) if measurements.trusted == "all" else []),
     ]
-    extra = {**topology.extra, "notes": notes, "measured": {"over": measurements.medium, "pairs": pairs}}
+    extra = {
+        **topology.extra,
+        "notes": notes,
+        "measured": {"over": measurements.medium, "pairs": pairs},
+    }
     return replace(topology, links=links, extra=extra)
 
 
 @dataclass(frozen=True)
 class _Verdict:
-    """What is believed of one link, and why. `declared` is None where the topology's rate is a placeholder."""
+    """What is believed of one link, and why. `declared` is None where the topology's rate is a
+    placeholder.
+    """
 
     link: Link
     declared: Fraction | None
@@ -102,21 +120,31 @@ class _Verdict:
 
 
 def _find_undeclared_evidence(topology: Topology, measurements: Measurements) -> Evidence:
-    """Return evidence on links without declared rates: from experiments with several flows at once where there are any."""
+    """Return evidence on links without declared rates: from experiments with several flows at once
+    where there are any.
+    """
     at_once = tuple(e for e in measurements.experiments if e.how == "together")
     busy = find_evidence(topology, replace(measurements, experiments=at_once))
     return Evidence({**find_evidence(topology, measurements).hops, **busy.hops}, ())
 
 
 def _decide(
-    link: Link, evidence: HopEvidence | None, share: Fraction, measurements: Measurements, declared: bool
+    link: Link,
+    evidence: HopEvidence | None,
+    share: Fraction,
+    measurements: Measurements,
+    declared: bool,
 ) -> _Verdict:
-    """Return the verdict on a link; `share` is the link's part of its hop, where links are parallel."""
+    """Return the verdict on a link; `share` is the link's part of its hop, where links are
+    parallel.
+    """
     rate = get_declared_GBps(link) if declared else None
     if evidence is None:
         return _Verdict(link, rate, None, None, "declared", "no measured pair crosses it")
     measured = evidence.GBps * share
-    if measurements.trusted == "none" or (measurements.trusted == "network" and link.kind != "network"):
+    if measurements.trusted == "none" or (
+        measurements.trusted == "network" and link.kind != "network"
+    ):
         return _Verdict(link, rate, measured, evidence, "declared", measurements.otherwise)
     if rate is None:
         return _Verdict(link, rate, measured, evidence, "measured", "nothing is declared")
@@ -142,34 +170,52 @@ def _choose(
             f"{finding}, far above the declared {_format_GBps(declared)}",
         )
     if measured > FAR_ABOVE * declared:
-        note = (
-            f"{finding}, more than the declared {_format_GBps(declared)}: measure again; or the data went another way"
+        note = f"{finding}, more than the declared {_format_GBps(declared)}: measure again; or the data went another way"
+        return (
+            "declared",
+            "more than a link can carry was measured, so the measured value is in doubt",
+            note,
         )
-        return "declared", "more than a link can carry was measured, so the measured value is in doubt", note
     if max(measured, evidence.most_GBps * share) >= NEAR * declared:
-        return "declared", "measured within a tenth; headers and acknowledgements take as much of every link", None
+        return (
+            "declared",
+            "measured within a tenth; headers and acknowledgements take as much of every link",
+            None,
+        )
     if evidence.proved_by is not None:
         reason = f"no other link can have limited {evidence.proved_by}"
     elif evidence.blamed is not None:
         reason = evidence.blamed
     else:
-        return "declared", "the measured value is a lower bound: nothing shows this link to have limited it", None
+        return (
+            "declared",
+            "the measured value is a lower bound: nothing shows this link to have limited it",
+            None,
+        )
     slow = measured < FAR_BELOW * declared
     return (
         "measured",
         reason,
-        f"{finding}, {_format_percent(measured / declared)} of the declared {_format_GBps(declared)}" if slow else None,
+        f"{finding}, {_format_percent(measured / declared)} of the declared "
+        f"{_format_GBps(declared)}"
+        if slow
+        else None,
     )
 
 
-def _apply_verdict(verdict: _Verdict, rate: Fraction, latency_us: Fraction | None, medium: str) -> Link:
+def _apply_verdict(
+    verdict: _Verdict, rate: Fraction, latency_us: Fraction | None, medium: str
+) -> Link:
     """Return the link with the believed rate, and in `extra` what it was chosen from."""
     link, source = verdict.link, f"measured over {medium}"
     extra = {k: v for k, v in link.extra.items() if k not in ("declared", "measured")}
     declared: dict[str, Any] = {}
     if verdict.declared is not None:
         earlier = link.extra.get("declared")
-        declared = {"GBps": fraction_to_json(verdict.declared), "us": fraction_to_json(link.latency_us)}
+        declared = {
+            "GBps": fraction_to_json(verdict.declared),
+            "us": fraction_to_json(link.latency_us),
+        }
         declared["source"] = link.source or "the topology"
         if isinstance(earlier, Mapping):
             declared = dict(earlier)
@@ -184,7 +230,9 @@ def _apply_verdict(verdict: _Verdict, rate: Fraction, latency_us: Fraction | Non
     extra |= {"believed": verdict.believed, "reason": verdict.reason}
     if verdict.believed == "measured":
         return replace(link, bandwidth_GBps=rate, source=source, extra=extra)
-    return replace(link, bandwidth_GBps=rate, source=declared.get("source", link.source), extra=extra)
+    return replace(
+        link, bandwidth_GBps=rate, source=declared.get("source", link.source), extra=extra
+    )
 
 
 def _level_rates(verdicts: list[_Verdict]) -> list[Fraction]:
@@ -206,12 +254,19 @@ def _level_rates(verdicts: list[_Verdict]) -> list[Fraction]:
 
 def _find_hop_latencies(topology: Topology, measurements: Measurements) -> dict[Hop, Fraction]:
     """Return half a round trip between two GPUs that one link joins, by hop."""
-    ends = {pair: (topology.ranks[pair[0]], topology.ranks[pair[1]]) for pair in measurements.latency_us}
-    return {hop: measurements.latency_us[pair] for pair, hop in ends.items() if hop in topology.capacity_GBps}
+    ends = {
+        pair: (topology.ranks[pair[0]], topology.ranks[pair[1]]) for pair in measurements.latency_us
+    }
+    return {
+        hop: measurements.latency_us[pair]
+        for pair, hop in ends.items()
+        if hop in topology.capacity_GBps
+    }
 
 
 def _share_latencies(topology: Topology, measurements: Measurements) -> dict[Hop, Fraction]:
-    """Return latencies where nothing is declared: the least of a pair, shared by its links that have none yet.
+    """Return latencies where nothing is declared: the least of a pair, shared by its links that
+    have none yet.
 
     Short routes come first.
     """
@@ -232,7 +287,9 @@ def _share_latencies(topology: Topology, measurements: Measurements) -> dict[Hop
 
 
 def round_down(value: Fraction, digits: int = 3) -> Fraction:
-    """Return the largest fraction of `digits` significant decimal digits that is not above `value` (which is above 0)."""
+    """Return the largest fraction of `digits` significant decimal digits that is not above `value`
+    (which is above 0).
+    """
     unit = Fraction(1)
     while value / unit >= 10**digits:
         unit *= 10
@@ -255,4 +312,7 @@ def _shorten(lines: Iterable[str]) -> list[str]:
     """Return the first few texts, and how many more there are."""
     every = list(lines)
     more = len(every) - _MOST_NOTES
-    return [*every[:_MOST_NOTES], *([f"and {more} more such evidence; see the links"] if more > 0 else [])]
+    return [
+        *every[:_MOST_NOTES],
+        *([f"and {more} more such evidence; see the links"] if more > 0 else []),
+    ]

@@ -1,4 +1,5 @@
-"""Find what flows between GPUs tell of links: how much each carried, which one limited whom, and what no link explains.
+"""Find what flows between GPUs tell of links: how much each carried, which one limited whom, and
+what no link explains.
 
 The rules are in believe.py.
 """
@@ -17,10 +18,11 @@ from ..exact import parse_fraction
 from ..graph import Topology
 from ..routes import Router, route_links
 
+# Measured values above this share of each other count as the same.
 NEAR = Fraction(9, 10)
-"""Measured values above this share of each other count as the same."""
+# A flow is reported if all its links carry less than this share of what they carry at other times;
+# above it may be noise.
 STRANGE = Fraction(3, 4)
-"""A flow is reported if all its links carry less than this share of what they carry at other times; above it may be noise."""
 
 Pair = tuple[int, int]
 Hop = tuple[str, str]
@@ -39,11 +41,12 @@ class Experiment:
 
 @dataclass(frozen=True)
 class Measurements:
-    """All that was measured: `experiments`, and half the round trip of a small message (`latency_us`).
+    """All that was measured: `experiments`, and half the round trip of a small message
+    (`latency_us`).
 
-    `medium` names the transport. `trusted` says which links the data really crossed: `all`, `network` (links of that kind
-    alone) or `none`; `otherwise` is the reason where it did not. `pairs` is kept in the topology's JSON as it is, `notes`
-    among its notes.
+    `medium` names the transport. `trusted` says which links the data really crossed: `all`,
+    `network` (links of that kind alone) or `none`; `otherwise` is the reason where it did not.
+    `pairs` is kept in the topology's JSON as it is, `notes` among its notes.
     """
 
     experiments: tuple[Experiment, ...]
@@ -57,10 +60,12 @@ class Measurements:
 
 @dataclass
 class HopEvidence:
-    """Evidence on one hop: the most that it carried in an experiment, and of which sort that experiment was.
+    """Evidence on one hop: the most that it carried in an experiment, and of which sort that
+    experiment was.
 
-    `proofs` are the loads of experiments in which it alone can have limited `proved_by`: its rate, up to what measuring
-    disturbs. `blamed` tells, for a hop that is believed slow without proof, which flow that explains and which others might.
+    `proofs` are the loads of experiments in which it alone can have limited `proved_by`: its rate,
+    up to what measuring disturbs. `blamed` tells, for a hop that is believed slow without proof,
+    which flow that explains and which others might.
     """
 
     most_GBps: Fraction
@@ -71,13 +76,17 @@ class HopEvidence:
 
     @property
     def GBps(self) -> Fraction:
-        """The measured value: the median of the proofs, else the most that was carried, which is a lower bound."""
+        """The measured value: the median of the proofs, else the most that was carried, which is a
+        lower bound.
+        """
         return median_low(self.proofs) if self.proofs else self.most_GBps
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """Evidence by hop (src, dst), and texts on flows that were slower than all links of their route allow."""
+    """Evidence by hop (src, dst), and texts on flows that were slower than all links of their route
+    allow.
+    """
 
     hops: Mapping[Hop, HopEvidence]
     strange: tuple[str, ...]
@@ -94,7 +103,9 @@ def get_declared_GBps(link: Link) -> Fraction:
 
 
 def find_evidence(topology: Topology, measurements: Measurements) -> Evidence:
-    """Return what the experiments say of hops, against the declared rates: rules 1, 2 and 5 of believe.py."""
+    """Return what the experiments say of hops, against the declared rates: rules 1, 2 and 5 of
+    believe.py.
+    """
     return _EvidenceSearch(topology, measurements).collect()
 
 
@@ -109,7 +120,9 @@ class _EvidenceSearch:
             self.declared[link.src, link.dst] += get_declared_GBps(link)
         pairs = {pair for e in measurements.experiments for pair in e.rates_GBps}
         route_of = {pair: router.route(*pair) for pair in sorted(pairs)}
-        self.routes = {pair: route_links(route) for pair, route in route_of.items() if route is not None}
+        self.routes = {
+            pair: route_links(route) for pair, route in route_of.items() if route is not None
+        }
         self.experiments = measurements.experiments
         self.loads = [self._sum_loads(e) for e in self.experiments]
         self.hops: dict[Hop, HopEvidence] = {}
@@ -136,7 +149,11 @@ class _EvidenceSearch:
                 if pair not in self.routes:
                     continue
                 # only a hop that carried about its most can have limited the flow
-                suspects = [hop for hop in self.routes[pair] if loads[hop] >= NEAR * self.hops[hop].most_GBps]
+                suspects = [
+                    hop
+                    for hop in self.routes[pair]
+                    if loads[hop] >= NEAR * self.hops[hop].most_GBps
+                ]
                 flow = f"{self._format_pair(pair)} ({experiment.how})"
                 if len(suspects) == 1:
                     self._prove(self.hops[suspects[0]], loads[suspects[0]], experiment.how, flow)
@@ -170,21 +187,34 @@ class _EvidenceSearch:
         blamed = [hop for hop in suspects if used[hop] >= NEAR * most]
         for hop in blamed:
             others = ", ".join(f"{a} -> {b}" for a, b in suspects if (a, b) != hop)
-            alike = "nothing tells them apart" if len(blamed) > 1 else "as declared this one is the narrowest"
+            alike = (
+                "nothing tells them apart"
+                if len(blamed) > 1
+                else "as declared this one is the narrowest"
+            )
             self.hops[hop].blamed = f"this link or {others} limited {flow}; {alike}"
 
     def _describe_strange(
         self, experiment: Experiment, loads: Mapping[Hop, Fraction], unexplained: list[Pair]
     ) -> list[str]:
-        """Return a text on the flow of an experiment that its links explain least, if that is far from the noise."""
-        share = {pair: max(loads[h] / self.hops[h].most_GBps for h in self.routes[pair]) for pair in unexplained}
+        """Return a text on the flow of an experiment that its links explain least, if that is far
+        from the noise.
+        """
+        share = {
+            pair: max(loads[h] / self.hops[h].most_GBps for h in self.routes[pair])
+            for pair in unexplained
+        }
         worst = min(unexplained, key=lambda pair: share[pair], default=None)
         if worst is None or share[worst] >= STRANGE:
             return []
-        among = f", one of {len(experiment.rates_GBps)} flows" if len(experiment.rates_GBps) > 1 else ""
+        among = (
+            f", one of {len(experiment.rates_GBps)} flows" if len(experiment.rates_GBps) > 1 else ""
+        )
         return [
-            f"{self._format_pair(worst)} ({experiment.how}{among}): every link on its way carried at most "
-            f"{float(share[worst]):.0%} of what it carries at other times; the hosts limit it, or something that the topology "
+            f"{self._format_pair(worst)} ({experiment.how}{among}): every link on its way carried "
+            "at most "
+            f"{float(share[worst]):.0%} of what it carries at other times; the hosts limit it, or "
+            "something that the topology "
             "does not show"
         ]
 

@@ -1,4 +1,6 @@
-"""Count links as people do: one cable for both directions where these are alike, and names for their kinds."""
+"""Count links as people do: one cable for both directions where these are alike, and names for
+their kinds.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +13,7 @@ from fractions import Fraction
 from ..graph import Device, Topology
 from ..hardware import find_datasheet_GBps
 
+# Names of kinds of links in texts for people; other kinds are called as they are.
 KIND_NAMES = {
     "nvlink": "NVLink",
     "xgmi": "xGMI",
@@ -20,10 +23,9 @@ KIND_NAMES = {
     "network": "network",
     "link": "link",
 }
-"""Names of kinds of links in texts for people; other kinds are called as they are."""
 
+# Names of switch families in texts for people.
 FAMILY_NAMES = {"pcie": "PCIe switch", "nvswitch": "NVSwitch", "network": "network switch"}
-"""Names of switch families in texts for people."""
 
 
 _LANES = re.compile(r"\bx(?:1|2|4|8|12|16|32)\b")
@@ -32,7 +34,8 @@ _COUNTED = re.compile(r"as (NCCL|RCCL) counts it$")
 
 @dataclass(frozen=True)
 class Cable:
-    """All links of one kind between two devices: from `a` to `b`, and, unless `one_way`, as much back.
+    """All links of one kind between two devices: from `a` to `b`, and, unless `one_way`, as much
+    back.
 
     `GBps` is the bandwidth in one direction, `count` how many lanes or bonded links make it up.
     """
@@ -77,30 +80,49 @@ def find_sources(topology: Topology) -> dict[tuple[str, str, str], list[str]]:
 
 
 def find_widths(topology: Topology) -> dict[tuple[str, str, str], str]:
-    """Return the lanes of PCIe links as their sources have them, `x16`, by source, destination and kind of links."""
+    """Return the lanes of PCIe links as their sources have them, `x16`, by source, destination and
+    kind of links.
+    """
     widths: dict[tuple[str, str, str], str] = {}
     for link in topology.links:
-        told = _LANES.search(f"{link.extra.get('declared')} {link.source}") if link.kind == "pcie" else None
+        told = (
+            _LANES.search(f"{link.extra.get('declared')} {link.source}")
+            if link.kind == "pcie"
+            else None
+        )
         if told:
             widths.setdefault((link.src, link.dst, link.kind), told[0])
     return widths
 
 
 def describe_rates(topology: Topology) -> list[str]:
-    """Return a line for each rate of GPU links that is a library's own, effective figure, beside the datasheet's.
+    """Return a line for each rate of GPU links that is a library's own, effective figure, beside
+    the datasheet's.
 
-    The same machine has one rate by an XML of NCCL, and another by what vendors print: presets, matrices and NVML have that.
+    The same machine has one rate by an XML of NCCL, and another by what vendors print: presets,
+    matrices and NVML have that.
     """
     counted: dict[tuple[str, Fraction, Fraction | None], None] = {}
     for link in topology.links:
         library = link.source and link.kind in ("nvlink", "xgmi") and _COUNTED.search(link.source)
         if library and library[1]:
-            gpu = next((d for d in (topology.by_id[link.src], topology.by_id[link.dst]) if d.kind == "gpu"), None)
+            gpu = next(
+                (
+                    d
+                    for d in (topology.by_id[link.src], topology.by_id[link.dst])
+                    if d.kind == "gpu"
+                ),
+                None,
+            )
             printed = None if gpu is None else find_datasheet_GBps(link.kind, gpu.extra)
             counted[library[1], link.bandwidth_GBps / link.count, printed] = None
     return [
         f"rates: {library}'s, {format_rate(rate)} GB/s a link"
-        + ("" if printed is None or printed == rate else f"; the datasheet says {format_rate(printed)}")
+        + (
+            ""
+            if printed is None or printed == rate
+            else f"; the datasheet says {format_rate(printed)}"
+        )
         for library, rate, printed in counted
     ]
 
@@ -111,13 +133,17 @@ def get_kind_name(kind: str) -> str:
 
 
 def format_rate(GBps: Fraction) -> str:
-    """Return a bandwidth as people write it: "50", "19.2", "0.125"; at most three digits after the point, three below 1."""
+    """Return a bandwidth as people write it: "50", "19.2", "0.125"; at most three digits after the
+    point, three below 1.
+    """
     if GBps < 1:
         return f"{float(GBps):.3g}"
     return f"{round(float(GBps), 3):.3f}".rstrip("0").rstrip(".")
 
 
-def find_components(topology: Topology, machine_cables: Iterable[Cable], without: set[str]) -> list[list[Device]]:
+def find_components(
+    topology: Topology, machine_cables: Iterable[Cable], without: set[str]
+) -> list[list[Device]]:
     """Return the devices that hang together without the devices in `without`, in device order."""
     neighbours: dict[str, list[str]] = defaultdict(list)
     for cable in machine_cables:

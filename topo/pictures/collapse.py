@@ -1,4 +1,6 @@
-"""Large machines made small enough to draw: of boxes that are alike one stays, of a large graph the GPUs around the first."""
+"""Large machines made small enough to draw: of boxes that are alike one stays, of a large graph the
+GPUs around the first.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +10,12 @@ from dataclasses import dataclass, replace
 from ..graph import Device, Topology
 from .cables import find_cables, find_components
 
+# A machine with more cables than this is not drawn whole.
 MOST_CABLES = 400
-"""A machine with more cables than this is not drawn whole."""
+# With more boxes of several GPUs, alike ones are drawn once.
 _MOST_BOXES = 4
-"""With more boxes of several GPUs, alike ones are drawn once."""
+# GPUs of a large graph without boxes that are drawn.
 _MOST_GPUS = 36
-"""GPUs of a large graph without boxes that are drawn."""
 
 
 @dataclass(frozen=True)
@@ -24,9 +26,11 @@ class Collapsed:
     left_out: str | None
 
 
-def collapse(topology: Topology, most_cables: int = MOST_CABLES, most_boxes: int = _MOST_BOXES) -> Collapsed:
-    """Return the machine itself where it has at most so many cables, and boxes of several GPUs, else a part of it that
-    stands for the rest.
+def collapse(
+    topology: Topology, most_cables: int = MOST_CABLES, most_boxes: int = _MOST_BOXES
+) -> Collapsed:
+    """Return the machine itself where it has at most so many cables, and boxes of several GPUs,
+    else a part of it that stands for the rest.
     """
     cables = find_cables(topology)
     boxes = list_boxes(topology)
@@ -40,7 +44,9 @@ def collapse(topology: Topology, most_cables: int = MOST_CABLES, most_boxes: int
     if len(kept) == len(boxes) or sum(len(box) for box in kept) > MOST_CABLES:
         return _keep_nearest(topology)
     listed = ", ".join(f"{len(of):,} like that of {_name_first(of[0])}" for of in kinds.values())
-    drawn = _keep(topology, {d.id for box in kept for d in box} | {d.id for d in _list_hubs(topology)})
+    drawn = _keep(
+        topology, {d.id for box in kept for d in box} | {d.id for d in _list_hubs(topology)}
+    )
     if len(find_cables(drawn)) > most_cables:
         return _keep_nearest(topology)
     return Collapsed(drawn, f"one box of each kind is drawn: there are {listed}")
@@ -57,10 +63,17 @@ def list_boxes(topology: Topology) -> list[list[Device]]:
 
 
 def _describe_box(topology: Topology, box: list[Device]) -> object:
-    """Return what boxes that are drawn alike have in common: their devices in order, and the rates between them and out."""
+    """Return what boxes that are drawn alike have in common: their devices in order, and the rates
+    between them and out.
+    """
     place = {d.id: f"#{i}" for i, d in enumerate(box)}
     rates = sorted(
-        (place[a], place.get(b, b), str(topology.capacity_GBps[a, b]), str(topology.capacity_GBps.get((b, a))))
+        (
+            place[a],
+            place.get(b, b),
+            str(topology.capacity_GBps[a, b]),
+            str(topology.capacity_GBps.get((b, a))),
+        )
         for a in place
         for b in topology.out_neighbours[a]
     )
@@ -78,7 +91,9 @@ def _keep(topology: Topology, kept: set[str]) -> Topology:
 
 
 def _keep_nearest(topology: Topology) -> Collapsed:
-    """Return the GPUs that are reached from the first in the fewest hops, with what lies between."""
+    """Return the GPUs that are reached from the first in the fewest hops, with what lies
+    between.
+    """
     order = [topology.ranks[0]]
     seen = set(order)
     gpus = 1

@@ -14,7 +14,9 @@ class SafeConsole(Console):
     """A Console that escapes the strings that it is given; for a Text, use `safe_text`."""
 
     def render_str(self, text: str, **options: Any) -> Text:
-        """Return a string as the Text that is laid out; escapes come first, since they take room."""
+        """Return a string as the Text that is laid out; escapes come first, since they take
+        room.
+        """
         return super().render_str(printable_lines(text), **options)
 
 

@@ -11,15 +11,26 @@ from .cables import Cable, find_cables, format_rate, get_kind_name
 
 _SHAPES = {"gpu": "box", "cpu": "box3d", "switch": "hexagon", "nic": "component"}
 _FILLS = {"gpu": "#eef7dd", "cpu": "#efe9f8", "switch": "#e6eefa", "nic": "#e2f4f4"}
-_COLOURS = {"nvlink": "#5a9e00", "xgmi": "#d9480f", "pcie": "#4475b5", "smp": "#8057b0", "network": "#0d8f92"}
+_COLOURS = {
+    "nvlink": "#5a9e00",
+    "xgmi": "#d9480f",
+    "pcie": "#4475b5",
+    "smp": "#8057b0",
+    "network": "#0d8f92",
+}
 _OTHER_COLOUR = "#55606e"
 
 
 def write(topology: Topology) -> str:
-    """Return the topology as dot text: a cluster for each box or NUMA node, an edge for each cable with its GB/s one way."""
+    """Return the topology as dot text: a cluster for each box or NUMA node, an edge for each cable
+    with its GB/s one way.
+    """
     rank = {ident: i for i, ident in enumerate(topology.ranks)}
     lines = [f"digraph {_quote(topology.name)} {{", f"  label={_quote(topology.name)}; labelloc=t;"]
-    lines += ['  node [style="filled,rounded", fontname="Helvetica"];', '  edge [fontname="Helvetica", fontsize=10];']
+    lines += [
+        '  node [style="filled,rounded", fontname="Helvetica"];',
+        '  edge [fontname="Helvetica", fontsize=10];',
+    ]
     clusters: dict[str | None, list[Device]] = defaultdict(list)
     for device in topology.devices:
         clusters[_get_cluster(device)].append(device)
@@ -35,7 +46,9 @@ def write(topology: Topology) -> str:
 
 
 def _get_cluster(device: Device) -> str | None:
-    """Return the box that the topology names, else the NUMA node; None for what belongs to neither."""
+    """Return the box that the topology names, else the NUMA node; None for what belongs to
+    neither.
+    """
     if "box" in device.extra:
         return f"box {device.extra['box']}"
     return None if device.numa_node is None else f"NUMA node {device.numa_node}"
@@ -63,6 +76,8 @@ def _write_edges(cables: tuple[Cable, ...]) -> Iterator[str]:
 
 
 def _quote(text: str) -> str:
-    """Return a dot string: quotes and backslashes escaped, line breaks as \\n, the rest as printable."""
+    """Return a dot string: quotes and backslashes escaped, line breaks as \\n, the rest as
+    printable.
+    """
     escaped = printable_lines(text).replace("\\", "\\\\").replace('"', '\\"')
     return '"' + escaped.replace("\n", "\\n") + '"'

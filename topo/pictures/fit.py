@@ -1,4 +1,6 @@
-"""Make tables and lines fit a terminal: whole columns are left out and lines broken between words; nothing is cut."""
+"""Make tables and lines fit a terminal: whole columns are left out and lines broken between words;
+nothing is cut.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +13,17 @@ if TYPE_CHECKING:
 
 
 def choose_columns(
-    titles: Sequence[str], rows: Iterable[Sequence[str]], leave_out: Sequence[str], width: int, gap: int = 2
+    titles: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    leave_out: Sequence[str],
+    width: int,
+    gap: int = 2,
 ) -> list[int]:
-    """Return the numbers of the columns that fit in `width` characters with `gap` blanks between them.
+    """Return the numbers of the columns that fit in `width` characters with `gap` blanks between
+    them.
 
-    `leave_out` names those that may be missing, the first to go first; what it does not name stays in any case.
+    `leave_out` names those that may be missing, the first to go first; what it does not name stays
+    in any case.
     """
     widths = [len(title) for title in titles]
     for row in rows:
@@ -35,8 +43,9 @@ def print_table(
     leave_out: Sequence[str],
     title: str | None = None,
 ) -> None:
-    """Print a table: `columns` are titles, and whether they are aligned to the left; rows are cells with rich's markup, and
-    a style. It goes without columns of `leave_out` until it fits the console.
+    """Print a table: `columns` are titles, and whether they are aligned to the left; rows are cells
+    with rich's markup, and a style. It goes without columns of `leave_out` until it fits the
+    console.
     """
     from rich.table import Table
     from rich.text import Text
@@ -52,7 +61,8 @@ def print_table(
 
 
 def wrap_line(line: str, width: int | None, indent: str = "    ") -> list[str]:
-    """Return a line as lines of at most `width` characters, words kept whole, those after the first further indented.
+    """Return a line as lines of at most `width` characters, words kept whole, those after the first
+    further indented.
 
     Without a width it stays as it is.
     """

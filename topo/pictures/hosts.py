@@ -9,24 +9,28 @@ from dataclasses import dataclass, replace
 from ..facts.keys import split_host
 from ..graph import Device, Topology
 
+# With more hosts, alike ones are shown once.
 _MOST_HOSTS = 4
-"""With more hosts, alike ones are shown once."""
 _RANK = "rank_of_whole"
 
 
 @dataclass(frozen=True)
 class ShownHosts:
-    """What is shown of a machine of many hosts; `left_out` says of what else there is more (None: all is shown)."""
+    """What is shown of a machine of many hosts; `left_out` says of what else there is more (None:
+    all is shown).
+    """
 
     topology: Topology
     left_out: str | None
 
 
 def show_hosts_once(topology: Topology) -> ShownHosts:
-    """Return the machine with one of the hosts of each kind, where it has more than four and some are alike.
+    """Return the machine with one of the hosts of each kind, where it has more than four and some
+    are alike.
 
-    Alike are hosts with the same devices in the same order, and the same links among them and to what all share. Devices
-    of no host (networks, NVSwitches of a rack) stay where a host that is shown is linked to them.
+    Alike are hosts with the same devices in the same order, and the same links among them and to
+    what all share. Devices of no host (networks, NVSwitches of a rack) stay where a host that is
+    shown is linked to them.
     """
     members: dict[str, list[Device]] = defaultdict(list)
     for device in topology.devices:
@@ -45,11 +49,15 @@ def show_hosts_once(topology: Topology) -> ShownHosts:
             joined_to[host] |= {link.src, link.dst} & common.keys()
     kinds: dict[object, list[str]] = defaultdict(list)
     for host, of_host in members.items():
-        kinds[tuple((d.kind, d.family) for d in of_host), frozenset(links[host].items())].append(host)
+        kinds[tuple((d.kind, d.family) for d in of_host), frozenset(links[host].items())].append(
+            host
+        )
     if len(kinds) == len(members):
         return ShownHosts(topology, None)
     shown = [hosts[0] for hosts in kinds.values()]
-    kept = {d.id for host in shown for d in members[host]} | {ident for host in shown for ident in joined_to[host]}
+    kept = {d.id for host in shown for d in members[host]} | {
+        ident for host in shown for ident in joined_to[host]
+    }
     ranks = {ident: i for i, ident in enumerate(topology.ranks)}
     devices = tuple(
         replace(d, extra={**d.extra, _RANK: ranks[d.id]}) if d.id in ranks else d
@@ -58,22 +66,30 @@ def show_hosts_once(topology: Topology) -> ShownHosts:
     )
     of_kept = tuple(x for x in topology.links if x.src in kept and x.dst in kept)
     listed = ", ".join(_count_hosts(hosts, members) for hosts in kinds.values())
-    return ShownHosts(replace(topology, devices=devices, links=of_kept), f"{len(members)} hosts: {listed}")
+    return ShownHosts(
+        replace(topology, devices=devices, links=of_kept), f"{len(members)} hosts: {listed}"
+    )
 
 
 def number_ranks(topology: Topology) -> dict[str, int]:
     """Return the rank of each GPU, on the whole machine where only some of its hosts are shown."""
-    return {ident: topology.by_id[ident].extra.get(_RANK, i) for i, ident in enumerate(topology.ranks)}
+    return {
+        ident: topology.by_id[ident].extra.get(_RANK, i) for i, ident in enumerate(topology.ranks)
+    }
 
 
 def _count_hosts(hosts: list[str], members: Mapping[str, list[Device]]) -> str:
     gpus = sum(d.kind == "gpu" for d in members[hosts[0]])
     each = f"{gpus} GPU{'' if gpus == 1 else 's'}"
-    return f"{len(hosts)} like {hosts[0]} ({each} each)" if len(hosts) > 1 else f"{hosts[0]} ({each})"
+    return (
+        f"{len(hosts)} like {hosts[0]} ({each} each)" if len(hosts) > 1 else f"{hosts[0]} ({each})"
+    )
 
 
 def name_host(device: Device) -> str:
-    """Return the name of the host that a device is of, empty for one of none: machines of one host say nothing of it."""
+    """Return the name of the host that a device is of, empty for one of none: machines of one host
+    say nothing of it.
+    """
     name = device.extra.get("host")
     return str(name) if name is not None else split_host(device.id)[0]
 
@@ -81,7 +97,9 @@ def name_host(device: Device) -> str:
 def _describe_end(
     ident: str, host: str, place: Mapping[str, tuple[str, int]], common: Mapping[str, Device]
 ) -> tuple[object, ...]:
-    """Return what the end of a link is, seen from a host: its own device, a shared one's kind, or another host's device."""
+    """Return what the end of a link is, seen from a host: its own device, a shared one's kind, or
+    another host's device.
+    """
     if ident in common:
         return "shared", common[ident].kind, common[ident].family
     return ("own", place[ident][1]) if place[ident][0] == host else ("other", place[ident][1])

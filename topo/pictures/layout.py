@@ -1,8 +1,9 @@
 """Lay out the picture of a machine: which shapes stand where, and which wires join them.
 
-GPUs that are joined directly are arranged by structure (`structures`). Otherwise what hangs together without the
-network is a box. In it, sockets stand above PCIe switches, these above GPUs and NICs (`socket_tree`), and NVSwitches
-are bars beside the GPUs; boxes stand above and below the bar of the network.
+GPUs that are joined directly are arranged by structure (`structures`). Otherwise what hangs
+together without the network is a box. In it, sockets stand above PCIe switches, these above GPUs
+and NICs (`socket_tree`), and NVSwitches are bars beside the GPUs; boxes stand above and below the
+bar of the network.
 """
 
 from __future__ import annotations
@@ -48,7 +49,9 @@ def lay_out(topology: Topology) -> Picture:
     return lay_out_boxes(topology).move_to_origin()
 
 
-def lay_out_direct(topology: Topology, gpus: Iterable[str], machine_cables: Iterable[Cable]) -> Picture:
+def lay_out_direct(
+    topology: Topology, gpus: Iterable[str], machine_cables: Iterable[Cable]
+) -> Picture:
     """Return the picture of GPUs arranged by the structure of their direct links."""
     rank = number_ranks(topology)
     order = tuple(gpus)
@@ -65,9 +68,13 @@ def lay_out_direct(topology: Topology, gpus: Iterable[str], machine_cables: Iter
     wires = []
     for c in inside:
         bend = arrangement.bends.get((min(index[c.a], index[c.b]), max(index[c.a], index[c.b])))
-        wire = make_wire(c, shapes[c.a], shapes[c.b], None if bend is None else (unit * bend[0], unit * bend[1]))
+        wire = make_wire(
+            c, shapes[c.a], shapes[c.b], None if bend is None else (unit * bend[0], unit * bend[1])
+        )
         others = [s for s in shapes.values() if s.ids not in ((c.a,), (c.b,))]
-        wires.append(bend_around(wire, others) if wire.bend is None and len(order) <= _MOST_BENT else wire)
+        wires.append(
+            bend_around(wire, others) if wire.bend is None and len(order) <= _MOST_BENT else wire
+        )
     return Picture(tuple(shapes.values()), tuple(wires), ())
 
 
@@ -82,19 +89,28 @@ def lay_out_boxes(topology: Topology) -> Picture:
         pictures = [_add_frame(p, name) for p, name in zip(pictures, names, strict=True)]
     tiered = any(d.kind in ("cpu", "nic") or d.family == "pcie" for d in topology.devices)
     arranged = _place_boxes(
-        pictures, network_below=tiered, has_bar=bool(hubs), singles=all(len(b) == 1 for b in components)
+        pictures,
+        network_below=tiered,
+        has_bar=bool(hubs),
+        singles=all(len(b) == 1 for b in components),
     )
     return _add_network_bars(topology, arranged, hubs, machine_cables)
 
 
 def _name_box(devices: Sequence[Device], number: int) -> str:
-    """Return the name of the host that all devices are of, "box 1" where they are of none or several."""
+    """Return the name of the host that all devices are of, "box 1" where they are of none or
+    several.
+    """
     hosts = {name_host(d) for d in devices}
     return next(iter(hosts)) if len(hosts) == 1 and "" not in hosts else f"box {number}"
 
 
-def _lay_out_box(topology: Topology, devices: Sequence[Device], machine_cables: tuple[Cable, ...]) -> Picture:
-    """Return the picture of one box at the origin; the network is above boxes without sockets and PCIe."""
+def _lay_out_box(
+    topology: Topology, devices: Sequence[Device], machine_cables: tuple[Cable, ...]
+) -> Picture:
+    """Return the picture of one box at the origin; the network is above boxes without sockets and
+    PCIe.
+    """
     inside = [c for c in machine_cables if {c.a, c.b} <= {d.id for d in devices}]
     if any(d.kind == "cpu" or d.family == "pcie" for d in devices):
         return lay_out_sockets(topology, devices, inside).move_to_origin()
@@ -110,22 +126,32 @@ def _lay_out_box(topology: Topology, devices: Sequence[Device], machine_cables: 
         shapes[nic.id] = make_nic_shape(topology, nic.id, x, y)
     nic_cables = [c for c in inside if c.a not in gpus or c.b not in gpus]
     to_nics = (
-        bend_around(make_wire(c, shapes[c.a], shapes[c.b]), [s for i, s in shapes.items() if i not in (c.a, c.b)])
+        bend_around(
+            make_wire(c, shapes[c.a], shapes[c.b]),
+            [s for i, s in shapes.items() if i not in (c.a, c.b)],
+        )
         for c in nic_cables
     )
     wires = (*picture.wires, *to_nics)
     return Picture(tuple(shapes.values()), wires, ()).move_to_origin()
 
 
-def _lay_out_rows(topology: Topology, devices: Sequence[Device], inside: Sequence[Cable]) -> Picture:
+def _lay_out_rows(
+    topology: Topology, devices: Sequence[Device], inside: Sequence[Cable]
+) -> Picture:
     """Return a picture with rows of GPUs above and below the bars of their switches."""
     rank = number_ranks(topology)
     width, height = get_gpu_size(topology)
     if any(d.kind == "nic" for d in devices):
         width = max(width, get_nic_width(topology))
-    step_x, step_y = width + (14 if width > 50 else 6), height / 2 + _BAR_HEIGHT / 2 + (44 if width > 50 else 24)
+    step_x, step_y = (
+        width + (14 if width > 50 else 6),
+        height / 2 + _BAR_HEIGHT / 2 + (44 if width > 50 else 24),
+    )
     groups = _group_switches([d for d in devices if d.kind == "switch"], inside)
-    rows = _divide_into_rows(groups, [d.id for d in devices if d.kind != "switch"], inside, small=width < 50)
+    rows = _divide_into_rows(
+        groups, [d.id for d in devices if d.kind != "switch"], inside, small=width < 50
+    )
     columns: float = max((len(row) for row in rows if isinstance(row, list)), default=1)
     # with many GPUs in rows behind each other, rows are staggered: what is behind shows in the gaps
     stagger = 0.5 if len(topology.ranks) > MANY_GPUS and len(rows) > 2 else 0.0
@@ -146,10 +172,23 @@ def _lay_out_rows(topology: Topology, devices: Sequence[Device], inside: Sequenc
         bar_width = (step_x * columns) / len(row) - (step_x - width)
         for k, group in enumerate(row):
             x = -step_x / 2 + (k + 0.5) * step_x * columns / len(row)
-            bar = Shape(group, "nvswitch", format_bar_label("NVSwitch", group), "", x, y, bar_width, _BAR_HEIGHT)
+            bar = Shape(
+                group,
+                "nvswitch",
+                format_bar_label("NVSwitch", group),
+                "",
+                x,
+                y,
+                bar_width,
+                _BAR_HEIGHT,
+            )
             shapes |= dict.fromkeys(group, bar)
     picture = _add_wires(shapes, inside)
-    of_rows = [[(name_host(topology.by_id[i]), shapes[i]) for i in row] for row in rows if isinstance(row, list)]
+    of_rows = [
+        [(name_host(topology.by_id[i]), shapes[i]) for i in row]
+        for row in rows
+        if isinstance(row, list)
+    ]
     return replace(picture, frames=tuple(_frame_hosts(of_rows)))
 
 
@@ -160,14 +199,22 @@ def _frame_hosts(rows: Sequence[Sequence[tuple[str, Shape]]]) -> Iterator[Frame]
     for row in rows:
         for host, run in groupby(row, key=lambda member: member[0]):
             shapes = [shape for _, shape in run]
-            left, right = min(s.left for s in shapes) - _NEAR_PAD, max(s.right for s in shapes) + _NEAR_PAD
-            top, bottom = min(s.top for s in shapes) - _FRAME_HEAD, max(s.bottom for s in shapes) + _NEAR_PAD
+            left, right = (
+                min(s.left for s in shapes) - _NEAR_PAD,
+                max(s.right for s in shapes) + _NEAR_PAD,
+            )
+            top, bottom = (
+                min(s.top for s in shapes) - _FRAME_HEAD,
+                max(s.bottom for s in shapes) + _NEAR_PAD,
+            )
             if host:
                 yield Frame(host, left, top, right - left, bottom - top)
 
 
 def _group_switches(switches: Sequence[Device], inside: Sequence[Cable]) -> list[tuple[str, ...]]:
-    """Return the switches grouped by their neighbours: those with the same ones are drawn as one bar."""
+    """Return the switches grouped by their neighbours: those with the same ones are drawn as one
+    bar.
+    """
     neighbours: dict[str, set[str]] = {d.id: set() for d in switches}
     for c in inside:
         for one, other in ((c.a, c.b), (c.b, c.a)):
@@ -176,20 +223,27 @@ def _group_switches(switches: Sequence[Device], inside: Sequence[Cable]) -> list
     groups: dict[frozenset[str], list[str]] = defaultdict(list)
     for ident, others in neighbours.items():
         # links among the switches do not tell them apart, unless they have no others
-        groups[frozenset(others - neighbours.keys()) or frozenset(others) or frozenset({ident})].append(ident)
+        groups[
+            frozenset(others - neighbours.keys()) or frozenset(others) or frozenset({ident})
+        ].append(ident)
     return [tuple(group) for group in groups.values()]
 
 
 def _divide_into_rows(
     groups: list[tuple[str, ...]], leaves: list[str], inside: Sequence[Cable], small: bool
 ) -> list[list[str] | tuple[tuple[str, ...], ...]]:
-    """Return rows from top to bottom: lists of GPUs, and tuples of switch groups that share a row."""
+    """Return rows from top to bottom: lists of GPUs, and tuples of switch groups that share a
+    row.
+    """
     if not groups:
         return [leaves]
     leaves_of_group = [
-        [leaf for leaf in leaves if any({leaf, s} == {c.a, c.b} for c in inside for s in g)] for g in groups
+        [leaf for leaf in leaves if any({leaf, s} == {c.a, c.b} for c in inside for s in g)]
+        for g in groups
     ]
-    disjoint = sum(map(len, leaves_of_group)) == len(leaves) and len(set().union(*leaves_of_group)) == len(leaves)
+    disjoint = sum(map(len, leaves_of_group)) == len(leaves) and len(
+        set().union(*leaves_of_group)
+    ) == len(leaves)
     if len(groups) == 2 and disjoint and all(leaves_of_group):
         return [leaves_of_group[0], (groups[0],), (groups[1],), leaves_of_group[1]]
     most = _ONE_ROW_OF_GPUS // 2 if small else _ONE_ROW_OF_GPUS
@@ -200,7 +254,9 @@ def _divide_into_rows(
 
 
 def _add_wires(shapes: dict[str, Shape], inside: Iterable[Cable]) -> Picture:
-    """Return the picture of shapes and the wires between them; alike cables between the same shapes are one wire."""
+    """Return the picture of shapes and the wires between them; alike cables between the same shapes
+    are one wire.
+    """
     bundles: dict[tuple[object, ...], tuple[Cable, Shape, Shape, int]] = {}
     for c in inside:
         a, b = shapes[c.a], shapes[c.b]
@@ -214,7 +270,9 @@ def _add_wires(shapes: dict[str, Shape], inside: Iterable[Cable]) -> Picture:
 def _add_frame(picture: Picture, label: str) -> Picture:
     """Return a picture inside a labelled frame."""
     content = picture.shift(_FRAME_PAD, _FRAME_HEAD + 8)
-    frame = Frame(label, 0, 0, picture.width + 2 * _FRAME_PAD, picture.height + _FRAME_HEAD + _FRAME_PAD + 8)
+    frame = Frame(
+        label, 0, 0, picture.width + 2 * _FRAME_PAD, picture.height + _FRAME_HEAD + _FRAME_PAD + 8
+    )
     return Picture(content.shapes, content.wires, (*content.frames, frame))
 
 
@@ -235,7 +293,9 @@ def _flip(picture: Picture) -> Picture:
     return Picture(shapes, tuple(wires), picture.frames)
 
 
-def _place_boxes(pictures: list[Picture], network_below: bool, has_bar: bool, singles: bool) -> Picture:
+def _place_boxes(
+    pictures: list[Picture], network_below: bool, has_bar: bool, singles: bool
+) -> Picture:
     """Return one picture of all boxes: in one row, or in two on both sides of the bar."""
     one_row = _ONE_ROW_OF_SINGLES if singles else _ONE_ROW_OF_BOXES
     upper_count = len(pictures) if len(pictures) <= one_row else (len(pictures) + 1) // 2
@@ -255,7 +315,9 @@ def _place_boxes(pictures: list[Picture], network_below: bool, has_bar: bool, si
     for row, is_upper in ((upper, True), (lower, False)):
         x = 0.0
         for picture in row:
-            parts.append(picture.shift(x, bar_top - picture.height if is_upper else bar_top + bar_room))
+            parts.append(
+                picture.shift(x, bar_top - picture.height if is_upper else bar_top + bar_room)
+            )
             x += picture.width + gap
     return Picture(
         tuple(s for p in parts for s in p.shapes),
@@ -267,7 +329,9 @@ def _place_boxes(pictures: list[Picture], network_below: bool, has_bar: bool, si
 def _add_network_bars(
     topology: Topology, boxes: Picture, hubs: Sequence[Device], machine_cables: tuple[Cable, ...]
 ) -> Picture:
-    """Return the picture with the bars of the network between the rows of boxes (or beside the only row), side by side."""
+    """Return the picture with the bars of the network between the rows of boxes (or beside the only
+    row), side by side.
+    """
     if not hubs:
         return boxes
     idents = {d.id for d in hubs}
@@ -280,7 +344,14 @@ def _add_network_bars(
         name = "network" if topology.by_id[group[0]].family == "network" else "switch"
         x = (k + 0.5) * width / len(groups)
         bar = Shape(
-            group, "network", format_bar_label(name, group), "", x, bar_y, width / len(groups) - 20, _BAR_HEIGHT
+            group,
+            "network",
+            format_bar_label(name, group),
+            "",
+            x,
+            bar_y,
+            width / len(groups) - 20,
+            _BAR_HEIGHT,
         )
         shapes |= dict.fromkeys(group, bar)
     wires = _add_wires(shapes, hub_cables).wires
@@ -288,8 +359,12 @@ def _add_network_bars(
 
 
 def _find_bar_y(boxes: Picture) -> float:
-    """Return the middle of the widest gap between rows, or of the room that was left beside the only row."""
-    edges = [(f.top, f.top + f.height) for f in boxes.frames] or [(s.top, s.bottom) for s in boxes.shapes]
+    """Return the middle of the widest gap between rows, or of the room that was left beside the
+    only row.
+    """
+    edges = [(f.top, f.top + f.height) for f in boxes.frames] or [
+        (s.top, s.bottom) for s in boxes.shapes
+    ]
     # shapes whose heights overlap are one row
     rows: list[tuple[float, float]] = []
     for top, bottom in sorted(edges):

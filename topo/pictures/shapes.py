@@ -1,4 +1,5 @@
-"""Shapes, wires and frames that a picture of a machine is made of, before it is drawn. Sizes are in pixels.
+"""Shapes, wires and frames that a picture of a machine is made of, before it is drawn. Sizes are in
+pixels.
 
 `layout` decides where they stand.
 """
@@ -18,18 +19,20 @@ GPU_WIDTH, GPU_HEIGHT = 64, 52
 SMALL_GPU_WIDTH, SMALL_GPU_HEIGHT = 40, 34
 NIC_WIDTH, NIC_HEIGHT = 66, 40
 MANY_GPUS = 32
+# How far a curve's control point is beside the middle of its ends, in parts of their distance.
 _BENDS = tuple(i / 10 for i in range(1, 16))
-"""How far a curve's control point is beside the middle of its ends, in parts of their distance."""
 _POINTS = 48
+# A letter's width as a part of the font size, on the safe side.
 LETTER = 0.6
-"""A letter's width as a part of the font size, on the safe side."""
 _TEXT, _SMALL_TEXT, _BESIDE_TEXT, _WIDEST = 13, 10, 8, 240.0
 TIMES = "\u00d7"
 
 
 @dataclass(frozen=True)
 class Shape:
-    """A device, or several alike, as a rectangle around (x, y). `look` is gpu, cpu, pcie, nvswitch, network or nic."""
+    """A device, or several alike, as a rectangle around (x, y). `look` is gpu, cpu, pcie, nvswitch,
+    network or nic.
+    """
 
     ids: tuple[str, ...]
     look: str
@@ -63,7 +66,9 @@ class Shape:
 
 @dataclass(frozen=True)
 class Wire:
-    """`cables` alike cables between two points, as a line or, with `bend`, a curve; it ends behind the shapes."""
+    """`cables` alike cables between two points, as a line or, with `bend`, a curve; it ends behind
+    the shapes.
+    """
 
     kind: str
     GBps: Fraction
@@ -110,9 +115,13 @@ class Picture:
         return max((y for _, y in self._list_corners()), default=0.0)
 
     def _list_corners(self) -> list[tuple[float, float]]:
-        """Return the points that the picture must hold: corners of shapes and frames, middles of curves."""
+        """Return the points that the picture must hold: corners of shapes and frames, middles of
+        curves.
+        """
         corners = [c for s in self.shapes for c in ((s.left, s.top), (s.right, s.bottom))]
-        corners += [c for f in self.frames for c in ((f.left, f.top), (f.left + f.width, f.top + f.height))]
+        corners += [
+            c for f in self.frames for c in ((f.left, f.top), (f.left + f.width, f.top + f.height))
+        ]
         for wire in self.wires:
             if wire.bend is not None:  # the curve's middle is half way to the control point
                 (ax, ay), (bx, by), (cx, cy) = wire.start, wire.end, wire.bend
@@ -138,7 +147,9 @@ class Picture:
 
 
 def get_gpu_size(topology: Topology) -> tuple[float, float]:
-    """Return width and height of a GPU's rectangle: small ones where there are many, else wide enough for their ids."""
+    """Return width and height of a GPU's rectangle: small ones where there are many, else wide
+    enough for their ids.
+    """
     if len(topology.ranks) > MANY_GPUS:
         return SMALL_GPU_WIDTH, SMALL_GPU_HEIGHT
     return fit_width(map(_name_in_host, topology.ranks), _SMALL_TEXT, GPU_WIDTH), GPU_HEIGHT
@@ -161,15 +172,28 @@ def _name_in_host(ident: str) -> str:
 
 
 def make_gpu_shape(topology: Topology, ident: str, rank: int, x: float, y: float) -> Shape:
-    """Return the shape of a GPU with its rank, and its id where that says something else; its host is written elsewhere."""
+    """Return the shape of a GPU with its rank, and its id where that says something else; its host
+    is written elsewhere.
+    """
     width, height = get_gpu_size(topology)
     name = _name_in_host(ident)
-    return Shape((ident,), "gpu", str(rank), "GPU" if name.lower() == f"gpu{rank}" else name, x, y, width, height)
+    return Shape(
+        (ident,),
+        "gpu",
+        str(rank),
+        "GPU" if name.lower() == f"gpu{rank}" else name,
+        x,
+        y,
+        width,
+        height,
+    )
 
 
 def make_nic_shape(topology: Topology, ident: str, x: float, y: float) -> Shape:
     """Return the shape of a NIC with its name."""
-    return Shape((ident,), "nic", _name_in_host(ident), "NIC", x, y, get_nic_width(topology), NIC_HEIGHT)
+    return Shape(
+        (ident,), "nic", _name_in_host(ident), "NIC", x, y, get_nic_width(topology), NIC_HEIGHT
+    )
 
 
 def make_wire(cable: Cable, a: Shape, b: Shape, bend: tuple[float, float] | None = None) -> Wire:
@@ -182,7 +206,9 @@ def make_wire(cable: Cable, a: Shape, b: Shape, bend: tuple[float, float] | None
 
 
 def _find_meeting_point(shape: Shape, other: Shape) -> tuple[float, float]:
-    """Return where a line to `other` meets `shape`: its middle, or, on wide shapes, above or below the other's middle."""
+    """Return where a line to `other` meets `shape`: its middle, or, on wide shapes, above or below
+    the other's middle.
+    """
     if other.bottom < shape.top or other.top > shape.bottom:
         aim = other.x if other.width <= shape.width else shape.x
         margin = min(10.0, shape.width / 2)
@@ -191,22 +217,26 @@ def _find_meeting_point(shape: Shape, other: Shape) -> tuple[float, float]:
 
 
 def bend_around(wire: Wire, shapes: Sequence[Shape]) -> Wire:
-    """Return the wire, or a curve between its ends that passes behind none of the shapes, the flattest there is; the wire
-    itself where there is none.
+    """Return the wire, or a curve between its ends that passes behind none of the shapes, the
+    flattest there is; the wire itself where there is none.
     """
     if not any(_passes_behind(wire, shape) for shape in shapes):
         return wire
     (ax, ay), (bx, by) = wire.start, wire.end
     for part in _BENDS:
         for side in (part, -part):
-            bent = replace(wire, bend=((ax + bx) / 2 - side * (by - ay), (ay + by) / 2 + side * (bx - ax)))
+            bent = replace(
+                wire, bend=((ax + bx) / 2 - side * (by - ay), (ay + by) / 2 + side * (bx - ax))
+            )
             if not any(_passes_behind(bent, shape) for shape in shapes):
                 return bent
     return wire
 
 
 def _passes_behind(wire: Wire, shape: Shape) -> bool:
-    """Return whether a wire passes through a shape's rectangle, by points of it that lie close to each other."""
+    """Return whether a wire passes through a shape's rectangle, by points of it that lie close to
+    each other.
+    """
     (ax, ay), (bx, by) = wire.start, wire.end
     cx, cy = wire.bend or ((ax + bx) / 2, (ay + by) / 2)
     if max(ax, bx, cx) < shape.left or min(ax, bx, cx) > shape.right:

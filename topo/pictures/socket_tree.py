@@ -1,4 +1,6 @@
-"""Lay out one box with sockets and PCI Express: a tree from the sockets down to a row of GPUs and NICs."""
+"""Lay out one box with sockets and PCI Express: a tree from the sockets down to a row of GPUs and
+NICs.
+"""
 
 from __future__ import annotations
 
@@ -47,19 +49,27 @@ def format_bar_label(name: str, idents: Sequence[str]) -> str:
 
 
 def _shorten_switch_name(ident: str) -> str:
-    """Return a switch's name; one that is called by its bus address is named without the domain that all share."""
+    """Return a switch's name; one that is called by its bus address is named without the domain
+    that all share.
+    """
     return "PCIe " + ident[4:].removeprefix("0000:") if ident.startswith("pci-") else ident
 
 
-def lay_out_sockets(topology: Topology, devices: Sequence[Device], inside: Sequence[Cable]) -> Picture:
-    """Return sockets on top, then PCIe switches, GPUs and NICs, NVSwitches; GPUs joined directly by arcs below."""
+def lay_out_sockets(
+    topology: Topology, devices: Sequence[Device], inside: Sequence[Cable]
+) -> Picture:
+    """Return sockets on top, then PCIe switches, GPUs and NICs, NVSwitches; GPUs joined directly by
+    arcs below.
+    """
     return _SocketTree(topology, devices, inside).build_picture()
 
 
 class _SocketTree:
     """Finds the tree, then places it from left to right."""
 
-    def __init__(self, topology: Topology, devices: Sequence[Device], inside: Sequence[Cable]) -> None:
+    def __init__(
+        self, topology: Topology, devices: Sequence[Device], inside: Sequence[Cable]
+    ) -> None:
         self.topology = topology
         self.rank = number_ranks(topology)
         self.device = {d.id: d for d in devices}
@@ -75,14 +85,18 @@ class _SocketTree:
         self.children: dict[str, list[str]] = defaultdict(list)
         self.depth: dict[str, int] = {}
         self.roots = self._build_tree(devices)
-        self.leaf_y = _TIER * (1 + max((self.depth[d] for d in self.depth if not self._is_leaf(d)), default=0))
+        self.leaf_y = _TIER * (
+            1 + max((self.depth[d] for d in self.depth if not self._is_leaf(d)), default=0)
+        )
         self.shapes: dict[str, Shape] = {}
 
     def _is_leaf(self, ident: str) -> bool:
         return self.device[ident].kind in ("gpu", "nic")
 
     def _build_tree(self, devices: Sequence[Device]) -> list[str]:
-        """Return the roots and fill in the children of each socket and PCIe switch; what neither reaches is a root itself."""
+        """Return the roots and fill in the children of each socket and PCIe switch; what neither
+        reaches is a root itself.
+        """
         roots = [d.id for d in devices if d.kind == "cpu"]
         self.depth = dict.fromkeys(roots, 0)
         self._descend(list(roots))
@@ -127,18 +141,32 @@ class _SocketTree:
                 framed.append((host, left, x - _TREE_GAP))
         # arcs come before the bars, which are placed below the deepest of them
         arcs = [c for c in self.inside if {self.device[c.a].kind, self.device[c.b].kind} == {"gpu"}]
-        sockets = [c for c in self.inside if {self.device[c.a].kind, self.device[c.b].kind} == {"cpu"}]
+        sockets = [
+            c for c in self.inside if {self.device[c.a].kind, self.device[c.b].kind} == {"cpu"}
+        ]
         wires = [self._make_arc(c) for c in arcs] + [self._join_sockets(c) for c in sockets]
-        bottom = max([s.bottom for s in self.shapes.values()] + [w.end[1] + self._measure_depth(w) for w in wires])
+        bottom = max(
+            [s.bottom for s in self.shapes.values()]
+            + [w.end[1] + self._measure_depth(w) for w in wires]
+        )
         top = min(s.top for s in self.shapes.values()) if self.shapes else 0.0
         frames = tuple(
-            Frame(host, left - _FRAME_PAD, top - _FRAME_HEAD, right - left + 2 * _FRAME_PAD, bottom - top + _FRAME_ROOM)
+            Frame(
+                host,
+                left - _FRAME_PAD,
+                top - _FRAME_HEAD,
+                right - left + 2 * _FRAME_PAD,
+                bottom - top + _FRAME_ROOM,
+            )
             for host, left, right in framed
         )
         self._place_bars(bottom + _BAR_REACH + (_FRAME_PAD if frames else 0))
-        # alike cables between the same shapes are one wire, which the legend counts as so many cables
+        # alike cables between the same shapes are one wire, which the legend counts as so many
+        # cables
         rest = [c for c in self.inside if c not in set(arcs) | set(sockets)]
-        bundles = Counter((self.shapes[c.a].ids, self.shapes[c.b].ids, c.kind, c.GBps, c.one_way) for c in rest)
+        bundles = Counter(
+            (self.shapes[c.a].ids, self.shapes[c.b].ids, c.kind, c.GBps, c.one_way) for c in rest
+        )
         drawn: set[tuple[object, ...]] = set()
         for c in rest:
             key = (self.shapes[c.a].ids, self.shapes[c.b].ids, c.kind, c.GBps, c.one_way)
@@ -147,7 +175,9 @@ class _SocketTree:
                 wire = make_wire(c, self.shapes[c.a], self.shapes[c.b])
                 if c.kind == "c2c":
                     ends = (self.shapes[c.a], self.shapes[c.b])
-                    wire = bend_around(wire, [s for s in dict.fromkeys(self.shapes.values()) if s not in ends])
+                    wire = bend_around(
+                        wire, [s for s in dict.fromkeys(self.shapes.values()) if s not in ends]
+                    )
                 wires.append(replace(wire, cables=bundles[key]))
         return Picture(tuple(dict.fromkeys(self.shapes.values())), tuple(wires), frames)
 
@@ -158,7 +188,8 @@ class _SocketTree:
             of_host[name_host(self.device[root])].append(root)
         return list(of_host.items()) if len(of_host) > 1 else [("", self.roots)]
 
-    # -- placing -------------------------------------------------------------------------------------------------
+    # -- placing
+    # -------------------------------------------------------------------------------------------------
 
     def _place_subtree(self, ident: str, x: float) -> float:
         """Place a device and what is below it, from `x` on; return the right edge."""
@@ -167,11 +198,17 @@ class _SocketTree:
         start = x
         for i, child in enumerate(self._group_nics(self.children.get(ident, []))):
             x += _LEAF_GAP if i else 0
-            x = self._place_leaf(child, x) if isinstance(child, _Leaf) else self._place_subtree(child, x)
+            x = (
+                self._place_leaf(child, x)
+                if isinstance(child, _Leaf)
+                else self._place_subtree(child, x)
+            )
         device = self.device[ident]
         look = "cpu" if device.kind == "cpu" else "pcie"
         name = split_host(ident)[1]
-        least = fit_width([name if look == "cpu" else _shorten_switch_name(name)], _TEXT, _LEAST_PARENT_WIDTH)
+        least = fit_width(
+            [name if look == "cpu" else _shorten_switch_name(name)], _TEXT, _LEAST_PARENT_WIDTH
+        )
         if x - start < least:
             self._shift_below(ident, (least - (x - start)) / 2)
         width = max(x - start, least)
@@ -180,9 +217,14 @@ class _SocketTree:
         if look == "cpu":
             title, subtitle = name, node
         else:
-            title, subtitle = _shorten_switch_name(name), "" if name.startswith("pci-") else "PCIe switch"
+            title, subtitle = (
+                _shorten_switch_name(name),
+                "" if name.startswith("pci-") else "PCIe switch",
+            )
         height = _CPU_HEIGHT if look == "cpu" else _SWITCH_HEIGHT
-        self.shapes[ident] = Shape((ident,), look, title, subtitle, start + width / 2, y, width, height)
+        self.shapes[ident] = Shape(
+            (ident,), look, title, subtitle, start + width / 2, y, width, height
+        )
         return start + width
 
     def _shift_below(self, ident: str, dx: float) -> None:
@@ -200,11 +242,14 @@ class _SocketTree:
             alike: object = ident
             if self.device[ident].kind == "nic":
                 alike = frozenset(
-                    (c.a + c.b).replace(ident, "", 1) + str(c.GBps) for c in self.inside if ident in (c.a, c.b)
+                    (c.a + c.b).replace(ident, "", 1) + str(c.GBps)
+                    for c in self.inside
+                    if ident in (c.a, c.b)
                 )
             groups.setdefault(alike, []).append(ident)
         return [
-            _Leaf(tuple(g), self.device[g[0]].kind == "gpu") if self._is_leaf(g[0]) else g[0] for g in groups.values()
+            _Leaf(tuple(g), self.device[g[0]].kind == "gpu") if self._is_leaf(g[0]) else g[0]
+            for g in groups.values()
         ]
 
     def _place_leaf(self, leaf: _Leaf, x: float) -> float:
@@ -212,7 +257,9 @@ class _SocketTree:
         if leaf.is_gpu:
             width = get_gpu_size(self.topology)[0]
             ident = leaf.ids[0]
-            self.shapes[ident] = make_gpu_shape(self.topology, ident, self.rank[ident], x + width / 2, self.leaf_y)
+            self.shapes[ident] = make_gpu_shape(
+                self.topology, ident, self.rank[ident], x + width / 2, self.leaf_y
+            )
             return x + width
         y = self.leaf_y + (NIC_HEIGHT - GPU_HEIGHT) / 2
         shape = make_nic_shape(self.topology, leaf.ids[0], x, y)
@@ -226,8 +273,11 @@ class _SocketTree:
         """Place NVSwitches below the GPUs, those with the same neighbours as one bar."""
         groups: dict[frozenset[str], list[str]] = defaultdict(list)
         for ident in self.bars:
-            # links among NVSwitches do not tell them apart: those of a board with the same GPUs are one bar
-            ends = {n for n in self.neighbours[ident] if n not in self.bars} or set(self.neighbours[ident])
+            # links among NVSwitches do not tell them apart: those of a board with the same GPUs are
+            # one bar
+            ends = {n for n in self.neighbours[ident] if n not in self.bars} or set(
+                self.neighbours[ident]
+            )
             groups[frozenset(ends)].append(ident)
         gpus = [s for s in self.shapes.values() if s.look == "gpu"] or list(self.shapes.values())
         left, right = min(s.left for s in gpus), max(s.right for s in gpus)
@@ -236,11 +286,19 @@ class _SocketTree:
             name = "NVSwitch" if self.device[group[0]].family == "nvswitch" else "switch"
             x = left + (i + 0.5) * bar_width
             bar = Shape(
-                tuple(group), "nvswitch", format_bar_label(name, group), "", x, y + 20, bar_width - 8, _BAR_HEIGHT
+                tuple(group),
+                "nvswitch",
+                format_bar_label(name, group),
+                "",
+                x,
+                y + 20,
+                bar_width - 8,
+                _BAR_HEIGHT,
             )
             self.shapes |= dict.fromkeys(group, bar)
 
-    # -- curves --------------------------------------------------------------------------------------------------
+    # -- curves
+    # --------------------------------------------------------------------------------------------------
 
     def _make_arc(self, cable: Cable) -> Wire:
         """Return a wire from GPU to GPU below the row; the farther apart, the deeper."""
@@ -249,14 +307,18 @@ class _SocketTree:
         depth = 40 + 0.42 * reach
         wire = make_wire(cable, a, b, ((a.x + b.x) / 2, a.y + GPU_HEIGHT / 2 + depth))
         offset = math.copysign(a.width / 4, b.x - a.x)
-        return replace(wire, start=(a.x + offset, a.y + a.height / 4), end=(b.x - offset, b.y + b.height / 4))
+        return replace(
+            wire, start=(a.x + offset, a.y + a.height / 4), end=(b.x - offset, b.y + b.height / 4)
+        )
 
     def _join_sockets(self, cable: Cable) -> Wire:
         """Return a wire between sockets: straight between neighbours, an arc above the others."""
         a, b = sorted((self.shapes[cable.a], self.shapes[cable.b]), key=lambda s: s.x)
         if not any(s.look == "cpu" and a.x < s.x < b.x for s in self.shapes.values()):
             return make_wire(cable, a, b)
-        return make_wire(cable, a, b, ((a.x + b.x) / 2, a.y - _CPU_HEIGHT / 2 - 24 - 0.12 * (b.x - a.x)))
+        return make_wire(
+            cable, a, b, ((a.x + b.x) / 2, a.y - _CPU_HEIGHT / 2 - 24 - 0.12 * (b.x - a.x))
+        )
 
     def _measure_depth(self, wire: Wire) -> float:
         """Return how far a curve reaches below its ends."""

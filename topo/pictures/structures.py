@@ -1,7 +1,8 @@
-"""Arrange GPUs that are joined directly so that a reader recognises the structure: a ring, a grid, a cube.
+"""Arrange GPUs that are joined directly so that a reader recognises the structure: a ring, a grid,
+a cube.
 
-Structures are recognised by their links alone. Coordinates are in units of the distance between neighbours; y grows
-downwards.
+Structures are recognised by their links alone. Coordinates are in units of the distance between
+neighbours; y grows downwards.
 """
 
 from __future__ import annotations
@@ -16,7 +17,15 @@ Pair = tuple[int, int]
 
 _LONGEST_ROW = 10
 _LARGEST_KAMADA_KAWAI = 64
-_BIT_VECTORS: tuple[Point, ...] = ((1.7, 0), (0, 1.7), (0.85, -0.8), (3.5, 0), (0, 3.4), (7.4, 0), (0, 7.0))
+_BIT_VECTORS: tuple[Point, ...] = (
+    (1.7, 0),
+    (0, 1.7),
+    (0.85, -0.8),
+    (3.5, 0),
+    (0, 3.4),
+    (7.4, 0),
+    (0, 7.0),
+)
 
 
 @dataclass(frozen=True)
@@ -47,7 +56,9 @@ def arrange(count: int, pairs: frozenset[Pair]) -> Arrangement:
 
 
 def _arrange_row(count: int, pairs: frozenset[Pair]) -> Arrangement | None:
-    """Arrange a path in the order of ranks, or GPUs without links; long rows turn back and forth."""
+    """Arrange a path in the order of ranks, or GPUs without links; long rows turn back and
+    forth.
+    """
     if pairs and pairs != {(i, i + 1) for i in range(count - 1)}:
         return None
     width = count if count <= _LONGEST_ROW else math.ceil(math.sqrt(2 * count))
@@ -60,11 +71,15 @@ def _arrange_row(count: int, pairs: frozenset[Pair]) -> Arrangement | None:
 
 
 def _place_on_circle(order: list[int], spacing: float = 1.0) -> tuple[Point, ...]:
-    """Return a circle through `order`, the first at the top left so that an even circle has a flat top."""
+    """Return a circle through `order`, the first at the top left so that an even circle has a flat
+    top.
+    """
     radius = max(1.0, spacing * len(order) / (2 * math.pi))
     start = -math.pi / 2 - (math.pi / len(order) if len(order) % 2 == 0 else 0)
     angle = {node: start + 2 * math.pi * k / len(order) for k, node in enumerate(order)}
-    return tuple((radius * math.cos(angle[i]), radius * math.sin(angle[i])) for i in range(len(order)))
+    return tuple(
+        (radius * math.cos(angle[i]), radius * math.sin(angle[i])) for i in range(len(order))
+    )
 
 
 def _list_neighbours(count: int, pairs: frozenset[Pair]) -> list[list[int]]:
@@ -93,12 +108,16 @@ def _arrange_ring(count: int, pairs: frozenset[Pair]) -> Arrangement | None:
 def _arrange_complete(count: int, pairs: frozenset[Pair]) -> Arrangement | None:
     """Arrange GPUs that are joined all to all on a circle."""
     return (
-        Arrangement(_place_on_circle(list(range(count)), 1.6)) if pairs == set(combinations(range(count), 2)) else None
+        Arrangement(_place_on_circle(list(range(count)), 1.6))
+        if pairs == set(combinations(range(count), 2))
+        else None
     )
 
 
 def _arrange_two_quads(count: int, pairs: frozenset[Pair]) -> Arrangement | None:
-    """Arrange two fully joined quads, each GPU joined to its partner in the other: the hybrid cube mesh."""
+    """Arrange two fully joined quads, each GPU joined to its partner in the other: the hybrid cube
+    mesh.
+    """
     if count != 8 or len(pairs) != 16:
         return None
     for rest in combinations(range(1, 8), 3):
@@ -112,8 +131,15 @@ def _arrange_two_quads(count: int, pairs: frozenset[Pair]) -> Arrangement | None
 
 
 def _mirror_quads(left: tuple[int, ...], partner: Mapping[int, int]) -> Arrangement:
-    """Return two quads whose partners face each other: inner columns joined by straight lines, outer ones by arcs."""
-    left_points = {left[0]: (0.0, 0.0), left[1]: (1.5, 0.0), left[2]: (0.0, 1.5), left[3]: (1.5, 1.5)}
+    """Return two quads whose partners face each other: inner columns joined by straight lines,
+    outer ones by arcs.
+    """
+    left_points = {
+        left[0]: (0.0, 0.0),
+        left[1]: (1.5, 0.0),
+        left[2]: (0.0, 1.5),
+        left[3]: (1.5, 1.5),
+    }
     mirror_x = 5.2
     points = {**left_points, **{partner[a]: (mirror_x - x, y) for a, (x, y) in left_points.items()}}
     bends: dict[Pair, Point] = {}
@@ -123,7 +149,9 @@ def _mirror_quads(left: tuple[int, ...], partner: Mapping[int, int]) -> Arrangem
 
 
 def _arrange_hypercube(count: int, pairs: frozenset[Pair]) -> Arrangement | None:
-    """Arrange a hypercube in the order of ranks: each bit of a rank moves its GPU in a direction of its own."""
+    """Arrange a hypercube in the order of ranks: each bit of a rank moves its GPU in a direction of
+    its own.
+    """
     dimension = count.bit_length() - 1
     cube = {(a, a | 1 << k) for a in range(count) for k in range(dimension) if not a >> k & 1}
     if not 3 <= dimension <= len(_BIT_VECTORS) or count != 1 << dimension or pairs != cube:
@@ -146,11 +174,14 @@ def _arrange_grid(count: int, pairs: frozenset[Pair]) -> Arrangement | None:
             continue
         across = {(i, i + 1) for i in range(count) if (i + 1) % columns}
         down = {(i, i + columns) for i in range(count - columns)}
-        around_row = {(i, i + columns - 1) for i in range(0, count, columns)} if columns > 2 else set()
+        around_row = (
+            {(i, i + columns - 1) for i in range(0, count, columns)} if columns > 2 else set()
+        )
         around_column = {(i, i + count - columns) for i in range(columns)} if rows > 2 else set()
         if not across | down <= pairs <= across | down | around_row | around_column:
             continue
-        # wrap-around links are drawn as curves beside their row or column, so that they hide no other link
+        # wrap-around links are drawn as curves beside their row or column, so that they hide no
+        # other link
         points = tuple((float(i % columns), float(i // columns)) for i in range(count))
         bends = {(a, b): ((columns - 1) / 2, points[a][1] - 0.95) for a, b in around_row & pairs}
         bends |= {(a, b): (points[a][0] - 0.95, (rows - 1) / 2) for a, b in around_column & pairs}
@@ -160,7 +191,11 @@ def _arrange_grid(count: int, pairs: frozenset[Pair]) -> Arrangement | None:
 
 def _arrange_star(count: int, pairs: frozenset[Pair]) -> Arrangement | None:
     """Arrange a hub and its leaves."""
-    hubs = [i for i, neighbours in enumerate(_list_neighbours(count, pairs)) if len(neighbours) == count - 1]
+    hubs = [
+        i
+        for i, neighbours in enumerate(_list_neighbours(count, pairs))
+        if len(neighbours) == count - 1
+    ]
     if count < 4 or len(pairs) != count - 1 or len(hubs) != 1:
         return None
     leaves = [i for i in range(count) if i != hubs[0]]
@@ -170,7 +205,9 @@ def _arrange_star(count: int, pairs: frozenset[Pair]) -> Arrangement | None:
 
 
 def _arrange_any_graph(count: int, pairs: frozenset[Pair]) -> Arrangement:
-    """Arrange any graph: Kamada and Kawai's springs for small or sparse ones, a circle for small dense ones."""
+    """Arrange any graph: Kamada and Kawai's springs for small or sparse ones, a circle for small
+    dense ones.
+    """
     if count <= 12 and len(pairs) > 2 * count:
         return Arrangement(_place_on_circle(list(range(count)), 1.5))
     import networkx as nx  # slow to import, and needed for these graphs only

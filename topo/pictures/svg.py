@@ -1,6 +1,8 @@
-"""Draw a topology as SVG: the machine as one would draw it on a whiteboard. Plain text, no dependency.
+"""Draw a topology as SVG: the machine as one would draw it on a whiteboard. Plain text, no
+dependency.
 
-Colours tell kinds of links, widths bandwidths; the legend says which is which, so that the picture stays uncluttered.
+Colours tell kinds of links, widths bandwidths; the legend says which is which, so that the picture
+stays uncluttered.
 """
 
 from __future__ import annotations
@@ -61,7 +63,8 @@ def write(topology: Topology) -> str:
     classes = Counter[_LinkClass]()
     for wire in picture.wires:
         classes[_get_class(wire)] += wire.cables
-    # colours and widths depend on all that is drawn, the height on the legend, so both come before any line of SVG
+    # colours and widths depend on all that is drawn, the height on the legend, so both come before
+    # any line of SVG
     style = _Style(classes)
     legend = _build_legend(style, classes)
     title, summary = _shorten(topology.name, 60), _summarize(topology)
@@ -74,7 +77,8 @@ def write(topology: Topology) -> str:
     shifted = picture.shift((width - picture.width) / 2 + _MARGIN, _HEAD + _MARGIN)
     full_width, full_height = width + 2 * _MARGIN, height + 2 * _MARGIN
     lines = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{full_width:.0f}" height="{full_height:.0f}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{full_width:.0f}" '
+        f'height="{full_height:.0f}" '
         f'viewBox="0 0 {full_width:.0f} {full_height:.0f}" font-family="{_FONT}" role="img">',
         f"<title>{_escape(topology.name)}: {_escape(summary)}</title>",
         *style.define_arrow_heads(),
@@ -86,7 +90,9 @@ def write(topology: Topology) -> str:
         *_draw_wires(shifted, style),
         *(_draw_frame_label(frame) for frame in shifted.frames),
         *(line for shape in shifted.shapes for line in _draw_shape(shape)),
-        *_draw_legend(legend, columns, full_height - _MARGIN - _LEGEND_ROW * legend_rows + 10, width / columns),
+        *_draw_legend(
+            legend, columns, full_height - _MARGIN - _LEGEND_ROW * legend_rows + 10, width / columns
+        ),
         "</svg>",
     ]
     return "\n".join(lines) + "\n"
@@ -103,7 +109,9 @@ class _Style:
     def __init__(self, classes: Counter[_LinkClass]) -> None:
         kinds = sorted({c.kind for c in classes})
         others = [kind for kind in kinds if kind not in _KIND_COLOURS]
-        self.colours = _KIND_COLOURS | {k: _OTHER_COLOURS[i % len(_OTHER_COLOURS)] for i, k in enumerate(others)}
+        self.colours = _KIND_COLOURS | {
+            k: _OTHER_COLOURS[i % len(_OTHER_COLOURS)] for i, k in enumerate(others)
+        }
         self.one_way = sorted({c.kind for c in classes if c.one_way})
         rates = [float(c.GBps) for c in classes] or [1.0]
         self.low, self.high = min(rates), max(rates)
@@ -123,7 +131,8 @@ class _Style:
         """Yield definitions of arrow heads for the kinds that have one-way links."""
         for kind in self.one_way:
             yield (
-                f'<defs><marker id="arrow-{list(self.colours).index(kind)}" viewBox="0 0 8 8" refX="4" refY="4" '
+                f'<defs><marker id="arrow-{list(self.colours).index(kind)}" viewBox="0 0 8 8" '
+                'refX="4" refY="4" '
                 f'markerWidth="12" markerHeight="12" markerUnits="userSpaceOnUse" orient="auto">'
                 f'<path d="M0 0 L8 4 L0 8 z" fill="{self.colours[kind]}"/></marker></defs>'
             )
@@ -137,7 +146,9 @@ def _draw_wires(picture: Picture, style: _Style) -> Iterator[str]:
     """Yield the lines, the thin ones on top of the thick ones."""
     for wire in sorted(picture.wires, key=lambda w: -w.GBps):
         (ax, ay), (bx, by) = wire.start, wire.end
-        attributes = f'fill="none" stroke-linecap="round" {style.format_stroke(wire.kind, wire.GBps)}'
+        attributes = (
+            f'fill="none" stroke-linecap="round" {style.format_stroke(wire.kind, wire.GBps)}'
+        )
         if wire.one_way:
             attributes += style.format_marker(wire.kind)
         if wire.bend is None:
@@ -152,19 +163,28 @@ def _draw_wires(picture: Picture, style: _Style) -> Iterator[str]:
 def _draw_frame(frame: Frame) -> str:
     """Return the rectangle of a frame."""
     return (
-        f'<rect x="{frame.left:.1f}" y="{frame.top:.1f}" width="{frame.width:.1f}" height="{frame.height:.1f}" '
+        f'<rect x="{frame.left:.1f}" y="{frame.top:.1f}" width="{frame.width:.1f}" '
+        f'height="{frame.height:.1f}" '
         f'rx="12" fill="{_FRAME_FILL}" stroke="{_FRAME}" stroke-dasharray="5 4"/>'
     )
 
 
 def _draw_frame_label(frame: Frame) -> str:
-    """Return the label, with a rim in the frame's colour that keeps it legible where a line passes."""
-    text = _draw_text(frame.left + 14, frame.top + 19, frame.label, 12, anchor="start", colour=_FAINT)
-    return text.replace("<text ", f'<text paint-order="stroke" stroke="{_FRAME_FILL}" stroke-width="5" ', 1)
+    """Return the label, with a rim in the frame's colour that keeps it legible where a line
+    passes.
+    """
+    text = _draw_text(
+        frame.left + 14, frame.top + 19, frame.label, 12, anchor="start", colour=_FAINT
+    )
+    return text.replace(
+        "<text ", f'<text paint-order="stroke" stroke="{_FRAME_FILL}" stroke-width="5" ', 1
+    )
 
 
 def _draw_shape(shape: Shape) -> Iterator[str]:
-    """Yield the rectangle of a device with what is written on it; several NICs look like a stack."""
+    """Yield the rectangle of a device with what is written on it; several NICs look like a
+    stack.
+    """
     fill, outline = _LOOKS[shape.look]
     radius = 9 if shape.look == "gpu" else 6
     yield f'<g class="{shape.look}">'
@@ -179,55 +199,81 @@ def _draw_shape(shape: Shape) -> Iterator[str]:
 def _draw_rect(x: float, y: float, shape: Shape, radius: int, fill: str, outline: str) -> str:
     """Return a rectangle of a shape's size around (x, y)."""
     return (
-        f'<rect x="{x - shape.width / 2:.1f}" y="{y - shape.height / 2:.1f}" width="{shape.width:.1f}" '
-        f'height="{shape.height:.1f}" rx="{radius}" fill="{fill}" stroke="{outline}" stroke-width="1.6"/>'
+        f'<rect x="{x - shape.width / 2:.1f}" y="{y - shape.height / 2:.1f}" '
+        f'width="{shape.width:.1f}" '
+        f'height="{shape.height:.1f}" rx="{radius}" fill="{fill}" stroke="{outline}" '
+        'stroke-width="1.6"/>'
     )
 
 
 def _draw_writing(shape: Shape, colour: str) -> Iterator[str]:
-    """Yield what is written on a shape: a GPU's rank in large figures, other devices' names, the subtitle below or beside."""
+    """Yield what is written on a shape: a GPU's rank in large figures, other devices' names, the
+    subtitle below or beside.
+    """
     if shape.look == "gpu":
         small = shape.height < 44
         if not small:
-            yield _draw_text(shape.x, shape.top + 15, _fit(shape.subtitle, shape.width, 10), 10, colour=_FAINT)
+            yield _draw_text(
+                shape.x, shape.top + 15, _fit(shape.subtitle, shape.width, 10), 10, colour=_FAINT
+            )
         drop = 6 if small else 18
         yield _draw_text(shape.x, shape.y + drop, shape.title, 16 if small else 21, weight="bold")
         return
     title = _fit(shape.title, shape.width, 13)
-    if not shape.subtitle or (shape.height < 36 and len(title) + len(shape.subtitle) > shape.width / 8.5):
+    if not shape.subtitle or (
+        shape.height < 36 and len(title) + len(shape.subtitle) > shape.width / 8.5
+    ):
         yield _draw_text(shape.x, shape.y + 5, title, 13, weight="600")
     elif shape.height < 36:
         yield _draw_text(shape.x, shape.y + 5, f"{shape.subtitle} · {title}", 12, colour=_INK)
     else:
         yield _draw_text(shape.x, shape.y - 1, title, 13, weight="600")
-        yield _draw_text(shape.x, shape.y + 14, _fit(shape.subtitle, shape.width, 10), 10, colour=_FAINT)
+        yield _draw_text(
+            shape.x, shape.y + 14, _fit(shape.subtitle, shape.width, 10), 10, colour=_FAINT
+        )
 
 
-# -- the legend ----------------------------------------------------------------------------------------------------
+# -- the legend
+# ----------------------------------------------------------------------------------------------------
 
 
 def _build_legend(style: _Style, classes: Counter[_LinkClass]) -> list[tuple[str, str]]:
-    """Return line attributes and text of each class, the fastest of a kind first; too many are summed up by kind."""
+    """Return line attributes and text of each class, the fastest of a kind first; too many are
+    summed up by kind.
+    """
     order = sorted(classes, key=lambda c: (c.kind, -c.GBps, c.count, c.one_way))
     if len(order) <= _MOST_LEGEND_ROWS:
-        return [(style.format_stroke(c.kind, c.GBps), _format_legend_text(c, classes[c])) for c in order]
+        return [
+            (style.format_stroke(c.kind, c.GBps), _format_legend_text(c, classes[c])) for c in order
+        ]
     entries: list[tuple[str, str]] = []
     for kind in dict.fromkeys(c.kind for c in order):
         alike = [c for c in order if c.kind == kind]
         rates = f"{format_rate(alike[-1].GBps)} to {format_rate(alike[0].GBps)} GB/s"
         number = sum(classes[c] for c in alike)
-        entries.append((style.format_stroke(kind, alike[0].GBps), f"{number} {TIMES} {get_kind_name(kind)}, {rates}"))
+        entries.append(
+            (
+                style.format_stroke(kind, alike[0].GBps),
+                f"{number} {TIMES} {get_kind_name(kind)}, {rates}",
+            )
+        )
     return entries
 
 
 def _format_legend_text(entry: _LinkClass, number: int) -> str:
     """Return the text of a class in the legend."""
-    lanes = f" ({entry.count} {TIMES} {format_rate(entry.GBps / entry.count)})" if entry.count > 1 else ""
+    lanes = (
+        f" ({entry.count} {TIMES} {format_rate(entry.GBps / entry.count)})"
+        if entry.count > 1
+        else ""
+    )
     one_way = ", one way" if entry.one_way else ""
     return f"{number} {TIMES} {get_kind_name(entry.kind)}, {format_rate(entry.GBps)} GB/s{lanes}{one_way}"
 
 
-def _draw_legend(entries: list[tuple[str, str]], columns: int, top: float, column_width: float) -> Iterator[str]:
+def _draw_legend(
+    entries: list[tuple[str, str]], columns: int, top: float, column_width: float
+) -> Iterator[str]:
     """Yield the rows of the legend."""
     for i, (stroke, text) in enumerate(entries):
         x = _MARGIN + i % columns * column_width
@@ -248,15 +294,23 @@ def _summarize(topology: Topology) -> str:
     return ", ".join(parts) + "; GB/s in one direction"
 
 
-# -- text ----------------------------------------------------------------------------------------------------------
+# -- text
+# ----------------------------------------------------------------------------------------------------------
 
 
 def _draw_text(
-    x: float, y: float, text: str, size: int, anchor: str = "middle", colour: str = _INK, weight: str = "normal"
+    x: float,
+    y: float,
+    text: str,
+    size: int,
+    anchor: str = "middle",
+    colour: str = _INK,
+    weight: str = "normal",
 ) -> str:
     """Return a text element."""
     return (
-        f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size}" text-anchor="{anchor}" font-weight="{weight}" '
+        f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size}" text-anchor="{anchor}" '
+        f'font-weight="{weight}" '
         f'fill="{colour}">{_escape(text)}</text>'
     )
 
@@ -281,4 +335,6 @@ def _escape(text: str) -> str:
 
 def _is_xml(code: int) -> bool:
     """Return whether XML 1.0 can hold a character."""
-    return code in (9, 10, 13) or 32 <= code <= 0xD7FF or 0xE000 <= code <= 0xFFFD or code >= 0x10000
+    return (
+        code in (9, 10, 13) or 32 <= code <= 0xD7FF or 0xE000 <= code <= 0xFFFD or code >= 0x10000
+    )

@@ -1,4 +1,6 @@
-"""Show a topology as tables for people: devices, how GPUs reach each other, links by kind, notes."""
+"""Show a topology as tables for people: devices, how GPUs reach each other, links by kind,
+notes.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +33,8 @@ from .cables import (
 from .console import SafeConsole, safe_text
 from .hosts import number_ranks, show_hosts_once
 
+# With more GPUs than this the matrix becomes a summary.
 MOST_GPUS = 16
-"""With more GPUs than this the matrix becomes a summary."""
 
 _MOST_DEVICES = 64
 _MOST_NOTES = 200
@@ -44,13 +46,17 @@ _WIDEST = 400  # no table is wider
 
 
 def write(topology: Topology, colour: bool = False) -> str:
-    """Return the tables as text, with terminal colours if `colour`; two lines where there are no GPUs."""
+    """Return the tables as text, with terminal colours if `colour`; two lines where there are no
+    GPUs.
+    """
     if not topology.ranks:
         return _say_that_there_are_no_gpus(topology)
     buffer = io.StringIO()
     columns = shutil.get_terminal_size((_COLUMNS, 24)).columns
     width = columns if colour else _WIDEST
-    console = SafeConsole(file=buffer, width=width, force_terminal=colour, highlight=False, emoji=False, markup=False)
+    console = SafeConsole(
+        file=buffer, width=width, force_terminal=colour, highlight=False, emoji=False, markup=False
+    )
     ranks = len(topology.ranks)
     console.print(safe_text(topology.name, style="bold"))
     console.print(f"{ranks} rank{'' if ranks == 1 else 's'}, fingerprint {topology.fingerprint}")
@@ -60,7 +66,9 @@ def write(topology: Topology, colour: bool = False) -> str:
     shown = show_hosts_once(topology)
     console.print(_list_devices(shown.topology))
     if shown.left_out is not None:
-        console.print(safe_text(f"one host of each kind is listed; {shown.left_out}"), soft_wrap=True)
+        console.print(
+            safe_text(f"one host of each kind is listed; {shown.left_out}"), soft_wrap=True
+        )
     for line in list_adding(topology):
         console.print(safe_text(line), soft_wrap=not console.is_terminal)
     if ranks > 1:
@@ -83,9 +91,14 @@ def write(topology: Topology, colour: bool = False) -> str:
 
 
 def _say_that_there_are_no_gpus(topology: Topology) -> str:
-    """Return what there is instead, why no GPU was found where that is known, and where to see more."""
+    """Return what there is instead, why no GPU was found where that is known, and where to see
+    more.
+    """
     kinds = Counter(_describe_kind(device) for device in topology.devices)
-    listed = ", ".join(f"{count} {kind}{'' if count == 1 else 's'}" for kind, count in kinds.items()) or "nothing else"
+    listed = (
+        ", ".join(f"{count} {kind}{'' if count == 1 else 's'}" for kind, count in kinds.items())
+        or "nothing else"
+    )
     whys = [f"{note}; " for note in _get_notes(topology) if "GPU" in note][:1]
     more = f"{''.join(whys)}--format tree shows what there is, --json all that was asked"
     return f"{printable(topology.name)}: no GPUs; {listed}\n{more}\n"
@@ -93,7 +106,9 @@ def _say_that_there_are_no_gpus(topology: Topology) -> str:
 
 def _make_table(title: str | None, *columns: str, right: Iterable[str] = ()) -> Table:
     """Return an empty table with its columns, those in `right` aligned to the right."""
-    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, padding=(0, 1))
+    table = Table(
+        title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, padding=(0, 1)
+    )
     for column in columns:
         table.add_column(column, justify="right" if column in right else "left", overflow="fold")
     return table
@@ -106,26 +121,40 @@ def _list_devices(topology: Topology) -> Table:
         for kind, count in Counter(_describe_kind(d) for d in topology.devices).items():
             table.add_row(kind, str(count))
         return table
-    table = _make_table("Devices", "rank", "id", "kind", "NUMA", "bus id", "name", right=("rank", "NUMA"))
+    table = _make_table(
+        "Devices", "rank", "id", "kind", "NUMA", "bus id", "name", right=("rank", "NUMA")
+    )
     rank = {ident: str(i) for ident, i in number_ranks(topology).items()}
     for device in topology.devices:
         node = "" if device.numa_node is None else str(device.numa_node)
         name = device.extra.get("name")
-        cells = (rank.get(device.id, ""), device.id, _describe_kind(device), node, device.bus_id or "", str(name or ""))
+        cells = (
+            rank.get(device.id, ""),
+            device.id,
+            _describe_kind(device),
+            node,
+            device.bus_id or "",
+            str(name or ""),
+        )
         table.add_row(*(safe_text(cell) for cell in cells))
     return table
 
 
 def list_adding(topology: Topology) -> list[str]:
-    """Return a line for each answer to whether switches add what passes through them, with its source."""
+    """Return a line for each answer to whether switches add what passes through them, with its
+    source.
+    """
     by_answer: dict[tuple[str, str], list[str]] = {}
     for device in topology.devices:
         if device.in_network is not None:
-            by_answer.setdefault((device.in_network.reduce, device.in_network.source), []).append(device.id)
+            by_answer.setdefault((device.in_network.reduce, device.in_network.source), []).append(
+                device.id
+            )
         elif device.kind == "switch" and device.can_reduce:
             by_answer.setdefault(("yes", "can_reduce"), []).append(device.id)
     return [
-        f"sums in {', '.join(ids[:4])}{' ...' if len(ids) > 4 else ''}: {answer}" + (f" ({source})" if source else "")
+        f"sums in {', '.join(ids[:4])}{' ...' if len(ids) > 4 else ''}: {answer}"
+        + (f" ({source})" if source else "")
         for (answer, source), ids in by_answer.items()
     ]
 
@@ -141,17 +170,23 @@ def _print_gpus(console: Console, topology: Topology, columns: int) -> None:
     rows = find_ways(topology, MOST_STEPS)
     pairs_by_way = Counter(way for i, row in enumerate(rows) for j, way in enumerate(row) if i != j)
     if len(rows) < len(topology.ranks):
-        heading = (
-            f"GPU to GPU: pairs counted from the first {len(rows)} of {len(topology.ranks)} GPUs, all would take long"
-        )
+        heading = f"GPU to GPU: pairs counted from the first {len(rows)} of {len(topology.ranks)} GPUs, all would take long"
         console.print(safe_text(heading, style="bold"))
         console.print(_count_pairs(pairs_by_way))
-    elif len(rows) <= MOST_GPUS and not (console.is_terminal and _measure_line(rows, "\n") > columns):
-        console.print(safe_text("GPU to GPU: the way, and GB/s of the route used alone", style="bold"))
-        console.print(_make_matrix(rows, _name_gpus(topology), stacked=_measure_line(rows) > columns))
+    elif len(rows) <= MOST_GPUS and not (
+        console.is_terminal and _measure_line(rows, "\n") > columns
+    ):
+        console.print(
+            safe_text("GPU to GPU: the way, and GB/s of the route used alone", style="bold")
+        )
+        console.print(
+            _make_matrix(rows, _name_gpus(topology), stacked=_measure_line(rows) > columns)
+        )
     else:
         why = (
-            f"there are more than {MOST_GPUS} GPUs" if len(rows) > MOST_GPUS else "lines would be too long for a matrix"
+            f"there are more than {MOST_GPUS} GPUs"
+            if len(rows) > MOST_GPUS
+            else "lines would be too long for a matrix"
         )
         console.print(safe_text(f"GPU to GPU: pairs counted, since {why}", style="bold"))
         console.print(_count_pairs(pairs_by_way))
@@ -163,14 +198,18 @@ def _print_gpus(console: Console, topology: Topology, columns: int) -> None:
 
 
 def _name_gpus(topology: Topology) -> list[str]:
-    """Return what GPUs are called in the matrix: GPU3 for gpu3, even if it is rank 2; by their ranks where ids are others."""
+    """Return what GPUs are called in the matrix: GPU3 for gpu3, even if it is rank 2; by their
+    ranks where ids are others.
+    """
     if all(_PLAIN_ID.fullmatch(ident) for ident in topology.ranks):
         return [ident.upper() for ident in topology.ranks]
     return [f"GPU{i}" for i in range(len(topology.ranks))]
 
 
 def _make_matrix(rows: list[list[Way]], headings: list[str], stacked: bool) -> Table:
-    """Return row i, column j: how GPU i sends to GPU j; where lines would be too long, with the rate below the label."""
+    """Return row i, column j: how GPU i sends to GPU j; where lines would be too long, with the
+    rate below the label.
+    """
     table = Table(box=None, padding=(0, 1, 0, 0))
     table.add_column("", no_wrap=True)
     for heading in headings:
@@ -186,8 +225,12 @@ def _format_cell(way: Way, between: str) -> str:
 
 
 def _measure_line(rows: list[list[Way]], between: str = " ") -> int:
-    """Return how long a line of the matrix is with every cell in one line; with a line's end for `between`, in two."""
-    lengths = [[max(map(len, _format_cell(way, between).split("\n"))) for way in row] for row in rows]
+    """Return how long a line of the matrix is with every cell in one line; with a line's end for
+    `between`, in two.
+    """
+    lengths = [
+        [max(map(len, _format_cell(way, between).split("\n"))) for way in row] for row in rows
+    ]
     return 6 + sum(1 + max(line[j] for line in lengths) for j in range(len(lengths)))
 
 
@@ -225,30 +268,51 @@ def _list_links(topology: Topology) -> Table:
     classes: dict[tuple[str, Fraction, int, bool], list[Cable]] = defaultdict(list)
     for c in find_cables(topology):
         classes[c.kind, c.GBps, c.count, c.one_way].append(c)
-    for (kind, GBps, count, one_way), cables in sorted(classes.items(), key=lambda item: (item[0][0], -item[0][1])):
+    for (kind, GBps, count, one_way), cables in sorted(
+        classes.items(), key=lambda item: (item[0][0], -item[0][1])
+    ):
         rate = format_rate(GBps) + (" one way" if one_way else "")
-        said = list(dict.fromkeys(source for c in cables for source in sources.get((c.a, c.b, c.kind), ())))
+        said = list(
+            dict.fromkeys(source for c in cables for source in sources.get((c.a, c.b, c.kind), ()))
+        )
         by = "; ".join(said[:_MOST_SOURCES]) + (" ..." if len(said) > _MOST_SOURCES else "")
         lanes = dict.fromkeys(widths.get((c.a, c.b, c.kind), str(count)) for c in cables)
-        table.add_row(safe_text(get_kind_name(kind)), str(len(cables)), rate, ", ".join(lanes), safe_text(by))
+        table.add_row(
+            safe_text(get_kind_name(kind)), str(len(cables)), rate, ", ".join(lanes), safe_text(by)
+        )
     return table
 
 
 def _list_measured(topology: Topology) -> Table:
-    """Return a row for each measured link, both directions in one where they are alike: declared, measured, believed."""
+    """Return a row for each measured link, both directions in one where they are alike: declared,
+    measured, believed.
+    """
     right = ("declared GB/s", "measured GB/s", "believed GB/s")
     table = _make_table("Measured", "from", "to", "kind", *right, "how", "reason", right=right)
     rows: dict[tuple[str, ...], list[tuple[str, str]]] = {}
     for link in topology.links:
         declared, measured = link.extra.get("declared"), link.extra.get("measured")
         if isinstance(measured, Mapping) and isinstance(declared, Mapping):
-            measured_rate = ("" if measured.get("limit") else "at least ") + str(measured.get("GBps"))
+            measured_rate = ("" if measured.get("limit") else "at least ") + str(
+                measured.get("GBps")
+            )
             rates = str(declared.get("GBps")), measured_rate, format_rate(link.bandwidth_GBps)
-            cells = (get_kind_name(link.kind), *rates, str(measured.get("how")), str(link.extra.get("reason") or ""))
-            rows.setdefault((*sorted((link.src, link.dst)), *cells), []).append((link.src, link.dst))
+            cells = (
+                get_kind_name(link.kind),
+                *rates,
+                str(measured.get("how")),
+                str(link.extra.get("reason") or ""),
+            )
+            rows.setdefault((*sorted((link.src, link.dst)), *cells), []).append(
+                (link.src, link.dst)
+            )
     for row, ends in list(rows.items())[:_MOST_DEVICES]:
         back = "" if len(ends) == 1 else " and back"
-        table.add_row(safe_text(ends[0][0]), safe_text(ends[0][1] + back), *(safe_text(cell) for cell in row[2:]))
+        table.add_row(
+            safe_text(ends[0][0]),
+            safe_text(ends[0][1] + back),
+            *(safe_text(cell) for cell in row[2:]),
+        )
     return table
 
 

@@ -1,4 +1,6 @@
-"""Show a topology as a tree for people: sockets, what hangs below them, and each device's links that cross the tree."""
+"""Show a topology as a tree for people: sockets, what hangs below them, and each device's links
+that cross the tree.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,8 @@ _DEEPEST = 100
 
 
 def write(topology: Topology, colour: bool = False) -> str:
-    """Return the tree as text, with terminal colours if `colour`. GPUs and NICs are leaves; rates are GB/s each way.
+    """Return the tree as text, with terminal colours if `colour`. GPUs and NICs are leaves; rates
+    are GB/s each way.
 
     Of many hosts that are alike one is shown, which the last line says.
 
@@ -36,14 +39,22 @@ def write(topology: Topology, colour: bool = False) -> str:
     below, tree_cables, crossing = _build_tree(topology)
     rank = number_ranks(topology)
     root = Tree(safe_text(topology.name, style="bold"))
-    stack: list[tuple[Tree, Cable | None, str, int]] = [(root, None, top, 1) for top in reversed(below[""])]
+    stack: list[tuple[Tree, Cable | None, str, int]] = [
+        (root, None, top, 1) for top in reversed(below[""])
+    ]
     while stack:
         tree, cable, ident, depth = stack.pop()
         if depth > _DEEPEST:
-            raise InputError(f"{ident!r:.60} is {depth} devices deep; more than {_DEEPEST} are not drawn as a tree")
-        branch = tree.add(_format_line(topology.by_id[ident], rank.get(ident), cable, crossing.get(ident, ())))
+            raise InputError(
+                f"{ident!r:.60} is {depth} devices deep; more than {_DEEPEST} are not drawn as a "
+                "tree"
+            )
+        branch = tree.add(
+            _format_line(topology.by_id[ident], rank.get(ident), cable, crossing.get(ident, ()))
+        )
         stack += [
-            (branch, tree_cables.get((ident, child)), child, depth + 1) for child in reversed(below.get(ident, []))
+            (branch, tree_cables.get((ident, child)), child, depth + 1)
+            for child in reversed(below.get(ident, []))
         ]
     buffer = io.StringIO()
     SafeConsole(
@@ -65,7 +76,9 @@ TreeCables = dict[tuple[str, str], Cable]
 
 
 def _build_tree(topology: Topology) -> tuple[Below, TreeCables, dict[str, list[Cable]]]:
-    """Return what hangs below each device (below "": the tops) and by which cable, and each device's other cables."""
+    """Return what hangs below each device (below "": the tops) and by which cable, and each
+    device's other cables.
+    """
     below: dict[str, list[str]] = defaultdict(list)
     above: dict[str, str] = {}
     for start in sorted(topology.devices, key=_sort_key):
@@ -98,7 +111,9 @@ def _build_tree(topology: Topology) -> tuple[Below, TreeCables, dict[str, list[C
 def _sort_key(device: Device) -> int:
     """Return the order in which devices become tops: what others hang on comes first."""
     order = {"cpu": 0, "switch": 3, "gpu": 4, "nic": 4}
-    return 1 if device.family == "pcie" else 2 if device.family == "nvswitch" else order[device.kind]
+    return (
+        1 if device.family == "pcie" else 2 if device.family == "nvswitch" else order[device.kind]
+    )
 
 
 def _may_hang(device: Device, upper: Device) -> bool:
@@ -108,8 +123,12 @@ def _may_hang(device: Device, upper: Device) -> bool:
     return device.kind in ("gpu", "nic")
 
 
-def _format_line(device: Device, rank: int | None, cable: Cable | None, crossing: Iterable[Cable]) -> Text:
-    """Return the line of a device: what it is, the cable above it, and the links that cross the tree."""
+def _format_line(
+    device: Device, rank: int | None, cable: Cable | None, crossing: Iterable[Cable]
+) -> Text:
+    """Return the line of a device: what it is, the cable above it, and the links that cross the
+    tree.
+    """
     text = safe_text(device.id, style="bold" if device.kind == "gpu" else "")
     name = device.extra.get("name")
     facts = [] if rank is None else [f"rank {rank}"]
@@ -118,7 +137,8 @@ def _format_line(device: Device, rank: int | None, cable: Cable | None, crossing
     facts += [device.bus_id] if device.bus_id and device.bus_id not in device.id else []
     if cable is not None:
         facts.append(
-            f"{get_kind_name(cable.kind)} {format_rate(cable.GBps)} GB/s" + (" one way" if cable.one_way else "")
+            f"{get_kind_name(cable.kind)} {format_rate(cable.GBps)} GB/s"
+            + (" one way" if cable.one_way else "")
         )
     text.append(printable("".join(f" · {fact}" for fact in facts)))
     peers: dict[tuple[str, str], list[str]] = defaultdict(list)
@@ -127,7 +147,9 @@ def _format_line(device: Device, rank: int | None, cable: Cable | None, crossing
         peers[get_kind_name(other.kind), format_rate(other.GBps)].append(peer)
     for (kind, rate), names in islice(peers.items(), _MOST_KINDS):
         many = device.kind == "switch" and len(names) > 1
-        peer_text = f"{len(names)} devices" if many or len(names) > _MOST_PEERS else ", ".join(names)
+        peer_text = (
+            f"{len(names)} devices" if many or len(names) > _MOST_PEERS else ", ".join(names)
+        )
         text.append(printable(f" · {kind} {rate} to {peer_text}"), style="dim")
     if len(peers) > _MOST_KINDS:
         text.append(f" · and links of {len(peers) - _MOST_KINDS} more kinds and rates", style="dim")

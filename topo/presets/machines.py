@@ -1,7 +1,8 @@
 """Build known machines from their datasheets: what the presets of that name return.
 
-Each function takes the number of boxes (1 where only one box is known). GPUs are numbered box by box; a device of a
-machine of several boxes says in `extra["box"]` which one it is in. Rates are GB/s in one direction.
+Each function takes the number of boxes (1 where only one box is known). GPUs are numbered box by
+box; a device of a machine of several boxes says in `extra["box"]` which one it is in. Rates are
+GB/s in one direction.
 """
 
 from __future__ import annotations
@@ -28,23 +29,38 @@ _HDR_GBps = Fraction(25)  # one 200 Gb/s InfiniBand HDR port
 _NDR_GBps = Fraction(50)  # one 400 Gb/s InfiniBand NDR port
 _NVL72_GPUS = 72
 
+# Pairs of a DGX-1 that are joined by two NVLinks, in the numbering of SCCL (arXiv 2008.08708,
+# figure 1).
 DGX1_DOUBLE = ((0, 1), (0, 4), (1, 3), (2, 3), (2, 6), (4, 5), (5, 7), (6, 7))
-"""Pairs of a DGX-1 that are joined by two NVLinks, in the numbering of SCCL (arXiv 2008.08708, figure 1)."""
 
+# Pairs of a DGX-1 that are joined by one NVLink, in the same numbering.
 DGX1_SINGLE = ((0, 2), (0, 3), (1, 2), (1, 5), (3, 7), (4, 6), (4, 7), (5, 6))
-"""Pairs of a DGX-1 that are joined by one NVLink, in the same numbering."""
 
+# Pairs of dies (GCDs) of an 8x MI250 box and how many xGMI links join them (RCCL's recorded
+# topo_16p1h.xml).
 MI250_LINKS: tuple[tuple[int, int, int], ...] = (
     *((2 * package, 2 * package + 1, 4) for package in range(8)),  # the two dies of a package
     *((0, 2, 1), (0, 4, 2), (1, 2, 1), (1, 3, 1), (1, 5, 1), (2, 6, 1), (3, 7, 2), (4, 12, 1)),
-    *((5, 13, 1), (5, 14, 1), (6, 13, 1), (6, 14, 1), (7, 15, 1), (8, 10, 1), (8, 12, 2), (9, 10, 1)),
+    *(
+        (5, 13, 1),
+        (5, 14, 1),
+        (6, 13, 1),
+        (6, 14, 1),
+        (7, 15, 1),
+        (8, 10, 1),
+        (8, 12, 2),
+        (9, 10, 1),
+    ),
     *((9, 11, 1), (9, 13, 1), (10, 14, 1), (11, 15, 2)),
 )
-"""Pairs of dies (GCDs) of an 8x MI250 box and how many xGMI links join them (RCCL's recorded topo_16p1h.xml)."""
 
 
-def _join(a: str, b: str, GBps: Fraction, kind: str, source: str, count: int = 1, us: str = "") -> tuple[Link, Link]:
-    """Return both directions of a link between two devices; its latency is that of kind `us`, by default its own."""
+def _join(
+    a: str, b: str, GBps: Fraction, kind: str, source: str, count: int = 1, us: str = ""
+) -> tuple[Link, Link]:
+    """Return both directions of a link between two devices; its latency is that of kind `us`, by
+    default its own.
+    """
     return both_ways(Link(a, b, GBps * count, LATENCY_us[us or kind], kind, count, source))
 
 
@@ -65,23 +81,36 @@ def _mark_boxes(devices: list[Device], boxes: int, per_box: int, first: int = 0)
 
 
 def dgx1(boxes: int = 1) -> Topology:
-    """Return an NVIDIA DGX-1 with V100: the NVLinks only, 25 GB/s each; two links between a pair are one of 50."""
+    """Return an NVIDIA DGX-1 with V100: the NVLinks only, 25 GB/s each; two links between a pair
+    are one of 50.
+    """
     source, rate = "DGX-1 with V100 system architecture whitepaper", NVLINK_DATASHEET_GBps[2]
     pairs = sorted([(pair, 2) for pair in DGX1_DOUBLE] + [(pair, 1) for pair in DGX1_SINGLE])
-    links = [x for (a, b), n in pairs for x in _join(f"gpu{a}", f"gpu{b}", rate, "nvlink", source, n)]
+    links = [
+        x for (a, b), n in pairs for x in _join(f"gpu{a}", f"gpu{b}", rate, "nvlink", source, n)
+    ]
     return Topology("dgx1", tuple(_make_gpus(8, (0, 1))), tuple(links), source)
 
 
 def dgx2(boxes: int = 1) -> Topology:
-    """Return an NVIDIA DGX-2: two boards of 8 V100 on six NVSwitches (150 GB/s a GPU), 8 x 6 NVLinks between the boards."""
-    source, rate, links_each = "NVSwitch technical overview", NVLINK_DATASHEET_GBps[2], NVLINK_LINKS_PER_GPU[2]
+    """Return an NVIDIA DGX-2: two boards of 8 V100 on six NVSwitches (150 GB/s a GPU), 8 x 6
+    NVLinks between the boards.
+    """
+    source, rate, links_each = (
+        "NVSwitch technical overview",
+        NVLINK_DATASHEET_GBps[2],
+        NVLINK_LINKS_PER_GPU[2],
+    )
     switches = [
-        Device(f"nvswitch{b}", "switch", "nvswitch", numa_node=b, in_network=nvswitch_adding(2)) for b in range(2)
+        Device(f"nvswitch{b}", "switch", "nvswitch", numa_node=b, in_network=nvswitch_adding(2))
+        for b in range(2)
     ]
     links = [
         x
         for gpu in range(16)
-        for x in _join(f"gpu{gpu}", f"nvswitch{gpu // 8}", rate, "nvlink", source, links_each, us="nvswitch")
+        for x in _join(
+            f"gpu{gpu}", f"nvswitch{gpu // 8}", rate, "nvlink", source, links_each, us="nvswitch"
+        )
     ]
     links += _join("nvswitch0", "nvswitch1", rate, "nvlink", source, 8 * links_each, us="nvswitch")
     return Topology("dgx2", (*_make_gpus(16, (0, 1)), *switches), tuple(links), source)
@@ -90,7 +119,9 @@ def dgx2(boxes: int = 1) -> Topology:
 def _build_dgx_boxes(
     name: str, boxes: int, generation: int, net_GBps: Fraction, numa: tuple[int, ...], source: str
 ) -> Topology:
-    """Return boxes of 8 GPUs on one layer of NVSwitches; several boxes share a network, one port a GPU."""
+    """Return boxes of 8 GPUs on one layer of NVSwitches; several boxes share a network, one port a
+    GPU.
+    """
     gpus = [d for _ in range(boxes) for d in _make_gpus(8, numa)]
     gpus = _mark_boxes([replace(d, id=f"gpu{i}") for i, d in enumerate(gpus)], boxes, 8)
     return _put_on_nvswitches(name, gpus, boxes, generation, net_GBps, source)
@@ -99,16 +130,22 @@ def _build_dgx_boxes(
 def _put_on_nvswitches(
     name: str, gpus: list[Device], boxes: int, generation: int, net_GBps: Fraction, source: str
 ) -> Topology:
-    """Return boxes of these GPUs, each on one layer of NVSwitches; several boxes share a network, one port a GPU."""
+    """Return boxes of these GPUs, each on one layer of NVSwitches; several boxes share a network,
+    one port a GPU.
+    """
     rate, links_each = NVLINK_DATASHEET_GBps[generation], NVLINK_LINKS_PER_GPU[generation]
     per_box = len(gpus) // boxes
     adding = nvswitch_adding(generation)
-    switches = [Device(f"nvswitch{b}", "switch", "nvswitch", in_network=adding) for b in range(boxes)]
+    switches = [
+        Device(f"nvswitch{b}", "switch", "nvswitch", in_network=adding) for b in range(boxes)
+    ]
     switches = _mark_boxes(switches, boxes, 1)
     links = [
         x
         for i, d in enumerate(gpus)
-        for x in _join(d.id, f"nvswitch{i // per_box}", rate, "nvlink", source, links_each, us="nvswitch")
+        for x in _join(
+            d.id, f"nvswitch{i // per_box}", rate, "nvlink", source, links_each, us="nvswitch"
+        )
     ]
     if boxes == 1:
         return Topology(name, (*gpus, *switches), tuple(links), source)
@@ -118,25 +155,34 @@ def _put_on_nvswitches(
 
 
 def dgx_a100(boxes: int = 1) -> Topology:
-    """Return NVIDIA DGX A100 boxes: 300 GB/s a GPU into the NVSwitches; between boxes 25 GB/s a GPU (HDR InfiniBand)."""
+    """Return NVIDIA DGX A100 boxes: 300 GB/s a GPU into the NVSwitches; between boxes 25 GB/s a GPU
+    (HDR InfiniBand).
+    """
     # NUMA nodes of GPU pairs 0-1, 2-3, 4-5, 6-7 as the user guide prints them
-    return _build_dgx_boxes("dgx-a100", boxes, 3, _HDR_GBps, (3, 1, 7, 5), "DGX A100 datasheet and user guide")
+    return _build_dgx_boxes(
+        "dgx-a100", boxes, 3, _HDR_GBps, (3, 1, 7, 5), "DGX A100 datasheet and user guide"
+    )
 
 
 def dgx_h100(boxes: int = 1) -> Topology:
-    """Return NVIDIA DGX H100 boxes: 450 GB/s a GPU into the NVSwitches; between boxes 50 GB/s a GPU (NDR InfiniBand)."""
+    """Return NVIDIA DGX H100 boxes: 450 GB/s a GPU into the NVSwitches; between boxes 50 GB/s a GPU
+    (NDR InfiniBand).
+    """
     return _build_dgx_boxes("dgx-h100", boxes, 4, _NDR_GBps, (0, 1), "DGX H100 datasheet")
 
 
 def gb200_nvl72(racks: int = 1) -> Topology:
-    """Return NVIDIA GB200 NVL72 racks: 18 trays of 4 GPUs, 900 GB/s a GPU into the NVSwitches, which all 72 share.
+    """Return NVIDIA GB200 NVL72 racks: 18 trays of 4 GPUs, 900 GB/s a GPU into the NVSwitches,
+    which all 72 share.
 
-    From the datasheet: 72 GPUs, 18 compute trays of two Grace CPUs and four GPUs, NVLink 5 with 1.8 TB/s a GPU, both
-    directions together. Assumed: between racks one ConnectX-7 NIC of 400 Gb/s a GPU (50 GB/s), all on one network that is
-    nowhere oversubscribed. Grace CPUs, NVLink-C2C and PCIe are left out, as the trays' hosts are in the DGX presets.
+    From the datasheet: 72 GPUs, 18 compute trays of two Grace CPUs and four GPUs, NVLink 5 with 1.8
+    TB/s a GPU, both directions together. Assumed: between racks one ConnectX-7 NIC of 400 Gb/s a
+    GPU (50 GB/s), all on one network that is nowhere oversubscribed. Grace CPUs, NVLink-C2C and
+    PCIe are left out, as the trays' hosts are in the DGX presets.
     """
     gpus = [
-        Device(f"gpu{i}", numa_node=i % 4 // 2, extra={"host": f"tray{i // 4}"}) for i in range(_NVL72_GPUS * racks)
+        Device(f"gpu{i}", numa_node=i % 4 // 2, extra={"host": f"tray{i // 4}"})
+        for i in range(_NVL72_GPUS * racks)
     ]
     if racks > 1:
         rack_of = [i // _NVL72_GPUS for i in range(len(gpus))]
@@ -150,7 +196,9 @@ def gb200_nvl72(racks: int = 1) -> Topology:
 
 
 def mi250(boxes: int = 1) -> Topology:
-    """Return boxes of 8 AMD MI250, two dies each that are separate GPUs; between boxes a 25 GB/s NIC a package."""
+    """Return boxes of 8 AMD MI250, two dies each that are separate GPUs; between boxes a 25 GB/s
+    NIC a package.
+    """
     source = "MI250 datasheet; adjacency as in RCCL's recorded topo_16p1h.xml"
     gpus = [d for _ in range(boxes) for d in _make_gpus(16, (0, 1, 2, 3))]
     gpus = _mark_boxes([replace(d, id=f"gpu{i}") for i, d in enumerate(gpus)], boxes, 16)
@@ -165,7 +213,11 @@ def mi250(boxes: int = 1) -> Topology:
         return Topology("mi250", tuple(gpus), tuple(links), source)
     nics = [Device(f"nic{i}", "nic", numa_node=i % 8 // 2) for i in range(8 * boxes)]
     nics = _mark_boxes(nics, boxes, 8)
-    links += [x for i, d in enumerate(gpus) for x in _join(d.id, f"nic{i // 2}", _HDR_GBps, "pcie", source)]
+    links += [
+        x
+        for i, d in enumerate(gpus)
+        for x in _join(d.id, f"nic{i // 2}", _HDR_GBps, "pcie", source)
+    ]
     links += [x for d in nics for x in _join(d.id, _NETWORK, _HDR_GBps, "network", source)]
     devices = (*gpus, *nics, Device(_NETWORK, "switch", "network"))
     return Topology(f"mi250:{boxes}", devices, tuple(links), source)
@@ -174,26 +226,44 @@ def mi250(boxes: int = 1) -> Topology:
 def mi300x(boxes: int = 1) -> Topology:
     """Return an AMD MI300X platform: 8 GPUs, 7 xGMI links each, one to every other."""
     source, rate = "MI300X platform datasheet", XGMI_DATASHEET_MI300X_GBps
-    links = [x for a, b in combinations(range(8), 2) for x in _join(f"gpu{a}", f"gpu{b}", rate, "xgmi", source)]
+    links = [
+        x
+        for a, b in combinations(range(8), 2)
+        for x in _join(f"gpu{a}", f"gpu{b}", rate, "xgmi", source)
+    ]
     return Topology("mi300x", tuple(_make_gpus(8, (0, 1))), tuple(links), source)
 
 
 def z52(boxes: int = 1) -> Topology:
-    """Return a Gigabyte Z52 with 8 AMD MI50 as SCCL models it: a ring in which every hop is alike (arXiv 2008.08708).
+    """Return a Gigabyte Z52 with 8 AMD MI50 as SCCL models it: a ring in which every hop is alike
+    (arXiv 2008.08708).
 
-    xGMI joins the GPUs of each half, PCI Express the halves. The slower of the two, PCIe Gen4 x16, gives the rate.
+    xGMI joins the GPUs of each half, PCI Express the halves. The slower of the two, PCIe Gen4 x16,
+    gives the rate.
     """
     source, rate = "SCCL, arXiv 2008.08708; rate of PCIe Gen4 x16", pcie_GBps(4, 16)
-    links = [x for i in range(8) for x in _join(f"gpu{i}", f"gpu{(i + 1) % 8}", rate, "link", source, us="xgmi")]
+    links = [
+        x
+        for i in range(8)
+        for x in _join(f"gpu{i}", f"gpu{(i + 1) % 8}", rate, "link", source, us="xgmi")
+    ]
     return Topology("z52", tuple(_make_gpus(8)), tuple(links), source)
 
 
 def pcie_2socket(boxes: int = 1) -> Topology:
-    """Return 8 GPUs, two behind each of 4 PCIe Gen4 switches, two of these on each of 2 sockets that QPI joins."""
+    """Return 8 GPUs, two behind each of 4 PCIe Gen4 switches, two of these on each of 2 sockets
+    that QPI joins.
+    """
     source, rate = "PCIe Gen4 x16 and one QPI link of 9.6 GT/s", pcie_GBps(4, 16)
     switches = [Device(f"plx{i}", "switch", "pcie", numa_node=i // 2) for i in range(4)]
     cpus = [Device(f"cpu{i}", "cpu", numa_node=i) for i in range(2)]
-    links = [x for gpu in range(8) for x in _join(f"gpu{gpu}", f"plx{gpu // 2}", rate, "pcie", source)]
-    links += [x for plx in range(4) for x in _join(f"plx{plx}", f"cpu{plx // 2}", rate, "pcie", source)]
+    links = [
+        x for gpu in range(8) for x in _join(f"gpu{gpu}", f"plx{gpu // 2}", rate, "pcie", source)
+    ]
+    links += [
+        x for plx in range(4) for x in _join(f"plx{plx}", f"cpu{plx // 2}", rate, "pcie", source)
+    ]
     links += _join("cpu0", "cpu1", QPI_DATASHEET_GBps, "smp", source)
-    return Topology("pcie-2socket", (*_make_gpus(8, (0, 1)), *switches, *cpus), tuple(links), source)
+    return Topology(
+        "pcie-2socket", (*_make_gpus(8, (0, 1)), *switches, *cpus), tuple(links), source
+    )

@@ -1,8 +1,8 @@
 """Build machines and graphs by name: `preset("dgx1")`, `preset("mesh:4x4@25")`.
 
-An argument is `name[:size][@GBps]`. Graphs (ring, mesh, ...) have 1 GB/s links, `@25` gives them 25. Machines have
-datasheet rates in one direction; their size is the number of boxes. Ranks go box by box, and in row-major order on
-meshes (the last coordinate counts fastest).
+An argument is `name[:size][@GBps]`. Graphs (ring, mesh, ...) have 1 GB/s links, `@25` gives them
+25. Machines have datasheet rates in one direction; their size is the number of boxes. Ranks go box
+by box, and in row-major order on meshes (the last coordinate counts fastest).
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from ..exact import fraction_to_json
 from ..graph import DEFAULT_BANDWIDTH_GBps, Device, Link, Topology, both_ways
 from .machines import dgx1, dgx2, dgx_a100, dgx_h100, gb200_nvl72, mi250, mi300x, pcie_2socket, z52
 
+# More GPUs than this are refused: nothing here plans for them.
 MAX_GPUS = 4096
-"""More GPUs than this are refused: nothing here plans for them."""
 
 _DIGITS = re.compile(r"[0-9]{1,9}")
 _RATE = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,9})?")
@@ -31,8 +31,9 @@ _RATE = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,9})?")
 class Preset:
     """One entry of the registry: how it is asked for, what it is, and how it is built.
 
-    `size` is what the size means ("GPUs", "dimensions", "dimension", "boxes", "racks", or "" where none is taken), and
-    `build` takes the sizes (one, or one a dimension) and, for graphs, the bandwidth of a link in GB/s.
+    `size` is what the size means ("GPUs", "dimensions", "dimension", "boxes", "racks", or "" where
+    none is taken), and `build` takes the sizes (one, or one a dimension) and, for graphs, the
+    bandwidth of a link in GB/s.
     """
 
     name: str
@@ -47,7 +48,8 @@ class Preset:
 def preset(argument: str) -> Topology:
     """Return the topology that an argument such as `ring:8`, `torus:8x8@25` or `dgx-a100:2` names.
 
-    Raises InputError for an unknown name, a missing, wrong or too large size, and a bandwidth that is none.
+    Raises InputError for an unknown name, a missing, wrong or too large size, and a bandwidth that
+    is none.
     """
     head, at, rate = argument.partition("@")
     name, colon, spec = head.partition(":")
@@ -57,13 +59,17 @@ def preset(argument: str) -> Topology:
     sizes = _parse_sizes(entry, spec if colon else None, argument)
     gpus = entry.gpus(sizes) if max(sizes) <= MAX_GPUS and len(sizes) <= 12 else MAX_GPUS + 1
     if gpus > MAX_GPUS:
-        raise InputError(f"{argument!r} has more than {MAX_GPUS} GPUs, the most that a preset may have; ask for fewer")
+        raise InputError(
+            f"{argument!r} has more than {MAX_GPUS} GPUs, the most that a preset may have; ask "
+            "for fewer"
+        )
     if entry.graph is not None:
         bandwidth = _parse_bandwidth(rate, argument) if at else DEFAULT_BANDWIDTH_GBps
         return entry.graph(sizes, bandwidth)
     if at:
         raise InputError(
-            f"{argument!r}: {name} has the bandwidths of its datasheet, so '@{rate}' cannot be applied; "
+            f"{argument!r}: {name} has the bandwidths of its datasheet, so '@{rate}' cannot be "
+            "applied; "
             "leave it out, or write the machine as JSON with the bandwidths you want"
         )
     if entry.machine is None:
@@ -93,7 +99,9 @@ def _parse_sizes(entry: Preset, spec: str | None, argument: str) -> tuple[int, .
             "dimensions": "whole numbers of at least 1 with x between them",
             "dimension": "a dimension of at least 1",
         }.get(entry.size, f"a number of {entry.size} of at least 1")
-        raise InputError(f"{argument!r}: expected {wanted} after '{entry.name}:'; for example {entry.example!r}")
+        raise InputError(
+            f"{argument!r}: expected {wanted} after '{entry.name}:'; for example {entry.example!r}"
+        )
     return tuple(int(part) for part in parts)
 
 
@@ -107,10 +115,13 @@ def _parse_bandwidth(text: str, argument: str) -> Fraction:
     return Fraction(text)
 
 
-# -- graphs --------------------------------------------------------------------------------------------------------
+# -- graphs
+# --------------------------------------------------------------------------------------------------------
 
 
-def _build_graph(name: str, gpus: int, pairs: list[tuple[int, int]], bandwidth: Fraction) -> Topology:
+def _build_graph(
+    name: str, gpus: int, pairs: list[tuple[int, int]], bandwidth: Fraction
+) -> Topology:
     """Return a graph of GPUs with a two-way link for each pair."""
     at = "" if bandwidth == DEFAULT_BANDWIDTH_GBps else f"@{fraction_to_json(bandwidth)}"
     return Topology(
@@ -122,7 +133,9 @@ def _build_graph(name: str, gpus: int, pairs: list[tuple[int, int]], bandwidth: 
 
 
 def _list_grid_pairs(dims: tuple[int, ...], wrap: bool) -> list[tuple[int, int]]:
-    """Return neighbours along every dimension; `wrap` joins the ends too, where that is not the same pair again."""
+    """Return neighbours along every dimension; `wrap` joins the ends too, where that is not the
+    same pair again.
+    """
     pairs: list[tuple[int, int]] = []
     for node in range(prod(dims)):
         stride = 1
@@ -141,22 +154,32 @@ def _build_ring(sizes: tuple[int, ...], bandwidth: Fraction) -> Topology:
 
 
 def _build_path(sizes: tuple[int, ...], bandwidth: Fraction) -> Topology:
-    return _build_graph(f"path:{sizes[0]}", sizes[0], _list_grid_pairs(sizes, wrap=False), bandwidth)
+    return _build_graph(
+        f"path:{sizes[0]}", sizes[0], _list_grid_pairs(sizes, wrap=False), bandwidth
+    )
 
 
 def _build_star(sizes: tuple[int, ...], bandwidth: Fraction) -> Topology:
-    return _build_graph(f"star:{sizes[0]}", sizes[0], [(0, leaf) for leaf in range(1, sizes[0])], bandwidth)
+    return _build_graph(
+        f"star:{sizes[0]}", sizes[0], [(0, leaf) for leaf in range(1, sizes[0])], bandwidth
+    )
 
 
 def _build_mesh(sizes: tuple[int, ...], bandwidth: Fraction) -> Topology:
     return _build_graph(
-        f"mesh:{'x'.join(map(str, sizes))}", prod(sizes), _list_grid_pairs(sizes, wrap=False), bandwidth
+        f"mesh:{'x'.join(map(str, sizes))}",
+        prod(sizes),
+        _list_grid_pairs(sizes, wrap=False),
+        bandwidth,
     )
 
 
 def _build_torus(sizes: tuple[int, ...], bandwidth: Fraction) -> Topology:
     return _build_graph(
-        f"torus:{'x'.join(map(str, sizes))}", prod(sizes), _list_grid_pairs(sizes, wrap=True), bandwidth
+        f"torus:{'x'.join(map(str, sizes))}",
+        prod(sizes),
+        _list_grid_pairs(sizes, wrap=True),
+        bandwidth,
     )
 
 
@@ -167,16 +190,21 @@ def _build_hypercube(sizes: tuple[int, ...], bandwidth: Fraction) -> Topology:
 
 
 def _build_full(sizes: tuple[int, ...], bandwidth: Fraction) -> Topology:
-    return _build_graph(f"full:{sizes[0]}", sizes[0], list(combinations(range(sizes[0]), 2)), bandwidth)
+    return _build_graph(
+        f"full:{sizes[0]}", sizes[0], list(combinations(range(sizes[0]), 2)), bandwidth
+    )
 
 
 def _build_switch(sizes: tuple[int, ...], bandwidth: Fraction) -> Topology:
     bare = _build_graph(f"switch:{sizes[0]}", sizes[0], [], bandwidth)
     links = (x for gpu in bare.ranks for x in both_ways(Link(gpu, "switch0", bandwidth)))
-    return Topology(bare.name, (*bare.devices, Device("switch0", "switch")), tuple(links), bare.source)
+    return Topology(
+        bare.name, (*bare.devices, Device("switch0", "switch")), tuple(links), bare.source
+    )
 
 
-# -- the registry --------------------------------------------------------------------------------------------------
+# -- the registry
+# --------------------------------------------------------------------------------------------------
 
 
 def _get_first(sizes: tuple[int, ...]) -> int:
@@ -191,26 +219,86 @@ def _multiply_boxes(gpus: int) -> Callable[[tuple[int, ...]], int]:
     return lambda sizes: sizes[0] * gpus
 
 
+# Every preset by its name, for help texts and for `preset`.
 PRESETS: Mapping[str, Preset] = {
     entry.name: entry
     for entry in (
         Preset("ring", "ring:8", "GPUs in a circle", "GPUs", _get_first, graph=_build_ring),
         Preset("path", "path:8", "GPUs in a row", "GPUs", _get_first, graph=_build_path),
-        Preset("star", "star:5", "a hub (gpu0) and leaves, all of them GPUs", "GPUs", _get_first, graph=_build_star),
-        Preset("full", "full:8", "every GPU joined to every other", "GPUs", _get_first, graph=_build_full),
-        Preset("switch", "switch:8", "GPUs with one link each to a switch", "GPUs", _get_first, graph=_build_switch),
-        Preset("mesh", "mesh:4x4", "a grid of any number of dimensions", "dimensions", prod, graph=_build_mesh),
-        Preset("torus", "torus:8x8", "a grid whose ends are joined", "dimensions", prod, graph=_build_torus),
         Preset(
-            "hypercube", "hypercube:4", "2^d GPUs, d links each", "dimension", _count_hypercube, graph=_build_hypercube
-        ),
-        Preset("dgx1", "dgx1", "8 V100, NVLink hybrid cube mesh", "", _multiply_boxes(8), machine=dgx1),
-        Preset("dgx2", "dgx2", "16 V100 on two groups of NVSwitches", "", _multiply_boxes(16), machine=dgx2),
-        Preset(
-            "dgx-a100", "dgx-a100:2", "boxes of 8 A100 on NVSwitches", "boxes", _multiply_boxes(8), machine=dgx_a100
+            "star",
+            "star:5",
+            "a hub (gpu0) and leaves, all of them GPUs",
+            "GPUs",
+            _get_first,
+            graph=_build_star,
         ),
         Preset(
-            "dgx-h100", "dgx-h100:2", "boxes of 8 H100 on NVSwitches", "boxes", _multiply_boxes(8), machine=dgx_h100
+            "full",
+            "full:8",
+            "every GPU joined to every other",
+            "GPUs",
+            _get_first,
+            graph=_build_full,
+        ),
+        Preset(
+            "switch",
+            "switch:8",
+            "GPUs with one link each to a switch",
+            "GPUs",
+            _get_first,
+            graph=_build_switch,
+        ),
+        Preset(
+            "mesh",
+            "mesh:4x4",
+            "a grid of any number of dimensions",
+            "dimensions",
+            prod,
+            graph=_build_mesh,
+        ),
+        Preset(
+            "torus",
+            "torus:8x8",
+            "a grid whose ends are joined",
+            "dimensions",
+            prod,
+            graph=_build_torus,
+        ),
+        Preset(
+            "hypercube",
+            "hypercube:4",
+            "2^d GPUs, d links each",
+            "dimension",
+            _count_hypercube,
+            graph=_build_hypercube,
+        ),
+        Preset(
+            "dgx1", "dgx1", "8 V100, NVLink hybrid cube mesh", "", _multiply_boxes(8), machine=dgx1
+        ),
+        Preset(
+            "dgx2",
+            "dgx2",
+            "16 V100 on two groups of NVSwitches",
+            "",
+            _multiply_boxes(16),
+            machine=dgx2,
+        ),
+        Preset(
+            "dgx-a100",
+            "dgx-a100:2",
+            "boxes of 8 A100 on NVSwitches",
+            "boxes",
+            _multiply_boxes(8),
+            machine=dgx_a100,
+        ),
+        Preset(
+            "dgx-h100",
+            "dgx-h100:2",
+            "boxes of 8 H100 on NVSwitches",
+            "boxes",
+            _multiply_boxes(8),
+            machine=dgx_h100,
         ),
         Preset(
             "gb200-nvl72",
@@ -228,8 +316,22 @@ PRESETS: Mapping[str, Preset] = {
             _multiply_boxes(16),
             machine=mi250,
         ),
-        Preset("mi300x", "mi300x", "8 MI300X, each joined to each by xGMI", "", _multiply_boxes(8), machine=mi300x),
-        Preset("z52", "z52", "8 MI50 as SCCL models a Gigabyte Z52: a ring", "", _multiply_boxes(8), machine=z52),
+        Preset(
+            "mi300x",
+            "mi300x",
+            "8 MI300X, each joined to each by xGMI",
+            "",
+            _multiply_boxes(8),
+            machine=mi300x,
+        ),
+        Preset(
+            "z52",
+            "z52",
+            "8 MI50 as SCCL models a Gigabyte Z52: a ring",
+            "",
+            _multiply_boxes(8),
+            machine=z52,
+        ),
         Preset(
             "pcie-2socket",
             "pcie-2socket",
@@ -240,4 +342,3 @@ PRESETS: Mapping[str, Preset] = {
         ),
     )
 }
-"""Every preset by its name, for help texts and for `preset`."""

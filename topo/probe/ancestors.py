@@ -1,7 +1,9 @@
-"""Place GPUs by what NVML says of each two of them, where /sys says nothing of the bridges above them, as in some containers.
+"""Place GPUs by what NVML says of each two of them, where /sys says nothing of the bridges above
+them, as in some containers.
 
-NVML's common ancestors are the labels that nvidia-smi prints (single is PIX, multiple PXB, and so on), its affinities the
-columns beside them: the tree is inferred from both as from a printed matrix.
+NVML's common ancestors are the labels that nvidia-smi prints (single is PIX, multiple PXB, and so
+on), its affinities the columns beside them: the tree is inferred from both as from a printed
+matrix.
 """
 
 from __future__ import annotations
@@ -22,12 +24,20 @@ from ..hardware import LATENCY_us
 SOURCE = "NVML's common ancestors and affinities"
 NOTE = "no PCI bridges are listed below /sys; GPUs are placed by NVML's common ancestors and NUMA affinities"
 _LEAST = 2
-_LABELS = {"internal": "PIX", "single": "PIX", "multiple": "PXB", "hostbridge": "PHB", "node": "NODE", "system": "SYS"}
+_LABELS = {
+    "internal": "PIX",
+    "single": "PIX",
+    "multiple": "PXB",
+    "hostbridge": "PHB",
+    "node": "NODE",
+    "system": "SYS",
+}
 
 
 @dataclass(frozen=True)
 class AncestorTree:
-    """What NVML tells of the tree above the GPUs: CPUs, switches, the parent of each GPU and switch, and root complexes.
+    """What NVML tells of the tree above the GPUs: CPUs, switches, the parent of each GPU and
+    switch, and root complexes.
 
     All are empty where /sys knows the tree.
     """
@@ -38,7 +48,9 @@ class AncestorTree:
     root: Mapping[str, str] = field(default_factory=dict)
 
     def find_parent(self, child: str, cpus: Sequence[Device]) -> str | None:
-        """Return what a GPU or switch hangs on, one of `cpus` for a CPU; None where that is not told."""
+        """Return what a GPU or switch hangs on, one of `cpus` for a CPU; None where that is not
+        told.
+        """
         parent = self.parent.get(child)
         cpu = next((cpu for cpu in self.cpus if cpu.id == parent), None)
         return parent if cpu is None else _match_cpu(cpu, cpus).id
@@ -51,13 +63,17 @@ class AncestorTree:
         return next((_match_cpu(cpu, cpus) for cpu in self.cpus if cpu.id == ident), None)
 
     def link_switches(self, links: Sequence[Link], cpus: Sequence[Device]) -> Iterator[Link]:
-        """Yield the links above the switches, each as fast as the fastest of `links` from GPUs below it."""
+        """Yield the links above the switches, each as fast as the fastest of `links` from GPUs
+        below it.
+        """
         for switch in self.switches:
             rates = [link.bandwidth_GBps for link in links if self._is_below(link.src, switch.id)]
             parent = self.find_parent(switch.id, cpus)
             if rates and parent is not None:
                 source = "assumed: as the GPUs below"
-                yield from both_ways(Link(switch.id, parent, max(rates), LATENCY_us["pcie"], "pcie", source=source))
+                yield from both_ways(
+                    Link(switch.id, parent, max(rates), LATENCY_us["pcie"], "pcie", source=source)
+                )
 
     def _is_below(self, ident: str, switch: str) -> bool:
         """Return whether a GPU is below a switch, at any depth."""
@@ -70,17 +86,21 @@ class AncestorTree:
 
 def _match_cpu(told: Device, cpus: Sequence[Device]) -> Device:
     """Return the CPU of the same NUMA node, else that of the same name, else the first."""
-    same_node = (cpu for cpu in cpus if cpu.numa_node == told.numa_node and cpu.numa_node is not None)
+    same_node = (
+        cpu for cpu in cpus if cpu.numa_node == told.numa_node and cpu.numa_node is not None
+    )
     return next(same_node, None) or next((cpu for cpu in cpus if cpu.id == told.id), cpus[0])
 
 
 def infer_tree(facts: Facts, index_at: Mapping[str, str]) -> AncestorTree:
-    """Return the tree above two and more GPUs (by address, with their indices), an empty one where /sys knows it or NVML does
-    not.
+    """Return the tree above two and more GPUs (by address, with their indices), an empty one where
+    /sys knows it or NVML does not.
     """
     if len(index_at) < _LEAST:
         return AncestorTree()
-    if any(facts.get_source(pci_subject(bus_id), keys.PCI_BRIDGES) is not None for bus_id in index_at):
+    if any(
+        facts.get_source(pci_subject(bus_id), keys.PCI_BRIDGES) is not None for bus_id in index_at
+    ):
         return AncestorTree()
     indices = tuple(index_at.values())
     labels: dict[tuple[str, str], str] = {}
@@ -96,12 +116,16 @@ def infer_tree(facts: Facts, index_at: Mapping[str, str]) -> AncestorTree:
             CPU: facts.get_text(subject, keys.GPU_CPU_AFFINITY),
             NUMA: facts.get_text(subject, keys.GPU_NUMA_NODE),
         }
-        rows[f"GPU{a}"] = MatrixRow(cells, {column: text for column, text in texts.items() if text is not None})
+        rows[f"GPU{a}"] = MatrixRow(
+            cells, {column: text for column, text in texts.items() if text is not None}
+        )
     if not labels and not any(row.affinities for row in rows.values()):
         return AncestorTree()
     table = LabelMatrix(0, tuple(rows), (CPU, NUMA), None, rows)
     unprinted: list[str] = []  # doubts about a text, where there is none
-    inferred = InferredTopology(read_cells(table, {}, unprinted), read_affinities(table, unprinted), SOURCE)
+    inferred = InferredTopology(
+        read_cells(table, {}, unprinted), read_affinities(table, unprinted), SOURCE
+    )
     infer_pcie_tree(inferred, SOURCE)
     upward = [link for link in inferred.links[::2] if link.kind == "pcie"]
     return AncestorTree(

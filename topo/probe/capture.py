@@ -22,6 +22,8 @@ from ..errors import InputError
 MAX_MEMBERS = 50_000
 MAX_BYTES = 64 * 2**20
 MAX_ARCHIVE_BYTES = 16 * 2**20
+# Limits on the entries of the folders that the probe reads, beyond the PCI functions, NICs and
+# nodes of any machine.
 MAX_ENTRIES: Mapping[str, int] = {
     "sys/bus/pci/devices": 20_000,
     "sys/class/net": 5_000,
@@ -30,27 +32,27 @@ MAX_ENTRIES: Mapping[str, int] = {
     "sys/kernel/iommu_groups": 20_000,
     "proc/driver/nvidia/gpus": 1_000,
 }
-"""Limits on the entries of the folders that the probe reads, beyond the PCI functions, NICs and nodes of any machine."""
 
+# Folders within folders; the deepest of any machine's /sys are some 25.
 MAX_DEPTH = 64
-"""Folders within folders; the deepest of any machine's /sys are some 25."""
 
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
 _OWN_FILE_MODE = 0o600
 _MEMBER_BYTES = 1024  # the header of a member, and what its last block is filled up with
 _PIECE = 2**20
+# Of the tar format: bytes of a block, and where a header has its member's size and kind.
 _BLOCK, _SIZE, _KIND = 512, slice(124, 136), 156
-"""Of the tar format: bytes of a block, and where a header has its member's size and kind."""
 
+# Kinds of headers that say more of the member that follows.
 _EXTENSIONS = (b"x", b"g", b"L", b"K")
-"""Kinds of headers that say more of the member that follows."""
 
 _BROKEN = (tarfile.TarError, OSError, EOFError, ValueError, zlib.error, lzma.LZMAError)
 
 
 @contextmanager
 def open_capture(path: Path) -> Iterator[Path]:
-    """Yield the folder that has the captured machine's `sys` in it; an archive is unpacked into a temporary one.
+    """Yield the folder that has the captured machine's `sys` in it; an archive is unpacked into a
+    temporary one.
 
     Raises InputError where there is no `sys`, or the archive is broken or too large.
     """
@@ -58,21 +60,31 @@ def open_capture(path: Path) -> Iterator[Path]:
         yield _find_root(path, path)
         return
     if not path.is_file():
-        raise InputError(f"{path}: no folder or archive of that name; expected a copy of a machine's /sys and /proc")
+        raise InputError(
+            f"{path}: no folder or archive of that name; expected a copy of a machine's /sys and "
+            "/proc"
+        )
     with tempfile.TemporaryDirectory(prefix="topoplan-") as folder:
         _unpack(path, Path(folder))
         yield _find_root(path, Path(folder))
 
 
 def _find_root(path: Path, folder: Path) -> Path:
-    """Return the folder itself or the folder in it that has a `sys`. Raises InputError where there is none."""
+    """Return the folder itself or the folder in it that has a `sys`. Raises InputError where there
+    is none.
+    """
     for candidate in (folder, *sorted(p for p in folder.iterdir() if p.is_dir())):
         if (candidate / "sys").is_dir() or (candidate / "proc").is_dir():
             for name, most in MAX_ENTRIES.items():
                 if _has_more(candidate / name, most):
-                    raise InputError(f"{path}: more than {most} entries in {name}; no machine has as many")
+                    raise InputError(
+                        f"{path}: more than {most} entries in {name}; no machine has as many"
+                    )
             return candidate
-    raise InputError(f"{path}: holds no captured machine; expected a folder 'sys' in it (a copy of /sys), and 'proc'")
+    raise InputError(
+        f"{path}: holds no captured machine; expected a folder 'sys' in it (a copy of /sys), and "
+        "'proc'"
+    )
 
 
 def _has_more(folder: Path, most: int) -> bool:
@@ -90,9 +102,13 @@ def _unpack(path: Path, folder: Path) -> None:
     written through one.
     """
     if getattr(tarfile, "data_filter", None) is None:
-        raise InputError(f"{path}: this Python cannot unpack archives safely; unpack it and give the folder")
+        raise InputError(
+            f"{path}: this Python cannot unpack archives safely; unpack it and give the folder"
+        )
     if path.stat().st_size > MAX_ARCHIVE_BYTES:
-        raise InputError(f"{path}: an archive larger than {MAX_ARCHIVE_BYTES >> 20} MiB; no captured machine is")
+        raise InputError(
+            f"{path}: an archive larger than {MAX_ARCHIVE_BYTES >> 20} MiB; no captured machine is"
+        )
     try:
         with (
             tempfile.TemporaryFile() as plain,
@@ -102,7 +118,9 @@ def _unpack(path: Path, folder: Path) -> None:
     except (*_BROKEN, RecursionError) as error:
         said = getattr(error, "strerror", None) or str(error)  # without the temporary folder's name
         reason = " ".join(said.split()) or type(error).__name__
-        raise InputError(f"{path}: not a whole archive: {reason}; pack the captured folder again") from None
+        raise InputError(
+            f"{path}: not a whole archive: {reason}; pack the captured folder again"
+        ) from None
 
 
 @dataclass(frozen=True)
@@ -166,11 +184,16 @@ def _write(archive: tarfile.TarFile, members: _Members, folder: Path) -> None:
 
 
 def _make_size_error(path: Path) -> InputError:
-    return InputError(f"{path}: holds more than {MAX_MEMBERS} files or {MAX_BYTES >> 20} MiB; no captured machine does")
+    return InputError(
+        f"{path}: holds more than {MAX_MEMBERS} files or {MAX_BYTES >> 20} MiB; no captured "
+        "machine does"
+    )
 
 
 def _decompress(path: Path, plain: IO[bytes]) -> IO[bytes]:
-    """Write the archive without its compression into `plain` and return it. Raises InputError beyond the limits."""
+    """Write the archive without its compression into `plain` and return it. Raises InputError
+    beyond the limits.
+    """
     with path.open("rb") as file:
         start = file.read(6)
     openers = ((b"BZh", bz2.open), (b"\x1f\x8b", gzip.open), (b"\xfd7zXZ\0", lzma.open))

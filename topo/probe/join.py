@@ -53,6 +53,7 @@ _PCIE_STATES = {
     "max": (keys.GPU_PCIE_MAX_GENERATION, keys.GPU_PCIE_MAX_WIDTH),
     "current": (keys.GPU_PCIE_CURRENT_GENERATION, keys.GPU_PCIE_CURRENT_WIDTH),
 }
+# Keys of what sysfs says of a PCI function, by the attribute of NCCL's XML.
 _PCI_DETAILS: dict[str, Key[Any]] = {
     "class": keys.PCI_CLASS,
     "vendor": keys.PCI_VENDOR,
@@ -60,29 +61,37 @@ _PCI_DETAILS: dict[str, Key[Any]] = {
     "link_speed": keys.PCI_MAX_LINK_SPEED,
     "link_width": keys.PCI_MAX_LINK_WIDTH,
 }
-"""Keys of what sysfs says of a PCI function, by the attribute of NCCL's XML."""
 
 
-def probe_local(sysfs_root: Path = Path("/"), environment: Mapping[str, str] = os.environ) -> Topology:
-    """Return the topology of this machine: CPUs by NUMA node, PCIe switches, GPUs, NICs and their links.
+def probe_local(
+    sysfs_root: Path = Path("/"), environment: Mapping[str, str] = os.environ
+) -> Topology:
+    """Return the topology of this machine: CPUs by NUMA node, PCIe switches, GPUs, NICs and their
+    links.
 
-    Ranks are the GPUs in NVML's order, or as CUDA_VISIBLE_DEVICES in `environment` lists them. What could not be learned
-    is in `extra["notes"]`, a line each, and with everything else in `extra["facts"]`; nothing is raised for it.
+    Ranks are the GPUs in NVML's order, or as CUDA_VISIBLE_DEVICES in `environment` lists them. What
+    could not be learned is in `extra["notes"]`, a line each, and with everything else in
+    `extra["facts"]`; nothing is raised for it.
 
-    `sysfs_root` may be a folder, or an archive (tar) of one, with the `/sys` and `/proc` of another machine. NVML answers
-    for the machine that this runs on, so its facts are used only if it lists a GPU at a PCI address that the folder has,
-    or the folder has no PCI addresses. Raises InputError where the folder holds no machine.
+    `sysfs_root` may be a folder, or an archive (tar) of one, with the `/sys` and `/proc` of another
+    machine. NVML answers for the machine that this runs on, so its facts are used only if it lists
+    a GPU at a PCI address that the folder has, or the folder has no PCI addresses. Raises
+    InputError where the folder holds no machine.
     """
     nvml = read_nvml()
     if sysfs_root == Path("/"):
         return join(_gather(sysfs_root, nvml), environment)
     with open_capture(sysfs_root) as root:
         facts = _gather(root, nvml)
-        listed = {nvml.get_text(gpu_subject(index), keys.GPU_BUS_ID) for index in nvml.list_names(GPU)}
+        listed = {
+            nvml.get_text(gpu_subject(index), keys.GPU_BUS_ID) for index in nvml.list_names(GPU)
+        }
         captured = {path.name for path in list_folder(root / "sys/bus/pci/devices")}
         if listed and captured and not captured & listed:
             reason = "it lists other GPUs than the captured files"
-            facts = _gather(root, Facts((Fact(NVML, keys.NVML_LIBRARY, None, "nvmlDeviceGetPciInfo", reason),)))
+            facts = _gather(
+                root, Facts((Fact(NVML, keys.NVML_LIBRARY, None, "nvmlDeviceGetPciInfo", reason),))
+            )
         topology = join(facts, environment)
     name = facts.get_text(HOST, keys.HOST_NAME) or sysfs_root.name.partition(".")[0] or "captured"
     return replace(topology, name=name, source=f"captured files ({sysfs_root.name})")
@@ -108,10 +117,19 @@ class _Joiner:
     def __init__(self, facts: Facts, environment: Mapping[str, str]) -> None:
         self.facts = facts
         self.links: list[Link] = []
-        answering = tuple(i for i in facts.list_names(GPU) if facts.get_text(gpu_subject(i), keys.GPU_LOST) is None)
-        visible = select_visible(facts, answering, environment if facts.get_number(NVML, keys.NVML_COUNT) else {})
+        answering = tuple(
+            i
+            for i in facts.list_names(GPU)
+            if facts.get_text(gpu_subject(i), keys.GPU_LOST) is None
+        )
+        visible = select_visible(
+            facts, answering, environment if facts.get_number(NVML, keys.NVML_COUNT) else {}
+        )
         self.notes = [*visible.notes, *note_lost(facts)]
-        self.gpus = {facts.get_text(gpu_subject(i), keys.GPU_BUS_ID) or gpu_subject(i): i for i in visible.indices}
+        self.gpus = {
+            facts.get_text(gpu_subject(i), keys.GPU_BUS_ID) or gpu_subject(i): i
+            for i in visible.indices
+        }
         self.nics = _list_nic_names(facts)
         self.told = infer_tree(facts, self.gpus)
         self.notes += [NOTE] if self.told.parent else []
@@ -124,18 +142,25 @@ class _Joiner:
         tree = list(list_slots(self.facts, (*self.gpus, *self.nics)))
         switches, cpu_of = self._link_tree(tree, cpus)
         gpus = [self._make_gpu(i, bus_id, tree) for bus_id, i in self.gpus.items()]
-        nics = [self._make_nic(name, bus_id) for bus_id, names in self.nics.items() for name in names]
+        nics = [
+            self._make_nic(name, bus_id) for bus_id, names in self.nics.items() for name in names
+        ]
         nvlinks = join_nvlinks(self.facts, {i: f"gpu{i}" for i in self.gpus.values()}, cpu_of)
         self.notes += [*nvlinks.notes, *note_unlisted(self.facts)]
         return Topology(
             name=self.facts.get_text(HOST, keys.HOST_NAME) or platform.node() or "local",
             devices=(*cpus, *switches, *gpus, *nics, *nvlinks.devices),
-            links=(*self.links, *nvlinks.links, *join_xgmi(self.facts, {i: f"gpu{i}" for i in self.gpus.values()})),
+            links=(
+                *self.links,
+                *nvlinks.links,
+                *join_xgmi(self.facts, {i: f"gpu{i}" for i in self.gpus.values()}),
+            ),
             source=SOURCE,
             extra={"notes": list(dict.fromkeys(self.notes)), "facts": facts_to_json(self.facts)},
         )
 
-    # -- CPUs ----------------------------------------------------------------------------------------------------
+    # -- CPUs
+    # ----------------------------------------------------------------------------------------------------
 
     def _make_cpus(self) -> list[Device]:
         """Return a device for each NUMA node that has CPUs; one CPU where no node is listed."""
@@ -148,26 +173,43 @@ class _Joiner:
                 own = {"cpus": affinity, "socket": self.facts.get_number(subject, keys.NUMA_SOCKET)}
                 source = self.facts.get_source(subject, keys.NUMA_CPUS)
                 known = {k: v for k, v in own.items() if v is not None}
-                cpus.append(Device(f"cpu{node}", "cpu", numa_node=int(node), source=source, extra={**extra, **known}))
+                cpus.append(
+                    Device(
+                        f"cpu{node}",
+                        "cpu",
+                        numa_node=int(node),
+                        source=source,
+                        extra={**extra, **known},
+                    )
+                )
         if not cpus:
             cpus += [replace(cpu, extra={**extra, **cpu.extra}) for cpu in self.told.cpus]
         if not cpus:
             cpus.append(Device("cpu0", "cpu", source="assumed", extra=extra))
-            self.notes.append("no NUMA node with CPUs is listed; the machine is taken to have one socket, cpu0")
+            self.notes.append(
+                "no NUMA node with CPUs is listed; the machine is taken to have one socket, cpu0"
+            )
         return cpus
 
     def _link_cpus(self, cpus: list[Device]) -> None:
         arch, vendor = cpus[0].extra.get("arch"), cpus[0].extra.get("vendor")
-        family, model = (self.facts.get_number(CPUINFO, key) for key in (keys.CPUINFO_FAMILY, keys.CPUINFO_MODEL))
+        family, model = (
+            self.facts.get_number(CPUINFO, key) for key in (keys.CPUINFO_FAMILY, keys.CPUINFO_MODEL)
+        )
         rate = inter_cpu_GBps(arch, vendor, family, model)
         known = arch in ("arm64", "ppc64") or vendor in ("GenuineIntel", "AuthenticAMD")
-        source = "CPU model; rate as NCCL counts it" if known else "assumed: the CPU model is not known"
+        source = (
+            "CPU model; rate as NCCL counts it" if known else "assumed: the CPU model is not known"
+        )
         for a, b in combinations(cpus, 2):
             self.links += both_ways(Link(a.id, b.id, rate, LATENCY_us["smp"], "smp", source=source))
 
-    # -- PCI Express ---------------------------------------------------------------------------------------------
+    # -- PCI Express
+    # ---------------------------------------------------------------------------------------------
 
-    def _link_tree(self, tree: list[Slot], cpus: list[Device]) -> tuple[list[Device], dict[str, str]]:
+    def _link_tree(
+        self, tree: list[Slot], cpus: list[Device]
+    ) -> tuple[list[Device], dict[str, str]]:
         """Add the links of the PCIe tree; return its switches, and the id of each GPU's CPU."""
         cpu_of_top = {slot.top: self._find_cpu(tree, slot.top, cpus) for slot in tree}
         switches: list[Device] = []
@@ -175,28 +217,52 @@ class _Joiner:
             self.notes += slot.notes
             parent = cpu_of_top[slot.top].id if slot.parent is None else f"pci-{slot.parent}"
             for child in self._list_ids(slot):
-                self.links += both_ways(_make_pcie_link(child, self.told.find_parent(child, cpus) or parent, slot))
+                self.links += both_ways(
+                    _make_pcie_link(child, self.told.find_parent(child, cpus) or parent, slot)
+                )
             if slot.is_switch:
                 source = slot.source.rpartition("/")[0] or slot.source
                 node = cpu_of_top[slot.top].numa_node
                 extra = {"pci": _read_pci_details(self.facts, slot.bus_id)}
                 switches.append(
-                    Device(f"pci-{slot.bus_id}", "switch", "pcie", False, False, node, slot.bus_id, source, extra)
+                    Device(
+                        f"pci-{slot.bus_id}",
+                        "switch",
+                        "pcie",
+                        False,
+                        False,
+                        node,
+                        slot.bus_id,
+                        source,
+                        extra,
+                    )
                 )
         switches += self.told.switches
         self.links += self.told.link_switches(self.links, cpus)
-        return switches, {f"gpu{self.gpus[s.bus_id]}": cpu_of_top[s.top].id for s in tree if s.bus_id in self.gpus}
+        return switches, {
+            f"gpu{self.gpus[s.bus_id]}": cpu_of_top[s.top].id for s in tree if s.bus_id in self.gpus
+        }
 
     def _list_ids(self, slot: Slot) -> tuple[str, ...]:
         """Return the ids of the devices in a slot: a NIC's ports share one."""
         if slot.is_switch:
             return (f"pci-{slot.bus_id}",)
-        return (f"gpu{self.gpus[slot.bus_id]}",) if slot.bus_id in self.gpus else self.nics[slot.bus_id]
+        return (
+            (f"gpu{self.gpus[slot.bus_id]}",)
+            if slot.bus_id in self.gpus
+            else self.nics[slot.bus_id]
+        )
 
     def _find_cpu(self, tree: list[Slot], top: str, cpus: list[Device]) -> Device:
-        """Return the CPU above a top-level bridge: that of the first device below whose NUMA node is known."""
+        """Return the CPU above a top-level bridge: that of the first device below whose NUMA node
+        is known.
+        """
         below = [slot.bus_id for slot in tree if slot.top == top and not slot.is_switch]
-        told = (self.told.find_cpu(f"gpu{self.gpus[bus_id]}", cpus) for bus_id in below if bus_id in self.gpus)
+        told = (
+            self.told.find_cpu(f"gpu{self.gpus[bus_id]}", cpus)
+            for bus_id in below
+            if bus_id in self.gpus
+        )
         if (near := next(filter(None, told), None)) is not None:
             return near
         by_node = {cpu.numa_node: cpu for cpu in cpus}
@@ -209,7 +275,8 @@ class _Joiner:
             self.notes.append(f"{names}: NUMA node not known; taken to hang on {cpus[0].id}")
         return cpus[0]
 
-    # -- devices -------------------------------------------------------------------------------------------------
+    # -- devices
+    # -------------------------------------------------------------------------------------------------
 
     def _make_gpu(self, index: str, bus_id: str, tree: list[Slot]) -> Device:
         subject = gpu_subject(index)
@@ -244,10 +311,19 @@ class _Joiner:
         speed = self.facts.get_number(subject, speed_key)
         state = self.facts.get_text(subject, keys.RDMA_STATE if is_rdma else keys.NET_STATE)
         interfaces = [
-            n for n in self.facts.list_names(NET) if self.facts.get_text(net_subject(n), keys.NET_BUS_ID) == bus_id
+            n
+            for n in self.facts.list_names(NET)
+            if self.facts.get_text(net_subject(n), keys.NET_BUS_ID) == bus_id
         ]
         if speed is None:
-            reason = next((f.missing for f in self.facts.missing if (f.subject, f.key) == (subject, speed_key)), "")
+            reason = next(
+                (
+                    f.missing
+                    for f in self.facts.missing
+                    if (f.subject, f.key) == (subject, speed_key)
+                ),
+                "",
+            )
             self.notes.append(f"{name}: speed not known ({reason})")
         extra: dict[str, Any] = {"speed": speed, "state": state, **self._read_place(bus_id)}
         if speed is not None:
@@ -264,13 +340,19 @@ class _Joiner:
         )
 
 
-# -- several facts put together ------------------------------------------------------------------------------------
+# -- several facts put together
+# ------------------------------------------------------------------------------------
 
 
 def _list_nic_names(facts: Facts) -> dict[str, tuple[str, ...]]:
-    """Return the names of the NICs at each PCI address: those of RDMA devices if there are any, else of interfaces."""
+    """Return the names of the NICs at each PCI address: those of RDMA devices if there are any,
+    else of interfaces.
+    """
     names: dict[str, dict[str, list[str]]] = defaultdict(lambda: {RDMA: [], NET: []})
-    for top, make_subject, key in ((RDMA, rdma_subject, keys.RDMA_BUS_ID), (NET, net_subject, keys.NET_BUS_ID)):
+    for top, make_subject, key in (
+        (RDMA, rdma_subject, keys.RDMA_BUS_ID),
+        (NET, net_subject, keys.NET_BUS_ID),
+    ):
         for name in facts.list_names(top):
             bus_id = facts.get_text(make_subject(name), key)
             if bus_id is not None:
@@ -281,20 +363,32 @@ def _list_nic_names(facts: Facts) -> dict[str, tuple[str, ...]]:
 def _find_numa_node(facts: Facts, bus_id: str, index: str | None) -> int | None:
     """Return the NUMA node of a device by sysfs, else, for a GPU, by NVML."""
     node = facts.get_number(pci_subject(bus_id), keys.PCI_NUMA_NODE)
-    return facts.get_number(gpu_subject(index), keys.GPU_NUMA_NODE) if node is None and index is not None else node
+    return (
+        facts.get_number(gpu_subject(index), keys.GPU_NUMA_NODE)
+        if node is None and index is not None
+        else node
+    )
 
 
 def _read_pci_details(facts: Facts, bus_id: str) -> dict[str, str]:
     """Return what sysfs says of a PCI function, by the attribute of NCCL's XML."""
-    texts = {attribute: facts.get_text(pci_subject(bus_id), key) for attribute, key in _PCI_DETAILS.items()}
+    texts = {
+        attribute: facts.get_text(pci_subject(bus_id), key)
+        for attribute, key in _PCI_DETAILS.items()
+    }
     return {attribute: text for attribute, text in texts.items() if text is not None}
 
 
 def _read_pcie_states(facts: Facts, subject: str) -> dict[str, str]:
-    """Return what a GPU's PCIe link is made for and its state now, such as `Gen4 x16`: idle GPUs clock it down."""
+    """Return what a GPU's PCIe link is made for and its state now, such as `Gen4 x16`: idle GPUs
+    clock it down.
+    """
     states: dict[str, str] = {}
     for state, (generation_key, width_key) in _PCIE_STATES.items():
-        generation, width = facts.get_number(subject, generation_key), facts.get_number(subject, width_key)
+        generation, width = (
+            facts.get_number(subject, generation_key),
+            facts.get_number(subject, width_key),
+        )
         if generation is not None and width is not None:
             states[state] = f"Gen{generation} x{width}"
     return states
@@ -302,8 +396,17 @@ def _read_pcie_states(facts: Facts, subject: str) -> dict[str, str]:
 
 def _read_cpu_model(facts: Facts) -> dict[str, Any]:
     """Return architecture, vendor and model of the CPUs, by the attribute of NCCL's XML."""
-    vendor, name = facts.get_text(CPUINFO, keys.CPUINFO_VENDOR), facts.get_text(CPUINFO, keys.CPUINFO_MODEL_NAME)
-    arch = "x86_64" if vendor else "arm64" if facts.get_text(CPUINFO, keys.CPUINFO_IMPLEMENTER) else None
+    vendor, name = (
+        facts.get_text(CPUINFO, keys.CPUINFO_VENDOR),
+        facts.get_text(CPUINFO, keys.CPUINFO_MODEL_NAME),
+    )
+    arch = (
+        "x86_64"
+        if vendor
+        else "arm64"
+        if facts.get_text(CPUINFO, keys.CPUINFO_IMPLEMENTER)
+        else None
+    )
     if arch is None and str(name).startswith("POWER"):
         arch = "ppc64"
     model = {"arch": arch, "vendor": vendor, "name": name}
@@ -319,5 +422,11 @@ def _make_pcie_link(child: str, parent: str, slot: Slot) -> Link:
     declared = f"{float(GTps):g} GT/s x{slot.link.width}"
     source = "assumed: " + "; ".join(slot.link.assumed) if slot.link.assumed else slot.source
     return Link(
-        child, parent, slot.link.bandwidth_GBps, LATENCY_us["pcie"], "pcie", source=source, extra={"declared": declared}
+        child,
+        parent,
+        slot.link.bandwidth_GBps,
+        LATENCY_us["pcie"],
+        "pcie",
+        source=source,
+        extra={"declared": declared},
     )

@@ -50,14 +50,25 @@ def note_lost(facts: Facts) -> Iterator[str]:
 
 
 def note_unlisted(facts: Facts) -> Iterator[str]:
-    """Yield a line for each GPU that is on PCI but not listed by the driver, so that it cannot be a rank."""
-    listed = {facts.get_text(gpu_subject(index), keys.GPU_BUS_ID) for index in facts.list_names(GPU)}
-    vendors = {bus_id: find_gpu_vendor(facts, bus_id) for bus_id in facts.list_names(PCI) if bus_id not in listed}
+    """Yield a line for each GPU that is on PCI but not listed by the driver, so that it cannot be a
+    rank.
+    """
+    listed = {
+        facts.get_text(gpu_subject(index), keys.GPU_BUS_ID) for index in facts.list_names(GPU)
+    }
+    vendors = {
+        bus_id: find_gpu_vendor(facts, bus_id)
+        for bus_id in facts.list_names(PCI)
+        if bus_id not in listed
+    }
     gpus = {bus_id: vendor for bus_id, vendor in vendors.items() if vendor is not None}
     without_address = [
         i
         for i in facts.list_names(GPU)
-        if facts.get_text(gpu_subject(i), keys.GPU_LOST) and not facts.get_text(gpu_subject(i), keys.GPU_BUS_ID)
+        if facts.get_text(gpu_subject(i), keys.GPU_LOST)
+        and not facts.get_text(gpu_subject(i), keys.GPU_BUS_ID)
     ]
-    for bus_id, vendor in gpus.items() if len(gpus) != len(without_address) else ():  # else they are the lost ones
+    for bus_id, vendor in (
+        gpus.items() if len(gpus) != len(without_address) else ()
+    ):  # else they are the lost ones
         yield f"{bus_id}: a GPU of {vendor} that NVML does not list; it is no rank"

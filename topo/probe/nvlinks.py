@@ -12,11 +12,13 @@ from ..facts.keys import gpu_subject, nvlink_subject, pci_subject
 from ..graph import Device, Link, both_ways
 from ..hardware import LATENCY_us, NVLINK_DATASHEET_GBps, nvlink_generation, nvswitch_adding
 
+# All NVSwitches of a machine count as one, since every GPU is joined to each of them alike.
 NVSWITCH = "nvswitch0"
-"""All NVSwitches of a machine count as one, since every GPU is joined to each of them alike."""
 
 SOURCE = "NVML: active NVLinks"
-_SM86_GBps = Fraction(225, 16)  # RTX A6000 datasheet: 112.5 GB/s over 4 links, both directions together
+_SM86_GBps = Fraction(
+    225, 16
+)  # RTX A6000 datasheet: 112.5 GB/s over 4 links, both directions together
 _GENERATION_OF_VERSION = {1: 1, 2: 2, 3: 2, 4: 3, 5: 3, 6: 4, 7: 5}  # nvmlNvlinkVersion_t
 
 
@@ -30,10 +32,15 @@ class NvLinks:
 
 
 def join_nvlinks(facts: Facts, gpus: Mapping[str, str], cpu_of: Mapping[str, str]) -> NvLinks:
-    """Return the links by NVML's facts. `gpus` gives the device id of each NVML index, `cpu_of` the id of its CPU."""
+    """Return the links by NVML's facts. `gpus` gives the device id of each NVML index, `cpu_of` the
+    id of its CPU.
+    """
     counts: dict[str, Counter[str]] = {}
     notes: list[str] = []
-    at = {facts.get_text(gpu_subject(index), keys.GPU_BUS_ID): device for index, device in gpus.items()}
+    at = {
+        facts.get_text(gpu_subject(index), keys.GPU_BUS_ID): device
+        for index, device in gpus.items()
+    }
     for index, device in gpus.items():
         counts[device] = Counter()
         unplaced: Counter[str] = Counter()
@@ -43,7 +50,9 @@ def join_nvlinks(facts: Facts, gpus: Mapping[str, str], cpu_of: Mapping[str, str
                 counts[device][peer] += 1
             if oddity:
                 unplaced[oddity] += 1
-        notes += [f"{device}: {n} active NVLink{'s' * (n > 1)} {oddity}" for oddity, n in unplaced.items()]
+        notes += [
+            f"{device}: {n} active NVLink{'s' * (n > 1)} {oddity}" for oddity, n in unplaced.items()
+        ]
     rates = {device: find_link_GBps(facts, index) for index, device in gpus.items()}
     notes += _note_uneven(counts)
     pairs = dict.fromkeys(tuple(sorted((a, b))) for a, peers in counts.items() for b in peers)
@@ -53,12 +62,24 @@ def join_nvlinks(facts: Facts, gpus: Mapping[str, str], cpu_of: Mapping[str, str
         rate = min(rates[x] for x in (a, b) if x in rates)
         latency = LATENCY_us["nvswitch" if NVSWITCH in (a, b) else "nvlink"]
         links += both_ways(Link(a, b, rate * count, latency, "nvlink", count, SOURCE))
-    links += [x for index, device in gpus.items() for x in _join_c2c(facts, index, device, cpu_of.get(device))]
+    links += [
+        x
+        for index, device in gpus.items()
+        for x in _join_c2c(facts, index, device, cpu_of.get(device))
+    ]
     has_switch = any(NVSWITCH in pair for pair in pairs)
     switched = [index for index, device in gpus.items() if counts[device][NVSWITCH]]
-    generations = [g for g in (_find_generation(facts, index) for index in switched) if g is not None]
+    generations = [
+        g for g in (_find_generation(facts, index) for index in switched) if g is not None
+    ]
     adding = nvswitch_adding(min(generations, default=None))
-    switch = Device(NVSWITCH, "switch", "nvswitch", source="NVML: remote ends of active NVLinks", in_network=adding)
+    switch = Device(
+        NVSWITCH,
+        "switch",
+        "nvswitch",
+        source="NVML: remote ends of active NVLinks",
+        in_network=adding,
+    )
     return NvLinks((switch,) if has_switch else (), tuple(links), tuple(notes))
 
 
@@ -66,23 +87,33 @@ def list_active_links(facts: Facts, index: str) -> Iterator[str]:
     """Yield the subjects of a GPU's active NVLinks; their numbers need not be contiguous."""
     prefix = nvlink_subject(index, "")
     for fact in facts.items:
-        if fact.subject.startswith(prefix) and fact.key == keys.NVLINK_STATE and fact.value == "active":
+        if (
+            fact.subject.startswith(prefix)
+            and fact.key == keys.NVLINK_STATE
+            and fact.value == "active"
+        ):
             yield fact.subject
 
 
 def find_link_GBps(facts: Facts, index: str) -> Fraction:
-    """Return the datasheet rate of one NVLink of a GPU in one direction, by compute capability or the link's version."""
+    """Return the datasheet rate of one NVLink of a GPU in one direction, by compute capability or
+    the link's version.
+    """
     if facts.get_number(gpu_subject(index), keys.GPU_SM) == 86:
         return _SM86_GBps
     return NVLINK_DATASHEET_GBps[_find_generation(facts, index) or 3]
 
 
 def _find_generation(facts: Facts, index: str) -> int | None:
-    """Return the NVLink generation of a GPU, by compute capability or the link's version; None where neither is known."""
+    """Return the NVLink generation of a GPU, by compute capability or the link's version; None
+    where neither is known.
+    """
     sm = facts.get_number(gpu_subject(index), keys.GPU_SM)
     if sm is not None:
         return nvlink_generation(sm)
-    versions = (facts.get_number(link, keys.NVLINK_VERSION) for link in list_active_links(facts, index))
+    versions = (
+        facts.get_number(link, keys.NVLINK_VERSION) for link in list_active_links(facts, index)
+    )
     return next((_GENERATION_OF_VERSION[v] for v in versions if v in _GENERATION_OF_VERSION), None)
 
 
@@ -96,12 +127,21 @@ def _join_c2c(facts: Facts, index: str, device: str, cpu: str | None) -> tuple[L
     return both_ways(Link(device, cpu, rate, LATENCY_us["c2c"], "c2c", count, "NVML: NVLink-C2C"))
 
 
-def _find_peer(facts: Facts, link: str, at: Mapping[str | None, str], cpu: str | None) -> tuple[str | None, str | None]:
-    """Return the device at the other end of a link (None where it is not listed), and what is odd about it."""
-    bus_id, kind = facts.get_text(link, keys.NVLINK_REMOTE_BUS_ID), facts.get_text(link, keys.NVLINK_REMOTE_KIND)
+def _find_peer(
+    facts: Facts, link: str, at: Mapping[str | None, str], cpu: str | None
+) -> tuple[str | None, str | None]:
+    """Return the device at the other end of a link (None where it is not listed), and what is odd
+    about it.
+    """
+    bus_id, kind = (
+        facts.get_text(link, keys.NVLINK_REMOTE_BUS_ID),
+        facts.get_text(link, keys.NVLINK_REMOTE_KIND),
+    )
     if bus_id in at and bus_id is not None:
         return at[bus_id], None
-    if kind == "switch" or str(facts.get_text(pci_subject(bus_id), keys.PCI_CLASS)).startswith("0x0680"):
+    if kind == "switch" or str(facts.get_text(pci_subject(bus_id), keys.PCI_CLASS)).startswith(
+        "0x0680"
+    ):
         return NVSWITCH, None
     if kind == "cpu":
         return cpu, None
@@ -111,7 +151,9 @@ def _find_peer(facts: Facts, link: str, at: Mapping[str | None, str], cpu: str |
 
 
 def _note_uneven(counts: Mapping[str, Counter[str]]) -> Iterator[str]:
-    """Yield notes on ends that report different numbers of links, and on GPUs with fewer links than their peers."""
+    """Yield notes on ends that report different numbers of links, and on GPUs with fewer links than
+    their peers.
+    """
     for a, peers in counts.items():
         for b, count in peers.items():
             if b in counts and a < b and counts[b][a] != count:

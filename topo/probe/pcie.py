@@ -1,8 +1,8 @@
 """The PCI Express tree as traffic sees it: a bridge with a single child is part of the link.
 
-A chain of bridges without a branch (a root port, the ports of a switch) carries what its narrowest part carries; where
-the tree branches there is a switch. Speeds are those that the parts are made for, since idle devices clock down;
-widths are those at work.
+A chain of bridges without a branch (a root port, the ports of a switch) carries what its narrowest
+part carries; where the tree branches there is a switch. Speeds are those that the parts are made
+for, since idle devices clock down; widths are those at work.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ class _Port:
 
 @dataclass(frozen=True)
 class Slot:
-    """A device or switch at `bus_id` below the switch `parent` (None: a CPU), and the link to its parent.
+    """A device or switch at `bus_id` below the switch `parent` (None: a CPU), and the link to its
+    parent.
 
     `top` is the address of the bridge at the root of its branch.
     """
@@ -40,7 +41,9 @@ class Slot:
 
 
 def list_slots(facts: Facts, bus_ids: Iterable[str]) -> Iterator[Slot]:
-    """Yield the switches and devices of the tree above `bus_ids`, parents before children, in order of PCI address."""
+    """Yield the switches and devices of the tree above `bus_ids`, parents before children, in order
+    of PCI address.
+    """
     leaves = dict.fromkeys(bus_ids)
     roots: dict[str, _Port] = {}
     for bus_id in leaves:
@@ -71,8 +74,12 @@ def _list_below(
         yield from _list_below(facts, child, leaves, port.bus_id, (), top)
 
 
-def _find_narrowest(facts: Facts, chain: tuple[str, ...], is_leaf: bool) -> tuple[PcieLink, tuple[str, ...]]:
-    """Return the link with the least bandwidth in a chain, and notes on what is odd about the chain."""
+def _find_narrowest(
+    facts: Facts, chain: tuple[str, ...], is_leaf: bool
+) -> tuple[PcieLink, tuple[str, ...]]:
+    """Return the link with the least bandwidth in a chain, and notes on what is odd about the
+    chain.
+    """
     links: list[PcieLink] = []
     notes: list[str] = []
     for bus_id in chain:
@@ -84,7 +91,10 @@ def _find_narrowest(facts: Facts, chain: tuple[str, ...], is_leaf: bool) -> tupl
             continue
         is_card = is_leaf and bus_id == chain[-1] and not _is_gpu(facts, bus_id)
         if (link.generation, width) == (1, 1) and not is_card:
-            notes.append(f"{bus_id} declares 2.5 GT/s x1, a placeholder of virtual machines; left out of account")
+            notes.append(
+                f"{bus_id} declares 2.5 GT/s x1, a placeholder of virtual machines; left out of "
+                "account"
+            )
             continue
         if width and current and current < width:
             notes.append(f"{bus_id} runs on {current} of its {width} PCIe lanes")
@@ -95,7 +105,9 @@ def _find_narrowest(facts: Facts, chain: tuple[str, ...], is_leaf: bool) -> tupl
 
 
 def _assume_link(facts: Facts, bus_id: str) -> PcieLink:
-    """Return the link where sysfs does not know it: for a GPU the one that NVML gives, else NCCL's default."""
+    """Return the link where sysfs does not know it: for a GPU the one that NVML gives, else NCCL's
+    default.
+    """
     index = find_gpu_index(facts, bus_id)
     if index is not None:
         generation = facts.get_number(gpu_subject(index), keys.GPU_PCIE_MAX_GENERATION)
@@ -111,10 +123,19 @@ def _is_gpu(facts: Facts, bus_id: str) -> bool:
 
 def find_gpu_index(facts: Facts, bus_id: str) -> str | None:
     """Return NVML's index of the GPU at a PCI address, None where NVML lists none there."""
-    return next((i for i in facts.list_names(GPU) if facts.get_text(gpu_subject(i), keys.GPU_BUS_ID) == bus_id), None)
+    return next(
+        (
+            i
+            for i in facts.list_names(GPU)
+            if facts.get_text(gpu_subject(i), keys.GPU_BUS_ID) == bus_id
+        ),
+        None,
+    )
 
 
 def _read_width(facts: Facts, bus_id: str, key: Key[int]) -> int | None:
-    """Return a link width in lanes, None where it is not known: devices without a real link say 0, 63 or 255."""
+    """Return a link width in lanes, None where it is not known: devices without a real link say 0,
+    63 or 255.
+    """
     width = facts.get_number(pci_subject(bus_id), key)
     return width if width is not None and 1 <= width <= 32 else None

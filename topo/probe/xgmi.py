@@ -12,7 +12,9 @@ from ..hardware import LATENCY_us, xgmi_counted_GBps
 
 
 def join_xgmi(facts: Facts, gpus: Mapping[str, str]) -> tuple[Link, ...]:
-    """Return a link for each direction that is reported; `gpus` gives the device id of each GPU's index."""
+    """Return a link for each direction that is reported; `gpus` gives the device id of each GPU's
+    index.
+    """
     links: list[Link] = []
     for index, device in gpus.items():
         for other, peer in gpus.items():
@@ -27,7 +29,11 @@ def join_xgmi(facts: Facts, gpus: Mapping[str, str]) -> tuple[Link, ...]:
                 else xgmi_counted_GBps(facts.get_text(gpu_subject(index), keys.GPU_GCN) or "")
             )
             source = (
-                facts.get_source(subject, keys.XGMI_COUNT) if speed_MBps else "AMD's driver; rate as RCCL counts it"
+                facts.get_source(subject, keys.XGMI_COUNT)
+                if speed_MBps
+                else "AMD's driver; rate as RCCL counts it"
             )
-            links.append(Link(device, peer, rate * count, LATENCY_us["xgmi"], "xgmi", count, source))
+            links.append(
+                Link(device, peer, rate * count, LATENCY_us["xgmi"], "xgmi", count, source)
+            )
     return tuple(links)

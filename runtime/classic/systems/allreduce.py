@@ -1,4 +1,6 @@
-"""Systems that average gradients by one allreduce a bucket: a plan's, a ring's, a hierarchical one, or the backend's own."""
+"""Systems that average gradients by one allreduce a bucket: a plan's, a ring's, a hierarchical one,
+or the backend's own.
+"""
 
 from __future__ import annotations
 
@@ -24,15 +26,15 @@ def count_ring_bytes(ranks: int, size_bytes: int) -> int:
 
 
 class Planned(Averaging):
-    """Allreduce by a plan's schedules through a Communicator, which chooses one for each size as `choose` says.
+    """Allreduce by a plan's schedules through a Communicator, which chooses one for each size as
+    `choose` says.
 
-    With "race" it takes the backend's own allreduce where that is faster; `report()["schedules"]` says what was used.
+    With "race" it takes the backend's own allreduce where that is faster; `report()["schedules"]`
+    says what was used.
     """
 
     name = "plan"
-    promise = (
-        "replicas bitwise equal after every step; the schedules are verified, and their bandwidth has a proved bound"
-    )
+    promise = "replicas bitwise equal after every step; the schedules are verified, and their bandwidth has a proved bound"
     source = "this package; Cai et al., Synthesizing Optimal Collective Algorithms (SCCL), PPoPP 2021, for the model"
     takes_plan = True
     strategy: ClassVar[str] = "auto"
@@ -49,9 +51,15 @@ class Planned(Averaging):
 
     @property
     def bytes_sent(self) -> int | None:
-        """As in System, races on scratch memory included; None where an allreduce of a backend other than gloo won a race."""
+        """As in System, races on scratch memory included; None where an allreduce of a backend
+        other than gloo won a race.
+        """
         stock = self._stock_bytes
-        return None if stock and self.p2p.batched else self._communicator.wire_bytes - self._bytes_before + stock
+        return (
+            None
+            if stock and self.p2p.batched
+            else self._communicator.wire_bytes - self._bytes_before + stock
+        )
 
     def average(self, flats: Flats) -> None:
         """Allreduce each bucket."""
@@ -62,23 +70,35 @@ class Planned(Averaging):
                 self._stock_bytes += count_ring_bytes(len(self.workers), flat.nbytes)
 
     def report(self) -> dict[str, object]:
-        """Return `schedules`: the label of the schedule in use, by the size of a bucket in bytes."""
+        """Return `schedules`: the label of the schedule in use, by the size of a bucket in
+        bytes.
+        """
         sizes = {flat.nbytes for flat in self._flats}
         chosen = {
-            size: choice.label for size in sorted(sizes) if (choice := self._communicator.choice(size)) is not None
+            size: choice.label
+            for size in sorted(sizes)
+            if (choice := self._communicator.choice(size)) is not None
         }
         return {"schedules": chosen}
 
     def _find_plan(self, setting: Setting) -> Plan:
-        """Synthesize a plan by this system's strategy for the topology, on rank 0; return it on all ranks."""
+        """Synthesize a plan by this system's strategy for the topology, on rank 0; return it on all
+        ranks.
+        """
 
         def synthesize_as_text() -> str:
             # imported by rank 0 alone: the solvers load slowly
             from ....synth.synthesize import collective_on, synthesize
 
-            topology = setting.topology if setting.topology is not None else self._default_topology(setting)
+            topology = (
+                setting.topology
+                if setting.topology is not None
+                else self._default_topology(setting)
+            )
             setting.check_gpus(topology)
-            synthesis = synthesize(collective_on("allreduce", topology), topology, self.strategy, _SYNTHESIS_S)
+            synthesis = synthesize(
+                collective_on("allreduce", topology), topology, self.strategy, _SYNTHESIS_S
+            )
             return json.dumps(synthesis.plan.to_json())
 
         return Plan.loads(setting.compute_on_rank_0(synthesize_as_text), self.name)
@@ -88,19 +108,24 @@ class Planned(Averaging):
 
     def _check_plan(self, plan: Plan) -> None:
         if plan.collective.name != "allreduce":
-            raise InputError(f"{self.name} needs a plan for allreduce, this one is for {plan.collective.name}")
+            raise InputError(
+                f"{self.name} needs a plan for allreduce, this one is for {plan.collective.name}"
+            )
         for schedule in plan.schedules:
             if self.strategy not in ("auto", schedule.strategy):
                 raise InputError(
-                    f"{self.name} takes plans of that strategy alone, this one has {schedule.strategy}, too"
+                    f"{self.name} takes plans of that strategy alone, this one has "
+                    f"{schedule.strategy}, too"
                 )
         plan.check_same_bits()
 
 
 class Ring(Planned):
-    """Allreduce around Hamiltonian cycles of the GPUs: once around to add up each part, once to hand on the sum.
+    """Allreduce around Hamiltonian cycles of the GPUs: once around to add up each part, once to
+    hand on the sum.
 
-    The cycles are the topology's best ones in both directions, weighted, or the ring of ranks where no topology is given.
+    The cycles are the topology's best ones in both directions, weighted, or the ring of ranks where
+    no topology is given.
     """
 
     name = "ring"
@@ -113,18 +138,20 @@ class Ring(Planned):
 
 
 class Hierarchical(Planned):
-    """Allreduce inside each box, then lane by lane between boxes, then inside again (synth/strategies/hierarchical.py)."""
+    """Allreduce inside each box, then lane by lane between boxes, then inside again
+    (synth/strategies/hierarchical.py).
+    """
 
     name = "hierarchical"
     promise = "replicas bitwise equal after every step; between boxes goes each part of a box's sum, not of a GPU's"
-    source = (
-        "Jia et al., arXiv 1807.11205, section 4.2 (hierarchical allreduce); Goyal et al., arXiv 1706.02677, section 4"
-    )
+    source = "Jia et al., arXiv 1807.11205, section 4.2 (hierarchical allreduce); Goyal et al., arXiv 1706.02677, section 4"
     strategy = "hierarchical"
 
 
 class Stock(Averaging):
-    """Call torch.distributed.all_reduce on each flat bucket after backward; DDP does the same during backward."""
+    """Call torch.distributed.all_reduce on each flat bucket after backward; DDP does the same
+    during backward.
+    """
 
     name = "stock"
     promise = "whatever the backend promises: the mean of the gradients on every rank"
@@ -140,5 +167,7 @@ class Stock(Averaging):
 
     @property
     def bytes_sent(self) -> int | None:
-        """Bytes that gloo's ring sends: 2 (n - 1) / n of the buckets. None for other backends, whose algorithms vary."""
+        """Bytes that gloo's ring sends: 2 (n - 1) / n of the buckets. None for other backends,
+        whose algorithms vary.
+        """
         return None if self.p2p.batched else self.p2p.bytes_sent

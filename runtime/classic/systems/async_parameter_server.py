@@ -1,4 +1,6 @@
-"""The asynchronous parameter server: helpers hold the parameters and apply each worker's gradients as they arrive."""
+"""The asynchronous parameter server: helpers hold the parameters and apply each worker's gradients
+as they arrive.
+"""
 
 from __future__ import annotations
 
@@ -18,20 +20,26 @@ from .parameter_server import END, GO, Part, divide_buckets, find_server_shares
 class AsyncParameterServer(System):
     """Parameter servers that apply each worker's gradients at once; no worker waits for another.
 
-    A worker pushes each helper its part of the gradients and pulls that part of the parameters, as they are after the helper's
-    update. The number of other workers' updates since this worker last pulled is the staleness of its gradients (`report()`);
-    it is not bounded. Each push is one update: n workers make n times as many as a synchronous system.
+    A worker pushes each helper its part of the gradients and pulls that part of the parameters, as
+    they are after the helper's update. The number of other workers' updates since this worker last
+    pulled is the staleness of its gradients (`report()`); it is not bounded. Each push is one
+    update: n workers make n times as many as a synchronous system.
 
-    The helpers' shares follow from the linear program of the synchronous server. `finish` waits for all workers, and
-    all get the same final parameters. A worker that dies is left out, and is in the helpers' `report()["lost"]`; when all are
-    lost, or one is silent for longer than the timeout, `serve` raises ExecutionError.
+    The helpers' shares follow from the linear program of the synchronous server. `finish` waits for
+    all workers, and all get the same final parameters. A worker that dies is left out, and is in
+    the helpers' `report()["lost"]`; when all are lost, or one is silent for longer than the
+    timeout, `serve` raises ExecutionError.
     """
 
     name = "async-parameter-server"
     promise = "no worker waits for another; every gradient is applied once, at once, and its staleness is counted"
-    source = "Dean et al., Large Scale Distributed Deep Networks (Downpour SGD), NIPS 2012, section 4.1"
+    source = (
+        "Dean et al., Large Scale Distributed Deep Networks (Downpour SGD), NIPS 2012, section 4.1"
+    )
     takes_helpers = needs_helpers = True
-    only_cpu = "a server takes messages from whichever worker is first, which NCCL has no way to wait for"
+    only_cpu = (
+        "a server takes messages from whichever worker is first, which NCCL has no way to wait for"
+    )
 
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
@@ -45,7 +53,9 @@ class AsyncParameterServer(System):
             self._send_parameters()
 
     def report(self) -> dict[str, object]:
-        """Return the staleness of gradients; for a helper also the `updates` made, the `lost` workers, and its `share`."""
+        """Return the staleness of gradients; for a helper also the `updates` made, the `lost`
+        workers, and its `share`.
+        """
         staleness = self._staleness
         out: dict[str, object] = {
             "staleness_mean": sum(staleness) / len(staleness) if staleness else 0.0,
@@ -53,7 +63,11 @@ class AsyncParameterServer(System):
         }
         if self.is_helper:
             share = self.shares.share[self.helpers.index(self.rank)]
-            out |= {"updates": self._version, "lost": tuple(sorted(self._lost)), "share": str(share)}
+            out |= {
+                "updates": self._version,
+                "lost": tuple(sorted(self._lost)),
+                "share": str(share),
+            }
         return out
 
     @property
@@ -61,23 +75,30 @@ class AsyncParameterServer(System):
         """As in System, over all connections."""
         return self.p2p.bytes_sent + sum(p2p.bytes_sent for p2p in self._p2p_by_worker.values())
 
-    # -- workers -------------------------------------------------------------------------------------------------
+    # -- workers
+    # -------------------------------------------------------------------------------------------------
 
     def _send_parameters(self) -> None:
         """Give the helpers the first worker's parameters."""
         self._p2p_by_worker: dict[int, PointToPoint] = {}
         self._flats, self._fresh = self.buckets.allocate(), self.buckets.allocate()
         self._word = torch.zeros(1, dtype=torch.int64)
-        self._staleness_from = {helper: torch.zeros(1, dtype=torch.int64) for helper in self.helpers}
+        self._staleness_from = {
+            helper: torch.zeros(1, dtype=torch.int64) for helper in self.helpers
+        }
         if self.rank == self.setting.first:
             self.buckets.copy_values(self._flats)
-            self.p2p.exchange(sends=[(h, part) for h in self.helpers for part in self._parts_of(h, self._flats)])
+            self.p2p.exchange(
+                sends=[(h, part) for h in self.helpers for part in self._parts_of(h, self._flats)]
+            )
             self.p2p.bytes_sent = 0
 
     def _advance(self) -> None:
         self.buckets.copy_gradients(self._flats)
         self._push_and_pull(GO)
-        self._staleness.append(max(int(staleness.item()) for staleness in self._staleness_from.values()))
+        self._staleness.append(
+            max(int(staleness.item()) for staleness in self._staleness_from.values())
+        )
 
     def _end(self) -> None:
         self._push_and_pull(END)
@@ -97,16 +118,23 @@ class AsyncParameterServer(System):
         """Return the views of `flats` that a helper holds."""
         return [flat[slice(*part[helper])] for flat, part in zip(flats, self._parts, strict=True)]
 
-    # -- helpers -------------------------------------------------------------------------------------------------
+    # -- helpers
+    # -------------------------------------------------------------------------------------------------
 
     def _receive_parameters(self) -> None:
-        """Take over the first worker's parameters as flat parts, and create an optimizer for them."""
+        """Take over the first worker's parameters as flat parts, and create an optimizer for
+        them.
+        """
         lengths = [part[self.rank][1] - part[self.rank][0] for part in self._parts]
         dtypes = [getattr(torch, name) for _, name in self.setting.layout]
-        parameters = [torch.empty(length, dtype=dtype) for length, dtype in zip(lengths, dtypes, strict=True)]
+        parameters = [
+            torch.empty(length, dtype=dtype) for length, dtype in zip(lengths, dtypes, strict=True)
+        ]
         self.p2p.exchange(receives=[(self.setting.first, flat) for flat in parameters])
         self._parameters = [nn.Parameter(flat) for flat in parameters]
-        trained = [p for p in self._parameters if p.numel()]  # a helper whose share is 0 has nothing to update
+        trained = [
+            p for p in self._parameters if p.numel()
+        ]  # a helper whose share is 0 has nothing to update
         self.optimizer = self.setting.make_optimizer(trained) if trained else None
         self._lock, self._version = Lock(), 0
         self._p2p_by_worker = {w: PointToPoint(self.setting.group) for w in self.workers}
@@ -124,12 +152,16 @@ class AsyncParameterServer(System):
                     self._lost.append(worker)
                     failures.append(error)
         if len(self._lost) == len(self.workers):
-            raise ExecutionError(f"rank {self.rank}, a helper: all workers are lost; the first: {failures[0]}")
+            raise ExecutionError(
+                f"rank {self.rank}, a helper: all workers are lost; the first: {failures[0]}"
+            )
 
     def _attend(self, worker: int) -> ExecutionError | None:
         """Serve one worker until it ends; return the error if it is lost."""
         word, pulled = torch.zeros(1, dtype=torch.int64), 0
-        pushed, fresh = ([torch.empty_like(p, requires_grad=False) for p in self._parameters] for _ in range(2))
+        pushed, fresh = (
+            [torch.empty_like(p, requires_grad=False) for p in self._parameters] for _ in range(2)
+        )
         p2p = self._p2p_by_worker[worker]
         try:
             while True:
@@ -147,7 +179,9 @@ class AsyncParameterServer(System):
 
     @torch.no_grad()
     def _update(self, gradients: Flats, fresh: Flats, pulled: int) -> int:
-        """Update the parameters and copy them to `fresh`; return how stale the gradients were. Needs the lock."""
+        """Update the parameters and copy them to `fresh`; return how stale the gradients were.
+        Needs the lock.
+        """
         staleness = self._version - pulled
         self._staleness.append(staleness)
         for p, gradient in zip(self._parameters, gradients, strict=True):
@@ -161,4 +195,6 @@ class AsyncParameterServer(System):
 
     def _reply(self, worker: int, staleness: int, parameters: Flats) -> None:
         staleness_word = torch.tensor([staleness], dtype=torch.int64)
-        self._p2p_by_worker[worker].exchange(sends=[(worker, staleness_word), *((worker, part) for part in parameters)])
+        self._p2p_by_worker[worker].exchange(
+            sends=[(worker, staleness_word), *((worker, part) for part in parameters)]
+        )

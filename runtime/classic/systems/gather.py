@@ -1,4 +1,6 @@
-"""Gradients to one card, parameters back: what torch's DataParallel does in one process, between ranks."""
+"""Gradients to one card, parameters back: what torch's DataParallel does in one process, between
+ranks.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +8,11 @@ from ..base import Setting, System
 
 
 class Gather(System):
-    """The first worker receives all gradients, adds them in rank order, updates, and sends the parameters to all.
+    """The first worker receives all gradients, adds them in rank order, updates, and sends the
+    parameters to all.
 
-    It sends and receives n - 1 times the model, all others once: the first worker's links are the bottleneck.
+    It sends and receives n - 1 times the model, all others once: the first worker's links are the
+    bottleneck.
     """
 
     name = "gather"

@@ -1,4 +1,6 @@
-"""Decentralised training: every worker averages its parameters with those of its neighbours only."""
+"""Decentralised training: every worker averages its parameters with those of its neighbours
+only.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ from ..mixing_matrix import MixingMatrix, metropolis_weights, neighbour_edges, r
 
 
 def find_mixing_matrix(setting: Setting) -> MixingMatrix:
-    """Return weights on the graph of the topology, or, without one, on a ring in rank order. Collective."""
+    """Return weights on the graph of the topology, or, without one, on a ring in rank order.
+    Collective.
+    """
 
     def find() -> MixingMatrix:
         ranks, topology = len(setting.workers), setting.topology
@@ -23,20 +27,20 @@ def find_mixing_matrix(setting: Setting) -> MixingMatrix:
 
 
 class Neighbours(System):
-    """Average parameters with the neighbours', then apply the worker's own gradients with its own optimizer.
+    """Average parameters with the neighbours', then apply the worker's own gradients with its own
+    optimizer.
 
-    In a step x_i becomes the sum over j of W_ij x_j, of parameters as they were when the gradients were computed. W has the
-    weights of Metropolis and Hastings on the graph of GPUs that are joined without others between (mixing_matrix.py), or on
-    a ring where no topology is given. The mean over workers moves by the mean of their gradients; replicas differ, and each
-    averaging brings them nearer to their mean at least by the factor `report()["contraction"]`. `finish` sets all replicas
-    to the mean.
+    In a step x_i becomes the sum over j of W_ij x_j, of parameters as they were when the gradients
+    were computed. W has the weights of Metropolis and Hastings on the graph of GPUs that are joined
+    without others between (mixing_matrix.py), or on a ring where no topology is given. The mean
+    over workers moves by the mean of their gradients; replicas differ, and each averaging brings
+    them nearer to their mean at least by the factor `report()["contraction"]`. `finish` sets all
+    replicas to the mean.
     """
 
     name = "neighbours"
     promise = "averaging keeps the mean of the replicas, up to rounding, and contracts by the graph's second eigenvalue"
-    source = (
-        "Lian et al., Can Decentralized Algorithms Outperform Centralized Algorithms? (D-PSGD), NIPS 2017, algorithm 1"
-    )
+    source = "Lian et al., Can Decentralized Algorithms Outperform Centralized Algorithms? (D-PSGD), NIPS 2017, algorithm 1"
 
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
@@ -49,24 +53,35 @@ class Neighbours(System):
         self._distance: float | None = None
 
     def report(self) -> dict[str, object]:
-        """Return this rank's `neighbours`, the graph's `contraction`, and, after `finish`, the `distance` from the mean."""
-        out: dict[str, object] = {"neighbours": self._neighbours, "contraction": self.mixing.contraction}
+        """Return this rank's `neighbours`, the graph's `contraction`, and, after `finish`, the
+        `distance` from the mean.
+        """
+        out: dict[str, object] = {
+            "neighbours": self._neighbours,
+            "contraction": self.mixing.contraction,
+        }
         return out if self._distance is None else {**out, "distance": self._distance}
 
     def _advance(self) -> None:
         self.buckets.copy_values(self._own)
         sends = [(j, flat) for j in self._neighbours for flat in self._own]
-        self.p2p.exchange(sends, [(j, flat) for j, flats in self._received.items() for flat in flats])
+        self.p2p.exchange(
+            sends, [(j, flat) for j, flats in self._received.items() for flat in flats]
+        )
         self._mix()
         self._update()
 
     def _mix(self) -> None:
-        """Set the parameters to the weighted mean of this rank's and its neighbours', added in rank order."""
+        """Set the parameters to the weighted mean of this rank's and its neighbours', added in rank
+        order.
+        """
         mixed = []
         for number, own in enumerate(self._own):
             total = torch.zeros_like(own, dtype=sum_dtype(own.dtype))
             for j in sorted((*self._neighbours, self.rank)):
-                total.add_(own if j == self.rank else self._received[j][number], alpha=self._weight[j])
+                total.add_(
+                    own if j == self.rank else self._received[j][number], alpha=self._weight[j]
+                )
             mixed.append(total)
         self.buckets.set_values(mixed)
 
@@ -81,5 +96,9 @@ class Neighbours(System):
         self._broadcast_first(self._own)
         self.buckets.set_values(self._own)
         self._distance = float(
-            sum((a.double() - b.double()).square().sum() for a, b in zip(before, self._own, strict=True)) ** 0.5
+            sum(
+                (a.double() - b.double()).square().sum()
+                for a, b in zip(before, self._own, strict=True)
+            )
+            ** 0.5
         )

@@ -12,20 +12,20 @@ from .neighbours import Neighbours
 class Neighbours8Bit(Neighbours):
     """Neighbours that send 8-bit differences and keep replicas of each other's parameters.
 
-    Every worker keeps a replica of each neighbour's parameters x and moves it by what the neighbour sends: the quantized
-    difference between its parameters after and before a step. The neighbour moves its own x by the same rounded difference,
-    so all replicas of x have the same bits. Rounding is random and unbiased, and each block of 256 values has its own levels:
-    the smaller the steps, the smaller the error, so replicas draw together as without compression.
+    Every worker keeps a replica of each neighbour's parameters x and moves it by what the neighbour
+    sends: the quantized difference between its parameters after and before a step. The neighbour
+    moves its own x by the same rounded difference, so all replicas of x have the same bits.
+    Rounding is random and unbiased, and each block of 256 values has its own levels: the smaller
+    the steps, the smaller the error, so replicas draw together as without compression.
 
     Takes float32 only: rounding the replicas to half precision would lose small differences.
     """
 
     name = "neighbours-8bit"
-    promise = (
-        "as neighbours with 0.258 of the bytes; the mean is kept up to an unbiased error of 1/255 of a step's range"
-    )
+    promise = "as neighbours with 0.258 of the bytes; the mean is kept up to an unbiased error of 1/255 of a step's range"
     source = (
-        "Tang et al., Communication Compression for Decentralized Training (DCD-PSGD), NeurIPS 2018, algorithm 1; "
+        "Tang et al., Communication Compression for Decentralized Training (DCD-PSGD), NeurIPS "
+        "2018, algorithm 1; "
         "Gan et al., Bagua, VLDB 2022, low-precision decentralised"
     )
     dtypes = (torch.float32,)
@@ -45,9 +45,13 @@ class Neighbours8Bit(Neighbours):
         self._update()
         target = [torch.empty_like(flat) for flat in self._own]
         self.buckets.copy_values(target)
-        differences = [quantize((b - a)[None], self._noise)[0] for a, b in zip(self._own, target, strict=True)]
+        differences = [
+            quantize((b - a)[None], self._noise)[0] for a, b in zip(self._own, target, strict=True)
+        ]
         sends = [(j, quantized) for j in self._neighbours for quantized in differences]
-        self.p2p.exchange(sends, [(j, quantized) for j, arrived in self._arrived.items() for quantized in arrived])
+        self.p2p.exchange(
+            sends, [(j, quantized) for j, arrived in self._arrived.items() for quantized in arrived]
+        )
         for flats, moves in (
             (self._own, differences),
             *((self._received[j], self._arrived[j]) for j in self._neighbours),

@@ -1,4 +1,6 @@
-"""The synchronous parameter server: servers add up a share of the gradients each, spare hosts without GPUs among them."""
+"""The synchronous parameter server: servers add up a share of the gradients each, spare hosts
+without GPUs among them.
+"""
 
 from __future__ import annotations
 
@@ -18,18 +20,22 @@ if TYPE_CHECKING:  # its solver loads slowly, and rank 0 alone needs it
     from ..server_shares import Shares
 
 GO, END = 1, 0
+# Where a server's part of a bucket begins and ends, in elements.
 Part = tuple[int, int]
-"""Where a server's part of a bucket begins and ends, in elements."""
 
 
 def find_server_shares(setting: Setting, servers: Sequence[int]) -> Shares:
-    """Return the best shares of `servers` (ranks) on the topology (default: equal hosts at one switch). Collective."""
+    """Return the best shares of `servers` (ranks) on the topology (default: equal hosts at one
+    switch). Collective.
+    """
 
     def find() -> Shares:
         from ..server_shares import find_shares
 
         topology, device = _map_devices(setting)
-        return find_shares(topology, [device[w] for w in setting.workers], [device[s] for s in servers])
+        return find_shares(
+            topology, [device[w] for w in setting.workers], [device[s] for s in servers]
+        )
 
     return setting.compute_on_rank_0(find)
 
@@ -49,8 +55,10 @@ def _map_devices(setting: Setting) -> tuple[Topology, dict[int, str]]:
     if len(gpus) == len(workers) and len(named) == len(helpers):
         return topology, dict(zip((*workers, *helpers), (*gpus, *named), strict=True))
     raise InputError(
-        f"topology {topology.name!r} has {len(gpus)} GPUs, for {len(workers)} workers and {len(helpers)} helpers with "
-        f"{len(named)} helper_devices; expected a GPU for each worker and a helper device for each helper, or a GPU for all"
+        f"topology {topology.name!r} has {len(gpus)} GPUs, for {len(workers)} workers and "
+        f"{len(helpers)} helpers with "
+        f"{len(named)} helper_devices; expected a GPU for each worker and a helper device for "
+        "each helper, or a GPU for all"
     )
 
 
@@ -63,17 +71,22 @@ def divide(shares: Sequence[Fraction], numel: int) -> list[Part]:
     return out
 
 
-def divide_buckets(setting: Setting, servers: Sequence[int], shares: Shares) -> list[dict[int, Part]]:
+def divide_buckets(
+    setting: Setting, servers: Sequence[int], shares: Shares
+) -> list[dict[int, Part]]:
     """Return each bucket's parts by the server (rank) that they belong to."""
-    return [dict(zip(servers, divide(shares.share, numel), strict=True)) for numel, _ in setting.layout]
+    return [
+        dict(zip(servers, divide(shares.share, numel), strict=True)) for numel, _ in setting.layout
+    ]
 
 
 class ParameterServer(Averaging):
-    """Parameter servers that add up a part of the gradients each, in rank order, and send the mean of it back to all workers.
+    """Parameter servers that add up a part of the gradients each, in rank order, and send the mean
+    of it back to all workers.
 
-    Servers are all workers and all helpers; the sizes of their parts follow from a linear program over the links
-    (`report()["shares"]`, by rank). Without helpers this is one scatter and one gather. A helper waits at most the timeout
-    for the first worker to announce each step.
+    Servers are all workers and all helpers; the sizes of their parts follow from a linear program
+    over the links (`report()["shares"]`, by rank). Without helpers this is one scatter and one
+    gather. A helper waits at most the timeout for the first worker to announce each step.
     """
 
     name = "parameter-server"
@@ -100,9 +113,14 @@ class ParameterServer(Averaging):
         self._average(flats)
 
     def report(self) -> dict[str, object]:
-        """Return `shares`, the part of the gradients that each rank adds up, and `s_per_GB`, of the busiest link."""
+        """Return `shares`, the part of the gradients that each rank adds up, and `s_per_GB`, of the
+        busiest link.
+        """
         return {
-            "shares": {rank: str(share) for rank, share in zip(self.servers, self.shares.share, strict=True)},
+            "shares": {
+                rank: str(share)
+                for rank, share in zip(self.servers, self.shares.share, strict=True)
+            },
             "s_per_GB": float(self.shares.s_per_GB),
         }
 
@@ -125,7 +143,9 @@ class ParameterServer(Averaging):
             self.steps += 1
 
     def _average(self, flats: Flats | None) -> None:
-        """Carry out one step: post all pushes at once, and send each bucket's mean as soon as it is added up."""
+        """Carry out one step: post all pushes at once, and send each bucket's mean as soon as it is
+        added up.
+        """
         pushes = [self._push(number, flats) for number in range(len(self._parts))]
         replies = []
         for number, push in enumerate(pushes):
@@ -139,18 +159,31 @@ class ParameterServer(Averaging):
                 flat[slice(*part[self.rank])] = total
 
     def _push(self, number: int, flats: Flats | None) -> PendingMessages:
-        sends = [] if flats is None else [(s, flats[number][slice(*part)]) for s, part in self._remote_parts(number)]
+        sends = (
+            []
+            if flats is None
+            else [(s, flats[number][slice(*part)]) for s, part in self._remote_parts(number)]
+        )
         return self.p2p.post(sends, list(self._pushed[number].items()))
 
     def _add(self, number: int, flats: Flats | None) -> None:
         pushed, part = self._pushed[number], self._parts[number][self.rank]
         if part[0] < part[1]:
-            parts = [pushed[w] if w in pushed or flats is None else flats[number][slice(*part)] for w in self.workers]
+            parts = [
+                pushed[w] if w in pushed or flats is None else flats[number][slice(*part)]
+                for w in self.workers
+            ]
             average_in_order(parts, self._sums[number])
 
     def _send_means(self, number: int, flats: Flats | None) -> PendingMessages:
-        """Send the mean of this rank's part; receive the others' means in place of the gradients, which have been sent."""
-        receives = [] if flats is None else [(s, flats[number][slice(*part)]) for s, part in self._remote_parts(number)]
+        """Send the mean of this rank's part; receive the others' means in place of the gradients,
+        which have been sent.
+        """
+        receives = (
+            []
+            if flats is None
+            else [(s, flats[number][slice(*part)]) for s, part in self._remote_parts(number)]
+        )
         return self.p2p.post([(w, self._sums[number]) for w in self.others], receives)
 
     def _remote_parts(self, number: int) -> list[tuple[int, Part]]:

@@ -13,8 +13,9 @@ _BAR, _ROW, _HEAD = 14, 22, 30
 
 
 def draw_bars(title: str, rows: Sequence[RunResult], *, alone: bool = False) -> str:
-    """Return the picture: seconds an epoch to the right, stock's in its own colour, and how many times as fast as stock each
-    system was. Runs without figures are listed with their reason in place of a bar.
+    """Return the picture: seconds an epoch to the right, stock's in its own colour, and how many
+    times as fast as stock each system was. Runs without figures are listed with their reason in
+    place of a bar.
     """
     sites = list(dict.fromkeys(row.site for row in rows))
     longest = max((row.epoch_s for row in rows if row.epoch_s is not None), default=1.0)
@@ -48,7 +49,13 @@ def _draw_row(row: RunResult, stock_s: float | None, y: float, pixels_a_second: 
         reason = row.reason or "no figures"
         return [
             *lines,
-            draw_text(_LEFT + 4, middle, ("failed: " if row.failed else "not run: ") + reason, 11, look="f"),
+            draw_text(
+                _LEFT + 4,
+                middle,
+                ("failed: " if row.failed else "not run: ") + reason,
+                11,
+                look="f",
+            ),
         ]
     length = max(1.0, row.epoch_s * pixels_a_second)
     look = "fs" if row.system == "stock" else "fp"
@@ -57,6 +64,12 @@ def _draw_row(row: RunResult, stock_s: float | None, y: float, pixels_a_second: 
         f'<rect class="{look}" x="{_LEFT}" y="{y:.1f}" width="{length:.1f}" height="{_BAR}">'
         f"<title>{quote(told)}</title></rect>"
     )
-    compared = f", {stock_s / row.epoch_s:.2f}x stock" if stock_s and row.epoch_s and row.system != "stock" else ""
-    lines.append(draw_text(_LEFT + length + 6, middle, f"{row.epoch_s:.3f} s{compared}", 11, look="f"))
+    compared = (
+        f", {stock_s / row.epoch_s:.2f}x stock"
+        if stock_s and row.epoch_s and row.system != "stock"
+        else ""
+    )
+    lines.append(
+        draw_text(_LEFT + length + 6, middle, f"{row.epoch_s:.3f} s{compared}", 11, look="f")
+    )
     return lines

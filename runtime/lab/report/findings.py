@@ -7,12 +7,14 @@ from collections.abc import Iterator
 from ..systems import SERIAL
 from .results import RunResult
 
+# Percentage points within which an accuracy counts as that of serial training.
 POINTS = 0.5
-"""Percentage points within which an accuracy counts as that of serial training."""
 
 
 def list_findings(rows: list[RunResult], tested: int) -> list[str]:
-    """Return the findings, the most telling of each kind. `tested`: how many samples were held out."""
+    """Return the findings, the most telling of each kind. `tested`: how many samples were held
+    out.
+    """
     done = [row for row in rows if row.epoch_s is not None]
     out: list[str] = []
     for site in dict.fromkeys(row.site for row in done if row.system != SERIAL):
@@ -37,9 +39,7 @@ def _compare_systems(rows: list[RunResult]) -> Iterator[str]:
         return
     fastest = min(others, key=_seconds)
     if _seconds(fastest) < _seconds(stock):
-        sentence = (
-            f"{where}: {fastest.system} takes {_s(fastest)} an epoch, stock {_s(stock)}: {_times(stock, fastest)}"
-        )
+        sentence = f"{where}: {fastest.system} takes {_s(fastest)} an epoch, stock {_s(stock)}: {_times(stock, fastest)}"
     else:
         sentence = f"{where}: stock is the fastest, {_s(stock)} an epoch; {fastest.system} is {_times(stock, fastest)}"
     also = [row for row in others if row is not fastest and row.system in ("plan", "ring")]
@@ -61,12 +61,15 @@ def _compare_with_serial(done: list[RunResult]) -> Iterator[str]:
     if serial is None or not others:
         return
     fastest = min(others, key=_seconds)
-    where = f"{fastest.system} on {fastest.network} with {fastest.ranks} ranks, {_s(fastest)} an epoch"
+    where = (
+        f"{fastest.system} on {fastest.network} with {fastest.ranks} ranks, {_s(fastest)} an epoch"
+    )
     if _seconds(fastest) < _seconds(serial):
         yield f"Serial training takes {_s(serial)} an epoch; the fastest of the others is {where}: {_times(serial, fastest)}."
     else:
         yield (
-            f"No run is faster than serial training ({_s(serial)} an epoch), the nearest is {where}: at this size, on this "
+            f"No run is faster than serial training ({_s(serial)} an epoch), the nearest is "
+            f"{where}: at this size, on this "
             "machine, several ranks do not pay."
         )
 
@@ -81,10 +84,16 @@ def _compare_accuracy(done: list[RunResult], tested: int) -> Iterator[str]:
     farthest = max(compared, key=lambda row: abs(row.serial_points or 0))
     one_sample = 100 / tested
     within = [row for row in compared if abs(row.serial_points or 0) <= POINTS]
-    share = "all runs are" if len(within) == len(compared) else f"{len(within)} of {len(compared)} runs are"
+    share = (
+        "all runs are"
+        if len(within) == len(compared)
+        else f"{len(within)} of {len(compared)} runs are"
+    )
     yield (
-        f"Accuracy: {share} within {POINTS:g} points of serial training; farthest is {farthest.system} on {farthest.network} "
-        f"with {farthest.ranks} ranks, {farthest.serial_points:+.2f} points. One of the {tested} samples held out is "
+        f"Accuracy: {share} within {POINTS:g} points of serial training; farthest is "
+        f"{farthest.system} on {farthest.network} "
+        f"with {farthest.ranks} ranks, {farthest.serial_points:+.2f} points. One of the {tested} "
+        "samples held out is "
         f"{one_sample:.2f} points."
     )
 
@@ -104,7 +113,8 @@ def _describe_spread(done: list[RunResult]) -> Iterator[str]:
     if spreads:
         median = sorted(spreads)[len(spreads) // 2]
         yield (
-            f"Epochs of one run differ: the middle half of their times spans {median:.0%} of the median in the median run, "
+            f"Epochs of one run differ: the middle half of their times spans {median:.0%} of the "
+            "median in the median run, "
             f"{max(spreads):.0%} in the worst. Smaller differences between systems say nothing."
         )
 

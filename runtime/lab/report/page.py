@@ -47,9 +47,12 @@ class Report:
         data, settings = self.dataset, self.settings
         widths = "-".join(map(str, settings.widths(data.features, data.classes)))
         return (
-            f"{data.name}: {len(data.train_y)} samples to train on, {len(data.test_y)} held out, {data.classes} classes; "
-            f"perceptron {widths}, {settings.parameters(data.features, data.classes)} parameters; {settings.epochs} epochs, "
-            f"batches of {settings.batch}, SGD with momentum 0.9, rate {settings.learning_rate:g} falling to 0, "
+            f"{data.name}: {len(data.train_y)} samples to train on, {len(data.test_y)} held out, "
+            f"{data.classes} classes; "
+            f"perceptron {widths}, {settings.parameters(data.features, data.classes)} parameters; "
+            f"{settings.epochs} epochs, "
+            f"batches of {settings.batch}, SGD with momentum 0.9, rate {settings.learning_rate:g} "
+            "falling to 0, "
             f"seed {settings.seed}"
         )
 
@@ -59,7 +62,9 @@ class Report:
         return list_findings(self.rows, len(self.dataset.test_y))
 
     def cells(self) -> list[tuple[str, ...]]:
-        """Return the table without its head; a row without figures has "failed" or "not run" as its schedule."""
+        """Return the table without its head; a row without figures has "failed" or "not run" as its
+        schedule.
+        """
         return [self._format_row(row) for row in self.rows]
 
     def _format_row(self, row: RunResult) -> tuple[str, ...]:
@@ -77,11 +82,15 @@ class Report:
             self._compare_with_stock(row),
             "-" if row.bytes_per_epoch is None else f"{row.bytes_per_epoch / 1e6:.2f}",
             f"{row.accuracy_percent:.2f}",
-            "-" if row.serial_points is None or row.system == SERIAL else f"{row.serial_points:+.2f}",
+            "-"
+            if row.serial_points is None or row.system == SERIAL
+            else f"{row.serial_points:+.2f}",
         )
 
     def _compare_with_stock(self, row: RunResult) -> str:
-        stock = next((r.epoch_s for r in self.rows if r.site == row.site and r.system == "stock"), None)
+        stock = next(
+            (r.epoch_s for r in self.rows if r.site == row.site and r.system == "stock"), None
+        )
         return "-" if stock is None or not row.epoch_s else f"{stock / row.epoch_s:.2f}x"
 
     def markdown(self) -> str:
@@ -93,7 +102,9 @@ class Report:
                 "",
                 self.task + ".",
                 "",
-                *_format_table(("system", "what it is"), [(name, SYSTEMS[name].what) for name in used]),
+                *_format_table(
+                    ("system", "what it is"), [(name, SYSTEMS[name].what) for name in used]
+                ),
                 "",
                 "## Results",
                 "",
@@ -134,8 +145,12 @@ class Report:
         }
 
     def text(self, path: str) -> str:
-        """Return what to write to a file of that name: JSON where it ends with .json, else Markdown."""
-        return json.dumps(self.json(), indent=1) + "\n" if path.endswith(".json") else self.markdown()
+        """Return what to write to a file of that name: JSON where it ends with .json, else
+        Markdown.
+        """
+        return (
+            json.dumps(self.json(), indent=1) + "\n" if path.endswith(".json") else self.markdown()
+        )
 
 
 METHOD = """\

@@ -11,9 +11,10 @@ from typing import Any
 class RunResult:
     """One system over one network.
 
-    Times are the slowest rank's, in seconds; `epoch_s` is the median without the first epoch (where there is another), in
-    which schedules race and DDP settles its buckets. `bytes_per_epoch` is what all ranks together send, the median likewise.
-    `reason` says why there are no figures; `failed` that the run was started and failed.
+    Times are the slowest rank's, in seconds; `epoch_s` is the median without the first epoch (where
+    there is another), in which schedules race and DDP settles its buckets. `bytes_per_epoch` is
+    what all ranks together send, the median likewise. `reason` says why there are no figures;
+    `failed` that the run was started and failed.
     """
 
     network: str
@@ -38,7 +39,9 @@ class RunResult:
 
 
 def summarize(network: str, ranks: int, measured: dict[str, Any], tested: int) -> RunResult:
-    """Return the result of what rank 0 measured of a system; `tested` is the number of samples held out."""
+    """Return the result of what rank 0 measured of a system; `tested` is the number of samples held
+    out.
+    """
     seconds, sent = measured["seconds"], measured["bytes"]
     later = seconds[1:] or seconds
     quarters = statistics.quantiles(later, n=4) if len(later) > 3 else None

@@ -1,4 +1,6 @@
-"""The dataset: scikit-learn's digits, or a file; checked, split into training and test samples, and scaled."""
+"""The dataset: scikit-learn's digits, or a file; checked, split into training and test samples, and
+scaled.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,8 @@ from ....topo.errors import InputError
 from .dataset_files import read
 
 DIGITS = "digits"
+# One sample in four is held out for the test.
 _HELD_OUT = 4
-"""One sample in four is held out for the test."""
 _FEWEST = 20
 _MOST_CLASSES = 1000
 _MOST_VALUES = 1 << 28
@@ -25,7 +27,9 @@ _PARTS = ("train_x", "train_y", "test_x", "test_y")
 
 @dataclass(frozen=True)
 class Dataset:
-    """Samples as rows of float32 features, centred and scaled; labels are class numbers from 0 on."""
+    """Samples as rows of float32 features, centred and scaled; labels are class numbers from 0
+    on.
+    """
 
     name: str
     classes: int
@@ -46,12 +50,17 @@ class Dataset:
 
     @classmethod
     def open_saved(cls, name: str, classes: int, folder: Path) -> Dataset:
-        """Return what `save` wrote, mapped into memory, so that ranks share the pages instead of holding copies."""
-        return cls(name, classes, *(np.load(folder / f"{part}.npy", mmap_mode="c") for part in _PARTS))
+        """Return what `save` wrote, mapped into memory, so that ranks share the pages instead of
+        holding copies.
+        """
+        return cls(
+            name, classes, *(np.load(folder / f"{part}.npy", mmap_mode="c") for part in _PARTS)
+        )
 
 
 def load(argument: str, seed: int) -> Dataset:
-    """Return `digits`, or the dataset in a file. A quarter of the samples, drawn by `seed`, is held out.
+    """Return `digits`, or the dataset in a file. A quarter of the samples, drawn by `seed`, is held
+    out.
 
     Raises InputError where the file cannot be read or is not a dataset.
     """
@@ -65,7 +74,8 @@ def _load_digits() -> tuple[NDArray[Any], NDArray[Any]]:
         from sklearn.datasets import load_digits
     except ImportError:
         raise InputError(
-            "--dataset digits: scikit-learn is not installed; pip install 'topoplan[demo]', or name a file (.npz, .csv)"
+            "--dataset digits: scikit-learn is not installed; pip install 'topoplan[demo]', or "
+            "name a file (.npz, .csv)"
         ) from None
     digits = load_digits()
     return digits.data, digits.target
@@ -74,25 +84,34 @@ def _load_digits() -> tuple[NDArray[Any], NDArray[Any]]:
 def prepare(name: str, x: NDArray[Any], y: NDArray[Any], seed: int) -> Dataset:
     """Check, split and scale samples.
 
-    Every feature is scaled by its range in the training samples, then all are centred and divided by one standard deviation.
+    Every feature is scaled by its range in the training samples, then all are centred and divided
+    by one standard deviation.
     """
     where = f"--dataset {name}"
     if x.ndim < 1 or x.dtype.kind not in "fiub":
-        raise InputError(f"{where}: x is {x.ndim}-dimensional of {x.dtype}; expected numbers, a sample a row")
+        raise InputError(
+            f"{where}: x is {x.ndim}-dimensional of {x.dtype}; expected numbers, a sample a row"
+        )
     if y.ndim != 1 or len(x) != len(y):
-        raise InputError(f"{where}: x has shape {x.shape}, y {y.shape}; expected one label a sample")
+        raise InputError(
+            f"{where}: x has shape {x.shape}, y {y.shape}; expected one label a sample"
+        )
     if len(x) < _FEWEST:
         raise InputError(f"{where}: has {len(x)} samples; expected at least {_FEWEST}")
     samples = x.reshape(len(x), -1)
     if not samples.shape[1]:
         raise InputError(f"{where}: x has shape {x.shape}; samples have no features")
     if samples.size > _MOST_VALUES:
-        raise InputError(f"{where}: {samples.size} numbers; at most {_MOST_VALUES} are taken, train on a part of it")
+        raise InputError(
+            f"{where}: {samples.size} numbers; at most {_MOST_VALUES} are taken, train on a part "
+            "of it"
+        )
     usable = (np.abs(samples) < _LARGEST).all(axis=1)  # False for NaN, too
     if not usable.all():
         row = int(np.flatnonzero(~usable)[0])
         raise InputError(
-            f"{where}: sample {row} has a feature that is no finite number below {_LARGEST:g}; clean the data"
+            f"{where}: sample {row} has a feature that is no finite number below {_LARGEST:g}; "
+            "clean the data"
         )
     labels, classes = _number_labels(where, y)
     order = np.random.default_rng(seed).permutation(len(samples))
@@ -102,17 +121,25 @@ def prepare(name: str, x: NDArray[Any], y: NDArray[Any], seed: int) -> Dataset:
 
 
 def _number_labels(where: str, y: NDArray[Any]) -> tuple[NDArray[np.int64], int]:
-    if y.dtype.kind not in "fiub" or (y.dtype.kind == "f" and not (np.isfinite(y) & (y == np.floor(y))).all()):
+    if y.dtype.kind not in "fiub" or (
+        y.dtype.kind == "f" and not (np.isfinite(y) & (y == np.floor(y))).all()
+    ):
         raise InputError(f"{where}: labels are not whole numbers; expected one for each class")
     distinct, labels = np.unique(y, return_inverse=True)
     if len(distinct) < 2:
-        raise InputError(f"{where}: all samples have the label {distinct[0]:g}; expected at least two classes")
+        raise InputError(
+            f"{where}: all samples have the label {distinct[0]:g}; expected at least two classes"
+        )
     if len(distinct) > _MOST_CLASSES:
-        raise InputError(f"{where}: {len(distinct)} different labels; expected at most {_MOST_CLASSES} classes")
+        raise InputError(
+            f"{where}: {len(distinct)} different labels; expected at most {_MOST_CLASSES} classes"
+        )
     return labels.reshape(-1).astype(np.int64), len(distinct)
 
 
-def _scale(train: NDArray[Any], test: NDArray[Any]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+def _scale(
+    train: NDArray[Any], test: NDArray[Any]
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     low = train.min(axis=0).astype(np.float64)
     width = train.max(axis=0) - low
     width[width == 0] = 1
@@ -126,8 +153,12 @@ def _scale(train: NDArray[Any], test: NDArray[Any]) -> tuple[NDArray[np.float32]
     return parts[0], parts[1]
 
 
-def _divide_by_range(part: NDArray[Any], low: NDArray[np.float64], width: NDArray[np.float64]) -> NDArray[np.float32]:
-    """Subtract `low` and divide by `width` in float64, some rows at a time: all at once could take eight times the file."""
+def _divide_by_range(
+    part: NDArray[Any], low: NDArray[np.float64], width: NDArray[np.float64]
+) -> NDArray[np.float32]:
+    """Subtract `low` and divide by `width` in float64, some rows at a time: all at once could take
+    eight times the file.
+    """
     out = np.empty(part.shape, np.float32)
     rows = max(1, _VALUES_AT_ONCE // part.shape[1])
     for start in range(0, len(part), rows):

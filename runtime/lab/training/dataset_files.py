@@ -1,6 +1,7 @@
 """Read users' datasets: an .npz with arrays x and y, or a .csv whose last column is the label.
 
-No code in a file is run (no pickles), and the sizes that a file claims are checked before memory is allocated.
+No code in a file is run (no pickles), and the sizes that a file claims are checked before memory is
+allocated.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ def read(path: str) -> tuple[NDArray[Any], NDArray[Any]]:
     """Return features and labels as they are in the file. InputError where it cannot be read."""
     suffix = Path(path).suffix.lower()
     if suffix not in (".npz", ".csv"):
-        raise InputError(f"--dataset {path}: expected digits, or a file that ends with .npz or .csv")
+        raise InputError(
+            f"--dataset {path}: expected digits, or a file that ends with .npz or .csv"
+        )
     try:
         size = Path(path).stat().st_size if Path(path).is_file() else None
     except (OSError, ValueError):
@@ -33,7 +36,9 @@ def read(path: str) -> tuple[NDArray[Any], NDArray[Any]]:
     if size is None:
         raise InputError(f"--dataset {path}: no such file")
     if size > MAX_BYTES:
-        raise InputError(f"--dataset {path}: larger than {MAX_BYTES >> 30} GiB; train on a part of it")
+        raise InputError(
+            f"--dataset {path}: larger than {MAX_BYTES >> 30} GiB; train on a part of it"
+        )
     if not size:
         raise InputError(f"--dataset {path}: the file is empty")
     try:
@@ -50,18 +55,25 @@ def _read_npz(path: str) -> tuple[NDArray[Any], NDArray[Any]]:
             for array in ("x", "y"):
                 if f"{array}.npy" not in names:
                     listed = ", ".join(name.removesuffix(".npy") for name in names[:5]) or "nothing"
-                    raise InputError(f"--dataset {path}: has no array {array!r} (it has {listed[:200]}); {expected}")
+                    raise InputError(
+                        f"--dataset {path}: has no array {array!r} (it has {listed[:200]}); "
+                        f"{expected}"
+                    )
             return _read_array(archive, "x", path), _read_array(archive, "y", path)
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
         reason = str(error).splitlines()[0] if str(error) else "it ends too early"
-        raise InputError(f"--dataset {path}: not a sound .npz file ({reason[:200]}); {expected}") from None
+        raise InputError(
+            f"--dataset {path}: not a sound .npz file ({reason[:200]}); {expected}"
+        ) from None
 
 
 def _read_array(archive: zipfile.ZipFile, name: str, path: str) -> NDArray[Any]:
     """Read one array, after its header was checked against the number of bytes in the archive."""
     size = archive.getinfo(f"{name}.npy").file_size
     if size > MAX_BYTES:
-        raise InputError(f"--dataset {path}: {name} is larger than {MAX_BYTES >> 30} GiB; train on a part of it")
+        raise InputError(
+            f"--dataset {path}: {name} is larger than {MAX_BYTES >> 30} GiB; train on a part of it"
+        )
     with archive.open(f"{name}.npy") as file:
         try:
             version = npy.read_magic(file)
@@ -72,13 +84,17 @@ def _read_array(archive: zipfile.ZipFile, name: str, path: str) -> NDArray[Any]:
                 f"--dataset {path}: {name} is not a sound array: {str(error).splitlines()[0][:200]}"
             ) from None
         if dtype.hasobject:
-            raise InputError(f"--dataset {path}: {name} holds pickled Python objects, which are not read; save numbers")
+            raise InputError(
+                f"--dataset {path}: {name} holds pickled Python objects, which are not read; save "
+                "numbers"
+            )
         if dtype.kind not in "fiub":
             raise InputError(f"--dataset {path}: {name} is of {dtype}; expected numbers")
         bytes_claimed = prod(shape) * dtype.itemsize
         if any(extent < 0 for extent in shape) or bytes_claimed + file.tell() != size:
             raise InputError(
-                f"--dataset {path}: {name} is said to be {shape} of {dtype}, but has another number of bytes"
+                f"--dataset {path}: {name} is said to be {shape} of {dtype}, but has another "
+                "number of bytes"
             )
         values = np.frombuffer(file.read(bytes_claimed), dtype)
     return values.reshape(shape, order="F" if fortran else "C")
@@ -99,10 +115,14 @@ def _read_csv(path: str) -> tuple[NDArray[Any], NDArray[Any]]:
     except (ValueError, UnicodeDecodeError) as error:
         reason = str(error).splitlines()[0].split("; use `usecols`")[0]
         raise InputError(
-            f"--dataset {path}: {reason[:200]}; expected numbers separated by commas, the label last, one title line at most"
+            f"--dataset {path}: {reason[:200]}; expected numbers separated by commas, the label "
+            "last, one title line at most"
         ) from None
     if rows.shape[1] < 2:
-        raise InputError(f"--dataset {path}: has one column; expected features, then the label, separated by commas")
+        raise InputError(
+            f"--dataset {path}: has one column; expected features, then the label, separated by "
+            "commas"
+        )
     return rows[:, :-1], rows[:, -1]
 
 

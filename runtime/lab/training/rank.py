@@ -1,7 +1,9 @@
-"""What one rank of a run does: `python -m topoplan.runtime.lab.training.rank FOLDER`, started by lab/runs.py.
+"""What one rank of a run does: `python -m topoplan.runtime.lab.training.rank FOLDER`, started by
+lab/runs.py.
 
-All systems of a run are trained in the same processes, an epoch each in turns, so that whatever else the machine does
-affects all of them alike. Rank 0 writes its progress and the results into the run's folder.
+All systems of a run are trained in the same processes, an epoch each in turns, so that whatever
+else the machine does affects all of them alike. Rank 0 writes its progress and the results into the
+run's folder.
 """
 
 from __future__ import annotations
@@ -42,7 +44,9 @@ class Rank:
     system: str = ""
 
     def train(self) -> list[dict[str, Any]]:
-        """Train through every system of the job; return what was measured of each. A helper returns nothing."""
+        """Train through every system of the job; return what was measured of each. A helper returns
+        nothing.
+        """
         job = self.job
         data = Dataset.open_saved(job["dataset"], job["classes"], Path(job["data"]))
         settings = Settings(**{**job["settings"], "hidden": tuple(job["settings"]["hidden"])})
@@ -50,15 +54,25 @@ class Rank:
         workers = Workers(self.rank, self.world, job["helpers"])
         if workers.is_helper and topology is not None:
             for self.system in job["systems"]:
-                serve_as_helper(SYSTEMS[self.system], workers, topology, settings, settings.steps(len(data.train_x)))
+                serve_as_helper(
+                    SYSTEMS[self.system],
+                    workers,
+                    topology,
+                    settings,
+                    settings.steps(len(data.train_x)),
+                )
             return []
-        # Host costs are a property of the machine, not of a plan: they are fitted once, for all systems.
+        # Host costs are a property of the machine, not of a plan: they are fitted once, for all
+        # systems.
         planned = [name for name in job["systems"] if name in job["plans"]]
         self.system = planned[-1] if planned else ""
         host = fit_host_costs(job["plans"][self.system]) if planned else None
         runs = []
         for self.system in job["systems"]:
-            trainer, plan = Trainer(data, settings, self.rank, workers.count), job["plans"].get(self.system)
+            trainer, plan = (
+                Trainer(data, settings, self.rank, workers.count),
+                job["plans"].get(self.system),
+            )
             runs.append(SystemRun(SYSTEMS[self.system], trainer, workers, topology, plan, host))
         for epoch in range(settings.epochs):
             for run in runs:
@@ -69,7 +83,9 @@ class Rank:
         return [run.result() for run in runs]
 
     def run(self) -> int:
-        """Join the other ranks, train, and write results or fault into the folder; return the exit code."""
+        """Join the other ranks, train, and write results or fault into the folder; return the exit
+        code.
+        """
         try:
             if self.world > 1:
                 dist.init_process_group("gloo", init_method(), _TIMEOUT, self.world, self.rank)
@@ -81,15 +97,21 @@ class Rank:
         except (TopoplanError, RuntimeError) as error:
             known = isinstance(error, TopoplanError)
             why = (
-                error if isinstance(error, TopoplanError) else ExecutionError(f"rank {self.rank}: {first_line(error)}")
+                error
+                if isinstance(error, TopoplanError)
+                else ExecutionError(f"rank {self.rank}: {first_line(error)}")
             )
-            self.folder.write_fault(self.rank, self.system or self.job["systems"][0], str(why), known)
+            self.folder.write_fault(
+                self.rank, self.system or self.job["systems"][0], str(why), known
+            )
             return why.exit_code
         return 0
 
 
 def main(arguments: list[str]) -> NoReturn:
-    """Run one rank of the run in the folder that is the only argument, and end with its exit code."""
+    """Run one rank of the run in the folder that is the only argument, and end with its exit
+    code.
+    """
     folder = RunFolder(Path(arguments[0]))
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     log = os.open(folder.log(rank), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
@@ -99,7 +121,9 @@ def main(arguments: list[str]) -> NoReturn:
     code = Rank(folder, folder.read_job(), rank, world).run()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)  # gloo may abort an interpreter that ends while models still hold on to its groups
+    os._exit(
+        code
+    )  # gloo may abort an interpreter that ends while models still hold on to its groups
 
 
 if __name__ == "__main__":

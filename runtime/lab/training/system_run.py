@@ -28,7 +28,9 @@ _TIMEOUT = timedelta(seconds=120)
 
 
 class SystemRun:
-    """A model that a worker trains through one system. Creating it is collective, as are `train_epoch` and `result`."""
+    """A model that a worker trains through one system. Creating it is collective, as are
+    `train_epoch` and `result`.
+    """
 
     def __init__(
         self,
@@ -49,7 +51,9 @@ class SystemRun:
         if system.name == SERIAL:
             return
         if system.classic:
-            self.classic = make_classic(system, workers, trainer, topology, trainer.settings, trainer.steps)
+            self.classic = make_classic(
+                system, workers, trainer, topology, trainer.settings, trainer.steps
+            )
             trainer.update = self.classic.step
             return
         trainer.model = model = DistributedDataParallel(trainer.net)
@@ -57,28 +61,42 @@ class SystemRun:
             model.register_comm_hook(None, self._make_hook(plan, host))
 
     def _make_hook(self, plan: str, host: HostCosts | None) -> Any:
-        """Return the DDP hook of a plan, which also counts the sizes of the buckets that go through it."""
+        """Return the DDP hook of a plan, which also counts the sizes of the buckets that go through
+        it.
+        """
         system = self.system
         compressed = system.compress is not None
         hook: Any = ddp_hook(
-            plan, timeout=_TIMEOUT, choose=system.choose, compress=system.compress, error_feedback=compressed
+            plan,
+            timeout=_TIMEOUT,
+            choose=system.choose,
+            compress=system.compress,
+            error_feedback=compressed,
         )
         self.communicator = hook.communicator
         if host is not None:
             hook.communicator.engine.set_host_costs(host)
 
-        def count_and_average(state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # type: ignore[name-defined]
+        def count_and_average(
+            state: object,
+            bucket: dist.GradBucket,  # type: ignore[name-defined]
+        ) -> torch.futures.Future[torch.Tensor]:
             self.buckets[bucket.buffer().numel()] += 1
             averaged: torch.futures.Future[torch.Tensor] = hook(state, bucket)
             return averaged
 
         # DDP compares annotations with the types themselves; this module's are text
         bucket_type = dist.GradBucket  # type: ignore[attr-defined]
-        count_and_average.__annotations__ = {"bucket": bucket_type, "return": torch.futures.Future[torch.Tensor]}
+        count_and_average.__annotations__ = {
+            "bucket": bucket_type,
+            "return": torch.futures.Future[torch.Tensor],
+        }
         return count_and_average
 
     def train_epoch(self, number: int) -> None:
-        """Train for one epoch; record the slowest worker's time, the bytes of all workers, and the loss."""
+        """Train for one epoch; record the slowest worker's time, the bytes of all workers, and the
+        loss.
+        """
         self.workers.barrier()
         before = received_bytes()
         self.workers.barrier()  # no worker sends before all have read their counters
@@ -91,7 +109,9 @@ class SystemRun:
         self.loss = sum(self.workers.gather(loss))
 
     def find_schedule(self) -> str:
-        """Return the label of the schedule that most gradients went through, empty where there is no plan."""
+        """Return the label of the schedule that most gradients went through, empty where there is
+        no plan.
+        """
         if self.communicator is None:
             return ""
         codec = self.communicator.engine.codec
@@ -106,20 +126,28 @@ class SystemRun:
         """End the training; return what was measured, as report/results.py reads it."""
         if self.classic is not None:
             self.classic.finish()
-        helper_bytes = self.workers.add_over_all(0.0) / len(self.bytes)  # helpers count all epochs together
+        helper_bytes = self.workers.add_over_all(0.0) / len(
+            self.bytes
+        )  # helpers count all epochs together
         return {
             "system": self.system.name,
             "schedule": self.find_schedule(),
             "seconds": self.seconds,
-            "bytes": None if min(self.bytes) < 0 else [round(count + helper_bytes) for count in self.bytes],
+            "bytes": None
+            if min(self.bytes) < 0
+            else [round(count + helper_bytes) for count in self.bytes],
             "loss": self.loss,
             "correct": self.trainer.count_correct(),
-            "replicas_equal": self.workers.have_same(hashlib.sha256(self.trainer.flat().numpy().tobytes()).hexdigest()),
+            "replicas_equal": self.workers.have_same(
+                hashlib.sha256(self.trainer.flat().numpy().tobytes()).hexdigest()
+            ),
         }
 
 
 def fit_host_costs(plan: str) -> HostCosts:
-    """Measure what a message and a byte cost the hosts, as `topo-run --calibrate` does. Collective."""
+    """Measure what a message and a byte cost the hosts, as `topo-run --calibrate` does.
+    Collective.
+    """
     return calibrate(Communicator(plan, timeout=_TIMEOUT))
 
 
@@ -131,20 +159,27 @@ def make_classic(
     settings: Settings,
     steps: int,
 ) -> classic.System:
-    """Create this rank's part in one of the classic systems; helpers have no trainer. Collective."""
-    # An asynchronous server updates once for each worker's gradients, a synchronous one once for all.
+    """Create this rank's part in one of the classic systems; helpers have no trainer.
+    Collective.
+    """
+    # An asynchronous server updates once for each worker's gradients, a synchronous one once for
+    # all.
     updates_a_step = workers.count if system.name == "async-parameter-server" else 1
     return classic.make(
         system.name,
         None if trainer is None else trainer.net,
-        lambda parameters: make_falling_sgd(parameters, settings, steps * updates_a_step, updates_a_step),
+        lambda parameters: make_falling_sgd(
+            parameters, settings, steps * updates_a_step, updates_a_step
+        ),
         topology=topology,
         helpers=workers.helpers,
         timeout=_TIMEOUT,
     )
 
 
-def serve_as_helper(system: LabSystem, workers: Workers, topology: Topology, settings: Settings, steps: int) -> None:
+def serve_as_helper(
+    system: LabSystem, workers: Workers, topology: Topology, settings: Settings, steps: int
+) -> None:
     """Serve the workers until they call `result`. Collective."""
     helper = make_classic(system, workers, None, topology, settings, steps)
     before = received_bytes()
@@ -153,5 +188,7 @@ def serve_as_helper(system: LabSystem, workers: Workers, topology: Topology, set
 
 
 def _subtract(after: int | None, before: int | None) -> float:
-    """Return the bytes received between two readings; far below zero where the system does not count them."""
+    """Return the bytes received between two readings; far below zero where the system does not
+    count them.
+    """
     return float("-1e18") if before is None or after is None else float(after - before)

@@ -1,4 +1,6 @@
-"""The training loop of one rank: the same batches, seed and steps whatever averages the gradients."""
+"""The training loop of one rank: the same batches, seed and steps whatever averages the
+gradients.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +21,12 @@ def make_falling_sgd(
 ) -> torch.optim.SGD:
     """Create SGD with momentum whose learning rate falls to zero over `steps` of its own updates.
 
-    An optimizer that makes `updates_a_step` updates where others make one starts from a rate as many times smaller.
+    An optimizer that makes `updates_a_step` updates where others make one starts from a rate as
+    many times smaller.
     """
-    optimizer = torch.optim.SGD(parameters, lr=settings.learning_rate / updates_a_step, momentum=_MOMENTUM)
+    optimizer = torch.optim.SGD(
+        parameters, lr=settings.learning_rate / updates_a_step, momentum=_MOMENTUM
+    )
     done = 0
 
     def lower_rate(optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
@@ -35,11 +40,12 @@ def make_falling_sgd(
 
 
 class Trainer:
-    """A model on one of `world` ranks. Before the first epoch, `model` may be replaced by a wrapper of `net`, and `update`
-    by something else than a step of the optimizer.
+    """A model on one of `world` ranks. Before the first epoch, `model` may be replaced by a wrapper
+    of `net`, and `update` by something else than a step of the optimizer.
 
-    A rank's loss is the sum over its share of a batch, times `world`, over the batch's size: the mean of all ranks'
-    gradients is then the gradient of the batch's mean, however unequal the shares are.
+    A rank's loss is the sum over its share of a batch, times `world`, over the batch's size: the
+    mean of all ranks' gradients is then the gradient of the batch's mean, however unequal the
+    shares are.
     """
 
     def __init__(self, data: Dataset, settings: Settings, rank: int = 0, world: int = 1) -> None:
@@ -68,7 +74,9 @@ class Trainer:
         return update
 
     def batches(self, epoch: int) -> Iterator[tuple[int, torch.Tensor]]:
-        """Yield the size of each batch over all ranks, and the indices of this rank's samples in it."""
+        """Yield the size of each batch over all ranks, and the indices of this rank's samples in
+        it.
+        """
         shuffled = torch.Generator().manual_seed(self.settings.seed * 1_000_003 + epoch)
         for batch in torch.randperm(len(self.x), generator=shuffled).split(self.settings.batch):  # type: ignore[no-untyped-call]
             size = len(batch)
@@ -79,7 +87,9 @@ class Trainer:
         loss = torch.zeros(())
         for size, samples in self.batches(number):
             out = self.model(self.x[samples])
-            loss = nn.functional.cross_entropy(out, self.y[samples], reduction="sum") * (self.world / size)
+            loss = nn.functional.cross_entropy(out, self.y[samples], reduction="sum") * (
+                self.world / size
+            )
             loss.backward()  # type: ignore[no-untyped-call]
             self.update()
         return float(loss.detach()) / self.world

@@ -1,4 +1,6 @@
-"""The ranks of a run: workers, which train, and helpers, which hold no model; and the values they exchange."""
+"""The ranks of a run: workers, which train, and helpers, which hold no model; and the values they
+exchange.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,9 @@ import torch.distributed as dist
 
 
 class Workers:
-    """All ranks but the last `helpers`. Creating it is collective; a single process needs no process group."""
+    """All ranks but the last `helpers`. Creating it is collective; a single process needs no
+    process group.
+    """
 
     def __init__(self, rank: int, world: int, helpers: int) -> None:
         self.rank, self.count = rank, world - helpers

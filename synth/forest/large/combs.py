@@ -1,7 +1,9 @@
-"""Combs on grids: trees that take every line of one direction whole, and one line across to join them.
+"""Combs on grids: trees that take every line of one direction whole, and one line across to join
+them.
 
-Of meshes and of other graphs whose ranks have several digits such that a link changes one of them. All combs together, the
-lines across at every place in turn, load the links of a mesh nearly alike: as well as any trees can.
+Of meshes and of other graphs whose ranks have several digits such that a link changes one of them.
+All combs together, the lines across at every place in turn, load the links of a mesh nearly alike:
+as well as any trees can.
 """
 
 from __future__ import annotations
@@ -18,7 +20,9 @@ Edge = tuple[int, int]
 def comb_trees(topology: Topology) -> list[Tree]:
     """Return the combs of a direct network that is a grid; none where it is not."""
     ranks = {gpu: r for r, gpu in enumerate(topology.ranks)}
-    both = [(ranks[a], ranks[b]) for a, b in topology.capacity_GBps if (b, a) in topology.capacity_GBps]
+    both = [
+        (ranks[a], ranks[b]) for a, b in topology.capacity_GBps if (b, a) in topology.capacity_GBps
+    ]
     sizes = _find_digits(len(ranks), both)
     if sizes is None:
         return []
@@ -30,17 +34,21 @@ def comb_trees(topology: Topology) -> list[Tree]:
         for place in range(max(sizes[d] for d in order[:-1])):
             edges = list(_comb(sizes, order, place, around))
             if len(edges) == len(ranks) - 1:
-                trees[Tree(tuple((topology.ranks[a], topology.ranks[b]) for a, b in sorted(edges)))] = None
+                trees[
+                    Tree(tuple((topology.ranks[a], topology.ranks[b]) for a, b in sorted(edges)))
+                ] = None
     return list(trees)
 
 
 def _find_digits(count: int, links: Sequence[Edge]) -> list[int] | None:
-    """Return the bases of as many digits of rank numbers as possible, the highest first, such that each link changes one
-    digit; None where there are not at least two.
+    """Return the bases of as many digits of rank numbers as possible, the highest first, such that
+    each link changes one digit; None where there are not at least two.
     """
     best: list[int] | None = None
     for sizes in _list_products(count):
-        if len(sizes) > (len(best) if best else 1) and all(_differ_once(a, b, sizes) for a, b in links):
+        if len(sizes) > (len(best) if best else 1) and all(
+            _differ_once(a, b, sizes) for a, b in links
+        ):
             best = sizes
     return best
 
@@ -56,7 +64,10 @@ def _list_products(count: int, parts: int = 4) -> Iterator[list[int]]:
 
 def _differ_once(a: int, b: int, sizes: Sequence[int]) -> bool:
     """Return whether two rank numbers differ in exactly one digit."""
-    return sum(x != y for x, y in zip(_read_digits(a, sizes), _read_digits(b, sizes), strict=True)) == 1
+    return (
+        sum(x != y for x, y in zip(_read_digits(a, sizes), _read_digits(b, sizes), strict=True))
+        == 1
+    )
 
 
 def _read_digits(rank: int, sizes: Sequence[int]) -> list[int]:
@@ -68,9 +79,11 @@ def _read_digits(rank: int, sizes: Sequence[int]) -> list[int]:
     return out[::-1]
 
 
-def _comb(sizes: Sequence[int], order: Sequence[int], place: int, around: Sequence[Sequence[int]]) -> Iterator[Edge]:
-    """Yield the edges of a comb: all lines along the first digit of `order`, of those through `place` of it all lines along
-    the second digit, and so on.
+def _comb(
+    sizes: Sequence[int], order: Sequence[int], place: int, around: Sequence[Sequence[int]]
+) -> Iterator[Edge]:
+    """Yield the edges of a comb: all lines along the first digit of `order`, of those through
+    `place` of it all lines along the second digit, and so on.
     """
     weight = [1] * len(sizes)
     for d in range(len(sizes) - 2, -1, -1):
@@ -88,7 +101,9 @@ def _comb(sizes: Sequence[int], order: Sequence[int], place: int, around: Sequen
 
 
 def _join_line(line: Sequence[int], at: int, around: Sequence[Sequence[int]]) -> Iterator[Edge]:
-    """Yield the edges of a tree of fewest hops over the ranks of a line from the one at place `at`."""
+    """Yield the edges of a tree of fewest hops over the ranks of a line from the one at place
+    `at`.
+    """
     inside = set(line)
     reached = {line[at]}
     order = [line[at]]

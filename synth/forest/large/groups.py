@@ -1,7 +1,9 @@
-"""Groups of devices that hang together when some links are taken away: boxes, sockets, what is behind a leaf switch.
+"""Groups of devices that hang together when some links are taken away: boxes, sockets, what is
+behind a leaf switch.
 
-The cuts around them often are what bounds alltoall. They are found by taking away links of one medium, of one class, up to one
-bandwidth, or from one distance to the GPUs on; what then still hangs together is a group.
+The cuts around them often are what bounds alltoall. They are found by taking away links of one
+medium, of one class, up to one bandwidth, or from one distance to the GPUs on; what then still
+hangs together is a group.
 """
 
 from __future__ import annotations
@@ -18,12 +20,15 @@ from ..machine.symmetry import colours
 
 Ints = NDArray[np.int64]
 _THRESHOLDS, _CLASSES = 32, 64
+# The bandwidths, and classes of links, that are tried as borders of groups; and the cuts that are
+# returned.
 _KEPT = 8
-"""The bandwidths, and classes of links, that are tried as borders of groups; and the cuts that are returned."""
 
 
 def find_narrow_groups(topology: Topology) -> list[list[str]]:
-    """Return the sides, as device ids, of the few cuts around groups that take alltoall longest; the narrowest first."""
+    """Return the sides, as device ids, of the few cuts around groups that take alltoall longest;
+    the narrowest first.
+    """
     names = [d.id for d in topology.devices]
     index = {name: i for i, name in enumerate(names)}
     capacity = topology.capacity_GBps
@@ -42,7 +47,9 @@ def find_narrow_groups(topology: Topology) -> list[list[str]]:
         for ends, into in ((a, False), (b, True)):
             width = np.bincount(part[ends[leaves]], weights=rate[leaves], minlength=len(within))
             crossing = within * (total - within)
-            narrow = np.where((crossing > 0) & (width > 0), crossing / np.maximum(width, 1e-300), 0.0)
+            narrow = np.where(
+                (crossing > 0) & (width > 0), crossing / np.maximum(width, 1e-300), 0.0
+            )
             for number in np.argsort(-narrow, kind="stable")[:2].tolist():
                 if narrow[number] > 0:
                     inside = (part == number) != into
@@ -53,7 +60,9 @@ def find_narrow_groups(topology: Topology) -> list[list[str]]:
 
 def _find_parts(size: int, a: Ints, b: Ints) -> Ints:
     """Return the number of the connected part that each device is in."""
-    _, part = connected_components(coo_matrix((np.ones(len(a)), (a, b)), shape=(size, size)), directed=False)
+    _, part = connected_components(
+        coo_matrix((np.ones(len(a)), (a, b)), shape=(size, size)), directed=False
+    )
     return np.asarray(part, dtype=np.int64)
 
 
@@ -66,7 +75,9 @@ def _list_kept_links(
     yield ~(network[a] | network[b])
     medium: dict[str, NDArray[np.bool_]] = {}
     for link in topology.links:
-        medium.setdefault(link.kind, np.zeros(len(a), dtype=np.bool_))[number[link.src, link.dst]] = True
+        medium.setdefault(link.kind, np.zeros(len(a), dtype=np.bool_))[
+            number[link.src, link.dst]
+        ] = True
     for mask in medium.values():
         yield ~mask
     for least in np.unique(rate)[:_THRESHOLDS]:
@@ -77,7 +88,8 @@ def _list_kept_links(
     distance[gpus] = 0
     for hops in range(1, far):
         fresh = np.r_[
-            b[(distance[a] == hops - 1) & (distance[b] == far)], a[(distance[b] == hops - 1) & (distance[a] == far)]
+            b[(distance[a] == hops - 1) & (distance[b] == far)],
+            a[(distance[b] == hops - 1) & (distance[a] == far)],
         ]
         if not len(fresh):
             break

@@ -1,7 +1,9 @@
-"""One path for each pair of ranks, evened out: pairs move off the busiest link as long as another way is less busy.
+"""One path for each pair of ranks, evened out: pairs move off the busiest link as long as another
+way is less busy.
 
-For alltoall on machines with more pairs than column generation can serve and without symmetries that would stand for them.
-With so many pairs, one way each is fine enough: a link at nine tenths of its bandwidth gives up a tenth of its pairs.
+For alltoall on machines with more pairs than column generation can serve and without symmetries
+that would stand for them. With so many pairs, one way each is fine enough: a link at nine tenths of
+its bandwidth gives up a tenth of its pairs.
 """
 
 from __future__ import annotations
@@ -18,21 +20,23 @@ from ..trees import RootedTree
 
 Ints = NDArray[np.int32]
 Floats = NDArray[np.float64]
+# Links on all pairs' paths together, repetitions included, that are laid out at most.
 MOST_HOPS = 12_000_000
-"""Links on all pairs' paths together, repetitions included, that are laid out at most."""
 _CLOSE = 1e-3
 _BUSY = 2.0
 _TRIES = 64
 _STEEP = (40.0, 15.0, 80.0)
+# Seconds of a quiet core: for each link looked at in a search for paths, to move a pair, and to
+# look a pair's link up.
 _PATH_S, _MOVE_S, _ENTRY_S = 2e-7, 2e-4, 1e-9
-"""Seconds of a quiet core: for each link looked at in a search for paths, to move a pair, and to look a pair's link up."""
 
 
 class LevelPaths:
-    """The paths of all pairs of ranks: row s * ranks + t of `stops` has the devices from t back to s, then -1.
+    """The paths of all pairs of ranks: row s * ranks + t of `stops` has the devices from t back to
+    s, then -1.
 
-    `load[l]` is the number of pairs whose path takes link l of `links`, and `reached` the time that all pairs take, in units
-    of one pair's part over 1 GB/s.
+    `load[l]` is the number of pairs whose path takes link l of `links`, and `reached` the time that
+    all pairs take, in units of one pair's part over 1 GB/s.
     """
 
     def __init__(self, topology: Topology, trees: list[RootedTree] | None = None) -> None:
@@ -50,7 +54,11 @@ class LevelPaths:
         self._order = np.argsort(key)
         self._key = key[self._order]
         self.load = np.zeros(len(self.links), dtype=np.int64)
-        rows = [self._take_tree(tree, index) for tree in trees] if trees is not None else self._find_shortest()
+        rows = (
+            [self._take_tree(tree, index) for tree in trees]
+            if trees is not None
+            else self._find_shortest()
+        )
         width = max(block.shape[1] for block in rows)
         self.stops: Ints = np.concatenate([_pad(block, width) for block in rows])
         self.used: Ints = np.concatenate([self._links_of(_pad(block, width)) for block in rows])
@@ -62,7 +70,9 @@ class LevelPaths:
         return float((self.load / self.capacity).max())
 
     def _find_shortest(self) -> list[Ints]:
-        """Return the paths from each rank in turn, in which links that earlier ranks use much cost more."""
+        """Return the paths from each rank in turn, in which links that earlier ranks use much cost
+        more.
+        """
         out, hops = [], 0
         for source in range(self.ranks):
             busy = self.load / self.capacity
@@ -92,14 +102,18 @@ class LevelPaths:
         return _walk_back(before, self.gpus)
 
     def _links_of(self, stops: Ints) -> Ints:
-        """Return the numbers of the links on paths given as rows of devices from the end back; -1 after the last."""
+        """Return the numbers of the links on paths given as rows of devices from the end back; -1
+        after the last.
+        """
         real = stops[:, 1:] >= 0
         key = stops[:, 1:].astype(np.int64) * self.size + stops[:, :-1]
         place = np.searchsorted(self._key, np.where(real, key, self._key[0]))
         return np.where(real, self._order[place], -1).astype(np.int32)
 
     def even_out(self, enough: float, effort: Effort) -> None:
-        """Move pairs off the busiest link until no link takes longer than `enough`, no move helps, or the work is done."""
+        """Move pairs off the busiest link until no link takes longer than `enough`, no move helps,
+        or the work is done.
+        """
         while not effort.is_over("evening paths out"):
             busy = self.load / self.capacity
             worst = int(np.argmax(busy))
@@ -114,7 +128,8 @@ class LevelPaths:
         effort.spend(_ENTRY_S * self.used.size)
         level = float(self.load[link] / self.capacity[link])
         excess = max(1, int(self.load[link] - enough * self.capacity[link]))
-        # A part of what is too much at a time, of as many different ranks as there are: then other links fill up evenly.
+        # A part of what is too much at a time, of as many different ranks as there are: then other
+        # links fill up evenly.
         sources = rows // self.ranks
         spread = np.argsort(_count_before(sources), kind="stable")
         wanted = max(1, excess // 4)
@@ -136,7 +151,9 @@ class LevelPaths:
         return moved > 0
 
     def _move(self, row: int, prices: Floats, level: float) -> bool:
-        """Move a pair to its cheapest path, if all links on it then take less time than `level`; return whether it did."""
+        """Move a pair to its cheapest path, if all links on it then take less time than `level`;
+        return whether it did.
+        """
         source, target = divmod(row, self.ranks)
         weight = prices + 1e-6 * float(prices.mean())
         matrix = csr_matrix((weight, (self.src, self.dst)), shape=(self.size, self.size))
@@ -157,7 +174,9 @@ class LevelPaths:
         return True
 
     def find_prices(self) -> tuple[float, Floats]:
-        """Return the best lower bound on the time found from prices that rise with how busy links are, and those prices."""
+        """Return the best lower bound on the time found from prices that rise with how busy links
+        are, and those prices.
+        """
         best = 0.0, 1 / self.capacity
         busy = self.load / self.capacity / self.reached
         for steep in (10.0, 30.0, 100.0, 300.0):
@@ -171,7 +190,9 @@ class LevelPaths:
 
 
 def _walk_back(before: NDArray[np.int64], targets: Ints) -> Ints:
-    """Return rows of devices from each target back to the source, whose `before` is negative; -1 after it."""
+    """Return rows of devices from each target back to the source, whose `before` is negative; -1
+    after it.
+    """
     columns = [targets.astype(np.int64)]
     while True:
         last = columns[-1]

@@ -1,7 +1,9 @@
-"""A few trees for each root, evened out: branches move off the busiest link as long as another way is less busy.
+"""A few trees for each root, evened out: branches move off the busiest link as long as another way
+is less busy.
 
-For allgather (and, turned round, reduce-scatter) on machines with more roots than column generation can serve. A branch is
-moved by giving some rank in it another parent outside; the edges between that rank and the branch's top are turned round.
+For allgather (and, turned round, reduce-scatter) on machines with more roots than column generation
+can serve. A branch is moved by giving some rank in it another parent outside; the edges between
+that rank and the branch's top are turned round.
 """
 
 from __future__ import annotations
@@ -25,18 +27,21 @@ Floats = NDArray[np.float64]
 _CLOSE = 1e-3
 _STEEP = (40.0, 15.0)
 _TREES = 1024
+# Trees of all roots together, and of one root, into which forests are divided.
 _MOST_PARTS = 16
-"""Trees of all roots together, and of one root, into which forests are divided."""
+# Seconds of a quiet core: to move a branch, for each link that is looked at for it, and for each
+# rank.
 _MOVE_S, _LINK_S, _RANK_S = 1e-3, 4e-7, 1e-6
-"""Seconds of a quiet core: to move a branch, for each link that is looked at for it, and for each rank."""
 
 
 class _Tree:
-    """An out-tree with its share of its root's part; `down[r]` is the route, as numbers of devices, on which rank r
-    receives.
+    """An out-tree with its share of its root's part; `down[r]` is the route, as numbers of devices,
+    on which rank r receives.
     """
 
-    def __init__(self, root: int, share: Fraction, parent: list[int], down: list[tuple[int, ...]]) -> None:
+    def __init__(
+        self, root: int, share: Fraction, parent: list[int], down: list[tuple[int, ...]]
+    ) -> None:
         self.root, self.share, self.parent, self.down = root, share, parent, down
 
     def list_branch(self, top: int) -> list[int]:
@@ -52,7 +57,9 @@ class _Tree:
 
 
 class LevelTrees:
-    """Trees for every rank as a root; `load[l]` / `capacity[l]` is how long link l takes, in units of one rank's part."""
+    """Trees for every rank as a root; `load[l]` / `capacity[l]` is how long link l takes, in units
+    of one rank's part.
+    """
 
     def __init__(self, topology: Topology, seeds: Forest | None, effort: Effort) -> None:
         self.topology = topology
@@ -62,11 +69,15 @@ class LevelTrees:
         self.capacity: Floats = np.array([float(c) for c in topology.capacity_GBps.values()])
         self.src = np.array([self.index[a] for a, _ in links], dtype=np.int64)
         self.dst = np.array([self.index[b] for _, b in links], dtype=np.int64)
-        self.number = {(a, b): i for i, (a, b) in enumerate(zip(self.src.tolist(), self.dst.tolist(), strict=True))}
+        self.number = {
+            (a, b): i
+            for i, (a, b) in enumerate(zip(self.src.tolist(), self.dst.tolist(), strict=True))
+        }
         self.gpus = np.array([self.index[g] for g in topology.ranks], dtype=np.int64)
         self.rank_of = {int(gpu): r for r, gpu in enumerate(self.gpus)}
         self.ranks, self.size = len(self.gpus), len(self.names)
-        # Each GPU has a second node, at which routes end and from which none go on: so no route passes a GPU.
+        # Each GPU has a second node, at which routes end and from which none go on: so no route
+        # passes a GPU.
         self.receiver = np.arange(self.size)
         self.receiver[self.gpus] = self.size + np.arange(self.ranks)
         self.parts = max(1, min(_MOST_PARTS, _TREES // self.ranks))
@@ -76,7 +87,8 @@ class LevelTrees:
             self._take(seeds)
         else:
             self._grow_all(effort)
-        # Which trees use a link, by links of each route: rows are found by scanning, as moves change few.
+        # Which trees use a link, by links of each route: rows are found by scanning, as moves
+        # change few.
         self.users: list[set[int]] = [set() for _ in links]
         for number, tree in enumerate(self.trees):
             for route in tree.down:
@@ -88,15 +100,20 @@ class LevelTrees:
         """How long all trees take, in units of one rank's part over 1 GB/s."""
         return float((self.load / self.capacity).max())
 
-    # -- trees to begin with ----------------------------------------------------------------------------------------
+    # -- trees to begin with
+    # ----------------------------------------------------------------------------------------
 
     def _take(self, seeds: Forest) -> None:
-        """Take the trees of a forest with all their images, the heavy ones as several lighter ones."""
+        """Take the trees of a forest with all their images, the heavy ones as several lighter
+        ones.
+        """
         images = np.arange(self.size)[None] if seeds.images is None else seeds.images
         times = max(1, len(images) // self.ranks)
         for tree, share in zip(seeds.trees, seeds.shares, strict=True):
             parent = tree.parents({gpu: r for r, gpu in enumerate(self.topology.ranks)}, "down")
-            down = [() if route is None else tuple(self.index[d] for d in route) for route in tree.down]
+            down = [
+                () if route is None else tuple(self.index[d] for d in route) for route in tree.down
+            ]
             pieces = max(1, round(share / times * self.parts))
             for image in images.tolist():
                 moved = [self.rank_of[image[gpu]] for gpu in self.gpus.tolist()]
@@ -106,7 +123,14 @@ class LevelTrees:
                     new_parent[moved[rank]] = -1 if parent[rank] < 0 else moved[parent[rank]]
                     new_down[moved[rank]] = tuple(image[d] for d in down[rank])
                 for _ in range(pieces):
-                    self._add(_Tree(moved[tree.root], share / times / pieces, list(new_parent), list(new_down)))
+                    self._add(
+                        _Tree(
+                            moved[tree.root],
+                            share / times / pieces,
+                            list(new_parent),
+                            list(new_down),
+                        )
+                    )
 
     def _add(self, tree: _Tree) -> None:
         self.trees.append(tree)
@@ -115,7 +139,9 @@ class LevelTrees:
                 self.load[self.number[link]] += float(tree.share)
 
     def _grow_all(self, effort: Effort) -> None:
-        """Grow trees for every root in turn, under prices that rise with what earlier trees load."""
+        """Grow trees for every root in turn, under prices that rise with what earlier trees
+        load.
+        """
         around: list[list[tuple[int, int]]] = [[] for _ in range(self.size)]
         for i, (a, b) in enumerate(zip(self.src.tolist(), self.dst.tolist(), strict=True)):
             around[a].append((b, i))
@@ -127,7 +153,9 @@ class LevelTrees:
                 effort.spend(_LINK_S * 4 * len(prices))
 
     def _grow(self, root: int, around: list[list[tuple[int, int]]], prices: list[float]) -> _Tree:
-        """Return a cheap out-tree: again and again the GPU that is nearest to those that are in it joins."""
+        """Return a cheap out-tree: again and again the GPU that is nearest to those that are in it
+        joins.
+        """
         start = int(self.gpus[root])
         best = {start: 0.0}
         before: dict[int, int] = {}
@@ -156,10 +184,13 @@ class LevelTrees:
                     heappush(heap, (offer, neighbour))
         return _Tree(root, Fraction(1, self.parts), parent, down)
 
-    # -- evening out ------------------------------------------------------------------------------------------------
+    # -- evening out
+    # ------------------------------------------------------------------------------------------------
 
     def even_out(self, enough: float, effort: Effort) -> None:
-        """Move branches off the busiest link until no link takes longer than `enough`, no move helps, or the work is done."""
+        """Move branches off the busiest link until no link takes longer than `enough`, no move
+        helps, or the work is done.
+        """
         while not effort.is_over("evening trees out"):
             busy = self.load / self.capacity
             worst = int(np.argmax(busy))
@@ -173,7 +204,9 @@ class LevelTrees:
         moved = 0.0
         for steep in _STEEP:
             failed = 0
-            for number in sorted(self.users[link], key=lambda i: (self.trees[i].share, i * 7919 % len(self.trees))):
+            for number in sorted(
+                self.users[link], key=lambda i: (self.trees[i].share, i * 7919 % len(self.trees))
+            ):
                 if self._move(self.trees[number], number, link, level, steep):
                     moved += float(self.trees[number].share)
                 else:
@@ -186,7 +219,9 @@ class LevelTrees:
         return moved > 0
 
     def _move(self, tree: _Tree, number: int, link: int, level: float, steep: float) -> bool:
-        """Move a branch that a tree sends over a link, if all links concerned then take less time than `level`."""
+        """Move a branch that a tree sends over a link, if all links concerned then take less time
+        than `level`.
+        """
         ends = int(self.src[link]), int(self.dst[link])
         top = next((r for r, route in enumerate(tree.down) if ends in pairwise(route)), None)
         if top is None:
@@ -200,8 +235,11 @@ class LevelTrees:
         size = self.size + self.ranks
         matrix = csr_matrix((weight, (self.src, self.receiver[self.dst])), shape=(size, size))
         outside = [int(self.gpus[r]) for r in range(self.ranks) if r not in below]
-        distance, before, _ = dijkstra(matrix, indices=outside, min_only=True, return_predecessors=True)
-        # Whoever receives in place of the top hands on to it: the edges between the two are turned round.
+        distance, before, _ = dijkstra(
+            matrix, indices=outside, min_only=True, return_predecessors=True
+        )
+        # Whoever receives in place of the top hands on to it: the edges between the two are turned
+        # round.
         turned = {top: 0.0}
         best, entry = np.inf, -1
         for rank in branch:
@@ -221,7 +259,9 @@ class LevelTrees:
         path = [self.size + entry]
         while before[path[-1]] >= 0:
             path.append(int(before[path[-1]]))
-        new = {entry: tuple(self.gpus[i - self.size] if i >= self.size else i for i in reversed(path))}
+        new = {
+            entry: tuple(self.gpus[i - self.size] if i >= self.size else i for i in reversed(path))
+        }
         new_parent = {entry: self.rank_of[int(new[entry][0])]}
         rank = entry
         while rank != top:
@@ -231,9 +271,16 @@ class LevelTrees:
         return self._replace(tree, number, new, new_parent, level)
 
     def _replace(
-        self, tree: _Tree, number: int, new: dict[int, tuple[int, ...]], new_parent: dict[int, int], level: float
+        self,
+        tree: _Tree,
+        number: int,
+        new: dict[int, tuple[int, ...]],
+        new_parent: dict[int, int],
+        level: float,
     ) -> bool:
-        """Give some ranks of a tree other routes and parents, if all links on them then take less time than `level`."""
+        """Give some ranks of a tree other routes and parents, if all links on them then take less
+        time than `level`.
+        """
         share = float(tree.share)
         change: dict[int, float] = {}
         for rank, route in new.items():
@@ -254,7 +301,8 @@ class LevelTrees:
             (self.users[i].add if i in used else self.users[i].discard)(number)
         return True
 
-    # -- the result -------------------------------------------------------------------------------------------------
+    # -- the result
+    # -------------------------------------------------------------------------------------------------
 
     def list_forest(self) -> tuple[list[RootedTree], list[Fraction]]:
         """Return the trees with their shares of their roots' parts, equal trees as one."""
@@ -262,7 +310,10 @@ class LevelTrees:
         for tree in self.trees:
             key = tree.root, tuple(tree.down)
             shares[key] = shares.get(key, Fraction(0)) + tree.share
-        trees = [RootedTree(root, (), tuple(self._name(route) for route in down)) for root, down in shares]
+        trees = [
+            RootedTree(root, (), tuple(self._name(route) for route in down))
+            for root, down in shares
+        ]
         return trees, list(shares.values())
 
     def _name(self, route: Sequence[int]) -> Route | None:

@@ -1,7 +1,7 @@
 """The machine that a damaged one would be: every link as fast as most links of its role are.
 
-What is best there, and which bound holds there, is a good start for the damaged machine: its own best plan mostly differs a
-little only, and no schedule is faster on it than on the mended one.
+What is best there, and which bound holds there, is a good start for the damaged machine: its own
+best plan mostly differs a little only, and no schedule is faster on it than on the mended one.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from ....topo.graph import Link, Topology
 
 
 def mend(topology: Topology) -> Topology | None:
-    """Return the machine with links that are slower than most of their role at the usual bandwidth; None if there are none.
+    """Return the machine with links that are slower than most of their role at the usual bandwidth;
+    None if there are none.
 
     Links of one role join devices of the same kinds with as many lanes of the same medium.
     """
@@ -22,7 +23,8 @@ def mend(topology: Topology) -> Topology | None:
     def name_role(link: Link) -> tuple[object, ...]:
         """Return what links of one role have in common."""
         ends = (
-            (d.kind, d.family, d.can_reduce, d.can_copy) for d in (topology.by_id[link.src], topology.by_id[link.dst])
+            (d.kind, d.family, d.can_reduce, d.can_copy)
+            for d in (topology.by_id[link.src], topology.by_id[link.dst])
         )
         return (link.kind, link.count, *ends)
 

@@ -1,1 +1,3 @@
-"""The machine as tree search sees it: pairs of GPUs with prices, cheapest routes, symmetries, boxes."""
+"""The machine as tree search sees it: pairs of GPUs with prices, cheapest routes, symmetries,
+boxes.
+"""

@@ -1,7 +1,7 @@
 """Equal boxes on a network: find them by their links, and join trees inside them lane by lane.
 
-Lane i is the i-th GPU of every box. Data of lane i is reduced inside each box to that GPU, then across boxes along a tree
-of boxes (see shapes.py), and broadcast the same way back.
+Lane i is the i-th GPU of every box. Data of lane i is reduced inside each box to that GPU, then
+across boxes along a tree of boxes (see shapes.py), and broadcast the same way back.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ from .symmetry import colours
 
 @dataclass(frozen=True)
 class Boxes:
-    """Equal groups of GPUs, but for some that may have lost GPUs; `ranks[b][i]` is the GPU of lane i in box b."""
+    """Equal groups of GPUs, but for some that may have lost GPUs; `ranks[b][i]` is the GPU of lane
+    i in box b.
+    """
 
     ranks: tuple[tuple[int, ...], ...]
 
@@ -37,16 +39,20 @@ class Boxes:
         return max(map(len, self.ranks))
 
     def rank_at(self, box: int, lane: int, turn: int) -> int:
-        """Return the GPU of a lane in a box; in boxes that have fewer GPUs, those there are stand in for it by turns."""
+        """Return the GPU of a lane in a box; in boxes that have fewer GPUs, those there are stand
+        in for it by turns.
+        """
         members = self.ranks[box]
         return members[lane] if lane < len(members) else members[(lane + turn) % len(members)]
 
 
 def find_boxes(topology: Topology) -> Boxes | None:
-    """Return the largest equal groups of GPUs that slower links join, or None where the machine is one box.
+    """Return the largest equal groups of GPUs that slower links join, or None where the machine is
+    one box.
 
-    Links are removed, those of network switches first, then from the slowest up, until several equal groups are left. Where
-    there never are, groups of which most are equal, and the others not much smaller, are as good.
+    Links are removed, those of network switches first, then from the slowest up, until several
+    equal groups are left. Where there never are, groups of which most are equal, and the others not
+    much smaller, are as good.
     """
     return _find_boxes(topology, uneven=False) or _find_boxes(topology, uneven=True)
 
@@ -69,19 +75,32 @@ def _find_boxes(topology: Topology, *, uneven: bool) -> Boxes | None:
 
 
 def _equal_parts(
-    topology: Topology, inside: Sequence[tuple[int, int]], colour: np.ndarray, index: dict[str, int], *, uneven: bool
+    topology: Topology,
+    inside: Sequence[tuple[int, int]],
+    colour: np.ndarray,
+    index: dict[str, int],
+    *,
+    uneven: bool,
 ) -> Boxes | None:
-    """Return the groups of GPUs that the links `inside` join, if they are several and equal in size and colours."""
+    """Return the groups of GPUs that the links `inside` join, if they are several and equal in size
+    and colours.
+    """
     size = len(topology.devices)
     a, b = (np.array([pair[i] for pair in inside], dtype=np.int64) for i in (0, 1))
-    _, part = connected_components(coo_matrix((np.ones(len(a)), (a, b)), shape=(size, size)), directed=False)
+    _, part = connected_components(
+        coo_matrix((np.ones(len(a)), (a, b)), shape=(size, size)), directed=False
+    )
     groups: dict[int, list[int]] = {}
     for rank, gpu in enumerate(topology.ranks):
         groups.setdefault(int(part[index[gpu]]), []).append(rank)
     members = list(groups.values())
     sizes = sorted(len(group) for group in members)
     if uneven:
-        usual = len(members) > 2 and sizes[len(sizes) // 2] == sizes[-1] and 2 * sizes[0] >= sizes[-1] > sizes[0]
+        usual = (
+            len(members) > 2
+            and sizes[len(sizes) // 2] == sizes[-1]
+            and 2 * sizes[0] >= sizes[-1] > sizes[0]
+        )
         return Boxes(tuple(tuple(group) for group in members)) if usual and sizes[0] > 1 else None
     kinds = {tuple(int(colour[index[topology.ranks[r]]]) for r in group) for group in members}
     if len(members) < 2 or len(members[0]) < 2 or len({len(group) for group in members}) != 1:
@@ -89,7 +108,9 @@ def _equal_parts(
     if len(kinds) == 1:
         return Boxes(tuple(tuple(group) for group in members))
     # Boxes may list their GPUs in different orders: then lanes go by colour.
-    ordered = [sorted(group, key=lambda r: int(colour[index[topology.ranks[r]]])) for group in members]
+    ordered = [
+        sorted(group, key=lambda r: int(colour[index[topology.ranks[r]]])) for group in members
+    ]
     kinds = {tuple(int(colour[index[topology.ranks[r]]]) for r in group) for group in ordered}
     return Boxes(tuple(tuple(group) for group in ordered)) if len(kinds) == 1 else None
 
@@ -97,7 +118,8 @@ def _equal_parts(
 def lane_trees(
     topology: Topology, boxes: Boxes, trees_of_boxes: Sequence[Parents], router: Router
 ) -> list[tuple[Tree, int]] | None:
-    """Return the tree of GPUs, with its root, for every lane and tree of boxes; None where a route does not exist.
+    """Return the tree of GPUs, with its root, for every lane and tree of boxes; None where a route
+    does not exist.
 
     Inside a box, GPUs reach the lane's GPU on a tree of fewest hops.
     """
@@ -125,7 +147,9 @@ def lane_trees(
 
 
 def _tree_inside(members: Sequence[int], hub: int, router: Router) -> list[Route] | None:
-    """Return routes that join a box's GPUs into a tree of fewest hops from the lane's GPU; None where that fails."""
+    """Return routes that join a box's GPUs into a tree of fewest hops from the lane's GPU; None
+    where that fails.
+    """
     left = [r for r in members if r != hub]
     layer, out = [hub], []
     while left and layer:

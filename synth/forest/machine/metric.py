@@ -14,15 +14,16 @@ from ....topo.routes import Route
 
 Floats = NDArray[np.float64]
 Link = tuple[str, str]
+# What a hop costs beside its price, in mean prices of a link: of routes as cheap, those of fewest
+# hops are taken.
 HOP_SHARE = 1e-6
-"""What a hop costs beside its price, in mean prices of a link: of routes as cheap, those of fewest hops are taken."""
 
 
 class Metric:
     """Cheapest routes between GPUs that pass no other GPU.
 
-    `distance[u, v]` is the price from rank u to rank v (infinite where there is no route, and from a rank to itself). Among
-    routes of equal price those of fewest hops are taken.
+    `distance[u, v]` is the price from rank u to rank v (infinite where there is no route, and from
+    a rank to itself). Among routes of equal price those of fewest hops are taken.
     """
 
     def __init__(self, topology: Topology, links: Sequence[Link], prices: Floats) -> None:
@@ -30,7 +31,8 @@ class Metric:
         index = {name: i for i, name in enumerate(self.names)}
         self.gpus = np.array([index[g] for g in topology.ranks], dtype=np.int64)
         self.size, n = len(self.names), len(self.gpus)
-        # Each GPU has a second node, at which routes end and from which none go on: so no route passes a GPU.
+        # Each GPU has a second node, at which routes end and from which none go on: so no route
+        # passes a GPU.
         receiver = np.arange(self.size)
         receiver[self.gpus] = self.size + np.arange(n)
         weight = prices + HOP_SHARE * max(float(prices.mean()), 1e-300)
@@ -46,13 +48,20 @@ class Metric:
         path = [self.size + v]
         while path[-1] != self.gpus[u]:
             path.append(int(self.before[u, path[-1]]))
-        return tuple(self.names[i] if i < self.size else self.names[self.gpus[i - self.size]] for i in reversed(path))
+        return tuple(
+            self.names[i] if i < self.size else self.names[self.gpus[i - self.size]]
+            for i in reversed(path)
+        )
 
-    def grow_tree(self, root: int, hop_price: float = 0.0, most_depth: int | None = None) -> list[int] | None:
-        """Return every rank's parent in a cheap and shallow out-tree grown from `root` (Prim-Dijkstra), -1 at the root.
+    def grow_tree(
+        self, root: int, hop_price: float = 0.0, most_depth: int | None = None
+    ) -> list[int] | None:
+        """Return every rank's parent in a cheap and shallow out-tree grown from `root`
+        (Prim-Dijkstra), -1 at the root.
 
-        Each hop between a GPU and the root costs `hop_price` mean distances on top of the price; of equal offers the one
-        nearer to the root is taken. None where some GPU cannot be reached within `most_depth` hops.
+        Each hop between a GPU and the root costs `hop_price` mean distances on top of the price; of
+        equal offers the one nearer to the root is taken. None where some GPU cannot be reached
+        within `most_depth` hops.
         """
         n = len(self.gpus)
         finite = self.distance[np.isfinite(self.distance)]

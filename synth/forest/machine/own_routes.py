@@ -1,6 +1,8 @@
-"""The system's own routes between all GPUs of a machine as a matrix, so that prices and loads are quick to sum up.
+"""The system's own routes between all GPUs of a machine as a matrix, so that prices and loads are
+quick to sum up.
 
-Hardware takes one route an ordered pair (topo/routes.py). A pair between which only other GPUs could forward has none.
+Hardware takes one route an ordered pair (topo/routes.py). A pair between which only other GPUs
+could forward has none.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ Ints = NDArray[np.int64]
 
 
 class OwnRoutes:
-    """The routes of one topology. `links` are its directed links; row u n + v of `crossed` counts those from rank u to v."""
+    """The routes of one topology. `links` are its directed links; row u n + v of `crossed` counts
+    those from rank u to v.
+    """
 
     def __init__(self, topology: Topology, router: Router | None = None) -> None:
         self.topology = topology
@@ -51,7 +55,9 @@ class OwnRoutes:
         return route
 
     def distances(self, prices: Floats) -> Floats:
-        """Return the price of the route from rank u to rank v in row u, column v; infinite where there is none."""
+        """Return the price of the route from rank u to rank v in row u, column v; infinite where
+        there is none.
+        """
         distance: Floats = (self.crossed @ prices).reshape(self.size, self.size)
         distance[~self.exists] = np.inf
         return distance
@@ -63,7 +69,9 @@ class OwnRoutes:
 
     @cached_property
     def is_mirrored(self) -> bool:
-        """Whether links are as wide in both directions, and data comes back on the way on which it went."""
+        """Whether links are as wide in both directions, and data comes back on the way on which it
+        went.
+        """
         if not self.topology.is_symmetric:
             return False
         back = np.array([self.number[b, a] for a, b in self.links], dtype=np.int64)
@@ -73,7 +81,9 @@ class OwnRoutes:
 
     @cached_property
     def symmetries(self) -> list[tuple[Ints, Ints]]:
-        """Known symmetries of the machine that take routes to routes: the images of its ranks, and of its links."""
+        """Known symmetries of the machine that take routes to routes: the images of its ranks, and
+        of its links.
+        """
         out = []
         for image in [*(turn[1] for turn in shifts(self.topology)), *mirrors(self.topology)]:
             moved = self._move(image)
@@ -95,12 +105,17 @@ class OwnRoutes:
         return np.array(ranks, dtype=np.int64), np.array(links, dtype=np.int64)
 
     def _keeps(self, ranks: Ints, links: Ints) -> bool:
-        """Return whether a symmetry, the images of ranks and links, takes every route to a route."""
+        """Return whether a symmetry, the images of ranks and links, takes every route to a
+        route.
+        """
         return self._is_same((ranks[:, None] * self.size + ranks[None, :]).reshape(-1), links)
 
     def _is_same(self, pairs: Ints, links: Ints) -> bool:
         """Return whether the route of every pair's image crosses the images of its links."""
-        moved = csr_matrix((self.crossed.data, links[self.crossed.indices], self.crossed.indptr), self.crossed.shape)
+        moved = csr_matrix(
+            (self.crossed.data, links[self.crossed.indices], self.crossed.indptr),
+            self.crossed.shape,
+        )
         return bool(abs(moved - self.crossed[pairs]).nnz == 0)
 
 
@@ -123,5 +138,7 @@ def find_orbits(count: int, images: Iterable[Ints]) -> Ints:
     if not moves:
         return np.arange(count)
     src, dst = np.tile(np.arange(count), len(moves)), np.concatenate(moves)
-    _, orbit = connected_components(csr_matrix((np.ones(len(src)), (src, dst)), shape=(count, count)), directed=False)
+    _, orbit = connected_components(
+        csr_matrix((np.ones(len(src)), (src, dst)), shape=(count, count)), directed=False
+    )
     return np.asarray(orbit, dtype=np.int64)

@@ -1,7 +1,9 @@
-"""A topology as two-way links with prices, for undirected trees, on which data is reduced to a root and broadcast back.
+"""A topology as two-way links with prices, for undirected trees, on which data is reduced to a root
+and broadcast back.
 
-A tree edge between two GPUs is a route through other devices. The reduction uses it in one direction, the broadcast in the
-other, so a tree uses every link on its edges once each way, and the direction with less bandwidth counts.
+A tree edge between two GPUs is a route through other devices. The reduction uses it in one
+direction, the broadcast in the other, so a tree uses every link on its edges once each way, and the
+direction with less bandwidth counts.
 """
 
 from __future__ import annotations
@@ -32,7 +34,9 @@ class Tree:
 
 
 class PairGraph:
-    """Pairs of devices with a link each way. Prices and capacities are arrays over `pairs`; capacities are in GB/s."""
+    """Pairs of devices with a link each way. Prices and capacities are arrays over `pairs`;
+    capacities are in GB/s.
+    """
 
     def __init__(self, topology: Topology) -> None:
         self.topology = topology
@@ -66,22 +70,30 @@ class PairGraph:
         _, number = np.unique(rows, axis=0, return_inverse=True)
         return np.asarray(number, dtype=np.int64).reshape(-1)
 
-    def cheapest_tree(self, prices: Floats, ends: NDArray[np.int64] | None = None) -> tuple[float, Tree]:
-        """Return the price of a minimum spanning tree of the GPUs over cheapest routes, and the tree (Mehlhorn 1988).
+    def cheapest_tree(
+        self, prices: Floats, ends: NDArray[np.int64] | None = None
+    ) -> tuple[float, Tree]:
+        """Return the price of a minimum spanning tree of the GPUs over cheapest routes, and the
+        tree (Mehlhorn 1988).
 
-        Among routes of equal price those of fewest hops are taken. `ends` are the devices to be joined, if not just the GPUs.
+        Among routes of equal price those of fewest hops are taken. `ends` are the devices to be
+        joined, if not just the GPUs.
         """
         # The nearest GPU of every device, by one search from all GPUs at once.
         size = len(self.names)
         weight = prices + _HOP_SHARE * max(float(prices.mean()), 1e-300)
         both = csr_matrix(
-            (np.tile(weight, 2), (np.r_[self.low, self.high], np.r_[self.high, self.low])), shape=(size, size)
+            (np.tile(weight, 2), (np.r_[self.low, self.high], np.r_[self.high, self.low])),
+            shape=(size, size),
         )
         distance, before, source = dijkstra(
-            both, indices=self.gpus if ends is None else ends, min_only=True, return_predecessors=True
+            both,
+            indices=self.gpus if ends is None else ends,
+            min_only=True,
+            return_predecessors=True,
         )
-        # An edge of the tree crosses one pair of devices with different nearest GPUs; of those that join the same two GPUs
-        # only the shortest can be in it.
+        # An edge of the tree crosses one pair of devices with different nearest GPUs; of those that
+        # join the same two GPUs only the shortest can be in it.
         a, b = source[self.low], source[self.high]
         with np.errstate(invalid="ignore"):
             length = distance[self.low] + weight + distance[self.high]
@@ -90,7 +102,9 @@ class PairGraph:
         key = np.minimum(a, b)[order] * size + np.maximum(a, b)[order]
         _, first = np.unique(key, return_index=True)
         best = order[first]
-        graph = csr_matrix((length[best], (np.minimum(a, b)[best], np.maximum(a, b)[best])), shape=(size, size))
+        graph = csr_matrix(
+            (length[best], (np.minimum(a, b)[best], np.maximum(a, b)[best])), shape=(size, size)
+        )
         via = dict(zip(key[first].tolist(), best.tolist(), strict=True))
         tree = minimum_spanning_tree(graph).tocoo()
         # The edge's route leads from the pair that it crosses back to a GPU on either side.

@@ -1,4 +1,6 @@
-"""Symmetries of a machine: colours of devices by refinement, and permutations of the ranks that preserve all links."""
+"""Symmetries of a machine: colours of devices by refinement, and permutations of the ranks that
+preserve all links.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +14,12 @@ _SEED = 20261121
 
 
 def colours(topology: Topology, single: str | None = None) -> Ints:
-    """Return a colour, a number, for every device; devices that play the same role have the same (Weisfeiler-Leman).
+    """Return a colour, a number, for every device; devices that play the same role have the same
+    (Weisfeiler-Leman).
 
-    Device `single` is unlike all others. Colours are refined by kind, abilities and bandwidths, not by latencies, and by
-    hashing: very rarely different roles may share a colour, so no result may depend on colours for being correct.
+    Device `single` is unlike all others. Colours are refined by kind, abilities and bandwidths, not
+    by latencies, and by hashing: very rarely different roles may share a colour, so no result may
+    depend on colours for being correct.
     """
     index = {d.id: i for i, d in enumerate(topology.devices)}
     links = list(topology.capacity_GBps.items())
@@ -27,11 +31,14 @@ def colours(topology: Topology, single: str | None = None) -> Ints:
     number = {k: i for i, k in enumerate(sorted(set(kinds)))}
     colour = np.array([number[k] for k in kinds], dtype=np.int64)
     count = len(number)
-    # A device's new colour depends on its own and on the multiset of colours and rates around it, hashed as a sum of random
-    # numbers; when the number of colours no longer grows, the refinement is stable.
+    # A device's new colour depends on its own and on the multiset of colours and rates around it,
+    # hashed as a sum of random numbers; when the number of colours no longer grows, the refinement
+    # is stable.
     salt = np.random.default_rng(_SEED)
     while True:
-        noise = salt.integers(1 << 62, size=(2, count, len(value) or 1), dtype=np.int64).astype(np.uint64)
+        noise = salt.integers(1 << 62, size=(2, count, len(value) or 1), dtype=np.int64).astype(
+            np.uint64
+        )
         around = np.zeros((2, len(kinds)), dtype=np.uint64)
         np.add.at(around[0], src, noise[0, colour[dst], rate])
         np.add.at(around[1], dst, noise[1, colour[src], rate])
@@ -69,20 +76,27 @@ class _LinkTable:
         return np.sort((image[self.src] * self.size + image[self.dst]) * self.values + self.rate)
 
     def extend(self, of_rank: Ints) -> Ints | None:
-        """Return the symmetry of all devices that extends a permutation of the ranks, or None where there is none.
+        """Return the symmetry of all devices that extends a permutation of the ranks, or None where
+        there is none.
 
-        The image of a device that is no GPU is the one that is linked to the images of its neighbours.
+        The image of a device that is no GPU is the one that is linked to the images of its
+        neighbours.
         """
         image = np.full(self.size, -1, dtype=np.int64)
         image[self.gpus] = self.gpus[of_rank]
         if len(self.others):
-            before, after = self._signatures(np.arange(self.ranks)), self._signatures(np.argsort(of_rank))
+            before, after = (
+                self._signatures(np.arange(self.ranks)),
+                self._signatures(np.argsort(of_rank)),
+            )
             a = self.others[np.argsort(before[self.others], kind="stable")]
             b = self.others[np.argsort(after[self.others], kind="stable")]
             if not np.array_equal(before[a], after[b]):
                 return None
             image[a] = b
-        same = np.array_equal(self._permute(image), self.links) and np.array_equal(self.kind[image], self.kind)
+        same = np.array_equal(self._permute(image), self.links) and np.array_equal(
+            self.kind[image], self.kind
+        )
         return image if same else None
 
     def _signatures(self, labels: Ints) -> NDArray[np.uint64]:
@@ -92,11 +106,15 @@ class _LinkTable:
         """Return all ways to read a digit off the rank numbers, as (place value, base)."""
         n = self.ranks
         lows = (x for x in range(1, n + 1) if n % x == 0)
-        return [(low, base) for low in lows for base in range(2, n // low + 1) if (n // low) % base == 0]
+        return [
+            (low, base) for low in lows for base in range(2, n // low + 1) if (n // low) % base == 0
+        ]
 
 
 def mirrors(topology: Topology) -> list[Ints]:
-    """Return the symmetries that reverse a digit of the rank numbers, or exchange two adjacent digits."""
+    """Return the symmetries that reverse a digit of the rank numbers, or exchange two adjacent
+    digits.
+    """
     table = _LinkTable(topology)
     ranks = np.arange(table.ranks)
     out = []
@@ -111,11 +129,13 @@ def mirrors(topology: Topology) -> list[Ints]:
 
 
 def shifts(topology: Topology) -> list[Ints]:
-    """Return generators of an abelian group of symmetries that shift the rank order, with all their powers.
+    """Return generators of an abelian group of symmetries that shift the rank order, with all their
+    powers.
 
-    Rank numbers are read in mixed radix; a shift adds one to a digit, modulo its base. Shifts that preserve all links are
-    generators, and of the sets of disjoint digits the one that gives most symmetries is taken (translations of a torus;
-    boxes, and lanes in boxes). Each item of the result holds one digit's turns: a row of image devices for each power.
+    Rank numbers are read in mixed radix; a shift adds one to a digit, modulo its base. Shifts that
+    preserve all links are generators, and of the sets of disjoint digits the one that gives most
+    symmetries is taken (translations of a torus; boxes, and lanes in boxes). Each item of the
+    result holds one digit's turns: a row of image devices for each power.
     """
     table = _LinkTable(topology)
     ranks = np.arange(table.ranks)
@@ -126,10 +146,15 @@ def shifts(topology: Topology) -> list[Ints]:
         image = table.extend(ranks + low * ((digit + 1) % base - digit))
         if image is not None:
             generators[low, base] = image
-    # Dynamic programming over place values: the best set of digits below each, by the number of symmetries it gives.
+    # Dynamic programming over place values: the best set of digits below each, by the number of
+    # symmetries it gives.
     best: dict[int, tuple[int, list[tuple[int, int]]]] = {1: (1, [])}
-    for low in sorted({low for low, _ in generators} | {low * base for low, base in generators} | {1}):
-        order, chosen = max((entry for at, entry in best.items() if at <= low), key=_most_symmetries)
+    for low in sorted(
+        {low for low, _ in generators} | {low * base for low, base in generators} | {1}
+    ):
+        order, chosen = max(
+            (entry for at, entry in best.items() if at <= low), key=_most_symmetries
+        )
         if low not in best or order > best[low][0]:
             best[low] = order, chosen
         for at, base in generators:
@@ -147,12 +172,18 @@ def shifts(topology: Topology) -> list[Ints]:
 
 
 def _most_symmetries(entry: tuple[int, list[tuple[int, int]]]) -> tuple[int, int]:
-    """Return a key by which entries with more symmetries are greater, and with fewer digits among equals."""
+    """Return a key by which entries with more symmetries are greater, and with fewer digits among
+    equals.
+    """
     return entry[0], -len(entry[1])
 
 
-def _signatures(src: Ints, dst: Ints, rate: Ints, kind: Ints, gpus: Ints, labels: Ints) -> NDArray[np.uint64]:
-    """Return a hash for every device of how it is linked, over up to four hops, to labelled GPUs."""
+def _signatures(
+    src: Ints, dst: Ints, rate: Ints, kind: Ints, gpus: Ints, labels: Ints
+) -> NDArray[np.uint64]:
+    """Return a hash for every device of how it is linked, over up to four hops, to labelled
+    GPUs.
+    """
     mixer = np.uint64(0x9E3779B97F4A7C15)
 
     def mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
@@ -175,7 +206,8 @@ def _signatures(src: Ints, dst: Ints, rate: Ints, kind: Ints, gpus: Ints, labels
 
 
 def group(turns: list[Ints], most: int) -> Ints | None:
-    """Return at most `most` products of the turns (see `shifts`), the identity first; None where only that is left.
+    """Return at most `most` products of the turns (see `shifts`), the identity first; None where
+    only that is left.
 
     Where there are more, subgroups of the turns are used, those of the last digits first.
     """
@@ -186,7 +218,11 @@ def group(turns: list[Ints], most: int) -> Ints | None:
     images: list[Ints] = []
     for turn, size in zip(turns, sizes, strict=True):
         subgroup = turn[:: len(turn) // size]
-        images = [subgroup[i][image] for i in range(size) for image in images] if images else list(subgroup)
+        images = (
+            [subgroup[i][image] for i in range(size) for image in images]
+            if images
+            else list(subgroup)
+        )
     if len(images) < 2:
         return None
     return np.stack(images)

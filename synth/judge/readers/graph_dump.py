@@ -1,4 +1,6 @@
-"""Read NCCL's graphs (NCCL_GRAPH_DUMP_FILE, NCCL_GRAPH_FILE) as what they make a communicator do."""
+"""Read NCCL's graphs (NCCL_GRAPH_DUMP_FILE, NCCL_GRAPH_FILE) as what they make a communicator
+do.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +12,10 @@ from ...export.graph_file import NVLS_ID, RING_ID, TREE_ID, Graph, GraphFile, re
 from ..found import Communicator, Finding, Parents, Pattern, Pick, Place, Reading
 
 _TREE_FACTOR = Fraction(92, 100)
+# What NCCL's tuner takes off trees, and off those of pattern 3 besides.
 _TREE_PENALTY = Fraction(85, 100)
-"""What NCCL's tuner takes off trees, and off those of pattern 3 besides."""
+# The rate of the one channel that stands for a search that found nothing.
 _SIMPLE_GBps = Fraction(1, 10)
-"""The rate of the one channel that stands for a search that found nothing."""
 _HOST_SHIFT = 56
 
 
@@ -35,20 +37,31 @@ def read_graph_dump(text: str, where: str) -> Reading:
                 findings.append(
                     Finding(
                         "simple-order",
-                        f"{graph.name} is the simple order of ranks: NCCL found no path, and its tuner counts one channel "
+                        f"{graph.name} is the simple order of ranks: NCCL found no path, and its "
+                        "tuner counts one channel "
                         "of 0.1 GB/s",
                         "give it a graph file (topo-synth --format nccl-graph)",
                         graph.line,
                     )
                 )
     rings = [tuple(rank_of[dev] for dev in channel) for channel in _channels(file, RING_ID)]
-    chains = [_chain_parents([rank_of[dev] for dev in channel]) for channel in _channels(file, TREE_ID)]
+    chains = [
+        _chain_parents([rank_of[dev] for dev in channel]) for channel in _channels(file, TREE_ID)
+    ]
     if not rings and not chains:
-        raise InputError(f"{where}: neither rings nor trees; NCCL finds those by itself, dump them on the machine")
+        raise InputError(
+            f"{where}: neither rings nor trees; NCCL finds those by itself, dump them on the "
+            "machine"
+        )
     nvls = file.find(NVLS_ID)
     hosts = {dev >> _HOST_SHIFT for dev in devs}
     places = {
-        rank: Place(f"host{dev >> _HOST_SHIFT}" if len(hosts) > 1 else None, dev & (1 << _HOST_SHIFT) - 1, None, True)
+        rank: Place(
+            f"host{dev >> _HOST_SHIFT}" if len(hosts) > 1 else None,
+            dev & (1 << _HOST_SHIFT) - 1,
+            None,
+            True,
+        )
         for dev, rank in rank_of.items()
     }
     nets = any(net for graph in file.graphs for channel in graph.nets for net in channel)
@@ -80,9 +93,15 @@ def read_graph_dump(text: str, where: str) -> Reading:
 
 
 def predict_pick(file: GraphFile, ranks: int) -> str | None:
-    """Return what NCCL's tuner takes for a large allreduce in one node, by the rates that the file declares."""
+    """Return what NCCL's tuner takes for a large allreduce in one node, by the rates that the file
+    declares.
+    """
     ring, tree = file.find(RING_ID), file.find(TREE_ID)
-    if ring is None or tree is None or ((nvls := file.find(NVLS_ID)) is not None and nvls.nchannels > 0):
+    if (
+        ring is None
+        or tree is None
+        or ((nvls := file.find(NVLS_ID)) is not None and nvls.nchannels > 0)
+    ):
         return None
     # The tuner doubles channels of both; twice the same factor decides nothing.
     by_ring = ring.nchannels * ring.speedintra * ranks / (2 * (ranks - 1))
@@ -99,21 +118,27 @@ def _channels(file: GraphFile, number: int) -> list[tuple[int, ...]]:
 
 
 def _check_channels(graph: Graph, devs: list[int], where: str) -> None:
-    """Raise InputError where a channel does not have every GPU of the file once, or channels are fewer than declared."""
+    """Raise InputError where a channel does not have every GPU of the file once, or channels are
+    fewer than declared.
+    """
     if len(graph.channels) < graph.nchannels:
         raise InputError(
-            f"{where}, line {graph.line}: {graph.name} declares {graph.nchannels} channels and has {len(graph.channels)}; "
+            f"{where}, line {graph.line}: {graph.name} declares {graph.nchannels} channels and "
+            f"has {len(graph.channels)}; "
             "NCCL stops on that: is the file cut off?"
         )
     for number, channel in enumerate(graph.channels[: graph.nchannels]):
         missing = [f"{dev & (1 << _HOST_SHIFT) - 1:#x}" for dev in devs if dev not in channel]
-        twice = sorted({f"{dev & (1 << _HOST_SHIFT) - 1:#x}" for dev in channel if channel.count(dev) > 1})
+        twice = sorted(
+            {f"{dev & (1 << _HOST_SHIFT) - 1:#x}" for dev in channel if channel.count(dev) > 1}
+        )
         if missing or twice:
             wrong = [f"misses GPU {', '.join(missing[:8])}"] if missing else []
             wrong += [f"has GPU {', '.join(twice[:8])} more than once"] if twice else []
             stops = "NCCL would hang" if graph.id == TREE_ID else "NCCL stops on it"
             raise InputError(
-                f"{where}, line {graph.line}: {graph.name}, channel {number} {' and '.join(wrong)}; {stops}; every GPU once"
+                f"{where}, line {graph.line}: {graph.name}, channel {number} "
+                f"{' and '.join(wrong)}; {stops}; every GPU once"
             )
 
 

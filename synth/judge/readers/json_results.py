@@ -1,4 +1,6 @@
-"""Read results that are JSON: nccl-tests' (-J), topo-run's (--json), and the lines of NCCL Inspector."""
+"""Read results that are JSON: nccl-tests' (-J), topo-run's (--json), and the lines of NCCL
+Inspector.
+"""
 
 from __future__ import annotations
 
@@ -18,39 +20,60 @@ _WRAPPERS = ("log", "message", "msg", "textPayload")
 
 
 def read_json(text: str, where: str) -> Reading:
-    """Return what a JSON text says. Raises InputError where it is none of the kinds that are known, or is cut off."""
+    """Return what a JSON text says. Raises InputError where it is none of the kinds that are known,
+    or is cut off.
+    """
     lines = [line for line in text.splitlines() if line.strip()]
     if len(lines) > 1 and _is_whole(lines[0]) and lines[0].lstrip().startswith("{"):
-        return _read_inspector([_load(line, where, number) for number, line in enumerate(lines, 1)], where)
+        return _read_inspector(
+            [_load(line, where, number) for number, line in enumerate(lines, 1)], where
+        )
     data = _load(text, where)
-    if isinstance(data, list) and data and all(isinstance(x, dict) and "coll_perf" in x for x in data):
+    if (
+        isinstance(data, list)
+        and data
+        and all(isinstance(x, dict) and "coll_perf" in x for x in data)
+    ):
         return _read_inspector(data, where)
     if not isinstance(data, dict):
         raise InputError(
-            f"{where}: JSON that is no result; expected nccl-tests' -J, topo-run --json or NCCL Inspector's"
+            f"{where}: JSON that is no result; expected nccl-tests' -J, topo-run --json or NCCL "
+            "Inspector's"
         )
     if "coll_perf" in data:
         return _read_inspector([data], where)
     if isinstance(data.get("results"), list):
         return _read_nccl_tests(data, where)
     if isinstance(data.get("runs"), list):
-        parts = [_read_topo_run(run, where).measurements for run in data["runs"] if isinstance(run, dict)]
-        return _whole_reading(Reading(where, "topo-run's JSON", None, tuple(m for part in parts for m in part)))
+        parts = [
+            _read_topo_run(run, where).measurements for run in data["runs"] if isinstance(run, dict)
+        ]
+        return _whole_reading(
+            Reading(where, "topo-run's JSON", None, tuple(m for part in parts for m in part))
+        )
     if isinstance(data.get("rows"), list):
         return _read_topo_run(data, where)
     if data.get("format") == "topoplan-plan":
-        raise InputError(f"{where}: a plan, which says what could be; give topo-run's --json of it, which says what is")
+        raise InputError(
+            f"{where}: a plan, which says what could be; give topo-run's --json of it, which says "
+            "what is"
+        )
     if data.get("format") == "topoplan-topology" or "devices" in data:
-        raise InputError(f"{where}: a topology; give it by --topology, and here a log, a graph dump or a table")
+        raise InputError(
+            f"{where}: a topology; give it by --topology, and here a log, a graph dump or a table"
+        )
     known = ", ".join(list(map(str, data))[:5])[:80]
     raise InputError(
-        f"{where}: JSON with {known or 'nothing'}; expected nccl-tests' -J (results), topo-run --json (rows) or NCCL "
+        f"{where}: JSON with {known or 'nothing'}; expected nccl-tests' -J (results), topo-run "
+        "--json (rows) or NCCL "
         "Inspector's lines (coll_perf)"
     )
 
 
 def unwrap_log(text: str) -> str | None:
-    """Return the text inside a container's log, in which each line is an object with the line in it; None for any other."""
+    """Return the text inside a container's log, in which each line is an object with the line in
+    it; None for any other.
+    """
     out: list[str] = []
     for line in text.splitlines():
         if not line.strip():
@@ -77,7 +100,9 @@ def _load(text: str, where: str, line: int | None = None) -> Any:
         return load_json(text, exact=False)
     except json.JSONDecodeError as error:
         at = line if line is not None else error.lineno
-        raise InputError(f"{where}, line {at}: not whole JSON: {error.msg}; is the file cut off?") from None
+        raise InputError(
+            f"{where}, line {at}: not whole JSON: {error.msg}; is the file cut off?"
+        ) from None
     except ValueError as error:
         raise InputError(f"{where}: not usable JSON: {error}") from None
 
@@ -91,7 +116,9 @@ def _is_whole(line: str) -> bool:
 
 
 def _real(value: object) -> float | None:
-    """Return a number that is finite and not negative, None for anything else ("nan" stands for one that is not)."""
+    """Return a number that is finite and not negative, None for anything else ("nan" stands for one
+    that is not).
+    """
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
     try:
@@ -102,7 +129,11 @@ def _real(value: object) -> float | None:
 
 
 def _whole(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 53 else None
+    return (
+        value
+        if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 53
+        else None
+    )
 
 
 def _rows(data: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
@@ -111,7 +142,8 @@ def _rows(data: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
     return [row for row in listed if isinstance(row, dict)] if isinstance(listed, list) else []
 
 
-# -- nccl-tests ------------------------------------------------------------------------------------------------------
+# -- nccl-tests
+# ------------------------------------------------------------------------------------------------------
 
 
 def _read_nccl_tests(data: Mapping[str, Any], where: str) -> Reading:
@@ -121,7 +153,8 @@ def _read_nccl_tests(data: Mapping[str, Any], where: str) -> Reading:
     name = name_collective(first.rsplit("/", 1)[-1])
     if name is None:
         raise InputError(
-            f"{where}: results of {first.rsplit('/', 1)[-1] or 'an unnamed test'}, which is no collective that has a bound "
+            f"{where}: results of {first.rsplit('/', 1)[-1] or 'an unnamed test'}, which is no "
+            "collective that has a bound "
             "here; give those of all_reduce_perf or another collective"
         )
     places = {}
@@ -130,7 +163,9 @@ def _read_nccl_tests(data: Mapping[str, Any], where: str) -> Reading:
         if rank is not None and rank < 1 << 16:
             host = device.get("hostname")
             places[rank] = Place(
-                host if isinstance(host, str) else None, number, read_bus(str(device.get("device_hex")))
+                host if isinstance(host, str) else None,
+                number,
+                read_bus(str(device.get("device_hex"))),
             )
     config = data.get("config") if isinstance(data.get("config"), dict) else {}
     assert isinstance(config, dict)
@@ -147,7 +182,9 @@ def _read_nccl_tests(data: Mapping[str, Any], where: str) -> Reading:
             if algbw is None or busbw is None or time_us is None:
                 continue
             measurements.append(
-                Measurement(name, ranks, size, algbw, busbw, time_us, how, bool(_real(half.get("nwrong"))))
+                Measurement(
+                    name, ranks, size, algbw, busbw, time_us, how, bool(_real(half.get("nwrong")))
+                )
             )
     version = _whole(data.get("nccl_version"))
     return _whole_reading(
@@ -161,14 +198,19 @@ def _read_nccl_tests(data: Mapping[str, Any], where: str) -> Reading:
     )
 
 
-# -- topo-run --------------------------------------------------------------------------------------------------------
+# -- topo-run
+# --------------------------------------------------------------------------------------------------------
 
 
 def _read_topo_run(data: Mapping[str, Any], where: str) -> Reading:
-    """Return what topo-run --json printed: each size with the plan's time and the stock collective's."""
+    """Return what topo-run --json printed: each size with the plan's time and the stock
+    collective's.
+    """
     name, ranks = name_collective(str(data.get("collective"))), _whole(data.get("ranks"))
     if name is None or not ranks:
-        raise InputError(f"{where}: JSON with rows, but no collective and ranks; expected topo-run --json")
+        raise InputError(
+            f"{where}: JSON with rows, but no collective and ranks; expected topo-run --json"
+        )
     from ...ir.collective import Collective
 
     factor = float(Collective.with_default_root(name, ranks).bus_factor())
@@ -180,28 +222,47 @@ def _read_topo_run(data: Mapping[str, Any], where: str) -> Reading:
             if size and time_us:
                 algbw = size / time_us * 1e-3
                 wrong = bool(_whole(row.get("wrong"))) and how == "plan"
-                measurements.append(Measurement(name, ranks, size, algbw, algbw * factor, time_us, how, wrong))
+                measurements.append(
+                    Measurement(name, ranks, size, algbw, algbw * factor, time_us, how, wrong)
+                )
     return _whole_reading(Reading(where, "topo-run's JSON", None, tuple(measurements)))
 
 
-# -- NCCL Inspector --------------------------------------------------------------------------------------------------
+# -- NCCL Inspector
+# --------------------------------------------------------------------------------------------------
 
 
 def _read_inspector(entries: list[Any], where: str) -> Reading:
-    """Return what NCCL Inspector wrote, a call a line: of each collective and size the median over calls and ranks."""
+    """Return what NCCL Inspector wrote, a call a line: of each collective and size the median over
+    calls and ranks.
+    """
     calls: dict[tuple[str, int, int], list[tuple[float, float, float]]] = {}
     other: dict[str, None] = {}
     nodes = 0
     for entry in entries[:_MOST_LINES]:
-        perf, header = (entry.get("coll_perf"), entry.get("header")) if isinstance(entry, dict) else (None, None)
+        perf, header = (
+            (entry.get("coll_perf"), entry.get("header"))
+            if isinstance(entry, dict)
+            else (None, None)
+        )
         if not isinstance(perf, dict) or not isinstance(header, dict):
             if isinstance(entry, dict) and "p2p_perf" in entry:
                 other["point-to-point calls"] = None
             continue
         name, ranks = name_collective(str(perf.get("coll"))), _whole(header.get("n_ranks"))
-        size, time_us = _whole(perf.get("coll_msg_size_bytes")), _real(perf.get("coll_exec_time_us"))
+        size, time_us = (
+            _whole(perf.get("coll_msg_size_bytes")),
+            _real(perf.get("coll_exec_time_us")),
+        )
         algbw, busbw = _real(perf.get("coll_algobw_gbs")), _real(perf.get("coll_busbw_gbs"))
-        if name is None or not ranks or not size or time_us is None or algbw is None or busbw is None:
+        if (
+            name is None
+            or not ranks
+            or not size
+            or time_us is None
+            or algbw is None
+            or busbw is None
+        ):
             other[f"calls of {str(perf.get('coll'))[:30]}"] = None
             continue
         nodes = max(nodes, _whole(header.get("nnodes")) or 0)
@@ -210,15 +271,20 @@ def _read_inspector(entries: list[Any], where: str) -> Reading:
     for (name, ranks, size), seen in sorted(calls.items()):
         algbw, busbw, time_us = sorted(seen)[len(seen) // 2]
         if ranks > 1:
-            measurements.append(Measurement(name, ranks, size, algbw, busbw, time_us, f"median of {len(seen)}"))
+            measurements.append(
+                Measurement(name, ranks, size, algbw, busbw, time_us, f"median of {len(seen)}")
+            )
     notes = tuple(f"{what} are not judged" for what in other)
-    return _whole_reading(Reading(where, "lines of NCCL Inspector", None, tuple(measurements), notes=notes))
+    return _whole_reading(
+        Reading(where, "lines of NCCL Inspector", None, tuple(measurements), notes=notes)
+    )
 
 
 def _whole_reading(reading: Reading) -> Reading:
     """Return a reading. Raises InputError where it has no measurement."""
     if not reading.measurements:
         raise InputError(
-            f"{reading.where}: {reading.kind} without a measurement that can be judged; is the file cut off?"
+            f"{reading.where}: {reading.kind} without a measurement that can be judged; is the "
+            "file cut off?"
         )
     return reading

@@ -33,7 +33,9 @@ class Draft:
 
 
 def finish(drafts: list[Draft], notes: list[str]) -> Communicator:
-    """Return the communicator that drafts of its ranks describe; what is not whole is noted and left out."""
+    """Return the communicator that drafts of its ranks describe; what is not whole is noted and
+    left out.
+    """
     ranks = max((d.ranks or 0 for d in drafts), default=0)
     rings: dict[int, Order] = {}
     hops: dict[int, dict[int, int]] = {}
@@ -44,7 +46,11 @@ def finish(drafts: list[Draft], notes: list[str]) -> Communicator:
     transports: Counter[str] = Counter()
     for draft in drafts:
         rings |= {c: order for c, order in draft.rings.items() if c not in rings}
-        for source, target in ((draft.hops, hops), (draft.connections, connections), (draft.parents, parents)):
+        for source, target in (
+            (draft.hops, hops),
+            (draft.connections, connections),
+            (draft.parents, parents),
+        ):
             for channel, of_rank in source.items():
                 target.setdefault(channel, {}).update(of_rank)
         patterns |= {n: p for n, p in draft.patterns.items() if n not in patterns}
@@ -52,7 +58,12 @@ def finish(drafts: list[Draft], notes: list[str]) -> Communicator:
             places[rank] = _join_places(places.get(rank), place)
         transports.update(draft.transports)
     if not ranks:
-        seen = [rank for of_channel in (hops, parents, connections) for c in of_channel.values() for rank in c]
+        seen = [
+            rank
+            for of_channel in (hops, parents, connections)
+            for c in of_channel.values()
+            for rank in c
+        ]
         ranks = max([*seen, *places], default=-1) + 1
     whole = {c: order for c, order in rings.items() if _is_order(order, ranks)}
     for source in (hops, {} if whole else connections):
@@ -60,19 +71,29 @@ def finish(drafts: list[Draft], notes: list[str]) -> Communicator:
             ring = _follow(after, ranks)
             if channel not in whole and ring is not None:
                 whole[channel] = ring
-    trees = {c: tree for c, of_rank in parents.items() if (tree := _make_tree(of_rank, ranks)) is not None}
+    trees = {
+        c: tree
+        for c, of_rank in parents.items()
+        if (tree := _make_tree(of_rank, ranks)) is not None
+    }
     promised = max((d.promised or 0 for d in drafts), default=0) or None
     if any(d.cut_lines for d in drafts) and not whole:
         notes.append(
-            f"NCCL itself cuts its lines of rings of {ranks} ranks; with NCCL_DEBUG_SUBSYS=GRAPH it prints 'Ring' lines"
+            f"NCCL itself cuts its lines of rings of {ranks} ranks; with NCCL_DEBUG_SUBSYS=GRAPH "
+            "it prints 'Ring' lines"
         )
-    for what, listed, all_listed in (("rings", whole, {**rings, **hops}), ("trees", trees, parents)):
+    for what, listed, all_listed in (
+        ("rings", whole, {**rings, **hops}),
+        ("trees", trees, parents),
+    ):
         if len(listed) < max(len(all_listed), (promised or 0) if what == "rings" and listed else 0):
             total = max(len(all_listed), promised or 0)
             notes.append(
-                f"{what} of {ranks} ranks: {len(listed)} of {total} channels are whole in the log; these are judged"
+                f"{what} of {ranks} ranks: {len(listed)} of {total} channels are whole in the "
+                "log; these are judged"
                 if listed
-                else f"{what} of {ranks} ranks: none of {total} is whole in the log, as not all ranks' lines are there"
+                else f"{what} of {ranks} ranks: none of {total} is whole in the log, as not all "
+                "ranks' lines are there"
             )
     return Communicator(
         ranks=ranks,
@@ -97,7 +118,11 @@ def _join_places(known: Place | None, also: Place) -> Place:
     """Return what two lines say of a rank's place; NVML's number counts more than CUDA's."""
     if known is None:
         return also
-    better = also if also.dev is not None and (known.dev is None or (also.physical and not known.physical)) else known
+    better = (
+        also
+        if also.dev is not None and (known.dev is None or (also.physical and not known.physical))
+        else known
+    )
     return replace(better, host=known.host or also.host, bus=known.bus or also.bus)
 
 
@@ -106,11 +131,17 @@ def _is_order(order: Order, ranks: int) -> bool:
 
 
 def _follow(after: dict[int, int], ranks: int) -> Order | None:
-    """Return the ring in which each rank is followed by the one given, from rank 0; None where it is not whole."""
+    """Return the ring in which each rank is followed by the one given, from rank 0; None where it
+    is not whole.
+    """
     order = [0]
     while len(order) < ranks and after.get(order[-1]) is not None:
         order.append(after[order[-1]])
-    return tuple(order) if ranks > 1 and _is_order(tuple(order), ranks) and after.get(order[-1]) == 0 else None
+    return (
+        tuple(order)
+        if ranks > 1 and _is_order(tuple(order), ranks) and after.get(order[-1]) == 0
+        else None
+    )
 
 
 def _make_tree(parent_of: dict[int, int], ranks: int) -> Parents | None:
@@ -133,11 +164,18 @@ def _make_tree(parent_of: dict[int, int], ranks: int) -> Parents | None:
 
 
 def count_alike(communicators: list[Communicator]) -> list[Communicator]:
-    """Return each communicator once, with how many there are of the same ranks, places and channels."""
+    """Return each communicator once, with how many there are of the same ranks, places and
+    channels.
+    """
     seen: dict[object, int] = {}
     kept: list[Communicator] = []
     for c in communicators:
-        key = (c.ranks, c.rings, c.trees, tuple((r, p.host, p.dev, p.bus) for r, p in c.places.items()))
+        key = (
+            c.ranks,
+            c.rings,
+            c.trees,
+            tuple((r, p.host, p.dev, p.bus) for r, p in c.places.items()),
+        )
         if key in seen:
             kept[seen[key]] = replace(kept[seen[key]], alike=kept[seen[key]].alike + 1)
         else:

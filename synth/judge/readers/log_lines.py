@@ -1,4 +1,6 @@
-"""One line of NCCL_DEBUG=INFO: whose it is, and what it says; the formats of NCCL 2.0 to 2.30 and of RCCL."""
+"""One line of NCCL_DEBUG=INFO: whose it is, and what it says; the formats of NCCL 2.0 to 2.30 and
+of RCCL.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +10,20 @@ from dataclasses import dataclass
 
 from ..found import Pattern, Pick, Place
 
+# What stands between a signature and its message.
 _LEVEL = re.compile(r"(?:NCCL |(?<=\] ))(INFO|WARN|TRACE|CALL|ABORT)\b")
-"""What stands between a signature and its message."""
+# A signature's device; newer versions may have a time, file and line behind it.
 _DEVICE = re.compile(r"\[(-?\d{1,9})\] (?:[^\s\[\]]+ ){0,3}")
-"""A signature's device; newer versions may have a time, file and line behind it."""
 _WRITER = re.compile(r"([A-Za-z0-9][\w.\-]{0,80}):(\d{1,10}):(\d{1,10})$")
-_ALONE = re.compile(r"([A-Za-z0-9][\w.\-]{0,80}):(\d{1,10}):(\d{1,10}) \[(-?\d{1,9})\] NCCL (INFO|WARN)\b")
-"""A signature at the beginning of a line, as nearly all are."""
+# A signature at the beginning of a line, as nearly all are.
+_ALONE = re.compile(
+    r"([A-Za-z0-9][\w.\-]{0,80}):(\d{1,10}):(\d{1,10}) \[(-?\d{1,9})\] NCCL (INFO|WARN)\b"
+)
 _MOST_SIGNATURE = 400
 
-RING = re.compile(r"\b(?:Channel|Ring) (\d+)(?:/(\d+))? *:((?:\s+\d+)+)(\s*\.\.\.)?\s*(?:comm\b.*)?$")
+RING = re.compile(
+    r"\b(?:Channel|Ring) (\d+)(?:/(\d+))? *:((?:\s+\d+)+)(\s*\.\.\.)?\s*(?:comm\b.*)?$"
+)
 RING_HOP = re.compile(r"\bRing (\d+) : (-?\d+) -> (\d+) -> (-?\d+)(?:\s+comm (0x\w+))?")
 TREES = re.compile(r"\bTrees((?:\s+\[\d+\]\s+[-\d/|>]+)+)")
 TREE = re.compile(r"\[(\d+)\]\s+(\S+)")
@@ -49,6 +55,7 @@ GDR_OFF = re.compile(r"GPU Direct RDMA Disabled for (?:GPU|HCA|NIC)")
 
 ALGORITHMS = ("TREE", "RING", "COLLNET_DIRECT", "COLLNET_CHAIN", "NVLS", "NVLS_TREE", "PAT")
 PROTOCOLS = ("LL", "LL128", "SIMPLE")
+# Collectives by their names in letters alone.
 COLLECTIVES = {
     "allreduce": "allreduce",
     "allgather": "allgather",
@@ -61,12 +68,13 @@ COLLECTIVES = {
     "gather": "gather",
     "scatter": "scatter",
 }
-"""Collectives by their names in letters alone."""
 
 
 @dataclass(frozen=True)
 class Message:
-    """One message: the thread that wrote it (None where the text does not say), its host, device, level and text."""
+    """One message: the thread that wrote it (None where the text does not say), its host, device,
+    level and text.
+    """
 
     thread: tuple[str, str, str] | None
     device: int | None
@@ -75,20 +83,22 @@ class Message:
 
 
 def name_collective(text: str) -> str | None:
-    """Return the collective that a name such as AllReduce, all_reduce_perf or ncclReduceScatter means; None for others."""
+    """Return the collective that a name such as AllReduce, all_reduce_perf or ncclReduceScatter
+    means; None for others.
+    """
     letters = re.sub(r"[^a-z]", "", text.lower().removeprefix("nccl"))
     return COLLECTIVES.get(re.sub(r"(?:perf|test|mpi)+$", "", letters))
 
 
+# Where it begins and ends, the thread, the device, the level.
 _Signature = tuple[int, int, tuple[str, str, str] | None, int | None, str]
-"""Where it begins and ends, the thread, the device, the level."""
 
 
 class Signatures:
     """Finds who signed the messages of a line; knows the hosts that it has seen.
 
-    A message may stand right behind another one's last word ("->0node1:17:42 [1] NCCL INFO"), and where that is a number, only
-    a host's name that is known tells where it ends.
+    A message may stand right behind another one's last word ("->0node1:17:42 [1] NCCL INFO"), and
+    where that is a number, only a host's name that is known tells where it ends.
     """
 
     def __init__(self) -> None:
@@ -97,7 +107,9 @@ class Signatures:
         self._found: list[_Signature] = []
 
     def split(self, line: str) -> Iterator[Message]:
-        """Yield the messages of a line: several where writers ran into each other, and the line itself where nobody signed."""
+        """Yield the messages of a line: several where writers ran into each other, and the line
+        itself where nobody signed.
+        """
         found = self._find(line)
         if not found:
             yield Message(None, None, "", line)
@@ -107,9 +119,15 @@ class Signatures:
             yield Message(thread, device, level, line[end:until])
 
     def is_message(self, line: str) -> bool:
-        """Return whether a line is one message, with nothing before it and no other in it; quickly."""
+        """Return whether a line is one message, with nothing before it and no other in it;
+        quickly.
+        """
         alone = _ALONE.match(line)
-        if alone is None or line.find("NCCL", alone.end()) >= 0 or line.find("] INFO", alone.end()) >= 0:
+        if (
+            alone is None
+            or line.find("NCCL", alone.end()) >= 0
+            or line.find("] INFO", alone.end()) >= 0
+        ):
             return False
         host, pid, tid, device, level = alone.groups()
         self.hosts.add(host)
@@ -124,7 +142,10 @@ class Signatures:
     def _find(self, line: str) -> list[_Signature]:
         """Return all signatures of a line; of the last one from memory, as two readers ask."""
         if line is not self._line:
-            self._line, self._found = line, self._search(line) if "INFO" in line or "WARN" in line else []
+            self._line, self._found = (
+                line,
+                self._search(line) if "INFO" in line or "WARN" in line else [],
+            )
         return self._found
 
     def _search(self, line: str) -> list[_Signature]:
@@ -145,7 +166,10 @@ class Signatures:
             writer = _WRITER.search(line[word : bracket - 1]) if bracket > word else None
             if writer is not None:
                 skipped = self._skip_digits(writer[1], is_clean=writer.start() == 0)
-                start, thread = word + writer.start() + skipped, (writer[1][skipped:], writer[2], writer[3])
+                start, thread = (
+                    word + writer.start() + skipped,
+                    (writer[1][skipped:], writer[2], writer[3]),
+                )
             out.append((start, level.end(), thread, int(device[1]), level[1]))
             before = level.end()
         return out
@@ -154,16 +178,25 @@ class Signatures:
         """Return how many digits before a host's name belong to what stands before it."""
         if host in self.hosts:
             return 0
-        skipped = next((k for k in range(1, min(len(host), 4)) if host[k:] in self.hosts and host[:k].isdigit()), 0)
+        skipped = next(
+            (
+                k
+                for k in range(1, min(len(host), 4))
+                if host[k:] in self.hosts and host[:k].isdigit()
+            ),
+            0,
+        )
         if is_clean and not skipped:
             self.hosts.add(host)
         return skipped
 
 
 def read_tree(text: str) -> tuple[int, int] | None:
-    """Return rank and parent (-1: none) of one entry of a Trees line, of any version; None where it is none.
+    """Return rank and parent (-1: none) of one entry of a Trees line, of any version; None where it
+    is none.
 
-    "1/-1/-1->0->-1" is children, rank, parent; "-1->0->1/-1/-1" (until 2.5) the other way round; 2.6 had both, with a bar.
+    "1/-1/-1->0->-1" is children, rank, parent; "-1->0->1/-1/-1" (until 2.5) the other way round;
+    2.6 had both, with a bar.
     """
     parts = text.split("|")[0].split("->")
     if len(parts) != 3:
@@ -197,7 +230,9 @@ def _name(text: str, names: tuple[str, ...]) -> str:
 
 
 def name_transport(text: str) -> str:
-    """Return the transport that a connection names: P2P, P2P/indirect, SHM, NET/Socket, NET/IB ..."""
+    """Return the transport that a connection names: P2P, P2P/indirect, SHM, NET/Socket, NET/IB
+    ...
+    """
     parts = text.split()[0].rstrip(",").split("/") if text.split() else [""]
     if "shared memory" in text or parts[0] == "SHM":
         return "SHM"
@@ -207,7 +242,9 @@ def name_transport(text: str) -> str:
 
 
 def place_of(bracket: str | None, host: str | None) -> Place:
-    """Return the place that the number in a connection's brackets means: a PCI address (1b000) or an NVML index (3)."""
+    """Return the place that the number in a connection's brackets means: a PCI address (1b000) or
+    an NVML index (3).
+    """
     if bracket is None:
         return Place(host)
     if len(bracket) >= 4 or (len(bracket) > 1 and not bracket.isdecimal()):

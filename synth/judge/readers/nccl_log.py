@@ -1,8 +1,9 @@
-"""Read logs of NCCL_DEBUG=INFO, NCCL's and RCCL's: from many ranks, interleaved, with whatever a launcher puts before lines.
+"""Read logs of NCCL_DEBUG=INFO, NCCL's and RCCL's: from many ranks, interleaved, with whatever a
+launcher puts before lines.
 
-A communicator is made by one thread a rank. What a thread says from one initialisation to the next is a draft; drafts of
-one communicator are put together by its id where it is printed (2.18 and later), else by how many communicators of that
-many ranks the thread had made before.
+A communicator is made by one thread a rank. What a thread says from one initialisation to the next
+is a draft; drafts of one communicator are put together by its id where it is printed (2.18 and
+later), else by how many communicators of that many ranks the thread had made before.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from ..found import Communicator, Finding, Pick, Place, Reading
 from . import log_lines as lines
 from .log_drafts import Draft, count_alike, finish
 
+# Lines that say something; all others are passed over quickly.
 _WORTH = re.compile(
     r"Channel|Ring |Trees? |Pattern \d|Init (?:START|COMPLETE)|nRanks|-> Algo|simple order|P2P|version|set (?:by env|to)"
     r"|WARN|Using network|NVLS|RDMA Disabled|Connected all|peer query"
 )
-"""Lines that say something; all others are passed over quickly."""
 _MOST_RANKS = 1 << 16
 _MOST_PICKS = 10_000
 _MOST_WARNINGS = 3
@@ -58,7 +59,9 @@ class LogReader:
         """Take one line of the log."""
         if "NCCL" in line:
             self.lines += 1
-            self.is_rccl = self.is_rccl or "RCCL" in line or (" busId " in line and " nRanks " in line)
+            self.is_rccl = (
+                self.is_rccl or "RCCL" in line or (" busId " in line and " nRanks " in line)
+            )
         if line and not line.isspace():
             self.last_line = number
         if _WORTH.search(line) is None:
@@ -118,9 +121,11 @@ class LogReader:
         if (found := lines.SIMPLE_ORDER.search(text)) is not None:
             self._find(
                 "simple-order",
-                f"no path was found for pattern {found[1]}, and the library fell back to the simple order of ranks: one "
+                f"no path was found for pattern {found[1]}, and the library fell back to the "
+                "simple order of ranks: one "
                 "channel, which its tuner counts as 0.1 GB/s",
-                "give it a graph file (topo-synth --format nccl-graph), or an older or newer NCCL: 2.25.1 and later find no "
+                "give it a graph file (topo-synth --format nccl-graph), or an older or newer "
+                "NCCL: 2.25.1 and later find no "
                 "ring over PCIe slower than 18 GB/s on GPUs of compute capability 10.0 and more",
                 number,
             )
@@ -131,7 +136,8 @@ class LogReader:
             self.findings["p2p-refused"] = Finding(
                 "p2p-refused",
                 f"P2P is refused between GPUs {pairs}{more}, so they send through host memory",
-                "look for ACS, the IOMMU or a driver that forbids P2P: topo-probe --check says which "
+                "look for ACS, the IOMMU or a driver that forbids P2P: topo-probe --check says "
+                "which "
                 "(GeForce cards have it in no stock driver)",
                 number,
             )
@@ -139,14 +145,16 @@ class LogReader:
             self._take_variable(found[1], found[2].rstrip("."), number)
         if (found := lines.NETWORK.search(text)) is not None and found[1].lower() == "socket":
             self.findings.setdefault(
-                "network-socket", Finding("network-socket", "the network is TCP (Socket)", "", number)
+                "network-socket",
+                Finding("network-socket", "the network is TCP (Socket)", "", number),
             )
         if "NVLS comm" in text or "Connected NVLS" in text:
             self._draft(message.thread).nvls = True
         if lines.GDR_OFF.search(text) is not None:
             self._find(
                 "no-gdr",
-                "GPUDirect RDMA is off for a NIC, so data passes through host memory on its way to the network",
+                "GPUDirect RDMA is off for a NIC, so data passes through host memory on its way "
+                "to the network",
                 "topo-probe says for each GPU and NIC why (nvidia_peermem, DMA-BUF, ACS, distance)",
                 number,
             )
@@ -154,7 +162,9 @@ class LogReader:
             said = " ".join(text.split())[:200]
             if said and said not in self._warnings:
                 self._warnings.append(said)
-                self._find(f"warning-{len(self._warnings)}", f"the library warned: {said}", "", number)
+                self._find(
+                    f"warning-{len(self._warnings)}", f"the library warned: {said}", "", number
+                )
 
     def _find(self, name: str, message: str, advice: str, number: int) -> None:
         self.findings.setdefault(name, Finding(name, message, advice, number))
@@ -165,12 +175,21 @@ class LogReader:
             self.topology_files.append(value)
         harmless = value in ("0", "") and name.endswith(("_DISABLE",))
         if name in _LIMITING and not harmless and not (name == "NCCL_NVLS_ENABLE" and value != "0"):
-            self._find(f"variable-{name.lower()}", f"{name} is set to {value}", _LIMITING[name], number)
+            self._find(
+                f"variable-{name.lower()}", f"{name} is set to {value}", _LIMITING[name], number
+            )
         elif name in ("NCCL_GRAPH_FILE", "NCCL_TOPO_FILE", "NCCL_RINGS", "RCCL_TREES"):
-            self._find(f"variable-{name.lower()}", f"{name} is set to {value}: the search goes by it", "", number)
+            self._find(
+                f"variable-{name.lower()}",
+                f"{name} is set to {value}: the search goes by it",
+                "",
+                number,
+            )
 
     def _take_connection(self, found: re.Match[str], draft: Draft, host: str | None) -> None:
-        """Take one connection: its transport, the places of its ends, and that it may be part of a ring."""
+        """Take one connection: its transport, the places of its ends, and that it may be part of a
+        ring.
+        """
         channel, index, src, at, dst, _, via = found.groups()
         draft.transports[lines.name_transport(via)] += 1
         if int(src) >= _MOST_RANKS or int(dst) >= _MOST_RANKS:
@@ -181,7 +200,9 @@ class LogReader:
             draft.connections.setdefault(int(channel), {}).setdefault(int(src), int(dst))
 
     def _take_ring(self, found: re.Match[str], thread: object) -> None:
-        """Take a line with a whole ring; a channel that this thread had already begins another communicator."""
+        """Take a line with a whole ring; a channel that this thread had already begins another
+        communicator.
+        """
         channel, promised = int(found[1]), None if found[2] is None else int(found[2])
         draft = self._draft(thread)
         if channel in draft.rings or (draft.complete and thread is not None):
@@ -216,22 +237,29 @@ class LogReader:
         draft.ranks, draft.id = int(found["ranks"]), found["id"] or draft.id
         device = found["nvml"] or found["cuda"]
         bus = lines.read_bus_id(found["bus"]) if found["bus"] else None
-        draft.places[rank] = Place(host, None if device is None else int(device), bus, found["nvml"] is not None)
+        draft.places[rank] = Place(
+            host, None if device is None else int(device), bus, found["nvml"] is not None
+        )
         if found["when"] == "COMPLETE":
             self._completed = True
             draft.complete = thread is not None
         draft.started = True
 
-    # -- what it came to -------------------------------------------------------------------------------------------
+    # -- what it came to
+    # -------------------------------------------------------------------------------------------
 
     @property
     def says_something(self) -> bool:
         """Whether anything was read that can be judged."""
         return bool(
             self.picks
-            or any(d.rings or d.hops or d.parents or d.patterns or d.transports for _, d in self.drafts)
+            or any(
+                d.rings or d.hops or d.parents or d.patterns or d.transports for _, d in self.drafts
+            )
             or self._completed
-            or any(not name.startswith(("warning", "variable", "network")) for name in self.findings)
+            or any(
+                not name.startswith(("warning", "variable", "network")) for name in self.findings
+            )
         )
 
     def reading(self, where: str) -> Reading:
@@ -242,7 +270,10 @@ class LogReader:
         communicators = count_alike([communicator for communicator, _ in groups])
         signed = [draft for thread, draft in self.drafts if thread is not None and draft.started]
         if signed and not any(draft.complete for draft in signed):
-            notes.append(f"the log ends, at line {self.last_line}, before any communicator is complete: it may be cut")
+            notes.append(
+                f"the log ends, at line {self.last_line}, before any communicator is complete: it "
+                "may be cut"
+            )
         return Reading(
             where,
             f"log of {(self.library or ('RCCL' if self.is_rccl else 'NCCL')).split()[0]}",
@@ -267,22 +298,27 @@ class LogReader:
             number = made[thread, draft.ranks]
             made[thread, draft.ranks] += 1
             groups.setdefault((draft.ranks, number), []).append(draft)
-        # What nobody signed with a number of ranks belongs to the communicator that is the only one, or the first.
+        # What nobody signed with a number of ranks belongs to the communicator that is the only
+        # one, or the first.
         unsigned = [key for key in groups if isinstance(key, tuple) and key[0] is None]
         signed = [key for key in groups if key not in unsigned]
         for key in unsigned if signed else unsigned[1:]:
             assert isinstance(key, tuple)
-            groups[signed[min(key[1], len(signed) - 1)] if signed else unsigned[0]] += groups.pop(key)
+            groups[signed[min(key[1], len(signed) - 1)] if signed else unsigned[0]] += groups.pop(
+                key
+            )
         return list(groups.values())
 
     def _refuse_cut(self, where: str, groups: list[tuple[Communicator, list[Draft]]]) -> None:
         """Raise InputError where the text ends while a communicator's rings were being listed."""
-        # Whoever leaves lines out on purpose shows what comes after; a log that is cut has nothing there.
+        # Whoever leaves lines out on purpose shows what comes after; a log that is cut has nothing
+        # there.
         for c, drafts in groups:
             highest = max((max(d.rings) for d in drafts if d.rings), default=-1)
             goes_on = c.trees or c.transports or any(d.complete or d.cut_lines for d in drafts)
             if c.promised is not None and highest < c.promised - 1 and not goes_on:
                 raise InputError(
-                    f"{where}, line {self.last_line}: the log is cut: it ends after {len(c.rings)} of {c.promised} channels; "
+                    f"{where}, line {self.last_line}: the log is cut: it ends after "
+                    f"{len(c.rings)} of {c.promised} channels; "
                     "give the whole log of the start (NCCL_DEBUG_SUBSYS=INIT,GRAPH,TUNING)"
                 )

@@ -1,7 +1,9 @@
-"""Read the tables of nccl-tests and rccl-tests, of all versions, with logs or a launcher's prefixes between and in their rows.
+"""Read the tables of nccl-tests and rccl-tests, of all versions, with logs or a launcher's prefixes
+between and in their rows.
 
-A row says size, count, type, redop and root (older ones less), then time, algbw, busbw and errors, twice: out of place and in
-place. The library's messages may stand in the middle of a row: they are taken out, and what comes after is put behind.
+A row says size, count, type, redop and root (older ones less), then time, algbw, busbw and errors,
+twice: out of place and in place. The library's messages may stand in the middle of a row: they are
+taken out, and what comes after is put behind.
 """
 
 from __future__ import annotations
@@ -30,24 +32,27 @@ _COMMAND = re.compile(
     r"\b((?:all_?reduce|all_?gather|reduce_?scatter|broadcast|reduce|all_?to_?all|alltoallv|gather|scatter|"
     r"sendrecv|hypercube)_(?:perf|test)(?:_mpi)?)\b"
 )
-_WORDS = re.compile(r"\b(?:all[_ -]?to[_ -]?all|all[_ -]?gather|all[_ -]?reduce|reduce[_ -]?scatter)\b")
+_WORDS = re.compile(
+    r"\b(?:all[_ -]?to[_ -]?all|all[_ -]?gather|all[_ -]?reduce|reduce[_ -]?scatter)\b"
+)
 _VERSION = re.compile(r"\b([nr]ccl-tests)(?: version|: Version) (\S+)|nccl-library=(\d+)")
 _ADDING = ("allreduce", "reduce-scatter", "reduce")
 _MOST_ROWS = 100_000
+# How far busbw / algbw may be from the factor of a collective.
 _EXACTLY = 0.02
-"""How far busbw / algbw may be from the factor of a collective."""
 
 
+# Time in us, algbw, busbw, and whether results were wrong.
 _Half = tuple[float, float, float, bool]
-"""Time in us, algbw, busbw, and whether results were wrong."""
 
 
 @dataclass(frozen=True)
 class _Row:
-    """A row: the number of its table, the test's name where it is known, its size in bytes, and what follows the type.
+    """A row: the number of its table, the test's name where it is known, its size in bytes, and
+    what follows the type.
 
-    `ranks` is how many there were, as far as was said: `listed` one by one, else those of each process. `hint` is a collective
-    that somebody named before the table.
+    `ranks` is how many there were, as far as was said: `listed` one by one, else those of each
+    process. `hint` is a collective that somebody named before the table.
     """
 
     table: int
@@ -119,7 +124,9 @@ class TableReader:
             found = _STARTING.search(line) or _COMMAND.search(line)
             if found is not None and not line.lstrip("# ").startswith("Collective test concluded"):
                 self._command = found[1].rsplit("/", 1)[-1]
-        elif len(line) < 200 and (words := {name_collective(word) for word in _WORDS.findall(line.lower())} - {None}):
+        elif len(line) < 200 and (
+            words := {name_collective(word) for word in _WORDS.findall(line.lower())} - {None}
+        ):
             self._hint = words.pop() if len(words) == 1 else None
         if "nGpus" in line and (found := _COUNTS.search(line)) is not None:
             self._gpus = int(found[1]) * int(found[2]) if len(found[1]) + len(found[2]) < 10 else 0
@@ -129,7 +136,9 @@ class TableReader:
             self.kind = self.kind or (found[1] or "")
             code = re.search(r"library=(\d{4,6})", line)
             if code is not None:
-                self.library = f"{'RCCL' if 'rccl' in line else 'NCCL'} {read_version(int(code[1]))}"
+                self.library = (
+                    f"{'RCCL' if 'rccl' in line else 'NCCL'} {read_version(int(code[1]))}"
+                )
 
     def _take_rank(self, found: re.Match[str]) -> None:
         rank, host, device, bus = found.groups()
@@ -149,7 +158,9 @@ class TableReader:
     def _continue_row(self, line: str) -> bool:
         """Return whether a line is the rest of a row that a message had broken, and take it."""
         assert self._pending is not None
-        tokens = re.sub(r"^\s*(?:\[[\w,.:\- ]*\](?:<\w+>)?:?\s|[\w.\-]*\D[\w.\-]*:\s|\d+: )\s*", "", line).split()
+        tokens = re.sub(
+            r"^\s*(?:\[[\w,.:\- ]*\](?:<\w+>)?:?\s|[\w.\-]*\D[\w.\-]*:\s|\d+: )\s*", "", line
+        ).split()
         if not tokens or not all(_NUMBER.fullmatch(token) for token in tokens):
             return False
         self._pending += tokens
@@ -162,7 +173,11 @@ class TableReader:
         assert self._pending is not None
         values = len(self._pending) - 3
         operation = values > 0 and self._pending[3] in _OPERATIONS
-        wanted = len([c for c in self._columns if c not in ("size", "count", "type")]) if self._columns else 8
+        wanted = (
+            len([c for c in self._columns if c not in ("size", "count", "type")])
+            if self._columns
+            else 8
+        )
         return values - (operation and not self._columns) >= wanted
 
     def _end_row(self) -> None:
@@ -179,8 +194,14 @@ class TableReader:
                 rest = rest[:at]  # a time stamp, or somebody's remark behind the row
                 break
         root = None
-        after_root = len(self._columns) - self._columns.index("time") if "time" in self._columns else 8
-        has_root = len(rest) in (5, 9) or ("root" in self._columns and len(rest) > after_root) or rest[:1] == ["-1"]
+        after_root = (
+            len(self._columns) - self._columns.index("time") if "time" in self._columns else 8
+        )
+        has_root = (
+            len(rest) in (5, 9)
+            or ("root" in self._columns and len(rest) > after_root)
+            or rest[:1] == ["-1"]
+        )
         if has_root and re.fullmatch(r"-?\d{1,6}", rest[0]):
             root = int(rest.pop(0))
         if len(rest) < min(after_root, 4):
@@ -208,7 +229,9 @@ class TableReader:
         out = []
         tables: dict[object, list[_Row]] = {}
         for row in self.rows:
-            tables.setdefault((row.table, row.command, row.operation in (None, "none"), row.root), []).append(row)
+            tables.setdefault(
+                (row.table, row.command, row.operation in (None, "none"), row.root), []
+            ).append(row)
         for rows in tables.values():
             name, n = _tell_collective(rows, asked)
             if name is None:
@@ -219,7 +242,9 @@ class TableReader:
                     measured = _read_half(half)
                     if measured is not None and row.size > 0:
                         time_us, algbw, busbw, wrong = measured
-                        out.append(Measurement(name, n, row.size, algbw, busbw, time_us, how, wrong))
+                        out.append(
+                            Measurement(name, n, row.size, algbw, busbw, time_us, how, wrong)
+                        )
         return tuple(out)
 
 
@@ -227,7 +252,10 @@ def _read_columns(line: str) -> list[str]:
     """Return the names of columns of a header, from size on."""
     words = line.replace("#wrong", "error").replace("#", " ").split()
     start = next(i for i, word in enumerate(words) if word in ("size", "bytes"))
-    return ["size" if w == "bytes" else "count" if w == "N" else "redop" if w == "op" else w for w in words[start:]]
+    return [
+        "size" if w == "bytes" else "count" if w == "N" else "redop" if w == "op" else w
+        for w in words[start:]
+    ]
 
 
 def _find_width(values: Sequence[str], columns: list[str]) -> int:
@@ -239,7 +267,9 @@ def _find_width(values: Sequence[str], columns: list[str]) -> int:
 
 
 def _read_half(values: Sequence[str]) -> _Half | None:
-    """Return time, algbw, busbw and whether results were wrong, of one half of a row; None where they are no numbers."""
+    """Return time, algbw, busbw and whether results were wrong, of one half of a row; None where
+    they are no numbers.
+    """
     if len(values) < 3:
         return None
     try:
@@ -254,35 +284,49 @@ def _read_half(values: Sequence[str]) -> _Half | None:
 
 
 def _tell_collective(rows: Sequence[_Row], asked: str | None) -> tuple[str | None, int]:
-    """Return the collective of a table and its ranks: by the test's name, else by what its rows say; None for no collective.
+    """Return the collective of a table and its ranks: by the test's name, else by what its rows
+    say; None for no collective.
 
-    Of busbw / algbw, 2(n-1)/n is allreduce's, (n-1)/n that of the others that are not rooted; alltoall is not checked in
-    place, and prints N/A there.
+    Of busbw / algbw, 2(n-1)/n is allreduce's, (n-1)/n that of the others that are not rooted;
+    alltoall is not checked in place, and prints N/A there.
     """
     first = rows[0]
     ranks, listed = max((row.ranks, row.listed) for row in rows)
     fastest = max(
-        (m for row in rows for half in row.halves if (m := _read_half(half))), key=lambda m: m[1], default=None
+        (m for row in rows for half in row.halves if (m := _read_half(half))),
+        key=lambda m: m[1],
+        default=None,
     )
     factor = fastest[2] / fastest[1] if fastest and fastest[1] > 1 else None
     name = name_collective(first.command) if first.command is not None else None
-    # A test that was named before another one's table is not believed where its rows add, or do not, against its nature.
+    # A test that was named before another one's table is not believed where its rows add, or do
+    # not, against its nature.
     adds = None if first.operation is None else first.operation != "none"
     if first.command is not None and (name is None or adds in (None, name in _ADDING)):
         return name, _choose_ranks(name, fastest, ranks, listed)
     if first.root is not None and first.root >= 0:
         name = "broadcast" if first.operation in (None, "none") else "reduce"
     elif first.operation in (None, "none") and (factor is None or factor < 1 + _EXACTLY):
-        name = "alltoall" if all(map(_is_unchecked, rows)) or "alltoall" in (asked, first.hint) else "allgather"
+        name = (
+            "alltoall"
+            if all(map(_is_unchecked, rows)) or "alltoall" in (asked, first.hint)
+            else "allgather"
+        )
     else:
         # Of two ranks allreduce has the factor 1, reduce-scatter a half.
         scatters = factor is not None and (factor < 1 - _EXACTLY if ranks != 2 else factor < 0.75)
-        name = "reduce-scatter" if scatters or (factor is None and asked == "reduce-scatter") else "allreduce"
+        name = (
+            "reduce-scatter"
+            if scatters or (factor is None and asked == "reduce-scatter")
+            else "allreduce"
+        )
     return name, _choose_ranks(name, fastest, ranks, listed)
 
 
 def _is_unchecked(row: _Row) -> bool:
-    """Return whether the results in place were not checked, and those out of place were: older versions print 1e+00 there."""
+    """Return whether the results in place were not checked, and those out of place were: older
+    versions print 1e+00 there.
+    """
     errors = [half[3] if len(half) > 3 else "" for half in row.halves]
     return (
         len(errors) == 2
@@ -292,8 +336,8 @@ def _is_unchecked(row: _Row) -> bool:
 
 
 def _choose_ranks(name: str | None, fastest: _Half | None, ranks: int, listed: bool) -> int:
-    """Return how many ranks there were: those listed, unless busbw / algbw says that these are not all; else what that says,
-    else what each process had.
+    """Return how many ranks there were: those listed, unless busbw / algbw says that these are not
+    all; else what that says, else what each process had.
     """
     guess = _guess_ranks(name, fastest)
     if listed and not (guess > ranks and fastest and not _is_factor(name, ranks, fastest)):
@@ -308,7 +352,9 @@ def _is_factor(name: str | None, ranks: int, fastest: _Half) -> bool:
 
 
 def _guess_ranks(name: str | None, fastest: _Half | None) -> int:
-    """Return the number of ranks that follows from busbw / algbw; 0 where none does, as figures have two digits only."""
+    """Return the number of ranks that follows from busbw / algbw; 0 where none does, as figures
+    have two digits only.
+    """
     if fastest is None or fastest[1] <= 1 or name in (None, "broadcast", "reduce"):
         return 0
     _, algbw, busbw, _ = fastest
@@ -321,11 +367,17 @@ def _guess_ranks(name: str | None, fastest: _Half | None) -> int:
 
 
 def read_bus(text: str) -> str | None:
-    """Return the PCI address in brackets: 0x1b (a bus alone), 0000:1b:00 or 0000:1b:00.0; None for 0x00, which is none."""
+    """Return the PCI address in brackets: 0x1b (a bus alone), 0000:1b:00 or 0000:1b:00.0; None for
+    0x00, which is none.
+    """
     text = text.lower()
     if re.fullmatch(r"0x[0-9a-f]{1,2}", text):
         return None if int(text, 16) == 0 else f"{int(text, 16):02x}"
-    return text if re.fullmatch(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}(?:\.[0-9a-f])?", text) else None
+    return (
+        text
+        if re.fullmatch(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}(?:\.[0-9a-f])?", text)
+        else None
+    )
 
 
 def read_version(code: int) -> str:

@@ -23,7 +23,13 @@ __all__ = ["FORMATS", "list_hints", "write_order"]
 
 def _write_json(seats: Seats, file: str) -> str:
     rows = [
-        {"rank": s.rank, "host": s.host, "local_rank": s.local_rank, "gpu": s.gpu, "gpu_id": s.gpu_id}
+        {
+            "rank": s.rank,
+            "host": s.host,
+            "local_rank": s.local_rank,
+            "gpu": s.gpu,
+            "gpu_id": s.gpu_id,
+        }
         for s in seats.seats
     ]
     return json.dumps({**seats.placement.to_json(), "places": rows}) + "\n"
@@ -42,13 +48,16 @@ FORMATS = tuple(_WRITERS)
 
 
 def write_order(form: str, topology: Topology, placement: Placement, file: str = "FILE") -> str:
-    """Return a placement as one of FORMATS; `file` is the name that it will have, for lines that tell how to use it.
+    """Return a placement as one of FORMATS; `file` is the name that it will have, for lines that
+    tell how to use it.
 
     Raises InfeasibleError where the format cannot express the order.
     """
     return _WRITERS[form](list_seats(topology, placement), file)
 
 
-def list_hints(form: str, topology: Topology, placement: Placement, file: str = "FILE") -> list[str]:
+def list_hints(
+    form: str, topology: Topology, placement: Placement, file: str = "FILE"
+) -> list[str]:
     """Return lines for people about a file that cannot hold them: the line of srun for Slurm's."""
     return list_slurm_hints(list_seats(topology, placement), file) if form == "slurm" else []

@@ -1,4 +1,6 @@
-"""Where each rank of a placement sits: its host, its number among the host's ranks, and the GPU by the host's own count."""
+"""Where each rank of a placement sits: its host, its number among the host's ranks, and the GPU by
+the host's own count.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ LOCALHOST = "localhost"
 
 @dataclass(frozen=True)
 class Seat:
-    """A rank's place: `local_rank` counts the ranks of its host, `gpu` is the GPU's number among all of its host's."""
+    """A rank's place: `local_rank` counts the ranks of its host, `gpu` is the GPU's number among
+    all of its host's.
+    """
 
     rank: int
     host: str
@@ -30,7 +34,8 @@ class Seat:
 class Seats:
     """Every rank's seat, rank by rank, with the placement that they are of.
 
-    `named` says whether the topology names the hosts; else names are made up (box0), or there is one host only (localhost).
+    `named` says whether the topology names the hosts; else names are made up (box0), or there is
+    one host only (localhost).
     """
 
     placement: Placement
@@ -39,15 +44,17 @@ class Seats:
 
     @cached_property
     def by_host(self) -> dict[str, list[Seat]]:
-        """The seats of each host, hosts in the order of their first ranks, seats in that of theirs."""
+        """The seats of each host, hosts in the order of their first ranks, seats in that of
+        theirs.
+        """
         hosts: dict[str, list[Seat]] = {}
         for seat in self.seats:
             hosts.setdefault(seat.host, []).append(seat)
         return hosts
 
     def find_interleaved(self) -> tuple[Seat, Seat] | None:
-        """Return two ranks that follow each other on one host, with ranks of other hosts between them; None where there are
-        none: each host's ranks stand together.
+        """Return two ranks that follow each other on one host, with ranks of other hosts between
+        them; None where there are none: each host's ranks stand together.
         """
         for seats in self.by_host.values():
             for before, after in pairwise(seats):
@@ -68,7 +75,9 @@ def list_seats(topology: Topology, placement: Placement) -> Seats:
     for rank, number in enumerate(placement.order):
         block = host_of[number]
         host = names[block] or (LOCALHOST if len(blocks) == 1 else f"box{block}")
-        seats.append(Seat(rank, host, taken[block], blocks[block].index(number), topology.ranks[number]))
+        seats.append(
+            Seat(rank, host, taken[block], blocks[block].index(number), topology.ranks[number])
+        )
         taken[block] += 1
     return Seats(placement, tuple(seats), named)
 
@@ -81,5 +90,7 @@ def _name_host(gpu: Device) -> str | None:
 
 def show_ranks(ranks: Sequence[int]) -> str:
     """Return ranks for people: 0-3,8."""
-    runs = [[x for _, x in run] for _, run in groupby(enumerate(ranks), lambda item: item[1] - item[0])]
+    runs = [
+        [x for _, x in run] for _, run in groupby(enumerate(ranks), lambda item: item[1] - item[0])
+    ]
     return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)

@@ -1,4 +1,6 @@
-"""Find the weights of a certificate that proves what no order of ranks can beat (check.py says what is proved, and how)."""
+"""Find the weights of a certificate that proves what no order of ranks can beat (check.py says what
+is proved, and how).
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ def find_bound(
     unit: Fraction,
     together: Sequence[str] = (),
 ) -> PlaceBound:
-    """Return the best bound of tiers of GPUs (numbers of the topology's ranks); `unit`: seconds that some order takes."""
+    """Return the best bound of tiers of GPUs (numbers of the topology's ranks); `unit`: seconds
+    that some order takes.
+    """
     proof = Proof(table, gpus, job, phases, objective, together)
     proof.tiers = [row for tier in tiers for row in _list_rows(table, gpus, tier)]
     finder = _Finder(proof, unit)
@@ -47,22 +51,32 @@ def find_bound(
 
 
 def choose_parts(table: RouteTable, gpus: Sequence[int], tier: Tier, direction: str) -> list[Part]:
-    """Return the parts of a tier with what must be crossed to leave (direction "out") or enter ("in") them."""
+    """Return the parts of a tier with what must be crossed to leave (direction "out") or enter
+    ("in") them.
+    """
     return [_choose_part(table, gpus, part, direction) for part in tier]
 
 
-def _choose_part(table: RouteTable, gpus: Sequence[int], part: Sequence[int], direction: str) -> Part:
-    """Return GPUs as a part: with what lies between them inside it or not, whichever leaves less capacity around it."""
+def _choose_part(
+    table: RouteTable, gpus: Sequence[int], part: Sequence[int], direction: str
+) -> Part:
+    """Return GPUs as a part: with what lies between them inside it or not, whichever leaves less
+    capacity around it.
+    """
     topology = table.topology
     alone = frozenset(topology.ranks[gpu] for gpu in part)
     between = np.unique(table.crossed[np.ix_(part, part)])
-    ends = {end for link in between.tolist() if link < len(table.links) for end in table.links[link]}
+    ends = {
+        end for link in between.tolist() if link < len(table.links) for end in table.links[link]
+    }
     joined = alone | {end for end in ends if topology.by_id[end].kind != "gpu"}
     return measure_part(table, gpus, list(dict.fromkeys((alone, joined))), direction)
 
 
 def _list_rows(table: RouteTable, gpus: Sequence[int], tier: Tier) -> list[TierParts]:
-    """Return a tier out and in: all of its parts together, and alone those that are alike and have least to send over."""
+    """Return a tier out and in: all of its parts together, and alone those that are alike and have
+    least to send over.
+    """
     rows: list[TierParts] = []
     for direction in ("out", "in"):
         parts = choose_parts(table, gpus, tier, direction)
@@ -73,12 +87,16 @@ def _list_rows(table: RouteTable, gpus: Sequence[int], tier: Tier) -> list[TierP
         for part in parts:
             alike.setdefault((len(part.gpus), part.capacity_GBps), []).append(part)
         slowest = sorted(alike, key=lambda key: key[1] / key[0])[:_SLOWEST]
-        rows += [TierParts(direction, tuple(alike[key]), False) for key in slowest if len(alike) > 1]
+        rows += [
+            TierParts(direction, tuple(alike[key]), False) for key in slowest if len(alike) > 1
+        ]
     return rows
 
 
 class _Finder:
-    """Divides a proof into cases as long as that may help, and finds the weights of each. `used` are the tiers it needs."""
+    """Divides a proof into cases as long as that may help, and finds the weights of each. `used`
+    are the tiers it needs.
+    """
 
     def __init__(self, proof: Proof, unit: Fraction) -> None:
         self.proof, self.unit = proof, unit
@@ -86,7 +104,9 @@ class _Finder:
         self.cases = 0
 
     def list_questions(self) -> list[tuple[int, str]]:
-        """Return the tiers and dimensions of which it is worth asking whether groups are whole, the coarsest tiers first."""
+        """Return the tiers and dimensions of which it is worth asking whether groups are whole, the
+        coarsest tiers first.
+        """
         busy = {phase.traffic.dimension for phase in self.proof.phases}
         covering = [
             number
@@ -101,13 +121,17 @@ class _Finder:
         ]
 
     def prove(self, cases: Cases, questions: Sequence[tuple[int, str]]) -> dict[str, Any]:
-        """Return a proof for some cases: by asking the next question, or by weights where none is left or it is enough."""
+        """Return a proof for some cases: by asking the next question, or by weights where none is
+        left or it is enough.
+        """
         proof = self.proof
         weights, shapes = self._choose_weights(cases), self._choose_shapes(cases)
         by_weights, by_shapes = proof.weigh(weights, cases), proof.weigh_shapes(shapes, cases)
         self.cases += 1
         if not questions or max(by_weights, by_shapes) >= self.unit or self.cases > _MOST_CASES:
-            self.used.update(row[0] for row in (weights["tiers"] if by_weights >= by_shapes else shapes))
+            self.used.update(
+                row[0] for row in (weights["tiers"] if by_weights >= by_shapes else shapes)
+            )
             return weights if by_weights >= by_shapes else {"shapes": shapes}
         (tier, name), rest = questions[0], questions[1:]
         self.used.add(tier)
@@ -119,16 +143,24 @@ class _Finder:
         return node
 
     def _choose_shapes(self, cases: Cases) -> list[list[Any]]:
-        """Return tiers whose parts' shapes prove most together, each with its dimensions across and along."""
+        """Return tiers whose parts' shapes prove most together, each with its dimensions across and
+        along.
+        """
         proof = self.proof
         names = [name for name, _ in proof.job.dimensions]
         rows: list[list[Any]] = []
         for number, tier in enumerate(proof.tiers):
             free = [name for name in names if not proof.must_be_whole(number, name, cases)]
-            ways: list[tuple[str, str | None]] = [(free[0], free[-1]), (free[-1], free[0])] if len(free) == 2 else []
+            ways: list[tuple[str, str | None]] = (
+                [(free[0], free[-1]), (free[-1], free[0])] if len(free) == 2 else []
+            )
             if len(free) == 1:
                 ways.append((free[0], None))
-            rows += [[number, *way] for way in ways if tier.covers and proof.list_times(number, *way, cases)]
+            rows += [
+                [number, *way]
+                for way in ways
+                if tier.covers and proof.list_times(number, *way, cases)
+            ]
         proved = proof.weigh_shapes(rows, cases)
         for row in list(rows):
             fewer = [other for other in rows if other is not row]
@@ -141,7 +173,8 @@ class _Finder:
         nothing = [0] * len(self.proof.phases)
         for number, tier in enumerate(self.proof.tiers):
             logs = [
-                log_at_least(min(self.proof.list_inside(number, name, cases))) for name, _ in self.proof.job.dimensions
+                log_at_least(min(self.proof.list_inside(number, name, cases)))
+                for name, _ in self.proof.job.dimensions
             ]
             excess = sum(logs, Fraction(0)) - tier.mean_log
             if excess > 0:  # the case cannot be: logarithms alone prove whatever is wanted
@@ -151,8 +184,9 @@ class _Finder:
 
 
 class _Weights:
-    """The linear program: the least time in some cases. Its columns are the times of the phases (of all together for the
-    objective "bottleneck") and, for each tier and dimension, what share of the ranks has which f.
+    """The linear program: the least time in some cases. Its columns are the times of the phases (of
+    all together for the objective "bottleneck") and, for each tier and dimension, what share of the
+    ranks has which f.
     """
 
     def __init__(self, proof: Proof, cases: Cases, unit: Fraction) -> None:
@@ -163,14 +197,20 @@ class _Weights:
         self.at_most, self.equal = Rows(), Rows()
         rows = [self._add_tier(number) for number in range(len(proof.tiers))]
         self.weight_rows, self.log_rows = [row[0] for row in rows], [row[1] for row in rows]
-        self.gpu_rows = [self._add_floor(i, proof.floor_of_gpus(p)) for i, p in enumerate(proof.phases)]
-        self.divided_rows = [self._add_floor(i, proof.floor_of_divided(p, cases)) for i, p in enumerate(proof.phases)]
+        self.gpu_rows = [
+            self._add_floor(i, proof.floor_of_gpus(p)) for i, p in enumerate(proof.phases)
+        ]
+        self.divided_rows = [
+            self._add_floor(i, proof.floor_of_divided(p, cases)) for i, p in enumerate(proof.phases)
+        ]
 
     def _add_floor(self, phase: int, seconds: Fraction) -> int:
         return self.at_most.add([(phase if self.apart else 0, -1.0)], -float(seconds / self.unit))
 
     def _add_tier(self, tier_number: int) -> tuple[list[int], int]:
-        """Add the inequalities of a tier; return the rows of the times, and that of the logarithms."""
+        """Add the inequalities of a tier; return the rows of the times, and that of the
+        logarithms.
+        """
         proof, tier = self.proof, self.proof.tiers[tier_number]
         capacity = tier.capacity_GBps
         share_of: dict[str, list[tuple[int, int]]] = {}
@@ -183,13 +223,19 @@ class _Weights:
         terms_of: list[list[tuple[int, float]]] = [[] for _ in range(self.times)]
         for number, phase in enumerate(proof.phases):
             name, pattern = phase.traffic.dimension, phase.pattern
-            price = float(pattern.bytes_each * tier.ranks / (capacity * 10**9) / self.unit) if capacity else 0.0
+            price = (
+                float(pattern.bytes_each * tier.ranks / (capacity * 10**9) / self.unit)
+                if capacity
+                else 0.0
+            )
             terms_of[number if self.apart else 0] += [
                 (column, price * float(pay(pattern.shape, size_of[name], f, tier.covers)))
                 for f, column in share_of[name]
             ]
         rows = [self.at_most.add([*terms, (i, -1.0)], 0.0) for i, terms in enumerate(terms_of)]
-        logs = [(column, float(log_at_least(f))) for shares in share_of.values() for f, column in shares]
+        logs = [
+            (column, float(log_at_least(f))) for shares in share_of.values() for f, column in shares
+        ]
         return rows, self.at_most.add(logs, float(tier.mean_log))
 
     def choose(self) -> dict[str, Any]:
@@ -197,19 +243,29 @@ class _Weights:
         objective = np.zeros(self.columns)
         objective[: self.times] = 1.0
         optimum = minimise(objective, self.at_most, self.equal)
-        duals = np.zeros(len(self.at_most.right)) if optimum is None else np.maximum(0.0, -optimum.at_most_duals)
-        gpus, divided = ([_round(duals[row]) for row in rows] for rows in (self.gpu_rows, self.divided_rows))
+        duals = (
+            np.zeros(len(self.at_most.right))
+            if optimum is None
+            else np.maximum(0.0, -optimum.at_most_duals)
+        )
+        gpus, divided = (
+            [_round(duals[row]) for row in rows] for rows in (self.gpu_rows, self.divided_rows)
+        )
         weights = [[_round(duals[row]) for row in rows] for rows in self.weight_rows]
         # weights of one time that rounding made more than 1 shrink a little
         floors = [a + b for a, b in zip(gpus, divided, strict=True)]
         floors = floors if self.apart else [sum(floors, Fraction(0))]
-        shrink = max([Fraction(1), *(sum((row[i] for row in weights), floors[i]) for i in range(self.times))])
+        shrink = max(
+            [Fraction(1), *(sum((row[i] for row in weights), floors[i]) for i in range(self.times))]
+        )
         tiers = []
         for number, (row, log_row) in enumerate(zip(weights, self.log_rows, strict=True)):
             if any(row):
                 each = row if self.apart else row * len(self.proof.phases)
                 theta = _round(duals[log_row] * float(self.unit / shrink))
-                tiers.append([number, [fraction_to_json(w / shrink) for w in each], fraction_to_json(theta)])
+                tiers.append(
+                    [number, [fraction_to_json(w / shrink) for w in each], fraction_to_json(theta)]
+                )
         return {
             "gpus": [fraction_to_json(w / shrink) for w in gpus],
             "divided": [fraction_to_json(w / shrink) for w in divided],

@@ -1,4 +1,6 @@
-"""The box that every host of a cluster is: a preset or a file of one host, and its ways into the network."""
+"""The box that every host of a cluster is: a preset or a file of one host, and its ways into the
+network.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ _OUT = "GB/s into the network"
 
 @dataclass(frozen=True)
 class Box:
-    """A host's devices and links, and its ways into the network: links that end at a switch to be named."""
+    """A host's devices and links, and its ways into the network: links that end at a switch to be
+    named.
+    """
 
     name: str
     devices: tuple[Device, ...]
@@ -32,10 +36,11 @@ class Box:
 
 
 def read_box(argument: str, resolve: Callable[[str], Topology]) -> Box:
-    """Return the box that an argument names, a preset (`dgx-h100`) or a file of one host. InputError where it is none.
+    """Return the box that an argument names, a preset (`dgx-h100`) or a file of one host.
+    InputError where it is none.
 
-    Presets of several boxes say how each of them is joined to the network. A file's NICs of known speed do; where there are
-    none, the rate is assumed, as when hosts are joined.
+    Presets of several boxes say how each of them is joined to the network. A file's NICs of known
+    speed do; where there are none, the rate is assumed, as when hosts are joined.
     """
     entry = PRESETS.get(argument)
     if entry is not None and entry.size == "boxes":
@@ -45,17 +50,28 @@ def read_box(argument: str, resolve: Callable[[str], Topology]) -> Box:
         raise InputError(f"--box {argument}: it has no GPU; a box is one host with its GPUs")
     hosts = len(group_by_host([machine.by_id[gpu] for gpu in machine.ranks]))
     if hosts > 1 or NETWORK in machine.by_id:
-        raise InputError(f"--box {argument}: {hosts} hosts; a box is one host with its GPUs, such as dgx-h100")
-    joined = join_hosts([machine, machine], [(host, gpu) for host in (0, 1) for gpu in machine.ranks])
+        raise InputError(
+            f"--box {argument}: {hosts} hosts; a box is one host with its GPUs, such as dgx-h100"
+        )
+    joined = join_hosts(
+        [machine, machine], [(host, gpu) for host in (0, 1) for gpu in machine.ranks]
+    )
     ways_out = tuple(
         replace(link, src=link.src.removeprefix("host0/"))
         for link in joined.links
         if link.dst == NETWORK and link.src.startswith("host0/")
     )
     notes = [
-        f"every host: {note.partition(': ')[2]}" for note in joined.extra["notes"][: len(joined.extra["notes"]) // 2]
+        f"every host: {note.partition(': ')[2]}"
+        for note in joined.extra["notes"][: len(joined.extra["notes"]) // 2]
     ]
-    return Box(argument, machine.devices, machine.links, ways_out, tuple(note for note in notes if note.endswith(_OUT)))
+    return Box(
+        argument,
+        machine.devices,
+        machine.links,
+        ways_out,
+        tuple(note for note in notes if note.endswith(_OUT)),
+    )
 
 
 def _take_first(name: str, boxes: Topology) -> Box:

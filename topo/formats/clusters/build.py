@@ -1,4 +1,6 @@
-"""Make a topology of a cluster: every host the same box, hosts behind network switches, rates where no file gives any."""
+"""Make a topology of a cluster: every host the same box, hosts behind network switches, rates where
+no file gives any.
+"""
 
 from __future__ import annotations
 
@@ -16,25 +18,30 @@ from ..names import pick_unused_name
 from .boxes import Box
 from .cluster import Cluster
 
+# A switch's way up is assumed to carry what the hosts below it send, divided by this: files do not
+# say.
 OVERSUBSCRIBED = 2
-"""A switch's way up is assumed to carry what the hosts below it send, divided by this: files do not say."""
 _SOURCE = f"assumed: 1/{OVERSUBSCRIBED} of what the hosts below send"
 
 
 def build(cluster: Cluster, box: Box) -> Topology:
-    """Return the topology of a cluster whose hosts are all like `box`, ranks host by host in the file's order.
+    """Return the topology of a cluster whose hosts are all like `box`, ranks host by host in the
+    file's order.
 
-    A device `gpu3` of host node7 is `node7/gpu3`, and names its host. Hosts hang on their switch by the box's ways
-    into the network. A link from a switch to one above it is assumed to carry half of what the hosts below send, at least
-    what one host does. Raises InputError where that is larger than a topology may be.
+    A device `gpu3` of host node7 is `node7/gpu3`, and names its host. Hosts hang on their switch by
+    the box's ways into the network. A link from a switch to one above it is assumed to carry half
+    of what the hosts below send, at least what one host does. Raises InputError where that is
+    larger than a topology may be.
     """
     inner, out = len(box.links), 2 * len(box.ways_out)
     devices = len(cluster.hosts) * len(box.devices) + len(cluster.above)
     links = len(cluster.hosts) * (inner + out) + 2 * sum(map(len, cluster.above.values()))
     if devices > MAX_DEVICES or links > MAX_LINKS:
         raise InputError(
-            f"{cluster.where}: {len(cluster.hosts)} hosts, each {box.name}, are {devices} devices and {links} links; more "
-            f"than {MAX_DEVICES} and {MAX_LINKS} are refused: give the part of the cluster that the job runs on"
+            f"{cluster.where}: {len(cluster.hosts)} hosts, each {box.name}, are {devices} devices "
+            f"and {links} links; more "
+            f"than {MAX_DEVICES} and {MAX_LINKS} are refused: give the part of the cluster that "
+            "the job runs on"
         )
     gpus: list[Device] = []
     others: list[Device] = []
@@ -42,23 +49,30 @@ def build(cluster: Cluster, box: Box) -> Topology:
     ids = _name_switches(cluster)
     for name, host in cluster.hosts.items():
         for device in box.devices:
-            extra = {key: value for key, value in device.extra.items() if key not in ("box", "host")}
+            extra = {
+                key: value for key, value in device.extra.items() if key not in ("box", "host")
+            }
             own = replace(device, id=f"{name}/{device.id}", extra={**extra, "host": name})
             (gpus if device.kind == "gpu" else others).append(own)
-        wires += [replace(link, src=f"{name}/{link.src}", dst=f"{name}/{link.dst}") for link in box.links]
+        wires += [
+            replace(link, src=f"{name}/{link.src}", dst=f"{name}/{link.dst}") for link in box.links
+        ]
         for link in box.ways_out:
             wires += both_ways(replace(link, src=f"{name}/{link.src}", dst=ids[host.switch]))
     rates = _assume_rates(cluster, box.rate_GBps)
     for child, parents in cluster.above.items():
         for parent in parents:
             rate = rates[child] / len(parents)
-            link = Link(ids[child], ids[parent], rate, LATENCY_us["network"], "network", source=_SOURCE)
+            link = Link(
+                ids[child], ids[parent], rate, LATENCY_us["network"], "network", source=_SOURCE
+            )
             wires += both_ways(link)
     switches = [Device(ident, "switch", "network", source=cluster.what) for ident in ids.values()]
     notes = [*cluster.notes, *box.notes]
     if any(cluster.above.values()):
         notes.append(
-            f"no file gives the links between switches: taken to carry 1/{OVERSUBSCRIBED} of the hosts' GB/s into the network"
+            f"no file gives the links between switches: taken to carry 1/{OVERSUBSCRIBED} of the "
+            "hosts' GB/s into the network"
         )
     return Topology(
         PurePath(cluster.where).name,
@@ -70,7 +84,9 @@ def build(cluster: Cluster, box: Box) -> Topology:
 
 
 def _name_switches(cluster: Cluster) -> Mapping[str, str]:
-    """Return the id of each switch: its name, which no other device has, since theirs hold a slash."""
+    """Return the id of each switch: its name, which no other device has, since theirs hold a
+    slash.
+    """
     ids: dict[str, str] = {}
     for name in cluster.above:
         ids[name] = pick_unused_name(name, ids.values())
@@ -88,4 +104,7 @@ def _assume_rates(cluster: Cluster, host_GBps: Fraction) -> Mapping[str, Fractio
             above = [parent for parent in cluster.above[name] if parent not in seen]
             seen.update(above)
             stack += above
-    return {name: host_GBps * max(Fraction(count, OVERSUBSCRIBED), Fraction(1)) for name, count in hosts.items()}
+    return {
+        name: host_GBps * max(Fraction(count, OVERSUBSCRIBED), Fraction(1))
+        for name, count in hosts.items()
+    }

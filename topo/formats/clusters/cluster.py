@@ -1,4 +1,6 @@
-"""Hosts behind switches, as a scheduler's or cloud's file names them: checked for what such files get wrong."""
+"""Hosts behind switches, as a scheduler's or cloud's file names them: checked for what such files
+get wrong.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,8 @@ class Host:
 class Cluster:
     """Collects hosts and switches while a file is read; `what` names the format, `where` the file.
 
-    `hosts` are in the file's order, which is that of ranks. `above` has the switches right above each switch.
+    `hosts` are in the file's order, which is that of ranks. `above` has the switches right above
+    each switch.
     """
 
     what: str
@@ -37,21 +40,32 @@ class Cluster:
     _places: dict[str, str] = field(default_factory=dict)
 
     def add_switch(self, name: str, place: str, *, once: bool = False) -> None:
-        """Add a switch. Raises InputError for a name that is none, and, with `once`, for one that there is already."""
+        """Add a switch. Raises InputError for a name that is none, and, with `once`, for one that
+        there is already.
+        """
         self._check_name(name, "switch", place)
         if once and name in self._places:
-            raise InputError(f"{place}: switch {name} is there already ({self._places[name]}); name each switch once")
+            raise InputError(
+                f"{place}: switch {name} is there already ({self._places[name]}); name each "
+                "switch once"
+            )
         self._places.setdefault(name, place)
         self.above.setdefault(name, {})
 
     def add_host(self, name: str, switch: str, place: str) -> None:
-        """Add a host below a switch. Raises InputError for a name that is none, or that another host has."""
+        """Add a host below a switch. Raises InputError for a name that is none, or that another
+        host has.
+        """
         self._check_name(name, "host", place)
         if name in self.hosts:
-            raise InputError(f"{place}: host {name} is there already ({self.hosts[name].place}); name each host once")
+            raise InputError(
+                f"{place}: host {name} is there already ({self.hosts[name].place}); name each "
+                "host once"
+            )
         if len(self.hosts) == MOST_HOSTS:
             raise InputError(
-                f"{place}: more than {MOST_HOSTS} hosts; give the part of the cluster that the job runs on"
+                f"{place}: more than {MOST_HOSTS} hosts; give the part of the cluster that the "
+                "job runs on"
             )
         self.hosts[name] = Host(switch, place)
 
@@ -64,15 +78,22 @@ class Cluster:
     def _check_name(self, name: str, what: str, place: str) -> None:
         plain = name and len(name) <= _MOST_CHARACTERS and is_label(name)
         if not plain or any(c.isspace() or c in "/'\"\\$`" for c in name):
-            raise InputError(f"{place}: {name!r:.60} is no name of a {what}; expected one word without / and quotes")
+            raise InputError(
+                f"{place}: {name!r:.60} is no name of a {what}; expected one word without / and "
+                "quotes"
+            )
 
     def finish(self) -> Cluster:
-        """Return the cluster, switches without hosts left out and alike ones above the same switches made one.
+        """Return the cluster, switches without hosts left out and alike ones above the same
+        switches made one.
 
-        Raises InputError where there is no host, switches are in a circle, or hosts cannot reach each other.
+        Raises InputError where there is no host, switches are in a circle, or hosts cannot reach
+        each other.
         """
         if not self.hosts:
-            raise InputError(f"{self.where}: {self.what} without a host; expected lines that name hosts")
+            raise InputError(
+                f"{self.where}: {self.what} without a host; expected lines that name hosts"
+            )
         self._refuse_circles()
         used = set(self._list_used())
         idle = [name for name in self.above if name not in used]
@@ -111,20 +132,25 @@ class Cluster:
                     circle = list(path)[list(path).index(name) :]
                     place = self.above[circle[-1]][name]
                     raise InputError(
-                        f"{place}: switches in a circle: {' below '.join([*circle, name])}; a tree has none"
+                        f"{place}: switches in a circle: {' below '.join([*circle, name])}; a "
+                        "tree has none"
                     )
                 elif name not in done:
                     path[name] = None
                     stack += [(name, True), *((parent, False) for parent in self.above[name])]
 
     def _merge_planes(self) -> None:
-        """Make switches one that stand above the same switches (the spines of a fat tree): data is spread over them."""
+        """Make switches one that stand above the same switches (the spines of a fat tree): data is
+        spread over them.
+        """
         while True:
             below = self.list_below()
             alike: dict[tuple[str, ...], list[str]] = {}
             for name, children in below.items():
                 if children:
-                    alike.setdefault((*sorted(children), "", *sorted(self.above[name])), []).append(name)
+                    alike.setdefault((*sorted(children), "", *sorted(self.above[name])), []).append(
+                        name
+                    )
             planes = [names for names in alike.values() if len(names) > 1]
             hanging = {host.switch for host in self.hosts.values()}
             planes = [names for names in planes if not hanging & set(names)]
@@ -132,7 +158,8 @@ class Cluster:
                 return
             for names in planes:
                 self.notes.append(
-                    f"{join_first(names, _NAMED)}: above the same switches; taken as one, {names[0]}: data is spread over them"
+                    f"{join_first(names, _NAMED)}: above the same switches; taken as one, "
+                    f"{names[0]}: data is spread over them"
                 )
                 for parents in self.above.values():
                     for name in names[1:]:
@@ -164,13 +191,16 @@ class Cluster:
             if host.switch not in joined:
                 first = next(iter(self.hosts))
                 raise InputError(
-                    f"{host.place}: nothing joins {name}'s switch {host.switch} to {first}'s, {self.hosts[first].switch}; "
+                    f"{host.place}: nothing joins {name}'s switch {host.switch} to {first}'s, "
+                    f"{self.hosts[first].switch}; "
                     "add the switch above both"
                 )
 
 
 def join_tops(cluster: Cluster, place: str) -> None:
-    """Put one network above the switches that nothing is above, where there are several; it is noted."""
+    """Put one network above the switches that nothing is above, where there are several; it is
+    noted.
+    """
     tops = cluster.list_tops()
     if len(tops) > 1:
         name = "network0"

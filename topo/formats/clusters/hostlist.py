@@ -14,7 +14,9 @@ _RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
 
 
 def expand_hostlist(text: str, place: str) -> list[str]:
-    """Return the names that a list stands for, in order. Raises InputError, naming the place, for what is no list."""
+    """Return the names that a list stands for, in order. Raises InputError, naming the place, for
+    what is no list.
+    """
     names: list[str] = []
     for part in _split(text, place):
         pieces: list[list[str]] = []
@@ -32,7 +34,8 @@ def expand_hostlist(text: str, place: str) -> list[str]:
             count *= len(piece)
         if len(names) + count > MOST_HOSTS:
             raise InputError(
-                f"{place}: {part!r:.60} stands for more than {MOST_HOSTS} names; give a part of the cluster"
+                f"{place}: {part!r:.60} stands for more than {MOST_HOSTS} names; give a part of "
+                "the cluster"
             )
         names += map("".join, product(*pieces))
     return names
@@ -67,4 +70,6 @@ def _expand_ranges(text: str, part: str, place: str) -> list[str]:
 
 
 def _refuse(text: str, place: str) -> InputError:
-    return InputError(f"{place}: {text!r:.60} is no list of names; expected for example node[01-04,7] or a,b")
+    return InputError(
+        f"{place}: {text!r:.60} is no list of names; expected for example node[01-04,7] or a,b"
+    )

@@ -17,18 +17,25 @@ from .topograph import parse_json
 WHAT = "Kubernetes nodes"
 _FIRST = re.compile(r'\{\s*"(?:apiVersion|items|kind)"\s*:')
 _TIER = re.compile(r"fabric\.topograph\.run/tier-(\d{1,3})")
-_NVIDIA, _GOOGLE, _AWS = "network.topology.nvidia.com/", "cloud.google.com/gce-topology-", "topology.k8s.aws/"
+_NVIDIA, _GOOGLE, _AWS = (
+    "network.topology.nvidia.com/",
+    "cloud.google.com/gce-topology-",
+    "topology.k8s.aws/",
+)
 _CLOUD, _USUAL = "cloud.provider.com/topology-", "topology.kubernetes.io/"
+# Labels of one maker each, from the closest tier on; the first family of which nodes have labels is
+# used.
 FAMILIES: tuple[tuple[str, ...], ...] = (
-    tuple(_NVIDIA + tier for tier in ("accelerator", "leaf", "block", "spine", "core", "datacenter")),
+    tuple(
+        _NVIDIA + tier for tier in ("accelerator", "leaf", "block", "spine", "core", "datacenter")
+    ),
     tuple(_GOOGLE + tier for tier in ("host", "subblock", "block")),
     tuple(f"{_AWS}network-node-layer-{tier}" for tier in (3, 2, 1)),
     tuple(_CLOUD + tier for tier in ("rack", "block")),
     (_USUAL + "rack", "topology.kubernetes.io/block"),
 )
-"""Labels of one maker each, from the closest tier on; the first family of which nodes have labels is used."""
+# Labels of whatever is above those.
 ABOVE = (_USUAL + "zone", _USUAL + "region")
-"""Labels of whatever is above those."""
 _GPUS = ("nvidia.com/gpu", "amd.com/gpu")
 
 
@@ -76,7 +83,8 @@ def read(text: str, where: str) -> Cluster:
     for number, node in enumerate(nodes):
         if node.kind != "Node":
             raise InputError(
-                f"{where}: items[{number}]: a {node.kind!r:.40}; expected nodes: kubectl get nodes -o json"
+                f"{where}: items[{number}]: a {node.kind!r:.40}; expected nodes: kubectl get "
+                "nodes -o json"
             )
     with_gpus = [any(str(n.status.capacity.get(key, "0")) != "0" for key in _GPUS) for n in nodes]
     if any(with_gpus):
@@ -95,7 +103,8 @@ def _list_rows(nodes: list[tuple[int, Metadata]], where: str) -> list[Row]:
     keys = _choose_labels(list(dict.fromkeys(key for _, node in nodes for key in node.labels)))
     if not keys and nodes:
         raise InputError(
-            f"{where}: no node has a label that says where it is; expected such as {FAMILIES[0][2]}, "
+            f"{where}: no node has a label that says where it is; expected such as "
+            f"{FAMILIES[0][2]}, "
             f"fabric.topograph.run/tier-0 or {ABOVE[0]}"
         )
     rows: list[Row] = []
@@ -104,7 +113,8 @@ def _list_rows(nodes: list[tuple[int, Metadata]], where: str) -> list[Row]:
         for key in keys:
             if not node.labels.get(key):
                 raise InputError(
-                    f"{place}: node {node.name} has no label {key}, which others have; label it or leave it out"
+                    f"{place}: node {node.name} has no label {key}, which others have; label it "
+                    "or leave it out"
                 )
         rows.append((node.name, tuple(node.labels[key] for key in keys), place))
     return drop_single_tiers(rows)

@@ -1,4 +1,6 @@
-"""Hosts with the switches above them, closest first: what topograph, Kubernetes labels and lists by hand have in common."""
+"""Hosts with the switches above them, closest first: what topograph, Kubernetes labels and lists by
+hand have in common.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +10,16 @@ from itertools import pairwise
 from ...errors import InputError
 from .cluster import Cluster, join_tops
 
+# A host, the names of the switches above it from the closest on, and the place in the file.
 Row = tuple[str, tuple[str, ...], str]
-"""A host, the names of the switches above it from the closest on, and the place in the file."""
 
 
 def add_rows(cluster: Cluster, rows: Iterable[Row], *, qualify: bool) -> None:
-    """Add hosts with the switches above them, all hosts as many; one network is assumed above them all.
+    """Add hosts with the switches above them, all hosts as many; one network is assumed above them
+    all.
 
-    With `qualify` switches of one name below different ones are different (labels name domains within domains). Without it
-    that is refused, as a host named twice is.
+    With `qualify` switches of one name below different ones are different (labels name domains
+    within domains). Without it that is refused, as a host named twice is.
     """
     seen: dict[tuple[int, str], tuple[tuple[str, ...], str]] = {}
     rows = list(rows)
@@ -28,13 +31,15 @@ def add_rows(cluster: Cluster, rows: Iterable[Row], *, qualify: bool) -> None:
             if before != rest and not qualify:
                 one, other = (" and ".join(above) or "nothing" for above in (rest, before))
                 raise InputError(
-                    f"{place}: {switch} is below {one}, and below {other} at {first.removeprefix(cluster.where + ': ')}; give "
+                    f"{place}: {switch} is below {one}, and below {other} at "
+                    f"{first.removeprefix(cluster.where + ': ')}; give "
                     "different switches different names"
                 )
         names = [ids.get(path[depth:], switch) for depth, switch in enumerate(path)]
         if len(set(names)) < len(names):
             raise InputError(
-                f"{place}: host {name} is below one switch twice ({', '.join(names)}); name each tier apart"
+                f"{place}: host {name} is below one switch twice ({', '.join(names)}); name each "
+                "tier apart"
             )
         for switch in names:
             cluster.add_switch(switch, place)
@@ -45,7 +50,9 @@ def add_rows(cluster: Cluster, rows: Iterable[Row], *, qualify: bool) -> None:
 
 
 def _name_paths(paths: Iterable[tuple[str, ...]]) -> dict[tuple[str, ...], str]:
-    """Return a name for each switch (it and what is above it): its own where that tells it apart, else with those above."""
+    """Return a name for each switch (it and what is above it): its own where that tells it apart,
+    else with those above.
+    """
     switches = dict.fromkeys(path[depth:] for path in paths for depth in range(len(path)))
     count: dict[str, int] = {}
     for path in switches:
@@ -54,7 +61,9 @@ def _name_paths(paths: Iterable[tuple[str, ...]]) -> dict[tuple[str, ...], str]:
 
 
 def drop_single_tiers(rows: list[Row]) -> list[Row]:
-    """Return rows without tiers in which every host is alone, or that divide hosts as the tier before does."""
+    """Return rows without tiers in which every host is alone, or that divide hosts as the tier
+    before does.
+    """
     depths = range(min((len(path) for _, path, _ in rows), default=0))
     kept: list[int] = []
     for depth in depths:

@@ -33,7 +33,9 @@ def looks_like_yaml(text: str) -> bool:
 
 
 def read(text: str, where: str) -> Cluster:
-    """Return the cluster of a topology.conf. Raises InputError, naming file and line, for what is wrong in it."""
+    """Return the cluster of a topology.conf. Raises InputError, naming file and line, for what is
+    wrong in it.
+    """
     cluster = Cluster(WHAT, where)
     children: list[tuple[str, list[str], str]] = []
     blocks: list[str] = []
@@ -47,39 +49,60 @@ def read(text: str, where: str) -> Cluster:
         if kind == "blockname":
             blocks.append(name)
         if "nodes" not in fields and "switches" not in fields:
-            raise InputError(f"{place}: {_WRITTEN[kind]}={name} names nothing below it; expected Nodes= or Switches=")
+            raise InputError(
+                f"{place}: {_WRITTEN[kind]}={name} names nothing below it; expected Nodes= or "
+                "Switches="
+            )
         for host in expand_hostlist(fields["nodes"], place) if "nodes" in fields else ():
             cluster.add_host(host, name, place)
         if "switches" in fields:
             children.append((name, expand_hostlist(fields["switches"], place), place))
     put_children(cluster, children)
     if blocks and len(blocks) < len(cluster.above):
-        raise InputError(f"{where}: SwitchName and BlockName in one file; it is of topology/tree or of topology/block")
+        raise InputError(
+            f"{where}: SwitchName and BlockName in one file; it is of topology/tree or of "
+            "topology/block"
+        )
     if blocks:
         join_blocks(cluster, blocks, sizes, where)
     return cluster.finish()
 
 
 def put_children(cluster: Cluster, children: list[tuple[str, list[str], str]]) -> None:
-    """Put switches below those that name them; (switch, names below it, place). InputError where a name is no switch."""
+    """Put switches below those that name them; (switch, names below it, place). InputError where a
+    name is no switch.
+    """
     for parent, names, place in children:
         for name in names:
             if name not in cluster.above:
-                raise InputError(f"{place}: switch {parent} has {name!r:.60} below it, which no line describes; add it")
+                raise InputError(
+                    f"{place}: switch {parent} has {name!r:.60} below it, which no line "
+                    "describes; add it"
+                )
             cluster.put_below(name, parent, place)
 
 
 def read_block_sizes(texts: list[str], place: str) -> list[int]:
-    """Return the sizes of blocks, and of blocks of blocks, in hosts. Raises InputError where they are none."""
+    """Return the sizes of blocks, and of blocks of blocks, in hosts. Raises InputError where they
+    are none.
+    """
     sizes = [int(text) if re.fullmatch(r"\s*[1-9]\d{0,6}\s*", text) else 0 for text in texts]
     if not all(sizes) or any(b % a or a == b for a, b in pairwise(sizes)):
-        raise InputError(f"{place}: block sizes are {','.join(texts)!r:.60}; expected numbers of hosts such as 4,16")
+        raise InputError(
+            f"{place}: block sizes are {','.join(texts)!r:.60}; expected numbers of hosts such as "
+            "4,16"
+        )
     return sizes
 
 
 def join_blocks(cluster: Cluster, blocks: list[str], sizes: list[int], where: str) -> None:
-    """Put a switch above blocks that belong together by their sizes (which follow each other), and one above all."""
-    cluster.notes.append("blocks are taken as hosts behind one network switch each; what joins their GPUs is not said")
+    """Put a switch above blocks that belong together by their sizes (which follow each other), and
+    one above all.
+    """
+    cluster.notes.append(
+        "blocks are taken as hosts behind one network switch each; what joins their GPUs is not "
+        "said"
+    )
     level = blocks
     for number, size in enumerate(sizes[1:]):
         each = size // sizes[number]
@@ -118,7 +141,8 @@ def _read_fields(line: str, place: str) -> tuple[str, str, dict[str, str]]:
         match = _FIELD.match(line, at)
         if match is None:
             raise InputError(
-                f"{place}: {line[at:]!r:.60} is not Name=value; expected such as SwitchName=s1 Nodes=n[1-4]"
+                f"{place}: {line[at:]!r:.60} is not Name=value; expected such as SwitchName=s1 "
+                "Nodes=n[1-4]"
             )
         if match[1].lower() in fields:
             raise InputError(f"{place}: {match[1]} is there twice; give each once")
@@ -126,8 +150,13 @@ def _read_fields(line: str, place: str) -> tuple[str, str, dict[str, str]]:
         at = match.end()
     kind = next(iter(fields))
     if kind not in _KNOWN:
-        raise InputError(f"{place}: {line!r:.60} begins with neither SwitchName= nor BlockName= nor BlockSizes=")
+        raise InputError(
+            f"{place}: {line!r:.60} begins with neither SwitchName= nor BlockName= nor BlockSizes="
+        )
     for name in list(fields)[1:]:
         if name not in _KNOWN[kind]:
-            raise InputError(f"{place}: {name}= is nothing that a {_WRITTEN[kind]} line has; correct or remove it")
+            raise InputError(
+                f"{place}: {name}= is nothing that a {_WRITTEN[kind]} line has; correct or remove "
+                "it"
+            )
     return place, kind, fields

@@ -12,24 +12,31 @@ from .hostlist import expand_hostlist
 from .slurm_conf import YAML, join_blocks, put_children, read_block_sizes
 
 _MOST_CHARACTERS, _MOST_DEPTH = 2**19, 16
+# libyaml's where PyYAML was built with it: the one in Python takes 9 s for a file of 500 KB.
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-"""libyaml's where PyYAML was built with it: the one in Python takes 9 s for a file of 500 KB."""
 
 _TYPES = ("tree", "block", "flat", "ring", "torus3d")
 
 
 def read(text: str, where: str) -> Cluster:
-    """Return the cluster of a topology.yaml. Raises InputError, naming file and line, for what is wrong in it."""
+    """Return the cluster of a topology.yaml. Raises InputError, naming file and line, for what is
+    wrong in it.
+    """
     if len(text) > _MOST_CHARACTERS:
         raise InputError(
-            f"{where}: larger than {_MOST_CHARACTERS >> 10} KiB; write hosts as lists such as node[001-512]"
+            f"{where}: larger than {_MOST_CHARACTERS >> 10} KiB; write hosts as lists such as "
+            "node[001-512]"
         )
     try:
         depth = 0
         for event in yaml.parse(text, Loader=_LOADER):
-            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(
+                event, yaml.CollectionEndEvent
+            )
             if isinstance(event, yaml.AliasEvent) or depth > _MOST_DEPTH:
-                what = "an alias; write it out" if depth <= _MOST_DEPTH else "deeper than any topology"
+                what = (
+                    "an alias; write it out" if depth <= _MOST_DEPTH else "deeper than any topology"
+                )
                 raise InputError(f"{where}: line {event.start_mark.line + 1}: {what}")
         root = yaml.compose(text, Loader=_LOADER)
     except yaml.YAMLError as error:
@@ -51,18 +58,24 @@ def read(text: str, where: str) -> Cluster:
 
 
 def _choose(entries: list[_Map], where: str) -> tuple[str, _Map]:
-    """Return the type and the description of the topology that is the default; of a single one, whatever it says."""
-    defaults = [e for e in entries if e.read("cluster_default", "false").lower() in ("true", "yes", "on")]
+    """Return the type and the description of the topology that is the default; of a single one,
+    whatever it says.
+    """
+    defaults = [
+        e for e in entries if e.read("cluster_default", "false").lower() in ("true", "yes", "on")
+    ]
     if not defaults and len(entries) != 1:
         names = ", ".join(e.read("topology") for e in entries[:4])
         raise InputError(
-            f"{where}: none of {len(entries)} topologies ({names}) has cluster_default: true; give it to one"
+            f"{where}: none of {len(entries)} topologies ({names}) has cluster_default: true; "
+            "give it to one"
         )
     entry = (defaults or entries)[0]
     kind = next((kind for kind in _TYPES if kind in entry.fields), "")
     if kind not in ("tree", "block"):
         raise InputError(
-            f"{entry.place}: topology {entry.read('topology')} is {kind or 'of no type'}; expected a tree or blocks, which "
+            f"{entry.place}: topology {entry.read('topology')} is {kind or 'of no type'}; "
+            "expected a tree or blocks, which "
             "say where hosts are"
         )
     return kind, _Map(entry.fields[kind], where)
@@ -74,8 +87,12 @@ def _read_tree(cluster: Cluster, tree: _Map) -> None:
         name = item.read("switch")
         cluster.add_switch(name, item.place, once=True)
         if "nodes" not in item.fields and "children" not in item.fields:
-            raise InputError(f"{item.place}: switch {name} names nothing below it; expected nodes: or children:")
-        for host in expand_hostlist(item.read("nodes"), item.place) if "nodes" in item.fields else ():
+            raise InputError(
+                f"{item.place}: switch {name} names nothing below it; expected nodes: or children:"
+            )
+        for host in (
+            expand_hostlist(item.read("nodes"), item.place) if "nodes" in item.fields else ()
+        ):
             cluster.add_host(host, name, item.place)
         if "children" in item.fields:
             children.append((name, expand_hostlist(item.read("children"), item.place), item.place))
@@ -86,7 +103,10 @@ def _read_blocks(cluster: Cluster, block: _Map) -> None:
     sizes = []
     if "block_sizes" in block.fields:
         node = block.fields["block_sizes"]
-        texts = [_text(n, cluster.where, "block_sizes") for n in _list(node, cluster.where, "block_sizes")]
+        texts = [
+            _text(n, cluster.where, "block_sizes")
+            for n in _list(node, cluster.where, "block_sizes")
+        ]
         sizes = read_block_sizes(texts, f"{cluster.where}: line {node.start_mark.line + 1}")
     names = []
     for item in block.list("blocks"):
@@ -110,7 +130,8 @@ class _Map:
             name = _text(key, where, "a name")
             if name in fields:
                 raise InputError(
-                    f"{where}: line {key.start_mark.line + 1}: {name!r:.40} is there twice; give each once"
+                    f"{where}: line {key.start_mark.line + 1}: {name!r:.40} is there twice; give "
+                    "each once"
                 )
             fields[name] = value
         self.fields: Mapping[str, yaml.Node] = fields
@@ -133,7 +154,9 @@ class _Map:
 
 def _text(node: yaml.Node, where: str, what: str) -> str:
     if not isinstance(node, yaml.ScalarNode):
-        raise InputError(f"{where}: line {node.start_mark.line + 1}: {what}: expected one word or number")
+        raise InputError(
+            f"{where}: line {node.start_mark.line + 1}: {what}: expected one word or number"
+        )
     return str(node.value)
 
 

@@ -36,10 +36,15 @@ def looks_like(text: str) -> bool:
 
 
 def read(text: str, where: str) -> Cluster:
-    """Return the cluster of topograph's JSON. Raises InputError, naming file and instance, for what is wrong in it."""
+    """Return the cluster of topograph's JSON. Raises InputError, naming file and instance, for what
+    is wrong in it.
+    """
     graph = read_as(parse_json(text, where), Graph, where)
     cluster = Cluster(WHAT, where)
-    rows = [(x.id, tuple(x.network_layers), f"{where}: instances[{i}]") for i, x in enumerate(graph.instances)]
+    rows = [
+        (x.id, tuple(x.network_layers), f"{where}: instances[{i}]")
+        for i, x in enumerate(graph.instances)
+    ]
     add_rows(cluster, rows, qualify=False)
     return cluster.finish()
 

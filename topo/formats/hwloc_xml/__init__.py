@@ -1,8 +1,9 @@
-"""Read hwloc's XML (`lstopo --of xml`), versions 1, 2 and 3: CPUs, the PCI tree, GPUs, NICs, NVLink and xGMI.
+"""Read hwloc's XML (`lstopo --of xml`), versions 1, 2 and 3: CPUs, the PCI tree, GPUs, NICs, NVLink
+and xGMI.
 
-PCI links and those between CPUs are counted as other readers count them; NVLink and xGMI links have the rates that
-the file gives. Doubts about a file are listed, a line each, in the topology's `extra["notes"]`; what it says beside
-the topology is in `extra["facts"]`.
+PCI links and those between CPUs are counted as other readers count them; NVLink and xGMI links have
+the rates that the file gives. Doubts about a file are listed, a line each, in the topology's
+`extra["notes"]`; what it says beside the topology is in `extra["facts"]`.
 """
 
 from __future__ import annotations
@@ -24,7 +25,14 @@ from ..safe_xml import Element, parse_xml
 from .bandwidth_matrices import BandwidthMatrix, MatrixLinkReader, read_matrices
 from .cpus import MAX_NODES, Cpus, join_cpus, read_cpus
 from .facts import find_port_state, find_uuid, read_facts
-from .objects import HwlocMachine, PciFunction, read_bus_id, read_gp_index, read_machines, read_pci_ids
+from .objects import (
+    HwlocMachine,
+    PciFunction,
+    read_bus_id,
+    read_gp_index,
+    read_machines,
+    read_pci_ids,
+)
 from .pci import SOURCE, HwlocGpu, HwlocNic, find_gpus, find_nics, find_nvswitches, find_slots
 
 _VERSION = re.compile(r"([1-9][0-9]?)(\.[0-9]{1,4})?")
@@ -34,10 +42,12 @@ _LINK_TOOLS = "hwloc writes NVLinks only where it was built with NVML"
 
 
 def read(text: str, where: str) -> Topology:
-    """Return the machine that the XML in `text` describes; `where` names the file, in errors and as the topology's name.
+    """Return the machine that the XML in `text` describes; `where` names the file, in errors and as
+    the topology's name.
 
-    Ranks are the GPUs in the order of NVML, ROCm SMI or CUDA, else of their addresses; a machine without any is shown as
-    it is. Raises InputError where the text is no such XML, is cut off, or holds a number that is none.
+    Ranks are the GPUs in the order of NVML, ROCm SMI or CUDA, else of their addresses; a machine
+    without any is shown as it is. Raises InputError where the text is no such XML, is cut off, or
+    holds a number that is none.
     """
     root = parse_xml(text, where, doctype=True)
     if root.tag != "topology":
@@ -46,7 +56,10 @@ def read(text: str, where: str) -> Topology:
     version_text, version = _read_version(root, notes)
     machines = read_machines(root, version, notes)
     if len(machines) > 1:
-        notes.add(f"{len(machines)} machines", "in one file, which does not say what joins them; they stand apart")
+        notes.add(
+            f"{len(machines)} machines",
+            "in one file, which does not say what joins them; they stand apart",
+        )
     readers: list[_Reader] = []
     nodes = 0
     for machine in machines:
@@ -102,7 +115,9 @@ class _Reader:
         self._add_pci_tree(find_slots(machine, self.gpus, list(self.nics.values())))
         self.links += join_cpus(self.cpus)
         gpu_by_gp = {gp: gpu for gpu in self.gpus for gp in _read_gp_indexes(gpu.function)}
-        self.links += MatrixLinkReader(machine, self.cpus, self.gpus, gpu_by_gp, nvswitches).read(matrices)
+        self.links += MatrixLinkReader(machine, self.cpus, self.gpus, gpu_by_gp, nvswitches).read(
+            matrices
+        )
         self.nvswitches = list(nvswitches.values())
 
     def build_devices(self) -> Iterator[Device]:
@@ -115,11 +130,20 @@ class _Reader:
 
     def collect_facts(self) -> list[dict[str, Any]]:
         """Return what the file says of the machine, as facts in JSON."""
-        functions = [gpu.function for gpu in self.gpus] + [nic.function for nic in self.nics.values()]
-        nodes = {f.bus_id: node for f in functions if f.bus_id and (node := self._find_node(f)) is not None}
-        return facts_to_json(read_facts(self.machine, self.cpus, self.gpus, list(self.nics.values()), nodes))
+        functions = [gpu.function for gpu in self.gpus] + [
+            nic.function for nic in self.nics.values()
+        ]
+        nodes = {
+            f.bus_id: node
+            for f in functions
+            if f.bus_id and (node := self._find_node(f)) is not None
+        }
+        return facts_to_json(
+            read_facts(self.machine, self.cpus, self.gpus, list(self.nics.values()), nodes)
+        )
 
-    # -- where things are ----------------------------------------------------------------------------------------
+    # -- where things are
+    # ----------------------------------------------------------------------------------------
 
     def _find_node(self, function: PciFunction) -> int | None:
         """Return the NUMA node of a function, None where the file does not give one."""
@@ -131,7 +155,9 @@ class _Reader:
         near = self.cpus.find_near(function.near)
         if len(near) > 1:
             several = "" if len(near) == len(self.cpus.nodes) else f" than one of {len(near)}"
-            self.notes.add(name, f"NUMA node not known nearer{several}; taken to hang on {near[0].device.id}")
+            self.notes.add(
+                name, f"NUMA node not known nearer{several}; taken to hang on {near[0].device.id}"
+            )
         return near[0].device
 
     def _add_pci_tree(self, slots: list[Slot]) -> None:
@@ -143,9 +169,12 @@ class _Reader:
             functions.setdefault(nic.function.bus_id or "", nic.function)
         # a slot names a bridge or a leaf by its address; here are the elements behind them
         bridges = {read_bus_id(bridge): bridge for f in functions.values() for bridge in f.bridges}
-        # a whole chain hangs on the CPU that its first leaf is near: bridges themselves say nothing of NUMA nodes
+        # a whole chain hangs on the CPU that its first leaf is near: bridges themselves say nothing
+        # of NUMA nodes
         leaf_of = {slot.top: slot.bus_id for slot in reversed(slots) if not slot.is_switch}
-        cpu_of = {top: self._choose_cpu(functions[leaf], names[leaf][0]) for top, leaf in leaf_of.items()}
+        cpu_of = {
+            top: self._choose_cpu(functions[leaf], names[leaf][0]) for top, leaf in leaf_of.items()
+        }
         for slot in slots:
             cpu, switch = cpu_of[slot.top], f"{self.machine.prefix}pci-{slot.bus_id}"
             for note in slot.notes:
@@ -170,22 +199,45 @@ class _Reader:
         source = "hwloc XML, pci_link_speed"
         if link.assumed:
             source = "assumed: hwloc gives no PCIe speed"
-            self.notes.add(child, "no pci_link_speed on its way up; taken as PCIe Gen3 x16, as NCCL does")
+            self.notes.add(
+                child, "no pci_link_speed on its way up; taken as PCIe Gen3 x16, as NCCL does"
+            )
         extra = {"declared": declared}
-        return Link(child, parent, link.bandwidth_GBps, LATENCY_us["pcie"], "pcie", source=source, extra=extra)
+        return Link(
+            child,
+            parent,
+            link.bandwidth_GBps,
+            LATENCY_us["pcie"],
+            "pcie",
+            source=source,
+            extra=extra,
+        )
 
-    # -- devices -------------------------------------------------------------------------------------------------
+    # -- devices
+    # -------------------------------------------------------------------------------------------------
 
     def _build_gpu(self, gpu: HwlocGpu) -> Device:
         """Return the device of a GPU."""
         function = gpu.function
-        extra: dict[str, Any] = {"name": gpu.infos.get("GPUModel"), "uuid": find_uuid(gpu), "osdevs": list(gpu.names)}
+        extra: dict[str, Any] = {
+            "name": gpu.infos.get("GPUModel"),
+            "uuid": find_uuid(gpu),
+            "osdevs": list(gpu.names),
+        }
         extra |= {"pci": _select_pci_ids(function.ids), "root": function.root}
         extra = {key: value for key, value in extra.items() if value}
-        return Device(gpu.id, numa_node=self._find_node(function), bus_id=function.bus_id, source=SOURCE, extra=extra)
+        return Device(
+            gpu.id,
+            numa_node=self._find_node(function),
+            bus_id=function.bus_id,
+            source=SOURCE,
+            extra=extra,
+        )
 
     def _name_nics(self, nics: list[HwlocNic]) -> dict[str, HwlocNic]:
-        """Return the NICs by the ids of their devices; of equal names the later ones get a number."""
+        """Return the NICs by the ids of their devices; of equal names the later ones get a
+        number.
+        """
         taken = {device.id for device in self.cpus.devices} | {gpu.id for gpu in self.gpus}
         by_id: dict[str, HwlocNic] = {}
         for nic in nics:
@@ -197,7 +249,9 @@ class _Reader:
     def _build_nic(self, name: str, nic: HwlocNic) -> Device:
         """Return the device of a NIC."""
         state, _ = find_port_state(nic.infos)
-        extra: dict[str, Any] = {key: value for key, value in nic.infos.items() if _KEPT_OF_NICS.fullmatch(key)}
+        extra: dict[str, Any] = {
+            key: value for key, value in nic.infos.items() if _KEPT_OF_NICS.fullmatch(key)
+        }
         extra |= {"state": state, "interfaces": list(nic.interfaces)}
         extra |= {"pci": _select_pci_ids(nic.function.ids), "root": nic.function.root}
         return Device(
@@ -210,7 +264,9 @@ class _Reader:
         )
 
     def _find_linked_nvswitches(self, matrices: Mapping[str, BandwidthMatrix]) -> dict[int, Device]:
-        """Return the NVSwitches to which a matrix has links, by gp_index, in the order of their addresses."""
+        """Return the NVSwitches to which a matrix has links, by gp_index, in the order of their
+        addresses.
+        """
         matrix = matrices.get("NVLinkBandwidth")
         linked = {matrix.objects[i] for pair in matrix.values for i in pair} if matrix else set()
         listed = find_nvswitches(self.machine)
@@ -222,17 +278,31 @@ class _Reader:
             name = f"{self.machine.prefix}nvswitch{len(by_gp)}"
             extra = {"pci": _select_pci_ids(function.ids)} if function.ids else {}
             node = self._find_node(function)
-            generation = NVSWITCH_GENERATIONS.get(function.ids.get("device", "").removeprefix("0x").lower())
+            generation = NVSWITCH_GENERATIONS.get(
+                function.ids.get("device", "").removeprefix("0x").lower()
+            )
             adding = nvswitch_adding(generation)
-            switch = Device(name, "switch", "nvswitch", numa_node=node, bus_id=function.bus_id, in_network=adding)
+            switch = Device(
+                name,
+                "switch",
+                "nvswitch",
+                numa_node=node,
+                bus_id=function.bus_id,
+                in_network=adding,
+            )
             by_gp[number] = replace(switch, source=SOURCE, extra=extra)
         if listed and not by_gp:
-            self.notes.add(f"{len(listed)} NVSwitches", f"the file has no links to them ({_LINK_TOOLS}); left out")
+            self.notes.add(
+                f"{len(listed)} NVSwitches",
+                f"the file has no links to them ({_LINK_TOOLS}); left out",
+            )
         return by_gp
 
 
 def _select_pci_ids(ids: Mapping[str, str]) -> dict[str, str]:
-    """Return what is kept of a PCI function's ids beside the facts, under the keys of NCCL's XML."""
+    """Return what is kept of a PCI function's ids beside the facts, under the keys of NCCL's
+    XML.
+    """
     return {key: ids[key] for key in ("class", "vendor", "device") if key in ids}
 
 

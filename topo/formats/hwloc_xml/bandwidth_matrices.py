@@ -1,7 +1,8 @@
-"""Read the bandwidth matrices of an hwloc file: NVLink and xGMI links between GPUs, NVSwitches and CPUs.
+"""Read the bandwidth matrices of an hwloc file: NVLink and xGMI links between GPUs, NVSwitches and
+CPUs.
 
-A matrix holds MB/s (1e6 bytes a second) in one direction, row to column. Its diagonal is made up, and it can only say
-what the GPUs know: links from one NVSwitch to another are not in it.
+A matrix holds MB/s (1e6 bytes a second) in one direction, row to column. Its diagonal is made up,
+and it can only say what the GPUs know: links from one NVSwitch to another are not in it.
 """
 
 from __future__ import annotations
@@ -34,14 +35,18 @@ _PAIRS_NAMED = 2
 
 @dataclass(frozen=True)
 class BandwidthMatrix:
-    """The objects of a matrix by gp_index, and the values between them that are not 0, keyed (row, column), no diagonal."""
+    """The objects of a matrix by gp_index, and the values between them that are not 0, keyed (row,
+    column), no diagonal.
+    """
 
     objects: tuple[int, ...]
     values: Mapping[tuple[int, int], int]
 
 
 def read_matrices(root: Element, machine: HwlocMachine) -> dict[str, BandwidthMatrix]:
-    """Return the matrices that speak of links, by name. InputError where one is not whole or holds what is no number."""
+    """Return the matrices that speak of links, by name. InputError where one is not whole or holds
+    what is no number.
+    """
     matrices: dict[str, BandwidthMatrix] = {}
     for element in root:
         name = element.get("name") or ""
@@ -64,20 +69,25 @@ def _read_matrix(element: Element) -> BandwidthMatrix:
     if size is None or len(names) != size or len(values) != size * size:
         sizes = f"nbobjs={size}, {len(names)} indexes and {len(values)} values"
         raise element.make_error(
-            f"{sizes}: expected as many indexes as objects and their square of values; is the file whole?"
+            f"{sizes}: expected as many indexes as objects and their square of values; is the "
+            "file whole?"
         )
     indexes = [_INDEX.fullmatch(name) for name in names]
     numbers = tuple(int(match.group(1)) for match in indexes if match is not None)
     if len(numbers) < size or len(set(numbers)) < size:
-        wrong = next((name for name, match in zip(names, indexes, strict=True) if match is None), "one twice")
+        wrong = next(
+            (name for name, match in zip(names, indexes, strict=True) if match is None), "one twice"
+        )
         raise element.make_error(
-            f"indexes hold {wrong[:40]!r}: expected the gp_index of different objects, such as OSDev:802"
+            f"indexes hold {wrong[:40]!r}: expected the gp_index of different objects, such as "
+            "OSDev:802"
         )
     nonzero: dict[tuple[int, int], int] = {}
     for i, text in enumerate(values):
         if not text.isdecimal() or len(text) > 20 or int(text) > _MAX_MBps:
             raise element.make_error(
-                f"u64values hold {text[:40]!r}: expected whole numbers of MB/s from 0 to {_MAX_MBps}"
+                f"u64values hold {text[:40]!r}: expected whole numbers of MB/s from 0 to "
+                f"{_MAX_MBps}"
             )
         if int(text) and i // size != i % size:
             nonzero[i // size, i % size] = int(text)
@@ -91,7 +101,9 @@ def _read_words(element: Element, tag: str) -> list[str]:
 
 @dataclass(eq=False)
 class MatrixLinkReader:
-    """Reads the links of one machine's matrices. `switches` are the NVSwitches that a matrix names, by gp_index."""
+    """Reads the links of one machine's matrices. `switches` are the NVSwitches that a matrix names,
+    by gp_index.
+    """
 
     machine: HwlocMachine
     cpus: Cpus
@@ -101,7 +113,9 @@ class MatrixLinkReader:
     links: list[Link] = field(default_factory=list)
 
     def read(self, matrices: Mapping[str, BandwidthMatrix]) -> list[Link]:
-        """Return all links that the matrices give, and those that must be between groups of NVSwitches."""
+        """Return all links that the matrices give, and those that must be between groups of
+        NVSwitches.
+        """
         hops = self._key_by_objects(matrices.get(_HOPS))
         for name, kind in _KINDS.items():
             if name in matrices:
@@ -123,15 +137,20 @@ class MatrixLinkReader:
         """Return a matrix's values keyed by the gp_index of row and column."""
         if matrix is None:
             return {}
-        return {(matrix.objects[i], matrix.objects[j]): value for (i, j), value in matrix.values.items()}
+        return {
+            (matrix.objects[i], matrix.objects[j]): value for (i, j), value in matrix.values.items()
+        }
 
-    def _read_links(self, matrix: BandwidthMatrix, name: str, kind: str, hops: Mapping[tuple[int, int], int]) -> None:
+    def _read_links(
+        self, matrix: BandwidthMatrix, name: str, kind: str, hops: Mapping[tuple[int, int], int]
+    ) -> None:
         """Add the links of one matrix."""
         # one number that names nothing puts the whole matrix in doubt: it may be of another machine
         unknown = [n for n in matrix.objects if n not in self.machine.by_gp]
         if unknown:
             self.machine.notes.add(
-                f"matrix {name}", f"names object {unknown[0]}, which is not in the file; the matrix is left out"
+                f"matrix {name}",
+                f"names object {unknown[0]}, which is not in the file; the matrix is left out",
             )
             return
         rates: dict[tuple[str, str], int] = {}
@@ -140,22 +159,32 @@ class MatrixLinkReader:
             if ends is None:
                 continue
             if hops.get(pair, 1) > 1:
-                self.machine.notes.add(" - ".join(sorted(ends)), f"{hops[pair]} hops apart; no link")
+                self.machine.notes.add(
+                    " - ".join(sorted(ends)), f"{hops[pair]} hops apart; no link"
+                )
                 continue
             earlier = rates.get(ends, 0)
-            rates[ends] = max(earlier, value) if kind == "xgmi" else earlier + value  # parts of a GPU share its xGMI
+            rates[ends] = (
+                max(earlier, value) if kind == "xgmi" else earlier + value
+            )  # parts of a GPU share its xGMI
         if kind == "xgmi" and set(rates.values()) == {_UNTOLD_XGMI_MBps}:
             self.machine.notes.add(
-                f"matrix {name}", "says 100 GB/s of every link, which hwloc writes whatever the link; not measured"
+                f"matrix {name}",
+                "says 100 GB/s of every link, which hwloc writes whatever the link; not measured",
             )
         self.links += self._build_links(rates, name, kind)
 
     def _find_ends(self, row: int, column: int) -> tuple[str, str] | None:
-        """Return the devices that two objects of a matrix are, None where no GPU or NVSwitch is among them."""
+        """Return the devices that two objects of a matrix are, None where no GPU or NVSwitch is
+        among them.
+        """
         first, second = (self._find_device(number) for number in (row, column))
         if first is None and second is None:
             return None
-        first, second = first or self._find_cpu(row, second), second or self._find_cpu(column, first)
+        first, second = (
+            first or self._find_cpu(row, second),
+            second or self._find_cpu(column, first),
+        )
         return None if first is None or second is None or first == second else (first, second)
 
     def _find_device(self, number: int) -> str | None:
@@ -169,7 +198,9 @@ class MatrixLinkReader:
         """Return the CPU that an object is; of several the one near the GPU at the other end."""
         element = self.machine.by_gp[number]
         if element.get("type") in ("Bridge", "PCIDev", "OSDev", "Misc"):
-            self.machine.notes.add(str(other), f"has a link to object {number}, a {element.get('type')} that is no GPU")
+            self.machine.notes.add(
+                str(other), f"has a link to object {number}, a {element.get('type')} that is no GPU"
+            )
             return None
         near = self.cpus.find_near(element)
         gpu = self._gpu_by_id.get(other or "")
@@ -178,12 +209,17 @@ class MatrixLinkReader:
             near = [node for node in near_gpu if node in near] or near
         if len(near) > 1:
             self.machine.notes.add(
-                str(other), f"its links to the CPUs lead to several NUMA nodes; taken for {near[0].device.id}"
+                str(other),
+                f"its links to the CPUs lead to several NUMA nodes; taken for {near[0].device.id}",
             )
         return near[0].device.id
 
-    def _build_links(self, rates: Mapping[tuple[str, str], int], name: str, kind: str) -> Iterator[Link]:
-        """Yield a link for each rate, two-way ones together; note pairs that differ by direction."""
+    def _build_links(
+        self, rates: Mapping[tuple[str, str], int], name: str, kind: str
+    ) -> Iterator[Link]:
+        """Yield a link for each rate, two-way ones together; note pairs that differ by
+        direction.
+        """
         uneven: list[str] = []
         done: set[tuple[str, str]] = set()
         for (src, dst), value in rates.items():
@@ -198,7 +234,9 @@ class MatrixLinkReader:
             yield link
         if uneven:
             pairs = join_first(uneven, _PAIRS_NAMED, "; ")
-            self.machine.notes.add(f"matrix {name}", f"differs by direction: {pairs}; taken as it says")
+            self.machine.notes.add(
+                f"matrix {name}", f"differs by direction: {pairs}; taken as it says"
+            )
 
     def _build_link(self, src: str, dst: str, value: int, name: str, kind: str) -> Link:
         """Return the link of a rate in MB/s from one device to another."""
@@ -208,7 +246,9 @@ class MatrixLinkReader:
         return Link(src, dst, Fraction(value, 1000), latency, kind, count, f"hwloc XML, {name}")
 
     def _count_nvlinks(self, src: str, dst: str, value: int) -> int:
-        """Return how many NVLinks a rate stands for: by the GPU's model, else 25 GB/s each (20 where only that divides it)."""
+        """Return how many NVLinks a rate stands for: by the GPU's model, else 25 GB/s each (20
+        where only that divides it).
+        """
         gpu = self._gpu_by_id.get(src) or self._gpu_by_id.get(dst)
         model = gpu.infos.get("GPUModel", "") if gpu is not None else ""
         by_model = [each for pattern, each in _MBps_BY_MODEL if pattern.search(model)]
@@ -218,14 +258,19 @@ class MatrixLinkReader:
         return 1
 
 
-# -- what GPUs cannot know -----------------------------------------------------------------------------------------
+# -- what GPUs cannot know
+# -----------------------------------------------------------------------------------------
 
 
-def join_switch_groups(machine: HwlocMachine, switches: list[Device], links: list[Link]) -> list[Link]:
-    """Return links between two equally large groups of NVSwitches that no link of a matrix joins, as in a DGX-2.
+def join_switch_groups(
+    machine: HwlocMachine, switches: list[Device], links: list[Link]
+) -> list[Link]:
+    """Return links between two equally large groups of NVSwitches that no link of a matrix joins,
+    as in a DGX-2.
 
-    Each switch of one group is joined to its counterpart in the other, in the order of their addresses, with what its
-    GPUs bring to it: the fabric then limits nothing, which is how NCCL takes it. Other groups are only noted.
+    Each switch of one group is joined to its counterpart in the other, in the order of their
+    addresses, with what its GPUs bring to it: the fabric then limits nothing, which is how NCCL
+    takes it. Other groups are only noted.
     """
     groups = _group_switches(switches, links)
     if len(groups) < 2:
@@ -234,12 +279,14 @@ def join_switch_groups(machine: HwlocMachine, switches: list[Device], links: lis
     if len(groups) > 2 or len(groups[0]) != len(groups[1]):
         machine.notes.add(
             "NVSwitches",
-            f"groups of {sizes} with no link between them in the file, which cannot show such links; left apart",
+            f"groups of {sizes} with no link between them in the file, which cannot show such "
+            "links; left apart",
         )
         return []
     machine.notes.add(
         "NVSwitches",
-        f"two groups of {sizes} with no link between them in the file, which cannot show such links; assumed: each is joined"
+        f"two groups of {sizes} with no link between them in the file, which cannot show such "
+        "links; assumed: each is joined"
         " to one of the other group with all the bandwidth that its GPUs bring",
     )
     rates: dict[str, Fraction] = defaultdict(Fraction)
@@ -256,7 +303,9 @@ def join_switch_groups(machine: HwlocMachine, switches: list[Device], links: lis
 
 
 def _group_switches(switches: list[Device], links: list[Link]) -> list[list[str]]:
-    """Return the switches grouped by what their NVLinks join, each group and the groups in the order of `switches`."""
+    """Return the switches grouped by what their NVLinks join, each group and the groups in the
+    order of `switches`.
+    """
     neighbours: dict[str, set[str]] = {}
     for link in links:
         if link.kind == "nvlink":

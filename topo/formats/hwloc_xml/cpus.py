@@ -12,8 +12,18 @@ from ..safe_xml import Element
 from .objects import HwlocMachine, format_cpu_list, parse_bits, read_infos, read_os_index
 
 MAX_NODES = 512
-_ARCHITECTURES: Mapping[str, str] = {"x86_64": "x86_64", "aarch64": "arm64", "ppc64le": "ppc64", "ppc64": "ppc64"}
-_INFO_KEYS = {"vendor": "CPUVendor", "name": "CPUModel", "familyid": "CPUFamilyNumber", "modelid": "CPUModelNumber"}
+_ARCHITECTURES: Mapping[str, str] = {
+    "x86_64": "x86_64",
+    "aarch64": "arm64",
+    "ppc64le": "ppc64",
+    "ppc64": "ppc64",
+}
+_INFO_KEYS = {
+    "vendor": "CPUVendor",
+    "name": "CPUModel",
+    "familyid": "CPUFamilyNumber",
+    "modelid": "CPUModelNumber",
+}
 
 
 @dataclass(frozen=True)
@@ -33,12 +43,18 @@ class Cpus:
     _near: dict[int, list[NumaNode]] = field(default_factory=dict)
 
     def find_near(self, element: Element) -> list[NumaNode]:
-        """Return the nodes whose CPUs, or else whose memory, an object shares; all where it says nothing."""
+        """Return the nodes whose CPUs, or else whose memory, an object shares; all where it says
+        nothing.
+        """
         nodes = self._near.get(id(element))
         if nodes is None:
             cpuset, nodeset = parse_bits(element, "cpuset"), parse_bits(element, "nodeset")
             nodes = [node for node in self.nodes if node.cpuset & cpuset]
-            nodes = nodes or [node for node in self.nodes if nodeset >> (node.number or 0) & 1] or self.nodes
+            nodes = (
+                nodes
+                or [node for node in self.nodes if nodeset >> (node.number or 0) & 1]
+                or self.nodes
+            )
             self._near[id(element)] = nodes
         return nodes
 
@@ -52,8 +68,17 @@ def read_cpus(machine: HwlocMachine) -> Cpus:
     """Return a device for each NUMA node that has CPUs; one, cpu0, where the file lists no node."""
     extra = _read_model(machine)
     if not machine.numa:
-        machine.notes.add(f"{machine.prefix}cpu0", "no NUMA node is listed; the machine is taken to have one socket")
-        return Cpus([NumaNode(None, -1, Device(f"{machine.prefix}cpu0", "cpu", source="assumed", extra=extra))])
+        machine.notes.add(
+            f"{machine.prefix}cpu0",
+            "no NUMA node is listed; the machine is taken to have one socket",
+        )
+        return Cpus(
+            [
+                NumaNode(
+                    None, -1, Device(f"{machine.prefix}cpu0", "cpu", source="assumed", extra=extra)
+                )
+            ]
+        )
     nodes: list[NumaNode] = []
     for number, (element, cpuset) in sorted(_assign_cpus(machine).items()):
         package = machine.package_of.get(id(element)) or _find_package_below(element)
@@ -62,32 +87,42 @@ def read_cpus(machine: HwlocMachine) -> Cpus:
         cpu_extra = extra | {key: value for key, value in node_extra.items() if value is not None}
         name = f"{machine.prefix}cpu{number}"
         nodes.append(
-            NumaNode(number, cpuset, Device(name, "cpu", numa_node=number, source="hwloc XML", extra=cpu_extra))
+            NumaNode(
+                number,
+                cpuset,
+                Device(name, "cpu", numa_node=number, source="hwloc XML", extra=cpu_extra),
+            )
         )
     if len(nodes) > MAX_NODES:
-        raise machine.element.make_error(f"has {len(nodes)} NUMA nodes with CPUs; more than {MAX_NODES} are refused")
+        raise machine.element.make_error(
+            f"has {len(nodes)} NUMA nodes with CPUs; more than {MAX_NODES} are refused"
+        )
     return Cpus(nodes)
 
 
 def _assign_cpus(machine: HwlocMachine) -> dict[int, tuple[Element, int]]:
     """Return NUMA nodes and their CPUs by number, without those that are memory only.
 
-    hwloc gives memory without CPUs (of a GPU, high-bandwidth, CXL) the cpuset of the CPUs that are near it. A CPU belongs to
-    one node only: of several that list it to ordinary memory rather than to what has a subtype, to the smaller set, to
-    the lower number.
+    hwloc gives memory without CPUs (of a GPU, high-bandwidth, CXL) the cpuset of the CPUs that are
+    near it. A CPU belongs to one node only: of several that list it to ordinary memory rather than
+    to what has a subtype, to the smaller set, to the lower number.
     """
     numbered: dict[int, Element] = {}
     for element in machine.numa:
         number = read_os_index(element)
         number = len(numbered) if number is None else number
         if number in numbered:
-            raise element.make_error(f"os_index={number}: another NUMA node has this number; expected one of its own")
+            raise element.make_error(
+                f"os_index={number}: another NUMA node has this number; expected one of its own"
+            )
         numbered[number] = element
     sets = {number: parse_bits(element, "cpuset") for number, element in numbered.items()}
     if not any(sets.values()):
         return {number: (element, 0) for number, element in numbered.items()}
     taken, assigned = 0, {}
-    for number in sorted(sets, key=lambda n: (bool(numbered[n].get("subtype")), sets[n].bit_count(), n)):
+    for number in sorted(
+        sets, key=lambda n: (bool(numbered[n].get("subtype")), sets[n].bit_count(), n)
+    ):
         if sets[number] & ~taken:
             assigned[number] = numbered[number], sets[number] & ~taken
             taken |= sets[number]
@@ -96,12 +131,16 @@ def _assign_cpus(machine: HwlocMachine) -> dict[int, tuple[Element, int]]:
 
 def _find_package_below(element: Element) -> Element | None:
     """Return the package in a NUMA node, as version 1 nests them."""
-    return next((inner for inner in element.walk() if inner.get("type") in ("Package", "Socket")), None)
+    return next(
+        (inner for inner in element.walk() if inner.get("type") in ("Package", "Socket")), None
+    )
 
 
 def _read_model(machine: HwlocMachine) -> dict[str, str]:
     """Return what the CPUs are, under the keys of NCCL's XML; they are alike in one machine."""
-    cpu_infos = next((read_infos(package) for package in machine.packages if read_infos(package)), {})
+    cpu_infos = next(
+        (read_infos(package) for package in machine.packages if read_infos(package)), {}
+    )
     cpu_infos = {**machine.infos, **cpu_infos}
     model = {word: cpu_infos[key] for word, key in _INFO_KEYS.items() if cpu_infos.get(key)}
     arch = _ARCHITECTURES.get(machine.infos.get("Architecture", ""))
@@ -116,7 +155,10 @@ def join_cpus(cpus: Cpus) -> Iterator[Link]:
     """Yield links from each CPU to each other one of its machine, at the rate that NCCL counts."""
     model = cpus.nodes[0].device.extra
     rate = inter_cpu_GBps_of(model)
-    known = model.get("arch") in ("arm64", "ppc64") or model.get("vendor") in ("GenuineIntel", "AuthenticAMD")
+    known = model.get("arch") in ("arm64", "ppc64") or model.get("vendor") in (
+        "GenuineIntel",
+        "AuthenticAMD",
+    )
     source = "CPU model; rate as NCCL counts it" if known else "assumed: the CPU model is not known"
     for a, b in combinations(cpus.devices, 2):
         yield from both_ways(Link(a.id, b.id, rate, LATENCY_us["smp"], "smp", source=source))

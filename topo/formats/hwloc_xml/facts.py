@@ -1,4 +1,6 @@
-"""Turn what an hwloc file says beside the topology into facts (docs/facts.md): GPUs, PCI functions, NICs, NUMA nodes."""
+"""Turn what an hwloc file says beside the topology into facts (docs/facts.md): GPUs, PCI functions,
+NICs, NUMA nodes.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +9,27 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ...facts import Fact, Facts, Value, keys
-from ...facts.keys import CPUINFO, HOST, Key, gpu_subject, net_subject, numa_subject, pci_subject, rdma_subject
+from ...facts.keys import (
+    CPUINFO,
+    HOST,
+    Key,
+    gpu_subject,
+    net_subject,
+    numa_subject,
+    pci_subject,
+    rdma_subject,
+)
 from .cpus import Cpus
 from .objects import HwlocMachine, PciFunction, read_bus_id, read_infos, read_os_index, read_pci_ids
 from .pci import SOURCE, HwlocGpu, HwlocNic
 
-_STATES = {"1": "1: DOWN", "2": "2: INIT", "3": "3: ARMED", "4": "4: ACTIVE", "5": "5: ACTIVE_DEFER"}
+_STATES = {
+    "1": "1: DOWN",
+    "2": "2: INIT",
+    "3": "3: ARMED",
+    "4": "4: ACTIVE",
+    "5": "5: ACTIVE_DEFER",
+}
 _PORT = re.compile(r"Port([0-9]{1,3})State")
 _CPUINFO: dict[str, Key[Any]] = {
     "vendor": keys.CPUINFO_VENDOR,
@@ -21,6 +38,7 @@ _CPUINFO: dict[str, Key[Any]] = {
     "name": keys.CPUINFO_MODEL_NAME,
 }
 _HOST = {keys.HOST_NAME: "HostName", keys.HOST_KERNEL: "OSRelease"}
+# Keys of the ids that `pci_ids` gives, under the same names.
 _IDS: tuple[Key[Any], ...] = (
     keys.PCI_CLASS,
     keys.PCI_VENDOR,
@@ -28,16 +46,23 @@ _IDS: tuple[Key[Any], ...] = (
     keys.PCI_SUBSYSTEM_VENDOR,
     keys.PCI_SUBSYSTEM_DEVICE,
 )
-"""Keys of the ids that `pci_ids` gives, under the same names."""
 
 
 def read_facts(
-    machine: HwlocMachine, cpus: Cpus, gpus: list[HwlocGpu], nics: list[HwlocNic], node_of: Mapping[str, int]
+    machine: HwlocMachine,
+    cpus: Cpus,
+    gpus: list[HwlocGpu],
+    nics: list[HwlocNic],
+    node_of: Mapping[str, int],
 ) -> Facts:
-    """Return the facts of one machine; `node_of` has the NUMA nodes of PCI functions, by address, where they are known."""
+    """Return the facts of one machine; `node_of` has the NUMA nodes of PCI functions, by address,
+    where they are known.
+    """
     facts = [
         *_build_facts(HOST, {key: machine.infos.get(name) for key, name in _HOST.items()}),
-        *_build_facts(CPUINFO, {key: cpus.nodes[0].device.extra.get(word) for word, key in _CPUINFO.items()}),
+        *_build_facts(
+            CPUINFO, {key: cpus.nodes[0].device.extra.get(word) for word, key in _CPUINFO.items()}
+        ),
     ]
     for node in cpus.nodes:
         if node.number is not None:
@@ -48,11 +73,19 @@ def read_facts(
     memory = _find_gpu_memory(machine)
     for i, gpu in enumerate(gpus):
         address = gpu.function.bus_id
-        values: dict[Key[Any], Value | None] = {keys.GPU_BUS_ID: address, keys.GPU_UUID: find_uuid(gpu)}
-        values |= {keys.GPU_NAME: gpu.infos.get("GPUModel"), keys.GPU_NUMA_NODE: node_of.get(address or "")}
+        values: dict[Key[Any], Value | None] = {
+            keys.GPU_BUS_ID: address,
+            keys.GPU_UUID: find_uuid(gpu),
+        }
+        values |= {
+            keys.GPU_NAME: gpu.infos.get("GPUModel"),
+            keys.GPU_NUMA_NODE: node_of.get(address or ""),
+        }
         values |= {keys.GPU_OWN_NUMA_NODE: memory.get(address or "")}
         facts += _build_facts(gpu_subject(i), values)
-    functions = {f.bus_id: f for f in [*(g.function for g in gpus), *(n.function for n in nics)] if f.bus_id}
+    functions = {
+        f.bus_id: f for f in [*(g.function for g in gpus), *(n.function for n in nics)] if f.bus_id
+    }
     for address, function in functions.items():
         facts += _read_function_facts(address, function, node_of)
     for nic in nics:
@@ -66,8 +99,14 @@ def find_uuid(gpu: HwlocGpu) -> str | None:
 
 
 def find_port_state(infos: Mapping[str, str]) -> tuple[str | None, int | None]:
-    """Return the state of the first active port, else of the first, as Linux writes it; and the number of ports."""
-    ports = sorted((int(match.group(1)), value) for name, value in infos.items() if (match := _PORT.fullmatch(name)))
+    """Return the state of the first active port, else of the first, as Linux writes it; and the
+    number of ports.
+    """
+    ports = sorted(
+        (int(match.group(1)), value)
+        for name, value in infos.items()
+        if (match := _PORT.fullmatch(name))
+    )
     if not ports:
         return None, None
     states = [value for _, value in ports]
@@ -80,11 +119,17 @@ def _build_facts(subject: str, values: Mapping[Key[Any], Value | None]) -> Itera
     return (Fact(subject, key, value, SOURCE) for key, value in values.items() if value is not None)
 
 
-def _read_function_facts(address: str, function: PciFunction, node_of: Mapping[str, int]) -> Iterator[Fact]:
+def _read_function_facts(
+    address: str, function: PciFunction, node_of: Mapping[str, int]
+) -> Iterator[Fact]:
     """Yield the facts of a PCI function and of the bridges above it."""
     chain = tuple(read_bus_id(bridge) for bridge in function.bridges)
     values: dict[Key[Any], Value | None] = {key: function.ids.get(key) for key in _IDS}
-    values |= {keys.PCI_NUMA_NODE: node_of.get(address), keys.PCI_BRIDGES: chain, keys.PCI_ROOT: function.root}
+    values |= {
+        keys.PCI_NUMA_NODE: node_of.get(address),
+        keys.PCI_BRIDGES: chain,
+        keys.PCI_ROOT: function.root,
+    }
     yield from _build_facts(pci_subject(address), values)
     for name, bridge in zip(chain, function.bridges, strict=True):
         ids = read_pci_ids(bridge)

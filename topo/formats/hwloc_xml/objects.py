@@ -1,7 +1,9 @@
-"""Read hwloc's objects as its XML writes them, versions 1, 2 and 3 alike: the tree, positions, sets, addresses.
+"""Read hwloc's objects as its XML writes them, versions 1, 2 and 3 alike: the tree, positions,
+sets, addresses.
 
-Version 1 has NUMA nodes in the tree of the CPUs, later ones beside it; version 3 writes the type of a device of the
-operating system as a sum of bits, and what concerns the whole machine beside the objects.
+Version 1 has NUMA nodes in the tree of the CPUs, later ones beside it; version 3 writes the type of
+a device of the operating system as a sum of bits, and what concerns the whole machine beside the
+objects.
 """
 
 from __future__ import annotations
@@ -14,15 +16,17 @@ from fractions import Fraction
 from ..notes import Notes
 from ..safe_xml import Element
 
+# hwloc's word for an unknown os_index.
 MAX_INDEX = 2**32 - 1
-"""hwloc's word for an unknown os_index."""
 
 NVIDIA, AMD = "0x10de", "0x1002"
 
 _BUS_ID = re.compile(r"([0-9a-f]{1,8}):([0-9a-f]{2}):([0-9a-f]{2})\.([0-9a-f])", re.IGNORECASE)
 _BUSES = re.compile(r"([0-9a-f]{1,8}):\[([0-9a-f]{2})-[0-9a-f]{2}\]", re.IGNORECASE)
 _IDS = r"\[([0-9a-f]{4}):([0-9a-f]{4})\]"
-_PCI_TYPE = re.compile(rf"([0-9a-f]{{4}}) {_IDS} {_IDS} [0-9a-f]{{2}}(?: ([0-9a-f]{{2}}))?", re.IGNORECASE)
+_PCI_TYPE = re.compile(
+    rf"([0-9a-f]{{4}}) {_IDS} {_IDS} [0-9a-f]{{2}}(?: ([0-9a-f]{{2}}))?", re.IGNORECASE
+)
 _NUMBER = re.compile(r"[0-9]{1,6}(?:[.,][0-9]{1,9})?")
 _WORD = r"(?:0x)?[0-9a-fA-F]{0,8}"
 _SET = re.compile(rf"{_WORD}(?:,{_WORD})*")
@@ -50,9 +54,15 @@ def read_infos(element: Element) -> dict[str, str]:
 
 
 def read_gp_index(element: Element) -> int | None:
-    """Return the number by which matrices name an object, None where it has none; version 3 has it in the id as well."""
+    """Return the number by which matrices name an object, None where it has none; version 3 has it
+    in the id as well.
+    """
     number = element.get_integer("gp_index", most=2**63)
-    if number is None and (name := element.get("id") or "").startswith("obj") and name[3:].isdecimal():
+    if (
+        number is None
+        and (name := element.get("id") or "").startswith("obj")
+        and name[3:].isdecimal()
+    ):
         return int(name[3:22])
     return number
 
@@ -64,11 +74,15 @@ def read_os_index(element: Element) -> int | None:
 
 
 def parse_bits(element: Element, key: str) -> int:
-    """Return a cpuset or nodeset ("0x00000003,,0x0") as the bits of a number, 0 if absent. InputError if malformed."""
+    """Return a cpuset or nodeset ("0x00000003,,0x0") as the bits of a number, 0 if absent.
+    InputError if malformed.
+    """
     text = element.get(key) or ""
     words = text.removeprefix("0xf...f").strip(",")
     if len(text) > _LONGEST_SET or not _SET.fullmatch(words):
-        raise element.make_error(f"{key}={text[:40]!r}: expected hexadecimal words such as 0x00000003,0xffffffff")
+        raise element.make_error(
+            f"{key}={text[:40]!r}: expected hexadecimal words such as 0x00000003,0xffffffff"
+        )
     return int("".join([word.removeprefix("0x").zfill(8) for word in words.split(",")]), 16)
 
 
@@ -84,7 +98,9 @@ def format_cpu_list(number: int) -> str:
 
 
 def read_bus_id(element: Element) -> str:
-    """Return the PCI address of an object as Linux writes it, 0000:3b:00.0. InputError where it has none."""
+    """Return the PCI address of an object as Linux writes it, 0000:3b:00.0. InputError where it has
+    none.
+    """
     match = _BUS_ID.fullmatch(element.get("pci_busid") or "")
     if match is None:
         text = (element.get("pci_busid") or "")[:40]
@@ -94,27 +110,37 @@ def read_bus_id(element: Element) -> str:
 
 
 def read_root_name(element: Element) -> str | None:
-    """Return Linux' name for a host bridge's root complex, pci0000:00; None where its buses are not given."""
+    """Return Linux' name for a host bridge's root complex, pci0000:00; None where its buses are not
+    given.
+    """
     match = _BUSES.fullmatch(element.get("bridge_pci") or "")
     return f"pci{int(match.group(1), 16):04x}:{match.group(2)}".lower() if match else None
 
 
 def read_link_GBps(element: Element) -> Fraction:
-    """Return `pci_link_speed`: raw GB/s of a PCI link, 0 where it is not known. InputError where it is no number."""
+    """Return `pci_link_speed`: raw GB/s of a PCI link, 0 where it is not known. InputError where it
+    is no number.
+    """
     text = element.get("pci_link_speed") or "0"
     if not _NUMBER.fullmatch(text):
-        raise element.make_error(f"pci_link_speed={text[:40]!r}: expected GB/s, such as 15.753846, or 0")
+        raise element.make_error(
+            f"pci_link_speed={text[:40]!r}: expected GB/s, such as 15.753846, or 0"
+        )
     return Fraction(text.replace(",", "."))  # some locales write a comma
 
 
 def read_pci_ids(element: Element) -> dict[str, str]:
-    """Return `pci_type` ("0302 [10de:1db8] [10de:131d] a1 00") under Linux' keys and in its digits; empty if absent."""
+    """Return `pci_type` ("0302 [10de:1db8] [10de:131d] a1 00") under Linux' keys and in its digits;
+    empty if absent.
+    """
     text = element.get("pci_type")
     if text is None:
         return {}
     match = _PCI_TYPE.fullmatch(text.strip())
     if match is None:
-        raise element.make_error(f"pci_type={text[:40]!r}: expected one such as 0302 [10de:1db8] [10de:131d] a1")
+        raise element.make_error(
+            f"pci_type={text[:40]!r}: expected one such as 0302 [10de:1db8] [10de:131d] a1"
+        )
     kind, vendor, device, sub_vendor, sub_device, interface = (
         group and f"0x{group.lower()}" for group in match.groups()
     )
@@ -123,7 +149,9 @@ def read_pci_ids(element: Element) -> dict[str, str]:
 
 
 def is_osdev(element: Element, version: int, *kinds: str) -> bool:
-    """Return whether a device of the operating system is of one of `kinds` (gpu, coprocessor, network, openfabrics)."""
+    """Return whether a device of the operating system is of one of `kinds` (gpu, coprocessor,
+    network, openfabrics).
+    """
     type_code = element.get_integer("osdev_type", 0, most=2**31) or 0
     codes = [_OSDEV_KINDS[3 if version >= 3 else 2][kind] for kind in kinds]
     return any(type_code & code for code in codes) if version >= 3 else type_code in codes
@@ -131,9 +159,11 @@ def is_osdev(element: Element, version: int, *kinds: str) -> bool:
 
 @dataclass(eq=False)
 class PciFunction:
-    """A PCI function: its address and ids, the bridges above it from the top, its root complex, what is near it.
+    """A PCI function: its address and ids, the bridges above it from the top, its root complex,
+    what is near it.
 
-    `near` is the closest object that has CPUs. A GPU that the file hangs on no PCI function has no `bus_id`.
+    `near` is the closest object that has CPUs. A GPU that the file hangs on no PCI function has no
+    `bus_id`.
     """
 
     element: Element
@@ -151,9 +181,11 @@ class PciFunction:
 
 @dataclass(eq=False)
 class HwlocMachine:
-    """One Machine object: its NUMA nodes, PCI functions, and devices of the operating system that are on none.
+    """One Machine object: its NUMA nodes, PCI functions, and devices of the operating system that
+    are on none.
 
-    `package_of` has the package of a NUMA node by the node's identity; `by_gp` has every object by its gp_index.
+    `package_of` has the package of a NUMA node by the node's identity; `by_gp` has every object by
+    its gp_index.
     """
 
     element: Element
@@ -170,7 +202,9 @@ class HwlocMachine:
     by_gp: dict[int, Element] = field(default_factory=dict)
 
     def read(self) -> HwlocMachine:
-        """Walk the objects and return the machine itself. InputError for what is no hwloc object."""
+        """Walk the objects and return the machine itself. InputError for what is no hwloc
+        object.
+        """
         self._index(self.element, self.element)
         self._read_below(self.element, self.element, (), None, None)
         return self
@@ -182,9 +216,16 @@ class HwlocMachine:
         self.near_of[id(element)] = near
 
     def _read_below(
-        self, above: Element, near: Element, bridges: tuple[Element, ...], root: str | None, package: Element | None
+        self,
+        above: Element,
+        near: Element,
+        bridges: tuple[Element, ...],
+        root: str | None,
+        package: Element | None,
     ) -> None:
-        """Read the objects below one: packages, NUMA nodes, and devices with the bridges above them."""
+        """Read the objects below one: packages, NUMA nodes, and devices with the bridges above
+        them.
+        """
         for element in iterate_objects(above):
             kind = element.get("type")
             if kind in ("Bridge", "PCIDev", "OSDev", "Misc"):
@@ -203,7 +244,12 @@ class HwlocMachine:
             self._read_below(element, inside, (), None, below)
 
     def _read_io(
-        self, element: Element, near: Element, bridges: tuple[Element, ...], root: str | None, package: Element | None
+        self,
+        element: Element,
+        near: Element,
+        bridges: tuple[Element, ...],
+        root: str | None,
+        package: Element | None,
     ) -> None:
         """Read a bridge, PCI function or device of the operating system with all below it."""
         kind = element.get("type")
@@ -213,7 +259,9 @@ class HwlocMachine:
             else:
                 self._read_below(element, near, (*bridges, element), root, package)
         elif kind == "PCIDev":
-            function = PciFunction(element, read_bus_id(element), read_pci_ids(element), bridges, root, near)
+            function = PciFunction(
+                element, read_bus_id(element), read_pci_ids(element), bridges, root, near
+            )
             function.osdevs = [inner for inner in element.walk() if inner.get("type") == "OSDev"]
             for inner in function.osdevs:
                 self._index(inner, near)
@@ -225,18 +273,24 @@ class HwlocMachine:
 
 
 def read_machines(root: Element, version: int, notes: Notes) -> list[HwlocMachine]:
-    """Return every machine of a file; where a file holds several, their parts are named host0/, host1/ ..."""
+    """Return every machine of a file; where a file holds several, their parts are named host0/,
+    host1/ ...
+    """
     top_objects = list(iterate_objects(root))
     if not top_objects:
         raise root.make_error("has no <object>; expected a machine as lstopo --of xml writes it")
     elements = [m for top in top_objects for m in _find_outermost_machines(top)] or top_objects[:1]
     if len(elements) > MAX_MACHINES:
-        raise root.make_error(f"holds {len(elements)} machines; more than {MAX_MACHINES} are refused")
+        raise root.make_error(
+            f"holds {len(elements)} machines; more than {MAX_MACHINES} are refused"
+        )
     shared = {} if len(elements) > 1 else read_infos(root)
     machines = []
     for i, element in enumerate(elements):
         prefix = f"host{i}/" if len(elements) > 1 else ""
-        machines.append(HwlocMachine(element, prefix, version, notes, read_infos(element) | shared).read())
+        machines.append(
+            HwlocMachine(element, prefix, version, notes, read_infos(element) | shared).read()
+        )
     return machines
 
 

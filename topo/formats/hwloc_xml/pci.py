@@ -1,7 +1,8 @@
-"""Find the PCI devices of an hwloc file that matter: GPUs, NICs and the bridges above them, with their links' speeds.
+"""Find the PCI devices of an hwloc file that matter: GPUs, NICs and the bridges above them, with
+their links' speeds.
 
-hwloc writes the raw rate of a link as it was at that moment. A rate stands for several pairs of generation and width;
-they count alike, so of the nearest the widest is taken.
+hwloc writes the raw rate of a link as it was at that moment. A rate stands for several pairs of
+generation and width; they count alike, so of the nearest the widest is taken.
 """
 
 from __future__ import annotations
@@ -17,7 +18,16 @@ from ...facts.keys import pci_subject
 from ...hardware import PCIE_GTps
 from ...probe.pcie import Slot, list_slots
 from ..safe_xml import Element
-from .objects import AMD, NVIDIA, HwlocMachine, PciFunction, is_osdev, read_bus_id, read_infos, read_link_GBps
+from .objects import (
+    AMD,
+    NVIDIA,
+    HwlocMachine,
+    PciFunction,
+    is_osdev,
+    read_bus_id,
+    read_infos,
+    read_link_GBps,
+)
 
 SOURCE = "hwloc XML"
 MAX_DEVICES = 4096
@@ -26,15 +36,18 @@ _COMPUTE = re.compile(r"(nvml|rsmi|cuda|ze|opencl)([0-9]{1,6}).*")
 _DRIVER = {NVIDIA: "nvml", AMD: "rsmi"}
 _GPU_CLASSES, _NIC_CLASSES, _NVSWITCH_CLASS = ("0x03", "0x12"), ("0x02", "0x0c06"), "0x0680"
 _VGA = "0x0300"
+# ATI's chips on server boards (PCI ID repository: ES1000, RN50, Rage XL, Radeon 7000), which have
+# no PCI Express.
 _OLD_ATI = ("0x515e", "0x5969", "0x4752", "0x5159", "0x4c59")
-"""ATI's chips on server boards (PCI ID repository: ES1000, RN50, Rage XL, Radeon 7000), which have no PCI Express."""
 _UNLISTED = 10**7
 _NAMED = 8
 
 
 @dataclass(frozen=True)
 class HwlocGpu:
-    """A GPU: its device's id, its PCI function, what its tools call it, and the infos that they give."""
+    """A GPU: its device's id, its PCI function, what its tools call it, and the infos that they
+    give.
+    """
 
     id: str
     function: PciFunction
@@ -49,7 +62,9 @@ class HwlocGpu:
 
 @dataclass(frozen=True)
 class HwlocNic:
-    """A network device: its name, its PCI function, the interfaces of an RDMA device, and its infos."""
+    """A network device: its name, its PCI function, the interfaces of an RDMA device, and its
+    infos.
+    """
 
     name: str
     is_rdma: bool
@@ -61,17 +76,23 @@ class HwlocNic:
 def find_gpus(machine: HwlocMachine) -> list[HwlocGpu]:
     """Return the GPUs in the order of their tools (NVML, ROCm SMI, CUDA), else by address.
 
-    A display adapter that no tool lists counts as GPU if NVIDIA or AMD made it, and its vendor's tool lists no other.
+    A display adapter that no tool lists counts as GPU if NVIDIA or AMD made it, and its vendor's
+    tool lists no other.
     """
-    # a vendor's tool that lists GPUs lists all of them: then display adapters of that vendor are none
+    # a vendor's tool that lists GPUs lists all of them: then display adapters of that vendor are
+    # none
     osdev_names = [osdev.get("name") or "" for f in machine.functions for osdev in f.osdevs]
     osdev_names += [f.element.get("name") or "" for f in machine.loose]
     listing_vendors = {
-        vendor for vendor, tool in _DRIVER.items() if any(re.match(tool + "[0-9]", n) for n in osdev_names)
+        vendor
+        for vendor, tool in _DRIVER.items()
+        if any(re.match(tool + "[0-9]", n) for n in osdev_names)
     }
     functions = [f for f in machine.functions if _is_gpu(machine, f, listing_vendors)]
     # version 1 may list GPUs outside the PCI tree as well; those that are in it count once
-    names_on_pci = {name for f in functions for osdev in f.osdevs for name in [osdev.get("name") or ""]}
+    names_on_pci = {
+        name for f in functions for osdev in f.osdevs for name in [osdev.get("name") or ""]
+    }
     tools = ("nvml", "rsmi") if listing_vendors else ("cuda",)
     functions += [
         f
@@ -81,11 +102,17 @@ def find_gpus(machine: HwlocMachine) -> list[HwlocGpu]:
         and name not in names_on_pci
     ]
     if len(functions) > MAX_DEVICES:
-        raise machine.element.make_error(f"has {len(functions)} GPUs; more than {MAX_DEVICES} are refused")
+        raise machine.element.make_error(
+            f"has {len(functions)} GPUs; more than {MAX_DEVICES} are refused"
+        )
     functions.sort(key=_sort_key)
     gpus = []
     for i, function in enumerate(functions):
-        names = tuple(osdev.get("name") or "" for osdev in function.osdevs if _match_compute_name(osdev.get("name")))
+        names = tuple(
+            osdev.get("name") or ""
+            for osdev in function.osdevs
+            if _match_compute_name(osdev.get("name"))
+        )
         gpu_infos: dict[str, str] = {}
         for osdev in sorted(function.osdevs, key=lambda osdev: _rank_tool(osdev.get("name"))):
             gpu_infos = read_infos(osdev) | gpu_infos
@@ -94,7 +121,9 @@ def find_gpus(machine: HwlocMachine) -> list[HwlocGpu]:
     makers = dict.fromkeys(gpu.function.ids.get("vendor") for gpu in gpus)
     if len(makers.keys() - {None}) > 1:
         listed = ", ".join(f"{gpu.id} ({gpu.function.ids.get('vendor')})" for gpu in gpus[:_NAMED])
-        machine.notes.add(listed, "GPUs of different makers: neither NCCL nor RCCL makes one allreduce of them")
+        machine.notes.add(
+            listed, "GPUs of different makers: neither NCCL nor RCCL makes one allreduce of them"
+        )
     return gpus
 
 
@@ -104,9 +133,12 @@ def _match_compute_name(name: str | None) -> re.Match[str] | None:
 
 
 def _is_gpu(machine: HwlocMachine, function: PciFunction, listing: set[str]) -> bool:
-    """Return whether a PCI function is a GPU that can be a rank; note display adapters that are not."""
+    """Return whether a PCI function is a GPU that can be a rank; note display adapters that are
+    not.
+    """
     if any(
-        (match := _match_compute_name(osdev.get("name"))) and match.group(1) != "opencl" for osdev in function.osdevs
+        (match := _match_compute_name(osdev.get("name"))) and match.group(1) != "opencl"
+        for osdev in function.osdevs
     ):
         return True
     vendor = function.ids.get("vendor")
@@ -123,17 +155,23 @@ def _is_gpu(machine: HwlocMachine, function: PciFunction, listing: set[str]) -> 
         )
         return False
     if vendor == AMD and function.has_class(_VGA) and _is_off_pcie(machine, function):
-        machine.notes.add(str(function.bus_id), "a display adapter of AMD (ATI) without PCI Express; it is no rank")
+        machine.notes.add(
+            str(function.bus_id),
+            "a display adapter of AMD (ATI) without PCI Express; it is no rank",
+        )
         return False
     return True
 
 
 def _is_off_pcie(machine: HwlocMachine, function: PciFunction) -> bool:
-    """Return whether a function has no PCI Express link; a file read without privileges has no speeds at all.
+    """Return whether a function has no PCI Express link; a file read without privileges has no
+    speeds at all.
 
     A device that is not number 0 of a bus below a bridge is no endpoint of PCI Express either.
     """
-    if function.ids.get("device") in _OLD_ATI or (function.bridges and ":00." not in (function.bus_id or ":00.")[4:]):
+    if function.ids.get("device") in _OLD_ATI or (
+        function.bridges and ":00." not in (function.bus_id or ":00.")[4:]
+    ):
         return True
     return find_lanes(read_link_GBps(function.element)) is None and any(
         read_link_GBps(f.element) for f in machine.functions
@@ -141,7 +179,9 @@ def _is_off_pcie(machine: HwlocMachine, function: PciFunction) -> bool:
 
 
 def _rank_tool(name: str | None) -> tuple[int, int]:
-    """Return the rank of a device's tool and its number there: NVML before ROCm SMI, CUDA and Level Zero."""
+    """Return the rank of a device's tool and its number there: NVML before ROCm SMI, CUDA and Level
+    Zero.
+    """
     match = _match_compute_name(name)
     if match is None or match.group(1) == "opencl":
         return 9, _UNLISTED
@@ -151,7 +191,10 @@ def _rank_tool(name: str | None) -> tuple[int, int]:
 def _sort_key(function: PciFunction) -> tuple[tuple[int, int], tuple[int, str]]:
     """Return the order of a GPU: by its tools' numbers, else by address."""
     address = function.bus_id or ""
-    return min((_rank_tool(o.get("name")) for o in function.osdevs), default=(9, _UNLISTED)), (len(address), address)
+    return min((_rank_tool(o.get("name")) for o in function.osdevs), default=(9, _UNLISTED)), (
+        len(address),
+        address,
+    )
 
 
 def _note_oddities(machine: HwlocMachine, gpu: HwlocGpu) -> None:
@@ -165,21 +208,35 @@ def _note_oddities(machine: HwlocMachine, gpu: HwlocGpu) -> None:
 
 
 def find_nics(machine: HwlocMachine) -> list[HwlocNic]:
-    """Return network cards by address: the RDMA devices of a function where there are any, else its interfaces."""
+    """Return network cards by address: the RDMA devices of a function where there are any, else its
+    interfaces.
+    """
     nics: list[HwlocNic] = []
     for function in machine.functions:
         if not function.has_class(*_NIC_CLASSES):
             continue
         rdma, nets = (
-            [osdev for osdev in function.osdevs if is_osdev(osdev, machine.version, kind) and osdev.get("name")]
+            [
+                osdev
+                for osdev in function.osdevs
+                if is_osdev(osdev, machine.version, kind) and osdev.get("name")
+            ]
             for kind in ("openfabrics", "network")
         )
         interfaces = tuple(str(osdev.get("name")) for osdev in nets) if rdma else ()
         for osdev in rdma or nets:
-            nics.append(HwlocNic(str(osdev.get("name")), bool(rdma), function, interfaces, read_infos(osdev)))
+            nics.append(
+                HwlocNic(
+                    str(osdev.get("name")), bool(rdma), function, interfaces, read_infos(osdev)
+                )
+            )
     if len(nics) > MAX_DEVICES:
-        raise machine.element.make_error(f"has {len(nics)} network devices; more than {MAX_DEVICES} are refused")
-    return sorted(nics, key=lambda nic: (len(nic.function.bus_id or ""), nic.function.bus_id or "", nic.name))
+        raise machine.element.make_error(
+            f"has {len(nics)} network devices; more than {MAX_DEVICES} are refused"
+        )
+    return sorted(
+        nics, key=lambda nic: (len(nic.function.bus_id or ""), nic.function.bus_id or "", nic.name)
+    )
 
 
 def find_nvswitches(machine: HwlocMachine) -> list[PciFunction]:
@@ -187,17 +244,27 @@ def find_nvswitches(machine: HwlocMachine) -> list[PciFunction]:
     functions = [
         f
         for f in machine.functions
-        if f.element.get("subtype") == "NVSwitch" or (f.has_class(_NVSWITCH_CLASS) and f.ids.get("vendor") == NVIDIA)
+        if f.element.get("subtype") == "NVSwitch"
+        or (f.has_class(_NVSWITCH_CLASS) and f.ids.get("vendor") == NVIDIA)
     ]
     return sorted(functions, key=lambda f: (len(f.bus_id or ""), f.bus_id or ""))
 
 
-# -- the tree ------------------------------------------------------------------------------------------------------
+# -- the tree
+# ------------------------------------------------------------------------------------------------------
 
 
 def _raw_lane_GBps(generation: int) -> Fraction:
-    """Return GB/s of a lane in one direction as hwloc counts it: after 8b/10b, 128b/130b or FLIT encoding, before packets."""
-    encoding = Fraction(8, 10) if generation <= 2 else Fraction(128, 130) if generation <= 5 else Fraction(242, 256)
+    """Return GB/s of a lane in one direction as hwloc counts it: after 8b/10b, 128b/130b or FLIT
+    encoding, before packets.
+    """
+    encoding = (
+        Fraction(8, 10)
+        if generation <= 2
+        else Fraction(128, 130)
+        if generation <= 5
+        else Fraction(242, 256)
+    )
     return PCIE_GTps[generation] * encoding / 8
 
 
@@ -206,14 +273,24 @@ _RAW_GBps = {(g, width): _raw_lane_GBps(g) * width for width in _WIDTHS for g in
 
 @lru_cache(maxsize=1024)
 def find_lanes(raw_GBps: Fraction) -> tuple[int, int] | None:
-    """Return generation and width whose raw rate is nearest, within 2 % (hwloc's encoding overheads vary), else None."""
-    near = {pair: abs(raw_GBps - rate) for pair, rate in _RAW_GBps.items() if abs(raw_GBps - rate) * 50 <= rate}
+    """Return generation and width whose raw rate is nearest, within 2 % (hwloc's encoding overheads
+    vary), else None.
+    """
+    near = {
+        pair: abs(raw_GBps - rate)
+        for pair, rate in _RAW_GBps.items()
+        if abs(raw_GBps - rate) * 50 <= rate
+    }
     return min(near, key=lambda pair: near[pair], default=None)
 
 
 def find_slots(machine: HwlocMachine, gpus: list[HwlocGpu], nics: list[HwlocNic]) -> list[Slot]:
-    """Return the switches, GPUs and NICs of the PCI tree, parents first, with the narrowest link of each chain."""
-    leaves = {gpu.key: gpu.function for gpu in gpus} | {nic.function.bus_id or "": nic.function for nic in nics}
+    """Return the switches, GPUs and NICs of the PCI tree, parents first, with the narrowest link of
+    each chain.
+    """
+    leaves = {gpu.key: gpu.function for gpu in gpus} | {
+        nic.function.bus_id or "": nic.function for nic in nics
+    }
     _refuse_shared_addresses([*(gpu.function for gpu in gpus), *(nic.function for nic in nics)])
     facts: dict[str, tuple[Fact, ...]] = {}
     is_gpu = {gpu.key for gpu in gpus}
@@ -227,9 +304,17 @@ def find_slots(machine: HwlocMachine, gpus: list[HwlocGpu], nics: list[HwlocNic]
         for bridge, address in zip(function.bridges, chain, strict=True):
             facts.setdefault(
                 address,
-                tuple(_read_bridge_speed(machine, address, read_link_GBps(bridge), least_generation.get(address, 0))),
+                tuple(
+                    _read_bridge_speed(
+                        machine, address, read_link_GBps(bridge), least_generation.get(address, 0)
+                    )
+                ),
             )
-    return list(list_slots(Facts(tuple(fact for of_address in facts.values() for fact in of_address)), leaves))
+    return list(
+        list_slots(
+            Facts(tuple(fact for of_address in facts.values() for fact in of_address)), leaves
+        )
+    )
 
 
 def _refuse_shared_addresses(functions: list[PciFunction]) -> None:
@@ -245,17 +330,25 @@ def _refuse_shared_addresses(functions: list[PciFunction]) -> None:
                 )
 
 
-def _read_leaf_speed(machine: HwlocMachine, key: str, function: PciFunction, is_gpu: bool) -> Iterator[Fact]:
-    """Yield the facts of a GPU's or NIC's link; note GPUs at rest and placeholders of virtual machines."""
+def _read_leaf_speed(
+    machine: HwlocMachine, key: str, function: PciFunction, is_gpu: bool
+) -> Iterator[Fact]:
+    """Yield the facts of a GPU's or NIC's link; note GPUs at rest and placeholders of virtual
+    machines.
+    """
     raw_GBps = read_link_GBps(function.element) if function.bus_id is not None else Fraction(0)
     pair = find_lanes(raw_GBps)
     if is_gpu and pair == (1, 1):
-        machine.notes.add(key, "declares 2.5 GT/s x1, a placeholder of virtual machines; left out of account")
+        machine.notes.add(
+            key, "declares 2.5 GT/s x1, a placeholder of virtual machines; left out of account"
+        )
         return
     if is_gpu and pair is not None and pair[0] <= 2:
         speed = f"{float(PCIE_GTps[pair[0]]):g} GT/s x{pair[1]}"
         machine.notes.add(
-            key, f"its PCIe link was at {speed} when hwloc looked; idle GPUs clock down, so it may be faster"
+            key,
+            f"its PCIe link was at {speed} when hwloc looked; idle GPUs clock down, so it may be "
+            "faster",
         )
     yield from _build_speed_facts(machine, key, raw_GBps)
 
@@ -272,12 +365,18 @@ def _find_least_generations(gpus: list[HwlocGpu]) -> dict[str, int]:
     return least
 
 
-def _read_bridge_speed(machine: HwlocMachine, key: str, raw_GBps: Fraction, below: int) -> Iterator[Fact]:
-    """Yield the facts of a bridge's link, noted where it is at rest: GPUs declare their best, bridges the moment's."""
+def _read_bridge_speed(
+    machine: HwlocMachine, key: str, raw_GBps: Fraction, below: int
+) -> Iterator[Fact]:
+    """Yield the facts of a bridge's link, noted where it is at rest: GPUs declare their best,
+    bridges the moment's.
+    """
     pair = find_lanes(raw_GBps)
     if pair is not None and 1 == pair[0] < below and pair[1] > 1:
         speeds = f"2.5 GT/s x{pair[1]} when hwloc looked, and GPUs below declare {float(PCIE_GTps[below]):g} GT/s"
-        machine.notes.add(key, f"its PCIe link was at {speeds}; idle GPUs clock down, so it may be faster")
+        machine.notes.add(
+            key, f"its PCIe link was at {speeds}; idle GPUs clock down, so it may be faster"
+        )
     yield from _build_speed_facts(machine, key, raw_GBps)
 
 
@@ -286,8 +385,13 @@ def _build_speed_facts(machine: HwlocMachine, key: str, raw_GBps: Fraction) -> I
     pair = find_lanes(raw_GBps)
     if pair is None:
         if raw_GBps:
-            machine.notes.add(key, f"pci_link_speed {float(raw_GBps):g} GB/s is none of PCIe's; left out of account")
+            machine.notes.add(
+                key,
+                f"pci_link_speed {float(raw_GBps):g} GB/s is none of PCIe's; left out of account",
+            )
         return
     generation, width = pair
-    yield Fact(pci_subject(key), keys.PCI_MAX_LINK_SPEED, f"{float(PCIE_GTps[generation]):g} GT/s", SOURCE)
+    yield Fact(
+        pci_subject(key), keys.PCI_MAX_LINK_SPEED, f"{float(PCIE_GTps[generation]):g} GT/s", SOURCE
+    )
     yield Fact(pci_subject(key), keys.PCI_MAX_LINK_WIDTH, width, SOURCE)

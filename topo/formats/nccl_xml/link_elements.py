@@ -1,4 +1,6 @@
-"""Read the NVLink, xGMI, C2C and pcilink elements of NCCL's and RCCL's XML, with the rates that the libraries count."""
+"""Read the NVLink, xGMI, C2C and pcilink elements of NCCL's and RCCL's XML, with the rates that the
+libraries count.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ _MAX_C2C = 10**9
 
 
 def read_gpu_links(partial: PartialTopology, gpus: list[GpuElement], nvswitch: str) -> list[Link]:
-    """Return the links that leave the GPUs otherwise than by PCI, in rank order; add the NVSwitch where any GPU has one."""
+    """Return the links that leave the GPUs otherwise than by PCI, in rank order; add the NVSwitch
+    where any GPU has one.
+    """
     links: list[Link] = []
     peers = {gpu.id for gpu in gpus}
     members: dict[str, None] = {}
@@ -34,29 +38,50 @@ def read_gpu_links(partial: PartialTopology, gpus: list[GpuElement], nvswitch: s
         links += _read_c2c_links(gpu)
         for (target, kind), counts in _count_links(partial, gpu, nvswitch).items():
             count = sum(counts.values())
-            link = Link(gpu.id, target, count * _rate_GBps(partial, gpu, kind, target), LATENCY_us[kind], kind, count)
-            link = replace(link, source=f"{count} x {kind}, as {'RCCL' if kind == 'xgmi' else 'NCCL'} counts it")
+            link = Link(
+                gpu.id,
+                target,
+                count * _rate_GBps(partial, gpu, kind, target),
+                LATENCY_us[kind],
+                kind,
+                count,
+            )
+            link = replace(
+                link,
+                source=f"{count} x {kind}, as {'RCCL' if kind == 'xgmi' else 'NCCL'} counts it",
+            )
             if target == nvswitch:
                 members |= dict.fromkeys(counts)
                 link = replace(link, latency_us=LATENCY_us["nvswitch"], extra={"targets": counts})
-            # a GPU at the other end lists the way back itself; a switch or CPU has no element to list it in
+            # a GPU at the other end lists the way back itself; a switch or CPU has no element to
+            # list it in
             links += (link,) if target in peers else both_ways(link)
     if members:
         known = sorted(name for name in members if not _UNREADABLE.fullmatch(name))
         switched = {link.src for link in links if link.dst == nvswitch}
-        capabilities = [gpu.element.get_integer("sm", None, most=10_000) for gpu in gpus if gpu.id in switched]
+        capabilities = [
+            gpu.element.get_integer("sm", None, most=10_000) for gpu in gpus if gpu.id in switched
+        ]
         generations = [nvlink_generation(sm) for sm in capabilities if sm]
         most = max(link.count for link in links if link.dst == nvswitch)
         adding = nvswitch_adding(min(generations, default=None), most)
         partial.add(
-            nvswitch, kind="switch", family="nvswitch", extra={"members": known} if known else {}, in_network=adding
+            nvswitch,
+            kind="switch",
+            family="nvswitch",
+            extra={"members": known} if known else {},
+            in_network=adding,
         )
     _note_odd_counts(partial, links, gpus)
     return links
 
 
-def _count_links(partial: PartialTopology, gpu: GpuElement, nvswitch: str) -> dict[tuple[str, str], dict[str, int]]:
-    """Return how many links a GPU has, keyed by (device, kind) and then by the address that the file names."""
+def _count_links(
+    partial: PartialTopology, gpu: GpuElement, nvswitch: str
+) -> dict[tuple[str, str], dict[str, int]]:
+    """Return how many links a GPU has, keyed by (device, kind) and then by the address that the
+    file names.
+    """
     counts: dict[tuple[str, str], dict[str, int]] = {}
     for element in gpu.element:
         if element.tag not in ("nvlink", "xgmi"):
@@ -73,29 +98,44 @@ def _count_links(partial: PartialTopology, gpu: GpuElement, nvswitch: str) -> di
 def _find_target(
     partial: PartialTopology, gpu: GpuElement, element: Element, address: str, nvswitch: str
 ) -> str | None:
-    """Return the device at the other end, None where the file does not tell. The target's class decides, as in NCCL."""
+    """Return the device at the other end, None where the file does not tell. The target's class
+    decides, as in NCCL.
+    """
     if address == gpu.bus_id:
-        partial.notes.add(gpu.id, f"its {element.tag} has the GPU itself as target, which tells no peer; left out")
+        partial.notes.add(
+            gpu.id, f"its {element.tag} has the GPU itself as target, which tells no peer; left out"
+        )
         return None
     peer = partial.gpu_by_bus.get((gpu.position.host, address))
     readable = address and not _UNREADABLE.fullmatch(address)
-    if readable and (has_class(element, GPU_CLASSES, "tclass") or (peer and not element.get("tclass"))):
+    if readable and (
+        has_class(element, GPU_CLASSES, "tclass") or (peer and not element.get("tclass"))
+    ):
         if peer is None:
-            partial.notes.add(gpu.id, f"its {element.tag} leads to {address}, a GPU that is not in the file; left out")
+            partial.notes.add(
+                gpu.id,
+                f"its {element.tag} leads to {address}, a GPU that is not in the file; left out",
+            )
         return peer
     if has_class(element, (CPU_CLASS,), "tclass"):
         return gpu.position.cpu
     if not readable and (gpu.id, nvswitch) not in partial.exact_pairs:
-        partial.notes.add(gpu.id, "the target of its NVLinks is not readable; taken for an NVSwitch, as NCCL does")
+        partial.notes.add(
+            gpu.id, "the target of its NVLinks is not readable; taken for an NVSwitch, as NCCL does"
+        )
     return nvswitch
 
 
 def _rate_GBps(partial: PartialTopology, gpu: GpuElement, kind: str, target: str) -> Fraction:
-    """Return the rate of one NVLink or xGMI link of a GPU, and note it where the file does not give the architecture."""
+    """Return the rate of one NVLink or xGMI link of a GPU, and note it where the file does not give
+    the architecture.
+    """
     doubtful = (gpu.id, target) not in partial.exact_pairs
     if kind == "xgmi":
         if gpu.element.get("gcn") is None and doubtful:
-            partial.notes.add(gpu.id, "no gcn attribute; its xGMI links are counted as the slowest ones")
+            partial.notes.add(
+                gpu.id, "no gcn attribute; its xGMI links are counted as the slowest ones"
+            )
         return xgmi_counted_GBps(gpu.element.get("gcn") or "")
     sm = gpu.element.get_integer("sm", None, most=10_000)
     if sm is None and doubtful:
@@ -112,19 +152,33 @@ def _read_c2c_links(gpu: GpuElement) -> Iterator[Link]:
         rate = c2c_GBps(element.get_integer("bw", 0, most=_MAX_C2C) or 0, count)
         if rate:
             link = Link(
-                gpu.id, gpu.position.cpu, rate, LATENCY_us["c2c"], "c2c", count, "bw x count of the c2c element"
+                gpu.id,
+                gpu.position.cpu,
+                rate,
+                LATENCY_us["c2c"],
+                "c2c",
+                count,
+                "bw x count of the c2c element",
             )
             yield from both_ways(link)
 
 
 def _note_odd_counts(partial: PartialTopology, links: list[Link], gpus: list[GpuElement]) -> None:
-    """Note links that one side tells or that differ by direction, and GPUs with fewer links than the best connected one."""
+    """Note links that one side tells or that differ by direction, and GPUs with fewer links than
+    the best connected one.
+    """
     ids = {gpu.id for gpu in gpus}
-    counts = {(x.src, x.dst): x.count for x in links if x.kind != "c2c" and (x.src, x.dst) not in partial.exact_pairs}
+    counts = {
+        (x.src, x.dst): x.count
+        for x in links
+        if x.kind != "c2c" and (x.src, x.dst) not in partial.exact_pairs
+    }
     for (a, b), count in counts.items():
         back = counts.get((b, a))
         if back is None and (b, a) not in partial.exact_pairs:
-            partial.notes.add(f"{a} -> {b}", "told by one side only; taken as one direction, as the file says")
+            partial.notes.add(
+                f"{a} -> {b}", "told by one side only; taken as one direction, as the file says"
+            )
         elif back is not None and back < count and {a, b} <= ids:
             partial.notes.add(f"{a} -> {b}", f"{count} links one way but {back} the other")
     if partial.exact_pairs:
@@ -133,18 +187,33 @@ def _note_odd_counts(partial: PartialTopology, links: list[Link], gpus: list[Gpu
     most = max(totals.values(), default=0)
     for name, total in totals.items():
         if total < most:
-            partial.notes.add(name, f"has {total} NVLink or xGMI links where the best connected GPU has {most}")
+            partial.notes.add(
+                name, f"has {total} NVLink or xGMI links where the best connected GPU has {most}"
+            )
 
 
 def read_pci_links(partial: PartialTopology) -> Iterator[Link]:
-    """Yield the links between two PCI bridges beside the tree, one direction for each pcilink element."""
+    """Yield the links between two PCI bridges beside the tree, one direction for each pcilink
+    element.
+    """
     for host, bridge, element in partial.pcilinks:
         address = (element.get("target") or "").lower()
         target = partial.bridge_by_bus.get((host, address))
         if target is None or target == bridge:
             partial.notes.add(
-                bridge, f"its pcilink leads to {address or 'nowhere'}, no other bridge in the file; left out"
+                bridge,
+                f"its pcilink leads to {address or 'nowhere'}, no other bridge in the file; left "
+                "out",
             )
             continue
         source = "pcilink, which NCCL counts as limiting nothing"
-        yield Link(bridge, target, LOCAL_GBps, LATENCY_us["pcie"], "pcie", 1, source, {"element": "pcilink"})
+        yield Link(
+            bridge,
+            target,
+            LOCAL_GBps,
+            LATENCY_us["pcie"],
+            "pcie",
+            1,
+            source,
+            {"element": "pcilink"},
+        )

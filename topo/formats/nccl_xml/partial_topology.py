@@ -1,4 +1,6 @@
-"""Collect what the readers of an NCCL XML file find, element by element, until it becomes a Topology."""
+"""Collect what the readers of an NCCL XML file find, element by element, until it becomes a
+Topology.
+"""
 
 from __future__ import annotations
 
@@ -12,20 +14,22 @@ from ..names import pick_unused_name
 from ..notes import Notes
 from ..safe_xml import Element
 
+# Prefixes of the PCI classes of GPUs: display controllers, and processing accelerators (RCCL).
 GPU_CLASSES = ("0x03", "0x12")
-"""Prefixes of the PCI classes of GPUs: display controllers, and processing accelerators (RCCL)."""
 
 NVSWITCH_CLASS = "0x068000"
 CPU_CLASS = "0x068001"
+# Prefix of the attributes and elements that topoplan adds to the format.
 TOPOPLAN_PREFIX = "topoplan_"
-"""Prefix of the attributes and elements that topoplan adds to the format."""
 
 _INTEGER = re.compile(r"0|-?[1-9][0-9]{0,17}")
 
 
 @dataclass(frozen=True)
 class TreePosition:
-    """Position of an element in the tree: its host, the CPU above it, and the device above it (None: one that was made up)."""
+    """Position of an element in the tree: its host, the CPU above it, and the device above it
+    (None: one that was made up).
+    """
 
     host: int
     prefix: str
@@ -36,7 +40,9 @@ class TreePosition:
 
 @dataclass(frozen=True)
 class GpuElement:
-    """A GPU of the file: its device's id, its element, its bus address and its position in the tree."""
+    """A GPU of the file: its device's id, its element, its bus address and its position in the
+    tree.
+    """
 
     id: str
     element: Element
@@ -50,7 +56,8 @@ class GpuElement:
 class PartialTopology:
     """Devices and links read so far. GPUs and bridges are looked up by (host, PCI address).
 
-    `exact_pairs` are the (source, destination) pairs whose links topoplan itself wrote: no doubts are noted about them.
+    `exact_pairs` are the (source, destination) pairs whose links topoplan itself wrote: no doubts
+    are noted about them.
     """
 
     where: str
@@ -65,7 +72,9 @@ class PartialTopology:
     notes: Notes = field(default_factory=Notes)
 
     def add(self, wanted: str, **facts: Any) -> Device:
-        """Add a device called `wanted`, or `wanted#2` and so on where the name is taken, and return it."""
+        """Add a device called `wanted`, or `wanted#2` and so on where the name is taken, and return
+        it.
+        """
         name = pick_unused_name(wanted, self.devices)
         if name != wanted:
             self.notes.add(name, f"the file has more than one {wanted}")
@@ -73,11 +82,15 @@ class PartialTopology:
         return self.devices[name]
 
     def sort_gpus(self) -> list[GpuElement]:
-        """Return the GPUs by the file's ranks where all are given and distinct, else by device number."""
+        """Return the GPUs by the file's ranks where all are given and distinct, else by device
+        number.
+        """
         ranks = [gpu.rank for gpu in self.gpus]
         if None not in ranks and len(set(ranks)) == len(ranks):
             return sorted(self.gpus, key=lambda gpu: gpu.rank or 0)
-        self.notes.add("ranks", "not given, or not distinct; taken in the order of the device numbers")
+        self.notes.add(
+            "ranks", "not given, or not distinct; taken in the order of the device numbers"
+        )
         return sorted(self.gpus, key=lambda gpu: (gpu.position.host, gpu.dev))
 
 
@@ -87,7 +100,9 @@ def parse_value(text: str) -> int | str:
 
 
 def read_attributes(element: Element, *without: str) -> dict[str, int | str]:
-    """Return an element's attributes as JSON values, except those named in `without` and topoplan's own."""
+    """Return an element's attributes as JSON values, except those named in `without` and topoplan's
+    own.
+    """
     return {
         key: parse_value(text)
         for key, text in element.attributes.items()
@@ -101,5 +116,7 @@ def get_topoplan_attribute(element: Element, key: str) -> str | None:
 
 
 def has_class(element: Element, prefixes: Iterable[str], key: str = "class") -> bool:
-    """Return whether a PCI class (or, with `key`, the class of a link's target) starts with one of `prefixes`."""
+    """Return whether a PCI class (or, with `key`, the class of a link's target) starts with one of
+    `prefixes`.
+    """
     return (element.get(key) or "").lower().startswith(tuple(prefixes))

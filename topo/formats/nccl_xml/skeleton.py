@@ -1,7 +1,9 @@
-"""Fill in skeletons, files that list PCI slots but no GPUs, from the machine at hand as NCCL does it.
+"""Fill in skeletons, files that list PCI slots but no GPUs, from the machine at hand as NCCL does
+it.
 
-Providers of virtual machines hand out such files, since the PCI tree inside one is not the real one. The tree, the
-CPUs, NUMA nodes and PCI speeds are the file's; the devices in the slots, and NVLink, are the machine's.
+Providers of virtual machines hand out such files, since the PCI tree inside one is not the real
+one. The tree, the CPUs, NUMA nodes and PCI speeds are the file's; the devices in the slots, and
+NVLink, are the machine's.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ _TREE_KINDS = ("pcie", "smp")
 
 
 def is_skeleton(text: str) -> bool:
-    """Return whether a text is NCCL's XML without a single GPU in it, which `read` refuses and `fill_skeleton` takes."""
+    """Return whether a text is NCCL's XML without a single GPU in it, which `read` refuses and
+    `fill_skeleton` takes.
+    """
     try:
         return has_no_gpus(parse_system(text, "text"))
     except InputError:
@@ -32,16 +36,21 @@ def is_skeleton(text: str) -> bool:
 
 
 def fill_skeleton(text: str, where: str, live: Topology) -> Topology:
-    """Return the machine `live`, as probed, in the PCI tree of the skeleton in `text`; `where` names the file in errors.
+    """Return the machine `live`, as probed, in the PCI tree of the skeleton in `text`; `where`
+    names the file in errors.
 
-    GPUs and NICs are put into the slot with their PCI address. Those that have none stay where they were probed; slots
-    without a device are left out; both are noted. Ranks and NVLinks are those of `live`.
+    GPUs and NICs are put into the slot with their PCI address. Those that have none stay where they
+    were probed; slots without a device are left out; both are noted. Ranks and NVLinks are those of
+    `live`.
 
-    Raises InputError where `live` has no GPUs, where none of them has a slot, and where the text is no skeleton.
+    Raises InputError where `live` has no GPUs, where none of them has a slot, and where the text is
+    no skeleton.
     """
     root = parse_system(text, where)
     if not has_no_gpus(root):
-        raise InputError(f"{where}: lists its GPUs by itself, so there is nothing to fill in; read it as it is")
+        raise InputError(
+            f"{where}: lists its GPUs by itself, so there is nothing to fill in; read it as it is"
+        )
     if not live.ranks:
         raise make_skeleton_error(root)
     notes = Notes()
@@ -52,11 +61,14 @@ def fill_skeleton(text: str, where: str, live: Topology) -> Topology:
     return _FilledTree(filled, live, notes).build_topology()
 
 
-# -- devices into their slots --------------------------------------------------------------------------------------
+# -- devices into their slots
+# --------------------------------------------------------------------------------------
 
 
 def _find_slots(root: Element) -> dict[str, Element]:
-    """Return the element at each PCI address, of equal ones the first, as in NCCL; bridges are not slots."""
+    """Return the element at each PCI address, of equal ones the first, as in NCCL; bridges are not
+    slots.
+    """
     slots: dict[str, Element] = {}
     for element in root.walk():
         address = normalize_address(element.get("busid")) if element.tag == "pci" else None
@@ -83,8 +95,10 @@ def _put_gpus(root: Element, live: Topology, notes: Notes) -> None:
     in_file = _list_addresses([normalize_address(e.get("busid")) or "" for e in gpu_slots])
     on_machine = _list_addresses([live.by_id[name].bus_id or "unknown" for name in live.ranks])
     raise InputError(
-        f"{root.where}: a skeleton for another machine: its GPU slots are at {in_file}, the GPUs here at {on_machine}; "
-        "run this on the machine it is for, or dump a whole file here with NCCL_TOPO_DUMP_FILE=topo.xml"
+        f"{root.where}: a skeleton for another machine: its GPU slots are at {in_file}, the GPUs "
+        f"here at {on_machine}; "
+        "run this on the machine it is for, or dump a whole file here with "
+        "NCCL_TOPO_DUMP_FILE=topo.xml"
     )
 
 
@@ -97,11 +111,17 @@ def _note_spelling(slot: Element, notes: Notes) -> None:
     """Note it where a slot's address is not written as NCCL compares it."""
     text = slot.get("busid") or ""
     if text != normalize_address(text):
-        notes.add(text, "NCCL compares addresses letter by letter and would not find it; write it in full and small")
+        notes.add(
+            text,
+            "NCCL compares addresses letter by letter and would not find it; write it in full and "
+            "small",
+        )
 
 
 def _put_nics(root: Element, live: Topology, notes: Notes) -> None:
-    """Put the machine's NICs into the tree: where the file names them, as in NCCL, else into the slot with their address."""
+    """Put the machine's NICs into the tree: where the file names them, as in NCCL, else into the
+    slot with their address.
+    """
     nics = {d.id: d for d in live.devices if d.kind == "nic"}
     named_in_file: set[str] = set()
     for nic in [element for element in root.walk() if element.tag == "nic"]:
@@ -112,7 +132,10 @@ def _put_nics(root: Element, live: Topology, notes: Notes) -> None:
                 net.attributes = {**net.attributes, TOPOPLAN_PREFIX + "id": name}
             else:
                 nic.children.remove(net)
-                notes.add(name or "a net without a name", "a NIC of the file that this machine does not have; left out")
+                notes.add(
+                    name or "a net without a name",
+                    "a NIC of the file that this machine does not have; left out",
+                )
     # a slot with a GPU keeps it: NCCL puts one device into a slot
     slots = _find_slots(root)
     for number, device in enumerate(nics.values()):
@@ -120,7 +143,12 @@ def _put_nics(root: Element, live: Topology, notes: Notes) -> None:
         if device.id in named_in_file or slot is None or any(child.tag == "gpu" for child in slot):
             continue
         _note_spelling(slot, notes)
-        facts = {"name": device.id, "dev": str(number), TOPOPLAN_PREFIX + "id": device.id, **_format_net_speed(device)}
+        facts = {
+            "name": device.id,
+            "dev": str(number),
+            TOPOPLAN_PREFIX + "id": device.id,
+            **_format_net_speed(device),
+        }
         net = Element("net", facts, slot.where, slot.line)
         nic_element = next((child for child in slot if child.tag == "nic"), None)
         if nic_element is None:
@@ -132,11 +160,17 @@ def _put_nics(root: Element, live: Topology, notes: Notes) -> None:
 def _format_net_speed(nic: Device) -> dict[str, str]:
     """Return a NIC's `speed` attribute in Mb/s, nothing where it is not known."""
     GBps = nic.extra.get("net_speed_GBps")
-    return {"speed": str(round(GBps * 8000))} if isinstance(GBps, (int, float)) and 0 < GBps < 10_000 else {}
+    return (
+        {"speed": str(round(GBps * 8000))}
+        if isinstance(GBps, (int, float)) and 0 < GBps < 10_000
+        else {}
+    )
 
 
 def _prune(element: Element, notes: Notes) -> bool:
-    """Drop slots without a device and bridges with nothing below, as NCCL does; return whether anything is left."""
+    """Drop slots without a device and bridges with nothing below, as NCCL does; return whether
+    anything is left.
+    """
     if element.tag in ("gpu", "net"):
         return True
     remaining = []
@@ -145,7 +179,10 @@ def _prune(element: Element, notes: Notes) -> bool:
             remaining.append(child)
         elif has_class(child, (*GPU_CLASSES, "0x02")):
             kind = "GPU" if has_class(child, GPU_CLASSES) else "NIC"
-            notes.add(child.get("busid") or "", f"a slot for a {kind} that this machine does not have; left out")
+            notes.add(
+                child.get("busid") or "",
+                f"a slot for a {kind} that this machine does not have; left out",
+            )
     element.children = remaining
     if element.tag in ("system", "cpu"):
         for child in remaining:
@@ -155,7 +192,8 @@ def _prune(element: Element, notes: Notes) -> bool:
     return any(child.tag in ("pci", "nic", "gpu", "net") for child in remaining)
 
 
-# -- the machine's facts and links -----------------------------------------------------------------------------------
+# -- the machine's facts and links
+# -----------------------------------------------------------------------------------
 
 
 class _FilledTree:
@@ -165,9 +203,15 @@ class _FilledTree:
         self.file_topology, self.live, self.notes = file_topology, live, notes
         self.devices = {d.id: self._merge_device(d) for d in file_topology.devices}
         self.links = list(file_topology.links)
-        self.tree = {d.id: up for up, below in build_tree(file_topology).children.items() for d in below}
-        self.live_tree = {d.id: up for up, below in build_tree(live).children.items() for d in below}
-        self.by_bus = {d.bus_id: d.id for d in file_topology.devices if d.family == "pcie" and d.bus_id}
+        self.tree = {
+            d.id: up for up, below in build_tree(file_topology).children.items() for d in below
+        }
+        self.live_tree = {
+            d.id: up for up, below in build_tree(live).children.items() for d in below
+        }
+        self.by_bus = {
+            d.bus_id: d.id for d in file_topology.devices if d.family == "pcie" and d.bus_id
+        }
         self.live_cpu: dict[str, str] = {}
 
     def build_topology(self) -> Topology:
@@ -196,10 +240,14 @@ class _FilledTree:
             return from_file
         pci = {**(probed.extra.get("pci") or {}), **(from_file.extra.get("pci") or {})}
         numa_node = probed.numa_node if from_file.numa_node is None else from_file.numa_node
-        return replace(probed, numa_node=numa_node, extra={**probed.extra, "pci": pci} if pci else probed.extra)
+        return replace(
+            probed, numa_node=numa_node, extra={**probed.extra, "pci": pci} if pci else probed.extra
+        )
 
     def _add_as_probed(self, device: Device) -> None:
-        """Add a device that has no slot in the file, and what the machine has above it until something is in the file."""
+        """Add a device that has no slot in the file, and what the machine has above it until
+        something is in the file.
+        """
         kind = "GPU" if device.kind == "gpu" else "NIC"
         doubt = f"a {kind} that has no slot in the file; it stands where it was probed, as in NCCL"
         self.notes.add(f"{device.id} at {device.bus_id}" if device.bus_id else device.id, doubt)
@@ -210,7 +258,11 @@ class _FilledTree:
             if above is None:
                 return
             parent = self.live.by_id[above]
-            known = self.by_bus.get(parent.bus_id or "") if parent.kind == "switch" else self._find_cpu(parent)
+            known = (
+                self.by_bus.get(parent.bus_id or "")
+                if parent.kind == "switch"
+                else self._find_cpu(parent)
+            )
             self.links += self._link_up(lower, above, known or above)
             if known is None and above not in self.devices:
                 self.devices[above] = parent
@@ -219,15 +271,21 @@ class _FilledTree:
                 lower = None
 
     def _link_up(self, below: str, above: str, upper: str) -> Iterator[Link]:
-        """Yield the machine's links between two devices, with the upper one under its name in the file."""
+        """Yield the machine's links between two devices, with the upper one under its name in the
+        file.
+        """
         for link in self.live.links:
             if link.kind in ("pcie", "link") and {link.src, link.dst} == {below, above}:
                 yield replace(
-                    link, src=upper if link.src == above else below, dst=upper if link.dst == above else below
+                    link,
+                    src=upper if link.src == above else below,
+                    dst=upper if link.dst == above else below,
                 )
 
     def _find_cpu(self, cpu: Device) -> str:
-        """Return the file's CPU for one of the machine's: the one with its NUMA node; else the machine's own is added."""
+        """Return the file's CPU for one of the machine's: the one with its NUMA node; else the
+        machine's own is added.
+        """
         if cpu.id in self.live_cpu:
             return self.live_cpu[cpu.id]
         known = [d for d in self.file_topology.devices if d.kind == "cpu"]
@@ -237,15 +295,21 @@ class _FilledTree:
             self.devices[name] = replace(cpu, id=name)
             rate = inter_cpu_GBps_of(cpu.extra)
             for other in known:
-                self.links += both_ways(Link(name, other.id, rate, LATENCY_us["smp"], "smp", source="between CPUs"))
+                self.links += both_ways(
+                    Link(name, other.id, rate, LATENCY_us["smp"], "smp", source="between CPUs")
+                )
             same = [name]
         self.live_cpu[cpu.id] = same[0]
         return same[0]
 
     def _list_crossing_links(self) -> Iterator[Link]:
-        """Yield the machine's links that are not of the PCI tree; those to a CPU lead to the one that the GPU hangs on."""
+        """Yield the machine's links that are not of the PCI tree; those to a CPU lead to the one
+        that the GPU hangs on.
+        """
         for link in self.live.links:
-            if link.kind in _TREE_KINDS or all(self.live.by_id[end].kind == "cpu" for end in (link.src, link.dst)):
+            if link.kind in _TREE_KINDS or all(
+                self.live.by_id[end].kind == "cpu" for end in (link.src, link.dst)
+            ):
                 continue
             src, dst = self._rename_end(link.src, link.dst), self._rename_end(link.dst, link.src)
             if src != dst and {src, dst} <= set(self.devices) and not self._is_in_tree(link):
@@ -257,7 +321,9 @@ class _FilledTree:
         return link.kind == "link" and True in ends
 
     def _rename_end(self, name: str, other: str) -> str:
-        """Return the name in the file of a link's end; for a CPU, the one that the `other` end hangs on."""
+        """Return the name in the file of a link's end; for a CPU, the one that the `other` end
+        hangs on.
+        """
         device = self.live.by_id[name]
         if device.kind != "cpu":
             return name

@@ -13,21 +13,28 @@ from ...facts.keys import gpu_subject, net_subject, rdma_subject
 from ...hardware import PCIE_GTps, pcie_GBps
 
 _LEAST_GPU_GENERATION = 3
+# PCIe generation by the least compute capability times ten (datasheets: V100 3, A100 4, H100 and
+# B200 5, B300 6).
 _GENERATION_OF_SM: tuple[tuple[int, int], ...] = ((120, 5), (103, 6), (90, 5), (80, 4), (30, 3))
-"""PCIe generation by the least compute capability times ten (datasheets: V100 3, A100 4, H100 and B200 5, B300 6)."""
 
 _GENERATION_OF_NAME: tuple[tuple[re.Pattern[str], int], ...] = (
     (re.compile(r"\bG?B300\b"), 6),
     (re.compile(r"\b(G?H100|H800|G?H200|H20|G?B[12]00|RTX 50\d\d|RTX PRO|MI3\d\d[AX]?)\b"), 5),
-    (re.compile(r"\b(A100|A800|A[1-4]0G?|A16|L4|L20|L40S?|RTX [34]0\d\d|RTX A\d+|MI2\d\dX?|MI100)\b"), 4),
+    (
+        re.compile(
+            r"\b(A100|A800|A[1-4]0G?|A16|L4|L20|L40S?|RTX [34]0\d\d|RTX A\d+|MI2\d\dX?|MI100)\b"
+        ),
+        4,
+    ),
     (re.compile(r"\b(V100S?|P100|P40|P4|T4|RTX 20\d\d|MI[56]0)\b"), 3),
 )
 _GENERATION_OF_GCN: tuple[tuple[re.Pattern[str], int], ...] = (
     (re.compile(r"(gfx)?9[45]\w"), 5),
     (re.compile(r"(gfx)?(90[68a]|910)"), 4),
 )
+# The generation whose 16 lanes carry a NIC of that speed (ConnectX-5, -6 and -7); faster ones have
+# Gen6.
 _GENERATION_OF_Gbps: tuple[tuple[int, int], ...] = ((100, 3), (200, 4), (400, 5))
-"""The generation whose 16 lanes carry a NIC of that speed (ConnectX-5, -6 and -7); faster ones have Gen6."""
 
 _MAX = re.compile(r"Gen([1-6]) x(\d{1,2})")
 
@@ -50,7 +57,9 @@ class PcieSpeed:
 
 
 def find_gpu_speed(gpu: Device, facts: Facts, index: str | None) -> PcieSpeed:
-    """Return the link that a GPU is made for, by what NVML says, else its compute capability, its architecture or its name."""
+    """Return the link that a GPU is made for, by what NVML says, else its compute capability, its
+    architecture or its name.
+    """
     subject = gpu_subject(index)
     for speed in _read_nvml_speeds(gpu, facts, subject):
         if speed.generation >= _LEAST_GPU_GENERATION and speed.width:
@@ -59,11 +68,17 @@ def find_gpu_speed(gpu: Device, facts: Facts, index: str | None) -> PcieSpeed:
     generation = next((g for pattern, g in _GENERATION_OF_GCN if pattern.fullmatch(gcn)), None)
     if generation is not None:
         return PcieSpeed(generation, why=f"what {gcn} is made for")
-    sm = gpu.extra.get("sm") if isinstance(gpu.extra.get("sm"), int) else facts.get_number(subject, keys.GPU_SM)
+    sm = (
+        gpu.extra.get("sm")
+        if isinstance(gpu.extra.get("sm"), int)
+        else facts.get_number(subject, keys.GPU_SM)
+    )
     if isinstance(sm, int) and not gcn:
         generation = next((g for least, g in _GENERATION_OF_SM if sm >= least), None)
         if generation is not None:
-            return PcieSpeed(generation, why=f"what GPUs of compute capability {sm // 10}.{sm % 10} are made for")
+            return PcieSpeed(
+                generation, why=f"what GPUs of compute capability {sm // 10}.{sm % 10} are made for"
+            )
     name = str(gpu.extra.get("name") or facts.get_text(subject, keys.GPU_NAME) or "")
     generation = next((g for pattern, g in _GENERATION_OF_NAME if pattern.search(name)), None)
     if generation is not None:
@@ -80,7 +95,9 @@ def _read_nvml_speeds(gpu: Device, facts: Facts, subject: str) -> Iterator[PcieS
     pcie = gpu.extra.get("pcie")
     match = _MAX.fullmatch(str(pcie.get("max"))) if isinstance(pcie, dict) else None
     if match and 1 <= int(match.group(2)) <= 32:
-        yield PcieSpeed(int(match.group(1)), int(match.group(2)), "the GPU's own most, as NVML says")
+        yield PcieSpeed(
+            int(match.group(1)), int(match.group(2)), "the GPU's own most, as NVML says"
+        )
 
 
 def find_nic_speed(nic: Device, facts: Facts) -> PcieSpeed:

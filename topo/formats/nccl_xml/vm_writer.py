@@ -1,8 +1,10 @@
-"""Write files for virtual machines: the PCI tree and nothing else, since NCCL finds GPUs, NICs and NVLinks by itself.
+"""Write files for virtual machines: the PCI tree and nothing else, since NCCL finds GPUs, NICs and
+NVLinks by itself.
 
-NCCL keeps the tree and the speeds of the file it is given, and puts each device into the slot with its PCI address
-(graph/xml.cc). Inside a virtual machine the speeds that it would find are placeholders, and one of them above a GPU
-limits its rings to 0.12 GB/s; so each is replaced by what the device is made for, and noted.
+NCCL keeps the tree and the speeds of the file it is given, and puts each device into the slot with
+its PCI address (graph/xml.cc). Inside a virtual machine the speeds that it would find are
+placeholders, and one of them above a GPU limits its rings to 0.12 GB/s; so each is replaced by what
+the device is made for, and noted.
 """
 
 from __future__ import annotations
@@ -24,22 +26,30 @@ from .xml_tree import XmlNode, assign_addresses, build_tree, normalize_address, 
 
 _CPU_KEYS = ("affinity", "arch", "vendor", "familyid", "modelid")
 _DECLARED = re.compile(r"(\d+(?:\.\d+)? GT/s) x(\d{1,2})")
+# No GPU that NCCL or RCCL runs on is made for less than Gen3: lower ones are placeholders, or read
+# while idle.
 _PLACEHOLDER_GENERATION = 2
-"""No GPU that NCCL or RCCL runs on is made for less than Gen3: lower ones are placeholders, or read while idle."""
 
 
 def write_for_vm(topology: Topology) -> str:
-    """Return the PCI tree of a machine, for NCCL_TOPO_FILE on that machine; comments say what was replaced.
+    """Return the PCI tree of a machine, for NCCL_TOPO_FILE on that machine; comments say what was
+    replaced.
 
-    Raises InputError where there are no GPUs, a GPU has no PCI address, or NCCL would not load the file.
+    Raises InputError where there are no GPUs, a GPU has no PCI address, or NCCL would not load the
+    file.
     """
     file = _VmFile(topology)
     head = "for NCCL_TOPO_FILE; NCCL finds GPUs, NICs and NVLinks at these addresses by itself"
-    return "".join(f"<!-- {_escape_comment(line)} -->\n" for line in (head, *file.notes)) + file.root.to_text()
+    return (
+        "".join(f"<!-- {_escape_comment(line)} -->\n" for line in (head, *file.notes))
+        + file.root.to_text()
+    )
 
 
 def list_vm_notes(topology: Topology) -> list[str]:
-    """Return what `write_for_vm` replaced or left out, a line each. Raises InputError as it does."""
+    """Return what `write_for_vm` replaced or left out, a line each. Raises InputError as it
+    does.
+    """
     return _VmFile(topology).notes
 
 
@@ -71,7 +81,10 @@ class _VmFile:
     @property
     def notes(self) -> list[str]:
         """What was replaced or left out, a line each; the same of several devices in one."""
-        return [" ".join(f"{', '.join(names)}: {what}".split()) for what, names in self._devices_by_note.items()]
+        return [
+            " ".join(f"{', '.join(names)}: {what}".split())
+            for what, names in self._devices_by_note.items()
+        ]
 
     def _note(self, device: Device, what: str) -> None:
         self._devices_by_note.setdefault(what, []).append(device.id)
@@ -87,21 +100,33 @@ class _VmFile:
             for numa, below in self._group_by_numa(cpu, numbers[cpu.id], len(cpus)).items():
                 children = [node for d in below if (node := self._build_element(d, cpu))]
                 if children:
-                    facts = {k: v for k, v in select_attributes("cpu", cpu.extra).items() if k in _CPU_KEYS}
+                    facts = {
+                        k: v
+                        for k, v in select_attributes("cpu", cpu.extra).items()
+                        if k in _CPU_KEYS
+                    }
                     if cpu.numa_node is None:
                         facts.pop("affinity", None)
-                    nodes.setdefault(numa, XmlNode("cpu", {"numaid": str(numa), **facts})).children += children
+                    nodes.setdefault(
+                        numa, XmlNode("cpu", {"numaid": str(numa), **facts})
+                    ).children += children
         # orphans come last: they are put below a CPU that is written anyway, if there is one
         self._place_orphans(nodes)
         root.children = [nodes[numa] for numa in sorted(nodes)]
-        at = [(gpu, normalize_address(self.topology.by_id[gpu].bus_id) or "") for gpu in self.topology.ranks]
+        at = [
+            (gpu, normalize_address(self.topology.by_id[gpu].bus_id) or "")
+            for gpu in self.topology.ranks
+        ]
         check_limits(root, self.topology.name, RCCL if amd else NCCL, at)
         return root
 
-    # -- CPUs ------------------------------------------------------------------------------------------------------
+    # -- CPUs
+    # ------------------------------------------------------------------------------------------------------
 
     def _group_by_numa(self, cpu: Device, number: int, cpu_count: int) -> dict[int, list[Device]]:
-        """Return what hangs on a CPU, by NUMA node; where that of the CPU is not known, by those of the devices."""
+        """Return what hangs on a CPU, by NUMA node; where that of the CPU is not known, by those of
+        the devices.
+        """
         below = self.tree.children[cpu.id]
         if cpu.numa_node is not None:
             return {number: below}
@@ -122,13 +147,25 @@ class _VmFile:
         return groups
 
     def _find_numa(self, device: Device) -> int | None:
-        """Return the NUMA node of a device, for a switch of the first device below for which it is known."""
+        """Return the NUMA node of a device, for a switch of the first device below for which it is
+        known.
+        """
         if device.kind == "switch":
-            return next((n for d in self.tree.children[device.id] if (n := self._find_numa(d)) is not None), None)
+            return next(
+                (n for d in self.tree.children[device.id] if (n := self._find_numa(d)) is not None),
+                None,
+            )
         address = normalize_address(device.bus_id)
         index = self.index.get(address)
-        candidates = [device.numa_node, self.facts.get_number(pci_subject(address), keys.PCI_NUMA_NODE)]
-        candidates += [self.facts.get_number(gpu_subject(index), keys.GPU_NUMA_NODE)] if index is not None else []
+        candidates = [
+            device.numa_node,
+            self.facts.get_number(pci_subject(address), keys.PCI_NUMA_NODE),
+        ]
+        candidates += (
+            [self.facts.get_number(gpu_subject(index), keys.GPU_NUMA_NODE)]
+            if index is not None
+            else []
+        )
         return next((n for n in candidates if n is not None and n >= 0), None)
 
     def _place_orphans(self, nodes: dict[int, XmlNode]) -> None:
@@ -143,12 +180,19 @@ class _VmFile:
             nodes.setdefault(numa, XmlNode("cpu", {"numaid": str(numa)})).children.append(node)
             self._note(device, f"not known what it hangs on; put below CPU {numa}, {reason}")
 
-    # -- PCI -------------------------------------------------------------------------------------------------------
+    # -- PCI
+    # -------------------------------------------------------------------------------------------------------
 
     def _build_element(self, device: Device, parent: Device | None) -> XmlNode | None:
-        """Return the pci element of a device, None where it can have none or has one already (ports of one adapter)."""
+        """Return the pci element of a device, None where it can have none or has one already (ports
+        of one adapter).
+        """
         if device.kind == "switch":
-            below = [node for d in self.tree.children[device.id] if (node := self._build_element(d, device))]
+            below = [
+                node
+                for d in self.tree.children[device.id]
+                if (node := self._build_element(d, device))
+            ]
             if not below:
                 return None
             speed = self._choose_speed(device, parent, lambda: _match_fastest(below))
@@ -167,35 +211,60 @@ class _VmFile:
         listed_class = str(pci.get("class") or "") if isinstance(pci, Mapping) else ""
         if device.kind == "gpu":
             index = self.index.get(address)
-            speed = self._choose_speed(device, parent, lambda: find_gpu_speed(device, self.facts, index))
+            speed = self._choose_speed(
+                device, parent, lambda: find_gpu_speed(device, self.facts, index)
+            )
             return self._build_slot(
-                address, listed_class if listed_class.startswith("0x03") else self.gpu_class, speed, []
+                address,
+                listed_class if listed_class.startswith("0x03") else self.gpu_class,
+                speed,
+                [],
             )
         speed = self._choose_speed(device, parent, lambda: find_nic_speed(device, self.facts))
-        return self._build_slot(address, listed_class if listed_class.startswith("0x02") else NIC_CLASS, speed, [])
+        return self._build_slot(
+            address, listed_class if listed_class.startswith("0x02") else NIC_CLASS, speed, []
+        )
 
-    def _build_slot(self, address: str, pci_class: str, speed: PcieSpeed, below: list[XmlNode]) -> XmlNode:
+    def _build_slot(
+        self, address: str, pci_class: str, speed: PcieSpeed, below: list[XmlNode]
+    ) -> XmlNode:
         """Return a pci element with what is below it."""
         facts = {"busid": address, "class": pci_class, "link_speed": format_speed(speed.generation)}
         return XmlNode("pci", {**facts, "link_width": str(speed.width)}, below)
 
-    def _choose_speed(self, device: Device, parent: Device | None, estimate: Callable[[], PcieSpeed]) -> PcieSpeed:
-        """Return the speed of the link above a device: as declared, or as `estimate` gives it where that is a placeholder."""
+    def _choose_speed(
+        self, device: Device, parent: Device | None, estimate: Callable[[], PcieSpeed]
+    ) -> PcieSpeed:
+        """Return the speed of the link above a device: as declared, or as `estimate` gives it where
+        that is a placeholder.
+        """
         link = self.uplinks.get((device.id, parent.id)) if parent is not None else None
         declared = None if link is None else _read_declared(device, link)
         if declared is not None and not _is_placeholder(device, declared):
-            if link is not None and declared.GBps != link.bandwidth_GBps and "declared" not in link.extra:
-                self._note(device, f"{float(link.bandwidth_GBps):g} GB/s is no PCIe rate; written as {declared}")
+            if (
+                link is not None
+                and declared.GBps != link.bandwidth_GBps
+                and "declared" not in link.extra
+            ):
+                self._note(
+                    device,
+                    f"{float(link.bandwidth_GBps):g} GB/s is no PCIe rate; written as {declared}",
+                )
             return declared
         speed = estimate()
-        was = "link unknown" if declared is None else f"{declared}, a placeholder or read while idle"
+        was = (
+            "link unknown" if declared is None else f"{declared}, a placeholder or read while idle"
+        )
         self._note(device, f"{was}; written as {speed}, {speed.why}")
         return speed
 
 
 def _match_fastest(below: list[XmlNode]) -> PcieSpeed:
     """Return a link that carries what the fastest device below a switch can take."""
-    fastest = max(pcie_link(n.attributes["link_speed"], int(n.attributes["link_width"])).generation for n in below)
+    fastest = max(
+        pcie_link(n.attributes["link_speed"], int(n.attributes["link_width"])).generation
+        for n in below
+    )
     return PcieSpeed(fastest, why="as the fastest device below")
 
 
@@ -213,38 +282,59 @@ def _read_declared(device: Device, link: Link) -> PcieSpeed | None:
     pci = device.extra.get("pci")
     if isinstance(pci, Mapping) and ("link_speed" in pci or "link_width" in pci):
         width = str(pci.get("link_width") or "")
-        listed = pcie_link(str(pci.get("link_speed") or ""), int(width) if width.isdecimal() else None)
+        listed = pcie_link(
+            str(pci.get("link_speed") or ""), int(width) if width.isdecimal() else None
+        )
         if listed.bandwidth_GBps == link.bandwidth_GBps:
             return None if listed.assumed else PcieSpeed(listed.generation, listed.width)
     return _find_nearest(link.bandwidth_GBps)
 
 
 def _find_nearest(rate: Fraction) -> PcieSpeed:
-    """Return the PCIe link whose rate is nearest; of those that are as near, one that can be true, and the widest."""
+    """Return the PCIe link whose rate is nearest; of those that are as near, one that can be true,
+    and the widest.
+    """
     links = [PcieSpeed(generation, width) for width in PCIE_WIDTHS for generation in PCIE_GTps]
     return min(links, key=lambda x: (abs(x.GBps - rate), x.generation <= _PLACEHOLDER_GENERATION))
 
 
 def _is_placeholder(device: Device, declared: PcieSpeed) -> bool:
-    """Return whether a declared speed is too low to be true: a virtual machine's placeholder, or read while idle."""
+    """Return whether a declared speed is too low to be true: a virtual machine's placeholder, or
+    read while idle.
+    """
     if device.kind != "nic":
         return declared.generation <= _PLACEHOLDER_GENERATION
     net = device.extra.get("net_speed_GBps")
     slow = isinstance(net, (int, float)) and declared.GBps < Fraction(net)
-    return (declared.generation, declared.width) == (1, 1) or (declared.generation <= _PLACEHOLDER_GENERATION and slow)
+    return (declared.generation, declared.width) == (1, 1) or (
+        declared.generation <= _PLACEHOLDER_GENERATION and slow
+    )
 
 
 def _check_writable(topology: Topology) -> None:
-    """Raise InputError for what is no machine at hand: no GPUs, GPUs without addresses, several hosts."""
+    """Raise InputError for what is no machine at hand: no GPUs, GPUs without addresses, several
+    hosts.
+    """
     name = topology.name
     if not topology.ranks:
-        raise InputError(f"topology {name!r} has no GPUs; a file for NCCL is about GPUs, so there is nothing to write")
+        raise InputError(
+            f"topology {name!r} has no GPUs; a file for NCCL is about GPUs, so there is nothing "
+            "to write"
+        )
     for gpu in topology.ranks:
         if normalize_address(topology.by_id[gpu].bus_id) is None:
             raise InputError(
-                f"topology {name!r}: {gpu!r:.40} has no PCI address, by which NCCL would find it (presets have none); "
-                "write the file on the virtual machine itself, from 'local', or give each GPU its bus_id in JSON"
+                f"topology {name!r}: {gpu!r:.40} has no PCI address, by which NCCL would find it "
+                "(presets have none); "
+                "write the file on the virtual machine itself, from 'local', or give each GPU its "
+                "bus_id in JSON"
             )
-    hosts = {str(d.extra["host_hash"]) for d in topology.devices if d.kind == "cpu" and d.extra.get("host_hash")}
+    hosts = {
+        str(d.extra["host_hash"])
+        for d in topology.devices
+        if d.kind == "cpu" and d.extra.get("host_hash")
+    }
     if len(hosts) > 1:
-        raise InputError(f"topology {name!r} is of {len(hosts)} hosts; a file for a virtual machine is of one")
+        raise InputError(
+            f"topology {name!r} is of {len(hosts)} hosts; a file for a virtual machine is of one"
+        )

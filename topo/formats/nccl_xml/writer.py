@@ -1,7 +1,8 @@
 """Write NCCL's XML (or RCCL's, where there are xGMI links or gcn attributes).
 
-What NCCL understands is written as NCCL's own elements: the PCI tree, GPUs, NICs, NVLinks. That text is read back,
-and wherever it says something else than the topology, topoplan's elements are added (see `nccl_xml`).
+What NCCL understands is written as NCCL's own elements: the PCI tree, GPUs, NICs, NVLinks. That
+text is read back, and wherever it says something else than the topology, topoplan's elements are
+added (see `nccl_xml`).
 """
 
 from __future__ import annotations
@@ -32,17 +33,20 @@ _MOST_Mbps = 10**9
 def write_all(topology: Topology) -> str:
     """Return the topology as XML text; `read` gives back its devices, links and ranks.
 
-    Raises InputError where there are no GPUs, and where NCCL would not load the text (too large, values too long).
+    Raises InputError where there are no GPUs, and where NCCL would not load the text (too large,
+    values too long).
     """
     if not topology.ranks:
         raise InputError(
-            f"topology {topology.name!r} has no GPUs; NCCL's XML is about GPUs, so there is nothing to write"
+            f"topology {topology.name!r} has no GPUs; NCCL's XML is about GPUs, so there is "
+            "nothing to write"
         )
     writer = _Writer(topology)
     root, dialect = writer.build_system(), RCCL if writer.amd else NCCL
     gpu_addresses = [(gpu, writer.addresses[gpu]) for gpu in topology.ranks]
     check_limits(root, topology.name, dialect, gpu_addresses)
-    # limits are checked before reading back, which large files would make slow, and again with what was added
+    # limits are checked before reading back, which large files would make slow, and again with what
+    # was added
     root.children += _list_differences(topology, read(root.to_text(), topology.name))
     check_limits(root, topology.name, dialect, gpu_addresses)
     return root.to_text()
@@ -50,7 +54,9 @@ def write_all(topology: Topology) -> str:
 
 def is_amd(topology: Topology) -> bool:
     """Return whether the machine's library is RCCL."""
-    return any(x.kind == "xgmi" for x in topology.links) or any("gcn" in d.extra for d in topology.devices)
+    return any(x.kind == "xgmi" for x in topology.links) or any(
+        "gcn" in d.extra for d in topology.devices
+    )
 
 
 def choose_gpu_class(topology: Topology) -> str:
@@ -94,7 +100,9 @@ class _Writer:
                 root.children.append(self._build_cpu(cpu))
         if self.tree.orphans:
             numa = str(next(iterate_free_numbers(self.numbers.values())))
-            made_up = XmlNode("cpu", {"numaid": numa, "arch": "x86_64", "vendor": "GenuineIntel", "familyid": "6"})
+            made_up = XmlNode(
+                "cpu", {"numaid": numa, "arch": "x86_64", "vendor": "GenuineIntel", "familyid": "6"}
+            )
             made_up.attributes |= {"modelid": "85", MADE_UP: "1"}
             made_up.children = self._build_below(self.tree.orphans, None)
             root.children.append(made_up)
@@ -104,14 +112,18 @@ class _Writer:
         """Return a cpu element with all below it."""
         numa = self.numbers[cpu.id]
         listed = select_attributes("cpu", cpu.extra, "numaid")
-        node = XmlNode("cpu", {"numaid": str(numa), **listed, **make_up_cpu(self.topology, cpu, listed)})
+        node = XmlNode(
+            "cpu", {"numaid": str(numa), **listed, **make_up_cpu(self.topology, cpu, listed)}
+        )
         if cpu.id != f"cpu{numa}":
             node.attributes[TOPOPLAN_PREFIX + "id"] = cpu.id
         node.children = self._build_below(self.tree.children[cpu.id], cpu)
         return node
 
     def _build_below(self, devices: list[Device], parent: Device | None) -> list[XmlNode]:
-        """Return the elements of what hangs on one CPU or switch; the ports of one NIC share theirs."""
+        """Return the elements of what hangs on one CPU or switch; the ports of one NIC share
+        theirs.
+        """
         nodes: list[XmlNode] = []
         adapters: dict[str, XmlNode] = {}
         for device in devices:
@@ -130,14 +142,20 @@ class _Writer:
         return nodes
 
     def _build_slot(self, device: Device, parent: Device | None, child: XmlNode | None) -> XmlNode:
-        """Return a device's pci element, with the link that its file told or the one nearest to its rate."""
+        """Return a device's pci element, with the link that its file told or the one nearest to its
+        rate.
+        """
         listed = device.extra.get("pci")
         facts = select_attributes("pci", listed) if isinstance(listed, Mapping) else {}
         rate = self.pcie.get((device.id, parent.id)) if parent is not None else None
         fits_rate = ((g, w) for w in PCIE_WIDTHS for g in PCIE_GTps if pcie_GBps(g, w) == rate)
         generation, width = next(fits_rate, _DEFAULT_SLOT)
         listed_class = facts.pop("class", "")
-        attributes = {"busid": self.addresses[device.id], "class": self._choose_class(device, listed_class), **facts}
+        attributes = {
+            "busid": self.addresses[device.id],
+            "class": self._choose_class(device, listed_class),
+            **facts,
+        }
         attributes.setdefault("link_speed", format_speed(generation))
         attributes.setdefault("link_width", str(width))
         node = XmlNode("pci", attributes, [] if child is None else [child])
@@ -146,7 +164,9 @@ class _Writer:
         return node
 
     def _choose_class(self, device: Device, listed: str) -> str:
-        """Return the class that was listed, where NCCL takes it for what the device is, else one that it does."""
+        """Return the class that was listed, where NCCL takes it for what the device is, else one
+        that it does.
+        """
         is_gpu_class = listed.startswith(GPU_CLASSES if self.amd else GPU_CLASSES[0])
         if device.kind == "gpu":
             return listed if is_gpu_class else self.gpu_class
@@ -171,8 +191,13 @@ class _Writer:
 
     def _build_net(self, nic: Device) -> XmlNode:
         """Return the net element of a NIC."""
-        facts = select_attributes("net", nic.extra, "net_speed_GBps", "pci", "box", "host", ASSUMED_SPEED, ASSUMED_BY)
-        node = XmlNode("net", {"name": facts.pop("name", nic.id), "dev": facts.pop("dev", str(self.nets)), **facts})
+        facts = select_attributes(
+            "net", nic.extra, "net_speed_GBps", "pci", "box", "host", ASSUMED_SPEED, ASSUMED_BY
+        )
+        node = XmlNode(
+            "net",
+            {"name": facts.pop("name", nic.id), "dev": facts.pop("dev", str(self.nets)), **facts},
+        )
         self.nets += 1
         if "speed" not in facts and (speed := self._estimate_net_GBps(nic)):
             node.attributes["speed"] = str(min(int(speed * 8000), _MOST_Mbps))
@@ -191,7 +216,12 @@ class _Writer:
         """Return the gpu element of a GPU with its NVLinks and the like."""
         facts = select_attributes("gpu", gpu.extra, "rank", "box", "host")
         node = XmlNode(
-            "gpu", {"dev": facts.pop("dev", str(self.rank[gpu.id])), "rank": str(self.rank[gpu.id]), **facts}
+            "gpu",
+            {
+                "dev": facts.pop("dev", str(self.rank[gpu.id])),
+                "rank": str(self.rank[gpu.id]),
+                **facts,
+            },
         )
         if "sm" not in node.attributes and not self.amd:
             node.attributes |= self.capabilities.find_attributes(gpu.id)
@@ -203,7 +233,9 @@ class _Writer:
         return node
 
     def _build_direct_links(self, link: Link) -> Iterator[XmlNode]:
-        """Yield elements for a link that leaves a GPU otherwise than by PCI, as far as NCCL knows such links."""
+        """Yield elements for a link that leaves a GPU otherwise than by PCI, as far as NCCL knows
+        such links.
+        """
         peer = self.topology.by_id[link.dst]
         tag = "xgmi" if link.kind == "xgmi" else "nvlink"
         if peer.kind == "cpu" and link.kind == "c2c":
@@ -216,19 +248,32 @@ class _Writer:
                 yield XmlNode(tag, {"target": target, "count": str(count), "tclass": tclass})
         elif peer.kind == "gpu" and link.kind in ("nvlink", "xgmi", "link"):
             pci = peer.extra.get("pci")
-            tclass = self._choose_class(peer, str(pci.get("class") or "") if isinstance(pci, Mapping) else "")
-            yield XmlNode(tag, {"target": self.addresses[peer.id], "count": str(link.count), "tclass": tclass})
+            tclass = self._choose_class(
+                peer, str(pci.get("class") or "") if isinstance(pci, Mapping) else ""
+            )
+            yield XmlNode(
+                tag, {"target": self.addresses[peer.id], "count": str(link.count), "tclass": tclass}
+            )
 
 
 def _count_targets(link: Link) -> Mapping[str, int]:
-    """Return the addresses that a file named for the links of a GPU into its NVSwitch, and how many lead to each."""
+    """Return the addresses that a file named for the links of a GPU into its NVSwitch, and how many
+    lead to each.
+    """
     listed = link.extra.get("targets")
     counts = listed.values() if isinstance(listed, Mapping) else ()
-    usable = isinstance(listed, Mapping) and all(isinstance(n, int) and 0 < n <= _MOST_LINKS for n in counts)
-    return {str(target): count for target, count in listed.items()} if listed and usable else {_NO_TARGET: link.count}
+    usable = isinstance(listed, Mapping) and all(
+        isinstance(n, int) and 0 < n <= _MOST_LINKS for n in counts
+    )
+    return (
+        {str(target): count for target, count in listed.items()}
+        if listed and usable
+        else {_NO_TARGET: link.count}
+    )
 
 
-# -- what NCCL's own elements leave unsaid -------------------------------------------------------------------------
+# -- what NCCL's own elements leave unsaid
+# -------------------------------------------------------------------------
 
 
 def _list_differences(topology: Topology, as_read: Topology) -> Iterator[XmlNode]:
@@ -237,7 +282,10 @@ def _list_differences(topology: Topology, as_read: Topology) -> Iterator[XmlNode
         other = as_read.by_id.get(device.id)
         if other is None or _get_compared_fields(other) != _get_compared_fields(device):
             facts = {"id": device.id, "kind": device.kind, "family": device.family or ""}
-            facts |= {"can_reduce": str(int(device.can_reduce)), "can_copy": str(int(device.can_copy))}
+            facts |= {
+                "can_reduce": str(int(device.can_reduce)),
+                "can_copy": str(int(device.can_copy)),
+            }
             if device.numa_node is not None:
                 facts["numa_node"] = str(device.numa_node)
             if device.bus_id:
@@ -251,16 +299,32 @@ def _list_differences(topology: Topology, as_read: Topology) -> Iterator[XmlNode
         if not links:
             yield XmlNode(TOPOPLAN_PREFIX + "link", {"src": src, "dst": dst, "GBps": "0"})
         for rate, latency, kind, count in links:
-            facts = {"src": src, "dst": dst, "GBps": str(rate), "us": str(latency), "kind": kind, "count": str(count)}
+            facts = {
+                "src": src,
+                "dst": dst,
+                "GBps": str(rate),
+                "us": str(latency),
+                "kind": kind,
+                "count": str(count),
+            }
             yield XmlNode(TOPOPLAN_PREFIX + "link", facts)
 
 
 def _get_compared_fields(device: Device) -> tuple[object, ...]:
     """Return the fields of a device that the text must give back."""
-    return device.kind, device.family, device.can_reduce, device.can_copy, device.numa_node, device.bus_id or None
+    return (
+        device.kind,
+        device.family,
+        device.can_reduce,
+        device.can_copy,
+        device.numa_node,
+        device.bus_id or None,
+    )
 
 
-def _group_links(topology: Topology) -> dict[tuple[str, str], list[tuple[Fraction, Fraction, str, int]]]:
+def _group_links(
+    topology: Topology,
+) -> dict[tuple[str, str], list[tuple[Fraction, Fraction, str, int]]]:
     """Return the links from each device to each other one, as comparable rows."""
     links: dict[tuple[str, str], list[tuple[Fraction, Fraction, str, int]]] = defaultdict(list)
     for x in topology.links:

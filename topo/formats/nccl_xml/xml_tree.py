@@ -41,7 +41,9 @@ class XmlNode:
 
     def format_lines(self, indent: int = 0) -> Iterator[str]:
         """Yield the element as lines of XML."""
-        head = "  " * indent + " ".join([f"<{self.tag}", *(f"{k}={quote(v)}" for k, v in self.attributes.items())])
+        head = "  " * indent + " ".join(
+            [f"<{self.tag}", *(f"{k}={quote(v)}" for k, v in self.attributes.items())]
+        )
         if not self.children:
             yield head + "/>"
             return
@@ -64,25 +66,33 @@ class XmlNode:
 def normalize_address(text: str | None) -> str | None:
     """Return a PCI address as NCCL compares it, letter by letter, None where the text is none.
 
-    `00000000:3B:00.0` is `0000:3b:00.0`; domains larger than NCCL has room for are no addresses, either.
+    `00000000:3B:00.0` is `0000:3b:00.0`; domains larger than NCCL has room for are no addresses,
+    either.
     """
     match = _ADDRESS.fullmatch((text or "").strip().lower())
     if match is None:
         return None
     domain = int(match.group(1) or "0", 16)
-    return f"{domain:04x}:{match.group(2)}:{match.group(3)}.{match.group(4)}" if domain < _MOST_DOMAINS else None
+    return (
+        f"{domain:04x}:{match.group(2)}:{match.group(3)}.{match.group(4)}"
+        if domain < _MOST_DOMAINS
+        else None
+    )
 
 
 @dataclass(frozen=True)
 class PcieTree:
-    """The devices below each CPU and PCIe switch, those nearest to a CPU first; `orphans` are below neither."""
+    """The devices below each CPU and PCIe switch, those nearest to a CPU first; `orphans` are below
+    neither.
+    """
 
     children: Mapping[str, list[Device]]
     orphans: list[Device]
 
 
 def build_tree(topology: Topology) -> PcieTree:
-    """Return the tree that a topology's PCIe links make; of several ways to a device the shortest counts.
+    """Return the tree that a topology's PCIe links make; of several ways to a device the shortest
+    counts.
 
     Raises InputError where switches hang below each other deeper than XML is read.
     """
@@ -97,7 +107,9 @@ def build_tree(topology: Topology) -> PcieTree:
     def hang(queue: list[Device]) -> None:
         depth.update((d.id, 0) for d in queue)
         for upper in queue:
-            below = [d for n in joined[upper.id] if n not in depth and _may_hang(d := topology.by_id[n])]
+            below = [
+                d for n in joined[upper.id] if n not in depth and _may_hang(d := topology.by_id[n])
+            ]
             depth.update((d.id, depth[upper.id] + 1) for d in below)
             children[upper.id] = below
             queue += [d for d in below if d.kind == "switch"]
@@ -112,7 +124,8 @@ def build_tree(topology: Topology) -> PcieTree:
     orphans += [d for d in topology.devices if d.kind in ("gpu", "nic") and d.id not in depth]
     if max(depth.values(), default=0) > _DEEPEST:
         raise InputError(
-            f"topology {topology.name!r:.60}: PCIe switches hang below each other deeper than {_DEEPEST}; "
+            f"topology {topology.name!r:.60}: PCIe switches hang below each other deeper than "
+            f"{_DEEPEST}; "
             "no machine's do, so NCCL's XML is not written; keep the topology as JSON"
         )
     index = {d.id: i for i, d in enumerate(topology.devices)}
@@ -133,7 +146,9 @@ def assign_addresses(topology: Topology, tree: PcieTree) -> dict[str, str]:
     """
     parent = {d.id: name for name, below in tree.children.items() for d in below}
     normal = {d.id: normalize_address(d.bus_id) for d in topology.devices}
-    known = Counter(address for d in topology.devices if d.kind != "nic" and (address := normal[d.id]))
+    known = Counter(
+        address for d in topology.devices if d.kind != "nic" and (address := normal[d.id])
+    )
     adapters: dict[str, str | None] = {}
     assigned: dict[str, str] = {}
     number = 0
@@ -163,7 +178,9 @@ def _make_up_address(number: int) -> str:
 
 
 def number_nodes(cpus: list[Device]) -> dict[str, int]:
-    """Return a `numaid` for each CPU, all different: its own, -1 for one that is not known, else the first that is free."""
+    """Return a `numaid` for each CPU, all different: its own, -1 for one that is not known, else
+    the first that is free.
+    """
     owners: dict[int, str] = {}
     for cpu in cpus:
         numa = -1 if cpu.numa_node is None else cpu.numa_node

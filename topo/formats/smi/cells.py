@@ -1,4 +1,6 @@
-"""Read what the cells of a `topo -m` matrix say of each pair of its devices, and what is odd about them."""
+"""Read what the cells of a `topo -m` matrix say of each pair of its devices, and what is odd about
+them.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +11,8 @@ from dataclasses import dataclass
 from ..names import join_first
 from .parser import GPU_NAME, LabelMatrix
 
+# Ways over PCI Express, the nearest first.
 PCIE_LABELS = ("PIX", "PXB", "PHB", "NODE", "SYS")
-"""Ways over PCI Express, the nearest first."""
 
 BONDED = re.compile(r"(NV|XGMI)([1-9][0-9]{0,3})")
 _OTHER_LABELS = ("C2C", "LNK", "SW", "NET", "DIS")
@@ -19,11 +21,13 @@ _OLD_LABELS = {"SOC": "SYS"}  # "socket": before drivers told NODE from SYS
 
 @dataclass(frozen=True)
 class Cells:
-    """A matrix in the order of its columns. Sets of devices are bit masks: bit i stands for the device of column i.
+    """A matrix in the order of its columns. Sets of devices are bit masks: bit i stands for the
+    device of column i.
 
-    `ids` are device ids, `gpus` the set of GPUs. `labels[i][j]` is the label from i to j, from j to i where only that is
-    known, None where neither is. `with_label[label][i]` is the set of devices that i has that label with, in either
-    direction, where the nearer of two PCI Express labels counts.
+    `ids` are device ids, `gpus` the set of GPUs. `labels[i][j]` is the label from i to j, from j to
+    i where only that is known, None where neither is. `with_label[label][i]` is the set of devices
+    that i has that label with, in either direction, where the nearer of two PCI Express labels
+    counts.
     """
 
     ids: tuple[str, ...]
@@ -63,7 +67,9 @@ def unite(sets: Iterable[int]) -> int:
 
 
 def find_components(among: int, neighbours: Callable[[int], int]) -> list[int]:
-    """Return the sets that `neighbours` (the set of those next to a device) connects, by their first devices."""
+    """Return the sets that `neighbours` (the set of those next to a device) connects, by their
+    first devices.
+    """
     components: list[int] = []
     while among:
         component, fresh = 0, among & -among
@@ -98,12 +104,15 @@ def count_nvlinks(label: str | None) -> int:
 
 
 def read_cells(table: LabelMatrix, nics: Mapping[str, str], notes: list[str]) -> Cells:
-    """Return the cells of a matrix whose NIC columns `nics` names; what is missing or odd goes to `notes`."""
+    """Return the cells of a matrix whose NIC columns `nics` names; what is missing or odd goes to
+    `notes`.
+    """
     ids = _name_devices(table, nics, notes)
     labels = _read_labels(table, ids, notes)
     size = len(ids)
     with_label = {label: [0] * size for label in (*PCIE_LABELS, *_OTHER_LABELS, "NV", "XGMI")}
-    # one direction stands for both where the other is not printed; where both are, each label counts for both
+    # one direction stands for both where the other is not printed; where both are, each label
+    # counts for both
     uneven: list[str] = []
     unknown: list[str] = []
     for i in range(size):
@@ -122,10 +131,18 @@ def read_cells(table: LabelMatrix, nics: Mapping[str, str], notes: list[str]) ->
                 with_label[label][i] |= 1 << j
                 with_label[label][j] |= 1 << i
     if uneven:
-        notes.append(f"the two directions differ: {list_some(uneven, 3)}; of two PCIe ways the nearer is taken")
+        notes.append(
+            f"the two directions differ: {list_some(uneven, 3)}; of two PCIe ways the nearer is "
+            "taken"
+        )
     if unknown:
         notes.append(f"nothing is said of {list_some(unknown, 3)}")
-    return Cells(ids, sum(1 << i for i, name in enumerate(table.names) if GPU_NAME.fullmatch(name)), labels, with_label)
+    return Cells(
+        ids,
+        sum(1 << i for i, name in enumerate(table.names) if GPU_NAME.fullmatch(name)),
+        labels,
+        with_label,
+    )
 
 
 def _combine_directions(forth: str, back: str) -> set[str]:
@@ -136,7 +153,9 @@ def _combine_directions(forth: str, back: str) -> set[str]:
 
 
 def _name_devices(table: LabelMatrix, nics: Mapping[str, str], notes: list[str]) -> tuple[str, ...]:
-    """Return `gpuN` for GPUs, and for NICs the names of the legend, unless another device is called so."""
+    """Return `gpuN` for GPUs, and for NICs the names of the legend, unless another device is called
+    so.
+    """
     ids: list[str] = []
     gpus = {f"gpu{match.group(1)}" for match in map(GPU_NAME.fullmatch, table.names) if match}
     used = set(gpus)
@@ -153,7 +172,9 @@ def _name_devices(table: LabelMatrix, nics: Mapping[str, str], notes: list[str])
     return tuple(ids)
 
 
-def _read_labels(table: LabelMatrix, ids: tuple[str, ...], notes: list[str]) -> list[list[str | None]]:
+def _read_labels(
+    table: LabelMatrix, ids: tuple[str, ...], notes: list[str]
+) -> list[list[str | None]]:
     """Return the labels as printed, SOC as SYS; None where there is none, or none that is known."""
     labels_by_row: list[list[str | None]] = []
     absent: list[str] = []
@@ -168,9 +189,16 @@ def _read_labels(table: LabelMatrix, ids: tuple[str, ...], notes: list[str]) -> 
         elif cells[i] not in ("X", None) or "X" in cells[:i] + cells[i + 1 :]:
             shifted.append(ids[i])
             cells = []
-        labels = [_OLD_LABELS.get(cell, cell) if cell else None for cell in cells] + [None] * (len(ids) - len(cells))
+        labels = [_OLD_LABELS.get(cell, cell) if cell else None for cell in cells] + [None] * (
+            len(ids) - len(cells)
+        )
         for j, label in enumerate(labels):
-            known = label is None or label in PCIE_LABELS or label in _OTHER_LABELS or BONDED.fullmatch(label)
+            known = (
+                label is None
+                or label in PCIE_LABELS
+                or label in _OTHER_LABELS
+                or BONDED.fullmatch(label)
+            )
             if not known and label is not None:
                 unknown.update({label: None} if i != j else {})
                 labels[j] = None
@@ -178,9 +206,14 @@ def _read_labels(table: LabelMatrix, ids: tuple[str, ...], notes: list[str]) -> 
     if absent:
         notes.append(f"no row for {list_some(absent)}; the rows of the others say what is known")
     if shifted:
-        notes.append(f"the row of {list_some(shifted)} has its X in another column, so its cells are not read")
+        notes.append(
+            f"the row of {list_some(shifted)} has its X in another column, so its cells are not "
+            "read"
+        )
     if unknown:
         notes.append(f"labels that are not known are left out: {list_some(unknown)}")
     if table.repeated:
-        notes.append(f"rows that come twice and differ: {list_some(table.repeated)}; the first is read")
+        notes.append(
+            f"rows that come twice and differ: {list_some(table.repeated)}; the first is read"
+        )
     return labels_by_row

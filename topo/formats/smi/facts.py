@@ -12,6 +12,7 @@ from .parser import CPU, GPU_NAME, GPU_NUMA, NUMA, RANGES, LabelMatrix
 from .pcie_tree import Affinity
 
 SOURCE = "nvidia-smi topo -m"
+# What the cells of a `-p2p` matrix mean; None where nvidia-smi does not know.
 STATUSES = {
     "OK": "ok",
     "CNS": "chipset not supported",
@@ -21,10 +22,9 @@ STATUSES = {
     "NS": "not supported",
     "U": None,
 }
-"""What the cells of a `-p2p` matrix mean; None where nvidia-smi does not know."""
 
+# Facts of pairs are kept for up to this many GPUs; with 1024 there would be a million.
 MOST_PAIRS = 256
-"""Facts of pairs are kept for up to this many GPUs; with 1024 there would be a million."""
 
 _KEYS = {
     "r": (keys.P2P_READ,),
@@ -34,7 +34,11 @@ _KEYS = {
     "n": (keys.P2P_NVLINK,),
     "p": (keys.P2P_PCIE,),
 }
-_COLUMNS = ((keys.GPU_CPU_AFFINITY, CPU), (keys.GPU_NUMA_NODE, NUMA), (keys.GPU_OWN_NUMA_NODE, GPU_NUMA))
+_COLUMNS = (
+    (keys.GPU_CPU_AFFINITY, CPU),
+    (keys.GPU_NUMA_NODE, NUMA),
+    (keys.GPU_OWN_NUMA_NODE, GPU_NUMA),
+)
 _NODE = re.compile(r"[0-9]{1,6}")
 
 
@@ -45,16 +49,30 @@ def is_p2p(table: LabelMatrix) -> bool:
 
 
 def read_affinities(table: LabelMatrix, notes: list[str]) -> dict[int, Affinity]:
-    """Return where the GPUs are, by column. Without a column for NUMA nodes, distinct CPU affinities are numbered."""
-    rows = [(i, name, table.rows[name].affinities) for i, name in enumerate(table.names) if name in table.rows]
-    cpus = {i: _match_or_none(RANGES, row.get(CPU)) for i, name, row in rows if GPU_NAME.fullmatch(name)}
+    """Return where the GPUs are, by column. Without a column for NUMA nodes, distinct CPU
+    affinities are numbered.
+    """
+    rows = [
+        (i, name, table.rows[name].affinities)
+        for i, name in enumerate(table.names)
+        if name in table.rows
+    ]
+    cpus = {
+        i: _match_or_none(RANGES, row.get(CPU)) for i, name, row in rows if GPU_NAME.fullmatch(name)
+    }
     nodes = {i: _read_node(row.get(NUMA)) for i, name, row in rows if i in cpus}
-    near_several = [name for i, name, row in rows if i in cpus and not _NODE.fullmatch(row.get(NUMA, "0"))]
+    near_several = [
+        name for i, name, row in rows if i in cpus and not _NODE.fullmatch(row.get(NUMA, "0"))
+    ]
     near_several = [name for name in near_several if nodes[table.names.index(name)] is not None]
     if near_several:
-        notes.append(f"{', '.join(near_several[:6])}: near several NUMA nodes; counted with the first")
+        notes.append(
+            f"{', '.join(near_several[:6])}: near several NUMA nodes; counted with the first"
+        )
     if NUMA not in table.columns:
-        numbers = {text: n for n, text in enumerate(dict.fromkeys(text for text in cpus.values() if text))}
+        numbers = {
+            text: n for n, text in enumerate(dict.fromkeys(text for text in cpus.values() if text))
+        }
         nodes = {i: numbers[text] if text else None for i, text in cpus.items()}
         if numbers:
             notes.append("no NUMA nodes are listed; distinct CPU affinities are numbered from 0")
@@ -91,25 +109,39 @@ def build_matrix_facts(table: LabelMatrix, cells: Cells) -> Iterator[Fact]:
 def _build_way_facts(table: LabelMatrix, cells: Cells, i: int) -> Iterator[Fact]:
     """Yield the ways from a GPU to the others as facts."""
     for j, label in enumerate(cells.labels[i]):
-        if label is not None and cells.gpus >> j & 1 and (label in PCIE_LABELS or find_family(label) == "NV"):
+        if (
+            label is not None
+            and cells.gpus >> j & 1
+            and (label in PCIE_LABELS or find_family(label) == "NV")
+        ):
             subject = p2p_subject(_get_index(table.names[i]), _get_index(table.names[j]))
             yield Fact(subject, keys.P2P_ANCESTOR, label, SOURCE)
 
 
-def build_p2p_facts(tables: Iterable[LabelMatrix], gpus: frozenset[str], notes: list[str]) -> Iterator[Fact]:
+def build_p2p_facts(
+    tables: Iterable[LabelMatrix], gpus: frozenset[str], notes: list[str]
+) -> Iterator[Fact]:
     """Yield what `-p2p` matrices say of the GPUs of the matrix of ways.
 
     Matrices of other GPUs, of another machine, are noted and left out.
     """
     for table in tables:
         if not set(table.names) <= gpus or len(table.names) > MOST_PAIRS:
-            notes.append(f"the -p2p matrix of line {table.line} is of other GPUs than the matrix of ways; left out")
+            notes.append(
+                f"the -p2p matrix of line {table.line} is of other GPUs than the matrix of ways; "
+                "left out"
+            )
             continue
         flag_keys = _KEYS.get(table.flag or "")
         if flag_keys is None:
             flag_keys = _KEYS["rw"]
-            notes.append(f"no -p2p flag stands before line {table.line}; taken as what GPUs may read and write")
-        source = f"nvidia-smi topo -p2p {table.flag}" if table.flag in _KEYS else "nvidia-smi topo -p2p"
+            notes.append(
+                f"no -p2p flag stands before line {table.line}; taken as what GPUs may read and "
+                "write"
+            )
+        source = (
+            f"nvidia-smi topo -p2p {table.flag}" if table.flag in _KEYS else "nvidia-smi topo -p2p"
+        )
         for name, row in table.rows.items():
             for other, cell in zip(table.names, row.cells, strict=True):
                 if cell in STATUSES and name != other and cell is not None:

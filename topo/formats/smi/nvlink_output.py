@@ -1,8 +1,10 @@
-"""Read `nvidia-smi nvlink -R` and `-s`: the bus address at the end of each NVLink, and which links are up at which rate.
+"""Read `nvidia-smi nvlink -R` and `-s`: the bus address at the end of each NVLink, and which links
+are up at which rate.
 
-Neither says at which address a GPU itself is. nvidia-smi numbers GPUs in the order of their addresses, so the remote
-addresses, sorted, are those of the GPUs that have links, as long as there are as many and all links then have an end on
-both sides. Otherwise they are taken for NVSwitches, as NCCL takes what it does not know.
+Neither says at which address a GPU itself is. nvidia-smi numbers GPUs in the order of their
+addresses, so the remote addresses, sorted, are those of the GPUs that have links, as long as there
+are as many and all links then have an end on both sides. Otherwise they are taken for NVSwitches,
+as NCCL takes what it does not know.
 """
 
 from __future__ import annotations
@@ -25,32 +27,54 @@ _NEAR = Fraction(7, 100)  # what -s prints is the raw rate: 26.562 for the 25 GB
 
 
 def match_peers(listings: Mapping[int, NvlinkListing]) -> dict[str, int] | None:
-    """Return the GPU at each remote address; None where the addresses are not those of the GPUs, so NVSwitches'."""
+    """Return the GPU at each remote address; None where the addresses are not those of the GPUs, so
+    NVSwitches'.
+    """
     linked = sorted(gpu for gpu, listing in listings.items() if listing.remote)
-    addresses = sorted({address for listing in listings.values() for address in listing.remote.values()})
+    addresses = sorted(
+        {address for listing in listings.values() for address in listing.remote.values()}
+    )
     if len(linked) != len(addresses):
         return None
     gpu_at = dict(zip(addresses, linked, strict=True))
-    ends = {gpu: Counter(gpu_at[address] for address in listings[gpu].remote.values()) for gpu in linked}
-    fits = all(ends[a][b] == ends[b][a] for a in linked for b in ends[a]) and all(not ends[a][a] for a in linked)
+    ends = {
+        gpu: Counter(gpu_at[address] for address in listings[gpu].remote.values()) for gpu in linked
+    }
+    fits = all(ends[a][b] == ends[b][a] for a in linked for b in ends[a]) and all(
+        not ends[a][a] for a in linked
+    )
     return gpu_at if fits else None
 
 
 def choose_lane_rate(listings: Mapping[int, NvlinkListing]) -> tuple[Fraction, str]:
-    """Return GB/s of one NVLink in one direction and the source: the slowest that -s reports, at its datasheet's rate."""
+    """Return GB/s of one NVLink in one direction and the source: the slowest that -s reports, at
+    its datasheet's rate.
+    """
     reported = {
-        speed for listing in listings.values() for speed in listing.speed.values() if speed and float(speed) > 0
+        speed
+        for listing in listings.values()
+        for speed in listing.speed.values()
+        if speed and float(speed) > 0
     }
     if not reported:
         return NVLINK_GBps, NVLINK_SOURCE
     slowest = min(reported, key=Fraction)
     raw = Fraction(slowest)
-    near = next((rate for rate in set(NVLINK_DATASHEET_GBps.values()) if abs(raw - rate) <= _NEAR * rate), raw)
-    return near, f"{STATUS}: {slowest} GB/s a link" + ("" if near == raw else f", {float(near):g} by the datasheet")
+    near = next(
+        (rate for rate in set(NVLINK_DATASHEET_GBps.values()) if abs(raw - rate) <= _NEAR * rate),
+        raw,
+    )
+    return near, f"{STATUS}: {slowest} GB/s a link" + (
+        "" if near == raw else f", {float(near):g} by the datasheet"
+    )
 
 
-def join_nvlinks(output: SmiOutput, where: str, notes: list[str]) -> tuple[list[Device], list[Link]]:
-    """Return GPUs and their NVLinks from -R, where there is no matrix. Raises InputError where no link has a known end."""
+def join_nvlinks(
+    output: SmiOutput, where: str, notes: list[str]
+) -> tuple[list[Device], list[Link]]:
+    """Return GPUs and their NVLinks from -R, where there is no matrix. Raises InputError where no
+    link has a known end.
+    """
     listings = output.nvlinks_by_gpu
     if not any(listing.remote for listing in listings.values()):
         raise InputError(
@@ -66,7 +90,10 @@ def join_nvlinks(output: SmiOutput, where: str, notes: list[str]) -> tuple[list[
     rate, source = choose_lane_rate(listings)
     links: list[Link] = []
     for gpu, listing in sorted(listings.items()):
-        ends = Counter("nvswitch0" if gpu_at is None else f"gpu{gpu_at[bus]}" for bus in listing.remote.values())
+        ends = Counter(
+            "nvswitch0" if gpu_at is None else f"gpu{gpu_at[bus]}"
+            for bus in listing.remote.values()
+        )
         for end, number in ends.items():
             us = LATENCY_us["nvswitch" if gpu_at is None else "nvlink"]
             link = Link(f"gpu{gpu}", end, rate * number, us, "nvlink", number, source)
@@ -74,11 +101,16 @@ def join_nvlinks(output: SmiOutput, where: str, notes: list[str]) -> tuple[list[
             if gpu_at is None or link.src < link.dst:
                 links += both_ways(link)
     if gpu_at is None:
-        adding = nvswitch_adding(links_per_gpu=max(len(listing.remote) for listing in listings.values()))
+        adding = nvswitch_adding(
+            links_per_gpu=max(len(listing.remote) for listing in listings.values())
+        )
         devices.append(Device("nvswitch0", "switch", "nvswitch", source=REMOTE, in_network=adding))
         notes.append("the remote ends are not the GPUs listed; taken for NVSwitches, as NCCL does")
     else:
-        notes.append("GPUs are numbered in the order of their bus addresses: so the remote ends are told apart")
+        notes.append(
+            "GPUs are numbered in the order of their bus addresses: so the remote ends are told "
+            "apart"
+        )
     notes += _note_different_counts(listings)
     notes.append("PCIe, CPUs and NICs are not told; nvidia-smi topo -m says more")
     return devices, links
@@ -86,7 +118,11 @@ def join_nvlinks(output: SmiOutput, where: str, notes: list[str]) -> tuple[list[
 
 def _get_identity(listing: NvlinkListing) -> dict[str, str]:
     """Return the name and UUID that a listing gives, as far as it does."""
-    return {key: text for key, text in ((keys.GPU_NAME, listing.name), (keys.GPU_UUID, listing.uuid)) if text}
+    return {
+        key: text
+        for key, text in ((keys.GPU_NAME, listing.name), (keys.GPU_UUID, listing.uuid))
+        if text
+    }
 
 
 def _note_different_counts(listings: Mapping[int, NvlinkListing]) -> list[str]:
@@ -94,7 +130,9 @@ def _note_different_counts(listings: Mapping[int, NvlinkListing]) -> list[str]:
     odd = [
         f"gpu{gpu} ({sum(map(bool, listing.speed.values()))} and {len(listing.remote)})"
         for gpu, listing in sorted(listings.items())
-        if listing.speed and listing.remote and sum(map(bool, listing.speed.values())) != len(listing.remote)
+        if listing.speed
+        and listing.remote
+        and sum(map(bool, listing.speed.values())) != len(listing.remote)
     ]
     return [f"active links by -s and ends by -R differ in number: {list_some(odd)}"] if odd else []
 
@@ -107,14 +145,28 @@ def build_nvlink_facts(listings: Mapping[int, NvlinkListing]) -> list[Fact]:
     address = {gpu: bus for bus, gpu in (gpu_at or {}).items()}
     for gpu, listing in sorted(listings.items()):
         source = REMOTE if listing.remote else STATUS
-        facts += [Fact(gpu_subject(gpu), key, text, source) for key, text in _get_identity(listing).items()]
+        facts += [
+            Fact(gpu_subject(gpu), key, text, source)
+            for key, text in _get_identity(listing).items()
+        ]
         if gpu in address:
-            facts.append(Fact(gpu_subject(gpu), keys.GPU_BUS_ID, address[gpu], f"{REMOTE}, by the order of the GPUs"))
+            facts.append(
+                Fact(
+                    gpu_subject(gpu),
+                    keys.GPU_BUS_ID,
+                    address[gpu],
+                    f"{REMOTE}, by the order of the GPUs",
+                )
+            )
         for number, speed in sorted(listing.speed.items()):
             subject = nvlink_subject(gpu, number)
-            facts.append(Fact(subject, keys.NVLINK_STATE, "active" if speed else "inactive", STATUS))
+            facts.append(
+                Fact(subject, keys.NVLINK_STATE, "active" if speed else "inactive", STATUS)
+            )
             if speed:
-                facts.append(Fact(subject, keys.NVLINK_SPEED_MBps, int(Fraction(speed) * 1000), STATUS))
+                facts.append(
+                    Fact(subject, keys.NVLINK_SPEED_MBps, int(Fraction(speed) * 1000), STATUS)
+                )
         for number, bus in zip(_number_links(listing), listing.remote.values(), strict=True):
             subject = nvlink_subject(gpu, number)
             facts += [
@@ -127,6 +179,8 @@ def build_nvlink_facts(listings: Mapping[int, NvlinkListing]) -> list[Fact]:
 
 
 def _number_links(listing: NvlinkListing) -> list[int]:
-    """Return the numbers of the links of -R, which counts active ones only: those of -s where it agrees, else its own."""
+    """Return the numbers of the links of -R, which counts active ones only: those of -s where it
+    agrees, else its own.
+    """
     active = sorted(number for number, speed in listing.speed.items() if speed)
     return active if len(active) == len(listing.remote) else list(listing.remote)

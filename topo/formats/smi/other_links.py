@@ -1,10 +1,12 @@
-"""Infer the links beside PCI Express: NVLinks, direct or through NVSwitches, and those of topoplan's own labels.
+"""Infer the links beside PCI Express: NVLinks, direct or through NVSwitches, and those of
+topoplan's own labels.
 
-nvidia-smi prints the same NV# for # links to a peer and for # links into NVSwitches. No GPU has more than 18 NVLinks, so
-where the labels of a row add up to more, they cannot all be direct: GPUs that all have NV# with each other are then
-joined through one `nvswitch`, each with as many links as its best label says. (Eight GPUs with NV12 are on NVSwitches;
-four with NV6 are joined pairwise, 18 links each.) All other NV# are direct links. For two GPUs alone it cannot be
-decided, and nothing depends on it.
+nvidia-smi prints the same NV# for # links to a peer and for # links into NVSwitches. No GPU has
+more than 18 NVLinks, so where the labels of a row add up to more, they cannot all be direct: GPUs
+that all have NV# with each other are then joined through one `nvswitch`, each with as many links as
+its best label says. (Eight GPUs with NV12 are on NVSwitches; four with NV6 are joined pairwise, 18
+links each.) All other NV# are direct links. For two GPUs alone it cannot be decided, and nothing
+depends on it.
 """
 
 from __future__ import annotations
@@ -14,7 +16,14 @@ from fractions import Fraction
 
 from ...graph import DEFAULT_BANDWIDTH_GBps, Device, Link
 from ...hardware import NVLINK_LINKS_PER_GPU, LATENCY_us, XGMI_DATASHEET_MI250_GBps, nvswitch_adding
-from .cells import count_bonded, count_nvlinks, find_components, find_family, iterate_members, list_some
+from .cells import (
+    count_bonded,
+    count_nvlinks,
+    find_components,
+    find_family,
+    iterate_members,
+    list_some,
+)
 from .pcie_tree import InferredTopology
 
 MOST_LINKS = max(NVLINK_LINKS_PER_GPU.values())
@@ -24,7 +33,11 @@ NVLINK_SOURCE = "assumed: 25 GB/s an NVLink, as in most generations"
 _MOST_SWITCHES = 4096
 _RATES: Mapping[str, tuple[str, Fraction, str]] = {
     "XGMI": ("xgmi", XGMI_DATASHEET_MI250_GBps, "assumed: xGMI links of an MI250"),
-    "C2C": ("c2c", Fraction(450), "assumed: NVLink-C2C of a Grace Hopper superchip (datasheet: 900 GB/s both ways)"),
+    "C2C": (
+        "c2c",
+        Fraction(450),
+        "assumed: NVLink-C2C of a Grace Hopper superchip (datasheet: 900 GB/s both ways)",
+    ),
     "LNK": ("link", DEFAULT_BANDWIDTH_GBps, "assumed: the text has no rates"),
 }
 _NETWORK_GBps = Fraction(25, 2)
@@ -32,10 +45,13 @@ _NETWORK_SOURCE = "assumed: a port of 100 Gb/s"
 _SWITCH_SOURCE = "assumed: the text has no rates"
 
 
-def join_other_links(inferred: InferredTopology, lane: tuple[Fraction, str], switched: bool | None) -> None:
+def join_other_links(
+    inferred: InferredTopology, lane: tuple[Fraction, str], switched: bool | None
+) -> None:
     """Add every link that is not PCI Express.
 
-    `lane` is the rate of an NVLink and its source. `switched` says whether NVLinks end at NVSwitches, where that is known.
+    `lane` is the rate of an NVLink and its source. `switched` says whether NVLinks end at
+    NVSwitches, where that is known.
     """
     switched_groups = [] if switched is False else _add_nvswitches(inferred, lane, bool(switched))
     _add_direct_links(inferred, lane, switched_groups)
@@ -43,17 +59,25 @@ def join_other_links(inferred: InferredTopology, lane: tuple[Fraction, str], swi
     _add_networks(inferred)
 
 
-# -- NVLinks ---------------------------------------------------------------------------------------------------------
+# -- NVLinks
+# ---------------------------------------------------------------------------------------------------------
 
 
-def _add_nvswitches(inferred: InferredTopology, lane: tuple[Fraction, str], certain: bool) -> list[int]:
+def _add_nvswitches(
+    inferred: InferredTopology, lane: tuple[Fraction, str], certain: bool
+) -> list[int]:
     """Add the NVSwitches that labels show, and return the sets of GPUs on them."""
     groups: list[int] = []
     for group in _find_groups(inferred, "NV"):
         labels = inferred.cells.labels
         pairs = ((i, j) for i in iterate_members(group) for j in iterate_members(group) if i != j)
-        links_of_pair = {(i, j): count_nvlinks(labels[i][j]) for i, j in pairs if labels[i][j] is not None}
-        lanes = {i: max(links for pair, links in links_of_pair.items() if i in pair) for i in iterate_members(group)}
+        links_of_pair = {
+            (i, j): count_nvlinks(labels[i][j]) for i, j in pairs if labels[i][j] is not None
+        }
+        lanes = {
+            i: max(links for pair, links in links_of_pair.items() if i in pair)
+            for i in iterate_members(group)
+        }
         sums = [sum(links for (src, _), links in links_of_pair.items() if src == i) for i in lanes]
         # as many links as a GPU can have may all be direct; more cannot
         if not certain and max(sums) <= MOST_LINKS:
@@ -61,7 +85,8 @@ def _add_nvswitches(inferred: InferredTopology, lane: tuple[Fraction, str], cert
         if any(links != min(lanes[i], lanes[j]) for (i, j), links in links_of_pair.items()):
             names = list_some(inferred.get_names(group))
             inferred.notes.append(
-                f"{names}: more NVLinks than a GPU has, but not alike for all pairs; taken as direct links"
+                f"{names}: more NVLinks than a GPU has, but not alike for all pairs; taken as "
+                "direct links"
             )
             continue
         _add_nvswitch(inferred, lane, lanes)
@@ -69,15 +94,25 @@ def _add_nvswitches(inferred: InferredTopology, lane: tuple[Fraction, str], cert
     return groups
 
 
-def _add_nvswitch(inferred: InferredTopology, lane: tuple[Fraction, str], lanes: dict[int, int]) -> None:
-    """Add an NVSwitch (one device for all of them) with `lanes[i]` links to the device of column i."""
-    switch = inferred.pick_id("nvswitch", sum(device.family == "nvswitch" for device in inferred.devices))
+def _add_nvswitch(
+    inferred: InferredTopology, lane: tuple[Fraction, str], lanes: dict[int, int]
+) -> None:
+    """Add an NVSwitch (one device for all of them) with `lanes[i]` links to the device of column
+    i.
+    """
+    switch = inferred.pick_id(
+        "nvswitch", sum(device.family == "nvswitch" for device in inferred.devices)
+    )
     adding = nvswitch_adding(links_per_gpu=max(lanes.values()))
-    inferred.devices.append(Device(switch, "switch", "nvswitch", source=inferred.source, in_network=adding))
+    inferred.devices.append(
+        Device(switch, "switch", "nvswitch", source=inferred.source, in_network=adding)
+    )
     rate, source = lane
     for i, links in lanes.items():
         ident = inferred.cells.ids[i]
-        inferred.join(Link(ident, switch, rate * links, LATENCY_us["nvswitch"], "nvlink", links, source))
+        inferred.join(
+            Link(ident, switch, rate * links, LATENCY_us["nvswitch"], "nvlink", links, source)
+        )
     most = max(lanes.values())
     fewer = [inferred.cells.ids[i] for i, links in lanes.items() if links < most]
     if fewer:
@@ -90,7 +125,9 @@ def _find_groups(inferred: InferredTopology, label: str) -> list[int]:
     return find_components(sum(1 << i for i, mask in enumerate(row) if mask), row.__getitem__)
 
 
-def _add_direct_links(inferred: InferredTopology, lane: tuple[Fraction, str], switched: list[int]) -> None:
+def _add_direct_links(
+    inferred: InferredTopology, lane: tuple[Fraction, str], switched: list[int]
+) -> None:
     """Add a link for each direction whose label names one: NV#, XGMI#, C2C, LNK."""
     cells = inferred.cells
     kinds = {**_RATES, "NV": ("nvlink", *lane)}
@@ -106,14 +143,19 @@ def _add_direct_links(inferred: InferredTopology, lane: tuple[Fraction, str], sw
                     continue
                 kind, rate, source = kinds[label_family]
                 lanes = count_bonded(label) or 1
-                inferred.links.append(Link(src, dst, rate * lanes, LATENCY_us["nvlink"], kind, lanes, source))
+                inferred.links.append(
+                    Link(src, dst, rate * lanes, LATENCY_us["nvlink"], kind, lanes, source)
+                )
 
 
-# -- switches and networks --------------------------------------------------------------------------------------------
+# -- switches and networks
+# --------------------------------------------------------------------------------------------
 
 
 def _add_switches(inferred: InferredTopology) -> None:
-    """Add switches for the pairs labelled SW: sets in which each such pair is, as large as they come."""
+    """Add switches for the pairs labelled SW: sets in which each such pair is, as large as they
+    come.
+    """
     cells = inferred.cells
     unjoined = list(cells.with_label["SW"])
     joined = [cells.find_with(i, "SW", "NV", "XGMI", "C2C", "LNK") for i in range(len(cells.ids))]
@@ -122,10 +164,12 @@ def _add_switches(inferred: InferredTopology) -> None:
         while unjoined[i]:
             if number == _MOST_SWITCHES:
                 inferred.notes.append(
-                    f"pairs labelled SW would need more than {_MOST_SWITCHES} switches; some are left out"
+                    f"pairs labelled SW would need more than {_MOST_SWITCHES} switches; some are "
+                    "left out"
                 )
                 return
-            # grow a clique from the pair, first by pairs that no switch joins yet: fewest switches, not all smallest
+            # grow a clique from the pair, first by pairs that no switch joins yet: fewest switches,
+            # not all smallest
             first = unjoined[i] & -unjoined[i]
             group = 1 << i | first
             common = joined[i] & joined[first.bit_length() - 1]
@@ -140,17 +184,25 @@ def _add_switches(inferred: InferredTopology) -> None:
 
 
 def _add_networks(inferred: InferredTopology) -> None:
-    """Add a network for the devices that NET connects: on it are NICs, and GPUs that reach none of those."""
+    """Add a network for the devices that NET connects: on it are NICs, and GPUs that reach none of
+    those.
+    """
     cells = inferred.cells
     for group in _find_groups(inferred, "NET"):
         nics = group & ~cells.gpus
-        alone = sum(1 << i for i in iterate_members(group & cells.gpus) if not _find_reached(inferred, i) & nics)
+        alone = sum(
+            1 << i
+            for i in iterate_members(group & cells.gpus)
+            if not _find_reached(inferred, i) & nics
+        )
         _add_switch(inferred, "network", "network", nics | alone)
 
 
 def _find_reached(inferred: InferredTopology, i: int) -> int:
     """Return the devices that one reaches without a network."""
-    return inferred.cells.find_with(i, *(label for label in inferred.cells.with_label if label not in ("NET", "DIS")))
+    return inferred.cells.find_with(
+        i, *(label for label in inferred.cells.with_label if label not in ("NET", "DIS"))
+    )
 
 
 def _add_switch(inferred: InferredTopology, stem: str, family_name: str | None, group: int) -> None:
@@ -159,6 +211,23 @@ def _add_switch(inferred: InferredTopology, stem: str, family_name: str | None, 
     inferred.devices.append(Device(switch, "switch", family_name, source=inferred.source))
     for name in inferred.get_names(group):
         if family_name == "network":
-            inferred.join(Link(name, switch, _NETWORK_GBps, LATENCY_us["network"], "network", source=_NETWORK_SOURCE))
+            inferred.join(
+                Link(
+                    name,
+                    switch,
+                    _NETWORK_GBps,
+                    LATENCY_us["network"],
+                    "network",
+                    source=_NETWORK_SOURCE,
+                )
+            )
         else:
-            inferred.join(Link(name, switch, DEFAULT_BANDWIDTH_GBps, LATENCY_us["nvswitch"], source=_SWITCH_SOURCE))
+            inferred.join(
+                Link(
+                    name,
+                    switch,
+                    DEFAULT_BANDWIDTH_GBps,
+                    LATENCY_us["nvswitch"],
+                    source=_SWITCH_SOURCE,
+                )
+            )

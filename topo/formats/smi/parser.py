@@ -1,7 +1,8 @@
-"""Split a text that nvidia-smi printed into matrices of `topo`, sections of `nvlink` and legends; the rest is passed over.
+"""Split a text that nvidia-smi printed into matrices of `topo`, sections of `nvlink` and legends;
+the rest is passed over.
 
-Every vintage is read: tabs, spaces or both, device columns under any name, affinity columns or none, underlined headings,
-prompts and prose around. What the words mean is left to the other files.
+Every vintage is read: tabs, spaces or both, device columns under any name, affinity columns or
+none, underlined headings, prompts and prose around. What the words mean is left to the other files.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ from functools import cached_property
 from ...errors import InputError
 
 MAX_COLUMNS = 512
+# Matrices of more devices than this are refused: no machine has as many.
 MAX_LINES = 100_000
-"""Matrices of more devices than this are refused: no machine has as many."""
 
+# A text with more matrices is refused; a machine has one, and six of `-p2p`.
 MAX_TABLES = 64
-"""A text with more matrices is refused; a machine has one, and six of `-p2p`."""
 
 _MAX_LINE = 256 * 2**10
 _SNIFF_CHARACTERS = 2**20
@@ -36,12 +37,18 @@ _GLUED_NAMES = re.compile(r"(?<=\d)(?=(?:GPU|NIC)\d|mlx\d+_)")  # tabs that were
 _COLUMN_OF = {mark: column for column, mark in _MARK.items()}
 _ANSI = re.compile(r"\x1b\[[0-9;?]{0,40}[A-Za-z]")
 _MARK_UP = re.compile(r"[ \t]{0,40}(?:>|//|#|\*|\|)[ \t]?")  # a quote, a comment, a list, a table
-_BEFORE_HEADING = re.compile(r"[^|]{0,200}?(?:topo -m|`)(?=\s{1,80}GPU\d)")  # a prompt or a quote on the heading's line
+_BEFORE_HEADING = re.compile(
+    r"[^|]{0,200}?(?:topo -m|`)(?=\s{1,80}GPU\d)"
+)  # a prompt or a quote on the heading's line
 _LABEL = re.compile(r"X|[A-Z][A-Z0-9]{0,15}#?")
-_KNOWN_LABEL = re.compile(r"X|(?:NV|XGMI)\d+|PIX|PXB|PHB|NODE|SYS|SOC|C2C|LNK|SW|NET|DIS|OK|CNS|GNS|TNS|NS|DR|U")
+_KNOWN_LABEL = re.compile(
+    r"X|(?:NV|XGMI)\d+|PIX|PXB|PHB|NODE|SYS|SOC|C2C|LNK|SW|NET|DIS|OK|CNS|GNS|TNS|NS|DR|U"
+)
 _EACH_LABEL = re.compile(_KNOWN_LABEL.pattern)
 _GLUED_LABELS = re.compile(rf"(?:{_KNOWN_LABEL.pattern}){{2,}}")
-_GLUED_AFFINITY = re.compile(rf"((?:{_KNOWN_LABEL.pattern})+)(?<=[A-Z])([0-9]{{1,7}}[-,][0-9,-]{{1,999}})")
+_GLUED_AFFINITY = re.compile(
+    rf"((?:{_KNOWN_LABEL.pattern})+)(?<=[A-Z])([0-9]{{1,7}}[-,][0-9,-]{{1,999}})"
+)
 _ENDS = ("Legend:", "```")
 _WORTH_A_LOOK = re.compile(r"GPU|NIC\d|topo|Link")
 _DEVICE = re.compile(r"[A-Za-z][\w.:@-]{0,63}")
@@ -53,7 +60,8 @@ _REMOTE = re.compile(
     r"\s{0,40}Link (\d{1,4}): (?:Remote Device )?([0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.\d)\b.{0,80}"
 )
 _SPEED = re.compile(
-    r"\s{0,40}Link (\d{1,4}): (?:([0-9]{1,6}(?:\.[0-9]{1,6})?) GB/s|<?inactive>?)\s{0,40}", re.IGNORECASE
+    r"\s{0,40}Link (\d{1,4}): (?:([0-9]{1,6}(?:\.[0-9]{1,6})?) GB/s|<?inactive>?)\s{0,40}",
+    re.IGNORECASE,
 )
 _SNIFF = re.compile(
     r"^[ \t>/#*|]{0,40}(?:"
@@ -68,7 +76,9 @@ _SNIFF = re.compile(
 
 @dataclass(frozen=True)
 class MatrixRow:
-    """A line of a matrix: a cell for each device column (None: not printed), and affinities by the names of their columns."""
+    """A line of a matrix: a cell for each device column (None: not printed), and affinities by the
+    names of their columns.
+    """
 
     cells: tuple[str | None, ...]
     affinities: dict[str, str]
@@ -76,10 +86,11 @@ class MatrixRow:
 
 @dataclass
 class LabelMatrix:
-    """A matrix: the devices of its columns in order, its rows by device, and the flag of `-p2p` if a line before gives it.
+    """A matrix: the devices of its columns in order, its rows by device, and the flag of `-p2p` if
+    a line before gives it.
 
-    `start` is the line of the command that printed it, where it is there; `host` the host of the prompt in that line, None
-    where there is none; `has_nvlinks` is False for a matrix of `-mp`.
+    `start` is the line of the command that printed it, where it is there; `host` the host of the
+    prompt in that line, None where there is none; `has_nvlinks` is False for a matrix of `-mp`.
     """
 
     line: int
@@ -100,7 +111,9 @@ class LabelMatrix:
 
 @dataclass
 class NvlinkListing:
-    """What `nvidia-smi nvlink` says of a GPU: bus addresses of remote ends (-R), rates in GB/s or None if inactive (-s)."""
+    """What `nvidia-smi nvlink` says of a GPU: bus addresses of remote ends (-R), rates in GB/s or
+    None if inactive (-s).
+    """
 
     name: str = ""
     uuid: str | None = None
@@ -112,7 +125,8 @@ class NvlinkListing:
 class SmiOutput:
     """All parts of a text; `nvlinks_by_gpu` are by GPU index.
 
-    `failed` is the line where nvidia-smi gave the matrix up, `stray` that of the first row of a matrix without a heading.
+    `failed` is the line where nvidia-smi gave the matrix up, `stray` that of the first row of a
+    matrix without a heading.
     """
 
     tables: list[LabelMatrix] = field(default_factory=list)
@@ -123,13 +137,17 @@ class SmiOutput:
 
 
 def looks_like(text: str) -> bool:
-    """Return whether nvidia-smi printed a text, or a part of it: a matrix, or a GPU's links. Looks at the first megabyte."""
+    """Return whether nvidia-smi printed a text, or a part of it: a matrix, or a GPU's links. Looks
+    at the first megabyte.
+    """
     head = text[:_SNIFF_CHARACTERS]
     return "GPU" in head and _SNIFF.search(_remove_codes(head)) is not None
 
 
 def parse_output(text: str, where: str) -> SmiOutput:
-    """Return the parts of a text. Raises InputError for more than MAX_COLUMNS devices or MAX_TABLES matrices."""
+    """Return the parts of a text. Raises InputError for more than MAX_COLUMNS devices or MAX_TABLES
+    matrices.
+    """
     output = SmiOutput()
     matrix: LabelMatrix | None = None
     listing: NvlinkListing | None = None
@@ -137,10 +155,13 @@ def parse_output(text: str, where: str) -> SmiOutput:
     command: tuple[int, str] | None = None
     last = text.count("\n")  # lines that end; what comes after breaks off
     for number, line in _iterate_lines(text, where):
-        if not _WORTH_A_LOOK.search(line) and (matrix is None or line.split(maxsplit=1)[0] not in matrix.known):
+        if not _WORTH_A_LOOK.search(line) and (
+            matrix is None or line.split(maxsplit=1)[0] not in matrix.known
+        ):
             matrix = None if line.strip() in _ENDS else matrix
             continue
-        # the flag belongs to the next matrix: a command line or a title stands above what it printed
+        # the flag belongs to the next matrix: a command line or a title stands above what it
+        # printed
         flags = _P2P.search(line) if "-p2p" in line else None
         if flags or "topo -m" in line:
             flag = flags.group(1) if flags else None
@@ -150,14 +171,21 @@ def parse_output(text: str, where: str) -> SmiOutput:
         elif (heading := _parse_heading(line, number, flag, where)) is not None:
             heading.start, said = command or (number, "")
             prompt = _PROMPT.search(said)
-            heading.host, heading.has_nvlinks = prompt.group(1) if prompt else None, "topo -mp" not in said
+            heading.host, heading.has_nvlinks = (
+                prompt.group(1) if prompt else None,
+                "topo -mp" not in said,
+            )
             matrix, listing, flag, command = heading, None, None, None
             output.tables.append(matrix)
             if len(output.tables) > MAX_TABLES:
                 raise InputError(
-                    f"{where}: line {number}: more than {MAX_TABLES} matrices; expected one machine in a file"
+                    f"{where}: line {number}: more than {MAX_TABLES} matrices; expected one "
+                    "machine in a file"
                 )
-        elif matrix is not None and (row := _parse_row(line, matrix, where, number, number > last)) is not None:
+        elif (
+            matrix is not None
+            and (row := _parse_row(line, matrix, where, number, number > last)) is not None
+        ):
             name, cells = row
             if name in matrix.rows:
                 matrix.repeated += [name] if matrix.rows[name] != cells else []
@@ -177,10 +205,15 @@ def parse_output(text: str, where: str) -> SmiOutput:
 
 
 def _iterate_lines(text: str, where: str) -> Iterator[tuple[int, str]]:
-    """Yield the lines that may matter, with their numbers, without terminal codes. InputError for more than MAX_LINES."""
+    """Yield the lines that may matter, with their numbers, without terminal codes. InputError for
+    more than MAX_LINES.
+    """
     for number, raw in enumerate(text.split("\n"), 1):
         if number > MAX_LINES:
-            raise InputError(f"{where}: more than {MAX_LINES} lines; expected what nvidia-smi prints of one machine")
+            raise InputError(
+                f"{where}: more than {MAX_LINES} lines; expected what nvidia-smi prints of one "
+                "machine"
+            )
         if len(raw) < 3 or raw.isspace():
             continue
         if len(raw) > _MAX_LINE:
@@ -197,7 +230,9 @@ def _remove_codes(text: str) -> str:
 
 
 def _remove_markup(line: str) -> str:
-    """Return a line without the mark that a document begins it with; a row of a table gets tabs for its bars."""
+    """Return a line without the mark that a document begins it with; a row of a table gets tabs for
+    its bars.
+    """
     mark = _MARK_UP.match(line)
     if mark is None:
         return line
@@ -209,7 +244,9 @@ _TOO_WIDE = f"a matrix of more than {MAX_COLUMNS} devices is refused, since no m
 
 
 def _parse_heading(line: str, number: int, flag: str | None, where: str) -> LabelMatrix | None:
-    """Return the matrix that a heading opens: GPUs, then other devices, then affinities. None for any other line."""
+    """Return the matrix that a heading opens: GPUs, then other devices, then affinities. None for
+    any other line.
+    """
     before = _BEFORE_HEADING.match(line)
     line = line[before.end() :] if before else line
     start = line.split(maxsplit=2)[:2]
@@ -231,10 +268,14 @@ def _parse_heading(line: str, number: int, flag: str | None, where: str) -> Labe
     if not columns and not (numbered and (gpus > 1 or line[0].isspace())):
         return None
     if len(names) > MAX_COLUMNS:
-        raise InputError(f"{where}: line {number} is the head of a matrix of {len(names)} devices; {_TOO_WIDE}")
+        raise InputError(
+            f"{where}: line {number} is the head of a matrix of {len(names)} devices; {_TOO_WIDE}"
+        )
     if len(set(names)) < len(names):
         twice = next(name for i, name in enumerate(names) if name in names[:i])
-        raise InputError(f"{where}: line {number} names {twice[:40]} twice; expected the heading of one matrix")
+        raise InputError(
+            f"{where}: line {number} names {twice[:40]} twice; expected the heading of one matrix"
+        )
     return LabelMatrix(number, tuple(names), columns, flag)
 
 
@@ -243,15 +284,18 @@ def _parse_row(
 ) -> tuple[str, MatrixRow] | None:
     """Return a row of the matrix, with the device that it is of; None for any other line.
 
-    Labels that lost the tab between them are split. Raises InputError where the cells are not as many as the columns, since
-    then it cannot be told which cell is whose; but where the text breaks off in the row (`is_cut_off`), the first are known.
+    Labels that lost the tab between them are split. Raises InputError where the cells are not as
+    many as the columns, since then it cannot be told which cell is whose; but where the text breaks
+    off in the row (`is_cut_off`), the first are known.
     """
     words = line.split(maxsplit=2)
     if len(words) < 2 or words[0] not in matrix.known or not _LABEL.match(words[1]):
         return None
     width = len(matrix.names)
     fields = [cell.strip() for cell in line.lstrip().split("\t")]
-    if len(fields) > width and all(not cell or _is_one_label(cell) for cell in fields[1 : width + 1]):
+    if len(fields) > width and all(
+        not cell or _is_one_label(cell) for cell in fields[1 : width + 1]
+    ):
         cells: list[str | None] = [cell or None for cell in fields[1 : width + 1]]
         rest = fields[width + 1 :]
     else:
@@ -262,12 +306,18 @@ def _parse_row(
         return None
     if len(cells) > width or (len(cells) < width and not is_cut_off):
         raise InputError(
-            f"{where}: line {number}: the row of {words[0]} has {len(cells)} cells for {width} columns; "
-            "give the output as nvidia-smi printed it (nvidia-smi topo -m > matrix.txt), with its tabs"
+            f"{where}: line {number}: the row of {words[0]} has {len(cells)} cells for {width} "
+            "columns; "
+            "give the output as nvidia-smi printed it (nvidia-smi topo -m > matrix.txt), with its "
+            "tabs"
         )
     cells += [None] * (width - len(cells))
     texts = [word for word in rest if word]
-    columns = matrix.columns if not rest or rest[0] else matrix.columns[max(0, len(matrix.columns) - len(texts)) :]
+    columns = (
+        matrix.columns
+        if not rest or rest[0]
+        else matrix.columns[max(0, len(matrix.columns) - len(texts)) :]
+    )
     return words[0], MatrixRow(tuple(cells), dict(zip(columns, texts, strict=False)))
 
 
@@ -279,9 +329,11 @@ def _is_one_label(cell: str) -> bool:
 
 
 def _split_glued(word: str) -> list[str]:
-    """Return the labels of a word that lost its tabs: NODE and PXB of `NODEPXB`, SYS and 0-15 of `SYS0-15`.
+    """Return the labels of a word that lost its tabs: NODE and PXB of `NODEPXB`, SYS and 0-15 of
+    `SYS0-15`.
 
-    `NV18` followed by a number is left as it is: where the one ends and the other begins cannot be told.
+    `NV18` followed by a number is left as it is: where the one ends and the other begins cannot be
+    told.
     """
     if _KNOWN_LABEL.fullmatch(word):
         return [word]

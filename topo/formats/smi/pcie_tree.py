@@ -1,10 +1,13 @@
-"""Infer the PCI Express tree behind the labels of a matrix: switches, host bridges, NUMA nodes and sockets.
+"""Infer the PCI Express tree behind the labels of a matrix: switches, host bridges, NUMA nodes and
+sockets.
 
-PIX (one switch), PXB (several switches), PHB (one CPU), NODE (two host bridges of one NUMA node) and SYS (between NUMA nodes)
-are read as classes within classes. Devices that are PIX of each other share a switch; PIX classes that are PXB of each
-other share a switch above; what is PHB or NODE shares a CPU, and where both occur below one CPU, `extra["root"]` says
-which root complex a device hangs on. Where the labels are no such hierarchy, classes grow together and the nearest
-remains. NV# hides the PCI Express way of a pair; such GPUs are placed by their other labels and by their affinities.
+PIX (one switch), PXB (several switches), PHB (one CPU), NODE (two host bridges of one NUMA node)
+and SYS (between NUMA nodes) are read as classes within classes. Devices that are PIX of each other
+share a switch; PIX classes that are PXB of each other share a switch above; what is PHB or NODE
+shares a CPU, and where both occur below one CPU, `extra["root"]` says which root complex a device
+hangs on. Where the labels are no such hierarchy, classes grow together and the nearest remains. NV#
+hides the PCI Express way of a pair; such GPUs are placed by their other labels and by their
+affinities.
 """
 
 from __future__ import annotations
@@ -21,8 +24,8 @@ from ...hardware import ASSUMED_BY, ASSUMED_SPEED, LATENCY_us, QPI_DATASHEET_GBp
 from .assumed_rates import UNKNOWN_RATES, AssumedRates
 from .cells import PCIE_LABELS, Cells, find_components, iterate_members, list_some, unite
 
+# A matrix that needs more NUMA nodes is refused: they would have to be joined pairwise.
 MAX_NODES = 128
-"""A matrix that needs more NUMA nodes is refused: they would have to be joined pairwise."""
 
 _Value = TypeVar("_Value")
 _SMP_SOURCE = "assumed: one QPI link of 9.6 GT/s"
@@ -37,15 +40,17 @@ class Affinity:
     numa_node: int | None = None
 
 
+# The affinity of a row that has `N/A` for both.
 UNKNOWN = Affinity()
-"""The affinity of a row that has `N/A` for both."""
 
 
 @dataclass
 class InferredTopology:
-    """Devices and links inferred so far; `node` and `root` have the NUMA node and root complex of a column's device.
+    """Devices and links inferred so far; `node` and `root` have the NUMA node and root complex of a
+    column's device.
 
-    `overruled` has the pairs whose labels were not followed, which a note says, `unplaced` the NICs whose CPU is a guess.
+    `overruled` has the pairs whose labels were not followed, which a note says, `unplaced` the NICs
+    whose CPU is a guess.
     """
 
     cells: Cells
@@ -88,9 +93,11 @@ def infer_pcie_tree(inferred: InferredTopology, where: str) -> None:
     nodes = _place_lonely_nics(inferred, _find_numa_classes(inferred, on_pcie))
     if len(nodes) > MAX_NODES:
         raise InputError(
-            f"{where}: by its labels the matrix has {len(nodes)} NUMA nodes; more than {MAX_NODES} are refused"
+            f"{where}: by its labels the matrix has {len(nodes)} NUMA nodes; more than "
+            f"{MAX_NODES} are refused"
         )
-    # NUMA classes are told apart before switches: each gets a CPU, and its PXB classes hang on that one
+    # NUMA classes are told apart before switches: each gets a CPU, and its PXB classes hang on that
+    # one
     cpus = [_add_cpu(inferred, node) for node in nodes]
     _note_assumed(inferred, nodes, cpus)
     for node, cpu in zip(nodes, cpus, strict=True):
@@ -109,10 +116,16 @@ def _find_pcie_devices(inferred: InferredTopology) -> int:
     """
     cells, on_pcie = inferred.cells, 0
     for i in range(len(cells.ids)):
-        has_affinity = inferred.affinities.get(i, UNKNOWN) != UNKNOWN and not cells.find_with(i, *_OWN_LABELS)
+        has_affinity = inferred.affinities.get(i, UNKNOWN) != UNKNOWN and not cells.find_with(
+            i, *_OWN_LABELS
+        )
         if cells.find_near(i, "SYS") or has_affinity:
             on_pcie |= 1 << i
-    lonely = [name for i, name in enumerate(cells.ids) if not on_pcie >> i & 1 and not _has_label(cells, i)]
+    lonely = [
+        name
+        for i, name in enumerate(cells.ids)
+        if not on_pcie >> i & 1 and not _has_label(cells, i)
+    ]
     if lonely:
         inferred.notes.append(f"how {list_some(lonely)} is joined to anything is not told")
     return on_pcie
@@ -129,7 +142,9 @@ def _find_classes(among: int, cells: Cells, label: str) -> list[int]:
 
 
 def _find_numa_classes(inferred: InferredTopology, on_pcie: int) -> list[int]:
-    """Return the devices of each NUMA node: joined by NODE or nearer, or of one affinity or none, but not set apart."""
+    """Return the devices of each NUMA node: joined by NODE or nearer, or of one affinity or none,
+    but not set apart.
+    """
     cells = inferred.cells
     classes: list[int] = []
     by_key: dict[int | str | None, list[int]] = {}
@@ -137,19 +152,27 @@ def _find_numa_classes(inferred: InferredTopology, on_pcie: int) -> list[int]:
     several = len(told_apart) > 1
     merged: list[tuple[int, int]] = []
     for group in _find_classes(on_pcie, cells, "NODE"):
-        keys = [_get_key(inferred.affinities[i]) for i in iterate_members(group) if i in inferred.affinities]
+        keys = [
+            _get_key(inferred.affinities[i])
+            for i in iterate_members(group)
+            if i in inferred.affinities
+        ]
         key = next((key for key in keys if key is not None), None)
         if len(set(keys) - {None}) > 1:
             inferred.notes.append(
-                f"{list_some(inferred.get_names(group))}: labels of one NUMA node, affinities of several"
+                f"{list_some(inferred.get_names(group))}: labels of one NUMA node, affinities of "
+                "several"
             )
-        # GPUs whose NVLinks hide their PCIe way have only their affinity in common; NET and DIS overrule it, and SYS does
-        # where the affinities are all one: that column then tells nothing
+        # GPUs whose NVLinks hide their PCIe way have only their affinity in common; NET and DIS
+        # overrule it, and SYS does where the affinities are all one: that column then tells nothing
         by_affinity = several and key is not None
         apart = unite(
-            cells.find_with(i, *(["SYS"] if not by_affinity else []), "NET", "DIS") for i in iterate_members(group)
+            cells.find_with(i, *(["SYS"] if not by_affinity else []), "NET", "DIS")
+            for i in iterate_members(group)
         )
-        position = next((position for position in by_key.get(key, ()) if not classes[position] & apart), None)
+        position = next(
+            (position for position in by_key.get(key, ()) if not classes[position] & apart), None
+        )
         if position is not None:
             merged.append((classes[position], group))
             classes[position] |= group
@@ -161,25 +184,36 @@ def _find_numa_classes(inferred: InferredTopology, on_pcie: int) -> list[int]:
 
 
 def _note_overruled(inferred: InferredTopology, merged: list[tuple[int, int]]) -> None:
-    """Note pairs with SYS between them that were put into one NUMA node, as their affinities say."""
+    """Note pairs with SYS between them that were put into one NUMA node, as their affinities
+    say.
+    """
     far = inferred.cells.with_label["SYS"]
-    pairs = [(i, j) for a, b in merged for i in iterate_members(a) for j in iterate_members(far[i] & b)]
+    pairs = [
+        (i, j) for a, b in merged for i in iterate_members(a) for j in iterate_members(far[i] & b)
+    ]
     if pairs:
         inferred.overruled |= {frozenset(pair) for pair in pairs}
-        names = list_some(inferred.cells.ids[i] for i in sorted({i for pair in pairs for i in pair}))
+        names = list_some(
+            inferred.cells.ids[i] for i in sorted({i for pair in pairs for i in pair})
+        )
         inferred.notes.append(
-            f"{names}: SYS between devices whose affinities are of one NUMA node; the affinities are followed"
+            f"{names}: SYS between devices whose affinities are of one NUMA node; the affinities "
+            "are followed"
         )
 
 
 def _place_lonely_nics(inferred: InferredTopology, nodes: list[int]) -> list[int]:
-    """Return the NUMA classes, NICs that are SYS from all GPUs being with those of the class that has the fewest NICs.
+    """Return the NUMA classes, NICs that are SYS from all GPUs being with those of the class that
+    has the fewest NICs.
 
-    Only where there are no rows of NICs and the affinities tell several NUMA nodes: then nothing says that there are more.
+    Only where there are no rows of NICs and the affinities tell several NUMA nodes: then nothing
+    says that there are more.
     """
     cells = inferred.cells
     known = [
-        node for node in nodes if any(inferred.affinities.get(i, UNKNOWN) != UNKNOWN for i in iterate_members(node))
+        node
+        for node in nodes
+        if any(inferred.affinities.get(i, UNKNOWN) != UNKNOWN for i in iterate_members(node))
     ]
     lonely = [node for node in nodes if not node & cells.gpus]
     if inferred.has_nic_rows or len(known) < 2 or not lonely:
@@ -187,9 +221,13 @@ def _place_lonely_nics(inferred: InferredTopology, nodes: list[int]) -> list[int
     nics = unite(lonely)
     nearest = min(known, key=lambda node: (node & ~cells.gpus).bit_count())
     gpus = [i for i in iterate_members(nearest) if i in inferred.affinities]
-    inferred.overruled |= {frozenset((i, j)) for i in iterate_members(nics) for j in iterate_members(nearest)}
+    inferred.overruled |= {
+        frozenset((i, j)) for i in iterate_members(nics) for j in iterate_members(nearest)
+    }
     names, place = list_some(inferred.get_names(nics)), inferred.cells.ids[gpus[0]]
-    inferred.notes.append(f"{names}: SYS from every GPU, and no rows of their own; taken to be on the CPU of {place}")
+    inferred.notes.append(
+        f"{names}: SYS from every GPU, and no rows of their own; taken to be on the CPU of {place}"
+    )
     inferred.unplaced |= nics
     return [node | nics if node == nearest else node for node in nodes if node not in lonely]
 
@@ -201,8 +239,13 @@ def _get_key(affinity: Affinity) -> int | str | None:
 
 def _add_cpu(inferred: InferredTopology, group: int) -> Device:
     """Add the CPU of a NUMA class, named by its node where that is known, and return it."""
-    affinities = [inferred.affinities[i] for i in iterate_members(group) if i in inferred.affinities]
-    node, cpus = _find_common([a.numa_node for a in affinities]), _find_common([a.cpus for a in affinities])
+    affinities = [
+        inferred.affinities[i] for i in iterate_members(group) if i in inferred.affinities
+    ]
+    node, cpus = (
+        _find_common([a.numa_node for a in affinities]),
+        _find_common([a.cpus for a in affinities]),
+    )
     extra = {"cpus": cpus} if cpus else {}
     ident = inferred.pick_id("cpu", _find_free_number(inferred) if node is None else node)
     cpu = Device(ident, "cpu", numa_node=node, source=inferred.source, extra=extra)
@@ -214,7 +257,9 @@ def _add_cpu(inferred: InferredTopology, group: int) -> Device:
 
 
 def _note_assumed(inferred: InferredTopology, nodes: list[int], cpus: list[Device]) -> None:
-    """Note CPUs that exist only because labels set some devices apart from those with an affinity."""
+    """Note CPUs that exist only because labels set some devices apart from those with an
+    affinity.
+    """
     without_gpus: list[str] = []
     without_affinities: list[str] = []
     for node, cpu in zip(nodes, cpus, strict=True):
@@ -222,10 +267,14 @@ def _note_assumed(inferred: InferredTopology, nodes: list[int], cpus: list[Devic
             assumed = without_affinities if node & inferred.cells.gpus else without_gpus
             assumed.append(f"{list_some(inferred.get_names(node))} ({cpu.id})")
     if without_gpus:
-        inferred.notes.append(f"no GPU is near {list_some(without_gpus)}; a CPU of its own is assumed for each")
+        inferred.notes.append(
+            f"no GPU is near {list_some(without_gpus)}; a CPU of its own is assumed for each"
+        )
     if without_affinities:
         names = list_some(without_affinities)
-        inferred.notes.append(f"no affinities of {names}; which CPUs there are is told by the labels alone")
+        inferred.notes.append(
+            f"no affinities of {names}; which CPUs there are is told by the labels alone"
+        )
 
 
 def _find_common(values: list[_Value]) -> _Value | None:
@@ -241,16 +290,27 @@ def _find_free_number(inferred: InferredTopology) -> int:
 
 
 def _name_roots(inferred: InferredTopology, cpu: str, groups: list[int]) -> None:
-    """Name root complexes below a CPU, where NODE tells groups of devices apart; a group without NODE has none named."""
+    """Name root complexes below a CPU, where NODE tells groups of devices apart; a group without
+    NODE has none named.
+    """
     cells = inferred.cells
     on_cpu = unite(groups)
-    apart = [g for g in groups if unite(cells.find_with(i, "NODE", "SYS") for i in iterate_members(g)) & on_cpu & ~g]
+    apart = [
+        g
+        for g in groups
+        if unite(cells.find_with(i, "NODE", "SYS") for i in iterate_members(g)) & on_cpu & ~g
+    ]
     # groups with PHB between them are on one root complex, though NODE sets both apart from a third
     of_group = {g: number for number, g in enumerate(apart)}
     for a, b in combinations(apart, 2):
-        if of_group[a] != of_group[b] and unite(cells.with_label["PHB"][i] for i in iterate_members(a)) & b:
+        if (
+            of_group[a] != of_group[b]
+            and unite(cells.with_label["PHB"][i] for i in iterate_members(a)) & b
+        ):
             merged, remaining = of_group[b], of_group[a]
-            of_group = {g: remaining if number == merged else number for g, number in of_group.items()}
+            of_group = {
+                g: remaining if number == merged else number for g, number in of_group.items()
+            }
     order = {number: k for k, number in enumerate(dict.fromkeys(of_group.values()))}
     for group, number in of_group.items():
         for i in iterate_members(group):
@@ -258,7 +318,9 @@ def _name_roots(inferred: InferredTopology, cpu: str, groups: list[int]) -> None
 
 
 def _add_branch(inferred: InferredTopology, cpu: Device, group: int, parts: list[int]) -> None:
-    """Add what hangs on one port of a CPU: a device, a switch with devices, or a switch with such switches below."""
+    """Add what hangs on one port of a CPU: a device, a switch with devices, or a switch with such
+    switches below.
+    """
     if group & (group - 1) == 0:
         _add_pcie_link(inferred, inferred.get_names(group)[0], cpu.id)
         return
@@ -283,11 +345,22 @@ def _add_switch(inferred: InferredTopology, node: int | None) -> str:
 def _add_pcie_link(inferred: InferredTopology, below: str, above: str) -> None:
     """Join a device to the switch or CPU above it."""
     rates = inferred.rates
-    inferred.join(Link(below, above, rates.pcie.bandwidth_GBps, LATENCY_us["pcie"], "pcie", source=rates.pcie_source))
+    inferred.join(
+        Link(
+            below,
+            above,
+            rates.pcie.bandwidth_GBps,
+            LATENCY_us["pcie"],
+            "pcie",
+            source=rates.pcie_source,
+        )
+    )
 
 
 def _join_cpus(inferred: InferredTopology, nodes: list[int], cpus: list[Device]) -> None:
-    """Join every CPU to every other, but for those whose devices have no way, or a network, between them."""
+    """Join every CPU to every other, but for those whose devices have no way, or a network, between
+    them.
+    """
     cells = inferred.cells
     far = [unite(cells.find_with(i, "NET", "DIS") for i in iterate_members(node)) for node in nodes]
     by_sys = [unite(cells.with_label["SYS"][i] for i in iterate_members(node)) for node in nodes]
@@ -297,15 +370,20 @@ def _join_cpus(inferred: InferredTopology, nodes: list[int], cpus: list[Device])
             continue
         if not by_sys[i] & nodes[j]:
             assumed.append(f"{a.id} - {b.id}")
-        inferred.join(Link(a.id, b.id, QPI_DATASHEET_GBps, LATENCY_us["smp"], "smp", source=_SMP_SOURCE))
+        inferred.join(
+            Link(a.id, b.id, QPI_DATASHEET_GBps, LATENCY_us["smp"], "smp", source=_SMP_SOURCE)
+        )
     if assumed:
         inferred.notes.append(
-            f"the labels do not say how {list_some(assumed, 3)} are joined; taken as CPUs of one machine"
+            f"the labels do not say how {list_some(assumed, 3)} are joined; taken as CPUs of one "
+            "machine"
         )
 
 
 def _note_hidden(inferred: InferredTopology, nodes: list[int], pxb: list[int]) -> None:
-    """Note GPUs that are below ports of their own only because direct links hide their PCI Express way."""
+    """Note GPUs that are below ports of their own only because direct links hide their PCI Express
+    way.
+    """
     cells = inferred.cells
     hidden = 0
     for group in pxb:
@@ -316,12 +394,15 @@ def _note_hidden(inferred: InferredTopology, nodes: list[int], pxb: list[int]) -
     if hidden:
         names = list_some(inferred.get_names(hidden))
         inferred.notes.append(
-            f"direct links hide how {names} reach each other over PCIe; each is placed below its own port"
+            f"direct links hide how {names} reach each other over PCIe; each is placed below its "
+            "own port"
         )
 
 
 def list_matrix_devices(inferred: InferredTopology) -> Iterator[Device]:
-    """Yield the devices of the columns, with NUMA nodes and root complexes as inferred, and the assumed rates of NICs."""
+    """Yield the devices of the columns, with NUMA nodes and root complexes as inferred, and the
+    assumed rates of NICs.
+    """
     for i, ident in enumerate(inferred.cells.ids):
         affinity = inferred.affinities.get(i, UNKNOWN)
         node = inferred.node.get(i) if affinity.numa_node is None else affinity.numa_node

@@ -13,8 +13,10 @@ from .parser import RANGES
 
 _LEGEND = {
     "X": "Self",
-    "SYS": "Connection traversing PCIe as well as the SMP interconnect between NUMA nodes (e.g., QPI/UPI)",
-    "NODE": "Connection traversing PCIe as well as the interconnect between PCIe Host Bridges within a NUMA node",
+    "SYS": "Connection traversing PCIe as well as the SMP interconnect between NUMA nodes (e.g., "
+    "QPI/UPI)",
+    "NODE": "Connection traversing PCIe as well as the interconnect between PCIe Host Bridges "
+    "within a NUMA node",
     "PHB": "Connection traversing PCIe as well as a PCIe Host Bridge (typically the CPU)",
     "PXB": "Connection traversing multiple PCIe bridges (without traversing the PCIe Host Bridge)",
     "PIX": "Connection traversing at most a single PCIe bridge",
@@ -24,11 +26,13 @@ _GPU_ID = re.compile(r"gpu(\d{1,6})")
 
 
 def write(topology: Topology) -> str:
-    """Return the topology as `nvidia-smi topo -m` prints a machine: GPUs and NICs against each other, affinities, legends.
+    """Return the topology as `nvidia-smi topo -m` prints a machine: GPUs and NICs against each
+    other, affinities, legends.
 
-    GPUs are called by the numbers in their ids where all are `gpuN`, by their ranks otherwise. Ways that nvidia-smi has no
-    label for (XGMI#, LNK, SW, NET, DIS) have those of topo/matrix.py, which the legend explains. `read` gets back as much
-    as the format has room for: the text of what it reads is this text.
+    GPUs are called by the numbers in their ids where all are `gpuN`, by their ranks otherwise. Ways
+    that nvidia-smi has no label for (XGMI#, LNK, SW, NET, DIS) have those of topo/matrix.py, which
+    the legend explains. `read` gets back as much as the format has room for: the text of what it
+    reads is this text.
     """
     ways, facts = Ways(topology), load_facts(topology.extra, topology.name)
     nics = [device for device in topology.devices if device.kind == "nic"]
@@ -38,9 +42,19 @@ def write(topology: Topology) -> str:
     for ident, name in names.items():
         cells = (f" {label} " if label == "X" else label for label in labels[ident])
         lines.append("\t".join((name, *cells, *_write_affinities(topology, ways, facts, ident))))
-    lines += ["", "Legend:", "", *_write_legend({label for row in labels.values() for label in row})]
+    lines += [
+        "",
+        "Legend:",
+        "",
+        *_write_legend({label for row in labels.values() for label in row}),
+    ]
     if nics:
-        lines += ["", "NIC Legend:", "", *(f"  {names[nic.id]}: {' '.join(nic.id.split())}" for nic in nics)]
+        lines += [
+            "",
+            "NIC Legend:",
+            "",
+            *(f"  {names[nic.id]}: {' '.join(nic.id.split())}" for nic in nics),
+        ]
     return "\n".join(lines) + "\n"
 
 
@@ -62,7 +76,9 @@ def _write_legend(labels: set[str]) -> Iterator[str]:
 
 
 def _write_affinities(topology: Topology, ways: Ways, facts: Facts, ident: str) -> tuple[str, ...]:
-    """Return CPU affinity, NUMA affinity and the GPU's own NUMA node, with the empty fields that nvidia-smi aligns with."""
+    """Return CPU affinity, NUMA affinity and the GPU's own NUMA node, with the empty fields that
+    nvidia-smi aligns with.
+    """
     device = topology.by_id[ident]
     if device.kind != "gpu":
         return ()
@@ -87,12 +103,18 @@ def _choose_first(values: tuple[object, ...]) -> str:
 
 
 def _find_nearest_cpu(topology: Topology, ways: Ways, gpu: Device) -> Device | None:
-    """Return the CPU that a GPU reaches with the fewest links; where it reaches none, the one of its NUMA node."""
+    """Return the CPU that a GPU reaches with the fewest links; where it reaches none, the one of
+    its NUMA node.
+    """
     cpus = [device for device in topology.devices if device.kind == "cpu"]
     routes = ((route, cpu) for cpu in cpus if (route := ways.route(gpu.id, cpu.id)) is not None)
     near = min(
-        ((len(route), n, cpu) for n, (route, cpu) in enumerate(routes)), default=None, key=lambda entry: entry[:2]
+        ((len(route), n, cpu) for n, (route, cpu) in enumerate(routes)),
+        default=None,
+        key=lambda entry: entry[:2],
     )
     if near is not None:
         return near[2]
-    return next((cpu for cpu in cpus if cpu.numa_node is not None and cpu.numa_node == gpu.numa_node), None)
+    return next(
+        (cpu for cpu in cpus if cpu.numa_node is not None and cpu.numa_node == gpu.numa_node), None
+    )

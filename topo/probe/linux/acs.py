@@ -1,7 +1,9 @@
-"""Access Control Services: whether a PCI Express port sends traffic between two devices up to the root complex.
+"""Access Control Services: whether a PCI Express port sends traffic between two devices up to the
+root complex.
 
-What is switched on stands in the ACS extended capability of a function's configuration space, which only root may read
-beyond its first 64 bytes (PCI Express base specification, 7.7.11; bits as in Linux's pci_regs.h).
+What is switched on stands in the ACS extended capability of a function's configuration space, which
+only root may read beyond its first 64 bytes (PCI Express base specification, 7.7.11; bits as in
+Linux's pci_regs.h).
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from ...facts.keys import pci_subject
 from .files import read_start, show_path
 from .sysfs import list_bridges, list_gpus_and_nics
 
+# Names of the bits of the ACS control register, from bit 0.
 CONTROLS = (
     "source validation",
     "translation blocking",
@@ -23,7 +26,6 @@ CONTROLS = (
     "egress control",
     "direct translated",
 )
-"""Names of the bits of the ACS control register, from bit 0."""
 
 _ACS = 0x000D
 _CONTROL = 6
@@ -42,7 +44,8 @@ def read_acs(root: Path) -> Iterator[Fact]:
 
 
 def find_acs_control(config: bytes) -> int | None:
-    """Return the ACS control register of a configuration space, None where it has no such capability.
+    """Return the ACS control register of a configuration space, None where it has no such
+    capability.
 
     Raises ValueError where the space is incomplete or its list of capabilities is broken.
     """
@@ -56,7 +59,9 @@ def find_acs_control(config: bytes) -> int | None:
         if offset in seen:
             raise ValueError(f"its list of capabilities comes back to {offset:#x}")
         if offset < _FIRST or offset + _HEADER > len(config):
-            raise ValueError(f"its list of capabilities leads to {offset:#x}, outside of its {len(config)} bytes")
+            raise ValueError(
+                f"its list of capabilities leads to {offset:#x}, outside of its {len(config)} bytes"
+            )
         seen.add(offset)
         header = int.from_bytes(config[offset : offset + _HEADER], "little")
         if header == 0xFFFF_FFFF:
@@ -64,7 +69,10 @@ def find_acs_control(config: bytes) -> int | None:
         if header & 0xFFFF == _ACS:
             register = config[offset + _CONTROL : offset + _CONTROL + 2]
             if len(register) < 2:
-                raise ValueError(f"its ACS capability at {offset:#x} is cut off: the file has {len(config)} bytes")
+                raise ValueError(
+                    f"its ACS capability at {offset:#x} is cut off: the file has {len(config)} "
+                    "bytes"
+                )
             return int.from_bytes(register, "little")
         offset = header >> 20 & ~3
     return None

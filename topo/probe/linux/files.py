@@ -1,4 +1,6 @@
-"""Read the files of a machine whose `/` may be any folder: each gives a fact, with its source or why it is missing."""
+"""Read the files of a machine whose `/` may be any folder: each gives a fact, with its source or
+why it is missing.
+"""
 
 from __future__ import annotations
 
@@ -11,18 +13,25 @@ from typing import Any
 from ...facts import Fact
 from ...facts.keys import Key
 
+# No file is read further than this: what the probe looks for in longer ones (`/proc/cpuinfo`)
+# stands at their beginning.
 MAX_BYTES = 2**20
-"""No file is read further than this: what the probe looks for in longer ones (`/proc/cpuinfo`) stands at their beginning."""
 
 
 def read_fact(root: Path, path: Path, subject: str, key: Key[Any]) -> Fact:
-    """Return a file's text, stripped, as a fact of the machine whose `/` is at `root`; missing if unreadable or empty."""
+    """Return a file's text, stripped, as a fact of the machine whose `/` is at `root`; missing if
+    unreadable or empty.
+    """
     source = show_path(root, path)
     try:
         text = read_text(path)
     except OSError as error:
         return Fact(subject, key, None, source, error.strerror or str(error))
-    return Fact(subject, key, text, source) if text else Fact(subject, key, None, source, "the file is empty")
+    return (
+        Fact(subject, key, text, source)
+        if text
+        else Fact(subject, key, None, source, "the file is empty")
+    )
 
 
 def read_text(path: Path) -> str:
@@ -31,7 +40,9 @@ def read_text(path: Path) -> str:
 
 
 def read_start(path: Path, most: int) -> bytes:
-    """Return the first `most` bytes of a regular file. Raises OSError for pipes and devices, which may never end."""
+    """Return the first `most` bytes of a regular file. Raises OSError for pipes and devices, which
+    may never end.
+    """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
     with os.fdopen(descriptor, "rb") as file:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):

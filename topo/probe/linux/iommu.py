@@ -12,7 +12,13 @@ from .sysfs import list_gpus_and_nics
 _BY_TYPE = {"DMA": "translating", "DMA-FQ": "translating", "identity": "passthrough"}
 _OFF = ("iommu=off", "intel_iommu=off", "amd_iommu=off")
 _PASSTHROUGH = ("iommu=pt", "iommu.passthrough=1", "iommu.passthrough=y", "iommu.passthrough=on")
-_TRANSLATING = ("intel_iommu=on", "amd_iommu=on", "iommu=force", "iommu=nopt", "iommu.passthrough=0")
+_TRANSLATING = (
+    "intel_iommu=on",
+    "amd_iommu=on",
+    "iommu=force",
+    "iommu=nopt",
+    "iommu.passthrough=0",
+)
 
 
 def read_iommu(root: Path) -> Fact:
@@ -30,8 +36,12 @@ def read_iommu(root: Path) -> Fact:
     """
     folder = root / "sys/kernel/iommu_groups"
     groups = {path.name: path for path in list_folder(folder)}
-    types = {name: read_fact(root, path / "type", HOST, keys.HOST_IOMMU) for name, path in groups.items()}
-    known = {name: _BY_TYPE[str(fact.value)] for name, fact in types.items() if fact.value in _BY_TYPE}
+    types = {
+        name: read_fact(root, path / "type", HOST, keys.HOST_IOMMU) for name, path in groups.items()
+    }
+    known = {
+        name: _BY_TYPE[str(fact.value)] for name, fact in types.items() if fact.value in _BY_TYPE
+    }
     asked = [known[name] for name in _list_groups(root) if name in known] or list(known.values())
     if asked:
         value = "translating" if "translating" in asked else "passthrough"
@@ -42,7 +52,9 @@ def read_iommu(root: Path) -> Fact:
 
 
 def _list_groups(root: Path) -> set[str]:
-    """Return the names of the groups that have a GPU or a NIC, by the `iommu_group` links of the devices."""
+    """Return the names of the groups that have a GPU or a NIC, by the `iommu_group` links of the
+    devices.
+    """
     names: set[str] = set()
     for path in list_gpus_and_nics(root):
         group = path / "iommu_group"
@@ -61,7 +73,11 @@ def _read_command_line(root: Path, believe_off: bool) -> Fact:
         if words.intersection(signs):
             return Fact(HOST, keys.HOST_IOMMU, value, fact.source)
     return Fact(
-        HOST, keys.HOST_IOMMU, None, fact.source, "neither the groups nor the command line say what the IOMMU does"
+        HOST,
+        keys.HOST_IOMMU,
+        None,
+        fact.source,
+        "neither the groups nor the command line say what the IOMMU does",
     )
 
 

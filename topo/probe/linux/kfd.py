@@ -1,8 +1,9 @@
-"""Read GPUs and the xGMI links between them from the AMD driver (KFD), in /sys/class/kfd/kfd/topology.
+"""Read GPUs and the xGMI links between them from the AMD driver (KFD), in
+/sys/class/kfd/kfd/topology.
 
-A GPU's file of properties gives its PCI address and architecture; its folder of links, an entry for each GPU of its hive with
-a weight (15 a hop, so less than 30 is direct) and the least and greatest bandwidth in MB/s: of one link, and of all
-between the two. Older kernels say 0 for both.
+A GPU's file of properties gives its PCI address and architecture; its folder of links, an entry for
+each GPU of its hive with a weight (15 a hop, so less than 30 is direct) and the least and greatest
+bandwidth in MB/s: of one link, and of all between the two. Older kernels say 0 for both.
 """
 
 from __future__ import annotations
@@ -23,9 +24,17 @@ _MOST_LINKS = 64
 
 
 def read_kfd(root: Path) -> Facts:
-    """Return facts `gpu/N` and `gpu/N/xgmi/M` (M: the other GPU) of the machine whose `/` is at `root`."""
-    nodes = {int(path.name): path for path in list_folder(root / TOPOLOGY) if re.fullmatch(r"\d{1,4}", path.name)}
-    properties = {number: _read_properties(path / "properties") for number, path in sorted(nodes.items())}
+    """Return facts `gpu/N` and `gpu/N/xgmi/M` (M: the other GPU) of the machine whose `/` is at
+    `root`.
+    """
+    nodes = {
+        int(path.name): path
+        for path in list_folder(root / TOPOLOGY)
+        if re.fullmatch(r"\d{1,4}", path.name)
+    }
+    properties = {
+        number: _read_properties(path / "properties") for number, path in sorted(nodes.items())
+    }
     gpus = [number for number, values in properties.items() if values.get("simd_count")]
     index = {number: i for i, number in enumerate(gpus)}
     facts: list[Fact] = []
@@ -51,13 +60,16 @@ def _read_gpu(root: Path, node: Path, properties: dict[str, int], subject: str) 
     if location is None:
         yield Fact(subject, keys.GPU_BUS_ID, None, source, "no location_id")
     else:
-        bus_id = (
-            f"{properties.get('domain', 0):04x}:{location >> 8 & 0xFF:02x}:{location >> 3 & 0x1F:02x}.{location & 7}"
-        )
+        bus_id = f"{properties.get('domain', 0):04x}:{location >> 8 & 0xFF:02x}:{location >> 3 & 0x1F:02x}.{location & 7}"
         yield Fact(subject, keys.GPU_BUS_ID, bus_id, source)
     version = properties.get("gfx_target_version", 0)
     if version:
-        yield Fact(subject, keys.GPU_GCN, f"gfx{version // 10000}{version // 100 % 100:x}{version % 100:x}", source)
+        yield Fact(
+            subject,
+            keys.GPU_GCN,
+            f"gfx{version // 10000}{version // 100 % 100:x}{version % 100:x}",
+            source,
+        )
     if properties.get("unique_id"):
         yield Fact(subject, keys.GPU_UUID, f"{properties['unique_id']:016x}", source)
     yield read_fact(root, node / "name", subject, keys.GPU_NAME)
@@ -66,7 +78,11 @@ def _read_gpu(root: Path, node: Path, properties: dict[str, int], subject: str) 
 def _read_link(root: Path, link: Path, index: dict[int, int], gpu: int) -> Iterator[Fact]:
     properties = _read_properties(link / "properties")
     peer = index.get(properties.get("node_to", -1))
-    if properties.get("type") != _XGMI or peer is None or properties.get("weight", _TWO_HOPS) >= _TWO_HOPS:
+    if (
+        properties.get("type") != _XGMI
+        or peer is None
+        or properties.get("weight", _TWO_HOPS) >= _TWO_HOPS
+    ):
         return
     source, subject = show_path(root, link / "properties"), xgmi_subject(gpu, peer)
     least, most = properties.get("min_bandwidth", 0), properties.get("max_bandwidth", 0)
@@ -75,4 +91,6 @@ def _read_link(root: Path, link: Path, index: dict[int, int], gpu: int) -> Itera
         yield Fact(subject, keys.XGMI_SPEED_MBps, least, source)
     else:
         yield Fact(subject, keys.XGMI_COUNT, 1, source)
-        yield Fact(subject, keys.XGMI_SPEED_MBps, None, source, f"the kernel says {least} to {most} MB/s")
+        yield Fact(
+            subject, keys.XGMI_SPEED_MBps, None, source, f"the kernel says {least} to {most} MB/s"
+        )

@@ -1,4 +1,6 @@
-"""Find the NUMA node of PCI functions whose `numa_node` file does not give it: the one of their local CPUs."""
+"""Find the NUMA node of PCI functions whose `numa_node` file does not give it: the one of their
+local CPUs.
+"""
 
 from __future__ import annotations
 
@@ -15,19 +17,27 @@ _MASK = re.compile(r"[0-9a-f]{1,8}(?:,[0-9a-f]{1,8})*", re.IGNORECASE)
 
 
 def read_locality(root: Path, facts: Facts) -> Facts:
-    """Return facts `pci/BUS numa_node` for functions in `facts` without one, of the machine whose `/` is at `root`."""
+    """Return facts `pci/BUS numa_node` for functions in `facts` without one, of the machine whose
+    `/` is at `root`.
+    """
     return Facts(tuple(_find_nodes(root, facts)))
 
 
 def _find_nodes(root: Path, facts: Facts) -> Iterator[Fact]:
     numbered = [name for name in facts.list_names(NUMA) if name]
-    nodes = {int(name): parse_cpu_list(facts.get_text(numa_subject(name), keys.NUMA_CPUS) or "") for name in numbered}
+    nodes = {
+        int(name): parse_cpu_list(facts.get_text(numa_subject(name), keys.NUMA_CPUS) or "")
+        for name in numbered
+    }
     for bus_id in facts.list_names(PCI):
         if facts.get_number(pci_subject(bus_id), keys.PCI_NUMA_NODE) is not None:
             continue
         for file, read in (("local_cpulist", parse_cpu_list), ("local_cpus", parse_cpu_mask)):
             listed = read_fact(
-                root, root / "sys/bus/pci/devices" / bus_id / file, pci_subject(bus_id), keys.PCI_NUMA_NODE
+                root,
+                root / "sys/bus/pci/devices" / bus_id / file,
+                pci_subject(bus_id),
+                keys.PCI_NUMA_NODE,
             )
             near = [node for node, cpus in nodes.items() if cpus & read(str(listed.value or ""))]
             if len(near) == 1 and len(nodes) > 1:
@@ -50,7 +60,9 @@ def parse_cpu_list(text: str) -> frozenset[int]:
 
 
 def parse_cpu_mask(text: str) -> frozenset[int]:
-    """Return the CPU numbers of a mask such as `0000,0000ffff`: groups of 32 bits, the highest first."""
+    """Return the CPU numbers of a mask such as `0000,0000ffff`: groups of 32 bits, the highest
+    first.
+    """
     if not _MASK.fullmatch(text) or len(text) > 10**4:
         return frozenset()
     bits = int("".join(group.rjust(8, "0") for group in text.split(",")), 16)

@@ -1,4 +1,6 @@
-"""Read NICs from Linux: physical interfaces with their speed, and RDMA devices with the rate of a port."""
+"""Read NICs from Linux: physical interfaces with their speed, and RDMA devices with the rate of a
+port.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ _RATE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*Gb/sec")
 
 
 def read_network(root: Path) -> Facts:
-    """Return facts of every interface that is backed by hardware (`net/NAME`) and every RDMA device (`rdma/NAME`)."""
+    """Return facts of every interface that is backed by hardware (`net/NAME`) and every RDMA device
+    (`rdma/NAME`).
+    """
     return Facts((*_read_interfaces(root), *_read_rdma(root)))
 
 
@@ -29,7 +33,13 @@ def _read_interfaces(root: Path) -> Iterator[Fact]:
         yield read_fact(root, path / "operstate", subject, keys.NET_STATE)
         speed = read_fact(root, path / "speed", subject, keys.NET_SPEED_Mbps)
         if speed.value is not None and not re.fullmatch(r"[1-9]\d*", str(speed.value)):
-            speed = Fact(subject, keys.NET_SPEED_Mbps, None, speed.source, f"the driver says {speed.value}: not known")
+            speed = Fact(
+                subject,
+                keys.NET_SPEED_Mbps,
+                None,
+                speed.source,
+                f"the driver says {speed.value}: not known",
+            )
         yield speed
 
 
@@ -47,7 +57,9 @@ def _read_rdma(root: Path) -> Iterator[Fact]:
         ports = list_folder(path / "ports")
         if not ports:
             missing = "the device lists no port"
-            yield Fact(subject, keys.RDMA_SPEED_Mbps, None, show_path(root, path / "ports"), missing)
+            yield Fact(
+                subject, keys.RDMA_SPEED_Mbps, None, show_path(root, path / "ports"), missing
+            )
         for port in ports[:1]:
             yield read_fact(root, port / "state", subject, keys.RDMA_STATE)
             yield read_fact(root, port / "link_layer", subject, keys.RDMA_LINK_LAYER)
@@ -61,5 +73,7 @@ def _read_rate(root: Path, port: Path, subject: str) -> Fact:
         return fact
     match = _RATE.match(str(fact.value))
     if match is None:
-        return Fact(subject, keys.RDMA_SPEED_Mbps, None, fact.source, f"{str(fact.value)[:40]!r} is no rate")
+        return Fact(
+            subject, keys.RDMA_SPEED_Mbps, None, fact.source, f"{str(fact.value)[:40]!r} is no rate"
+        )
     return Fact(subject, keys.RDMA_SPEED_Mbps, round(float(match.group(1)) * 1000), fact.source)

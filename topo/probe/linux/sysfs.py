@@ -18,6 +18,7 @@ BUS_ID = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 ROOT_COMPLEX = re.compile(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}")
 
 MAX_GPUS_AND_NICS = 1024
+# Keys that are the names of sysfs files, too.
 _DEVICE_FILES: tuple[Key[Any], ...] = (
     keys.PCI_VENDOR,
     keys.PCI_DEVICE,
@@ -28,7 +29,6 @@ _DEVICE_FILES: tuple[Key[Any], ...] = (
     keys.PCI_CURRENT_LINK_SPEED,
     keys.PCI_CURRENT_LINK_WIDTH,
 )
-"""Keys that are the names of sysfs files, too."""
 
 _CPUINFO_KEYS: dict[str, Key[Any]] = {
     "vendor_id": keys.CPUINFO_VENDOR,
@@ -41,7 +41,9 @@ _CPUINFO_KEYS: dict[str, Key[Any]] = {
 
 
 def read_sysfs(root: Path) -> Facts:
-    """Return facts of CPUs and NUMA nodes, and of every GPU and NIC on PCI with the bridges above it."""
+    """Return facts of CPUs and NUMA nodes, and of every GPU and NIC on PCI with the bridges above
+    it.
+    """
     return Facts((*_read_host(root), *_read_cpuinfo(root), *_read_numa(root), *_read_pci(root)))
 
 
@@ -65,9 +67,15 @@ def _read_cpuinfo(root: Path) -> Iterator[Fact]:
 
 
 def _read_numa(root: Path) -> Iterator[Fact]:
-    """Yield the CPUs and the socket of each NUMA node; a node may have no CPUs (memory of a GPU)."""
+    """Yield the CPUs and the socket of each NUMA node; a node may have no CPUs (memory of a
+    GPU).
+    """
     folder = root / "sys/devices/system/node"
-    nodes = [(int(path.name[4:]), path) for path in list_folder(folder) if re.fullmatch(r"node\d{1,6}", path.name)]
+    nodes = [
+        (int(path.name[4:]), path)
+        for path in list_folder(folder)
+        if re.fullmatch(r"node\d{1,6}", path.name)
+    ]
     if not nodes:
         yield Fact(NUMA, keys.NUMA_NODES, None, show_path(root, folder), "no NUMA nodes are listed")
     for number, path in sorted(nodes):
@@ -75,7 +83,10 @@ def _read_numa(root: Path) -> Iterator[Fact]:
         yield fact
         if isinstance(fact.value, str):
             first = re.match(r"\d+", fact.value)
-            package = root / f"sys/devices/system/cpu/cpu{first.group() if first else 0}/topology/physical_package_id"
+            package = (
+                root
+                / f"sys/devices/system/cpu/cpu{first.group() if first else 0}/topology/physical_package_id"
+            )
             yield read_fact(root, package, numa_subject(number), keys.NUMA_SOCKET)
 
 
@@ -83,7 +94,9 @@ def _read_pci(root: Path) -> Iterator[Fact]:
     folder = root / "sys/bus/pci/devices"
     entries = [path for path in list_folder(folder) if BUS_ID.fullmatch(path.name)]
     if not entries:
-        yield Fact(PCI, keys.PCI_DEVICES, None, show_path(root, folder), "no PCI devices are listed")
+        yield Fact(
+            PCI, keys.PCI_DEVICES, None, show_path(root, folder), "no PCI devices are listed"
+        )
     above: dict[str, Path] = {}
     for path in list_gpus_and_nics(root):
         bridges = list_bridges(path)
@@ -98,29 +111,41 @@ def _read_pci(root: Path) -> Iterator[Fact]:
 
 
 def list_gpus_and_nics(root: Path) -> Iterator[Path]:
-    """Yield the folders of the PCI functions that are GPUs or NICs by their class, virtual functions left out.
+    """Yield the folders of the PCI functions that are GPUs or NICs by their class, virtual
+    functions left out.
 
     Raises InputError for more than MAX_GPUS_AND_NICS.
     """
     count = 0
     for path in list_folder(root / "sys/bus/pci/devices"):
         pci_class = read_fact(root, path / "class", pci_subject(path.name), keys.PCI_CLASS)
-        is_card = BUS_ID.fullmatch(path.name) and str(pci_class.value).startswith(GPU_CLASSES + NIC_CLASSES)
+        is_card = BUS_ID.fullmatch(path.name) and str(pci_class.value).startswith(
+            GPU_CLASSES + NIC_CLASSES
+        )
         if is_card and not (path / "physfn").exists():
             count += 1
             if count > MAX_GPUS_AND_NICS:
-                raise InputError(f"{root}: more than {MAX_GPUS_AND_NICS} GPUs and NICs on PCI; no machine has as many")
+                raise InputError(
+                    f"{root}: more than {MAX_GPUS_AND_NICS} GPUs and NICs on PCI; no machine has "
+                    "as many"
+                )
             yield path
 
 
 def _read_root(root: Path, path: Path) -> Fact:
-    """Return the fact `root`: the first folder above a function that has the name of a root complex."""
+    """Return the fact `root`: the first folder above a function that has the name of a root
+    complex.
+    """
     subject, source = pci_subject(path.name), show_path(root, path)
     try:
-        name = next((p.name for p in path.resolve().parents if ROOT_COMPLEX.fullmatch(p.name)), None)
+        name = next(
+            (p.name for p in path.resolve().parents if ROOT_COMPLEX.fullmatch(p.name)), None
+        )
     except (OSError, RuntimeError) as error:
         return Fact(subject, keys.PCI_ROOT, None, source, str(error))
-    return Fact(subject, keys.PCI_ROOT, name, source, "no root complex above it" if name is None else None)
+    return Fact(
+        subject, keys.PCI_ROOT, name, source, "no root complex above it" if name is None else None
+    )
 
 
 def _read_driver(root: Path, path: Path) -> Fact:
@@ -144,7 +169,9 @@ def _read_device(root: Path, path: Path) -> Iterator[Fact]:
 
 
 def list_bridges(path: Path) -> tuple[Path, ...]:
-    """Return the folders of the bridges above a device, from the top: parents with the name of a PCI address."""
+    """Return the folders of the bridges above a device, from the top: parents with the name of a
+    PCI address.
+    """
     try:
         parents = path.resolve().parents
     except (OSError, RuntimeError):
@@ -158,7 +185,9 @@ def list_bridges(path: Path) -> tuple[Path, ...]:
 
 
 def find_bus_id(device: Path) -> str | None:
-    """Return the PCI function behind a `device` link, such as a network interface's; virtio has it one level up."""
+    """Return the PCI function behind a `device` link, such as a network interface's; virtio has it
+    one level up.
+    """
     try:
         real = device.resolve(strict=True)
     except (OSError, RuntimeError):

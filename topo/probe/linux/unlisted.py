@@ -1,7 +1,8 @@
-"""Find GPUs in the kernel's files where NVML does not answer, numbered by PCI address as NVML would.
+"""Find GPUs in the kernel's files where NVML does not answer, numbered by PCI address as NVML
+would.
 
-NVIDIA's kernel driver has a folder for each GPU it serves; without it, GPUs are PCI functions of NVIDIA or AMD that are
-display controllers or accelerators. No file lists their NVLinks.
+NVIDIA's kernel driver has a folder for each GPU it serves; without it, GPUs are PCI functions of
+NVIDIA or AMD that are display controllers or accelerators. No file lists their NVLinks.
 """
 
 from __future__ import annotations
@@ -25,7 +26,11 @@ def read_unlisted(root: Path, facts: Facts) -> Facts:
 
     `facts` are those of its PCI functions.
     """
-    served = {path.name: path for path in list_folder(root / "proc/driver/nvidia/gpus") if BUS_ID.fullmatch(path.name)}
+    served = {
+        path.name: path
+        for path in list_folder(root / "proc/driver/nvidia/gpus")
+        if BUS_ID.fullmatch(path.name)
+    }
     shown = {bus_id for bus_id in facts.list_names(PCI) if _is_gpu(facts, bus_id)}
     read: list[Fact] = []
     for index, bus_id in enumerate(sorted({*served, *shown})):
@@ -38,7 +43,9 @@ def read_unlisted(root: Path, facts: Facts) -> Facts:
 
 
 def find_gpu_vendor(facts: Facts, bus_id: str) -> str | None:
-    """Return the vendor of the GPU at a PCI address, None where there is no GPU of a known vendor."""
+    """Return the vendor of the GPU at a PCI address, None where there is no GPU of a known
+    vendor.
+    """
     if not str(facts.get_text(pci_subject(bus_id), keys.PCI_CLASS)).startswith(GPU_CLASSES):
         return None
     return GPU_VENDORS.get(str(facts.get_text(pci_subject(bus_id), keys.PCI_VENDOR)))

@@ -12,8 +12,8 @@ from ...facts import Fact, Value, keys
 from ...facts.keys import Key, gpu_subject
 
 FIELD_VALUES = "nvmlDeviceGetFieldValues"
+# Members of nvmlValue_t, by nvmlValueType_t.
 _VALUE_MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
-"""Members of nvmlValue_t, by nvmlValueType_t."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,8 @@ class Gpu:
 class Nvml:
     """The open library, and the GPUs that turned out to be lost.
 
-    `module` is pynvml; `lost` has the fact `lost` of each GPU (by its subject) that answered an error saying so.
+    `module` is pynvml; `lost` has the fact `lost` of each GPU (by its subject) that answered an
+    error saying so.
     """
 
     def __init__(self, module: Any) -> None:
@@ -49,7 +50,8 @@ class Nvml:
         read: Callable[[Any], Value] = int,
         let_through: tuple[type[Exception], ...] = (),
     ) -> Fact:
-        """Return the answer of `function`, converted by `read`, as a fact; missing with the reason where it fails.
+        """Return the answer of `function`, converted by `read`, as a fact; missing with the reason
+        where it fails.
 
         Errors in `let_through` are raised.
         """
@@ -67,7 +69,9 @@ class Nvml:
         return tuple(error for error in classes if isinstance(error, type))
 
     def read_fields(self, gpu: Gpu, ids: Sequence[tuple[int, int]]) -> list[int | str]:
-        """Return field values by (field, scope), read at once: a whole number each, or the reason why there is none."""
+        """Return field values by (field, scope), read at once: a whole number each, or the reason
+        why there is none.
+        """
         try:
             values = getattr(self.module, FIELD_VALUES)(gpu.handle, list(ids))
         except self.errors as error:
@@ -101,7 +105,9 @@ def open_nvml(module: Any) -> Iterator[Nvml]:
 
 
 def list_errors(module: Any) -> tuple[type[Exception], ...]:
-    """Return the errors that a question may raise: the library's, a function that this version lacks, a bad argument."""
+    """Return the errors that a question may raise: the library's, a function that this version
+    lacks, a bad argument.
+    """
     return (module.NVMLError, AttributeError, ctypes.ArgumentError, OSError, ValueError)
 
 
@@ -123,4 +129,8 @@ def read_pci_address(info: Any) -> str:
 def normalize_bus_id(written: str) -> str:
     """Return a PCI address as Linux writes it: `00000000:3B:00.0` becomes `0000:3b:00.0`."""
     domain, colon, rest = written.strip().lower().partition(":")
-    return f"{domain.lstrip('0').rjust(4, '0')}:{rest}" if colon and ":" in rest else written.strip().lower()
+    return (
+        f"{domain.lstrip('0').rjust(4, '0')}:{rest}"
+        if colon and ":" in rest
+        else written.strip().lower()
+    )

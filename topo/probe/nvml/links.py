@@ -1,8 +1,8 @@
 """Ask NVML for NVLinks, link by link, and for NVLink-C2C.
 
-A link exists once its state is answered: some GPUs answer capability for links that do not exist, and state raises past
-the real ones. Active numbers need not be contiguous, and an active link does not say which GPU it reaches; the
-remote end is asked for link by link.
+A link exists once its state is answered: some GPUs answer capability for links that do not exist,
+and state raises past the real ones. Active numbers need not be contiguous, and an active link does
+not say which GPU it reaches; the remote end is asked for link by link.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from ...facts import Fact, keys
 from ...facts.keys import Key
 from .library import FIELD_VALUES, Gpu, Nvml, describe_error, read_pci_address
 
+# What is at the other end of an NVLink, by NVML's nvmlIntNvLinkDeviceType_t; 255 is unknown.
 REMOTE_KINDS = {0: "gpu", 1: "cpu", 2: "switch"}
-"""What is at the other end of an NVLink, by NVML's nvmlIntNvLinkDeviceType_t; 255 is unknown."""
 
 _STATE = "nvmlDeviceGetNvLinkState"
 _MAX_LINKS = 18
@@ -38,8 +38,15 @@ _NAMES = {
 
 
 def read_nvlinks(nvml: Nvml, gpu: Gpu) -> Iterator[Fact]:
-    """Yield the number of links that the GPU claims, each link's state, and the remote ends of the active ones."""
-    count = _make_fact(gpu.subject, keys.GPU_NVLINK_COUNT, _LINK_COUNT, nvml.read_fields(gpu, [(_LINK_COUNT, 0)])[0])
+    """Yield the number of links that the GPU claims, each link's state, and the remote ends of the
+    active ones.
+    """
+    count = _make_fact(
+        gpu.subject,
+        keys.GPU_NVLINK_COUNT,
+        _LINK_COUNT,
+        nvml.read_fields(gpu, [(_LINK_COUNT, 0)])[0],
+    )
     yield count
     active: list[int] = []
     for state in _ask_states(nvml, gpu, count.value if isinstance(count.value, int) else None):
@@ -53,19 +60,31 @@ def read_nvlinks(nvml: Nvml, gpu: Gpu) -> Iterator[Fact]:
 
 
 def _ask_states(nvml: Nvml, gpu: Gpu, count: int | None) -> Iterator[Fact]:
-    """Yield a fact `state` for each link that exists; all numbers that pynvml or the GPU knows are asked for.
+    """Yield a fact `state` for each link that exists; all numbers that pynvml or the GPU knows are
+    asked for.
 
-    A link does not exist where its state answers "invalid argument" or "not supported", or, with any other error, where
-    its number is past the `count` that the GPU says it has.
+    A link does not exist where its state answers "invalid argument" or "not supported", or, with
+    any other error, where its number is past the `count` that the GPU says it has.
     """
     nonexistent = nvml.list_error_classes("InvalidArgument", "NotSupported")
-    no_function: tuple[type[Exception], ...] = (AttributeError, *nvml.list_error_classes("FunctionNotFound"))
+    no_function: tuple[type[Exception], ...] = (
+        AttributeError,
+        *nvml.list_error_classes("FunctionNotFound"),
+    )
     special = (*nonexistent, *no_function)
-    for link in range(max(int(getattr(nvml.module, "NVML_NVLINK_MAX_LINKS", _MAX_LINKS)), count or 0)):
+    for link in range(
+        max(int(getattr(nvml.module, "NVML_NVLINK_MAX_LINKS", _MAX_LINKS)), count or 0)
+    ):
         subject = f"{gpu.subject}/nvlink/{link}"
         try:
             state = nvml.ask(
-                subject, keys.NVLINK_STATE, _STATE, gpu.handle, link, read=_format_state, let_through=special
+                subject,
+                keys.NVLINK_STATE,
+                _STATE,
+                gpu.handle,
+                link,
+                read=_format_state,
+                let_through=special,
             )
         except nonexistent:
             continue
@@ -96,8 +115,12 @@ def _read_remote_kind(code: Any) -> str:
 
 
 def _read_speeds(nvml: Nvml, gpu: Gpu, active: list[int]) -> Iterator[Fact]:
-    """Yield the speed of each active link: its own, else the one that the GPU gives for all of its links."""
-    *own, common = nvml.read_fields(gpu, [*((_GET_SPEED, link) for link in active), (_SPEED_MBPS_COMMON, 0)])
+    """Yield the speed of each active link: its own, else the one that the GPU gives for all of its
+    links.
+    """
+    *own, common = nvml.read_fields(
+        gpu, [*((_GET_SPEED, link) for link in active), (_SPEED_MBPS_COMMON, 0)]
+    )
     for link, speed in zip(active, own, strict=True):
         subject = f"{gpu.subject}/nvlink/{link}"
         fact = _make_fact(subject, keys.NVLINK_SPEED_MBps, _GET_SPEED, speed)
@@ -110,7 +133,10 @@ def _read_speeds(nvml: Nvml, gpu: Gpu, active: list[int]) -> Iterator[Fact]:
 def read_c2c(nvml: Nvml, gpu: Gpu) -> Iterator[Fact]:
     """Yield the number of active NVLink-C2C links, and their total rate."""
     count = _make_fact(
-        gpu.subject, keys.GPU_C2C_COUNT, _C2C_LINK_COUNT, nvml.read_fields(gpu, [(_C2C_LINK_COUNT, 0)])[0]
+        gpu.subject,
+        keys.GPU_C2C_COUNT,
+        _C2C_LINK_COUNT,
+        nvml.read_fields(gpu, [(_C2C_LINK_COUNT, 0)])[0],
     )
     if not count.value:
         yield count
@@ -127,10 +153,14 @@ def read_c2c(nvml: Nvml, gpu: Gpu) -> Iterator[Fact]:
 
 
 def _make_fact(subject: str, key: Key[int], field: int, answer: int | str) -> Fact:
-    """Return a field's answer as a fact; counts of more links than a GPU can have, and speeds of 0, are missing."""
+    """Return a field's answer as a fact; counts of more links than a GPU can have, and speeds of 0,
+    are missing.
+    """
     source = f"{FIELD_VALUES} {_NAMES[field]}"
     if isinstance(answer, str):
         return Fact(subject, key, None, source, answer)
-    if (key.endswith("_count") and not 0 <= answer <= _MOST_LINKS) or (key.endswith("_MBps") and answer <= 0):
+    if (key.endswith("_count") and not 0 <= answer <= _MOST_LINKS) or (
+        key.endswith("_MBps") and answer <= 0
+    ):
         return Fact(subject, key, None, source, f"the driver says {answer}: not known")
     return Fact(subject, key, answer, source)

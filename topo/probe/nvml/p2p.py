@@ -1,6 +1,8 @@
-"""Ask NVML what one GPU may do to another over PCI Express and NVLink, and for their common ancestor.
+"""Ask NVML what one GPU may do to another over PCI Express and NVLink, and for their common
+ancestor.
 
-The status is asked for in both directions, since they may differ; the common ancestor is the same in both.
+The status is asked for in both directions, since they may differ; the common ancestor is the same
+in both.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from ...facts import Fact, keys
 from ...facts.keys import p2p_subject
 from .library import Gpu, Nvml
 
+# nvmlGpuP2PCapsIndex_t; pynvml's own constant for READ is a tuple by mistake.
 _CAPABILITIES = {
     keys.P2P_READ: 0,
     keys.P2P_WRITE: 1,
@@ -21,7 +24,6 @@ _CAPABILITIES = {
     keys.P2P_ATOMICS: 3,
     keys.P2P_PCIE: 4,
 }
-"""nvmlGpuP2PCapsIndex_t; pynvml's own constant for READ is a tuple by mistake."""
 
 _STATUS = (
     "ok",
@@ -32,7 +34,14 @@ _STATUS = (
     "not supported",
 )
 _UNKNOWN = 6
-_ANCESTORS = {0: "internal", 10: "single", 20: "multiple", 30: "hostbridge", 40: "node", 50: "system"}
+_ANCESTORS = {
+    0: "internal",
+    10: "single",
+    20: "multiple",
+    30: "hostbridge",
+    40: "node",
+    50: "system",
+}
 
 
 def read_p2p(nvml: Nvml, gpus: Sequence[Gpu]) -> Iterator[Fact]:
@@ -40,12 +49,23 @@ def read_p2p(nvml: Nvml, gpus: Sequence[Gpu]) -> Iterator[Fact]:
     for a, b in combinations(gpus, 2):
         forth, back = p2p_subject(a.index, b.index), p2p_subject(b.index, a.index)
         ancestor = nvml.ask(
-            forth, keys.P2P_ANCESTOR, "nvmlDeviceGetTopologyCommonAncestor", a.handle, b.handle, read=_read_ancestor
+            forth,
+            keys.P2P_ANCESTOR,
+            "nvmlDeviceGetTopologyCommonAncestor",
+            a.handle,
+            b.handle,
+            read=_read_ancestor,
         )
         for subject, source, target in ((forth, a, b), (back, b, a)):
             for key, capability in _CAPABILITIES.items():
                 yield nvml.ask(
-                    subject, key, "nvmlDeviceGetP2PStatus", source.handle, target.handle, capability, read=_read_status
+                    subject,
+                    key,
+                    "nvmlDeviceGetP2PStatus",
+                    source.handle,
+                    target.handle,
+                    capability,
+                    read=_read_status,
                 )
             yield replace(ancestor, subject=subject)
 

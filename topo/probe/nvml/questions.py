@@ -1,7 +1,8 @@
-"""Ask NVML (the NVIDIA driver's library) for its version, and for each GPU's identity, place, PCIe link, MIG and fabric.
+"""Ask NVML (the NVIDIA driver's library) for its version, and for each GPU's identity, place, PCIe
+link, MIG and fabric.
 
-Indices are NVML's own and ignore CUDA_VISIBLE_DEVICES; match GPUs by PCI address or UUID. A GPU that is lost, or has no
-handle, has the fact `lost` and at most its identity.
+Indices are NVML's own and ignore CUDA_VISIBLE_DEVICES; match GPUs by PCI address or UUID. A GPU
+that is lost, or has no handle, has the fact `lost` and at most its identity.
 """
 
 from __future__ import annotations
@@ -13,7 +14,16 @@ from typing import Any
 
 from ...facts import Fact, Facts, Value, keys
 from ...facts.keys import NVML, Key, gpu_subject
-from .library import Gpu, Nvml, decode_text, describe_error, list_errors, normalize_bus_id, open_nvml, read_pci_address
+from .library import (
+    Gpu,
+    Nvml,
+    decode_text,
+    describe_error,
+    list_errors,
+    normalize_bus_id,
+    open_nvml,
+    read_pci_address,
+)
 from .links import read_c2c, read_nvlinks
 from .p2p import read_p2p
 
@@ -21,18 +31,19 @@ __all__ = ["normalize_bus_id", "read_nvml"]
 
 _LIBRARY = "libnvidia-ml.so.1"
 
+# Length of the bit sets of CPUs and NUMA nodes, in words of 64 bits: Linux supports at most 8192
+# CPUs.
 _WORDS = 128
-"""Length of the bit sets of CPUs and NUMA nodes, in words of 64 bits: Linux supports at most 8192 CPUs."""
 
 _NODE_SCOPE = 0
 _FABRIC_STATES = ("not supported", "not started", "in progress", "completed")
+# Shift and mask of NVML's fields of health, each 0 (not supported), 1 (true) or 2 (false).
 _HEALTH_OF_BITS = (
     (0, 0x3, "degraded bandwidth"),
     (2, 0x3, "routes in recovery"),
     (4, 0x3, "unhealthy routes"),
     (6, 0x3, "access timeout in recovery"),
 )
-"""Shift and mask of NVML's fields of health, each 0 (not supported), 1 (true) or 2 (false)."""
 _CONFIGURATION_SHIFT, _CONFIGURATION_MASK, _CONFIGURATION_FINE = 8, 0xF, (0, 1)
 _FABRIC = (
     ("nvmlDeviceGetGpuFabricInfoV", "c_nvmlGpuFabricInfoV_t"),
@@ -41,7 +52,9 @@ _FABRIC = (
 
 
 def read_nvml() -> Facts:
-    """Return facts about every GPU that the driver lists; one missing fact where there is no library or no driver."""
+    """Return facts about every GPU that the driver lists; one missing fact where there is no
+    library or no driver.
+    """
     try:
         module: Any = importlib.import_module("pynvml")
     except ImportError:
@@ -61,7 +74,9 @@ def _read(nvml: Nvml) -> Iterator[Fact]:
     yield Fact(NVML, keys.NVML_LIBRARY, _LIBRARY, "nvmlInit")
     yield nvml.ask(NVML, keys.NVML_DRIVER, "nvmlSystemGetDriverVersion", read=decode_text)
     yield nvml.ask(NVML, keys.NVML_VERSION, "nvmlSystemGetNVMLVersion", read=decode_text)
-    yield nvml.ask(NVML, keys.NVML_CUDA_VERSION, "nvmlSystemGetCudaDriverVersion", read=_format_cuda_version)
+    yield nvml.ask(
+        NVML, keys.NVML_CUDA_VERSION, "nvmlSystemGetCudaDriverVersion", read=_format_cuda_version
+    )
     count = nvml.ask(NVML, keys.NVML_COUNT, "nvmlDeviceGetCount")
     yield count
     gpus: list[Gpu] = []
@@ -69,7 +84,12 @@ def _read(nvml: Nvml) -> Iterator[Fact]:
         try:
             gpu = Gpu(index, nvml.module.nvmlDeviceGetHandleByIndex(index))
         except nvml.errors as error:
-            yield Fact(gpu_subject(index), keys.GPU_LOST, describe_error(error), "nvmlDeviceGetHandleByIndex")
+            yield Fact(
+                gpu_subject(index),
+                keys.GPU_LOST,
+                describe_error(error),
+                "nvmlDeviceGetHandleByIndex",
+            )
             continue
         yield from _read_gpu(nvml, gpu)
         if gpu.subject in nvml.lost:
@@ -94,7 +114,8 @@ def _ask_all(nvml: Nvml, gpu: Gpu, questions: tuple[_Question, ...]) -> Iterator
         yield nvml.ask(gpu.subject, key, function, gpu.handle, *arguments, read=read)
 
 
-# -- answers as facts --------------------------------------------------------------------------------------------------
+# -- answers as facts
+# --------------------------------------------------------------------------------------------------
 
 
 def _format_cuda_version(number: Any) -> str:
@@ -108,11 +129,15 @@ def _convert_capability(capability: Any) -> int:
 
 
 def _list_bits(words: Any) -> list[int]:
-    return [64 * i + bit for i, word in enumerate(words) for bit in range(64) if int(word) >> bit & 1]
+    return [
+        64 * i + bit for i, word in enumerate(words) for bit in range(64) if int(word) >> bit & 1
+    ]
 
 
 def _format_cpus(words: Any) -> str:
-    """Return a bit set of CPUs as Linux lists them: `0-19,40-59`. Raises ValueError where it is empty."""
+    """Return a bit set of CPUs as Linux lists them: `0-19,40-59`. Raises ValueError where it is
+    empty.
+    """
     ranges: list[list[int]] = []
     for cpu in _list_bits(words):
         if ranges and cpu == ranges[-1][1] + 1:
@@ -145,8 +170,8 @@ def _read_mig(modes: Any) -> str:
     return "on" if modes[0] else "off"
 
 
+# Key, function of pynvml, its arguments after the handle, and how to read the answer.
 _Question = tuple[Key[Any], str, tuple[int, ...], Callable[[Any], Value]]
-"""Key, function of pynvml, its arguments after the handle, and how to read the answer."""
 
 _IDENTITY: tuple[_Question, ...] = (
     (keys.GPU_BUS_ID, "nvmlDeviceGetPciInfo", (), read_pci_address),
@@ -166,11 +191,14 @@ _PLACE: tuple[_Question, ...] = (
 )
 
 
-# -- fabric of several machines ----------------------------------------------------------------------------------------
+# -- fabric of several machines
+# ----------------------------------------------------------------------------------------
 
 
 def _read_fabric(nvml: Nvml, gpu: Gpu) -> Iterator[Fact]:
-    """Yield the state of the GPU's registration with the fabric manager; cluster and clique once it is completed."""
+    """Yield the state of the GPU's registration with the fabric manager; cluster and clique once it
+    is completed.
+    """
     info, answer = _ask_fabric(nvml, gpu)
     yield answer
     if info is None or answer.value != "completed":
@@ -196,12 +224,20 @@ def _describe_health(mask: int) -> str:
 
 
 def _ask_fabric(nvml: Nvml, gpu: Gpu) -> tuple[Any, Fact]:
-    """Return the structure of the newest function that answers, and the fact `fabric_state` (else the first failure)."""
+    """Return the structure of the newest function that answers, and the fact `fabric_state` (else
+    the first failure).
+    """
     failed: list[Fact] = []
     for function, structure in _FABRIC:
         if not hasattr(nvml.module, structure):
             failed.append(
-                Fact(gpu.subject, keys.GPU_FABRIC_STATE, None, function, f"this version of pynvml has no {structure}")
+                Fact(
+                    gpu.subject,
+                    keys.GPU_FABRIC_STATE,
+                    None,
+                    function,
+                    f"this version of pynvml has no {structure}",
+                )
             )
             continue
         info = getattr(nvml.module, structure)()
@@ -209,7 +245,14 @@ def _ask_fabric(nvml: Nvml, gpu: Gpu) -> tuple[Any, Fact]:
         def read_state(_: Any, info: Any = info) -> str:
             return _read_fabric_state(nvml, info)
 
-        answer = nvml.ask(gpu.subject, keys.GPU_FABRIC_STATE, function, gpu.handle, ctypes.byref(info), read=read_state)
+        answer = nvml.ask(
+            gpu.subject,
+            keys.GPU_FABRIC_STATE,
+            function,
+            gpu.handle,
+            ctypes.byref(info),
+            read=read_state,
+        )
         if answer.value is not None:
             return info, answer
         failed.append(answer)
@@ -217,10 +260,15 @@ def _ask_fabric(nvml: Nvml, gpu: Gpu) -> tuple[Any, Fact]:
 
 
 def _read_fabric_state(nvml: Nvml, info: Any) -> str:
-    """Return the state in words. Raises ValueError for a failed registration or an unknown state."""
+    """Return the state in words. Raises ValueError for a failed registration or an unknown
+    state.
+    """
     if info.state >= len(_FABRIC_STATES):
         raise ValueError(f"fabric state is {info.state}, which is not known here")
     state = _FABRIC_STATES[info.state]
     if state == "completed" and info.status:
-        raise ValueError(f"registration with the fabric failed: {describe_error(nvml.module.NVMLError(info.status))}")
+        raise ValueError(
+            "registration with the fabric failed: "
+            f"{describe_error(nvml.module.NVMLError(info.status))}"
+        )
     return state

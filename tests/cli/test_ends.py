@@ -1,0 +1,96 @@
+"""How commands end where they cannot go on: in one line, with the right exit code."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from launch import Ended, run_command, run_module
+
+COMMANDS = ("probe", "synth", "run", "emulate", "lab", "judge")
+INTERRUPTED_AT = """
+import os, signal, sys
+class Interrupt:
+    def find_spec(self, name, path=None, target=None):
+        if name == sys.argv[0]:
+            sys.argv[0] = ""
+            os.kill(os.getpid(), signal.SIGINT)
+            {then}
+sys.meta_path.insert(0, Interrupt())
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from topoplan.cli import entry
+command, sys.argv[0] = sys.argv[1:3]
+del sys.argv[1:3]
+sys.exit(getattr(entry, command)())
+"""
+
+
+def interrupt(command: str, at: str, *args: str, then: str = "pass") -> Ended:
+    """Start a command that gets Ctrl-C when it begins to import the module `at`."""
+    return run_command(sys.executable, "-c", INTERRUPTED_AT.format(then=then), command, at, *args)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_ctrl_c_in_the_first_moments_is_one_line(command: str) -> None:
+    done = interrupt(command, f"topoplan.cli.{command}", "--help")
+    assert (done.returncode, done.stdout, done.stderr) == (
+        130,
+        "",
+        f"topo-{command}: interrupted\n",
+    )
+
+
+@pytest.mark.parametrize("then", ["pass", "raise ImportError('initialization failed')"])
+def test_ctrl_c_while_a_command_imports_what_it_needs_is_one_line(then: str) -> None:
+    asked = ("--collective", "allreduce", "--topology", "switch:2")
+    done = interrupt("synth", "topoplan.synth.synthesize", *asked, then=then)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "topo-synth: interrupted\n")
+
+
+def run_into_full_device(*arguments: str) -> Ended:
+    """Run a command, its standard output a device that is full."""
+    code = "import sys; from topoplan.cli import entry; sys.exit(getattr(entry, sys.argv.pop(1))())"
+    with Path("/dev/full").open("w", encoding="utf-8") as full:
+        return subprocess.run(
+            [sys.executable, "-c", code, *arguments],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full on this system")
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        *[(command, "--help") for command in COMMANDS],
+        ("probe", "dgx1"),
+        ("probe", "dgx1", "--json"),
+        ("synth", "--collective", "allreduce", "--topology", "switch:2", "--bound-only"),
+        ("synth", "--collective", "broadcast", "--topology", "switch:2", "--strategy", "direct"),
+    ],
+)
+def test_a_full_standard_output_is_one_line(arguments: tuple[str, ...]) -> None:
+    done = run_into_full_device(*arguments)
+    says = (
+        f"topo-{arguments[0]}: error: standard output cannot be written: No space left on device\n"
+    )
+    assert (done.returncode, done.stderr) == (1, says)
+
+
+@pytest.mark.parametrize(
+    ("command", "arguments"),
+    [
+        ("probe", ["dgx1"]),
+        ("synth", ["--collective", "allreduce", "--topology", "dgx1"]),
+        ("run", ["plan.json", "--calibrate"]),
+        ("lab", []),
+    ],
+)
+def test_an_empty_name_of_a_file_is_refused(command: str, arguments: list[str]) -> None:
+    done = run_module(f"topoplan.cli.{command}", *arguments, "-o", "")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert len(done.stderr.splitlines()) == 1 and "the name is empty" in done.stderr

@@ -1,0 +1,301 @@
+"""The helps of all commands: examples that run as printed, lines that fit 80 columns, and what
+every command understands.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+from launch import run_command
+from shown_commands import (
+    NAMES,
+    build_parser,
+    list_examples,
+    make_folder,
+    print_help,
+    run_as_printed,
+    run_here,
+)
+
+import topoplan
+from topoplan.cli.commands import COMMANDS, OWN
+from topoplan.cli.topoplan import main
+from topoplan.runtime.emulate import why_not, why_not_mpi
+
+write_cli_docs = import_module("write_cli_docs")
+# Environment variable: run examples as they are printed, which takes some minutes (`make shown`).
+ALL = "TOPOPLAN_RUN_SHOWN"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_examples_of_every_help_run_in_their_order(name: str, tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "examples")
+    lines = list_examples(name)
+    assert lines
+    for line in lines:
+        if os.environ.get(ALL):
+            if line.startswith("topo-emulate") and (
+                why_not_mpi() if "--mpi" in line else why_not()
+            ):
+                continue
+            done = run_as_printed(line, folder)
+        elif line.startswith("eval "):
+            continue  # a shell's own test is below
+        else:
+            done = run_here(line, folder)
+        # 4: exact searches that are stopped here after a moment may not have found anything yet
+        allowed = (
+            (0, 4) if re.search("--instance|--pareto", line) and not os.environ.get(ALL) else (0,)
+        )
+        assert done.code in allowed, (line, done.stderr, done.stdout[-500:])
+
+
+@pytest.mark.parametrize("columns", [80, 132])
+@pytest.mark.parametrize("name", NAMES)
+def test_helps_fit_the_terminal_and_cut_no_word(name: str, columns: int) -> None:
+    text = print_help(name, columns)
+    assert max(map(len, text.splitlines())) <= columns
+    whole = set(re.findall(r"[\w-]+", print_help(name, 400)))
+    assert set(re.findall(r"[\w-]+", text)) <= whole
+    assert text.index("examples:") < 400
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_command_has_the_common_options(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = build_parser(name)._option_string_actions
+    assert {"-h", "--help", "--version", "-v", "--verbose", "-q", "--quiet"} <= set(options)
+    if name not in ("topoplan", "completion", "emulate"):
+        assert "--force" in options and {"-o"} <= set(options)
+    with pytest.raises(SystemExit) as ended:
+        build_parser(name).parse_args(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"topoplan {topoplan.__version__}\n"
+
+
+def test_every_option_that_names_a_file_to_be_written_refuses_one_that_exists(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = make_folder(tmp_path / "examples")
+    monkeypatch.chdir(folder)
+    assert (
+        run_here("topo-synth --collective allreduce --topology ring:2 -o plan.json", folder).code
+        == 0
+    )
+    asked = {
+        "probe": ["dgx1"],
+        "synth": ["--collective", "allreduce", "--topology", "ring:2"],
+        "run": ["plan.json"],
+        "lab": [],
+        "judge": ["--topology", "dgx-a100", "nccl.log"],
+        "place": ["dgx1"],
+        "report": ["dgx1"],
+    }
+    taken = folder / "taken"
+    taken.write_text("mine")
+    tried = 0
+    for name, arguments in asked.items():
+        for option in ("-o", "--csv", "--trace", "--plot"):
+            if option not in build_parser(name)._option_string_actions:
+                continue
+            more = ["--calibrate"] if (name, option) == ("run", "-o") else []
+            assert main([name, *arguments, *more, option, "taken"]) == 2
+            said = capsys.readouterr().err
+            assert (
+                "taken: exists already and was left as it is; name another file, or give --force"
+                in said
+            )
+            assert len(said.splitlines()) == 1 and said.startswith(f"topoplan {name}: error: ")
+            tried += 1
+    assert tried == 17 and taken.read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("sinth", "'sinth' is unknown (did you mean 'synth'?)"),
+        (
+            "synth --colective allreduce --topology dgx1",
+            "there is no option --colective (did you mean '--collective'?)",
+        ),
+        (
+            "synth --collective alreduce --topology ring:2",
+            "unknown collective 'alreduce' (did you mean 'allreduce'?)",
+        ),
+        (
+            "synth --collective allreduce --topology ring:2 --strategy pakcing",
+            "(did you mean 'packing'?)",
+        ),
+        ("synth --collective allreduce --topology dgx-1", "(did you mean 'dgx1'?)"),
+        (
+            "synth --collective allreduce --topology ring:2 --format nccl-graf",
+            "(did you mean 'nccl-graph'?)",
+        ),
+        ("judge nccl.log --collective all_reduse", "(did you mean 'allreduce'?)"),
+        ("run --stock --nproc 2 --dtype flaot16", "(did you mean 'float16'?)"),
+        ("run --stock --nproc 2 --op summ", "(did you mean 'sum'?)"),
+        ("", "required: COMMAND"),
+    ],
+)
+def test_what_is_mistyped_is_named_with_what_is_near(
+    line: str, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        code: object = main(shlex.split(line))
+    except SystemExit as ended:
+        code = ended.code
+    said = capsys.readouterr().err
+    assert (code, len(said.splitlines())) == (2, 1)
+    assert says in said and said.startswith("topoplan")
+
+
+@pytest.mark.parametrize(
+    "name", ["all_reduce", "all-reduce", "AllReduce", "all_reduce_perf", "allreduce"]
+)
+def test_collectives_are_understood_as_others_spell_them(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["synth", "--collective", name, "--topology", "ring:2", "--bound-only"]) == 0
+    assert capsys.readouterr().out.startswith("allreduce on ring:2, 2 ranks: at most ")
+
+
+def test_names_of_strategies_types_and_reductions_are_those_that_there_are() -> None:
+    torch = pytest.importorskip("torch")
+    from topoplan.cli.synthesis.options import STRATEGY_NAMES
+    from topoplan.runtime.codecs import CODECS
+    from topoplan.runtime.measuring.bench_data import DTYPES, OPS
+    from topoplan.runtime.measuring.spelling import CODEC_NAMES, DTYPE_NAMES, OP_NAMES, spell_dtype
+    from topoplan.synth.strategies import STRATEGIES
+
+    assert set(STRATEGY_NAMES) == set(STRATEGIES)
+    assert (set(DTYPE_NAMES), set(OP_NAMES), set(CODEC_NAMES)) == (
+        set(DTYPES),
+        set(OPS),
+        set(CODECS),
+    )
+    for name in ("half", "float", "double", "long", "int"):  # as torch has them
+        assert (
+            DTYPES[spell_dtype(name)]
+            == getattr(torch, name)
+            == DTYPES[spell_dtype(f"torch.{name}")]
+        )
+
+
+def test_quiet_is_quiet_and_verbose_says_how_far_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    asked = [
+        "synth",
+        "--collective",
+        "allreduce",
+        "--topology",
+        "ring:4",
+        "--time-limit",
+        "0.3",
+        "-o",
+    ]
+    assert (
+        main([*asked, "a.json"])
+        == main([*asked, "b.json", "-q"])
+        == main(["-v", *asked, "c.json"])
+        == 0
+    )
+    usual, loud = "plan written to a.json\n", capsys.readouterr().err.splitlines()
+    assert usual.strip() == loud[0] and loud[-1] == "plan written to c.json"
+    assert len(loud) > 2 and all(
+        re.fullmatch(r"topoplan synth: \d+ s, at most \d+ s left: .+", x) for x in loud[1:-1]
+    )
+    with pytest.raises(SystemExit):
+        main([*asked, "d.json", "-q", "-v"])
+
+
+def test_the_helps_start_light_and_soon(tmp_path: Path) -> None:
+    code = (
+        "import sys; sys.argv = ['topoplan', '--help']\nfrom topoplan.cli import entry\n"
+        "try: entry.topoplan()\nexcept SystemExit: pass\n"
+        "print(sorted({'torch', 'rich', 'numpy', 'scipy', 'shtab', 'networkx'} & set(sys.modules)))"
+    )
+    done = run_command(sys.executable, "-c", code)
+    assert done.returncode == 0 and done.stdout.splitlines()[-1] == "[]"
+    assert done.stdout.startswith("usage: topoplan COMMAND ...\n\nexamples:\n  topoplan probe\n")
+
+
+def test_the_page_of_the_commands_is_what_the_parsers_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert write_cli_docs.TARGET.read_text(encoding="utf-8") == write_cli_docs.write_markdown(), (
+        "make cli-docs"
+    )
+
+
+@pytest.mark.skipif(shutil.which("groff") is None, reason="no groff on this system")
+def test_pages_for_man_are_made_of_the_parsers_and_have_the_examples(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("argparse_manpage")
+    monkeypatch.setenv("COLUMNS", "80")
+    pages = write_cli_docs.write_man(tmp_path)
+    assert [page.name for page in pages] == [
+        "topoplan.1",
+        *(f"topo-{name}.1" for name in OWN),
+        "topoplan-completion.1",
+    ]
+    done = run_command("groff", "-man", "-Tascii", "-ww", *map(str, pages))
+    text = "".join(re.sub("\x1b[^m]*m|.\b", "", done.stdout).split())
+    assert (done.returncode, done.stderr) == (0, "")
+    for name in NAMES:
+        for line in list_examples(name):
+            assert "".join(line.split()) in text, line
+
+
+TRY = """
+source script.bash
+try() {
+    COMP_WORDS=("$@") COMP_CWORD=$(($# - 1)) COMPREPLY=()
+    local function=$(complete -p "$1" | sed 's/.*-F \\([^ ]*\\).*/\\1/')
+    $function "$1" "${COMP_WORDS[COMP_CWORD]}" "${COMP_WORDS[COMP_CWORD-1]}" 2>/dev/null
+    echo "${COMPREPLY[*]}"
+}
+"""
+
+
+def test_bash_completes_commands_options_and_values(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["completion", "bash"]) == 0
+    (tmp_path / "script.bash").write_text(capsys.readouterr().out)
+    (tmp_path / "matrix.txt").write_text("")
+    wanted: dict[tuple[str, ...], str] = {
+        ("topoplan", ""): " ".join(COMMANDS),
+        ("topoplan", "sy"): "synth",
+        ("topoplan", "synth", "--collective", "all"): "allreduce allgather alltoall",
+        ("topo-synth", "--strategy", "re"): "recursive-doubling",
+        ("topo-synth", "--without"): "--without-link --without-rank",
+        ("topoplan", "probe", "dgx-"): "dgx-a100:2 dgx-h100:2",
+        ("topo-probe", "mat"): "matrix.txt",
+        ("topo-run", "mat"): "matrix.txt",
+        ("topo-run", "--dtype", "bf"): "bfloat16",
+        **{(f"topo-{name}", "--vers"): "--version" for name in OWN},
+    }
+    lines = [TRY, *(f"try {shlex.join(words)}" for words in wanted)]
+    done = run_command("bash", "--norc", "-c", "\n".join(lines), cwd=tmp_path)
+    assert dict(zip(wanted, done.stdout.splitlines(), strict=True)) == wanted, done.stderr
+
+
+@pytest.mark.parametrize("shell", ["zsh", "tcsh"])
+def test_other_shells_get_a_script_that_knows_the_values(
+    shell: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["completion", shell]) == 0
+    script = capsys.readouterr().out
+    assert "recursive-doubling" in script and "without-rank" in script
+    if shell == "zsh":
+        assert script.startswith("#compdef topoplan\n")

@@ -1,0 +1,186 @@
+"""topo-probe on machines at hand: the real pynvml on a compiled stand-in of NVML, with the /sys
+that goes with it.
+"""
+
+from __future__ import annotations
+
+import json
+import tarfile
+from pathlib import Path
+
+import pytest
+from fake_nvml import (
+    bridged_pairs,
+    captured,
+    hybrid_cube_mesh,
+    lost_gpu,
+    nvswitch_box,
+    probe,
+    two_socket_pcie,
+)
+from launch import run_joined, run_module
+
+from topoplan.topo.formats import nccl_xml
+from topoplan.topo.formats.nccl_xml import fill_skeleton
+from topoplan.topo.graph import Topology
+from topoplan.topo.presets import preset
+from topoplan.topo.resolve import resolve
+
+
+def ranks(text: str) -> list[str]:
+    return list(Topology.loads(text).ranks)
+
+
+@pytest.mark.parametrize(
+    ("shown", "expected"),
+    [
+        ("2,0", ["gpu2", "gpu0"]),
+        ("3,9,1", ["gpu3"]),
+        ("1,1,2", ["gpu1"]),
+        ("", []),
+        ("-1", []),
+        ("0,-1,1", ["gpu0"]),
+        ("GPU-does-not-exist,0", []),
+    ],
+)
+def test_ranks_follow_cuda_visible_devices(shown: str, expected: list[str], tmp_path: Path) -> None:
+    done = probe(two_socket_pcie(), tmp_path, "--json", env={"CUDA_VISIBLE_DEVICES": shown})
+    assert done.returncode == 0, done.stderr
+    topology = Topology.loads(done.stdout)
+    assert list(topology.ranks) == expected
+    if len(expected) < 4:
+        assert any("hidden by CUDA_VISIBLE_DEVICES" in note for note in topology.extra["notes"])
+
+
+def test_uuids_name_gpus_by_their_beginnings(tmp_path: Path) -> None:
+    everything = json.loads(probe(two_socket_pcie(), tmp_path, "--json").stdout)
+    uuids = {d["id"]: d["uuid"] for d in everything["devices"] if d["kind"] == "gpu"}
+    done = probe(
+        two_socket_pcie(),
+        tmp_path,
+        "--json",
+        env={"CUDA_VISIBLE_DEVICES": f"{uuids['gpu3']},{uuids['gpu1']}"},
+    )
+    assert ranks(done.stdout) == ["gpu3", "gpu1"]
+    common = uuids["gpu0"][:8]
+    assert all(uuid.startswith(common) for uuid in uuids.values())
+    assert (
+        ranks(
+            probe(
+                two_socket_pcie(), tmp_path, "--json", env={"CUDA_VISIBLE_DEVICES": common}
+            ).stdout
+        )
+        == []
+    )
+
+
+def test_json_holds_facts_with_sources_verdicts_and_findings(tmp_path: Path) -> None:
+    data = json.loads(probe(lost_gpu(), tmp_path, "--json").stdout)
+    facts = {(f["subject"], f["key"]): f for f in data["facts"]}
+    assert facts["gpu/0", "uuid"]["source"] == "nvmlDeviceGetUUID" and facts["gpu/0", "uuid"][
+        "value"
+    ].startswith("GPU-")
+    assert facts["nvml", "driver"]["value"] == "570.86.15"
+    assert "lost" in str(facts["gpu/3", "lost"]["value"]).lower()
+    assert all(("value" in f) != ("missing" in f) and f["source"] for f in data["facts"])
+    p2p = {(v["a"], v["b"]): v["answer"] for v in data["gpudirect"] if v["kind"] == "p2p"}
+    assert len(p2p) == 7 * 6 // 2 and set(p2p.values()) <= {"yes", "no", "unknown"}
+    assert [f["severity"] for f in data["findings"] if f["what"] == "gpu-lost"] == ["error"]
+    back = Topology.loads(json.dumps(data))
+    assert back.fingerprint == data["fingerprint"] and "findings" not in back.extra
+
+
+def test_check_ends_with_1_on_errors_only(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    sick = probe(lost_gpu(), tmp_path / "a", "--check")
+    assert sick.returncode == 1 and "error: gpu3" in sick.stdout and "advice: " in sick.stdout
+    healthy = probe(hybrid_cube_mesh(), tmp_path / "b", "--check")
+    assert healthy.returncode == 0 and "error" not in healthy.stdout
+
+
+def test_check_with_json_says_errors_on_standard_error_too(tmp_path: Path) -> None:
+    done = probe(lost_gpu(), tmp_path, "--check", "--json")
+    assert done.returncode == 1
+    assert json.loads(done.stdout)["findings"]
+    assert done.stderr.startswith("topo-probe: gpu3")
+
+
+def test_a_missing_bridge_is_a_finding(tmp_path: Path) -> None:
+    found = json.loads(probe(bridged_pairs(missing=True), tmp_path, "--json").stdout)["findings"]
+    assert any(f["what"] == "missing-bridge" for f in found)
+
+
+def test_a_file_for_a_vm_names_its_addresses_and_reads_back_on_it(tmp_path: Path) -> None:
+    machine = nvswitch_box()
+    done = probe(machine, tmp_path, "--for-vm")
+    assert done.returncode == 0, done.stderr
+    live = Topology.loads(probe(machine, tmp_path, "--json").stdout)
+    assert all(f'busid="{live.by_id[gpu].bus_id}"' in done.stdout for gpu in live.ranks)
+    assert "<gpu" not in done.stdout and "topoplan_" not in done.stdout
+    assert nccl_xml.is_skeleton(done.stdout)
+    filled = fill_skeleton(done.stdout, "topo.xml", live)
+    assert filled.ranks == live.ranks
+    assert filled.capacity_GBps["gpu0", "nvswitch0"] == live.capacity_GBps["gpu0", "nvswitch0"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["dgx1", "--for-vm"], "PCI address"),
+        (["dgx1", "--for-vm", "--format", "svg"], "leave --format out"),
+        (["dgx1", "--sysfs-root", "/nowhere"], "leave TOPOLOGY out"),
+        (["--sysfs-root", "/nowhere"], "/nowhere"),
+        (["dgx1", "--measure"], "torchrun"),
+    ],
+)
+def test_what_cannot_be_is_one_line(arguments: list[str], says: str) -> None:
+    done = run_module("topoplan.cli.probe", *arguments)
+    assert done.returncode == 2, done.stderr
+    assert done.stdout == "" and done.stderr.count("\n") == 1 and says in done.stderr
+
+
+def test_a_folder_and_an_archive_of_it_are_the_same_machine(tmp_path: Path) -> None:
+    root = captured(two_socket_pcie(), tmp_path)
+    with tarfile.open(tmp_path / "box.tar.xz", "w:xz") as archive:
+        archive.add(root, "box")
+    told, packed = resolve(str(root)), resolve(str(tmp_path / "box.tar.xz"))
+    assert len(told.ranks) == 4 and told.fingerprint == packed.fingerprint
+    assert told.devices == packed.devices
+
+
+def test_an_archive_that_leads_out_of_its_folder_writes_nothing_there(tmp_path: Path) -> None:
+    root = captured(two_socket_pcie(), tmp_path)
+    (tmp_path / "outside").write_text("as it was")
+    with tarfile.open(tmp_path / "evil.tar", "w") as archive:
+        archive.add(root, "box")
+        link = tarfile.TarInfo("box/sys/way-out")
+        link.type, link.linkname = tarfile.SYMTYPE, str(tmp_path)
+        archive.addfile(link)
+        for name in ("box/sys/way-out/outside", "../outside", str(tmp_path / "outside")):
+            archive.add(root / "proc/cpuinfo", name)
+    assert len(resolve(str(tmp_path / "evil.tar")).ranks) == 4
+    assert (tmp_path / "outside").read_text() == "as it was"
+
+
+def test_smi_text_and_tree_of_the_machine(tmp_path: Path) -> None:
+    done = probe(hybrid_cube_mesh(), tmp_path, "--format", "smi")
+    assert done.stdout.splitlines()[0].split()[:8] == [f"GPU{i}" for i in range(8)]
+    file = tmp_path / "matrix.txt"
+    file.write_text(done.stdout)
+    linked = {
+        pair: c
+        for pair, c in resolve(str(file)).capacity_GBps.items()
+        if "gpu" in pair[0] and "gpu" in pair[1]
+    }
+    assert linked == preset("dgx1").capacity_GBps
+    tree = probe(hybrid_cube_mesh(), tmp_path, "--format", "tree").stdout
+    assert "gpu0 · rank 0" in tree and "NVLink 50 to" in tree
+
+
+def test_ranks_of_a_launch_print_once_and_are_joined() -> None:
+    """Two ranks on a host without GPUs: stand-ins, printed by the first of them."""
+    first, second = run_joined("topoplan.cli.probe", "--json", ranks=2)
+    assert (first.returncode, second.returncode) == (0, 0), first.stderr + second.stderr
+    assert len(Topology.loads(first.stdout).ranks) == 2
+    assert second.stdout == ""

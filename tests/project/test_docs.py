@@ -1,0 +1,299 @@
+"""Documents name only files that are there; examples print what is shown."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import sys
+from importlib import import_module
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from launch import run_command
+from shown_blocks import PROGRAMS, Command, fits, read_page
+
+import topoplan
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDERS = ("topo", "synth", "runtime", "cli", "tests", "benchmarks", "examples", "scripts")
+FILES = [
+    file.relative_to(ROOT).as_posix() for folder in FOLDERS for file in (ROOT / folder).rglob("*.*")
+]
+MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
+PYPROJECT = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+TEXTS = [
+    *DOCUMENTS,
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "SECURITY.md",
+    ROOT / "CHANGELOG.md",
+    ROOT / "tests" / "README.md",
+]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_files_that_a_document_names_are_there(document: Path) -> None:
+    named = set(re.findall(r"`([\w/]+\.(?:py|c|sh))`", document.read_text(encoding="utf-8")))
+    missing = [
+        name
+        for name in named
+        if not any(file == name or file.endswith(f"/{name}") for file in FILES)
+    ]
+    assert missing == []
+
+
+def test_the_architecture_names_every_folder_of_the_product() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    folders = {
+        f"{file.parent.relative_to(ROOT).as_posix()}/"
+        for room in ("topo", "synth", "runtime", "cli")
+        for file in (ROOT / room).rglob("__init__.py")
+    }
+    parts = re.findall(r"`([\w/]+/)`", text)
+    assert [
+        x for x in folders if x not in parts and not any(x.endswith(f"/{part}") for part in parts)
+    ] == []
+
+
+@pytest.mark.parametrize("document", TEXTS, ids=lambda path: path.name)
+def test_relative_links_lead_somewhere(document: Path) -> None:
+    missing = []
+    for link in read_page(document).links:
+        name, _, anchor = link.partition("#")
+        if "://" in name or name.startswith("mailto:"):
+            continue
+        target = document.parent / name if name else document
+        if not target.exists() or (anchor and anchor not in _list_anchors(target)):
+            missing.append(link)
+    assert missing == []
+
+
+def _list_anchors(document: Path) -> set[str]:
+    """The anchors of a document's headings, as GitHub and the site make them."""
+    text = re.sub(
+        r"^```.*?^```$", "", document.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL
+    )
+    titles = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-") for title in titles}
+
+
+def test_every_page_is_in_the_site_and_leads_from_the_start() -> None:
+    listed = set(
+        re.findall(
+            r"([\w-]+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE
+        )
+    )
+    pages = {path.name for path in (ROOT / "docs").glob("*.md")}
+    assert pages - listed == {"hardware.md"} & pages
+    links = read_page(ROOT / "docs" / "index.md").links
+    assert [page for page in pages - {"index.md", "hardware.md"} if page not in links] == []
+
+
+def test_every_environment_variable_is_in_the_table() -> None:
+    page = (ROOT / "docs" / "environment.md").read_text(encoding="utf-8")
+    named = re.compile(r"\bTOPOPLAN_(?!ATTRIBUTES|PREFIX)[A-Z_]*[A-Z]\b")
+    folders = ("runtime", "cli", "topo", "synth", "tests", "examples", "scripts")
+    read = {
+        name
+        for x in folders
+        for file in (ROOT / x).rglob("*.py")
+        for name in named.findall(file.read_text("utf-8"))
+    }
+    assert set(named.findall(page)) == read
+
+
+def test_messages_that_troubleshooting_quotes_are_printed_by_something() -> None:
+    page = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+    quoted = [
+        text
+        for row in re.findall(r"^\| ([^|]*) \|", page, re.MULTILINE)
+        for text in re.findall(r"`([^`]* [^`]*)`", row)
+    ]
+    product = "".join(
+        file.read_text("utf-8")
+        for x in ("runtime", "cli", "topo", "synth")
+        for file in (ROOT / x).rglob("*.py")
+    )
+    product = re.sub(r'"\s*\n\s*f?"', "", product)  # a message that goes on in the next line
+    assert len(quoted) > 10 and [text for text in quoted if text not in product] == []
+
+
+def test_the_site_is_built_and_asks_no_network(tmp_path: Path) -> None:
+    pytest.importorskip("mkdocs", reason="mkdocs is not installed (extra docs)")
+    done = run_command(
+        sys.executable, "-m", "mkdocs", "build", "--quiet", "-d", str(tmp_path / "site"), cwd=ROOT
+    )
+    assert done.returncode == 0, done.stderr
+    pages = {
+        file.name: file.read_text(encoding="utf-8") for file in (tmp_path / "site").glob("*.html")
+    }
+    assert {path.with_suffix(".html").name for path in (ROOT / "docs").glob("*.md")} <= set(pages)
+    assert (
+        "usage: topo-synth" in pages["cli.html"] and "Written by" not in pages["contributing.html"]
+    )
+    fetched = re.compile(
+        r"<(?:script|img|link|iframe|source)\b[^>]*(?:src|href)=[\"']?(?:https?:)?//[^>]*>"
+    )
+    assert {name: found for name, text in pages.items() if (found := fetched.findall(text))} == {}
+    styles = "".join(
+        file.read_text(encoding="utf-8") for file in (tmp_path / "site").rglob("*.css")
+    )
+    assert re.findall(r"(?:url\(|@import )[\"']?(?:https?:)?//[^)]*", styles) == []
+
+
+@pytest.mark.parametrize("document", TEXTS, ids=lambda path: path.name)
+def test_the_commands_that_a_document_shows_print_what_it_shows(
+    document: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """In a folder with the files that the page gives, one after the other; those with a mark are
+    only parsed.
+    """
+    page = read_page(document)
+    for line in page.inline:
+        _check_options(Command(line).words, monkeypatch)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    for shown in page.shown:
+        if isinstance(shown, tuple):
+            if shown[0]:
+                (tmp_path / shown[0]).write_text(shown[1], encoding="utf-8")
+            elif document.name == "tutorial.md" and shown[1].startswith("import topoplan"):
+                exec(compile(shown[1], str(document), "exec"), {})
+            continue
+        if shown.line.startswith("topo-") and re.search(
+            r"\.\.\.|\[", shown.line
+        ):  # what is to be put in is left to the reader
+            _check_options(shown.words, monkeypatch)
+            continue
+        _check_words(shown.words, monkeypatch)
+        if (
+            shown.mark or not shown.words[0].startswith("topo-") or shown.words[0] == "topo-lab"
+        ):  # that trains for minutes
+            continue
+        module, *arguments = shown.words
+        for example in (ROOT / "examples").rglob("*.*"):
+            read = [
+                word
+                for before, word in pairwise(shown.words)
+                if before not in ("-o", "--trace", "--plot")
+            ]
+            if example.name in read and not (tmp_path / example.name).exists():
+                shutil.copy(example, tmp_path)
+        capsys.readouterr()
+        code = import_module(f"topoplan.cli.{module.removeprefix('topo-')}").main(arguments)
+        captured = capsys.readouterr()
+        assert code == 0, (shown.line, captured.err)
+        assert shown.printed is None or fits(shown.printed, captured.out), (
+            shown.line,
+            captured.out,
+        )
+
+
+class _ParsedError(Exception):
+    """What a command's parser ends with, here, once it has read the arguments."""
+
+
+def _check_words(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fail where a command names a program, a file, a target or an option that does not exist."""
+    first, *rest = words
+    if first in ("mpirun", "srun"):
+        first, *rest = words[next(i for i, word in enumerate(words) if word.startswith("topo-")) :]
+    if first.startswith("topo-"):
+        _parse(first, rest, monkeypatch)
+    elif (
+        first in ("python", "torchrun")
+        and "-m" in rest
+        and rest[rest.index("-m") + 1].startswith("topoplan.cli.")
+    ):
+        module = rest[rest.index("-m") + 1].removeprefix("topoplan.cli.")
+        _parse(f"topo-{module}", rest[rest.index("-m") + 2 :], monkeypatch)
+    elif first in ("python", "torchrun"):
+        files = [x for x in rest if x.endswith(".py") and "/" in x]
+        assert [x for x in files if not (ROOT / x).exists()] == [], words
+    elif first == "make":
+        made = re.findall(r"^([\w-]+):", MAKEFILE, re.MULTILINE)
+        assert [x for x in rest if "=" not in x and x not in made] == [], words
+    elif first == "pip":
+        wanted = re.findall(r"\[(\w+)\]", " ".join(rest))
+        assert [x for x in wanted if not re.search(rf"^{x} = \[", PYPROJECT, re.MULTILINE)] == [], (
+            words
+        )
+        pinned = re.findall(r"torch==([\d.]+)", " ".join(rest))
+        assert [x for x in pinned if f"TORCH_VERSION ?= {x}\n" not in MAKEFILE] == [], words
+    else:
+        assert first in PROGRAMS, words
+
+
+def _check_options(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fail where a command that is mentioned, with some of its options only, does not have one of
+    them.
+    """
+    options = [
+        word.partition("=")[0]
+        for word in words[: words.index("--") if "--" in words else None]
+        if word[0] == "-"
+    ]
+    known: set[str] = set()
+
+    def note(parser: argparse.ArgumentParser, *_: Any) -> Any:
+        known.update(parser._option_string_actions)
+        raise _ParsedError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(argparse.ArgumentParser, "parse_args", note)
+        with pytest.raises(_ParsedError):
+            import_module(f"topoplan.cli.{words[0].removeprefix('topo-')}").main([])
+    assert [option for option in options if option not in known and option.strip("-")] == [], words
+
+
+def _parse(program: str, arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a command's own parser read arguments, and do nothing more; what follows `--` is a
+    command too.
+    """
+    own = (
+        arguments[: arguments.index("--")]
+        if program == "topo-emulate" and "--" in arguments
+        else arguments
+    )
+    real = argparse.ArgumentParser.parse_args
+
+    def parse(parser: argparse.ArgumentParser, args: Any = None, namespace: Any = None) -> Any:
+        real(parser, args, namespace)
+        raise _ParsedError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(argparse.ArgumentParser, "parse_args", parse)
+        with pytest.raises(_ParsedError):
+            import_module(f"topoplan.cli.{program.removeprefix('topo-')}").main(arguments)
+    if len(own) < len(arguments):  # topo-emulate
+        _check_words(arguments[len(own) + 1 :], monkeypatch)
+
+
+def test_the_lines_of_the_page_on_nccl_set_the_variable_around_one_communicator(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = (ROOT / "docs" / "nccl.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    with topoplan.nccl_graph("ring:4") as path:
+        (tmp_path / "graph.xml").write_text(path.read_text())
+    seen: list[str | None] = []
+    stand_in = SimpleNamespace(
+        zeros=lambda *shape, device: device,
+        init_process_group=lambda backend: seen.append(os.environ.get("NCCL_GRAPH_FILE")),
+        all_reduce=lambda tensor: seen.append(os.environ.get("NCCL_GRAPH_FILE")),
+    )
+    stand_in.distributed = stand_in
+    monkeypatch.delenv("NCCL_GRAPH_FILE", raising=False)
+    monkeypatch.setitem(sys.modules, "torch", stand_in)
+    monkeypatch.setitem(sys.modules, "torch.distributed", stand_in)
+    monkeypatch.chdir(tmp_path)
+    exec(compile(code, "docs/nccl.md", "exec"), {})
+    assert seen == [None, str(tmp_path / "graph.xml")] and "NCCL_GRAPH_FILE" not in os.environ

@@ -1,0 +1,355 @@
+"""topo-emulate: the blueprint on paper, and, where the kernel lets namespaces be made, the machine
+itself.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from fractions import Fraction
+from itertools import pairwise
+from pathlib import Path
+
+import patience
+import pytest
+from hypothesis import given, settings
+from launch import lives, run_emulated
+from random_graphs import graphs
+from thorough import count_examples
+
+from topoplan.runtime.emulate import Blueprint, Network, blueprint, emulate, parse_rate, why_not
+from topoplan.runtime.emulate.blueprint import parse_order
+from topoplan.synth.cost.host_costs import HostCosts, with_host
+from topoplan.synth.synthesize import collective_on, synthesize
+from topoplan.topo.errors import InfeasibleError, InputError
+from topoplan.topo.graph import Link, Topology
+from topoplan.topo.presets import preset
+from topoplan.topo.routes import Router
+
+REASON = why_not()
+needs_namespaces = pytest.mark.skipif(
+    REASON is not None, reason=f"nothing can be emulated here: {REASON}"
+)
+
+
+def forwarded(built: Blueprint, src: int, dst: int) -> list[int]:
+    """The devices that a packet from one rank to another passes, by the rules that the devices are
+    given.
+    """
+    path = [built.home[src]]
+    while path[-1] != built.home[dst]:
+        rules = [hop for hop in built.hops[path[-1]] if hop.dst == dst]
+        own = [hop.via for hop in rules if hop.src == src]
+        usual = [hop.via for hop in rules if hop.src is None]
+        assert len(own) <= 1
+        assert len(usual) == 1
+        path.append((own or usual)[0])
+        assert len(path) <= len(built.devices), "a loop"
+    return path
+
+
+@settings(max_examples=count_examples(60))
+@given(graphs(switches=3, two_way=False))
+def test_packets_take_the_route_that_the_hardware_takes(topology: Topology) -> None:
+    built = blueprint(topology, Fraction(10**7))
+    router = Router(topology)
+    for (src, dst), path in built.paths.items():
+        assert forwarded(built, src, dst) == list(path)
+        names = tuple(built.devices[i] for i in path)
+        assert all(link in topology.capacity_GBps for link in pairwise(names))
+        route = router.route(src, dst)
+        assert route is None or route == names
+
+
+def test_rates_keep_their_proportions() -> None:
+    built = blueprint(preset("dgx1"), parse_rate("50Mbit"))
+    rates = sorted(
+        {
+            rate
+            for cable in built.cables
+            for rate in (cable.rate_ab, cable.rate_ba)
+            if rate is not None
+        }
+    )
+    assert rates == [50_000_000, 100_000_000]
+    assert len(built.cables) == 16
+    assert built.scale == Fraction(50_000_000, 8 * 25 * 10**9)
+
+
+def test_what_no_rank_uses_is_not_built() -> None:
+    """An NVSwitch box's network side carries nothing between its own GPUs."""
+    built = blueprint(preset("dgx-a100"), parse_rate("100Mbit"))
+    assert len(built.devices) == 9
+
+
+def test_gpus_forward_only_where_nobody_else_can() -> None:
+    built = blueprint(preset("ring:6"), parse_rate("10Mbit"))
+    assert len(built.paths[0, 3]) == 4
+    assert blueprint(preset("switch:4"), parse_rate("10Mbit")).paths[0, 3] == (0, 4, 3)
+
+
+def test_an_order_puts_ranks_on_other_gpus() -> None:
+    built = blueprint(preset("path:3"), parse_rate("10Mbit"), (2, 0, 1))
+    assert built.topology.ranks == ("gpu2", "gpu0", "gpu1")
+    assert parse_order("2,0,1", 3) == (2, 0, 1)
+
+
+@pytest.mark.parametrize("text", ["0,1", "0,1,1", "0;1;2", "0,1,3", ""])
+def test_orders_that_leave_a_gpu_out_are_refused(text: str) -> None:
+    with pytest.raises(InputError, match="expected each GPU"):
+        parse_order(text, 3)
+
+
+@pytest.mark.parametrize(
+    ("text", "bps"),
+    [
+        ("50Mbit", 5 * 10**7),
+        ("1.5Gbit", 15 * 10**8),
+        ("6.25MB/s", 5 * 10**7),
+        ("800kbit", 8 * 10**5),
+    ],
+)
+def test_rates_are_read(text: str, bps: int) -> None:
+    assert parse_rate(text) == bps
+
+
+@pytest.mark.parametrize("text", ["fast", "50", "-1Mbit", "0Mbit", "5Mbits", "1e99Mbit"])
+def test_rates_that_are_none_are_refused(text: str) -> None:
+    with pytest.raises(InputError, match="is not a rate"):
+        parse_rate(text)
+
+
+def test_one_way_machines_are_refused() -> None:
+    one_way = Topology(
+        "one-way", preset("path:2").devices, (Link("gpu0", "gpu1", Fraction(1), Fraction(1)),)
+    )
+    with pytest.raises(InfeasibleError, match="gpu1 cannot reach gpu0"):
+        blueprint(one_way)
+
+
+def command(*args: str) -> list[str]:
+    return [sys.executable, "-m", "topoplan.cli.emulate", *args]
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "says"),
+    [
+        (["ring:3"], 2, "no command"),
+        (["ring:3", "--"], 2, "no command"),
+        (["nothing", "--", "true"], 2, "nothing"),
+        (["ring:3", "--slowest", "fast", "--", "true"], 2, "is not a rate"),
+        (["ring:3", "--order", "0,1", "--", "true"], 2, "expected each GPU"),
+    ],
+)
+def test_bad_input_is_one_line(args: list[str], code: int, says: str) -> None:
+    done = subprocess.run(
+        command(*args), capture_output=True, text=True, check=False, timeout=patience.seconds(100)
+    )
+    assert done.returncode == code
+    assert says in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_without_the_programs_it_says_what_to_install() -> None:
+    nowhere = {**os.environ, "PATH": "/none"}
+    done = subprocess.run(
+        command("ring:3", "--", "true"),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=patience.seconds(100),
+        env=nowhere,
+    )
+    assert done.returncode == 1
+    assert "install iproute2" in done.stderr
+
+
+@pytest.fixture(scope="module")
+def star() -> Iterator[Network]:
+    """A switch between three GPUs, one of them at half rate."""
+    full, half = Fraction(1), Fraction(1, 2)
+    switch = preset("switch:3")
+    links = tuple(
+        Link(x.src, x.dst, half if "gpu2" in (x.src, x.dst) else full, x.latency_us)
+        for x in switch.links
+    )
+    with emulate(Topology("uneven", switch.devices, links), parse_rate("40Mbit")) as network:
+        yield network
+
+
+def in_rank(network: Network, rank: int, *args: str) -> str:
+    done = subprocess.run(
+        [*network.enter_rank(rank), *args], capture_output=True, text=True, check=True
+    )
+    return done.stdout
+
+
+@needs_namespaces
+def test_links_have_their_rates_and_routes(star: Network) -> None:
+    rates = [
+        {
+            q["options"]["rate"] * 8
+            for q in json.loads(in_rank(star, rank, "tc", "-j", "qdisc"))
+            if q["kind"] == "tbf"
+        }
+        for rank in range(3)
+    ]
+    assert rates == [{80_000_000}, {80_000_000}, {40_000_000}]
+    (route,) = json.loads(in_rank(star, 0, "ip", "-j", "route", "get", star.blueprint.identity(2)))
+    assert route["dev"] == "to3"
+    assert route["prefsrc"] == star.blueprint.identity(0)
+
+
+@needs_namespaces
+def test_a_cut_cable_carries_nothing_and_a_mended_one_does(star: Network) -> None:
+    reach = Path(__file__).resolve().parents[3] / "runtime" / "emulate" / "reach.py"
+    code = "import socket,sys; socket.create_server((sys.argv[1], 5000)).accept()"
+    addresses = [star.blueprint.identity(rank) for rank in range(3)]
+    assert reach.is_file()
+    listening = subprocess.Popen([*star.enter_rank(2), sys.executable, "-c", code, addresses[2]])
+    knock = (
+        "import socket,sys,time\n"
+        "ends = time.monotonic() + float(sys.argv[2])\n"
+        "while time.monotonic() < ends:\n"
+        "    try: socket.create_connection((sys.argv[1], 5000), 0.3); sys.exit(0)\n"
+        "    except OSError: time.sleep(0.05)\n"
+        "sys.exit(1)\n"
+    )
+    knocking = [*star.enter_rank(0), sys.executable, "-c", knock, addresses[2]]
+    try:
+        star.cut("gpu2", "switch0")
+        assert subprocess.run([*knocking, "1"], check=False).returncode == 1
+        star.mend("gpu2", "switch0")
+        assert subprocess.run([*knocking, str(patience.seconds(20))], check=False).returncode == 0
+    finally:
+        listening.kill()
+        listening.wait()
+
+
+MARK = "TOPOPLAN_TEST_EMULATE"
+
+
+@pytest.fixture
+def mark(monkeypatch: pytest.MonkeyPatch) -> bytes:
+    """An entry of the environment that whatever a test starts inherits, and nothing else on this
+    host has.
+    """
+    value = uuid.uuid4().hex
+    monkeypatch.setenv(MARK, value)
+    return f"{MARK}={value}".encode()
+
+
+def holders(mark: bytes) -> int:
+    """How many namespace holders with that entry in their environment there are on this host."""
+    count = 0
+    for entry in Path("/proc").iterdir():
+        try:
+            holds = (entry / "cmdline").read_bytes() == b"sleep\0infinity\0"
+            count += holds and mark in (entry / "environ").read_bytes().split(b"\0")
+        except OSError:
+            continue
+    return count
+
+
+@needs_namespaces
+def test_every_rank_runs_in_a_machine_of_its_own_and_nothing_stays(mark: bytes) -> None:
+    # one write: ranks print at once
+    body = 'echo "$RANK $WORLD_SIZE $GLOO_SOCKET_IFNAME $(ip -br addr show id0)"'
+    args = ["path:3", "--slowest", "20Mbit", "--order", "2,0,1", "--", "sh", "-c", body]
+    done = subprocess.run(
+        command(*args), capture_output=True, text=True, check=False, timeout=patience.seconds(100)
+    )
+    assert done.returncode == 0, done.stderr
+    assert "3 ranks, 0 other devices, 2 links of 20 to 20 Mbit/s" in done.stderr
+    lines = sorted(done.stdout.splitlines())
+    assert [x[:7] for x in lines] == ["0 3 id0", "1 3 id0", "2 3 id0"]
+    assert all(f"10.99.0.{i}/32" in done.stdout for i in (1, 2, 3))
+    assert holders(mark) == 0
+
+
+@needs_namespaces
+def test_the_first_failed_ranks_code_is_the_result() -> None:
+    body = "test $RANK != 1 || exit 7; sleep 100000"
+    done = subprocess.run(
+        command("path:3", "--", "sh", "-c", body),
+        capture_output=True,
+        check=False,
+        timeout=patience.seconds(100),
+    )
+    assert done.returncode == 7
+
+
+@needs_namespaces
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_nothing_stays_whatever_ends_it(
+    number: signal.Signals, tmp_path: Path, mark: bytes
+) -> None:
+    """Not even SIGKILL leaves a namespace or a rank behind, and a second machine beside it goes
+    on.
+    """
+    started = tmp_path / "started"
+    body = f"echo $$ >> {started}; exec sleep 100000"
+    with emulate(preset("path:2"), parse_rate("10Mbit")) as beside:
+        running = subprocess.Popen(
+            command("path:3", "--", "sh", "-c", body),
+            stderr=subprocess.DEVNULL,
+            preexec_fn=_heed_interrupts,
+        )
+        patience.wait_until(
+            lambda: started.exists() and len(started.read_text().split()) == 3, 60, "three ranks"
+        )
+        ranks = [int(pid) for pid in started.read_text().split()]
+        assert len(ranks) == 3
+        assert holders(mark) == 2 + 3
+        running.send_signal(number)
+        running.wait(patience.seconds(30))
+        patience.wait_until(
+            lambda: holders(mark) == 2, 20, "the end of all but the machine beside it"
+        )
+        patience.wait_until(
+            lambda: not any(lives(pid) for pid in ranks), 20, "the end of all ranks"
+        )
+        assert "id0" in in_rank(beside, 0, "ip", "-br", "addr")
+    assert holders(mark) == 0
+
+
+def _heed_interrupts() -> None:
+    """Undo what a shell does for a process in the background: it would ignore SIGINT."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+@needs_namespaces
+def test_a_plan_runs_on_the_links_and_on_nothing_else(tmp_path: Path) -> None:
+    """Right results, measured against the emulated links: no faster than they can carry, their
+    first burst aside.
+    """
+    topology = preset("path:3")
+    known = with_host(topology, HostCosts())  # so that only the second run measures them
+    for name, machine in (("plan", topology), ("known", known)):
+        synthesize(collective_on("allreduce", machine), machine, "auto", 20).plan.save(
+            tmp_path / f"{name}.json"
+        )
+    calibrated = tmp_path / "calibrated.json"
+    run = [sys.executable, "-m", "topoplan.cli.run"]
+    args = ["path:3", "--slowest", "80Mbit", "--", *run]
+    done = subprocess.run(
+        command(*args, str(tmp_path / "known.json"), "-b", "4K", "-e", "1M", "-f", "256", "-n", "2", "-w", "1", "--json"),
+        capture_output=True, text=True, check=False, timeout=patience.seconds(200),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    small, large = json.loads(done.stdout)["rows"]
+    assert small["wrong"] == large["wrong"] == 0
+    assert 0 < large["bound_fraction"] < 1.3
+    assert large["predicted_us"] is None or large["predicted_us"] > 0
+    with emulate(topology, parse_rate("80Mbit")) as network:
+        calibrate = (str(tmp_path / "plan.json"), "--calibrate", "-o", str(calibrated))
+        ended = run_emulated(network, tmp_path, "topoplan.cli.run", *calibrate)
+    assert [rank.returncode for rank in ended] == [0, 0, 0], ended[0].stdout
+    written = Topology.load(calibrated)
+    assert written.extra["host"]["source"] == "topo-run --calibrate"
+    assert max(written.capacity_GBps.values()) == Fraction(80, 8000)

@@ -1,0 +1,58 @@
+"""A link that becomes slow is warned of by name; a rank that is late blames no link."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+from torch._C._distributed_c10d import HashStore
+
+from topoplan.runtime.players.slow_links import SlowLinks
+from topoplan.runtime.program.instructions import Post, Span
+
+SENT = Post("send", 1, 0, 0, 0, Span("work", 0, 0))
+RECEIVED = Post("receive", 0, 0, 0, 0, Span("work", 0, 0))
+# A slow call's time: beside it, the calls before take none.
+LONG_S = 0.05
+
+
+class Program:
+    """What calls are of: SlowLinks tells programs apart, and looks into none."""
+
+
+def make_slow_calls(*, is_sender_late: bool) -> None:
+    """Make calls in which rank 0 sends rank 1 a message, first fast and then slow ones."""
+    store, program = HashStore(), Program()
+    source, target = (SlowLinks(rank, 2, store, "link {} -> {}".format) for rank in range(2))
+    for number in range(20):
+        pause_s = 0.0 if number < 5 else LONG_S
+        sends, receives = source.begin(program), target.begin(program)
+        if receives is not None:
+            receives.before_wait()
+        if is_sender_late:
+            time.sleep(pause_s)
+        if sends is not None:
+            sends(SENT)
+        if not is_sender_late:
+            time.sleep(pause_s)
+        if receives is not None:
+            receives(RECEIVED)
+        source.end(program, "a call", number, sends)
+        target.end(program, "a call", number, receives)
+    for thread in threading.enumerate():
+        if thread.name == "topoplan-slow":
+            thread.join()
+
+
+def test_a_slow_link_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    make_slow_calls(is_sender_late=False)
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len(warnings) == 1, warnings
+    assert warnings[0].startswith("rank 1: link 0 -> 1 is slow: a call (a call) takes")
+    assert warnings[0].endswith("this rank was blocked on what rank 0 had sent")
+
+
+def test_a_rank_that_sends_late_is_no_slow_link(caplog: pytest.LogCaptureFixture) -> None:
+    make_slow_calls(is_sender_late=True)
+    assert not [record for record in caplog.records if record.levelname == "WARNING"]

@@ -1,0 +1,32 @@
+"""The DDP hook: replicas agree bitwise, stay close to stock, and errors arrive as themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from launch import run_on_one_gpu, run_ranks
+from ranks import ddp, gpu
+
+Plans = Callable[..., str]
+
+
+def test_replicas_agree_bitwise_and_with_stock_and_errors_are_raised_as_themselves(
+    plans: Plans,
+) -> None:
+    """20 steps, one bucket and many, views, unused parameters' flag, no_sync, half precision, one
+    hook for all models; what fails in the background reaches the training loop with its own type
+    and message, on the rank where it failed.
+    """
+    run_ranks(ddp.replicas_and_errors, 4, plans("ring:4"))
+
+
+def test_wrong_plans_are_refused_on_every_rank(plans: Plans) -> None:
+    run_ranks(ddp.wrong_collective, 4, plans("ring:4", "allgather", "ring"))
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("one_gpu")
+def test_the_hook_on_a_gpu_agrees_with_stock(plans: Plans) -> None:
+    """The side stream's averages are DDP's own; compressed ones are near them."""
+    run_on_one_gpu(gpu.hook, plans("ring:2"))

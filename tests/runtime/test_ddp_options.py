@@ -1,0 +1,96 @@
+"""DDP with the hook under every option that DDP has: replicas agree bitwise, and are stock's to
+1e-6 in float32.
+
+Relative means: the largest difference of any parameter to stock's, to the largest parameter. Ideas
+are those of torch's own tests of DDP (uneven inputs, control flow that differs between ranks,
+rebuilt buckets, shared parameters, ...).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from launch import run_ranks
+from ranks import ddp_hooks, ddp_options
+
+Plans = Callable[..., str]
+# Mode and hash of what training ends with.
+Hashes = list[tuple[str, str]]
+
+
+def test_every_option_trains_as_stock_does(plans: Plans) -> None:
+    """Overlap, rebuilt buckets, views, static graph, unused parameters, no_sync, join, mixed
+    precision.
+    """
+    run_ranks(ddp_options.every_option, 2, plans("ring:2"), None)
+
+
+@pytest.fixture(scope="module")
+def variants(plans: Plans) -> list[Hashes]:
+    """What four ranks return that go through all options, by rank."""
+    return run_ranks(ddp_options.every_option_and_model, 4, plans("ring:4"), plans("ring:2"))
+
+
+def test_variants_of_options_and_other_models_train_as_stock_does(variants: list[Hashes]) -> None:
+    """All of the above on four ranks, and: options together, shared, complex and frozen parameters,
+    checkpointing, gradients that come in another order on each rank, a state loaded in between.
+    """
+    assert len(variants) == 4
+
+
+@pytest.fixture(scope="module")
+def uses(plans: Plans) -> list[tuple[Hashes, ddp_hooks.Errors]]:
+    """What four ranks return that use several hooks, and then use hooks wrongly, by rank."""
+    return run_ranks(ddp_hooks.right_and_wrong, 4, plans("ring:4"), plans("ring:2"))
+
+
+def test_hooks_may_be_shared_and_used_side_by_side(
+    uses: list[tuple[Hashes, ddp_hooks.Errors]],
+) -> None:
+    """Two models with one hook, and with one each, whose backward passes alternate or are one; a
+    bucket's average does not hold up backward; a race's choice is alike on all ranks and can be
+    asked for.
+    """
+    assert len(uses) == 4
+
+
+@pytest.mark.parametrize(
+    ("use", "kind", "text"),
+    [
+        ("other world", "PlanMismatchError", "the plan is for 2 ranks, the group has 4"),
+        ("twice", "RuntimeError", "can only be called once"),
+        ("mixed_precision", "RuntimeError", "can only be called once"),
+        ("float8", "InputError", "float8_e4m3fn tensors cannot be reduced; expected one of"),
+        ("sparse", "InputError", "sparse_coo tensors are not supported; expected a dense one"),
+    ],
+)
+def test_wrong_use_gives_one_clear_error_on_every_rank(
+    uses: list[tuple[Hashes, ddp_hooks.Errors]], use: str, kind: str, text: str
+) -> None:
+    """DDP's own mixed_precision brings a hook of its own, so that ours would be the second."""
+    for _, errors in uses:
+        assert errors[use][0] == kind
+        assert text in errors[use][1]
+
+
+def test_a_fault_comes_out_of_backward_as_itself(
+    uses: list[tuple[Hashes, ddp_hooks.Errors]],
+) -> None:
+    """The rank that fell over raises what it fell over; the others, within the deadline, an error
+    that names it.
+    """
+    faults = [errors["fault"] for _, errors in uses]
+    assert tuple(faults[3]) == ("ZeroDivisionError", "fell over")
+    for kind, text in faults[:3]:
+        assert kind == "ExecutionError"
+        assert "rank 3 does not answer" in text
+
+
+def test_two_runs_train_to_the_same_bits(
+    variants: list[Hashes], uses: list[tuple[Hashes, ddp_hooks.Errors]]
+) -> None:
+    """The order of reduction is fixed where no race decides on it."""
+    hashes = [tuple(row) for rows in (*variants, *(rows for rows, _ in uses)) for row in rows]
+    assert len(hashes) == 16
+    assert len(set(hashes)) == 2

@@ -1,0 +1,69 @@
+"""The backend "topo" by default: nothing waits at first use, plans are used soon, and calls that
+differ are named.
+"""
+
+from __future__ import annotations
+
+import pytest
+from launch import run_ranks
+from ranks import first_calls
+
+import topoplan
+from topoplan.runtime.backend.call_check import explain_difference
+from topoplan.runtime.ranks.trial import MOST_CALLS, ROUNDS, Trial
+from topoplan.synth.ir.schedule import Schedule
+
+
+def test_a_ddp_script_settles_its_sizes_within_20_steps_alike_on_all_ranks() -> None:
+    by_rank = run_ranks(first_calls.train_with_ddp, 2)
+    assert by_rank == [by_rank[0]] * 2
+    (settled,) = by_rank[0]
+    assert settled[0] == "" and settled[20] != ""
+
+
+def test_what_gloo_does_with_strided_tensors_is_made_right() -> None:
+    run_ranks(first_calls.leave_to_gloo, 2)
+
+
+@pytest.mark.parametrize("choose", ["race", "plan"])
+@pytest.mark.parametrize("kind", ["dtype", "op", "size", "order"])
+def test_a_rank_that_makes_another_call_is_named_by_all(kind: str, choose: str) -> None:
+    errors = run_ranks(first_calls.differ, 3, kind, choose)
+    assert all("differs between ranks: rank 1 calls " in error for error in errors), errors
+
+
+def test_the_few_are_named_and_of_two_both() -> None:
+    assert explain_difference(3, [0, 2, 5], ["a", "a", "a"]) == ""
+    assert "rank 5 calls b, where the other ranks call a" in explain_difference(
+        3, [0, 2, 5], ["a", "a", "b"]
+    )
+    assert "rank 0 calls a, rank 1 calls b" in explain_difference(3, [0, 1], ["a", "b"])
+
+
+@pytest.fixture(scope="module")
+def schedules() -> list[Schedule]:
+    strategies = ("ring", "recursive-doubling", "direct")
+    return [
+        topoplan.synthesize("allreduce", "switch:4", strategy=name).schedules[0]
+        for name in strategies
+    ]
+
+
+def test_a_trial_tries_the_near_best_again_and_drops_the_slow(schedules: list[Schedule]) -> None:
+    times_s = {None: 1.0, schedules[0]: 1.1, schedules[1]: 9.0, schedules[2]: 1.5}
+    trial = Trial([None, *schedules])
+    called = []
+    while not trial.is_over:
+        called.append(trial.entrant)
+        trial.record(times_s[trial.entrant])
+    assert len(called) <= MOST_CALLS
+    assert [called.count(x) for x in (None, *schedules)] == [ROUNDS, ROUNDS, 1, ROUNDS]
+    assert trial.best_s() == times_s
+    assert trial.first_schedule == schedules[0]
+
+
+def test_a_trial_ends_early_where_one_is_far_ahead(schedules: list[Schedule]) -> None:
+    trial = Trial([None, schedules[0]])
+    trial.record(1.0)
+    trial.record(5.0)
+    assert trial.is_over and trial.best_s() == {None: 1.0, schedules[0]: 5.0}

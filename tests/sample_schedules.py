@@ -1,0 +1,83 @@
+"""Schedules of every kind by name, for tests of what runs them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+from topoplan.synth.effort import Effort
+from topoplan.synth.ir.collective import Collective
+from topoplan.synth.ir.schedule import Schedule
+from topoplan.synth.ir.transform import reverse
+from topoplan.synth.ksync.copying import Instance, solve_copying
+from topoplan.synth.ksync.fabric import fabric_of
+from topoplan.synth.request import Request
+from topoplan.synth.strategies import STRATEGIES
+from topoplan.synth.synthesize import collective_on
+from topoplan.topo.presets import preset
+
+
+def built(name: str, topology: str, collective: str = "allreduce") -> Schedule:
+    target = preset(topology)
+    return STRATEGIES[name](Request(collective_on(collective, target), target, Effort(30)))[0]
+
+
+def exact(name: str, triple: tuple[int, int, int], root: int | None = None) -> Schedule:
+    found = solve_copying(
+        fabric_of(preset("dgx1")), Instance(Collective(name, 8, root), *triple), Effort(60)
+    )
+    assert found is not None
+    return found
+
+
+Recipe = Callable[[], Schedule]
+ALLREDUCES: dict[str, Recipe] = {
+    "ring": lambda: built("ring", "ring:4"),
+    "doubling, 6 ranks": lambda: built("recursive-doubling", "switch:6"),
+    "halving-doubling": lambda: built("halving-doubling", "hypercube:3"),
+    "direct": lambda: built("direct", "switch:5"),
+    "one-shot": lambda: built("one-shot", "switch:5"),
+    "double-tree": lambda: built("double-tree", "switch:7"),
+    "packing": lambda: built("packing", "dgx1"),
+    "hierarchical": lambda: built("hierarchical", "pcie-2socket"),
+    "greedy": lambda: built("greedy", "mesh:2x3"),
+    "parameter-server": lambda: built("parameter-server", "switch:5"),
+}
+OTHERS: dict[str, Recipe] = {
+    "allgather": lambda: exact("allgather", (6, 3, 7)),
+    "reduce-scatter": lambda: reverse(exact("allgather", (2, 2, 3))),
+    "broadcast": lambda: exact("broadcast", (6, 3, 3), 3),
+    "reduce": lambda: reverse(exact("broadcast", (6, 3, 3), 3)),
+    "gather": lambda: exact("gather", (6, 3, 7), 2),
+    "scatter": lambda: exact("scatter", (6, 3, 7), 2),
+    "alltoall": lambda: exact("alltoall", (3, 3, 8)),
+    "packed allgather": lambda: built("packing", "mesh:2x3", "allgather"),
+    "packed reduce-scatter": lambda: built("packing", "mesh:2x3", "reduce-scatter"),
+    "packed broadcast": lambda: built("packing", "dgx1", "broadcast"),
+    "packed reduce": lambda: built("packing", "dgx1", "reduce"),
+    "packed alltoall": lambda: built("packing", "mesh:2x3", "alltoall"),
+    "packed scatter": lambda: built("packing", "mesh:2x3", "scatter"),
+    "packed gather": lambda: built("packing", "mesh:2x3", "gather"),
+    "greedy allgather": lambda: built("greedy", "mesh:2x3", "allgather"),
+}
+
+
+class Built(Mapping[str, Schedule]):
+    """Schedules by name, each built when it is first asked for: collecting tests costs nothing."""
+
+    def __init__(self, recipes: Mapping[str, Recipe]) -> None:
+        self.recipes = recipes
+        self.built: dict[str, Schedule] = {}
+
+    def __getitem__(self, name: str) -> Schedule:
+        if name not in self.built:
+            self.built[name] = self.recipes[name]()
+        return self.built[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.recipes)
+
+    def __len__(self) -> int:
+        return len(self.recipes)
+
+
+SCHEDULES = Built(ALLREDUCES | OTHERS)

@@ -1,0 +1,349 @@
+"""The report: one page that is whole, asks the network for nothing, stays small, and says what the
+tables say.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from launch import Ended, run_module
+
+from topoplan.runtime.measuring.bench import BenchRow
+from topoplan.runtime.measuring.bench_curves import draw_rows
+from topoplan.synth.cost.affine import costs_between_gpus
+from topoplan.synth.cost.segmentation import as_sent
+from topoplan.synth.cost.transfer_times import predict_times
+from topoplan.synth.ir.collective import Collective
+from topoplan.synth.pictures.curves import Curve, draw_curves
+from topoplan.synth.pictures.timeline import MOST_ROWS, draw_links, draw_timeline
+from topoplan.synth.pictures.trees import draw_way, list_ways
+from topoplan.synth.plan import Plan
+from topoplan.synth.report import gather
+from topoplan.synth.report.gather import gather_report, report_plan
+from topoplan.synth.report.machine import write_machine
+from topoplan.synth.report.page import write_page
+from topoplan.synth.report.stock import StockRing, build_ring, find_order
+from topoplan.synth.verify import verify
+from topoplan.topo.derived.hosts import join_hosts
+from topoplan.topo.derived.stripes import merge_nvswitches
+from topoplan.topo.graph import Device, Link, Topology, both_ways
+from topoplan.topo.pictures.cables import find_cables
+from topoplan.topo.pictures.collapse import MOST_CABLES, collapse
+from topoplan.topo.presets import preset
+from topoplan.topo.resolve import resolve
+
+INPUTS = Path(__file__).resolve().parents[3] / "../shared/inputs/nccl_graphs"
+_VOID = {"meta", "br", "hr", "img", "input", "link"}
+
+
+class Page(HTMLParser):
+    """Reads a page: its sections, and whether every element that is opened is closed."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.sections: list[str] = []
+        self.drawn = 0
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.drawn += tag in ("path", "rect", "polyline", "circle")
+        for name, value in attrs:
+            assert name not in ("src", "onload", "onclick"), (tag, name)
+            assert name != "href" or str(value).startswith("#"), value
+        if tag == "section":
+            self.sections.append(str(dict(attrs)["id"]))
+        if tag not in _VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if self.open and self.open[-1] == tag:
+            self.open.pop()
+
+
+def read(text: str) -> Page:
+    """Return the page, having checked what holds for all: it is whole, small, and names nothing
+    that is elsewhere.
+    """
+    page = Page(text)
+    assert page.open == []
+    assert text.startswith("<!DOCTYPE html>")
+    assert text.rstrip().endswith("</html>")
+    assert len(text.encode()) < 2_000_000
+    assert re.findall(r"https?://|url\((?!#)|@import|<script|<link", text) == []
+    assert 'name="viewport"' in text
+    assert "prefers-color-scheme:dark" in text
+    return page
+
+
+def report(*args: str, code: int = 0) -> Ended:
+    done = run_module("topoplan.cli.report", *args)
+    assert done.returncode == code, done.stderr
+    assert "Traceback" not in done.stderr
+    return done
+
+
+def test_a_report_of_a_preset_is_written_once(tmp_path: Path) -> None:
+    target = tmp_path / "report.html"
+    report("ring:4", "-o", str(target), "--time-limit", "3")
+    first = target.read_text(encoding="utf-8")
+    page = read(first)
+    assert page.sections == [
+        "machine",
+        "findings",
+        "allreduce",
+        "allgather",
+        "reduce-scatter",
+        "broadcast",
+        "alltoall",
+    ]
+    refused = report("ring:4", "-o", str(target), "--time-limit", "3", code=2)
+    assert "--force" in refused.stderr
+    assert target.read_text(encoding="utf-8") == first
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (("no-such", "-o", "x.html"), "no-such"),
+        (("ring:4",), "-o"),
+        (("ring:4", "-o", ""), "empty"),
+        (("ring:4", "-o", "/no/such/folder/x.html", "--time-limit", "0.2"), "folder"),
+        (("ring:4", "-o", "x.html", "--time-limit", "0"), "--time-limit"),
+    ],
+)
+def test_bad_input_is_one_line(args: tuple[str, ...], says: str) -> None:
+    done = report(*args, code=2)
+    assert says in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_the_report_of_a_plan_has_its_collective_alone(
+    plans: Callable[..., str], tmp_path: Path
+) -> None:
+    path = plans("switch:4", "allgather")
+    target = tmp_path / "plan.html"
+    report(path, "-o", str(target))
+    text = target.read_text(encoding="utf-8")
+    assert read(text).sections == ["machine", "findings", "allgather"]
+    assert Plan.load(path).topology.name in text
+
+
+def test_a_damaged_plan_is_refused(plans: Callable[..., str], tmp_path: Path) -> None:
+    damaged = tmp_path / "damaged.json"
+    damaged.write_text(
+        Path(plans("ring:4")).read_text(encoding="utf-8").replace('"ranks": 4', '"ranks": 5', 1)
+    )
+    assert "hash" in report(str(damaged), "-o", str(tmp_path / "x.html"), code=5).stderr
+
+
+def test_names_from_a_file_cannot_break_the_page() -> None:
+    hostile = '<script>alert(1)</script>"&\x00'
+    devices = (Device(hostile, "gpu"), Device("b", "gpu"))
+    topology = Topology(hostile, devices, both_ways(Link(hostile, "b")), extra={"notes": [hostile]})
+    text = write_page(gather_report(topology, 1))
+    read(text)
+    assert "&lt;script&gt;" in text
+
+
+def test_a_machine_with_one_gpu_or_none_has_a_page_too() -> None:
+    for count, said in ((0, "<b>0</b><span>GPUs<"), (1, "<b>1</b><span>GPU<")):
+        devices = (Device("cpu0", "cpu"), *(Device(f"gpu{i}", "gpu") for i in range(count)))
+        text = write_page(gather_report(Topology("small", devices, ()), 1))
+        assert read(text).sections == ["machine", "findings"] and said in text
+
+
+@pytest.mark.parametrize("name", ["dgx-a100:128", "mesh:32x32"])
+def test_a_thousand_gpus_are_drawn_as_a_few(name: str) -> None:
+    drawn = collapse(preset(name))
+    assert drawn.left_out is not None
+    assert len(find_cables(drawn.topology)) <= MOST_CABLES
+    assert len(drawn.topology.ranks) <= 64
+
+
+def test_a_thousand_gpus_make_a_page_of_less_than_a_thousand_lines() -> None:
+    page = read(write_page(gather_report(preset("dgx-a100:128"), 1)))
+    assert page.drawn < 1000
+    assert page.sections == ["machine", "findings", "allreduce"]
+
+
+def test_more_gpus_than_usual_are_planned_for_where_there_is_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(gather, "_LARGE_RANKS", 2)
+    monkeypatch.setattr(gather, "_PLANNED_RANKS", 4)
+    (section,) = gather_report(preset("ring:6"), 1).sections
+    assert section.plan is None and "topo-report --time-limit 60 has one" in str(section.missing)
+    monkeypatch.setattr(gather, "_LARGE_PLAN_S", 1)
+    (section,) = gather_report(preset("ring:6"), 1).sections
+    assert section.plan is not None and section.missing is None
+
+
+def test_alike_hosts_are_drawn_once_where_all_of_them_could_not_be_read(tmp_path: Path) -> None:
+    names = [
+        f"{kind}{i}" for kind in ("GPU", "NIC") for i in range(8)
+    ]  # each GPU with a NIC below two PCIe switches
+    rows = [
+        [
+            a,
+            *(
+                "X"
+                if a == b
+                else "NV18"
+                if a[:3] == b[:3] == "GPU"
+                else "PXB"
+                if a[3] == b[3]
+                else "NODE"
+                for b in names
+            ),
+        ]
+        for a in names
+    ]
+    (tmp_path / "host.txt").write_text(
+        "\n".join("\t".join(row) for row in [["", *names], *rows]), encoding="utf-8"
+    )
+    page = write_machine(join_hosts([resolve(str(tmp_path / "host.txt"))] * 2))
+    found = re.search(r'<svg style="min-width:(\d+)px" width="(\d+)"', page)
+    assert found is not None and int(found[1]) > int(found[2]) / 2
+    assert "one box of each kind is drawn: there are 2 like that of host0/gpu0" in page
+    assert ">x16<" in page  # as in topo-probe's table
+
+
+def test_boxes_that_differ_are_both_drawn() -> None:
+    machine = preset("dgx-a100:8")
+    # The links of one GPU of the last box to its NVSwitches are half as wide.
+    slow = machine.ranks[-1]
+    switch = {d.id for d in machine.devices if d.family == "nvswitch"}
+    links = tuple(
+        replace(x, bandwidth_GBps=x.bandwidth_GBps / 2)
+        if slow in (x.src, x.dst) and switch & {x.src, x.dst}
+        else x
+        for x in machine.links
+    )
+    drawn = collapse(replace(machine, links=links))
+    assert len(drawn.topology.ranks) == 16
+    assert slow in drawn.topology.ranks
+    assert "7 like that of gpu0" in str(drawn.left_out)
+
+
+def test_small_machines_are_drawn_whole() -> None:
+    for name in ("dgx1", "dgx-a100:2", "pcie-2socket", "torus:8x8"):
+        machine = preset(name)
+        assert collapse(machine).topology is machine
+
+
+@pytest.mark.parametrize("name", ["allreduce", "allgather", "reduce-scatter"])
+def test_stock_ring_costs_what_its_schedule_costs(name: str) -> None:
+    for machine in (
+        merge_nvswitches(preset("dgx-a100:2")),
+        preset("pcie-2socket"),
+        preset("dgx1"),
+        preset("ring:5"),
+    ):
+        collective = Collective(name, len(machine.ranks))
+        schedule = build_ring(collective, machine, find_order(machine))
+        verify(schedule, machine)
+        cost = costs_between_gpus(schedule, machine, [1])[0]
+        ring = StockRing(collective, machine)
+        for size in (1 << 10, 1 << 30):
+            assert ring.time_s(size) == pytest.approx(cost.time_s(size))
+
+
+def test_rank_order_is_kept_where_it_has_routes() -> None:
+    assert find_order(preset("dgx-a100")) == tuple(range(8))
+    order = find_order(preset("dgx1"))
+    assert order != tuple(range(8))
+    assert sorted(order) == list(range(8))
+
+
+def test_curves_hold_every_point_and_the_bound() -> None:
+    points = tuple((1 << bits, float(bits)) for bits in range(10, 20))
+    text = draw_curves("a <title>", [Curve("plan", "plan", points)], ("bound", 25.0), alone=True)
+    assert "a &lt;title&gt;" in text
+    line = re.search(r'<polyline[^>]*points="([^"]*)"', text)
+    assert line is not None
+    numbers = [float(x) for x in line[1].split()]
+    assert len(numbers) == 2 * len(points)
+    assert numbers[0::2] == sorted(numbers[0::2])
+    assert numbers[1::2] == sorted(numbers[1::2], reverse=True)
+
+
+def test_a_timeline_draws_the_first_ranks_alone(plans: Callable[..., str]) -> None:
+    plan = Plan.load(plans("switch:4"))
+    schedule = plan.entry_for(1 << 20).schedule
+    times = predict_times(schedule, plan.topology, 1 << 20)
+    text = draw_timeline("timeline", times, 4)
+    assert [f"rank {rank}</text>" in text for rank in range(5)] == [True] * 4 + [False]
+    links = draw_links("links", times, plan.topology)
+    gpu, switch = (
+        plan.topology.ranks[0],
+        next(d.id for d in plan.topology.devices if d.kind == "switch"),
+    )
+    shares = [int(x) for x in re.findall(r"(\d+)%</text>", links)]
+    assert f"{gpu} &gt; {switch}" in links and len(shares) == 8 == 2 * len(plan.topology.ranks)
+    assert shares == sorted(shares, reverse=True) and 0 < shares[0] <= 100
+    many = [replace(time, src=time.src + 4 * i) for i in range(8) for time in times]
+    text = draw_timeline("timeline", many, 32)
+    assert f"rank {MOST_ROWS - 1}</text>" in text
+    assert f"rank {MOST_ROWS}</text>" not in text
+
+
+def test_ways_make_up_the_whole_buffer(plans: Callable[..., str]) -> None:
+    plan = Plan.load(plans("dgx1", "allreduce", "packing"))
+    schedule = as_sent(plan.entries[-1].schedule.uncut, plan.topology)
+    ways = list_ways(schedule)
+    assert sum(way.share for way in ways) == 1
+    text = draw_way(plan.topology, ways[0])
+    assert text.count("<circle") == 8
+    report_plan(plan, "plan.json", 1)
+
+
+def test_the_bridged_box_is_reported() -> None:
+    path = INPUTS / "ncv4-bridged.topology.xml"
+    if not path.exists():
+        pytest.skip("the recorded machine is not here")
+    from topoplan.topo.resolve import resolve
+
+    text = write_page(gather_report(resolve(str(path)), 4))
+    assert read(text).sections[:3] == ["machine", "findings", "allreduce"]
+    assert "24 GB/s" in text
+
+
+def test_topo_synth_plots_the_plan(tmp_path: Path) -> None:
+    target = tmp_path / "curves.svg"
+    asked = (
+        "--collective",
+        "allreduce",
+        "--topology",
+        "ring:4",
+        "--strategy",
+        "ring",
+        "--plot",
+        str(target),
+    )
+    done = run_module("topoplan.cli.synth", *asked)
+    assert done.returncode == 0, done.stderr
+    text = target.read_text(encoding="utf-8")
+    assert text.count("<polyline") == 2
+    assert "bound: " in text
+    assert run_module("topoplan.cli.synth", *asked).returncode == 2
+
+
+def test_measured_rows_are_plotted_and_a_bound_of_another_machine_is_not() -> None:
+    def row(size: int, plan_us: float | None, fraction: float | None) -> BenchRow:
+        return BenchRow(
+            size, "ring", plan_us, 2.0 * size, None, None, 0.001, 0.002, fraction, 0, None, 0.0
+        )
+
+    near = draw_rows("allreduce", [row(1 << bits, float(1 << bits), 0.5) for bits in range(10, 14)])
+    assert near.count("<polyline") == 2
+    assert "bound: 0.002" in near
+    far = draw_rows("allreduce", [row(1024, 1024.0, 1e-6)])
+    assert "bound: " not in far
+    assert "<svg" in draw_rows("allreduce", [])

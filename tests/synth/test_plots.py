@@ -1,0 +1,102 @@
+"""Pictures of fronts, of rates between pairs and of the lab's rows: each says in SVG what its
+figures are.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from xml.etree import ElementTree
+
+from topoplan.cli import probe, synth
+from topoplan.runtime.lab.report.bars import draw_bars
+from topoplan.runtime.lab.report.results import RunResult
+from topoplan.synth.pictures.heat_map import MOST_GPUS, draw_heat_map
+from topoplan.topo.presets import preset
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def read_titles(picture: str, element: str) -> list[str]:
+    """What is told where one points at elements of a kind."""
+    root = ElementTree.fromstring(picture)
+    return [
+        title.text or ""
+        for mark in root.iter(SVG + element)
+        for title in mark.findall(SVG + "title")
+    ]
+
+
+def test_a_front_is_drawn_with_what_is_impossible_and_the_bound(tmp_path: Path) -> None:
+    target = tmp_path / "front.svg"
+    asked = [
+        "--collective",
+        "allgather",
+        "--topology",
+        "dgx1",
+        "--pareto",
+        "--plot",
+        str(target),
+        "--json",
+    ]
+    assert synth.main(asked) == 0
+    picture = target.read_text("utf-8")
+    dots = [
+        title
+        for title in read_titles(picture, "circle")
+        if "fewest steps" in title or "at the bound" in title
+    ]
+    assert any(
+        "2 chunks, 2 steps, 3 rounds: feasible, fewest steps" in title for title in dots
+    )  # SCCL, table 4
+    assert any(
+        "6 chunks, 3 steps, 7 rounds: feasible" in title and "at the bound" in title
+        for title in dots
+    )
+    assert all("infeasible" in title for title in read_titles(picture, "path"))
+    assert "the bound: 7/6" in picture
+    assert synth.main(asked) == 2, "it is there already"
+
+
+def test_the_rates_of_all_pairs_are_squares(tmp_path: Path) -> None:
+    target = tmp_path / "rates.svg"
+    assert probe.main(["dgx1", "--format", "heat-map", "-o", str(target)]) == 0
+    told = read_titles(target.read_text("utf-8"), "rect")
+    # 4 neighbours each, of which 2 are joined by two links
+    assert Counter(title.split(": ")[1] for title in told) == {"50 GB/s": 16, "25 GB/s": 16}
+    assert "gpu0 -> gpu4: 50 GB/s" in told
+
+
+def test_measured_rates_come_before_declared_ones() -> None:
+    topology = preset("ring:3")
+    pairs = [
+        {"src": "gpu0", "dst": "gpu1", "GBps": 0.5},
+        {"src": "gpu1", "dst": "gpu0", "GBps": 0.25},
+    ]
+    measured = replace(topology, extra={"measured": {"over": "gloo", "pairs": pairs}})
+    picture = draw_heat_map(measured, alone=True)
+    assert read_titles(picture, "rect") == ["gpu0 -> gpu1: 0.5 GB/s", "gpu1 -> gpu0: 0.25 GB/s"]
+    assert "as measured" in picture
+
+
+def test_a_thousand_gpus_are_drawn_in_part_and_it_is_said() -> None:
+    picture = draw_heat_map(preset("switch:1000"), alone=True)
+    assert len(read_titles(picture, "rect")) == MOST_GPUS * (MOST_GPUS - 1)
+    assert "the first 128 of 1000 GPUs" in picture
+
+
+def test_an_epoch_that_takes_twice_as_long_has_a_bar_twice_as_long() -> None:
+    rows = [
+        RunResult("slow", 4, "stock", "", 1.0, 0.9),
+        RunResult("slow", 4, "plan <fast>", "packing", 1.0, 0.45),
+        RunResult("slow", 4, "gather", reason="no helper", failed=True),
+    ]
+    picture = draw_bars("Lab", rows, alone=True)
+    lengths = [
+        float(x) for x in re.findall(r'class="f[ps]" x="190" y="[\d.]+" width="([\d.]+)"', picture)
+    ]
+    assert lengths[0] == 2 * lengths[1]
+    assert "2.00x stock" in picture and "failed: no helper" in picture
+    assert read_titles(picture, "rect")[1] == "plan <fast>: 0.450 s, packing"

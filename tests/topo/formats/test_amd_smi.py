@@ -1,0 +1,200 @@
+"""What rocm-smi and amd-smi print of the links between GPUs is read; texts of other tools are
+refused by name.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+
+from topoplan.topo.doctor import list_findings
+from topoplan.topo.errors import InputError
+from topoplan.topo.formats.detect import read_topology_text
+from topoplan.topo.graph import Topology
+from topoplan.topo.resolve import resolve
+
+ADDRESSES = [f"0000:{i}1:00.0" for i in range(1, 5)]
+
+
+def table(title: str, names: list[str], cell: Callable[[int, int], str]) -> str:
+    """A table of all pairs, as both tools print it."""
+    lines = [title, " " * 13 + " ".join(names)]
+    lines += [
+        " ".join([name, *(cell(i, j) for j in range(len(names)))]) for i, name in enumerate(names)
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def rocm_smi(far: str = "XGMI", hops: int = 1, nodes: tuple[int, ...] = (0, 0, 1, 1)) -> str:
+    """Four GPUs: xGMI in two pairs, `far` between the pairs; NUMA nodes by GPU, none printed where
+    there are none.
+    """
+    names = [f"GPU{i}" for i in range(4)]
+    text = "===== ROCm System Management Interface =====\n"
+    text += table(
+        "== Hops between two GPUs ==",
+        names,
+        lambda i, j: "0" if i == j else "1" if i ^ 1 == j else f"{hops}",
+    )
+    text += table(
+        "== Link Type between two GPUs ==",
+        names,
+        lambda i, j: "0" if i == j else "XGMI" if i ^ 1 == j else far,
+    )
+    text += "===== Numa Nodes =====\n"
+    text += "".join(f"GPU[{i}]\t\t: (Topology) Numa Node: {node}\n" for i, node in enumerate(nodes))
+    return text + "===== End of ROCm SMI Log =====\n"
+
+
+def amd_smi(bandwidth: str = "") -> str:
+    """Four GPUs by their addresses, xGMI between each two, and bandwidths if there are any."""
+    text = table("ACCESS TABLE:", ADDRESSES, lambda i, j: "ENABLED")
+    text += table("HOPS TABLE:", ADDRESSES, lambda i, j: str(int(i != j)))
+    text += table("LINK TYPE TABLE:", ADDRESSES, lambda i, j: "SELF" if i == j else "XGMI")
+    return text + (
+        table("NUMA BW TABLE:", ADDRESSES, lambda i, j: "N/A" if i == j else bandwidth)
+        if bandwidth
+        else ""
+    )
+
+
+def read(text: str) -> Topology:
+    return read_topology_text(text, "amd.txt")
+
+
+def counted(topology: Topology) -> tuple[dict[str, int], dict[str, int]]:
+    """Devices and cables by kind."""
+    cables = Counter(link.kind for link in topology.links)
+    return dict(Counter(d.kind for d in topology.devices)), {
+        kind: n // 2 for kind, n in cables.items()
+    }
+
+
+def notes(topology: Topology) -> str:
+    return "\n".join(topology.extra["notes"])
+
+
+def test_rocm_smi_gives_xgmi_links_and_numa_nodes() -> None:
+    machine = read(rocm_smi())
+    assert counted(machine) == ({"gpu": 4, "cpu": 2}, {"xgmi": 6, "pcie": 4, "smp": 1})
+    assert [machine.by_id[gpu].numa_node for gpu in machine.ranks] == [0, 0, 1, 1]
+    assert "one xGMI link of 50 GB/s is assumed for each" in notes(machine)
+    assert list_findings(machine) == ()
+
+
+def test_pcie_and_indirect_xgmi_are_no_links_between_two_gpus() -> None:
+    for text in (rocm_smi("PCIE", 3), rocm_smi("XGMI", 2)):
+        assert counted(read(text)) == ({"gpu": 4, "cpu": 2}, {"xgmi": 2, "pcie": 4, "smp": 1})
+
+
+def test_without_numa_nodes_hops_over_pcie_tell_cpus_apart() -> None:
+    machine = read(rocm_smi("PCIE", 3, ()))
+    assert counted(machine) == ({"gpu": 4, "cpu": 2}, {"xgmi": 2, "pcie": 4, "smp": 1})
+    assert {d.numa_node for d in machine.devices} == {None}
+    assert "at most two PCIe hops between them are taken to be on one CPU" in notes(machine)
+
+
+def test_amd_smi_gives_addresses_and_where_it_prints_them_bandwidths() -> None:
+    plain, told = read(amd_smi()), read(amd_smi("50000-100000"))
+    assert counted(plain) == counted(told) == ({"gpu": 4}, {"xgmi": 6})
+    assert [d.bus_id for d in told.devices] == ADDRESSES
+    assert {(str(link.bandwidth_GBps), link.count) for link in told.links} == {("100", 2)}
+    assert "assumed" not in notes(told)
+    assert {str(link.source) for link in plain.links} == {"assumed: xGMI links of an MI250"}
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (("GPU1 1 0 1 1", "GPU1 1 0 1"), "line 5: the row of GPU1 has 3 cells for 4 columns"),
+        (("Link Type between", "Something of"), "no table of link types"),
+        (
+            ("GPU2 GPU3\nGPU0 0 XGMI", "GPU2 GPU4\nGPU0 0 XGMI"),
+            "line 9: a table of other GPUs than the first",
+        ),
+    ],
+)
+def test_a_damaged_text_is_refused_with_the_line(damage: tuple[str, str], reason: str) -> None:
+    text = rocm_smi()
+    assert damage[0] in text
+    with pytest.raises(InputError, match=f"amd.txt: {reason}"):
+        read(text.replace(*damage))
+
+
+def test_wherever_a_text_breaks_off_it_is_read_or_refused_in_one_line() -> None:
+    text = rocm_smi()
+    for end in range(0, len(text), 13):
+        try:
+            read(text[:end])
+        except InputError as error:
+            assert "\n" not in str(error)
+
+
+@pytest.mark.parametrize(
+    "name", ["amd-smi/amd-smi-topology-8gpu.txt", "amd-smi/rocm-smi-showtopo-8gpu-xgmi.txt"]
+)
+def test_public_texts_of_eight_gpus_are_a_mesh(
+    name: str, more_inputs: Callable[[str], Path]
+) -> None:
+    machine = resolve(str(more_inputs(name)))
+    assert {(x.src, x.dst) for x in machine.links if x.kind == "xgmi"} >= set(
+        combinations(machine.ranks, 2)
+    )
+    assert len(machine.ranks) == 8
+    assert {x.bandwidth_GBps for x in machine.links if x.kind == "xgmi"} == {64}
+    assert sum(d.kind == "cpu" for d in machine.devices) in (0, 2)
+    assert list_findings(machine) == ()
+
+
+# -- texts of other tools
+# ----------------------------------------------------------------------------------------------
+
+OTHERS = {
+    '<?xml version="1.0" ?>\n<!DOCTYPE nvidia_smi_log SYSTEM '
+    '"x.dtd">\n<nvidia_smi_log>': "nvidia-smi -q -x.*topo -m",
+    "==============NVSMI LOG==============\n\nTimestamp : now": "nvidia-smi -q.*topo -m",
+    "+-----+\n| NVIDIA-SMI 550.54   Driver Version: 550.54 |": "table of GPUs.*topo -m",
+    "GPU 0: NVIDIA H100 (UUID: GPU-1)\nGPU 1: NVIDIA H100 (UUID: GPU-2)\n": "nvidia-smi -L.*topo "
+    "-m",
+    '<graphs version="1">\n<graph id="0">': "a graph file.*NCCL_TOPO_DUMP_FILE.*topo-judge",
+    "hca_id:\tmlx5_0\n\ttransport:\tInfiniBand (0)\n": "ibv_devinfo.*topo -m",
+    "CA 'mlx5_0'\n\tCA type: MT4129\n": "ibstat.*topo -m",
+    "00:00.0 Host bridge: Intel Corporation Device 09a2\n": "lspci.*/sys and /proc",
+    "-[0000:00]-+-00.0  Intel Corporation Device\n": "lspci.*/sys and /proc",
+    "box:1:1 [0] NCCL INFO Bootstrap : Using eth0\n": "a log of NCCL or "
+    "RCCL.*NCCL_TOPO_DUMP_FILE.*topo-judge",
+    "# nThread 1 nGpus 8 minBytes 8 maxBytes 1024\n": "nccl-tests.*topo-judge",
+    "ROCk module is loaded\n=====\nHSA Agents\n": "rocminfo.*rocm-smi --showtopo",
+    "===== ROCm System Management Interface =====\n==== Concise Info "
+    "====\n": "AMD's table.*rocm-smi --showtopo",
+    '[{"gpu": 0, "links": []}]': "list in JSON.*amd-smi topology",
+    "Machine (503GB total)\n": "lstopo's text for people",
+}
+
+
+@pytest.mark.parametrize("text", OTHERS)
+def test_what_other_tools_print_is_refused_by_name_with_what_to_give_instead(text: str) -> None:
+    with pytest.raises(InputError, match=f"^other.txt: .*{OTHERS[text]}") as caught:
+        read_topology_text(text, "other.txt")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"BZh9garbage",
+        b"\x1f\x8b\x08junk",
+        b"\xfd7zXZ\x00junk",
+        b"\0" * 257 + b"ustar" + b"\xff" * 300,
+    ],
+)
+def test_a_bad_archive_is_refused_in_one_line(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "machine.tar"
+    path.write_bytes(content)
+    with pytest.raises(InputError, match="pack the captured folder again") as caught:
+        resolve(str(path))
+    assert "\n" not in str(caught.value)

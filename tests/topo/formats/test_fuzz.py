@@ -1,0 +1,63 @@
+"""Damaged inputs: every reader gives a topology that can be written again or one clear line, within
+1 GiB and 10 s each.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import patience
+import pytest
+
+from topoplan.topo.errors import InputError
+from topoplan.topo.formats.detect import read_topology_text
+from topoplan.topo.resolve import resolve
+
+FUZZ = Path(__file__).parents[2] / "fuzz_readers.py"
+# Inputs a reader: 1,090 in all. `python tests/fuzz_readers.py READER COUNT` goes on for as long as
+# one likes.
+INPUTS = {"json": 300, "nccl-xml": 300, "hwloc-xml": 300, "smi": 150, "sysfs": 40}
+
+
+@pytest.mark.parametrize("reader", INPUTS)
+def test_damaged_inputs_give_a_topology_or_one_line(reader: str) -> None:
+    command = [sys.executable, str(FUZZ), reader, str(INPUTS[reader])]
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=patience.seconds(280)
+    )
+    assert done.returncode == 0, done.stdout[-1000:] + done.stderr[-3000:]
+    assert done.stdout == f"{reader}: {INPUTS[reader]} inputs\n"
+
+
+LAUGHS = "".join(f'<!ENTITY l{i} "{f"&l{i - 1};" * 10}">' for i in range(1, 12))
+ATTACKS = {
+    "billion laughs": f'<!DOCTYPE system [<!ENTITY l0 "ha">{LAUGHS}]><system '
+    'version="1">&l11;</system>',
+    "billion laughs in hwloc": "<!DOCTYPE topology [<!ENTITY l0 "
+    f'"ha">{LAUGHS}]><topology>&l11;</topology>',
+    "external entity": '<!DOCTYPE system [<!ENTITY x SYSTEM "file:///etc/passwd">]><system '
+    'version="&x;"/>',
+    "parameter entity": '<!DOCTYPE topology [<!ENTITY % x SYSTEM "http://localhost/x.dtd"> '
+    "%x;]><topology/>",
+    "quadratic blow-up": "<!DOCTYPE system [<!ENTITY a "
+    f'"{"a" * 50_000}">]><system>{"&a;" * 50_000}</system>',
+}
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_entities_are_refused_before_they_unfold(attack: str) -> None:
+    with pytest.raises(InputError, match="declares") as caught:
+        read_topology_text(ATTACKS[attack], "attack.xml")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("start", ["<system>", '{"devices": [', "\tGPU0\tGPU1\n", "<topology>", ""])
+def test_a_file_of_100_MB_is_refused_unread(start: str, tmp_path: Path) -> None:
+    file = tmp_path / "large"
+    with file.open("wb") as out:
+        out.write(start.encode())
+        out.truncate(100 * 2**20)
+    with pytest.raises(InputError, match="larger than 16 MiB"):
+        resolve(str(file))

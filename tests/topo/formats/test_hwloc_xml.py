@@ -1,0 +1,1082 @@
+"""Reading hwloc's XML: recorded and written machines, all three versions, random PCI trees, hostile
+files.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from thorough import count_examples
+
+from topoplan.synth.bounds.any_way import bound
+from topoplan.synth.ir.collective import Collective
+from topoplan.topo.doctor import list_findings
+from topoplan.topo.errors import InputError
+from topoplan.topo.facts import keys as fact_keys
+from topoplan.topo.facts import load_facts
+from topoplan.topo.formats.hwloc_xml import read
+from topoplan.topo.formats.safe_xml import parse_xml
+from topoplan.topo.graph import Topology
+from topoplan.topo.matrix import find_ways
+
+V100, MI250, CONNECTX = "[10de:1db8]", "[1002:740c]", "[15b3:101b]"
+BRIDGE = "0604 [10b5:9781] [10b5:9781] b0"
+GEN3, GEN4 = "15.753846", "31.507692"
+
+
+# -- writing small machines
+# ----------------------------------------------------------------------------------------
+
+
+def obj(kind: str, *inside: str, **attributes: object) -> str:
+    text = "".join(f' {key}="{value}"' for key, value in attributes.items())
+    return f'<object type="{kind}"{text}>{"".join(inside)}</object>'
+
+
+def info(name: str, value: str) -> str:
+    return f'<info name="{name}" value="{value}"/>'
+
+
+def pci(address: str, kind: str, *inside: str, speed: str = GEN3, **attributes: object) -> str:
+    type_ = f"{kind} [0000:0000] a1"
+    return obj(
+        "PCIDev", *inside, pci_busid=address, pci_type=type_, pci_link_speed=speed, **attributes
+    )
+
+
+def osdev(name: str, code: int, *inside: str, **attributes: object) -> str:
+    return obj("OSDev", *inside, name=name, osdev_type=code, **attributes)
+
+
+def bridge(address: str, *inside: str, speed: str = GEN3) -> str:
+    buses = "0000:[01-ff]"
+    return obj(
+        "Bridge",
+        *inside,
+        bridge_type="1-1",
+        bridge_pci=buses,
+        pci_busid=address,
+        pci_type=BRIDGE,
+        pci_link_speed=speed,
+    )
+
+
+def host_bridge(*inside: str, buses: str = "0000:[00-ff]") -> str:
+    return obj("Bridge", *inside, bridge_type="0-1", bridge_pci=buses)
+
+
+def package(number: int, *inside: str, gp: int = 0) -> str:
+    cpuset, nodeset = f"0x{15 << 4 * number:08x}", f"0x{1 << number:08x}"
+    about = (
+        info("CPUVendor", "GenuineIntel")
+        + info("CPUFamilyNumber", "6")
+        + info("CPUModelNumber", "85")
+    )
+    node = obj("NUMANode", os_index=number, cpuset=cpuset, nodeset=nodeset)
+    return obj(
+        "Package",
+        about,
+        node,
+        *inside,
+        os_index=number,
+        cpuset=cpuset,
+        nodeset=nodeset,
+        gp_index=gp or 900 + number,
+    )
+
+
+def topology(*inside: str, after: str = "", version: str | None = "2.0") -> str:
+    head = f' version="{version}"' if version else ""
+    dtd = "hwloc2.dtd" if version else "hwloc.dtd"
+    machine = obj(
+        "Machine",
+        info("Architecture", "x86_64"),
+        *inside,
+        os_index=0,
+        cpuset="0x000000ff",
+        nodeset="0x00000003",
+    )
+    return (
+        f'<?xml version="1.0" encoding="UTF-8"?>\n<!DOCTYPE topology SYSTEM "{dtd}">\n'
+        f"<topology{head}>\n{machine}\n{after}</topology>\n"
+    )
+
+
+def matrix(name: str, objects: list[str], rows: list[list[int]]) -> str:
+    values = " ".join(str(value) for row in rows for value in row)
+    return (
+        f'<distances2hetero nbobjs="{len(objects)}" kind="25" name="{name}">'
+        f'<indexes length="9">{" ".join(objects)} </indexes><u64values length="9">{values} '
+        "</u64values></distances2hetero>"
+    )
+
+
+def gpus_below(
+    count: int, first: int = 0, ids: str = V100, tool: str = "nvml", model: str = "Tesla V100"
+) -> str:
+    """GPUs on a host bridge, with the gp_index 100 + i and their tool's 200 + i."""
+    return host_bridge(
+        *(
+            pci(
+                f"0000:{16 + i:02x}:00.0",
+                f"0302 {ids}",
+                osdev(f"{tool}{i}", 5, info("GPUModel", model), gp_index=200 + i),
+                gp_index=100 + i,
+            )
+            for i in range(first, first + count)
+        )
+    )
+
+
+def linked(
+    rows: list[list[int]],
+    objects: list[str] | None = None,
+    name: str = "NVLinkBandwidth",
+    **gpus: str,
+) -> str:
+    """Two packages with two GPUs each, and a matrix of their links."""
+    objects = objects or [f"OSDev:{200 + i}" for i in range(4)]
+    parts = [package(number, gpus_below(2, 2 * number, **gpus)) for number in range(2)]
+    return topology(*parts, after=matrix(name, objects, rows))
+
+
+def ring_of(value: int) -> list[list[int]]:
+    return [
+        [1_000_000 if i == j else value if abs(i - j) in (1, 3) else 0 for j in range(4)]
+        for i in range(4)
+    ]
+
+
+def links_of(found: Topology, kind: str) -> dict[tuple[str, str], tuple[float, int]]:
+    return {
+        (x.src, x.dst): (float(x.bandwidth_GBps), x.count) for x in found.links if x.kind == kind
+    }
+
+
+def kinds(found: Topology) -> Counter[str]:
+    return Counter(device.family or device.kind for device in found.devices)
+
+
+def notes(found: Topology) -> str:
+    return "\n".join(found.extra.get("notes", ()))
+
+
+# -- recorded
+# ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def recorded_dgx2(recorded: Callable[[str], Path]) -> Topology:
+    path = recorded("hwloc/nvidiaDGX2.xml")
+    return read(path.read_text(), str(path))
+
+
+def test_the_recorded_dgx2_has_its_gpus_switches_and_links(recorded_dgx2: Topology) -> None:
+    found = recorded_dgx2
+    assert kinds(found) == {"gpu": 16, "cpu": 2, "pcie": 12, "nvswitch": 12}
+    assert found.ranks == tuple(f"gpu{i}" for i in range(16))
+    assert [found.by_id[gpu].numa_node for gpu in found.ranks] == [0] * 8 + [1] * 8
+    assert (
+        found.by_id["gpu0"].bus_id == "0000:34:00.0"
+        and found.by_id["gpu15"].bus_id == "0000:e7:00.0"
+    )
+    sorts = Counter((link.kind, link.bandwidth_GBps, link.count) for link in found.links)
+    assert sorts == {
+        ("nvlink", 25, 1): 192,
+        ("nvlink", 200, 8): 12,
+        ("pcie", 12, 1): 56,
+        ("smp", 10, 1): 2,
+    }
+    for rank, gpu in enumerate(found.ranks):
+        own = {f"nvswitch{i}" for i in (range(6) if rank < 8 else range(6, 12))}
+        assert {n for n in found.out_neighbours[gpu] if n.startswith("nv")} == own
+    assert found.is_symmetric
+    assert found.source == "hwloc XML, version 3.0"
+
+
+def test_the_recorded_dgx2_hangs_gpus_on_its_pcie_switches_two_by_two(
+    recorded_dgx2: Topology,
+) -> None:
+    parents = links_of(recorded_dgx2, "pcie")
+    assert (("gpu0", "pci-0000:32:00.0") in parents) and (("gpu1", "pci-0000:32:00.0") in parents)
+    assert ("pci-0000:32:00.0", "pci-0000:2c:00.0") in parents and (
+        "pci-0000:2c:00.0",
+        "cpu0",
+    ) in parents
+    assert ("pci-0000:d8:00.0", "cpu1") in parents
+
+
+def test_between_the_two_boards_of_the_dgx2_links_are_assumed_and_noted(
+    recorded_dgx2: Topology,
+) -> None:
+    joined = {
+        (x.src, x.dst): x
+        for x in recorded_dgx2.links
+        if x.src == "nvswitch0" and x.dst.startswith("nvswitch")
+    }
+    assert list(joined) == [("nvswitch0", "nvswitch6")]
+    assert str(joined["nvswitch0", "nvswitch6"].source).startswith("assumed")
+    assert "two groups of 6 and 6 with no link between them in the file" in notes(recorded_dgx2)
+
+
+def test_the_recorded_dgx2_bounds_allreduce_by_its_nvlinks_and_pcie(
+    recorded_dgx2: Topology,
+) -> None:
+    assert bound(Collective("allreduce", 16), recorded_dgx2).algbw_GBps == Fraction(16, 30) * (
+        150 + 12
+    )
+
+
+def test_the_recorded_dgx2_keeps_facts(recorded_dgx2: Topology) -> None:
+    facts = load_facts(recorded_dgx2.extra, "dgx2")
+    assert facts.get_text("gpu/3", fact_keys.GPU_UUID) == "GPU-76965b61-2da3-d640-e0fd-94e26018d1e8"
+    assert facts.get_text("gpu/3", fact_keys.GPU_NAME) == "Tesla V100-SXM3-32GB-H"
+    assert (
+        facts.get_text("gpu/3", fact_keys.GPU_BUS_ID) == "0000:3b:00.0"
+        and facts.get_source("gpu/3", fact_keys.GPU_BUS_ID) == "hwloc XML"
+    )
+    assert facts.get_text("pci/0000:3b:00.0", fact_keys.PCI_CLASS) == "0x030200"
+    assert facts.get_text("pci/0000:3b:00.0", fact_keys.PCI_ROOT) == "pci0000:2b"
+    assert facts.get_texts("pci/0000:3b:00.0", fact_keys.PCI_BRIDGES)[0] == "0000:2b:00.0"
+    assert facts.get_text("pci/0000:2b:00.0", fact_keys.PCI_VENDOR) == "0x8086"
+    assert (
+        facts.get_text("numa/1", fact_keys.NUMA_CPUS) == "24-25"
+        and facts.get_number("numa/1", fact_keys.NUMA_SOCKET) == 1
+    )
+    assert Topology.loads(recorded_dgx2.dumps()) == recorded_dgx2
+
+
+# -- the three versions
+# --------------------------------------------------------------------------------------------
+
+VERSION_1 = """<?xml version="1.0" encoding="UTF-8"?>
+<!DOCTYPE topology SYSTEM "hwloc.dtd">
+<topology>
+  <object type="Machine" os_index="0" cpuset="0x000000ff" nodeset="0x00000003">
+    <info name="Architecture" value="x86_64"/><info name="HostName" value="old"/>
+    <distances nbobjs="2" relative_depth="1" latency_base="10.000000">
+      <latency value="1.0"/><latency value="2.1"/><latency value="2.1"/><latency value="1.0"/>
+    </distances>
+    <object type="NUMANode" os_index="0" cpuset="0x0000000f" nodeset="0x00000001" local_memory="1">
+      <object type="Socket" os_index="4" cpuset="0x0000000f" nodeset="0x00000001">
+        <info name="CPUVendor" value="GenuineIntel"/><info name="CPUFamilyNumber" value="6"/>
+        <info name="CPUModelNumber" value="63"/><info name="CPUModel" value="Intel Xeon E5-2683 v3"/>
+      </object>
+      <object type="Bridge" os_index="0" bridge_type="0-1" depth="0" bridge_pci="0000:[00-0d]">
+        <object type="Bridge" os_index="16" bridge_type="1-1" depth="1" bridge_pci="0000:[01-05]" pci_busid="0000:00:01.0"
+          pci_type="0604 [8086:2f02] [8086:0000] 02" pci_link_speed="7.876923">
+          <object type="PCIDev" os_index="4096" pci_busid="0000:02:00.0" pci_type="0302 [10de:1094] [00de:0088] a1"
+            pci_link_speed="15,753846"><object type="OSDev" name="cuda1" osdev_type="5"/></object>
+          <object type="PCIDev" os_index="8192" pci_busid="0000:03:00.0" pci_type="0c06 [15b3:1011] [15b3:0013] 00"
+            pci_link_speed="7.876923"><object type="OSDev" name="ib0" osdev_type="2"/>
+            <object type="OSDev" name="mlx5_0" osdev_type="3"><info name="Port1State" value="4"/>
+              <info name="NodeGUID" value="f452:1403"/></object></object>
+        </object>
+        <object type="PCIDev" os_index="9" pci_busid="0000:05:03.0" pci_type="0300 [102b:0532] [00d9:0062] 0a"
+          pci_link_speed="0.000000"/>
+      </object>
+    </object>
+    <object type="NUMANode" os_index="1" cpuset="0x000000f0" nodeset="0x00000002" local_memory="1">
+      <object type="Socket" os_index="5" cpuset="0x000000f0" nodeset="0x00000002"/>
+      <object type="Bridge" os_index="2" bridge_type="0-1" depth="0" bridge_pci="0000:[80-84]">
+        <object type="PCIDev" os_index="528384" pci_busid="0000:81:00.0" pci_type="0302 [10de:1094] [00de:0088] a1"
+          pci_link_speed="0.000000"><object type="OSDev" name="cuda0" osdev_type="5"/></object>
+        <object type="PCIDev" os_index="528386" pci_busid="0000:82:00.0" pci_type="0200 [8086:1521] [00d9:0021] 01"
+          pci_link_speed="2.000000"><object type="OSDev" name="eth0" osdev_type="2"><info name="Address" value="aa:bb"/>
+          </object></object>
+      </object>
+    </object>
+  </object>
+</topology>
+"""
+
+
+def test_version_1_with_numa_nodes_in_the_tree_is_read_whole() -> None:
+    found = read(VERSION_1, "old.xml")
+    assert (found.name, found.source) == ("old", "hwloc XML, version 1")
+    assert kinds(found) == {"gpu": 2, "cpu": 2, "pcie": 1, "nic": 2}
+    assert [found.by_id[gpu].bus_id for gpu in found.ranks] == [
+        "0000:81:00.0",
+        "0000:02:00.0",
+    ]  # cuda0, cuda1
+    cpu = found.by_id["cpu0"]
+    assert cpu.numa_node == 0
+    assert cpu.extra == {
+        "arch": "x86_64",
+        "vendor": "GenuineIntel",
+        "name": "Intel Xeon E5-2683 v3",
+        "familyid": "6",
+        "modelid": "63",
+        "cpus": "0-3",
+        "socket": 4,
+    }
+    assert links_of(found, "smp") == {("cpu0", "cpu1"): (6, 1), ("cpu1", "cpu0"): (6, 1)}
+    up = {
+        pair: rate
+        for pair, (rate, _) in links_of(found, "pcie").items()
+        if not pair[0].startswith("cpu")
+    }
+    assert up[("gpu1", "pci-0000:00:01.0")] == 12 and up[("pci-0000:00:01.0", "cpu0")] == 6
+    assert up[("mlx5_0", "pci-0000:00:01.0")] == 6
+    assert up[("gpu0", "cpu1")] == 12 and up[("eth0", "cpu1")] == 1.5
+    assert "gpu0: no pci_link_speed on its way up; taken as PCIe Gen3 x16" in notes(found)
+
+
+def test_a_card_is_named_after_its_rdma_device_with_interfaces_ports_and_state() -> None:
+    found = read(VERSION_1, "old.xml")
+    card = found.by_id["mlx5_0"]
+    assert card.kind == "nic" and card.numa_node == 0
+    assert card.extra["interfaces"] == ["ib0"] and card.extra["state"] == "4: ACTIVE"
+    assert card.extra["Port1State"] == "4" and card.extra["NodeGUID"] == "f452:1403"
+    assert found.by_id["eth0"].extra["Address"] == "aa:bb"
+    facts = load_facts(found.extra, "old")
+    assert (
+        facts.get_text("rdma/mlx5_0", fact_keys.RDMA_BUS_ID)
+        == facts.get_text("net/ib0", fact_keys.NET_BUS_ID)
+        == "0000:03:00.0"
+    )
+    assert facts.get_number("rdma/mlx5_0", fact_keys.RDMA_PORTS) == 1
+    assert facts.get_text("host", fact_keys.HOST_NAME) == "old"
+
+
+def test_devices_of_one_numa_node_below_two_host_bridges_are_told_apart() -> None:
+    parts = [
+        host_bridge(
+            pci(f"0000:{bus}:00.0", f"0302 {V100}", osdev(f"nvml{i}", 5)),
+            buses=f"0000:[{bus}-{bus}]",
+        )
+        for i, bus in enumerate(("17", "65"))
+    ]
+    found = read(topology(package(0, *parts)), "box.xml")
+    assert [found.by_id[gpu].extra["root"] for gpu in found.ranks] == ["pci0000:17", "pci0000:65"]
+    assert find_ways(found)[0][1].label == "NODE"
+
+
+@pytest.mark.parametrize(
+    ("version", "gpu_code", "net_code", "rdma_code"), [("2.0", 5, 2, 3), ("3.0", 12, 16, 32)]
+)
+def test_versions_2_and_3_differ_in_the_codes_of_devices_only(
+    version: str, gpu_code: int, net_code: int, rdma_code: int
+) -> None:
+    card = pci(
+        "0000:21:00.0",
+        f"0207 {CONNECTX}",
+        osdev("ib0", net_code),
+        osdev("mlx5_0", rdma_code),
+        speed=GEN4,
+    )
+    gpu = pci("0000:20:00.0", f"0302 {V100}", osdev("nvml0", gpu_code))
+    found = read(
+        topology(package(0, host_bridge(gpu, card)), package(1), version=version), "box.xml"
+    )
+    assert kinds(found) == {"gpu": 1, "cpu": 2, "nic": 1}
+    assert found.by_id["mlx5_0"].extra["interfaces"] == ["ib0"]
+    assert links_of(found, "pcie")["mlx5_0", "cpu0"] == (24, 1)
+    assert links_of(found, "smp")["cpu0", "cpu1"] == (10, 1)
+    assert found.source == f"hwloc XML, version {version}"
+
+
+def test_a_version_to_come_is_read_as_the_last_known_and_noted() -> None:
+    found = read(topology(package(0, gpus_below(1)), version="4.1"), "box.xml")
+    assert "version 4.1 is not known; read as version 3" in notes(found)
+
+
+# -- which devices are GPUs
+# ----------------------------------------------------------------------------------------
+
+
+def test_gpus_come_in_the_order_of_their_tool() -> None:
+    order = [3, 0, 2, 1, 10]
+    parts = [
+        pci(f"0000:{16 + i:02x}:00.0", f"0302 {V100}", osdev(f"nvml{n}", 5))
+        for i, n in enumerate(order)
+    ]
+    found = read(topology(package(0, host_bridge(*parts))), "box.xml")
+    assert [found.by_id[gpu].bus_id for gpu in found.ranks] == [
+        f"0000:{b}:00.0" for b in ("11", "13", "12", "10", "14")
+    ]
+    assert [found.by_id[gpu].extra["osdevs"] for gpu in found.ranks] == [
+        [f"nvml{n}"] for n in sorted(order)
+    ]
+
+
+def test_gpus_without_a_tool_come_in_the_order_of_their_addresses() -> None:
+    parts = [pci(f"{domain}:05:00.0", f"0302 {V100}") for domain in ("10000", "0001", "0000")]
+    found = read(topology(package(0, host_bridge(*parts))), "box.xml")
+    assert [found.by_id[g].bus_id for g in found.ranks] == [
+        "0000:05:00.0",
+        "0001:05:00.0",
+        "10000:05:00.0",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "speed", "inside", "is_gpu"),
+    [
+        ("0300 [1a03:2000]", "0.5", osdev("card0", 1), False),  # ASPEED, a management controller
+        ("0300 [102b:0532]", "0", "", False),  # Matrox
+        ("0300 [1002:515e]", "0.2", osdev("card0", 1), False),  # ATI ES1000: conventional PCI
+        ("0300 [10de:11ba]", "0", "", True),
+        ("0302 [1002:740c]", "0", "", True),
+        ("0380 [1002:740c]", GEN4, "", True),
+        ("1200 [1002:74a1]", GEN4, "", True),
+        ("0380 [8086:0bd5]", GEN4, osdev("ze0", 5), True),
+        ("0300 [8086:3e92]", "0", osdev("card0", 1), False),
+        (
+            "0000 [0000:0000]",
+            "0",
+            osdev("nvml0", 5),
+            True,
+        ),  # a configuration space that could not be read
+        ("0680 [10de:1ac2]", "1.0", "", False),
+        ("0b40 [8086:225c]", GEN3, osdev("mic0", 5), False),
+    ],
+)
+def test_display_adapters_of_management_controllers_are_no_gpus(
+    kind: str, speed: str, inside: str, is_gpu: bool
+) -> None:
+    found = read(
+        topology(package(0, host_bridge(pci("0000:05:00.0", kind, inside, speed=speed)))), "box.xml"
+    )
+    assert len(found.ranks) == is_gpu
+
+
+@pytest.mark.parametrize(
+    ("address", "ids"), [("0000:05:00.0", "1002:515e"), ("0000:05:03.0", "1002:4750")]
+)
+def test_a_vga_chip_on_the_board_is_no_rank_where_the_file_has_no_speeds_at_all(
+    address: str, ids: str
+) -> None:
+    chip = bridge(
+        "0000:00:1e.0", pci(address, f"0300 [{ids}]", osdev("card0", 1), speed="0"), speed="0"
+    )
+    gpu = pci("0000:06:00.0", "0302 [1002:740c]", speed="0")
+    found = read(topology(package(0, host_bridge(chip, gpu))), "box.xml")
+    assert [found.by_id[g].bus_id for g in found.ranks] == ["0000:06:00.0"]
+    assert f"{address}: a display adapter of AMD (ATI) without PCI Express; it is no rank" in notes(
+        found
+    )
+
+
+def test_gpus_of_different_makers_get_a_warning() -> None:
+    both = (
+        pci("0000:05:00.0", f"0302 {V100}", osdev("nvml0", 5)),
+        pci("0000:06:00.0", "0302 [1002:740c]", osdev("rsmi0", 5)),
+    )
+    found = read(topology(package(0, host_bridge(*both))), "box.xml")
+    assert "GPUs of different makers: neither NCCL nor RCCL makes one allreduce of them" in notes(
+        found
+    )
+    assert "mixed-makers" in [finding.what for finding in list_findings(found)]
+
+
+def test_a_gpu_that_nvml_does_not_list_is_no_rank_but_noted() -> None:
+    hidden = host_bridge(pci("0000:99:00.0", f"0302 {V100}"))
+    found = read(topology(package(0, gpus_below(2), hidden)), "box.xml")
+    assert len(found.ranks) == 2
+    assert "0000:99:00.0: a display adapter or GPU that NVML does not list; it is no rank" in notes(
+        found
+    )
+
+
+def test_a_machine_without_gpus_is_shown_with_a_note() -> None:
+    found = read(topology(package(0), package(1)), "box.xml")
+    assert found.ranks == () and kinds(found) == {"cpu": 2}
+    assert "no GPUs: the file lists none" in notes(found)
+
+
+def test_a_gpu_that_stands_nowhere_on_pci_is_read_with_an_assumed_link() -> None:
+    found = read(topology(package(0), osdev("nvml0", 5, info("NVIDIAUUID", "GPU-1"))), "box.xml")
+    assert found.by_id["gpu0"].bus_id is None and found.by_id["gpu0"].extra["uuid"] == "GPU-1"
+    assert links_of(found, "pcie")["gpu0", "cpu0"] == (12, 1)
+    assert "gpu0: the file does not say where on PCI it is" in notes(found)
+
+
+# -- NUMA nodes and machines
+# ---------------------------------------------------------------------------------------
+
+
+def test_memory_without_cpus_is_no_cpu_though_hwloc_gives_it_the_near_ones() -> None:
+    memory = obj(
+        "NUMANode",
+        info("PCIBusID", "0000:10:00.0"),
+        os_index=255,
+        cpuset="0x0000000f",
+        nodeset="0x80000000",
+        subtype="GPUMemory",
+    )
+    found = read(topology(memory, package(0, gpus_below(1)), package(1)), "box.xml")
+    assert [d.id for d in found.devices if d.kind == "cpu"] == ["cpu0", "cpu1"]
+    assert found.by_id["cpu0"].extra["cpus"] == "0-3"
+    assert load_facts(found.extra, "box").get_number("gpu/0", fact_keys.GPU_OWN_NUMA_NODE) == 255
+
+
+def test_a_device_below_the_whole_machine_hangs_on_the_first_cpu_and_this_is_noted() -> None:
+    found = read(topology(package(0), package(1), gpus_below(1)), "box.xml")
+    assert ("gpu0", "cpu0") in links_of(found, "pcie") and found.by_id["gpu0"].numa_node is None
+    assert "gpu0: NUMA node not known nearer; taken to hang on cpu0" in notes(found)
+
+
+def test_without_numa_nodes_there_is_one_cpu() -> None:
+    found = read(topology(gpus_below(2)), "box.xml")
+    assert [d.id for d in found.devices if d.kind == "cpu"] == ["cpu0"]
+    assert "no NUMA node is listed" in notes(found)
+
+
+def test_several_machines_in_one_file_stand_apart_and_this_is_noted() -> None:
+    one = obj("Machine", package(0, gpus_below(2)), cpuset="0x0000000f")
+    text = f"<topology>{obj('System', one, one)}</topology>"
+    found = read(text, "two.xml")
+    assert found.ranks == ("host0/gpu0", "host0/gpu1", "host1/gpu0", "host1/gpu1")
+    assert kinds(found) == {"gpu": 4, "cpu": 2}
+    assert "2 machines: in one file, which does not say what joins them" in notes(found)
+
+
+# -- PCI links
+# -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("told", "GBps"),
+    [
+        (GEN3, 12),
+        (GEN4, 24),
+        ("63.015385", 48),
+        ("121.000000", 96),
+        ("7.876923", 6),
+        ("3.938462", 3),
+        ("8.000000", 6),
+        ("0.984615", 0.75),
+    ],
+)
+def test_a_raw_rate_counts_as_the_generation_and_width_that_it_stands_for(
+    told: str, GBps: float
+) -> None:
+    found = read(
+        topology(package(0, host_bridge(pci("0000:05:00.0", f"0302 {V100}", speed=told)))),
+        "box.xml",
+    )
+    assert links_of(found, "pcie")["gpu0", "cpu0"] == (GBps, 1)
+
+
+@pytest.mark.parametrize("placeholder", ["0.246154", "0.250000"])
+def test_placeholders_of_virtual_machines_are_left_out_of_account(placeholder: str) -> None:
+    gpu = pci("0000:05:00.0", f"0302 {V100}", speed=placeholder)
+    found = read(
+        topology(package(0, host_bridge(bridge("0000:00:01.0", gpu, speed=GEN4)))), "box.xml"
+    )
+    assert links_of(found, "pcie")["gpu0", "cpu0"] == (24, 1)
+    gpu = pci("0000:05:00.0", f"0302 {V100}", speed=GEN4)
+    below = read(
+        topology(package(0, host_bridge(bridge("0000:00:01.0", gpu, speed=placeholder)))), "box.xml"
+    )
+    assert links_of(below, "pcie")["gpu0", "cpu0"] == (24, 1)
+    assert all("placeholder of virtual machines" in notes(x) for x in (found, below))
+
+
+def test_a_link_that_was_idle_and_a_rate_that_is_none_are_noted() -> None:
+    idle = pci("0000:05:00.0", f"0302 {V100}", speed="4.000000")
+    odd = pci("0000:06:00.0", f"0302 {V100}", speed="5.5")
+    found = read(topology(package(0, host_bridge(idle, odd))), "box.xml")
+    assert "0000:05:00.0: its PCIe link was at 2.5 GT/s x16 when hwloc looked" in notes(found)
+    assert "0000:06:00.0: pci_link_speed 5.5 GB/s is none of PCIe's; left out of account" in notes(
+        found
+    )
+    assert links_of(found, "pcie")["gpu1", "cpu0"] == (12, 1)
+
+
+@pytest.mark.parametrize(
+    ("told", "idle"), [("2.000000", True), ("1.969231", False), ("15.753846", False)]
+)
+def test_a_bridge_at_rest_above_a_gpu_that_can_do_more_is_noted(told: str, idle: bool) -> None:
+    gpu = pci("0000:05:00.0", f"0302 {V100}", speed=GEN3)
+    found = read(
+        topology(package(0, host_bridge(bridge("0000:00:01.0", gpu, speed=told)))), "box.xml"
+    )
+    assert (
+        "0000:00:01.0: its PCIe link was at 2.5 GT/s x8 when hwloc looked, and GPUs below declare 8"
+        in notes(found)
+    ) == idle
+
+
+def test_a_file_without_any_speeds_has_the_gpus_of_amd_all_the_same() -> None:
+    card = pci("0000:05:00.0", "0300 [1002:66a1]", osdev("card0", 1), speed="0")
+    nic = pci("0000:06:00.0", f"0207 {CONNECTX}", osdev("mlx4_0", 3), speed="{}")
+    for speed, gpus in (("0", 1), (GEN3, 0)):
+        found = read(topology(package(0, host_bridge(card, nic.format(speed)))), "box.xml")
+        assert len(found.ranks) == gpus
+
+
+def test_ports_of_one_adapter_are_noted_to_share_its_link() -> None:
+    card = pci("0000:21:00.0", f"0207 {CONNECTX}", osdev("mlx4_0", 3), osdev("mlx4_1", 3))
+    found = read(topology(package(0, host_bridge(card))), "box.xml")
+    assert "mlx4_0 and mlx4_1: ports of one adapter" in notes(found)
+
+
+@dataclass
+class Part:
+    """A bridge (with parts below), a GPU or a NIC of a random tree; `lanes` is (generation,
+    width).
+    """
+
+    kind: str
+    lanes: tuple[int, int]
+    below: list[Part] = field(default_factory=list)
+    address: str = ""
+
+
+RAW = {1: 0.25, 2: 0.5, 3: 128 / 130, 4: 256 / 130, 5: 512 / 130, 6: 7.5625}
+COUNTED = {1: 15, 2: 30, 3: 60, 4: 120, 5: 240, 6: 480}
+
+some_lanes = st.tuples(st.integers(1, 6), st.sampled_from((4, 8, 16)))
+leaves = st.builds(Part, st.sampled_from(("gpu", "nic")), some_lanes)
+parts_of_a_tree = st.recursive(
+    leaves,
+    lambda below: st.builds(Part, st.just("bridge"), some_lanes, st.lists(below, max_size=3)),
+    max_leaves=8,
+)
+trees = st.lists(st.lists(parts_of_a_tree, max_size=3), min_size=1, max_size=3)
+
+
+def number(parts: list[Part], buses: Iterator[int]) -> Iterator[Part]:
+    for part in parts:
+        part.address = f"0000:{next(buses):02x}:00.0"
+        yield part
+        yield from number(part.below, buses)
+
+
+def written(part: Part, ranks: dict[str, int], version: str) -> str:
+    generation, width = part.lanes
+    speed = f"{RAW[generation] * width:.6f}"
+    if part.kind == "bridge":
+        return bridge(part.address, *(written(x, ranks, version) for x in part.below), speed=speed)
+    if part.kind == "gpu":
+        inside = osdev(f"nvml{ranks[part.address]}", 12 if version == "3.0" else 5)
+        return pci(part.address, f"0302 {V100}", inside, speed=speed)
+    return pci(
+        part.address,
+        f"0200 {CONNECTX}",
+        osdev(f"eth-{part.address}", 16 if version == "3.0" else 2),
+        speed=speed,
+    )
+
+
+def expected(
+    part: Part, names: dict[str, str]
+) -> tuple[str, Fraction, dict[tuple[str, str], Fraction]] | None:
+    """Top device of a part's tree, what its way up carries, and all links further down; None where
+    nothing hangs there.
+    """
+    generation, width = part.lanes
+    own = Fraction(width * COUNTED[generation], 80)
+    if part.kind != "bridge":
+        return names[part.address], own, {}
+    below = [told for told in (expected(x, names) for x in part.below) if told is not None]
+    if len(below) <= 1:
+        return (below[0][0], min(own, below[0][1]), below[0][2]) if below else None
+    switch = f"pci-{part.address}"
+    links = {(top, switch): rate for top, rate, _ in below}
+    for _, _, further in below:
+        links |= further
+    return switch, own, links
+
+
+@settings(max_examples=count_examples(150))
+@given(trees, st.sampled_from(("2.0", "3.0")), st.randoms(use_true_random=False))
+def test_random_pci_trees_read_back_with_their_devices_switches_and_rates(
+    roots: list[list[Part]], version: str, random: object
+) -> None:
+    every = list(number([x for root in roots for x in root], iter(range(1, 256))))
+    gpus = [x.address for x in every if x.kind == "gpu"]
+    random.shuffle(gpus)  # type: ignore[attr-defined]
+    ranks = {address: i for i, address in enumerate(gpus)}
+    names = {address: f"gpu{i}" for address, i in ranks.items()}
+    names |= {x.address: f"eth-{x.address}" for x in every if x.kind == "nic"}
+    packages = [
+        package(i, host_bridge(*(written(x, ranks, version) for x in root))) if root else package(i)
+        for i, root in enumerate(roots)
+    ]
+    found = read(topology(*packages, version=version), "random.xml")
+    wanted: dict[tuple[str, str], Fraction] = {}
+    for i, root in enumerate(roots):
+        for told in (expected(x, names) for x in root):
+            if told is not None:
+                wanted |= {(told[0], f"cpu{i}"): told[1]} | told[2]
+    up = {(x.src, x.dst): x.bandwidth_GBps for x in found.links if x.kind == "pcie"}
+    assert up == wanted | {(b, a): rate for (a, b), rate in wanted.items()}
+    assert [found.by_id[gpu].bus_id for gpu in found.ranks] == gpus
+    assert {d.id for d in found.devices if d.kind == "nic"} == {
+        n for n in names.values() if n.startswith("eth")
+    }
+    assert {d.id for d in found.devices if d.kind == "switch"} == {
+        b for _, b in wanted if b.startswith("pci")
+    }
+
+
+# -- NVLink and xGMI
+# -----------------------------------------------------------------------------------------------
+
+
+def test_a_matrix_of_nvlinks_gives_links_at_its_rates_and_counts() -> None:
+    found = read(linked(ring_of(50_000)), "box.xml")
+    assert links_of(found, "nvlink") == {
+        (f"gpu{i}", f"gpu{j}"): (50, 2) for i in range(4) for j in ((i + 1) % 4, i - 1 & 3)
+    }
+
+
+@pytest.mark.parametrize(
+    ("model", "MBps", "count"),
+    [("Tesla P100-SXM2", 40_000, 2), ("Tesla P100", 100_000, 5), ("H100", 450_000, 18)],
+)
+def test_links_are_counted_by_what_one_carries_in_that_gpu(
+    model: str, MBps: int, count: int
+) -> None:
+    found = read(linked(ring_of(MBps), model=model), "box.xml")
+    assert links_of(found, "nvlink")["gpu0", "gpu1"] == (MBps / 1000, count)
+
+
+def test_gpus_may_be_named_by_their_pci_function_and_in_a_plain_matrix() -> None:
+    text = linked(ring_of(25_000), objects=[f"PCIDev:{100 + i}" for i in range(4)])
+    plain = text.replace("PCIDev:", "").replace("distances2hetero", "distances2")
+    assert read(text, "a.xml").links == read(plain, "a.xml").links
+    assert len(links_of(read(text, "a.xml"), "nvlink")) == 8
+
+
+def test_values_are_directed_and_a_difference_is_noted() -> None:
+    rows = ring_of(25_000)
+    rows[0][1], rows[2][1] = 50_000, 0
+    found = read(linked(rows), "box.xml")
+    nvlinks = links_of(found, "nvlink")
+    expected = {("gpu0", "gpu1"): (50, 2), ("gpu1", "gpu0"): (25, 1), ("gpu1", "gpu2"): (25, 1)}
+    assert expected.items() <= nvlinks.items()
+    assert ("gpu2", "gpu1") not in nvlinks
+    assert "differs by direction: gpu0 -> gpu1 50000 MB/s, back 25000" in notes(found)
+
+
+def test_power9_links_its_gpus_to_the_package_they_are_in() -> None:
+    rows = [
+        [0 if i == j else 75_000 if {i, j} in ({0, 1}, {2, 3}) else 0 for j in range(6)]
+        for i in range(6)
+    ]
+    for gpu, cpu in ((0, 4), (1, 4), (2, 5), (3, 5)):
+        rows[gpu][cpu] = rows[cpu][gpu] = 75_000
+    memory = [
+        obj("NUMANode", os_index=255 - i, cpuset="0x000000ff", subtype="GPUMemory")
+        for i in range(4)
+    ]
+    parts = [package(i, gpus_below(2, 2 * i), gp=900 + i) for i in range(2)]
+    objects = [*(f"OSDev:{200 + i}" for i in range(4)), "Package:900", "Package:901"]
+    text = topology(*memory, *parts, after=matrix("NVLinkBandwidth", objects, rows)).replace(
+        "x86_64", "ppc64le"
+    )
+    found = read(text.replace("GenuineIntel", "IBM"), "power9.xml")
+    assert kinds(found) == {"gpu": 4, "cpu": 2}
+    nvlinks = links_of(found, "nvlink")
+    assert len(nvlinks) == 12 and set(nvlinks.values()) == {(75, 3)}
+    assert (
+        ("gpu1", "cpu0") in nvlinks
+        and ("cpu1", "gpu2") in nvlinks
+        and ("gpu0", "cpu1") not in nvlinks
+    )
+    assert links_of(found, "smp")["cpu0", "cpu1"] == (32, 1)
+
+
+def test_xgmi_links_have_the_rate_told_but_a_way_through_others_is_no_link() -> None:
+    hops = matrix(
+        "XGMIHops",
+        [f"OSDev:{200 + i}" for i in range(4)],
+        [[abs(i - j) for j in range(4)] for i in range(4)],
+    )
+    rows = [
+        [1_000_000 if i == j else 50_000 * (1 + (i + j) % 4) for j in range(4)] for i in range(4)
+    ]
+    text = linked(rows, name="XGMIBandwidth", ids=MI250, tool="rsmi", model="MI250").replace(
+        "</topology>", hops + "</topology>"
+    )
+    found = read(text, "amd.xml")
+    assert links_of(found, "xgmi") == {
+        ("gpu0", "gpu1"): (100, 1),
+        ("gpu1", "gpu2"): (200, 1),
+        ("gpu2", "gpu3"): (100, 1),
+        ("gpu1", "gpu0"): (100, 1),
+        ("gpu2", "gpu1"): (200, 1),
+        ("gpu3", "gpu2"): (100, 1),
+    }
+    assert "gpu0 - gpu2" in notes(found) and "2 hops apart; no link" in notes(found)
+
+
+def test_the_constant_that_hwloc_writes_for_every_xgmi_link_is_noted() -> None:
+    rows = [[1_000_000 if i == j else 100_000 for j in range(4)] for i in range(4)]
+    found = read(linked(rows, name="XGMIBandwidth", ids=MI250, tool="rsmi"), "amd.xml")
+    assert len(links_of(found, "xgmi")) == 12
+    assert "says 100 GB/s of every link, which hwloc writes whatever the link" in notes(found)
+
+
+def test_parts_of_a_gpu_share_its_xgmi_links() -> None:
+    parts = [
+        pci(
+            f"0000:0{i}:00.0",
+            "1200 [1002:74a0]",
+            *(osdev(f"rsmi{2 * i + k}", 5, gp_index=10 * i + k) for k in (0, 1)),
+        )
+        for i in (1, 2)
+    ]
+    objects = [f"OSDev:{10 * i + k}" for i in (1, 2) for k in (0, 1)]
+    rows = [[1_000_000 if i == j else 100_000 for j in range(4)] for i in range(4)]
+    after = matrix("XGMIBandwidth", objects, rows)
+    found = read(topology(package(0, host_bridge(*parts)), after=after), "mi300a.xml")
+    assert links_of(found, "xgmi") == {("gpu0", "gpu1"): (100, 1), ("gpu1", "gpu0"): (100, 1)}
+    assert "says 100 GB/s of every link" in notes(found)
+
+
+def with_switches(groups: list[tuple[list[int], list[int]]], joined: bool = False) -> Topology:
+    """GPUs (by index) linked to all switches (by index) of their group; `joined` links switches 0
+    and 1 in the file.
+    """
+    gpus, count = 4, 1 + max(s for _, switches in groups for s in switches)
+    switches = [
+        pci(f"0000:{64 + i:02x}:00.0", "0680 [10de:1ac2]", gp_index=300 + i, speed="1.0")
+        for i in range(count)
+    ]
+    rows = [[0] * (gpus + count) for _ in range(gpus + count)]
+    for members, own in groups:
+        for gpu in members:
+            for switch in own:
+                rows[gpu][gpus + switch] = rows[gpus + switch][gpu] = 25_000
+    if joined:
+        rows[gpus][gpus + 1] = rows[gpus + 1][gpus] = 100_000
+    objects = [
+        *(f"OSDev:{200 + i}" for i in range(gpus)),
+        *(f"PCIDev:{300 + i}" for i in range(count)),
+    ]
+    text = topology(
+        package(0, gpus_below(gpus), host_bridge(*switches)),
+        after=matrix("NVLinkBandwidth", objects, rows),
+    )
+    return read(text, "switched.xml")
+
+
+def between_switches(found: Topology) -> dict[tuple[str, str], tuple[float, int]]:
+    return {
+        ends: told
+        for ends, told in links_of(found, "nvlink").items()
+        if all("nvswitch" in end for end in ends)
+    }
+
+
+def test_one_group_of_nvswitches_needs_no_links_between_them() -> None:
+    found = with_switches([([0, 1, 2, 3], [0, 1])])
+    assert kinds(found)["nvswitch"] == 2 and between_switches(found) == {}
+    assert len(links_of(found, "nvlink")) == 16 and notes(found) == ""
+
+
+def test_links_between_nvswitches_that_the_file_tells_are_taken_and_none_assumed() -> None:
+    found = with_switches([([0, 1], [0]), ([2, 3], [1])], joined=True)
+    assert between_switches(found) == {
+        ("nvswitch0", "nvswitch1"): (100, 4),
+        ("nvswitch1", "nvswitch0"): (100, 4),
+    }
+    assert "assumed" not in notes(found)
+
+
+def test_two_alike_groups_of_nvswitches_are_joined_by_all_that_their_gpus_bring() -> None:
+    found = with_switches([([0, 1], [0, 1]), ([2, 3], [2, 3])])
+    assert between_switches(found) == {
+        ends: (50, 2)
+        for a, b in (("nvswitch0", "nvswitch2"), ("nvswitch1", "nvswitch3"))
+        for ends in ((a, b), (b, a))
+    }
+
+
+def test_groups_of_nvswitches_that_do_not_match_are_left_apart_and_noted() -> None:
+    found = with_switches([([0, 1], [0, 1]), ([2, 3], [2])])
+    assert between_switches(found) == {}
+    assert "groups of 2 and 1 with no link between them in the file" in notes(found)
+
+
+def test_nvswitches_to_which_the_file_has_no_links_are_left_out_and_noted() -> None:
+    switch = pci("0000:40:00.0", "0680 [10de:1ac2]", gp_index=300)
+    found = read(topology(package(0, gpus_below(2), host_bridge(switch))), "box.xml")
+    assert kinds(found) == {"gpu": 2, "cpu": 1}
+    assert "1 NVSwitches: the file has no links to them" in notes(found)
+
+
+@pytest.mark.parametrize(
+    "change", [("OSDev:203", "OSDev:777"), ('name="NVLinkBandwidth"', 'name="Mine"')]
+)
+def test_a_matrix_of_unknown_objects_or_name_is_noted_and_skipped(change: tuple[str, str]) -> None:
+    found = read(linked(ring_of(25_000)).replace(*change), "box.xml")
+    assert links_of(found, "nvlink") == {} and "matrix" in notes(found)
+
+
+# -- bad files
+# -----------------------------------------------------------------------------------------------------
+
+GOOD = linked(ring_of(25_000))
+BOMB = '<!DOCTYPE topology [<!ENTITY a "ha"><!ENTITY b "&a;&a;&a;&a;&a;&a;&a;&a;">]><topology>&b;</topology>'
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (BOMB, "declares a DTD or entities"),
+        (
+            '<!DOCTYPE t [<!ENTITY e SYSTEM "file:///etc/passwd">]><topology>&e;</topology>',
+            "declares a DTD or entities",
+        ),
+        (
+            '<!DOCTYPE t SYSTEM "x" [<!ENTITY % e SYSTEM "file:///etc/passwd"> %e;]><topology/>',
+            "DTD or entities",
+        ),
+        ('<!DOCTYPE t SYSTEM "x" []><topology/>', "DTD or entities"),
+        ("<topology>" + " " * 100_000_000, "100000010 characters; more than"),
+        (
+            GOOD.replace("0 25000", "0 " + "25000 " * 200_000, 1),
+            "a text of more than 1048576 characters",
+        ),
+        ("<system/>", "expected <topology> as the outermost element"),
+        ("<topology/>", "has no <object>"),
+        (
+            "<topology version='x'><object type='Machine'/></topology>",
+            "version='x': expected one such as 2.0",
+        ),
+        (topology("<object type='Package'>" * 100 + "</object>" * 100), "nested deeper than 64"),
+        (GOOD.replace('nbobjs="4"', 'nbobjs="5"'), "nbobjs=5, 4 indexes and 16 values"),
+        (GOOD.replace('nbobjs="4"', 'nbobjs="99999"'), "expected a whole number from 1 to 512"),
+        (GOOD.replace('nbobjs="4"', 'nbobjs="-4"'), "expected a whole number from 1 to 512"),
+        (GOOD.replace(" 25000", " -25000", 1), "u64values hold '-25000'"),
+        (GOOD.replace(" 25000", " 1e9", 1), "u64values hold '1e9'"),
+        (GOOD.replace(" 25000", " " + "9" * 5000, 1), "u64values hold '9999"),
+        (GOOD.replace("OSDev:201", "OSDev:x"), "indexes hold 'OSDev:x'"),
+        (GOOD.replace("OSDev:201", "OSDev:200"), "indexes hold 'one twice'"),
+        (GOOD.replace(GEN3, "fast", 1), "pci_link_speed='fast'"),
+        (GOOD.replace(GEN3, "-1", 1), "pci_link_speed='-1'"),
+        (GOOD.replace(GEN3, "1e300", 1), "pci_link_speed='1e300'"),
+        (
+            GOOD.replace("0000:10:00.0", "10:00", 1),
+            "pci_busid='10:00': expected an address such as",
+        ),
+        (
+            GOOD.replace("0000:10:00.0", "0000:11:00.0", 1),
+            "pci_busid=0000:11:00.0: another device has this address",
+        ),
+        (GOOD.replace("0302 [10de:1db8]", "0302 10de", 1), "pci_type='0302 10de"),
+        (
+            GOOD.replace('gp_index="200"', 'gp_index="x"', 1),
+            "gp_index='x': expected a whole number",
+        ),
+        (
+            GOOD.replace('cpuset="0x0000000f"', 'cpuset="all"', 1),
+            "cpuset='all': expected hexadecimal words",
+        ),
+        (
+            GOOD.replace('cpuset="0x0000000f"', f'cpuset="{"f" * 70_000}"', 1),
+            "expected hexadecimal words",
+        ),
+        (
+            GOOD.replace('type="NUMANode" os_index="1"', 'type="NUMANode" os_index="0"'),
+            "another NUMA node has this",
+        ),
+    ],
+)
+def test_bad_files_are_refused_in_one_line(text: str, says: str) -> None:
+    with pytest.raises(InputError) as caught:
+        read(text, "box.xml")
+    message = str(caught.value)
+    assert (
+        says in message
+        and message.startswith("box.xml")
+        and "\n" not in message
+        and len(message) < 300
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (
+            topology(
+                package(
+                    0, host_bridge(pci("0000:05:00.0", "0200 [15b3:101b]", osdev("a", 2) * 50_000))
+                )
+            ),
+            "50000 network",
+        ),
+        (
+            topology(
+                *(
+                    obj("NUMANode", cpuset=f"0x{1 << i % 32:08x}" + ",0x0" * (i // 32))
+                    for i in range(600)
+                )
+            ),
+            "has 600 NUMA",
+        ),
+        (
+            f"<topology>{obj('System', *[obj('Machine')] * 50_000)}</topology>",
+            "holds 50000 machines; more than 512",
+        ),
+        (topology(package(0, *(osdev(f"nvml{i}", 5) for i in range(5000)))), "has 5000 GPUs"),
+    ],
+)
+def test_files_of_absurd_size_are_refused_in_one_line(text: str, says: str) -> None:
+    with pytest.raises(InputError) as caught:
+        read(text, "big.xml")
+    assert says in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_many_doubts_are_told_in_few_lines() -> None:
+    many = "".join(
+        pci(f"0000:{i >> 8 & 255:02x}:{i & 31:02x}.{i >> 5 & 7}", f"0302 {V100}")
+        for i in range(50_000)
+    )
+    found = read(topology(package(0, gpus_below(1), host_bridge(many))), "big.xml")
+    assert len(found.ranks) == 1 and len(found.extra["notes"]) < 10
+
+
+def test_a_document_type_is_never_fetched(tmp_path: Path) -> None:
+    (tmp_path / "a.dtd").write_text('<!ENTITY x "fetched">')
+    head = f'<!DOCTYPE topology SYSTEM "{(tmp_path / "a.dtd").as_uri()}">'
+    assert parse_xml(head + "<topology>plain</topology>", "a.xml", doctype=True).text == "plain"
+    with pytest.raises(InputError, match="undefined entity"):
+        parse_xml(head + "<topology>&x;</topology>", "a.xml", doctype=True)
+
+
+def test_a_format_without_document_types_refuses_them() -> None:
+    with pytest.raises(InputError, match="DTD or entities"):
+        parse_xml('<!DOCTYPE topology SYSTEM "hwloc.dtd"><topology/>', "a.xml")
+
+
+def test_texts_of_elements_are_kept_each_for_itself() -> None:
+    root = parse_xml("<a> x <b>1 2\n3</b> y&lt;<c/> </a>", "a.xml")
+    assert (root.text, [child.text for child in root]) == ("x  y<", ["1 2\n3", ""])
+
+
+@settings(max_examples=count_examples(150))
+@given(st.integers(0, len(GOOD.rstrip()) - 1))
+def test_a_file_cut_off_anywhere_is_refused_in_one_line(length: int) -> None:
+    with pytest.raises(InputError) as caught:
+        read(GOOD[:length], "cut.xml")
+    assert str(caught.value).startswith("cut.xml") and "\n" not in str(caught.value)
+
+
+@settings(max_examples=count_examples(300))
+@given(st.sampled_from((GOOD, VERSION_1)), st.data())
+def test_a_damaged_file_is_read_or_refused_in_one_line(text: str, data: st.DataObject) -> None:
+    for _ in range(data.draw(st.integers(1, 3))):
+        at = data.draw(st.integers(0, len(text) - 1))
+        text = (
+            text[:at]
+            + data.draw(st.sampled_from(("", "0", "9999999999", "-", "x", '"', "<", "\n")))
+            + text[at + 1 :]
+        )
+    try:
+        assert read(text, "damaged.xml").devices
+    except InputError as error:
+        assert "\n" not in str(error)

@@ -1,0 +1,823 @@
+"""What nvidia-smi prints, of every vintage, is read as the machine it describes, and written for
+any machine.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from random_graphs import graphs
+from thorough import count_examples
+
+from topoplan.topo.doctor import list_findings
+from topoplan.topo.errors import InputError
+from topoplan.topo.facts import Facts, load_facts
+from topoplan.topo.facts import keys as fact_keys
+from topoplan.topo.formats import smi
+from topoplan.topo.graph import Device, Link, Topology, both_ways
+from topoplan.topo.hardware import LATENCY_us
+from topoplan.topo.matrix import Ways
+from topoplan.topo.presets import PRESETS, preset
+
+UUID = "GPU-6968dfc2-d444-d92c-c36b-6abe53445cb{}"
+
+
+def matrix(labels: str, affinities: str = "", columns: str = "", names: str = "") -> str:
+    """Rows of labels (`X NV1 / NV1 X`) under GPU0, GPU1, ..., with the affinities of each (`0-3 0;
+    4-7 1`).
+    """
+    rows = [row.split() for row in labels.split("/")]
+    ends = [end.split() for end in affinities.split(";")] + [[]] * len(rows)
+    heads = names.split() or [f"GPU{i}" for i in range(len(rows[0]))]
+    lines = ["\t".join(["", *heads, *filter(None, columns.split("|"))])]
+    lines += [
+        "\t".join([name, *row, *end]) for name, row, end in zip(heads, rows, ends, strict=False)
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def alike(count: int, label: str, affinities: str = "", columns: str = "") -> str:
+    """A matrix in which all pairs have one label."""
+    rows = (" ".join("X" if i == j else label for j in range(count)) for i in range(count))
+    return matrix("/".join(rows), affinities, columns)
+
+
+def read(text: str) -> Topology:
+    return smi.read(text, "machine.txt")
+
+
+def notes(topology: Topology) -> str:
+    return "\n".join(topology.extra["notes"])
+
+
+def facts(topology: Topology) -> Facts:
+    return load_facts(topology.extra, "test")
+
+
+def devices(topology: Topology) -> dict[str, int]:
+    """How many there are of each kind, switches by their family."""
+    return dict(Counter(d.family or d.kind for d in topology.devices))
+
+
+def cables(topology: Topology) -> dict[tuple[str, int], int]:
+    """How many links there are of each kind and number of lanes, both directions counted as one."""
+    assert topology.is_symmetric
+    found = Counter((link.kind, link.count) for link in topology.links)
+    return {key: number // 2 for key, number in found.items()}
+
+
+def labels(topology: Topology) -> dict[tuple[str, str], str]:
+    ways, ends = Ways(topology), [d.id for d in topology.devices if d.kind in ("gpu", "nic")]
+    return {(a, b): ways.find_way(a, b).label for a in ends for b in ends if a != b}
+
+
+def refusal(text: str) -> str:
+    with pytest.raises(InputError) as caught:
+        read(text)
+    assert "\n" not in str(caught.value)
+    assert str(caught.value).startswith("machine.txt: ")
+    return str(caught.value)
+
+
+def check_written_text_comes_back(topology: Topology) -> Topology:
+    """The text of the topology that is read from its text is that text."""
+    text = smi.write(topology)
+    assert smi.looks_like(text)
+    back = read(text)
+    assert smi.write(back) == text
+    assert "nearest is taken" not in notes(back)
+    return back
+
+
+# -- recorded machines
+# -----------------------------------------------------------------------------------------------
+
+RECORDED: dict[str, tuple[dict[str, int], dict[tuple[str, int], int]]] = {
+    "smi/01-dgx1v-8xV100-mlx5x4_msccl-tools.txt": (
+        {"gpu": 8, "nic": 4, "pcie": 4, "cpu": 2},
+        {("pcie", 1): 16, ("nvlink", 1): 8, ("nvlink", 2): 8, ("smp", 1): 1},
+    ),
+    "smi/04-8xA100-nvswitch_stas00.txt": (
+        {"gpu": 8, "cpu": 2, "nvswitch": 1},
+        {("pcie", 1): 8, ("nvlink", 12): 8, ("smp", 1): 1},
+    ),
+    "smi/08-l40s-4gpu-2nic-2numa_warpem-miss-alignment-106.txt": (
+        {"gpu": 4, "nic": 2, "cpu": 2, "pcie": 1},
+        {("pcie", 1): 7, ("smp", 1): 1},
+    ),
+    "smi/09-pcie-8gpu-mlx5-2socket_lattice-quda-669.txt": (
+        {"gpu": 8, "nic": 1, "cpu": 2, "pcie": 6},
+        {("pcie", 1): 15, ("smp", 1): 1},
+    ),
+    "smi/12-2x5090-PHB-with-p2p-GNS_club-3090-1229.txt": ({"gpu": 2, "cpu": 1}, {("pcie", 1): 2}),
+    "smi/13-a100pcie-4gpu-one-bridge-missing-mlx5_k8s-device-plugin-436.txt": (
+        {"gpu": 4, "nic": 2, "cpu": 2, "pcie": 1},
+        {("pcie", 1): 7, ("nvlink", 12): 1, ("smp", 1): 1},
+    ),
+    "smi/19-7gpu-PIX-PHB-mlx4_find_string37354995983.txt": (
+        {"gpu": 7, "nic": 1, "cpu": 1, "pcie": 2},
+        {("pcie", 1): 10},
+    ),
+    "smi/20-single-P4-numa-NA_HAMi-99.txt": ({"gpu": 1, "cpu": 1}, {("pcie", 1): 1}),
+    "nvlink/h100pcie-pair_R.txt": ({"gpu": 2}, {("nvlink", 12): 1}),
+}
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_recorded_machines_have_the_devices_and_links_that_they_have(
+    name: str, recorded: Callable[[str], Path]
+) -> None:
+    text = recorded(name).read_text()
+    assert smi.looks_like(text)
+    machine = read(text)
+    assert (devices(machine), cables(machine)) == RECORDED[name]
+    assert "nearest is taken" not in notes(machine)
+    check_written_text_comes_back(machine)
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        (
+            "smi/06-p2p-matrices-OK-and-CNS_stas00.txt",
+            "line 8: a -p2p matrix says what GPUs may do",
+        ),
+        (
+            "smi/21-failed-topology-matrix_gvisor-14407.txt",
+            "line 2: nvidia-smi failed to run its matrix",
+        ),
+        ("nvlink/h100pcie-pair_s.txt", "which NVLinks are up, not where they end"),
+    ],
+)
+def test_recorded_texts_without_ways_are_refused(
+    name: str, reason: str, recorded: Callable[[str], Path]
+) -> None:
+    text = recorded(name).read_text()
+    assert smi.looks_like(text)
+    assert reason in refusal(text)
+
+
+def test_both_recorded_lists_of_nvlinks_together_give_links_and_rates(
+    recorded: Callable[[str], Path],
+) -> None:
+    pair = read("".join(recorded(f"nvlink/h100pcie-pair_{flag}.txt").read_text() for flag in "sR"))
+    assert pair.capacity_GBps["gpu0", "gpu1"] == 12 * 25
+    assert facts(pair).get_number("gpu/1/nvlink/15", fact_keys.NVLINK_SPEED_MBps) == 26562
+    assert facts(pair).get_text("gpu/1/nvlink/4", fact_keys.NVLINK_STATE) == "inactive"
+    assert facts(pair).get_text("gpu/0/nvlink/15", fact_keys.NVLINK_REMOTE_BUS_ID) == "0000:d5:00.0"
+    assert pair.by_id["gpu0"].bus_id == "0000:c2:00.0"
+    assert all("26.562 GB/s a link, 25 by the datasheet" in str(link.source) for link in pair.links)
+
+
+# -- vintages
+# --------------------------------------------------------------------------------------------------------
+
+
+def test_an_old_matrix_has_SOC_for_SYS_and_no_numa_nodes() -> None:
+    machine = read(matrix("X PIX SOC/PIX X SOC/SOC SOC X", "0-9; 0-9; 10-19", "CPU Affinity"))
+    assert devices(machine) == {"gpu": 3, "cpu": 2, "pcie": 1}
+    assert [d.numa_node for d in machine.devices if d.kind == "gpu"] == [0, 0, 1]
+    assert machine.by_id["cpu1"].extra["cpus"] == "10-19"
+    assert "numbered from 0" in notes(machine)
+    assert facts(machine).get_text("gpu/0/p2p/2", fact_keys.P2P_ANCESTOR) == "SYS"
+
+
+def test_numa_nodes_keep_their_numbers() -> None:
+    columns = "CPU Affinity|NUMA Affinity|GPU NUMA ID"
+    machine = read(matrix("X SYS/SYS X", "48-63,176-191 3 N/A; 16-31 1 5", columns))
+    assert {d.id: d.numa_node for d in machine.devices} == {
+        "gpu0": 3,
+        "gpu1": 1,
+        "cpu3": 3,
+        "cpu1": 1,
+    }
+    assert facts(machine).get_text("gpu/0", fact_keys.GPU_CPU_AFFINITY) == "48-63,176-191"
+    assert facts(machine).get_number("gpu/1", fact_keys.GPU_OWN_NUMA_NODE) == 5
+    assert facts(machine).get_reason("gpu/0", fact_keys.GPU_OWN_NUMA_NODE) == "not told"
+
+
+def test_a_gpu_near_several_numa_nodes_counts_with_the_first() -> None:
+    machine = read(matrix("X PHB/PHB X", "0-9 0-1; 0-9 0-1", "CPU Affinity|NUMA Affinity"))
+    assert machine.by_id["gpu1"].numa_node == 0
+    assert "GPU0, GPU1: near several NUMA nodes" in notes(machine)
+    assert facts(machine).get_text("gpu/0", fact_keys.GPU_NUMA_NODE) == "0-1"
+    check_written_text_comes_back(machine)
+
+
+def test_na_is_an_unknown_numa_node() -> None:
+    machine = read(
+        "\tGPU0\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\nGPU0\t X \t0-7\t\tN/A\t\tN/A\n"
+    )
+    assert {d.id: d.numa_node for d in machine.devices} == {"gpu0": None, "cpu0": None}
+    assert machine.by_id["cpu0"].extra["cpus"] == "0-7"
+
+
+def test_an_empty_cpu_affinity_does_not_shift_the_numa_node() -> None:
+    machine = read(
+        "\tGPU0\tGPU1\tCPU Affinity\tNUMA Affinity\nGPU0\tX\tSYS\t\t2\nGPU1\tSYS\tX\t\t4\n"
+    )
+    assert [machine.by_id[gpu].numa_node for gpu in machine.ranks] == [2, 4]
+
+
+def test_nics_are_called_as_the_legend_says() -> None:
+    text = matrix("X PIX/PIX X", "0-9 0", "CPU Affinity|NUMA Affinity", "GPU0 NIC0")
+    machine = read(text + "\nNIC Legend:\n\n  NIC0: mlx5_bond_0\n")
+    assert [(d.id, d.kind, d.numa_node) for d in machine.devices][:2] == [
+        ("gpu0", "gpu", 0),
+        ("mlx5_bond_0", "nic", 0),
+    ]
+    assert [d.id for d in read(text).devices][1] == "NIC0"
+    assert "mlx5_7" in read(text.replace("NIC0", "mlx5_7")).by_id
+
+
+def test_a_legend_that_gives_a_nic_the_name_of_a_gpu_is_not_followed() -> None:
+    machine = read(matrix("X PIX/PIX X", names="GPU0 NIC0") + "NIC Legend:\n NIC0: gpu0\n")
+    assert [d.id for d in machine.devices][:2] == ["gpu0", "NIC0"]
+    assert "NIC0 is called gpu0, as another device is" in notes(machine)
+
+
+@pytest.mark.parametrize(
+    "dressed",
+    [
+        lambda text: (
+            f"Some prose about GPU0.\n\n```bash\n$ nvidia-smi topo -m\n{text}```\nGPU0 and GPU1 "
+            "are near.\n"
+        ),
+        lambda text: "# nvidia-smi topo -m\n" + text.replace("\t", "    "),
+        lambda text: text.replace("GPU0\tGPU1\tCPU", "\x1b[4mGPU0\tGPU1\tCPU").replace(
+            "Affinity\n", "Affinity\x1b[0m\n"
+        ),
+        lambda text: text.replace("\n", "\r\n"),
+        lambda text: "".join(f"> {line}\n" for line in text.splitlines()),
+        lambda text: text.replace("\n", "\n\n"),
+        lambda text: "\n".join([text.split("\n")[0], *reversed(text.split("\n")[1:])]),
+        lambda text: (
+            f"a@box:~$ nvidia-smi topo -m\n{text}\nLegend:\n\n  X = Self\n\na@box:~$ nvidia-smi "
+            f"topo -m\n{text}"
+        ),
+        lambda text: text.replace("\tPIX", "\t    PIX").replace("X\t", "X \t"),
+    ],
+    ids=[
+        "fence",
+        "spaces",
+        "underlined",
+        "windows",
+        "quoted",
+        "spaced-out",
+        "rows-reversed",
+        "twice",
+        "mixed",
+    ],
+)
+def test_a_matrix_is_found_however_it_is_dressed(dressed: Callable[[str], str]) -> None:
+    text = matrix(
+        "X PIX SYS/PIX X SYS/SYS SYS X", "0-9 0; 0-9 0; 10-19 1", "CPU Affinity|NUMA Affinity"
+    )
+    assert smi.looks_like(dressed(text))
+    plain, found = read(text), read(dressed(text))
+    assert (found.devices, found.links, found.extra) == (plain.devices, plain.links, plain.extra)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "GPU", '{"format": "x"}', "<system/>", "a GPU0 is fast\n", "\x00" * 1000, "GPU " * 9999],
+)
+def test_other_texts_do_not_look_like_it_and_are_refused(text: str) -> None:
+    assert not smi.looks_like(text)
+    assert "no matrix found" in refusal(text)
+
+
+@pytest.mark.parametrize(
+    ("lost", "kept"),
+    [
+        ("NODE\tPIX", "NODEPIX"),
+        ("SYS\tSYS\t0-9", "SYSSYS0-9"),
+        ("NIC0\tNIC1", "NIC0NIC1"),
+        ("NIC1\tCPU", "NIC1CPU"),
+    ],
+)
+def test_tabs_that_were_lost_are_put_back_where_it_is_plain_where_they_were(
+    lost: str, kept: str
+) -> None:
+    rows = "X NV18 NODE PIX/NV18 X SYS SYS/NODE SYS X SYS/PIX SYS SYS X"
+    text = matrix(rows, "0-9 0; 0-9 1", "CPU Affinity|NUMA Affinity", "GPU0 GPU1 NIC0 NIC1")
+    assert lost in text
+    plain, found = read(text), read(text.replace(lost, kept))
+    assert (found.devices, found.links, found.extra) == (plain.devices, plain.links, plain.extra)
+
+
+@pytest.mark.parametrize(
+    "row", ["GPU1\tSYS\tX\tSYS\t0-9\n", "GPU1\tNV1812\tX\t0-9\n", "GPU1\tSYS\tX\tSYS\tSYS\tSYS\n"]
+)
+def test_cells_that_are_not_as_many_as_the_columns_are_refused_with_the_line(row: str) -> None:
+    text = matrix("X SYS SYS SYS", "0-9", "CPU Affinity", "GPU0 GPU1 NIC0 NIC1") + row + "\n"
+    assert "line 3: the row of GPU1 has " in refusal(text)
+    assert "for 4 columns; give the output as nvidia-smi printed it" in refusal(text)
+
+
+def test_equal_matrices_are_of_hosts_that_are_alike_and_different_ones_are_refused() -> None:
+    text = alike(2, "NV4", "0-9 0; 0-9 0", "CPU Affinity|NUMA Affinity")
+    named = "".join(f"me@node{i}:~$ nvidia-smi topo -m\n{text}\n" for i in range(2))
+    for both in (text + "\n" + text, named):
+        machine = read(both)
+        assert machine.ranks == ("host0/gpu0", "host0/gpu1", "host1/gpu0", "host1/gpu1")
+        assert "the same matrix 2 times: taken for 2 hosts" in notes(machine)
+        assert devices(machine) == {"gpu": 4, "cpu": 2, "network": 1}
+    assert read(named).extra["hosts"] == ["node0", "node1"]
+    assert "give topo-probe a file for each" in refusal(text + "\n" + alike(2, "NV2"))
+    wide = matrix(" ".join(["X", *["SYS"] * 400]))
+    assert "more than 1024 devices together" in refusal(3 * (wide + "\n"))
+
+
+def test_the_matrix_of_mp_says_that_nvlinks_are_left_out_and_m_beside_it_is_read() -> None:
+    seen = f"# nvidia-smi topo -m\n{alike(2, 'NV4')}"
+    without = f"# nvidia-smi topo -mp\n{alike(2, 'PIX')}"
+    assert "topo -mp leaves NVLinks out" in notes(read(without))
+    assert cables(read(seen + without)) == cables(read(seen)) == {("nvlink", 4): 1}
+    assert [(f.severity, f.what) for f in list_findings(read(without))] == [
+        ("warning", "no-nvlink-told")
+    ]
+
+
+# -- the tree
+# ----------------------------------------------------------------------------------------------------------
+
+
+def test_switches_stand_above_switches_where_pairs_are_PXB() -> None:
+    machine = read(matrix("X PIX PXB PHB/PIX X PXB PHB/PXB PXB X PHB/PHB PHB PHB X"))
+    assert devices(machine) == {"gpu": 4, "cpu": 1, "pcie": 3}
+    assert ("pcie-switch0", "pcie-switch2") in machine.capacity_GBps
+    assert ("gpu3", "cpu0") in machine.capacity_GBps
+    assert all(d.extra.get("root") is None for d in machine.devices)
+
+
+def test_NODE_tells_root_complexes_apart() -> None:
+    machine = read(matrix("X PHB NODE/PHB X NODE/NODE NODE X"))
+    roots = [machine.by_id[gpu].extra["root"] for gpu in machine.ranks]
+    assert roots[0] == roots[1] != roots[2]
+    assert labels(machine)["gpu0", "gpu2"] == "NODE"
+
+
+def test_nvlinks_hide_the_tree_which_the_nics_show() -> None:
+    names = "GPU0 GPU1 mlx5_0"
+    near = read(matrix("X NV4 PIX/NV4 X PIX/PIX PIX X", names=names))
+    assert devices(near) == {"gpu": 2, "nic": 1, "pcie": 1, "cpu": 1}
+    assert "hide" not in notes(near)
+    apart = read(
+        matrix(
+            "X NV4 PIX/NV4 X SYS/PIX SYS X", "0-9 0; 10-19 1", "CPU Affinity|NUMA Affinity", names
+        )
+    )
+    assert devices(apart) == {"gpu": 2, "nic": 1, "pcie": 1, "cpu": 2}
+
+
+def test_what_nvlinks_hide_altogether_is_noted() -> None:
+    machine = read(matrix("X NV4/NV4 X", "0-9 0; 0-9 0", "CPU Affinity|NUMA Affinity"))
+    assert devices(machine) == {"gpu": 2, "cpu": 1}
+    assert "direct links hide how gpu0, gpu1 reach each other over PCIe" in notes(machine)
+
+
+def test_gpus_across_sockets_of_one_numa_node_have_a_cpu_each() -> None:
+    machine = read(matrix("X SYS/SYS X", "0-9 0; 0-9 0", "CPU Affinity|NUMA Affinity"))
+    assert devices(machine) == {"gpu": 2, "cpu": 2}
+    assert labels(machine)["gpu0", "gpu1"] == "SYS"
+
+
+def test_where_numa_nodes_are_told_apart_labels_do_not_make_more_of_them() -> None:
+    text = alike(4, "SYS", "0-9 0; 0-9 0; 10-19 1; 10-19 1", "CPU Affinity|NUMA Affinity")
+    machine = read(text)
+    assert devices(machine) == {"gpu": 4, "cpu": 2}
+    assert labels(machine)["gpu0", "gpu1"] == "NODE"
+    assert (
+        "gpu0, gpu1, gpu2, gpu3: SYS between devices whose affinities are of one NUMA node"
+        in notes(machine)
+    )
+    assert "no hierarchy" not in notes(machine)
+
+
+def test_nics_without_rows_that_no_gpu_is_near_do_not_make_another_numa_node() -> None:
+    rows = matrix(
+        "X SYS SYS/SYS X SYS", "0-9 0; 10-19 1", "CPU Affinity|NUMA Affinity", "GPU0 GPU1 NIC0"
+    )
+    machine = read(rows)
+    assert devices(machine) == {"gpu": 2, "nic": 1, "cpu": 2}
+    assert machine.by_id["NIC0"].numa_node is None
+    assert (
+        "NIC0: SYS from every GPU, and no rows of their own; taken to be on the CPU of gpu0"
+        in notes(machine)
+    )
+
+
+def test_a_nic_that_no_gpu_is_near_has_a_cpu_of_its_own() -> None:
+    machine = read(matrix("X SYS/SYS X", "0-9 0", "CPU Affinity|NUMA Affinity", "GPU0 mlx5_0"))
+    assert machine.by_id["mlx5_0"].numa_node is None
+    assert "no GPU is near mlx5_0 (cpu1); a CPU of its own is assumed for each" in notes(machine)
+
+
+def test_labels_that_are_no_hierarchy_are_noted() -> None:
+    machine = read(matrix("X PIX SYS/PIX X PIX/SYS PIX X"))
+    assert (
+        "no hierarchy of switches and CPUs; the nearest is taken, which differs in gpu0 - gpu2 "
+        "(SYS, here PIX)" in notes(machine)
+    )
+
+
+# -- NVLinks and other links
+# --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("gpus", "label", "switched"),
+    [
+        *(
+            (8, "NV12", True),
+            (8, "NV18", True),
+            (16, "NV6", True),
+            (3, "NV12", True),
+            (4, "NV18", True),
+        ),
+        *(
+            (4, "NV6", False),
+            (4, "NV4", False),
+            (2, "NV18", False),
+            (2, "NV12", False),
+            (3, "NV2", False),
+        ),
+    ],
+)
+def test_more_nvlinks_than_a_gpu_has_end_at_switches(gpus: int, label: str, switched: bool) -> None:
+    machine, count = read(alike(gpus, label)), int(label[2:])
+    pairs = gpus * (gpus - 1) // 2
+    assert cables(machine) == {("nvlink", count): gpus if switched else pairs}
+    assert devices(machine).get("nvswitch", 0) == switched
+    assert {link.bandwidth_GBps for link in machine.links} == {25 * count}
+    assert all(str(link.source).startswith("assumed: ") for link in machine.links)
+    assert set(labels(machine).values()) == {label}
+
+
+def test_a_gpu_with_fewer_links_into_the_switches_is_noted() -> None:
+    rows = [["NV16" if 2 in (i, j) else "NV18" for j in range(4)] for i in range(4)]
+    text = "/".join(
+        " ".join("X" if i == j else cell for j, cell in enumerate(row))
+        for i, row in enumerate(rows)
+    )
+    machine = read(matrix(text))
+    assert cables(machine) == {("nvlink", 18): 3, ("nvlink", 16): 1}
+    assert "gpu2: fewer NVLinks than the 18 of the others" in notes(machine)
+
+
+def test_more_nvlinks_than_a_gpu_has_that_no_switch_explains_are_noted() -> None:
+    machine = read(matrix("X NV18 NV12/NV18 X NV18/NV12 NV18 X"))
+    assert devices(machine) == {"gpu": 3}
+    assert "more NVLinks than a GPU has, but not alike" in notes(machine)
+
+
+@pytest.mark.parametrize("label", ["XGMI2", "LNK", "SW", "NET", "DIS"])
+def test_labels_of_topoplan_are_read_back(label: str) -> None:
+    assert set(labels(read(alike(3, label))).values()) == {label}
+
+
+def test_C2C_is_a_direct_link() -> None:
+    machine = read(alike(2, "C2C"))
+    assert cables(machine) == {("c2c", 1): 1}
+    assert "nearest" not in notes(machine)
+
+
+def test_the_two_directions_of_an_nvlink_may_differ() -> None:
+    machine = read(matrix("X NV4/NV3 X"))
+    assert machine.capacity_GBps["gpu0", "gpu1"] == 100
+    assert machine.capacity_GBps["gpu1", "gpu0"] == 75
+    assert "gpu0 -> gpu1 is NV4, gpu1 -> gpu0 is NV3" in notes(machine)
+
+
+# -- what is missing or odd
+# ---------------------------------------------------------------------------------------------
+
+
+def test_what_a_truncated_matrix_says_is_read() -> None:
+    machine = read("\tGPU0\tGPU1\tGPU2\tGPU3\nGPU0\tX\tPIX\tSYS\tSYS\nGPU1\tPIX\tX\tSY")
+    assert "no row for gpu2, gpu3" in notes(machine)
+    assert "labels that are not known are left out: SY" in notes(machine)
+    assert "nothing is said of gpu1 - gpu2, gpu1 - gpu3, gpu2 - gpu3" in notes(machine)
+    assert labels(machine)["gpu0", "gpu2"] == labels(machine)["gpu2", "gpu0"] == "SYS"
+
+
+def test_of_two_pcie_ways_the_nearer_is_taken() -> None:
+    machine = read(matrix("X PIX/SYS X"))
+    assert labels(machine) == {("gpu0", "gpu1"): "PIX", ("gpu1", "gpu0"): "PIX"}
+    assert "the two directions differ: gpu0 -> gpu1 is PIX, gpu1 -> gpu0 is SYS" in notes(machine)
+
+
+def test_a_row_whose_X_is_elsewhere_is_not_read() -> None:
+    machine = read(matrix("X PIX SYS/X PIX SYS/SYS SYS X"))
+    assert "the row of gpu1 has its X in another column" in notes(machine)
+    assert labels(machine)["gpu0", "gpu1"] == "PIX"
+
+
+def test_a_row_that_comes_twice_and_differs_is_noted() -> None:
+    assert "rows that come twice and differ: GPU1" in notes(
+        read(matrix("X PIX/PIX X") + "GPU1\tSYS\tX\n")
+    )
+
+
+def test_a_gpu_of_which_nothing_is_said_is_noted() -> None:
+    machine = read(matrix("X"))
+    assert (devices(machine), machine.links) == ({"gpu": 1}, ())
+    assert "how gpu0 is joined to anything is not told" in notes(machine)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("\tGPU0\tGPU1\n", "the matrix of line 1 has no row of a GPU"),
+        (
+            "\tGPU0\tmlx5_0\tCPU Affinity\nmlx5_0\tPIX\tX\n",
+            "the matrix of line 1 has no row of a GPU",
+        ),
+        (alike(2, "PIX") + alike(3, "PIX"), "two matrices that differ, at lines 1 and 4"),
+        (alike(2, "OK"), "line 1: a -p2p matrix says what GPUs may do to each other"),
+        ("\tGPU0\tGPU1\nFailed to run topology matrix\n", "run topo-probe on the machine"),
+        ("\tGPU0\tGPU1\tGPU0\n", "line 1 names GPU0 twice"),
+        ("\t" + "\t".join(f"GPU{i}" for i in range(10_000)), "a matrix of 10000 devices"),
+        ("\tGPU0\tGPU1\n" * 65, "line 65: more than 64 matrices"),
+        (alike(129, "SYS"), "129 NUMA nodes; more than 128 are refused"),
+        ("GPU0 " * 2_000_000, "line 1 has 10000000 characters"),
+        ("GPU0\t" + "X" * 10_000_000, "no matrix found"),
+        ("".join(chr(c * 7919 % 1114 + 1) for c in range(300_000)), "no matrix found"),
+    ],
+    ids=[
+        "no-row",
+        "nic-row",
+        "two",
+        "p2p",
+        "failed",
+        "name-twice",
+        "wide",
+        "many",
+        "nodes",
+        "long",
+        "longer",
+        "junk",
+    ],
+)
+def test_what_cannot_be_read_is_refused_in_one_line(text: str, reason: str) -> None:
+    assert reason in refusal(text)
+    assert isinstance(smi.looks_like(text), bool)
+
+
+# -- topo -p2p
+# -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("flag", "keys"),
+    [
+        ("r", ["read"]),
+        ("w", ["write"]),
+        ("rw", ["read", "write"]),
+        ("a", ["atomics"]),
+        ("n", ["nvlink"]),
+        ("p", ["pcie"]),
+    ],
+)
+def test_p2p_matrices_become_facts_of_what_their_flag_asks(flag: str, keys: list[str]) -> None:
+    told = facts(read(alike(2, "PHB") + f"$ nvidia-smi topo -p2p {flag}\n" + alike(2, "GNS")))
+    every = ("read", "write", "atomics", "nvlink", "pcie")
+    assert [
+        key
+        for key in every
+        if told.get_text("gpu/0/p2p/1", fact_keys.find_key("gpu/0/p2p/1", key))
+        == "gpu not supported"
+    ] == keys
+    assert (
+        told.get_source("gpu/1/p2p/0", fact_keys.find_key("gpu/1/p2p/0", keys[0]))
+        == f"nvidia-smi topo -p2p {flag}"
+    )
+
+
+def test_p2p_statuses_have_the_words_of_the_facts() -> None:
+    p2p = matrix("X OK CNS GNS TNS NS DR U" + "/U U U U U U U U" * 7)
+    told = facts(read(alike(8, "PHB") + "nvidia-smi topo -p2p r\n" + p2p))
+    words = [told.get_text(f"gpu/0/p2p/{i}", fact_keys.P2P_READ) for i in range(1, 7)]
+    assert words == [
+        "ok",
+        "chipset not supported",
+        "gpu not supported",
+        "topology not supported",
+        "not supported",
+        "disabled by registry key",
+    ]
+    assert told.get_reason("gpu/0/p2p/7", fact_keys.P2P_READ) == "unknown"
+
+
+def test_a_p2p_matrix_without_its_flag_is_of_reads_and_writes() -> None:
+    machine = read(alike(2, "OK") + "\nLegend:\n\n  X = Self\n\n" + alike(2, "PIX"))
+    assert {
+        facts(machine).get_text("gpu/1/p2p/0", key)
+        for key in (fact_keys.P2P_READ, fact_keys.P2P_WRITE)
+    } == {"ok"}
+    assert "no -p2p flag stands before line 1" in notes(machine)
+
+
+def test_a_p2p_matrix_of_other_gpus_is_left_out() -> None:
+    machine = read(alike(2, "PIX") + "$ nvidia-smi topo -p2p r\n" + alike(3, "OK"))
+    assert "the -p2p matrix of line 5 is of other GPUs" in notes(machine)
+    assert facts(machine).get_text("gpu/0/p2p/1", fact_keys.P2P_READ) is None
+
+
+# -- nvlink -R and -s
+# ------------------------------------------------------------------------------------------------------
+
+
+def remote(ends: dict[int, list[str]]) -> str:
+    """`nvlink -R`: for each GPU, the bus numbers that its links end at."""
+    lines = []
+    for gpu, buses in ends.items():
+        lines.append(f"GPU {gpu}: NVIDIA H100 80GB HBM3 (UUID: {UUID.format(gpu)})")
+        lines += [
+            f"\t Link {i}: Remote Device 00000000:{bus}:00.0: Link {i + 3}"
+            for i, bus in enumerate(buses)
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def status(speeds: dict[int, list[str]]) -> str:
+    """`nvlink -s`: for each GPU, what its links say."""
+    lines = []
+    for gpu, told in speeds.items():
+        lines.append(f"GPU {gpu}: NVIDIA H100 80GB HBM3 (UUID: {UUID.format(gpu)})")
+        lines += [f"\t Link {i}: {speed}" for i, speed in enumerate(told)]
+    return "\n".join(lines) + "\n"
+
+
+def test_remote_addresses_are_those_of_the_gpus_in_their_order() -> None:
+    machine = read(remote({0: ["0B", "0B", "0C"], 1: ["0A", "0A"], 2: ["0A"]}))
+    assert cables(machine) == {("nvlink", 2): 1, ("nvlink", 1): 1}
+    assert machine.capacity_GBps["gpu0", "gpu1"] == 50
+    assert machine.by_id["gpu2"].bus_id == "0000:0c:00.0"
+    assert facts(machine).get_text("gpu/1", fact_keys.GPU_UUID) == UUID.format(1)
+
+
+def test_remote_addresses_that_are_no_gpus_are_switches() -> None:
+    text = remote({gpu: ["05", "06", "05", "07"] for gpu in range(3)})
+    machine = read(text)
+    assert devices(machine) == {"gpu": 3, "nvswitch": 1}
+    assert cables(machine) == {("nvlink", 4): 3}
+    assert "taken for NVSwitches" in notes(machine)
+    assert devices(read(alike(3, "NV4") + text)) == {"gpu": 3, "nvswitch": 1}
+
+
+def test_a_matrix_takes_the_rate_of_its_nvlinks_from_the_status() -> None:
+    text = status({0: ["53.125 GB/s", "<inactive>"], 1: ["<inactive>", "53.125 GB/s"]})
+    machine = read(alike(2, "NV1") + text)
+    assert machine.capacity_GBps["gpu0", "gpu1"] == 50
+    assert "all rates but those of NVLinks are assumed" in notes(machine)
+    assert facts(machine).get_text("gpu/0/nvlink/1", fact_keys.NVLINK_STATE) == "inactive"
+    odd = read(alike(2, "NV1") + text.replace("53.125", "31.5"))
+    assert odd.capacity_GBps["gpu0", "gpu1"] == Fraction(63, 2)
+
+
+def test_the_status_alone_is_refused() -> None:
+    assert "add the output of nvidia-smi topo -m" in refusal(status({0: ["25.781 GB/s"]}))
+
+
+def test_links_of_gpus_that_the_matrix_lacks_are_left_out() -> None:
+    machine = read(alike(2, "NV1") + status({0: ["53.125 GB/s"], 7: ["53.125 GB/s"]}))
+    assert "lists gpu7, which the matrix does not have" in notes(machine)
+    assert machine.capacity_GBps["gpu0", "gpu1"] == 25
+
+
+# -- written and read again
+# ---------------------------------------------------------------------------------------------
+
+
+def test_a_written_matrix_is_as_nvidia_smi_prints_it() -> None:
+    lines = smi.write(preset("pcie-2socket")).splitlines()
+    heads = [*(f"GPU{i}" for i in range(8)), "CPU Affinity", "NUMA Affinity", "GPU NUMA ID"]
+    assert lines[0] == "\t" + "\t".join(heads)
+    assert lines[3] == "GPU2\tPHB\tPHB\t X \tPIX\tSYS\tSYS\tSYS\tSYS\tN/A\t0\t\tN/A"
+    assert "  NV#  = Connection traversing a bonded set of # NVLinks" in lines
+    assert not any("label of topoplan" in line for line in lines)
+
+
+def test_labels_that_nvidia_smi_lacks_are_in_the_legend() -> None:
+    text = smi.write(preset("mi250:2"))
+    assert "  XGMI# = # bonded xGMI links (a label of topoplan)\n" in text
+    assert "  NIC0: nic0\n" in text
+
+
+@pytest.mark.parametrize(
+    "name", [p.example for p in PRESETS.values()] + ["dgx-a100:3", "ring:1", "switch:2"]
+)
+def test_every_preset_comes_back_as_the_text_it_was_written_as(name: str) -> None:
+    back = check_written_text_comes_back(preset(name))
+    assert len(back.ranks) == len(preset(name).ranks)
+
+
+@settings(max_examples=count_examples(100))
+@given(graphs(8, switches=4))
+def test_random_graphs_come_back_as_the_text_they_were_written_as(graph: Topology) -> None:
+    check_written_text_comes_back(graph)
+
+
+class Builder:
+    """Devices and links of a random machine, as hypothesis draws them."""
+
+    def __init__(self, draw: st.DrawFn) -> None:
+        self.draw = draw
+        self.devices: list[Device] = []
+        self.links: list[Link] = []
+
+    def add(
+        self, kind: str, node: int | None = None, root: str | None = None, family: str | None = None
+    ) -> str:
+        ident = f"{kind}{sum(d.kind == kind for d in self.devices)}"
+        extra = {"root": root} if root and kind in ("gpu", "nic") else {}
+        self.devices.append(Device(ident, kind, family, numa_node=node, extra=extra))
+        return ident
+
+    def join(self, a: str, b: str, kind: str, count: int = 1, us: str = "") -> None:
+        rate = Fraction(self.draw(st.integers(1, 9)))
+        self.links += both_ways(Link(a, b, rate, LATENCY_us[us or kind], kind, count))
+
+    def grow(self, above: str, node: int | None, root: str | None, depth: int) -> None:
+        kind = self.draw(st.sampled_from(("gpu", "gpu", "nic", *["switch"] * (depth < 3))))
+        ident = self.add(kind, node, root, "pcie" if kind == "switch" else None)
+        self.join(ident, above, "pcie")
+        for _ in range(self.draw(st.integers(1, 3)) if kind == "switch" else 0):
+            self.grow(ident, node, root, depth + 1)
+
+    def socket(self, number: int, node: int | None) -> None:
+        before = [d.id for d in self.devices if d.kind == "cpu"]
+        cpu = f"cpu{number}"
+        extra = {"cpus": f"{8 * number}-{8 * number + 7}"} if self.draw(st.booleans()) else {}
+        self.devices.append(Device(cpu, "cpu", numa_node=node, extra=extra))
+        for other in before:
+            self.join(cpu, other, "smp")
+        has_roots = self.draw(st.booleans())
+        for root in range(self.draw(st.integers(1, 3))):
+            for _ in range(self.draw(st.integers(0, 2))):
+                self.grow(cpu, node, f"pci{number}{root}" if has_roots else None, 0)
+
+    def nvlinks(self) -> None:
+        gpus = [d.id for d in self.devices if d.kind == "gpu"]
+        how = self.draw(st.sampled_from(("none", "pairs", "switch")))
+        if how == "switch":
+            switch = self.add("switch", family="nvswitch")
+            for gpu in gpus:
+                self.join(
+                    gpu, switch, "nvlink", self.draw(st.sampled_from((6, 12, 18))), "nvswitch"
+                )
+        for i, a in enumerate(gpus if how == "pairs" else ()):
+            for b in gpus[:i]:
+                count = self.draw(st.integers(0, 4))
+                if count:
+                    self.join(a, b, "nvlink", count)
+
+
+@st.composite
+def machines(draw: st.DrawFn) -> Topology:
+    """Sockets with root complexes, trees of PCIe switches, GPUs and NICs below, and NVLinks between
+    GPUs.
+    """
+    builder = Builder(draw)
+    numbered = draw(st.sampled_from(("numbered", "unknown", "one")))
+    for number in range(draw(st.integers(1, 3))):
+        builder.socket(number, {"numbered": 2 * number, "unknown": None, "one": 0}[numbered])
+    if not any(d.kind == "gpu" for d in builder.devices):
+        builder.join(builder.add("gpu"), "cpu0", "pcie")
+    builder.nvlinks()
+    return Topology("random", tuple(builder.devices), tuple(builder.links))
+
+
+@settings(max_examples=count_examples(150))
+@given(machines())
+def test_random_machines_come_back_as_the_text_they_were_written_as(machine: Topology) -> None:
+    back = check_written_text_comes_back(machine)
+    nics = [{" ".join(d.id.split()) for d in t.devices if d.kind == "nic"} for t in (machine, back)]
+    assert nics[0] == nics[1]
+
+
+@settings(max_examples=count_examples(300))
+@given(
+    st.lists(
+        st.sampled_from(["X", "PIX", "PXB", "NODE", "SYS", "NV2", "NV18", "SW", "NET", "DIS", "-"]),
+        min_size=16,
+        max_size=16,
+    )
+)
+def test_any_labels_at_all_are_read_or_refused_in_one_line(cells: list[str]) -> None:
+    rows = (" ".join(cells[4 * i : 4 * i + 4]) for i in range(4))
+    try:
+        machine = read(matrix("/".join(rows)))
+    except InputError as error:
+        assert "\n" not in str(error)
+    else:
+        assert machine.ranks == ("gpu0", "gpu1", "gpu2", "gpu3")
+        smi.write(machine)

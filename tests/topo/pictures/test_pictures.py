@@ -1,0 +1,481 @@
+"""Pictures: every device and kind of link is there, ids cannot break the text, nothing lies on
+anything else.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable
+from fractions import Fraction
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from topoplan.synth.describe import print_plan
+from topoplan.synth.plan import Plan
+from topoplan.topo.graph import Device, Link, Topology, both_ways
+from topoplan.topo.matrix import find_ways
+from topoplan.topo.pictures import dot, svg, table, text_tree
+from topoplan.topo.pictures.cables import Cable, find_cables, format_rate
+from topoplan.topo.pictures.hosts import show_hosts_once
+from topoplan.topo.pictures.layout import lay_out
+from topoplan.topo.pictures.shapes import Shape, bend_around
+from topoplan.topo.pictures.structures import arrange
+from topoplan.topo.presets import preset
+from topoplan.topo.resolve import resolve
+
+MACHINES = Path(__file__).resolve().parents[3] / "../shared/machines/nccl_xml"
+RECORDED = (
+    "rccl/topo_8p_rome.xml",
+    "rccl/topo_8p_940.xml",
+    "rccl/topo_16p1h.xml",
+    "oci/H100-topology.xml",
+)
+PRESETS = [
+    "dgx1",
+    "dgx2",
+    "dgx-a100",
+    "dgx-a100:2",
+    "dgx-h100:5",
+    "pcie-2socket",
+    "mi300x",
+    "mi250",
+    "mi250:2",
+    "z52",
+    "mesh:4x4",
+    "torus:4x4",
+    "torus:8x8",
+    "mesh:3x3x3",
+    "ring:1",
+    "ring:2",
+    "ring:8",
+    "ring:64",
+    "path:30",
+    "star:5",
+    "full:16",
+    "switch:8",
+    "switch:40",
+    "hypercube:3",
+    "hypercube:4",
+    "dgx-a100:16",
+]
+SVG = "{http://www.w3.org/2000/svg}"
+NASTY = ['<&>"', 'a\\b"];}', "zeile\numbruch", "\x00\x1b\ud800", "ランク", "x" * 300]
+
+
+def odd(ids: list[str]) -> Topology:
+    """A ring of GPUs with these ids behind a switch with another."""
+    devices = (*(Device(i) for i in ids), Device("sw<&>", "switch", "nvswitch"))
+    links = [x for i in ids for x in both_ways(Link(i, "sw<&>", Fraction(25), kind="odd<kind>"))]
+    return Topology('name "&<>', devices, tuple(links))
+
+
+def gpu_labels(text: str) -> list[str]:
+    """The large figures in the GPU rectangles."""
+    root = ElementTree.fromstring(text)
+    return [
+        list(g.iter(f"{SVG}text"))[-1].text or ""
+        for g in root.iter(f"{SVG}g")
+        if g.get("class") == "gpu"
+    ]
+
+
+def words(text: str) -> str:
+    return " | ".join("".join(e.itertext()) for e in ElementTree.fromstring(text).iter() if e.text)
+
+
+def overlap(a: Shape, b: Shape) -> bool:
+    return (
+        a.left < b.right - 1
+        and b.left < a.right - 1
+        and a.top < b.bottom - 1
+        and b.top < a.bottom - 1
+    )
+
+
+def racks(hosts: int, slow: int | None = None) -> Topology:
+    """Hosts of two GPUs and a CPU, on one NVSwitch and one network; one may have a slower way
+    out.
+    """
+    names = [f"host{h}" for h in range(hosts)]
+    devices = [Device(f"{n}/gpu{g}", extra={"host": n}) for n in names for g in range(2)]
+    devices += [Device(f"{n}/cpu0", "cpu", extra={"host": n}) for n in names]
+    devices += [Device("nvswitch0", "switch", "nvswitch"), Device("network0", "switch", "network")]
+    links = [
+        Link(f"{n}/gpu{g}", "nvswitch0", Fraction(900), kind="nvlink")
+        for n in names
+        for g in range(2)
+    ]
+    links += [
+        Link(f"{n}/gpu{g}", f"{n}/cpu0", Fraction(48), kind="pcie") for n in names for g in range(2)
+    ]
+    ways_out = [Fraction(7 if h == slow else 25) for h in range(hosts)]
+    links += [
+        Link(f"{n}/cpu0", "network0", rate, kind="network")
+        for n, rate in zip(names, ways_out, strict=True)
+    ]
+    return Topology("rack", tuple(devices), tuple(way for x in links for way in both_ways(x)))
+
+
+# -- hosts that are alike
+# ----------------------------------------------------------------------------------------------
+
+
+def test_of_hosts_that_are_alike_one_is_shown_with_their_number() -> None:
+    for topology, said in (
+        (preset("gb200-nvl72"), "18 hosts: 18 like tray0 (4 GPUs each)"),
+        (preset("gb200-nvl72:2"), "36 hosts: 36 like rack0-tray0 (4 GPUs each)"),
+        (racks(18), "18 hosts: 18 like host0 (2 GPUs each)"),
+    ):
+        drawn = svg.write(topology)
+        gpus = sum(
+            d.extra["host"] == topology.devices[0].extra["host"]
+            for d in topology.devices
+            if d.kind == "gpu"
+        )
+        assert gpu_labels(drawn) == [str(i) for i in range(gpus)] and said in words(drawn)
+        lines = text_tree.write(topology).splitlines()
+        assert lines[-1] == f"one host of each kind is shown; {said}"
+        assert sum("rank " in line for line in lines) == gpus and len(lines) < 12
+        tables = table.write(topology)
+        assert (
+            f"one host of each kind is listed; {said}" in tables
+            and f"{len(topology.ranks)} ranks" in tables
+        )
+        assert "gpu1 " in tables and "gpu4" not in tables
+
+
+def test_hosts_that_differ_are_shown_with_their_ranks_and_few_hosts_whole() -> None:
+    topology = racks(6, slow=4)
+    assert gpu_labels(svg.write(topology)) == ["0", "1", "8", "9"]
+    assert text_tree.write(topology).endswith(
+        "6 hosts: 5 like host0 (2 GPUs each), host4 (2 GPUs)\n"
+    )
+    assert show_hosts_once(racks(4)).left_out is None
+    assert show_hosts_once(preset("dgx-a100:16")).left_out is None
+
+
+def two_hosts(switches: int = 1, nic: str = "mlx5_0") -> Topology:
+    """Two hosts, each with two GPUs and a NIC on a CPU, on NVSwitches that they share."""
+    names = [f"host{h}" for h in range(2)]
+    devices = [Device(f"{n}/gpu{g}") for n in names for g in range(2)]
+    devices += [
+        Device(f"{n}/{other}", kind)
+        for n in names
+        for other, kind in (("cpu0", "cpu"), (nic, "nic"))
+    ]
+    devices += [Device(f"nvswitch{i}", "switch", "nvswitch") for i in range(switches)]
+    ends = [(f"{n}/{end}", f"{n}/cpu0", "pcie") for n in names for end in ("gpu0", "gpu1", nic)]
+    ends += [(d.id, f"nvswitch{i}", "nvlink") for d in devices[:4] for i in range(switches)]
+    links = [
+        x
+        for a, b, kind in ends
+        for x in both_ways(Link(a, b, Fraction(24), kind=kind, source="Gen4 x16"))
+    ]
+    return Topology("two", tuple(devices), tuple(links))
+
+
+def test_hosts_of_one_nvlink_domain_have_frames_with_their_names() -> None:
+    picture = lay_out(two_hosts())
+    assert [frame.label for frame in picture.frames] == ["host0", "host1"]
+    for shape in picture.shapes:
+        around = [f.label for f in picture.frames if f.left < shape.left and shape.right < f.left + f.width
+                  and f.top < shape.top and shape.bottom < f.top + f.height]  # fmt: skip
+        assert around == ([] if shape.look == "nvswitch" else [shape.ids[0].split("/")[0]])
+    without_cpus = tuple(d for d in two_hosts().devices if d.kind in ("gpu", "switch"))
+    kept = {d.id for d in without_cpus}
+    links = tuple(x for x in two_hosts().links if {x.src, x.dst} <= kept)
+    assert [f.label for f in lay_out(Topology("two", without_cpus, links)).frames] == [
+        "host0",
+        "host1",
+    ]
+
+
+def test_ids_are_written_whole() -> None:
+    for nic in ("rdma_vf_rail1_dma", "mlx5_bond_0"):
+        assert nic in words(svg.write(two_hosts(nic=nic))).split(" | ")
+    longer = Topology("odd", (Device("accelerator-17"), Device("accelerator-18")), ())
+    assert "accelerator-17" in words(svg.write(longer)).split(" | ")
+
+
+def test_nvswitches_of_one_board_are_one_bar_though_cables_join_them_to_another_board() -> None:
+    two = two_hosts(switches=6)
+    trunk = [
+        x
+        for i in range(3)
+        for x in both_ways(Link(f"nvswitch{i}", f"nvswitch{i + 3}", Fraction(200)))
+    ]
+    topology = Topology("two", two.devices, (*two.links, *trunk))
+    assert [len(s.ids) for s in lay_out(topology).shapes if s.look == "nvswitch"] == [6]
+
+
+@pytest.mark.parametrize("name", ["mi250", "mi250:2", "z52"])
+def test_no_link_passes_behind_a_box(name: str) -> None:
+    picture = lay_out(preset(name))
+    for wire in picture.wires:
+        ends = [s for s in picture.shapes if any(s.left <= x <= s.right and s.top <= y <= s.bottom
+                                                 for x, y in (wire.start, wire.end))]  # fmt: skip
+        assert bend_around(wire, [s for s in picture.shapes if s not in ends]) == wire
+
+
+def test_the_table_calls_the_lanes_of_pcie_as_people_do() -> None:
+    rows = [line.split() for line in table.write(two_hosts()).splitlines()]
+    assert ["PCIe", "6", "24", "x16", "Gen4", "x16"] in rows
+    assert ["NVLink", "4", "24", "1", "Gen4", "x16"] in rows
+
+
+# -- svg
+# -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_svg_shows_every_rank_once_and_every_class_of_links(name: str) -> None:
+    topology = preset(name)
+    text = svg.write(topology)
+    assert sorted(gpu_labels(text), key=int) == [str(i) for i in range(len(topology.ranks))]
+    shown = words(text)
+    for cable in find_cables(topology):
+        assert f"{format_rate(cable.GBps)} GB/s" in shown
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_shapes_do_not_lie_on_each_other_and_stay_inside(name: str) -> None:
+    picture = lay_out(preset(name))
+    on_top = [(a.ids, b.ids) for a, b in combinations(picture.shapes, 2) if overlap(a, b)]
+    assert on_top == []
+    for shape in picture.shapes:
+        assert shape.left >= -0.01 and shape.top >= -0.01
+        assert shape.right <= picture.width + 0.01 and shape.bottom <= picture.height + 0.01
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_the_wires_of_a_picture_are_the_cables_of_its_topology(name: str) -> None:
+    topology = preset(name)
+    picture = lay_out(topology)
+    assert sum(wire.cables for wire in picture.wires) == len(find_cables(topology))
+    assert {ident for shape in picture.shapes for ident in shape.ids} == {
+        d.id for d in topology.devices
+    }
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_recorded_machines_are_drawn_whole(name: str) -> None:
+    if not (MACHINES / name).exists():
+        pytest.skip(f"recorded machine {name} is not here")
+    topology = resolve(str(MACHINES / name))
+    picture = lay_out(topology)
+    assert {ident for shape in picture.shapes for ident in shape.ids} == {
+        d.id for d in topology.devices
+    }
+    assert [(a.ids, b.ids) for a, b in combinations(picture.shapes, 2) if overlap(a, b)] == []
+    assert sum(wire.cables for wire in picture.wires) == len(find_cables(topology))
+    assert len(gpu_labels(svg.write(topology))) == len(topology.ranks)
+
+
+@pytest.mark.parametrize("name", ["dgx1", "mi250", "mesh:3x3x3", "dgx-a100:3"])
+def test_pictures_are_the_same_every_time(name: str) -> None:
+    assert svg.write(preset(name)) == svg.write(preset(name))
+    assert dot.write(preset(name)) == dot.write(preset(name))
+
+
+@pytest.mark.parametrize("ident", NASTY)
+def test_no_id_breaks_the_svg(ident: str) -> None:
+    text = svg.write(odd([ident, "gpu1"]))
+    text.encode("utf-8")
+    assert gpu_labels(text) == ["0", "1"]
+    assert "odd<kind>, 25 GB/s" in words(text)
+
+
+def test_svg_names_each_device_whole_in_its_tooltip() -> None:
+    long = "x" * 300
+    root = ElementTree.fromstring(svg.write(odd([long, "<b>"])))
+    titles = [t.text for t in root.iter(f"{SVG}title")]
+    assert {long, "<b>", "sw<&>"} <= set(titles)
+
+
+def test_thicker_lines_carry_more() -> None:
+    paths = re.findall(
+        r'<path d="M[^"]* h34"[^>]*stroke-width="([\d.]+)"', svg.write(preset("dgx1"))
+    )
+    assert len(paths) == 2
+    assert float(paths[0]) > float(paths[1])
+
+
+def test_a_link_with_another_way_back_is_drawn_as_two_with_arrows() -> None:
+    there, back = Link("a", "b", Fraction(50)), Link("b", "a", Fraction(10))
+    topology = Topology("uneven", (Device("a"), Device("b")), (there, back))
+    assert find_cables(topology) == (
+        Cable("a", "b", "link", Fraction(50), 1, True),
+        Cable("b", "a", "link", Fraction(10), 1, True),
+    )
+    text = svg.write(topology)
+    assert text.count("marker-mid=") == 2
+    assert "50 GB/s, one way" in words(text)
+    first, second = lay_out(topology).wires
+    assert first.bend != second.bend
+
+
+def test_machines_without_gpus_or_links_can_be_drawn() -> None:
+    for devices in (
+        (Device("cpu0", "cpu"),),
+        (Device("g"),),
+        (Device("s", "switch", "network"),),
+        (Device("n", "nic"),),
+    ):
+        assert ElementTree.fromstring(svg.write(Topology("alone", devices, ()))).tag == f"{SVG}svg"
+
+
+def test_eight_sockets_and_dangling_devices_are_drawn_apart() -> None:
+    cpus = tuple(Device(f"cpu{i}", "cpu") for i in range(8))
+    smp = (x for a, b in combinations(cpus, 2) for x in both_ways(Link(a.id, b.id, kind="smp")))
+    gpus = (Device("gpu0"), Device("gpu1"))
+    nvlink = both_ways(Link("gpu0", "gpu1", Fraction(50), kind="nvlink"))
+    topology = Topology(
+        "odd", (*cpus, *gpus, Device("n", "nic")), (*smp, *both_ways(Link("gpu0", "cpu3")), *nvlink)
+    )
+    picture = lay_out(topology)
+    assert [(a.ids, b.ids) for a, b in combinations(picture.shapes, 2) if overlap(a, b)] == []
+    assert sum(wire.cables for wire in picture.wires) == len(find_cables(topology))
+
+
+# -- arrangements
+# ----------------------------------------------------------------------------------------------------
+
+
+def edges(name: str) -> tuple[int, frozenset[tuple[int, int]]]:
+    topology = preset(name)
+    index = {ident: i for i, ident in enumerate(topology.ranks)}
+    found = ((index[a], index[b]) for a, b in topology.capacity_GBps)
+    return len(index), frozenset((min(p), max(p)) for p in found)
+
+
+def test_a_grid_stands_in_rows_and_columns() -> None:
+    points = arrange(*edges("mesh:3x5")).points
+    assert points == tuple((float(i % 5), float(i // 5)) for i in range(15))
+
+
+def test_only_the_links_around_a_torus_are_curved() -> None:
+    assert len(arrange(*edges("torus:4x4")).bends) == 8
+    assert not arrange(*edges("mesh:4x4")).bends
+
+
+def test_a_hybrid_cube_mesh_is_two_squares_with_partners_facing() -> None:
+    points = arrange(*edges("dgx1")).points
+    for quad in ((0, 1, 2, 3), (4, 5, 6, 7)):
+        xs, ys = ({points[i][k] for i in quad} for k in (0, 1))
+        assert len(xs) == len(ys) == 2
+    assert all(points[i][1] == points[i + 4][1] for i in range(4))
+
+
+def test_a_ring_is_a_circle_in_its_own_order() -> None:
+    """A ring 0-2-4-1-3-0: neighbours are equally far apart, wherever their numbers are."""
+    order = [0, 2, 4, 1, 3]
+    pairs = frozenset((min(a, b), max(a, b)) for a, b in zip(order, [*order[1:], 0], strict=True))
+    points = arrange(5, pairs).points
+    lengths = {round(abs(complex(*points[a]) - complex(*points[b])), 6) for a, b in pairs}
+    assert len(lengths) == 1
+
+
+def test_two_rings_are_not_taken_for_one() -> None:
+    two = frozenset({(0, 1), (1, 2), (0, 2), (3, 4), (4, 5), (3, 5)})
+    assert len(set(arrange(6, two).points)) == 6
+
+
+# -- dot
+# ---------------------------------------------------------------------------------------------------------------
+
+TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|->|[\[\]{};=,]|[\w.]+|\s+')
+
+
+def tokens(text: str) -> list[str]:
+    """Splits dot text; what is no token of the language fails."""
+    out, at = [], 0
+    while at < len(text):
+        match = TOKEN.match(text, at)
+        assert match is not None, text[at : at + 40]
+        out.append(match.group())
+        at = match.end()
+    return [token for token in out if not token.isspace()]
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_dot_has_a_node_a_device_and_an_edge_a_cable(name: str) -> None:
+    topology = preset(name)
+    found = tokens(dot.write(topology))
+    assert found.count("{") == found.count("}") and found.count("[") == found.count("]")
+    assert found.count("->") == len(find_cables(topology))
+    for device in topology.devices:
+        assert f'"{device.id}"' in found
+
+
+@pytest.mark.parametrize("ident", NASTY)
+def test_no_id_breaks_the_dot(ident: str) -> None:
+    found = tokens(dot.write(odd([ident, "gpu1"])))
+    assert found.count("->") == 2
+    assert found.count("{") == found.count("}") == 1
+
+
+def test_dot_groups_by_box_or_numa_node() -> None:
+    assert dot.write(preset("dgx-a100:2")).count("subgraph cluster_") == 2
+    assert 'label="NUMA node 1"' in dot.write(preset("pcie-2socket"))
+
+
+# -- labels
+# ------------------------------------------------------------------------------------------------------------
+
+
+def test_labels_of_ways_between_gpus() -> None:
+    def label(name: str, src: int, dst: int) -> tuple[str, Fraction | None]:
+        way = find_ways(preset(name))[src][dst]
+        return way.label, way.GBps
+
+    assert label("dgx1", 0, 1) == ("NV2", Fraction(50))
+    assert label("dgx1", 0, 2) == ("NV1", Fraction(25))
+    assert label("dgx1", 0, 7) == ("DIS", None)
+    assert label("dgx2", 0, 15) == ("NV6", Fraction(150))
+    assert label("dgx-a100:2", 0, 7) == ("NV12", Fraction(300))
+    assert label("dgx-a100:2", 0, 8) == ("NET", Fraction(25))
+    assert label("pcie-2socket", 0, 1) == ("PIX", Fraction(24))
+    assert label("pcie-2socket", 0, 2) == ("PHB", Fraction(24))
+    assert label("pcie-2socket", 0, 4) == ("SYS", Fraction(96, 5))
+    assert label("mi300x", 3, 4) == ("XGMI1", Fraction(64))
+    assert label("ring:4", 0, 1) == ("LNK", Fraction(1))
+    assert label("switch:4", 0, 1) == ("SW", Fraction(1))
+
+
+@pytest.mark.parametrize(
+    ("rate", "text"),
+    [
+        (Fraction(50), "50"),
+        (Fraction(96, 5), "19.2"),
+        (Fraction(1, 8), "0.125"),
+        (Fraction(1, 3), "0.333"),
+        (Fraction(1000), "1000"),
+    ],
+)
+def test_rates_are_written_as_people_write_them(rate: Fraction, text: str) -> None:
+    assert format_rate(rate) == text
+
+
+# -- tables that fit
+# -----------------------------------------------------------------------------------------------------
+
+
+def test_the_table_of_a_plan_fits_80_columns_and_keeps_bound_and_gap(
+    plans: Callable[..., str],
+) -> None:
+    plan = Plan.load(plans("ring:4"))
+    for width, gone in ((80, "trees"), (50, "at size"), (200, None)):
+        buffer = io.StringIO()
+        print_plan(Console(file=buffer, width=width), plan, 1 << 26)
+        heading = buffer.getvalue().splitlines()[1]
+        assert len(heading) <= width and "\u2026" not in buffer.getvalue()
+        assert "GB/s at most" in heading and heading.split()[-1] in ("gap", "size")
+        assert (gone is None) == all(
+            title in heading for title in ("trees", "segments", "rounds", "at size")
+        )
+        assert gone is None or gone not in heading
