@@ -14,9 +14,9 @@ from ..errors import InputError
 from ..exact import parse_fraction
 from ..facts import Fact, Facts, facts_to_json, load_facts
 from ..facts.keys import qualify
-from ..formats.names import join_first, pick_unused_name
 from ..graph import Topology
 from ..hardware import ASSUMED_BY, ASSUMED_SPEED, LATENCY_us
+from ..names import join_first, pick_unused_name
 from .fabric import Fabric, find_fabrics, make_shared_switch, move_links, name_shared_switches
 from .parts import split_hosts
 

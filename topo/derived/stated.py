@@ -12,9 +12,9 @@ from typing import Any
 from ..devices import Device, Link
 from ..errors import InputError
 from ..exact import fraction_to_json, parse_fraction
-from ..formats.names import join_first
 from ..graph import Topology
 from ..hardware import ASSUMED_BY, ASSUMED_SPEED
+from ..names import join_first
 
 NIC, NETWORK = "nic", "network"
 # What --rate may name: kinds of links, and NICs.

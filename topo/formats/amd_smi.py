@@ -28,7 +28,7 @@ from ..hardware import (
     XGMI_DATASHEET_MI300X_GBps,
     pcie_link,
 )
-from .names import join_first
+from ..names import join_first
 
 MAX_GPUS = 256
 MAX_LINES = 100_000

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from .names import join_first
+from ..names import join_first
 
 _NAMED = 3
 

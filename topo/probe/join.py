@@ -29,6 +29,7 @@ from ..facts.keys import (
     pci_subject,
     rdma_subject,
 )
+from ..facts.slots import Slot, list_slots
 from ..graph import Device, Link, Topology, both_ways
 from ..hardware import LATENCY_us, PCIE_GTps, inter_cpu_GBps
 from .ancestors import NOTE, infer_tree
@@ -43,7 +44,6 @@ from .linux.unlisted import read_unlisted
 from .notes import note_lost, note_missing, note_unlisted
 from .nvlinks import join_nvlinks
 from .nvml.questions import read_nvml
-from .pcie import Slot, list_slots
 from .visible import select_visible
 from .xgmi import join_xgmi
 

@@ -13,8 +13,8 @@ from ...devices import Device, Link, both_ways
 from ...errors import InputError
 from ...graph import Topology
 from ...hardware import LATENCY_us
+from ...names import pick_unused_name
 from ...topology_file import MAX_DEVICES, MAX_LINKS
-from ..names import pick_unused_name
 from .boxes import Box
 from .cluster import Cluster
 

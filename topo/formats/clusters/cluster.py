@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from ...errors import InputError
+from ...names import join_first
 from ...schema import is_label
-from ..names import join_first
 
 MOST_HOSTS = 16_384
 _MOST_CHARACTERS = 253

@@ -16,10 +16,10 @@ from typing import Any
 
 from ...errors import InputError
 from ...facts import facts_to_json
+from ...facts.slots import Slot
 from ...graph import Device, Link, Topology, both_ways
 from ...hardware import NVSWITCH_GENERATIONS, LATENCY_us, PCIE_GTps, nvswitch_adding
-from ...probe.pcie import Slot
-from ..names import pick_unused_name
+from ...names import pick_unused_name
 from ..notes import Notes
 from ..safe_xml import Element, parse_xml
 from .bandwidth_matrices import BandwidthMatrix, MatrixLinkReader, read_matrices

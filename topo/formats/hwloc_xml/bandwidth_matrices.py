@@ -16,7 +16,7 @@ from functools import cached_property
 
 from ...graph import Device, Link, both_ways
 from ...hardware import LATENCY_us
-from ..names import join_first
+from ...names import join_first
 from ..safe_xml import Element
 from .cpus import Cpus
 from .objects import HwlocMachine

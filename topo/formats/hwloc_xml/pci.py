@@ -15,8 +15,8 @@ from functools import lru_cache
 
 from ...facts import Fact, Facts, keys
 from ...facts.keys import pci_subject
+from ...facts.slots import Slot, list_slots
 from ...hardware import PCIE_GTps
-from ...probe.pcie import Slot, list_slots
 from ..safe_xml import Element
 from .objects import (
     AMD,

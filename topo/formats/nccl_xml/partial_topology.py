@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...graph import Device, Link
-from ..names import pick_unused_name
+from ...names import pick_unused_name
 from ..notes import Notes
 from ..safe_xml import Element
 

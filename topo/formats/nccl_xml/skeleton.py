@@ -14,7 +14,7 @@ from dataclasses import replace
 from ...errors import InputError
 from ...graph import Device, Link, Topology, both_ways
 from ...hardware import LATENCY_us, inter_cpu_GBps_of
-from ..names import join_first, pick_unused_name
+from ...names import join_first, pick_unused_name
 from ..notes import Notes
 from ..safe_xml import Element
 from .partial_topology import GPU_CLASSES, TOPOPLAN_PREFIX, has_class

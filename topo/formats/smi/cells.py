@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from ..names import join_first
+from ...names import join_first
 from .parser import GPU_NAME, LabelMatrix
 
 # Ways over PCI Express, the nearest first.

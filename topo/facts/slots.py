@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from ..facts import Facts, keys
-from ..facts.keys import GPU, Key, gpu_subject, pci_subject
 from ..hardware import PcieLink, pcie_link
+from . import keys
+from .facts import Facts
+from .keys import GPU, Key, gpu_subject, pci_subject
 
 
 @dataclass
