@@ -47,4 +47,5 @@ def _answer(server: socket.socket, to_hear: set[int], wait_s: float) -> None:
         wait_s = 0
 
 
-main()
+if __name__ == "__main__":
+    main()
