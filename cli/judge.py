@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ..topo.pictures.fit import wrap_text
 from ..topo.printable import printable_lines
-from .shared.common import Example, Parser, find_width, run_command, say_error
+from .shared.common import Example, Parser, find_width, name_option, run_command, say_error
 from .shared.outputs import OUTPUT, add_csv, add_force, check_outputs, write_rows
 from .shared.progress import Progress, Say
 
@@ -206,7 +206,7 @@ def _judge_files(
         try:
             readings.append(read_file(name, arguments.collective))
         except InputError as error:
-            refused.append((name, str(error)))
+            refused.append((name, name_option(error)))
     if not readings:
         return [], refused
     # What follows needs solvers; files that cannot be read are refused before they are loaded.
@@ -217,7 +217,7 @@ def _judge_files(
         try:
             verdicts.append(judge.judge(reading))
         except InputError as error:
-            refused.append((reading.where, str(error)))
+            refused.append((reading.where, name_option(error)))
     return verdicts, refused
 
 

@@ -196,7 +196,7 @@ def _read_machine(arguments: argparse.Namespace) -> Topology:
     machine = resolve(arguments.topology, arguments.box)
     if arguments.network is None:
         return machine
-    return state_rates([machine], {NETWORK: parse_rate(arguments.network, "--network")})[0]
+    return state_rates([machine], {NETWORK: parse_rate(arguments.network)})[0]
 
 
 def _place(arguments: argparse.Namespace) -> int:

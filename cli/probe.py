@@ -192,7 +192,7 @@ def _named_topology(arguments: argparse.Namespace) -> Topology:
     joined = join_hosts(topologies) if len(topologies) > 1 else topologies[0]
     if arguments.network is None:
         return joined
-    return state_rates([joined], {NETWORK: parse_rate(arguments.network, "--network")})[0]
+    return state_rates([joined], {NETWORK: parse_rate(arguments.network)})[0]
 
 
 def _list_topologies(arguments: argparse.Namespace) -> list[Topology]:

@@ -113,9 +113,8 @@ class Engine:
                 f"{names}; synthesize without it"
             )
         raise InputError(
-            f"reduction='once': {names} adds up what was added up before, so sums are rounded on "
-            "their way; synthesize with "
-            "--strategy direct, or use reduction='hops'"
+            f"reduction='once': {names} adds up partial sums, so they are rounded more than once; "
+            "synthesize with strategy 'direct', or use reduction='hops'"
         )
 
     @property

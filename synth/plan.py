@@ -236,7 +236,7 @@ class Plan:
             raise InputError(
                 f"the plan for {self.collective.name} is not reproducible: its schedules add in "
                 "different bracketings; "
-                "synthesize one with topo-synth --reproducible"
+                "synthesize one that is"
             )
 
     # -- files

@@ -5,11 +5,13 @@
     +-- InfeasibleError      3  no schedule can exist (or none of the asked form), with the reason
     +-- TimeLimitError       4  the time limit passed before any plan was found
     +-- VerificationError    5  a schedule or plan did not survive the independent replay or its checks
-    |   +-- PlanMismatchError   a sound plan, but not for this topology, world size or group of ranks
-    +-- StrategyError        1  a strategy of a user's own failed
+    |   +-- PlanMismatchError   a valid plan, but for another topology, world size or group of ranks
+    +-- StrategyError        1  a user's own strategy failed
     +-- ExecutionError       1  a plan could not be carried out: a peer failed, a deadline passed
 
-Messages are one line each.
+Messages are one line each, and name parameters of the Python API, never options of a command.
+An error that is about one parameter names it in `parameter`; cli/shared turns that into the
+option of the command in use.
 """
 
 from __future__ import annotations
@@ -18,12 +20,18 @@ from collections.abc import Iterable
 
 
 class TopoplanError(RuntimeError):
-    """Base of all errors that topoplan raises on purpose; `exit_code` is what a command ends with.
+    """Base of all errors that topoplan raises on purpose.
 
-    A RuntimeError, as torch.distributed's own errors are: scripts that catch those catch these.
+    `exit_code` is the exit code of a command that ends with this error. `parameter` is the name of
+    the parameter that the caller should change, None if there is no single one. The class derives
+    from RuntimeError, as the errors of torch.distributed do, so scripts that catch those catch these.
     """
 
     exit_code = 1
+
+    def __init__(self, message: str = "", *, parameter: str | None = None) -> None:
+        super().__init__(message)
+        self.parameter = parameter
 
 
 class InputError(TopoplanError):
@@ -33,9 +41,7 @@ class InputError(TopoplanError):
 
 
 class InfeasibleError(TopoplanError):
-    """Something was asked for that cannot exist; the message gives the reason (a cut, a missing
-    link, a bound).
-    """
+    """No such schedule can exist; the message gives the reason (a cut, a missing link, a bound)."""
 
     exit_code = 3
 
@@ -53,24 +59,20 @@ class VerificationError(TopoplanError):
 
 
 class PlanMismatchError(VerificationError):
-    """A sound plan that is not for this topology, world size or group of ranks."""
+    """The plan is valid, but for another topology, world size or group of ranks."""
 
 
 class StrategyError(TopoplanError):
-    """A strategy of a user's own failed, or returned something else than schedules; the message
-    names it.
-    """
+    """A user's own strategy, named in the message, failed or returned no schedules."""
 
 
 class ExecutionError(TopoplanError):
-    """A plan could not be carried out."""
+    """A plan could not be carried out: a peer failed, or a deadline passed."""
 
 
 def suggest(name: str, known: Iterable[str]) -> str:
-    """Return " (did you mean 'ring'?)" with the known name that is nearest to `name`; nothing where
-    none is near.
-    """
-    import difflib  # only for messages
+    """Return " (did you mean 'ring'?)" with the known name nearest to `name`, or "" if none is near."""
+    import difflib  # slow to import, and needed for messages only
 
     by_lower = {one.lower(): one for one in known}
     near = difflib.get_close_matches(name.lower().replace("_", "-"), by_lower, n=1, cutoff=0.6)

@@ -31,7 +31,8 @@ def write_whole(
     target = Path(os.path.realpath(path)) if follow_links else Path(path)
     if not overwrite and target.is_file():
         raise InputError(
-            f"{path}: exists already and was left as it is; name another file, or give --force"
+            f"{path}: exists already and was left as it is; name another file",
+            parameter="overwrite",
         )
     if not target.parent.is_dir():
         raise InputError(

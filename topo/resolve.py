@@ -63,10 +63,7 @@ def resolve(argument: str, box: str | None = None) -> Topology:
     except (OSError, ValueError):
         exists = False
     if box is not None and (argument == LOCAL or (exists and (path.is_dir() or is_archive(path)))):
-        raise InputError(
-            f"{argument}: --box is for files that say where hosts are, and this is none; leave "
-            "--box out"
-        )
+        raise _unused_box(argument)
     if exists and not (path.is_dir() and _names_a_preset(argument)):
         if not (path.is_dir() or path.is_file()):
             raise InputError(
@@ -86,15 +83,19 @@ def resolve(argument: str, box: str | None = None) -> Topology:
         )
     machine = preset(argument)
     if box is not None:
-        raise InputError(
-            f"{argument}: --box is for files that say where hosts are, and this is none; leave "
-            "--box out"
-        )
+        raise _unused_box(argument)
     return machine
 
 
+def _unused_box(argument: str) -> InputError:
+    return InputError(
+        f"{argument}: a box is only for files that say where hosts are, and this is none; leave it out",
+        parameter="box",
+    )
+
+
 def _read_box(argument: str) -> Box:
-    """Return what each host of a cluster is, by the argument of --box."""
+    """Return the box that an argument names: what each host of a cluster is."""
     from .formats.clusters import read_box  # only cluster files need it
 
     return read_box(argument, resolve)

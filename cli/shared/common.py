@@ -23,8 +23,12 @@ _INTERRUPTED = 130
 # What writing to standard output ends with; files that commands write raise errors of their own.
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EPIPE)
 _WIDEST_PROSE = 100
+# What replaces "(--option)" after an error about these parameters of the library.
+_ADVICE = {"overwrite": ", or give --force"}
 # The name of the command in use where it is a subcommand of topoplan; see `call_as`.
 _CALLED_AS = {"name": ""}
+# The options of the command in use, from which errors name theirs; see `name_option`.
+_OPTIONS: set[str] = set()
 
 # A command line that runs as it is written, and what it is for.
 Example = tuple[str, str]
@@ -65,6 +69,8 @@ class Parser(argparse.ArgumentParser):
         other is looked for.
         """
         given = list(sys.argv[1:] if args is None else args)
+        _OPTIONS.clear()
+        _OPTIONS.update(self._option_string_actions)
         for word in given[: given.index("--") if "--" in given else len(given)]:
             name = word.partition("=")[0]
             if name.startswith("--") and name not in self._option_string_actions:
@@ -183,6 +189,19 @@ def print_error(line: str) -> None:
         print(printable(line), file=sys.stderr, flush=True)
 
 
+def name_option(error: TopoplanError) -> str:
+    """Return an error's message with the option of the command in use that sets its parameter.
+
+    Parameters are named as options are, but for `_` and a plural: without_links is --without-link.
+    """
+    if error.parameter is None:
+        return str(error)
+    option = f"--{error.parameter.replace('_', '-')}"
+    options = {option, option.removesuffix("s")} & _OPTIONS
+    advice = _ADVICE.get(error.parameter) or "".join(f" ({each})" for each in sorted(options))
+    return f"{error}{advice}"
+
+
 def run_command(prog: str, body: Callable[[], int], *, quiet: bool = False) -> int:
     """Run a command's body and return its exit code; a TopoplanError is printed as one line on
     standard error.
@@ -198,7 +217,7 @@ def run_command(prog: str, body: Callable[[], int], *, quiet: bool = False) -> i
         return end_output(prog, body())
     except TopoplanError as error:
         if not quiet or not isinstance(error, (InputError, VerificationError)):
-            say_error(prog, str(error))
+            say_error(prog, name_option(error))
         return end_output(prog, error.exit_code, silent=True)
     except KeyboardInterrupt:
         print_error(f"{shown_name(prog)}: interrupted")

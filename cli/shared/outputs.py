@@ -54,7 +54,8 @@ def check_outputs(args: argparse.Namespace, *options: str) -> None:
         path = Path(name)
         if path.is_file() and not args.force:
             raise InputError(
-                f"{name}: exists already and was left as it is; name another file, or give --force"
+                f"{name}: exists already and was left as it is; name another file",
+                parameter="overwrite",
             )
         if path.is_dir():
             raise InputError(f"{name}: is a folder; give the name of a file")

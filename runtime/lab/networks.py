@@ -86,7 +86,8 @@ def _emulated_site(argument: str, slowest_bps: Fraction) -> Site:
     name = Path(argument).name if Path(argument).exists() else argument
     if not 2 <= len(topology.ranks) <= _MOST_RANKS:
         raise InputError(
-            f"--network {name}: has {len(topology.ranks)} GPUs; expected from 2 to {_MOST_RANKS}"
+            f"{name}: has {len(topology.ranks)} GPUs; expected from 2 to {_MOST_RANKS}",
+            parameter="network",
         )
     site = Site(name, topology, slowest_bps)
     blueprint(

@@ -58,17 +58,17 @@ def read_measured(argument: str, collective: Collective) -> Measured:
     parts = forced.lower().split("/")
     expected = "expected ALGORITHM/PROTOCOL/CHANNELS=FILE, such as tree/simple/16=tree.json"
     if not equals or len(parts) != 3:
-        raise InputError(f"--measured {argument[:80]}: {expected}")
+        raise InputError(f"{argument[:80]}: {expected}", parameter="measured")
     if parts[0] not in ALGORITHMS or parts[1] not in PROTOCOLS:
         known = f"algorithms are {', '.join(ALGORITHMS)}, protocols {', '.join(PROTOCOLS)}"
-        raise InputError(f"--measured {argument[:80]}: {expected}; {known}")
+        raise InputError(f"{argument[:80]}: {expected}; {known}", parameter="measured")
     channels = (
         int(parts[2]) if parts[2].isascii() and parts[2].isdigit() and len(parts[2]) < 4 else 0
     )
     if not 1 <= channels <= _MOST_CHANNELS:
         raise InputError(
-            f"--measured {argument[:80]}: {parts[2][:20]!r} channels; expected 1 to "
-            f"{_MOST_CHANNELS}"
+            f"{argument[:80]}: {parts[2][:20]!r} channels; expected 1 to {_MOST_CHANNELS}",
+            parameter="measured",
         )
     return Measured(parts[0], parts[1], channels, _read_times(path, collective))
 
@@ -78,11 +78,13 @@ def _read_times(path: str, collective: Collective) -> dict[int, float]:
     try:
         raw = Path(path).read_bytes() if path else b""
     except OSError as error:
-        raise InputError(f"--measured: {path}: cannot be read: {error.strerror or error}") from None
+        raise InputError(
+            f"{path}: cannot be read: {error.strerror or error}", parameter="measured"
+        ) from None
     if len(raw) > _MOST_FILE_BYTES:
         raise InputError(
-            f"--measured: {path}: larger than {_MOST_FILE_BYTES >> 20} MiB; no output of topo-run "
-            "is"
+            f"{path}: larger than {_MOST_FILE_BYTES >> 20} MiB; no output of topo-run is",
+            parameter="measured",
         )
     try:
         body = load_json(raw, exact=False)
@@ -90,7 +92,8 @@ def _read_times(path: str, collective: Collective) -> dict[int, float]:
         body = None
     if not isinstance(body, dict) or not isinstance(body.get("rows"), list):
         raise InputError(
-            f"--measured: {path}: not what topo-run --json prints; expected an object with rows"
+            f"{path}: not the JSON that topo-run prints; expected an object with rows",
+            parameter="measured",
         )
     for key, wanted in (
         ("collective", collective.name),
@@ -99,7 +102,8 @@ def _read_times(path: str, collective: Collective) -> dict[int, float]:
     ):
         if body.get(key) != wanted:
             raise InputError(
-                f"--measured: {path}: its {key} is {str(body.get(key))[:40]}; expected {wanted}"
+                f"{path}: its {key} is {str(body.get(key))[:40]}; expected {wanted}",
+                parameter="measured",
             )
     times = {}
     for row in body["rows"]:
@@ -108,8 +112,8 @@ def _read_times(path: str, collective: Collective) -> dict[int, float]:
             times[int(size)] = time_us
     if not times:
         raise InputError(
-            f"--measured: {path}: no row has a time of the stock collective (stock_us); run it "
-            "with --stock"
+            f"{path}: no row has a time of the stock collective (stock_us); time that too",
+            parameter="measured",
         )
     return times
 
@@ -133,17 +137,17 @@ def write_nccl_tuner(collective: Collective, topology: Topology, arguments: Sequ
         )
     if not arguments:
         raise InputError(
-            "--format nccl-tuner is written from measured times alone: on the machine, run "
-            "NCCL_ALGO=Tree NCCL_PROTO=Simple "
-            "NCCL_MAX_NCHANNELS=16 topo-run --stock --nproc N --json > tree.json, the same with "
-            "Ring, and give --measured "
-            "tree/simple/16=tree.json --measured ring/simple/16=ring.json"
+            "nccl-tuner is written from measured times alone: with NCCL_ALGO=Tree NCCL_PROTO=Simple "
+            "NCCL_MAX_NCHANNELS=16 in the environment, save the JSON of topo-run's stock times in "
+            "tree.json, the same with Ring in ring.json, and give tree/simple/16=tree.json and "
+            "ring/simple/16=ring.json",
+            parameter="measured",
         )
     measured = [read_measured(argument, collective) for argument in arguments]
     sizes = sorted(set.intersection(*(set(each.time_us) for each in measured)))
     if not sizes:
         raise InputError(
-            "--measured: no size was measured in all of the files; measure the same sizes"
+            "no size was measured in all of the files; measure the same sizes", parameter="measured"
         )
     fastest = [min(measured, key=lambda each: each.time_us[size]) for size in sizes]
     nodes = len({str(topology.by_id[gpu].extra.get("host", "")) for gpu in topology.ranks})

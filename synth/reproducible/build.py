@@ -86,7 +86,8 @@ def choose_bracketing(
     if not by_text:
         names = ", ".join(sorted({schedule.strategy for schedule, _ in costed}))
         raise InfeasibleError(
-            f"no schedule of {names} adds every element up in one bracketing; leave out --strategy"
+            f"no schedule of {names} adds every element up in one bracketing; let auto choose",
+            parameter="strategy",
         )
     rates = {
         text: _find_limit_GBps([base for base, t in text_of.items() if t == text], topology)

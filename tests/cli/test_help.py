@@ -5,6 +5,7 @@ every command understands.
 from __future__ import annotations
 
 import os
+import pickle
 import re
 import shlex
 import shutil
@@ -26,8 +27,11 @@ from shown_commands import (
 
 import topoplan
 from topoplan.cli.commands import COMMANDS, OWN
+from topoplan.cli.shared.common import name_option
+from topoplan.cli.synth import main as synth
 from topoplan.cli.topoplan import main
 from topoplan.runtime.emulate import why_not, why_not_mpi
+from topoplan.topo.errors import InputError
 
 write_cli_docs = import_module("write_cli_docs")
 # Environment variable: run examples as they are printed, which takes some minutes (`make shown`).
@@ -299,3 +303,21 @@ def test_other_shells_get_a_script_that_knows_the_values(
     assert "recursive-doubling" in script and "without-rank" in script
     if shell == "zsh":
         assert script.startswith("#compdef topoplan\n")
+
+
+def test_errors_of_the_library_name_the_option_of_the_command_in_use(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A parameter becomes the option of that name, or its singular, if the command has it."""
+    for parameter, advice in (
+        ("without_links", " (--without-link)"),
+        ("root", " (--root)"),
+        ("overwrite", ", or give --force"),
+        ("box", ""),  # which topo-synth does not have
+        (None, ""),
+    ):
+        assert synth(["--collective", "allreduce", "--topology", "nowhere"]) == 2
+        error = InputError("a: no such b; name a c", parameter=parameter)
+        assert name_option(error) == f"a: no such b; name a c{advice}"
+        assert pickle.loads(pickle.dumps(error)).parameter == parameter
+    assert "(--" not in capsys.readouterr().err

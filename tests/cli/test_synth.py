@@ -204,7 +204,11 @@ def test_the_root_is_in_the_numbering_of_the_machine_as_given() -> None:
     assert "gpu2, rank 1 of the plan, 2 of" in synth(*args, "--root", "2", "--bound-only").stdout
     assert synth_json(*args)["root_device"] == "gpu1"  # the first that stays
     error = synth(*args, "--root", "0", code=2).stderr
-    assert "--root 0: --without-rank 0 takes gpu0 away" in error and len(error.splitlines()) == 1
+    assert (
+        "root 0: gpu0 is left out" in error
+        and error.endswith("(--root)\n")
+        and len(error.splitlines()) == 1
+    )
     assert "a root between 0 and 3, got 4" in synth(*args, "--root", "4", code=2).stderr
 
 

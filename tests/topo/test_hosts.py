@@ -400,11 +400,14 @@ def test_what_the_files_do_not_say_can_be_given(
     ("arguments", "says"),
     [
         (("--rate", "pci=48"), "expected KIND=GBps with one of pcie, nic,"),
-        (("--rate", "pcie"), "expected KIND=GBps"),
+        (("--rate", "pcie"), "such as pcie=48 (--rate)"),
         (("--rate", "pcie=fast"), "'fast' is not a number of GB/s above 0"),
         (("--rate", "nic=1", "--rate", "nic=2"), "nic has been given a rate already"),
         (("--rate", "xgmi=50"), "no xgmi link has a rate that is only assumed"),
-        (("--network", "-1"), "--network: '-1' is not a number"),
+        (
+            ("--network", "-1"),
+            "'-1' is not a number of GB/s above 0; write for example 25 or 12.5 (--network)",
+        ),
     ],
 )
 def test_rates_that_cannot_be_are_refused_in_one_line(

@@ -38,39 +38,32 @@ def degrade(topology: Topology, change: Change) -> Topology:
     factors: dict[frozenset[str], Fraction | None] = {}
     changes = []
     for text in change.without_links:
-        ends = _parse_ends(text, topology, "--without-link")
+        ends = _parse_ends(text, topology, "without_links")
         factors[frozenset(ends)] = None
         changes.append(f"without {ends[0]}-{ends[1]}")
     gone = set()
     for rank in change.without_ranks:
         if not 0 <= rank < len(topology.ranks):
             raise InputError(
-                f"--without-rank {rank}: no such rank; {topology.name} has 0 to "
-                f"{len(topology.ranks) - 1}"
+                f"rank {rank} to leave out: no such rank; {topology.name} has 0 to "
+                f"{len(topology.ranks) - 1}",
+                parameter="without_ranks",
             )
         gone.add(topology.ranks[rank])
         changes.append(f"without {topology.ranks[rank]}")
     if len(gone) == len(topology.ranks):
-        raise InputError("--without-rank: no GPU is left")
+        raise InputError("no GPU is left; leave out fewer ranks", parameter="without_ranks")
     for text in change.scale_links:
         link, equals, factor = text.rpartition("=")
         if not equals:
-            raise InputError(f"--scale-link {text}: expected A:B=FACTOR, such as gpu0:gpu1=0.5")
-        ends = _parse_ends(link, topology, "--scale-link")
-        lost = (
-            "--without-link"
-            if factors.get(frozenset(ends), 1) is None
-            else "--without-rank"
-            if gone & {*ends}
-            else ""
-        )
-        if lost or frozenset(ends) in factors:
-            why = (
-                f"{lost} takes this link away"
-                if lost
-                else "this link has been given a factor already"
+            raise InputError(
+                f"{text}: expected A:B=FACTOR, such as gpu0:gpu1=0.5", parameter="scale_links"
             )
-            raise InputError(f"--scale-link {text}: {why}; name each link once")
+        ends = _parse_ends(link, topology, "scale_links")
+        if frozenset(ends) in factors or gone & {*ends}:
+            lost = gone & {*ends} or factors[frozenset(ends)] is None
+            why = "this link is left out" if lost else "this link has been given a factor already"
+            raise InputError(f"{text}: {why}; name each link once", parameter="scale_links")
         factors[frozenset(ends)] = _parse_factor(factor, text)
         changes.append(f"{ends[0]}-{ends[1]} at {factor}")
     links = []
@@ -101,9 +94,9 @@ def move_root(root: int | None, machine: Topology, left: Topology) -> int | None
     gpu = machine.ranks[root]
     if gpu not in left.ranks:
         raise InputError(
-            f"--root {root}: --without-rank {root} takes {gpu} away; name a rank that stays "
-            "(--root and --without-rank both "
-            "number the GPUs of the machine as given)"
+            f"root {root}: {gpu} is left out; name a rank that stays (the root and the ranks left "
+            "out both number the GPUs of the machine as given)",
+            parameter="root",
         )
     return left.ranks.index(gpu)
 
@@ -114,17 +107,19 @@ def _parse_factor(text: str, whole: str) -> Fraction:
         factor = parse_fraction(text)
     except ValueError:
         raise InputError(
-            f"--scale-link {whole}: {text!r} is not a number; expected a factor such as 0.5"
+            f"{whole}: {text!r} is not a number; expected a factor such as 0.5",
+            parameter="scale_links",
         ) from None
     if factor <= 0:
         raise InputError(
-            f"--scale-link {whole}: the factor is {fraction_to_json(factor)}; expected more than 0 "
-            "(a lost link is --without-link)"
+            f"{whole}: the factor is {fraction_to_json(factor)}; expected more than 0 (to lose the "
+            "link, leave it out)",
+            parameter="scale_links",
         )
     return factor
 
 
-def _parse_ends(text: str, topology: Topology, flag: str) -> tuple[str, str]:
+def _parse_ends(text: str, topology: Topology, parameter: str) -> tuple[str, str]:
     """Return the two devices of "A:B"; ids may contain colons themselves."""
     parts = text.split(":")
     splits: Sequence[tuple[str, str]] = [
@@ -137,20 +132,21 @@ def _parse_ends(text: str, topology: Topology, flag: str) -> tuple[str, str]:
     ]
     if not candidates:
         raise InputError(
-            f"{flag} {text}: expected A:B with A and B devices of {topology.name} (or rank "
-            "numbers), such as "
+            f"{text}: expected A:B with A and B devices of {topology.name} (or rank numbers), such as "
             f"{topology.links[0].src}:{topology.links[0].dst}"
             if topology.links
-            else f"{flag} {text}: there are no links"
+            else f"{text}: {topology.name} has no links",
+            parameter=parameter,
         )
-    # of several ways to split the text, the one that names a link counts
+    # Ids may contain colons: of several splits of the text, the one that names a link counts.
     for a, b in candidates:
         if (a, b) in topology.capacity_GBps or (b, a) in topology.capacity_GBps:
             return a, b
     a, b = candidates[0]
     near = ", ".join(topology.out_neighbours[a][:8])
     raise InputError(
-        f"{flag} {text}: {topology.name} has no link between {a} and {b}; {a} is linked to {near}"
+        f"{text}: {topology.name} has no link between {a} and {b}; {a} is linked to {near}",
+        parameter=parameter,
     )
 
 

@@ -17,24 +17,24 @@ from ..hardware import ASSUMED_BY, ASSUMED_SPEED
 from ..names import join_first
 
 NIC, NETWORK = "nic", "network"
-# What --rate may name: kinds of links, and NICs.
+# Kinds of links whose rate may be given, and NICs.
 RATES = ("pcie", NIC, "nvlink", "xgmi", "c2c", "smp")
 _BONDED = ("nvlink", "xgmi", "c2c")
 _ASSUMED = "assumed"
 _WAY_OUT = "GB/s into the network"
+_GIVEN = "as given by the user"
 
 
-def parse_rate(text: str, flag: str) -> Fraction:
-    """Return a rate in GB/s. Raises InputError, naming the flag, where it is none or not above
-    0.
-    """
+def parse_rate(text: str, parameter: str = NETWORK) -> Fraction:
+    """Return a rate in GB/s. Raises InputError, naming the parameter, unless it is above 0."""
     try:
         rate = parse_fraction(text)
     except ValueError:
         rate = Fraction(0)
     if rate <= 0:
         raise InputError(
-            f"{flag}: {text!r:.40} is not a number of GB/s above 0; write for example 25 or 12.5"
+            f"{text!r:.40} is not a number of GB/s above 0; write for example 25 or 12.5",
+            parameter=parameter,
         )
     return rate
 
@@ -48,14 +48,15 @@ def parse_rates(texts: Iterable[str]) -> dict[str, Fraction]:
         kind, equals, rate = text.partition("=")
         if not equals or kind not in RATES:
             raise InputError(
-                f"--rate {text!r:.40}: expected KIND=GBps with one of {', '.join(RATES)}, such as "
-                "pcie=48"
+                f"rate {text!r:.40}: expected KIND=GBps with one of {', '.join(RATES)}, such as pcie=48",
+                parameter="rate",
             )
         if kind in rates:
             raise InputError(
-                f"--rate {text!r:.40}: {kind} has been given a rate already; name each kind once"
+                f"rate {text!r:.40}: {kind} has been given a rate already; name each kind once",
+                parameter="rate",
             )
-        rates[kind] = parse_rate(rate, f"--rate {text!r:.40}")
+        rates[kind] = parse_rate(rate, "rate")
     return rates
 
 
@@ -70,17 +71,15 @@ def state_rates(topologies: Sequence[Topology], rates: Mapping[str, Fraction]) -
     stated = [_state(topology, rates, used) for topology in topologies]
     for kind, rate in rates.items():
         if kind not in used:
-            flag = (
-                f"--network {float(rate):g}"
-                if kind == NETWORK
-                else f"--rate {kind}={float(rate):g}"
-            )
             names = join_first((topology.name for topology in topologies), 3)
             what = {
                 NIC: f"the rates of all NICs of {names} are known",
                 NETWORK: f"the rates of all ways of {names} into a network are known",
             }.get(kind, f"{names}: no {kind} link has a rate that is only assumed")
-            raise InputError(f"{flag}: {what}; leave it out, or correct rates in topoplan's JSON")
+            raise InputError(
+                f"{kind}={float(rate):g}: {what}; leave it out, or correct rates in topoplan's JSON",
+                parameter=NETWORK if kind == NETWORK else "rate",
+            )
     return stated
 
 
@@ -101,9 +100,8 @@ def _state_link(link: Link, rates: Mapping[str, Fraction], used: set[str]) -> Li
     if rate is None or not (link.source or "").startswith(_ASSUMED):
         return link
     used.add(link.kind)
-    flag = "--network" if link.kind == NETWORK else "--rate"
     whole = rate * link.count if link.kind in _BONDED else rate
-    return replace(link, bandwidth_GBps=whole, source=f"as given by {flag}")
+    return replace(link, bandwidth_GBps=whole, source=_GIVEN)
 
 
 def _state_nic(device: Device, rates: Mapping[str, Fraction], used: set[str]) -> Device:

@@ -198,7 +198,7 @@ def test_the_fastest_is_named_at_each_size(tmp_path: Path) -> None:
             {"rows": [{"size_bytes": 8, "stock_us": None}, 3]},
             "no row has a time",
         ),
-        ("tree/simple/4={file}", {"rows": 1}, "not what topo-run --json prints"),
+        ("tree/simple/4={file}", {"rows": 1}, "not the JSON that topo-run prints"),
     ],
 )
 def test_what_was_not_measured_is_refused(

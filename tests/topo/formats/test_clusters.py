@@ -117,7 +117,7 @@ def test_all_formats_give_the_same_cluster(name: str) -> None:
     assert len(between) == 4 and all((x.source or "").startswith("assumed") for x in between)
     assert topology.extra["notes"][-1].endswith("GB/s into the network")
     assert Topology.loads(topology.dumps(), "again") == topology
-    with pytest.raises(InputError, match=r"4 hosts: it says where they are.*--box") as caught:
+    with pytest.raises(InputError, match=r"4 hosts: it says where they are.*box=") as caught:
         read_topology_text(ALIKE[name], name)
     assert "\n" not in str(caught.value)
 
@@ -151,12 +151,12 @@ def test_boxes_are_presets_or_files_of_one_host(tmp_path: Path) -> None:
     for box, says in (
         ("dgx-a100:2", "2 hosts"),
         ("tpu", "unknown topology"),
-        (str(tmp_path / "topology.conf"), "--box"),
+        (str(tmp_path / "topology.conf"), "give box="),
     ):
         with pytest.raises(InputError, match=says):
             resolve(str(tmp_path / "topology.conf"), box)
     for argument in ("dgx1", "local", str(tmp_path), str(tmp_path / "box.json")):
-        with pytest.raises(InputError, match="leave --box out"):
+        with pytest.raises(InputError, match="a box is only for files that say where hosts are"):
             resolve(argument, "dgx1")
 
 
@@ -303,7 +303,7 @@ def test_other_texts_are_not_taken_for_lists_of_hosts() -> None:
     ):
         with pytest.raises(InputError, match=r"not a format|nvidia-smi|GPU"):
             read_topology_text(text, "t")
-        with pytest.raises(InputError, match="leave --box out"):
+        with pytest.raises(InputError, match="a box is only for files that say where hosts are"):
             read_topology_text(text, "t", A100)
 
 

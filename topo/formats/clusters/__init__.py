@@ -67,18 +67,17 @@ def read_cluster(text: str, where: str, box: Box | None) -> Topology | None:
     )
     if format is None and box is not None:
         raise InputError(
-            f"{where}: --box is for files that say where hosts are, and this is none; leave --box "
-            "out"
+            f"{where}: a box is only for files that say where hosts are, and this is none; leave it out",
+            parameter="box",
         )
     if format is None:
         return None
     cluster = format.read(text.removeprefix("\ufeff"), where)
     if box is None:
         raise InputError(
-            f"{where}: {cluster.what}, {len(cluster.hosts)} hosts: it says where they are, not "
-            "what each is; give "
-            "topo-place or topo-probe --box dgx-h100 (a preset or a file of one host; box= in "
-            "Python); for other "
-            f"commands write JSON by topo-probe {where} --box dgx-h100 --json -o FILE"
+            f"{where}: {cluster.what}, {len(cluster.hosts)} hosts: it says where they are, not what "
+            "each is; give box='dgx-h100' (a preset or a file of one host), or first save the cluster "
+            "with its box as JSON",
+            parameter="box",
         )
     return build(cluster, box)

@@ -47,11 +47,14 @@ def read_box(argument: str, resolve: Callable[[str], Topology]) -> Box:
         return _take_first(argument, preset(f"{argument}:2"))
     machine = resolve(argument)
     if not machine.ranks:
-        raise InputError(f"--box {argument}: it has no GPU; a box is one host with its GPUs")
+        raise InputError(
+            f"{argument}: it has no GPU; a box is one host with its GPUs", parameter="box"
+        )
     hosts = len(group_by_host([machine.by_id[gpu] for gpu in machine.ranks]))
     if hosts > 1 or NETWORK in machine.by_id:
         raise InputError(
-            f"--box {argument}: {hosts} hosts; a box is one host with its GPUs, such as dgx-h100"
+            f"{argument}: {hosts} hosts; a box is one host with its GPUs, such as dgx-h100",
+            parameter="box",
         )
     joined = join_hosts(
         [machine, machine], [(host, gpu) for host in (0, 1) for gpu in machine.ranks]
